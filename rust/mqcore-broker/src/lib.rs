@@ -1,1 +1,26 @@
-//! placeholder
+//! The decisions of mqcore: channels, queues, deliveries and events as one pure state machine.
+//!
+//! A [`broker::Broker`] is one shard's whole state. It is given commands, answers and the time, and it writes
+//! down [`effect::Effect`]s for somebody else to carry out. It never waits, never reads a clock, and knows
+//! neither protocol nor file nor thread; so every behaviour of a queue can be tested by calling functions.
+//!
+//! | module | what lives there |
+//! |---|---|
+//! | [`id`], [`time`], [`client`] | names, numbers, moments, peers |
+//! | [`message`], [`options`], [`rejection`] | what is published, how queues behave, how the broker says no |
+//! | [`decision`], [`policy`] | what handlers answer; ready-made answers |
+//! | [`command`], [`effect`], [`stats`] | what comes in, what goes out, what is counted |
+
+pub mod broker;
+pub mod client;
+pub mod command;
+pub mod decision;
+pub mod effect;
+pub mod filter;
+pub mod id;
+pub mod message;
+pub mod options;
+pub mod policy;
+pub mod rejection;
+pub mod stats;
+pub mod time;

@@ -1,1 +1,1 @@
-//! placeholder
+//! The client side of mqcore: connect, publish, consume, pull, ask; reconnect and take up the work again.

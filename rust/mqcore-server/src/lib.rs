@@ -1,1 +1,3 @@
-//! placeholder
+//! Sockets, tasks, threads and the clock around the broker: the one room that waits.
+
+pub mod handler;

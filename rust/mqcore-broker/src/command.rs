@@ -1,0 +1,295 @@
+//! What a peer may ask of the broker, in the core's own words.
+
+use smallvec::SmallVec;
+
+use crate::client::Introduction;
+use crate::id::{ChannelName, QueueAddress, RequestId};
+use crate::message::Message;
+use crate::options::{ChannelChanges, QueueChanges};
+
+/// A message id as it was read, kept inline when it is short.
+pub type MessageId = SmallVec<[u8; 36]>;
+
+/// What a peer asks. Those with a [`RequestId`] are answered by exactly one `Event::Answered` (or, for a pull,
+/// by the events of the pull).
+#[derive(Debug, Clone)]
+pub enum Command {
+    /// Put a message into a queue. Refusals come as `Event::PublishRefused`.
+    Publish {
+        /// Where.
+        queue: QueueAddress,
+        /// What.
+        message: Message,
+    },
+    /// A consumer acknowledges a delivery of a queue.
+    Acknowledge(Acknowledgement),
+    /// A consumer asks for messages of a pull or cache queue.
+    Pull(Box<Pull>),
+    /// Hello: the peer says who it is. Answered by `Event::Welcomed` or `Event::Refused`.
+    Introduce(Box<Introduction>),
+    /// A message to other clients.
+    Direct {
+        /// To whom.
+        to: ClientPattern,
+        /// What; its `first_acquirer` property means "only the oldest match".
+        message: Message,
+    },
+    /// An acknowledgement of a direct message, for its sender.
+    AcknowledgeDirect {
+        /// The sender's client id.
+        to: Box<str>,
+        /// The acknowledgement: id of the acknowledged message, headers, hops.
+        message: Message,
+    },
+    /// A response to a direct message, for its sender.
+    Respond {
+        /// The sender's client id.
+        to: Box<str>,
+        /// The response; `content_type` is the status.
+        message: Message,
+    },
+    /// Anything that is rare enough to be boxed.
+    Request(RequestId, Box<Request>),
+}
+
+/// A consumer's word about a delivery.
+#[derive(Debug, Clone)]
+pub struct Acknowledgement {
+    /// The queue that the message came from.
+    pub queue: QueueAddress,
+    /// The message.
+    pub message_id: MessageId,
+    /// `None`: positive. `Some(reason)`: negative.
+    pub negative: Option<Box<str>>,
+    /// All header text of the acknowledgement, to be relayed; empty as a rule.
+    pub headers: Box<[u8]>,
+    /// Hops left, to be relayed.
+    pub hops: u8,
+    /// The frame's first-acquirer bit, to be relayed.
+    pub first_acquirer: bool,
+}
+
+/// Which clients a direct message is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClientPattern {
+    /// The one with this id.
+    Id(Box<str>),
+    /// All with this name, or the oldest of them.
+    Name(Box<str>),
+    /// All of this type, or the oldest of them.
+    Kind(Box<str>),
+}
+
+/// Which stored messages are cleared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Clear {
+    /// Those of high priority.
+    pub high_priority: bool,
+    /// The others.
+    pub normal: bool,
+}
+
+/// A pull request.
+#[derive(Debug, Clone)]
+pub struct Pull {
+    /// The session's number for it.
+    pub request: RequestId,
+    /// From where.
+    pub queue: QueueAddress,
+    /// How many at most; zero is unacceptable.
+    pub count: u32,
+    /// Newest first.
+    pub lifo: bool,
+    /// What is removed afterwards.
+    pub clear: Clear,
+    /// Whether each message tells how many are left.
+    pub info: bool,
+}
+
+/// The names of the events that one can subscribe to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "the names say it; the document lists them under Event Types")]
+#[repr(u8)]
+pub enum EventKind {
+    ClientConnected,
+    ClientDisconnected,
+    ClientJoined,
+    ClientLeft,
+    ChannelCreated,
+    ChannelRemoved,
+    QueueCreated,
+    QueueUpdated,
+    QueueRemoved,
+    MessageProduced,
+}
+
+impl EventKind {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::ClientConnected,
+        Self::ClientDisconnected,
+        Self::ClientJoined,
+        Self::ClientLeft,
+        Self::ChannelCreated,
+        Self::ChannelRemoved,
+        Self::QueueCreated,
+        Self::QueueUpdated,
+        Self::QueueRemoved,
+        Self::MessageProduced,
+    ];
+
+    /// The name on the wire.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ClientConnected => "ClientConnected",
+            Self::ClientDisconnected => "ClientDisconnected",
+            Self::ClientJoined => "ClientJoined",
+            Self::ClientLeft => "ClientLeft",
+            Self::ChannelCreated => "ChannelCreated",
+            Self::ChannelRemoved => "ChannelRemoved",
+            Self::QueueCreated => "QueueCreated",
+            Self::QueueUpdated => "QueueUpdated",
+            Self::QueueRemoved => "QueueRemoved",
+            Self::MessageProduced => "MessageProduced",
+        }
+    }
+
+    /// The event of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == name)
+    }
+
+    /// What a subscription has to name: nothing, a channel, or a channel and a queue.
+    pub fn scope(self) -> EventScope {
+        match self {
+            Self::ClientConnected
+            | Self::ClientDisconnected
+            | Self::ChannelCreated
+            | Self::ChannelRemoved => EventScope::Server,
+            Self::ClientJoined
+            | Self::ClientLeft
+            | Self::QueueCreated
+            | Self::QueueUpdated
+            | Self::QueueRemoved => EventScope::Channel,
+            Self::MessageProduced => EventScope::Queue,
+        }
+    }
+}
+
+/// What an event is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventScope {
+    /// The server as a whole.
+    Server,
+    /// One channel.
+    Channel,
+    /// One queue.
+    Queue,
+}
+
+/// Subscribing to, or unsubscribing from, an event.
+#[derive(Debug, Clone)]
+pub struct EventSubscription {
+    /// Which event.
+    pub kind: EventKind,
+    /// The channel, where the event's scope needs one.
+    pub channel: Option<ChannelName>,
+    /// The queue, where the event's scope needs one.
+    pub queue: Option<u16>,
+    /// `true` subscribes, `false` unsubscribes.
+    pub on: bool,
+}
+
+/// Operations: rare, and answered each.
+#[derive(Debug, Clone)]
+#[allow(missing_docs, reason = "the fields are what the operation is about")]
+pub enum Request {
+    /// Become a consumer of all queues of a channel. Twice is fine.
+    Join { channel: ChannelName },
+    /// Stop being one.
+    Leave { channel: ChannelName },
+    /// Create a channel; `AlreadyExists` if there is one.
+    CreateChannel { channel: ChannelName, changes: ChannelChanges },
+    /// Remove a channel with its queues and their messages. For administrators.
+    RemoveChannel { channel: ChannelName },
+    /// One channel's information. For administrators.
+    ChannelInformation { channel: ChannelName },
+    /// Channels whose name matches (see [`crate::filter`]). Asked of every shard. For administrators.
+    ListChannels { filter: Option<Box<str>> },
+    /// The clients joined to a channel. For administrators.
+    ListConsumers { channel: ChannelName },
+    /// Create a queue, and its channel if it is missing; `AlreadyExists` if there is one.
+    CreateQueue { queue: QueueAddress, changes: QueueChanges },
+    /// Change options of a queue, its status among them. For administrators.
+    UpdateQueue { queue: QueueAddress, changes: QueueChanges },
+    /// Remove a queue with its messages. For administrators.
+    RemoveQueue { queue: QueueAddress },
+    /// Remove stored messages. For administrators.
+    ClearQueue { queue: QueueAddress, clear: Clear },
+    /// One queue's information. For administrators.
+    QueueInformation { queue: QueueAddress },
+    /// All queues of a channel. For administrators.
+    ListQueues { channel: ChannelName },
+    /// Connected clients whose type matches. Asked of the home shard. For administrators.
+    ListClients { kind: Option<Box<str>> },
+    /// Nodes. Asked of the home shard. For administrators.
+    ListNodes,
+    /// Event subscriptions. Those of scope `Server` about channels are asked of every shard.
+    Subscribe(EventSubscription),
+}
+
+/// Which shard or shards a command is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Destination {
+    /// The shard with this number, which owns the channel concerned.
+    Shard(usize),
+    /// The shard that knows all clients: number 0.
+    Home,
+    /// Every shard; each gives its part of the answer.
+    Every,
+}
+
+impl Command {
+    /// Where this command has to go in a broker of `shards` shards.
+    pub fn destination(&self, shards: usize) -> Destination {
+        let of = |channel: &ChannelName| Destination::Shard(channel.shard(shards));
+        match self {
+            Self::Publish { queue, .. } => of(&queue.channel),
+            Self::Acknowledge(acknowledgement) => of(&acknowledgement.queue.channel),
+            Self::Pull(pull) => of(&pull.queue.channel),
+            Self::Introduce(_)
+            | Self::Direct { .. }
+            | Self::AcknowledgeDirect { .. }
+            | Self::Respond { .. } => Destination::Home,
+            Self::Request(_, request) => request.destination(shards),
+        }
+    }
+}
+
+impl Request {
+    /// Where this request has to go in a broker of `shards` shards.
+    pub fn destination(&self, shards: usize) -> Destination {
+        let of = |channel: &ChannelName| Destination::Shard(channel.shard(shards));
+        match self {
+            Self::Join { channel }
+            | Self::Leave { channel }
+            | Self::CreateChannel { channel, .. }
+            | Self::RemoveChannel { channel }
+            | Self::ChannelInformation { channel }
+            | Self::ListConsumers { channel }
+            | Self::ListQueues { channel } => of(channel),
+            Self::CreateQueue { queue, .. }
+            | Self::UpdateQueue { queue, .. }
+            | Self::RemoveQueue { queue }
+            | Self::ClearQueue { queue, .. }
+            | Self::QueueInformation { queue } => of(&queue.channel),
+            Self::ListChannels { .. } => Destination::Every,
+            Self::ListClients { .. } | Self::ListNodes => Destination::Home,
+            Self::Subscribe(subscription) => match (&subscription.channel, subscription.kind) {
+                (Some(channel), kind) if kind.scope() != EventScope::Server => of(channel),
+                (_, EventKind::ChannelCreated | EventKind::ChannelRemoved) => Destination::Every,
+                _ => Destination::Home,
+            },
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! What the broker wants done: its only way to touch the world.
+
+use std::sync::Arc;
+
+use crate::client::Client;
+use crate::command::{Acknowledgement, EventKind, MessageId};
+use crate::decision::{Decision, Step};
+use crate::id::{ChannelName, ConnectionId, HandlerId, QuestionId, QueueAddress, RequestId};
+use crate::message::Message;
+use crate::rejection::Rejection;
+use crate::stats::{ChannelInformation, ClientInformation, QueueInformation};
+
+/// One thing to do. Effects are carried out in their order.
+#[derive(Debug, Clone)]
+pub enum Effect {
+    /// Tell a connection's session something.
+    Tell(ConnectionId, Event),
+    /// Give a message to consumers. Kept apart from `Tell`, so that it can be encoded once for many.
+    Deliver(Deliver),
+    /// Ask a delivery handler. Answered by `Broker::answer`, in any order, or never.
+    Ask(Question),
+    /// End a connection; the rejection says why.
+    Close(ConnectionId, Rejection),
+    /// Hand a dead-lettered message to the queue of another shard (or of this one), by `Broker::transfer`.
+    Transfer(Transfer),
+}
+
+/// A message for one or many consumers.
+#[derive(Debug, Clone)]
+pub struct Deliver {
+    /// The queue it comes from. Shared by all deliveries of that queue.
+    pub queue: Arc<QueueAddress>,
+    /// What.
+    pub message: Message,
+    /// To whom, in join order. Many deliveries in a row share one list.
+    pub to: Recipients,
+    /// Whether consumers must acknowledge.
+    pub acknowledge: bool,
+    /// Whether the producer stays unknown to consumers.
+    pub hide_source: bool,
+    /// Whether the first of the recipients is the message's first acquirer: `false` once it was sent before.
+    pub first: bool,
+}
+
+/// Who gets a delivery.
+#[derive(Debug, Clone)]
+pub enum Recipients {
+    /// One consumer.
+    One(ConnectionId),
+    /// Several; never empty.
+    Many(Arc<[ConnectionId]>),
+}
+
+impl Recipients {
+    /// All of them, in order.
+    pub fn as_slice(&self) -> &[ConnectionId] {
+        match self {
+            Self::One(connection) => std::slice::from_ref(connection),
+            Self::Many(connections) => connections,
+        }
+    }
+}
+
+/// What a session is told.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// The peer is a client now.
+    Welcomed(Arc<Client>),
+    /// The peer is refused; its connection is closed after this.
+    Refused(Rejection),
+    /// The answer, or one shard's part of the answer, to a request.
+    Answered(RequestId, Result<Reply, Rejection>),
+    /// A message was not taken. Sent whether or not the producer asked for anything.
+    PublishRefused {
+        /// Where it should have gone.
+        queue: QueueAddress,
+        /// The message.
+        message: Message,
+        /// Why not.
+        rejection: Rejection,
+    },
+    /// A message's fate, for its producer.
+    Acknowledged {
+        /// The queue it was published to.
+        queue: Arc<QueueAddress>,
+        /// The message.
+        message: Message,
+        /// `None`: positive; else the reason (`none`, `timeout`, `not-saved`, a consumer's own).
+        negative: Option<Box<str>>,
+        /// The consumer's own word, if this relays one, with that consumer's id (`None` if names are hidden).
+        relayed: Option<Box<(Acknowledgement, Option<Box<str>>)>>,
+    },
+    /// One message of a pull.
+    Pulled {
+        /// The pull.
+        request: RequestId,
+        /// What.
+        message: Message,
+        /// Whether the consumer must acknowledge.
+        acknowledge: bool,
+        /// Whether the producer stays unknown.
+        hide_source: bool,
+        /// Whether it was never sent before.
+        first: bool,
+        /// One-based.
+        index: u32,
+        /// How many come in all.
+        count: u32,
+        /// Messages left, (high priority, others), if asked for.
+        left: Option<(u64, u64)>,
+    },
+    /// The pull is over.
+    PullEnded {
+        /// The pull.
+        request: RequestId,
+        /// How it went.
+        outcome: PullOutcome,
+    },
+    /// The message of a cache queue. Ends the pull.
+    Cached {
+        /// The pull.
+        request: RequestId,
+        /// What.
+        message: Message,
+        /// Whether the producer stays unknown.
+        hide_source: bool,
+    },
+    /// A direct message.
+    Direct {
+        /// As the sender addressed it.
+        to: crate::command::ClientPattern,
+        /// What.
+        message: Message,
+    },
+    /// A direct message found nobody.
+    DirectRefused {
+        /// As the sender addressed it.
+        to: crate::command::ClientPattern,
+        /// The message.
+        message: Message,
+        /// Why not.
+        rejection: Rejection,
+    },
+    /// An acknowledgement of a direct message that this peer sent.
+    DirectAcknowledged(Message),
+    /// A response to a direct message that this peer sent.
+    Responded(Message),
+    /// Something happened that this peer subscribed to. Shared by all subscribers.
+    Occurred(Arc<Occurrence>),
+}
+
+/// How a pull ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PullOutcome {
+    /// All messages that could be given were given.
+    Complete,
+    /// There was none.
+    Empty,
+    /// The request is wrong, or the queue is not one to pull from.
+    Unacceptable,
+    /// The client has not joined the channel or may not pull.
+    Unauthorized,
+    /// No such channel.
+    NoChannel,
+    /// No such queue.
+    NoQueue,
+}
+
+/// What a request brings.
+#[derive(Debug, Clone)]
+#[allow(missing_docs, reason = "the variants are lists of what they name")]
+pub enum Reply {
+    Done,
+    Channel(ChannelInformation),
+    Channels(Vec<ChannelInformation>),
+    Queue(QueueInformation),
+    Queues(Vec<QueueInformation>),
+    Clients(Vec<ClientInformation>),
+    Nodes(Vec<NodeInformation>),
+}
+
+/// A node, as `Reply::Nodes` lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "Node Information of the document")]
+pub struct NodeInformation {
+    pub id: String,
+    pub name: String,
+    pub host: String,
+    pub slave: bool,
+    pub connected: bool,
+    pub lifetime_ms: u64,
+}
+
+/// Something that happened, for those who subscribed to it.
+#[derive(Debug, Clone)]
+pub struct Occurrence {
+    /// Which event.
+    pub kind: EventKind,
+    /// The channel, if it is about one.
+    pub channel: Option<ChannelName>,
+    /// The queue, if it is about one.
+    pub queue: Option<u16>,
+    /// The rest.
+    pub subject: Subject,
+}
+
+/// What an event tells, by kind.
+#[derive(Debug, Clone)]
+#[allow(missing_docs, reason = "the models of the document's chapter Event Types")]
+pub enum Subject {
+    Client { id: Box<str>, name: Option<Box<str>>, kind: Option<Box<str>> },
+    Channel { active_clients: u32, client_limit: u32 },
+    Subscription { client_id: Box<str>, client_name: Option<Box<str>>, client_kind: Option<Box<str>> },
+    Queue { tag: Option<Box<str>>, status: crate::options::Status, high_priority: u64, normal: u64 },
+    Message { id: Box<[u8]>, saved: bool, producer: Option<Arc<Client>> },
+}
+
+/// A question to a delivery handler.
+#[derive(Debug, Clone)]
+pub struct Question {
+    /// To be repeated in the answer.
+    pub id: QuestionId,
+    /// Who is asked.
+    pub handler: HandlerId,
+    /// At which step.
+    pub step: Step,
+    /// About which queue.
+    pub queue: Arc<QueueAddress>,
+    /// The queue's status when it was asked.
+    pub status: crate::options::Status,
+    /// About which message; `None` only for an acknowledgement of something unknown.
+    pub message: Option<Message>,
+    /// Deliveries of this message so far, this one included where there is one.
+    pub attempt: u16,
+    /// The consumer concerned, for steps that concern one.
+    pub consumer: Option<Arc<Client>>,
+    /// The consumer's word, for `AcknowledgeReceived`.
+    pub acknowledgement: Option<Box<AcknowledgementView>>,
+    /// `false` for steps that are told, not asked: no answer is waited for.
+    pub wants_answer: bool,
+}
+
+/// A consumer's word as a handler sees it.
+#[derive(Debug, Clone)]
+pub struct AcknowledgementView {
+    /// The acknowledged message.
+    pub message_id: MessageId,
+    /// `None`: positive; else the reason.
+    pub negative: Option<Box<str>>,
+}
+
+/// A handler's answer.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// The question.
+    pub id: QuestionId,
+    /// What it decided; `Err` if it raised and `exception_thrown` did not decide either.
+    pub result: Result<Decision, HandlerFailure>,
+}
+
+/// Why a handler gave no decision. Its registered fallback applies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HandlerFailure {
+    /// It raised an exception or returned something that is no decision.
+    Raised,
+    /// It is not running any more.
+    Gone,
+}
+
+/// A message on its way to another queue.
+#[derive(Debug, Clone)]
+pub struct Transfer {
+    /// Where to.
+    pub to: QueueAddress,
+    /// What; its headers already tell origin, reason and attempts.
+    pub message: Message,
+}

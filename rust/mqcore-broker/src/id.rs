@@ -1,0 +1,105 @@
+//! Names and numbers that identify things. Newtypes, so that one cannot be passed for another.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// One socket, or one in-memory transport. Given by the server, never reused within a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConnectionId(pub u64);
+
+/// A session's own number for something it asked and wants answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u32);
+
+/// A question to a delivery handler. Unique within one shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct QuestionId(pub u64);
+
+/// A registered delivery handler: its place in the broker's table of handlers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HandlerId(pub u16);
+
+/// A channel's name as its creator wrote it. Cheap to clone; compared with respect to case here,
+/// without respect to case by the table of channels.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ChannelName(Arc<str>);
+
+/// Why a name cannot be a channel's (or a router's) name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NameError {
+    /// Nothing was given.
+    #[error("the name is empty")]
+    Empty,
+    /// More than 255 octets.
+    #[error("the name has {0} octets, at most 255 are allowed")]
+    TooLong(usize),
+    /// A character that means something elsewhere in a protocol.
+    #[error("the name contains {0:?}; names must not contain '@', ' ', ';', '*' or control characters")]
+    Forbidden(char),
+}
+
+impl ChannelName {
+    /// Checks and takes a name: 1 to 255 octets of UTF-8, none of `@`, space, `;`, `*`, no control character.
+    pub fn new(name: &str) -> Result<Self, NameError> {
+        if name.is_empty() {
+            return Err(NameError::Empty);
+        }
+        if name.len() > 255 {
+            return Err(NameError::TooLong(name.len()));
+        }
+        match name.chars().find(|c| matches!(c, '@' | ' ' | ';' | '*') || c.is_control()) {
+            Some(forbidden) => Err(NameError::Forbidden(forbidden)),
+            None => Ok(Self(name.into())),
+        }
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Which of `shards` owns this channel. Without respect to case, as channels are looked up.
+    pub fn shard(&self, shards: usize) -> usize {
+        debug_assert!(shards > 0);
+        // FNV-1a: stable across runs and versions, so that a journal written per shard can be found again.
+        let hash = self.0.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte.to_ascii_lowercase())).wrapping_mul(0x0100_0000_01b3)
+        });
+        ((hash >> 32) as usize) % shards
+    }
+}
+
+impl fmt::Display for ChannelName {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+/// A queue's address: channel and 16-bit id, written `orders/1001`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct QueueAddress {
+    /// The channel that the queue belongs to.
+    pub channel: ChannelName,
+    /// The queue's id within its channel.
+    pub id: u16,
+}
+
+impl QueueAddress {
+    /// Reads `channel/id`, or a plain name for queue 0 of that channel. The last `/` separates, and only if
+    /// digits follow it that fit 16 bits; so `logs/eu` is queue 0 of the channel `logs/eu`.
+    pub fn parse(text: &str) -> Result<Self, NameError> {
+        if let Some((channel, id)) = text.rsplit_once('/')
+            && let Ok(id) = id.parse::<u16>()
+        {
+            return Ok(Self { channel: ChannelName::new(channel)?, id });
+        }
+        Ok(Self { channel: ChannelName::new(text)?, id: 0 })
+    }
+}
+
+impl fmt::Display for QueueAddress {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}/{}", self.channel, self.id)
+    }
+}

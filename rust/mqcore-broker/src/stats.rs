@@ -1,0 +1,136 @@
+//! Numbers that people and programs read: information models and the survey of a shard.
+
+use std::sync::Arc;
+
+use crate::client::Client;
+use crate::id::{ChannelName, QueueAddress};
+use crate::options::{ChannelOptions, QueueOptions};
+
+/// Why a message was dropped. Never silently: each reason has a counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum DropReason {
+    /// Broadcast, and nobody was there.
+    NoConsumer,
+    /// Broadcast to a consumer that does not keep up.
+    Slow,
+    /// A limit was reached: put back too often, no dead-letter queue.
+    Limit,
+    /// It waited too long.
+    Expired,
+    /// A decision refused it.
+    Refused,
+    /// Its queue was stopped, cleared or removed, or a newer message took its place in a cache.
+    Erased,
+}
+
+impl DropReason {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 6] =
+        [Self::NoConsumer, Self::Slow, Self::Limit, Self::Expired, Self::Refused, Self::Erased];
+
+    /// The reason as metrics and headers spell it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NoConsumer => "no-consumer",
+            Self::Slow => "slow",
+            Self::Limit => "limit",
+            Self::Expired => "expired",
+            Self::Refused => "refused",
+            Self::Erased => "erased",
+        }
+    }
+}
+
+/// What a queue has counted since it was created. All of messages, unless said otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct QueueStats {
+    /// Taken from producers.
+    pub received: u64,
+    /// Handed out, each once however many consumers got it.
+    pub sent: u64,
+    /// Handed out, once a consumer.
+    pub deliveries: u64,
+    /// Positive acknowledgements.
+    pub acks: u64,
+    /// Negative acknowledgements and those that did not come.
+    pub negative_acks: u64,
+    /// Waited too long in the queue.
+    pub timed_out: u64,
+    /// Saved.
+    pub saved: u64,
+    /// Asked to be saved, and were not.
+    pub save_failed: u64,
+    /// Left the queue for good.
+    pub removed: u64,
+    /// Put back.
+    pub put_back: u64,
+    /// Moved to a dead-letter queue.
+    pub dead_lettered: u64,
+    /// Handler failures and late or missing answers.
+    pub errors: u64,
+    /// Dropped, by [`DropReason`] number. For `Slow`, deliveries.
+    pub dropped: [u64; 6],
+    /// When the last one arrived, Unix milliseconds; 0: never.
+    pub last_received_ms: u64,
+    /// When the last one was handed out, Unix milliseconds; 0: never.
+    pub last_sent_ms: u64,
+}
+
+/// A queue as it is now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueueInformation {
+    /// Its address.
+    pub queue: QueueAddress,
+    /// Its options, its status among them.
+    pub options: QueueOptions,
+    /// Stored messages of high priority.
+    pub high_priority: u64,
+    /// The other stored messages.
+    pub normal: u64,
+    /// Handed out and not settled.
+    pub in_flight: u64,
+    /// Waiting for a handler's decision.
+    pub undecided: u64,
+    /// Octets of stored and unsettled messages.
+    pub memory_bytes: u64,
+    /// Its counters.
+    pub stats: QueueStats,
+}
+
+/// A channel as it is now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChannelInformation {
+    /// Its name.
+    pub channel: ChannelName,
+    /// Its options.
+    pub options: ChannelOptions,
+    /// Ids of its queues, ascending.
+    pub queues: Vec<u16>,
+    /// Clients joined.
+    pub active_clients: u32,
+}
+
+/// A client and how long it has been connected, or joined, depending on what was asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientInformation {
+    /// Who.
+    pub client: Arc<Client>,
+    /// Milliseconds.
+    pub online_ms: u64,
+}
+
+/// Everything that the admin side wants to know of one shard.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Survey {
+    /// Its channels.
+    pub channels: Vec<ChannelInformation>,
+    /// Its queues.
+    pub queues: Vec<QueueInformation>,
+    /// The clients; only the home shard knows them.
+    pub clients: Vec<ClientInformation>,
+    /// Commands refused.
+    pub refused: u64,
+    /// Drops and counts of queues that are gone.
+    pub retired: QueueStats,
+}

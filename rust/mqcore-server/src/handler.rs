@@ -1,0 +1,29 @@
+//! The seam behind which delivery handlers run, in whatever language.
+
+use std::sync::Arc;
+
+use mqcore_broker::effect::{Answer, Question};
+
+/// Where questions go. Called by shards; must never block and never wait for Python.
+pub trait HandlerPort: Send + Sync {
+    /// Takes a shard's questions of one turn, in their order. The answers go to `answers` whenever they are
+    /// known, in batches as large as convenient, from any thread. Questions with `wants_answer == false` are
+    /// only told.
+    fn ask(&self, questions: Vec<Question>, answers: &Arc<dyn AnswerSink>);
+}
+
+/// Where answers go: the shard that asked.
+pub trait AnswerSink: Send + Sync {
+    /// Hands over answers. Never blocks; answers to a shard that stopped are dropped.
+    fn answer(&self, answers: Vec<Answer>);
+}
+
+/// For brokers whose handlers are all ready-made policies: nothing is ever asked.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoHandlers;
+
+impl HandlerPort for NoHandlers {
+    fn ask(&self, questions: Vec<Question>, _answers: &Arc<dyn AnswerSink>) {
+        debug_assert!(questions.is_empty(), "no handler is registered, so nobody can be asked");
+    }
+}

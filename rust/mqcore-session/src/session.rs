@@ -1,0 +1,105 @@
+//! What every session can do, whatever its protocol, and how it can fail.
+//!
+//! The life of a session: `receive` is called with what arrived until it consumes nothing more; the commands
+//! it yields go to the broker; the broker's events come back through `event`. Whatever `output` holds after a
+//! call is to be written, in order. Once `receive`, `event` or `timeout` returned an error, or `is_closing`
+//! is true, `output` is written and the connection is closed; the session is not called again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqcore_broker::client::Client;
+use mqcore_broker::command::Command;
+use mqcore_broker::effect::Event;
+use mqcore_broker::id::ConnectionId;
+use mqcore_broker::time::Timestamp;
+use mqcore_wire::codec::Limits;
+use mqcore_wire::error::WireError;
+
+/// What a session is told when its connection opens.
+#[derive(Debug, Clone)]
+pub struct SessionConfig {
+    /// Its connection.
+    pub connection: ConnectionId,
+    /// How many shards the broker has: answers to requests asked of every shard come in that many parts.
+    pub shards: usize,
+    /// How large frames may be.
+    pub limits: Limits,
+    /// How long the peer may take until it has said who it is. Default 10 s.
+    pub handshake_timeout: Duration,
+    /// A peer from which nothing came for this long is pinged. Default 60 s.
+    pub ping_interval: Duration,
+    /// How long after a ping something has to come. Default 10 s.
+    pub pong_timeout: Duration,
+    /// Whether this peer may administer.
+    pub admin: bool,
+}
+
+/// Why a session ends its connection.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// The bytes are not of this protocol.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// The frames are, but the peer may not say this now.
+    #[error("{0}")]
+    Misbehaved(std::borrow::Cow<'static, str>),
+    /// The handshake was not finished in time.
+    #[error("the handshake took longer than {0:?}")]
+    HandshakeTimeout(Duration),
+    /// Nothing came although a ping was sent.
+    #[error("no life sign within {0:?} after a ping")]
+    PingTimeout(Duration),
+}
+
+/// One peer's conversation.
+pub trait Session: Send {
+    /// Reads frames from the front of `input`, appends what they ask for to `commands` and what is to be
+    /// answered at once to `output`; returns how many octets were consumed. The caller keeps the rest and
+    /// offers it again, with more behind it. May stop early (`consumed < input.len()` with whole frames left)
+    /// while it waits for the broker, for example for the answer to the handshake; it is offered the rest
+    /// again after the next event.
+    fn receive(
+        &mut self,
+        input: &[u8],
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<usize, SessionError>;
+
+    /// How large the buffer must be to hold the frame that begins at the front of `input`: 0 if that is not
+    /// known yet. Never more than the limits.
+    fn needed(&self, input: &[u8]) -> usize;
+
+    /// The broker says something.
+    fn event(&mut self, event: Event, now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError>;
+
+    /// When `timeout` wants to be called.
+    fn next_timeout(&self) -> Timestamp;
+
+    /// Its time has come: pings, or gives up.
+    fn timeout(&mut self, now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError>;
+
+    /// The server stops: says goodbye in the protocol's form, if it has one.
+    fn shutdown(&mut self, output: &mut Vec<u8>);
+
+    /// Who the peer is. `Some` after `Event::Welcomed`; before it, the provisional client of
+    /// [`provisional_client`] stands for the peer.
+    fn client(&self) -> Option<&Arc<Client>>;
+
+    /// Whether the conversation is over and the connection is to be closed once `output` is written.
+    fn is_closing(&self) -> bool;
+}
+
+/// The client that stands for a peer before the broker knows it.
+pub fn provisional_client(config: &SessionConfig, now: Timestamp) -> Arc<Client> {
+    Arc::new(Client {
+        connection: config.connection,
+        id: "".into(),
+        name: None,
+        kind: None,
+        admin: config.admin,
+        connected_at: now,
+    })
+}
