@@ -283,6 +283,16 @@ fn a_lying_length_is_refused_at_once() {
 }
 
 #[test]
+fn a_frame_too_large_without_its_header_does_not_wait_for_it() {
+    let fixed = [0x11, 0x30, 255, 255, 255, 0, 0, 100];
+    let least = 8 + 3 * 255 + 2 + 1 + 100;
+    let limits = |frame_bytes_max| Limits { frame_bytes_max, ..Limits::default() };
+    assert_eq!(decode(&fixed, &limits(least)), Ok(None));
+    let refusal = WireError::TooLarge { part: "frame", size: least, max: least - 1 };
+    assert_eq!(decode(&fixed, &limits(least - 1)), Err(refusal));
+}
+
+#[test]
 fn limits_are_inclusive() {
     let octets = vector("V28").octets();
     let headers = 18;
