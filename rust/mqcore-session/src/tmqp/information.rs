@@ -14,13 +14,13 @@ use serde::{Serialize, Serializer};
 pub(super) fn body(reply: &Reply) -> Vec<u8> {
     match reply {
         Reply::Done => Vec::new(),
-        Reply::Channel(channel) => json(&Channel::from(channel)),
+        Reply::Channel(channel) => json(&Channel::from(&**channel)),
         Reply::Channels(channels) => {
             let mut models: Vec<_> = channels.iter().map(Channel::from).collect();
             models.sort_by_key(|model| model.name);
             json(&models)
         }
-        Reply::Queue(queue) => json(&Queue::from(queue)),
+        Reply::Queue(queue) => json(&Queue::from(&**queue)),
         Reply::Queues(queues) => {
             let mut models: Vec<_> = queues.iter().map(Queue::from).collect();
             models.sort_by_key(|model| (model.channel, model.id));

@@ -154,6 +154,10 @@ fn parse<'a, Options: Default + Deserialize<'a>>(json: &'a [u8]) -> Result<Optio
         let reason = format!("options of {} octets are larger than {OPTIONS_BYTES_MAX}", json.len());
         return Err(bad(reason));
     }
+    // Serde would take an array for the options in their order.
+    if json.trim_ascii_start().starts_with(b"[") {
+        return Err(bad("the options are a JSON object, not an array".into()));
+    }
     let options: Option<Options> = serde_json::from_slice(json)
         .map_err(|error| bad(format!("the options are no valid JSON: {error}")))?;
     Ok(options.unwrap_or_default())
@@ -229,6 +233,7 @@ mod tests {
         for json in [
             "{",
             "[]",
+            "[true]",
             "\u{1}",
             r#"{"Status":7}"#,
             r#"{"Status":"dance"}"#,
