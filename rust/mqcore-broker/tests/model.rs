@@ -128,8 +128,18 @@ impl Model {
             }
             let Some(next) = self.next() else { return };
             let letter = self.ready.remove(next);
-            self.send(letter, now);
+            if letter.deadline <= now {
+                self.gone += 1;
+            } else {
+                self.send(letter, now);
+            }
         }
+    }
+
+    fn expire(&mut self, now: u64) {
+        let before = self.ready.len();
+        self.ready.retain(|letter| letter.deadline > now);
+        self.gone += (before - self.ready.len()) as u64;
     }
 
     fn send(&mut self, mut letter: Letter, now: u64) {
@@ -166,7 +176,7 @@ impl Model {
 
     /// One holder lets go: it acknowledged (`Some(true)`), refused or fell silent (back last), or was lost
     /// (back first).
-    fn settle(&mut self, id: &str, consumer: usize, good: bool, first: bool) -> bool {
+    fn settle(&mut self, id: &str, consumer: usize, good: bool, first: bool, now: u64) -> bool {
         let found = self
             .out
             .iter()
@@ -182,21 +192,21 @@ impl Model {
         if out.holders.is_empty() {
             let out = self.out.remove(at);
             match out.back {
-                Some(first) if !out.acked => self.put_back(out.letter, first),
+                Some(first) if !out.acked => self.put_back(out.letter, first, now),
                 _ => self.gone += 1,
             }
         }
         true
     }
 
-    fn put_back(&mut self, mut letter: Letter, first: bool) {
+    fn put_back(&mut self, mut letter: Letter, first: bool, now: u64) {
         letter.put_backs += 1;
         let no_room = match self.status() {
             Status::Stopped | Status::Broadcast => true,
             Status::Cache => !self.ready.is_empty(),
             _ => false,
         };
-        if letter.put_backs > self.put_back_limit || no_room {
+        if letter.put_backs > self.put_back_limit || letter.deadline <= now || no_room {
             self.gone += 1;
         } else if first {
             self.ready.insert(0, letter);
@@ -215,6 +225,7 @@ impl Model {
                 latest.map(|letter| letter.id.clone()).into_iter().collect()
             }
             Status::Pull => {
+                self.expire(now);
                 let mut ids = Vec::new();
                 for _ in 0..count {
                     let Some(at) = (if newest { self.newest() } else { self.next() }) else { break };
@@ -254,7 +265,7 @@ impl Model {
         }
     }
 
-    fn lose(&mut self, consumer: usize) {
+    fn lose(&mut self, consumer: usize, now: u64) {
         self.leave(consumer);
         let mut had: Vec<_> = self
             .out
@@ -264,7 +275,7 @@ impl Model {
             .collect();
         had.sort_by_key(|(_, holder)| std::cmp::Reverse(holder.2));
         for (id, _) in had {
-            self.settle(&id, consumer, false, true);
+            self.settle(&id, consumer, false, true, now);
         }
     }
 
@@ -276,9 +287,7 @@ impl Model {
     }
 
     fn pass(&mut self, now: u64) {
-        let before = self.ready.len();
-        self.ready.retain(|letter| letter.deadline > now);
-        self.gone += (before - self.ready.len()) as u64;
+        self.expire(now);
         loop {
             let due = self
                 .out
@@ -289,7 +298,7 @@ impl Model {
                 .filter(|(due, ..)| *due <= now)
                 .min();
             let Some((_, _, id, consumer)) = due else { return };
-            self.settle(&id, consumer, false, false);
+            self.settle(&id, consumer, false, false, now);
         }
     }
 
@@ -413,7 +422,8 @@ impl Pair {
         };
         let good = self.dice.chance(70);
         self.history.push(format!("{number} acknowledges {id} {good}"));
-        self.model.settle(&id, number, good, false);
+        let now = self.now();
+        self.model.settle(&id, number, good, false, now);
         self.model.drain(self.now());
         let client = self.clients[who].clone();
         if good {
@@ -450,7 +460,8 @@ impl Pair {
         let number = self.numbers[who];
         let next = self.numbers.iter().max().expect("there are clients") + 1;
         self.history.push(format!("{number} is lost and comes back as {next}"));
-        self.model.lose(number);
+        let now = self.now();
+        self.model.lose(number, now);
         self.model.drain(self.now());
         let client = self.clients[who].clone();
         self.world.close(&client);
