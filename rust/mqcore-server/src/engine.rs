@@ -174,6 +174,9 @@ impl Engine {
                 // Whoever asked may have gone; nobody misses the answer then.
                 let _ = reply.send(self.broker.survey(now));
             }
+            Urgent::Ping(reply) => {
+                let _ = reply.send(());
+            }
             Urgent::Fence(fence) => self.fences.push(fence),
             Urgent::ClockTurned => {}
             Urgent::End => return false,

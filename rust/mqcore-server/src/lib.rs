@@ -14,7 +14,8 @@
 //! | `outbox` | what waits for one connection to be written |
 //! | `engine`, `staging`, `questions` | a shard's task, what its turn sends, what it asked |
 //! | `shard`, `hub`, `registry` | how tasks reach each other |
-//! | `shutdown`, `clock`, `counters`, `admin` | stopping, time, numbers, and HTTP to look at them |
+//! | `shutdown`, `clock` | stopping, and time |
+//! | `counters`, `survey`, `metrics`, `admin` | numbers, and HTTP to look at them |
 //!
 //! A panic in a connection's task ends that connection; one in a shard's task ends the server, because what that shard
 //! knew is lost.
@@ -30,6 +31,7 @@ mod counters;
 mod engine;
 mod hub;
 mod listener;
+mod metrics;
 mod outbox;
 mod output;
 mod questions;
@@ -37,3 +39,4 @@ mod registry;
 mod shard;
 mod shutdown;
 mod staging;
+mod survey;

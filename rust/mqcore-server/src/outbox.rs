@@ -9,7 +9,6 @@ use mqcore_broker::id::ConnectionId;
 use mqcore_session::any::Protocol;
 use tokio::sync::mpsc;
 
-
 /// Something to write, or to do after everything before it is written.
 #[derive(Debug)]
 pub(crate) enum Outgoing {

@@ -145,10 +145,13 @@ mod tests {
             _: &mut Context<'_>,
             buffers: &[IoSlice<'_>],
         ) -> Poll<io::Result<usize>> {
-            let all: Vec<u8> = buffers.iter().flat_map(|buffer| buffer.iter().copied()).collect();
-            let step = self.step.min(all.len());
-            self.taken.extend_from_slice(&all[..step]);
-            Poll::Ready(Ok(step))
+            let mut taken = 0;
+            for buffer in buffers {
+                let step = (self.step - taken).min(buffer.len());
+                self.taken.extend_from_slice(&buffer[..step]);
+                taken += step;
+            }
+            Poll::Ready(Ok(taken))
         }
 
         fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -62,7 +62,8 @@ impl Registry {
         if state.open.len() >= self.connections_max {
             return Err(Refusal::Full);
         }
-        let evicted = if state.half_open.len() >= self.half_open_max { state.half_open.pop_first() } else { None };
+        let evicted =
+            if state.half_open.len() >= self.half_open_max { state.half_open.pop_first() } else { None };
         let evicted = evicted.and_then(|connection| state.open.get(&connection).cloned());
         let connection = ConnectionId(NEXT_CONNECTION.fetch_add(1, Ordering::Relaxed));
         let outbox = Arc::new(Outbox::new(connection, protocol, self.marks));

@@ -15,7 +15,7 @@ use mqcore_broker::policy;
 use mqcore_broker::stats::Survey;
 use tokio::io::DuplexStream;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use crate::admin::{self, Admin};
 use crate::clock::Clock;
@@ -30,6 +30,7 @@ use crate::outbox::Order;
 use crate::registry::Registry;
 use crate::shard::{self, Urgent};
 use crate::shutdown::{Shutdown, TaskGuard};
+use crate::survey;
 
 /// What a local connection holds in each direction before its writer waits, in octets.
 const LOCAL_BUFFER_BYTES: usize = 64 * 1024;
@@ -171,7 +172,7 @@ impl Server {
 
     /// What all shards know, joined. Shards that have stopped add nothing.
     pub async fn survey(&self) -> Survey {
-        survey(&self.inner.hub).await
+        survey::survey(&self.inner.hub).await
     }
 
     /// Turns a manual clock forward, and wakes whoever waits for it. Without effect on the system's clock.
@@ -297,31 +298,6 @@ fn handler_id(keys: &mut Vec<Box<str>>, key: &str) -> HandlerId {
         keys.len() - 1
     });
     HandlerId(index as u16)
-}
-
-/// Asks every shard, and joins what they say.
-pub(crate) async fn survey(hub: &Hub) -> Survey {
-    let mut replies = Vec::with_capacity(hub.shards.len());
-    for shard in &hub.shards {
-        let (reply, answer) = oneshot::channel();
-        shard.send_urgent(Urgent::Survey(reply));
-        replies.push(answer);
-    }
-    let mut joined = Survey::default();
-    for answer in replies {
-        if let Ok(survey) = answer.await {
-            join(&mut joined, survey);
-        }
-    }
-    joined
-}
-
-fn join(joined: &mut Survey, survey: Survey) {
-    joined.channels.extend(survey.channels);
-    joined.queues.extend(survey.queues);
-    joined.clients.extend(survey.clients);
-    joined.refused += survey.refused;
-    admin::add_stats(&mut joined.retired, &survey.retired);
 }
 
 /// Returns when each shard has had nothing left to do for a moment.

@@ -52,6 +52,8 @@ pub(crate) enum Urgent {
     Handler(Box<HandlerSpec>),
     /// Somebody looks.
     Survey(oneshot::Sender<Survey>),
+    /// Somebody wants to know whether the shard still takes turns.
+    Ping(oneshot::Sender<()>),
     /// Dropped when there is nothing left to do.
     Fence(mpsc::Sender<()>),
     /// The manual clock was turned.

@@ -60,15 +60,7 @@ struct Chunks([Vec<u8>; Protocol::ALL.len()]);
 
 impl Staged {
     fn new(outbox: Arc<Outbox>) -> Self {
-        Self {
-            outbox,
-            outgoing: Vec::new(),
-            own: Vec::new(),
-            own_hint: 0,
-            bytes: 0,
-            run: 0,
-            dirty: false,
-        }
+        Self { outbox, outgoing: Vec::new(), own: Vec::new(), own_hint: 0, bytes: 0, run: 0, dirty: false }
     }
 
     fn close_own(&mut self) {
