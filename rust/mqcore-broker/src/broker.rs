@@ -3,15 +3,28 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use foldhash::{HashMap, HashMapExt};
+use slab::Slab;
+use smallvec::SmallVec;
+
+use crate::channel::{Channel, check_handler, no_queue};
 use crate::client::Client;
-use crate::command::Command;
-use crate::decision::{Decision, Steps};
-use crate::effect::{Answer, Effect, Transfer};
-use crate::id::{ConnectionId, HandlerId};
-use crate::options::ChannelOptions;
+use crate::command::{
+    Acknowledgement, ClientPattern, Command, EventKind, EventScope, EventSubscription, Pull, Request,
+};
+use crate::decision::{Acknowledge, Decision, PutBack, Steps};
+use crate::directory::Directory;
+use crate::effect::{Answer, Effect, Event, Occurrence, PullOutcome, Reply, Subject, Transfer};
+use crate::filter;
+use crate::id::{ChannelName, ConnectionId, HandlerId, QueueAddress};
+use crate::message::Message;
+use crate::options::{ChannelChanges, ChannelOptions, QueueChanges};
 use crate::policy::Policy;
-use crate::stats::Survey;
+use crate::queue::Queue;
+use crate::rejection::{Rejection, RejectionKind};
+use crate::stats::{DropReason, Survey};
 use crate::time::Timestamp;
+use crate::turn::{Asked, Asker, Books, Place, Turn};
 
 /// What a shard is told when it starts.
 #[derive(Debug, Clone)]
@@ -73,23 +86,79 @@ pub struct HandlerSpec {
     pub fallback: Decision,
 }
 
-/// One shard.
+impl HandlerSpec {
+    /// A ready-made policy as a handler: it decides everything and asks nobody.
+    pub fn of_policy(policy: Policy) -> Self {
+        Self {
+            key: policy.key.into(),
+            overrides: Steps::NONE,
+            base: policy,
+            timeout: Duration::from_secs(10),
+            fallback: Self::KEEP,
+        }
+    }
+
+    /// The fallback that loses nothing: go on, and put back what failed.
+    pub const KEEP: Decision =
+        Decision { allow: true, save: false, put_back: PutBack::End, acknowledge: Acknowledge::None };
+}
+
+/// What a shard remembers of a connection.
 #[derive(Debug)]
-pub struct Broker {}
+struct Peer {
+    client: Arc<Client>,
+    /// Channels it joined.
+    joined: SmallVec<[usize; 2]>,
+    /// It subscribed to events of channels or queues here.
+    watches: bool,
+}
+
+/// One shard.
+pub struct Broker {
+    books: Books,
+    channels: Slab<Channel>,
+    /// Keys of `channels` by lower-case name.
+    names: HashMap<Box<str>, usize>,
+    /// The channel looked up last, as most peers stay with one for a while. The very same name, not an equal
+    /// one: comparing pointers is what makes it cheap.
+    last: Option<(ChannelName, usize)>,
+    peers: HashMap<ConnectionId, Peer>,
+    directory: Directory,
+    /// Subscribers of channels' coming and going.
+    watchers: Vec<(EventKind, ConnectionId)>,
+    answers_late: u64,
+}
 
 impl Broker {
     /// A shard without channels, with the ready-made policies as its handlers.
     pub fn new(config: BrokerConfig) -> Self {
-        let _ = config;
-        Self {}
+        Self {
+            books: Books::new(config),
+            channels: Slab::new(),
+            names: HashMap::new(),
+            last: None,
+            peers: HashMap::new(),
+            directory: Directory::new(),
+            watchers: Vec::new(),
+            answers_late: 0,
+        }
     }
-    /// Adds a handler, or replaces the one of the same key. Every shard must be given the same handlers in the same order:
-    /// the answer is the same in all.
+
+    /// Adds a handler, or replaces the one of the same key, for existing queues too. Give every shard the same
+    /// handlers in the same order: then the answer is the same in all of them.
     pub fn register_handler(&mut self, spec: HandlerSpec) -> HandlerId {
-        let _ = spec;
-        HandlerId(0)
+        let handler = self.books.register(spec);
+        for (_, channel) in &mut self.channels {
+            for queue in channel.queues.values_mut() {
+                queue.choose_handler(&self.books);
+            }
+        }
+        handler
     }
-    /// A peer asks for something. Before its Welcomed, `client` is provisional: its id is empty.
+
+    // ---- What comes in -----------------------------------------------------------------------------------
+
+    /// A peer asks for something. Before it was welcomed, `client` is provisional: its id is empty.
     pub fn command(
         &mut self,
         client: &Arc<Client>,
@@ -97,44 +166,580 @@ impl Broker {
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) {
-        let _ = (client, command, now, effects);
+        match command {
+            Command::Publish { queue, message } => self.publish(&queue, message, now, effects),
+            Command::Acknowledge(word) => self.acknowledge(client, word, now, effects),
+            Command::Pull(pull) => self.pull(client, &pull, now, effects),
+            Command::Introduce(introduction) => {
+                let mut turn = Turn { now, books: &mut self.books, effects };
+                let event = match self.directory.welcome(client, *introduction, &mut turn) {
+                    Ok(welcomed) => Event::Welcomed(welcomed),
+                    Err(rejection) => Event::Refused(rejection),
+                };
+                turn.tell(client.connection, event);
+            }
+            Command::Direct { to, message } => self.direct(client, to, message, effects),
+            Command::AcknowledgeDirect { to, message } => {
+                self.relay(&to, Event::DirectAcknowledged(message), effects);
+            }
+            Command::Respond { to, message } => self.relay(&to, Event::Responded(message), effects),
+            Command::Request(id, request) => {
+                let result = self.request(client, *request, now, effects);
+                if result.is_err() {
+                    self.books.refused += 1;
+                }
+                effects.push(Effect::Tell(client.connection, Event::Answered(id, result)));
+            }
+        }
     }
-    /// A connection ended (every shard is told).
+
+    /// A connection ended. Every shard is told.
     pub fn closed(&mut self, connection: ConnectionId, now: Timestamp, effects: &mut Vec<Effect>) {
-        let _ = (connection, now, effects);
+        self.books.congested.remove(&connection);
+        self.watchers.retain(|(_, watcher)| *watcher != connection);
+        if let Some(peer) = self.peers.remove(&connection) {
+            let mut turn = Turn { now, books: &mut self.books, effects };
+            for (_, channel) in &mut self.channels {
+                if peer.watches {
+                    channel.forget_watcher(connection);
+                }
+            }
+            for key in peer.joined {
+                let channel = &mut self.channels[key];
+                channel.leave(&peer.client, &mut turn);
+            }
+            // A client may have left a channel and still hold messages of it.
+            for (_, channel) in &mut self.channels {
+                for queue in channel.queues.values_mut() {
+                    queue.consumer_lost(connection, &mut turn);
+                }
+            }
+            self.destroy_abandoned(now, effects);
+        }
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        self.directory.leave(connection, &mut turn);
     }
-    /// A connection's output buffer passed its high mark: hand it nothing until `writable`.
-    pub fn congested(&mut self, connection: ConnectionId, now: Timestamp, effects: &mut Vec<Effect>) {
-        let _ = (connection, now, effects);
+
+    /// A connection's output buffer passed its high mark: nothing more is handed to it until it is writable.
+    pub fn congested(&mut self, connection: ConnectionId, now: Timestamp, _effects: &mut Vec<Effect>) {
+        self.books.congested.entry(connection).or_insert(now);
     }
+
     /// It fell below its low mark again.
     pub fn writable(&mut self, connection: ConnectionId, now: Timestamp, effects: &mut Vec<Effect>) {
-        let _ = (connection, now, effects);
+        if self.books.congested.remove(&connection).is_none() {
+            return;
+        }
+        let Some(peer) = self.peers.get(&connection) else { return };
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        for key in &peer.joined {
+            for queue in self.channels[*key].queues.values_mut() {
+                queue.schedule(&mut turn);
+            }
+        }
     }
+
     /// A handler answers a question.
     pub fn answer(&mut self, answer: Answer, now: Timestamp, effects: &mut Vec<Effect>) {
-        let _ = (answer, now, effects);
+        match self.books.answered(answer.id) {
+            Some(asked) => self.answered(asked, answer.result.ok(), now, effects),
+            None => self.answers_late += 1,
+        }
     }
-    /// A message arrives from another queue, as `Effect::Transfer` said.
+
+    /// A message arrives from another queue, as [`Effect::Transfer`] said. If there is no such queue (any
+    /// more), the message is dropped, and counted as over the limit: it had its chances.
     pub fn transfer(&mut self, transfer: Transfer, now: Timestamp, effects: &mut Vec<Effect>) {
-        let _ = (transfer, now, effects);
+        let Transfer { to, message } = transfer;
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let channel = self.names.get(&folded(&to.channel)).map(|key| &mut self.channels[*key]);
+        let found =
+            channel.and_then(|Channel { members, queues, .. }| Some((members, queues.get_mut(&to.id)?)));
+        match found {
+            Some((members, queue)) => queue.transfer(message, members, &mut turn),
+            None => turn.books.retired.dropped[DropReason::Limit as usize] += 1,
+        }
     }
-    /// Lets everything happen whose time has come. Call when `next_timeout` has passed.
+
+    // ---- Time and work -----------------------------------------------------------------------------------
+
+    /// Lets everything happen whose time has come. Call it when [`Broker::next_timeout`] has passed.
     pub fn timeout(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
-        let _ = (now, effects);
+        while let Some(asked) = self.books.overdue(now) {
+            self.answered(asked, None, now, effects);
+        }
+        while let Some((deadline, place)) = self.books.timers.first().copied() {
+            if deadline > now {
+                break;
+            }
+            self.books.timers.remove(&(deadline, place));
+            let mut turn = Turn { now, books: &mut self.books, effects };
+            if let Some((_, queue)) = at(&mut self.channels, place) {
+                queue.timeout(&mut turn);
+            }
+        }
+        self.close_slow_consumers(now, effects);
     }
-    /// When `timeout` wants to be called; `Timestamp::NEVER` if nothing waits.
+
+    /// When [`Broker::timeout`] wants to be called; [`Timestamp::NEVER`] if nothing waits for a time.
     pub fn next_timeout(&self) -> Timestamp {
-        Timestamp::NEVER
+        let timer = self.books.timers.first().map_or(Timestamp::NEVER, |(deadline, _)| *deadline);
+        let patience = self.books.config.slow_consumer_timeout;
+        let slow =
+            self.books.congested.values().min().map_or(Timestamp::NEVER, |since| since.after(patience));
+        timer.min(slow).min(self.books.next_question_deadline())
     }
-    /// Hands out stored messages, about `budget` of them. True if there is more to hand out at once: call again after carrying out the effects.
-    pub fn work(&mut self, now: Timestamp, budget: usize, effects: &mut Vec<Effect>) -> bool {
-        let _ = (now, budget, effects);
-        false
+
+    /// Hands out stored messages, about `budget` of them (large ones count more). True if there is more to
+    /// hand out at once: carry out the effects and call again.
+    pub fn work(&mut self, now: Timestamp, mut budget: usize, effects: &mut Vec<Effect>) -> bool {
+        /// What one queue gets before the next one has its turn.
+        const SHARE: usize = 256;
+        while budget > 0 {
+            let Some(place) = self.books.work.pop_front() else { return false };
+            let Some((members, queue)) = at(&mut self.channels, place) else { continue };
+            queue.scheduled = false;
+            let mut share = SHARE.min(budget);
+            let offered = share;
+            let mut turn = Turn { now, books: &mut self.books, effects };
+            if queue.work(members, &mut share, &mut turn) {
+                queue.schedule(&mut turn);
+            }
+            budget -= offered - share;
+        }
+        !self.books.work.is_empty()
     }
-    /// Everything the admin side wants to know.
+
+    /// Everything that the admin side wants to know.
     pub fn survey(&self, now: Timestamp) -> Survey {
-        let _ = now;
-        Survey::default()
+        let channels = self.channels.iter().map(|(_, channel)| channel);
+        Survey {
+            channels: channels.clone().map(Channel::information).collect(),
+            queues: channels.flat_map(|channel| channel.queues.values()).map(Queue::information).collect(),
+            clients: self.directory.list(None, now),
+            refused: self.books.refused,
+            unknown_acks: self.books.unknown_acks,
+            questions_open: self.books.questions_open() as u64,
+            answers_late: self.answers_late,
+            retired: self.books.retired,
+        }
     }
+
+    // ---- Messages ----------------------------------------------------------------------------------------
+
+    fn publish(&mut self, to: &QueueAddress, message: Message, now: Timestamp, effects: &mut Vec<Effect>) {
+        let key = match self.channel_for_publishing(to, now, effects) {
+            Ok(key) => key,
+            Err(rejection) => {
+                self.books.refused += 1;
+                if let Some(producer) = message.producer() {
+                    let connection = producer.connection;
+                    let event = Event::PublishRefused { queue: to.clone(), message, rejection };
+                    effects.push(Effect::Tell(connection, event));
+                }
+                return;
+            }
+        };
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let Channel { members, queues, .. } = &mut self.channels[key];
+        if let Some(queue) = queues.get_mut(&to.id) {
+            queue.publish(message, members, &mut turn);
+        }
+    }
+
+    /// The channel that has the queue `to`, both created if that is allowed.
+    fn channel_for_publishing(
+        &mut self,
+        to: &QueueAddress,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Result<usize, Rejection> {
+        let key = match self.lookup(&to.channel) {
+            Some(key) => key,
+            None if self.books.config.auto_create_channels => {
+                self.create_channel(&to.channel, &ChannelChanges::default(), effects)?
+            }
+            None => return Err(no_channel(&to.channel)),
+        };
+        if !self.channels[key].queues.contains_key(&to.id) {
+            if !self.books.config.auto_create_queues {
+                return Err(no_queue(&to.channel, to.id));
+            }
+            let mut turn = Turn { now, books: &mut self.books, effects };
+            self.channels[key].create_queue(key, to.id, &QueueChanges::default(), &mut turn)?;
+        }
+        Ok(key)
+    }
+
+    fn acknowledge(
+        &mut self,
+        client: &Arc<Client>,
+        word: Acknowledgement,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(key) = self.lookup(&word.queue.channel) else { return };
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let queue = self.channels[key].queues.get_mut(&word.queue.id);
+        let known = queue.is_some_and(|queue| queue.acknowledged(client.connection, word, &mut turn));
+        if !known {
+            // Late, or twice: the delivery was settled before.
+            self.books.unknown_acks += 1;
+        }
+    }
+
+    fn pull(&mut self, client: &Arc<Client>, pull: &Pull, now: Timestamp, effects: &mut Vec<Effect>) {
+        let key = self.lookup(&pull.queue.channel);
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let outcome = match key.map(|key| &mut self.channels[key]) {
+            None => PullOutcome::NoChannel,
+            Some(Channel { members, queues, .. }) => match queues.get_mut(&pull.queue.id) {
+                None => PullOutcome::NoQueue,
+                Some(queue) => return queue.pull(client, pull, members, &mut turn),
+            },
+        };
+        turn.tell(client.connection, Event::PullEnded { request: pull.request, outcome });
+    }
+
+    fn direct(
+        &mut self,
+        client: &Arc<Client>,
+        to: ClientPattern,
+        message: Message,
+        effects: &mut Vec<Effect>,
+    ) {
+        let receivers = self.directory.receivers(&to, message.properties().first_acquirer);
+        if receivers.is_empty() {
+            self.books.refused += 1;
+            let rejection = Rejection::new(RejectionKind::NotFound, "no such client is connected");
+            let event = Event::DirectRefused { to, message, rejection };
+            effects.push(Effect::Tell(client.connection, event));
+            return;
+        }
+        for receiver in receivers {
+            let event = Event::Direct { to: to.clone(), message: message.clone() };
+            effects.push(Effect::Tell(receiver, event));
+        }
+    }
+
+    /// Passes an answer to the client that it is for, if that is still there.
+    fn relay(&mut self, to: &str, event: Event, effects: &mut Vec<Effect>) {
+        let receivers = self.directory.receivers(&ClientPattern::Id(to.into()), true);
+        effects.extend(receivers.first().map(|receiver| Effect::Tell(*receiver, event)));
+    }
+
+    fn answered(
+        &mut self,
+        asked: Asked,
+        answer: Option<Decision>,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let Some((members, queue)) = at(&mut self.channels, asked.place) else { return };
+        match asked.asker {
+            Asker::Admission(number) => queue.admission_answered(number, answer, members, &mut turn),
+            Asker::Flow(number) => queue.flow_answered(number, answer, members, &mut turn),
+            Asker::Settlement(number) => queue.settlement_answered(number, answer, &mut turn),
+        }
+    }
+
+    fn close_slow_consumers(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
+        let patience = self.books.config.slow_consumer_timeout;
+        let slow = |since: &Timestamp| since.after(patience) <= now;
+        for (connection, since) in &mut self.books.congested {
+            if slow(since) {
+                let reason = format!("the consumer took nothing for {patience:?} while its buffer was full");
+                effects.push(Effect::Close(*connection, Rejection::new(RejectionKind::Busy, reason)));
+                // Its end is on the way; until then it is not told again.
+                *since = Timestamp::NEVER;
+            }
+        }
+    }
+
+    // ---- Requests ----------------------------------------------------------------------------------------
+
+    fn request(
+        &mut self,
+        client: &Arc<Client>,
+        request: Request,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Reply, Rejection> {
+        match request {
+            Request::Join { channel } => self.join(client, &channel, now, effects),
+            Request::Leave { channel } => self.leave(client, &channel, now, effects),
+            Request::CreateChannel { channel, changes } => {
+                if self.lookup(&channel).is_some() {
+                    let reason = format!("channel {channel} exists already");
+                    return Err(Rejection::new(RejectionKind::AlreadyExists, reason));
+                }
+                self.create_channel(&channel, &changes, effects)?;
+                Ok(Reply::Done)
+            }
+            Request::CreateQueue { queue, changes } => {
+                self.create_queue(&queue, &changes, now, effects)?;
+                Ok(Reply::Done)
+            }
+            Request::Subscribe(subscription) => self.subscribe(client, &subscription),
+            _ if !client.admin => {
+                Err(Rejection::new(RejectionKind::Unauthorized, "only administrators may do this"))
+            }
+            Request::RemoveChannel { channel } => {
+                let key = self.lookup(&channel).ok_or_else(|| no_channel(&channel))?;
+                self.remove_channel(key, now, effects);
+                Ok(Reply::Done)
+            }
+            Request::ChannelInformation { channel } => {
+                self.channel(&channel).map(|channel| Reply::Channel(Box::new(channel.information())))
+            }
+            Request::ListChannels { filter } => {
+                let passes = |channel: &&Channel| {
+                    filter.as_ref().is_none_or(|filter| filter::matches(filter, channel.name.as_str()))
+                };
+                let channels = self.channels.iter().map(|(_, channel)| channel).filter(passes);
+                Ok(Reply::Channels(channels.map(Channel::information).collect()))
+            }
+            Request::ListConsumers { channel } => {
+                self.channel(&channel).map(|channel| Reply::Clients(channel.consumers(now)))
+            }
+            Request::ListQueues { channel } => self
+                .channel(&channel)
+                .map(|channel| Reply::Queues(channel.queues.values().map(Queue::information).collect())),
+            Request::QueueInformation { queue } => {
+                let channel = self.channel(&queue.channel)?;
+                let found =
+                    channel.queues.get(&queue.id).ok_or_else(|| no_queue(&queue.channel, queue.id))?;
+                Ok(Reply::Queue(Box::new(found.information())))
+            }
+            Request::UpdateQueue { queue, changes } => {
+                self.change(&queue.channel, now, effects, |channel, turn| {
+                    channel.update_queue(queue.id, &changes, turn)
+                })
+            }
+            Request::RemoveQueue { queue } => self
+                .change(&queue.channel, now, effects, |channel, turn| channel.remove_queue(queue.id, turn)),
+            Request::ClearQueue { queue, clear } => {
+                self.change(&queue.channel, now, effects, |channel, turn| {
+                    let found = channel.queues.get_mut(&queue.id);
+                    found.ok_or_else(|| no_queue(&queue.channel, queue.id))?.clear(clear, turn);
+                    Ok(())
+                })
+            }
+            Request::ListClients { kind } => Ok(Reply::Clients(self.directory.list(kind.as_deref(), now))),
+            Request::ListNodes => Ok(Reply::Nodes(Vec::new())),
+        }
+    }
+
+    fn change(
+        &mut self,
+        channel: &ChannelName,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        change: impl FnOnce(&mut Channel, &mut Turn<'_>) -> Result<(), Rejection>,
+    ) -> Result<Reply, Rejection> {
+        let key = self.lookup(channel).ok_or_else(|| no_channel(channel))?;
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        change(&mut self.channels[key], &mut turn)?;
+        Ok(Reply::Done)
+    }
+
+    fn join(
+        &mut self,
+        client: &Arc<Client>,
+        channel: &ChannelName,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Reply, Rejection> {
+        let key = match self.lookup(channel) {
+            Some(key) => key,
+            None if self.books.config.auto_create_channels => {
+                self.create_channel(channel, &ChannelChanges::default(), effects)?
+            }
+            None => return Err(no_channel(channel)),
+        };
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        self.channels[key].join(client, &mut turn)?;
+        let peer = self.peer(client);
+        if !peer.joined.contains(&key) {
+            peer.joined.push(key);
+        }
+        Ok(Reply::Done)
+    }
+
+    fn leave(
+        &mut self,
+        client: &Arc<Client>,
+        channel: &ChannelName,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Reply, Rejection> {
+        let key = self.lookup(channel).ok_or_else(|| no_channel(channel))?;
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        if !self.channels[key].leave(client, &mut turn) {
+            let reason = format!("the client has not joined channel {channel}");
+            return Err(Rejection::new(RejectionKind::NotFound, reason));
+        }
+        self.peer(client).joined.retain(|joined| *joined != key);
+        self.destroy_abandoned(now, effects);
+        Ok(Reply::Done)
+    }
+
+    fn create_channel(
+        &mut self,
+        name: &ChannelName,
+        changes: &ChannelChanges,
+        effects: &mut Vec<Effect>,
+    ) -> Result<usize, Rejection> {
+        check_handler(&changes.queue, &self.books)?;
+        let limit = self.books.config.channel_limit as usize;
+        if limit > 0 && self.channels.len() >= limit {
+            let reason = format!("there are {limit} channels already, which is the limit");
+            return Err(Rejection::new(RejectionKind::LimitExceeded, reason));
+        }
+        let mut options = self.books.config.channel.clone();
+        changes.apply_to(&mut options);
+        let key = self.channels.insert(Channel::new(name.clone(), options));
+        self.names.insert(folded(name), key);
+        self.notify(EventKind::ChannelCreated, key, effects);
+        Ok(key)
+    }
+
+    fn create_queue(
+        &mut self,
+        address: &QueueAddress,
+        changes: &QueueChanges,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), Rejection> {
+        let key = match self.lookup(&address.channel) {
+            Some(key) => key,
+            None => {
+                check_handler(changes, &self.books)?;
+                self.create_channel(&address.channel, &ChannelChanges::default(), effects)?
+            }
+        };
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        self.channels[key].create_queue(key, address.id, changes, &mut turn)
+    }
+
+    fn remove_channel(&mut self, key: usize, now: Timestamp, effects: &mut Vec<Effect>) {
+        self.notify(EventKind::ChannelRemoved, key, effects);
+        let channel = self.channels.remove(key);
+        self.names.remove(&folded(&channel.name));
+        self.last = None;
+        for peer in self.peers.values_mut() {
+            peer.joined.retain(|joined| *joined != key);
+        }
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        channel.retire(&mut turn);
+    }
+
+    /// Channels that want to go when nobody and nothing is in them any more.
+    fn destroy_abandoned(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
+        let abandoned: Vec<_> = self
+            .channels
+            .iter()
+            .filter(|(_, channel)| channel.options.destroy_when_empty && channel.is_abandoned())
+            .map(|(key, _)| key)
+            .collect();
+        for key in abandoned {
+            self.remove_channel(key, now, effects);
+        }
+    }
+
+    fn subscribe(
+        &mut self,
+        client: &Arc<Client>,
+        subscription: &EventSubscription,
+    ) -> Result<Reply, Rejection> {
+        let EventSubscription { kind, channel, queue, on } = subscription;
+        let (who, kind, on) = (client.connection, *kind, *on);
+        if kind.scope() == EventScope::Server {
+            if matches!(kind, EventKind::ChannelCreated | EventKind::ChannelRemoved) {
+                self.watchers.retain(|watcher| *watcher != (kind, who));
+                if on {
+                    self.watchers.push((kind, who));
+                }
+            } else {
+                self.directory.watch(kind, who, on);
+            }
+            return Ok(Reply::Done);
+        }
+        let missing = |what: &str| {
+            let reason = format!("the event {} is about one {what}, which must be named", kind.as_str());
+            Rejection::new(RejectionKind::Failed, reason)
+        };
+        let name = channel.as_ref().ok_or_else(|| missing("channel"))?;
+        let key = self.lookup(name).ok_or_else(|| no_channel(name))?;
+        if kind.scope() == EventScope::Queue {
+            let id = queue.ok_or_else(|| missing("queue"))?;
+            let queue = self.channels[key].queues.get_mut(&id).ok_or_else(|| no_queue(name, id))?;
+            queue.watchers.retain(|watcher| *watcher != who);
+            if on {
+                queue.watchers.push(who);
+            }
+        } else {
+            self.channels[key].watch(kind, who, on);
+        }
+        self.peer(client).watches = true;
+        Ok(Reply::Done)
+    }
+
+    fn notify(&self, kind: EventKind, key: usize, effects: &mut Vec<Effect>) {
+        let channel = &self.channels[key];
+        let subject = Subject::Channel {
+            active_clients: channel.members.len() as u32,
+            client_limit: channel.options.client_limit,
+        };
+        let name = Some(channel.name.clone());
+        let occurrence = Arc::new(Occurrence { kind, channel: name, queue: None, subject });
+        for (watched, watcher) in &self.watchers {
+            if *watched == kind {
+                effects.push(Effect::Tell(*watcher, Event::Occurred(occurrence.clone())));
+            }
+        }
+    }
+
+    // ---- Looking up --------------------------------------------------------------------------------------
+
+    fn lookup(&mut self, name: &ChannelName) -> Option<usize> {
+        if let Some((last, key)) = &self.last
+            && last.is_same(name)
+        {
+            return Some(*key);
+        }
+        let key = *self.names.get(&folded(name))?;
+        self.last = Some((name.clone(), key));
+        Some(key)
+    }
+
+    fn channel(&mut self, name: &ChannelName) -> Result<&Channel, Rejection> {
+        let key = self.lookup(name).ok_or_else(|| no_channel(name))?;
+        Ok(&self.channels[key])
+    }
+
+    fn peer(&mut self, client: &Arc<Client>) -> &mut Peer {
+        self.peers.entry(client.connection).or_insert_with(|| Peer {
+            client: client.clone(),
+            joined: SmallVec::new(),
+            watches: false,
+        })
+    }
+}
+
+/// Channels are looked up without respect to case.
+fn folded(name: &ChannelName) -> Box<str> {
+    name.as_str().to_ascii_lowercase().into()
+}
+
+fn no_channel(name: &ChannelName) -> Rejection {
+    Rejection::new(RejectionKind::NotFound, format!("there is no channel {name}; create it first"))
+}
+
+/// The queue at a place, if it is still the same one, with its channel's consumers.
+fn at(channels: &mut Slab<Channel>, place: Place) -> Option<(&crate::members::Members, &mut Queue)> {
+    let Channel { members, queues, .. } = channels.get_mut(place.channel)?;
+    let queue = queues.get_mut(&place.queue).filter(|queue| queue.face.place == place)?;
+    Some((members, queue))
 }

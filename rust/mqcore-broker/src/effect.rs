@@ -171,9 +171,9 @@ pub enum PullOutcome {
 #[allow(missing_docs, reason = "the variants are lists of what they name")]
 pub enum Reply {
     Done,
-    Channel(ChannelInformation),
+    Channel(Box<ChannelInformation>),
     Channels(Vec<ChannelInformation>),
-    Queue(QueueInformation),
+    Queue(Box<QueueInformation>),
     Queues(Vec<QueueInformation>),
     Clients(Vec<ClientInformation>),
     Nodes(Vec<NodeInformation>),

@@ -59,6 +59,11 @@ impl ChannelName {
         &self.0
     }
 
+    /// Whether this is the very same name, not only an equal one. Cheap, and never wrong when it says yes.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Which of `shards` owns this channel. Without respect to case, as channels are looked up.
     pub fn shard(&self, shards: usize) -> usize {
         debug_assert!(shards > 0);

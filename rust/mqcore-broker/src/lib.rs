@@ -12,15 +12,25 @@
 //! | [`command`], [`effect`], [`stats`] | what comes in, what goes out, what is counted |
 
 pub mod broker;
+mod channel;
 pub mod client;
 pub mod command;
 pub mod decision;
+mod delivery;
+mod directory;
+mod dispatch;
 pub mod effect;
 pub mod filter;
 pub mod id;
+mod members;
 pub mod message;
 pub mod options;
 pub mod policy;
+mod queue;
+mod ready;
 pub mod rejection;
+mod settlement;
 pub mod stats;
 pub mod time;
+mod turn;
+mod workflow;

@@ -77,6 +77,29 @@ pub struct QueueStats {
     pub last_sent_ms: u64,
 }
 
+impl QueueStats {
+    /// Adds what another queue counted; the later of the times holds.
+    pub fn add(&mut self, other: &Self) {
+        self.received += other.received;
+        self.sent += other.sent;
+        self.deliveries += other.deliveries;
+        self.acks += other.acks;
+        self.negative_acks += other.negative_acks;
+        self.timed_out += other.timed_out;
+        self.saved += other.saved;
+        self.save_failed += other.save_failed;
+        self.removed += other.removed;
+        self.put_back += other.put_back;
+        self.dead_lettered += other.dead_lettered;
+        self.errors += other.errors;
+        for (sum, count) in self.dropped.iter_mut().zip(other.dropped) {
+            *sum += count;
+        }
+        self.last_received_ms = self.last_received_ms.max(other.last_received_ms);
+        self.last_sent_ms = self.last_sent_ms.max(other.last_sent_ms);
+    }
+}
+
 /// A queue as it is now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueueInformation {
@@ -131,6 +154,12 @@ pub struct Survey {
     pub clients: Vec<ClientInformation>,
     /// Commands refused.
     pub refused: u64,
+    /// Acknowledgements of something that is not in flight: late, or sent twice.
+    pub unknown_acks: u64,
+    /// Questions to handlers that wait for their answer.
+    pub questions_open: u64,
+    /// Answers that came after their deadline, or to a question that nobody waits for any more.
+    pub answers_late: u64,
     /// Drops and counts of queues that are gone.
     pub retired: QueueStats,
 }

@@ -1,0 +1,204 @@
+//! Messages that were handed out and are not settled: who has them, since when, until when.
+
+use std::collections::VecDeque;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+
+use foldhash::fast::FixedState;
+use hashbrown::HashTable;
+use slab::Slab;
+
+use crate::client::Client;
+use crate::decision::PutBack;
+use crate::id::ConnectionId;
+use crate::ready::Entry;
+use crate::time::Timestamp;
+
+/// A message outside its queue. It stays here until everybody who holds it let go: each consumer that has not
+/// settled, and the workflow while it runs.
+#[derive(Debug)]
+pub(crate) struct Outstanding {
+    pub(crate) entry: Entry,
+    /// How many hold it.
+    pub(crate) holders: u32,
+    /// Somebody acknowledged it positively.
+    pub(crate) acked: bool,
+    /// Where it returns to when the last holder lets go.
+    pub(crate) put_back: PutBack,
+    /// A handler's own decision put it back, which holds even if another consumer acknowledged.
+    pub(crate) put_back_own: bool,
+    /// It ended without anybody having wanted it: counted as dropped.
+    pub(crate) refused: bool,
+}
+
+/// One consumer that has a message.
+#[derive(Debug)]
+pub(crate) struct Delivery {
+    pub(crate) outstanding: usize,
+    pub(crate) consumer: Arc<Client>,
+    serial: u64,
+}
+
+/// All of a queue.
+#[derive(Debug)]
+pub(crate) struct Deliveries {
+    outstanding: Slab<Outstanding>,
+    deliveries: Slab<Delivery>,
+    /// Keys of `deliveries` by message id.
+    by_message: HashTable<usize>,
+    /// Deadlines in their order, as acknowledge timeouts are the same for all of a queue. Settled deliveries
+    /// leave their entry behind; the serial tells that it is stale.
+    deadlines: VecDeque<(Timestamp, usize, u64)>,
+    serial: u64,
+    hasher: FixedState,
+}
+
+impl Deliveries {
+    /// Message ids come from peers, so their hash is keyed.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            outstanding: Slab::new(),
+            deliveries: Slab::new(),
+            by_message: HashTable::new(),
+            deadlines: VecDeque::new(),
+            serial: 0,
+            hasher: FixedState::with_seed(seed),
+        }
+    }
+
+    /// How many deliveries wait for their settlement.
+    pub(crate) fn open(&self) -> usize {
+        self.deliveries.len()
+    }
+
+    /// Messages outside the queue.
+    pub(crate) fn messages(&self) -> usize {
+        self.outstanding.len()
+    }
+
+    /// Octets that they keep in memory. Walks over all.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.outstanding.iter().map(|(_, o)| o.entry.message.memory_bytes() as u64).sum()
+    }
+
+    /// Takes a message in, with one holder: the caller.
+    pub(crate) fn insert(&mut self, entry: Entry) -> usize {
+        self.outstanding.insert(Outstanding {
+            entry,
+            holders: 1,
+            acked: false,
+            put_back: PutBack::No,
+            put_back_own: false,
+            refused: false,
+        })
+    }
+
+    pub(crate) fn get(&self, outstanding: usize) -> &Outstanding {
+        &self.outstanding[outstanding]
+    }
+
+    pub(crate) fn get_mut(&mut self, outstanding: usize) -> &mut Outstanding {
+        &mut self.outstanding[outstanding]
+    }
+
+    /// One holder lets go; the last one gets the message.
+    pub(crate) fn release(&mut self, outstanding: usize) -> Option<Outstanding> {
+        let held = &mut self.outstanding[outstanding];
+        held.holders -= 1;
+        (held.holders == 0).then(|| self.outstanding.remove(outstanding))
+    }
+
+    /// `consumer` has the message and must acknowledge it by `deadline`.
+    pub(crate) fn deliver(&mut self, outstanding: usize, consumer: &Arc<Client>, deadline: Timestamp) {
+        let held = &mut self.outstanding[outstanding];
+        held.holders += 1;
+        let hash = self.hasher.hash_one(held.entry.message.id());
+        self.serial += 1;
+        let serial = self.serial;
+        let key = self.deliveries.insert(Delivery { outstanding, consumer: consumer.clone(), serial });
+        let Self { by_message, outstanding: messages, deliveries, hasher, .. } = self;
+        by_message.insert_unique(hash, key, |key| {
+            hasher.hash_one(messages[deliveries[*key].outstanding].entry.message.id())
+        });
+        self.schedule(deadline, key, serial);
+    }
+
+    /// The delivery of the message `id` to `consumer`.
+    pub(crate) fn find(&self, id: &[u8], consumer: ConnectionId) -> Option<usize> {
+        let matches = |key: &usize| {
+            let delivery = &self.deliveries[*key];
+            delivery.consumer.connection == consumer
+                && self.outstanding[delivery.outstanding].entry.message.id() == id
+        };
+        self.by_message.find(self.hasher.hash_one(id), matches).copied()
+    }
+
+    /// Takes a delivery off the books. Its hold on the message goes to the caller.
+    pub(crate) fn take(&mut self, key: usize) -> Delivery {
+        let delivery = self.deliveries.remove(key);
+        let id = self.outstanding[delivery.outstanding].entry.message.id();
+        let hash = self.hasher.hash_one(id);
+        self.by_message
+            .find_entry(hash, |candidate| *candidate == key)
+            .expect("every delivery is in the table of ids")
+            .remove();
+        self.forget_stale_deadlines();
+        delivery
+    }
+
+    /// A delivery whose deadline has passed, if there is one.
+    pub(crate) fn due(&mut self, now: Timestamp) -> Option<usize> {
+        self.forget_stale_deadlines();
+        self.deadlines.front().filter(|(deadline, ..)| *deadline <= now).map(|(_, key, _)| *key)
+    }
+
+    /// The earliest deadline.
+    pub(crate) fn next_deadline(&self) -> Timestamp {
+        // The front may be stale: then somebody wakes up too early, which costs a look and harms nobody.
+        self.deadlines.front().map_or(Timestamp::NEVER, |(deadline, ..)| *deadline)
+    }
+
+    /// Deliveries to one consumer, oldest first.
+    pub(crate) fn of(&self, consumer: ConnectionId) -> Vec<usize> {
+        let mut keys: Vec<_> = self
+            .deliveries
+            .iter()
+            .filter(|(_, delivery)| delivery.consumer.connection == consumer)
+            .map(|(key, delivery)| (delivery.serial, key))
+            .collect();
+        keys.sort_unstable();
+        keys.into_iter().map(|(_, key)| key).collect()
+    }
+
+    /// Forgets everything; returns the messages.
+    pub(crate) fn drain(&mut self) -> Vec<Outstanding> {
+        self.deliveries.clear();
+        self.by_message.clear();
+        self.deadlines.clear();
+        self.outstanding.drain().collect()
+    }
+
+    fn schedule(&mut self, deadline: Timestamp, key: usize, serial: u64) {
+        if self.deadlines.back().is_some_and(|(last, ..)| *last > deadline) {
+            // Only after the timeout was shortened, and only until the older deliveries are gone.
+            let at = self.deadlines.partition_point(|(other, ..)| *other <= deadline);
+            self.deadlines.insert(at, (deadline, key, serial));
+        } else {
+            self.deadlines.push_back((deadline, key, serial));
+        }
+    }
+
+    /// Stale entries go from the front for nothing; those behind one slow consumer go when they are the most.
+    fn forget_stale_deadlines(&mut self) {
+        let Self { deadlines, deliveries, .. } = self;
+        let live = |(_, key, serial): &(Timestamp, usize, u64)| {
+            deliveries.get(*key).is_some_and(|delivery| delivery.serial == *serial)
+        };
+        if deadlines.len() > 2 * deliveries.len() + 1024 {
+            deadlines.retain(live);
+        }
+        while deadlines.front().is_some_and(|entry| !live(entry)) {
+            deadlines.pop_front();
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! All clients of the server, kept by the home shard: who is connected, and who hears of it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use foldhash::{HashMap, HashMapExt};
+
+use crate::client::{Client, Introduction};
+use crate::command::{ClientPattern, EventKind};
+use crate::effect::{Event, Occurrence, Subject};
+use crate::filter;
+use crate::id::ConnectionId;
+use crate::rejection::{Rejection, RejectionKind};
+use crate::stats::ClientInformation;
+use crate::time::Timestamp;
+use crate::turn::Turn;
+
+/// The clients that share a name or a type, oldest connection first.
+type Namesakes = HashMap<Box<str>, BTreeMap<ConnectionId, Arc<Client>>>;
+
+/// All clients.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    by_connection: BTreeMap<ConnectionId, Arc<Client>>,
+    by_id: HashMap<Box<str>, Arc<Client>>,
+    by_name: Namesakes,
+    by_kind: Namesakes,
+    watchers: Vec<(EventKind, ConnectionId)>,
+}
+
+impl Directory {
+    pub(crate) fn new() -> Self {
+        Self {
+            by_connection: BTreeMap::new(),
+            by_id: HashMap::new(),
+            by_name: HashMap::new(),
+            by_kind: HashMap::new(),
+            watchers: Vec::new(),
+        }
+    }
+
+    /// Takes a peer in as a client, or says why not.
+    pub(crate) fn welcome(
+        &mut self,
+        provisional: &Client,
+        introduction: Introduction,
+        turn: &mut Turn<'_>,
+    ) -> Result<Arc<Client>, Rejection> {
+        let text = |value: Option<String>| value.filter(|text| !text.is_empty()).map(String::into_boxed_str);
+        let limit = turn.books.config.client_limit as usize;
+        if limit > 0 && self.by_id.len() >= limit {
+            let reason = format!("{limit} clients are connected already, which is this server's limit");
+            return Err(Rejection::new(RejectionKind::Busy, reason));
+        }
+        if self.by_connection.contains_key(&provisional.connection) {
+            return Err(Rejection::new(RejectionKind::BadRequest, "this connection has introduced itself"));
+        }
+        let id = text(introduction.id).unwrap_or_else(|| turn.books.next_id().into());
+        check_text("client id", Some(&id))?;
+        let (name, kind) = (text(introduction.name), text(introduction.kind));
+        check_text("client name", name.as_deref())?;
+        check_text("client type", kind.as_deref())?;
+        if self.by_id.contains_key(&id) {
+            let reason = format!("a client with the id {id:?} is connected already; choose another or none");
+            return Err(Rejection::new(RejectionKind::Busy, reason));
+        }
+        let client = Arc::new(Client {
+            connection: provisional.connection,
+            id,
+            name,
+            kind,
+            admin: provisional.admin,
+            connected_at: turn.now,
+        });
+        self.add(&client);
+        self.notify(EventKind::ClientConnected, &client, turn);
+        Ok(client)
+    }
+
+    fn add(&mut self, client: &Arc<Client>) {
+        self.by_connection.insert(client.connection, client.clone());
+        self.by_id.insert(client.id.clone(), client.clone());
+        for (index, key) in [(&mut self.by_name, &client.name), (&mut self.by_kind, &client.kind)] {
+            if let Some(key) = key {
+                index.entry(key.clone()).or_default().insert(client.connection, client.clone());
+            }
+        }
+    }
+
+    /// A connection ended.
+    pub(crate) fn leave(&mut self, connection: ConnectionId, turn: &mut Turn<'_>) {
+        self.watchers.retain(|(_, watcher)| *watcher != connection);
+        let Some(client) = self.by_connection.remove(&connection) else { return };
+        self.by_id.remove(&client.id);
+        for (index, key) in [(&mut self.by_name, &client.name), (&mut self.by_kind, &client.kind)] {
+            let Some(key) = key else { continue };
+            let Some(namesakes) = index.get_mut(key) else { continue };
+            namesakes.remove(&connection);
+            if namesakes.is_empty() {
+                index.remove(key);
+            }
+        }
+        self.notify(EventKind::ClientDisconnected, &client, turn);
+    }
+
+    /// The clients that a direct message is for: all that match, or the oldest of them.
+    pub(crate) fn receivers(&self, pattern: &ClientPattern, oldest_only: bool) -> Vec<ConnectionId> {
+        let namesakes = match pattern {
+            ClientPattern::Id(id) => return self.by_id.get(id).map(|c| c.connection).into_iter().collect(),
+            ClientPattern::Name(name) => self.by_name.get(name),
+            ClientPattern::Kind(kind) => self.by_kind.get(kind),
+        };
+        let most = if oldest_only { 1 } else { usize::MAX };
+        namesakes.into_iter().flat_map(BTreeMap::keys).take(most).copied().collect()
+    }
+
+    /// Clients whose type passes the filter, oldest first.
+    pub(crate) fn list(&self, kind: Option<&str>, now: Timestamp) -> Vec<ClientInformation> {
+        let passes = |client: &&Arc<Client>| {
+            kind.is_none_or(|filter| filter::matches(filter, client.kind.as_deref().unwrap_or_default()))
+        };
+        self.by_connection
+            .values()
+            .filter(passes)
+            .map(|client| ClientInformation {
+                client: client.clone(),
+                online_ms: now.since(client.connected_at).as_millis() as u64,
+            })
+            .collect()
+    }
+
+    pub(crate) fn watch(&mut self, kind: EventKind, who: ConnectionId, on: bool) {
+        self.watchers.retain(|watcher| *watcher != (kind, who));
+        if on {
+            self.watchers.push((kind, who));
+        }
+    }
+
+    fn notify(&self, kind: EventKind, client: &Client, turn: &mut Turn<'_>) {
+        let watchers: Vec<_> = self.watchers.iter().filter(|(watched, _)| *watched == kind).collect();
+        if watchers.is_empty() {
+            return;
+        }
+        let subject =
+            Subject::Client { id: client.id.clone(), name: client.name.clone(), kind: client.kind.clone() };
+        let occurrence = Arc::new(Occurrence { kind, channel: None, queue: None, subject });
+        for (_, watcher) in watchers {
+            turn.tell(*watcher, Event::Occurred(occurrence.clone()));
+        }
+    }
+}
+
+/// What peers say of themselves is shown to others, so it must fit a frame and stay on one line.
+fn check_text(what: &str, text: Option<&str>) -> Result<(), Rejection> {
+    let Some(text) = text else { return Ok(()) };
+    let wrong = if text.len() > 255 {
+        "is longer than 255 octets"
+    } else if text.chars().any(char::is_control) {
+        "contains control characters"
+    } else {
+        return Ok(());
+    };
+    Err(Rejection::new(RejectionKind::BadRequest, format!("the {what} {wrong}")))
+}

@@ -1,0 +1,574 @@
+//! One queue: what it is, how messages get in, how they return, and how they leave for good.
+//!
+//! How they are handed out is in `dispatch` (decided by a policy, at once) and `workflow` (decided step by
+//! step by a handler); how deliveries end is in `settlement`.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use foldhash::HashMap;
+
+use crate::command::{Acknowledgement, Clear, EventKind};
+use crate::decision::{Acknowledge, PutBack, Step, Steps};
+use crate::delivery::{Deliveries, Outstanding};
+use crate::effect::{Effect, Event, Occurrence, Subject, Transfer};
+use crate::id::{ConnectionId, HandlerId, QueueAddress};
+use crate::members::Members;
+use crate::message::Message;
+use crate::options::{QueueChanges, QueueOptions, Status};
+use crate::ready::{Entry, Ready};
+use crate::rejection::{Rejection, RejectionKind};
+use crate::settlement::Settlement;
+use crate::stats::{DropReason, QueueInformation, QueueStats};
+use crate::time::Timestamp;
+use crate::turn::{Asker, Books, Deciding, Inquiry, Place, Turn, Verdict, decide, tell_dequeued};
+use crate::workflow::Flows;
+
+/// What a queue is, apart from the messages in it.
+#[derive(Debug)]
+pub(crate) struct Face {
+    pub(crate) address: Arc<QueueAddress>,
+    pub(crate) place: Place,
+    pub(crate) options: QueueOptions,
+    pub(crate) handler: HandlerId,
+    /// The steps that the handler decides itself.
+    pub(crate) overrides: Steps,
+    pub(crate) stats: QueueStats,
+}
+
+/// A message whose admission is not decided yet.
+#[derive(Debug)]
+struct Admission {
+    entry: Entry,
+    deciding: Deciding,
+    verdict: Option<Verdict>,
+}
+
+/// One queue.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    pub(crate) face: Face,
+    pub(crate) ready: Ready,
+    pub(crate) deliveries: Deliveries,
+    pub(crate) flows: Flows,
+    /// Ends that wait for a handler, by number.
+    pub(crate) settling: HashMap<u64, Settlement>,
+    /// The number of the last settlement; numbers are not used again, so late answers find nobody.
+    pub(crate) settlements: u64,
+    /// Messages are admitted in the order of their arrival: one that waits for its decision holds those behind.
+    undecided: VecDeque<Admission>,
+    /// The number of the first of `undecided`.
+    first_undecided: u64,
+    /// Index of the member that is next in round robin.
+    pub(crate) cursor: usize,
+    /// Who wants to know of each message produced.
+    pub(crate) watchers: Vec<ConnectionId>,
+    /// The queue is in the shard's list of work.
+    pub(crate) scheduled: bool,
+    /// The earliest moment for which the shard was told to look at this queue.
+    armed: Timestamp,
+}
+
+/// The steps between a message's leaving the ready list and the end of its hand-out.
+const SENDING: [Step; 4] = [Step::BeginSend, Step::CanConsumerReceive, Step::ConsumerReceived, Step::EndSend];
+
+impl Queue {
+    pub(crate) fn new(
+        address: QueueAddress,
+        channel: usize,
+        options: QueueOptions,
+        books: &mut Books,
+    ) -> Self {
+        let place = Place { channel, queue: address.id, serial: books.next_serial() };
+        let seed = books.config.seed ^ place.serial;
+        let mut queue = Self {
+            face: Face {
+                address: Arc::new(address),
+                place,
+                options,
+                handler: HandlerId(0),
+                overrides: Steps::NONE,
+                stats: QueueStats::default(),
+            },
+            ready: Ready::default(),
+            deliveries: Deliveries::new(seed),
+            flows: Flows::default(),
+            settling: HashMap::default(),
+            settlements: 0,
+            undecided: VecDeque::new(),
+            first_undecided: 0,
+            cursor: 0,
+            watchers: Vec::new(),
+            scheduled: false,
+            armed: Timestamp::NEVER,
+        };
+        queue.choose_handler(books);
+        queue
+    }
+
+    /// Finds the handler that the options name; the server's if they name none.
+    pub(crate) fn choose_handler(&mut self, books: &Books) {
+        let named = self.face.options.delivery_handler.as_deref();
+        let handler = named
+            .and_then(|key| books.handler(key))
+            .or_else(|| books.handler(&books.config.delivery_handler))
+            .unwrap_or(HandlerId(0));
+        self.face.handler = handler;
+        self.face.overrides = books.spec(handler).overrides;
+    }
+
+    /// Whether hand-outs have to be asked about.
+    pub(crate) fn asks_while_sending(&self, books: &Books) -> bool {
+        SENDING.into_iter().any(|step| self.face.overrides.contains(step))
+            || (self.face.overrides.contains(Step::SaveMessage)
+                && books.spec(self.face.handler).base.sent.save)
+    }
+
+    pub(crate) fn information(&self) -> QueueInformation {
+        let (high_priority, normal) = self.ready.counts();
+        QueueInformation {
+            queue: (*self.face.address).clone(),
+            options: self.face.options.clone(),
+            high_priority,
+            normal,
+            in_flight: self.deliveries.open() as u64,
+            undecided: self.undecided.len() as u64,
+            memory_bytes: self.ready.bytes() + self.deliveries.bytes(),
+            stats: self.face.stats,
+        }
+    }
+
+    /// No message is in it, anywhere.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ready.is_empty() && self.deliveries.messages() == 0 && self.undecided.is_empty()
+    }
+
+    // ---- In ----------------------------------------------------------------------------------------------
+
+    /// A producer brings a message.
+    pub(crate) fn publish(&mut self, message: Message, members: &Members, turn: &mut Turn<'_>) {
+        if let Err(rejection) = self.check(&message, turn) {
+            turn.books.refused += 1;
+            self.refuse(message, rejection, turn);
+            return;
+        }
+        let message = self.with_id(message, turn);
+        self.face.stats.received += 1;
+        self.face.stats.last_received_ms = turn.now.0;
+        let mut entry = Entry::new(message, self.deadline(turn.now));
+        let mut deciding = Deciding::default();
+        if self.undecided.is_empty() && !self.face.overrides.contains(Step::ReceivedFromProducer) {
+            // Nobody is ahead and, as a rule, nobody is asked: no need to queue up for a decision.
+            let inquiry = Inquiry::new(Step::ReceivedFromProducer, Asker::Admission(self.first_undecided));
+            if let Some(verdict) = decide(&mut self.face, &mut deciding, &mut entry, inquiry, turn) {
+                return self.admit_one(entry, verdict, members, turn);
+            }
+            self.undecided.push_back(Admission { entry, deciding, verdict: None });
+            return;
+        }
+        self.undecided.push_back(Admission { entry, deciding, verdict: None });
+        self.consider(self.undecided.len() - 1, turn);
+        self.admit(members, turn);
+    }
+
+    /// A message comes from another queue: nobody is asked, nobody is answered, only room counts.
+    pub(crate) fn transfer(&mut self, message: Message, members: &Members, turn: &mut Turn<'_>) {
+        let entry = Entry { answered: true, ..Entry::new(message, self.deadline(turn.now)) };
+        self.face.stats.received += 1;
+        if self.check(&entry.message, turn).is_err() {
+            self.discard(entry, DropReason::Limit, turn);
+            return;
+        }
+        self.store(entry, members, turn);
+    }
+
+    fn check(&self, message: &Message, turn: &Turn<'_>) -> Result<(), Rejection> {
+        let options = &self.face.options;
+        let refuse = |kind, reason: String| Err(Rejection::new(kind, reason));
+        let address = &self.face.address;
+        if options.status == Status::Stopped {
+            return refuse(
+                RejectionKind::Unauthorized,
+                format!("queue {address} is stopped and takes no messages; give it another status first"),
+            );
+        }
+        let size = message.body().len() as u64;
+        if options.message_size_limit > 0 && size > options.message_size_limit {
+            let limit = options.message_size_limit;
+            let reason = format!("a body of {size} octets is larger than queue {address} takes ({limit})");
+            return refuse(RejectionKind::LimitExceeded, reason);
+        }
+        let stored = (self.ready.len() + self.undecided.len()) as u64;
+        let limited = options.message_limit > 0 && options.status != Status::Cache;
+        if limited && stored >= options.message_limit {
+            return refuse(
+                RejectionKind::LimitExceeded,
+                format!("queue {address} is full ({stored} messages)"),
+            );
+        }
+        if self.undecided.len() >= turn.books.config.undecided_max {
+            let waiting = self.undecided.len();
+            let reason =
+                format!("{waiting} messages of queue {address} wait for its handler; try again later");
+            return refuse(RejectionKind::Busy, reason);
+        }
+        Ok(())
+    }
+
+    fn refuse(&self, message: Message, rejection: Rejection, turn: &mut Turn<'_>) {
+        if let Some(producer) = message.producer() {
+            let to = producer.connection;
+            let queue = (*self.face.address).clone();
+            turn.tell(to, Event::PublishRefused { queue, message, rejection });
+        }
+    }
+
+    fn with_id(&self, message: Message, turn: &mut Turn<'_>) -> Message {
+        if !message.id().is_empty() || !self.face.options.use_message_id {
+            return message;
+        }
+        let id = turn.books.next_id();
+        let producer = message.producer().cloned();
+        Message::from_parts(id.as_bytes(), message.headers(), message.body(), message.properties(), producer)
+    }
+
+    pub(crate) fn deadline(&self, now: Timestamp) -> Timestamp {
+        match self.face.options.message_timeout {
+            timeout if timeout.is_zero() => Timestamp::NEVER,
+            timeout => now.after(timeout),
+        }
+    }
+
+    /// Gets the verdict of an undecided message, or asks for it.
+    fn consider(&mut self, index: usize, turn: &mut Turn<'_>) {
+        let number = self.first_undecided + index as u64;
+        let Admission { entry, deciding, verdict } = &mut self.undecided[index];
+        let inquiry = Inquiry::new(Step::ReceivedFromProducer, Asker::Admission(number));
+        *verdict = decide(&mut self.face, deciding, entry, inquiry, turn);
+    }
+
+    /// An answer about an undecided message came.
+    pub(crate) fn admission_answered(
+        &mut self,
+        number: u64,
+        answer: Option<crate::decision::Decision>,
+        members: &Members,
+        turn: &mut Turn<'_>,
+    ) {
+        let Some(index) = number.checked_sub(self.first_undecided).map(|index| index as usize) else {
+            return;
+        };
+        let Some(admission) = self.undecided.get_mut(index) else { return };
+        admission.deciding.answered(&mut self.face, &mut admission.entry, answer, turn.books);
+        self.consider(index, turn);
+        self.admit(members, turn);
+    }
+
+    /// Admits from the front whatever is decided.
+    fn admit(&mut self, members: &Members, turn: &mut Turn<'_>) {
+        while self.undecided.front().is_some_and(|admission| admission.verdict.is_some()) {
+            let Some(Admission { entry, verdict: Some(verdict), .. }) = self.undecided.pop_front() else {
+                unreachable!("the front was looked at")
+            };
+            self.first_undecided += 1;
+            self.admit_one(entry, verdict, members, turn);
+        }
+    }
+
+    fn admit_one(&mut self, mut entry: Entry, verdict: Verdict, members: &Members, turn: &mut Turn<'_>) {
+        self.acknowledge_unsaved(&mut entry, verdict, turn);
+        self.acknowledge(&mut entry, verdict, None, "none", turn);
+        if verdict.decision.allow {
+            self.announce(&entry, turn);
+            self.store(entry, members, turn);
+        } else if verdict.decision.put_back == PutBack::No {
+            self.refuse_admission(entry, turn);
+        } else {
+            self.store_at(entry, verdict.decision.put_back, members, turn);
+        }
+    }
+
+    /// A policy that promises "saved" says so when it could not save, so that no producer waits in vain.
+    fn acknowledge_unsaved(&self, entry: &mut Entry, verdict: Verdict, turn: &mut Turn<'_>) {
+        let unsaved = verdict.decision.acknowledge == Acknowledge::IfSaved && !entry.saved;
+        if unsaved && !verdict.own && turn.books.spec(self.face.handler).base.refuse_unsaved {
+            self.answer_producer(entry, Some("not-saved"), None, true, turn);
+        }
+    }
+
+    /// A producer that waits is told that its message went nowhere, even if the handler did not say so:
+    /// otherwise it would learn it from a timeout.
+    fn refuse_admission(&mut self, mut entry: Entry, turn: &mut Turn<'_>) {
+        self.answer_producer(&mut entry, Some("refused"), None, true, turn);
+        self.discard(entry, DropReason::Refused, turn);
+    }
+
+    fn announce(&self, entry: &Entry, turn: &mut Turn<'_>) {
+        if self.watchers.is_empty() {
+            return;
+        }
+        let occurrence = Arc::new(Occurrence {
+            kind: EventKind::MessageProduced,
+            channel: Some(self.face.address.channel.clone()),
+            queue: Some(self.face.address.id),
+            subject: Subject::Message {
+                id: entry.message.id().into(),
+                saved: entry.saved,
+                producer: entry.message.producer().cloned(),
+            },
+        });
+        for watcher in &self.watchers {
+            turn.tell(*watcher, Event::Occurred(occurrence.clone()));
+        }
+    }
+
+    fn store(&mut self, entry: Entry, members: &Members, turn: &mut Turn<'_>) {
+        self.store_at(entry, PutBack::End, members, turn);
+    }
+
+    /// Puts a message where its queue's status wants it.
+    fn store_at(&mut self, entry: Entry, place: PutBack, members: &Members, turn: &mut Turn<'_>) {
+        match self.face.options.status {
+            Status::Broadcast => self.broadcast(entry, members, turn),
+            Status::Stopped => self.discard(entry, DropReason::Erased, turn),
+            Status::Cache => {
+                let all = Clear { high_priority: true, normal: true };
+                for replaced in self.ready.clear(all) {
+                    self.remove(replaced, turn);
+                }
+                self.keep(entry, place, turn);
+            }
+            Status::Push | Status::RoundRobin | Status::Pull | Status::Paused => {
+                self.keep(entry, place, turn)
+            }
+        }
+    }
+
+    fn keep(&mut self, entry: Entry, place: PutBack, turn: &mut Turn<'_>) {
+        self.arm(entry.deadline, turn);
+        if place == PutBack::Start {
+            self.ready.push_front(entry);
+        } else {
+            self.ready.push_back(entry);
+        }
+        self.schedule(turn);
+    }
+
+    // ---- Back --------------------------------------------------------------------------------------------
+
+    /// Returns a message to the queue, unless it was put back too often.
+    pub(crate) fn put_back(&mut self, mut entry: Entry, place: PutBack, turn: &mut Turn<'_>) {
+        entry.put_backs = entry.put_backs.saturating_add(1);
+        if entry.put_backs > self.face.options.put_back_limit {
+            self.bury(entry, DropReason::Limit, turn);
+            return;
+        }
+        match self.face.options.status {
+            Status::Stopped => return self.discard(entry, DropReason::Erased, turn),
+            // The cache holds something newer by now; and what is not stored cannot return.
+            Status::Cache if !self.ready.is_empty() => return self.discard(entry, DropReason::Erased, turn),
+            Status::Broadcast => return self.discard(entry, DropReason::NoConsumer, turn),
+            _ => {}
+        }
+        self.face.stats.put_back += 1;
+        self.keep(entry, place, turn);
+    }
+
+    /// Moves a message that failed for good to the dead-letter queue, or drops it.
+    pub(crate) fn bury(&mut self, entry: Entry, reason: DropReason, turn: &mut Turn<'_>) {
+        let Some(to) = self.face.options.dead_letter.clone() else {
+            self.discard(entry, reason, turn);
+            return;
+        };
+        let message = dead_letter(&entry, &self.face.address, &to, reason);
+        self.face.stats.dead_lettered += 1;
+        turn.effects.push(Effect::Transfer(Transfer { to, message }));
+        self.remove(entry, turn);
+    }
+
+    // ---- Out ---------------------------------------------------------------------------------------------
+
+    /// A message is dropped, which is counted.
+    pub(crate) fn discard(&mut self, entry: Entry, reason: DropReason, turn: &mut Turn<'_>) {
+        self.face.stats.dropped[reason as usize] += 1;
+        self.remove(entry, turn);
+    }
+
+    /// A message leaves for good.
+    #[expect(clippy::needless_pass_by_value, reason = "taking it is what makes it the end")]
+    pub(crate) fn remove(&mut self, entry: Entry, turn: &mut Turn<'_>) {
+        self.face.stats.removed += 1;
+        tell_dequeued(&self.face, &entry, turn);
+    }
+
+    /// The last holder of a message let go.
+    pub(crate) fn close(&mut self, held: Outstanding, turn: &mut Turn<'_>) {
+        if held.put_back != PutBack::No && (held.put_back_own || !held.acked) {
+            self.put_back(held.entry, held.put_back, turn);
+        } else if held.refused && !held.acked {
+            self.discard(held.entry, DropReason::Refused, turn);
+        } else {
+            self.remove(held.entry, turn);
+        }
+        // Whoever waits for acknowledgements may go on now.
+        self.schedule(turn);
+    }
+
+    /// Removes stored messages; returns how many there were.
+    pub(crate) fn clear(&mut self, clear: Clear, turn: &mut Turn<'_>) -> u64 {
+        let cleared = self.ready.clear(clear);
+        let count = cleared.len() as u64;
+        for entry in cleared {
+            self.discard(entry, DropReason::Erased, turn);
+        }
+        count
+    }
+
+    /// Forgets everything: stored, undecided and handed out.
+    pub(crate) fn erase(&mut self, turn: &mut Turn<'_>) {
+        self.clear(Clear { high_priority: true, normal: true }, turn);
+        for mut admission in std::mem::take(&mut self.undecided) {
+            self.first_undecided += 1;
+            self.answer_producer(&mut admission.entry, Some("erased"), None, true, turn);
+            self.discard(admission.entry, DropReason::Erased, turn);
+        }
+        self.flows.forget();
+        for settlement in std::mem::take(&mut self.settling).into_values() {
+            if let Some(entry) = settlement.into_expired() {
+                self.face.stats.dropped[DropReason::Erased as usize] += 1;
+                self.face.stats.removed += 1;
+                tell_dequeued(&self.face, &entry, turn);
+            }
+        }
+        for held in self.deliveries.drain() {
+            self.discard(held.entry, DropReason::Erased, turn);
+        }
+    }
+
+    // ---- Telling the producer ----------------------------------------------------------------------------
+
+    /// Carries out the acknowledge part of a verdict.
+    pub(crate) fn acknowledge(
+        &self,
+        entry: &mut Entry,
+        verdict: Verdict,
+        relayed: Option<(Acknowledgement, Box<str>)>,
+        reason: &str,
+        turn: &mut Turn<'_>,
+    ) {
+        let negative = match verdict.decision.acknowledge {
+            Acknowledge::None => return,
+            Acknowledge::IfSaved if !entry.saved => return,
+            Acknowledge::IfSaved | Acknowledge::Always => None,
+            Acknowledge::Negative => Some(reason),
+        };
+        self.answer_producer(entry, negative, relayed, !verdict.own, turn);
+    }
+
+    /// Tells a message's producer its fate, once. `if_asked`: only a producer that asked for it.
+    fn answer_producer(
+        &self,
+        entry: &mut Entry,
+        negative: Option<&str>,
+        relayed: Option<(Acknowledgement, Box<str>)>,
+        if_asked: bool,
+        turn: &mut Turn<'_>,
+    ) {
+        if entry.answered || (if_asked && !entry.message.properties().pending_acknowledge) {
+            return;
+        }
+        let Some(producer) = entry.message.producer() else { return };
+        entry.answered = true;
+        let hidden = self.face.options.hide_client_names;
+        // A consumer's word is relayed only if it says what was decided.
+        let relayed = relayed
+            .filter(|(word, _)| word.negative.is_some() == negative.is_some())
+            .map(|(word, consumer)| Box::new((word, (!hidden).then_some(consumer))));
+        let to = producer.connection;
+        let event = Event::Acknowledged {
+            queue: self.face.address.clone(),
+            message: entry.message.clone(),
+            negative: negative.map(Into::into),
+            relayed,
+        };
+        turn.tell(to, event);
+    }
+
+    // ---- Options and time --------------------------------------------------------------------------------
+
+    /// Changes options, the status among them.
+    pub(crate) fn update(&mut self, changes: &QueueChanges, turn: &mut Turn<'_>) {
+        let before = self.face.options.status;
+        changes.apply_to(&mut self.face.options);
+        self.choose_handler(turn.books);
+        let status = self.face.options.status;
+        match status {
+            _ if status == before => {}
+            Status::Stopped => self.erase(turn),
+            Status::Cache => self.keep_latest(turn),
+            _ => {}
+        }
+        self.schedule(turn);
+    }
+
+    fn keep_latest(&mut self, turn: &mut Turn<'_>) {
+        let latest = self.ready.pop(true);
+        self.clear(Clear { high_priority: true, normal: true }, turn);
+        if let Some(entry) = latest {
+            self.ready.push_back(entry);
+        }
+    }
+
+    /// Puts the queue on the shard's list of work, if it is not there.
+    pub(crate) fn schedule(&mut self, turn: &mut Turn<'_>) {
+        if !self.scheduled && !self.ready.is_empty() {
+            self.scheduled = true;
+            turn.books.work.push_back(self.face.place);
+        }
+    }
+
+    /// Makes sure that the shard looks at this queue at `deadline` or before.
+    pub(crate) fn arm(&mut self, deadline: Timestamp, turn: &mut Turn<'_>) {
+        if deadline < self.armed {
+            turn.books.timers.remove(&(self.armed, self.face.place));
+            turn.books.timers.insert((deadline, self.face.place));
+            self.armed = deadline;
+        }
+    }
+
+    /// The moment for which this queue was armed has come.
+    pub(crate) fn timeout(&mut self, turn: &mut Turn<'_>) {
+        self.armed = Timestamp::NEVER;
+        self.expire(turn);
+        self.time_out_deliveries(turn);
+        let next = self.ready.next_deadline().min(self.deliveries.next_deadline());
+        self.arm(next, turn);
+    }
+
+    /// The moment it is armed for, to be taken off the list when the queue goes.
+    pub(crate) fn armed(&self) -> Timestamp {
+        self.armed
+    }
+}
+
+/// The message as it arrives in the dead-letter queue: its own headers, and where it came from and why.
+fn dead_letter(entry: &Entry, from: &QueueAddress, to: &QueueAddress, reason: DropReason) -> Message {
+    let message = &entry.message;
+    let mut headers = message.headers().to_vec();
+    let told = format!(
+        "Dead-Letter-Reason:{}\r\nDead-Letter-Queue:{from}\r\nDead-Letter-Attempts:{}\r\n",
+        reason.as_str(),
+        entry.attempts
+    );
+    // A header block cannot grow beyond 65,535 octets; a full one keeps what its producer said.
+    if headers.len() + told.len() <= usize::from(u16::MAX) {
+        headers.extend_from_slice(told.as_bytes());
+    }
+    let properties = crate::message::Properties {
+        content_type: to.id,
+        pending_acknowledge: false,
+        pending_response: false,
+        ..message.properties()
+    };
+    Message::from_parts(message.id(), &headers, message.body(), properties, message.producer().cloned())
+}

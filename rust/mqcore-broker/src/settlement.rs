@@ -1,0 +1,225 @@
+//! How deliveries end: acknowledged, refused, timed out, or lost with their consumer; and how messages end
+//! that waited too long in their queue.
+
+use std::sync::Arc;
+
+use crate::client::Client;
+use crate::command::Acknowledgement;
+use crate::decision::{Decision, PutBack, Step};
+use crate::effect::AcknowledgementView;
+use crate::id::ConnectionId;
+use crate::queue::Queue;
+use crate::ready::Entry;
+use crate::stats::DropReason;
+use crate::turn::{Asker, Deciding, Inquiry, Turn, Verdict, decide};
+
+/// Something that ended and may still need a handler's decision.
+#[derive(Debug)]
+pub(crate) struct Settlement {
+    subject: Subject,
+    deciding: Deciding,
+}
+
+#[derive(Debug)]
+enum Subject {
+    /// A delivery; its hold on the message belongs to the settlement.
+    Delivery { held: usize, consumer: Arc<Client>, word: Word },
+    /// A message that waited too long.
+    Expired(Entry),
+}
+
+#[derive(Debug, Clone)]
+enum Word {
+    Said(Box<Acknowledgement>),
+    Silent,
+    Lost,
+}
+
+impl Settlement {
+    /// The expired message, if it is about one.
+    pub(crate) fn into_expired(self) -> Option<Entry> {
+        match self.subject {
+            Subject::Expired(entry) => Some(entry),
+            Subject::Delivery { .. } => None,
+        }
+    }
+}
+
+impl Word {
+    fn step(&self) -> Step {
+        match self {
+            Self::Said(_) => Step::AcknowledgeReceived,
+            Self::Silent => Step::AcknowledgeTimedOut,
+            Self::Lost => Step::ConsumerReceiveFailed,
+        }
+    }
+
+    fn is_positive(&self) -> bool {
+        matches!(self, Self::Said(word) if word.negative.is_none())
+    }
+
+    /// What a producer is told when this is passed on as a refusal.
+    fn reason(&self) -> &str {
+        match self {
+            Self::Said(word) => word.negative.as_deref().unwrap_or("none"),
+            Self::Silent => "timeout",
+            Self::Lost => "consumer-lost",
+        }
+    }
+}
+
+impl Queue {
+    /// A consumer acknowledges. `false` if it has no such delivery (any more).
+    pub(crate) fn acknowledged(
+        &mut self,
+        consumer: ConnectionId,
+        word: Acknowledgement,
+        turn: &mut Turn<'_>,
+    ) -> bool {
+        let Some(key) = self.deliveries.find(&word.message_id, consumer) else { return false };
+        if word.negative.is_none() {
+            self.face.stats.acks += 1;
+        } else {
+            self.face.stats.negative_acks += 1;
+        }
+        self.settle(key, Word::Said(Box::new(word)), turn);
+        true
+    }
+
+    /// Deliveries whose time is up.
+    pub(crate) fn time_out_deliveries(&mut self, turn: &mut Turn<'_>) {
+        while let Some(key) = self.deliveries.due(turn.now) {
+            self.face.stats.negative_acks += 1;
+            self.settle(key, Word::Silent, turn);
+        }
+    }
+
+    /// A consumer is gone: what it had and did not settle has failed. The oldest goes back first in line.
+    pub(crate) fn consumer_lost(&mut self, consumer: ConnectionId, turn: &mut Turn<'_>) {
+        for key in self.deliveries.of(consumer).into_iter().rev() {
+            self.settle(key, Word::Lost, turn);
+        }
+    }
+
+    fn settle(&mut self, key: usize, word: Word, turn: &mut Turn<'_>) {
+        let delivery = self.deliveries.take(key);
+        let held = delivery.outstanding;
+        let step = word.step();
+        if !self.face.overrides.contains(step) {
+            let decision = turn.books.spec(self.face.handler).base.decide(step, word.is_positive());
+            if !decision.save {
+                let verdict = Verdict { decision, own: false };
+                return self.settled(held, &delivery.consumer, &word, verdict, turn);
+            }
+        }
+        let subject = Subject::Delivery { held, consumer: delivery.consumer, word };
+        self.begin_settlement(subject, turn);
+    }
+
+    fn begin_settlement(&mut self, subject: Subject, turn: &mut Turn<'_>) {
+        self.settlements += 1;
+        let number = self.settlements;
+        self.settling.insert(number, Settlement { subject, deciding: Deciding::default() });
+        self.run_settlement(number, turn);
+    }
+
+    /// An answer about a settlement came.
+    pub(crate) fn settlement_answered(&mut self, number: u64, answer: Option<Decision>, turn: &mut Turn<'_>) {
+        let Some(settlement) = self.settling.get_mut(&number) else { return };
+        let entry = match &mut settlement.subject {
+            Subject::Delivery { held, .. } => &mut self.deliveries.get_mut(*held).entry,
+            Subject::Expired(entry) => entry,
+        };
+        settlement.deciding.answered(&mut self.face, entry, answer, turn.books);
+        self.run_settlement(number, turn);
+    }
+
+    fn run_settlement(&mut self, number: u64, turn: &mut Turn<'_>) {
+        let Some(Settlement { subject, deciding }) = self.settling.get_mut(&number) else { return };
+        let asker = Asker::Settlement(number);
+        let verdict = match subject {
+            Subject::Delivery { held, consumer, word } => {
+                let entry = &mut self.deliveries.get_mut(*held).entry;
+                let acknowledgement = match word {
+                    Word::Said(word) => Some(Box::new(AcknowledgementView {
+                        message_id: word.message_id.clone(),
+                        negative: word.negative.clone(),
+                    })),
+                    Word::Silent | Word::Lost => None,
+                };
+                let positive = word.is_positive();
+                let inquiry =
+                    Inquiry { positive, acknowledgement, ..Inquiry::new(word.step(), asker).about(consumer) };
+                decide(&mut self.face, deciding, entry, inquiry, turn)
+            }
+            Subject::Expired(entry) => {
+                let inquiry = Inquiry::new(Step::MessageTimedOut, asker);
+                decide(&mut self.face, deciding, entry, inquiry, turn)
+            }
+        };
+        let Some(verdict) = verdict else { return };
+        let Some(Settlement { subject, .. }) = self.settling.remove(&number) else { return };
+        match subject {
+            Subject::Delivery { held, consumer, word } => {
+                self.settled(held, &consumer, &word, verdict, turn);
+            }
+            Subject::Expired(entry) => self.expiry_decided(entry, verdict, turn),
+        }
+    }
+
+    /// A delivery's end is decided: the producer hears of it, and the delivery lets go of the message.
+    fn settled(
+        &mut self,
+        held: usize,
+        consumer: &Arc<Client>,
+        word: &Word,
+        verdict: Verdict,
+        turn: &mut Turn<'_>,
+    ) {
+        if verdict.decision.acknowledge != crate::decision::Acknowledge::None {
+            let relayed = match word {
+                Word::Said(word) => Some(((**word).clone(), consumer.id.clone())),
+                Word::Silent | Word::Lost => None,
+            };
+            let mut entry = self.deliveries.get(held).entry.clone();
+            self.acknowledge(&mut entry, verdict, relayed, word.reason(), turn);
+            self.deliveries.get_mut(held).entry.answered = entry.answered;
+        }
+        let message = self.deliveries.get_mut(held);
+        message.acked |= word.is_positive();
+        if verdict.decision.put_back != PutBack::No {
+            if message.put_back != PutBack::Start {
+                message.put_back = verdict.decision.put_back;
+            }
+            message.put_back_own |= verdict.own;
+        }
+        message.refused |= matches!(word, Word::Said(word) if word.negative.is_some());
+        if let Some(closed) = self.deliveries.release(held) {
+            self.close(closed, turn);
+        }
+    }
+
+    /// Takes out of the queue what waited too long.
+    pub(crate) fn expire(&mut self, turn: &mut Turn<'_>) {
+        for entry in self.ready.expire(turn.now) {
+            self.expired(entry, turn);
+        }
+    }
+
+    /// A message that waited too long, and is out of the queue already.
+    pub(crate) fn expired(&mut self, entry: Entry, turn: &mut Turn<'_>) {
+        self.face.stats.timed_out += 1;
+        self.begin_settlement(Subject::Expired(entry), turn);
+    }
+
+    fn expiry_decided(&mut self, mut entry: Entry, verdict: Verdict, turn: &mut Turn<'_>) {
+        self.acknowledge(&mut entry, verdict, None, "timeout", turn);
+        if verdict.decision.put_back == PutBack::No {
+            self.bury(entry, DropReason::Expired, turn);
+        } else {
+            // It may wait once more as long as it did.
+            entry.deadline = self.deadline(turn.now);
+            self.put_back(entry, verdict.decision.put_back, turn);
+        }
+    }
+}

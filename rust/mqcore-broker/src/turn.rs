@@ -1,0 +1,347 @@
+//! What every part of a shard works with during one call: the time, the effects, the shard's shared books.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use foldhash::HashMap;
+
+use crate::broker::{BrokerConfig, HandlerSpec};
+use crate::client::Client;
+use crate::decision::{Decision, PutBack, Step};
+use crate::effect::{AcknowledgementView, Effect, Event, Question};
+use crate::id::{ConnectionId, HandlerId, QuestionId};
+use crate::policy;
+use crate::queue::Face;
+use crate::ready::Entry;
+use crate::stats::QueueStats;
+use crate::time::Timestamp;
+
+/// Which queue something is about. The serial makes sure that it is still the same queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    pub(crate) channel: usize,
+    pub(crate) queue: u16,
+    pub(crate) serial: u64,
+}
+
+/// What of a queue waits for an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asker {
+    /// A message that is not admitted yet, by its number.
+    Admission(u64),
+    /// A message on its way to consumers, by its number.
+    Flow(u64),
+    /// A delivery that is being settled, or a message that expired, by its number.
+    Settlement(u64),
+}
+
+/// A question that is out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked {
+    pub(crate) place: Place,
+    pub(crate) asker: Asker,
+    pub(crate) handler: HandlerId,
+}
+
+/// The books that all queues of a shard share.
+pub(crate) struct Books {
+    pub(crate) config: BrokerConfig,
+    pub(crate) handlers: Vec<HandlerSpec>,
+    questions: HashMap<QuestionId, Asked>,
+    next_question: u64,
+    /// Deadlines of questions, one list a handler: within it they ascend, as its timeout is constant.
+    question_deadlines: Vec<VecDeque<(Timestamp, QuestionId)>>,
+    /// Consumers that cannot take more now, and since when.
+    pub(crate) congested: HashMap<ConnectionId, Timestamp>,
+    /// Queues that have something to hand out.
+    pub(crate) work: VecDeque<Place>,
+    /// When to look at which queue again.
+    pub(crate) timers: BTreeSet<(Timestamp, Place)>,
+    serial: u64,
+    ids: u64,
+    /// Commands refused.
+    pub(crate) refused: u64,
+    /// Acknowledgements of something that is not in flight.
+    pub(crate) unknown_acks: u64,
+    /// Counters of queues that are gone.
+    pub(crate) retired: QueueStats,
+}
+
+impl Books {
+    pub(crate) fn new(config: BrokerConfig) -> Self {
+        let handlers: Vec<_> = policy::ALL.into_iter().map(HandlerSpec::of_policy).collect();
+        Self {
+            config,
+            question_deadlines: vec![VecDeque::new(); handlers.len()],
+            handlers,
+            questions: HashMap::default(),
+            next_question: 0,
+            congested: HashMap::default(),
+            work: VecDeque::new(),
+            timers: BTreeSet::new(),
+            serial: 0,
+            ids: 0,
+            refused: 0,
+            unknown_acks: 0,
+            retired: QueueStats::default(),
+        }
+    }
+
+    /// Adds a handler or replaces the one of the same key.
+    pub(crate) fn register(&mut self, spec: HandlerSpec) -> HandlerId {
+        if let Some(place) = self.handlers.iter().position(|known| known.key == spec.key) {
+            // A shorter timeout would break the order of the deadlines that are out; they keep theirs.
+            self.handlers[place] = spec;
+            return HandlerId(place as u16);
+        }
+        assert!(
+            self.handlers.len() < usize::from(u16::MAX),
+            "handlers are registered by the program, not by peers"
+        );
+        self.handlers.push(spec);
+        self.question_deadlines.push(VecDeque::new());
+        HandlerId((self.handlers.len() - 1) as u16)
+    }
+
+    pub(crate) fn handler(&self, key: &str) -> Option<HandlerId> {
+        self.handlers.iter().position(|spec| &*spec.key == key).map(|place| HandlerId(place as u16))
+    }
+
+    pub(crate) fn spec(&self, handler: HandlerId) -> &HandlerSpec {
+        &self.handlers[usize::from(handler.0)]
+    }
+
+    /// A number that no other queue of this shard has had.
+    pub(crate) fn next_serial(&mut self) -> u64 {
+        self.serial += 1;
+        self.serial
+    }
+
+    /// A message or client id that nobody has: 32 lower-case hex digits. The counter makes it unique in this
+    /// shard, the seed across shards and starts; mixing both makes it hard to guess the next one.
+    pub(crate) fn next_id(&mut self) -> String {
+        self.ids += 1;
+        let seed = self.config.seed;
+        let mixed = mix(seed ^ self.ids.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        format!("{:016x}{:016x}", mixed, mix(mixed ^ seed).wrapping_add(self.ids))
+    }
+
+    /// Takes a question off the books; `None` if its answer came too late.
+    pub(crate) fn answered(&mut self, id: QuestionId) -> Option<Asked> {
+        self.questions.remove(&id)
+    }
+
+    /// A question whose answer did not come in time, off the books.
+    pub(crate) fn overdue(&mut self, now: Timestamp) -> Option<Asked> {
+        for list in &mut self.question_deadlines {
+            while let Some((deadline, id)) = list.front().copied() {
+                if self.questions.contains_key(&id) && deadline > now {
+                    break;
+                }
+                list.pop_front();
+                if let Some(asked) = self.questions.remove(&id) {
+                    return Some(asked);
+                }
+            }
+        }
+        None
+    }
+
+    /// The earliest deadline of a question. May be one that was answered: that costs a look.
+    pub(crate) fn next_question_deadline(&self) -> Timestamp {
+        let fronts = self.question_deadlines.iter().filter_map(VecDeque::front);
+        fronts.map(|(deadline, _)| *deadline).min().unwrap_or(Timestamp::NEVER)
+    }
+
+    /// Questions that are out.
+    pub(crate) fn questions_open(&self) -> usize {
+        self.questions.len()
+    }
+
+    fn ask(&mut self, asked: Asked, now: Timestamp) -> QuestionId {
+        self.next_question += 1;
+        let id = QuestionId(self.next_question);
+        let deadline = now.after(self.spec(asked.handler).timeout);
+        let Self { questions, question_deadlines, .. } = self;
+        let list = &mut question_deadlines[usize::from(asked.handler.0)];
+        while list.front().is_some_and(|(_, id)| !questions.contains_key(id)) {
+            list.pop_front();
+        }
+        list.push_back((deadline, id));
+        questions.insert(id, asked);
+        id
+    }
+}
+
+/// The finalizer of SplitMix64: every bit of the input changes about half of the output.
+fn mix(mut value: u64) -> u64 {
+    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+/// One call into the shard.
+pub(crate) struct Turn<'a> {
+    pub(crate) now: Timestamp,
+    pub(crate) books: &'a mut Books,
+    pub(crate) effects: &'a mut Vec<Effect>,
+}
+
+impl Turn<'_> {
+    pub(crate) fn tell(&mut self, to: ConnectionId, event: Event) {
+        self.effects.push(Effect::Tell(to, event));
+    }
+}
+
+/// A decision, and whether a handler made it itself or its policy did.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Verdict {
+    pub(crate) decision: Decision,
+    pub(crate) own: bool,
+}
+
+/// What is asked, beside the queue and the message.
+pub(crate) struct Inquiry<'a> {
+    pub(crate) step: Step,
+    /// For acknowledgements: whether it is a positive one.
+    pub(crate) positive: bool,
+    pub(crate) consumer: Option<&'a Arc<Client>>,
+    pub(crate) acknowledgement: Option<Box<AcknowledgementView>>,
+    pub(crate) asker: Asker,
+}
+
+impl<'a> Inquiry<'a> {
+    pub(crate) fn new(step: Step, asker: Asker) -> Self {
+        Self { step, positive: true, consumer: None, acknowledgement: None, asker }
+    }
+
+    pub(crate) fn about(self, consumer: &'a Arc<Client>) -> Self {
+        Self { consumer: Some(consumer), ..self }
+    }
+}
+
+/// Where a message stands with its handler: at most one question is out for it at any time.
+#[derive(Debug, Default)]
+pub(crate) struct Deciding {
+    /// The answer that came and is not used yet.
+    answer: Option<Verdict>,
+    /// The verdict that waits until its wish to save is fulfilled.
+    saving: Option<Verdict>,
+    /// Saving was tried for the verdict at hand.
+    save_tried: bool,
+    /// What the question that is out was about; it tells what holds if the answer fails.
+    step: Option<(Step, bool)>,
+}
+
+/// Gets the verdict of a step: at once from the policy, or from the handler, and then `None` means that the
+/// question is out and the caller has to park what it does until [`Deciding::answered`]. The verdict's wish to
+/// save is carried out before it is returned.
+pub(crate) fn decide(
+    face: &mut Face,
+    deciding: &mut Deciding,
+    entry: &mut Entry,
+    inquiry: Inquiry<'_>,
+    turn: &mut Turn<'_>,
+) -> Option<Verdict> {
+    let (step, positive) = (inquiry.step, inquiry.positive);
+    let asker = inquiry.asker;
+    let verdict = match deciding.answer.take() {
+        Some(verdict) => verdict,
+        None if face.overrides.contains(step) => {
+            deciding.step = Some((step, positive));
+            ask(face, entry, inquiry, turn);
+            return None;
+        }
+        None => {
+            let decision = turn.books.spec(face.handler).base.decide(step, positive);
+            Verdict { decision, own: false }
+        }
+    };
+    if verdict.decision.save && !entry.saved && !deciding.save_tried {
+        deciding.save_tried = true;
+        if face.overrides.contains(Step::SaveMessage) {
+            deciding.saving = Some(verdict);
+            deciding.step = Some((Step::SaveMessage, true));
+            ask(face, entry, Inquiry::new(Step::SaveMessage, asker), turn);
+            return None;
+        }
+        // Nothing stores messages yet, so saving fails, and the counter says so.
+        face.stats.save_failed += 1;
+    }
+    deciding.save_tried = false;
+    Some(verdict)
+}
+
+impl Deciding {
+    /// The answer to the question that is out; `None` if it failed or is late.
+    pub(crate) fn answered(
+        &mut self,
+        face: &mut Face,
+        entry: &mut Entry,
+        answer: Option<Decision>,
+        books: &Books,
+    ) {
+        let (step, positive) = self.step.take().expect("an answer is only routed to who asked");
+        if answer.is_none() {
+            face.stats.errors += 1;
+        }
+        if let Some(verdict) = self.saving.take() {
+            entry.saved = answer.is_some_and(|saved| saved.allow);
+            if entry.saved {
+                face.stats.saved += 1;
+            } else {
+                face.stats.save_failed += 1;
+            }
+            self.answer = Some(verdict);
+            return;
+        }
+        let decision = answer.unwrap_or_else(|| fallback(books.spec(face.handler).fallback, step, positive));
+        self.answer = Some(Verdict { decision, own: true });
+    }
+}
+
+/// What a handler's fallback means at `step`. Where a message is on its way, putting it back would deliver it
+/// twice; where it already failed, not putting it back would lose it. So "put back" counts only there.
+fn fallback(decision: Decision, step: Step, positive: bool) -> Decision {
+    let failed = match step {
+        Step::AcknowledgeReceived => !positive,
+        Step::AcknowledgeTimedOut | Step::ConsumerReceiveFailed | Step::MessageTimedOut => true,
+        _ => false,
+    };
+    Decision { put_back: if failed { decision.put_back } else { PutBack::No }, ..decision }
+}
+
+fn ask(face: &Face, entry: &Entry, inquiry: Inquiry<'_>, turn: &mut Turn<'_>) {
+    let asked = Asked { place: face.place, asker: inquiry.asker, handler: face.handler };
+    let id = turn.books.ask(asked, turn.now);
+    turn.effects.push(Effect::Ask(question(id, face, entry, inquiry, true)));
+}
+
+/// Tells a handler that overrides `message_dequeued` that a message left for good.
+pub(crate) fn tell_dequeued(face: &Face, entry: &Entry, turn: &mut Turn<'_>) {
+    if face.overrides.contains(Step::MessageDequeued) {
+        let inquiry = Inquiry::new(Step::MessageDequeued, Asker::Admission(0));
+        turn.effects.push(Effect::Ask(question(QuestionId(0), face, entry, inquiry, false)));
+    }
+}
+
+fn question(
+    id: QuestionId,
+    face: &Face,
+    entry: &Entry,
+    inquiry: Inquiry<'_>,
+    wants_answer: bool,
+) -> Question {
+    Question {
+        id,
+        handler: face.handler,
+        step: inquiry.step,
+        queue: face.address.clone(),
+        status: face.options.status,
+        message: Some(entry.message.clone()),
+        attempt: entry.attempts,
+        consumer: inquiry.consumer.cloned(),
+        acknowledgement: inquiry.acknowledgement,
+        wants_answer,
+    }
+}
