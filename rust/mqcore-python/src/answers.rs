@@ -7,34 +7,26 @@ use mqcore_server::handler::AnswerSink;
 
 /// Answers that were not sent yet, by the shard that asked. There are few shards: a list is searched fastest.
 #[derive(Default)]
-pub struct Answers {
+pub(crate) struct Answers {
     shards: Vec<(Arc<dyn AnswerSink>, Vec<Answer>)>,
-    count: usize,
 }
 
 impl Answers {
     /// Adds an answer for `sink`.
-    pub fn push(&mut self, sink: &Arc<dyn AnswerSink>, answer: Answer) {
-        self.count += 1;
+    pub(crate) fn push(&mut self, sink: &Arc<dyn AnswerSink>, answer: Answer) {
         match self.shards.iter_mut().find(|(known, _)| Arc::ptr_eq(known, sink)) {
             Some((_, answers)) => answers.push(answer),
             None => self.shards.push((sink.clone(), vec![answer])),
         }
     }
 
-    /// How many wait to be sent.
-    pub fn len(&self) -> usize {
-        self.count
-    }
-
     /// Whether none waits to be sent.
-    pub fn is_empty(&self) -> bool {
-        self.count == 0
+    pub(crate) fn is_empty(&self) -> bool {
+        self.shards.is_empty()
     }
 
     /// Sends them all.
-    pub fn send(&mut self) {
-        self.count = 0;
+    pub(crate) fn send(&mut self) {
         for (sink, answers) in self.shards.drain(..) {
             sink.answer(answers);
         }

@@ -19,7 +19,7 @@ use crate::load::Load;
 /// Whatever happens to it, each question is answered at most once, and those that nobody answered count as failed
 /// when it is dropped.
 #[pyclass(frozen, module = "mqcore._core")]
-pub struct Burst {
+pub(crate) struct Burst {
     handler: Arc<Handler>,
     load: Arc<Load>,
     entries: Vec<Entry>,
@@ -27,26 +27,26 @@ pub struct Burst {
 }
 
 /// One question that waits.
-pub struct Entry {
+pub(crate) struct Entry {
     /// What is awaited first.
-    pub awaitable: Py<PyAny>,
+    pub(crate) awaitable: Py<PyAny>,
     /// The step, or `ExceptionThrown` if it is that method's answer which is awaited.
-    pub step: Step,
+    pub(crate) step: Step,
     /// For `exception_thrown`.
-    pub about: About,
+    pub(crate) about: About,
     /// The question.
-    pub id: QuestionId,
+    pub(crate) id: QuestionId,
     /// Who asked.
-    pub sink: Arc<dyn AnswerSink>,
+    pub(crate) sink: Arc<dyn AnswerSink>,
     /// `false`: it is only told, and the answer goes nowhere.
-    pub wants_answer: bool,
+    pub(crate) wants_answer: bool,
     /// Whether it was answered.
-    pub settled: AtomicBool,
+    pub(crate) settled: AtomicBool,
 }
 
 impl Burst {
     /// Takes `entries`, whose questions are already counted as waiting in `load`.
-    pub fn new(handler: Arc<Handler>, load: Arc<Load>, entries: Vec<Entry>) -> Self {
+    pub(crate) fn new(handler: Arc<Handler>, load: Arc<Load>, entries: Vec<Entry>) -> Self {
         Self { handler, load, entries, answers: Mutex::default() }
     }
 
@@ -107,7 +107,12 @@ impl Burst {
 
     /// Asks `exception_thrown` about what the awaited method raised: true or false as `decide` if it answered, or
     /// something to be awaited and given to `recover`. Raises what is left unhandled.
-    fn thrown<'py>(&self, py: Python<'py>, index: usize, exception: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    fn thrown<'py>(
+        &self,
+        py: Python<'py>,
+        index: usize,
+        exception: Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let entry = &self.entries[index];
         let exception = PyErr::from_value(exception);
         if entry.step == Step::ExceptionThrown {

@@ -12,26 +12,26 @@ use crate::message::Message;
 use crate::view::{Acknowledgement, ClientView, Delivery, QueueView};
 
 /// A question, ready to be asked.
-pub struct Call {
+pub(crate) struct Call {
     /// Which method.
-    pub step: Step,
+    pub(crate) step: Step,
     /// Its arguments.
-    pub arguments: Py<PyTuple>,
+    pub(crate) arguments: Py<PyTuple>,
     /// The queue and the message among them, which `exception_thrown` is told too.
-    pub about: About,
+    pub(crate) about: About,
 }
 
 /// What `exception_thrown` is told beside the exception.
-pub struct About {
+pub(crate) struct About {
     /// The queue.
-    pub queue: Py<QueueView>,
+    pub(crate) queue: Py<QueueView>,
     /// The message; `None` for an acknowledgement of something unknown.
-    pub message: Option<Py<Message>>,
+    pub(crate) message: Option<Py<Message>>,
 }
 
 impl About {
     /// The same once more.
-    pub fn clone_ref(&self, py: Python<'_>) -> Self {
+    pub(crate) fn clone_ref(&self, py: Python<'_>) -> Self {
         Self {
             queue: self.queue.clone_ref(py),
             message: self.message.as_ref().map(|message| message.clone_ref(py)),
@@ -42,7 +42,7 @@ impl About {
 /// Views that were made last: the questions of one burst are mostly about one queue and a few clients, so most
 /// views serve more than once.
 #[derive(Default)]
-pub struct Views {
+pub(crate) struct Views {
     queue: Option<Py<QueueView>>,
     producer: Option<Py<ClientView>>,
     consumer: Option<Py<ClientView>>,
@@ -50,7 +50,7 @@ pub struct Views {
 
 impl Call {
     /// Makes the arguments of `question`.
-    pub fn new(py: Python<'_>, question: Question, views: &mut Views) -> PyResult<Self> {
+    pub(crate) fn new(py: Python<'_>, question: Question, views: &mut Views) -> PyResult<Self> {
         let Question { step, queue, status, message, attempt, consumer, acknowledgement, .. } = question;
         let queue = match &views.queue {
             Some(view) if view.get().shows(&queue, status) => view.clone_ref(py),

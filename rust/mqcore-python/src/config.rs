@@ -13,7 +13,7 @@ use pyo3::types::PyString;
 use crate::error;
 
 /// Reads a `mqcore.BrokerConfig`.
-pub fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<Config> {
+pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<Config> {
     let listen: Vec<String> = field(config, "listen")?;
     let admin: Option<String> = field(config, "admin")?;
     let mut channel = ChannelOptions::default();
@@ -82,12 +82,12 @@ fn queue_changes(options: &Bound<'_, PyAny>) -> PyResult<QueueChanges> {
 }
 
 /// Reads `orders/1001`.
-pub fn queue_address(text: &str) -> PyResult<QueueAddress> {
+pub(crate) fn queue_address(text: &str) -> PyResult<QueueAddress> {
     QueueAddress::parse(text).map_err(|broken| error::name(text, broken))
 }
 
 /// Reads a number of seconds.
-pub fn seconds(value: f64, what: &str) -> PyResult<Duration> {
+pub(crate) fn seconds(value: f64, what: &str) -> PyResult<Duration> {
     Duration::try_from_secs_f64(value)
         .map_err(|broken| error::ConfigError::new_err(format!("{what} cannot be {value} seconds: {broken}")))
 }
@@ -97,7 +97,7 @@ where
     T: FromPyObjectOwned<'py>,
 {
     let value = config.getattr(PyString::intern(config.py(), name))?;
-    value.extract().map_err(|broken| {
+    value.extract().map_err(|broken: T::Error| {
         let broken: PyErr = broken.into();
         error::ConfigError::new_err(format!("{name} cannot be {value}: {broken}"))
     })

@@ -10,9 +10,9 @@ use pyo3::types::PyString;
 /// What a delivery handler answers. Frozen, compared by value.
 #[pyclass(frozen, eq, hash, module = "mqcore._core")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Decision {
+pub(crate) struct Decision {
     /// The same in the broker's words.
-    pub decision: BrokerDecision,
+    pub(crate) decision: BrokerDecision,
 }
 
 impl From<BrokerDecision> for Decision {
@@ -122,7 +122,7 @@ fn unknown(argument: &str, given: &str, known: &str) -> PyErr {
 }
 
 /// The ready-made policy of this key.
-pub fn policy_of(key: &str) -> PyResult<Policy> {
+pub(crate) fn policy_of(key: &str) -> PyResult<Policy> {
     policy::ALL.into_iter().find(|policy| policy.key == key).ok_or_else(|| {
         let known: Vec<_> = policy::ALL.iter().map(|policy| policy.key).collect();
         PyValueError::new_err(format!("there is no policy {key:?}; there are: {}", known.join(", ")))
@@ -130,7 +130,7 @@ pub fn policy_of(key: &str) -> PyResult<Policy> {
 }
 
 /// The step whose method has this name.
-pub fn step_of(method: &str) -> PyResult<Step> {
+pub(crate) fn step_of(method: &str) -> PyResult<Step> {
     Step::ALL
         .into_iter()
         .find(|step| step.method() == method)
@@ -140,12 +140,12 @@ pub fn step_of(method: &str) -> PyResult<Step> {
 /// What the ready-made policy `policy` decides at `step`.
 #[pyfunction]
 #[pyo3(signature = (policy, step, *, positive=true))]
-pub fn policy_decision(policy: &str, step: &str, positive: bool) -> PyResult<Decision> {
+pub(crate) fn policy_decision(policy: &str, step: &str, positive: bool) -> PyResult<Decision> {
     Ok(policy_of(policy)?.decide(step_of(step)?, positive).into())
 }
 
 /// The keys of the ready-made policies.
 #[pyfunction]
-pub fn policies() -> Vec<&'static str> {
+pub(crate) fn policies() -> Vec<&'static str> {
     policy::ALL.iter().map(|policy| policy.key).collect()
 }

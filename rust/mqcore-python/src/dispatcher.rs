@@ -27,7 +27,7 @@ const BATCH_MAX: usize = 256;
 const BATCH_TIME: Duration = Duration::from_millis(1);
 
 /// A running handler.
-pub struct Dispatcher {
+pub(crate) struct Dispatcher {
     /// `None` is the last thing that is sent.
     inbox: Sender<Option<Asked>>,
     load: Arc<Load>,
@@ -44,7 +44,7 @@ struct Asked {
 
 impl Dispatcher {
     /// Starts the thread. `submit(burst)` is how bursts of awaitables reach the event loop.
-    pub fn start(key: &str, handler: Handler, submit: Py<PyAny>) -> std::io::Result<Self> {
+    pub(crate) fn start(key: &str, handler: Handler, submit: Py<PyAny>) -> std::io::Result<Self> {
         let (inbox, questions) = crossbeam_channel::unbounded();
         let (ending, ended) = crossbeam_channel::bounded(0);
         let load = Arc::new(Load::default());
@@ -70,7 +70,7 @@ impl Dispatcher {
     }
 
     /// Takes questions; returns at once.
-    pub fn ask(&self, mut questions: Vec<Question>, sink: &Arc<dyn AnswerSink>) {
+    pub(crate) fn ask(&self, mut questions: Vec<Question>, sink: &Arc<dyn AnswerSink>) {
         let taken = self.load.take(questions.len());
         let refused = questions.split_off(taken);
         if !questions.is_empty()
@@ -84,25 +84,25 @@ impl Dispatcher {
     }
 
     /// Lets the thread end once it has answered what was asked so far.
-    pub fn finish(&self) {
+    pub(crate) fn finish(&self) {
         // An error means that it has ended already.
         let _ = self.inbox.send(None);
     }
 
     /// Lets the thread end as soon as the call that it is in returns: nobody wants answers any more.
-    pub fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
         self.finish();
     }
 
     /// Waits for the end of the thread; false if it did not come by `deadline`. To be called detached from the
     /// interpreter, which the thread needs in order to end.
-    pub fn join(&self, deadline: Instant) -> bool {
+    pub(crate) fn join(&self, deadline: Instant) -> bool {
         self.ended.recv_deadline(deadline) != Err(RecvTimeoutError::Timeout)
     }
 
     /// Its counters.
-    pub fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> Counts {
         self.load.counts()
     }
 }

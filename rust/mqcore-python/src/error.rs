@@ -16,7 +16,7 @@ pyo3::import_exception!(mqcore.errors, NotRunning);
 pyo3::import_exception!(mqcore.errors, TooLarge);
 
 /// What a peer's, or a test's, bytes broke.
-pub fn wire(error: &WireError) -> PyErr {
+pub(crate) fn wire(error: &WireError) -> PyErr {
     match error {
         WireError::TooLarge { max, .. } => TooLarge::new_err((error.to_string(), *max)),
         _ => BadFrame::new_err(error.to_string()),
@@ -24,7 +24,7 @@ pub fn wire(error: &WireError) -> PyErr {
 }
 
 /// Why a broker did not start.
-pub fn start(error: &StartError) -> PyErr {
+pub(crate) fn start(error: &StartError) -> PyErr {
     match error {
         StartError::Config(broken) => config(broken),
         StartError::NotLoopback { .. } => ConfigError::new_err(error.to_string()),
@@ -34,22 +34,22 @@ pub fn start(error: &StartError) -> PyErr {
 }
 
 /// What is wrong with a setting.
-pub fn config(error: &ServerConfigError) -> PyErr {
+pub(crate) fn config(error: &ServerConfigError) -> PyErr {
     ConfigError::new_err(error.to_string())
 }
 
 /// What is wrong with a name.
-pub fn name(given: &str, error: NameError) -> PyErr {
+pub(crate) fn name(given: &str, error: NameError) -> PyErr {
     ConfigError::new_err(format!("{given:?} cannot name a queue: {error}"))
 }
 
 /// A broker that is not running was asked for something.
-pub fn not_running(what: &str) -> PyErr {
+pub(crate) fn not_running(what: &str) -> PyErr {
     NotRunning::new_err(format!("the broker is not running, so it cannot {what}; start it first"))
 }
 
 /// A broker was used in a process to which `fork` brought it without its threads.
-pub fn forked() -> PyErr {
+pub(crate) fn forked() -> PyErr {
     Forked::new_err(
         "this broker was started before fork(), and its threads stayed in the parent process; start a broker in \
          the child, or use the 'spawn' method of multiprocessing",

@@ -10,7 +10,7 @@ use crate::error;
 /// One TMQP/2.0 frame. Parts that are text on the wire stay octets here: this is the wire's view.
 #[pyclass(frozen, eq, hash, get_all, module = "mqcore._core")]
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Frame {
+pub(crate) struct Frame {
     kind: u8,
     first_acquirer: bool,
     high_priority: bool,
@@ -129,7 +129,7 @@ impl From<tmqp::Frame<'_>> for Frame {
 /// octets are needed.
 #[pyfunction]
 #[pyo3(signature = (data, *, frame_bytes_max=None, header_bytes_max=None))]
-pub fn tmqp_decode(
+pub(crate) fn tmqp_decode(
     data: &[u8],
     frame_bytes_max: Option<u64>,
     header_bytes_max: Option<u32>,
@@ -147,7 +147,7 @@ pub fn tmqp_decode(
 
 /// The octets of `frame`.
 #[pyfunction]
-pub fn tmqp_encode<'py>(py: Python<'py>, frame: &Frame) -> Bound<'py, PyBytes> {
+pub(crate) fn tmqp_encode<'py>(py: Python<'py>, frame: &Frame) -> Bound<'py, PyBytes> {
     let mut output = Vec::new();
     tmqp::encode(&frame.wire(), &mut output);
     PyBytes::new(py, &output)

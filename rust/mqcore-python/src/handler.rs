@@ -9,7 +9,7 @@ use crate::call::{About, Call};
 use crate::decision::{Decision, step_of};
 
 /// The user's object as its dispatcher needs it: everything looked up once, at registration.
-pub struct Handler {
+pub(crate) struct Handler {
     /// `module.Class`, for errors.
     name: Box<str>,
     /// By step number: the bound method, where the class overrides it.
@@ -17,7 +17,7 @@ pub struct Handler {
 }
 
 /// What came of a call.
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// An answer. The exception, if there was one, is dealt with.
     Decided(BrokerDecision),
     /// An exception, and `exception_thrown` did not decide what to do about it.
@@ -28,7 +28,7 @@ pub enum Outcome {
 
 impl Handler {
     /// `methods` are the overridden methods, each with its step's name.
-    pub fn new(name: &str, methods: Vec<(String, Py<PyAny>)>) -> PyResult<Self> {
+    pub(crate) fn new(name: &str, methods: Vec<(String, Py<PyAny>)>) -> PyResult<Self> {
         let mut table = [const { None }; Step::ALL.len()];
         for (step, method) in methods {
             table[step_of(&step)? as usize] = Some(method);
@@ -37,7 +37,7 @@ impl Handler {
     }
 
     /// The steps that are overridden.
-    pub fn overrides(&self) -> Steps {
+    pub(crate) fn overrides(&self) -> Steps {
         Step::ALL
             .into_iter()
             .filter(|step| self.methods[*step as usize].is_some())
@@ -45,12 +45,15 @@ impl Handler {
     }
 
     /// Calls the method of the call's step.
-    pub fn answer(&self, py: Python<'_>, call: Call) -> Outcome {
+    pub(crate) fn answer(&self, py: Python<'_>, call: Call) -> Outcome {
         let Call { step, arguments, about } = call;
         let Some(method) = &self.methods[step as usize] else {
             // Asked of the handler that this one has just replaced.
             let name = &self.name;
-            return Outcome::Failed(PyTypeError::new_err(format!("{name} does not decide {}", step.method())));
+            return Outcome::Failed(PyTypeError::new_err(format!(
+                "{name} does not decide {}",
+                step.method()
+            )));
         };
         match method.bind(py).call1(arguments.into_bound(py)).and_then(|result| self.read(step, result)) {
             Ok(Reading::Answer(decision)) => Outcome::Decided(decision),
@@ -60,7 +63,7 @@ impl Handler {
     }
 
     /// Asks `exception_thrown`, if it is overridden, what to do about `exception`.
-    pub fn exception_thrown(&self, py: Python<'_>, exception: PyErr, about: About) -> Outcome {
+    pub(crate) fn exception_thrown(&self, py: Python<'_>, exception: PyErr, about: About) -> Outcome {
         let step = Step::ExceptionThrown;
         let Some(method) = &self.methods[step as usize] else { return Outcome::Failed(exception) };
         let arguments = (&about.queue, &about.message, exception.value(py));
@@ -72,7 +75,7 @@ impl Handler {
     }
 
     /// The answer in what an awaited method returned.
-    pub fn awaited(&self, step: Step, result: &Bound<'_, PyAny>) -> PyResult<BrokerDecision> {
+    pub(crate) fn awaited(&self, step: Step, result: &Bound<'_, PyAny>) -> PyResult<BrokerDecision> {
         answer(step, result).ok_or_else(|| self.no_answer(step, result))
     }
 

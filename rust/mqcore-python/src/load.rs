@@ -6,14 +6,14 @@ use std::time::Duration;
 
 /// Questions that may wait for one handler. Each holds a message, so what a stuck handler can pin is bounded by
 /// this; further questions are answered "gone" at once, and the handler's fallback decides.
-pub const WAITING_MAX: usize = 262_144;
+pub(crate) const WAITING_MAX: usize = 262_144;
 
 /// Of these, questions whose answers are being awaited on the event loop: each of them is a task there.
-pub const AWAITED_MAX: usize = 16_384;
+pub(crate) const AWAITED_MAX: usize = 16_384;
 
 /// Counters of one handler. Shared by the shards that ask, its dispatcher and the event loop.
 #[derive(Debug, Default)]
-pub struct Load {
+pub(crate) struct Load {
     asked: AtomicU64,
     failed: AtomicU64,
     refused: AtomicU64,
@@ -24,20 +24,20 @@ pub struct Load {
 
 /// What [`Load`] has counted.
 #[derive(Debug, Clone, Copy)]
-pub struct Counts {
+pub(crate) struct Counts {
     /// Questions taken.
-    pub asked: u64,
+    pub(crate) asked: u64,
     /// Questions whose method raised, unless `exception_thrown` decided.
-    pub failed: u64,
+    pub(crate) failed: u64,
     /// Questions not taken because too many waited.
-    pub refused: u64,
+    pub(crate) refused: u64,
     /// Questions taken and not answered yet.
-    pub waiting: usize,
+    pub(crate) waiting: usize,
 }
 
 impl Load {
     /// Takes up to `wanted` questions; returns how many there was room for.
-    pub fn take(&self, wanted: usize) -> usize {
+    pub(crate) fn take(&self, wanted: usize) -> usize {
         let before = self.waiting.fetch_add(wanted, Ordering::AcqRel);
         let taken = wanted.min(WAITING_MAX.saturating_sub(before));
         if taken < wanted {
@@ -49,22 +49,22 @@ impl Load {
     }
 
     /// `count` questions were answered without being awaited.
-    pub fn answered(&self, count: usize) {
+    pub(crate) fn answered(&self, count: usize) {
         self.waiting.fetch_sub(count, Ordering::AcqRel);
     }
 
     /// `count` questions ended without a decision.
-    pub fn failed(&self, count: u64) {
+    pub(crate) fn failed(&self, count: u64) {
         self.failed.fetch_add(count, Ordering::Relaxed);
     }
 
     /// `count` questions went to the event loop.
-    pub fn awaited(&self, count: usize) {
+    pub(crate) fn awaited(&self, count: usize) {
         *self.awaited.lock().unwrap_or_else(PoisonError::into_inner) += count;
     }
 
     /// `count` awaited questions were answered.
-    pub fn settled(&self, count: usize) {
+    pub(crate) fn settled(&self, count: usize) {
         self.answered(count);
         let mut awaited = self.awaited.lock().unwrap_or_else(PoisonError::into_inner);
         let was_full = *awaited >= AWAITED_MAX;
@@ -75,12 +75,12 @@ impl Load {
     }
 
     /// Whether as many are awaited as may be.
-    pub fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         *self.awaited.lock().unwrap_or_else(PoisonError::into_inner) >= AWAITED_MAX
     }
 
     /// Waits until fewer are awaited, or for `limit`. To be called detached from the interpreter.
-    pub fn wait_for_room(&self, limit: Duration) {
+    pub(crate) fn wait_for_room(&self, limit: Duration) {
         let awaited = self.awaited.lock().unwrap_or_else(PoisonError::into_inner);
         drop(
             self.fewer_awaited
@@ -90,7 +90,7 @@ impl Load {
     }
 
     /// The counters as they are now.
-    pub fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> Counts {
         Counts {
             asked: self.asked.load(Ordering::Relaxed),
             failed: self.failed.load(Ordering::Relaxed),

@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 
 /// A published message. Holds the broker's own allocation, so making one copies nothing.
 #[pyclass(frozen, module = "mqcore._core")]
-pub struct Message {
+pub(crate) struct Message {
     message: BrokerMessage,
     headers: PyOnceLock<Py<Headers>>,
     body: PyOnceLock<Py<PyBytes>>,
@@ -20,12 +20,12 @@ pub struct Message {
 
 impl Message {
     /// The Python face of `message`.
-    pub fn new(message: BrokerMessage) -> Self {
+    pub(crate) fn new(message: BrokerMessage) -> Self {
         Self { message, headers: PyOnceLock::new(), body: PyOnceLock::new() }
     }
 
     /// The broker's message itself.
-    pub fn inner(&self) -> &BrokerMessage {
+    pub(crate) fn inner(&self) -> &BrokerMessage {
         &self.message
     }
 }
@@ -99,11 +99,7 @@ impl Message {
 
     /// Lends the body, read-only.
     #[allow(unsafe_code, reason = "the buffer protocol is a C interface; pyo3 has no safe form of it")]
-    unsafe fn __getbuffer__(
-        slf: Bound<'_, Self>,
-        view: *mut ffi::Py_buffer,
-        flags: c_int,
-    ) -> PyResult<()> {
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let body = slf.get().message.body();
         let length = body.len().cast_signed();
         // SAFETY: the octets live as long as the message, which never changes, and `PyBuffer_FillInfo` makes the
@@ -119,7 +115,7 @@ impl Message {
 ///
 /// Nothing is parsed before somebody looks, and then only as far as the key that is looked for.
 #[pyclass(frozen, mapping, module = "mqcore._core")]
-pub struct Headers {
+pub(crate) struct Headers {
     message: BrokerMessage,
 }
 
@@ -212,7 +208,7 @@ impl Headers {
 
 /// Names and header values are UTF-8 by the protocol; octets that are not are shown as U+FFFD, because a peer's
 /// bad text must not keep a handler from deciding about its message.
-pub fn text<'py>(py: Python<'py>, octets: &[u8]) -> Bound<'py, PyString> {
+pub(crate) fn text<'py>(py: Python<'py>, octets: &[u8]) -> Bound<'py, PyString> {
     match std::str::from_utf8(octets) {
         Ok(text) => PyString::new(py, text),
         Err(_) => PyString::new(py, &String::from_utf8_lossy(octets)),

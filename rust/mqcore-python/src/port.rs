@@ -16,7 +16,7 @@ use crate::load::Counts;
 /// The broker numbers the ready-made policies first, in the order of [`policy::ALL`], and then every other key in
 /// the order of its first registration; a handler that replaces another keeps the number. This table follows
 /// the same rule, so that a dispatcher stands here before the broker can ask it.
-pub struct Dispatchers {
+pub(crate) struct Dispatchers {
     slots: RwLock<Vec<Slot>>,
 }
 
@@ -34,7 +34,7 @@ impl Default for Dispatchers {
 
 impl Dispatchers {
     /// Puts a dispatcher in place; returns the one that it replaces.
-    pub fn set(&self, key: &str, dispatcher: Dispatcher) -> Option<Arc<Dispatcher>> {
+    pub(crate) fn set(&self, key: &str, dispatcher: Dispatcher) -> Option<Arc<Dispatcher>> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         let dispatcher = Some(Arc::new(dispatcher));
         match slots.iter_mut().find(|slot| *slot.key == *key) {
@@ -47,17 +47,14 @@ impl Dispatchers {
     }
 
     /// The counters of every handler, by key.
-    pub fn counts(&self) -> Vec<(Box<str>, Counts)> {
+    pub(crate) fn counts(&self) -> Vec<(Box<str>, Counts)> {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
-        slots
-            .iter()
-            .filter_map(|slot| Some((slot.key.clone(), slot.dispatcher.as_ref()?.counts())))
-            .collect()
+        slots.iter().filter_map(|slot| Some((slot.key.clone(), slot.dispatcher.as_ref()?.counts()))).collect()
     }
 
     /// Ends all threads; returns the keys of handlers that did not come back by `deadline`. To be called detached
     /// from the interpreter, because a handler needs it to come back.
-    pub fn stop(&self, deadline: Instant) -> Vec<Box<str>> {
+    pub(crate) fn stop(&self, deadline: Instant) -> Vec<Box<str>> {
         let mut slots = std::mem::take(&mut *self.slots.write().unwrap_or_else(PoisonError::into_inner));
         for dispatcher in slots.iter().filter_map(|slot| slot.dispatcher.as_ref()) {
             dispatcher.stop();

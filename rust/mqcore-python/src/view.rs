@@ -14,19 +14,19 @@ use crate::message::{Message, text};
 
 /// A queue at the moment of the question.
 #[pyclass(frozen, module = "mqcore._core")]
-pub struct QueueView {
+pub(crate) struct QueueView {
     queue: Arc<QueueAddress>,
     status: Status,
 }
 
 impl QueueView {
     /// The view of `queue` while it has `status`.
-    pub fn new(queue: Arc<QueueAddress>, status: Status) -> Self {
+    pub(crate) fn new(queue: Arc<QueueAddress>, status: Status) -> Self {
         Self { queue, status }
     }
 
     /// Whether this view says the same as a new one would.
-    pub fn shows(&self, queue: &Arc<QueueAddress>, status: Status) -> bool {
+    pub(crate) fn shows(&self, queue: &Arc<QueueAddress>, status: Status) -> bool {
         self.status == status && Arc::ptr_eq(&self.queue, queue)
     }
 }
@@ -65,7 +65,7 @@ impl QueueView {
 
 /// A client as the broker knows it.
 #[pyclass(frozen, module = "mqcore._core")]
-pub struct ClientView {
+pub(crate) struct ClientView {
     client: Peer,
 }
 
@@ -77,17 +77,17 @@ enum Peer {
 
 impl ClientView {
     /// The view of a client that is, or was, connected here.
-    pub fn connected(client: Arc<Client>) -> Self {
+    pub(crate) fn connected(client: Arc<Client>) -> Self {
         Self { client: Peer::Connected(client) }
     }
 
     /// The view of a client of which only the id is known.
-    pub fn named(id: &[u8]) -> Self {
+    pub(crate) fn named(id: &[u8]) -> Self {
         Self { client: Peer::Named(id.into()) }
     }
 
     /// Whether this is the view of `client`.
-    pub fn shows(&self, client: &Arc<Client>) -> bool {
+    pub(crate) fn shows(&self, client: &Arc<Client>) -> bool {
         matches!(&self.client, Peer::Connected(shown) if Arc::ptr_eq(shown, client))
     }
 }
@@ -130,7 +130,7 @@ impl ClientView {
 
 /// One attempt to hand one message to one consumer.
 #[pyclass(frozen, get_all, module = "mqcore._core")]
-pub struct Delivery {
+pub(crate) struct Delivery {
     message: Py<Message>,
     consumer: Py<ClientView>,
     attempt: u16,
@@ -138,7 +138,7 @@ pub struct Delivery {
 
 impl Delivery {
     /// The attempt number `attempt` (the first is 1) to hand `message` to `consumer`.
-    pub fn new(message: Py<Message>, consumer: Py<ClientView>, attempt: u16) -> Self {
+    pub(crate) fn new(message: Py<Message>, consumer: Py<ClientView>, attempt: u16) -> Self {
         Self { message, consumer, attempt }
     }
 }
@@ -153,13 +153,13 @@ impl Delivery {
 
 /// What a consumer said about a delivery.
 #[pyclass(frozen, module = "mqcore._core")]
-pub struct Acknowledgement {
+pub(crate) struct Acknowledgement {
     view: Box<AcknowledgementView>,
 }
 
 impl Acknowledgement {
     /// The Python face of `view`.
-    pub fn new(view: Box<AcknowledgementView>) -> Self {
+    pub(crate) fn new(view: Box<AcknowledgementView>) -> Self {
         Self { view }
     }
 }
