@@ -1,0 +1,278 @@
+//! A peer that speaks TMQP/2.0: preamble, Hello, and then frames both ways until one side has enough.
+//!
+//! | module | what lives there |
+//! |---|---|
+//! | `handshake` | the first octets and the first frame, and what is said to them |
+//! | `keep_alive` | when the peer was heard last, and when it is asked whether it is there |
+//! | `exchange` | what frames ask of the broker, what events tell the peer |
+//! | `publish`, `pull`, `operation`, `subscription` | frames of one kind, as commands |
+//! | `options` | the JSON that clients send |
+//! | `pending` | what was asked and is not answered yet |
+//! | `answer`, `delivery` | frames that answer, and frames that hand over |
+//! | `information`, `occurrence` | the JSON that clients get |
+//! | `message_id` | ids for what came without one |
+
+mod answer;
+mod delivery;
+mod exchange;
+mod handshake;
+mod information;
+mod keep_alive;
+mod message_id;
+mod occurrence;
+mod operation;
+mod options;
+mod pending;
+mod publish;
+mod pull;
+mod subscription;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use mqcore_broker::client::Client;
+use mqcore_broker::command::Command;
+use mqcore_broker::effect::Event;
+use mqcore_broker::time::Timestamp;
+use mqcore_wire::tmqp::{self, Frame, Kind};
+
+pub use self::delivery::{delivery_size, encode_delivery};
+use self::exchange::{Exchange, Next};
+use self::keep_alive::{Due, KeepAlive};
+use crate::session::{Session, SessionConfig, SessionError};
+
+/// Operations and pulls of one session that may wait for their answers; more are refused as busy.
+pub const OPEN_REQUESTS_MAX: usize = pending::OPEN_MAX;
+/// Octets of the first frame, its body included, at most.
+pub const HELLO_BYTES_MAX: u64 = handshake::HELLO_BYTES_MAX;
+/// Octets of the JSON that comes with an operation, at most.
+pub const OPTIONS_BYTES_MAX: usize = options::OPTIONS_BYTES_MAX;
+/// Copies that the CC headers of one message may ask for.
+pub const COPIES_MAX: usize = publish::COPIES_MAX;
+
+/// How far the conversation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// The eight octets of the protocol have not come yet.
+    Preamble,
+    /// They were echoed; the first frame has not come yet.
+    Hello,
+    /// The broker was asked to take the peer; nothing is read until it answers.
+    Introduced,
+    /// The peer is a client.
+    Open,
+    /// Nothing is read or written any more.
+    Over,
+}
+
+/// One TMQP/2.0 conversation.
+#[derive(Debug)]
+pub struct TmqpSession {
+    config: SessionConfig,
+    stage: Stage,
+    opened_at: Timestamp,
+    client: Option<Arc<Client>>,
+    keep_alive: KeepAlive,
+    exchange: Exchange,
+}
+
+impl TmqpSession {
+    /// The session of a connection that was opened just now.
+    #[must_use]
+    pub fn new(config: SessionConfig, now: Timestamp) -> Self {
+        Self {
+            stage: Stage::Preamble,
+            opened_at: now,
+            client: None,
+            keep_alive: KeepAlive::new(config.ping_interval, config.pong_timeout, now),
+            exchange: Exchange::new(&config, now),
+            config,
+        }
+    }
+
+    /// Frames of the peer that meant nothing and were ignored.
+    #[must_use]
+    pub const fn ignored_frames(&self) -> u64 {
+        self.exchange.ignored_frames()
+    }
+
+    /// Reads one unit, the preamble or a frame, from the front of `input`; `None` if there is nothing to read now.
+    #[inline]
+    fn read(
+        &mut self,
+        input: &[u8],
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<Option<usize>, SessionError> {
+        match self.stage {
+            Stage::Open => self.read_frame(input, commands, output),
+            Stage::Preamble => self.read_preamble(input, output),
+            Stage::Hello => self.read_hello(input, commands, output),
+            Stage::Introduced | Stage::Over => Ok(None),
+        }
+    }
+
+    fn read_preamble(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<Option<usize>, SessionError> {
+        let Some(preamble) = handshake::preamble(input)? else { return Ok(None) };
+        output.extend_from_slice(&preamble);
+        self.stage = Stage::Hello;
+        Ok(Some(preamble.len()))
+    }
+
+    fn read_hello(
+        &mut self,
+        input: &[u8],
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<Option<usize>, SessionError> {
+        let Some((frame, size)) = handshake::first_frame(input, &self.config.limits)? else {
+            return Ok(None);
+        };
+        match handshake::introduction(&frame) {
+            Ok(introduction) => commands.push(Command::Introduce(Box::new(introduction))),
+            Err(rejection) => {
+                handshake::refuse(&self.exchange.fresh_id(), &rejection, output);
+                return Err(SessionError::Misbehaved(rejection.reason));
+            }
+        }
+        self.stage = Stage::Introduced;
+        Ok(Some(size))
+    }
+
+    #[inline]
+    fn read_frame(
+        &mut self,
+        input: &[u8],
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<Option<usize>, SessionError> {
+        let Some((frame, size)) = tmqp::decode(input, &self.config.limits)? else { return Ok(None) };
+        let Some(client) = &self.client else { return Ok(None) };
+        match self.exchange.frame(client, frame, &input[..size], commands, output)? {
+            Next::Continue => {}
+            Next::Close => self.stage = Stage::Over,
+        }
+        Ok(Some(size))
+    }
+
+    fn welcomed(&mut self, client: Arc<Client>, now: Timestamp, output: &mut Vec<u8>) {
+        handshake::accept(&self.exchange.fresh_id(), &client, output);
+        self.client = Some(client);
+        self.keep_alive.start(now);
+        self.stage = Stage::Open;
+    }
+
+    fn handshake_deadline(&self) -> Timestamp {
+        self.opened_at.after(self.config.handshake_timeout)
+    }
+
+    fn keep_alive_timeout(&mut self, now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError> {
+        match self.keep_alive.due(now) {
+            Due::Nothing => Ok(()),
+            Due::Ping => {
+                output.extend_from_slice(&tmqp::PING);
+                Ok(())
+            }
+            Due::GiveUp => Err(SessionError::PingTimeout(self.config.pong_timeout)),
+        }
+    }
+
+    /// Makes sure that a session that failed stays silent, should it be called again.
+    fn end_on_error<T>(&mut self, result: Result<T, SessionError>) -> Result<T, SessionError> {
+        if result.is_err() {
+            self.stage = Stage::Over;
+        }
+        result
+    }
+}
+
+impl Session for TmqpSession {
+    fn receive(
+        &mut self,
+        input: &[u8],
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<usize, SessionError> {
+        self.keep_alive.offered(input.len(), now);
+        let mut consumed = 0;
+        loop {
+            let result = self.read(&input[consumed..], commands, output);
+            match self.end_on_error(result)? {
+                Some(size) => consumed += size,
+                None => break,
+            }
+        }
+        self.keep_alive.left(input.len() - consumed);
+        Ok(consumed)
+    }
+
+    fn needed(&self, input: &[u8]) -> usize {
+        let needed = match self.stage {
+            Stage::Preamble => Ok(tmqp::PREAMBLE.len()),
+            Stage::Hello => tmqp::needed(input, &handshake::limits(&self.config.limits)),
+            Stage::Open => tmqp::needed(input, &self.config.limits),
+            Stage::Introduced | Stage::Over => Ok(0),
+        };
+        // What is refused has no size: `receive` says why.
+        needed.unwrap_or(0)
+    }
+
+    fn event(&mut self, event: Event, now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError> {
+        match (event, self.stage) {
+            (Event::Welcomed(client), Stage::Introduced) => self.welcomed(client, now, output),
+            (Event::Refused(rejection), Stage::Introduced) => {
+                handshake::refuse(&self.exchange.fresh_id(), &rejection, output);
+                self.stage = Stage::Over;
+            }
+            (event, Stage::Open) => {
+                if let Some(client) = &self.client {
+                    self.exchange.event(client, event, output);
+                }
+            }
+            // Nobody is there whom it could concern.
+            (_, _) => {}
+        }
+        Ok(())
+    }
+
+    fn next_timeout(&self) -> Timestamp {
+        match self.stage {
+            Stage::Preamble | Stage::Hello | Stage::Introduced => self.handshake_deadline(),
+            Stage::Open => self.keep_alive.deadline(),
+            Stage::Over => Timestamp::NEVER,
+        }
+    }
+
+    fn timeout(&mut self, now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError> {
+        let result = match self.stage {
+            Stage::Preamble | Stage::Hello | Stage::Introduced if now >= self.handshake_deadline() => {
+                Err(SessionError::HandshakeTimeout(self.config.handshake_timeout))
+            }
+            Stage::Open => self.keep_alive_timeout(now, output),
+            _ => Ok(()),
+        };
+        self.end_on_error(result)
+    }
+
+    fn shutdown(&mut self, output: &mut Vec<u8>) {
+        // Before the echo the peer does not know that frames come from here.
+        if matches!(self.stage, Stage::Hello | Stage::Introduced | Stage::Open) {
+            tmqp::encode(&Frame::new(Kind::TERMINATE), output);
+        }
+        self.stage = Stage::Over;
+    }
+
+    fn client(&self) -> Option<&Arc<Client>> {
+        self.client.as_ref()
+    }
+
+    fn is_closing(&self) -> bool {
+        self.stage == Stage::Over
+    }
+}
+
+/// A sentence about something that the peer did.
+fn misbehaved(what: impl Into<Cow<'static, str>>) -> SessionError {
+    SessionError::Misbehaved(what.into())
+}

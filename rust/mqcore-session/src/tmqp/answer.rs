@@ -1,0 +1,202 @@
+//! Frames that answer a frame: responses and acknowledgements.
+
+use mqcore_broker::command::Acknowledgement;
+use mqcore_broker::message::Message;
+use mqcore_broker::rejection::Rejection;
+use mqcore_wire::tmqp::header::{self, key, nack_reason};
+use mqcore_wire::tmqp::operation::status;
+use mqcore_wire::tmqp::{self, Frame, HEADER_BYTES_MAX, HOPS_MAX, Kind, NAME_BYTES_MAX};
+
+/// Octets of a reason that travels in a header, at most.
+const REASON_BYTES_MAX: usize = 1024;
+
+/// What an answer repeats of the frame that it answers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked<'a> {
+    pub(super) id: &'a [u8],
+    pub(super) first_acquirer: bool,
+    pub(super) high_priority: bool,
+}
+
+impl<'a> Asked<'a> {
+    pub(super) fn by_frame(frame: &Frame<'a>) -> Self {
+        Self { id: frame.id, first_acquirer: frame.first_acquirer, high_priority: frame.high_priority }
+    }
+
+    pub(super) fn by_message(message: &'a Message) -> Self {
+        let properties = message.properties();
+        let (first_acquirer, high_priority) = (properties.first_acquirer, properties.high_priority);
+        Self { id: message.id(), first_acquirer, high_priority }
+    }
+}
+
+/// A name as a frame can hold it. Names that came through this protocol are never longer; those of peers that speak
+/// another one may be.
+pub(super) fn name(octets: &[u8]) -> &[u8] {
+    &octets[..octets.len().min(NAME_BYTES_MAX)]
+}
+
+/// Writes a response.
+pub(super) fn response(asked: &Asked<'_>, target: &[u8], code: u16, body: &[u8], output: &mut Vec<u8>) {
+    let frame = Frame {
+        first_acquirer: asked.first_acquirer,
+        high_priority: asked.high_priority,
+        content_type: code,
+        id: asked.id,
+        target: name(target),
+        payload: body,
+        ..Frame::new(Kind::RESPONSE)
+    };
+    tmqp::encode(&frame, output);
+}
+
+/// Writes a response that says no, and why.
+pub(super) fn refusal(asked: &Asked<'_>, target: &[u8], rejection: &Rejection, output: &mut Vec<u8>) {
+    response(asked, target, rejection.kind.code(), rejection.reason.as_bytes(), output);
+}
+
+/// Writes the broker's own acknowledgement of something that was sent to `target`; negative if there is a reason.
+pub(super) fn acknowledgement(
+    asked: &Asked<'_>,
+    target: &[u8],
+    content_type: u16,
+    negative: Option<&str>,
+    output: &mut Vec<u8>,
+) {
+    let mut headers = Vec::new();
+    if let Some(reason) = negative {
+        push_reason(&mut headers, reason);
+    }
+    let frame = Frame {
+        first_acquirer: asked.first_acquirer,
+        high_priority: asked.high_priority,
+        content_type,
+        id: asked.id,
+        target: name(target),
+        headers: &headers,
+        ..Frame::new(Kind::ACKNOWLEDGE)
+    };
+    tmqp::encode(&frame, output);
+}
+
+/// Tells a producer that its message was not taken: as a response, which is what the original sends, and as an
+/// acknowledgement if it waits for one, because its client takes nothing else for an answer then.
+pub(super) fn publish_refused(
+    asked: &Asked<'_>,
+    pending_acknowledge: bool,
+    channel: &[u8],
+    queue: u16,
+    rejection: &Rejection,
+    output: &mut Vec<u8>,
+) {
+    if asked.id.is_empty() {
+        return;
+    }
+    refusal(asked, channel, rejection, output);
+    if pending_acknowledge {
+        // High priority would make it the acknowledgement of a direct message.
+        let asked = Asked { high_priority: false, ..*asked };
+        acknowledgement(&asked, channel, queue, Some(&rejection.reason), output);
+    }
+}
+
+/// Tells a producer what became of its message, in the broker's own name.
+pub(super) fn settled(
+    message: &Message,
+    channel: &[u8],
+    queue: u16,
+    negative: Option<&str>,
+    output: &mut Vec<u8>,
+) {
+    let asked = Asked { id: message.id(), first_acquirer: true, high_priority: false };
+    acknowledgement(&asked, channel, queue, negative, output);
+}
+
+/// Passes a consumer's acknowledgement on to the producer. Whether it is negative is `negative`'s to say: a decision may
+/// have turned the consumer's word round.
+pub(super) fn relayed(
+    message: &Message,
+    channel: &[u8],
+    queue: u16,
+    negative: Option<&str>,
+    word: &Acknowledgement,
+    consumer: Option<&str>,
+    output: &mut Vec<u8>,
+) {
+    let said_negative = header::header_value(&word.headers, key::NACK_REASON).is_some();
+    let rewritten = (said_negative != negative.is_some()).then(|| with_reason(&word.headers, negative));
+    let frame = Frame {
+        first_acquirer: word.first_acquirer,
+        hops: word.hops.min(HOPS_MAX),
+        content_type: queue,
+        id: message.id(),
+        source: name(consumer.unwrap_or_default().as_bytes()),
+        target: name(channel),
+        headers: rewritten.as_deref().unwrap_or(&word.headers),
+        ..Frame::new(Kind::ACKNOWLEDGE)
+    };
+    tmqp::encode(&frame, output);
+}
+
+/// The header lines without any reason, and then `negative` as one.
+fn with_reason(headers: &[u8], negative: Option<&str>) -> Vec<u8> {
+    let mut lines = without(headers, key::NACK_REASON);
+    if let Some(reason) = negative {
+        truncate_lines(&mut lines, HEADER_BYTES_MAX - key::NACK_REASON.len() - 3 - REASON_BYTES_MAX);
+        push_reason(&mut lines, reason);
+    }
+    lines
+}
+
+/// The usable header lines whose key is not `key`.
+pub(super) fn without(headers: &[u8], key: &str) -> Vec<u8> {
+    let mut lines = Vec::with_capacity(headers.len() + 2);
+    for (name, value) in header::pairs(headers) {
+        if !name.eq_ignore_ascii_case(key.as_bytes()) {
+            lines.extend_from_slice(name);
+            lines.push(b':');
+            lines.extend_from_slice(value);
+            lines.extend_from_slice(b"\r\n");
+        }
+    }
+    // The last line may have lacked its end and now has it.
+    truncate_lines(&mut lines, HEADER_BYTES_MAX);
+    lines
+}
+
+/// Removes whole lines from the end until at most `octets` are left.
+pub(super) fn truncate_lines(lines: &mut Vec<u8>, octets: usize) {
+    if lines.len() > octets {
+        let end = lines[..octets].windows(2).rposition(|pair| pair == b"\r\n").map_or(0, |at| at + 2);
+        lines.truncate(end);
+    }
+}
+
+fn push_reason(headers: &mut Vec<u8>, reason: &str) {
+    let line = one_line(reason);
+    let line = if line.is_empty() { nack_reason::NONE } else { &line };
+    let pushed = header::push_header(headers, key::NACK_REASON, line.as_bytes());
+    debug_assert_eq!(pushed, Ok(()), "one line, and room was left for it");
+}
+
+/// The reason as a header can hold it: without line breaks, and not too long.
+fn one_line(reason: &str) -> String {
+    let ends = reason.char_indices().map(|(at, character)| at + character.len_utf8());
+    let end = ends.take_while(|&end| end <= REASON_BYTES_MAX).last().unwrap_or(0);
+    reason[..end].replace(char::is_control, " ")
+}
+
+/// The answer to whoever sent to a router that does not exist.
+pub(super) fn unrouted(frame: &Frame<'_>, client_id: &[u8], output: &mut Vec<u8>) {
+    let asked = Asked::by_frame(frame);
+    if frame.id.is_empty() {
+        return;
+    }
+    if frame.pending_acknowledge {
+        let asked = Asked { high_priority: false, ..asked };
+        acknowledgement(&asked, frame.target, frame.content_type, Some(nack_reason::NO_CONSUMERS), output);
+    }
+    if frame.pending_response {
+        response(&asked, client_id, status::NOT_FOUND, b"no router of this name", output);
+    }
+}

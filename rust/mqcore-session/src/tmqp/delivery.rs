@@ -1,0 +1,175 @@
+//! Frames that hand something over: deliveries, pulled and cached messages, and what clients send each other.
+
+use mqcore_broker::effect::{Deliver, PullOutcome};
+use mqcore_broker::message::Message;
+use mqcore_wire::tmqp::header::{self, key, no_content};
+use mqcore_wire::tmqp::operation::status;
+use mqcore_wire::tmqp::{self, Frame, HEADER_BYTES_MAX, HOPS_MAX, Kind};
+
+use super::answer::{self, Asked, name};
+use super::pending::PendingPull;
+
+/// Appends a delivery as its consumers get it. `first`: the reader is the message's first acquirer.
+pub fn encode_delivery(deliver: &Deliver, first: bool, output: &mut Vec<u8>) {
+    tmqp::encode(&delivered(deliver, first), output);
+}
+
+/// Octets that [`encode_delivery`] appends.
+#[must_use]
+pub fn delivery_size(deliver: &Deliver) -> usize {
+    delivered(deliver, false).encoded_size()
+}
+
+fn delivered(deliver: &Deliver, first: bool) -> Frame<'_> {
+    Frame {
+        first_acquirer: first,
+        pending_acknowledge: deliver.acknowledge,
+        content_type: deliver.queue.id,
+        source: source(&deliver.message, deliver.hide_source),
+        target: deliver.queue.channel.as_str().as_bytes(),
+        ..carried(Kind::QUEUE, &deliver.message)
+    }
+}
+
+/// A message as it was sent, in a frame of this kind; nobody is named yet.
+fn carried(kind: Kind, message: &Message) -> Frame<'_> {
+    let properties = message.properties();
+    Frame {
+        kind,
+        first_acquirer: properties.first_acquirer,
+        high_priority: properties.high_priority,
+        pending_response: properties.pending_response,
+        pending_acknowledge: properties.pending_acknowledge,
+        hops: properties.hops.min(HOPS_MAX),
+        content_type: properties.content_type,
+        id: message.id(),
+        source: &[],
+        target: &[],
+        headers: message.headers(),
+        payload: message.body(),
+    }
+}
+
+fn source(message: &Message, hidden: bool) -> &[u8] {
+    if hidden { &[] } else { name(message.source()) }
+}
+
+/// A message that one client sent another.
+pub(super) fn relay(kind: Kind, message: &Message, target: &[u8], output: &mut Vec<u8>) {
+    let frame = Frame { source: source(message, false), target: name(target), ..carried(kind, message) };
+    tmqp::encode(&frame, output);
+}
+
+/// A pulled message and how it is handed out.
+#[derive(Debug)]
+pub(super) struct Pulled<'a> {
+    pub(super) message: &'a Message,
+    pub(super) acknowledge: bool,
+    pub(super) hide_source: bool,
+    pub(super) first: bool,
+}
+
+/// Message `index` of the `count` of a pull. `left` are those of high priority and the others that stay behind.
+pub(super) fn pulled(
+    pull: &PendingPull,
+    pulled: &Pulled<'_>,
+    index: u32,
+    count: u32,
+    left: Option<(u64, u64)>,
+    output: &mut Vec<u8>,
+) {
+    let mut lines = Vec::new();
+    push(&mut lines, key::REQUEST_ID, &pull.id);
+    push(&mut lines, key::COUNT, count.to_string().as_bytes());
+    push(&mut lines, key::INDEX, index.to_string().as_bytes());
+    if let Some((high_priority, normal)) = left {
+        push(&mut lines, key::PRIORITY_MESSAGES, high_priority.to_string().as_bytes());
+        push(&mut lines, key::MESSAGES, normal.to_string().as_bytes());
+    }
+    let headers = behind(pulled.message.headers(), &lines);
+    let frame = Frame {
+        first_acquirer: pulled.first,
+        pending_acknowledge: pulled.acknowledge,
+        content_type: pull.queue,
+        source: source(pulled.message, pulled.hide_source),
+        target: &pull.channel,
+        headers: &headers,
+        ..carried(Kind::QUEUE, pulled.message)
+    };
+    tmqp::encode(&frame, output);
+}
+
+/// A message's own header text and then `lines`, of which nothing may be lost: the message's own gives way, by whole lines.
+fn behind(own: &[u8], lines: &[u8]) -> Vec<u8> {
+    let mut headers = Vec::with_capacity(own.len() + 2 + lines.len());
+    headers.extend_from_slice(own);
+    if !own.is_empty() && !own.ends_with(b"\r\n") {
+        headers.extend_from_slice(b"\r\n");
+    }
+    answer::truncate_lines(&mut headers, HEADER_BYTES_MAX - lines.len());
+    headers.extend_from_slice(lines);
+    headers
+}
+
+/// Ends a pull, or says why there is none.
+pub(super) fn no_content(
+    asked: &Asked<'_>,
+    channel: &[u8],
+    queue: u16,
+    why: &'static str,
+    output: &mut Vec<u8>,
+) {
+    let mut headers = Vec::new();
+    if !asked.id.is_empty() {
+        push(&mut headers, key::REQUEST_ID, asked.id);
+    }
+    push(&mut headers, key::NO_CONTENT, why.as_bytes());
+    let frame = Frame {
+        content_type: queue,
+        id: asked.id,
+        target: channel,
+        headers: &headers,
+        ..Frame::new(Kind::QUEUE)
+    };
+    tmqp::encode(&frame, output);
+}
+
+pub(super) fn no_content_word(outcome: PullOutcome) -> &'static str {
+    match outcome {
+        PullOutcome::Complete => no_content::END,
+        PullOutcome::Empty => no_content::EMPTY,
+        PullOutcome::Unacceptable => no_content::UNACCEPTABLE,
+        PullOutcome::Unauthorized => no_content::UNAUTHORIZED,
+        PullOutcome::NoChannel => no_content::NO_CHANNEL,
+        PullOutcome::NoQueue => no_content::NO_QUEUE,
+    }
+}
+
+/// The message of a cache queue: a response to the pull, under the pull's id.
+pub(super) fn cached(
+    pull: &PendingPull,
+    message: &Message,
+    hide_source: bool,
+    client_id: &[u8],
+    output: &mut Vec<u8>,
+) {
+    let asked = pull.asked();
+    let frame = Frame {
+        first_acquirer: asked.first_acquirer,
+        high_priority: asked.high_priority,
+        content_type: status::OK,
+        id: asked.id,
+        source: source(message, hide_source),
+        target: name(client_id),
+        headers: message.headers(),
+        payload: message.body(),
+        ..Frame::new(Kind::RESPONSE)
+    };
+    tmqp::encode(&frame, output);
+}
+
+/// Appends a header line. An id may be any octets, and one with a line break in it could not be told in a header: it is
+/// left out, and the frame's own id has to do.
+fn push(lines: &mut Vec<u8>, key: &str, value: &[u8]) {
+    let _ = header::push_header(lines, key, value);
+}

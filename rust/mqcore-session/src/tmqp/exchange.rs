@@ -1,0 +1,416 @@
+//! A client's frames as commands, and the broker's events as frames.
+
+use std::sync::Arc;
+
+use mqcore_broker::client::Client;
+use mqcore_broker::command::{Acknowledgement, ClientPattern, Command, Destination, MessageId, Request};
+use mqcore_broker::effect::{Event, Reply};
+use mqcore_broker::id::QueueAddress;
+use mqcore_broker::message::{Message, Properties};
+use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_broker::time::Timestamp;
+use mqcore_wire::tmqp::header::{self, key};
+use mqcore_wire::tmqp::operation::{Operation, status};
+use mqcore_wire::tmqp::{self, Frame, Kind};
+
+use super::answer::{self, Asked};
+use super::message_id::MessageIds;
+use super::pending::{Form, Pending, PendingAnswer, UNANSWERED};
+use super::publish::{ChannelNames, Publisher};
+use super::{delivery, information, misbehaved, occurrence, operation, pull, subscription};
+use crate::session::{SessionConfig, SessionError};
+
+/// What remains of a client's conversation between two frames.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    shards: usize,
+    /// Octets that the copies of one message may have together: as much as the message itself might.
+    copied_bytes_max: u64,
+    ids: MessageIds,
+    channels: ChannelNames,
+    pending: Pending,
+    ignored: u64,
+}
+
+/// Whether the conversation goes on after a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    Continue,
+    Close,
+}
+
+impl Exchange {
+    pub(super) fn new(config: &SessionConfig, now: Timestamp) -> Self {
+        Self {
+            shards: config.shards.max(1),
+            copied_bytes_max: config.limits.frame_bytes_max,
+            ids: MessageIds::new(config.connection, now),
+            channels: ChannelNames::default(),
+            pending: Pending::default(),
+            ignored: 0,
+        }
+    }
+
+    pub(super) const fn ignored_frames(&self) -> u64 {
+        self.ignored
+    }
+
+    pub(super) fn fresh_id(&mut self) -> [u8; 32] {
+        self.ids.next()
+    }
+
+    /// Takes one frame of the client, which lies in `octets`.
+    #[inline]
+    pub(super) fn frame(
+        &mut self,
+        client: &Arc<Client>,
+        mut frame: Frame<'_>,
+        octets: &[u8],
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<Next, SessionError> {
+        if frame.hops == 0 {
+            self.ignored += 1;
+            return Ok(Next::Continue);
+        }
+        frame.hops -= 1;
+        // Nobody could tell what a response without an id answers.
+        frame.pending_response &= !frame.id.is_empty();
+        if !frame.source.is_empty() && frame.source != client.id.as_bytes() {
+            return Err(misbehaved("the source of a frame is not the client that sent it"));
+        }
+        match frame.kind {
+            Kind::QUEUE => self.publisher(client).publish(&frame, octets, commands, output),
+            Kind::ACKNOWLEDGE if frame.high_priority => self.acknowledge_direct(client, &frame, commands),
+            Kind::ACKNOWLEDGE => self.acknowledge(&frame, commands),
+            Kind::PING => output.extend_from_slice(&tmqp::PONG),
+            Kind::PONG => {}
+            Kind::PULL => self.pull(&frame, commands, output),
+            Kind::DIRECT => self.direct(client, &frame, commands, output),
+            Kind::RESPONSE => self.respond(client, &frame, commands),
+            Kind::SERVER => self.operate(client, &frame, commands, output),
+            Kind::EVENT => self.subscribe(client, &frame, commands, output),
+            Kind::ROUTER => answer::unrouted(&frame, client.id.as_bytes(), output),
+            Kind::TERMINATE => return Ok(Next::Close),
+            _ => self.ignored += 1,
+        }
+        Ok(Next::Continue)
+    }
+
+    fn publisher<'a>(&'a mut self, client: &'a Arc<Client>) -> Publisher<'a> {
+        let (channels, ids) = (&mut self.channels, &mut self.ids);
+        Publisher { client, channels, ids, copied_bytes_max: self.copied_bytes_max }
+    }
+
+    /// A consumer's word about a delivery. One that names nothing is ignored: nobody waits for an answer to it.
+    fn acknowledge(&mut self, frame: &Frame<'_>, commands: &mut Vec<Command>) {
+        let channel = match self.channels.name(frame.target) {
+            Ok(channel) if !frame.id.is_empty() => channel,
+            _ => {
+                self.ignored += 1;
+                return;
+            }
+        };
+        let reason = header::header_value(frame.headers, key::NACK_REASON);
+        commands.push(Command::Acknowledge(Acknowledgement {
+            queue: QueueAddress { channel, id: frame.content_type },
+            message_id: MessageId::from_slice(frame.id),
+            negative: reason.map(|reason| String::from_utf8_lossy(reason).into()),
+            headers: frame.headers.into(),
+            hops: frame.hops,
+            first_acquirer: frame.first_acquirer,
+        }));
+    }
+
+    fn acknowledge_direct(&mut self, client: &Arc<Client>, frame: &Frame<'_>, commands: &mut Vec<Command>) {
+        match addressee(frame) {
+            Some(to) => commands.push(Command::AcknowledgeDirect {
+                to: to.into(),
+                message: message(client, frame, frame.id),
+            }),
+            None => self.ignored += 1,
+        }
+    }
+
+    fn respond(&mut self, client: &Arc<Client>, frame: &Frame<'_>, commands: &mut Vec<Command>) {
+        match addressee(frame) {
+            Some(to) => {
+                commands.push(Command::Respond { to: to.into(), message: message(client, frame, frame.id) });
+            }
+            None => self.ignored += 1,
+        }
+    }
+
+    fn direct(
+        &mut self,
+        client: &Arc<Client>,
+        frame: &Frame<'_>,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) {
+        let Some(to) = str::from_utf8(frame.target).ok().filter(|to| !to.is_empty()) else {
+            if !frame.id.is_empty() {
+                let reason = "the target of a direct message is a client id, @name:NAME or @type:TYPE";
+                let rejection = Rejection::new(RejectionKind::BadRequest, reason);
+                answer::refusal(&Asked::by_frame(frame), client.id.as_bytes(), &rejection, output);
+            }
+            return;
+        };
+        let fresh;
+        let id = if frame.id.is_empty() {
+            fresh = self.ids.next();
+            &fresh[..]
+        } else {
+            frame.id
+        };
+        commands.push(Command::Direct { to: client_pattern(to), message: message(client, frame, id) });
+    }
+
+    fn pull(&mut self, frame: &Frame<'_>, commands: &mut Vec<Command>, output: &mut Vec<u8>) {
+        match pull::read(frame, &mut self.channels, &mut self.pending) {
+            Ok(pull) => commands.push(Command::Pull(Box::new(pull))),
+            Err(why) => {
+                delivery::no_content(&Asked::by_frame(frame), frame.target, frame.content_type, why, output)
+            }
+        }
+    }
+
+    fn operate(
+        &mut self,
+        client: &Arc<Client>,
+        frame: &Frame<'_>,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) {
+        let asked = Asked::by_frame(frame);
+        let form = answer_form(frame);
+        let request = match Operation::from_code(frame.content_type) {
+            Some(operation) => operation::request(operation, frame),
+            None => {
+                self.ignored += 1;
+                let reason = format!("there is no operation {}", frame.content_type);
+                Err(Rejection::new(RejectionKind::BadRequest, reason))
+            }
+        };
+        self.ask(client, &asked, form, request, commands, output);
+    }
+
+    fn subscribe(
+        &mut self,
+        client: &Arc<Client>,
+        frame: &Frame<'_>,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) {
+        // Always answered, as the original does, so an id is made where there is none.
+        let fresh;
+        let id = if frame.id.is_empty() {
+            fresh = self.ids.next();
+            &fresh[..]
+        } else {
+            frame.id
+        };
+        let asked = Asked { id, ..Asked::by_frame(frame) };
+        let request = subscription::read(frame).map(Request::Subscribe);
+        self.ask(client, &asked, Some(Form::YesOrNo), request, commands, output);
+    }
+
+    /// Hands a request to the broker, or answers at once that it is wrong or comes too soon.
+    fn ask(
+        &mut self,
+        client: &Arc<Client>,
+        asked: &Asked<'_>,
+        form: Option<Form>,
+        request: Result<Request, Rejection>,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) {
+        let request = match (request, &form) {
+            (Ok(_), Some(_)) if self.pending.is_full() => Err(Rejection::new(
+                RejectionKind::Busy,
+                "too many requests wait for their answers; ask again later",
+            )),
+            (request, _) => request,
+        };
+        match (request, form) {
+            (Ok(request), Some(form)) => {
+                let parts = match request.destination(self.shards) {
+                    Destination::Every => self.shards,
+                    Destination::Shard(_) | Destination::Home => 1,
+                };
+                let number = self.pending.expect_answer(PendingAnswer::new(asked, form), parts);
+                commands.push(Command::Request(number, Box::new(request)));
+            }
+            (Ok(request), None) => commands.push(Command::Request(UNANSWERED, Box::new(request))),
+            (Err(rejection), Some(form)) => answer_request(client, asked, &form, Err(rejection), output),
+            (Err(_), None) => {}
+        }
+    }
+
+    /// Writes what the broker says.
+    pub(super) fn event(&mut self, client: &Arc<Client>, event: Event, output: &mut Vec<u8>) {
+        match event {
+            Event::Acknowledged { queue, message, negative, relayed } => {
+                let (channel, id, negative) =
+                    (queue.channel.as_str().as_bytes(), queue.id, negative.as_deref());
+                match relayed.as_deref() {
+                    _ if message.id().is_empty() => {}
+                    None => answer::settled(&message, channel, id, negative, output),
+                    Some((word, consumer)) => {
+                        answer::relayed(&message, channel, id, negative, word, consumer.as_deref(), output);
+                    }
+                }
+            }
+            Event::PublishRefused { queue, message, rejection } => {
+                let (asked, waits) = (Asked::by_message(&message), message.properties().pending_acknowledge);
+                let channel = queue.channel.as_str().as_bytes();
+                answer::publish_refused(&asked, waits, channel, queue.id, &rejection, output);
+            }
+            Event::Answered(request, part) => {
+                if let Some((pending, answer)) = self.pending.answered(request, part) {
+                    answer_request(client, &pending.asked(), &pending.form, answer, output);
+                }
+            }
+            Event::Pulled { request, message, acknowledge, hide_source, first, index, count, left } => {
+                if let Some(pull) = self.pending.pull(request) {
+                    let pulled = delivery::Pulled { message: &message, acknowledge, hide_source, first };
+                    delivery::pulled(pull, &pulled, index, count, left, output);
+                }
+            }
+            Event::PullEnded { request, outcome } => {
+                if let Some(pull) = self.pending.pull_ended(request) {
+                    let why = delivery::no_content_word(outcome);
+                    delivery::no_content(&pull.asked(), &pull.channel, pull.queue, why, output);
+                }
+            }
+            Event::Cached { request, message, hide_source } => {
+                if let Some(pull) = self.pending.pull_ended(request) {
+                    delivery::cached(&pull, &message, hide_source, client.id.as_bytes(), output);
+                }
+            }
+            Event::Direct { to, message } => {
+                delivery::relay(Kind::DIRECT, &message, pattern_text(&to).as_bytes(), output);
+            }
+            Event::DirectAcknowledged(message) => {
+                delivery::relay(Kind::ACKNOWLEDGE, &message, client.id.as_bytes(), output);
+            }
+            Event::Responded(message) => {
+                delivery::relay(Kind::RESPONSE, &message, client.id.as_bytes(), output);
+            }
+            Event::DirectRefused { to, message, rejection } => {
+                direct_refused(client, &to, &message, &rejection, output);
+            }
+            Event::Occurred(occurrence) => occurrence::encode(&occurrence, output),
+            // Said once, before there was a client.
+            Event::Welcomed(_) | Event::Refused(_) => {}
+        }
+    }
+}
+
+/// How the sender of an operation wants to hear of it; `None`: not at all.
+fn answer_form(frame: &Frame<'_>) -> Option<Form> {
+    if frame.pending_response {
+        return Some(Form::Response);
+    }
+    let acknowledged = frame.pending_acknowledge && !frame.id.is_empty();
+    acknowledged
+        .then(|| Form::Acknowledgement { target: frame.target.into(), content_type: frame.content_type })
+}
+
+fn answer_request(
+    client: &Client,
+    asked: &Asked<'_>,
+    form: &Form,
+    answer: Result<Reply, Rejection>,
+    output: &mut Vec<u8>,
+) {
+    let to = client.id.as_bytes();
+    match (form, answer) {
+        (Form::Response, Ok(reply)) => {
+            answer::response(asked, to, status::OK, &information::body(&reply), output);
+        }
+        (Form::Response, Err(rejection)) => answer::refusal(asked, to, &rejection, output),
+        (Form::YesOrNo, Ok(_)) => answer::response(asked, to, status::OK, &[], output),
+        (Form::YesOrNo, Err(rejection)) => {
+            answer::response(asked, to, status::FAILED, rejection.reason.as_bytes(), output);
+        }
+        (Form::Acknowledgement { target, content_type }, answer) => {
+            let asked = Asked { high_priority: false, ..*asked };
+            let reason = answer.as_ref().err().map(|rejection| rejection.reason.as_ref());
+            answer::acknowledgement(&asked, target, *content_type, reason, output);
+        }
+    }
+}
+
+/// A direct message found nobody. For an id that is always said; for a name or a type, which may well have nobody,
+/// only to those who wait for something.
+fn direct_refused(
+    client: &Client,
+    to: &ClientPattern,
+    message: &Message,
+    rejection: &Rejection,
+    output: &mut Vec<u8>,
+) {
+    if message.id().is_empty() {
+        return;
+    }
+    let (asked, properties) = (Asked::by_message(message), message.properties());
+    if properties.pending_response || matches!(to, ClientPattern::Id(_)) {
+        answer::refusal(&asked, client.id.as_bytes(), rejection, output);
+    }
+    if properties.pending_acknowledge {
+        // High priority is what tells the acknowledgement of a direct message.
+        let asked = Asked { high_priority: true, ..asked };
+        let reason = header::nack_reason::NO_CONSUMERS;
+        answer::acknowledgement(&asked, client.id.as_bytes(), properties.content_type, Some(reason), output);
+    }
+}
+
+/// The client that a frame is for, if it can be one's id.
+fn addressee<'a>(frame: &Frame<'a>) -> Option<&'a str> {
+    str::from_utf8(frame.target).ok().filter(|id| !id.is_empty() && !frame.id.is_empty())
+}
+
+const BY_NAME: &str = "@name:";
+const BY_TYPE: &str = "@type:";
+
+fn client_pattern(target: &str) -> ClientPattern {
+    if let Some(name) = target.strip_prefix(BY_NAME) {
+        ClientPattern::Name(unquoted(name).into())
+    } else if let Some(kind) = target.strip_prefix(BY_TYPE) {
+        ClientPattern::Kind(unquoted(kind).into())
+    } else {
+        ClientPattern::Id(target.into())
+    }
+}
+
+fn pattern_text(pattern: &ClientPattern) -> String {
+    match pattern {
+        ClientPattern::Id(id) => id.to_string(),
+        ClientPattern::Name(name) => format!("{BY_NAME}{name}"),
+        ClientPattern::Kind(kind) => format!("{BY_TYPE}{kind}"),
+    }
+}
+
+/// The document writes quotes around names, the program does not.
+fn unquoted(text: &str) -> &str {
+    text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text)
+}
+
+/// What a frame says beside its parts, as a message keeps it.
+#[inline]
+pub(super) fn properties(frame: &Frame<'_>) -> Properties {
+    Properties {
+        high_priority: frame.high_priority,
+        first_acquirer: frame.first_acquirer,
+        pending_response: frame.pending_response,
+        pending_acknowledge: frame.pending_acknowledge,
+        hops: frame.hops,
+        content_type: frame.content_type,
+    }
+}
+
+/// A frame from client to client as a message, under this id.
+fn message(client: &Arc<Client>, frame: &Frame<'_>, id: &[u8]) -> Message {
+    Message::from_parts(id, frame.headers, frame.payload, properties(frame), Some(client.clone()))
+}

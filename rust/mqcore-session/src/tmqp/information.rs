@@ -1,0 +1,234 @@
+//! What the broker knows, as the JSON that answers operations.
+//!
+//! Members have the names and the order of the original, because that is what its clients read. What is mqcore's own
+//! comes after them.
+
+use std::time::Duration;
+
+use mqcore_broker::effect::{NodeInformation, Reply};
+use mqcore_broker::stats::{ChannelInformation, ClientInformation, DropReason, QueueInformation};
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+
+/// The body of a response with this reply. `Done` has none.
+pub(super) fn body(reply: &Reply) -> Vec<u8> {
+    match reply {
+        Reply::Done => Vec::new(),
+        Reply::Channel(channel) => json(&Channel::from(&**channel)),
+        Reply::Channels(channels) => {
+            let mut models: Vec<_> = channels.iter().map(Channel::from).collect();
+            models.sort_by_key(|model| model.name);
+            json(&models)
+        }
+        Reply::Queue(queue) => json(&Queue::from(&**queue)),
+        Reply::Queues(queues) => {
+            let mut models: Vec<_> = queues.iter().map(Queue::from).collect();
+            models.sort_by_key(|model| (model.channel, model.id));
+            json(&models)
+        }
+        Reply::Clients(clients) => json(&clients.iter().map(Client::from).collect::<Vec<_>>()),
+        Reply::Nodes(nodes) => json(&nodes.iter().map(Node::from).collect::<Vec<_>>()),
+    }
+}
+
+/// A model as JSON.
+pub(super) fn json(model: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(model).expect("models are plain values with text for keys")
+}
+
+/// Milliseconds that fit where the original's clients put them: 32 bits with a sign.
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).min(i32::MAX as u64)
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct Channel<'a> {
+    name: &'a str,
+    queues: &'a [u16],
+    allow_multiple_queues: bool,
+    allowed_queues: Option<&'a [u16]>,
+    only_first_acquirer: bool,
+    request_acknowledge: bool,
+    acknowledge_timeout: u64,
+    message_timeout: u64,
+    use_message_id: bool,
+    wait_for_acknowledge: bool,
+    hide_client_names: bool,
+    active_clients: u32,
+    client_limit: u32,
+    queue_limit: u32,
+    destroy_when_empty: bool,
+}
+
+impl<'a> From<&'a ChannelInformation> for Channel<'a> {
+    fn from(information: &'a ChannelInformation) -> Self {
+        let options = &information.options;
+        Self {
+            name: information.channel.as_str(),
+            queues: &information.queues,
+            allow_multiple_queues: options.allow_multiple_queues,
+            allowed_queues: options.allowed_queues.as_deref(),
+            only_first_acquirer: options.queue.only_first_acquirer,
+            request_acknowledge: options.queue.request_acknowledge,
+            acknowledge_timeout: millis(options.queue.acknowledge_timeout),
+            message_timeout: millis(options.queue.message_timeout),
+            use_message_id: options.queue.use_message_id,
+            wait_for_acknowledge: options.queue.wait_for_acknowledge,
+            hide_client_names: options.queue.hide_client_names,
+            active_clients: information.active_clients,
+            client_limit: options.client_limit,
+            queue_limit: options.queue_limit,
+            destroy_when_empty: options.destroy_when_empty,
+        }
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct Queue<'a> {
+    channel: &'a str,
+    tag_name: Option<&'a str>,
+    id: u16,
+    priority_messages: u64,
+    messages: u64,
+    status: &'static str,
+    only_first_acquirer: bool,
+    request_acknowledge: bool,
+    acknowledge_timeout: u64,
+    message_timeout: u64,
+    use_message_id: bool,
+    wait_for_acknowledge: bool,
+    hide_client_names: bool,
+    received_messages: u64,
+    sent_messages: u64,
+    deliveries: u64,
+    negative_acks: u64,
+    acks: u64,
+    timeout_messages: u64,
+    saved_messages: u64,
+    removed_messages: u64,
+    errors: u64,
+    last_message_received: u64,
+    last_message_sent: u64,
+    message_limit: u64,
+    message_size_limit: u64,
+    // From here on mqcore's own.
+    tag: Option<&'a str>,
+    message_delivery_handler: Option<&'a str>,
+    put_back_limit: u16,
+    dead_letter: Option<String>,
+    in_flight: u64,
+    undecided: u64,
+    memory_bytes: u64,
+    put_back_messages: u64,
+    dead_lettered_messages: u64,
+    save_failed_messages: u64,
+    dropped_messages: Dropped<'a>,
+}
+
+impl<'a> From<&'a QueueInformation> for Queue<'a> {
+    fn from(information: &'a QueueInformation) -> Self {
+        let (options, stats) = (&information.options, &information.stats);
+        Self {
+            channel: information.queue.channel.as_str(),
+            tag_name: options.tag.as_deref(),
+            id: information.queue.id,
+            priority_messages: information.high_priority,
+            messages: information.normal,
+            status: options.status.as_str(),
+            only_first_acquirer: options.only_first_acquirer,
+            request_acknowledge: options.request_acknowledge,
+            acknowledge_timeout: millis(options.acknowledge_timeout),
+            message_timeout: millis(options.message_timeout),
+            use_message_id: options.use_message_id,
+            wait_for_acknowledge: options.wait_for_acknowledge,
+            hide_client_names: options.hide_client_names,
+            received_messages: stats.received,
+            sent_messages: stats.sent,
+            deliveries: stats.deliveries,
+            negative_acks: stats.negative_acks,
+            acks: stats.acks,
+            timeout_messages: stats.timed_out,
+            saved_messages: stats.saved,
+            removed_messages: stats.removed,
+            errors: stats.errors,
+            last_message_received: stats.last_received_ms,
+            last_message_sent: stats.last_sent_ms,
+            message_limit: options.message_limit,
+            message_size_limit: options.message_size_limit,
+            tag: options.tag.as_deref(),
+            message_delivery_handler: options.delivery_handler.as_deref(),
+            put_back_limit: options.put_back_limit,
+            dead_letter: options.dead_letter.as_ref().map(ToString::to_string),
+            in_flight: information.in_flight,
+            undecided: information.undecided,
+            memory_bytes: information.memory_bytes,
+            put_back_messages: stats.put_back,
+            dead_lettered_messages: stats.dead_lettered,
+            save_failed_messages: stats.save_failed,
+            dropped_messages: Dropped(&stats.dropped),
+        }
+    }
+}
+
+/// Drops by reason, as an object with a member for each.
+struct Dropped<'a>(&'a [u64; DropReason::ALL.len()]);
+
+impl Serialize for Dropped<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(DropReason::ALL.len()))?;
+        for reason in DropReason::ALL {
+            map.serialize_entry(reason.as_str(), &self.0[reason as usize])?;
+        }
+        map.end()
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct Node<'a> {
+    id: &'a str,
+    name: &'a str,
+    host: &'a str,
+    slave: bool,
+    connected: bool,
+    lifetime: u64,
+}
+
+impl<'a> From<&'a NodeInformation> for Node<'a> {
+    fn from(information: &'a NodeInformation) -> Self {
+        Self {
+            id: &information.id,
+            name: &information.name,
+            host: &information.host,
+            slave: information.slave,
+            connected: information.connected,
+            lifetime: information.lifetime_ms,
+        }
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct Client<'a> {
+    id: &'a str,
+    name: Option<&'a str>,
+    r#type: Option<&'a str>,
+    online: u64,
+    is_authenticated: bool,
+}
+
+impl<'a> From<&'a ClientInformation> for Client<'a> {
+    fn from(information: &'a ClientInformation) -> Self {
+        let client = &information.client;
+        Self {
+            id: &client.id,
+            name: client.name.as_deref(),
+            r#type: client.kind.as_deref(),
+            online: information.online_ms,
+            // Whoever is listed was welcomed.
+            is_authenticated: true,
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Ids for what came, or is sent, without one.
+
+use mqcore_broker::id::ConnectionId;
+use mqcore_broker::time::Timestamp;
+
+/// Makes ids of 32 lower-case hex digits: half of them tell the connection and its beginning, half count.
+///
+/// Within a session they differ for sure. Between sessions, and between runs of a server, they differ as surely as
+/// 64 scrambled bits do. They are names, no secrets: whoever has seen one can guess the next.
+#[derive(Debug)]
+pub(super) struct MessageIds {
+    stem: u64,
+    made: u64,
+}
+
+impl MessageIds {
+    pub(super) fn new(connection: ConnectionId, opened_at: Timestamp) -> Self {
+        Self { stem: scramble(connection.0 ^ scramble(opened_at.0)), made: 0 }
+    }
+
+    pub(super) fn next(&mut self) -> [u8; 32] {
+        self.made += 1;
+        let mut id = [0; 32];
+        hex(self.stem, &mut id[..16]);
+        hex(scramble(self.stem ^ self.made), &mut id[16..]);
+        id
+    }
+}
+
+/// A bijection on 64 bits (the finaliser of SplitMix64): different numbers stay different.
+const fn scramble(number: u64) -> u64 {
+    let number = number.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let number = (number ^ (number >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let number = (number ^ (number >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    number ^ (number >> 31)
+}
+
+fn hex(mut number: u64, digits: &mut [u8]) {
+    for digit in digits {
+        number = number.rotate_left(4);
+        *digit = b"0123456789abcdef"[(number & 0xF) as usize];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn ids_are_hex_and_differ_within_and_between_sessions() {
+        let sessions = (0..100).flat_map(|connection| [(connection, 5), (connection, 6)]);
+        let mut seen = HashSet::new();
+        for (connection, opened_at) in sessions {
+            let mut ids = MessageIds::new(ConnectionId(connection), Timestamp(opened_at));
+            for _ in 0..100 {
+                let id = ids.next();
+                assert!(id.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f')));
+                assert!(seen.insert(id));
+            }
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Server operations as requests to the broker.
+
+use mqcore_broker::command::{Clear, Request};
+use mqcore_broker::id::{ChannelName, QueueAddress};
+use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_wire::tmqp::Frame;
+use mqcore_wire::tmqp::header::{self, key};
+use mqcore_wire::tmqp::operation::Operation;
+
+use super::options;
+use super::publish::{channel_name, queue_id};
+
+/// Reads what an operation asks for.
+pub(super) fn request(operation: Operation, frame: &Frame<'_>) -> Result<Request, Rejection> {
+    use Operation as O;
+    Ok(match operation {
+        O::JoinChannel => Request::Join { channel: channel(frame)? },
+        O::LeaveChannel => Request::Leave { channel: channel(frame)? },
+        O::CreateChannel => Request::CreateChannel {
+            channel: channel(frame)?,
+            changes: options::channel_changes(frame.payload)?,
+        },
+        O::RemoveChannel => Request::RemoveChannel { channel: channel(frame)? },
+        O::ChannelInformation => Request::ChannelInformation { channel: channel(frame)? },
+        O::ChannelList => Request::ListChannels { filter: channel_filter(frame)? },
+        O::ChannelConsumers => Request::ListConsumers { channel: channel(frame)? },
+        O::CreateQueue => {
+            let mut changes = options::queue_changes(frame.payload)?;
+            options::apply_headers(frame.headers, &mut changes)?;
+            Request::CreateQueue { queue: queue_by_header(frame)?, changes }
+        }
+        O::UpdateQueue => {
+            if frame.payload.is_empty() {
+                return Err(bad("updating a queue needs its new options as JSON".into()));
+            }
+            let changes = options::queue_changes(frame.payload)?;
+            Request::UpdateQueue { queue: queue_by_header(frame)?, changes }
+        }
+        O::RemoveQueue => Request::RemoveQueue { queue: queue(frame)? },
+        O::ClearMessages => Request::ClearQueue { queue: queue(frame)?, clear: cleared(frame.headers) },
+        O::QueueInformation => Request::QueueInformation { queue: queue(frame)? },
+        O::QueueList => Request::ListQueues { channel: channel(frame)? },
+        O::NodeList => Request::ListNodes,
+        O::ClientList => Request::ListClients { kind: text_filter(frame.target)? },
+        other => {
+            let reason = format!("this server does not do operation {}", other.code());
+            return Err(Rejection::new(RejectionKind::Unacceptable, reason));
+        }
+    })
+}
+
+/// The channel is the target. Clients repeat it in a header, which stands in for a target that is missing.
+fn channel(frame: &Frame<'_>) -> Result<ChannelName, Rejection> {
+    match (frame.target, header::header_value(frame.headers, key::CHANNEL_NAME)) {
+        ([], Some(name)) => channel_name(name.trim_ascii()),
+        (target, _) => channel_name(target),
+    }
+}
+
+/// The program reads the filter from a header, the document from the target.
+fn channel_filter(frame: &Frame<'_>) -> Result<Option<Box<str>>, Rejection> {
+    text_filter(header::header_value(frame.headers, key::CHANNEL_NAME).unwrap_or(frame.target))
+}
+
+fn text_filter(octets: &[u8]) -> Result<Option<Box<str>>, Rejection> {
+    let text = str::from_utf8(octets).map_err(|_| bad("a filter is UTF-8 text".into()))?;
+    Ok((!text.is_empty()).then(|| text.into()))
+}
+
+/// The queue of an operation whose body is its options.
+fn queue_by_header(frame: &Frame<'_>) -> Result<QueueAddress, Rejection> {
+    match header::header_value(frame.headers, key::QUEUE_ID) {
+        Some(digits) => Ok(QueueAddress { channel: channel(frame)?, id: queue_id(digits)? }),
+        None => Err(without_queue()),
+    }
+}
+
+/// The queue of an operation without options: the document has its id in a header, the program as a body of two octets.
+fn queue(frame: &Frame<'_>) -> Result<QueueAddress, Rejection> {
+    if header::header_value(frame.headers, key::QUEUE_ID).is_some() {
+        return queue_by_header(frame);
+    }
+    match *frame.payload {
+        [low, high] => Ok(QueueAddress { channel: channel(frame)?, id: u16::from_le_bytes([low, high]) }),
+        [] => Err(without_queue()),
+        _ => Err(bad("a queue id as a body has two octets".into())),
+    }
+}
+
+fn without_queue() -> Rejection {
+    let reason = format!("this operation needs a queue id, in the header {}", key::QUEUE_ID);
+    Rejection::new(RejectionKind::Unacceptable, reason)
+}
+
+fn cleared(headers: &[u8]) -> Clear {
+    let yes = |key| {
+        header::header_value(headers, key)
+            .is_some_and(|value| value.trim_ascii().eq_ignore_ascii_case(header::YES.as_bytes()))
+    };
+    Clear { high_priority: yes(key::PRIORITY_MESSAGES), normal: yes(key::MESSAGES) }
+}
+
+fn bad(reason: String) -> Rejection {
+    Rejection::new(RejectionKind::BadRequest, reason)
+}

@@ -1,0 +1,186 @@
+//! What was asked of the broker and is not answered yet.
+
+use mqcore_broker::command::MessageId;
+use mqcore_broker::effect::Reply;
+use mqcore_broker::id::RequestId;
+use mqcore_broker::rejection::Rejection;
+use slab::Slab;
+
+use super::answer::Asked;
+
+/// A peer that asks faster than it is answered is refused at this many.
+pub(super) const OPEN_MAX: usize = 65_536;
+/// An empty table that once held more than this gives its memory back.
+const KEPT_ENTRIES: usize = 32;
+
+/// The request whose answer nobody waits for. Never a place in the table, which is smaller.
+pub(super) const UNANSWERED: RequestId = RequestId(u32::MAX);
+
+/// How an answer is wanted.
+#[derive(Debug, Clone)]
+pub(super) enum Form {
+    /// As a response.
+    Response,
+    /// As an acknowledgement, which repeats where the request went and what it was.
+    Acknowledgement { target: Box<[u8]>, content_type: u16 },
+    /// As a response that says only yes or no.
+    YesOrNo,
+}
+
+/// An operation or subscription that waits for its answer.
+#[derive(Debug)]
+pub(super) struct PendingAnswer {
+    pub(super) id: MessageId,
+    pub(super) first_acquirer: bool,
+    pub(super) high_priority: bool,
+    pub(super) form: Form,
+    /// Shards that have not answered yet.
+    parts_left: usize,
+    /// The parts so far, if there are several.
+    gathered: Option<Box<Result<Reply, Rejection>>>,
+}
+
+/// A pull that is not over.
+#[derive(Debug)]
+pub(super) struct PendingPull {
+    pub(super) id: MessageId,
+    pub(super) first_acquirer: bool,
+    pub(super) high_priority: bool,
+    pub(super) channel: Box<[u8]>,
+    pub(super) queue: u16,
+}
+
+impl PendingPull {
+    pub(super) fn asked(&self) -> Asked<'_> {
+        Asked { id: &self.id, first_acquirer: self.first_acquirer, high_priority: self.high_priority }
+    }
+}
+
+impl PendingAnswer {
+    pub(super) fn new(asked: &Asked<'_>, form: Form) -> Self {
+        Self {
+            id: MessageId::from_slice(asked.id),
+            first_acquirer: asked.first_acquirer,
+            high_priority: asked.high_priority,
+            form,
+            parts_left: 1,
+            gathered: None,
+        }
+    }
+
+    pub(super) fn asked(&self) -> Asked<'_> {
+        Asked { id: &self.id, first_acquirer: self.first_acquirer, high_priority: self.high_priority }
+    }
+
+    /// Takes one part of the answer; the whole, once it was the last.
+    fn take(&mut self, part: Result<Reply, Rejection>) -> Option<Result<Reply, Rejection>> {
+        self.parts_left = self.parts_left.saturating_sub(1);
+        let answer = match self.gathered.take() {
+            None => part,
+            Some(gathered) => join(*gathered, part),
+        };
+        if self.parts_left == 0 {
+            return Some(answer);
+        }
+        self.gathered = Some(Box::new(answer));
+        None
+    }
+}
+
+/// Two parts as one: the first refusal wins, lists grow.
+fn join(one: Result<Reply, Rejection>, other: Result<Reply, Rejection>) -> Result<Reply, Rejection> {
+    use Reply::{Channels, Clients, Nodes, Queues};
+    let joined = match (one?, other?) {
+        (Channels(mut all), Channels(more)) => {
+            all.extend(more);
+            Channels(all)
+        }
+        (Queues(mut all), Queues(more)) => {
+            all.extend(more);
+            Queues(all)
+        }
+        (Clients(mut all), Clients(more)) => {
+            all.extend(more);
+            Clients(all)
+        }
+        (Nodes(mut all), Nodes(more)) => {
+            all.extend(more);
+            Nodes(all)
+        }
+        (first, _) => first,
+    };
+    Ok(joined)
+}
+
+#[derive(Debug)]
+enum Open {
+    Answer(PendingAnswer),
+    Pull(PendingPull),
+}
+
+/// Everything that waits, by the number that the broker was given for it.
+#[derive(Debug, Default)]
+pub(super) struct Pending {
+    open: Slab<Open>,
+}
+
+impl Pending {
+    /// Whether nothing more may be asked before something was answered.
+    pub(super) fn is_full(&self) -> bool {
+        self.open.len() >= OPEN_MAX
+    }
+
+    /// Remembers who waits for an answer that comes in `parts`.
+    pub(super) fn expect_answer(&mut self, mut answer: PendingAnswer, parts: usize) -> RequestId {
+        answer.parts_left = parts.max(1);
+        self.insert(Open::Answer(answer))
+    }
+
+    /// Remembers a pull.
+    pub(super) fn expect_pulled(&mut self, pull: PendingPull) -> RequestId {
+        self.insert(Open::Pull(pull))
+    }
+
+    fn insert(&mut self, open: Open) -> RequestId {
+        RequestId(u32::try_from(self.open.insert(open)).unwrap_or(UNANSWERED.0))
+    }
+
+    /// Takes a part of an answer; the whole and its addressee, once it was the last part.
+    pub(super) fn answered(
+        &mut self,
+        request: RequestId,
+        part: Result<Reply, Rejection>,
+    ) -> Option<(PendingAnswer, Result<Reply, Rejection>)> {
+        let Some(Open::Answer(pending)) = self.open.get_mut(request.0 as usize) else { return None };
+        let answer = pending.take(part)?;
+        match self.remove(request)? {
+            Open::Answer(pending) => Some((pending, answer)),
+            Open::Pull(_) => None,
+        }
+    }
+
+    /// The pull of this number.
+    pub(super) fn pull(&self, request: RequestId) -> Option<&PendingPull> {
+        match self.open.get(request.0 as usize)? {
+            Open::Pull(pull) => Some(pull),
+            Open::Answer(_) => None,
+        }
+    }
+
+    /// Ends a pull.
+    pub(super) fn pull_ended(&mut self, request: RequestId) -> Option<PendingPull> {
+        self.pull(request)?;
+        match self.remove(request)? {
+            Open::Pull(pull) => Some(pull),
+            Open::Answer(_) => None,
+        }
+    }
+
+    fn remove(&mut self, request: RequestId) -> Option<Open> {
+        let removed = self.open.try_remove(request.0 as usize);
+        if self.open.is_empty() && self.open.capacity() > KEPT_ENTRIES {
+            self.open = Slab::new();
+        }
+        removed
+    }
+}
