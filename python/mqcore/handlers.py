@@ -216,7 +216,17 @@ class LoopRunner:
 class _BurstRun:
     """One burst on the loop: a task an awaitable, one deadline for all, one flush for those that end together."""
 
-    __slots__ = ("_burst", "_deadline", "_failure", "_failures", "_key", "_left", "_loop", "_tasks", "_timeout")
+    __slots__ = (
+        "_burst",
+        "_deadline",
+        "_failure",
+        "_failures",
+        "_key",
+        "_left",
+        "_loop",
+        "_tasks",
+        "_timeout",
+    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, burst: Burst, key: str, timeout: float) -> None:
         self._loop = loop
@@ -241,7 +251,9 @@ class _BurstRun:
             if flush:
                 self._loop.call_soon(self._flush)
         except asyncio.CancelledError:
-            self._fail(index, TimeoutError(f"no answer within {self._timeout} seconds, or the loop has ended"))
+            self._fail(
+                index, TimeoutError(f"no answer within {self._timeout} seconds, or the loop has ended")
+            )
         except Exception as unhandled:
             self._fail(index, unhandled)
         except BaseException as unhandled:

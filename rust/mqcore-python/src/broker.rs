@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use mqcore_broker::broker::HandlerSpec;
+use mqcore_client::config::LocalFactory;
 use mqcore_server::config::{Config, Protocol};
 use mqcore_server::server::Server;
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use tokio::io::DuplexStream;
 use tokio::runtime::{Handle, Runtime};
 
 use crate::decision::{Decision, policy_of};
@@ -25,10 +25,6 @@ use crate::port::Dispatchers;
 use crate::signal::Signal;
 use crate::{config, error, survey};
 
-/// Opens a connection to an embedded broker that needs no socket. Fails while the broker is stopped, and works again
-/// when it was started again.
-pub(crate) type Connector = Arc<dyn Fn() -> io::Result<DuplexStream> + Send + Sync>;
-
 /// How long tasks of the runtime have to end once the server has stopped: none of them waits for anything any more.
 const RUNTIME_SHUTDOWN: Duration = Duration::from_secs(2);
 /// How often a blocking call looks for signals: Ctrl-C is answered within this time.
@@ -36,7 +32,7 @@ const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The broker that `mqcore.Broker` stands for.
 #[pyclass(frozen, module = "mqcore._core")]
-pub(crate) struct Broker {
+pub struct Broker {
     config: Config,
     handlers: Mutex<Vec<Definition>>,
     state: Mutex<State>,
@@ -100,8 +96,9 @@ impl Running {
 }
 
 impl Broker {
-    /// How clients in this process connect.
-    pub(crate) fn connector(&self) -> PyResult<Connector> {
+    /// How clients in this process connect: without a socket. Fails while the broker is stopped, and works again
+    /// once it was started again.
+    pub fn connector(&self) -> PyResult<LocalFactory> {
         self.check_process()?;
         let local = self.local.clone();
         Ok(Arc::new(move || {

@@ -1,7 +1,7 @@
 //! The Python face of mqcore, as `mqcore._core`: what is exported, and nothing else.
 
 mod answers;
-mod broker;
+pub mod broker;
 mod burst;
 mod call;
 mod config;
