@@ -113,8 +113,11 @@ pub struct QueueInformation {
     pub normal: u64,
     /// Handed out and not settled.
     pub in_flight: u64,
-    /// Waiting for a handler's decision.
+    /// Waiting for a handler's decision whether they are admitted.
     pub undecided: u64,
+    /// Messages that left the lists and have no end yet: in flight, or on their way while a handler decides.
+    /// A message in flight to several consumers counts once.
+    pub unsettled: u64,
     /// Octets of stored and unsettled messages.
     pub memory_bytes: u64,
     /// Its counters.
