@@ -64,6 +64,8 @@ class QueueStats:
     """Handed out and not settled."""
     undecided: int
     """Waiting for a handler's decision."""
+    unsettled: int
+    """Messages that were taken out to be handed out and have no end yet; one for several consumers counts once."""
     memory_bytes: int
     """Octets of stored and unsettled messages."""
     received: int
