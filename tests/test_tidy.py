@@ -69,25 +69,19 @@ def test_a_pure_crate_names_no_runtime_no_socket_no_file_and_no_clock(crate: str
     sources = sorted((ROOT / "rust" / crate / "src").rglob("*.rs"))
     assert sources
     found = [
-        f"{path.relative_to(ROOT)}: {match.group()}"
-        for path in sources
-        if (match := IMPURE.search(rust_code(path)))
+        f"{path.relative_to(ROOT)}: {match.group()}" for path in sources if (match := IMPURE.search(rust_code(path)))
     ]
     assert not found
 
 
 def test_crates_depend_downwards_only() -> None:
     names = {crate_name(crate) for crate in CRATES}
-    assert names == set(MAY_KNOW), (
-        "a new crate needs its place in the picture of ARCHITECTURE.md and a line here"
-    )
+    assert names == set(MAY_KNOW), "a new crate needs its place in the picture of ARCHITECTURE.md and a line here"
     for crate in CRATES:
         manifest = tomllib.loads((crate / "Cargo.toml").read_text())
         known = set(manifest.get("dependencies", {}))
         ours = known & names
-        assert ours <= MAY_KNOW[crate_name(crate)], (
-            f"{crate.name} may not depend on {ours - MAY_KNOW[crate.name]}"
-        )
+        assert ours <= MAY_KNOW[crate_name(crate)], f"{crate.name} may not depend on {ours - MAY_KNOW[crate.name]}"
         for outsider, rooms in ONLY_IN.items():
             assert outsider not in known or crate.name in rooms, f"{crate.name} may not depend on {outsider}"
 
@@ -166,9 +160,7 @@ def test_every_rust_file_opens_with_what_it_is_for() -> None:
 def test_every_python_file_opens_with_what_it_is_for() -> None:
     files = tracked(".py")
     assert files
-    silent = [
-        str(path.relative_to(ROOT)) for path in files if not ast.get_docstring(ast.parse(path.read_text()))
-    ]
+    silent = [str(path.relative_to(ROOT)) for path in files if not ast.get_docstring(ast.parse(path.read_text()))]
     assert not silent
 
 
