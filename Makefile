@@ -1,0 +1,152 @@
+# One entrance to everything a developer or a machine runs here. `make help` lists it.
+#
+# It needs Rust and Python >= 3.11. uv makes it quicker, rustup lets it fetch a missing formatter; neither is required.
+# A fresh clone needs no step before `make demo` or `make test`.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# The steps of `make test` stop at the first failure, and share one target directory: side by side they only wait for each other.
+.NOTPARALLEL:
+
+VENV ?= .venv
+# Another version gets a venv of its own: `make test PYTHON=python3.14 VENV=.venv-3.14`. Otherwise the first that is new enough.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+UV := $(shell command -v uv 2>/dev/null)
+# Windows keeps a venv's programs elsewhere than everybody else.
+ifeq ($(OS),Windows_NT)
+BIN := $(VENV)/Scripts
+else
+BIN := $(VENV)/bin
+endif
+PY := $(BIN)/python
+
+FUZZ_SECONDS ?= 60
+
+# PyO3 asks an interpreter what to build for. Naming one, the same in every step, and building the extension
+# module as maturin does keeps clippy and maturin from rebuilding PyO3 in turn.
+export PYO3_PYTHON := $(abspath $(PY))
+export PYO3_BUILD_EXTENSION_MODULE := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+RUST_FILES := $(shell find rust -name '*.rs' -o -name Cargo.toml 2>/dev/null)
+ENVIRONMENT := $(VENV)/.environment
+EXTENSION := $(VENV)/.extension
+
+step = @printf '\n\033[1m== %s\033[0m\n' '$(1)'
+
+.PHONY: help
+help:
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(EXTENSION) ## publish this Python's standard library through every kind of queue, and check every byte
+	@$(PY) -m mqcore.demo
+
+.PHONY: test
+test: lint test-rust test-python ## everything that must hold: formats, lints, types, Rust tests, Python tests
+	$(call step,all steps passed)
+
+# --- the environment -------------------------------------------------------------------------------------------
+
+$(ENVIRONMENT): requirements/test.lock
+	$(call step,Python environment in $(VENV))
+	@test -n '$(PYTHON)' || { echo 'No Python >= 3.11 found: install one, or say make PYTHON=/path/to/python3' >&2; exit 1; }
+ifneq ($(UV),)
+	@test -x $(PY) || uv venv --quiet --no-python-downloads --python '$(PYTHON)' $(VENV)
+	@uv pip install --quiet --python $(PY) --require-hashes -r requirements/test.lock
+else
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV) || \
+		{ echo 'This Python makes no virtual environments: install its venv package (Debian: python3-venv), or uv' >&2; exit 1; }
+	@$(PY) -m pip install --quiet --require-hashes -r requirements/test.lock
+endif
+	@touch $@
+
+# Editable: a change in python/ needs nothing, a change in rust/ needs this again, and make knows when.
+$(EXTENSION): $(ENVIRONMENT) pyproject.toml Cargo.toml Cargo.lock $(RUST_FILES)
+	$(call step,extension module mqcore._core (debug build))
+	@VIRTUAL_ENV='$(abspath $(VENV))' $(BIN)/maturin develop --locked $(if $(UV),--uv)
+	@touch $@
+
+.PHONY: develop
+develop: $(EXTENSION) ## only make .venv, with mqcore installed editable in it
+
+# --- the checks ------------------------------------------------------------------------------------------------
+
+# A component that a minimal toolchain lacks is fetched where rustup can; where not, the step says that it was skipped.
+has-component = cargo $(1) --version >/dev/null 2>&1 || { command -v rustup >/dev/null && rustup component add $(2) >/dev/null 2>&1; }
+
+.PHONY: lint
+lint: lint-python lint-rust ## formats and lints of both languages
+
+.PHONY: lint-python
+lint-python: $(ENVIRONMENT)
+	$(call step,ruff check)
+	@$(BIN)/ruff check .
+	$(call step,ruff format --check)
+	@$(BIN)/ruff format --check .
+
+.PHONY: lint-rust
+lint-rust: $(ENVIRONMENT)
+	$(call step,cargo fmt --check)
+	@if $(call has-component,fmt,rustfmt); then cargo fmt --all --check; \
+		else echo 'skipped: this toolchain has no rustfmt, and rustup could not add it'; fi
+	$(call step,cargo clippy)
+	@if $(call has-component,clippy,clippy); then cargo clippy --workspace --all-targets --locked -- -D warnings; \
+		else echo 'skipped: this toolchain has no clippy, and rustup could not add it'; fi
+
+# mqcore-python is left out: a test program of it must link libpython, which many installed Pythons do not ship.
+# What it does is tested from Python, in the interpreter that loads it, by `make test-python`.
+.PHONY: test-rust
+test-rust: $(ENVIRONMENT) ## the tests written in Rust
+	$(call step,cargo test)
+	@cargo test --workspace --exclude mqcore-python --locked
+
+.PHONY: test-python
+test-python: $(EXTENSION) ## types, the stub against the built module, and the tests written in Python
+	$(call step,mypy --strict)
+	@$(PY) -m mypy --strict
+	$(call step,stubtest)
+	@cd python && '$(abspath $(PY))' -m mypy.stubtest mqcore._core
+	$(call step,pytest)
+	@$(PY) -m pytest
+
+.PHONY: format
+format: $(ENVIRONMENT) ## rewrite every file in the project's format
+	@cargo fmt --all
+	@$(BIN)/ruff check --fix --quiet . || true
+	@$(BIN)/ruff format .
+
+# --- figures, fuzzing, packages --------------------------------------------------------------------------------
+
+.PHONY: bench
+bench: ## measure; docs/performance.md says how to read it
+	@cargo bench -p mqcore-bench --locked
+
+.PHONY: fuzz
+fuzz: ## feed every fuzz target for FUZZ_SECONDS (60) each; needs a nightly toolchain and cargo-fuzz
+	@if ! cargo +nightly fuzz --version >/dev/null 2>&1; then \
+		echo 'skipped: needs a nightly toolchain and cargo-fuzz (rustup toolchain install nightly; cargo install cargo-fuzz)'; exit 0; fi; \
+	for target in $$(cargo +nightly fuzz list); do \
+		printf '\n== fuzz %s for $(FUZZ_SECONDS) s\n' "$$target"; \
+		cargo +nightly fuzz run "$$target" -- -max_total_time=$(FUZZ_SECONDS); \
+	done
+
+.PHONY: wheel
+wheel: $(ENVIRONMENT) ## an abi3 wheel for this machine, into dist/
+	@$(BIN)/maturin build --release --locked --out dist
+
+.PHONY: lock
+lock: $(ENVIRONMENT) ## renew requirements/test.lock from pyproject.toml; needs uv
+	@{ echo '# What the tests run with, by version and hash; renewed by `make lock`.'; \
+		uv pip compile --quiet --upgrade --group test --universal --python-version 3.11 --generate-hashes \
+			--no-header --no-emit-index-url --annotation-style line pyproject.toml; } > requirements/test.lock.new
+	@mv requirements/test.lock.new requirements/test.lock
+
+.PHONY: clean
+clean: ## remove what make made: the environment, caches and packages (cargo's target stays: use cargo clean)
+	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find python tests examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	rm -f python/mqcore/_core*.so python/mqcore/_core*.pyd

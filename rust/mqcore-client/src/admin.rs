@@ -1,0 +1,116 @@
+//! Administration: channels, queues, clients and nodes, over the same connection.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::address::{QueueAddress, channel_name};
+use crate::client::Client;
+use crate::error::ClientError;
+use crate::models::{
+    ChannelInformation, ChannelOptions, ClientInformation, NodeInformation, QueueInformation, QueueOptions,
+};
+use crate::request::{Clear, Request};
+
+/// Operations of administration. Each fails with [`ClientError::Refused`] if the broker says no (401: this client may
+/// not; 404: there is none; 481: there is one already; 482: a limit), with [`ClientError::RequestTimeout`] or with
+/// [`ClientError::ConnectionLost`].
+#[allow(clippy::missing_errors_doc, reason = "the same for all, said above")]
+impl Client {
+    /// Creates a channel.
+    pub async fn create_channel(&self, channel: &str, options: &ChannelOptions) -> Result<(), ClientError> {
+        self.done(&Request::create_channel(&channel_name(channel)?, json(options)?)).await
+    }
+
+    /// Removes a channel with its queues and their messages.
+    pub async fn remove_channel(&self, channel: &str) -> Result<(), ClientError> {
+        self.done(&Request::remove_channel(&channel_name(channel)?)).await
+    }
+
+    /// Describes a channel.
+    pub async fn channel(&self, channel: &str) -> Result<ChannelInformation, ClientError> {
+        self.read(&Request::channel_information(&channel_name(channel)?)).await
+    }
+
+    /// Describes the channels whose name matches: `*x*` contains, `x*` begins with, `*x` ends with, else equals.
+    pub async fn channels(&self, filter: Option<&str>) -> Result<Vec<ChannelInformation>, ClientError> {
+        self.read(&Request::channel_list(filter)?).await
+    }
+
+    /// Describes the clients that have joined a channel.
+    pub async fn channel_consumers(&self, channel: &str) -> Result<Vec<ClientInformation>, ClientError> {
+        self.read(&Request::channel_consumers(&channel_name(channel)?)).await
+    }
+
+    /// Creates a queue, and its channel if that is missing.
+    pub async fn create_queue(
+        &self,
+        queue: &QueueAddress,
+        options: &QueueOptions,
+    ) -> Result<(), ClientError> {
+        self.done(&Request::create_queue(queue, json(options)?, options.tag.as_deref())?).await
+    }
+
+    /// Changes options of a queue, its status among them.
+    pub async fn update_queue(
+        &self,
+        queue: &QueueAddress,
+        options: &QueueOptions,
+    ) -> Result<(), ClientError> {
+        let mut body = json(options)?;
+        if body.is_empty() {
+            // Nothing to change is still a question: whether there is such a queue.
+            body = b"{}".to_vec();
+        }
+        self.done(&Request::update_queue(queue, body)).await
+    }
+
+    /// Removes a queue with its messages.
+    pub async fn remove_queue(&self, queue: &QueueAddress) -> Result<(), ClientError> {
+        self.done(&Request::remove_queue(queue)).await
+    }
+
+    /// Removes stored messages of a queue.
+    pub async fn clear_queue(&self, queue: &QueueAddress, clear: Clear) -> Result<(), ClientError> {
+        self.done(&Request::clear_queue(queue, clear.high_priority, clear.normal)).await
+    }
+
+    /// Describes a queue.
+    pub async fn queue(&self, queue: &QueueAddress) -> Result<QueueInformation, ClientError> {
+        self.read(&Request::queue_information(queue)).await
+    }
+
+    /// Describes the queues of a channel.
+    pub async fn queues(&self, channel: &str) -> Result<Vec<QueueInformation>, ClientError> {
+        self.read(&Request::queue_list(&channel_name(channel)?)).await
+    }
+
+    /// Describes the clients whose type matches a filter; without one, all of them.
+    pub async fn clients(&self, filter: Option<&str>) -> Result<Vec<ClientInformation>, ClientError> {
+        self.read(&Request::client_list(filter)).await
+    }
+
+    /// Describes the nodes of the cluster.
+    pub async fn nodes(&self) -> Result<Vec<NodeInformation>, ClientError> {
+        self.read(&Request::node_list()).await
+    }
+
+    async fn done(&self, request: &Request) -> Result<(), ClientError> {
+        self.shared.ask(request, None).await.map(drop)
+    }
+
+    async fn read<T: DeserializeOwned>(&self, request: &Request) -> Result<T, ClientError> {
+        let response = self.shared.ask(request, None).await?;
+        serde_json::from_slice(response.body_slice()).map_err(|error| ClientError::BadAnswer {
+            operation: request.operation,
+            target: request.about.to_text(),
+            why: error.to_string().into(),
+        })
+    }
+}
+
+/// Options as JSON; nothing if there are none, because a body without options is needless.
+fn json(options: &impl Serialize) -> Result<Vec<u8>, ClientError> {
+    let text =
+        serde_json::to_vec(options).map_err(|error| ClientError::invalid("options", error.to_string()))?;
+    Ok(if text == b"{}" { Vec::new() } else { text })
+}

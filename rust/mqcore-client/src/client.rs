@@ -1,0 +1,159 @@
+//! The client: connecting, closing, and what it says of itself.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::config::{ClientConfig, Transport};
+use crate::connection;
+use crate::error::ClientError;
+use crate::mailbox::lock;
+use crate::shared::Shared;
+
+/// Where the connection is. What follows a loss is by itself: nobody has to act on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum State {
+    /// An attempt is under way.
+    Connecting {
+        /// Which in a row, counted from 1.
+        attempt: u32,
+    },
+    /// It stands.
+    Connected {
+        /// With whom.
+        address: Arc<str>,
+        /// What the broker calls this client.
+        client_id: Arc<str>,
+    },
+    /// It was lost; the next attempt follows.
+    Waiting {
+        /// Why.
+        cause: Arc<str>,
+        /// Which attempt follows.
+        attempt: u32,
+        /// How long after this state was entered.
+        retry_in: Duration,
+    },
+    /// The client is closed, or has given up.
+    Closed {
+        /// Why.
+        cause: Arc<str>,
+    },
+}
+
+impl State {
+    /// One word: `connecting`, `connected`, `waiting`, `closed`.
+    #[must_use]
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Connecting { .. } => "connecting",
+            Self::Connected { .. } => "connected",
+            Self::Waiting { .. } => "waiting",
+            Self::Closed { .. } => "closed",
+        }
+    }
+}
+
+/// What a client has counted since it was made. Nothing is dropped without one of these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ClientStats {
+    /// Connections made; reconnects are one less.
+    pub connects: u64,
+    /// Messages of queues that nobody consumes here.
+    pub unclaimed: u64,
+    /// Direct messages that came while nobody listened for them.
+    pub unclaimed_direct: u64,
+    /// Acknowledgements not sent because the connection of their message was gone; the broker delivers it again.
+    pub stale_settlements: u64,
+    /// Received messages thrown away with their connection before anybody took them; the broker delivers them again.
+    pub stale_discarded: u64,
+    /// Events thrown away because nobody took those before them.
+    pub dropped_events: u64,
+    /// Answers that nobody waited for any more.
+    pub late_answers: u64,
+    /// Messages published without confirmation that the broker refused.
+    pub refused_unconfirmed: u64,
+    /// Pulled messages that nobody waited for any more.
+    pub late_pulled: u64,
+}
+
+/// A client. Cloning shares it; the connection is closed when the last clone and the last consumer are gone.
+#[derive(Debug, Clone)]
+pub struct Client {
+    pub(crate) shared: Arc<Shared>,
+    _life: Arc<Life>,
+}
+
+/// Ends the connection task with the last handle.
+#[derive(Debug)]
+struct Life(Arc<Shared>);
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        self.0.begin_closing(self.0.config.drain_timeout);
+    }
+}
+
+impl Client {
+    /// Connects. From then on the connection is kept: lost ones are made again for as long as the backoff allows.
+    ///
+    /// To be called inside a Tokio runtime, on which the client's one task then lives.
+    ///
+    /// # Errors
+    ///
+    /// What the last attempt ended with, once every address was tried and the config's patience is over.
+    pub async fn connect(config: ClientConfig, transport: Transport) -> Result<Self, ClientError> {
+        let shared = Shared::new(config);
+        let client = Self { shared: shared.clone(), _life: Arc::new(Life(shared.clone())) };
+        connection::start(shared, transport).await?;
+        Ok(client)
+    }
+
+    /// Where the connection is now.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.shared.state.borrow().clone()
+    }
+
+    /// Every state from now on; a watcher that is slow sees the latest.
+    #[must_use]
+    pub fn states(&self) -> watch::Receiver<State> {
+        self.shared.state.subscribe()
+    }
+
+    /// What the broker calls this client on the connection that stands, or on the last one.
+    #[must_use]
+    pub fn id(&self) -> String {
+        lock(&self.shared.core).conversation.own_id().to_owned()
+    }
+
+    /// What it has counted.
+    #[must_use]
+    pub fn stats(&self) -> ClientStats {
+        let tally = lock(&self.shared.core).conversation.tally();
+        let counters = &self.shared.counters;
+        ClientStats {
+            connects: self.shared.connects(),
+            unclaimed: counters.unclaimed.load(Relaxed),
+            unclaimed_direct: counters.unclaimed_direct.load(Relaxed),
+            stale_settlements: counters.stale_settlements.load(Relaxed),
+            stale_discarded: counters.stale_discarded.load(Relaxed),
+            dropped_events: counters.dropped_events.load(Relaxed),
+            late_answers: tally.late_answers,
+            refused_unconfirmed: tally.refused_unconfirmed,
+            late_pulled: tally.late_pulled,
+        }
+    }
+
+    /// Closes: nothing new is taken, what is under way may finish for `drain` (default: the config's drain timeout),
+    /// consumers get what is there and then their end. Answers when the connection is closed. Closing twice is fine.
+    pub async fn close(&self, drain: Option<Duration>) {
+        self.shared.begin_closing(drain.unwrap_or(self.shared.config.drain_timeout));
+        let mut states = self.states();
+        // The sender lives in `shared`, which this handle keeps.
+        drop(states.wait_for(|state| matches!(state, State::Closed { .. })).await);
+    }
+}

@@ -1,0 +1,517 @@
+//! The one task of a client: dials, reads, writes, keeps alive, and dials again.
+//!
+//! Nothing of the program runs in it, so a program that is busy, or holds Python's lock, delays neither a PONG nor a
+//! reconnect.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use bytes::{Buf, BytesMut};
+use mqcore_wire::tmqp::header::nack_reason;
+use mqcore_wire::tmqp::{decode, needed};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::oneshot;
+
+use crate::client::State;
+use crate::config::Transport;
+use crate::conversation::{Answer, Arrival, PullAnswer};
+use crate::dial::{Endpoint, Link, Stream, dial};
+use crate::error::ClientError;
+use crate::mailbox::{Mailbox, lock};
+use crate::random::{jittered, random_u64};
+use crate::received::Received;
+use crate::shared::{Core, Counters, Shared, Waiter};
+
+/// Octets that a read has room for, at least.
+const READ_BYTES: usize = 64 * 1024;
+/// A read buffer that grew beyond this for a large frame is given back once it is empty.
+const READ_BUFFER_KEPT_BYTES: usize = 1024 * 1024;
+/// A connection that stood for this long was a good one: the next loss starts with the shortest wait again.
+const GOOD_AFTER: Duration = Duration::from_secs(5);
+/// How long to wait before asking again for an intent that the broker refused after a reconnect.
+const RESTORE_AFTER: Duration = Duration::from_secs(1);
+
+/// Why the conversation on one connection ended.
+enum End {
+    Lost(Arc<str>),
+    /// The client closed and everything is written.
+    Done,
+}
+
+/// Connects for the first time, and goes on in a task of its own. Answers when the first connection stands, or with
+/// why there is none.
+pub(crate) async fn start(shared: Arc<Shared>, transport: Transport) -> Result<(), ClientError> {
+    let (first, answer) = oneshot::channel();
+    tokio::spawn(run(shared, transport, first));
+    answer.await.unwrap_or(Err(ClientError::Closed))
+}
+
+async fn run(shared: Arc<Shared>, transport: Transport, first: oneshot::Sender<Result<(), ClientError>>) {
+    let link = tokio::select! {
+        link = first_link(&shared, &transport) => link,
+        () = closed_or_abandoned(&shared, &first) => Err(ClientError::Closed),
+    };
+    let link = match link {
+        Ok(link) => link,
+        Err(error) => {
+            shared.ended(&error.to_string());
+            // Nobody listens if the caller was cancelled.
+            drop(first.send(Err(error)));
+            return;
+        }
+    };
+    let stood_since = shared.opened(&link);
+    drop(first.send(Ok(())));
+    let cause = keep_connected(&shared, &transport, link, stood_since).await;
+    shared.ended(&cause);
+}
+
+/// Nobody waits for the first connection any more.
+async fn closed_or_abandoned(shared: &Shared, first: &oneshot::Sender<Result<(), ClientError>>) {
+    tokio::select! {
+        () = shared.closing() => {}
+        () = async { while !first.is_closed() { tokio::time::sleep(Duration::from_millis(50)).await } } => {}
+    }
+}
+
+/// Tries every address, again and again while patience lasts.
+async fn first_link(shared: &Shared, transport: &Transport) -> Result<Link, ClientError> {
+    let deadline = Instant::now() + shared.config.patience;
+    let mut attempt = 1;
+    loop {
+        let error = match dial_all(shared, transport).await {
+            Ok(link) => return Ok(link),
+            Err(error) => error,
+        };
+        let delay = jittered(shared.config.backoff.delay(attempt));
+        if Instant::now() + delay > deadline || matches!(error, ClientError::InvalidArgument { .. }) {
+            return Err(error);
+        }
+        tokio::time::sleep(delay).await;
+        attempt += 1;
+        shared.set_state(State::Connecting { attempt });
+    }
+}
+
+/// Tries each address once, starting anywhere.
+async fn dial_all(shared: &Shared, transport: &Transport) -> Result<Link, ClientError> {
+    let config = &shared.config;
+    match transport {
+        Transport::Local(factory) => dial(Endpoint::Local(factory), config).await,
+        Transport::Tcp(addresses) => {
+            let start = random_u64() as usize % addresses.len().max(1);
+            let mut last = ClientError::invalid("addresses", "there is none");
+            for address in addresses[start..].iter().chain(&addresses[..start]) {
+                match dial(Endpoint::Tcp(address), config).await {
+                    Ok(link) => return Ok(link),
+                    Err(error) => last = error,
+                }
+            }
+            Err(of_all(last, transport))
+        }
+    }
+}
+
+/// The same error, naming all addresses that were tried and not only the last.
+fn of_all(error: ClientError, transport: &Transport) -> ClientError {
+    match error {
+        ClientError::ConnectFailed { cause, .. } => {
+            ClientError::ConnectFailed { addresses: transport.to_string().into(), cause }
+        }
+        other => other,
+    }
+}
+
+/// Converses, and dials again after every loss, until the client closes or the backoff is used up. Answers why.
+async fn keep_connected(
+    shared: &Arc<Shared>,
+    transport: &Transport,
+    mut link: Link,
+    mut stood_since: Instant,
+) -> Arc<str> {
+    let mut attempt = 0;
+    loop {
+        let mut cause = match converse(shared, link).await {
+            End::Done => return "closed by the program".into(),
+            End::Lost(cause) => cause,
+        };
+        shared.lost(&cause);
+        if stood_since.elapsed() >= GOOD_AFTER {
+            attempt = 0;
+        }
+        link = loop {
+            attempt += 1;
+            if shared.config.backoff.attempts.is_some_and(|most| attempt > most) {
+                tracing::error!(%cause, attempts = attempt - 1, "giving up: no connection to the broker");
+                return cause;
+            }
+            let delay = jittered(shared.config.backoff.delay(attempt));
+            tracing::warn!(%cause, attempt, ?delay, "connection lost; connecting again");
+            shared.set_state(State::Waiting { cause: cause.clone(), attempt, retry_in: delay });
+            let next = tokio::select! {
+                () = tokio::time::sleep(delay) => {
+                    shared.set_state(State::Connecting { attempt });
+                    tokio::select! {
+                        next = dial_all(shared, transport) => next,
+                        () = shared.closing() => return "closed by the program".into(),
+                    }
+                }
+                () = shared.closing() => return "closed by the program".into(),
+            };
+            match next {
+                Ok(link) => break link,
+                Err(error) => cause = error.to_string().into(),
+            }
+        };
+        tracing::info!(address = %link.address, attempt, "connected again");
+        stood_since = shared.opened(&link);
+    }
+}
+
+/// When what has to be done, on one connection.
+struct Timers {
+    heard: Instant,
+    spoke: Instant,
+    /// Until when something has to come, after a ping.
+    pong_until: Option<Instant>,
+    /// When to ask again for intents that were refused.
+    restore_at: Option<Instant>,
+}
+
+impl Timers {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self { heard: now, spoke: now, pong_until: None, restore_at: None }
+    }
+
+    /// When to look next. `reading`: whether silence of the broker means anything.
+    fn next(&self, shared: &Shared, reading: bool, closing: Option<Instant>) -> Instant {
+        let since = if reading { self.heard.min(self.spoke) } else { self.spoke };
+        let ping = since + shared.config.ping_interval;
+        let pong = if reading { self.pong_until } else { None };
+        // A ping that waits for its pong is not repeated.
+        let ping = if pong.is_some() { None } else { Some(ping) };
+        [ping, pong, self.restore_at, closing].into_iter().flatten().min().unwrap_or(self.spoke)
+    }
+}
+
+async fn converse(shared: &Arc<Shared>, link: Link) -> End {
+    let Link { stream, mut input, .. } = link;
+    let (mut reader, mut writer) = tokio::io::split::<Stream>(stream);
+    let (mut octets, mut written) = (Vec::new(), 0);
+    let mut timers = Timers::new();
+    if let Err(cause) = shared.receive(&mut input, &mut timers) {
+        return End::Lost(cause);
+    }
+    loop {
+        if written == octets.len() {
+            written = 0;
+            shared.take_output(&mut octets);
+        }
+        let (reading, closing) = match shared.outlook(octets.is_empty()) {
+            Outlook::Finished => {
+                // The broker has everything; that it does not hear the end is its loss alone.
+                drop(writer.shutdown().await);
+                return End::Done;
+            }
+            Outlook::Goes { reading, closing } => (reading, closing),
+        };
+        let next = timers.next(shared, reading, closing);
+        tokio::select! {
+            read = reader.read_buf(&mut input), if reading => {
+                match read {
+                    Ok(0) => return End::Lost("the broker closed the connection".into()),
+                    Err(error) => return End::Lost(error.to_string().into()),
+                    Ok(_) => {}
+                }
+                if let Err(cause) = shared.receive(&mut input, &mut timers) {
+                    return End::Lost(cause);
+                }
+            }
+            wrote = writer.write(&octets[written..]), if written < octets.len() => {
+                match wrote {
+                    Ok(count) => written += count,
+                    Err(error) => return End::Lost(error.to_string().into()),
+                }
+                timers.spoke = Instant::now();
+            }
+            () = shared.gauge.bell.notified() => {}
+            () = tokio::time::sleep_until(next.into()) => {
+                if let Some(cause) = shared.keep_alive(&mut timers, reading) {
+                    return End::Lost(cause);
+                }
+            }
+        }
+    }
+}
+
+/// What the connection task may do next.
+enum Outlook {
+    /// The client closes, and nothing is left to write or to wait for.
+    Finished,
+    Goes {
+        reading: bool,
+        closing: Option<Instant>,
+    },
+}
+
+impl Shared {
+    pub(crate) fn set_state(&self, state: State) {
+        self.state.send_replace(state);
+    }
+
+    /// A connection stands: intents are told first, then whoever waited may speak.
+    fn opened(&self, link: &Link) -> Instant {
+        let mut core = lock(&self.core);
+        core.epoch += 1;
+        core.conversation.opened(&link.own_id);
+        drop(core);
+        Counters::add(&self.counters.connects, 1);
+        self.set_state(State::Connected {
+            address: link.address.clone(),
+            client_id: link.own_id.as_str().into(),
+        });
+        self.room.notify_waiters();
+        Instant::now()
+    }
+
+    /// The connection is gone: whoever waited is told, and what can no longer be settled is thrown away, because the
+    /// broker will deliver it again.
+    fn lost(&self, cause: &Arc<str>) {
+        let now = Instant::now();
+        let mut core = lock(&self.core);
+        core.cause = cause.clone();
+        let epoch = core.epoch;
+        let waiters = core.conversation.lost();
+        let is_stale = |message: &Received| message.wants_acknowledge();
+        let discarded: usize = core
+            .mailboxes()
+            .map(|mailbox| mailbox.discard(|letter| letter.epoch == epoch && is_stale(&letter.message)))
+            .sum();
+        drop(core);
+        Counters::add(&self.counters.stale_discarded, discarded as u64);
+        for (waiter, partial) in waiters {
+            waiter.settle(outcome_of_loss(partial, cause), now);
+        }
+        self.room.notify_waiters();
+    }
+
+    /// The task is over: nobody will connect any more.
+    fn ended(&self, cause: &str) {
+        let cause: Arc<str> = cause.into();
+        self.lost(&cause);
+        let mut core = lock(&self.core);
+        core.ended = true;
+        let mailboxes: Vec<Arc<Mailbox>> = core.mailboxes().cloned().collect();
+        drop(core);
+        for mailbox in mailboxes {
+            mailbox.close();
+        }
+        self.set_state(State::Closed { cause });
+        self.room.notify_waiters();
+    }
+
+    /// Until the program closes the client.
+    async fn closing(&self) {
+        loop {
+            if lock(&self.core).closing.is_some() {
+                return;
+            }
+            self.gauge.bell.notified().await;
+        }
+    }
+
+    /// Takes what is to be written in exchange for the buffer that was.
+    fn take_output(&self, octets: &mut Vec<u8>) {
+        octets.clear();
+        // A burst does not keep its memory for ever.
+        octets.shrink_to(READ_BUFFER_KEPT_BYTES);
+        let mut core = lock(&self.core);
+        std::mem::swap(core.conversation.output(), octets);
+        drop(core);
+        if !octets.is_empty() {
+            self.room.notify_waiters();
+        }
+    }
+
+    fn outlook(&self, nothing_to_write: bool) -> Outlook {
+        let core = lock(&self.core);
+        let outstanding = core.conversation.outstanding();
+        let Some(until) = core.closing else {
+            return Outlook::Goes { reading: self.gauge.may_read(outstanding), closing: None };
+        };
+        let late = Instant::now() >= until;
+        if late || (nothing_to_write && outstanding == 0) {
+            return Outlook::Finished;
+        }
+        Outlook::Goes { reading: true, closing: Some(until) }
+    }
+
+    /// Pings a silent broker, gives up on a dead one, asks again for what was refused.
+    fn keep_alive(&self, timers: &mut Timers, reading: bool) -> Option<Arc<str>> {
+        let now = Instant::now();
+        if timers.restore_at.is_some_and(|at| at <= now) {
+            timers.restore_at = None;
+            lock(&self.core).conversation.restore();
+        }
+        if reading && timers.pong_until.is_some_and(|until| until <= now) {
+            let silence = now - timers.heard;
+            return Some(format!("no life sign from the broker for {silence:?}").into());
+        }
+        let since = if reading { timers.heard.min(timers.spoke) } else { timers.spoke };
+        let waits = reading && timers.pong_until.is_some();
+        if now - since >= self.config.ping_interval && !waits {
+            lock(&self.core).conversation.ping();
+            timers.spoke = now;
+            if reading {
+                timers.pong_until = Some(now + self.config.pong_timeout);
+            }
+        }
+        None
+    }
+
+    /// Reads every whole frame that is there, and makes room for more.
+    fn receive(&self, input: &mut BytesMut, timers: &mut Timers) -> Result<(), Arc<str>> {
+        let limits = self.config.limits;
+        let mut at = 0;
+        let now = Instant::now();
+        let mut post = Post::default();
+        let mut core = lock(&self.core);
+        let end = loop {
+            match decode(&input[at..], &limits) {
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(ClientError::from(error).to_string().into()),
+                Ok(Some((frame, size))) => {
+                    at += size;
+                    let arrival = core.conversation.receive(&frame);
+                    if let Err(cause) = self.arrived(&mut core, arrival, now, timers, &mut post) {
+                        break Err(cause);
+                    }
+                }
+            }
+        };
+        drop(core);
+        post.deliver();
+        if at > 0 {
+            self.room.notify_waiters();
+        }
+        (timers.heard, timers.pong_until) = (now, None);
+        input.advance(at);
+        make_room(input, needed(input, &limits).unwrap_or(0));
+        end
+    }
+
+    fn arrived(
+        &self,
+        core: &mut Core,
+        arrival: Arrival<Waiter>,
+        now: Instant,
+        timers: &mut Timers,
+        post: &mut Post,
+    ) -> Result<(), Arc<str>> {
+        match arrival {
+            Arrival::Nothing => {}
+            Arrival::Settled(waiter, result) => waiter.settle(result, now),
+            Arrival::Delivery(message) => match core.taker(message.target(), message.content_type()) {
+                Some(mailbox) => post.put(mailbox, core, message),
+                None => self.unclaimed(core, &message),
+            },
+            Arrival::Direct(message) => match core.direct().clone() {
+                Some(mailbox) => post.put(mailbox, core, message),
+                None => Counters::add(&self.counters.unclaimed_direct, 1),
+            },
+            Arrival::Event(event) => {
+                let streams: Vec<Arc<Mailbox>> = core.event_streams(&event).cloned().collect();
+                for mailbox in streams {
+                    post.put(mailbox, core, event.clone());
+                }
+            }
+            Arrival::NotRestored(intent, error) => {
+                tracing::warn!(?intent, %error, "the broker did not take this up again; asking once more soon");
+                timers.restore_at = Some(now + RESTORE_AFTER);
+            }
+            Arrival::Terminated => return Err("the broker ended the conversation".into()),
+        }
+        Ok(())
+    }
+
+    /// A message of a queue that nobody here consumes: of a channel that this client has joined for another queue,
+    /// or has just left. What was left behind is handed back, so that it need not wait for its timeout.
+    fn unclaimed(&self, core: &mut Core, message: &Received) {
+        Counters::add(&self.counters.unclaimed, 1);
+        let (channel, queue) = (message.target(), message.content_type());
+        if !core.conversation.has_joined(channel) {
+            if message.wants_acknowledge() {
+                let refused = core.conversation.acknowledge(message, Some(nack_reason::NONE));
+                debug_assert_eq!(refused, Ok(()), "what was read can be written");
+            }
+        } else if core.note_unclaimed(channel, queue) {
+            let channel = String::from_utf8_lossy(channel);
+            tracing::warn!(
+                %channel, queue,
+                "messages of a queue that nobody consumes here arrive, because its channel was joined for another"
+            );
+        }
+    }
+}
+
+/// Mailboxes to be rung once everything that was read is in them.
+#[derive(Default)]
+struct Post(Vec<Arc<Mailbox>>);
+
+impl Post {
+    fn put(&mut self, mailbox: Arc<Mailbox>, core: &Core, message: Received) {
+        if mailbox.put(core.letter(message)) {
+            self.0.push(mailbox);
+        }
+    }
+
+    fn deliver(self) {
+        for mailbox in self.0 {
+            mailbox.wake();
+        }
+    }
+}
+
+/// What a pull had brought, less what the broker will deliver again, is worth having; everything else is lost.
+fn outcome_of_loss(partial: Option<PullAnswer>, cause: &Arc<str>) -> Result<Answer, ClientError> {
+    match partial {
+        Some(mut pull) => {
+            pull.messages.retain(|message| !message.wants_acknowledge());
+            if pull.messages.is_empty() { Err(lost(cause)) } else { Ok(Answer::Pulled(pull)) }
+        }
+        None => Err(lost(cause)),
+    }
+}
+
+fn lost(cause: &Arc<str>) -> ClientError {
+    ClientError::ConnectionLost { cause: cause.clone(), sent: true }
+}
+
+/// Makes room for the next read: for the whole of a large frame if one has begun, and not more than is there again,
+/// so that a length that lies is paid for by its sender.
+fn make_room(input: &mut BytesMut, needed: usize) {
+    if input.is_empty() && input.capacity() > READ_BUFFER_KEPT_BYTES {
+        *input = BytesMut::new();
+    }
+    let missing = needed.saturating_sub(input.len());
+    input.reserve(missing.clamp(READ_BYTES, READ_BYTES.max(input.len())));
+}
+
+impl Shared {
+    /// Begins to close: what is under way may finish until the drain timeout.
+    pub(crate) fn begin_closing(&self, drain: Duration) {
+        let mut core = lock(&self.core);
+        let until = Instant::now() + drain;
+        core.closing = Some(core.closing.map_or(until, |before| before.min(until)));
+        drop(core);
+        self.gauge.bell.notify_one();
+        self.room.notify_waiters();
+    }
+
+    /// How often a connection was made.
+    pub(crate) fn connects(&self) -> u64 {
+        self.counters.connects.load(Ordering::Relaxed)
+    }
+}

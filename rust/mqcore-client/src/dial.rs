@@ -1,0 +1,227 @@
+//! Opening one connection: the transport, the preamble, Hello and its answer.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{Buf, BytesMut};
+use mqcore_wire::tmqp::hello::{self, Hello};
+use mqcore_wire::tmqp::operation::{ACCEPTED, HELLO, status};
+use mqcore_wire::tmqp::{Frame, Kind, PREAMBLE, decode, encode, header};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
+use tokio::net::TcpStream;
+
+use crate::address::BrokerAddress;
+use crate::config::{ClientConfig, LocalFactory};
+use crate::error::ClientError;
+use crate::random::random_u64;
+
+/// An open connection, of whatever sort.
+#[derive(Debug)]
+pub(crate) enum Stream {
+    Tcp(TcpStream),
+    Local(DuplexStream),
+}
+
+/// A connection on which the broker has accepted this client.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) stream: Stream,
+    /// What came behind the handshake and is not read yet.
+    pub(crate) input: BytesMut,
+    /// What the broker calls this client.
+    pub(crate) own_id: String,
+    /// Where it stands.
+    pub(crate) address: Arc<str>,
+}
+
+/// Where one attempt goes.
+#[derive(Clone)]
+pub(crate) enum Endpoint<'a> {
+    Tcp(&'a BrokerAddress),
+    Local(&'a LocalFactory),
+}
+
+impl Endpoint<'_> {
+    fn name(&self) -> Arc<str> {
+        match self {
+            Self::Tcp(address) => address.to_string().into(),
+            Self::Local(_) => "the embedded broker".into(),
+        }
+    }
+
+    fn path(&self) -> &str {
+        match self {
+            Self::Tcp(address) => &address.path,
+            Self::Local(_) => hello::PATH_ROOT,
+        }
+    }
+
+    async fn open(&self) -> io::Result<Stream> {
+        match self {
+            Self::Local(factory) => factory().map(Stream::Local),
+            Self::Tcp(address) => {
+                let stream = TcpStream::connect((address.host.as_str(), address.port)).await?;
+                // Writes are gathered here already; waiting for more would only add latency.
+                stream.set_nodelay(true)?;
+                Ok(Stream::Tcp(stream))
+            }
+        }
+    }
+}
+
+/// One attempt, within the connect timeout.
+pub(crate) async fn dial(endpoint: Endpoint<'_>, config: &ClientConfig) -> Result<Link, ClientError> {
+    let address = endpoint.name();
+    let attempt = async {
+        let stream = endpoint.open().await.map_err(|error| connect_failed(&address, error.to_string()))?;
+        let hello = hello_octets(config, endpoint.path(), &hello_id())?;
+        shake_hands(stream, &hello, config, &address).await
+    };
+    match tokio::time::timeout(config.connect_timeout, attempt).await {
+        Ok(result) => result,
+        Err(_) => Err(connect_failed(&address, format!("no answer within {:?}", config.connect_timeout))),
+    }
+}
+
+/// The octets that open a conversation: the preamble and Hello, in one piece because servers want it so.
+pub(crate) fn hello_octets(
+    config: &ClientConfig,
+    path: &str,
+    message_id: &str,
+) -> Result<Vec<u8>, ClientError> {
+    let client_id = config.id.as_deref();
+    let mut body = Vec::new();
+    let hello = Hello {
+        path,
+        client_id,
+        client_name: config.name.as_deref(),
+        client_type: config.kind.as_deref(),
+        client_token: config.token.as_deref(),
+        properties: config.properties.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect(),
+        ..Hello::default()
+    };
+    hello::encode(&hello, &mut body)
+        .map_err(|error| ClientError::invalid("handshake property", error.to_string()))?;
+    let mut octets = PREAMBLE.to_vec();
+    let frame = Frame {
+        // As the original client does.
+        first_acquirer: true,
+        content_type: HELLO,
+        id: message_id.as_bytes(),
+        source: client_id.unwrap_or("").as_bytes(),
+        payload: &body,
+        ..Frame::new(Kind::SERVER)
+    };
+    encode(&frame, &mut octets);
+    Ok(octets)
+}
+
+fn hello_id() -> String {
+    format!("{:016x}{:016x}", random_u64(), random_u64())
+}
+
+async fn shake_hands(
+    mut stream: Stream,
+    hello: &[u8],
+    config: &ClientConfig,
+    address: &Arc<str>,
+) -> Result<Link, ClientError> {
+    let broken = |error: io::Error| connect_failed(address, error.to_string());
+    stream.write_all(hello).await.map_err(broken)?;
+    stream.flush().await.map_err(broken)?;
+    let mut input = BytesMut::with_capacity(4096);
+    let mut echoed = false;
+    loop {
+        if stream.read_buf(&mut input).await.map_err(broken)? == 0 {
+            return Err(closed_early(address, echoed, &input));
+        }
+        if !echoed && input.len() >= PREAMBLE.len() {
+            check_echo(&input, address)?;
+            input.advance(PREAMBLE.len());
+            echoed = true;
+        }
+        if !echoed {
+            continue;
+        }
+        if let Some((frame, size)) = decode(&input, &config.limits)? {
+            let own_id = read_verdict(&frame, address)?;
+            input.advance(size);
+            return Ok(Link { stream, input, own_id, address: address.clone() });
+        }
+    }
+}
+
+fn check_echo(input: &[u8], address: &Arc<str>) -> Result<(), ClientError> {
+    if input.starts_with(&PREAMBLE) {
+        return Ok(());
+    }
+    let got = String::from_utf8_lossy(&input[..PREAMBLE.len()]).into();
+    Err(ClientError::VersionMismatch { address: address.clone(), got })
+}
+
+/// What the broker said to Hello: the id it accepted, or why it did not.
+fn read_verdict(frame: &Frame<'_>, address: &Arc<str>) -> Result<String, ClientError> {
+    let reason: Arc<str> = header::header_value(frame.headers, header::key::REASON)
+        .map_or("no reason was given".into(), |reason| String::from_utf8_lossy(reason).into());
+    let address = address.clone();
+    match (frame.kind, frame.content_type) {
+        (Kind::SERVER, ACCEPTED) => Ok(String::from_utf8_lossy(frame.target).into_owned()),
+        (Kind::SERVER | Kind::RESPONSE, status::UNAUTHORIZED) => {
+            Err(ClientError::AuthFailed { address, reason })
+        }
+        (_, code) => Err(ClientError::HandshakeRefused { address, code, reason }),
+    }
+}
+
+fn closed_early(address: &Arc<str>, echoed: bool, input: &[u8]) -> ClientError {
+    if echoed {
+        let reason = "it closed the connection without a word; is the client id in use, or a limit reached?";
+        return ClientError::HandshakeRefused { address: address.clone(), code: 0, reason: reason.into() };
+    }
+    if input.is_empty() {
+        return connect_failed(address, "it closed the connection at once".to_owned());
+    }
+    ClientError::VersionMismatch { address: address.clone(), got: String::from_utf8_lossy(input).into() }
+}
+
+fn connect_failed(address: &Arc<str>, cause: String) -> ClientError {
+    ClientError::ConnectFailed { addresses: address.clone(), cause: cause.into() }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
+            Self::Local(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, octets: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_write(context, octets),
+            Self::Local(stream) => Pin::new(stream).poll_write(context, octets),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_flush(context),
+            Self::Local(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Local(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Events of the broker: who came and went, what was created, changed, removed and produced.
+
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use crate::address::channel_name;
+use crate::client::Client;
+use crate::error::ClientError;
+use crate::mailbox::{Mailbox, Overflow};
+use crate::received::Received;
+use crate::request::{Intent, Subscription};
+use crate::shared::{Counters, Membership};
+
+/// Events that may wait in a stream; later ones are dropped and counted, because nothing else must wait for them.
+pub const EVENTS_WAITING_MAX: usize = 4096;
+
+/// The events, by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum EventKind {
+    ClientConnected,
+    ClientDisconnected,
+    ClientJoined,
+    ClientLeft,
+    ChannelCreated,
+    ChannelRemoved,
+    QueueCreated,
+    QueueUpdated,
+    QueueRemoved,
+    MessageProduced,
+}
+
+/// What a subscription has to name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    Server,
+    Channel,
+    Queue,
+}
+
+impl EventKind {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::ClientConnected,
+        Self::ClientDisconnected,
+        Self::ClientJoined,
+        Self::ClientLeft,
+        Self::ChannelCreated,
+        Self::ChannelRemoved,
+        Self::QueueCreated,
+        Self::QueueUpdated,
+        Self::QueueRemoved,
+        Self::MessageProduced,
+    ];
+
+    /// The name on the wire.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ClientConnected => "ClientConnected",
+            Self::ClientDisconnected => "ClientDisconnected",
+            Self::ClientJoined => "ClientJoined",
+            Self::ClientLeft => "ClientLeft",
+            Self::ChannelCreated => "ChannelCreated",
+            Self::ChannelRemoved => "ChannelRemoved",
+            Self::QueueCreated => "QueueCreated",
+            Self::QueueUpdated => "QueueUpdated",
+            Self::QueueRemoved => "QueueRemoved",
+            Self::MessageProduced => "MessageProduced",
+        }
+    }
+
+    /// The event of this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == name)
+    }
+
+    fn scope(self) -> Scope {
+        match self {
+            Self::ClientConnected
+            | Self::ClientDisconnected
+            | Self::ChannelCreated
+            | Self::ChannelRemoved => Scope::Server,
+            Self::ClientJoined
+            | Self::ClientLeft
+            | Self::QueueCreated
+            | Self::QueueUpdated
+            | Self::QueueRemoved => Scope::Channel,
+            Self::MessageProduced => Scope::Queue,
+        }
+    }
+}
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// What.
+    pub kind: EventKind,
+    /// The channel, if it is about one.
+    pub channel: Option<String>,
+    /// The queue, if it is about one.
+    pub queue: Option<u16>,
+    /// To whom or what.
+    pub subject: Subject,
+}
+
+/// To whom or what it happened. A member that the broker did not send is empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the members of the protocol's event models")]
+pub enum Subject {
+    Client { id: String, name: Option<String>, kind: Option<String> },
+    Channel { name: String, active_clients: u32, client_limit: u32 },
+    Queue { tag: Option<String>, status: String, high_priority: u64, normal: u64 },
+    Message { id: String, saved: bool, producer: Option<String> },
+}
+
+/// Every member that any event has.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct Body {
+    id: serde_json::Value,
+    name: Option<String>,
+    #[serde(rename = "Type")]
+    kind: Option<String>,
+    channel: Option<String>,
+    client_id: Option<String>,
+    client_name: Option<String>,
+    client_type: Option<String>,
+    active_clients: u32,
+    client_limit: u32,
+    tag: Option<String>,
+    status: Option<String>,
+    priority_messages: u64,
+    messages: u64,
+    queue: Option<u16>,
+    saved: bool,
+    producer_id: Option<String>,
+}
+
+impl Event {
+    /// Reads an event frame. `None`: an event that this client does not know, or a body that is none.
+    #[must_use]
+    pub fn read(received: &Received) -> Option<Self> {
+        let kind = EventKind::from_name(str::from_utf8(received.source()).ok()?)?;
+        let body: Body = serde_json::from_slice(received.body_slice()).ok()?;
+        let text_id = || body.id.as_str().unwrap_or_default().to_owned();
+        let channel = body.channel.clone().filter(|name| !name.is_empty());
+        let queue_id = || body.queue.or_else(|| body.id.as_u64()?.try_into().ok());
+        let (queue, subject) = match kind {
+            EventKind::ClientConnected | EventKind::ClientDisconnected => {
+                (None, Subject::Client { id: text_id(), name: body.name, kind: body.kind })
+            }
+            EventKind::ClientJoined | EventKind::ClientLeft => {
+                let id = body.client_id.unwrap_or_default();
+                (None, Subject::Client { id, name: body.client_name, kind: body.client_type })
+            }
+            EventKind::ChannelCreated | EventKind::ChannelRemoved => {
+                let name = body.name.unwrap_or_default();
+                let (active_clients, client_limit) = (body.active_clients, body.client_limit);
+                let subject = Subject::Channel { name: name.clone(), active_clients, client_limit };
+                return Some(Self { kind, channel: Some(name), queue: None, subject });
+            }
+            EventKind::QueueCreated | EventKind::QueueUpdated | EventKind::QueueRemoved => {
+                let (high_priority, normal) = (body.priority_messages, body.messages);
+                let status = body.status.clone().unwrap_or_default();
+                (queue_id(), Subject::Queue { tag: body.tag.clone(), status, high_priority, normal })
+            }
+            EventKind::MessageProduced => {
+                let (id, saved, producer) = (text_id(), body.saved, body.producer_id.clone());
+                (queue_id(), Subject::Message { id, saved, producer })
+            }
+        };
+        Some(Self { kind, channel, queue, subject })
+    }
+}
+
+impl Client {
+    /// Events of this kind from now on, over all reconnects. What happens while there is no connection is not seen.
+    ///
+    /// Some events are of a channel (clients joining and leaving, queues), one is of a queue (messages produced): their
+    /// place has to be named, and no place for the others.
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError::InvalidArgument`] for a missing or needless place, [`ClientError::Refused`] for one that does not
+    /// exist, [`ClientError::ConnectionLost`], [`ClientError::RequestTimeout`].
+    pub async fn subscribe_events(
+        &self,
+        kind: EventKind,
+        channel: Option<&str>,
+        queue: Option<u16>,
+    ) -> Result<EventStream, ClientError> {
+        let needed = match kind.scope() {
+            Scope::Server => (false, false),
+            Scope::Channel => (true, false),
+            Scope::Queue => (true, true),
+        };
+        if (channel.is_some(), queue.is_some()) != needed {
+            let place = match kind.scope() {
+                Scope::Server => "of the whole broker: name neither channel nor queue",
+                Scope::Channel => "of a channel: name it, and no queue",
+                Scope::Queue => "of a queue: name its channel and its id",
+            };
+            return Err(ClientError::invalid("event", format!("{} is {place}", kind.as_str())));
+        }
+        let channel = channel.map(channel_name).transpose()?;
+        let subscription = Subscription { name: kind.as_str(), channel, queue };
+        let mailbox = Arc::new(Mailbox::new(self.shared.gauge.clone(), EVENTS_WAITING_MAX, Overflow::Drop));
+        self.shared.say_now(|core| core.add_event_stream(subscription.clone(), mailbox.clone()));
+        let mut stream = EventStream { client: self.clone(), mailbox, membership: None };
+        stream.membership = Some(self.shared.take_part(Intent::Event(subscription), None).await?);
+        Ok(stream)
+    }
+}
+
+/// Events as they come. Dropping it ends the subscription, unless others in this client have the same.
+#[derive(Debug)]
+pub struct EventStream {
+    client: Client,
+    mailbox: Arc<Mailbox>,
+    membership: Option<Membership>,
+}
+
+impl EventStream {
+    /// Waits for events, and takes up to `max` of those that are there. Empty: the client is closed.
+    pub async fn next_batch(&self, max: usize) -> Vec<Event> {
+        loop {
+            let letters = self.mailbox.next(max, |_| false).await;
+            let closed = letters.is_empty();
+            let events: Vec<Event> =
+                letters.iter().filter_map(|letter| Event::read(&letter.message)).collect();
+            if closed || !events.is_empty() {
+                return events;
+            }
+        }
+    }
+
+    /// Events dropped because nobody took those before them.
+    #[must_use]
+    pub fn dropped(&self) -> usize {
+        self.mailbox.dropped()
+    }
+
+    /// Ends the waiting of whoever takes from it.
+    pub fn stop(&self) {
+        self.mailbox.close();
+    }
+}
+
+impl Drop for EventStream {
+    fn drop(&mut self) {
+        self.membership = None;
+        self.client.shared.say_now(|core| core.remove_event_stream(&self.mailbox));
+        Counters::add(&self.client.shared.counters.dropped_events, self.mailbox.dropped() as u64);
+    }
+}

@@ -1,0 +1,243 @@
+//! What administration is answered with, and the options it sends. Member names are those of the protocol's JSON.
+//!
+//! Every member of an answer may be missing: other servers of this protocol send fewer.
+
+use serde::{Deserialize, Serialize};
+
+/// A channel as it is now.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub struct ChannelInformation {
+    /// Its name.
+    pub name: String,
+    /// Ids of its queues.
+    pub queues: Vec<u16>,
+    /// May it have more than one queue?
+    pub allow_multiple_queues: bool,
+    /// Which queue ids it may have; `None`: all.
+    pub allowed_queues: Option<Vec<u16>>,
+    /// Default of its queues: only the first consumer gets each message.
+    pub only_first_acquirer: bool,
+    /// Default of its queues: consumers must acknowledge.
+    pub request_acknowledge: bool,
+    /// Default of its queues, milliseconds.
+    pub acknowledge_timeout: u64,
+    /// Default of its queues, milliseconds; 0: for ever.
+    pub message_timeout: u64,
+    /// Default of its queues.
+    pub use_message_id: bool,
+    /// Default of its queues.
+    pub wait_for_acknowledge: bool,
+    /// Default of its queues.
+    pub hide_client_names: bool,
+    /// Clients joined.
+    pub active_clients: u64,
+    /// Clients that may join; 0: no limit.
+    pub client_limit: u64,
+    /// Queues that it may have; 0: no limit.
+    pub queue_limit: u64,
+    /// It goes with its last client, once its queues are empty.
+    pub destroy_when_empty: bool,
+}
+
+/// A queue as it is now.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub struct QueueInformation {
+    /// Its channel.
+    pub channel: String,
+    /// A word for people.
+    pub tag_name: Option<String>,
+    /// Its id in the channel.
+    pub id: u16,
+    /// Stored messages of high priority.
+    pub priority_messages: u64,
+    /// The other stored messages.
+    pub messages: u64,
+    /// `broadcast`, `push`, `roundrobin`, `pull`, `cache`, `paused` or `stopped`.
+    pub status: String,
+    /// Only the first consumer gets each message.
+    pub only_first_acquirer: bool,
+    /// Consumers must acknowledge.
+    pub request_acknowledge: bool,
+    /// Milliseconds.
+    pub acknowledge_timeout: u64,
+    /// Milliseconds; 0: for ever.
+    pub message_timeout: u64,
+    /// Messages without an id get one.
+    pub use_message_id: bool,
+    /// The next message waits for the acknowledgement of the one before.
+    pub wait_for_acknowledge: bool,
+    /// Consumers do not learn who produced a message.
+    pub hide_client_names: bool,
+    /// Messages taken from producers.
+    pub received_messages: u64,
+    /// Messages handed out, each once.
+    pub sent_messages: u64,
+    /// Messages handed out, once a consumer.
+    pub deliveries: u64,
+    /// Negative acknowledgements and those that did not come.
+    pub negative_acks: u64,
+    /// Positive acknowledgements.
+    pub acks: u64,
+    /// Messages that waited too long.
+    pub timeout_messages: u64,
+    /// Messages saved.
+    pub saved_messages: u64,
+    /// Messages that left for good.
+    pub removed_messages: u64,
+    /// Failures of its handler.
+    pub errors: u64,
+    /// Unix milliseconds; 0: never.
+    pub last_message_received: u64,
+    /// Unix milliseconds; 0: never.
+    pub last_message_sent: u64,
+    /// Messages stored at most; 0: no limit.
+    pub message_limit: u64,
+    /// Octets of a body at most; 0: no limit.
+    pub message_size_limit: u64,
+}
+
+/// A client that is connected, or has joined a channel.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub struct ClientInformation {
+    /// Its id.
+    pub id: String,
+    /// Its name.
+    pub name: Option<String>,
+    /// What sort of program it is.
+    #[serde(rename = "Type")]
+    pub kind: Option<String>,
+    /// Milliseconds since it connected, or joined.
+    pub online: u64,
+    /// Whether an authenticator let it in.
+    pub is_authenticated: bool,
+}
+
+/// A node of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub struct NodeInformation {
+    /// Its id.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// Where it listens.
+    pub host: String,
+    /// Whether it dialled this one.
+    pub slave: bool,
+    /// Whether the link stands.
+    pub connected: bool,
+    /// Milliseconds since it does.
+    pub lifetime: u64,
+}
+
+/// How a queue hands its messages out. The numbers are the broker's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[allow(missing_docs, reason = "the names are the protocol's")]
+pub enum QueueStatus {
+    Broadcast = 0,
+    Push = 1,
+    RoundRobin = 2,
+    Pull = 3,
+    Cache = 4,
+    Paused = 5,
+    Stopped = 6,
+}
+
+impl QueueStatus {
+    /// Reads the spellings in use, without respect to case.
+    #[must_use]
+    pub fn from_text(text: &str) -> Option<Self> {
+        Some(match text.to_ascii_lowercase().as_str() {
+            "broadcast" => Self::Broadcast,
+            "push" => Self::Push,
+            "roundrobin" | "round-robin" | "round_robin" | "round" => Self::RoundRobin,
+            "pull" => Self::Pull,
+            "cache" => Self::Cache,
+            "paused" | "pause" => Self::Paused,
+            "stopped" | "stop" => Self::Stopped,
+            _ => return None,
+        })
+    }
+}
+
+impl Serialize for QueueStatus {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u8(*self as u8)
+    }
+}
+
+/// Options of a queue to create or to change; what is `None` is the channel's, or stays.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct QueueOptions {
+    /// How it hands out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<QueueStatus>,
+    /// Only the first consumer gets each message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub send_only_first_acquirer: Option<bool>,
+    /// Consumers must acknowledge.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request_acknowledge: Option<bool>,
+    /// How long they may take, milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub acknowledge_timeout: Option<u64>,
+    /// How long a message may wait, milliseconds; 0: for ever.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message_timeout: Option<u64>,
+    /// Messages without an id get one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub use_message_id: Option<bool>,
+    /// The next message waits for the acknowledgement of the one before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wait_for_acknowledge: Option<bool>,
+    /// Consumers do not learn who produced a message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hide_client_names: Option<bool>,
+    /// Messages stored at most; 0: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message_limit: Option<u64>,
+    /// Octets of a body at most; 0: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message_size_limit: Option<u64>,
+    /// How often one message may be put back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub put_back_limit: Option<u16>,
+    /// Where messages go that were put back too often, `channel/id`; empty: nowhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dead_letter: Option<String>,
+    /// The key of a delivery handler or ready-made policy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message_delivery_handler: Option<String>,
+    /// A word for people and for routers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tag: Option<String>,
+}
+
+/// Options of a channel to create; what is `None` is the broker's.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct ChannelOptions {
+    /// What its queues start with.
+    #[serde(flatten)]
+    pub queue: QueueOptions,
+    /// May it have more than one queue?
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allow_multiple_queues: Option<bool>,
+    /// Which queue ids it may have; `Some(None)`: all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allowed_queues: Option<Option<Vec<u16>>>,
+    /// Clients that may join; 0: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_limit: Option<u32>,
+    /// Queues that it may have; 0: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue_limit: Option<u32>,
+    /// It goes with its last client, once its queues are empty.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub destroy_when_empty: Option<bool>,
+}

@@ -1,0 +1,287 @@
+//! Publishing: one message or many, confirmed or not.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use crate::address::QueueAddress;
+use crate::client::Client;
+use crate::conversation::{Answer, By, Conversation, Publication};
+use crate::error::ClientError;
+use crate::request::push;
+use crate::shared::{Batch, Outcome, Question, Waited, Waiter};
+use mqcore_wire::tmqp::header::key;
+
+/// How to publish.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublishOptions {
+    /// The message's id. Default: a new one.
+    pub id: Option<String>,
+    /// Headers, in this order.
+    pub headers: Vec<(String, String)>,
+    /// Before all messages that are not. Default no.
+    pub high_priority: bool,
+    /// Wait for the acknowledgement. Default yes. Without it, publishing returns as soon as the message is on its way,
+    /// and a refusal only counts.
+    pub confirm: bool,
+    /// Further queues for a copy each.
+    pub cc: Vec<CarbonCopy>,
+    /// How long the acknowledgement may take. Default: the config's request timeout.
+    pub timeout: Option<Duration>,
+    /// Publish again, within the timeout, when the connection was lost before the acknowledgement came. Only with an id
+    /// of the caller's, by which the receiving side can tell that it has the message already. Default no.
+    pub retry: bool,
+}
+
+impl Default for PublishOptions {
+    fn default() -> Self {
+        Self {
+            id: None,
+            headers: Vec::new(),
+            high_priority: false,
+            confirm: true,
+            cc: Vec::new(),
+            timeout: None,
+            retry: false,
+        }
+    }
+}
+
+/// A queue for a copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CarbonCopy {
+    /// Where.
+    pub queue: QueueAddress,
+    /// The copy's id; default: the broker makes one.
+    pub id: Option<String>,
+}
+
+/// One of many messages that are published together.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Outgoing {
+    /// Body.
+    pub body: Bytes,
+    /// Its id. Default: a new one.
+    pub id: Option<String>,
+    /// Headers of its own, behind those of the options.
+    pub headers: Vec<(String, String)>,
+}
+
+/// That a message was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Receipt {
+    /// Who said so; `None`: nobody was asked to.
+    pub by: Option<By>,
+    /// From the call to the acknowledgement.
+    pub latency: Duration,
+}
+
+impl Client {
+    /// Publishes one message.
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError::Refused`] (no such queue, a limit, ...), [`ClientError::Nacked`], [`ClientError::ConfirmTimeout`],
+    /// [`ClientError::ConnectionLost`], and [`ClientError::InvalidArgument`] for what cannot be said.
+    pub async fn publish(
+        &self,
+        queue: &QueueAddress,
+        body: impl AsRef<[u8]>,
+        options: &PublishOptions,
+    ) -> Result<Receipt, ClientError> {
+        let started = Instant::now();
+        let deadline = self.shared.deadline(options.timeout);
+        if options.retry && options.id.is_none() {
+            return Err(ClientError::invalid("retry", "a message that may be sent twice needs an id"));
+        }
+        let headers = header_text(options, &[])?;
+        let publication = Publication {
+            queue,
+            id: options.id.as_deref(),
+            headers: &headers,
+            body: body.as_ref(),
+            high_priority: options.high_priority,
+        };
+        if !options.confirm {
+            self.shared.say(deadline, |conversation| conversation.publish(&publication, None)).await??;
+            return Ok(Receipt { by: None, latency: started.elapsed() });
+        }
+        loop {
+            let result = self.publish_confirmed(&publication, started, deadline).await;
+            match result {
+                Err(ClientError::ConnectionLost { .. }) if options.retry && Instant::now() < deadline => {}
+                result => return result,
+            }
+        }
+    }
+
+    async fn publish_confirmed(
+        &self,
+        publication: &Publication<'_>,
+        started: Instant,
+        deadline: Instant,
+    ) -> Result<Receipt, ClientError> {
+        let act =
+            |conversation: &mut Conversation<Waiter>, waiter| conversation.publish(publication, Some(waiter));
+        match self.shared.answer(deadline, act).await? {
+            Waited::Answered(outcome) => receipt(outcome, started),
+            Waited::TooLong(_) => Err(confirm_timeout(publication.queue, started)),
+        }
+    }
+
+    /// Publishes many messages: one lock, one write, one wake-up for all of their acknowledgements, as far as the
+    /// client's bounds allow. The answers are in the order of the messages.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::publish`], for each message by itself; [`PublishOptions::id`] and [`PublishOptions::retry`] cannot
+    /// be meant for many and are refused for all.
+    pub async fn publish_many(
+        &self,
+        queue: &QueueAddress,
+        messages: &[Outgoing],
+        options: &PublishOptions,
+    ) -> Vec<Result<Receipt, ClientError>> {
+        let started = Instant::now();
+        let deadline = self.shared.deadline(options.timeout);
+        if options.id.is_some() || options.retry {
+            let error =
+                ClientError::invalid("options", "an id and a retry are for one message, not for many");
+            return vec![Err(error); messages.len()];
+        }
+        let mut together = Together::new(self, queue, messages, options);
+        let said = together.say_all(deadline).await;
+        together.finish(said, started, deadline).await
+    }
+}
+
+/// Messages that are published together, on their way.
+struct Together<'a> {
+    queue: &'a QueueAddress,
+    messages: &'a [Outgoing],
+    options: &'a PublishOptions,
+    batch: Arc<Batch>,
+    /// How many of them were said, or found impossible to say.
+    said: usize,
+    question: Question<'a>,
+}
+
+impl<'a> Together<'a> {
+    fn new(
+        client: &'a Client,
+        queue: &'a QueueAddress,
+        messages: &'a [Outgoing],
+        options: &'a PublishOptions,
+    ) -> Self {
+        let batch = Batch::new(messages.len());
+        let question = Question { shared: &client.shared, ids: Vec::with_capacity(messages.len()) };
+        Self { queue, messages, options, batch, said: 0, question }
+    }
+
+    /// Says them all, in as few turns as there is room for.
+    async fn say_all(&mut self, deadline: Instant) -> Result<(), ClientError> {
+        let shared = self.question.shared;
+        while self.said < self.messages.len() {
+            shared.say(deadline, |conversation| self.say_some(conversation)).await?;
+        }
+        Ok(())
+    }
+
+    /// Says as many as fit the bounds, and at least one.
+    fn say_some(&mut self, conversation: &mut Conversation<Waiter>) {
+        let config = &self.question.shared.config;
+        loop {
+            let index = self.said;
+            self.said += 1;
+            if let Err(error) = self.say_one(conversation, index) {
+                let waiter = Waiter::Many(self.batch.clone(), index as u32);
+                waiter.settle(Err(error), Instant::now());
+            }
+            if self.said == self.messages.len()
+                || conversation.outstanding() >= config.max_outstanding
+                || conversation.output().len() >= config.write_buffer_bytes
+            {
+                return;
+            }
+        }
+    }
+
+    fn say_one(&mut self, conversation: &mut Conversation<Waiter>, index: usize) -> Result<(), ClientError> {
+        let message = &self.messages[index];
+        let headers = header_text(self.options, &message.headers)?;
+        let publication = Publication {
+            queue: self.queue,
+            id: message.id.as_deref(),
+            headers: &headers,
+            body: &message.body,
+            high_priority: self.options.high_priority,
+        };
+        let waiter = self.options.confirm.then(|| Waiter::Many(self.batch.clone(), index as u32));
+        let id = conversation.publish(&publication, waiter)?;
+        if self.options.confirm {
+            self.question.ids.push(id);
+        } else {
+            let confirmed = Ok(Answer::Confirmed(By::Server));
+            Waiter::Many(self.batch.clone(), index as u32).settle(confirmed, Instant::now());
+        }
+        Ok(())
+    }
+
+    /// Waits for the outcomes of what was said; what was not has the outcome of the saying.
+    async fn finish(
+        mut self,
+        said: Result<(), ClientError>,
+        started: Instant,
+        deadline: Instant,
+    ) -> Vec<Result<Receipt, ClientError>> {
+        if let Err(error) = &said {
+            for index in self.said..self.messages.len() {
+                Waiter::Many(self.batch.clone(), index as u32).settle(Err(error.clone()), Instant::now());
+            }
+        }
+        if tokio::time::timeout_at(deadline.into(), self.batch.completed()).await.is_ok() {
+            self.question.ids.clear();
+        }
+        // Whoever is still waited for is forgotten before the outcomes are taken: none can come in between.
+        self.question.forget();
+        let by_nobody = !self.options.confirm;
+        let receipts = self.batch.take().into_iter().map(|outcome| match outcome {
+            Some(outcome) => receipt(outcome, started)
+                .map(|receipt| if by_nobody { Receipt { by: None, ..receipt } } else { receipt }),
+            None => Err(confirm_timeout(self.queue, started)),
+        });
+        receipts.collect()
+    }
+}
+
+fn receipt((result, at): Outcome, started: Instant) -> Result<Receipt, ClientError> {
+    let by = match result? {
+        Answer::Confirmed(by) => by,
+        Answer::Response(_) | Answer::Pulled(_) => By::Server,
+    };
+    Ok(Receipt { by: Some(by), latency: at.saturating_duration_since(started) })
+}
+
+fn confirm_timeout(queue: &QueueAddress, started: Instant) -> ClientError {
+    ClientError::ConfirmTimeout { target: queue.to_string().into(), waited: started.elapsed() }
+}
+
+/// The header text of a message: the options' headers, its own, then one line a copy.
+fn header_text(options: &PublishOptions, own: &[(String, String)]) -> Result<Vec<u8>, ClientError> {
+    let mut text = Vec::new();
+    for (key, value) in options.headers.iter().chain(own) {
+        push(&mut text, key, value)?;
+    }
+    for copy in &options.cc {
+        let mut value = format!("{};{}", copy.queue.channel(), copy.queue.id());
+        if let Some(id) = &copy.id {
+            if id.contains(';') {
+                return Err(ClientError::invalid("copy's message id", "a semicolon would end it"));
+            }
+            value = format!("{value};{id}");
+        }
+        push(&mut text, key::CC, &value)?;
+    }
+    Ok(text)
+}

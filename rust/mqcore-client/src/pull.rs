@@ -1,0 +1,156 @@
+//! Pulling: messages of pull queues, and the message of a cache queue.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mqcore_wire::tmqp::header::{key, no_content};
+use mqcore_wire::tmqp::operation::status;
+
+use crate::address::QueueAddress;
+use crate::client::Client;
+use crate::consume::{Delivered, Held};
+use crate::conversation::{Answer, PullAnswer, PullEnd};
+use crate::error::{ClientError, Refusal};
+use crate::mailbox::{Letter, lock};
+use crate::received::Received;
+use crate::request::{Clear, Intent, PullRequest, Request};
+use crate::shared::{Membership, Waited};
+
+/// How to pull.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PullOptions {
+    /// Messages at most; at least 1, the default.
+    pub count: u32,
+    /// Newest first. Default no.
+    pub lifo: bool,
+    /// What to remove from the queue afterwards. Default nothing.
+    pub clear: Clear,
+    /// Ask how many are left. Default yes.
+    pub info: bool,
+    /// How long it may take. Default: the config's request timeout.
+    pub timeout: Option<Duration>,
+}
+
+impl Default for PullOptions {
+    fn default() -> Self {
+        Self { count: 1, lifo: false, clear: Clear::default(), info: true, timeout: None }
+    }
+}
+
+/// What a pull brought.
+#[derive(Debug)]
+pub struct Pulled {
+    /// The messages, in order.
+    pub messages: Vec<Delivered>,
+    /// Messages left, those of high priority and the others, if that was asked for and anything came. Nothing came:
+    /// none are left.
+    pub remaining: Option<(u64, u64)>,
+    /// Whether the broker said that this is all. If not, the time was over or the connection was lost: these messages
+    /// have left the queue all the same.
+    pub complete: bool,
+}
+
+impl Client {
+    /// Takes up to `count` messages out of a pull queue. An empty queue answers with none.
+    ///
+    /// Only who has joined a channel may pull from it: it is joined for the pull, and left when the last of these
+    /// messages that asks for an acknowledgement is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError::Refused`] with status 404 for no such queue, 401 for one that may not be pulled from, 406 for one
+    /// whose status is not pull; [`ClientError::RequestTimeout`] and [`ClientError::ConnectionLost`] if nothing came.
+    pub async fn pull(&self, queue: &QueueAddress, options: &PullOptions) -> Result<Pulled, ClientError> {
+        let (answer, membership) = self.pull_raw(queue, options).await?;
+        let complete = match &answer.end {
+            PullEnd::NoContent(reason) => {
+                accepted(queue, reason)?;
+                true
+            }
+            PullEnd::Cached => true,
+            PullEnd::CutShort => false,
+        };
+        let remaining = match answer.messages.last() {
+            Some(last) => counts(last),
+            None if complete => Some((0, 0)),
+            None => None,
+        };
+        let messages = self.hand_out(answer.messages, membership);
+        Ok(Pulled { messages, remaining, complete })
+    }
+
+    /// The message of a cache queue; `None` while there is none. It stays in the queue.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::pull`].
+    pub async fn get_cached(
+        &self,
+        queue: &QueueAddress,
+        timeout: Option<Duration>,
+    ) -> Result<Option<Received>, ClientError> {
+        let options = PullOptions { info: false, timeout, ..PullOptions::default() };
+        let (answer, _membership) = self.pull_raw(queue, &options).await?;
+        if let PullEnd::NoContent(reason) = &answer.end {
+            accepted(queue, reason)?;
+        }
+        Ok(answer.messages.into_iter().next())
+    }
+
+    async fn pull_raw(
+        &self,
+        queue: &QueueAddress,
+        options: &PullOptions,
+    ) -> Result<(PullAnswer, Membership), ClientError> {
+        let started = Instant::now();
+        let deadline = self.shared.deadline(options.timeout);
+        if options.count == 0 {
+            return Err(ClientError::invalid("count", "pull at least one message"));
+        }
+        let membership =
+            self.shared.take_part(Intent::Join(queue.channel().clone()), options.timeout).await?;
+        let PullOptions { count, lifo, clear, info, .. } = *options;
+        let request = Request::pull(queue, &PullRequest { count, lifo, clear, info });
+        let waited = self.shared.answer(deadline, |conversation, waiter| conversation.pull(&request, waiter));
+        match waited.await? {
+            Waited::Answered((Ok(Answer::Pulled(answer)), _)) => Ok((answer, membership)),
+            Waited::Answered((Err(error), _)) => Err(error),
+            Waited::TooLong(Some(answer)) if !answer.messages.is_empty() => Ok((answer, membership)),
+            Waited::Answered((Ok(_), _)) | Waited::TooLong(_) => Err(ClientError::RequestTimeout {
+                operation: request.operation,
+                target: request.about.to_text(),
+                waited: started.elapsed(),
+            }),
+        }
+    }
+
+    fn hand_out(&self, messages: Vec<Received>, membership: Membership) -> Vec<Delivered> {
+        let membership = Arc::new(membership);
+        let epoch = lock(&self.shared.core).epoch;
+        let of_channel = |message: Received| {
+            let held = message.wants_acknowledge().then(|| Held::Channel(membership.clone()));
+            Delivered::new(self.shared.clone(), Letter { message, epoch }, held)
+        };
+        messages.into_iter().map(of_channel).collect()
+    }
+}
+
+/// What a `No-Content` of this value means.
+fn accepted(queue: &QueueAddress, reason: &str) -> Result<(), ClientError> {
+    let (code, reason) = match reason {
+        no_content::END | no_content::EMPTY => return Ok(()),
+        no_content::UNAUTHORIZED => (status::UNAUTHORIZED, "this client may not pull from it"),
+        no_content::UNACCEPTABLE => (status::UNACCEPTABLE, "it is not in pull status"),
+        no_content::NO_CHANNEL => (status::NOT_FOUND, "no such channel"),
+        no_content::NO_QUEUE => (status::NOT_FOUND, "no such queue"),
+        other => (status::FAILED, other),
+    };
+    let target = queue.to_string().into();
+    Err(Refusal { code, operation: "pull from", target, reason: reason.into() }.into())
+}
+
+/// How many are left after this message, if it says so.
+fn counts(message: &Received) -> Option<(u64, u64)> {
+    let number = |key| message.header(key)?.parse().ok();
+    Some((number(key::PRIORITY_MESSAGES)?, number(key::MESSAGES)?))
+}

@@ -1,0 +1,205 @@
+//! One received message, in one allocation of its own.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use bytes::Bytes;
+use mqcore_wire::tmqp::header::{Pairs, header_value, pairs};
+use mqcore_wire::tmqp::{Frame, Kind};
+
+/// A message as it came. Cloning shares it.
+///
+/// Copied out of the read buffer once: a message that somebody keeps must not keep the buffer it came in.
+#[derive(Clone)]
+pub struct Received {
+    /// Id, source, target, headers and body, in this order.
+    block: Bytes,
+    id: u8,
+    source: u8,
+    target: u8,
+    headers: u16,
+    kind: Kind,
+    content_type: u16,
+    hops: u8,
+    first_acquirer: bool,
+    high_priority: bool,
+    pending_response: bool,
+    pending_acknowledge: bool,
+}
+
+impl Received {
+    /// Copies what `frame` borrows. Takes decoded frames only: their parts fit their length fields.
+    #[must_use]
+    pub fn copy(frame: &Frame<'_>) -> Self {
+        let parts = [frame.id, frame.source, frame.target, frame.headers, frame.payload];
+        let mut block = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
+        for part in parts {
+            block.extend_from_slice(part);
+        }
+        Self {
+            block: block.into(),
+            id: frame.id.len() as u8,
+            source: frame.source.len() as u8,
+            target: frame.target.len() as u8,
+            headers: frame.headers.len() as u16,
+            kind: frame.kind,
+            content_type: frame.content_type,
+            hops: frame.hops,
+            first_acquirer: frame.first_acquirer,
+            high_priority: frame.high_priority,
+            pending_response: frame.pending_response,
+            pending_acknowledge: frame.pending_acknowledge,
+        }
+    }
+
+    /// Its id: 32 lower-case hex digits as a rule, in any case at most 255 octets.
+    #[must_use]
+    pub fn id(&self) -> &[u8] {
+        &self.block[..self.id.into()]
+    }
+
+    /// The client that sent it; empty if its queue hides names.
+    #[must_use]
+    pub fn source(&self) -> &[u8] {
+        self.part(self.id.into(), self.source.into())
+    }
+
+    /// The channel, or whom a direct message was for.
+    #[must_use]
+    pub fn target(&self) -> &[u8] {
+        self.part(usize::from(self.id) + usize::from(self.source), self.target.into())
+    }
+
+    /// Header text.
+    #[must_use]
+    pub fn header_text(&self) -> &[u8] {
+        self.part(self.headers_at(), self.headers.into())
+    }
+
+    /// Header keys and values in their order; a key may repeat.
+    #[must_use]
+    pub fn headers(&self) -> Pairs<'_> {
+        pairs(self.header_text())
+    }
+
+    /// The first header of this name, ASCII case apart.
+    #[must_use]
+    pub fn header(&self, key: &str) -> Option<Cow<'_, str>> {
+        header_value(self.header_text(), key).map(String::from_utf8_lossy)
+    }
+
+    /// The body, shared and not copied.
+    #[must_use]
+    pub fn body(&self) -> Bytes {
+        self.block.slice(self.body_at()..)
+    }
+
+    /// The body, borrowed.
+    #[must_use]
+    pub fn body_slice(&self) -> &[u8] {
+        &self.block[self.body_at()..]
+    }
+
+    /// The queue's id, the status of a response, or what sender and receiver of a direct message agreed on.
+    #[must_use]
+    pub fn content_type(&self) -> u16 {
+        self.content_type
+    }
+
+    /// What sort of message it is.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// How many more hops it could have taken.
+    #[must_use]
+    pub fn hops(&self) -> u8 {
+        self.hops
+    }
+
+    /// Of a queue message: this client is the first that gets it.
+    #[must_use]
+    pub fn first_acquirer(&self) -> bool {
+        self.first_acquirer
+    }
+
+    /// It went before all others.
+    #[must_use]
+    pub fn high_priority(&self) -> bool {
+        self.high_priority
+    }
+
+    /// Its sender waits for a response.
+    #[must_use]
+    pub fn wants_response(&self) -> bool {
+        self.pending_response
+    }
+
+    /// An acknowledgement is waited for, by the queue or by the sender.
+    #[must_use]
+    pub fn wants_acknowledge(&self) -> bool {
+        self.pending_acknowledge
+    }
+
+    /// Octets that it keeps in memory.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        size_of::<Self>() + self.block.len()
+    }
+
+    fn headers_at(&self) -> usize {
+        usize::from(self.id) + usize::from(self.source) + usize::from(self.target)
+    }
+
+    fn body_at(&self) -> usize {
+        self.headers_at() + usize::from(self.headers)
+    }
+
+    fn part(&self, at: usize, len: usize) -> &[u8] {
+        &self.block[at..at + len]
+    }
+}
+
+impl fmt::Debug for Received {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Received")
+            .field("kind", &self.kind)
+            .field("id", &String::from_utf8_lossy(self.id()))
+            .field("source", &String::from_utf8_lossy(self.source()))
+            .field("target", &String::from_utf8_lossy(self.target()))
+            .field("content_type", &self.content_type)
+            .field("body_bytes", &self.body_slice().len())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_is_found_again() {
+        let frame = Frame {
+            id: b"i1",
+            source: b"src",
+            target: b"tgt4",
+            headers: b"A:1\r\na:2\r\n",
+            payload: b"body",
+            content_type: 9,
+            pending_acknowledge: true,
+            ..Frame::new(Kind::QUEUE)
+        };
+        let received = Received::copy(&frame);
+        assert_eq!(
+            (received.id(), received.source(), received.target()),
+            (&b"i1"[..], &b"src"[..], &b"tgt4"[..])
+        );
+        assert_eq!(received.header("a").as_deref(), Some("1"));
+        assert_eq!(received.headers().count(), 2);
+        assert_eq!((received.body_slice(), &received.body()[..]), (&b"body"[..], &b"body"[..]));
+        assert!(received.wants_acknowledge() && !received.wants_response());
+        assert_eq!(received.content_type(), 9);
+    }
+}

@@ -1,0 +1,442 @@
+//! What the program's handles and the connection task share: the conversation, who waits, who consumes.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+use tokio::sync::{Notify, oneshot, watch};
+
+use crate::client::State;
+use crate::config::ClientConfig;
+use crate::conversation::{Answer, Conversation, MessageId, PullAnswer, TakenUp};
+use crate::error::ClientError;
+use crate::mailbox::{Gauge, Letter, Mailbox, lock};
+use crate::received::Received;
+use crate::request::{Intent, Request, Subscription};
+
+/// How a wait ended, and when that was known.
+pub(crate) type Outcome = (Result<Answer, ClientError>, Instant);
+
+/// Who waits for an answer.
+#[derive(Debug)]
+pub(crate) enum Waiter {
+    One(oneshot::Sender<Outcome>),
+    /// One message of many that were published together.
+    Many(Arc<Batch>, u32),
+}
+
+impl Waiter {
+    pub(crate) fn settle(self, result: Result<Answer, ClientError>, now: Instant) {
+        match self {
+            // Nobody listens any more if the caller gave up: then the answer concerns nobody.
+            Self::One(sender) => drop(sender.send((result, now))),
+            Self::Many(batch, index) => batch.settle(index, result, now),
+        }
+    }
+}
+
+/// The outcomes of messages that were published together; one wake-up for all of them.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    outcomes: Mutex<Vec<Option<Outcome>>>,
+    missing: AtomicUsize,
+    complete: Notify,
+}
+
+impl Batch {
+    pub(crate) fn new(size: usize) -> Arc<Self> {
+        let outcomes = Mutex::new(vec![None; size]);
+        Arc::new(Self { outcomes, missing: AtomicUsize::new(size), complete: Notify::new() })
+    }
+
+    fn settle(&self, index: u32, result: Result<Answer, ClientError>, now: Instant) {
+        let before = lock(&self.outcomes)[index as usize].replace((result, now));
+        debug_assert!(before.is_none(), "a message has one outcome");
+        if self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.complete.notify_one();
+        }
+    }
+
+    /// Waits until every outcome is known.
+    pub(crate) async fn completed(&self) {
+        while self.missing.load(Ordering::Acquire) > 0 {
+            self.complete.notified().await;
+        }
+    }
+
+    /// The outcomes; `None` where none is known.
+    pub(crate) fn take(&self) -> Vec<Option<Outcome>> {
+        std::mem::take(&mut *lock(&self.outcomes))
+    }
+}
+
+/// Counters that belong to no single call.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) connects: AtomicU64,
+    pub(crate) unclaimed: AtomicU64,
+    pub(crate) unclaimed_direct: AtomicU64,
+    pub(crate) stale_settlements: AtomicU64,
+    pub(crate) stale_discarded: AtomicU64,
+    pub(crate) dropped_events: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn add(counter: &AtomicU64, count: u64) {
+        counter.fetch_add(count, Ordering::Relaxed);
+    }
+}
+
+/// Those who consume one queue in this client. They share its messages in turn, as consumers of a queue do.
+#[derive(Debug)]
+struct Takers {
+    channel: Box<[u8]>,
+    mailboxes: Vec<Arc<Mailbox>>,
+    next: usize,
+}
+
+/// Everything behind the one lock. Held for as long as it takes to write or read a few frames, never across a wait.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) conversation: Conversation<Waiter>,
+    takers: HashMap<u16, Vec<Takers>>,
+    event_streams: Vec<(Subscription, Arc<Mailbox>)>,
+    direct: Option<Arc<Mailbox>>,
+    /// Queues whose messages nobody here wants; each is warned about once.
+    unclaimed: hashbrown::HashSet<(Box<[u8]>, u16)>,
+    /// Which connection this is; what came over an earlier one cannot be settled any more.
+    pub(crate) epoch: u32,
+    /// Until when what is under way may still finish; `Some`: the client is closing.
+    pub(crate) closing: Option<Instant>,
+    /// Why there is no connection.
+    pub(crate) cause: Arc<str>,
+    /// The connection task has ended: nobody will connect any more.
+    pub(crate) ended: bool,
+}
+
+/// The most queues that are remembered as warned about.
+const UNCLAIMED_REMEMBERED_MAX: usize = 1024;
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: ClientConfig,
+    pub(crate) core: Mutex<Core>,
+    pub(crate) gauge: Arc<Gauge>,
+    /// There may be room to write or to wait, or a connection: whoever waits for one of them looks again.
+    pub(crate) room: Notify,
+    pub(crate) state: watch::Sender<State>,
+    pub(crate) counters: Counters,
+}
+
+/// What an attempt to act found.
+enum Act<R> {
+    Done(R),
+    NotYet,
+    Never(ClientError),
+}
+
+impl Shared {
+    pub(crate) fn new(config: ClientConfig) -> Arc<Self> {
+        let core = Core {
+            conversation: Conversation::new(config.limits),
+            takers: HashMap::new(),
+            event_streams: Vec::new(),
+            direct: None,
+            unclaimed: hashbrown::HashSet::new(),
+            epoch: 0,
+            closing: None,
+            cause: "not connected yet".into(),
+            ended: false,
+        };
+        Arc::new(Self {
+            gauge: Arc::new(Gauge::new(config.read_buffer_bytes)),
+            config,
+            core: Mutex::new(core),
+            room: Notify::new(),
+            state: watch::Sender::new(State::Connecting { attempt: 1 }),
+            counters: Counters::default(),
+        })
+    }
+
+    /// Says something on the connection that stands, as soon as there is one and room for it, until `deadline`.
+    pub(crate) async fn say<R>(
+        &self,
+        deadline: Instant,
+        mut act: impl FnMut(&mut Conversation<Waiter>) -> R,
+    ) -> Result<R, ClientError> {
+        loop {
+            let room = self.room.notified();
+            tokio::pin!(room);
+            // Before looking: room that is made after the look must find somebody to wake.
+            room.as_mut().enable();
+            match self.try_say(&mut act) {
+                Act::Done(result) => return Ok(result),
+                Act::Never(error) => return Err(error),
+                Act::NotYet => {}
+            }
+            if tokio::time::timeout_at(deadline.into(), room).await.is_err() {
+                return Err(self.no_room());
+            }
+        }
+    }
+
+    fn try_say<R>(&self, act: &mut impl FnMut(&mut Conversation<Waiter>) -> R) -> Act<R> {
+        let mut core = lock(&self.core);
+        if core.closing.is_some() || core.ended {
+            return Act::Never(ClientError::Closed);
+        }
+        let conversation = &mut core.conversation;
+        if !conversation.is_open()
+            || conversation.outstanding() >= self.config.max_outstanding
+            || conversation.output().len() >= self.config.write_buffer_bytes
+        {
+            return Act::NotYet;
+        }
+        Act::Done(self.with_bell(&mut core, |core| act(&mut core.conversation)))
+    }
+
+    /// Says something now if a connection stands, whatever room there is: for what answers what was received, and is
+    /// bounded by that.
+    pub(crate) fn say_now<R>(&self, act: impl FnOnce(&mut Core) -> R) -> R {
+        self.with_bell(&mut lock(&self.core), act)
+    }
+
+    /// Rings for the connection task if what was said is the first since it last wrote.
+    fn with_bell<R>(&self, core: &mut Core, act: impl FnOnce(&mut Core) -> R) -> R {
+        let before = core.conversation.output().len();
+        let result = act(core);
+        if before == 0 && !core.conversation.output().is_empty() {
+            self.gauge.bell.notify_one();
+        }
+        result
+    }
+
+    fn no_room(&self) -> ClientError {
+        let core = lock(&self.core);
+        let cause = if core.conversation.is_open() {
+            "the broker does not read fast enough: too much waits to be written or answered".into()
+        } else {
+            core.cause.clone()
+        };
+        ClientError::ConnectionLost { cause, sent: false }
+    }
+
+    /// Asks and waits for the one answer.
+    pub(crate) async fn ask(
+        &self,
+        request: &Request,
+        timeout: Option<Duration>,
+    ) -> Result<Received, ClientError> {
+        let started = Instant::now();
+        let deadline = self.deadline(timeout);
+        let waited =
+            self.answer(deadline, |conversation, waiter| conversation.request(request, waiter)).await?;
+        match waited {
+            Waited::Answered((Ok(Answer::Response(response)), _)) => Ok(response),
+            Waited::Answered((Err(error), _)) => Err(error),
+            Waited::Answered((Ok(other), _)) => Err(ClientError::BadAnswer {
+                operation: request.operation,
+                target: request.about.to_text(),
+                why: format!("a response was expected and not {other:?}").into(),
+            }),
+            Waited::TooLong(_) => Err(ClientError::RequestTimeout {
+                operation: request.operation,
+                target: request.about.to_text(),
+                waited: started.elapsed(),
+            }),
+        }
+    }
+
+    /// As [`Shared::ask`], for callers who say themselves what is asked and what too long means.
+    pub(crate) async fn answer(
+        &self,
+        deadline: Instant,
+        mut act: impl FnMut(&mut Conversation<Waiter>, Waiter) -> Result<MessageId, ClientError>,
+    ) -> Result<Waited, ClientError> {
+        let (id, receiver) = self
+            .say(deadline, |conversation| {
+                let (sender, receiver) = oneshot::channel();
+                act(conversation, Waiter::One(sender)).map(|id| (id, receiver))
+            })
+            .await??;
+        self.outcome(id, receiver, deadline).await
+    }
+
+    /// Waits for the answer to what was asked, and forgets the question if the caller goes away or the time is over.
+    async fn outcome(
+        &self,
+        id: MessageId,
+        receiver: oneshot::Receiver<Outcome>,
+        deadline: Instant,
+    ) -> Result<Waited, ClientError> {
+        let mut question = Question { shared: self, ids: vec![id] };
+        match tokio::time::timeout_at(deadline.into(), receiver).await {
+            Ok(Ok(outcome)) => {
+                question.ids.clear();
+                Ok(Waited::Answered(outcome))
+            }
+            // A waiter is dropped without a word only when the connection task itself is.
+            Ok(Err(_)) => Err(ClientError::Closed),
+            Err(_) => Ok(Waited::TooLong(question.forget())),
+        }
+    }
+
+    /// Makes an intent stand, on this connection and on those after it, for as long as the answer is kept.
+    pub(crate) async fn take_part(
+        self: &Arc<Self>,
+        intent: Intent,
+        timeout: Option<Duration>,
+    ) -> Result<Membership, ClientError> {
+        let started = Instant::now();
+        let deadline = self.deadline(timeout);
+        let (taken_up, receiver) = self
+            .say(deadline, |conversation| {
+                let (sender, receiver) = oneshot::channel();
+                let taken_up = conversation.take_up(intent.clone(), Waiter::One(sender))?;
+                Ok::<_, ClientError>((taken_up, receiver))
+            })
+            .await??;
+        // From here on it is counted: whatever happens to this call, the guard takes it back.
+        let membership = Membership { shared: self.clone(), intent };
+        let TakenUp::Asked(id) = taken_up else { return Ok(membership) };
+        match self.outcome(id, receiver, deadline).await? {
+            Waited::Answered((result, _)) => result.map(|_| membership),
+            Waited::TooLong(_) => {
+                let request = Request::take_up(&membership.intent);
+                Err(ClientError::RequestTimeout {
+                    operation: request.operation,
+                    target: request.about.to_text(),
+                    waited: started.elapsed(),
+                })
+            }
+        }
+    }
+
+    /// When a call that starts now and says nothing else has to be over.
+    pub(crate) fn deadline(&self, timeout: Option<Duration>) -> Instant {
+        let timeout = timeout.unwrap_or(self.config.request_timeout);
+        // A year is for ever, and a deadline can be computed with it.
+        Instant::now() + timeout.min(Duration::from_secs(366 * 24 * 3600))
+    }
+}
+
+/// How a wait ended.
+pub(crate) enum Waited {
+    Answered(Outcome),
+    /// With what a pull had brought by then.
+    TooLong(Option<PullAnswer>),
+}
+
+/// Questions that are under way. Dropping it, because its caller was cancelled, forgets them.
+pub(crate) struct Question<'a> {
+    pub(crate) shared: &'a Shared,
+    pub(crate) ids: Vec<MessageId>,
+}
+
+impl Question<'_> {
+    /// Forgets them, and answers with what the last of them, if it is a pull, had brought.
+    pub(crate) fn forget(&mut self) -> Option<PullAnswer> {
+        if self.ids.is_empty() {
+            return None;
+        }
+        let mut core = lock(&self.shared.core);
+        let partial = self.ids.drain(..).filter_map(|id| core.conversation.forget(&id)).last();
+        drop(core);
+        self.shared.room.notify_waiters();
+        partial
+    }
+}
+
+impl Drop for Question<'_> {
+    fn drop(&mut self) {
+        self.forget();
+    }
+}
+
+impl Core {
+    pub(crate) fn add_taker(&mut self, channel: &[u8], queue: u16, mailbox: Arc<Mailbox>) {
+        let channels = self.takers.entry(queue).or_default();
+        match channels.iter_mut().find(|takers| takers.channel.eq_ignore_ascii_case(channel)) {
+            Some(takers) => takers.mailboxes.push(mailbox),
+            None => channels.push(Takers { channel: channel.into(), mailboxes: vec![mailbox], next: 0 }),
+        }
+    }
+
+    pub(crate) fn remove_taker(&mut self, channel: &[u8], queue: u16, mailbox: &Arc<Mailbox>) {
+        let Some(channels) = self.takers.get_mut(&queue) else { return };
+        for takers in channels.iter_mut().filter(|takers| takers.channel.eq_ignore_ascii_case(channel)) {
+            takers.mailboxes.retain(|other| !Arc::ptr_eq(other, mailbox));
+        }
+        channels.retain(|takers| !takers.mailboxes.is_empty());
+    }
+
+    /// The mailbox whose turn it is for a message of this queue.
+    pub(crate) fn taker(&mut self, channel: &[u8], queue: u16) -> Option<Arc<Mailbox>> {
+        let channels = self.takers.get_mut(&queue)?;
+        let takers = channels.iter_mut().find(|takers| takers.channel.eq_ignore_ascii_case(channel))?;
+        takers.next = (takers.next + 1) % takers.mailboxes.len();
+        Some(takers.mailboxes[takers.next].clone())
+    }
+
+    pub(crate) fn add_event_stream(&mut self, subscription: Subscription, mailbox: Arc<Mailbox>) {
+        self.event_streams.push((subscription, mailbox));
+    }
+
+    pub(crate) fn remove_event_stream(&mut self, mailbox: &Arc<Mailbox>) {
+        self.event_streams.retain(|(_, other)| !Arc::ptr_eq(other, mailbox));
+    }
+
+    /// Every stream that an event is for.
+    pub(crate) fn event_streams(&self, event: &Received) -> impl Iterator<Item = &Arc<Mailbox>> {
+        let (name, channel, queue) = (event.source(), event.target(), event.content_type());
+        self.event_streams
+            .iter()
+            .filter(move |(subscription, _)| {
+                subscription.name.as_bytes() == name
+                    && subscription
+                        .channel
+                        .as_ref()
+                        .is_none_or(|wanted| wanted.as_bytes().eq_ignore_ascii_case(channel))
+                    && subscription.queue.is_none_or(|wanted| wanted == queue)
+            })
+            .map(|(_, mailbox)| mailbox)
+    }
+
+    /// Where direct messages go; there is one place a client.
+    pub(crate) fn direct(&mut self) -> &mut Option<Arc<Mailbox>> {
+        &mut self.direct
+    }
+
+    pub(crate) fn mailboxes(&self) -> impl Iterator<Item = &Arc<Mailbox>> {
+        let takers = self.takers.values().flatten().flat_map(|takers| &takers.mailboxes);
+        takers.chain(self.event_streams.iter().map(|(_, mailbox)| mailbox)).chain(&self.direct)
+    }
+
+    /// A message that no consumer here wants. Answers whether this queue is new among those.
+    pub(crate) fn note_unclaimed(&mut self, channel: &[u8], queue: u16) -> bool {
+        if self.unclaimed.len() >= UNCLAIMED_REMEMBERED_MAX {
+            return false;
+        }
+        self.unclaimed.insert((channel.to_ascii_lowercase().into(), queue))
+    }
+
+    /// A letter that came over the connection that stands.
+    pub(crate) fn letter(&self, message: Received) -> Letter {
+        Letter { message, epoch: self.epoch }
+    }
+}
+
+/// That this client takes part in a channel or hears of events. Dropping it ends that, unless others in this client
+/// want it too.
+#[derive(Debug)]
+pub struct Membership {
+    shared: Arc<Shared>,
+    intent: Intent,
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.shared.say_now(|core| core.conversation.give_up(&self.intent));
+    }
+}
