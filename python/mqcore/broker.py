@@ -304,9 +304,7 @@ class Broker:
         _RUNNING.discard(self)
         self._handler_loop.stop()
         for key in stuck:
-            _LOG.warning(
-                "the delivery handler %r has not come back from a call; its thread is left behind", key
-            )
+            _LOG.warning("the delivery handler %r has not come back from a call; its thread is left behind", key)
         for waiter in tuple(self._waiters):
             waiter.get_loop().call_soon_threadsafe(_wake, waiter)
 

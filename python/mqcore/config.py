@@ -42,9 +42,7 @@ def seconds(duration: Duration) -> float:
     elif isinstance(duration, str):
         match = _DURATION.fullmatch(duration)
         if match is None:
-            raise ConfigError(
-                f"{duration!r} is no duration; write for example '250ms', '30s', '5m', '1h' or '1d'"
-            )
+            raise ConfigError(f"{duration!r} is no duration; write for example '250ms', '30s', '5m', '1h' or '1d'")
         value = float(match[1]) * _UNITS[match[2] or "s"]
     else:
         try:

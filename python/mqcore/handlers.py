@@ -90,9 +90,7 @@ class DeliveryHandler:
     fallback: Decision = Decision(put_back=PutBack.END)
     """Holds when an answer is late or failed. The default keeps the message."""
 
-    def received_from_producer(
-        self, queue: QueueView, message: Message, producer: ClientView
-    ) -> _Answer[Decision]:
+    def received_from_producer(self, queue: QueueView, message: Message, producer: ClientView) -> _Answer[Decision]:
         """Decide about a message that has arrived and is not stored yet. Called once a message."""
         return policy_decision(self.policy, "received_from_producer")
 
@@ -100,21 +98,15 @@ class DeliveryHandler:
         """Decide about a message that is about to be offered to the first consumer."""
         return policy_decision(self.policy, "begin_send")
 
-    def can_consumer_receive(
-        self, queue: QueueView, message: Message, consumer: ClientView
-    ) -> _Answer[Decision]:
+    def can_consumer_receive(self, queue: QueueView, message: Message, consumer: ClientView) -> _Answer[Decision]:
         """Decide whether this consumer gets the message. Called for each consumer; refusing skips only it."""
         return policy_decision(self.policy, "can_consumer_receive")
 
-    def consumer_received(
-        self, queue: QueueView, delivery: Delivery, consumer: ClientView
-    ) -> _Answer[Decision]:
+    def consumer_received(self, queue: QueueView, delivery: Delivery, consumer: ClientView) -> _Answer[Decision]:
         """Decide after the message was given to a consumer's connection."""
         return policy_decision(self.policy, "consumer_received")
 
-    def consumer_receive_failed(
-        self, queue: QueueView, delivery: Delivery, consumer: ClientView
-    ) -> _Answer[Decision]:
+    def consumer_receive_failed(self, queue: QueueView, delivery: Delivery, consumer: ClientView) -> _Answer[Decision]:
         """Decide after it could not be given to a consumer, or the consumer was lost before it settled."""
         return policy_decision(self.policy, "consumer_receive_failed")
 
@@ -143,9 +135,7 @@ class DeliveryHandler:
     def message_dequeued(self, queue: QueueView, message: Message) -> _Answer[None]:
         """Take note that a message left its queue for good. Told, not asked: nothing waits for it."""
 
-    def exception_thrown(
-        self, queue: QueueView, message: Message | None, exception: Exception
-    ) -> _Answer[Decision]:
+    def exception_thrown(self, queue: QueueView, message: Message | None, exception: Exception) -> _Answer[Decision]:
         """Decide instead of a method that raised `exception`, or whose answer was no answer.
 
         Not overridden, the exception is logged and `fallback` holds.
@@ -190,9 +180,7 @@ def overridden(handler: DeliveryHandler) -> list[tuple[str, Callable[..., object
 def _report(key: str, method: str, exception: BaseException, count: int) -> None:
     """Log that methods of a handler raised, once for a whole batch. Called from the handler's thread too."""
     times = "" if count == 1 else f" ({count} times in one batch; this is the first)"
-    _LOG.error(
-        "delivery handler %r raised in %s%s; its fallback decides", key, method, times, exc_info=exception
-    )
+    _LOG.error("delivery handler %r raised in %s%s; its fallback decides", key, method, times, exc_info=exception)
 
 
 class LoopRunner:
@@ -256,9 +244,7 @@ class _BurstRun:
             if flush:
                 self._loop.call_soon(self._flush)
         except asyncio.CancelledError:
-            self._fail(
-                index, TimeoutError(f"no answer within {self._timeout} seconds, or the loop has ended")
-            )
+            self._fail(index, TimeoutError(f"no answer within {self._timeout} seconds, or the loop has ended"))
         except Exception as unhandled:
             self._fail(index, unhandled)
         except BaseException as unhandled:
