@@ -1,4 +1,5 @@
-"""The vectors of tests/vectors, through the codec that Python sees: each whole, an octet at a time, and with a tail."""
+"""The vectors of tests/vectors, through the codec that Python sees: each whole, an octet at a time, and with
+a tail."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from mqcore import errors
 from mqcore.testing import tmqp
 
@@ -119,5 +121,3 @@ def test_a_frame_that_cannot_be_written_cannot_be_made() -> None:
         tmqp.Frame(0x11, target=b"x" * 256)
     with pytest.raises(errors.BadFrame):
         tmqp.Frame(0x40)
-
-

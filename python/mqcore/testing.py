@@ -49,12 +49,10 @@ class tmqp:  # noqa: N801 (used like a module: tmqp.decode)
     ) -> tuple[_core.Frame | None, int]:
         """Read one frame from the front of `data`: the frame, and how many octets it took.
 
-        ``(None, 0)`` means that more octets are needed. Raises `mqcore.errors.BadFrame` for what can be no frame, and
-        `mqcore.errors.TooLarge` for one that is announced to be beyond the limits.
+        ``(None, 0)`` means that more octets are needed. Raises `mqcore.errors.BadFrame` for what can be no
+        frame, and `mqcore.errors.TooLarge` for one that is announced to be beyond the limits.
         """
-        return _core.tmqp_decode(
-            bytes(data), frame_bytes_max=frame_bytes_max, header_bytes_max=header_bytes_max
-        )
+        return _core.tmqp_decode(bytes(data), frame_bytes_max=frame_bytes_max, header_bytes_max=header_bytes_max)
 
     @staticmethod
     def encode(frame: _core.Frame) -> bytes:
@@ -134,15 +132,16 @@ class TestBroker(Broker):
         return _core.Broker(config, manual_clock=True)
 
     async def settle(self, timeout: Duration = _SETTLE_TIMEOUT) -> None:
-        """Wait until nothing is left to do: all that clients wrote is read, every handler has answered, and every
-        message that can be handed out is.
+        """Wait until nothing is left to do: all that clients wrote is read, every handler has answered, and
+        every message that can be handed out is.
 
         Raises `TimeoutError` if there is still something to do after `timeout`.
         """
         await asyncio.to_thread(self._core.settle, seconds(timeout))
 
     def messages(self, queue: str, limit: int = 10_000) -> list[StoredMessage]:
-        """Return the messages that wait in a queue, ``orders/1001``, the next one first. Looking changes nothing.
+        """Return the messages that wait in a queue, ``orders/1001``, the next one first. Looking changes
+        nothing.
 
         Raises `KeyError` if there is no such queue.
         """

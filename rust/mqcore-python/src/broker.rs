@@ -44,6 +44,9 @@ pub struct Broker {
     process: AtomicU32,
 }
 
+/// A waiting message with its attempts, its put backs, and whether it was saved.
+type Look = (Message, u16, u16, bool);
+
 enum State {
     Stopped,
     /// Being started; nobody else touches it.
@@ -319,12 +322,7 @@ impl Broker {
     }
 
     /// Messages that wait in a queue: each with its attempts, its put backs and whether it was saved.
-    fn waiting(
-        &self,
-        py: Python<'_>,
-        queue: &str,
-        limit: usize,
-    ) -> PyResult<Option<Vec<(Message, u16, u16, bool)>>> {
+    fn waiting(&self, py: Python<'_>, queue: &str, limit: usize) -> PyResult<Option<Vec<Look>>> {
         let running = self.running("show its messages")?;
         let queue = config::queue_address(queue)?;
         let waiting = py.detach(|| running.handle.block_on(running.server.waiting(queue, limit)));
