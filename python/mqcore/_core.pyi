@@ -206,7 +206,7 @@ class Frame:
         cls,
         kind: int,
         *,
-        id: bytes = b"",
+        id: bytes = b"",  # noqa: A002
         source: bytes = b"",
         target: bytes = b"",
         headers: bytes = b"",

@@ -7,11 +7,12 @@
     async with broker:
         await broker.serve_forever()
 
-Without arguments it keeps everything in memory and opens no socket: clients of the same program reach it through
-`Broker.client`. It works without an event loop too: ``with Broker() as broker: ...``.
+Without arguments it keeps everything in memory and opens no socket: clients of the same program reach it
+through `Broker.client`. It works without an event loop too: ``with Broker() as broker: ...``.
 
-All of its work is done by threads of its own that need no Python, so a busy interpreter stops neither its clients nor its
-timers. It does not survive ``os.fork()``: using it in the child raises `mqcore.errors.Forked`.
+All of its work is done by threads of its own that need no Python, so a busy interpreter stops neither its
+clients nor its timers. It does not survive ``os.fork()``: using it in the child raises
+`mqcore.errors.Forked`.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Final, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
 from mqcore import _core, errors, handlers
 from mqcore.config import BrokerConfig, ChannelOptions, Duration, QueueOptions, seconds
 from mqcore.handlers import DeliveryHandler
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 __all__ = [
     "Broker",
@@ -61,6 +64,8 @@ class QueueStats:
     """Handed out and not settled."""
     undecided: int
     """Waiting for a handler's decision."""
+    unsettled: int
+    """Messages that were taken out to be handed out and have no end yet; one for several consumers counts once."""
     memory_bytes: int
     """Octets of stored and unsettled messages."""
     received: int
@@ -88,7 +93,8 @@ class QueueStats:
     errors: int
     """Failed, late and missing answers of handlers."""
     dropped: Mapping[str, int]
-    """Dropped messages by reason: ``no-consumer``, ``slow``, ``limit``, ``expired``, ``refused``, ``erased``."""
+    """Dropped messages by reason: ``no-consumer``, ``slow``, ``limit``, ``expired``, ``refused``,
+    ``erased``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +197,8 @@ class BrokerOptions(TypedDict, total=False):
 
 
 class DeliveryHandlers(Mapping[str, DeliveryHandler]):
-    """The delivery handlers of a broker, by key. Assigning registers, or replaces, also while the broker runs.
+    """The delivery handlers of a broker, by key. Assigning registers, or replaces, also while the broker
+    runs.
 
     A handler is never removed, because queues may name it; assign another in its place.
     """
@@ -233,7 +240,8 @@ class DeliveryHandlers(Mapping[str, DeliveryHandler]):
 class Broker:
     """A broker in this process. See the module for how to use it, and `BrokerConfig` for what it can be told.
 
-    Start and stop it with ``async with``, with ``with``, or by calling `start` and `stop`; it may be started again.
+    Start and stop it with ``async with``, with ``with``, or by calling `start` and `stop`; it may be started
+    again.
     """
 
     def __init__(self, config: BrokerConfig | None = None, **options: Unpack[BrokerOptions]) -> None:
@@ -280,13 +288,15 @@ class Broker:
     def start(self) -> None:
         """Bind every listener and start. Raises `ListenFailed` if an address cannot be bound.
 
-        Awaitable handlers get an event loop of the broker's own; entered with ``async with``, they use the caller's.
+        Awaitable handlers get an event loop of the broker's own; entered with ``async with``, they use the
+        caller's.
         """
         self._core.start()
         _RUNNING.add(self)
 
     def stop(self, grace: Duration = 5.0) -> None:
-        """Stop: accept nothing new, say goodbye to clients, wait up to `grace` for them to take what is theirs.
+        """Stop: accept nothing new, say goodbye to clients, wait up to `grace` for them to take what is
+        theirs.
 
         In a coroutine use ``async with`` or `aclose`, which let the event loop go on meanwhile.
         """

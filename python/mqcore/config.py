@@ -1,7 +1,8 @@
 """What a broker, its channels and its queues can be told, and where it may be written down.
 
-Durations are seconds as a number, a :class:`datetime.timedelta`, or text with a unit: ``"250ms"``, ``"30s"``, ``"5m"``,
-``"1h"``, ``"1d"``. Options that are ``None`` are inherited: a queue's from its channel, a channel's from the broker.
+Durations are seconds as a number, a :class:`datetime.timedelta`, or text with a unit: ``"250ms"``, ``"30s"``,
+``"5m"``, ``"1h"``, ``"1d"``. Options that are ``None`` are inherited: a queue's from its channel, a channel's
+from the broker.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from mqcore.errors import ConfigError
 
 __all__ = ["BrokerConfig", "ChannelOptions", "Duration", "QueueOptions", "QueueStatus", "seconds"]
 
-Duration: TypeAlias = Union[float, timedelta, str]
+Duration: TypeAlias = float | timedelta | str
 """Seconds, a timedelta, or text such as ``"30s"``."""
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -43,10 +44,13 @@ def seconds(duration: Duration) -> float:
         if match is None:
             raise ConfigError(f"{duration!r} is no duration; write for example '250ms', '30s', '5m', '1h' or '1d'")
         value = float(match[1]) * _UNITS[match[2] or "s"]
-    elif isinstance(duration, (int, float)) and not isinstance(duration, bool):
-        value = float(duration)
     else:
-        raise ConfigError(f"{duration!r} is no duration; give seconds, a timedelta, or text such as '30s'")
+        try:
+            value = float(duration)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"{duration!r} is no duration; give seconds, a timedelta, or text such as '30s'"
+            ) from None
     if not math.isfinite(value) or value < 0:
         raise ConfigError(f"a duration cannot be {duration!r}: it is finite and not negative")
     return value
@@ -189,8 +193,8 @@ class BrokerConfig:
         _check(self)
         if self.data_dir is not None:
             raise ConfigError(
-                f"data_dir={self.data_dir!r}: this version keeps messages in memory only; leave data_dir out, and "
-                "override save_message in a DeliveryHandler where messages must reach a database"
+                f"data_dir={self.data_dir!r}: this version keeps messages in memory only; leave data_dir out, "
+                "and override save_message in a DeliveryHandler where messages must reach a database"
             )
 
     @classmethod
@@ -203,16 +207,18 @@ class BrokerConfig:
     ) -> Self:
         """Read the configuration: `flags`, then ``MQCORE_*`` of `environ`, then `file` (TOML), then defaults.
 
-        Keys are the fields' names; tables and double underscores lead to the inner options: ``[channel.queue]``
-        with ``status = "push"``, or ``MQCORE_CHANNEL__QUEUE__STATUS=push``. Flags that are ``None`` were not given.
-        `environ` is ``os.environ`` unless said otherwise. Raises `ConfigError` for unknown keys and wrong values.
+        Keys are the fields' names; tables and double underscores lead to the inner options:
+        ``[channel.queue]`` with ``status = "push"``, or ``MQCORE_CHANNEL__QUEUE__STATUS=push``. Flags that
+        are ``None`` were not given. `environ` is ``os.environ`` unless said otherwise. Raises `ConfigError`
+        for unknown keys and wrong values.
         """
         settings: dict[str, Any] = {}
         if file is not None:
             _merge(settings, _from_file(Path(file)))
         _merge(settings, _from_environ(os.environ if environ is None else environ))
         _merge(settings, {name: value for name, value in flags.items() if value is not None})
-        return _build(cls, settings, "")
+        loaded: Self = _build(cls, settings, "")
+        return loaded
 
 
 # Variables with the prefix that are not settings of a broker but of the command line.
@@ -260,11 +266,9 @@ def _build(cls: type[Any], settings: Mapping[str, Any], path: str) -> Any:
         if key not in fields:
             known = ", ".join(sorted(fields))
             raise ConfigError(f"there is no setting {path + key!r}; there are: {known}")
-        inner = fields[key].default_factory
-        if isinstance(inner, type) and isinstance(value, Mapping):
-            arguments[key] = _build(inner, value, f"{path}{key}.")
-        else:
-            arguments[key] = value
+        inner: Any = fields[key].default_factory
+        nested = dataclasses.is_dataclass(inner) and isinstance(value, Mapping)
+        arguments[key] = _build(inner, value, f"{path}{key}.") if nested else value
     return cls(**arguments)
 
 

@@ -21,6 +21,8 @@ Leaf classes are also what a reader of the standard library expects (``Connectio
 ``LookupError``, ...), so that code which knows nothing of mqcore can still react.
 """
 
+# ruff: noqa: N818 (names say what happened; the root and its branches end in Error)
+
 from __future__ import annotations
 
 __all__ = [
@@ -68,7 +70,8 @@ class NotRunning(MqcoreError, RuntimeError):
 
 
 class Forked(NotRunning):
-    """The broker was started before ``os.fork()`` and is used in the child, where its threads do not exist."""
+    """The broker was started before ``os.fork()`` and is used in the child, where its threads do not
+    exist."""
 
 
 class TransportError(MqcoreError, ConnectionError):

@@ -4,15 +4,17 @@ Subclass `DeliveryHandler`, override the steps you want to decide, and register 
 
     broker.delivery_handlers["orders"] = Orders()
 
-Queues whose ``delivery_handler`` option is that key then ask it. Only overridden steps cost a trip into Python; the others
-are decided in Rust by the handler's ``policy``.
+Queues whose ``delivery_handler`` option is that key then ask it. Only overridden steps cost a trip into
+Python; the others are decided in Rust by the handler's ``policy``.
 
-Each handler object has a thread of its own. Plain methods run there, one after the other, which is cheapest for short
-decisions; a plain method that sleeps keeps the queues of this handler waiting, and no others. Methods that are
-``async def`` (or return anything awaitable) run on the event loop that entered the broker, side by side.
+Each handler object has a thread of its own. Plain methods run there, one after the other, which is cheapest
+for short decisions; a plain method that sleeps keeps the queues of this handler waiting, and no others.
+Methods that are ``async def`` (or return anything awaitable) run on the event loop that entered the broker,
+side by side.
 
-A handler can be late, or raise, but it cannot lose a message: when no answer came within ``timeout``, or a method raised
-and `exception_thrown` did not decide, the handler's ``fallback`` holds, which keeps the message unless you change it.
+A handler can be late, or raise, but it cannot lose a message: when no answer came within ``timeout``, or a
+method raised and `exception_thrown` did not decide, the handler's ``fallback`` holds, which keeps the message
+unless you change it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, Union
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from mqcore._core import (
     Acknowledgement,
@@ -42,7 +44,7 @@ __all__ = ["DeliveryHandler", "PutBack", "SendAck"]
 _LOG: Final = logging.getLogger("mqcore.handlers")
 
 _T = TypeVar("_T")
-_Answer: TypeAlias = Union[_T, Awaitable[_T]]
+_Answer: TypeAlias = _T | Awaitable[_T]
 
 
 class PutBack(StrEnum):
@@ -72,16 +74,17 @@ class SendAck(StrEnum):
 class DeliveryHandler:
     """Decides what happens to messages on their way through a queue.
 
-    Every step may be overridden by a plain or an ``async`` method. What is not overridden is decided by `policy`, and
-    so is what you get by calling a method of this class through ``super()``.
+    Every step may be overridden by a plain or an ``async`` method. What is not overridden is decided by
+    `policy`, and so is what you get by calling a method of this class through ``super()``.
 
-    A `Decision` that does not ``allow`` ends the message's way at this step: the message is removed, unless it is put
-    back. ``save`` asks `save_message`, once a message. ``acknowledge`` speaks to the producer right after the step.
+    A `Decision` that does not ``allow`` ends the message's way at this step: the message is removed, unless
+    it is put back. ``save`` asks `save_message`, once a message. ``acknowledge`` speaks to the producer right
+    after the step.
     """
 
     policy: str = "memory"
-    """Decides the steps that are not overridden: ``memory``, ``at-most-once``, ``at-least-once``, ``ack-on-save``,
-    ``ack-on-send`` or ``ack-on-consume``."""
+    """Decides the steps that are not overridden: ``memory``, ``at-most-once``, ``at-least-once``,
+    ``ack-on-save``, ``ack-on-send`` or ``ack-on-consume``."""
     timeout: Duration = 10.0
     """How long an answer may take before `fallback` holds. Awaited methods are cancelled then."""
     fallback: Decision = Decision(put_back=PutBack.END)
@@ -116,8 +119,8 @@ class DeliveryHandler:
     ) -> _Answer[Decision]:
         """Decide after a consumer acknowledged, positively or negatively.
 
-        `delivery` is ``None`` if the broker does not know what was acknowledged. ``SendAck.ALWAYS`` relays the consumer's
-        own word to the producer.
+        `delivery` is ``None`` if the broker does not know what was acknowledged. ``SendAck.ALWAYS`` relays
+        the consumer's own word to the producer.
         """
         return policy_decision(self.policy, "acknowledge_received", positive=acknowledgement.positive)
 
@@ -140,7 +143,8 @@ class DeliveryHandler:
         return self.fallback
 
     def save_message(self, queue: QueueView, message: Message) -> _Answer[bool]:
-        """Save the message; return whether that succeeded. Called when a decision says ``save``, once a message.
+        """Save the message; return whether that succeeded. Called when a decision says ``save``, once a
+        message.
 
         Not overridden, the answer is no: this version of the broker has no storage of its own.
         """
@@ -202,7 +206,8 @@ class LoopRunner:
 
 
 class _BurstRun:
-    """One burst on the loop: a task an awaitable, one deadline for all, one flush for those that end together."""
+    """One burst on the loop: a task an awaitable, one deadline for all, one flush for those that end
+    together."""
 
     __slots__ = (
         "_burst",

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::client::Client;
 use crate::id::{ChannelName, QueueAddress};
+use crate::message::Message;
 use crate::options::{ChannelOptions, QueueOptions};
 
 /// Why a message was dropped. Never silently: each reason has a counter.
@@ -122,6 +123,19 @@ pub struct QueueInformation {
     pub memory_bytes: u64,
     /// Its counters.
     pub stats: QueueStats,
+}
+
+/// A message that waits in a queue, and what the queue remembers of it.
+#[derive(Debug, Clone)]
+pub struct Waiting {
+    /// The message, shared with the queue.
+    pub message: Message,
+    /// How often it was handed out.
+    pub attempts: u16,
+    /// How often it was put back.
+    pub put_backs: u16,
+    /// Whether it was saved.
+    pub saved: bool,
 }
 
 /// A channel as it is now.

@@ -32,7 +32,8 @@ impl Frame {
         kind, *, id=Vec::new(), source=Vec::new(), target=Vec::new(), headers=Vec::new(), payload=Vec::new(),
         content_type=0, first_acquirer=false, high_priority=false, pending_response=false,
         pending_acknowledge=false, hops=tmqp::HOPS_FRESH,
-    ))]
+    ), text_signature = "(kind, *, id=b'', source=b'', target=b'', headers=b'', payload=b'', content_type=0, \
+        first_acquirer=False, high_priority=False, pending_response=False, pending_acknowledge=False, hops=16)")]
     #[allow(clippy::too_many_arguments, reason = "a frame has that many parts, all of them named in Python")]
     fn new(
         kind: u8,

@@ -8,7 +8,7 @@ use pyo3::exceptions::PyKeyError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyList, PyMemoryView, PyString, PyTuple};
 
 /// A published message. Holds the broker's own allocation, so making one copies nothing.
 #[pyclass(frozen, module = "mqcore._core")]
@@ -95,6 +95,11 @@ impl Message {
             String::from_utf8_lossy(source),
             self.message.body().len(),
         )
+    }
+
+    /// What type checkers look for in a buffer; Python itself adds it from 3.12 on.
+    fn __buffer__<'py>(slf: &Bound<'py, Self>, _flags: i32) -> PyResult<Bound<'py, PyMemoryView>> {
+        PyMemoryView::from(slf)
     }
 
     /// Lends the body, read-only.

@@ -50,6 +50,7 @@ fn queue_dict<'py>(py: Python<'py>, queue: &QueueInformation) -> PyResult<Bound<
     dict.set_item("normal", queue.normal)?;
     dict.set_item("in_flight", queue.in_flight)?;
     dict.set_item("undecided", queue.undecided)?;
+    dict.set_item("unsettled", queue.unsettled)?;
     dict.set_item("memory_bytes", queue.memory_bytes)?;
     counters(&dict, &queue.stats)?;
     Ok(dict)
