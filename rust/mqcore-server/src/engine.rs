@@ -174,6 +174,9 @@ impl Engine {
                 // Whoever asked may have gone; nobody misses the answer then.
                 let _ = reply.send(self.broker.survey(now));
             }
+            Urgent::Waiting(queue, max, reply) => {
+                let _ = reply.send(self.broker.waiting(&queue, max));
+            }
             Urgent::Ping(reply) => {
                 let _ = reply.send(());
             }
