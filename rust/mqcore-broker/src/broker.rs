@@ -21,8 +21,9 @@ use crate::message::Message;
 use crate::options::{ChannelChanges, ChannelOptions, QueueChanges};
 use crate::policy::Policy;
 use crate::queue::Queue;
+use crate::ready::Entry;
 use crate::rejection::{Rejection, RejectionKind};
-use crate::stats::{DropReason, Survey};
+use crate::stats::{DropReason, Survey, Waiting};
 use crate::time::Timestamp;
 use crate::turn::{Asked, Asker, Books, Place, Turn};
 
@@ -310,6 +311,11 @@ impl Broker {
         !self.books.work.is_empty()
     }
 
+    /// Whether [`Broker::work`] has something to do at once.
+    pub fn has_work(&self) -> bool {
+        !self.books.work.is_empty()
+    }
+
     /// Everything that the admin side wants to know.
     pub fn survey(&self, now: Timestamp) -> Survey {
         let channels = self.channels.iter().map(|(_, channel)| channel);
@@ -323,6 +329,20 @@ impl Broker {
             answers_late: self.answers_late,
             retired: self.books.retired,
         }
+    }
+
+    /// Messages that wait in a queue, the next one first, at most `max` of them. Looking changes nothing. `None`: there
+    /// is no such queue here.
+    pub fn waiting(&self, queue: &QueueAddress, max: usize) -> Option<Vec<Waiting>> {
+        let channel = &self.channels[*self.names.get(&folded(&queue.channel))?];
+        let entries = channel.queues.get(&queue.id)?.ready.iter().take(max);
+        let look = |entry: &Entry| Waiting {
+            message: entry.message.clone(),
+            attempts: entry.attempts,
+            put_backs: entry.put_backs,
+            saved: entry.saved,
+        };
+        Some(entries.map(look).collect())
     }
 
     // ---- Messages ----------------------------------------------------------------------------------------

@@ -133,6 +133,7 @@ impl Queue {
             normal,
             in_flight: self.deliveries.open() as u64,
             undecided: self.undecided.len() as u64,
+            unsettled: (self.deliveries.messages() + self.expiring()) as u64,
             memory_bytes: self.ready.bytes() + self.deliveries.bytes(),
             stats: self.face.stats,
         }
@@ -140,7 +141,15 @@ impl Queue {
 
     /// No message is in it, anywhere.
     pub(crate) fn is_empty(&self) -> bool {
-        self.ready.is_empty() && self.deliveries.messages() == 0 && self.undecided.is_empty()
+        self.ready.is_empty()
+            && self.deliveries.messages() == 0
+            && self.undecided.is_empty()
+            && self.settling.is_empty()
+    }
+
+    /// Messages whose waiting time is over, while their handler decides what becomes of them.
+    fn expiring(&self) -> usize {
+        self.settling.values().filter(|settlement| settlement.is_expiry()).count()
     }
 
     // ---- In ----------------------------------------------------------------------------------------------
@@ -361,6 +370,11 @@ impl Queue {
         entry.put_backs = entry.put_backs.saturating_add(1);
         if entry.put_backs > self.face.options.put_back_limit {
             self.bury(entry, DropReason::Limit, turn);
+            return;
+        }
+        if entry.deadline <= turn.now {
+            // It could wait no longer even before it was handed out.
+            self.expired(entry, turn);
             return;
         }
         match self.face.options.status {

@@ -94,6 +94,11 @@ impl Ready {
         self.high.back().or(self.normal.back())
     }
 
+    /// All of them, in the order in which they would be handed out.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Entry> {
+        self.high.iter().chain(&self.normal)
+    }
+
     /// Takes out what `clear` names; returns it.
     pub(crate) fn clear(&mut self, clear: Clear) -> Vec<Entry> {
         let mut taken = Vec::new();

@@ -36,6 +36,10 @@ enum Word {
 }
 
 impl Settlement {
+    pub(crate) fn is_expiry(&self) -> bool {
+        matches!(self.subject, Subject::Expired(_))
+    }
+
     /// The expired message, if it is about one.
     pub(crate) fn into_expired(self) -> Option<Entry> {
         match self.subject {

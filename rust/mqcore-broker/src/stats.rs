@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::client::Client;
 use crate::id::{ChannelName, QueueAddress};
+use crate::message::Message;
 use crate::options::{ChannelOptions, QueueOptions};
 
 /// Why a message was dropped. Never silently: each reason has a counter.
@@ -113,12 +114,28 @@ pub struct QueueInformation {
     pub normal: u64,
     /// Handed out and not settled.
     pub in_flight: u64,
-    /// Waiting for a handler's decision.
+    /// Waiting for a handler's decision whether they are admitted.
     pub undecided: u64,
+    /// Messages that left the lists and have no end yet: in flight, or on their way while a handler decides.
+    /// A message in flight to several consumers counts once.
+    pub unsettled: u64,
     /// Octets of stored and unsettled messages.
     pub memory_bytes: u64,
     /// Its counters.
     pub stats: QueueStats,
+}
+
+/// A message that waits in a queue, and what the queue remembers of it.
+#[derive(Debug, Clone)]
+pub struct Waiting {
+    /// The message, shared with the queue.
+    pub message: Message,
+    /// How often it was handed out.
+    pub attempts: u16,
+    /// How often it was put back.
+    pub put_backs: u16,
+    /// Whether it was saved.
+    pub saved: bool,
 }
 
 /// A channel as it is now.

@@ -1,1 +1,43 @@
-//! placeholder
+//! The Python face of mqcore, as `mqcore._core`: what is exported, and nothing else.
+
+mod answers;
+pub mod broker;
+mod burst;
+mod call;
+mod config;
+mod decision;
+mod dispatcher;
+mod error;
+mod frame;
+mod handler;
+mod load;
+mod message;
+mod port;
+mod signal;
+mod survey;
+mod view;
+
+/// Built only for interpreters with a global lock so far: nothing here relies on it knowingly, but nothing was
+/// tried without it either, so the module asks for it.
+#[pyo3::pymodule(gil_used = true)]
+mod _core {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::broker::Broker;
+    #[pymodule_export]
+    use crate::burst::Burst;
+    #[pymodule_export]
+    use crate::decision::{Decision, policies, policy_decision};
+    #[pymodule_export]
+    use crate::frame::{Frame, tmqp_decode, tmqp_encode};
+    #[pymodule_export]
+    use crate::message::{Headers, Message};
+    #[pymodule_export]
+    use crate::view::{Acknowledgement, ClientView, Delivery, QueueView};
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

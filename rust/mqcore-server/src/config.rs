@@ -8,6 +8,8 @@ use mqcore_broker::options::ChannelOptions;
 use mqcore_broker::policy;
 use mqcore_wire::codec::Limits;
 
+pub use mqcore_session::any::Protocol;
+
 /// Everything that can be set. `Config::default()` listens nowhere and is still a whole broker, reached by
 /// [`connect_local`](crate::server::Server::connect_local).
 #[derive(Debug, Clone)]
@@ -142,37 +144,6 @@ pub enum ClockConfig {
 
 /// Where a manual clock starts, Unix milliseconds: a round number, so that tests can spell times out.
 pub const MANUAL_START_MS: u64 = 1_800_000_000_000;
-
-/// What clients speak on a listener.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum Protocol {
-    /// TMQP/2.0 (Twino MQ 3.0).
-    Tmqp,
-}
-
-impl Protocol {
-    /// All of them.
-    pub const ALL: [Self; 1] = [Self::Tmqp];
-
-    /// The scheme of its URLs, and its name in metrics and on the ready line.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Tmqp => "tmqp",
-        }
-    }
-
-    /// Where it is served if nothing else is said: `127.0.0.1` and this port.
-    pub fn default_port(self) -> u16 {
-        match self {
-            Self::Tmqp => 2622,
-        }
-    }
-
-    fn from_scheme(scheme: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|protocol| protocol.as_str().eq_ignore_ascii_case(scheme))
-    }
-}
 
 /// One place where clients connect: one port, one protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,5 +1,42 @@
 //! Sockets, tasks, threads and the clock around the broker: the one room that waits.
+//!
+//! ```text
+//!  listener --spawns--> connection --batches--> engine (one a shard) --questions--> HandlerPort
+//!                          ^  outbox <--frames, events--'   ^-------------answers-------'
+//! ```
+//!
+//! | module | what lives there |
+//! |---|---|
+//! | [`config`] | what a server is started with |
+//! | [`server`] | start, look, settle, stop |
+//! | [`handler`] | the seam behind which delivery handlers run |
+//! | `listener`, `connection`, `output` | sockets: accepting, reading, writing |
+//! | `outbox` | what waits for one connection to be written |
+//! | `engine`, `staging`, `questions` | a shard's task, what its turn sends, what it asked |
+//! | `shard`, `hub`, `registry` | how tasks reach each other |
+//! | `shutdown`, `clock` | stopping, and time |
+//! | `counters`, `survey`, `metrics`, `admin` | numbers, and HTTP to look at them |
+//!
+//! A panic in a connection's task ends that connection; one in a shard's task ends the server, because what that shard
+//! knew is lost.
 
 pub mod config;
 pub mod handler;
 pub mod server;
+
+mod admin;
+mod clock;
+mod connection;
+mod counters;
+mod engine;
+mod hub;
+mod listener;
+mod metrics;
+mod outbox;
+mod output;
+mod questions;
+mod registry;
+mod shard;
+mod shutdown;
+mod staging;
+mod survey;

@@ -1,27 +1,52 @@
 //! Everything joined: start, look, stop.
 
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use mqcore_broker::broker::HandlerSpec;
-use mqcore_broker::stats::Survey;
+use mqcore_broker::broker::{BrokerConfig, HandlerSpec};
+use mqcore_broker::id::{HandlerId, QueueAddress};
+use mqcore_broker::policy;
+use mqcore_broker::stats::{Survey, Waiting};
 use tokio::io::DuplexStream;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 
+use crate::admin::{self, Admin};
+use crate::clock::Clock;
 use crate::config::{Config, ConfigError, Protocol};
+use crate::connection::Connection;
+use crate::counters::Counters;
+use crate::engine::Engine;
 use crate::handler::HandlerPort;
+use crate::hub::{Hub, SessionTerms};
+use crate::listener;
+use crate::outbox::Order;
+use crate::registry::Registry;
+use crate::shard::{self, Urgent};
+use crate::shutdown::{Shutdown, TaskGuard};
+use crate::survey;
 
-/// A running broker. Clones are handles to the same one.
-#[derive(Debug, Clone)]
+/// What a local connection holds in each direction before its writer waits, in octets.
+const LOCAL_BUFFER_BYTES: usize = 64 * 1024;
+
+/// A running broker. Clones are handles to the same one; when the last of them is dropped it stops at once.
+#[derive(Clone)]
 pub struct Server {
     inner: Arc<Inner>,
 }
 
-#[derive(Debug)]
 struct Inner {
+    hub: Arc<Hub>,
     listeners: Vec<(Protocol, SocketAddr)>,
     admin: Option<SocketAddr>,
+    /// Keys in the order of their [`HandlerId`]s. Held while the shards are told, so that all hear the same order.
+    handlers: Mutex<Vec<Box<str>>>,
 }
 
 /// Why a server did not start. Nothing of it is left behind.
@@ -61,8 +86,48 @@ impl Server {
         port: Arc<dyn HandlerPort>,
     ) -> Result<Self, StartError> {
         config.check()?;
-        let _ = (handlers, port);
-        Ok(Self { inner: Arc::new(Inner { listeners: Vec::new(), admin: None }) })
+        let bound = bind_all(&config).await?;
+        let (shards, inboxes): (Vec<_>, Vec<_>) = (0..config.shard_count()).map(|_| shard::channel()).unzip();
+        let hub = Arc::new(Hub {
+            clock: Clock::new(config.clock),
+            counters: Counters::default(),
+            registry: Registry::new(config.connections_max, config.half_open_max, config.output_bytes_max),
+            shards: shards.into(),
+            shutdown: Shutdown::new(),
+            session: SessionTerms {
+                limits: config.limits,
+                handshake_timeout: config.handshake_timeout,
+                ping_interval: config.ping_interval,
+                pong_timeout: config.pong_timeout,
+            },
+            runtime: tokio::runtime::Handle::current(),
+            activity: AtomicU64::new(0),
+        });
+        let seeds = RandomState::new();
+        for (shard, inbox) in inboxes.into_iter().enumerate() {
+            let config = broker_config(&config, shard, hub.shards.len(), &seeds);
+            tokio::spawn(Engine::new(config, &handlers, &hub, Arc::clone(&port)).run(inbox));
+        }
+        let mut keys: Vec<Box<str>> = policy::ALL.iter().map(|policy| policy.key.into()).collect();
+        for handler in handlers {
+            handler_id(&mut keys, &handler.key);
+        }
+        let listeners = bound.listeners.iter().map(|(protocol, _, address)| (*protocol, *address)).collect();
+        for (protocol, socket, _) in bound.listeners {
+            tokio::spawn(listener::accept(socket, protocol, Arc::clone(&hub), hub.shutdown.enter()));
+        }
+        let inner = Inner {
+            listeners,
+            admin: bound.admin.as_ref().map(|(_, address)| *address),
+            handlers: Mutex::new(keys),
+            hub,
+        };
+        if let Some((socket, _)) = bound.admin {
+            let admin = Admin::new(&inner.hub, inner.listeners.clone());
+            tokio::spawn(admin::serve(socket, admin, inner.hub.shutdown.enter()));
+        }
+        tokio::spawn(supervise(Arc::clone(&inner.hub), inner.hub.shutdown.enter()));
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// What is bound, with the ports that were picked, in the order of the configuration.
@@ -75,38 +140,202 @@ impl Server {
         self.inner.admin
     }
 
-    /// A connection that needs no socket: the other end runs the same loop as every connection. After `stop`
-    /// it reads as closed.
+    /// A connection that needs no socket: the other end runs the same loop as every connection. After `stop`, or
+    /// beyond `connections_max`, it reads as closed.
     pub fn connect_local(&self, protocol: Protocol) -> DuplexStream {
-        let _ = protocol;
-        tokio::io::duplex(64 * 1024).0
+        let (ours, theirs) = tokio::io::duplex(LOCAL_BUFFER_BYTES);
+        let hub = &self.inner.hub;
+        match hub.registry.open(protocol) {
+            Ok(outbox) => Connection::spawn(hub, ours, outbox, true),
+            Err(_) => hub.counters.of(protocol).turned_away.add(1),
+        }
+        theirs
     }
 
-    /// Registers a handler, or replaces the one of the same key, in every shard.
-    pub fn set_handler(&self, spec: HandlerSpec) {
-        let _ = spec;
+    /// Registers a handler, or replaces the one of the same key, in every shard. Answers with the id by which questions
+    /// name it.
+    pub fn set_handler(&self, spec: HandlerSpec) -> HandlerId {
+        let mut keys = self.inner.handlers.lock().unwrap_or_else(PoisonError::into_inner);
+        let id = handler_id(&mut keys, &spec.key);
+        for shard in &self.inner.hub.shards {
+            shard.send_urgent(Urgent::Handler(Box::new(spec.clone())));
+        }
+        self.inner.hub.moved();
+        id
     }
 
-    /// What all shards know, joined.
+    /// The id by which questions name the handler of this key.
+    pub fn handler_id(&self, key: &str) -> Option<HandlerId> {
+        let keys = self.inner.handlers.lock().unwrap_or_else(PoisonError::into_inner);
+        keys.iter().position(|known| **known == *key).map(|index| HandlerId(index as u16))
+    }
+
+    /// What all shards know, joined. Shards that have stopped add nothing.
     pub async fn survey(&self) -> Survey {
-        Survey::default()
+        survey::survey(&self.inner.hub).await
     }
 
-    /// Turns a manual clock forward. Without effect on the system's clock.
+    /// Messages that wait in a queue, the next one first, at most `max` of them. `None`: there is no such queue.
+    pub async fn waiting(&self, queue: QueueAddress, max: usize) -> Option<Vec<Waiting>> {
+        survey::waiting(&self.inner.hub, queue, max).await
+    }
+
+    /// Turns a manual clock forward, and wakes whoever waits for it. Without effect on the system's clock.
     pub fn advance(&self, by: Duration) {
-        let _ = by;
+        let hub = &self.inner.hub;
+        if !hub.clock.advance(by) {
+            return;
+        }
+        hub.moved();
+        for shard in &hub.shards {
+            shard.send_urgent(Urgent::ClockTurned);
+        }
+        for outbox in hub.registry.all() {
+            outbox.wake();
+        }
     }
 
     /// Returns when nothing is left to do: what local connections wrote is read, no shard has work, no handler
-    /// owes an answer whose deadline is to come, and every connection has written what its peer takes. For tests.
-    pub async fn settle(&self) {}
+    /// owes an answer whose deadline is to come, and every connection has written what its peer takes. For tests; what
+    /// is still on its way through a socket cannot be known.
+    pub async fn settle(&self) {
+        let hub = &self.inner.hub;
+        loop {
+            let before = hub.activity.load(Ordering::SeqCst);
+            let (probe, mut answered) = mpsc::channel(1);
+            for outbox in hub.registry.all() {
+                outbox.probe(probe.clone());
+            }
+            drop(probe);
+            answered.recv().await;
+            fence(hub).await;
+            if hub.activity.load(Ordering::SeqCst) != before {
+                continue;
+            }
+            if hub.counters.handlers.open() == 0 {
+                return;
+            }
+            tokio::time::sleep(HANDLER_PATIENCE).await;
+        }
+    }
 
     /// Stops: accepts nothing, lets the shards finish what they have, lets every session say goodbye and waits
-    /// up to `grace` for the peers to take what is theirs. Then everything is gone. Again is fine.
+    /// up to `grace` for the peers to take what is theirs. Then everything is gone. Again is fine, and with a shorter
+    /// grace shortens it. Goes on even if nobody waits for it.
     pub async fn stop(&self, grace: Duration) {
-        let _ = grace;
+        self.inner.hub.shutdown.begin(grace);
+        self.stopped().await;
     }
 
     /// Returns once the server has stopped, whoever stopped it.
-    pub async fn stopped(&self) {}
+    pub async fn stopped(&self) {
+        self.inner.hub.shutdown.all_gone().await;
+    }
+}
+
+/// How long `settle` waits before it looks again whether handlers have answered.
+const HANDLER_PATIENCE: Duration = Duration::from_micros(200);
+
+impl fmt::Debug for Server {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Server")
+            .field("listeners", &self.inner.listeners)
+            .field("admin", &self.inner.admin)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.hub.shutdown.begin(Duration::ZERO);
+    }
+}
+
+struct Bound {
+    listeners: Vec<(Protocol, TcpListener, SocketAddr)>,
+    admin: Option<(TcpListener, SocketAddr)>,
+}
+
+/// All or nothing: whoever learns of one address can rely on the others.
+async fn bind_all(config: &Config) -> Result<Bound, StartError> {
+    let mut listeners = Vec::new();
+    for listener in &config.listeners {
+        let (socket, address) = bind_one(&listener.address, config.allow_remote).await?;
+        listeners.push((listener.protocol, socket, address));
+    }
+    let admin = match config.admin {
+        Some(address) => Some(bind_one(&address.to_string(), config.allow_remote).await?),
+        None => None,
+    };
+    Ok(Bound { listeners, admin })
+}
+
+async fn bind_one(address: &str, allow_remote: bool) -> Result<(TcpListener, SocketAddr), StartError> {
+    let socket = listener::bind(address, allow_remote).await?;
+    let bound = socket.local_addr().map_err(|source| StartError::Bind { address: address.into(), source })?;
+    Ok((socket, bound))
+}
+
+fn broker_config(config: &Config, shard: usize, shards: usize, seeds: &RandomState) -> BrokerConfig {
+    // The standard library's hasher is keyed with randomness of the system, which is all that is needed here.
+    let mut seed = seeds.build_hasher();
+    seed.write_usize(shard);
+    BrokerConfig {
+        shard,
+        shards,
+        channel: config.channel.clone(),
+        auto_create_channels: config.auto_create_channels,
+        auto_create_queues: config.auto_create_queues,
+        client_limit: config.client_limit,
+        channel_limit: config.channel_limit,
+        delivery_handler: config.delivery_handler.as_str().into(),
+        slow_consumer_timeout: config.slow_consumer_timeout,
+        undecided_max: config.undecided_max,
+        seed: seed.finish(),
+    }
+}
+
+/// The place of a key in the table that every shard keeps: ready-made policies first, then in order of registration.
+fn handler_id(keys: &mut Vec<Box<str>>, key: &str) -> HandlerId {
+    let index = keys.iter().position(|known| **known == *key).unwrap_or_else(|| {
+        keys.push(key.into());
+        keys.len() - 1
+    });
+    HandlerId(index as u16)
+}
+
+/// Returns when each shard has had nothing left to do for a moment.
+async fn fence(hub: &Hub) {
+    let (fence, mut quiet) = mpsc::channel(1);
+    for shard in &hub.shards {
+        shard.send_urgent(Urgent::Fence(fence.clone()));
+    }
+    drop(fence);
+    quiet.recv().await;
+}
+
+/// Stops everything, in order, once somebody has asked for it.
+async fn supervise(hub: Arc<Hub>, _alive: TaskGuard) {
+    hub.shutdown.begun().await;
+    let open = hub.registry.stop();
+    tokio::select! {
+        () = fence(&hub) => {}
+        () = hub.shutdown.drained_long_enough() => {}
+    }
+    for outbox in open {
+        outbox.order(Order::Goodbye);
+    }
+    tokio::select! {
+        () = hub.registry.emptied() => {}
+        () = hub.shutdown.drained_long_enough() => {}
+    }
+    for outbox in hub.registry.all() {
+        outbox.order(Order::Abort);
+    }
+    hub.registry.emptied().await;
+    for shard in &hub.shards {
+        shard.send_urgent(Urgent::End);
+    }
+    hub.shutdown.end();
 }

@@ -1,0 +1,73 @@
+"""A message broker with a Rust core whose behaviour is decided in typed Python."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mqcore._core import (
+        Acknowledgement,
+        ClientView,
+        Decision,
+        Delivery,
+        Message,
+        QueueView,
+        __version__,
+    )
+    from mqcore.broker import Broker
+    from mqcore.config import BrokerConfig, ChannelOptions, QueueOptions, QueueStatus
+    from mqcore.errors import MqcoreError
+    from mqcore.handlers import DeliveryHandler, PutBack, SendAck
+
+__all__ = [
+    "Acknowledgement",
+    "Broker",
+    "BrokerConfig",
+    "ChannelOptions",
+    "ClientView",
+    "Decision",
+    "Delivery",
+    "DeliveryHandler",
+    "Message",
+    "MqcoreError",
+    "PutBack",
+    "QueueOptions",
+    "QueueStatus",
+    "QueueView",
+    "SendAck",
+    "__version__",
+]
+
+# Names are imported when they are first used, so that `mqcore --help` loads neither the extension module nor
+# anything of the network. A test holds this list and the imports above together.
+_MODULES = {
+    "mqcore._core": (
+        "Acknowledgement",
+        "ClientView",
+        "Decision",
+        "Delivery",
+        "Message",
+        "QueueView",
+        "__version__",
+    ),
+    "mqcore.broker": ("Broker",),
+    "mqcore.config": ("BrokerConfig", "ChannelOptions", "QueueOptions", "QueueStatus"),
+    "mqcore.errors": ("MqcoreError",),
+    "mqcore.handlers": ("DeliveryHandler", "PutBack", "SendAck"),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,288 @@
+"""The Rust core. Import these names from `mqcore`, not from here."""
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar, final, overload
+
+from mqcore.config import BrokerConfig, QueueStatus
+from mqcore.handlers import PutBack, SendAck
+
+__all__ = [
+    "Acknowledgement",
+    "Broker",
+    "Burst",
+    "ClientView",
+    "Decision",
+    "Delivery",
+    "Frame",
+    "Headers",
+    "Message",
+    "QueueView",
+    "__version__",
+    "policies",
+    "policy_decision",
+    "tmqp_decode",
+    "tmqp_encode",
+]
+
+__version__: str
+
+_D = TypeVar("_D")
+
+@final
+class Message:
+    """A published message: frozen, and shared with the broker, not copied."""
+
+    @property
+    def id(self) -> str:
+        """Its id; empty if it has none."""
+    @property
+    def source(self) -> str | None:
+        """The id of the client that produced it, if anybody knows."""
+    @property
+    def headers(self) -> Headers:
+        """Its headers, parsed when they are looked at."""
+    @property
+    def body(self) -> bytes:
+        """Its body. Copied once; ``memoryview(message)`` copies nothing."""
+    @property
+    def high_priority(self) -> bool:
+        """Whether it goes before all messages that are not."""
+    @property
+    def pending_acknowledge(self) -> bool:
+        """Whether its producer waits for an acknowledgement."""
+    @property
+    def pending_response(self) -> bool:
+        """Whether its producer waits for a response."""
+    @property
+    def content_type(self) -> int:
+        """The queue's id, or what sender and receiver agreed on."""
+    @property
+    def hops(self) -> int:
+        """How many more hops it may take."""
+    def __len__(self) -> int: ...
+    def __bool__(self) -> bool: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class Headers:
+    """Headers of a message. Keys compare without regard to ASCII case; a key may repeat."""
+
+    def __getitem__(self, key: str, /) -> str: ...
+    def __contains__(self, key: object, /) -> bool: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[str]: ...
+    @overload
+    def get(self, key: str) -> str | None: ...
+    @overload
+    def get(self, key: str, default: _D) -> str | _D: ...
+    def get_all(self, key: str) -> list[str]:
+        """Every value of a key, in their order."""
+    def keys(self) -> list[str]:
+        """Return the keys as they were first written, each once."""
+    def values(self) -> list[str]:
+        """Return the first value of each key."""
+    def items(self) -> list[tuple[str, str]]:
+        """Return each key with its first value."""
+
+@final
+class Decision:
+    """What a delivery handler answers. Frozen, compared by value."""
+
+    def __new__(
+        cls,
+        allow: bool = True,
+        save: bool = False,
+        *,
+        put_back: PutBack | None = None,
+        acknowledge: SendAck | None = None,
+    ) -> Decision: ...
+    @property
+    def allow(self) -> bool:
+        """Go on to the next step; false ends the message's way here."""
+    @property
+    def save(self) -> bool:
+        """Save the message if it is not saved yet."""
+    @property
+    def put_back(self) -> PutBack:
+        """Return it to its queue."""
+    @property
+    def acknowledge(self) -> SendAck:
+        """Tell its producer."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class QueueView:
+    """A queue at the moment of the question."""
+
+    @property
+    def channel(self) -> str:
+        """The channel's name."""
+    @property
+    def id(self) -> int:
+        """The queue's id within its channel."""
+    @property
+    def address(self) -> str:
+        """Both: ``orders/1001``."""
+    @property
+    def status(self) -> QueueStatus:
+        """How it hands out."""
+
+@final
+class ClientView:
+    """A client that is, or was, connected."""
+
+    @property
+    def id(self) -> str:
+        """Unique among those connected; empty if nobody knows."""
+    @property
+    def name(self) -> str | None:
+        """Not unique."""
+    @property
+    def kind(self) -> str | None:
+        """What sort of program it is."""
+    @property
+    def admin(self) -> bool:
+        """Whether it may administer."""
+
+@final
+class Delivery:
+    """One attempt to hand one message to one consumer."""
+
+    @property
+    def message(self) -> Message:
+        """What."""
+    @property
+    def consumer(self) -> ClientView:
+        """To whom."""
+    @property
+    def attempt(self) -> int:
+        """Which attempt for this message it is, from 1."""
+
+@final
+class Acknowledgement:
+    """What a consumer said about a delivery."""
+
+    @property
+    def message_id(self) -> str:
+        """The acknowledged message's id."""
+    @property
+    def positive(self) -> bool:
+        """Whether the consumer took it."""
+    @property
+    def reason(self) -> str | None:
+        """Why it did not."""
+
+@final
+class Burst:
+    """Answers of a handler that have to be awaited. For `mqcore.handlers` alone."""
+
+    def __len__(self) -> int: ...
+    def awaitable(self, index: int) -> Awaitable[object]: ...
+    def method(self, index: int) -> str: ...
+    def decide(self, index: int, result: object) -> bool: ...
+    def recover(self, index: int, result: object) -> bool: ...
+    def thrown(self, index: int, exception: Exception) -> bool | Awaitable[object]: ...
+    def fail(self, index: int) -> bool: ...
+    def flush(self) -> None: ...
+    def abandon(self) -> None: ...
+
+@final
+class Broker:
+    """What `mqcore.Broker` stands on."""
+
+    def __new__(cls, config: BrokerConfig, *, manual_clock: bool = False) -> Broker: ...
+    def start(self) -> None: ...
+    def stop(self, grace: float) -> list[str]: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
+    @property
+    def is_running(self) -> bool: ...
+    @property
+    def listeners(self) -> list[str]: ...
+    @property
+    def admin_url(self) -> str | None: ...
+    def set_handler(
+        self,
+        key: str,
+        name: str,
+        methods: list[tuple[str, Callable[..., object]]],
+        policy: str,
+        timeout: float,
+        fallback: Decision,
+        submit: Callable[[Burst], None],
+    ) -> None: ...
+    def survey(self) -> dict[str, Any]: ...
+    def waiting(self, queue: str, limit: int) -> list[tuple[Message, int, int, bool]] | None: ...
+    def advance(self, seconds: float) -> None: ...
+    def settle(self, timeout: float) -> None: ...
+
+@final
+class Frame:
+    """One TMQP/2.0 frame, its parts as octets."""
+
+    def __new__(
+        cls,
+        kind: int,
+        *,
+        id: bytes = b"",  # noqa: A002
+        source: bytes = b"",
+        target: bytes = b"",
+        headers: bytes = b"",
+        payload: bytes = b"",
+        content_type: int = 0,
+        first_acquirer: bool = False,
+        high_priority: bool = False,
+        pending_response: bool = False,
+        pending_acknowledge: bool = False,
+        hops: int = 16,
+    ) -> Frame: ...
+    @property
+    def kind(self) -> int:
+        """The message type."""
+    @property
+    def id(self) -> bytes:
+        """Message id."""
+    @property
+    def source(self) -> bytes:
+        """Who sent it."""
+    @property
+    def target(self) -> bytes:
+        """Channel, client, router or event."""
+    @property
+    def headers(self) -> bytes:
+        """Header text as it stands."""
+    @property
+    def header_pairs(self) -> list[tuple[bytes, bytes]]:
+        """Keys and values of the header text, in their order."""
+    @property
+    def payload(self) -> bytes:
+        """The body."""
+    @property
+    def content_type(self) -> int:
+        """Queue id, operation or status code."""
+    @property
+    def first_acquirer(self) -> bool:
+        """The flag of this name."""
+    @property
+    def high_priority(self) -> bool:
+        """The flag of this name."""
+    @property
+    def pending_response(self) -> bool:
+        """The flag of this name."""
+    @property
+    def pending_acknowledge(self) -> bool:
+        """The flag of this name."""
+    @property
+    def hops(self) -> int:
+        """Hops left, as they stand in the octets."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+def tmqp_decode(
+    data: bytes, *, frame_bytes_max: int | None = None, header_bytes_max: int | None = None
+) -> tuple[Frame | None, int]: ...
+def tmqp_encode(frame: Frame) -> bytes: ...
+def policy_decision(policy: str, step: str, *, positive: bool = True) -> Decision: ...
+def policies() -> list[str]: ...

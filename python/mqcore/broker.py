@@ -1,0 +1,438 @@
+"""The embedded broker: a whole broker inside a Python program, with or without sockets.
+
+::
+
+    broker = mqcore.Broker(listen="tmqp://127.0.0.1:2622")
+    broker.delivery_handlers["orders"] = Orders()
+    async with broker:
+        await broker.serve_forever()
+
+Without arguments it keeps everything in memory and opens no socket: clients of the same program reach it
+through `Broker.client`. It works without an event loop too: ``with Broker() as broker: ...``.
+
+All of its work is done by threads of its own that need no Python, so a busy interpreter stops neither its
+clients nor its timers. It does not survive ``os.fork()``: using it in the child raises
+`mqcore.errors.Forked`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
+
+from mqcore import _core, errors, handlers
+from mqcore.config import BrokerConfig, ChannelOptions, Duration, QueueOptions, seconds
+from mqcore.handlers import DeliveryHandler
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = [
+    "Broker",
+    "BrokerOptions",
+    "BrokerStats",
+    "ChannelStats",
+    "ClientStats",
+    "DeliveryHandlers",
+    "HandlerStats",
+    "QueueStats",
+]
+
+_LOG: Final = logging.getLogger("mqcore.broker")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStats:
+    """A queue now, and what it has counted since it was created."""
+
+    address: str
+    """``orders/1001``."""
+    options: QueueOptions
+    """All of its options, none of them inherited any more."""
+    high_priority: int
+    """Stored messages of high priority."""
+    normal: int
+    """The other stored messages."""
+    in_flight: int
+    """Handed out and not settled."""
+    undecided: int
+    """Waiting for a handler's decision."""
+    unsettled: int
+    """Messages that were taken out to be handed out and have no end yet; one for several consumers counts once."""
+    memory_bytes: int
+    """Octets of stored and unsettled messages."""
+    received: int
+    """Messages taken from producers."""
+    sent: int
+    """Messages handed out, each once however many consumers got it."""
+    deliveries: int
+    """Messages handed out, once a consumer."""
+    acks: int
+    """Positive acknowledgements."""
+    negative_acks: int
+    """Negative acknowledgements, and those that did not come."""
+    timed_out: int
+    """Messages that waited too long in the queue."""
+    saved: int
+    """Messages saved."""
+    save_failed: int
+    """Messages that were to be saved, and were not."""
+    removed: int
+    """Messages that left the queue for good."""
+    put_back: int
+    """Messages put back."""
+    dead_lettered: int
+    """Messages moved to a dead-letter queue."""
+    errors: int
+    """Failed, late and missing answers of handlers."""
+    dropped: Mapping[str, int]
+    """Dropped messages by reason: ``no-consumer``, ``slow``, ``limit``, ``expired``, ``refused``,
+    ``erased``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelStats:
+    """A channel now."""
+
+    name: str
+    """Its name."""
+    queues: tuple[int, ...]
+    """Ids of its queues, ascending."""
+    clients: int
+    """Clients joined."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientStats:
+    """A connected client."""
+
+    id: str
+    """Unique among those connected."""
+    name: str | None
+    """Not unique."""
+    kind: str | None
+    """What sort of program it is."""
+    admin: bool
+    """Whether it may administer."""
+    online: float
+    """Seconds since it connected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerStats:
+    """A delivery handler, and what it has counted since the broker started."""
+
+    key: str
+    """The key by which queues name it."""
+    asked: int
+    """Questions taken."""
+    failed: int
+    """Questions whose method raised, unless `exception_thrown` decided."""
+    refused: int
+    """Questions not taken because too many waited; the fallback held."""
+    waiting: int
+    """Questions taken and not answered yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerStats:
+    """Everything at one moment."""
+
+    channels: tuple[ChannelStats, ...]
+    """All channels."""
+    queues: tuple[QueueStats, ...]
+    """All queues."""
+    clients: tuple[ClientStats, ...]
+    """All connected clients."""
+    handlers: tuple[HandlerStats, ...]
+    """All Python delivery handlers."""
+    refused: int
+    """Commands refused."""
+    unknown_acks: int
+    """Acknowledgements of something that was not in flight."""
+    questions_open: int
+    """Questions to handlers that wait for their answer."""
+    answers_late: int
+    """Answers of handlers that came too late."""
+
+    def queue(self, address: str) -> QueueStats:
+        """Return the queue with this address, ``orders/1001``. Raises `KeyError` if there is none."""
+        for queue in self.queues:
+            if queue.address == address:
+                return queue
+        raise KeyError(address)
+
+
+class BrokerOptions(TypedDict, total=False):
+    """The keyword arguments of `Broker`: the fields of `BrokerConfig`."""
+
+    listen: str | Sequence[str]
+    admin: str | None
+    data_dir: str | None
+    allow_remote: bool
+    shards: int
+    channel: ChannelOptions
+    auto_create_channels: bool
+    auto_create_queues: bool
+    client_limit: int
+    channel_limit: int
+    delivery_handler: str
+    frame_bytes_max: int
+    header_bytes_max: int
+    connections_max: int
+    half_open_max: int
+    output_bytes_max: int
+    slow_consumer_timeout: Duration
+    handshake_timeout: Duration
+    ping_interval: Duration
+    pong_timeout: Duration
+    undecided_max: int
+
+
+class DeliveryHandlers(Mapping[str, DeliveryHandler]):
+    """The delivery handlers of a broker, by key. Assigning registers, or replaces, also while the broker
+    runs.
+
+    A handler is never removed, because queues may name it; assign another in its place.
+    """
+
+    def __init__(self, core: _core.Broker, loop: _HandlerLoop) -> None:
+        self._core = core
+        self._loop = loop
+        self._handlers: dict[str, DeliveryHandler] = {}
+
+    def __setitem__(self, key: str, handler: DeliveryHandler) -> None:
+        if not isinstance(handler, DeliveryHandler):
+            raise TypeError(
+                f"a delivery handler is an instance of a subclass of mqcore.DeliveryHandler, not {handler!r}"
+            )
+        timeout = seconds(handler.timeout)
+        runner = handlers.LoopRunner(key, timeout, self._loop.get)
+        kind = type(handler)
+        self._core.set_handler(
+            key,
+            f"{kind.__module__}.{kind.__qualname__}",
+            handlers.overridden(handler),
+            handler.policy,
+            timeout,
+            handler.fallback,
+            runner.submit,
+        )
+        self._handlers[key] = handler
+
+    def __getitem__(self, key: str) -> DeliveryHandler:
+        return self._handlers[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._handlers)
+
+    def __len__(self) -> int:
+        return len(self._handlers)
+
+
+class Broker:
+    """A broker in this process. See the module for how to use it, and `BrokerConfig` for what it can be told.
+
+    Start and stop it with ``async with``, with ``with``, or by calling `start` and `stop`; it may be started
+    again.
+    """
+
+    def __init__(self, config: BrokerConfig | None = None, **options: Unpack[BrokerOptions]) -> None:
+        if config is not None and options:
+            raise TypeError("give a BrokerConfig or its fields, not both")
+        self._config = BrokerConfig(**options) if config is None else config  # type: ignore[arg-type]
+        self._core = self._new_core(self._config)
+        self._handler_loop = _HandlerLoop()
+        self._handlers = DeliveryHandlers(self._core, self._handler_loop)
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def _new_core(self, config: BrokerConfig) -> _core.Broker:
+        return _core.Broker(config)
+
+    @property
+    def config(self) -> BrokerConfig:
+        """What it was told."""
+        return self._config
+
+    @property
+    def delivery_handlers(self) -> DeliveryHandlers:
+        """The delivery handlers by key: ``broker.delivery_handlers["orders"] = Orders()``."""
+        return self._handlers
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not stopped."""
+        return self._core.is_running
+
+    @property
+    def listeners(self) -> tuple[str, ...]:
+        """URLs where clients connect, with the ports that were picked."""
+        return tuple(self._core.listeners)
+
+    @property
+    def admin_url(self) -> str | None:
+        """URL of the admin side, if there is one."""
+        return self._core.admin_url
+
+    def stats(self) -> BrokerStats:
+        """Return what is there and what was counted."""
+        return _stats(self._core.survey())
+
+    def start(self) -> None:
+        """Bind every listener and start. Raises `ListenFailed` if an address cannot be bound.
+
+        Awaitable handlers get an event loop of the broker's own; entered with ``async with``, they use the
+        caller's.
+        """
+        self._core.start()
+        _RUNNING.add(self)
+
+    def stop(self, grace: Duration = 5.0) -> None:
+        """Stop: accept nothing new, say goodbye to clients, wait up to `grace` for them to take what is
+        theirs.
+
+        In a coroutine use ``async with`` or `aclose`, which let the event loop go on meanwhile.
+        """
+        stuck = self._core.stop(seconds(grace))
+        _RUNNING.discard(self)
+        self._handler_loop.stop()
+        for key in stuck:
+            _LOG.warning("the delivery handler %r has not come back from a call; its thread is left behind", key)
+        for waiter in tuple(self._waiters):
+            waiter.get_loop().call_soon_threadsafe(_wake, waiter)
+
+    async def aclose(self, grace: Duration = 5.0) -> None:
+        """Stop like `stop`, without blocking the event loop."""
+        await asyncio.shield(asyncio.to_thread(self.stop, grace))
+
+    def wait(self, timeout: Duration | None = None) -> bool:
+        """Block until the broker is stopped by another thread, or for `timeout`; return whether it is.
+
+        Ctrl-C raises `KeyboardInterrupt` within a tenth of a second.
+        """
+        return self._core.wait(None if timeout is None else seconds(timeout))
+
+    async def serve_forever(self) -> None:
+        """Wait until the broker is stopped, or until this call is cancelled, by Ctrl-C for example."""
+        if not self._core.is_running:
+            raise errors.NotRunning("the broker is not running; enter it with 'async with' first")
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        self._handler_loop.use(asyncio.get_running_loop())
+        self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        core = getattr(self, "_core", None)
+        try:
+            running = core is not None and core.is_running
+        except errors.Forked:
+            return
+        if running:
+            warnings.warn(f"{self!r} was never stopped", ResourceWarning, stacklevel=2, source=self)
+
+
+class _HandlerLoop:
+    """The event loop on which awaitable handlers run: the one that entered the broker, or one of our own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def use(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            self._loop = loop
+
+    def get(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=_run_loop, args=(self._loop,), name="mqcore-handler-loop", daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+    def stop(self) -> None:
+        """Forget the loop; end it if it is ours."""
+        with self._lock:
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    finally:
+        loop.close()
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _stats(survey: dict[str, Any]) -> BrokerStats:
+    return BrokerStats(
+        channels=tuple(
+            ChannelStats(**{**channel, "queues": tuple(channel["queues"])}) for channel in survey["channels"]
+        ),
+        queues=tuple(
+            QueueStats(**{**queue, "options": QueueOptions(**queue["options"])}) for queue in survey["queues"]
+        ),
+        clients=tuple(ClientStats(**client) for client in survey["clients"]),
+        handlers=tuple(HandlerStats(**handler) for handler in survey["handlers"]),
+        refused=survey["refused"],
+        unknown_acks=survey["unknown_acks"],
+        questions_open=survey["questions_open"],
+        answers_late=survey["answers_late"],
+    )
+
+
+_RUNNING: Final[weakref.WeakSet[Broker]] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Stop what a program left running: threads of Rust must not meet an interpreter that is gone."""
+    for broker in tuple(_RUNNING):
+        try:
+            broker.stop(grace=0.0)
+        except errors.Forked:
+            continue

@@ -1,0 +1,369 @@
+"""What a broker, its channels and its queues can be told, and where it may be written down.
+
+Durations are seconds as a number, a :class:`datetime.timedelta`, or text with a unit: ``"250ms"``, ``"30s"``,
+``"5m"``, ``"1h"``, ``"1d"``. Options that are ``None`` are inherited: a queue's from its channel, a channel's
+from the broker.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, Self, TypeAlias, Union
+
+from mqcore.errors import ConfigError
+
+__all__ = ["BrokerConfig", "ChannelOptions", "Duration", "QueueOptions", "QueueStatus", "seconds"]
+
+Duration: TypeAlias = float | timedelta | str
+"""Seconds, a timedelta, or text such as ``"30s"``."""
+
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*")
+
+
+def seconds(duration: Duration) -> float:
+    """Return `duration` as seconds.
+
+    Raises `ConfigError` for text that is no duration, and for what is negative or not finite.
+    """
+    if isinstance(duration, timedelta):
+        value = duration.total_seconds()
+    elif isinstance(duration, str):
+        match = _DURATION.fullmatch(duration)
+        if match is None:
+            raise ConfigError(f"{duration!r} is no duration; write for example '250ms', '30s', '5m', '1h' or '1d'")
+        value = float(match[1]) * _UNITS[match[2] or "s"]
+    else:
+        try:
+            value = float(duration)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"{duration!r} is no duration; give seconds, a timedelta, or text such as '30s'"
+            ) from None
+    if not math.isfinite(value) or value < 0:
+        raise ConfigError(f"a duration cannot be {duration!r}: it is finite and not negative")
+    return value
+
+
+class QueueStatus(StrEnum):
+    """How a queue hands its messages out."""
+
+    BROADCAST = "broadcast"
+    """To all consumers that are there now; nothing is stored."""
+    PUSH = "push"
+    """To all consumers; stored until there is at least one."""
+    ROUND_ROBIN = "roundrobin"
+    """To one consumer after the other; stored until there is one."""
+    PULL = "pull"
+    """To whoever asks."""
+    CACHE = "cache"
+    """The latest message, to whoever asks; it stays."""
+    PAUSED = "paused"
+    """Stored, handed to nobody."""
+    STOPPED = "stopped"
+    """Refused; entering this status erases the queue."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> QueueStatus | None:
+        """Take the other spellings in use: ``round-robin``, ``pause``, ``stop``, in any case."""
+        if not isinstance(value, str):
+            return None
+        word = value.lower().replace("-", "").replace("_", "").replace(" ", "")
+        word = {"round": "roundrobin", "pause": "paused", "stop": "stopped"}.get(word, word)
+        return cls._value2member_map_.get(word)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueOptions:
+    """Options of a queue, for creating or changing one. What is ``None`` is inherited, or stays as it is."""
+
+    status: QueueStatus | None = None
+    """How it hands out. Default push."""
+    only_first_acquirer: bool | None = None
+    """Only the first consumer that may receive gets each message. Default no."""
+    request_acknowledge: bool | None = None
+    """Consumers must acknowledge. Default no."""
+    acknowledge_timeout: Duration | None = None
+    """How long a consumer may take to acknowledge. Default 15 s."""
+    message_timeout: Duration | None = None
+    """How long a message may wait in the queue; 0: for ever. Default 0."""
+    use_message_id: bool | None = None
+    """Messages without an id get one. Default yes."""
+    wait_for_acknowledge: bool | None = None
+    """The next message waits until the one before it is acknowledged or timed out. Default no."""
+    hide_client_names: bool | None = None
+    """Consumers do not learn who produced a message. Default no."""
+    message_limit: int | None = None
+    """Messages stored at most; 0: no limit. Default 0."""
+    message_size_limit: int | None = None
+    """Octets of a body at most; 0: no limit but the listener's. Default 0."""
+    put_back_limit: int | None = None
+    """How often one message may be put back before it is dead-lettered or dropped. Default 16."""
+    dead_letter: str | None = None
+    """The queue (``orders/9001``) for messages that were put back too often or timed out."""
+    delivery_handler: str | None = None
+    """The key of a delivery handler, or a ready-made policy. Default the channel's, then the broker's."""
+    tag: str | None = None
+    """A word for people and for routers."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelOptions:
+    """Options of a channel, for creating one. What is ``None`` is inherited."""
+
+    queue: QueueOptions = field(default_factory=QueueOptions)
+    """What its queues start with."""
+    allow_multiple_queues: bool | None = None
+    """May it have more than one queue? Default yes."""
+    allowed_queues: tuple[int, ...] | None = None
+    """Which queue ids it may have. Default all."""
+    client_limit: int | None = None
+    """Clients joined at most; 0: no limit. Default 0."""
+    queue_limit: int | None = None
+    """Queues at most; 0: no limit. Default 0."""
+    destroy_when_empty: bool | None = None
+    """The channel goes when its last client leaves and all its queues are empty. Default no."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """Everything that a broker can be told."""
+
+    listen: tuple[str, ...] = ()
+    """URLs where clients connect, ``tmqp://127.0.0.1:2622``; port 0 picks a free one. Default nowhere."""
+    admin: str | None = None
+    """URL of the admin side, ``http://127.0.0.1:2627``. Default nowhere."""
+    data_dir: str | None = None
+    """Where messages would be kept on disk. There is no storage yet: only ``None`` works."""
+    allow_remote: bool = False
+    """Whether addresses other than loopback may be bound although nobody has to log in. Default no."""
+    shards: int = 0
+    """Parts that work side by side, at most 16; 0: one for each core. Default 0."""
+    channel: ChannelOptions = field(default_factory=ChannelOptions)
+    """What channels, and through them queues, start with."""
+    auto_create_channels: bool = False
+    """Publishing to, or joining, a missing channel creates it. Default no."""
+    auto_create_queues: bool = False
+    """Publishing to a missing queue creates it. Default no."""
+    client_limit: int = 0
+    """Clients at most; 0: no limit but `connections_max`. Default 0."""
+    channel_limit: int = 0
+    """Channels of one shard at most; 0: no limit. Default 0."""
+    delivery_handler: str = "memory"
+    """The handler or policy of queues whose channel names none. Default ``memory``."""
+    frame_bytes_max: int = 64 * 1024 * 1024
+    """Octets of a frame at most. Default 64 MiB."""
+    header_bytes_max: int = 65_535
+    """Octets of a frame's header text at most. Default 65,535."""
+    connections_max: int = 65_536
+    """Connections at most, of all listeners together. Default 65,536."""
+    half_open_max: int = 16_384
+    """Connections at most whose peers have not said who they are. Default 16,384."""
+    output_bytes_max: int = 8 * 1024 * 1024
+    """Octets at most that wait for one connection to take them. Default 8 MiB."""
+    slow_consumer_timeout: Duration = 30.0
+    """How long a consumer may be unable to take more before it is disconnected. Default 30 s."""
+    handshake_timeout: Duration = 10.0
+    """How long a peer may take to say who it is. Default 10 s."""
+    ping_interval: Duration = 60.0
+    """A peer from which nothing came for this long is pinged. Default 60 s."""
+    pong_timeout: Duration = 10.0
+    """How long after a ping something has to come. Default 10 s."""
+    undecided_max: int = 100_000
+    """Messages of one queue at most that wait for a handler's decision. Default 100,000."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if self.data_dir is not None:
+            raise ConfigError(
+                f"data_dir={self.data_dir!r}: this version keeps messages in memory only; leave data_dir out, "
+                "and override save_message in a DeliveryHandler where messages must reach a database"
+            )
+
+    @classmethod
+    def load(
+        cls,
+        file: str | os.PathLike[str] | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        **flags: Any,
+    ) -> Self:
+        """Read the configuration: `flags`, then ``MQCORE_*`` of `environ`, then `file` (TOML), then defaults.
+
+        Keys are the fields' names; tables and double underscores lead to the inner options:
+        ``[channel.queue]`` with ``status = "push"``, or ``MQCORE_CHANNEL__QUEUE__STATUS=push``. Flags that
+        are ``None`` were not given. `environ` is ``os.environ`` unless said otherwise. Raises `ConfigError`
+        for unknown keys and wrong values.
+        """
+        settings: dict[str, Any] = {}
+        if file is not None:
+            _merge(settings, _from_file(Path(file)))
+        _merge(settings, _from_environ(os.environ if environ is None else environ))
+        _merge(settings, {name: value for name, value in flags.items() if value is not None})
+        loaded: Self = _build(cls, settings, "")
+        return loaded
+
+
+# Variables with the prefix that are not settings of a broker but of the command line.
+_COMMAND_LINE: Final = frozenset(
+    {"APP", "CONFIG", "CONTEXT", "LOG_FORMAT", "LOG_LEVEL", "NO_COLOR", "TOKEN", "URL", "TIMEOUT"}
+)
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is no TOML: {error}") from error
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for variable, value in environ.items():
+        name = variable.removeprefix("MQCORE_")
+        if name == variable or name in _COMMAND_LINE:
+            continue
+        *tables, key = name.lower().split("__")
+        place = settings
+        for table in tables:
+            place = place.setdefault(table, {})
+        place[key] = value
+    return settings
+
+
+def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> None:
+    for key, value in above.items():
+        inner = below.get(key)
+        if isinstance(inner, dict) and isinstance(value, Mapping):
+            _merge(inner, value)
+        else:
+            below[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _build(cls: type[Any], settings: Mapping[str, Any], path: str) -> Any:
+    fields = {entry.name: entry for entry in dataclasses.fields(cls)}
+    arguments = {}
+    for key, value in settings.items():
+        if key not in fields:
+            known = ", ".join(sorted(fields))
+            raise ConfigError(f"there is no setting {path + key!r}; there are: {known}")
+        inner: Any = fields[key].default_factory
+        nested = dataclasses.is_dataclass(inner) and isinstance(value, Mapping)
+        arguments[key] = _build(inner, value, f"{path}{key}.") if nested else value
+    return cls(**arguments)
+
+
+def _check(options: Any) -> None:
+    """Make every field of a frozen dataclass what its type says, or raise `ConfigError`."""
+    for name, convert in _converters(type(options)).items():
+        value = getattr(options, name)
+        if value is None and convert.optional:
+            continue
+        try:
+            object.__setattr__(options, name, convert.function(value))
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from None
+        except (TypeError, ValueError):
+            raise ConfigError(f"{name} cannot be {value!r}; it is {convert.wanted}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Converter:
+    function: Callable[[Any], Any]
+    wanted: str
+    optional: bool
+
+
+_CONVERTERS: Final[dict[type[Any], dict[str, _Converter]]] = {}
+
+
+def _converters(cls: type[Any]) -> dict[str, _Converter]:
+    known = _CONVERTERS.get(cls)
+    if known is None:
+        hints = typing.get_type_hints(cls)
+        known = {entry.name: _converter(hints[entry.name]) for entry in dataclasses.fields(cls)}
+        _CONVERTERS[cls] = known
+    return known
+
+
+def _converter(hint: Any) -> _Converter:
+    choices = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
+    optional = types.NoneType in choices
+    kinds = [kind for kind in choices if kind is not types.NoneType]
+    if timedelta in kinds:
+        return _Converter(seconds, "seconds, a timedelta, or text such as '30s'", optional)
+    (kind,) = kinds
+    if kind is bool:
+        return _Converter(_flag, "true or false", optional)
+    if kind is int:
+        return _Converter(_count, "a whole number, not negative", optional)
+    if kind is str:
+        return _Converter(_text, "text", optional)
+    if kind is QueueStatus:
+        return _Converter(QueueStatus, "one of " + ", ".join(QueueStatus), optional)
+    if kind == tuple[str, ...]:
+        return _Converter(lambda value: tuple(map(_text, _several(value))), "a list of texts", optional)
+    if kind == tuple[int, ...]:
+        return _Converter(lambda value: tuple(map(_count, _several(value))), "a list of numbers", optional)
+    return _Converter(lambda value: _instance(value, kind), f"a {kind.__name__}", optional)
+
+
+def _flag(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        word = value.lower()
+        if word in {"true", "yes", "on", "1"}:
+            return True
+        if word in {"false", "no", "off", "0"}:
+            return False
+    raise ValueError
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise TypeError
+    number = int(value.replace("_", "")) if isinstance(value, str) else value
+    if number < 0:
+        raise ValueError
+    return number
+
+
+def _text(value: object) -> str:
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _several(value: Any) -> list[Any]:
+    """Split text at commas, as in an environment variable; a list stays a list."""
+    if isinstance(value, str):
+        return [part for part in (part.strip() for part in value.split(",")) if part]
+    return list(value)
+
+
+def _instance(value: object, kind: type[Any]) -> object:
+    if not isinstance(value, kind):
+        raise TypeError
+    return value

@@ -1,0 +1,196 @@
+"""Everything that mqcore raises, under one root.
+
+.. code-block:: text
+
+    MqcoreError
+    ├── ConfigError (ValueError)               a setting that cannot work
+    ├── NotRunning (RuntimeError)              the embedded broker is stopped
+    │   └── Forked                             it was started before fork()
+    ├── TransportError (ConnectionError)       ConnectFailed · ConnectionLost · Draining · ListenFailed
+    ├── HandshakeError                         VersionMismatch · AuthFailed (PermissionError)
+    ├── ProtocolError                          BadFrame · TooLarge
+    ├── OperationError                         BadRequest 400 · Unauthorized 401 · NotFound 404 (LookupError)
+    │                                          Unacceptable 406 · AlreadyExists 481 · LimitExceeded 482
+    │                                          Busy 503 · SendError 581
+    ├── Nacked                                 a negative acknowledgement, with its reason
+    ├── ConfirmTimeout (TimeoutError)
+    ├── RequestTimeout (TimeoutError)
+    └── BodyError (ValueError)                 a body that is not what was asked for
+
+Leaf classes are also what a reader of the standard library expects (``ConnectionError``, ``TimeoutError``,
+``LookupError``, ...), so that code which knows nothing of mqcore can still react.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AlreadyExists",
+    "AuthFailed",
+    "BadFrame",
+    "BadRequest",
+    "BodyError",
+    "Busy",
+    "ConfigError",
+    "ConfirmTimeout",
+    "ConnectFailed",
+    "ConnectionLost",
+    "Draining",
+    "Forked",
+    "HandshakeError",
+    "LimitExceeded",
+    "ListenFailed",
+    "MqcoreError",
+    "Nacked",
+    "NotFound",
+    "NotRunning",
+    "OperationError",
+    "ProtocolError",
+    "RequestTimeout",
+    "SendError",
+    "TooLarge",
+    "TransportError",
+    "Unacceptable",
+    "Unauthorized",
+    "VersionMismatch",
+]
+
+
+class MqcoreError(Exception):
+    """The root: ``except mqcore.MqcoreError`` catches whatever mqcore raises on purpose."""
+
+
+class ConfigError(MqcoreError, ValueError):
+    """A setting cannot work; the text names it and says what it may be."""
+
+
+class NotRunning(MqcoreError, RuntimeError):
+    """The embedded broker was asked for something while it was stopped."""
+
+
+class Forked(NotRunning):
+    """The broker was started before ``os.fork()`` and is used in the child, where its threads do not
+    exist."""
+
+
+class TransportError(MqcoreError, ConnectionError):
+    """Something between the peers failed, not the broker's answer."""
+
+
+class ConnectFailed(TransportError):
+    """No address took a connection."""
+
+
+class ConnectionLost(TransportError):
+    """The connection ended before the answer came; whether the broker acted is unknown."""
+
+
+class Draining(TransportError):
+    """The client is closing and takes nothing new."""
+
+
+class ListenFailed(TransportError):
+    """An address could not be bound."""
+
+
+class HandshakeError(MqcoreError):
+    """The peers did not come to terms."""
+
+
+class VersionMismatch(HandshakeError):
+    """The other side speaks another protocol, or another version of it."""
+
+
+class AuthFailed(HandshakeError, PermissionError):
+    """The broker does not let this client in."""
+
+
+class ProtocolError(MqcoreError):
+    """Octets that the protocol does not allow."""
+
+
+class BadFrame(ProtocolError):
+    """Octets that can be no frame, whatever follows them."""
+
+
+class TooLarge(ProtocolError):
+    """A frame, or a part of one, beyond its limit."""
+
+    def __init__(self, message: str, limit: int) -> None:
+        super().__init__(message)
+        self.limit = limit
+        """Octets that are allowed."""
+
+
+class OperationError(MqcoreError):
+    """The broker refused an operation. Subclasses by status code."""
+
+    def __init__(self, message: str, *, code: int = 1, target: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        """The status code of the answer."""
+        self.target = target
+        """What was asked for: a queue, a channel, a client."""
+
+
+class BadRequest(OperationError):
+    """400: the request itself is wrong."""
+
+
+class Unauthorized(OperationError):
+    """401: this client may not do that."""
+
+
+class NotFound(OperationError, LookupError):
+    """404: no such channel, queue or client."""
+
+
+class Unacceptable(OperationError):
+    """406: understood, and impossible in the present state."""
+
+
+class AlreadyExists(OperationError):
+    """481: there is one of that name already."""
+
+
+class LimitExceeded(OperationError):
+    """482: a limit would be exceeded."""
+
+
+class Busy(OperationError):
+    """503: not now; later perhaps."""
+
+
+class SendError(OperationError):
+    """581: it could not be sent on."""
+
+
+class Nacked(MqcoreError):
+    """A negative acknowledgement came."""
+
+    def __init__(self, message: str, *, reason: str = "none", target: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+        """``none``, ``timeout``, ``not-saved``, or a consumer's own word."""
+        self.target = target
+        """The queue or client that the message was for."""
+
+
+class ConfirmTimeout(MqcoreError, TimeoutError):
+    """No acknowledgement came in time; the message may have arrived all the same."""
+
+
+class RequestTimeout(MqcoreError, TimeoutError):
+    """No answer came in time."""
+
+
+class BodyError(MqcoreError, ValueError):
+    """A body cannot be read as what was asked for."""
+
+    def __init__(self, message: str, *, raw: bytes = b"", wanted: object = None, path: str = "") -> None:
+        super().__init__(message)
+        self.raw = raw
+        """The octets."""
+        self.wanted = wanted
+        """The type that was asked for."""
+        self.path = path
+        """Where in the body the trouble is, ``$.items[0].sku`` for example."""

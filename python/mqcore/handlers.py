@@ -1,0 +1,283 @@
+"""Deciding about messages in Python: the delivery handler.
+
+Subclass `DeliveryHandler`, override the steps you want to decide, and register an instance under a key::
+
+    broker.delivery_handlers["orders"] = Orders()
+
+Queues whose ``delivery_handler`` option is that key then ask it. Only overridden steps cost a trip into
+Python; the others are decided in Rust by the handler's ``policy``.
+
+Each handler object has a thread of its own. Plain methods run there, one after the other, which is cheapest
+for short decisions; a plain method that sleeps keeps the queues of this handler waiting, and no others.
+Methods that are ``async def`` (or return anything awaitable) run on the event loop that entered the broker,
+side by side.
+
+A handler can be late, or raise, but it cannot lose a message: when no answer came within ``timeout``, or a
+method raised and `exception_thrown` did not decide, the handler's ``fallback`` holds, which keeps the message
+unless you change it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+
+from mqcore._core import (
+    Acknowledgement,
+    Burst,
+    ClientView,
+    Decision,
+    Delivery,
+    Message,
+    QueueView,
+    policy_decision,
+)
+
+if TYPE_CHECKING:
+    from mqcore.config import Duration
+
+__all__ = ["DeliveryHandler", "PutBack", "SendAck"]
+
+_LOG: Final = logging.getLogger("mqcore.handlers")
+
+_T = TypeVar("_T")
+_Answer: TypeAlias = _T | Awaitable[_T]
+
+
+class PutBack(StrEnum):
+    """Whether and where a message returns to its queue."""
+
+    NO = "no"
+    """It does not."""
+    START = "start"
+    """In front: consumed next."""
+    END = "end"
+    """Behind all others."""
+
+
+class SendAck(StrEnum):
+    """What the producer is told, right after the step."""
+
+    NONE = "none"
+    """Nothing."""
+    ALWAYS = "always"
+    """A positive acknowledgement."""
+    IF_SAVED = "if-saved"
+    """A positive acknowledgement if the message is saved by now; else nothing."""
+    NEGATIVE = "negative"
+    """A negative acknowledgement."""
+
+
+class DeliveryHandler:
+    """Decides what happens to messages on their way through a queue.
+
+    Every step may be overridden by a plain or an ``async`` method. What is not overridden is decided by
+    `policy`, and so is what you get by calling a method of this class through ``super()``.
+
+    A `Decision` that does not ``allow`` ends the message's way at this step: the message is removed, unless
+    it is put back. ``save`` asks `save_message`, once a message. ``acknowledge`` speaks to the producer right
+    after the step.
+    """
+
+    policy: str = "memory"
+    """Decides the steps that are not overridden: ``memory``, ``at-most-once``, ``at-least-once``,
+    ``ack-on-save``, ``ack-on-send`` or ``ack-on-consume``."""
+    timeout: Duration = 10.0
+    """How long an answer may take before `fallback` holds. Awaited methods are cancelled then."""
+    fallback: Decision = Decision(put_back=PutBack.END)
+    """Holds when an answer is late or failed. The default keeps the message."""
+
+    def received_from_producer(self, queue: QueueView, message: Message, producer: ClientView) -> _Answer[Decision]:
+        """Decide about a message that has arrived and is not stored yet. Called once a message."""
+        return policy_decision(self.policy, "received_from_producer")
+
+    def begin_send(self, queue: QueueView, message: Message) -> _Answer[Decision]:
+        """Decide about a message that is about to be offered to the first consumer."""
+        return policy_decision(self.policy, "begin_send")
+
+    def can_consumer_receive(self, queue: QueueView, message: Message, consumer: ClientView) -> _Answer[Decision]:
+        """Decide whether this consumer gets the message. Called for each consumer; refusing skips only it."""
+        return policy_decision(self.policy, "can_consumer_receive")
+
+    def consumer_received(self, queue: QueueView, delivery: Delivery, consumer: ClientView) -> _Answer[Decision]:
+        """Decide after the message was given to a consumer's connection."""
+        return policy_decision(self.policy, "consumer_received")
+
+    def consumer_receive_failed(self, queue: QueueView, delivery: Delivery, consumer: ClientView) -> _Answer[Decision]:
+        """Decide after it could not be given to a consumer, or the consumer was lost before it settled."""
+        return policy_decision(self.policy, "consumer_receive_failed")
+
+    def end_send(self, queue: QueueView, message: Message) -> _Answer[Decision]:
+        """Decide after all consumers were tried."""
+        return policy_decision(self.policy, "end_send")
+
+    def acknowledge_received(
+        self, queue: QueueView, acknowledgement: Acknowledgement, delivery: Delivery | None
+    ) -> _Answer[Decision]:
+        """Decide after a consumer acknowledged, positively or negatively.
+
+        `delivery` is ``None`` if the broker does not know what was acknowledged. ``SendAck.ALWAYS`` relays
+        the consumer's own word to the producer.
+        """
+        return policy_decision(self.policy, "acknowledge_received", positive=acknowledgement.positive)
+
+    def acknowledge_timed_out(self, queue: QueueView, delivery: Delivery) -> _Answer[Decision]:
+        """Decide after a consumer did not acknowledge within the queue's ``acknowledge_timeout``."""
+        return policy_decision(self.policy, "acknowledge_timed_out")
+
+    def message_timed_out(self, queue: QueueView, message: Message) -> _Answer[Decision]:
+        """Decide about a message that waited longer than the queue's ``message_timeout``."""
+        return policy_decision(self.policy, "message_timed_out")
+
+    def message_dequeued(self, queue: QueueView, message: Message) -> _Answer[None]:
+        """Take note that a message left its queue for good. Told, not asked: nothing waits for it."""
+
+    def exception_thrown(self, queue: QueueView, message: Message | None, exception: Exception) -> _Answer[Decision]:
+        """Decide instead of a method that raised `exception`, or whose answer was no answer.
+
+        Not overridden, the exception is logged and `fallback` holds.
+        """
+        return self.fallback
+
+    def save_message(self, queue: QueueView, message: Message) -> _Answer[bool]:
+        """Save the message; return whether that succeeded. Called when a decision says ``save``, once a
+        message.
+
+        Not overridden, the answer is no: this version of the broker has no storage of its own.
+        """
+        return False
+
+
+_STEPS: Final = (
+    "received_from_producer",
+    "begin_send",
+    "can_consumer_receive",
+    "consumer_received",
+    "consumer_receive_failed",
+    "end_send",
+    "acknowledge_received",
+    "acknowledge_timed_out",
+    "message_timed_out",
+    "message_dequeued",
+    "exception_thrown",
+    "save_message",
+)
+
+
+def overridden(handler: DeliveryHandler) -> list[tuple[str, Callable[..., object]]]:
+    """The steps that `handler` decides itself, each with its bound method."""
+    steps = []
+    for step in _STEPS:
+        method = getattr(handler, step)
+        if getattr(method, "__func__", None) is not getattr(DeliveryHandler, step):
+            steps.append((step, method))
+    return steps
+
+
+def _report(key: str, method: str, exception: BaseException, count: int) -> None:
+    """Log that methods of a handler raised, once for a whole batch. Called from the handler's thread too."""
+    times = "" if count == 1 else f" ({count} times in one batch; this is the first)"
+    _LOG.error("delivery handler %r raised in %s%s; its fallback decides", key, method, times, exc_info=exception)
+
+
+class LoopRunner:
+    """Brings the awaitables of one handler to an event loop and the answers back."""
+
+    def __init__(self, key: str, timeout: float, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        self._key = key
+        self._timeout = timeout
+        self._loop = loop
+
+    def submit(self, burst: Burst) -> None:
+        """Take a burst; called on the handler's thread."""
+        try:
+            loop = self._loop()
+            loop.call_soon_threadsafe(self._run, loop, burst)
+        except RuntimeError as closed:
+            burst.abandon()
+            _close(burst)
+            _report(self._key, burst.method(0), closed, len(burst))
+
+    def _run(self, loop: asyncio.AbstractEventLoop, burst: Burst) -> None:
+        _BurstRun(loop, burst, self._key, self._timeout)
+
+
+class _BurstRun:
+    """One burst on the loop: a task an awaitable, one deadline for all, one flush for those that end
+    together."""
+
+    __slots__ = (
+        "_burst",
+        "_deadline",
+        "_failure",
+        "_failures",
+        "_key",
+        "_left",
+        "_loop",
+        "_tasks",
+        "_timeout",
+    )
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, burst: Burst, key: str, timeout: float) -> None:
+        self._loop = loop
+        self._burst = burst
+        self._key = key
+        self._timeout = timeout
+        self._left = len(burst)
+        self._failure: tuple[str, BaseException] | None = None
+        self._failures = 0
+        self._deadline = loop.call_later(timeout, self._cancel)
+        # Held here because a loop holds its tasks weakly; their frames hold this object.
+        self._tasks = [loop.create_task(self._answer(index)) for index in range(len(burst))]
+
+    async def _answer(self, index: int) -> None:
+        burst = self._burst
+        try:
+            try:
+                flush = burst.decide(index, await burst.awaitable(index))
+            except Exception as exception:
+                answer = burst.thrown(index, exception)
+                flush = answer if isinstance(answer, bool) else burst.recover(index, await answer)
+            if flush:
+                self._loop.call_soon(self._flush)
+        except asyncio.CancelledError:
+            self._fail(index, TimeoutError(f"no answer within {self._timeout} seconds, or the loop has ended"))
+        except Exception as unhandled:
+            self._fail(index, unhandled)
+        except BaseException as unhandled:
+            self._fail(index, unhandled)
+            raise
+        finally:
+            self._left -= 1
+            if not self._left:
+                self._deadline.cancel()
+                self._tasks.clear()
+
+    def _fail(self, index: int, unhandled: BaseException) -> None:
+        self._burst.fail(index)
+        self._failures += 1
+        if self._failure is None:
+            self._failure = (self._burst.method(index), unhandled)
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._burst.flush()
+        if self._failure is not None:
+            method, exception = self._failure
+            _report(self._key, method, exception, self._failures)
+            self._failure, self._failures = None, 0
+
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+
+def _close(burst: Burst) -> None:
+    """Close coroutines that nobody will await, so that they do not complain about it."""
+    for index in range(len(burst)):
+        close = getattr(burst.awaitable(index), "close", None)
+        if close is not None:
+            close()

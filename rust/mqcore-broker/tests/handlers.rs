@@ -1,0 +1,195 @@
+//! Handlers that decide at random, answer out of order, late, or not at all, while everything else happens:
+//! no message is lost or invented, nothing is handed out that was not published, and in the end every
+//! question that was asked has been answered or has run out of time.
+
+mod world;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqcore_broker::broker::{BrokerConfig, HandlerSpec};
+use mqcore_broker::client::Client;
+use mqcore_broker::command::Clear;
+use mqcore_broker::decision::{Acknowledge, Decision, PutBack, Step, Steps};
+use mqcore_broker::effect::HandlerFailure;
+use mqcore_broker::options::{QueueChanges, Status};
+use world::{World, acknowledged, changes, handler};
+
+const QUEUE: &str = "ch/1";
+
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) % bound as u64) as usize
+    }
+
+    fn chance(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+
+    fn decision(&mut self) -> Decision {
+        Decision {
+            allow: self.chance(85),
+            save: self.chance(20),
+            put_back: [PutBack::No, PutBack::No, PutBack::Start, PutBack::End][self.below(4)],
+            acknowledge: [
+                Acknowledge::None,
+                Acknowledge::Always,
+                Acknowledge::IfSaved,
+                Acknowledge::Negative,
+            ][self.below(4)],
+        }
+    }
+
+    fn steps(&mut self) -> Vec<Step> {
+        Step::ALL.into_iter().filter(|_| self.chance(40)).collect()
+    }
+
+    fn status(&mut self) -> Status {
+        [Status::Push, Status::RoundRobin, Status::Pull, Status::Broadcast, Status::Cache, Status::Paused]
+            [self.below(6)]
+    }
+}
+
+struct Chaos {
+    dice: Dice,
+    world: World,
+    producer: Arc<Client>,
+    consumers: Vec<Arc<Client>>,
+    published: HashSet<String>,
+    names: usize,
+}
+
+impl Chaos {
+    fn new(seed: u64) -> Self {
+        let mut dice = Dice(seed);
+        let mut world = World::with(BrokerConfig { seed, ..BrokerConfig::default() });
+        let spec = HandlerSpec { timeout: Duration::from_secs(5), ..handler("own", &dice.steps()) };
+        world.broker.register_handler(spec);
+        let producer = world.client("p");
+        let status = dice.status();
+        let options = QueueChanges {
+            delivery_handler: Some("own".into()),
+            message_timeout: dice.chance(40).then_some(Duration::from_secs(3)),
+            only_first_acquirer: Some(dice.chance(20)),
+            wait_for_acknowledge: Some(dice.chance(20)),
+            put_back_limit: Some(3),
+            ..if dice.chance(60) { acknowledged(status) } else { changes(status) }
+        };
+        world.create(&producer, QUEUE, options);
+        let consumers = (0..3).map(|number| world.client(&format!("c{number}"))).collect();
+        Self { dice, world, producer, consumers, published: HashSet::new(), names: 3 }
+    }
+
+    fn step(&mut self) {
+        let who = self.dice.below(self.consumers.len());
+        let consumer = self.consumers[who].clone();
+        match self.dice.below(20) {
+            0..6 => {
+                let id = format!("m{}", self.published.len());
+                let high = self.dice.chance(20);
+                self.published.insert(id.clone());
+                let producer = self.producer.clone();
+                self.world.publish_as(&producer, QUEUE, &id, high);
+            }
+            6..11 => self.answer(),
+            11..13 => {
+                let id = format!("m{}", self.dice.below(self.published.len() + 1));
+                if self.dice.chance(70) {
+                    self.world.ack(&consumer, QUEUE, &id);
+                } else {
+                    self.world.nack(&consumer, QUEUE, &id, "no");
+                }
+            }
+            13..15 => {
+                self.world.join(&consumer, "ch").expect("there is no limit");
+            }
+            15 => {
+                self.world.pull_with(&consumer, QUEUE, 2, false, Clear::default());
+            }
+            16 => {
+                self.world.close(&consumer);
+                self.names += 1;
+                self.consumers[who] = self.world.client(&format!("c{}", self.names));
+            }
+            17 => {
+                let status = if self.dice.chance(10) { Status::Stopped } else { self.dice.status() };
+                let producer = self.producer.clone();
+                self.world.update(&producer, QUEUE, changes(status));
+            }
+            18 => {
+                let overrides = self.dice.steps().iter().fold(Steps::NONE, |set, step| set.with(*step));
+                let spec = HandlerSpec { overrides, ..handler("own", &[]) };
+                self.world.broker.register_handler(spec);
+            }
+            _ => {
+                let millis = self.dice.below(2_000) as u64;
+                self.world.advance(Duration::from_millis(millis));
+            }
+        }
+        self.check();
+    }
+
+    fn answer(&mut self) {
+        if self.world.questions.is_empty() {
+            return;
+        }
+        let at = self.dice.below(self.world.questions.len());
+        let question = self.world.questions.remove(at);
+        match self.dice.below(12) {
+            0 => {} // It never answers.
+            1 => self.world.reply(&question, Err(HandlerFailure::Raised)),
+            _ => {
+                let decision = self.dice.decision();
+                self.world.reply(&question, Ok(decision));
+            }
+        }
+    }
+
+    fn check(&mut self) {
+        for (_, id, _) in self.world.seen() {
+            assert!(self.published.contains(&id), "{id} was never published");
+        }
+        self.world.effects.clear();
+        let now = self.world.information(QUEUE);
+        let inside = now.high_priority + now.normal + now.undecided + now.unsettled;
+        assert_eq!(now.stats.received, inside + now.stats.removed, "{now:?}");
+    }
+
+    fn questions_open(&self) -> u64 {
+        self.world.broker.survey(self.world.now).questions_open
+    }
+
+    /// Everybody has had enough time: nothing may be stuck.
+    fn finish(&mut self) {
+        for _ in 0..2_000 {
+            let now = self.world.information(QUEUE);
+            if now.undecided + now.unsettled + self.questions_open() == 0 {
+                break;
+            }
+            self.world.questions.clear();
+            self.world.advance(Duration::from_secs(5));
+            self.check();
+        }
+        let now = self.world.information(QUEUE);
+        assert_eq!((now.undecided, now.unsettled, now.in_flight), (0, 0, 0), "something is stuck: {now:?}");
+        assert_eq!(self.questions_open(), 0, "a question has no deadline");
+    }
+}
+
+#[test]
+fn whatever_a_handler_does_no_message_is_lost_invented_or_stuck() {
+    for seed in 0..1_500 {
+        let outcome = std::panic::catch_unwind(|| {
+            let mut chaos = Chaos::new(seed);
+            for _ in 0..150 {
+                chaos.step();
+            }
+            chaos.finish();
+        });
+        assert!(outcome.is_ok(), "seed {seed}");
+    }
+}

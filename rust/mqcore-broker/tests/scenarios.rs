@@ -1,0 +1,999 @@
+//! Inputs in, effects out: one promise a test.
+
+mod world;
+
+use std::time::Duration;
+
+use mqcore_broker::broker::BrokerConfig;
+use mqcore_broker::command::{Clear, ClientPattern, EventKind, Request};
+use mqcore_broker::decision::{Acknowledge, Decision, PutBack, Step};
+use mqcore_broker::effect::{Effect, Event, HandlerFailure, PullOutcome, Reply};
+use mqcore_broker::id::ChannelName;
+use mqcore_broker::options::{ChannelChanges, QueueChanges, Status};
+use mqcore_broker::rejection::RejectionKind;
+use mqcore_broker::stats::DropReason;
+use world::{ALLOW, World, acknowledged, changes, handler, putting_back, queue, telling};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn dropped(world: &World, address: &str, reason: DropReason) -> u64 {
+    world.information(address).stats.dropped[reason as usize]
+}
+
+// ---- Statuses --------------------------------------------------------------------------------------------
+
+#[test]
+fn broadcast_reaches_everybody_who_is_there_and_is_not_kept() {
+    let mut w = World::new();
+    let (p, a, b) = (w.client("p"), w.client("a"), w.client("b"));
+    w.create(&p, "ch/1", changes(Status::Broadcast));
+    w.publish(&p, "ch/1", "m0");
+    assert_eq!(dropped(&w, "ch/1", DropReason::NoConsumer), 1);
+    w.join(&a, "ch").unwrap();
+    w.join(&b, "ch").unwrap();
+    assert!(w.delivered().is_empty(), "a late consumer gets nothing");
+    w.publish(&p, "ch/1", "m1");
+    assert_eq!(w.seen(), [("a".into(), "m1".into(), true), ("b".into(), "m1".into(), false)]);
+    assert_eq!(w.stored("ch/1"), 0);
+}
+
+#[test]
+fn push_keeps_messages_until_somebody_joins_and_gives_each_to_everybody() {
+    let mut w = World::new();
+    let (p, a, b) = (w.client("p"), w.client("a"), w.client("b"));
+    w.create(&p, "ch/1", changes(Status::Push));
+    w.publish(&p, "ch/1", "m1");
+    w.publish(&p, "ch/1", "m2");
+    assert_eq!(w.stored("ch/1"), 2);
+    w.join(&a, "ch").unwrap();
+    assert_eq!(w.delivered(), ["a:m1", "a:m2"]);
+    w.join(&b, "ch").unwrap();
+    w.publish(&p, "ch/1", "m3");
+    assert_eq!(w.delivered(), ["a:m3", "b:m3"]);
+    assert_eq!(w.stored("ch/1"), 0);
+}
+
+#[test]
+fn round_robin_gives_each_message_to_one_consumer_in_turn() {
+    let mut w = World::new();
+    let (p, a, b, c) = (w.client("p"), w.client("a"), w.client("b"), w.client("c"));
+    w.create(&p, "ch/1", changes(Status::RoundRobin));
+    for consumer in [&a, &b, &c] {
+        w.join(consumer, "ch").unwrap();
+    }
+    for id in ["1", "2", "3", "4"] {
+        w.publish(&p, "ch/1", id);
+    }
+    assert_eq!(w.delivered(), ["a:1", "b:2", "c:3", "a:4"]);
+    w.leave(&a, "ch");
+    w.publish(&p, "ch/1", "5");
+    w.publish(&p, "ch/1", "6");
+    w.publish(&p, "ch/1", "7");
+    assert_eq!(w.delivered(), ["b:5", "c:6", "b:7"], "leaving disturbs nobody's turn");
+}
+
+#[test]
+fn pull_gives_what_was_asked_for_and_nothing_by_itself() {
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    w.create(&p, "ch/1", changes(Status::Pull));
+    w.join(&a, "ch").unwrap();
+    for id in ["1", "2", "3", "4", "5"] {
+        w.publish(&p, "ch/1", id);
+    }
+    assert!(w.delivered().is_empty());
+    for id in ["1", "2", "3", "4", "5"] {
+        assert_eq!(w.pull(&a, "ch/1", 1), (vec![id.to_owned()], Some(PullOutcome::Complete)));
+    }
+    assert_eq!(w.pull(&a, "ch/1", 1), (vec![], Some(PullOutcome::Empty)));
+}
+
+#[test]
+fn pull_takes_the_newest_first_if_asked_and_clears_afterwards() {
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    w.create(&p, "ch/1", changes(Status::Pull));
+    w.join(&a, "ch").unwrap();
+    for (id, high) in [("1", false), ("2", false), ("h1", true), ("h2", true), ("h3", true)] {
+        w.publish_as(&p, "ch/1", id, high);
+    }
+    let clear = Clear { high_priority: true, normal: false };
+    let (ids, outcome) = w.pull_with(&a, "ch/1", 2, true, clear);
+    assert_eq!((ids, outcome), (vec!["h3".into(), "h2".into()], Some(PullOutcome::Complete)));
+    assert_eq!(w.information("ch/1").high_priority, 0);
+    assert_eq!(w.information("ch/1").normal, 2);
+    assert_eq!(dropped(&w, "ch/1", DropReason::Erased), 1);
+}
+
+#[test]
+fn pull_says_why_there_is_nothing() {
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    w.create(&p, "ch/1", changes(Status::Pull));
+    w.create(&p, "ch/2", changes(Status::Push));
+    assert_eq!(w.pull(&a, "ch/1", 1).1, Some(PullOutcome::Unauthorized));
+    w.join(&a, "ch").unwrap();
+    assert_eq!(w.pull(&a, "ch/1", 0).1, Some(PullOutcome::Unacceptable));
+    assert_eq!(w.pull(&a, "ch/2", 1).1, Some(PullOutcome::Unacceptable));
+    assert_eq!(w.pull(&a, "ch/3", 1).1, Some(PullOutcome::NoQueue));
+    assert_eq!(w.pull(&a, "nowhere/1", 1).1, Some(PullOutcome::NoChannel));
+}
+
+#[test]
+fn cache_keeps_the_latest_message_however_often_it_is_pulled() {
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    w.create(&p, "ch/1", changes(Status::Cache));
+    w.join(&a, "ch").unwrap();
+    assert_eq!(w.pull(&a, "ch/1", 1), (vec![], Some(PullOutcome::Empty)));
+    w.publish(&p, "ch/1", "old");
+    w.publish_as(&p, "ch/1", "new", true);
+    for _ in 0..3 {
+        assert_eq!(w.pull(&a, "ch/1", 9), (vec!["new".to_owned()], None));
+    }
+    assert_eq!(w.stored("ch/1"), 1);
+}
+
+#[test]
+fn pause_stores_and_hands_out_when_the_status_changes() {
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    w.create(&p, "ch/1", changes(Status::Paused));
+    w.join(&a, "ch").unwrap();
+    w.publish(&p, "ch/1", "1");
+    w.publish(&p, "ch/1", "2");
+    assert!(w.delivered().is_empty());
+    assert_eq!(w.pull(&a, "ch/1", 1).1, Some(PullOutcome::Unacceptable));
+    w.update(&p, "ch/1", changes(Status::Push));
+    assert_eq!(w.delivered(), ["a:1", "a:2"]);
+}
+
+#[test]
+fn stop_erases_and_refuses() {
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    w.create(&p, "ch/1", acknowledged(Status::Push));
+    w.publish(&p, "ch/1", "1");
+    w.join(&a, "ch").unwrap();
+    assert_eq!(w.delivered(), ["a:1"]);
+    w.update(&p, "ch/1", changes(Status::Paused));
+    w.publish(&p, "ch/1", "2");
+    w.update(&p, "ch/1", changes(Status::Stopped));
+    assert_eq!(dropped(&w, "ch/1", DropReason::Erased), 2, "stored and handed out alike");
+    w.heard(&p);
+    w.publish(&p, "ch/1", "3");
+    assert_eq!(w.heard(&p), ["3 refused 401"]);
+    w.update(&p, "ch/1", changes(Status::Push));
+    w.publish(&p, "ch/1", "4");
+    assert_eq!(w.delivered(), ["a:4"]);
+    w.advance(46 * SECOND);
+    assert_eq!(w.delivered(), ["a:4"; 3], "only the new delivery times out, not the erased one");
+}
+
+#[test]
+fn becoming_a_cache_keeps_the_newest_message_only() {
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    w.create(&p, "ch/1", changes(Status::Pull));
+    w.join(&a, "ch").unwrap();
+    w.publish(&p, "ch/1", "1");
+    w.publish(&p, "ch/1", "2");
+    w.update(&p, "ch/1", changes(Status::Cache));
+    assert_eq!(w.pull(&a, "ch/1", 1).0, ["2"]);
+    assert_eq!(w.stored("ch/1"), 1);
+}
+
+#[test]
+fn high_priority_goes_first_and_order_holds_within_a_priority() {
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    w.create(&p, "ch/1", changes(Status::Push));
+    for (id, high) in [("1", false), ("h1", true), ("2", false), ("h2", true)] {
+        w.publish_as(&p, "ch/1", id, high);
+    }
+    w.join(&a, "ch").unwrap();
+    assert_eq!(w.delivered(), ["a:h1", "a:h2", "a:1", "a:2"]);
+}
+
+// ---- Options ---------------------------------------------------------------------------------------------
+
+#[test]
+fn only_the_first_acquirer_receives_when_the_queue_says_so() {
+    for status in [Status::Push, Status::Broadcast] {
+        let mut w = World::new();
+        let (p, a, b) = (w.client("p"), w.client("a"), w.client("b"));
+        w.create(&p, "ch/1", QueueChanges { only_first_acquirer: Some(true), ..changes(status) });
+        w.join(&a, "ch").unwrap();
+        w.join(&b, "ch").unwrap();
+        w.publish(&p, "ch/1", "1");
+        w.publish(&p, "ch/1", "2");
+        assert_eq!(w.delivered(), ["a:1", "a:2"], "{status:?}");
+        w.leave(&a, "ch");
+        w.publish(&p, "ch/1", "3");
+        assert_eq!(w.delivered(), ["b:3"], "{status:?}");
+    }
+}
+
+#[test]
+fn messages_without_an_id_get_one_unless_the_queue_does_not_want_that() {
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    w.create(&p, "ch/1", changes(Status::Push));
+    w.create(&p, "ch/2", QueueChanges { use_message_id: Some(false), ..changes(Status::Push) });
+    w.join(&a, "ch").unwrap();
+    w.publish(&p, "ch/1", "");
+    w.publish(&p, "ch/1", "");
+    w.publish(&p, "ch/2", "");
+    let ids: Vec<_> = w.seen().into_iter().map(|(_, id, _)| id).collect();
+    assert!(ids[..2].iter().all(|id| id.len() == 32 && id.bytes().all(|b| b.is_ascii_hexdigit())));
+    assert_ne!(ids[0], ids[1]);
+    assert_eq!(ids[2], "");
+}
+
+#[test]
+fn limits_of_number_and_size_refuse_with_482() {
+    let mut w = World::new();
+    let p = w.client("p");
+    let limits =
+        QueueChanges { message_limit: Some(2), message_size_limit: Some(11), ..changes(Status::Push) };
+    w.create(&p, "ch/1", limits);
+    for id in ["1", "2", "3", "a longer one"] {
+        w.publish(&p, "ch/1", id);
+    }
+    assert_eq!(w.heard(&p), ["1 ok", "2 ok", "3 refused 482", "a longer one refused 482"]);
+    assert_eq!(w.stored("ch/1"), 2);
+}
+
+#[test]
+fn a_message_that_waits_too_long_is_dropped_and_counted() {
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    w.create(&p, "ch/1", QueueChanges { message_timeout: Some(2 * SECOND), ..changes(Status::Push) });
+    w.publish(&p, "ch/1", "1");
+    w.advance(SECOND);
+    w.publish(&p, "ch/1", "2");
+    w.advance(SECOND + Duration::from_millis(1));
+    assert_eq!(w.stored("ch/1"), 1);
+    assert_eq!(w.information("ch/1").stats.timed_out, 1);
+    assert_eq!(dropped(&w, "ch/1", DropReason::Expired), 1);
+    w.join(&a, "ch").unwrap();
+    assert_eq!(w.delivered(), ["a:2"]);
+}
+
+#[test]
+fn waiting_for_the_acknowledgement_holds_the_next_message() {
+    let mut w = World::new();
+    let (p, a, b) = (w.client("p"), w.client("a"), w.client("b"));
+    let waits = QueueChanges { wait_for_acknowledge: Some(true), ..acknowledged(Status::RoundRobin) };
+    w.create(&p, "ch/1", waits);
+    w.join(&a, "ch").unwrap();
+    w.join(&b, "ch").unwrap();
+    for id in ["1", "2", "3", "4"] {
+        w.publish(&p, "ch/1", id);
+    }
+    assert_eq!(w.delivered(), ["a:1"]);
+    w.ack(&a, "ch/1", "1");
+    assert_eq!(w.delivered(), ["b:2"]);
+    w.nack(&b, "ch/1", "2", "no");
+    assert_eq!(w.delivered(), ["a:3"]);
+    w.advance(15 * SECOND);
+    assert_eq!(w.delivered(), ["b:4"], "a timeout lets go as well");
+}
+
+#[test]
+fn channel_options_are_inherited_by_its_queues_and_the_servers_by_its_channels() {
+    let mut config = BrokerConfig::default();
+    config.channel.queue.put_back_limit = 3;
+    let mut w = World::with(config);
+    let p = w.client("p");
+    let channel = ChannelChanges {
+        queue: QueueChanges { hide_client_names: Some(true), ..changes(Status::Pull) },
+        ..ChannelChanges::default()
+    };
+    w.create_channel(&p, "ch", channel);
+    w.create(&p, "ch/1", QueueChanges { message_limit: Some(9), ..QueueChanges::default() });
+    let options = w.information("ch/1").options;
+    assert_eq!((options.status, options.hide_client_names), (Status::Pull, true));
+    assert_eq!((options.put_back_limit, options.message_limit), (3, 9));
+}
+
+#[test]
+fn channels_refuse_queues_and_clients_beyond_what_they_allow() {
+    let mut w = World::new();
+    let (p, a, b) = (w.client("p"), w.client("a"), w.client("b"));
+    let kind = |w: &mut World, id: u16| {
+        let create =
+            Request::CreateQueue { queue: queue(&format!("ch/{id}")), changes: QueueChanges::default() };
+        w.request(&p.clone(), create).map_or_else(|rejection| Some(rejection.kind), |_| None)
+    };
+    let limited = ChannelChanges {
+        allowed_queues: Some(Some(vec![1, 2, 3])),
+        queue_limit: Some(2),
+        client_limit: Some(1),
+        ..ChannelChanges::default()
+    };
+    w.create_channel(&p, "ch", limited);
+    assert_eq!(kind(&mut w, 9), Some(RejectionKind::Unacceptable));
+    assert_eq!(kind(&mut w, 1), None);
+    assert_eq!(kind(&mut w, 1), Some(RejectionKind::AlreadyExists));
+    assert_eq!(kind(&mut w, 2), None);
+    assert_eq!(kind(&mut w, 3), Some(RejectionKind::LimitExceeded));
+    w.join(&a, "ch").unwrap();
+    w.join(&a, "ch").expect("joining twice is fine");
+    assert_eq!(w.join(&b, "ch").unwrap_err().kind, RejectionKind::LimitExceeded);
+
+    let single = ChannelChanges { allow_multiple_queues: Some(false), ..ChannelChanges::default() };
+    w.create_channel(&p, "single", single);
+    w.create(&p, "single/1", QueueChanges::default());
+    let second = Request::CreateQueue { queue: queue("single/2"), changes: QueueChanges::default() };
+    assert_eq!(w.request(&p, second).unwrap_err().kind, RejectionKind::Unacceptable);
+}
+
+#[test]
+fn channels_are_found_without_respect_to_case_and_listed_by_filter() {
+    let mut w = World::new();
+    let p = w.client("p");
+    w.create(&p, "Ch-Push/1", QueueChanges::default());
+    w.create(&p, "other/1", QueueChanges::default());
+    w.publish(&p, "CH-PUSH/1", "1");
+    assert_eq!(w.stored("Ch-Push/1"), 1);
+    let Ok(Reply::Channels(found)) = w.request(&p, Request::ListChannels { filter: Some("*h-pu*".into()) })
+    else {
+        panic!("a list of channels is the answer")
+    };
+    assert_eq!(found.iter().map(|c| c.channel.as_str()).collect::<Vec<_>>(), ["Ch-Push"]);
+    let again = Request::CreateChannel {
+        channel: ChannelName::new("CH-push").unwrap(),
+        changes: ChannelChanges::default(),
+    };
+    assert_eq!(w.request(&p, again).unwrap_err().kind, RejectionKind::AlreadyExists);
+}
+
+#[test]
+fn a_channel_that_wants_to_goes_when_nobody_and_nothing_is_in_it() {
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    let passing = ChannelChanges { destroy_when_empty: Some(true), ..ChannelChanges::default() };
+    w.create_channel(&p, "ch", passing);
+    w.create(&p, "ch/1", changes(Status::Pull));
+    w.join(&a, "ch").unwrap();
+    w.publish(&p, "ch/1", "1");
+    w.leave(&a, "ch");
+    assert_eq!(w.stored("ch/1"), 1, "a message keeps it");
+    w.join(&a, "ch").unwrap();
+    w.pull(&a, "ch/1", 1);
+    w.close(&a);
+    assert!(w.broker.survey(w.now).channels.is_empty());
+}
+
+#[test]
+fn nothing_is_created_by_accident_unless_the_server_says_so() {
+    let mut w = World::new();
+    let p = w.client("p");
+    w.publish(&p, "nowhere/1", "1");
+    assert_eq!(w.heard(&p), ["1 refused 404"]);
+    assert_eq!(w.join(&p, "nowhere").unwrap_err().kind, RejectionKind::NotFound);
+
+    let config =
+        BrokerConfig { auto_create_channels: true, auto_create_queues: true, ..BrokerConfig::default() };
+    let mut w = World::with(config);
+    let p = w.client("p");
+    w.publish(&p, "somewhere/1", "1");
+    assert_eq!(w.heard(&p), ["1 ok"]);
+    assert_eq!(w.stored("somewhere/1"), 1);
+}
+
+// ---- Acknowledgements ------------------------------------------------------------------------------------
+
+#[test]
+fn an_acknowledged_message_is_gone_and_a_refused_one_comes_back_last() {
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    w.create(&p, "ch/1", acknowledged(Status::RoundRobin));
+    for id in ["1", "2"] {
+        w.publish(&p, "ch/1", id);
+    }
+    w.join(&a, "ch").unwrap();
+    assert_eq!(w.delivered(), ["a:1", "a:2"]);
+    w.nack(&a, "ch/1", "1", "broken");
+    assert_eq!(w.seen(), [("a".into(), "1".into(), false)], "a redelivery is no first acquisition");
+    w.ack(&a, "ch/1", "2");
+    w.ack(&a, "ch/1", "1");
+    let information = w.information("ch/1");
+    assert_eq!((information.in_flight, information.stats.acks, information.stats.negative_acks), (0, 2, 1));
+    w.ack(&a, "ch/1", "1");
+    assert_eq!(w.broker.survey(w.now).unknown_acks, 1, "a second acknowledgement changes nothing");
+}
+
+#[test]
+fn an_unacknowledged_message_goes_to_another_consumer_after_the_timeout() {
+    let mut w = World::new();
+    let (p, a, b) = (w.client("p"), w.client("a"), w.client("b"));
+    let quick = QueueChanges { acknowledge_timeout: Some(3 * SECOND), ..acknowledged(Status::RoundRobin) };
+    w.create(&p, "ch/1", quick);
+    w.join(&a, "ch").unwrap();
+    w.join(&b, "ch").unwrap();
+    w.publish(&p, "ch/1", "1");
+    assert_eq!(w.delivered(), ["a:1"]);
+    w.advance(Duration::from_millis(2_999));
+    assert!(w.delivered().is_empty());
+    w.advance(Duration::from_millis(1));
+    assert_eq!(w.delivered(), ["b:1"]);
+    w.ack(&a, "ch/1", "1");
+    assert_eq!(w.information("ch/1").in_flight, 1, "the late word of the first consumer does not count");
+    w.ack(&b, "ch/1", "1");
+    assert_eq!(w.information("ch/1").in_flight, 0);
+}
+
+#[test]
+fn what_a_lost_consumer_had_goes_back_first_in_its_old_order() {
+    let mut w = World::new();
+    let (p, a, b) = (w.client("p"), w.client("a"), w.client("b"));
+    w.create(&p, "ch/1", acknowledged(Status::RoundRobin));
+    w.join(&a, "ch").unwrap();
+    for id in ["1", "2", "3"] {
+        w.publish(&p, "ch/1", id);
+    }
+    assert_eq!(w.delivered(), ["a:1", "a:2", "a:3"]);
+    w.ack(&a, "ch/1", "2");
+    w.close(&a);
+    w.publish(&p, "ch/1", "4");
+    w.join(&b, "ch").unwrap();
+    assert_eq!(w.delivered(), ["b:1", "b:3", "b:4"]);
+}
+
+#[test]
+fn push_returns_a_message_once_and_only_if_no_consumer_took_it() {
+    let mut w = World::new();
+    let (p, a, b) = (w.client("p"), w.client("a"), w.client("b"));
+    w.create(&p, "ch/1", acknowledged(Status::Push));
+    w.join(&a, "ch").unwrap();
+    w.join(&b, "ch").unwrap();
+    w.publish(&p, "ch/1", "1");
+    w.publish(&p, "ch/1", "2");
+    w.delivered();
+    w.ack(&a, "ch/1", "1");
+    w.nack(&b, "ch/1", "1", "no");
+    w.nack(&a, "ch/1", "2", "no");
+    assert!(w.delivered().is_empty(), "the other consumer still has it");
+    w.nack(&b, "ch/1", "2", "no");
+    assert_eq!(w.delivered(), ["a:2", "b:2"]);
+    assert_eq!(w.information("ch/1").stats.put_back, 1);
+}
+
+#[test]
+fn a_message_put_back_too_often_is_dead_lettered_with_its_story() {
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    w.create(&p, "dead/1", changes(Status::Pull));
+    let limited = QueueChanges {
+        put_back_limit: Some(2),
+        dead_letter: Some(Some(queue("dead/1"))),
+        ..acknowledged(Status::Push)
+    };
+    w.create(&p, "ch/1", limited);
+    w.join(&a, "ch").unwrap();
+    w.publish(&p, "ch/1", "1");
+    for _ in 0..3 {
+        assert_eq!(w.delivered(), ["a:1"]);
+        w.nack(&a, "ch/1", "1", "no");
+    }
+    let transfer = w.effects.iter().find_map(|effect| match effect {
+        Effect::Transfer(transfer) => Some(transfer.clone()),
+        _ => None,
+    });
+    let transfer = transfer.expect("the message goes to the dead-letter queue");
+    assert_eq!(transfer.to, queue("dead/1"));
+    let told = String::from_utf8_lossy(transfer.message.headers()).into_owned();
+    assert_eq!(told, "Dead-Letter-Reason:limit\r\nDead-Letter-Queue:ch/1\r\nDead-Letter-Attempts:3\r\n");
+    w.broker.transfer(transfer, w.now, &mut w.effects);
+    assert_eq!(w.stored("dead/1"), 1);
+    assert_eq!(w.information("ch/1").stats.dead_lettered, 1);
+}
+
+#[test]
+fn without_a_dead_letter_queue_a_message_put_back_too_often_is_dropped_with_reason() {
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    w.create(&p, "ch/1", acknowledged(Status::Push));
+    w.join(&a, "ch").unwrap();
+    w.publish(&p, "ch/1", "1");
+    for _ in 0..17 {
+        assert_eq!(w.delivered(), ["a:1"]);
+        w.nack(&a, "ch/1", "1", "no");
+    }
+    assert!(w.delivered().is_empty());
+    assert_eq!(dropped(&w, "ch/1", DropReason::Limit), 1);
+}
+
+// ---- What the producer hears -----------------------------------------------------------------------------
+
+#[test]
+fn policies_tell_the_producer_at_their_own_moment_and_once() {
+    let keyed =
+        |key: &str| QueueChanges { delivery_handler: Some(key.into()), ..acknowledged(Status::RoundRobin) };
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    for (key, number) in [("memory", 1), ("ack-on-send", 2), ("ack-on-consume", 3), ("at-least-once", 4)] {
+        w.create(&p, &format!("ch/{number}"), keyed(key));
+    }
+    for number in 1..=4 {
+        w.publish(&p, &format!("ch/{number}"), &number.to_string());
+    }
+    assert_eq!(w.heard(&p), ["1 ok", "4 nack not-saved"]);
+    w.join(&a, "ch").unwrap();
+    assert_eq!(w.heard(&p), ["2 ok"]);
+    w.ack(&a, "ch/3", "3");
+    assert_eq!(w.heard(&p), ["3 ok by a"]);
+    w.publish(&p, "ch/3", "5");
+    w.nack(&a, "ch/3", "5", "sold out");
+    assert_eq!(w.heard(&p), ["5 nack sold out by a"]);
+    w.nack(&a, "ch/3", "5", "again");
+    assert!(w.heard(&p).is_empty(), "its fate was told once");
+    w.publish(&p, "ch/3", "6");
+    w.advance(15 * SECOND);
+    assert!(w.heard(&p).contains(&"6 nack timeout".to_owned()));
+}
+
+#[test]
+fn hidden_producers_and_consumers_stay_hidden() {
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    let hidden = QueueChanges {
+        hide_client_names: Some(true),
+        delivery_handler: Some("ack-on-consume".into()),
+        ..acknowledged(Status::Push)
+    };
+    w.create(&p, "ch/1", hidden);
+    w.join(&a, "ch").unwrap();
+    w.publish(&p, "ch/1", "1");
+    let hides = |effect: &Effect| matches!(effect, Effect::Deliver(deliver) if deliver.hide_source);
+    assert!(w.effects.iter().any(hides));
+    w.ack(&a, "ch/1", "1");
+    assert_eq!(w.heard(&p), ["1 ok"]);
+}
+
+// ---- Handlers --------------------------------------------------------------------------------------------
+
+fn handled(w: &mut World, steps: &[Step], status: Status) -> std::sync::Arc<mqcore_broker::client::Client> {
+    w.broker.register_handler(handler("own", steps));
+    let p = w.client("p");
+    let changes = QueueChanges { delivery_handler: Some("own".into()), ..acknowledged(status) };
+    w.create(&p, "ch/1", changes);
+    p
+}
+
+#[test]
+fn only_overridden_steps_are_asked() {
+    let mut w = World::new();
+    let p = handled(&mut w, &[Step::EndSend], Status::Push);
+    let a = w.client("a");
+    w.join(&a, "ch").unwrap();
+    w.publish(&p, "ch/1", "1");
+    assert_eq!(w.steps(), [Step::EndSend]);
+    assert_eq!(w.delivered(), ["a:1"], "it was written before that step");
+}
+
+#[test]
+fn a_waiting_decision_holds_those_behind_it_in_its_own_queue_and_no_other() {
+    let mut w = World::new();
+    let p = handled(&mut w, &[Step::ReceivedFromProducer], Status::Push);
+    let a = w.client("a");
+    w.create(&p, "ch/2", changes(Status::Push));
+    w.join(&a, "ch").unwrap();
+    w.publish(&p, "ch/1", "1");
+    w.publish(&p, "ch/1", "2");
+    w.publish(&p, "ch/2", "other");
+    assert_eq!(w.delivered(), ["a:other"]);
+    let first = w.question(Step::ReceivedFromProducer);
+    let second = w.question(Step::ReceivedFromProducer);
+    w.reply(&second, Ok(ALLOW));
+    assert!(w.delivered().is_empty(), "order of arrival holds");
+    w.reply(&first, Ok(ALLOW));
+    assert_eq!(w.delivered(), ["a:1", "a:2"]);
+}
+
+#[test]
+fn refusing_at_receipt_drops_and_tells_who_waits() {
+    let mut w = World::new();
+    let p = handled(&mut w, &[Step::ReceivedFromProducer], Status::Push);
+    w.publish(&p, "ch/1", "1");
+    w.answer(Step::ReceivedFromProducer, Decision::REFUSE);
+    assert_eq!(w.heard(&p), ["1 nack refused"]);
+    assert_eq!(dropped(&w, "ch/1", DropReason::Refused), 1);
+    w.publish(&p, "ch/1", "2");
+    w.answer(Step::ReceivedFromProducer, Decision { acknowledge: Acknowledge::Negative, ..Decision::REFUSE });
+    assert_eq!(w.heard(&p), ["2 nack none"]);
+    w.publish(&p, "ch/1", "3");
+    w.answer(Step::ReceivedFromProducer, Decision { put_back: PutBack::Start, ..Decision::REFUSE });
+    assert_eq!(w.stored("ch/1"), 1, "not allowed but put back: it is stored");
+}
+
+#[test]
+fn saving_asks_the_handler_and_if_saved_tells_the_truth() {
+    let mut w = World::new();
+    let p = handled(&mut w, &[Step::ReceivedFromProducer, Step::SaveMessage], Status::Push);
+    let save = Decision { save: true, ..telling(Acknowledge::IfSaved) };
+    w.publish(&p, "ch/1", "1");
+    w.answer(Step::ReceivedFromProducer, save);
+    assert!(w.heard(&p).is_empty());
+    w.answer(Step::SaveMessage, ALLOW);
+    assert_eq!(w.heard(&p), ["1 ok"]);
+    w.publish(&p, "ch/1", "2");
+    w.answer(Step::ReceivedFromProducer, save);
+    w.answer(Step::SaveMessage, Decision::REFUSE);
+    assert!(w.heard(&p).is_empty());
+    let stats = w.information("ch/1").stats;
+    assert_eq!((stats.saved, stats.save_failed), (1, 1));
+    assert_eq!(w.stored("ch/1"), 2);
+}
+
+#[test]
+fn each_consumer_can_be_allowed_or_refused() {
+    let mut w = World::new();
+    let p = handled(&mut w, &[Step::CanConsumerReceive], Status::Push);
+    let (a, b) = (w.client("a"), w.client("b"));
+    w.join(&a, "ch").unwrap();
+    w.join(&b, "ch").unwrap();
+    w.publish(&p, "ch/1", "1");
+    let question = w.answer(Step::CanConsumerReceive, Decision::REFUSE);
+    assert_eq!(question.consumer.map(|client| client.id.to_string()).as_deref(), Some("a"));
+    w.answer(Step::CanConsumerReceive, ALLOW);
+    assert_eq!(w.delivered(), ["b:1"]);
+}
+
+#[test]
+fn a_message_that_every_consumer_is_refused_is_dropped_unless_one_decision_puts_it_back() {
+    let mut w = World::new();
+    let p = handled(&mut w, &[Step::CanConsumerReceive], Status::Push);
+    let (a, b) = (w.client("a"), w.client("b"));
+    w.join(&a, "ch").unwrap();
+    w.join(&b, "ch").unwrap();
+    w.publish(&p, "ch/1", "1");
+    w.answer(Step::CanConsumerReceive, Decision::REFUSE);
+    w.answer(Step::CanConsumerReceive, Decision::REFUSE);
+    assert_eq!(dropped(&w, "ch/1", DropReason::Refused), 1);
+    w.publish(&p, "ch/1", "2");
+    w.answer(Step::CanConsumerReceive, Decision { put_back: PutBack::End, ..Decision::REFUSE });
+    w.answer(Step::CanConsumerReceive, Decision::REFUSE);
+    assert_eq!(w.steps(), [Step::CanConsumerReceive], "it is tried again");
+    assert_eq!(w.information("ch/1").stats.put_back, 1);
+}
+
+#[test]
+fn flows_write_in_their_order_even_if_answers_come_out_of_order() {
+    let mut w = World::new();
+    let p = handled(&mut w, &[Step::BeginSend], Status::RoundRobin);
+    let a = w.client("a");
+    w.join(&a, "ch").unwrap();
+    for id in ["1", "2", "3"] {
+        w.publish(&p, "ch/1", id);
+    }
+    let questions: Vec<_> = (0..3).map(|_| w.question(Step::BeginSend)).collect();
+    w.reply(&questions[2], Ok(ALLOW));
+    w.reply(&questions[1], Ok(Decision::REFUSE));
+    assert!(w.delivered().is_empty());
+    w.reply(&questions[0], Ok(ALLOW));
+    assert_eq!(w.delivered(), ["a:1", "a:3"]);
+}
+
+#[test]
+fn put_back_decided_while_sending_returns_the_message_once_it_is_settled() {
+    let mut w = World::new();
+    let p = handled(&mut w, &[Step::EndSend], Status::RoundRobin);
+    let a = w.client("a");
+    w.join(&a, "ch").unwrap();
+    w.publish(&p, "ch/1", "1");
+    w.answer(Step::EndSend, putting_back(PutBack::End));
+    assert_eq!(w.delivered(), ["a:1"]);
+    w.ack(&a, "ch/1", "1");
+    assert_eq!(w.delivered(), ["a:1"], "the handler wants it again although it was acknowledged");
+}
+
+#[test]
+fn a_handler_decides_about_acknowledgements_timeouts_and_lost_consumers() {
+    let steps = [Step::AcknowledgeReceived, Step::AcknowledgeTimedOut, Step::ConsumerReceiveFailed];
+    let mut w = World::new();
+    let p = handled(&mut w, &steps, Status::RoundRobin);
+    let (a, b) = (w.client("a"), w.client("b"));
+    w.join(&a, "ch").unwrap();
+    w.publish(&p, "ch/1", "1");
+    w.heard(&p);
+    w.nack(&a, "ch/1", "1", "burnt");
+    let question = w.answer(Step::AcknowledgeReceived, putting_back(PutBack::Start));
+    let said = question.acknowledgement.expect("the handler sees the consumer's word");
+    assert_eq!(said.negative.as_deref(), Some("burnt"));
+    w.advance(15 * SECOND);
+    w.answer(Step::AcknowledgeTimedOut, putting_back(PutBack::Start));
+    assert_eq!(w.delivered(), ["a:1", "a:1", "a:1"]);
+    w.close(&a);
+    let question = w.answer(Step::ConsumerReceiveFailed, putting_back(PutBack::Start));
+    assert_eq!(question.attempt, 3);
+    w.join(&b, "ch").unwrap();
+    assert_eq!(w.delivered(), ["b:1"]);
+}
+
+#[test]
+fn a_failing_or_late_handler_keeps_the_message() {
+    let steps = [Step::ReceivedFromProducer, Step::AcknowledgeReceived];
+    let mut w = World::new();
+    let p = handled(&mut w, &steps, Status::RoundRobin);
+    let a = w.client("a");
+    w.join(&a, "ch").unwrap();
+    w.publish(&p, "ch/1", "1");
+    w.publish(&p, "ch/1", "2");
+    let raised = w.question(Step::ReceivedFromProducer);
+    w.reply(&raised, Err(HandlerFailure::Raised));
+    let late = w.question(Step::ReceivedFromProducer);
+    w.advance(10 * SECOND);
+    assert_eq!(w.delivered(), ["a:1", "a:2"]);
+    w.reply(&late, Ok(Decision::REFUSE));
+    assert_eq!(w.broker.survey(w.now).answers_late, 1);
+    w.nack(&a, "ch/1", "1", "no");
+    let raised = w.question(Step::AcknowledgeReceived);
+    w.reply(&raised, Err(HandlerFailure::Raised));
+    assert_eq!(w.delivered(), ["a:1"], "what failed is put back");
+    assert_eq!(w.information("ch/1").stats.errors, 3);
+}
+
+#[test]
+fn a_handler_hears_of_messages_that_leave_for_good() {
+    let mut w = World::new();
+    let p = handled(&mut w, &[Step::MessageDequeued], Status::RoundRobin);
+    let a = w.client("a");
+    w.join(&a, "ch").unwrap();
+    w.publish(&p, "ch/1", "1");
+    assert!(w.steps().is_empty());
+    w.ack(&a, "ch/1", "1");
+    assert!(!w.question(Step::MessageDequeued).wants_answer);
+}
+
+#[test]
+fn an_expired_message_may_be_given_another_life() {
+    let mut w = World::new();
+    w.broker.register_handler(handler("own", &[Step::MessageTimedOut]));
+    let p = w.client("p");
+    let changes = QueueChanges {
+        delivery_handler: Some("own".into()),
+        message_timeout: Some(SECOND),
+        ..changes(Status::Push)
+    };
+    w.create(&p, "ch/1", changes);
+    w.publish(&p, "ch/1", "1");
+    w.advance(SECOND);
+    w.answer(Step::MessageTimedOut, putting_back(PutBack::End));
+    assert_eq!(w.stored("ch/1"), 1);
+    w.advance(SECOND);
+    w.answer(Step::MessageTimedOut, Decision::REFUSE);
+    assert_eq!(w.stored("ch/1"), 0);
+}
+
+#[test]
+fn handlers_can_be_changed_by_key_and_unknown_keys_are_refused() {
+    let mut w = World::new();
+    let p = handled(&mut w, &[Step::ReceivedFromProducer], Status::Push);
+    let named = |key: &str| QueueChanges { delivery_handler: Some(key.into()), ..QueueChanges::default() };
+    w.update(&p, "ch/1", named("memory"));
+    w.publish(&p, "ch/1", "1");
+    assert_eq!(w.stored("ch/1"), 1);
+    let wrong = Request::UpdateQueue { queue: queue("ch/1"), changes: named("nobody") };
+    let rejection = w.request(&p, wrong).unwrap_err();
+    assert_eq!(rejection.kind, RejectionKind::BadRequest);
+    assert!(
+        rejection.reason.contains("own") && rejection.reason.contains("memory"),
+        "it names the known ones"
+    );
+}
+
+#[test]
+fn stopping_a_queue_forgets_questions_and_their_answers_harm_nobody() {
+    let steps = [Step::ReceivedFromProducer, Step::BeginSend, Step::AcknowledgeReceived];
+    let mut w = World::new();
+    let p = handled(&mut w, &steps, Status::RoundRobin);
+    let a = w.client("a");
+    w.join(&a, "ch").unwrap();
+    for id in ["1", "2", "3"] {
+        w.publish(&p, "ch/1", id);
+    }
+    w.answer(Step::ReceivedFromProducer, ALLOW);
+    w.answer(Step::ReceivedFromProducer, ALLOW);
+    w.answer(Step::BeginSend, ALLOW);
+    assert_eq!(w.delivered(), ["a:1"]);
+    w.ack(&a, "ch/1", "1");
+    let open: Vec<_> = std::mem::take(&mut w.questions);
+    assert_eq!(open.len(), 3, "one at each step");
+    w.update(&p, "ch/1", changes(Status::Stopped));
+    w.update(&p, "ch/1", changes(Status::Push));
+    w.publish(&p, "ch/1", "4");
+    for question in &open {
+        w.reply(question, Ok(ALLOW));
+    }
+    assert!(w.delivered().is_empty());
+    assert_eq!(w.stored("ch/1"), 0);
+    w.answer(Step::ReceivedFromProducer, ALLOW);
+    w.answer(Step::BeginSend, ALLOW);
+    assert_eq!(w.delivered(), ["a:4"]);
+}
+
+#[test]
+fn pulling_asks_the_handler_too() {
+    let mut w = World::new();
+    let p = handled(&mut w, &[Step::CanConsumerReceive], Status::Pull);
+    let a = w.client("a");
+    w.join(&a, "ch").unwrap();
+    w.publish(&p, "ch/1", "1");
+    w.publish(&p, "ch/1", "2");
+    assert_eq!(w.pull(&a, "ch/1", 2), (vec![], None), "undecided yet");
+    w.answer(Step::CanConsumerReceive, ALLOW);
+    w.answer(Step::CanConsumerReceive, ALLOW);
+    let told: Vec<_> = w
+        .told(a.connection)
+        .into_iter()
+        .map(|event| match event {
+            Event::Pulled { message, index, count, .. } => {
+                format!("{} {index}/{count}", world::id_of(&message))
+            }
+            Event::PullEnded { outcome, .. } => format!("{outcome:?}"),
+            other => panic!("a pull brings no {other:?}"),
+        })
+        .collect();
+    assert_eq!(told, ["1 1/2", "2 2/2", "Complete"]);
+}
+
+#[test]
+fn too_many_undecided_messages_are_refused_as_busy() {
+    let mut w = World::with(BrokerConfig { undecided_max: 2, ..BrokerConfig::default() });
+    let p = handled(&mut w, &[Step::ReceivedFromProducer], Status::Push);
+    for id in ["1", "2", "3"] {
+        w.publish(&p, "ch/1", id);
+    }
+    assert_eq!(w.heard(&p), ["3 refused 503"]);
+}
+
+// ---- Slow consumers --------------------------------------------------------------------------------------
+
+#[test]
+fn a_slow_consumer_misses_broadcasts_is_passed_over_in_turns_and_closed_in_the_end() {
+    let mut w = World::new();
+    let (p, a, b) = (w.client("p"), w.client("a"), w.client("b"));
+    w.create(&p, "ch/1", changes(Status::Broadcast));
+    w.create(&p, "ch/2", changes(Status::RoundRobin));
+    w.create(&p, "ch/3", changes(Status::Push));
+    w.join(&a, "ch").unwrap();
+    w.join(&b, "ch").unwrap();
+    w.broker.congested(a.connection, w.now, &mut w.effects);
+    w.publish(&p, "ch/1", "1");
+    w.publish(&p, "ch/2", "2");
+    w.publish(&p, "ch/2", "3");
+    w.publish(&p, "ch/3", "4");
+    assert_eq!(w.delivered(), ["b:1", "b:2", "b:3"], "push waits for everybody");
+    assert_eq!(dropped(&w, "ch/1", DropReason::Slow), 1);
+    w.broker.writable(a.connection, w.now, &mut w.effects);
+    w.turn();
+    assert_eq!(w.delivered(), ["a:4", "b:4"]);
+    w.broker.congested(a.connection, w.now, &mut w.effects);
+    w.advance(30 * SECOND);
+    let closed = |effect: &Effect| matches!(effect, Effect::Close(who, _) if *who == a.connection);
+    assert_eq!(w.effects.iter().filter(|effect| closed(effect)).count(), 1);
+}
+
+// ---- Clients, direct messages, events --------------------------------------------------------------------
+
+#[test]
+fn client_ids_are_unique_among_those_connected() {
+    let mut w = World::new();
+    let a = w.client("a");
+    assert_eq!(w.introduce("a", true).unwrap_err().kind, RejectionKind::Busy);
+    w.close(&a);
+    w.client("a");
+    let unnamed = w.introduce("", true).expect("an id is made up");
+    assert_eq!(unnamed.id.len(), 32);
+}
+
+#[test]
+fn direct_messages_find_clients_by_id_name_and_type_all_or_the_oldest() {
+    let mut w = World::new();
+    let (a, b) = (w.client("a"), w.client("b"));
+    let to = |w: &mut World, who: &str| {
+        let connection = if who == "a" { a.connection } else { b.connection };
+        w.told(connection).iter().filter(|event| matches!(event, Event::Direct { .. })).count()
+    };
+    w.direct(&a, ClientPattern::Id("b".into()), "1", false);
+    assert_eq!((to(&mut w, "a"), to(&mut w, "b")), (0, 1));
+    w.direct(&a, ClientPattern::Kind("tester".into()), "2", false);
+    assert_eq!((to(&mut w, "a"), to(&mut w, "b")), (1, 1));
+    w.direct(&b, ClientPattern::Kind("tester".into()), "3", true);
+    assert_eq!((to(&mut w, "a"), to(&mut w, "b")), (1, 0));
+    w.direct(&a, ClientPattern::Name("nobody".into()), "4", false);
+    let refused = w.told(a.connection);
+    assert!(matches!(&refused[..], [Event::DirectRefused { rejection, .. }]
+        if rejection.kind == RejectionKind::NotFound));
+}
+
+#[test]
+fn events_come_while_subscribed_and_not_after() {
+    let mut w = World::new();
+    let (p, s) = (w.client("p"), w.client("s"));
+    w.create(&p, "ch/1", QueueChanges::default());
+    let everywhere = [
+        EventKind::ClientConnected,
+        EventKind::ClientDisconnected,
+        EventKind::ChannelCreated,
+        EventKind::ChannelRemoved,
+    ];
+    let of_channel = [
+        EventKind::ClientJoined,
+        EventKind::ClientLeft,
+        EventKind::QueueCreated,
+        EventKind::QueueUpdated,
+        EventKind::QueueRemoved,
+        EventKind::MessageProduced,
+    ];
+    let trigger_all = |w: &mut World, n: u32| {
+        let c = w.client(&format!("c{n}"));
+        w.join(&c, "ch").unwrap();
+        w.publish(&p, "ch/1", "m");
+        w.leave(&c, "ch");
+        w.create(&p, &format!("ch/{}", n + 10), QueueChanges::default());
+        w.update(&p, "ch/1", QueueChanges { message_limit: Some(5), ..QueueChanges::default() });
+        w.request(&p, Request::RemoveQueue { queue: queue(&format!("ch/{}", n + 10)) }).unwrap();
+        w.create(&p, &format!("temporary{n}/1"), QueueChanges::default());
+        let channel = ChannelName::new(&format!("temporary{n}")).unwrap();
+        w.request(&p, Request::RemoveChannel { channel }).unwrap();
+        w.close(&c);
+    };
+    for on in [true, false] {
+        for kind in everywhere {
+            w.subscribe(&s, kind, "", on);
+        }
+        for kind in of_channel {
+            w.subscribe(&s, kind, "ch/1", on);
+        }
+        trigger_all(&mut w, u32::from(on));
+        let mut events = w.events(&s);
+        events.sort_unstable();
+        let mut expected: Vec<_> = EventKind::ALL.iter().map(|kind| kind.as_str()).collect();
+        expected.sort_unstable();
+        assert_eq!(events, if on { expected } else { vec![] });
+    }
+}
+
+#[test]
+fn administration_is_for_administrators() {
+    let mut w = World::new();
+    let (admin, plain) = (w.client("admin"), w.introduce("plain", false).unwrap());
+    w.create(&admin, "ch/1", QueueChanges::default());
+    let queue_1 = queue("ch/1");
+    let forbidden = [
+        Request::RemoveChannel { channel: queue_1.channel.clone() },
+        Request::ListChannels { filter: None },
+        Request::ListClients { kind: None },
+        Request::ListNodes,
+        Request::RemoveQueue { queue: queue_1.clone() },
+        Request::QueueInformation { queue: queue_1 },
+    ];
+    for request in forbidden {
+        assert_eq!(w.request(&plain, request).unwrap_err().kind, RejectionKind::Unauthorized);
+    }
+    w.join(&plain, "ch").expect("joining is for everybody");
+    let Ok(Reply::Clients(clients)) = w.request(&admin, Request::ListClients { kind: Some("test*".into()) })
+    else {
+        panic!("a list of clients is the answer")
+    };
+    assert_eq!(clients.len(), 2);
+}
+
+#[test]
+fn answers_for_a_queue_made_anew_under_the_same_address_are_not_mixed_up() {
+    let mut w = World::new();
+    let p = handled(&mut w, &[Step::ReceivedFromProducer], Status::Push);
+    w.publish(&p, "ch/1", "old");
+    let old = w.question(Step::ReceivedFromProducer);
+    w.request(&p, Request::RemoveQueue { queue: queue("ch/1") }).unwrap();
+    w.create(&p, "ch/1", QueueChanges { delivery_handler: Some("own".into()), ..changes(Status::Push) });
+    w.publish(&p, "ch/1", "new");
+    w.reply(&old, Ok(ALLOW));
+    assert_eq!(w.stored("ch/1"), 0, "the old answer is not the new message's");
+    w.answer(Step::ReceivedFromProducer, ALLOW);
+    assert_eq!(w.stored("ch/1"), 1);
+}

@@ -1,0 +1,376 @@
+//! The embedded broker: a server with a runtime of its own, and the Python handlers that decide for it.
+//!
+//! Two rules keep it from ever hanging. No lock of this file is held while the interpreter is let go or taken: a
+//! thread that holds one may need the interpreter to let go of the other. And the runtime is never dropped by a
+//! thread that holds the interpreter, because its last tasks may wait for a handler.
+
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use mqcore_broker::broker::HandlerSpec;
+use mqcore_broker::stats::Waiting;
+use mqcore_client::config::LocalFactory;
+use mqcore_server::config::{Config, Protocol};
+use mqcore_server::server::Server;
+use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use tokio::runtime::{Handle, Runtime};
+
+use crate::decision::{Decision, policy_of};
+use crate::dispatcher::Dispatcher;
+use crate::handler::Handler;
+use crate::message::Message;
+use crate::port::Dispatchers;
+use crate::signal::Signal;
+use crate::{config, error, survey};
+
+/// How long tasks of the runtime have to end once the server has stopped: none of them waits for anything any more.
+const RUNTIME_SHUTDOWN: Duration = Duration::from_secs(2);
+/// How often a blocking call looks for signals: Ctrl-C is answered within this time.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The broker that `mqcore.Broker` stands for.
+#[pyclass(frozen, module = "mqcore._core")]
+pub struct Broker {
+    config: Config,
+    handlers: Mutex<Vec<Definition>>,
+    state: Mutex<State>,
+    /// What connectors connect to; `None` while the broker is stopped.
+    local: Arc<RwLock<Option<Local>>>,
+    /// The process in which it was started; 0: never.
+    process: AtomicU32,
+}
+
+/// A waiting message with its attempts, its put backs, and whether it was saved.
+type Look = (Message, u16, u16, bool);
+
+enum State {
+    Stopped,
+    /// Being started; nobody else touches it.
+    Starting,
+    Running(Arc<Running>),
+}
+
+/// What lives between start and stop.
+struct Running {
+    server: Server,
+    handle: Handle,
+    runtime: Mutex<Option<Runtime>>,
+    dispatchers: Arc<Dispatchers>,
+    stopped: Signal,
+}
+
+struct Local {
+    server: Server,
+    handle: Handle,
+}
+
+/// A registered handler, from which its dispatcher is made at each start.
+struct Definition {
+    spec: HandlerSpec,
+    name: String,
+    methods: Vec<(String, Py<PyAny>)>,
+    submit: Py<PyAny>,
+}
+
+impl Definition {
+    fn dispatcher(&self, py: Python<'_>) -> PyResult<Dispatcher> {
+        let methods =
+            self.methods.iter().map(|(step, method)| (step.clone(), method.clone_ref(py))).collect();
+        let handler = Handler::new(&self.name, methods)?;
+        Ok(Dispatcher::start(&self.spec.key, handler, self.submit.clone_ref(py))?)
+    }
+}
+
+impl Running {
+    /// Stops everything; returns the keys of handlers that did not come back in time. Called detached.
+    fn stop(&self, grace: Duration) -> Vec<Box<str>> {
+        let Some(runtime) = lock(&self.runtime).take() else {
+            self.stopped.wait();
+            return Vec::new();
+        };
+        runtime.block_on(self.server.stop(grace));
+        let stuck = self.dispatchers.stop(Instant::now() + grace.max(Duration::from_secs(1)));
+        runtime.shutdown_timeout(RUNTIME_SHUTDOWN);
+        self.stopped.set();
+        stuck
+    }
+}
+
+impl Broker {
+    /// How clients in this process connect: without a socket. Fails while the broker is stopped, and works again
+    /// once it was started again.
+    pub fn connector(&self) -> PyResult<LocalFactory> {
+        self.check_process()?;
+        let local = self.local.clone();
+        Ok(Arc::new(move || {
+            let local = local.read().unwrap_or_else(PoisonError::into_inner);
+            let Local { server, handle } = local.as_ref().ok_or_else(|| {
+                io::Error::new(io::ErrorKind::ConnectionRefused, "the embedded broker is not running")
+            })?;
+            let _context = handle.enter();
+            Ok(server.connect_local(Protocol::Tmqp))
+        }))
+    }
+
+    /// After a fork the child has this object but none of its threads, and its locks as they happened to be.
+    fn check_process(&self) -> PyResult<()> {
+        match self.process.load(Ordering::Acquire) {
+            0 => Ok(()),
+            process if process == std::process::id() => Ok(()),
+            _ => Err(error::forked()),
+        }
+    }
+
+    fn running(&self, what: &str) -> PyResult<Arc<Running>> {
+        self.check_process()?;
+        match &*lock(&self.state) {
+            State::Running(running) => Ok(running.clone()),
+            State::Stopped | State::Starting => Err(error::not_running(what)),
+        }
+    }
+
+    fn launch(&self, py: Python<'_>) -> PyResult<Running> {
+        let dispatchers = Arc::new(Dispatchers::default());
+        let launched = self.launch_with(py, &dispatchers);
+        if launched.is_err() {
+            py.detach(|| dispatchers.stop(Instant::now() + Duration::from_secs(1)));
+        }
+        launched
+    }
+
+    fn launch_with(&self, py: Python<'_>, dispatchers: &Arc<Dispatchers>) -> PyResult<Running> {
+        let mut specs = Vec::new();
+        for definition in lock(&self.handlers).iter() {
+            dispatchers.set(&definition.spec.key, definition.dispatcher(py)?);
+            specs.push(definition.spec.clone());
+        }
+        let config = self.config.clone();
+        let port = dispatchers.clone();
+        py.detach(|| {
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(config.shard_count().max(2))
+                .thread_name("mqcore-worker")
+                .enable_all()
+                .build()?;
+            match runtime.block_on(Server::start(config, specs, port)) {
+                Ok(server) => Ok(Running {
+                    server,
+                    handle: runtime.handle().clone(),
+                    runtime: Mutex::new(Some(runtime)),
+                    dispatchers: dispatchers.clone(),
+                    stopped: Signal::default(),
+                }),
+                Err(refused) => {
+                    runtime.shutdown_timeout(RUNTIME_SHUTDOWN);
+                    Err(error::start(&refused))
+                }
+            }
+        })
+    }
+}
+
+#[pymethods]
+impl Broker {
+    #[new]
+    #[pyo3(signature = (config, *, manual_clock=false))]
+    fn new(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<Self> {
+        Ok(Self {
+            config: config::server(config, manual_clock)?,
+            handlers: Mutex::default(),
+            state: Mutex::new(State::Stopped),
+            local: Arc::default(),
+            process: AtomicU32::new(0),
+        })
+    }
+
+    fn start(&self, py: Python<'_>) -> PyResult<()> {
+        self.check_process()?;
+        match &mut *lock(&self.state) {
+            state @ State::Stopped => *state = State::Starting,
+            State::Starting | State::Running(_) => {
+                return Err(PyRuntimeError::new_err("the broker is running already; stop it first"));
+            }
+        }
+        self.process.store(std::process::id(), Ordering::Release);
+        let launched = self.launch(py);
+        let (state, result) = match launched {
+            Ok(running) => {
+                let running = Arc::new(running);
+                let local = Local { server: running.server.clone(), handle: running.handle.clone() };
+                *self.local.write().unwrap_or_else(PoisonError::into_inner) = Some(local);
+                (State::Running(running), Ok(()))
+            }
+            Err(refused) => (State::Stopped, Err(refused)),
+        };
+        *lock(&self.state) = state;
+        result
+    }
+
+    /// Returns the keys of handlers that did not come back in time.
+    fn stop(&self, py: Python<'_>, grace: f64) -> PyResult<Vec<String>> {
+        self.check_process()?;
+        let grace = config::seconds(grace, "grace")?;
+        let running = match &*lock(&self.state) {
+            State::Running(running) => running.clone(),
+            State::Stopped | State::Starting => return Ok(Vec::new()),
+        };
+        *self.local.write().unwrap_or_else(PoisonError::into_inner) = None;
+        let stuck = py.detach(|| running.stop(grace));
+        let mut state = lock(&self.state);
+        if matches!(&*state, State::Running(current) if Arc::ptr_eq(current, &running)) {
+            *state = State::Stopped;
+        }
+        Ok(stuck.into_iter().map(String::from).collect())
+    }
+
+    /// Blocks until the broker has stopped, or for `timeout` seconds. True if it has.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let Ok(running) = self.running("be waited for") else {
+            self.check_process()?;
+            return Ok(true);
+        };
+        let limit = timeout.map(|timeout| config::seconds(timeout, "timeout")).transpose()?;
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let slice = left.map_or(SIGNAL_INTERVAL, |left| left.min(SIGNAL_INTERVAL));
+            if py.detach(|| running.stopped.wait_for(slice)) {
+                return Ok(true);
+            }
+            py.check_signals()?;
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(false);
+            }
+        }
+    }
+
+    #[getter]
+    fn is_running(&self) -> PyResult<bool> {
+        self.check_process()?;
+        Ok(matches!(&*lock(&self.state), State::Running(_)))
+    }
+
+    /// URLs of what is bound.
+    #[getter]
+    fn listeners(&self) -> PyResult<Vec<String>> {
+        let running = self.running("say where it listens")?;
+        let url = |(protocol, address): &(Protocol, _)| format!("{}://{address}", protocol.as_str());
+        Ok(running.server.listeners().iter().map(url).collect())
+    }
+
+    #[getter]
+    fn admin_url(&self) -> PyResult<Option<String>> {
+        let running = self.running("say where its admin side is")?;
+        Ok(running.server.admin().map(|address| format!("http://{address}")))
+    }
+
+    /// Registers a handler, or replaces the one of the same key, also while the broker runs.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "the fields of one registration, called from one place in Python"
+    )]
+    fn set_handler(
+        &self,
+        py: Python<'_>,
+        key: &str,
+        name: String,
+        methods: Vec<(String, Py<PyAny>)>,
+        policy: &str,
+        timeout: f64,
+        fallback: &Decision,
+        submit: Py<PyAny>,
+    ) -> PyResult<()> {
+        self.check_process()?;
+        let copies = methods.iter().map(|(step, method)| (step.clone(), method.clone_ref(py))).collect();
+        let spec = HandlerSpec {
+            key: key.into(),
+            overrides: Handler::new(&name, copies)?.overrides(),
+            base: policy_of(policy)?,
+            timeout: config::seconds(timeout, "timeout")?,
+            fallback: fallback.decision,
+        };
+        let definition = Definition { spec: spec.clone(), name, methods, submit };
+        if let Ok(running) = self.running("take a handler") {
+            if let Some(replaced) = running.dispatchers.set(key, definition.dispatcher(py)?) {
+                replaced.finish();
+            }
+            running.server.set_handler(spec);
+        }
+        let mut handlers = lock(&self.handlers);
+        match handlers.iter_mut().find(|known| *known.spec.key == *key) {
+            // The old definition's Python objects are released after the lock: that may run Python code.
+            Some(known) => {
+                let replaced = std::mem::replace(known, definition);
+                drop(handlers);
+                drop(replaced);
+            }
+            None => handlers.push(definition),
+        }
+        Ok(())
+    }
+
+    /// What all shards know, as plain dicts.
+    fn survey<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let running = self.running("be surveyed")?;
+        let seen = py.detach(|| running.handle.block_on(running.server.survey()));
+        survey::to_python(py, &seen, &running.dispatchers.counts())
+    }
+
+    /// Messages that wait in a queue: each with its attempts, its put backs and whether it was saved.
+    fn waiting(&self, py: Python<'_>, queue: &str, limit: usize) -> PyResult<Option<Vec<Look>>> {
+        let running = self.running("show its messages")?;
+        let queue = config::queue_address(queue)?;
+        let waiting = py.detach(|| running.handle.block_on(running.server.waiting(queue, limit)));
+        let shown = |waiting: Waiting| {
+            (Message::new(waiting.message), waiting.attempts, waiting.put_backs, waiting.saved)
+        };
+        Ok(waiting.map(|messages| messages.into_iter().map(shown).collect()))
+    }
+
+    /// Turns a manual clock forward.
+    fn advance(&self, seconds: f64) -> PyResult<()> {
+        let by = config::seconds(seconds, "the time to advance by")?;
+        self.running("turn its clock")?.server.advance(by);
+        Ok(())
+    }
+
+    /// Blocks until nothing is left to do.
+    fn settle(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        let running = self.running("settle")?;
+        let limit = config::seconds(timeout, "timeout")?;
+        let settled = py.detach(|| {
+            running.handle.block_on(async { tokio::time::timeout(limit, running.server.settle()).await })
+        });
+        settled.map_err(|_| {
+            PyTimeoutError::new_err(format!("after {timeout} seconds the broker still has something to do"))
+        })
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        let state =
+            std::mem::replace(self.state.get_mut().unwrap_or_else(PoisonError::into_inner), State::Stopped);
+        let State::Running(running) = state else { return };
+        if self.check_process().is_err() {
+            // The threads that this would wait for exist in the parent only.
+            std::mem::forget(running);
+            return;
+        }
+        // This thread holds the interpreter, which handlers may need in order to end.
+        let stopping = running.clone();
+        let stop = move || drop(stopping.stop(Duration::ZERO));
+        if std::thread::Builder::new().name("mqcore-stop".into()).spawn(stop).is_err() {
+            std::mem::forget(running);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

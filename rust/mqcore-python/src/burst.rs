@@ -1,0 +1,152 @@
+//! Answers that have to be awaited: what one batch of questions left for the event loop.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use mqcore_broker::decision::{Decision as BrokerDecision, Step};
+use mqcore_broker::effect::{Answer, HandlerFailure};
+use mqcore_broker::id::QuestionId;
+use mqcore_server::handler::AnswerSink;
+use pyo3::prelude::*;
+
+use crate::answers::Answers;
+use crate::call::About;
+use crate::handler::{Handler, Outcome};
+use crate::load::Load;
+
+/// A batch of awaitables on its way to the event loop, and the way back for their answers.
+///
+/// Whatever happens to it, each question is answered at most once, and those that nobody answered count as failed
+/// when it is dropped.
+#[pyclass(frozen, module = "mqcore._core")]
+pub(crate) struct Burst {
+    handler: Arc<Handler>,
+    load: Arc<Load>,
+    entries: Vec<Entry>,
+    answers: Mutex<Answers>,
+}
+
+/// One question that waits.
+pub(crate) struct Entry {
+    /// What is awaited first.
+    pub(crate) awaitable: Py<PyAny>,
+    /// The step, or `ExceptionThrown` if it is that method's answer which is awaited.
+    pub(crate) step: Step,
+    /// For `exception_thrown`.
+    pub(crate) about: About,
+    /// The question.
+    pub(crate) id: QuestionId,
+    /// Who asked.
+    pub(crate) sink: Arc<dyn AnswerSink>,
+    /// `false`: it is only told, and the answer goes nowhere.
+    pub(crate) wants_answer: bool,
+    /// Whether it was answered.
+    pub(crate) settled: AtomicBool,
+}
+
+impl Burst {
+    /// Takes `entries`, whose questions are already counted as waiting in `load`.
+    pub(crate) fn new(handler: Arc<Handler>, load: Arc<Load>, entries: Vec<Entry>) -> Self {
+        Self { handler, load, entries, answers: Mutex::default() }
+    }
+
+    fn answers(&self) -> MutexGuard<'_, Answers> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True if this is the first answer since the last `flush`.
+    fn settle(&self, entry: &Entry, result: Result<BrokerDecision, HandlerFailure>) -> bool {
+        if entry.settled.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        self.load.settled(1);
+        if !entry.wants_answer {
+            return false;
+        }
+        let mut answers = self.answers();
+        let first = answers.is_empty();
+        answers.push(&entry.sink, Answer { id: entry.id, result });
+        first
+    }
+
+    fn settle_rest(&self, failure: HandlerFailure) {
+        for entry in &self.entries {
+            self.settle(entry, Err(failure));
+        }
+        self.answers().send();
+    }
+}
+
+#[pymethods]
+impl Burst {
+    fn __len__(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// What is to be awaited for entry `index`.
+    fn awaitable(&self, index: usize) -> &Py<PyAny> {
+        &self.entries[index].awaitable
+    }
+
+    /// The name of the method whose answer is awaited.
+    fn method(&self, index: usize) -> &'static str {
+        self.entries[index].step.method()
+    }
+
+    /// Takes what the awaited method returned. True if a `flush` has to be arranged.
+    fn decide(&self, index: usize, result: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let entry = &self.entries[index];
+        Ok(self.settle(entry, Ok(self.handler.awaited(entry.step, result)?)))
+    }
+
+    /// Takes the answer of `exception_thrown` once it was awaited. True if a `flush` has to be arranged.
+    fn recover(&self, index: usize, result: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let decision = self.handler.awaited(Step::ExceptionThrown, result)?;
+        Ok(self.settle(&self.entries[index], Ok(decision)))
+    }
+
+    /// Asks `exception_thrown` about what the awaited method raised: true or false as `decide` if it answered, or
+    /// something to be awaited and given to `recover`. Raises what is left unhandled.
+    fn thrown<'py>(
+        &self,
+        py: Python<'py>,
+        index: usize,
+        exception: Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let entry = &self.entries[index];
+        let exception = PyErr::from_value(exception);
+        if entry.step == Step::ExceptionThrown {
+            return Err(exception);
+        }
+        match self.handler.exception_thrown(py, exception, entry.about.clone_ref(py)) {
+            Outcome::Decided(decision) => {
+                let first = self.settle(entry, Ok(decision));
+                Ok(first.into_pyobject(py)?.to_owned().into_any())
+            }
+            Outcome::Waiting(_, awaitable, _) => Ok(awaitable.into_bound(py)),
+            Outcome::Failed(unhandled) => Err(unhandled),
+        }
+    }
+
+    /// Says that there will be no answer: the handler's fallback applies. True if a `flush` has to be arranged.
+    fn fail(&self, index: usize) -> bool {
+        self.load.failed(1);
+        self.settle(&self.entries[index], Err(HandlerFailure::Raised))
+    }
+
+    /// Sends the answers so far to the shards that asked.
+    fn flush(&self) {
+        self.answers().send();
+    }
+
+    /// Nobody will await any of it: the loop is gone.
+    fn abandon(&self) {
+        self.settle_rest(HandlerFailure::Gone);
+    }
+}
+
+impl Drop for Burst {
+    fn drop(&mut self) {
+        self.settle_rest(HandlerFailure::Gone);
+    }
+}

@@ -1,0 +1,135 @@
+//! How a question becomes the arguments of a Python method.
+
+use std::sync::Arc;
+
+use mqcore_broker::client::Client;
+use mqcore_broker::decision::Step;
+use mqcore_broker::effect::Question;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::message::Message;
+use crate::view::{Acknowledgement, ClientView, Delivery, QueueView};
+
+/// A question, ready to be asked.
+pub(crate) struct Call {
+    /// Which method.
+    pub(crate) step: Step,
+    /// Its arguments.
+    pub(crate) arguments: Py<PyTuple>,
+    /// The queue and the message among them, which `exception_thrown` is told too.
+    pub(crate) about: About,
+}
+
+/// What `exception_thrown` is told beside the exception.
+pub(crate) struct About {
+    /// The queue.
+    pub(crate) queue: Py<QueueView>,
+    /// The message; `None` for an acknowledgement of something unknown.
+    pub(crate) message: Option<Py<Message>>,
+}
+
+impl About {
+    /// The same once more.
+    pub(crate) fn clone_ref(&self, py: Python<'_>) -> Self {
+        Self {
+            queue: self.queue.clone_ref(py),
+            message: self.message.as_ref().map(|message| message.clone_ref(py)),
+        }
+    }
+}
+
+/// Views that were made last: the questions of one burst are mostly about one queue and a few clients, so most
+/// views serve more than once.
+#[derive(Default)]
+pub(crate) struct Views {
+    queue: Option<Py<QueueView>>,
+    producer: Option<Py<ClientView>>,
+    consumer: Option<Py<ClientView>>,
+}
+
+impl Call {
+    /// Makes the arguments of `question`.
+    pub(crate) fn new(py: Python<'_>, question: Question, views: &mut Views) -> PyResult<Self> {
+        let Question { step, queue, status, message, attempt, consumer, acknowledgement, .. } = question;
+        let queue = match &views.queue {
+            Some(view) if view.get().shows(&queue, status) => view.clone_ref(py),
+            _ => views.queue.insert(Py::new(py, QueueView::new(queue, status))?).clone_ref(py),
+        };
+        let message = message.map(|message| Py::new(py, Message::new(message))).transpose()?;
+        let arguments = match step {
+            Step::ReceivedFromProducer => {
+                let producer = views.producer(py, message.as_ref())?;
+                (&queue, &message, producer).into_pyobject(py)?
+            }
+            Step::CanConsumerReceive => {
+                let consumer = views.consumer(py, consumer)?;
+                (&queue, &message, consumer).into_pyobject(py)?
+            }
+            Step::ConsumerReceived | Step::ConsumerReceiveFailed => {
+                let consumer = views.consumer(py, consumer)?;
+                let delivery = delivery(py, message.as_ref(), &consumer, attempt)?;
+                (&queue, delivery, consumer).into_pyobject(py)?
+            }
+            Step::AcknowledgeReceived => {
+                let consumer = views.consumer(py, consumer)?;
+                let delivery = delivery(py, message.as_ref(), &consumer, attempt)?;
+                let acknowledgement =
+                    acknowledgement.map(|view| Py::new(py, Acknowledgement::new(view))).transpose()?;
+                (&queue, acknowledgement, delivery).into_pyobject(py)?
+            }
+            Step::AcknowledgeTimedOut => {
+                let consumer = views.consumer(py, consumer)?;
+                (&queue, delivery(py, message.as_ref(), &consumer, attempt)?).into_pyobject(py)?
+            }
+            Step::BeginSend
+            | Step::EndSend
+            | Step::MessageTimedOut
+            | Step::MessageDequeued
+            | Step::SaveMessage
+            | Step::ExceptionThrown => (&queue, &message).into_pyobject(py)?,
+        };
+        let arguments = arguments.unbind();
+        Ok(Self { step, arguments, about: About { queue, message } })
+    }
+}
+
+impl Views {
+    fn producer(&mut self, py: Python<'_>, message: Option<&Py<Message>>) -> PyResult<Py<ClientView>> {
+        let Some(message) = message.map(|message| message.get().inner()) else {
+            return Py::new(py, ClientView::named(b""));
+        };
+        match message.producer() {
+            Some(client) => seen_last(py, &mut self.producer, client),
+            None => Py::new(py, ClientView::named(message.source())),
+        }
+    }
+
+    fn consumer(&mut self, py: Python<'_>, consumer: Option<Arc<Client>>) -> PyResult<Py<ClientView>> {
+        match consumer {
+            Some(client) => seen_last(py, &mut self.consumer, &client),
+            None => Py::new(py, ClientView::named(b"")),
+        }
+    }
+}
+
+fn seen_last(
+    py: Python<'_>,
+    last: &mut Option<Py<ClientView>>,
+    client: &Arc<Client>,
+) -> PyResult<Py<ClientView>> {
+    Ok(match last {
+        Some(view) if view.get().shows(client) => view.clone_ref(py),
+        _ => last.insert(Py::new(py, ClientView::connected(client.clone()))?).clone_ref(py),
+    })
+}
+
+fn delivery(
+    py: Python<'_>,
+    message: Option<&Py<Message>>,
+    consumer: &Py<ClientView>,
+    attempt: u16,
+) -> PyResult<Option<Py<Delivery>>> {
+    let Some(message) = message else { return Ok(None) };
+    Py::new(py, Delivery::new(message.clone_ref(py), consumer.clone_ref(py), attempt)).map(Some)
+}

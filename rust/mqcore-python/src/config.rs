@@ -1,0 +1,112 @@
+//! From the dataclasses of `mqcore.config` to what the server takes. The dataclasses have checked their own fields and
+//! made durations seconds; what only the broker can judge, addresses for example, is judged here.
+
+use std::time::Duration;
+
+use mqcore_broker::id::QueueAddress;
+use mqcore_broker::options::{ChannelChanges, ChannelOptions, QueueChanges, Status};
+use mqcore_server::config::{ClockConfig, Config, parse_admin_url};
+use mqcore_wire::codec::Limits;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use crate::error;
+
+/// Reads a `mqcore.BrokerConfig`.
+pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<Config> {
+    let listen: Vec<String> = field(config, "listen")?;
+    let admin: Option<String> = field(config, "admin")?;
+    let mut channel = ChannelOptions::default();
+    channel_changes(&config.getattr("channel")?)?.apply_to(&mut channel);
+    Ok(Config {
+        listeners: listen
+            .iter()
+            .map(|url| url.parse())
+            .collect::<Result<_, _>>()
+            .map_err(|broken| error::config(&broken))?,
+        admin: admin.as_deref().map(parse_admin_url).transpose().map_err(|broken| error::config(&broken))?,
+        allow_remote: field(config, "allow_remote")?,
+        shards: field(config, "shards")?,
+        channel,
+        auto_create_channels: field(config, "auto_create_channels")?,
+        auto_create_queues: field(config, "auto_create_queues")?,
+        client_limit: field(config, "client_limit")?,
+        channel_limit: field(config, "channel_limit")?,
+        delivery_handler: field(config, "delivery_handler")?,
+        limits: Limits {
+            frame_bytes_max: field(config, "frame_bytes_max")?,
+            header_bytes_max: field(config, "header_bytes_max")?,
+        },
+        connections_max: field(config, "connections_max")?,
+        half_open_max: field(config, "half_open_max")?,
+        output_bytes_max: field(config, "output_bytes_max")?,
+        slow_consumer_timeout: duration(config, "slow_consumer_timeout")?,
+        handshake_timeout: duration(config, "handshake_timeout")?,
+        ping_interval: duration(config, "ping_interval")?,
+        pong_timeout: duration(config, "pong_timeout")?,
+        clock: if manual_clock { ClockConfig::Manual } else { ClockConfig::System },
+        undecided_max: field(config, "undecided_max")?,
+    })
+}
+
+fn channel_changes(options: &Bound<'_, PyAny>) -> PyResult<ChannelChanges> {
+    Ok(ChannelChanges {
+        queue: queue_changes(&options.getattr("queue")?)?,
+        allow_multiple_queues: field(options, "allow_multiple_queues")?,
+        allowed_queues: field::<Option<Vec<u16>>>(options, "allowed_queues")?.map(Some),
+        client_limit: field(options, "client_limit")?,
+        queue_limit: field(options, "queue_limit")?,
+        destroy_when_empty: field(options, "destroy_when_empty")?,
+    })
+}
+
+fn queue_changes(options: &Bound<'_, PyAny>) -> PyResult<QueueChanges> {
+    let status: Option<String> = field(options, "status")?;
+    let dead_letter: Option<String> = field(options, "dead_letter")?;
+    Ok(QueueChanges {
+        status: status.as_deref().and_then(Status::from_text),
+        only_first_acquirer: field(options, "only_first_acquirer")?,
+        request_acknowledge: field(options, "request_acknowledge")?,
+        acknowledge_timeout: optional_duration(options, "acknowledge_timeout")?,
+        message_timeout: optional_duration(options, "message_timeout")?,
+        use_message_id: field(options, "use_message_id")?,
+        wait_for_acknowledge: field(options, "wait_for_acknowledge")?,
+        hide_client_names: field(options, "hide_client_names")?,
+        message_limit: field(options, "message_limit")?,
+        message_size_limit: field(options, "message_size_limit")?,
+        put_back_limit: field(options, "put_back_limit")?,
+        dead_letter: dead_letter.map(|address| queue_address(&address).map(Some)).transpose()?,
+        delivery_handler: field::<Option<String>>(options, "delivery_handler")?.map(Into::into),
+        tag: field::<Option<String>>(options, "tag")?.map(Into::into),
+    })
+}
+
+/// Reads `orders/1001`.
+pub(crate) fn queue_address(text: &str) -> PyResult<QueueAddress> {
+    QueueAddress::parse(text).map_err(|broken| error::name(text, broken))
+}
+
+/// Reads a number of seconds.
+pub(crate) fn seconds(value: f64, what: &str) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(value)
+        .map_err(|broken| error::ConfigError::new_err(format!("{what} cannot be {value} seconds: {broken}")))
+}
+
+fn field<'py, T>(config: &Bound<'py, PyAny>, name: &str) -> PyResult<T>
+where
+    T: FromPyObjectOwned<'py>,
+{
+    let value = config.getattr(PyString::intern(config.py(), name))?;
+    value.extract().map_err(|broken: T::Error| {
+        let broken: PyErr = broken.into();
+        error::ConfigError::new_err(format!("{name} cannot be {value}: {broken}"))
+    })
+}
+
+fn duration(config: &Bound<'_, PyAny>, name: &str) -> PyResult<Duration> {
+    seconds(field(config, name)?, name)
+}
+
+fn optional_duration(config: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Duration>> {
+    field::<Option<f64>>(config, name)?.map(|value| seconds(value, name)).transpose()
+}

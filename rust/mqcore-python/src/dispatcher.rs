@@ -1,0 +1,256 @@
+//! The thread of one delivery handler: attached to the interpreter once, fed with batches, answering in batches.
+//!
+//! Attaching for each message would cost a thread state and a fresh stack chunk each time, tens of microseconds;
+//! so the thread stays attached and lets go of the interpreter only while it waits for questions. One thread a
+//! handler object: a handler that sleeps keeps the queues of its own key waiting and no others.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, SendError, Sender, TryRecvError};
+use mqcore_broker::decision::Step;
+use mqcore_broker::effect::{Answer, HandlerFailure, Question};
+use mqcore_server::handler::AnswerSink;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+use crate::answers::Answers;
+use crate::burst::{Burst, Entry};
+use crate::call::{Call, Views};
+use crate::handler::{Handler, Outcome};
+use crate::load::{Counts, Load};
+
+/// Questions answered at most before the answers are sent.
+const BATCH_MAX: usize = 256;
+/// How long answers wait at most for others to go with them, unless a method takes longer by itself.
+const BATCH_TIME: Duration = Duration::from_millis(1);
+
+/// A running handler.
+pub(crate) struct Dispatcher {
+    /// `None` is the last thing that is sent.
+    inbox: Sender<Option<Asked>>,
+    load: Arc<Load>,
+    stopping: Arc<AtomicBool>,
+    /// Nothing is ever sent: it disconnects when the thread ends, which can be waited for with a limit.
+    ended: Receiver<()>,
+}
+
+/// The questions of one turn of one shard.
+struct Asked {
+    questions: Vec<Question>,
+    sink: Arc<dyn AnswerSink>,
+}
+
+impl Dispatcher {
+    /// Starts the thread. `submit(burst)` is how bursts of awaitables reach the event loop.
+    pub(crate) fn start(key: &str, handler: Handler, submit: Py<PyAny>) -> std::io::Result<Self> {
+        let (inbox, questions) = crossbeam_channel::unbounded();
+        let (ending, ended) = crossbeam_channel::bounded(0);
+        let load = Arc::new(Load::default());
+        let stopping = Arc::new(AtomicBool::new(false));
+        let turn = Turn {
+            key: key.into(),
+            handler: Arc::new(handler),
+            submit,
+            load: load.clone(),
+            stopping: stopping.clone(),
+            views: Views::default(),
+            answers: Answers::default(),
+            waiting: Vec::new(),
+            failures: None,
+            answered: 0,
+            began: Instant::now(),
+        };
+        std::thread::Builder::new().name("mqcore-handler".into()).spawn(move || {
+            run(turn, &questions);
+            drop(ending);
+        })?;
+        Ok(Self { inbox, load, stopping, ended })
+    }
+
+    /// Takes questions; returns at once.
+    pub(crate) fn ask(&self, mut questions: Vec<Question>, sink: &Arc<dyn AnswerSink>) {
+        let taken = self.load.take(questions.len());
+        let refused = questions.split_off(taken);
+        if !questions.is_empty()
+            && let Err(SendError(Some(Asked { questions, sink }))) =
+                self.inbox.send(Some(Asked { questions, sink: sink.clone() }))
+        {
+            self.load.answered(questions.len());
+            refuse(questions, &sink);
+        }
+        refuse(refused, sink);
+    }
+
+    /// Lets the thread end once it has answered what was asked so far.
+    pub(crate) fn finish(&self) {
+        // An error means that it has ended already.
+        let _ = self.inbox.send(None);
+    }
+
+    /// Lets the thread end as soon as the call that it is in returns: nobody wants answers any more.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.finish();
+    }
+
+    /// Waits for the end of the thread; false if it did not come by `deadline`. To be called detached from the
+    /// interpreter, which the thread needs in order to end.
+    pub(crate) fn join(&self, deadline: Instant) -> bool {
+        self.ended.recv_deadline(deadline) != Err(RecvTimeoutError::Timeout)
+    }
+
+    /// Its counters.
+    pub(crate) fn counts(&self) -> Counts {
+        self.load.counts()
+    }
+}
+
+/// Answers that the handler will not decide.
+fn refuse(questions: Vec<Question>, sink: &Arc<dyn AnswerSink>) {
+    let answers: Vec<_> = questions
+        .into_iter()
+        .filter(|question| question.wants_answer)
+        .map(|question| Answer { id: question.id, result: Err(HandlerFailure::Gone) })
+        .collect();
+    if !answers.is_empty() {
+        sink.answer(answers);
+    }
+}
+
+/// The life of the thread.
+fn run(mut turn: Turn, questions: &Receiver<Option<Asked>>) {
+    // `None`: the interpreter is ending, and nothing of it may be touched any more.
+    let ran = Python::try_attach(|py| {
+        while let Some(asked) = turn.next(py, questions) {
+            turn.answer(py, asked);
+        }
+        turn.send(py);
+    });
+    if ran.is_none() {
+        std::mem::forget(turn);
+        return;
+    }
+    // What the thread held of Python goes while it is attached, not through the pool of deferred releases.
+    Python::try_attach(|_| drop(turn));
+}
+
+/// What the thread works with.
+struct Turn {
+    key: Box<str>,
+    handler: Arc<Handler>,
+    submit: Py<PyAny>,
+    load: Arc<Load>,
+    stopping: Arc<AtomicBool>,
+    views: Views,
+    answers: Answers,
+    waiting: Vec<Entry>,
+    /// The first exception of the batch, its step, and how many there were.
+    failures: Option<(Step, PyErr, u64)>,
+    /// Questions answered and not yet taken off the load.
+    answered: usize,
+    /// When the first of the waiting answers was made.
+    began: Instant,
+}
+
+impl Turn {
+    /// The next questions. Sends what is ready before it waits for any. `None`: nobody will ask any more.
+    fn next(&mut self, py: Python<'_>, questions: &Receiver<Option<Asked>>) -> Option<Asked> {
+        match questions.try_recv() {
+            Ok(asked) => return asked,
+            Err(TryRecvError::Disconnected) => return None,
+            Err(TryRecvError::Empty) => self.send(py),
+        }
+        py.detach(|| questions.recv()).ok().flatten()
+    }
+
+    fn answer(&mut self, py: Python<'_>, asked: Asked) {
+        let Asked { questions, sink } = asked;
+        let mut questions = questions.into_iter();
+        while let Some(question) = questions.next() {
+            if self.stopping.load(Ordering::Acquire) {
+                let rest: Vec<_> = std::iter::once(question).chain(questions).collect();
+                self.load.answered(rest.len());
+                refuse(rest, &sink);
+                return;
+            }
+            self.answer_one(py, question, &sink);
+            let ready = self.answered + self.waiting.len();
+            if ready >= BATCH_MAX || self.began.elapsed() >= BATCH_TIME {
+                self.send(py);
+            }
+        }
+    }
+
+    fn answer_one(&mut self, py: Python<'_>, question: Question, sink: &Arc<dyn AnswerSink>) {
+        if self.answered + self.waiting.len() == 0 {
+            self.began = Instant::now();
+        }
+        let (id, step, wants_answer) = (question.id, question.step, question.wants_answer);
+        let outcome = match Call::new(py, question, &mut self.views) {
+            Ok(call) => self.handler.answer(py, call),
+            Err(broken) => Outcome::Failed(broken),
+        };
+        let result = match outcome {
+            Outcome::Decided(decision) => Ok(decision),
+            Outcome::Failed(exception) => {
+                self.remember(step, exception);
+                Err(HandlerFailure::Raised)
+            }
+            Outcome::Waiting(step, awaitable, about) => {
+                let (sink, settled) = (sink.clone(), AtomicBool::new(false));
+                self.waiting.push(Entry { awaitable, step, about, id, sink, wants_answer, settled });
+                return;
+            }
+        };
+        self.answered += 1;
+        if wants_answer {
+            self.answers.push(sink, Answer { id, result });
+        }
+    }
+
+    fn remember(&mut self, step: Step, exception: PyErr) {
+        self.load.failed(1);
+        match &mut self.failures {
+            Some((_, _, count)) => *count += 1,
+            None => self.failures = Some((step, exception, 1)),
+        }
+    }
+
+    /// Sends the answers to the shards, what has to be awaited to the event loop, and failures to the log.
+    fn send(&mut self, py: Python<'_>) {
+        self.answers.send();
+        self.load.answered(std::mem::take(&mut self.answered));
+        self.send_waiting(py);
+        if let Some((step, exception, count)) = self.failures.take() {
+            self.report(py, step, &exception, count);
+        }
+    }
+
+    fn send_waiting(&mut self, py: Python<'_>) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let entries = std::mem::take(&mut self.waiting);
+        self.load.awaited(entries.len());
+        let burst = Burst::new(self.handler.clone(), self.load.clone(), entries);
+        if let Err(broken) = Bound::new(py, burst).and_then(|burst| self.submit.bind(py).call1((burst,))) {
+            self.report(py, Step::ExceptionThrown, &broken, 1);
+        }
+        while self.load.is_full() && !self.stopping.load(Ordering::Acquire) {
+            py.detach(|| self.load.wait_for_room(Duration::from_millis(100)));
+        }
+    }
+
+    /// Logs the failures of a batch, once.
+    fn report(&self, py: Python<'_>, step: Step, exception: &PyErr, count: u64) {
+        static REPORT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let reported = REPORT
+            .import(py, "mqcore.handlers", "_report")
+            .and_then(|report| report.call1((&*self.key, step.method(), exception.value(py), count)));
+        if let Err(broken) = reported {
+            broken.write_unraisable(py, None);
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! From the errors of the Rust side to the exceptions of `mqcore.errors`: one function an enum, and no texts of
+//! its own.
+
+use mqcore_broker::id::NameError;
+use mqcore_server::config::ConfigError as ServerConfigError;
+use mqcore_server::server::StartError;
+use mqcore_wire::error::WireError;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+
+pyo3::import_exception!(mqcore.errors, BadFrame);
+pyo3::import_exception!(mqcore.errors, ConfigError);
+pyo3::import_exception!(mqcore.errors, Forked);
+pyo3::import_exception!(mqcore.errors, ListenFailed);
+pyo3::import_exception!(mqcore.errors, NotRunning);
+pyo3::import_exception!(mqcore.errors, TooLarge);
+
+/// What a peer's, or a test's, bytes broke.
+pub(crate) fn wire(error: &WireError) -> PyErr {
+    match error {
+        WireError::TooLarge { max, .. } => TooLarge::new_err((error.to_string(), *max)),
+        _ => BadFrame::new_err(error.to_string()),
+    }
+}
+
+/// Why a broker did not start.
+pub(crate) fn start(error: &StartError) -> PyErr {
+    match error {
+        StartError::Config(broken) => config(broken),
+        StartError::NotLoopback { .. } => ConfigError::new_err(error.to_string()),
+        StartError::Bind { .. } => ListenFailed::new_err(error.to_string()),
+        _ => PyRuntimeError::new_err(error.to_string()),
+    }
+}
+
+/// What is wrong with a setting.
+pub(crate) fn config(error: &ServerConfigError) -> PyErr {
+    ConfigError::new_err(error.to_string())
+}
+
+/// What is wrong with a name.
+pub(crate) fn name(given: &str, error: NameError) -> PyErr {
+    ConfigError::new_err(format!("{given:?} cannot name a queue: {error}"))
+}
+
+/// A broker that is not running was asked for something.
+pub(crate) fn not_running(what: &str) -> PyErr {
+    NotRunning::new_err(format!("the broker is not running, so it cannot {what}; start it first"))
+}
+
+/// A broker was used in a process to which `fork` brought it without its threads.
+pub(crate) fn forked() -> PyErr {
+    Forked::new_err(
+        "this broker was started before fork(), and its threads stayed in the parent process; start a broker in \
+         the child, or use the 'spawn' method of multiprocessing",
+    )
+}

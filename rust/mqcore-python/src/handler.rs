@@ -1,0 +1,118 @@
+//! A delivery handler written in Python: its overridden methods, called, and what they answered.
+
+use mqcore_broker::decision::{Decision as BrokerDecision, Step, Steps};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyString};
+
+use crate::call::{About, Call};
+use crate::decision::{Decision, step_of};
+
+/// The user's object as its dispatcher needs it: everything looked up once, at registration.
+pub(crate) struct Handler {
+    /// `module.Class`, for errors.
+    name: Box<str>,
+    /// By step number: the bound method, where the class overrides it.
+    methods: [Option<Py<PyAny>>; Step::ALL.len()],
+}
+
+/// What came of a call.
+pub(crate) enum Outcome {
+    /// An answer. The exception, if there was one, is dealt with.
+    Decided(BrokerDecision),
+    /// An exception, and `exception_thrown` did not decide what to do about it.
+    Failed(PyErr),
+    /// Something to be awaited before there is an answer, and of which step.
+    Waiting(Step, Py<PyAny>, About),
+}
+
+impl Handler {
+    /// `methods` are the overridden methods, each with its step's name.
+    pub(crate) fn new(name: &str, methods: Vec<(String, Py<PyAny>)>) -> PyResult<Self> {
+        let mut table = [const { None }; Step::ALL.len()];
+        for (step, method) in methods {
+            table[step_of(&step)? as usize] = Some(method);
+        }
+        Ok(Self { name: name.into(), methods: table })
+    }
+
+    /// The steps that are overridden.
+    pub(crate) fn overrides(&self) -> Steps {
+        Step::ALL
+            .into_iter()
+            .filter(|step| self.methods[*step as usize].is_some())
+            .fold(Steps::NONE, Steps::with)
+    }
+
+    /// Calls the method of the call's step.
+    pub(crate) fn answer(&self, py: Python<'_>, call: Call) -> Outcome {
+        let Call { step, arguments, about } = call;
+        let Some(method) = &self.methods[step as usize] else {
+            // Asked of the handler that this one has just replaced.
+            let name = &self.name;
+            return Outcome::Failed(PyTypeError::new_err(format!(
+                "{name} does not decide {}",
+                step.method()
+            )));
+        };
+        match method.bind(py).call1(arguments.into_bound(py)).and_then(|result| self.read(step, result)) {
+            Ok(Reading::Answer(decision)) => Outcome::Decided(decision),
+            Ok(Reading::Awaitable(awaitable)) => Outcome::Waiting(step, awaitable.unbind(), about),
+            Err(exception) => self.exception_thrown(py, exception, about),
+        }
+    }
+
+    /// Asks `exception_thrown`, if it is overridden, what to do about `exception`.
+    pub(crate) fn exception_thrown(&self, py: Python<'_>, exception: PyErr, about: About) -> Outcome {
+        let step = Step::ExceptionThrown;
+        let Some(method) = &self.methods[step as usize] else { return Outcome::Failed(exception) };
+        let arguments = (&about.queue, &about.message, exception.value(py));
+        match method.bind(py).call1(arguments).and_then(|result| self.read(step, result)) {
+            Ok(Reading::Answer(decision)) => Outcome::Decided(decision),
+            Ok(Reading::Awaitable(awaitable)) => Outcome::Waiting(step, awaitable.unbind(), about),
+            Err(second) => Outcome::Failed(second),
+        }
+    }
+
+    /// The answer in what an awaited method returned.
+    pub(crate) fn awaited(&self, step: Step, result: &Bound<'_, PyAny>) -> PyResult<BrokerDecision> {
+        answer(step, result).ok_or_else(|| self.no_answer(step, result))
+    }
+
+    fn read<'py>(&self, step: Step, result: Bound<'py, PyAny>) -> PyResult<Reading<'py>> {
+        if let Some(decision) = answer(step, &result) {
+            return Ok(Reading::Answer(decision));
+        }
+        if result.get_type().hasattr(pyo3::intern!(result.py(), "__await__"))? {
+            return Ok(Reading::Awaitable(result));
+        }
+        Err(self.no_answer(step, &result))
+    }
+
+    fn no_answer(&self, step: Step, result: &Bound<'_, PyAny>) -> PyErr {
+        let wanted = match step {
+            Step::SaveMessage => "a bool",
+            Step::MessageDequeued => "None",
+            _ => "a mqcore.Decision",
+        };
+        let given = result.repr().unwrap_or_else(|_| PyString::new(result.py(), "something unprintable"));
+        PyTypeError::new_err(format!("{}.{} returned {given}, not {wanted}", self.name, step.method()))
+    }
+}
+
+enum Reading<'py> {
+    Answer(BrokerDecision),
+    Awaitable(Bound<'py, PyAny>),
+}
+
+fn answer(step: Step, result: &Bound<'_, PyAny>) -> Option<BrokerDecision> {
+    match step {
+        Step::SaveMessage => {
+            let saved = result.cast::<PyBool>().ok()?.is_true();
+            Some(BrokerDecision { allow: saved, ..BrokerDecision::ALLOW })
+        }
+        // Told, not asked: there is nothing to decide.
+        Step::MessageDequeued => result.is_none().then_some(BrokerDecision::ALLOW),
+        _ => result.cast::<Decision>().ok().map(|decision| decision.get().decision),
+    }
+}

@@ -1,0 +1,221 @@
+//! A message as Python sees it: frozen, shared with the broker, its body readable without a copy.
+
+use std::ffi::c_int;
+
+use mqcore_broker::message::Message as BrokerMessage;
+use mqcore_wire::tmqp::header;
+use pyo3::exceptions::PyKeyError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyList, PyMemoryView, PyString, PyTuple};
+
+/// A published message. Holds the broker's own allocation, so making one copies nothing.
+#[pyclass(frozen, module = "mqcore._core")]
+pub(crate) struct Message {
+    message: BrokerMessage,
+    headers: PyOnceLock<Py<Headers>>,
+    body: PyOnceLock<Py<PyBytes>>,
+}
+
+impl Message {
+    /// The Python face of `message`.
+    pub(crate) fn new(message: BrokerMessage) -> Self {
+        Self { message, headers: PyOnceLock::new(), body: PyOnceLock::new() }
+    }
+
+    /// The broker's message itself.
+    pub(crate) fn inner(&self) -> &BrokerMessage {
+        &self.message
+    }
+}
+
+#[pymethods]
+impl Message {
+    #[getter]
+    fn id<'py>(&self, py: Python<'py>) -> Bound<'py, PyString> {
+        text(py, self.message.id())
+    }
+
+    #[getter]
+    fn source<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyString>> {
+        let source = self.message.source();
+        (!source.is_empty()).then(|| text(py, source))
+    }
+
+    #[getter]
+    fn headers(&self, py: Python<'_>) -> PyResult<&Py<Headers>> {
+        self.headers.get_or_try_init(py, || Py::new(py, Headers { message: self.message.clone() }))
+    }
+
+    /// Copied out of the broker's allocation at the first call and kept from then on.
+    #[getter]
+    fn body(&self, py: Python<'_>) -> &Py<PyBytes> {
+        self.body.get_or_init(py, || PyBytes::new(py, self.message.body()).unbind())
+    }
+
+    #[getter]
+    fn high_priority(&self) -> bool {
+        self.message.properties().high_priority
+    }
+
+    #[getter]
+    fn pending_acknowledge(&self) -> bool {
+        self.message.properties().pending_acknowledge
+    }
+
+    #[getter]
+    fn pending_response(&self) -> bool {
+        self.message.properties().pending_response
+    }
+
+    #[getter]
+    fn content_type(&self) -> u16 {
+        self.message.properties().content_type
+    }
+
+    #[getter]
+    fn hops(&self) -> u8 {
+        self.message.properties().hops
+    }
+
+    fn __len__(&self) -> usize {
+        self.message.body().len()
+    }
+
+    fn __bool__(&self) -> bool {
+        true
+    }
+
+    fn __repr__(&self) -> String {
+        let (id, source) = (self.message.id(), self.message.source());
+        format!(
+            "<Message id={:?} source={:?} body={} bytes>",
+            String::from_utf8_lossy(id),
+            String::from_utf8_lossy(source),
+            self.message.body().len(),
+        )
+    }
+
+    /// What type checkers look for in a buffer; Python itself adds it from 3.12 on.
+    fn __buffer__<'py>(slf: &Bound<'py, Self>, _flags: i32) -> PyResult<Bound<'py, PyMemoryView>> {
+        PyMemoryView::from(slf)
+    }
+
+    /// Lends the body, read-only.
+    #[allow(unsafe_code, reason = "the buffer protocol is a C interface; pyo3 has no safe form of it")]
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let body = slf.get().message.body();
+        let length = body.len().cast_signed();
+        // SAFETY: the octets live as long as the message, which never changes, and `PyBuffer_FillInfo` makes the
+        // view hold a reference to the object that owns it. It refuses writable views itself (readonly = 1).
+        let status = unsafe {
+            ffi::PyBuffer_FillInfo(view, slf.as_ptr(), body.as_ptr().cast_mut().cast(), length, 1, flags)
+        };
+        if status == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+    }
+}
+
+/// The headers of a message: a mapping whose keys compare without regard to ASCII case.
+///
+/// Nothing is parsed before somebody looks, and then only as far as the key that is looked for.
+#[pyclass(frozen, mapping, module = "mqcore._core")]
+pub(crate) struct Headers {
+    message: BrokerMessage,
+}
+
+impl Headers {
+    fn pairs(&self) -> header::Pairs<'_> {
+        header::pairs(self.message.headers())
+    }
+
+    /// Keys as they were first written, each once.
+    fn first_pairs(&self) -> Vec<(&[u8], &[u8])> {
+        let mut seen: Vec<(&[u8], &[u8])> = Vec::new();
+        for (key, value) in self.pairs() {
+            if !seen.iter().any(|(known, _)| known.eq_ignore_ascii_case(key)) {
+                seen.push((key, value));
+            }
+        }
+        seen
+    }
+}
+
+#[pymethods]
+impl Headers {
+    fn __getitem__<'py>(&self, py: Python<'py>, key: &str) -> PyResult<Bound<'py, PyString>> {
+        match header::header_value(self.message.headers(), key) {
+            Some(value) => Ok(text(py, value)),
+            None => Err(PyKeyError::new_err(key.to_owned())),
+        }
+    }
+
+    fn __contains__(&self, key: &Bound<'_, PyAny>) -> bool {
+        key.extract::<&str>().is_ok_and(|key| header::header_value(self.message.headers(), key).is_some())
+    }
+
+    fn __len__(&self) -> usize {
+        self.first_pairs().len()
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        Ok(self.keys(py)?.try_iter()?.into_any())
+    }
+
+    #[pyo3(signature = (key, default=None))]
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        key: &str,
+        default: Option<Bound<'py, PyAny>>,
+    ) -> Option<Bound<'py, PyAny>> {
+        match header::header_value(self.message.headers(), key) {
+            Some(value) => Some(text(py, value).into_any()),
+            None => default,
+        }
+    }
+
+    /// Every value of a key that may repeat, in their order.
+    fn get_all<'py>(&self, py: Python<'py>, key: &str) -> Vec<Bound<'py, PyString>> {
+        self.pairs()
+            .filter(|(name, _)| name.eq_ignore_ascii_case(key.as_bytes()))
+            .map(|(_, value)| text(py, value))
+            .collect()
+    }
+
+    fn keys<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        PyList::new(py, self.first_pairs().into_iter().map(|(key, _)| text(py, key)))
+    }
+
+    fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        PyList::new(py, self.first_pairs().into_iter().map(|(_, value)| text(py, value)))
+    }
+
+    fn items<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let items: PyResult<Vec<_>> = self
+            .first_pairs()
+            .into_iter()
+            .map(|(key, value)| PyTuple::new(py, [text(py, key), text(py, value)]))
+            .collect();
+        PyList::new(py, items?)
+    }
+
+    fn __repr__(&self) -> String {
+        let lines: Vec<_> = self
+            .pairs()
+            .map(|(key, value)| {
+                format!("{:?}: {:?}", String::from_utf8_lossy(key), String::from_utf8_lossy(value))
+            })
+            .collect();
+        format!("Headers({{{}}})", lines.join(", "))
+    }
+}
+
+/// Names and header values are UTF-8 by the protocol; octets that are not are shown as U+FFFD, because a peer's
+/// bad text must not keep a handler from deciding about its message.
+pub(crate) fn text<'py>(py: Python<'py>, octets: &[u8]) -> Bound<'py, PyString> {
+    match std::str::from_utf8(octets) {
+        Ok(text) => PyString::new(py, text),
+        Err(_) => PyString::new(py, &String::from_utf8_lossy(octets)),
+    }
+}

@@ -1,0 +1,96 @@
+//! All Python delivery handlers of one broker: the shards ask here, and each question finds its dispatcher.
+
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Instant;
+
+use mqcore_broker::effect::{Answer, HandlerFailure, Question};
+use mqcore_broker::id::HandlerId;
+use mqcore_broker::policy;
+use mqcore_server::handler::{AnswerSink, HandlerPort};
+
+use crate::dispatcher::Dispatcher;
+use crate::load::Counts;
+
+/// The dispatchers by [`HandlerId`].
+///
+/// The broker numbers the ready-made policies first, in the order of [`policy::ALL`], and then every other key in
+/// the order of its first registration; a handler that replaces another keeps the number. This table follows
+/// the same rule, so that a dispatcher stands here before the broker can ask it.
+pub(crate) struct Dispatchers {
+    slots: RwLock<Vec<Slot>>,
+}
+
+struct Slot {
+    key: Box<str>,
+    dispatcher: Option<Arc<Dispatcher>>,
+}
+
+impl Default for Dispatchers {
+    fn default() -> Self {
+        let slots = policy::ALL.iter().map(|policy| Slot { key: policy.key.into(), dispatcher: None });
+        Self { slots: RwLock::new(slots.collect()) }
+    }
+}
+
+impl Dispatchers {
+    /// Puts a dispatcher in place; returns the one that it replaces.
+    pub(crate) fn set(&self, key: &str, dispatcher: Dispatcher) -> Option<Arc<Dispatcher>> {
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let dispatcher = Some(Arc::new(dispatcher));
+        match slots.iter_mut().find(|slot| *slot.key == *key) {
+            Some(slot) => std::mem::replace(&mut slot.dispatcher, dispatcher),
+            None => {
+                slots.push(Slot { key: key.into(), dispatcher });
+                None
+            }
+        }
+    }
+
+    /// The counters of every handler, by key.
+    pub(crate) fn counts(&self) -> Vec<(Box<str>, Counts)> {
+        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        slots.iter().filter_map(|slot| Some((slot.key.clone(), slot.dispatcher.as_ref()?.counts()))).collect()
+    }
+
+    /// Ends all threads; returns the keys of handlers that did not come back by `deadline`. To be called detached
+    /// from the interpreter, because a handler needs it to come back.
+    pub(crate) fn stop(&self, deadline: Instant) -> Vec<Box<str>> {
+        let mut slots = std::mem::take(&mut *self.slots.write().unwrap_or_else(PoisonError::into_inner));
+        for dispatcher in slots.iter().filter_map(|slot| slot.dispatcher.as_ref()) {
+            dispatcher.stop();
+        }
+        slots.retain_mut(|slot| slot.dispatcher.take().is_some_and(|dispatcher| !dispatcher.join(deadline)));
+        slots.into_iter().map(|slot| slot.key).collect()
+    }
+
+    fn dispatcher(&self, handler: HandlerId) -> Option<Arc<Dispatcher>> {
+        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        slots.get(usize::from(handler.0))?.dispatcher.clone()
+    }
+}
+
+impl HandlerPort for Dispatchers {
+    fn ask(&self, mut questions: Vec<Question>, answers: &Arc<dyn AnswerSink>) {
+        // As a rule one turn asks one handler, and the questions move on without being looked at again.
+        while let Some(handler) = questions.first().map(|question| question.handler) {
+            let (asked, rest) = if questions.iter().all(|question| question.handler == handler) {
+                (questions, Vec::new())
+            } else {
+                questions.into_iter().partition(|question| question.handler == handler)
+            };
+            match self.dispatcher(handler) {
+                Some(dispatcher) => dispatcher.ask(asked, answers),
+                None => answers.answer(gone(asked)),
+            }
+            questions = rest;
+        }
+    }
+}
+
+fn gone(questions: Vec<Question>) -> Vec<Answer> {
+    questions
+        .into_iter()
+        .filter(|question| question.wants_answer)
+        .map(|question| Answer { id: question.id, result: Err(HandlerFailure::Gone) })
+        .collect()
+}

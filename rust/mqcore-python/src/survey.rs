@@ -1,0 +1,116 @@
+//! What the shards and handlers have counted, as plain Python values for the dataclasses of `mqcore.broker`.
+
+use mqcore_broker::options::QueueOptions;
+use mqcore_broker::stats::{
+    ChannelInformation, ClientInformation, DropReason, QueueInformation, QueueStats, Survey,
+};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::load::Counts;
+
+/// The survey, field by field under the names of the dataclasses.
+pub(crate) fn to_python<'py>(
+    py: Python<'py>,
+    survey: &Survey,
+    handlers: &[(Box<str>, Counts)],
+) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("channels", each(&survey.channels, |channel| channel_dict(py, channel))?)?;
+    dict.set_item("queues", each(&survey.queues, |queue| queue_dict(py, queue))?)?;
+    dict.set_item("clients", each(&survey.clients, |client| client_dict(py, client))?)?;
+    dict.set_item("handlers", each(handlers, |handler| handler_dict(py, handler))?)?;
+    dict.set_item("refused", survey.refused)?;
+    dict.set_item("unknown_acks", survey.unknown_acks)?;
+    dict.set_item("questions_open", survey.questions_open)?;
+    dict.set_item("answers_late", survey.answers_late)?;
+    Ok(dict)
+}
+
+fn each<'py, T>(
+    items: &[T],
+    dict: impl Fn(&T) -> PyResult<Bound<'py, PyDict>>,
+) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    items.iter().map(dict).collect()
+}
+
+fn channel_dict<'py>(py: Python<'py>, channel: &ChannelInformation) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("name", channel.channel.as_str())?;
+    dict.set_item("queues", &channel.queues)?;
+    dict.set_item("clients", channel.active_clients)?;
+    Ok(dict)
+}
+
+fn queue_dict<'py>(py: Python<'py>, queue: &QueueInformation) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("address", queue.queue.to_string())?;
+    dict.set_item("options", options_dict(py, &queue.options)?)?;
+    dict.set_item("high_priority", queue.high_priority)?;
+    dict.set_item("normal", queue.normal)?;
+    dict.set_item("in_flight", queue.in_flight)?;
+    dict.set_item("undecided", queue.undecided)?;
+    dict.set_item("unsettled", queue.unsettled)?;
+    dict.set_item("memory_bytes", queue.memory_bytes)?;
+    counters(&dict, &queue.stats)?;
+    Ok(dict)
+}
+
+fn options_dict<'py>(py: Python<'py>, options: &QueueOptions) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("status", options.status.as_str())?;
+    dict.set_item("only_first_acquirer", options.only_first_acquirer)?;
+    dict.set_item("request_acknowledge", options.request_acknowledge)?;
+    dict.set_item("acknowledge_timeout", options.acknowledge_timeout.as_secs_f64())?;
+    dict.set_item("message_timeout", options.message_timeout.as_secs_f64())?;
+    dict.set_item("use_message_id", options.use_message_id)?;
+    dict.set_item("wait_for_acknowledge", options.wait_for_acknowledge)?;
+    dict.set_item("hide_client_names", options.hide_client_names)?;
+    dict.set_item("message_limit", options.message_limit)?;
+    dict.set_item("message_size_limit", options.message_size_limit)?;
+    dict.set_item("put_back_limit", options.put_back_limit)?;
+    dict.set_item("dead_letter", options.dead_letter.as_ref().map(ToString::to_string))?;
+    dict.set_item("delivery_handler", options.delivery_handler.as_deref())?;
+    dict.set_item("tag", options.tag.as_deref())?;
+    Ok(dict)
+}
+
+fn counters(dict: &Bound<'_, PyDict>, stats: &QueueStats) -> PyResult<()> {
+    dict.set_item("received", stats.received)?;
+    dict.set_item("sent", stats.sent)?;
+    dict.set_item("deliveries", stats.deliveries)?;
+    dict.set_item("acks", stats.acks)?;
+    dict.set_item("negative_acks", stats.negative_acks)?;
+    dict.set_item("timed_out", stats.timed_out)?;
+    dict.set_item("saved", stats.saved)?;
+    dict.set_item("save_failed", stats.save_failed)?;
+    dict.set_item("removed", stats.removed)?;
+    dict.set_item("put_back", stats.put_back)?;
+    dict.set_item("dead_lettered", stats.dead_lettered)?;
+    dict.set_item("errors", stats.errors)?;
+    let dropped = PyDict::new(dict.py());
+    for reason in DropReason::ALL {
+        dropped.set_item(reason.as_str(), stats.dropped[reason as usize])?;
+    }
+    dict.set_item("dropped", dropped)
+}
+
+fn client_dict<'py>(py: Python<'py>, client: &ClientInformation) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("id", &*client.client.id)?;
+    dict.set_item("name", client.client.name.as_deref())?;
+    dict.set_item("kind", client.client.kind.as_deref())?;
+    dict.set_item("admin", client.client.admin)?;
+    dict.set_item("online", std::time::Duration::from_millis(client.online_ms).as_secs_f64())?;
+    Ok(dict)
+}
+
+fn handler_dict<'py>(py: Python<'py>, (key, counts): &(Box<str>, Counts)) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("key", &**key)?;
+    dict.set_item("asked", counts.asked)?;
+    dict.set_item("failed", counts.failed)?;
+    dict.set_item("refused", counts.refused)?;
+    dict.set_item("waiting", counts.waiting)?;
+    Ok(dict)
+}

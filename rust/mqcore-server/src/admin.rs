@@ -1,0 +1,262 @@
+//! The admin side: health, metrics and an overview by HTTP, on a listener of its own.
+//!
+//! It runs on Tokio alone and asks shards only, so it answers also while a handler is stuck.
+
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::extract::State;
+use axum::http::{StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use mqcore_broker::stats::{DropReason, QueueInformation, QueueStats, Survey};
+use mqcore_session::any::Protocol;
+use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+
+use crate::hub::Hub;
+use crate::metrics;
+use crate::shutdown::TaskGuard;
+use crate::survey::{self, Totals};
+
+/// Connections at the same time at most; others wait.
+const CONNECTIONS_MAX: usize = 64;
+
+/// How long the head of a request may take, and an idle connection stay.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long shards may take to answer.
+const SHARD_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Entries of each list of the overview: by default, and at most.
+const LIST_LIMIT: (usize, usize) = (100, 10_000);
+
+/// What every request may look at.
+#[derive(Clone)]
+pub(crate) struct Admin {
+    hub: Arc<Hub>,
+    listeners: Arc<[(Protocol, SocketAddr)]>,
+    started: Instant,
+}
+
+impl Admin {
+    pub(crate) fn new(hub: &Arc<Hub>, listeners: Vec<(Protocol, SocketAddr)>) -> Self {
+        Self { hub: Arc::clone(hub), listeners: listeners.into(), started: Instant::now() }
+    }
+}
+
+/// Serves until the server has ended: also while it drains, to say so.
+pub(crate) async fn serve(listener: TcpListener, admin: Admin, alive: TaskGuard) {
+    let shutdown = Arc::clone(&admin.hub.shutdown);
+    let mut ended = pin!(shutdown.ended());
+    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let router = router(admin.clone());
+    loop {
+        let next = async {
+            let place = Arc::clone(&room).acquire_owned().await;
+            (place, listener.accept().await)
+        };
+        let (place, accepted) = tokio::select! {
+            next = next => next,
+            () = &mut ended => break,
+        };
+        let Ok((stream, _)) = accepted else {
+            // Out of descriptors, most likely: clients come first, so wait for some to be freed.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let connection = converse(stream, router.clone(), Arc::clone(&admin.hub));
+        let guard = admin.hub.shutdown.enter();
+        tokio::spawn(async move {
+            connection.await;
+            drop((place, guard));
+        });
+    }
+    drop(alive);
+}
+
+async fn converse(stream: TcpStream, router: Router, hub: Arc<Hub>) {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(16 * 1024);
+    let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    tokio::select! {
+        // A request that breaks off harms only who sent it.
+        _ = connection => {}
+        () = hub.shutdown.ended() => {}
+    }
+}
+
+fn router(admin: Admin) -> Router {
+    Router::new()
+        .route("/livez", get(livez))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics_page))
+        .route("/overview", get(overview))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(unknown_method)
+        .with_state(admin)
+}
+
+fn error(status: StatusCode, code: &str, message: &str) -> Response {
+    (status, Json(json!({"error": {"code": code, "message": message}}))).into_response()
+}
+
+async fn unknown_path(uri: Uri) -> Response {
+    let message = format!("there is no {}; there are /livez, /readyz, /metrics and /overview", uri.path());
+    error(StatusCode::NOT_FOUND, "not-found", &message)
+}
+
+async fn unknown_method() -> Response {
+    error(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "only GET and HEAD are understood here")
+}
+
+async fn livez() -> Json<Value> {
+    Json(json!({"status": "live"}))
+}
+
+async fn readyz(State(admin): State<Admin>) -> Response {
+    if !admin.hub.shutdown.is_running() {
+        return error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server stops");
+    }
+    match tokio::time::timeout(SHARD_TIMEOUT, survey::ping(&admin.hub)).await {
+        Ok(true) => Json(json!({"status": "ready"})).into_response(),
+        Ok(false) => error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "a shard has stopped"),
+        Err(_) => busy(),
+    }
+}
+
+fn busy() -> Response {
+    error(StatusCode::SERVICE_UNAVAILABLE, "busy", "a shard did not answer within a second")
+}
+
+/// What all shards know, unless one of them is too busy to say it.
+async fn look(admin: &Admin) -> Result<Survey, Response> {
+    tokio::time::timeout(SHARD_TIMEOUT, survey::survey(&admin.hub)).await.map_err(|_| busy())
+}
+
+async fn metrics_page(State(admin): State<Admin>, uri: Uri) -> Response {
+    let per_queue = parameter(&uri, "queues").is_some_and(|value| value != "0");
+    match look(&admin).await {
+        Ok(survey) => {
+            let page = metrics::render(&admin.hub, &survey, admin.started.elapsed().as_secs_f64(), per_queue);
+            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response()
+        }
+        Err(response) => response,
+    }
+}
+
+/// The value of a parameter of the query; only plain words and numbers are looked for here.
+fn parameter<'a>(uri: &'a Uri, name: &str) -> Option<&'a str> {
+    uri.query()?.split('&').find_map(|pair| {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (key == name).then_some(value)
+    })
+}
+
+async fn overview(State(admin): State<Admin>, uri: Uri) -> Response {
+    let limit = match parameter(&uri, "limit").map(str::parse::<usize>) {
+        None => LIST_LIMIT.0,
+        Some(Ok(limit)) => limit.min(LIST_LIMIT.1),
+        Some(Err(_)) => {
+            let message = "limit is a number of entries, such as ?limit=100";
+            return error(StatusCode::BAD_REQUEST, "bad-request", message);
+        }
+    };
+    match look(&admin).await {
+        Ok(survey) => Json(describe(&admin, survey, limit)).into_response(),
+        Err(response) => response,
+    }
+}
+
+fn describe(admin: &Admin, mut survey: Survey, limit: usize) -> Value {
+    let totals = Totals::of(&survey);
+    survey.queues.sort_unstable_by(|left, right| left.queue.cmp(&right.queue));
+    survey.clients.sort_unstable_by(|left, right| left.client.id.cmp(&right.client.id));
+    let listeners: Vec<Value> = admin
+        .listeners
+        .iter()
+        .map(|(protocol, address)| json!({"protocol": protocol.as_str(), "address": address.to_string()}))
+        .collect();
+    let queues: Vec<Value> = survey.queues.iter().take(limit).map(describe_queue).collect();
+    let clients: Vec<Value> = survey
+        .clients
+        .iter()
+        .take(limit)
+        .map(|information| {
+            let client = &information.client;
+            json!({
+                "id": client.id,
+                "name": client.name,
+                "type": client.kind,
+                "connection": client.connection.0,
+                "online_ms": information.online_ms,
+            })
+        })
+        .collect();
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "pid": std::process::id(),
+        "uptime_seconds": admin.started.elapsed().as_secs_f64(),
+        "shards": admin.hub.shards.len(),
+        "listeners": listeners,
+        "totals": {
+            "channels": survey.channels.len(),
+            "queues": survey.queues.len(),
+            "clients": survey.clients.len(),
+            "ready": totals.ready,
+            "in_flight": totals.in_flight,
+            "undecided": totals.undecided,
+            "memory_bytes": totals.memory_bytes,
+            "commands_refused": survey.refused,
+            "messages": describe_stats(&totals.stats),
+        },
+        "queues": queues,
+        "clients": clients,
+        "limit": limit,
+    })
+}
+
+fn describe_queue(queue: &QueueInformation) -> Value {
+    json!({
+        "queue": queue.queue.to_string(),
+        "status": queue.options.status.as_str(),
+        "tag": queue.options.tag,
+        "high_priority": queue.high_priority,
+        "normal": queue.normal,
+        "in_flight": queue.in_flight,
+        "undecided": queue.undecided,
+        "memory_bytes": queue.memory_bytes,
+        "messages": describe_stats(&queue.stats),
+    })
+}
+
+fn describe_stats(stats: &QueueStats) -> Value {
+    let dropped: serde_json::Map<String, Value> = DropReason::ALL
+        .into_iter()
+        .map(|reason| (reason.as_str().into(), stats.dropped[reason as usize].into()))
+        .collect();
+    json!({
+        "received": stats.received,
+        "sent": stats.sent,
+        "deliveries": stats.deliveries,
+        "acks": stats.acks,
+        "negative_acks": stats.negative_acks,
+        "timed_out": stats.timed_out,
+        "saved": stats.saved,
+        "save_failed": stats.save_failed,
+        "removed": stats.removed,
+        "put_back": stats.put_back,
+        "dead_lettered": stats.dead_lettered,
+        "errors": stats.errors,
+        "dropped": dropped,
+        "last_received_ms": stats.last_received_ms,
+        "last_sent_ms": stats.last_sent_ms,
+    })
+}

@@ -1,0 +1,625 @@
+//! One connection: the only reads and writes of client sockets, the same loop for every protocol and transport.
+//!
+//! A connection is a future of its own. In each round it takes what its outbox holds, writes, hands commands to
+//! shards, looks at the clock and reads; when nothing moved, it waits for whichever comes first. It waits for one thing
+//! only *instead* of reading: for room in the inbox of a shard. Writing and the clock go on meanwhile, so a full inbox
+//! and a full outbox cannot wait for each other.
+//!
+//! While nothing happens a connection holds no buffer: it reads into the scratch of its thread, and only what is left
+//! of an unfinished frame is kept.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::BufMut;
+use mqcore_broker::client::Client;
+use mqcore_broker::command::{Command, Destination};
+use mqcore_broker::time::Timestamp;
+use mqcore_session::any::AnySession;
+use mqcore_session::session::{Session, SessionError, provisional_client};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, TryAcquireError, mpsc};
+use tokio::time::{Instant, Sleep};
+
+use crate::clock::Alarm;
+use crate::counters::{CloseReason, ProtocolCounters};
+use crate::hub::Hub;
+use crate::outbox::{Order, Outbox, Outgoing, event_bytes};
+use crate::output::Output;
+use crate::shard::{Batch, Input, permits_for};
+use crate::shutdown::TaskGuard;
+
+/// What one read can bring.
+const SCRATCH_BYTES: usize = 64 * 1024;
+
+/// From here on an unfinished frame is read into its own buffer, which at most doubles with each read: what a peer
+/// announced reserves nothing, what it has sent does.
+const LARGE_BYTES: usize = SCRATCH_BYTES / 2;
+
+/// Rounds before other tasks get their turn.
+const ROUNDS_MAX: usize = 16;
+
+/// How long a peer gets to take the last words and to close its side. Without waiting for that, what it has sent
+/// meanwhile would make the system throw away what it has not read yet.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// The same when the server stops and all was written.
+const LINGER_AT_STOP: Duration = Duration::from_millis(250);
+
+thread_local! {
+    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH_BYTES].into_boxed_slice());
+}
+
+type Room = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, AcquireError>> + Send>>;
+
+/// One peer's transport and its session.
+pub(crate) struct Connection<S> {
+    stream: S,
+    session: AnySession,
+    /// Stands for the peer in what it asks for: provisional until it was welcomed.
+    client: Arc<Client>,
+    welcomed: bool,
+    /// What is left of the octets read: less than a frame, or frames that wait for an event.
+    input: Vec<u8>,
+    /// The session has whole frames, and takes no more of them before the next event.
+    stalled: bool,
+    output: Output,
+    /// Scratch for what comes out of the outbox; empty between rounds.
+    taken: Vec<Outgoing>,
+    unsent: VecDeque<Unsent>,
+    /// Where the first of `unsent` waits in line.
+    room: Option<Room>,
+    alarm: Alarm,
+    stage: Stage,
+    probe: Option<mpsc::Sender<()>>,
+    /// Octets that this round added to what is to be written, and removed from it.
+    added: usize,
+    removed: usize,
+    /// Whether any shard may know of this connection.
+    known_to_shards: bool,
+    outbox: Arc<Outbox>,
+    hub: Arc<Hub>,
+    /// Last, so that all else is gone when it says so.
+    _alive: TaskGuard,
+}
+
+/// Commands on their way to a shard.
+struct Unsent {
+    shard: usize,
+    permits: u32,
+    batch: Batch,
+}
+
+enum Stage {
+    /// Reading and writing.
+    Open,
+    /// The conversation is over. What is there is written; what arrives is read, and thrown away.
+    Leaving(Leave),
+    /// Nothing can be written or read any more; commands that were read still find their way.
+    Dead,
+}
+
+struct Leave {
+    until: Pin<Box<Sleep>>,
+    /// Our side is shut.
+    shut: bool,
+    /// The peer's side is.
+    eof: bool,
+    at_stop: bool,
+}
+
+/// What came of a round.
+enum Round {
+    Moved,
+    Idle,
+    Over,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
+    /// Starts the task of a connection that the registry has opened.
+    pub(crate) fn spawn(hub: &Arc<Hub>, stream: S, outbox: Arc<Outbox>, admin: bool) {
+        let now = hub.clock.now();
+        let config = hub.session_config(outbox.connection, admin);
+        hub.counters.of(outbox.protocol).accepted.add(1);
+        hub.runtime.spawn(Self {
+            stream,
+            client: provisional_client(&config, now),
+            session: AnySession::new(outbox.protocol, config, now),
+            welcomed: false,
+            input: Vec::new(),
+            stalled: false,
+            output: Output::default(),
+            taken: Vec::new(),
+            unsent: VecDeque::new(),
+            room: None,
+            alarm: Alarm::new(),
+            stage: Stage::Open,
+            probe: None,
+            added: 0,
+            removed: 0,
+            known_to_shards: false,
+            outbox,
+            hub: Arc::clone(hub),
+            _alive: hub.shutdown.enter(),
+        });
+    }
+
+    fn round(&mut self, context: &mut Context<'_>) -> Round {
+        let now = self.hub.clock.now();
+        let found = self.outbox.take(&mut self.taken, context.waker());
+        if found.probe.is_some() {
+            self.probe = found.probe;
+        }
+        let mut moved = self.encode_taken(now);
+        if let Some(order) = found.order {
+            moved = true;
+            if self.obey(order) {
+                return Round::Over;
+            }
+        }
+        moved |= self.write(context);
+        moved |= self.send(context);
+        if matches!(self.stage, Stage::Open) {
+            moved |= self.look_at_clock(context, now);
+        }
+        if matches!(self.stage, Stage::Open) {
+            moved |= self.read(context, now);
+        }
+        let over = self.leave(context);
+        self.settle();
+        match (over, moved) {
+            (true, _) => Round::Over,
+            (false, true) => Round::Moved,
+            (false, false) => Round::Idle,
+        }
+    }
+
+    /// True if there is nothing to wait for.
+    fn obey(&mut self, order: Order) -> bool {
+        match order {
+            Order::Goodbye => {
+                if matches!(self.stage, Stage::Open) {
+                    let before = self.output.tail().len();
+                    self.session.shutdown(self.output.tail());
+                    self.added += self.output.tail().len() - before;
+                    self.begin_leaving(false, true);
+                }
+                return false;
+            }
+            Order::Evict => self.count_closed(CloseReason::HalfOpenLimit),
+            Order::Overflow => {
+                self.count_closed(CloseReason::SlowConsumer);
+                tracing::info!(
+                    connection = self.outbox.connection.0,
+                    client = &*self.client.id,
+                    "closed: it takes nothing and its output buffer is full"
+                );
+                // What it asked for before still counts.
+                self.die();
+                return false;
+            }
+            Order::Abort => {}
+        }
+        true
+    }
+
+    /// Puts everything from the outbox into the output, in order.
+    fn encode_taken(&mut self, now: Timestamp) -> bool {
+        if self.taken.is_empty() {
+            return false;
+        }
+        let mut taken = std::mem::take(&mut self.taken);
+        for outgoing in taken.drain(..) {
+            if !matches!(self.stage, Stage::Open) {
+                self.discard(&outgoing);
+                continue;
+            }
+            match outgoing {
+                Outgoing::Frames(frames) => self.output.push(frames),
+                Outgoing::Events(events) => {
+                    for event in events {
+                        self.removed += event_bytes(&event);
+                        self.give_event(event, now);
+                    }
+                }
+                Outgoing::Close => {
+                    self.count_closed(CloseReason::Refused);
+                    self.begin_leaving(false, false);
+                }
+            }
+        }
+        self.taken = taken;
+        self.resume(now);
+        true
+    }
+
+    fn discard(&mut self, outgoing: &Outgoing) {
+        self.removed += match outgoing {
+            Outgoing::Frames(frames) => frames.len(),
+            Outgoing::Events(events) => events.iter().map(event_bytes).sum(),
+            Outgoing::Close => 0,
+        };
+    }
+
+    fn give_event(&mut self, event: mqcore_broker::effect::Event, now: Timestamp) {
+        if !matches!(self.stage, Stage::Open) {
+            return;
+        }
+        let output = self.output.tail();
+        let before = output.len();
+        let result = self.session.event(event, now, output);
+        self.added += output.len() - before;
+        self.stalled = false;
+        self.look_at_session(result);
+        if !self.welcomed
+            && let Some(client) = self.session.client()
+        {
+            self.client = Arc::clone(client);
+            self.welcomed = true;
+            self.hub.registry.welcomed(self.outbox.connection);
+        }
+    }
+
+    /// Offers frames again that waited for an event.
+    fn resume(&mut self, now: Timestamp) {
+        if !self.stalled && !self.input.is_empty() && matches!(self.stage, Stage::Open) {
+            let input = std::mem::take(&mut self.input);
+            self.receive(&input, now);
+        }
+    }
+
+    /// After every call of the session that may end the conversation.
+    fn look_at_session(&mut self, result: Result<(), SessionError>) {
+        match result {
+            Ok(()) if self.session.is_closing() => self.begin_leaving(false, false),
+            Ok(()) => {}
+            Err(error) => {
+                let reason = match &error {
+                    SessionError::HandshakeTimeout(_) => CloseReason::HandshakeTimeout,
+                    SessionError::PingTimeout(_) => CloseReason::PingTimeout,
+                    _ => CloseReason::ProtocolError,
+                };
+                self.count_closed(reason);
+                tracing::info!(
+                    connection = self.outbox.connection.0,
+                    client = &*self.client.id,
+                    %error,
+                    "closed"
+                );
+                self.begin_leaving(false, false);
+            }
+        }
+    }
+
+    fn begin_leaving(&mut self, eof: bool, at_stop: bool) {
+        if matches!(self.stage, Stage::Open) {
+            // At a stop the server itself knows how long to wait.
+            let patience = if at_stop { Duration::from_secs(3600) } else { LINGER };
+            let until = Box::pin(tokio::time::sleep(patience));
+            self.stage = Stage::Leaving(Leave { until, shut: false, eof, at_stop });
+            self.input = Vec::new();
+        }
+    }
+
+    fn die(&mut self) {
+        self.removed += self.output.len();
+        self.output.clear();
+        self.input = Vec::new();
+        self.stage = Stage::Dead;
+    }
+
+    fn write(&mut self, context: &mut Context<'_>) -> bool {
+        let mut moved = false;
+        while !self.output.is_empty() {
+            match self.output.poll_write(&mut self.stream, context) {
+                Poll::Pending => break,
+                Poll::Ready(Ok(written)) => {
+                    moved = true;
+                    self.removed += written;
+                    self.counters().bytes_out.add(written as u64);
+                }
+                Poll::Ready(Err(_)) => {
+                    self.die();
+                    return true;
+                }
+            }
+        }
+        moved
+    }
+
+    /// Hands commands to their shards, as far as there is room.
+    fn send(&mut self, context: &mut Context<'_>) -> bool {
+        let mut moved = false;
+        while let Some(first) = self.unsent.front() {
+            let handle = &self.hub.shards[first.shard];
+            let room = match &mut self.room {
+                Some(waiting) => match waiting.as_mut().poll(context) {
+                    Poll::Pending => return moved,
+                    Poll::Ready(room) => room.ok(),
+                },
+                None => match Arc::clone(handle.room()).try_acquire_many_owned(first.permits) {
+                    Ok(room) => Some(room),
+                    Err(TryAcquireError::NoPermits) => {
+                        let waiting = Arc::clone(handle.room()).acquire_many_owned(first.permits);
+                        self.room = Some(Box::pin(waiting));
+                        continue;
+                    }
+                    // Nobody closes it; if somebody did, the shard would be gone and sending be in vain.
+                    Err(TryAcquireError::Closed) => None,
+                },
+            };
+            self.room = None;
+            moved = true;
+            if let Some(mut unsent) = self.unsent.pop_front() {
+                unsent.batch.room = room;
+                self.hub.moved();
+                self.hub.shards[unsent.shard].send(Input::Batch(unsent.batch));
+            }
+        }
+        moved
+    }
+
+    fn look_at_clock(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
+        let deadline = self.session.next_timeout();
+        if self.alarm.poll(context, deadline, now, &self.hub.clock).is_pending() {
+            return false;
+        }
+        // The alarm may have waited, so `now` may be too early for the session.
+        let now = self.hub.clock.now();
+        let output = self.output.tail();
+        let before = output.len();
+        let result = self.session.timeout(now, output);
+        self.added += output.len() - before;
+        self.look_at_session(result);
+        true
+    }
+
+    fn read(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
+        if self.stalled || !self.unsent.is_empty() {
+            return false;
+        }
+        let result = if self.input.len() < LARGE_BYTES {
+            self.read_scratch(context, now)
+        } else {
+            self.read_large(context, now)
+        };
+        match result {
+            Poll::Pending => false,
+            Poll::Ready(Ok(0)) => {
+                self.begin_leaving(true, false);
+                true
+            }
+            Poll::Ready(Ok(read)) => {
+                self.counters().bytes_in.add(read as u64);
+                true
+            }
+            Poll::Ready(Err(_)) => {
+                self.die();
+                true
+            }
+        }
+    }
+
+    /// Reads into the scratch, behind what is left from before, and decodes there.
+    fn read_scratch(&mut self, context: &mut Context<'_>, now: Timestamp) -> Poll<io::Result<usize>> {
+        SCRATCH.with_borrow_mut(|scratch| {
+            let kept = self.input.len();
+            let mut buffer = ReadBuf::new(&mut scratch[kept..]);
+            let read = match Pin::new(&mut self.stream).poll_read(context, &mut buffer) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Ready(Ok(())) => buffer.filled().len(),
+            };
+            if read > 0 {
+                scratch[..kept].copy_from_slice(&self.input);
+                self.receive(&scratch[..kept + read], now);
+            }
+            Poll::Ready(Ok(read))
+        })
+    }
+
+    /// Reads a frame that is larger than the scratch into its own buffer, and nothing beyond its end.
+    fn read_large(&mut self, context: &mut Context<'_>, now: Timestamp) -> Poll<io::Result<usize>> {
+        let arrived = self.input.len();
+        let needed = match self.session.needed(&self.input) {
+            0 => usize::try_from(self.hub.session.limits.frame_bytes_max).unwrap_or(usize::MAX),
+            needed => needed,
+        };
+        let step = needed.saturating_sub(arrived).clamp(1, arrived);
+        self.input.reserve_exact(step);
+        let read = {
+            let mut buffer = (&mut self.input).limit(step);
+            match pin!(self.stream.read_buf(&mut buffer)).poll(context) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(result) => result?,
+            }
+        };
+        if self.input.len() >= needed {
+            let input = std::mem::take(&mut self.input);
+            self.receive(&input, now);
+        }
+        Poll::Ready(Ok(read))
+    }
+
+    /// Lets the session read; keeps what it leaves.
+    fn receive(&mut self, octets: &[u8], now: Timestamp) {
+        let mut commands = Vec::new();
+        let output = self.output.tail();
+        let before = output.len();
+        let result = self.session.receive(octets, now, &mut commands, output);
+        self.added += output.len() - before;
+        let consumed = *result.as_ref().unwrap_or(&octets.len());
+        self.keep(&octets[consumed..]);
+        // What was decoded before an error was asked for in good faith.
+        self.route(commands, consumed);
+        self.look_at_session(result.map(drop));
+    }
+
+    fn keep(&mut self, rest: &[u8]) {
+        if rest.is_empty() {
+            self.input = Vec::new();
+        } else {
+            self.input.clear();
+            self.input.extend_from_slice(rest);
+        }
+        let needed = if rest.is_empty() { 0 } else { self.session.needed(rest) };
+        self.stalled = needed > 0 && needed <= rest.len();
+    }
+
+    /// Groups commands by shard: one batch each. `octets` is what they were made of.
+    fn route(&mut self, commands: Vec<Command>, octets: usize) {
+        let Some(first) = commands.first() else { return };
+        let shards = self.hub.shards.len();
+        let destination = first.destination(shards);
+        let alone = shards == 1
+            || (destination != Destination::Every
+                && commands.iter().all(|command| command.destination(shards) == destination));
+        if alone {
+            let shard = if let Destination::Shard(shard) = destination { shard } else { HOME };
+            return self.enqueue(shard, commands, octets);
+        }
+        let octets_each = octets / commands.len();
+        let mut by_shard: Vec<Vec<Command>> = vec![Vec::new(); shards];
+        for command in commands {
+            match command.destination(shards) {
+                Destination::Shard(shard) => by_shard[shard].push(command),
+                Destination::Home => by_shard[HOME].push(command),
+                Destination::Every => by_shard.iter_mut().for_each(|batch| batch.push(command.clone())),
+            }
+        }
+        for (shard, commands) in by_shard.into_iter().enumerate() {
+            if !commands.is_empty() {
+                let octets = octets_each * commands.len();
+                self.enqueue(shard, commands, octets);
+            }
+        }
+    }
+
+    fn enqueue(&mut self, shard: usize, commands: Vec<Command>, octets: usize) {
+        self.known_to_shards = true;
+        let batch = Batch {
+            outbox: Arc::clone(&self.outbox),
+            client: Arc::clone(&self.client),
+            commands,
+            room: None,
+        };
+        self.unsent.push_back(Unsent { shard, permits: permits_for(octets), batch });
+    }
+
+    /// Carries the end of the conversation on. True when it is over.
+    fn leave(&mut self, context: &mut Context<'_>) -> bool {
+        let leave = match &mut self.stage {
+            Stage::Open => return false,
+            Stage::Dead => return self.unsent.is_empty(),
+            Stage::Leaving(leave) => leave,
+        };
+        if leave.until.as_mut().poll(context).is_ready() {
+            self.die();
+            return self.unsent.is_empty();
+        }
+        while !leave.eof {
+            match read_and_forget(&mut self.stream, context) {
+                Poll::Pending => break,
+                Poll::Ready(eof) => leave.eof = eof,
+            }
+        }
+        if !self.output.is_empty() || !self.unsent.is_empty() {
+            return false;
+        }
+        if !leave.shut && Pin::new(&mut self.stream).poll_shutdown(context).is_ready() {
+            leave.shut = true;
+            if leave.at_stop {
+                leave.until.as_mut().reset(Instant::now() + LINGER_AT_STOP);
+                // Registers the new time; it has not come yet.
+                return leave.eof || leave.until.as_mut().poll(context).is_ready();
+            }
+        }
+        leave.shut && leave.eof
+    }
+
+    /// Tells the outbox what became of its octets, and the shards that wait for room in it.
+    fn settle(&mut self) {
+        if self.added == 0 && self.removed == 0 {
+            return;
+        }
+        let (added, removed) = (std::mem::take(&mut self.added), std::mem::take(&mut self.removed));
+        let waiting = self.outbox.settle(added, removed);
+        for (shard, handle) in self.hub.shards.iter().enumerate() {
+            if waiting & (1 << shard) != 0 {
+                self.hub.moved();
+                handle.send(Input::Writable(self.outbox.connection));
+            }
+        }
+    }
+}
+
+/// The shard that knows all clients.
+const HOME: usize = 0;
+
+/// Reads what a peer still sends to somebody who does not listen any more. Ready with whether that was all.
+fn read_and_forget<S: AsyncRead + Unpin>(stream: &mut S, context: &mut Context<'_>) -> Poll<bool> {
+    SCRATCH.with_borrow_mut(|scratch| {
+        let mut buffer = ReadBuf::new(scratch);
+        match Pin::new(stream).poll_read(context, &mut buffer) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Ok(())) => Poll::Ready(buffer.filled().is_empty()),
+            Poll::Ready(Err(_)) => Poll::Ready(true),
+        }
+    })
+}
+
+impl<S> Connection<S> {
+    fn counters(&self) -> &ProtocolCounters {
+        self.hub.counters.of(self.outbox.protocol)
+    }
+
+    fn count_closed(&self, reason: CloseReason) {
+        self.counters().closed(reason).add(1);
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Future for Connection<S> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        for _ in 0..ROUNDS_MAX {
+            match this.round(context) {
+                Round::Moved => {}
+                Round::Over => return Poll::Ready(()),
+                Round::Idle => {
+                    if this.unsent.is_empty() {
+                        this.probe = None;
+                    }
+                    return Poll::Pending;
+                }
+            }
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+/// Also when the task panics: its connection goes, and nothing else.
+impl<S> Drop for Connection<S> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.count_closed(CloseReason::Fault);
+        }
+        self.outbox.end();
+        self.hub.registry.close(self.outbox.connection);
+        self.counters().ignored_frames.add(self.session.ignored_frames());
+        self.hub.moved();
+        if self.known_to_shards {
+            for handle in &self.hub.shards {
+                handle.send(Input::Closed(self.outbox.connection));
+            }
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! The task that owns one shard: takes what came, lets the broker decide, carries the effects out.
+//!
+//! It never waits for anybody: outboxes always take, handlers and other shards are told through channels without
+//! bound. So whatever else is full or stuck, a shard goes on.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+
+use mqcore_broker::broker::{Broker, BrokerConfig, HandlerSpec};
+use mqcore_broker::effect::{Effect, Question, Transfer};
+use mqcore_broker::id::ConnectionId;
+use mqcore_broker::rejection::Rejection;
+use mqcore_broker::time::Timestamp;
+use tokio::sync::mpsc;
+
+use crate::clock::Alarm;
+use crate::handler::{AnswerSink, HandlerPort};
+use crate::hub::Hub;
+use crate::questions::Questions;
+use crate::shard::{Input, ShardInbox, Urgent};
+use crate::shutdown::TaskGuard;
+use crate::staging::Staging;
+
+/// Batches taken from the inbox in one go.
+const BATCHES_MAX: usize = 64;
+
+/// Commands before the effects so far are carried out: enough to share the cost, few enough to stay in the cache.
+const COMMANDS_MAX: usize = 1024;
+
+/// Stored messages handed out before looking for new commands.
+const WORK_BUDGET: usize = 1024;
+
+/// One shard and everything that its task needs.
+pub(crate) struct Engine {
+    shard: usize,
+    broker: Broker,
+    hub: Arc<Hub>,
+    port: Arc<dyn HandlerPort>,
+    /// Where handlers answer to.
+    sink: Arc<dyn AnswerSink>,
+    staging: Staging,
+    questions: Questions,
+    effects: Vec<Effect>,
+    asks: Vec<Question>,
+    /// By shard.
+    transfers: Vec<Vec<Transfer>>,
+    congested: Vec<ConnectionId>,
+    /// The broker has more to hand out at once.
+    more: bool,
+    fences: Vec<mpsc::Sender<()>>,
+    alive: TaskGuard,
+}
+
+impl Engine {
+    pub(crate) fn new(
+        config: BrokerConfig,
+        handlers: &[HandlerSpec],
+        hub: &Arc<Hub>,
+        port: Arc<dyn HandlerPort>,
+    ) -> Self {
+        let shard = config.shard;
+        let mut engine = Self {
+            shard,
+            transfers: vec![Vec::new(); config.shards],
+            broker: Broker::new(config),
+            sink: Arc::new(hub.shards[shard].clone()),
+            port,
+            staging: Staging::new(shard),
+            questions: Questions::new(),
+            effects: Vec::new(),
+            asks: Vec::new(),
+            congested: Vec::new(),
+            more: false,
+            fences: Vec::new(),
+            alive: hub.shutdown.enter(),
+            hub: Arc::clone(hub),
+        };
+        for handler in handlers {
+            engine.register(handler.clone());
+        }
+        engine
+    }
+
+    /// Runs until the server ends.
+    pub(crate) async fn run(mut self, mut inbox: ShardInbox) {
+        let mut urgent = Vec::new();
+        let mut inputs = Vec::new();
+        let mut alarm = Alarm::new();
+        loop {
+            if self.more {
+                // Others on this thread get their turn, however much there is to hand out.
+                tokio::task::yield_now().await;
+            } else {
+                let deadline = self.broker.next_timeout();
+                let clock = &self.hub.clock;
+                tokio::select! {
+                    biased;
+                    _ = inbox.urgent.recv_many(&mut urgent, BATCHES_MAX) => {}
+                    _ = inbox.inbox.recv_many(&mut inputs, BATCHES_MAX) => {}
+                    () = poll_fn(|context| alarm.poll(context, deadline, clock.now(), clock)) => {}
+                }
+            }
+            while let Ok(next) = inbox.urgent.try_recv() {
+                urgent.push(next);
+            }
+            while inputs.len() < BATCHES_MAX
+                && let Ok(next) = inbox.inbox.try_recv()
+            {
+                inputs.push(next);
+            }
+            let quiet = inputs.is_empty();
+            if !self.turn(&mut urgent, &mut inputs) {
+                return;
+            }
+            if quiet && !self.more {
+                self.fences.clear();
+            } else if !self.fences.is_empty() {
+                // Somebody waits for quiet: look again at once.
+                self.more = true;
+            }
+        }
+    }
+
+    /// False when the server ends.
+    fn turn(&mut self, urgent: &mut Vec<Urgent>, inputs: &mut Vec<Input>) -> bool {
+        let now = self.hub.clock.now();
+        for urgent in urgent.drain(..) {
+            if !self.take_urgent(urgent, now) {
+                return false;
+            }
+        }
+        let mut commands = 0;
+        for input in inputs.drain(..) {
+            match input {
+                Input::Batch(batch) => {
+                    self.staging.meet(&batch.outbox);
+                    for command in batch.commands {
+                        self.broker.command(&batch.client, command, now, &mut self.effects);
+                        commands += 1;
+                        if commands >= COMMANDS_MAX {
+                            commands = 0;
+                            self.finish(now);
+                        }
+                    }
+                }
+                Input::Closed(connection) => {
+                    self.broker.closed(connection, now, &mut self.effects);
+                    self.staging.forget(connection);
+                }
+                Input::Writable(connection) => {
+                    self.broker.writable(connection, now, &mut self.effects);
+                }
+            }
+        }
+        self.finish(now);
+        true
+    }
+
+    fn take_urgent(&mut self, urgent: Urgent, now: Timestamp) -> bool {
+        match urgent {
+            Urgent::Answers(answers) => {
+                for answer in answers {
+                    self.questions.answered(answer.id, &self.hub.counters.handlers);
+                    self.broker.answer(answer, now, &mut self.effects);
+                }
+            }
+            Urgent::Transfers(transfers) => {
+                for transfer in transfers {
+                    self.broker.transfer(transfer, now, &mut self.effects);
+                }
+            }
+            Urgent::Handler(spec) => self.register(*spec),
+            Urgent::Survey(reply) => {
+                // Whoever asked may have gone; nobody misses the answer then.
+                let _ = reply.send(self.broker.survey(now));
+            }
+            Urgent::Waiting(queue, max, reply) => {
+                let _ = reply.send(self.broker.waiting(&queue, max));
+            }
+            Urgent::Ping(reply) => {
+                let _ = reply.send(());
+            }
+            Urgent::Fence(fence) => self.fences.push(fence),
+            Urgent::ClockTurned => {}
+            Urgent::End => return false,
+        }
+        true
+    }
+
+    fn register(&mut self, spec: HandlerSpec) {
+        let timeout = spec.timeout;
+        let handler = self.broker.register_handler(spec);
+        self.questions.set_timeout(handler, timeout);
+    }
+
+    /// Lets due things happen, hands out what is stored, and carries everything out.
+    fn finish(&mut self, now: Timestamp) {
+        if now >= self.broker.next_timeout() {
+            self.broker.timeout(now, &mut self.effects);
+        }
+        self.questions.expire(now, &self.hub.counters.handlers);
+        self.broker.work(now, WORK_BUDGET, &mut self.effects);
+        // Congestion and transfers to this very shard cause further effects; each connection is congested once.
+        while !self.effects.is_empty() {
+            self.carry_out(now);
+        }
+        // Asked last, as a transfer gives work too.
+        self.more = self.broker.has_work();
+    }
+
+    fn carry_out(&mut self, now: Timestamp) {
+        let mut effects = std::mem::take(&mut self.effects);
+        for effect in effects.drain(..) {
+            match effect {
+                Effect::Deliver(deliver) => self.staging.deliver(&deliver, &self.hub.registry),
+                Effect::Tell(connection, event) => {
+                    self.staging.tell(connection, event, &self.hub.registry);
+                }
+                Effect::Ask(question) => {
+                    self.questions.asked(&question, now, &self.hub.counters.handlers);
+                    self.asks.push(question);
+                }
+                Effect::Close(connection, rejection) => self.close(connection, &rejection),
+                Effect::Transfer(transfer) => {
+                    let shard = transfer.to.channel.shard(self.transfers.len());
+                    self.transfers[shard].push(transfer);
+                }
+            }
+        }
+        self.effects = effects;
+        self.ask();
+        self.pass_on(now);
+        if self.staging.flush(&mut self.congested) {
+            self.hub.moved();
+        }
+        for connection in self.congested.drain(..) {
+            self.broker.congested(connection, now, &mut self.effects);
+        }
+    }
+
+    fn close(&mut self, connection: ConnectionId, rejection: &Rejection) {
+        tracing::info!(connection = connection.0, reason = %rejection, "the broker closes a connection");
+        self.staging.close(connection, &self.hub.registry);
+    }
+
+    fn ask(&mut self) {
+        if !self.asks.is_empty() {
+            self.hub.moved();
+            self.port.ask(std::mem::take(&mut self.asks), &self.sink);
+        }
+    }
+
+    /// Hands dead-lettered messages to the shards of their queues, this one among them.
+    fn pass_on(&mut self, now: Timestamp) {
+        for (shard, transfers) in self.transfers.iter_mut().enumerate() {
+            if transfers.is_empty() {
+                continue;
+            }
+            if shard == self.shard {
+                for transfer in transfers.drain(..) {
+                    self.broker.transfer(transfer, now, &mut self.effects);
+                }
+            } else {
+                self.hub.moved();
+                self.hub.shards[shard].send_urgent(Urgent::Transfers(std::mem::take(transfers)));
+            }
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // What this shard knew is lost; going on with the others would only hide it.
+            tracing::error!(shard = self.shard, "a shard failed; the server stops");
+            self.alive.fail();
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! What all tasks of one server share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use mqcore_broker::id::ConnectionId;
+use mqcore_session::session::SessionConfig;
+use mqcore_wire::codec::Limits;
+
+use crate::clock::Clock;
+use crate::counters::Counters;
+use crate::registry::Registry;
+use crate::shard::ShardHandle;
+use crate::shutdown::Shutdown;
+
+/// One server's middle. Lives as long as any of its tasks.
+#[derive(Debug)]
+pub(crate) struct Hub {
+    pub(crate) clock: Clock,
+    pub(crate) counters: Counters,
+    pub(crate) registry: Registry,
+    pub(crate) shards: Box<[ShardHandle]>,
+    pub(crate) shutdown: Arc<Shutdown>,
+    pub(crate) session: SessionTerms,
+    /// Where tasks are started, also from threads that are not the runtime's.
+    pub(crate) runtime: tokio::runtime::Handle,
+    /// Grows whenever something moved; two looks at the same number saw nothing happen in between.
+    pub(crate) activity: AtomicU64,
+}
+
+/// What holds for every session.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SessionTerms {
+    pub(crate) limits: Limits,
+    pub(crate) handshake_timeout: Duration,
+    pub(crate) ping_interval: Duration,
+    pub(crate) pong_timeout: Duration,
+}
+
+impl Hub {
+    /// What a new session is told.
+    pub(crate) fn session_config(&self, connection: ConnectionId, admin: bool) -> SessionConfig {
+        SessionConfig {
+            connection,
+            shards: self.shards.len(),
+            limits: self.session.limits,
+            handshake_timeout: self.session.handshake_timeout,
+            ping_interval: self.session.ping_interval,
+            pong_timeout: self.session.pong_timeout,
+            admin,
+        }
+    }
+
+    pub(crate) fn moved(&self) {
+        self.activity.fetch_add(1, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,223 @@
+//! Metrics in the text form that Prometheus reads.
+//!
+//! Labels are bounded: protocols, reasons and outcomes are closed sets; queues appear only when asked for, and then
+//! not more than [`QUEUES_MAX`] of them.
+
+use std::fmt::{self, Display, Write as _};
+
+use mqcore_broker::stats::{DropReason, QueueInformation, Survey};
+use mqcore_session::any::Protocol;
+
+use crate::counters::CloseReason;
+use crate::hub::Hub;
+use crate::survey::Totals;
+
+/// Queues that are listed one by one at most.
+pub(crate) const QUEUES_MAX: usize = 500;
+
+/// Everything, as one page. `per_queue` lists queues too.
+pub(crate) fn render(hub: &Hub, survey: &Survey, uptime_seconds: f64, per_queue: bool) -> String {
+    let mut page = Page(String::with_capacity(8 * 1024));
+    page.family("mqcore_build_info", "gauge", "Which version this is; always 1.");
+    page.sample("mqcore_build_info", &[("version", &env!("CARGO_PKG_VERSION"))], 1);
+    page.family("mqcore_uptime_seconds", "gauge", "How long the server has been running.");
+    page.sample("mqcore_uptime_seconds", &[], uptime_seconds);
+    messages(&mut page, survey);
+    connections(&mut page, hub);
+    handlers(&mut page, hub);
+    if per_queue {
+        queues(&mut page, survey);
+    }
+    page.0
+}
+
+fn messages(page: &mut Page, survey: &Survey) {
+    let totals = Totals::of(survey);
+    let stats = &totals.stats;
+    page.family(
+        "mqcore_messages_total",
+        "counter",
+        "Messages and what became of them; out counts deliveries.",
+    );
+    for (outcome, count) in [
+        ("in", stats.received),
+        ("out", stats.deliveries),
+        ("ack", stats.acks),
+        ("nack", stats.negative_acks),
+        ("redelivered", stats.put_back),
+        ("expired", stats.timed_out),
+        ("dropped", stats.dropped.iter().sum()),
+        ("dead", stats.dead_lettered),
+        ("saved", stats.saved),
+        ("save-failed", stats.save_failed),
+    ] {
+        page.sample("mqcore_messages_total", &[("outcome", &outcome)], count);
+    }
+    page.family(
+        "mqcore_messages_dropped_total",
+        "counter",
+        "Messages dropped, by reason; for slow, deliveries.",
+    );
+    for reason in DropReason::ALL {
+        let count = stats.dropped[reason as usize];
+        page.sample("mqcore_messages_dropped_total", &[("reason", &reason.as_str())], count);
+    }
+    for (name, help, value) in [
+        ("mqcore_messages_ready", "Messages stored and not handed out.", totals.ready),
+        ("mqcore_messages_unacked", "Deliveries not settled.", totals.in_flight),
+        ("mqcore_messages_undecided", "Messages that wait for a handler.", totals.undecided),
+        ("mqcore_messages_bytes", "Octets of stored and unsettled messages.", totals.memory_bytes),
+        ("mqcore_channels", "Channels.", survey.channels.len() as u64),
+        ("mqcore_queues", "Queues.", survey.queues.len() as u64),
+        ("mqcore_clients", "Clients that have said who they are.", survey.clients.len() as u64),
+    ] {
+        page.family(name, "gauge", help);
+        page.sample(name, &[], value);
+    }
+    page.family("mqcore_commands_refused_total", "counter", "What peers asked for and the broker refused.");
+    page.sample("mqcore_commands_refused_total", &[], survey.refused);
+}
+
+fn connections(page: &mut Page, hub: &Hub) {
+    page.family(
+        "mqcore_connections",
+        "gauge",
+        "Open connections; half-open ones have not said who they are.",
+    );
+    for protocol in Protocol::ALL {
+        let (open, half_open) = hub.registry.count(protocol);
+        for (state, count) in [("client", open.saturating_sub(half_open)), ("half-open", half_open)] {
+            let labels: [(&str, &dyn Display); 2] = [("protocol", &protocol.as_str()), ("state", &state)];
+            page.sample("mqcore_connections", &labels, count);
+        }
+    }
+    page.family("mqcore_connections_closed_total", "counter", "Connections ended for a reason of ours.");
+    for protocol in Protocol::ALL {
+        for reason in CloseReason::ALL {
+            let labels: [(&str, &dyn Display); 2] =
+                [("protocol", &protocol.as_str()), ("reason", &reason.as_str())];
+            let count = hub.counters.of(protocol).closed(reason).get();
+            page.sample("mqcore_connections_closed_total", &labels, count);
+        }
+    }
+    let families = [
+        ("mqcore_connections_accepted_total", "Connections accepted."),
+        ("mqcore_connections_turned_away_total", "Connections turned away: there were too many."),
+        ("mqcore_frames_ignored_total", "Frames without hops or of unknown type, of connections that ended."),
+        ("mqcore_received_bytes_total", "Octets read from clients."),
+        ("mqcore_sent_bytes_total", "Octets written to clients."),
+    ];
+    for (index, (name, help)) in families.into_iter().enumerate() {
+        page.family(name, "counter", help);
+        for protocol in Protocol::ALL {
+            let counters = hub.counters.of(protocol);
+            let values = [
+                &counters.accepted,
+                &counters.turned_away,
+                &counters.ignored_frames,
+                &counters.bytes_in,
+                &counters.bytes_out,
+            ];
+            page.sample(name, &[("protocol", &protocol.as_str())], values[index].get());
+        }
+    }
+}
+
+fn handlers(page: &mut Page, hub: &Hub) {
+    let counters = &hub.counters.handlers;
+    page.family(
+        "mqcore_handler_questions_total",
+        "counter",
+        "Questions to handlers; late: no answer in time.",
+    );
+    for (outcome, count) in [
+        ("asked", counters.asked.get()),
+        ("answered", counters.answered.get()),
+        ("late", counters.late.get()),
+    ] {
+        page.sample("mqcore_handler_questions_total", &[("outcome", &outcome)], count);
+    }
+    page.family(
+        "mqcore_handler_questions_open",
+        "gauge",
+        "Questions that wait for an answer and are not late.",
+    );
+    page.sample("mqcore_handler_questions_open", &[], counters.open());
+}
+
+type QueueFamily = (&'static str, &'static str, &'static str, fn(&QueueInformation) -> u64);
+
+const QUEUE_FAMILIES: [QueueFamily; 5] = [
+    ("mqcore_queue_ready", "gauge", "Messages stored and not handed out.", |queue| {
+        queue.high_priority + queue.normal
+    }),
+    ("mqcore_queue_unacked", "gauge", "Deliveries not settled.", |queue| queue.in_flight),
+    ("mqcore_queue_bytes", "gauge", "Octets of stored and unsettled messages.", |queue| queue.memory_bytes),
+    ("mqcore_queue_in_total", "counter", "Messages taken from producers.", |queue| queue.stats.received),
+    ("mqcore_queue_out_total", "counter", "Deliveries.", |queue| queue.stats.deliveries),
+];
+
+/// The first queues by name, so that the same ones are shown each time.
+fn queues(page: &mut Page, survey: &Survey) {
+    let mut queues: Vec<&QueueInformation> = survey.queues.iter().collect();
+    queues.sort_unstable_by(|left, right| left.queue.cmp(&right.queue));
+    queues.truncate(QUEUES_MAX);
+    for (name, kind, help, value) in QUEUE_FAMILIES {
+        page.family(name, kind, help);
+        for queue in &queues {
+            page.sample(name, &[("queue", &queue.queue)], value(queue));
+        }
+    }
+}
+
+/// A page that grows. Writing to a `String` cannot fail, so the results are dropped.
+struct Page(String);
+
+impl Page {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, &dyn Display)], value: impl Display) {
+        self.0.push_str(name);
+        for (index, (label, text)) in labels.iter().enumerate() {
+            self.0.push(if index == 0 { '{' } else { ',' });
+            let _ = write!(self.0, "{label}=\"");
+            let _ = write!(Escaped(&mut self.0), "{text}");
+            self.0.push('"');
+        }
+        if !labels.is_empty() {
+            self.0.push('}');
+        }
+        let _ = writeln!(self.0, " {value}");
+    }
+}
+
+/// Writes label values: peers choose names, and a quote in one must not end the label.
+struct Escaped<'a>(&'a mut String);
+
+impl fmt::Write for Escaped<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for character in text.chars() {
+            match character {
+                '\\' => self.0.push_str("\\\\"),
+                '"' => self.0.push_str("\\\""),
+                '\n' => self.0.push_str("\\n"),
+                other => self.0.push(other),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_quotes_stays_inside_its_label() {
+        let mut page = Page(String::new());
+        page.sample("m", &[("queue", &"a\"b\\c\nd/1"), ("x", &"y")], 7);
+        assert_eq!(page.0, "m{queue=\"a\\\"b\\\\c\\nd/1\",x=\"y\"} 7\n");
+    }
+}

@@ -1,0 +1,338 @@
+//! What waits for one connection to be written: filled by shards, emptied by the connection's task.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+
+use bytes::Bytes;
+use mqcore_broker::effect::Event;
+use mqcore_broker::id::ConnectionId;
+use mqcore_session::any::Protocol;
+use tokio::sync::mpsc;
+
+/// Something to write, or to do after everything before it is written.
+#[derive(Debug)]
+pub(crate) enum Outgoing {
+    /// Encoded already; often shared with other connections.
+    Frames(Bytes),
+    /// For the session to encode.
+    Events(Vec<Event>),
+    /// The broker ends this connection.
+    Close,
+}
+
+/// What an event is reckoned at until the session has encoded it: roughly what it keeps in memory.
+pub(crate) fn event_bytes(event: &Event) -> usize {
+    const PLAIN: usize = 128;
+    match event {
+        Event::PublishRefused { message, .. }
+        | Event::Acknowledged { message, .. }
+        | Event::Pulled { message, .. }
+        | Event::Cached { message, .. }
+        | Event::Direct { message, .. }
+        | Event::DirectRefused { message, .. }
+        | Event::DirectAcknowledged(message)
+        | Event::Responded(message) => PLAIN + message.memory_bytes(),
+        Event::Welcomed(_)
+        | Event::Refused(_)
+        | Event::Answered(..)
+        | Event::PullEnded { .. }
+        | Event::Occurred(_) => PLAIN,
+    }
+}
+
+/// What the server wants of a connection's task, apart from the order of what is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Say goodbye, write what is there, and end.
+    Goodbye,
+    /// Too many strangers, and this is the oldest: end now.
+    Evict,
+    /// The peer takes nothing, and there is more than fits: end now.
+    Overflow,
+    /// The time to drain is over: end now.
+    Abort,
+}
+
+/// Where the marks are, in octets. Invariant: `low < high < max`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Marks {
+    low: usize,
+    high: usize,
+    max: usize,
+}
+
+impl Marks {
+    pub(crate) fn new(max: usize) -> Self {
+        Self { low: max / 4, high: max / 2, max }
+    }
+}
+
+/// What a shard learns when it hands something over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pushed {
+    /// It is there.
+    Taken,
+    /// It is there, and the high mark is passed. Said once to each shard; `Writable` follows some day.
+    Congested,
+    /// The connection has ended; what was handed over is gone.
+    Gone,
+}
+
+/// Shared by a connection's task and the shards that talk to it.
+#[derive(Debug)]
+pub(crate) struct Outbox {
+    pub(crate) connection: ConnectionId,
+    pub(crate) protocol: Protocol,
+    marks: Marks,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    queue: Vec<Outgoing>,
+    /// Octets handed over and not yet written to the socket, whoever holds them now.
+    bytes: usize,
+    /// Bit `n`: shard `n` was told `Congested` and waits for `Writable`.
+    waiting_shards: u16,
+    order: Option<Order>,
+    /// Dropped by the connection when it has nothing left to do.
+    probe: Option<mpsc::Sender<()>>,
+    /// The connection's task, where it found nothing to do.
+    waker: Option<Waker>,
+    ended: bool,
+}
+
+/// What a connection finds in its outbox.
+#[derive(Debug, Default)]
+pub(crate) struct Taken {
+    pub(crate) order: Option<Order>,
+    pub(crate) probe: Option<mpsc::Sender<()>>,
+}
+
+impl Outbox {
+    pub(crate) fn new(connection: ConnectionId, protocol: Protocol, marks: Marks) -> Self {
+        let state = State {
+            queue: Vec::new(),
+            bytes: 0,
+            waiting_shards: 0,
+            order: None,
+            probe: None,
+            waker: None,
+            ended: false,
+        };
+        Self { connection, protocol, marks, state: Mutex::new(state) }
+    }
+
+    /// Nothing in here can panic half-way, so a poisoned lock guards a sound state.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes everything out of `staged`, which is worth `bytes`, and wakes the connection once.
+    ///
+    /// Deliveries are always taken: the broker stops by itself once it knows of the congestion. A connection that
+    /// keeps causing events while it reads nothing is ended instead.
+    pub(crate) fn push(&self, staged: &mut Vec<Outgoing>, bytes: usize, shard: usize) -> Pushed {
+        let mut state = self.lock();
+        if state.ended {
+            drop(state);
+            staged.clear();
+            return Pushed::Gone;
+        }
+        let full = state.bytes >= self.marks.max;
+        if full && staged.iter().any(|outgoing| matches!(outgoing, Outgoing::Events(_))) {
+            state.order = Some(Order::Overflow);
+        } else if state.queue.is_empty() && state.queue.capacity() < staged.len() {
+            std::mem::swap(&mut state.queue, staged);
+        } else {
+            state.queue.append(staged);
+        }
+        state.bytes += bytes;
+        let bit = 1 << shard;
+        let pushed = if state.bytes > self.marks.high && state.waiting_shards & bit == 0 {
+            state.waiting_shards |= bit;
+            Pushed::Congested
+        } else {
+            Pushed::Taken
+        };
+        let waker = state.waker.take();
+        drop(state);
+        staged.clear();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        pushed
+    }
+
+    /// Tells the connection's task to do something; the strictest order holds.
+    pub(crate) fn order(&self, order: Order) {
+        let mut state = self.lock();
+        if matches!(state.order, None | Some(Order::Goodbye)) {
+            state.order = Some(order);
+        }
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Makes the connection's task look at everything once more, because the time has changed.
+    pub(crate) fn wake(&self) {
+        let waker = self.lock().waker.take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// As `wake`; `probe` is dropped when the task finds nothing left to do.
+    pub(crate) fn probe(&self, probe: mpsc::Sender<()>) {
+        let mut state = self.lock();
+        if state.ended {
+            return;
+        }
+        state.probe = Some(probe);
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Moves everything into `into`, which is empty, and remembers whom to wake when more comes.
+    pub(crate) fn take(&self, into: &mut Vec<Outgoing>, waker: &Waker) -> Taken {
+        let mut state = self.lock();
+        std::mem::swap(&mut state.queue, into);
+        match &mut state.waker {
+            Some(known) if known.will_wake(waker) => {}
+            known => *known = Some(waker.clone()),
+        }
+        Taken { order: state.order.take(), probe: state.probe.take() }
+    }
+
+    /// The connection produced `added` octets itself and got rid of `removed`. Answers with the shards that are
+    /// to be told `Writable`, as bits.
+    pub(crate) fn settle(&self, added: usize, removed: usize) -> u16 {
+        let mut state = self.lock();
+        state.bytes = (state.bytes + added).saturating_sub(removed);
+        if state.bytes > self.marks.max && added > removed {
+            // Pongs and errors, asked for again and again by a peer that reads none of them.
+            state.order = Some(Order::Overflow);
+        }
+        if state.bytes < self.marks.low { std::mem::take(&mut state.waiting_shards) } else { 0 }
+    }
+
+    /// The connection has ended: nothing more is taken, nothing is kept.
+    pub(crate) fn end(&self) {
+        let mut state = self.lock();
+        state.ended = true;
+        state.probe = None;
+        state.waker = None;
+        let queue = std::mem::take(&mut state.queue);
+        drop(state);
+        // Messages may be large, and their last owner may be here: freed outside of the lock.
+        drop(queue);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    use mqcore_broker::effect::Event;
+    use mqcore_broker::rejection::{Rejection, RejectionKind};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn outbox() -> Outbox {
+        Outbox::new(ConnectionId(1), Protocol::Tmqp, Marks::new(4000))
+    }
+
+    fn frames(bytes: usize) -> Vec<Outgoing> {
+        vec![Outgoing::Frames(Bytes::from(vec![0; bytes]))]
+    }
+
+    fn event() -> Vec<Outgoing> {
+        vec![Outgoing::Events(vec![Event::Refused(Rejection::new(RejectionKind::Busy, "busy"))])]
+    }
+
+    #[test]
+    fn a_task_that_found_nothing_is_woken_once_for_all_that_comes() {
+        let outbox = outbox();
+        let wakes = Arc::new(Wakes::default());
+        let waker = Arc::clone(&wakes).into();
+        outbox.take(&mut Vec::new(), &waker);
+        for _ in 0..3 {
+            assert_eq!(outbox.push(&mut frames(1), 1, 0), Pushed::Taken);
+        }
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
+        let mut taken = Vec::new();
+        outbox.take(&mut taken, &waker);
+        assert_eq!(taken.len(), 3);
+    }
+
+    #[test]
+    fn each_shard_hears_once_of_congestion_and_all_of_them_of_its_end() {
+        let outbox = outbox();
+        assert_eq!(outbox.push(&mut frames(2000), 2000, 0), Pushed::Taken);
+        assert_eq!(outbox.push(&mut frames(1), 1, 0), Pushed::Congested);
+        assert_eq!(outbox.push(&mut frames(1), 1, 0), Pushed::Taken);
+        assert_eq!(outbox.push(&mut frames(1), 1, 3), Pushed::Congested);
+        assert_eq!(outbox.settle(0, 1000), 0, "between the marks nothing changes");
+        assert_eq!(outbox.settle(0, 500), 0b1001);
+        assert_eq!(outbox.settle(0, 500), 0, "nobody is told twice");
+    }
+
+    #[test]
+    fn deliveries_are_taken_beyond_the_limit_but_events_end_the_connection() {
+        let outbox = outbox();
+        let waker = Waker::noop();
+        outbox.push(&mut frames(5000), 5000, 0);
+        outbox.push(&mut frames(10), 10, 0);
+        assert_eq!(outbox.take(&mut Vec::new(), waker).order, None);
+        outbox.push(&mut event(), 10, 0);
+        assert_eq!(outbox.take(&mut Vec::new(), waker).order, Some(Order::Overflow));
+    }
+
+    #[test]
+    fn a_connections_own_output_is_bounded_too() {
+        let outbox = outbox();
+        assert_eq!(outbox.settle(4000, 0), 0);
+        assert_eq!(outbox.take(&mut Vec::new(), Waker::noop()).order, None);
+        outbox.settle(1, 0);
+        assert_eq!(outbox.take(&mut Vec::new(), Waker::noop()).order, Some(Order::Overflow));
+    }
+
+    #[test]
+    fn a_stricter_order_is_not_softened() {
+        let outbox = outbox();
+        outbox.order(Order::Goodbye);
+        outbox.order(Order::Abort);
+        outbox.order(Order::Goodbye);
+        assert_eq!(outbox.take(&mut Vec::new(), Waker::noop()).order, Some(Order::Abort));
+    }
+
+    #[test]
+    fn an_ended_connection_keeps_nothing() {
+        let outbox = outbox();
+        outbox.push(&mut frames(1), 1, 0);
+        outbox.end();
+        let mut late = frames(1);
+        assert_eq!(outbox.push(&mut late, 1, 0), Pushed::Gone);
+        assert!(late.is_empty());
+        let mut taken = Vec::new();
+        outbox.take(&mut taken, Waker::noop());
+        assert!(taken.is_empty());
+    }
+}

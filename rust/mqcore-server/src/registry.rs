@@ -1,0 +1,165 @@
+//! Which connections there are: the place where their number is limited, and where all of them can be reached.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hashbrown::HashMap;
+use mqcore_broker::id::ConnectionId;
+use mqcore_session::any::Protocol;
+use tokio::sync::Notify;
+
+use crate::outbox::{Marks, Order, Outbox};
+
+/// Ids are never reused within a process, so they come from one counter for all servers in it.
+static NEXT_CONNECTION: AtomicU64 = AtomicU64::new(1);
+
+/// All open connections of a server.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    connections_max: usize,
+    half_open_max: usize,
+    marks: Marks,
+    state: Mutex<State>,
+    /// Told when the last connection has closed.
+    emptied: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    open: HashMap<ConnectionId, Arc<Outbox>, foldhash::fast::RandomState>,
+    /// Those of `open` whose peers have not said who they are. Ids ascend, so the first is the oldest.
+    half_open: BTreeSet<ConnectionId>,
+    stopping: bool,
+}
+
+/// Why a connection was not opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// `connections_max` is reached.
+    Full,
+    /// The server stops.
+    Stopping,
+}
+
+impl Registry {
+    pub(crate) fn new(connections_max: usize, half_open_max: usize, output_bytes_max: usize) -> Self {
+        let marks = Marks::new(output_bytes_max);
+        Self { connections_max, half_open_max, marks, state: Mutex::default(), emptied: Notify::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes room for one more connection, half-open at first. If too many are half-open, the oldest goes: whoever
+    /// wants to keep clients out must then finish handshakes faster than they do.
+    pub(crate) fn open(&self, protocol: Protocol) -> Result<Arc<Outbox>, Refusal> {
+        let mut state = self.lock();
+        if state.stopping {
+            return Err(Refusal::Stopping);
+        }
+        if state.open.len() >= self.connections_max {
+            return Err(Refusal::Full);
+        }
+        let evicted =
+            if state.half_open.len() >= self.half_open_max { state.half_open.pop_first() } else { None };
+        let evicted = evicted.and_then(|connection| state.open.get(&connection).cloned());
+        let connection = ConnectionId(NEXT_CONNECTION.fetch_add(1, Ordering::Relaxed));
+        let outbox = Arc::new(Outbox::new(connection, protocol, self.marks));
+        state.open.insert(connection, Arc::clone(&outbox));
+        state.half_open.insert(connection);
+        drop(state);
+        if let Some(evicted) = evicted {
+            evicted.order(Order::Evict);
+        }
+        Ok(outbox)
+    }
+
+    /// The peer has said who it is.
+    pub(crate) fn welcomed(&self, connection: ConnectionId) {
+        self.lock().half_open.remove(&connection);
+    }
+
+    /// The connection has ended.
+    pub(crate) fn close(&self, connection: ConnectionId) {
+        let mut state = self.lock();
+        state.open.remove(&connection);
+        state.half_open.remove(&connection);
+        if state.open.is_empty() {
+            self.emptied.notify_waiters();
+        }
+    }
+
+    /// Returns when no connection is open.
+    pub(crate) async fn emptied(&self) {
+        loop {
+            // Made before the look, so that a closing in between is not missed.
+            let emptied = self.emptied.notified();
+            if self.lock().open.is_empty() {
+                return;
+            }
+            emptied.await;
+        }
+    }
+
+    /// For effects on connections that never spoke to the shard concerned.
+    pub(crate) fn find(&self, connection: ConnectionId) -> Option<Arc<Outbox>> {
+        self.lock().open.get(&connection).cloned()
+    }
+
+    /// Refuses all further connections, and answers with those that are there.
+    pub(crate) fn stop(&self) -> Vec<Arc<Outbox>> {
+        self.lock().stopping = true;
+        self.all()
+    }
+
+    /// All that are open now.
+    pub(crate) fn all(&self) -> Vec<Arc<Outbox>> {
+        self.lock().open.values().cloned().collect()
+    }
+
+    /// How many are open, and how many of these are half-open, of one protocol.
+    pub(crate) fn count(&self, protocol: Protocol) -> (usize, usize) {
+        let state = self.lock();
+        let of_protocol = |outbox: &&Arc<Outbox>| outbox.protocol == protocol;
+        let open = state.open.values().filter(of_protocol).count();
+        let half_open =
+            state.half_open.iter().filter_map(|connection| state.open.get(connection)).filter(of_protocol);
+        (open, half_open.count())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    fn order_of(outbox: &Outbox) -> Option<Order> {
+        outbox.take(&mut Vec::new(), Waker::noop()).order
+    }
+
+    #[test]
+    fn one_stranger_too_many_evicts_the_oldest_stranger_and_no_client() {
+        let registry = Registry::new(100, 2, 4096);
+        let client = registry.open(Protocol::Tmqp).unwrap();
+        registry.welcomed(client.connection);
+        let strangers: Vec<_> = (0..3).map(|_| registry.open(Protocol::Tmqp).unwrap()).collect();
+        assert_eq!(order_of(&client), None);
+        assert_eq!(order_of(&strangers[0]), Some(Order::Evict));
+        assert_eq!(order_of(&strangers[1]), None);
+        assert_eq!(registry.count(Protocol::Tmqp), (4, 2));
+    }
+
+    #[test]
+    fn beyond_the_limit_nothing_opens_until_something_closes() {
+        let registry = Registry::new(1, 1, 4096);
+        let first = registry.open(Protocol::Tmqp).unwrap();
+        assert_eq!(registry.open(Protocol::Tmqp).unwrap_err(), Refusal::Full);
+        registry.close(first.connection);
+        assert!(registry.open(Protocol::Tmqp).is_ok());
+        assert_eq!(registry.stop().len(), 1);
+        assert_eq!(registry.open(Protocol::Tmqp).unwrap_err(), Refusal::Stopping);
+    }
+}

@@ -1,0 +1,158 @@
+//! The signal to stop, and the proof that all have stopped.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// Longer graces are cut to this, so that adding them to the clock cannot overflow.
+const GRACE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// How far the stop is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Nobody has asked to stop.
+    Running,
+    /// Nothing is accepted any more; what is there may finish until then.
+    Draining(Instant),
+    /// Shards and everybody else end now.
+    Ended,
+}
+
+/// Shared by all tasks of a server.
+#[derive(Debug)]
+pub(crate) struct Shutdown {
+    phase: watch::Sender<Phase>,
+    tasks: watch::Sender<usize>,
+}
+
+impl Shutdown {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self { phase: watch::Sender::new(Phase::Running), tasks: watch::Sender::new(0) })
+    }
+
+    /// Asks to stop within `grace`. True for the first who asks; a later one can only shorten the time.
+    pub(crate) fn begin(&self, grace: Duration) -> bool {
+        let until = Instant::now() + grace.min(GRACE_MAX);
+        let mut first = false;
+        self.phase.send_if_modified(|phase| match *phase {
+            Phase::Running => {
+                first = true;
+                *phase = Phase::Draining(until);
+                true
+            }
+            Phase::Draining(earlier) if until < earlier => {
+                *phase = Phase::Draining(until);
+                true
+            }
+            Phase::Draining(_) | Phase::Ended => false,
+        });
+        first
+    }
+
+    /// The time to drain is over.
+    pub(crate) fn end(&self) {
+        self.phase.send_replace(Phase::Ended);
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        *self.phase.borrow() == Phase::Running
+    }
+
+    /// Returns when somebody has asked to stop.
+    pub(crate) async fn begun(&self) {
+        self.reached(|phase| *phase != Phase::Running).await;
+    }
+
+    /// Returns when everything has to end.
+    pub(crate) async fn ended(&self) {
+        self.reached(|phase| *phase == Phase::Ended).await;
+    }
+
+    /// Returns at the end of the time to drain, which may move closer while one waits.
+    pub(crate) async fn drained_long_enough(&self) {
+        let mut phase = self.phase.subscribe();
+        loop {
+            let until = match *phase.borrow_and_update() {
+                Phase::Running => None,
+                Phase::Draining(until) => Some(until),
+                Phase::Ended => return,
+            };
+            tokio::select! {
+                () = sleep_until(until) => return,
+                _ = phase.changed() => {}
+            }
+        }
+    }
+
+    async fn reached(&self, wanted: impl FnMut(&Phase) -> bool) {
+        // The sender lives in `self`, so this cannot fail while somebody waits.
+        let _ = self.phase.subscribe().wait_for(wanted).await;
+    }
+
+    /// To be held by a task as long as it lives.
+    pub(crate) fn enter(self: &Arc<Self>) -> TaskGuard {
+        self.tasks.send_modify(|tasks| *tasks += 1);
+        TaskGuard(Arc::clone(self))
+    }
+
+    /// Returns when no task is left.
+    pub(crate) async fn all_gone(&self) {
+        let _ = self.tasks.subscribe().wait_for(|tasks| *tasks == 0).await;
+    }
+}
+
+async fn sleep_until(until: Option<Instant>) {
+    match until {
+        Some(until) => tokio::time::sleep_until(until).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Proves, while it lives, that a task does.
+#[derive(Debug)]
+pub(crate) struct TaskGuard(Arc<Shutdown>);
+
+impl TaskGuard {
+    /// The task cannot go on, and the server not without it.
+    pub(crate) fn fail(&self) {
+        self.0.begin(Duration::ZERO);
+    }
+}
+
+impl Drop for TaskGuard {
+    fn drop(&mut self) {
+        self.0.tasks.send_modify(|tasks| *tasks -= 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_second_request_can_shorten_the_time_but_not_lengthen_it() {
+        let shutdown = Shutdown::new();
+        let started = Instant::now();
+        assert!(shutdown.begin(Duration::from_secs(60)));
+        assert!(!shutdown.begin(Duration::from_secs(600)));
+        assert!(!shutdown.begin(Duration::from_secs(2)));
+        shutdown.drained_long_enough().await;
+        assert_eq!(started.elapsed().as_secs(), 2);
+    }
+
+    #[tokio::test]
+    async fn all_are_gone_when_the_last_guard_is() {
+        let shutdown = Shutdown::new();
+        let guards = [shutdown.enter(), shutdown.enter()];
+        let waiting = tokio::spawn({
+            let shutdown = Arc::clone(&shutdown);
+            async move { shutdown.all_gone().await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        drop(guards);
+        waiting.await.expect("the last guard wakes who waits");
+    }
+}

@@ -1,0 +1,254 @@
+//! What one turn of a shard wants sent, collected by connection, so that each is locked and woken once.
+//!
+//! Per connection the order is that of the effects. Deliveries to the same list of consumers that come one after the
+//! other form a *run*: they are encoded once, into a chunk that all of the list share.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use hashbrown::HashMap;
+use hashbrown::hash_map::Entry as MapEntry;
+use mqcore_broker::effect::{Deliver, Event, Recipients};
+use mqcore_broker::id::ConnectionId;
+use mqcore_session::any::{Protocol, encode_delivery};
+
+use crate::outbox::{Outbox, Outgoing, Pushed, event_bytes};
+use crate::registry::Registry;
+
+/// A chunk is closed when it has reached this size, so that writing can begin to free what is written.
+const CHUNK_BYTES: usize = 256 * 1024;
+
+/// Collects what is to be sent.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    shard: usize,
+    connections: HashMap<ConnectionId, Staged, foldhash::fast::RandomState>,
+    /// Those of `connections` that have something to send.
+    dirty: Vec<ConnectionId>,
+    run: Option<Run>,
+    runs_begun: u64,
+}
+
+#[derive(Debug)]
+struct Staged {
+    outbox: Arc<Outbox>,
+    outgoing: Vec<Outgoing>,
+    /// Frames for this connection alone, not yet in `outgoing`.
+    own: Vec<u8>,
+    /// How large `own` became last time: what to begin with.
+    own_hint: usize,
+    /// What all of it weighs.
+    bytes: usize,
+    /// The last run that this connection was part of.
+    run: u64,
+    dirty: bool,
+}
+
+#[derive(Debug)]
+struct Run {
+    number: u64,
+    to: Arc<[ConnectionId]>,
+    /// For all of the list, or for all but its first.
+    shared: Chunks,
+    /// For the first of the list, from the moment on when it has to read something else.
+    first: Option<Chunks>,
+}
+
+/// The same frames in each protocol that somebody of the list speaks.
+#[derive(Debug, Default)]
+struct Chunks([Vec<u8>; Protocol::ALL.len()]);
+
+impl Staged {
+    fn new(outbox: Arc<Outbox>) -> Self {
+        Self { outbox, outgoing: Vec::new(), own: Vec::new(), own_hint: 0, bytes: 0, run: 0, dirty: false }
+    }
+
+    fn close_own(&mut self) {
+        if !self.own.is_empty() {
+            let own = std::mem::take(&mut self.own);
+            self.own_hint = own.len().min(CHUNK_BYTES);
+            self.append(own.into());
+        }
+    }
+
+    fn append(&mut self, frames: Bytes) {
+        self.bytes += frames.len();
+        self.outgoing.push(Outgoing::Frames(frames));
+    }
+}
+
+impl Staging {
+    pub(crate) fn new(shard: usize) -> Self {
+        Self { shard, connections: HashMap::default(), dirty: Vec::new(), run: None, runs_begun: 0 }
+    }
+
+    /// Somebody speaks to this shard, and will be spoken to.
+    pub(crate) fn meet(&mut self, outbox: &Arc<Outbox>) {
+        if let MapEntry::Vacant(vacant) = self.connections.entry(outbox.connection) {
+            vacant.insert(Staged::new(Arc::clone(outbox)));
+        }
+    }
+
+    /// A connection ended.
+    pub(crate) fn forget(&mut self, connection: ConnectionId) {
+        self.connections.remove(&connection);
+    }
+
+    /// Makes a connection known that never spoke to this shard: the producer of a message that was dead-lettered to
+    /// here, for example. `false` if there is no such connection any more.
+    fn know(&mut self, connection: ConnectionId, registry: &Registry) -> bool {
+        match self.connections.entry(connection) {
+            MapEntry::Occupied(_) => true,
+            MapEntry::Vacant(vacant) => match registry.find(connection) {
+                Some(outbox) => {
+                    vacant.insert(Staged::new(outbox));
+                    true
+                }
+                None => false,
+            },
+        }
+    }
+
+    /// The place of a connection, with everything before in order. `None` if it has ended.
+    fn place(&mut self, connection: ConnectionId, registry: &Registry) -> Option<&mut Staged> {
+        if !self.know(connection, registry) {
+            return None;
+        }
+        let in_run = self.connections.get(&connection).map_or(0, |staged| staged.run);
+        if self.run.as_ref().is_some_and(|run| run.number == in_run) {
+            self.close_run();
+        }
+        let staged = self.connections.get_mut(&connection)?;
+        if !staged.dirty {
+            staged.dirty = true;
+            self.dirty.push(connection);
+        }
+        Some(staged)
+    }
+
+    /// Something for a connection's session to say.
+    pub(crate) fn tell(&mut self, connection: ConnectionId, event: Event, registry: &Registry) {
+        let Some(staged) = self.place(connection, registry) else { return };
+        staged.close_own();
+        staged.bytes += event_bytes(&event);
+        if let Some(Outgoing::Events(events)) = staged.outgoing.last_mut() {
+            events.push(event);
+        } else {
+            staged.outgoing.push(Outgoing::Events(vec![event]));
+        }
+    }
+
+    /// The end of a connection, behind everything else.
+    pub(crate) fn close(&mut self, connection: ConnectionId, registry: &Registry) {
+        let Some(staged) = self.place(connection, registry) else { return };
+        staged.close_own();
+        staged.outgoing.push(Outgoing::Close);
+    }
+
+    /// A message for one or many consumers.
+    pub(crate) fn deliver(&mut self, deliver: &Deliver, registry: &Registry) {
+        match &deliver.to {
+            Recipients::One(connection) => self.deliver_one(*connection, deliver, registry),
+            Recipients::Many(to) if to.len() == 1 => self.deliver_one(to[0], deliver, registry),
+            Recipients::Many(to) => self.deliver_many(to, deliver, registry),
+        }
+    }
+
+    fn deliver_one(&mut self, connection: ConnectionId, deliver: &Deliver, registry: &Registry) {
+        let Some(staged) = self.place(connection, registry) else { return };
+        if staged.own.capacity() == 0 {
+            staged.own.reserve(staged.own_hint);
+        }
+        encode_delivery(staged.outbox.protocol, deliver, deliver.first, &mut staged.own);
+        if staged.own.len() >= CHUNK_BYTES {
+            staged.close_own();
+        }
+    }
+
+    fn deliver_many(&mut self, to: &Arc<[ConnectionId]>, deliver: &Deliver, registry: &Registry) {
+        let same = self.run.as_ref().is_some_and(|run| Arc::ptr_eq(&run.to, to));
+        if !same {
+            self.close_run();
+            self.begin_run(to, registry);
+        }
+        let Some(run) = &mut self.run else { return };
+        if run.encode(deliver) >= CHUNK_BYTES {
+            self.close_run();
+        }
+    }
+
+    /// Marks everybody of the list, so that whatever else comes for one of them closes the run first.
+    fn begin_run(&mut self, to: &Arc<[ConnectionId]>, registry: &Registry) {
+        self.runs_begun += 1;
+        let number = self.runs_begun;
+        for &connection in &**to {
+            if self.know(connection, registry)
+                && let Some(staged) = self.connections.get_mut(&connection)
+            {
+                staged.run = number;
+            }
+        }
+        self.run = Some(Run { number, to: Arc::clone(to), shared: Chunks::default(), first: None });
+    }
+
+    fn close_run(&mut self) {
+        let Some(run) = self.run.take() else { return };
+        let shared = run.shared.0.map(Bytes::from);
+        let first = run.first.map(|first| first.0.map(Bytes::from));
+        for (index, connection) in run.to.iter().enumerate() {
+            let Some(staged) = self.connections.get_mut(connection) else { continue };
+            let frames = match &first {
+                Some(first) if index == 0 => first,
+                _ => &shared,
+            };
+            staged.close_own();
+            staged.append(frames[staged.outbox.protocol as usize].clone());
+            if !staged.dirty {
+                staged.dirty = true;
+                self.dirty.push(*connection);
+            }
+        }
+    }
+
+    /// Hands everything over. Appends those connections to `congested` that should get nothing more for now. False if
+    /// there was nothing to hand over.
+    pub(crate) fn flush(&mut self, congested: &mut Vec<ConnectionId>) -> bool {
+        self.close_run();
+        let any = !self.dirty.is_empty();
+        for connection in self.dirty.drain(..) {
+            let Some(staged) = self.connections.get_mut(&connection) else { continue };
+            staged.dirty = false;
+            staged.close_own();
+            let bytes = std::mem::take(&mut staged.bytes);
+            if staged.outbox.push(&mut staged.outgoing, bytes, self.shard) == Pushed::Congested {
+                congested.push(connection);
+            }
+        }
+        any
+    }
+}
+
+impl Run {
+    /// Appends the message, and answers how large a chunk is by now.
+    fn encode(&mut self, deliver: &Deliver) -> usize {
+        if deliver.first && self.first.is_none() {
+            self.first = Some(Chunks(self.shared.0.clone()));
+        }
+        let mut largest = 0;
+        for protocol in Protocol::ALL {
+            let shared = &mut self.shared.0[protocol as usize];
+            let before = shared.len();
+            encode_delivery(protocol, deliver, false, shared);
+            largest = largest.max(shared.len());
+            if let Some(first) = &mut self.first {
+                let first = &mut first.0[protocol as usize];
+                if deliver.first {
+                    encode_delivery(protocol, deliver, true, first);
+                } else {
+                    first.extend_from_slice(&shared[before..]);
+                }
+            }
+        }
+        largest
+    }
+}

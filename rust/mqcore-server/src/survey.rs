@@ -1,0 +1,125 @@
+//! What all shards know, joined into one answer.
+
+use mqcore_broker::id::QueueAddress;
+use mqcore_broker::stats::{QueueStats, Survey, Waiting};
+use tokio::sync::oneshot;
+
+use crate::hub::Hub;
+use crate::shard::Urgent;
+
+/// Asks every shard, and joins what they say. Shards that have stopped add nothing.
+pub(crate) async fn survey(hub: &Hub) -> Survey {
+    let mut replies = Vec::with_capacity(hub.shards.len());
+    for shard in &hub.shards {
+        let (reply, answer) = oneshot::channel();
+        shard.send_urgent(Urgent::Survey(reply));
+        replies.push(answer);
+    }
+    let mut joined = Survey::default();
+    for answer in replies {
+        if let Ok(survey) = answer.await {
+            join(&mut joined, survey);
+        }
+    }
+    joined
+}
+
+/// Looks into a queue. `None`: there is no such queue, or its shard has stopped.
+pub(crate) async fn waiting(hub: &Hub, queue: QueueAddress, max: usize) -> Option<Vec<Waiting>> {
+    let shard = queue.channel.shard(hub.shards.len());
+    let (reply, answer) = oneshot::channel();
+    hub.shards[shard].send_urgent(Urgent::Waiting(queue, max, reply));
+    answer.await.ok().flatten()
+}
+
+/// Returns when every shard has taken a turn; `false` if one has stopped.
+pub(crate) async fn ping(hub: &Hub) -> bool {
+    let mut replies = Vec::with_capacity(hub.shards.len());
+    for shard in &hub.shards {
+        let (reply, answer) = oneshot::channel();
+        shard.send_urgent(Urgent::Ping(reply));
+        replies.push(answer);
+    }
+    for answer in replies {
+        if answer.await.is_err() {
+            return false;
+        }
+    }
+    true
+}
+
+fn join(joined: &mut Survey, survey: Survey) {
+    joined.channels.extend(survey.channels);
+    joined.queues.extend(survey.queues);
+    joined.clients.extend(survey.clients);
+    joined.refused += survey.refused;
+    add_stats(&mut joined.retired, &survey.retired);
+}
+
+/// Adds the counters of `stats` to those of `sum`; of moments, the later remains.
+pub(crate) fn add_stats(sum: &mut QueueStats, stats: &QueueStats) {
+    // Taken apart, so that a new counter cannot be forgotten here.
+    let QueueStats {
+        received,
+        sent,
+        deliveries,
+        acks,
+        negative_acks,
+        timed_out,
+        saved,
+        save_failed,
+        removed,
+        put_back,
+        dead_lettered,
+        errors,
+        dropped,
+        last_received_ms,
+        last_sent_ms,
+    } = stats;
+    sum.received += received;
+    sum.sent += sent;
+    sum.deliveries += deliveries;
+    sum.acks += acks;
+    sum.negative_acks += negative_acks;
+    sum.timed_out += timed_out;
+    sum.saved += saved;
+    sum.save_failed += save_failed;
+    sum.removed += removed;
+    sum.put_back += put_back;
+    sum.dead_lettered += dead_lettered;
+    sum.errors += errors;
+    for (sum, dropped) in sum.dropped.iter_mut().zip(dropped) {
+        *sum += dropped;
+    }
+    sum.last_received_ms = sum.last_received_ms.max(*last_received_ms);
+    sum.last_sent_ms = sum.last_sent_ms.max(*last_sent_ms);
+}
+
+/// Sums over queues, those that are gone included in the counters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Totals {
+    /// Stored and not handed out.
+    pub(crate) ready: u64,
+    /// Handed out and not settled.
+    pub(crate) in_flight: u64,
+    /// Waiting for a handler.
+    pub(crate) undecided: u64,
+    /// Octets of all of these.
+    pub(crate) memory_bytes: u64,
+    /// Counters.
+    pub(crate) stats: QueueStats,
+}
+
+impl Totals {
+    pub(crate) fn of(survey: &Survey) -> Self {
+        let mut totals = Self { stats: survey.retired, ..Self::default() };
+        for queue in &survey.queues {
+            totals.ready += queue.high_priority + queue.normal;
+            totals.in_flight += queue.in_flight;
+            totals.undecided += queue.undecided;
+            totals.memory_bytes += queue.memory_bytes;
+            add_stats(&mut totals.stats, &queue.stats);
+        }
+        totals
+    }
+}

@@ -1,0 +1,661 @@
+//! Promises of the server, kept over real sockets and in-memory connections, checked octet by octet.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use mqcore_broker::broker::HandlerSpec;
+use mqcore_broker::decision::{Decision, Step, Steps};
+use mqcore_broker::effect::{Answer, Question};
+use mqcore_broker::id::{ChannelName, QueueAddress};
+use mqcore_broker::options::{ChannelOptions, QueueOptions, Status};
+use mqcore_broker::policy;
+use mqcore_server::config::{ClockConfig, Config, ListenerConfig, Protocol};
+use mqcore_server::handler::{AnswerSink, HandlerPort, NoHandlers};
+use mqcore_server::server::{Server, StartError};
+use mqcore_wire::codec::Limits;
+use mqcore_wire::tmqp::hello::{self, Hello};
+use mqcore_wire::tmqp::operation::{self, Operation};
+use mqcore_wire::tmqp::{self, Frame, Kind, PREAMBLE};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// Nothing here takes this long unless it is broken.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// One peer that speaks TMQP, by hand.
+struct Peer<S> {
+    stream: S,
+    input: Vec<u8>,
+}
+
+/// A frame that outlives its buffer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Received {
+    kind: Kind,
+    content_type: u16,
+    id: Vec<u8>,
+    payload: Vec<u8>,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
+    /// Shakes hands.
+    async fn welcome(stream: S, id: &str) -> Self {
+        let mut peer = Self { stream, input: Vec::new() };
+        peer.send(&PREAMBLE).await;
+        let mut body = Vec::new();
+        hello::encode(&Hello { client_id: Some(id), ..Hello::default() }, &mut body).expect("a plain Hello");
+        let hello = Frame {
+            content_type: operation::HELLO,
+            id: b"hello",
+            payload: &body,
+            ..Frame::new(Kind::SERVER)
+        };
+        peer.send_frame(&hello).await;
+        let mut preamble = [0; 8];
+        peer.stream.read_exact(&mut preamble).await.expect("the preamble comes back");
+        assert_eq!(preamble, PREAMBLE);
+        let accepted = peer.receive().await.expect("the server accepts");
+        assert_eq!((accepted.kind, accepted.content_type), (Kind::SERVER, operation::ACCEPTED));
+        peer
+    }
+
+    async fn send(&mut self, octets: &[u8]) {
+        timeout(PATIENCE, self.stream.write_all(octets)).await.expect("in time").expect("the server reads");
+    }
+
+    async fn send_frame(&mut self, frame: &Frame<'_>) {
+        let mut octets = Vec::new();
+        tmqp::encode(frame, &mut octets);
+        self.send(&octets).await;
+    }
+
+    async fn join(&mut self, channel: &str) {
+        let join = Frame {
+            content_type: Operation::JoinChannel.code(),
+            id: b"join",
+            target: channel.as_bytes(),
+            pending_response: true,
+            ..Frame::new(Kind::SERVER)
+        };
+        self.send_frame(&join).await;
+        let response = self.receive().await.expect("join is answered");
+        assert_eq!((response.kind, response.content_type), (Kind::RESPONSE, operation::status::OK));
+    }
+
+    async fn publish(&mut self, channel: &str, id: &str, payload: &[u8]) {
+        let publish =
+            Frame { id: id.as_bytes(), target: channel.as_bytes(), payload, ..Frame::new(Kind::QUEUE) };
+        self.send_frame(&publish).await;
+    }
+
+    /// The next frame; `None` when the server has closed.
+    async fn receive(&mut self) -> Option<Received> {
+        loop {
+            if let Some((frame, size)) = tmqp::decode(&self.input, &Limits::default()).expect("sound frames")
+            {
+                let received = Received {
+                    kind: frame.kind,
+                    content_type: frame.content_type,
+                    id: frame.id.to_vec(),
+                    payload: frame.payload.to_vec(),
+                };
+                self.input.drain(..size);
+                return Some(received);
+            }
+            let read = timeout(PATIENCE, self.stream.read_buf(&mut self.input)).await.expect("in time");
+            if read.unwrap_or(0) == 0 {
+                return None;
+            }
+        }
+    }
+
+    /// Waits for the server to close; what comes before that is thrown away.
+    async fn closed(mut self) {
+        let mut scratch = vec![0; 64 * 1024];
+        while timeout(PATIENCE, self.stream.read(&mut scratch)).await.expect("in time").unwrap_or(0) > 0 {}
+    }
+}
+
+fn config() -> Config {
+    Config {
+        listeners: vec!["tmqp://127.0.0.1:0".parse().expect("a URL")],
+        auto_create_channels: true,
+        auto_create_queues: true,
+        shards: 2,
+        ..Config::default()
+    }
+}
+
+fn with_status(status: Status) -> Config {
+    let queue = QueueOptions { status, ..QueueOptions::default() };
+    Config { channel: ChannelOptions { queue, ..ChannelOptions::default() }, ..config() }
+}
+
+async fn start(config: Config) -> Server {
+    Server::start(config, Vec::new(), Arc::new(NoHandlers)).await.expect("the server starts")
+}
+
+fn address(server: &Server) -> SocketAddr {
+    server.listeners()[0].1
+}
+
+async fn dial(server: &Server, id: &str) -> Peer<TcpStream> {
+    Peer::welcome(TcpStream::connect(address(server)).await.expect("it listens"), id).await
+}
+
+async fn local(server: &Server, id: &str) -> Peer<DuplexStream> {
+    Peer::welcome(server.connect_local(Protocol::Tmqp), id).await
+}
+
+/// Looks again and again until it holds.
+async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let start = Instant::now();
+    while !holds().await {
+        assert!(start.elapsed() < PATIENCE, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_one_client_publishes_another_receives_in_order() {
+    let server = start(config()).await;
+    let mut consumer = dial(&server, "consumer").await;
+    consumer.join("news").await;
+    let mut producer = dial(&server, "producer").await;
+    for number in 0..1000_u32 {
+        producer.publish("news", &number.to_string(), &number.to_le_bytes()).await;
+    }
+    for number in 0..1000_u32 {
+        let received = consumer.receive().await.expect("it comes");
+        assert_eq!(received.kind, Kind::QUEUE);
+        assert_eq!(received.payload, number.to_le_bytes());
+    }
+    server.stop(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frame_may_come_in_any_pieces_and_be_larger_than_any_buffer() {
+    let server = start(config()).await;
+    let mut consumer = dial(&server, "consumer").await;
+    consumer.join("large").await;
+    let mut producer = dial(&server, "producer").await;
+    let bodies: Vec<Vec<u8>> =
+        [0, 1, 252, 253, 40_000, 65_536, 1_000_003, 5_000_000].map(|size| vec![7; size]).into();
+    let mut octets = Vec::new();
+    for body in &bodies {
+        let frame = Frame { id: b"x", target: b"large", payload: body, ..Frame::new(Kind::QUEUE) };
+        tmqp::encode(&frame, &mut octets);
+    }
+    // The first frames octet by octet, the rest in pieces that fit nothing.
+    let (slowly, rest) = octets.split_at(600);
+    for octet in slowly {
+        producer.send(&[*octet]).await;
+    }
+    let reading = tokio::spawn(async move {
+        let mut sizes = Vec::new();
+        for _ in 0..8 {
+            let received = consumer.receive().await.expect("it comes");
+            assert!(received.payload.iter().all(|octet| *octet == 7));
+            sizes.push(received.payload.len());
+        }
+        sizes
+    });
+    for piece in rest.chunks(33_333) {
+        producer.send(piece).await;
+    }
+    let sizes = timeout(PATIENCE, reading).await.expect("in time").expect("no panic");
+    assert_eq!(sizes, bodies.iter().map(Vec::len).collect::<Vec<_>>());
+    server.stop(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_published_before_a_connection_closed_is_delivered() {
+    let server = start(config()).await;
+    let mut consumer = dial(&server, "consumer").await;
+    consumer.join("last-words").await;
+    let mut producer = dial(&server, "producer").await;
+    let mut octets = Vec::new();
+    for number in 0..20_000_u32 {
+        let payload = number.to_le_bytes();
+        let frame = Frame { id: b"x", target: b"last-words", payload: &payload, ..Frame::new(Kind::QUEUE) };
+        tmqp::encode(&frame, &mut octets);
+    }
+    producer.send(&octets).await;
+    drop(producer);
+    for number in 0..20_000_u32 {
+        assert_eq!(consumer.receive().await.expect("it comes").payload, number.to_le_bytes());
+    }
+    server.stop(PATIENCE).await;
+}
+
+/// Refuses the one message of `failing` until it is put back too often, and waits for it in `dead`.
+async fn dead_letter(shards: usize, failing: &str, dead: &str) {
+    let queue = QueueOptions {
+        request_acknowledge: true,
+        put_back_limit: 1,
+        // No timer wakes the shard while this test looks.
+        acknowledge_timeout: 3 * PATIENCE,
+        dead_letter: Some(QueueAddress::parse(dead).expect("a good name")),
+        ..QueueOptions::default()
+    };
+    let channel = ChannelOptions { queue, ..ChannelOptions::default() };
+    let server = start(Config { shards, channel, ..config() }).await;
+    let mut consumer = dial(&server, "consumer").await;
+    let mut undertaker = dial(&server, "undertaker").await;
+    undertaker.publish(dead, "makes the queue", b"").await;
+    consumer.join(failing).await;
+    undertaker.join(dead).await;
+    assert_eq!(undertaker.receive().await.expect("it comes").id, b"makes the queue");
+    consumer.publish(failing, "bad", b"apple").await;
+    for _ in 0..2 {
+        assert_eq!(consumer.receive().await.expect("it comes").id, b"bad");
+        let refusal = Frame {
+            id: b"bad",
+            target: failing.as_bytes(),
+            headers: b"Nack-Reason:rotten\r\n",
+            ..Frame::new(Kind::ACKNOWLEDGE)
+        };
+        consumer.send_frame(&refusal).await;
+    }
+    let buried = undertaker.receive().await.expect("nothing else has to happen for it to come");
+    assert_eq!((buried.id.as_slice(), buried.payload.as_slice()), (&b"bad"[..], &b"apple"[..]));
+    server.stop(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_letter_reaches_its_queue_on_the_same_shard_and_on_another() {
+    dead_letter(1, "failing", "dead").await;
+    let shard = |name: &str| ChannelName::new(name).expect("a good name").shard(2);
+    let far = (0..).map(|number| format!("dead{number}")).find(|name| shard(name) != shard("failing"));
+    dead_letter(2, "failing", &far.expect("names spread over shards")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_does_not_say_who_it_is_is_closed_in_time() {
+    let server = start(Config { handshake_timeout: Duration::from_millis(100), ..config() }).await;
+    let started = Instant::now();
+    let mut silent = TcpStream::connect(address(&server)).await.expect("it listens");
+    let mut half = TcpStream::connect(address(&server)).await.expect("it listens");
+    half.write_all(&PREAMBLE[..5]).await.expect("it reads");
+    for stream in [&mut silent, &mut half] {
+        let mut rest = Vec::new();
+        let _ = timeout(PATIENCE, stream.read_to_end(&mut rest)).await.expect("closed in time");
+    }
+    assert!(started.elapsed() >= Duration::from_millis(100));
+    server.stop(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn garbage_closes_its_sender_and_nobody_else() {
+    let server = start(config()).await;
+    let mut bystander = dial(&server, "bystander").await;
+    bystander.join("calm").await;
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xFF; 300], b"TMQP/2.0\x00\x00\x00\x00"] {
+        let mut stream = TcpStream::connect(address(&server)).await.expect("it listens");
+        stream.write_all(garbage).await.expect("it reads");
+        Peer { stream, input: Vec::new() }.closed().await;
+    }
+    let mut liar = dial(&server, "liar").await;
+    // A payload of 2^64 - 1 octets is announced.
+    liar.send(&[0x11, 0x10, 0, 0, 0, 0, 0, 0xFF, 255, 255, 255, 255, 255, 255, 255, 255]).await;
+    liar.closed().await;
+    bystander.publish("calm", "1", b"still here").await;
+    assert_eq!(bystander.receive().await.expect("it comes").payload, b"still here");
+    server.stop(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_strangers_keep_no_client_out() {
+    let half_open_max = 500;
+    let server = start(Config { half_open_max, ..config() }).await;
+    let mut strangers = Vec::new();
+    for _ in 0..10_000 {
+        strangers.push(server.connect_local(Protocol::Tmqp));
+    }
+    let mut client = local(&server, "client").await;
+    client.join("open").await;
+    // All but the youngest were sent away.
+    let gone = 10_000 - half_open_max;
+    for stranger in &mut strangers[..gone] {
+        let read = timeout(PATIENCE, stranger.read(&mut [0; 1])).await.expect("in time");
+        assert_eq!(read.unwrap_or(0), 0);
+    }
+    drop(strangers);
+    client.publish("open", "1", b"hello").await;
+    assert_eq!(client.receive().await.expect("it comes").payload, b"hello");
+    server.stop(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn beyond_the_limit_connections_are_turned_away() {
+    let server = start(Config { connections_max: 2, ..config() }).await;
+    let first = dial(&server, "first").await;
+    let second = dial(&server, "second").await;
+    let third = TcpStream::connect(address(&server)).await.expect("it listens");
+    Peer { stream: third, input: Vec::new() }.closed().await;
+    drop((first, second));
+    eventually("there is room again", async || {
+        let mut stream = TcpStream::connect(address(&server)).await.expect("it listens");
+        let _ = stream.write_all(&PREAMBLE).await;
+        stream.read_exact(&mut [0; 8]).await.is_ok()
+    })
+    .await;
+    server.stop(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_consumer_that_never_reads_is_closed_and_others_get_everything() {
+    let config = Config {
+        output_bytes_max: 256 * 1024,
+        slow_consumer_timeout: Duration::from_millis(200),
+        ..with_status(Status::Broadcast)
+    };
+    let server = start(config).await;
+    let mut sleeper = local(&server, "sleeper").await;
+    sleeper.join("flood").await;
+    let mut reader = local(&server, "reader").await;
+    reader.join("flood").await;
+    let mut producer = local(&server, "producer").await;
+    // Far more than the sleeper's buffers hold; the reader confirms each round, so it is never slow.
+    for round in 0..64_u32 {
+        for _ in 0..32 {
+            producer.publish("flood", "x", &[1; 1024]).await;
+        }
+        for _ in 0..32 {
+            assert_eq!(reader.receive().await.expect("it comes").payload.len(), 1024, "round {round}");
+        }
+    }
+    eventually("the sleeper is closed", async || server.survey().await.clients.len() == 2).await;
+    let survey = server.survey().await;
+    let queue = &survey.queues[0];
+    let slow = queue.stats.dropped[mqcore_broker::stats::DropReason::Slow as usize];
+    assert!(slow > 0, "what the sleeper missed is counted");
+    assert_eq!(queue.memory_bytes, 0, "nothing of a broadcast is kept");
+    drop(sleeper);
+    server.stop(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_asks_and_never_reads_is_bounded() {
+    let server = start(Config { output_bytes_max: 64 * 1024, ..config() }).await;
+    let mut peer = local(&server, "asker").await;
+    let mut pings = Vec::new();
+    for _ in 0..1000 {
+        pings.extend_from_slice(&tmqp::PING);
+    }
+    // The pongs fill the pipe, then the buffer, then the server's patience.
+    let flood = async { while peer.stream.write_all(&pings).await.is_ok() {} };
+    timeout(PATIENCE, flood).await.expect("the server closes");
+    server.stop(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stop_writes_what_is_on_its_way_says_goodbye_and_leaves_nothing() {
+    let server = start(config()).await;
+    let mut consumer = dial(&server, "consumer").await;
+    consumer.join("end").await;
+    let mut producer = dial(&server, "producer").await;
+    for number in 0..5000_u32 {
+        producer.publish("end", "x", &number.to_le_bytes()).await;
+    }
+    eventually("all were taken", async || {
+        server.survey().await.queues.first().is_some_and(|queue| queue.stats.received == 5000)
+    })
+    .await;
+    let stopping = tokio::spawn({
+        let server = server.clone();
+        async move { server.stop(PATIENCE).await }
+    });
+    for number in 0..5000_u32 {
+        assert_eq!(consumer.receive().await.expect("it comes").payload, number.to_le_bytes());
+    }
+    assert_eq!(consumer.receive().await.expect("goodbye").kind, Kind::TERMINATE);
+    assert_eq!(consumer.receive().await, None);
+    timeout(PATIENCE, stopping).await.expect("in time").expect("no panic");
+    assert!(TcpStream::connect(address(&server)).await.is_err(), "nobody listens any more");
+    server.stop(Duration::ZERO).await;
+    server.stopped().await;
+    let mut late = server.connect_local(Protocol::Tmqp);
+    assert_eq!(late.read(&mut [0; 1]).await.expect("reads as closed"), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_never_reads_delays_the_stop_only_by_the_grace() {
+    let server = start(config()).await;
+    let mut sleeper = local(&server, "sleeper").await;
+    sleeper.join("stuck").await;
+    let mut producer = local(&server, "producer").await;
+    for _ in 0..300 {
+        producer.publish("stuck", "x", &[0; 1024]).await;
+    }
+    let started = Instant::now();
+    timeout(PATIENCE, server.stop(Duration::from_millis(300))).await.expect("in time");
+    assert!(started.elapsed() >= Duration::from_millis(300));
+    drop(sleeper);
+}
+
+#[test]
+fn two_hundred_starts_and_stops_leave_no_task_behind() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    runtime.block_on(async {
+        for round in 0..200_u32 {
+            let server =
+                start(Config { admin: Some("127.0.0.1:0".parse().expect("an address")), ..config() }).await;
+            let mut consumer = dial(&server, "consumer").await;
+            consumer.join("round").await;
+            consumer.publish("round", "x", &round.to_le_bytes()).await;
+            assert_eq!(consumer.receive().await.expect("it comes").payload, round.to_le_bytes());
+            // Every other time the peer is still there, and gets no grace.
+            let grace = if round % 2 == 0 { PATIENCE } else { Duration::ZERO };
+            if round % 2 == 0 {
+                drop(consumer);
+            }
+            timeout(PATIENCE, server.stop(grace)).await.expect("in time");
+        }
+        let metrics = tokio::runtime::Handle::current().metrics();
+        eventually("all tasks are gone", async || metrics.num_alive_tasks() == 0).await;
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_without_handles_stops() {
+    let server = start(config()).await;
+    let peer = dial(&server, "peer").await;
+    drop(server);
+    peer.closed().await;
+}
+
+#[tokio::test]
+async fn only_loopback_is_bound_unless_told_otherwise() {
+    let listeners = vec![ListenerConfig { protocol: Protocol::Tmqp, address: "0.0.0.0:0".into() }];
+    let refused =
+        Server::start(Config { listeners: listeners.clone(), ..config() }, Vec::new(), Arc::new(NoHandlers));
+    assert!(matches!(refused.await, Err(StartError::NotLoopback { .. })));
+    let server = start(Config { listeners, allow_remote: true, ..config() }).await;
+    server.stop(Duration::ZERO).await;
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_an_error_that_names_it() {
+    let server = start(config()).await;
+    let listeners = vec![ListenerConfig { protocol: Protocol::Tmqp, address: address(&server).to_string() }];
+    let error = Server::start(Config { listeners, ..config() }, Vec::new(), Arc::new(NoHandlers)).await;
+    let error = error.expect_err("the port is taken").to_string();
+    assert!(error.contains(&address(&server).to_string()), "{error}");
+    server.stop(Duration::ZERO).await;
+}
+
+/// Answers every question with "go on", from a thread of its own and after a while.
+struct Slow {
+    asked: Arc<AtomicUsize>,
+    delay: Duration,
+}
+
+impl HandlerPort for Slow {
+    fn ask(&self, questions: Vec<Question>, answers: &Arc<dyn AnswerSink>) {
+        self.asked.fetch_add(questions.len(), Ordering::SeqCst);
+        let (delay, answers) = (self.delay, Arc::clone(answers));
+        std::thread::spawn(move || {
+            std::thread::sleep(delay);
+            let go_on = |question: Question| Answer { id: question.id, result: Ok(Decision::ALLOW) };
+            answers.answer(questions.into_iter().map(go_on).collect());
+        });
+    }
+}
+
+fn asked_first(timeout: Duration) -> HandlerSpec {
+    HandlerSpec {
+        key: "asked".into(),
+        overrides: Steps::NONE.with(Step::ReceivedFromProducer),
+        base: policy::MEMORY,
+        timeout,
+        fallback: Decision::ALLOW,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settle_waits_for_handlers_and_everything_after_them() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let port = Slow { asked: Arc::clone(&asked), delay: Duration::from_millis(30) };
+    let config = Config { clock: ClockConfig::Manual, delivery_handler: "asked".into(), ..config() };
+    let server = Server::start(config, vec![asked_first(Duration::from_secs(10))], Arc::new(port)).await;
+    let server = server.expect("the server starts");
+    let mut peer = local(&server, "peer").await;
+    peer.join("asked").await;
+    for _ in 0..10 {
+        peer.publish("asked", "x", b"decide").await;
+    }
+    timeout(PATIENCE, server.settle()).await.expect("in time");
+    assert_eq!(asked.load(Ordering::SeqCst), 10);
+    // Everything was decided and written: it can be read without waiting.
+    for _ in 0..10 {
+        let received = timeout(Duration::from_millis(1), peer.receive()).await.expect("it is there");
+        assert_eq!(received.expect("it is there").payload, b"decide");
+    }
+    server.stop(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_manual_clock_drives_brokers_and_sessions() {
+    let port = Slow { asked: Arc::default(), delay: Duration::from_millis(1) };
+    let config = Config {
+        clock: ClockConfig::Manual,
+        delivery_handler: "asked".into(),
+        ping_interval: Duration::from_secs(60),
+        pong_timeout: Duration::from_secs(10),
+        ..config()
+    };
+    let server = Server::start(config, vec![asked_first(Duration::from_secs(10))], Arc::new(port)).await;
+    let server = server.expect("the server starts");
+    let mut peer = local(&server, "peer").await;
+    server.settle().await;
+    server.advance(Duration::from_secs(61));
+    server.settle().await;
+    let ping = timeout(PATIENCE, peer.receive()).await.expect("in time");
+    assert_eq!(ping.expect("a ping").kind, Kind::PING);
+    server.advance(Duration::from_secs(11));
+    peer.closed().await;
+    server.stop(PATIENCE).await;
+}
+
+/// One request over HTTP, without any library: what an operator's `curl` would see.
+async fn http_get(address: SocketAddr, target: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).await.expect("it listens");
+    let request = format!("GET {target} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.expect("it reads");
+    let mut response = String::new();
+    timeout(PATIENCE, stream.read_to_string(&mut response)).await.expect("in time").expect("text");
+    let (head, body) = response.split_once("\r\n\r\n").expect("a head and a body");
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+    (status, body.into())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_admin_side_tells_health_metrics_and_an_overview() {
+    let admin = Some("127.0.0.1:0".parse().expect("an address"));
+    let server = start(Config { admin, ..with_status(Status::Pull) }).await;
+    let mut peer = dial(&server, "peer-1").await;
+    peer.join("shelf").await;
+    for _ in 0..3 {
+        peer.publish("shelf", "x", b"kept").await;
+    }
+    eventually("three are stored", async || {
+        server.survey().await.queues.first().is_some_and(|queue| queue.normal == 3)
+    })
+    .await;
+    let admin = server.admin().expect("it is served");
+    assert_eq!(http_get(admin, "/livez").await.0, 200);
+    assert_eq!(http_get(admin, "/readyz").await.0, 200);
+
+    let (status, metrics) = http_get(admin, "/metrics").await;
+    assert_eq!(status, 200);
+    for line in [
+        "mqcore_messages_total{outcome=\"in\"} 3",
+        "mqcore_messages_ready 3",
+        "mqcore_messages_dropped_total{reason=\"slow\"} 0",
+        "mqcore_connections{protocol=\"tmqp\",state=\"client\"} 1",
+        "mqcore_clients 1",
+    ] {
+        assert!(metrics.lines().any(|present| present == line), "{line} is missing in\n{metrics}");
+    }
+    assert!(!metrics.contains("shelf"), "queues are listed only when asked for");
+    let (_, metrics) = http_get(admin, "/metrics?queues=1").await;
+    assert!(metrics.contains("mqcore_queue_ready{queue=\"shelf/0\"} 3"), "{metrics}");
+
+    let (status, overview) = http_get(admin, "/overview?limit=1").await;
+    assert_eq!(status, 200);
+    let overview: serde_json::Value = serde_json::from_str(&overview).expect("JSON");
+    assert_eq!(overview["totals"]["ready"], 3);
+    assert_eq!(overview["queues"][0]["queue"], "shelf/0");
+    assert_eq!(overview["clients"][0]["id"], "peer-1");
+
+    for (target, expected, code) in
+        [("/nothing", 404, "not-found"), ("/overview?limit=many", 400, "bad-request")]
+    {
+        let (status, body) = http_get(admin, target).await;
+        let body: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+        assert_eq!((status, body["error"]["code"].as_str()), (expected, Some(code)));
+    }
+    server.stop(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_admin_side_answers_while_a_handler_is_stuck() {
+    struct Stuck;
+    impl HandlerPort for Stuck {
+        fn ask(&self, _: Vec<Question>, _: &Arc<dyn AnswerSink>) {}
+    }
+    let admin = Some("127.0.0.1:0".parse().expect("an address"));
+    let config = Config { admin, delivery_handler: "asked".into(), ..config() };
+    let server = Server::start(config, vec![asked_first(Duration::from_secs(600))], Arc::new(Stuck)).await;
+    let server = server.expect("the server starts");
+    let mut peer = dial(&server, "peer").await;
+    peer.join("asked").await;
+    peer.publish("asked", "x", b"for ever").await;
+    let admin = server.admin().expect("it is served");
+    eventually("the question is seen to be open", async || {
+        http_get(admin, "/metrics").await.1.contains("mqcore_handler_questions_open 1")
+    })
+    .await;
+    assert_eq!(http_get(admin, "/readyz").await.0, 200);
+    timeout(PATIENCE, server.stop(Duration::from_secs(1)))
+        .await
+        .expect("a stuck handler does not hold the stop");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_never_ends_does_not_keep_the_admin_side_busy() {
+    let admin = Some("127.0.0.1:0".parse().expect("an address"));
+    let server = start(Config { admin, ..config() }).await;
+    let admin = server.admin().expect("it is served");
+    let mut slow = TcpStream::connect(admin).await.expect("it listens");
+    slow.write_all(b"GET /livez HTTP/1.1\r\nhost:").await.expect("it reads");
+    let mut rest = Vec::new();
+    let ended = timeout(PATIENCE, slow.read_to_end(&mut rest)).await;
+    assert!(ended.is_ok(), "the server gives up on it");
+    server.stop(PATIENCE).await;
+}

@@ -1,0 +1,191 @@
+"""Rules that keep the house in order, as tests: walls between crates, stubs, links, locks, first lines."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CRATES = sorted(path.parent for path in ROOT.glob("rust/*/Cargo.toml"))
+PURE = ("mqcore-wire", "mqcore-broker", "mqcore-session")
+
+# Which of our crates each crate may depend on. Everything points down; what is not listed may depend on none.
+MAY_KNOW = {
+    "mqcore-wire": set(),
+    "mqcore-broker": set(),
+    "mqcore-session": {"mqcore-wire", "mqcore-broker"},
+    "mqcore-server": {"mqcore-wire", "mqcore-broker", "mqcore-session"},
+    "mqcore-client": {"mqcore-wire"},
+    "mqcore-python": {"mqcore-wire", "mqcore-broker", "mqcore-session", "mqcore-server", "mqcore-client"},
+}
+
+# A crate may not reach around a wall with somebody else's crate either.
+ONLY_IN = {
+    "tokio": {"mqcore-server", "mqcore-client", "mqcore-python"},
+    "axum": {"mqcore-server"},
+    "pyo3": {"mqcore-python"},
+    "pyo3-asyncio": {"mqcore-python"},
+}
+
+IMPURE = re.compile(
+    r"\b(tokio|pyo3|std::net|std::fs|std::thread|std::process|std::env|Instant|SystemTime|println!|eprintln!)\b"
+)
+
+
+def tracked(*suffixes: str) -> list[Path]:
+    """Files of the project: those that git knows, or would if they were added; all of them outside a clone."""
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listing.returncode == 0:
+        files = [ROOT / line for line in listing.stdout.splitlines()]
+    else:
+        files = [path for path in ROOT.rglob("*") if not {"target", ".venv", ".git"} & set(path.parts)]
+    return sorted(path for path in files if path.suffix in suffixes and path.is_file())
+
+
+def crate_name(crate: Path) -> str:
+    return str(tomllib.loads((crate / "Cargo.toml").read_text())["package"]["name"])
+
+
+def rust_code(path: Path) -> str:
+    """A Rust file without its comments and its `#[cfg(test)]` modules, which may do what they like."""
+    text = re.sub(r"//[^\n]*", "", path.read_text())
+    return text.split("#[cfg(test)]\nmod tests", maxsplit=1)[0]
+
+
+@pytest.mark.parametrize("crate", PURE)
+def test_a_pure_crate_names_no_runtime_no_socket_no_file_and_no_clock(crate: str) -> None:
+    sources = sorted((ROOT / "rust" / crate / "src").rglob("*.rs"))
+    assert sources
+    found = [
+        f"{path.relative_to(ROOT)}: {match.group()}" for path in sources if (match := IMPURE.search(rust_code(path)))
+    ]
+    assert not found
+
+
+def test_crates_depend_downwards_only() -> None:
+    names = {crate_name(crate) for crate in CRATES}
+    assert names == set(MAY_KNOW), "a new crate needs its place in the picture of ARCHITECTURE.md and a line here"
+    for crate in CRATES:
+        manifest = tomllib.loads((crate / "Cargo.toml").read_text())
+        known = set(manifest.get("dependencies", {}))
+        ours = known & names
+        assert ours <= MAY_KNOW[crate_name(crate)], f"{crate.name} may not depend on {ours - MAY_KNOW[crate.name]}"
+        for outsider, rooms in ONLY_IN.items():
+            assert outsider not in known or crate.name in rooms, f"{crate.name} may not depend on {outsider}"
+
+
+def test_every_export_of_the_extension_module_is_in_its_stub() -> None:
+    from mqcore import _core
+
+    stub = ast.parse((ROOT / "python" / "mqcore" / "_core.pyi").read_text())
+    documented = {
+        name
+        for node in stub.body
+        for name in (
+            [node.name]
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            else [node.target.id]
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+            else [target.id for target in node.targets if isinstance(target, ast.Name)]
+            if isinstance(node, ast.Assign)
+            else []
+        )
+    }
+    exported = {name for name in vars(_core) if not name.startswith("__")}
+    assert exported
+    assert exported <= documented
+
+
+def links(page: Path) -> Iterator[str]:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    yield from re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+def heading_anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_relative_link_of_the_documentation_leads_somewhere() -> None:
+    pages = tracked(".md")
+    assert ROOT / "README.md" in pages
+    broken = []
+    for page in pages:
+        for link in links(page):
+            if re.match(r"[a-z]+:", link):
+                continue
+            target, _, anchor = link.partition("#")
+            place = (page.parent / target).resolve() if target else page
+            if not place.exists():
+                broken.append(f"{page.relative_to(ROOT)}: {link}")
+            elif anchor and place.suffix == ".md" and anchor not in heading_anchors(place):
+                broken.append(f"{page.relative_to(ROOT)}: {link} (no such heading)")
+    assert not broken
+
+
+def test_nothing_is_left_open_or_tied_to_one_machine() -> None:
+    left_open = re.compile(
+        r"\b(todo!|unimplemented!)|\b(TODO|FIXME|XXX)\b|#\[ignore|raise NotImplementedError|mark\.(skip|xfail)\b"
+    )
+    one_machine = re.compile(r"\.\./shared\b|/home/\w|/root/|/Users/\w|\bC:\\\\Users")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in tracked(".rs", ".py", ".pyi", ".md", ".toml", ".yml", ".sh")
+        if path != Path(__file__).resolve()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if one_machine.search(line) or (path.suffix in {".rs", ".py", ".pyi"} and left_open.search(line))
+    ]
+    assert not found
+
+
+def test_every_rust_file_opens_with_what_it_is_for() -> None:
+    # An inner attribute such as `#![no_main]` may stand before.
+    opening = re.compile(r"\A(#!\[.*\]\n|\s|// .*\n)*//! \S")
+    silent = [str(path.relative_to(ROOT)) for path in tracked(".rs") if not opening.search(path.read_text())]
+    assert not silent
+
+
+def test_every_python_file_opens_with_what_it_is_for() -> None:
+    files = tracked(".py")
+    assert files
+    silent = [str(path.relative_to(ROOT)) for path in files if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert not silent
+
+
+def test_no_file_is_called_by_what_says_nothing() -> None:
+    empty_words = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
+    assert not [path for path in tracked(".rs", ".py", ".ts") if path.stem in empty_words]
+
+
+def test_locks_name_versions_and_hashes_and_no_address_to_download_from() -> None:
+    python_lock = (ROOT / "requirements" / "test.lock").read_text()
+    assert "==" in python_lock
+    assert "--hash=sha256:" in python_lock
+    assert "://" not in python_lock
+    for lock in (ROOT / "Cargo.lock", ROOT / "fuzz" / "Cargo.lock"):
+        sources = set(re.findall(r'^source = "(.+)"$', lock.read_text(), flags=re.MULTILINE))
+        # The registry's name is an identifier to cargo; whence crates come is each machine's configuration.
+        assert sources == {"registry+https://github.com/rust-lang/crates.io-index"}
+
+
+def test_the_changelog_mentions_the_version() -> None:
+    version = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
+    assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_readme_opens_with_the_two_commands() -> None:
+    head = (ROOT / "README.md").read_text()[:600]
+    assert "make demo" in head
+    assert "make test" in head
