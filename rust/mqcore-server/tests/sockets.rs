@@ -250,7 +250,7 @@ async fn garbage_closes_its_sender_and_nobody_else() {
     let server = start(config()).await;
     let mut bystander = dial(&server, "bystander").await;
     bystander.join("calm").await;
-    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xFF; 300], b"TMQP/2.0\x00\x00\x00\x00"] {
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xFF; 300], b"TMQP/2.0\x00\x00\x00\x00\x00\x00\x00\x00"] {
         let mut stream = TcpStream::connect(address(&server)).await.expect("it listens");
         stream.write_all(garbage).await.expect("it reads");
         Peer { stream, input: Vec::new() }.closed().await;
