@@ -25,10 +25,11 @@ PY := $(BIN)/python
 
 FUZZ_SECONDS ?= 60
 
-# PyO3 asks an interpreter what to build for. Naming one, the same in every step, and building the extension
-# module as maturin does keeps clippy and maturin from rebuilding PyO3 in turn.
+# PyO3 asks its surroundings what to build for. Unless clippy is told exactly what maturin is, the two rebuild PyO3 in
+# turn; maturin leaves a file that says it, once it has built.
 export PYO3_PYTHON := $(abspath $(PY))
 export PYO3_BUILD_EXTENSION_MODULE := 1
+pyo3-config = $(abspath $(firstword $(wildcard $(or $(CARGO_TARGET_DIR),target)/maturin/pyo3-config-*.txt)))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 RUST_FILES := $(shell find rust -name '*.rs' -o -name Cargo.toml 2>/dev/null)
@@ -94,7 +95,7 @@ lint-rust: $(ENVIRONMENT)
 	@if $(call has-component,fmt,rustfmt); then cargo fmt --all --check; \
 		else echo 'skipped: this toolchain has no rustfmt, and rustup could not add it'; fi
 	$(call step,cargo clippy)
-	@if $(call has-component,clippy,clippy); then cargo clippy --workspace --all-targets --locked -- -D warnings; \
+	@if $(call has-component,clippy,clippy); then $(if $(pyo3-config),PYO3_CONFIG_FILE='$(pyo3-config)') cargo clippy --workspace --all-targets --locked -- -D warnings; \
 		else echo 'skipped: this toolchain has no clippy, and rustup could not add it'; fi
 
 # mqcore-python is left out: a test program of it must link libpython, which many installed Pythons do not ship.

@@ -6,6 +6,24 @@ from typing import Any, TypeVar, final, overload
 from mqcore.config import BrokerConfig, QueueStatus
 from mqcore.handlers import PutBack, SendAck
 
+__all__ = [
+    "Acknowledgement",
+    "Broker",
+    "Burst",
+    "ClientView",
+    "Decision",
+    "Delivery",
+    "Frame",
+    "Headers",
+    "Message",
+    "QueueView",
+    "__version__",
+    "policies",
+    "policy_decision",
+    "tmqp_decode",
+    "tmqp_encode",
+]
+
 __version__: str
 
 _D = TypeVar("_D")
@@ -195,6 +213,7 @@ class Broker:
         submit: Callable[[Burst], None],
     ) -> None: ...
     def survey(self) -> dict[str, Any]: ...
+    def waiting(self, queue: str, limit: int) -> list[tuple[Message, int, int, bool]] | None: ...
     def advance(self, seconds: float) -> None: ...
     def settle(self, timeout: float) -> None: ...
 

@@ -21,8 +21,6 @@ Leaf classes are also what a reader of the standard library expects (``Connectio
 ``LookupError``, ...), so that code which knows nothing of mqcore can still react.
 """
 
-# ruff: noqa: N818 (names say what happened; the root and its branches end in Error)
-
 from __future__ import annotations
 
 __all__ = [

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use mqcore_broker::broker::HandlerSpec;
+use mqcore_broker::stats::Waiting;
 use mqcore_client::config::LocalFactory;
 use mqcore_server::config::{Config, Protocol};
 use mqcore_server::server::Server;
@@ -21,6 +22,7 @@ use tokio::runtime::{Handle, Runtime};
 use crate::decision::{Decision, policy_of};
 use crate::dispatcher::Dispatcher;
 use crate::handler::Handler;
+use crate::message::Message;
 use crate::port::Dispatchers;
 use crate::signal::Signal;
 use crate::{config, error, survey};
@@ -41,6 +43,9 @@ pub struct Broker {
     /// The process in which it was started; 0: never.
     process: AtomicU32,
 }
+
+/// A waiting message with its attempts, its put backs, and whether it was saved.
+type Look = (Message, u16, u16, bool);
 
 enum State {
     Stopped,
@@ -314,6 +319,17 @@ impl Broker {
         let running = self.running("be surveyed")?;
         let seen = py.detach(|| running.handle.block_on(running.server.survey()));
         survey::to_python(py, &seen, &running.dispatchers.counts())
+    }
+
+    /// Messages that wait in a queue: each with its attempts, its put backs and whether it was saved.
+    fn waiting(&self, py: Python<'_>, queue: &str, limit: usize) -> PyResult<Option<Vec<Look>>> {
+        let running = self.running("show its messages")?;
+        let queue = config::queue_address(queue)?;
+        let waiting = py.detach(|| running.handle.block_on(running.server.waiting(queue, limit)));
+        let shown = |waiting: Waiting| {
+            (Message::new(waiting.message), waiting.attempts, waiting.put_backs, waiting.saved)
+        };
+        Ok(waiting.map(|messages| messages.into_iter().map(shown).collect()))
     }
 
     /// Turns a manual clock forward.

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use mqcore_broker::broker::{BrokerConfig, HandlerSpec};
-use mqcore_broker::id::HandlerId;
+use mqcore_broker::id::{HandlerId, QueueAddress};
 use mqcore_broker::policy;
-use mqcore_broker::stats::Survey;
+use mqcore_broker::stats::{Survey, Waiting};
 use tokio::io::DuplexStream;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -173,6 +173,11 @@ impl Server {
     /// What all shards know, joined. Shards that have stopped add nothing.
     pub async fn survey(&self) -> Survey {
         survey::survey(&self.inner.hub).await
+    }
+
+    /// Messages that wait in a queue, the next one first, at most `max` of them. `None`: there is no such queue.
+    pub async fn waiting(&self, queue: QueueAddress, max: usize) -> Option<Vec<Waiting>> {
+        survey::waiting(&self.inner.hub, queue, max).await
     }
 
     /// Turns a manual clock forward, and wakes whoever waits for it. Without effect on the system's clock.

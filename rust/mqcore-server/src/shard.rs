@@ -6,8 +6,8 @@ use mqcore_broker::broker::HandlerSpec;
 use mqcore_broker::client::Client;
 use mqcore_broker::command::Command;
 use mqcore_broker::effect::{Answer, Transfer};
-use mqcore_broker::id::ConnectionId;
-use mqcore_broker::stats::Survey;
+use mqcore_broker::id::{ConnectionId, QueueAddress};
+use mqcore_broker::stats::{Survey, Waiting};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::handler::AnswerSink;
@@ -52,6 +52,8 @@ pub(crate) enum Urgent {
     Handler(Box<HandlerSpec>),
     /// Somebody looks.
     Survey(oneshot::Sender<Survey>),
+    /// Somebody looks into a queue of this shard: up to so many messages.
+    Waiting(QueueAddress, usize, oneshot::Sender<Option<Vec<Waiting>>>),
     /// Somebody wants to know whether the shard still takes turns.
     Ping(oneshot::Sender<()>),
     /// Dropped when there is nothing left to do.

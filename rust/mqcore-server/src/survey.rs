@@ -1,6 +1,7 @@
 //! What all shards know, joined into one answer.
 
-use mqcore_broker::stats::{QueueStats, Survey};
+use mqcore_broker::id::QueueAddress;
+use mqcore_broker::stats::{QueueStats, Survey, Waiting};
 use tokio::sync::oneshot;
 
 use crate::hub::Hub;
@@ -21,6 +22,14 @@ pub(crate) async fn survey(hub: &Hub) -> Survey {
         }
     }
     joined
+}
+
+/// Looks into a queue. `None`: there is no such queue, or its shard has stopped.
+pub(crate) async fn waiting(hub: &Hub, queue: QueueAddress, max: usize) -> Option<Vec<Waiting>> {
+    let shard = queue.channel.shard(hub.shards.len());
+    let (reply, answer) = oneshot::channel();
+    hub.shards[shard].send_urgent(Urgent::Waiting(queue, max, reply));
+    answer.await.ok().flatten()
 }
 
 /// Returns when every shard has taken a turn; `false` if one has stopped.
