@@ -1,145 +1,157 @@
-"""What several test files need: a raw peer, which says exactly what a test tells it to say."""
+"""What tests start from: a broker in this process, a broker in a process of its own, and peers made of octets."""
 
 from __future__ import annotations
 
-import itertools
-import socket
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import Self
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mqcore.testing import tmqp
+import mqcore
+from tmqp_peer import TmqpPeer
+from worker_peer import WorkerPeer
 
-SERVER, QUEUE, ACKNOWLEDGE, RESPONSE = 0x10, 0x11, 0x13, 0x14
-HELLO, ACCEPTED, JOIN_CHANNEL, CREATE_QUEUE = 101, 202, 601, 610
+START_LIMIT = 20.0
+"""Seconds that a broker process may take until it is ready; far more than it needs."""
 
 
-class Peer:
-    """One TMQP connection over a socket, written frame by frame, without any cleverness."""
+def clean_environment() -> dict[str, str]:
+    """The environment without settings of mqcore, so that a developer's shell does not change a test."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("MQCORE_")}
 
-    def __init__(self, url: str, *, timeout: float = 10.0) -> None:
-        host, port = url.removeprefix("tmqp://").rsplit(":", 1)
-        self._socket = socket.create_connection((host, int(port)), timeout)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._buffer = bytearray()
-        self._numbers = itertools.count(1)
-        self._socket.sendall(tmqp.PREAMBLE)
-        assert self._take(8) == tmqp.PREAMBLE
-        self.send(tmqp.Frame(SERVER, content_type=HELLO, payload=b"CONNECT /\r\n"))
-        accepted = self.receive()
-        assert (accepted.kind, accepted.content_type) == (SERVER, ACCEPTED)
-        self.id = accepted.target
 
-    def send(self, *frames: tmqp.Frame) -> None:
-        self._socket.sendall(b"".join(tmqp.encode(frame) for frame in frames))
+def wait_until(condition: Callable[[], bool], *, limit: float = 10.0, what: str = "the condition") -> None:
+    """Poll until `condition()` is true; fail after `limit` seconds."""
+    deadline = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"{what} did not become true within {limit} s")
+        time.sleep(0.01)
 
-    def send_octets(self, octets: bytes) -> None:
-        self._socket.sendall(octets)
 
-    def receive(self, timeout: float | None = None) -> tmqp.Frame:
-        """The next frame. Raises TimeoutError if none comes within `timeout` seconds."""
-        self._socket.settimeout(10.0 if timeout is None else timeout)
-        while True:
-            frame, consumed = tmqp.decode(self._buffer)
-            if frame is not None:
-                del self._buffer[:consumed]
-                return frame
-            octets = self._socket.recv(1 << 16)
-            if not octets:
-                raise ConnectionError("the broker has closed the connection")
-            self._buffer += octets
+@dataclass
+class ServedBroker:
+    """A `mqcore serve` that runs, and what its ready line said."""
 
-    def next_id(self) -> bytes:
-        return b"m%d" % next(self._numbers)
+    process: subprocess.Popen[str]
+    ready: dict[str, Any]
+    stderr_lines: list[str] = field(default_factory=list)
 
-    def ping(self, timeout: float) -> None:
-        """Sends a PING; returns when the PONG is there."""
-        self.send_octets(tmqp.PING)
-        while (self.receive(timeout)).kind != 0x0A:
-            pass
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the TMQP listener."""
+        host, _, port = self.ready["listeners"]["tmqp"].rpartition(":")
+        return host, int(port)
 
-    def join(self, channel: str) -> None:
-        self.send(
-            tmqp.Frame(
-                SERVER,
-                content_type=JOIN_CHANNEL,
-                id=self.next_id(),
-                target=channel.encode(),
-                pending_response=True,
-            )
-        )
-        response = self.receive()
-        assert (response.kind, response.content_type) == (RESPONSE, 0)
+    @property
+    def url(self) -> str:
+        """URL of the TMQP listener."""
+        return f"tmqp://{self.ready['listeners']['tmqp']}"
 
-    def create_queue(self, channel: str, queue: int, delivery_handler: str) -> None:
-        self.send(
-            tmqp.Frame(
-                SERVER,
-                content_type=CREATE_QUEUE,
-                id=self.next_id(),
-                target=channel.encode(),
-                headers=b"Queue-Id:%d\r\nDelivery-Handler:%s\r\n" % (queue, delivery_handler.encode()),
-                pending_response=True,
-            )
-        )
-        response = self.receive()
-        assert (response.kind, response.content_type) == (RESPONSE, 0)
+    @property
+    def admin_url(self) -> str:
+        """URL of the admin side."""
+        return f"http://{self.ready['admin']}"
 
-    def publish(
-        self, channel: str, queue: int, body: bytes, *, wants_acknowledge: bool = False, headers: bytes = b""
-    ) -> bytes:
-        message = self.next_id()
-        self.send(
-            tmqp.Frame(
-                QUEUE,
-                content_type=queue,
-                id=message,
-                target=channel.encode(),
-                headers=headers,
-                payload=body,
-                pending_acknowledge=wants_acknowledge,
-            )
-        )
-        return message
+    def terminate(self, limit: float = 15.0) -> int:
+        """Send SIGTERM and return the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(limit)
 
-    def acknowledge(self, delivery: tmqp.Frame, *, negative: str | None = None) -> None:
-        self.send(
-            tmqp.Frame(
-                ACKNOWLEDGE,
-                content_type=delivery.content_type,
-                id=delivery.id,
-                target=delivery.target,
-                headers=b"" if negative is None else b"Nack-Reason:%s\r\n" % negative.encode(),
-            )
-        )
 
-    def close(self) -> None:
-        self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _take(self, count: int) -> bytes:
-        while len(self._buffer) < count:
-            self._buffer += self._socket.recv(1 << 16)
-        taken = bytes(self._buffer[:count])
-        del self._buffer[:count]
-        return taken
+@contextlib.contextmanager
+def serving(
+    *arguments: str, environment: dict[str, str] | None = None, cwd: Path | None = None
+) -> Iterator[ServedBroker]:
+    """Run `mqcore serve` with these arguments until the block ends. Ports are free ones unless `--listen` is given."""
+    ports = () if "--listen" in arguments or "--app" in arguments else ("--listen", "tmqp://127.0.0.1:0")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mqcore", "serve", *ports, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_environment() | (environment or {}),
+        cwd=cwd,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    lines: list[str] = []
+    # Read all the time, because a full pipe would stop the broker.
+    reader = threading.Thread(target=lambda: lines.extend(process.stderr or ()), daemon=True)
+    reader.start()
+    guard = threading.Timer(START_LIMIT, process.kill)
+    guard.start()
+    try:
+        line = process.stdout.readline()
+        guard.cancel()
+        if not line:
+            process.wait()
+            reader.join()
+            pytest.fail(f"mqcore serve did not become ready: {''.join(lines)}")
+        yield ServedBroker(process, json.loads(line), lines)
+    finally:
+        guard.cancel()
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        reader.join()
+        process.stdout.close()
+        process.stderr.close()
 
 
 @pytest.fixture
-def connect() -> Iterator[Callable[[str], Peer]]:
-    """Connects raw peers, and closes them when the test is over."""
-    peers = []
+def served() -> Iterator[ServedBroker]:
+    """A broker in a process of its own, with an admin side, that creates what is missing."""
+    with serving("--admin", "http://127.0.0.1:0", "--auto-create") as broker:
+        yield broker
 
-    def connect(url: str) -> Peer:
-        peers.append(Peer(url))
-        return peers[-1]
 
-    yield connect
-    for peer in peers:
-        peer.close()
+@pytest.fixture
+def broker() -> Iterator[mqcore.Broker]:
+    """A broker in this process, with a TMQP listener on a free port, that creates what is missing."""
+    settings = mqcore.BrokerConfig(listen=("tmqp://127.0.0.1:0",), auto_create_channels=True, auto_create_queues=True)
+    with mqcore.Broker(settings) as running:
+        yield running
+
+
+def tmqp_address(running: mqcore.Broker) -> tuple[str, int]:
+    """Host and port of an embedded broker's first listener."""
+    host, _, port = running.listeners[0].removeprefix("tmqp://").rpartition(":")
+    return host, int(port)
+
+
+@pytest.fixture
+def connect_peer(broker: mqcore.Broker) -> Iterator[Callable[..., TmqpPeer]]:
+    """Opens raw TMQP connections to the broker of the fixture `broker`; `hello=False` leaves out the handshake."""
+    with contextlib.ExitStack() as stack:
+
+        def connect(*, hello: bool = True, **properties: str) -> TmqpPeer:
+            peer = stack.enter_context(TmqpPeer(*tmqp_address(broker)))
+            if hello:
+                peer.hello(**properties)
+            return peer
+
+        yield connect
+
+
+@pytest.fixture
+def peer(connect_peer: Callable[..., TmqpPeer]) -> TmqpPeer:
+    """A raw TMQP connection that has shaken hands."""
+    return connect_peer()
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[str], WorkerPeer]]:
+    """Connects raw peers to any broker's URL, and closes them when the test is over."""
+    with contextlib.ExitStack() as stack:
+        yield lambda url: stack.enter_context(WorkerPeer.connect(url))

@@ -20,18 +20,8 @@ import pytest
 from mqcore import Broker, BrokerConfig, ChannelOptions, QueueOptions, QueueStatus, errors
 from mqcore.config import seconds
 
-CONFTEST = Path(__file__).with_name("conftest.py")
-
-# Every program below may use `Peer`.
-PEER = textwrap.dedent(
-    f"""
-    import importlib.util
-    spec = importlib.util.spec_from_file_location("conftest", {str(CONFTEST)!r})
-    conftest = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(conftest)
-    Peer = conftest.Peer
-    """
-)
+# Every program below may use raw peers.
+PEER = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from worker_peer import WorkerPeer\n"
 
 
 def program(text: str) -> list[str]:
@@ -293,7 +283,7 @@ def test_after_a_fork_the_child_is_told_and_the_parent_goes_on() -> None:
             sys.exit(42)
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 42, status
-        peer = Peer(mq.listeners[0])
+        peer = WorkerPeer.connect(mq.listeners[0])
         peer.ping(5)
         peer.close()
         mq.stop()
@@ -347,7 +337,7 @@ def test_a_handler_that_does_not_come_back_cannot_keep_a_broker_from_stopping() 
         mq = mqcore.Broker(listen="tmqp://127.0.0.1:0", auto_create_channels=True, auto_create_queues=True)
         mq.delivery_handlers["memory"] = Asleep()
         mq.start()
-        peer = Peer(mq.listeners[0])
+        peer = WorkerPeer.connect(mq.listeners[0])
         peer.publish("orders", 1, b"")
         asleep.wait()
         began = time.monotonic()
@@ -391,10 +381,10 @@ CYCLES = """
 
     def cycle(mq):
         mq.start()
-        consumer, producer = Peer(mq.listeners[0]), Peer(mq.listeners[0])
+        consumer, producer = WorkerPeer.connect(mq.listeners[0]), WorkerPeer.connect(mq.listeners[0])
         consumer.join("orders")
-        producer.send_octets(batch)
-        consumer.receive()
+        producer.socket.sendall(batch)
+        consumer.next()
         mq.stop(grace=0)
         consumer.close()
         producer.close()

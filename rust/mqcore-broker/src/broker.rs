@@ -311,6 +311,11 @@ impl Broker {
         !self.books.work.is_empty()
     }
 
+    /// Whether [`Broker::work`] has something to do at once.
+    pub fn has_work(&self) -> bool {
+        !self.books.work.is_empty()
+    }
+
     /// Everything that the admin side wants to know.
     pub fn survey(&self, now: Timestamp) -> Survey {
         let channels = self.channels.iter().map(|(_, channel)| channel);

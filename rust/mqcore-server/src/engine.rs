@@ -199,11 +199,13 @@ impl Engine {
             self.broker.timeout(now, &mut self.effects);
         }
         self.questions.expire(now, &self.hub.counters.handlers);
-        self.more = self.broker.work(now, WORK_BUDGET, &mut self.effects);
+        self.broker.work(now, WORK_BUDGET, &mut self.effects);
         // Congestion and transfers to this very shard cause further effects; each connection is congested once.
         while !self.effects.is_empty() {
             self.carry_out(now);
         }
+        // Asked last, as a transfer gives work too.
+        self.more = self.broker.has_work();
     }
 
     fn carry_out(&mut self, now: Timestamp) {

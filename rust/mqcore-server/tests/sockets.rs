@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use mqcore_broker::broker::HandlerSpec;
 use mqcore_broker::decision::{Decision, Step, Steps};
 use mqcore_broker::effect::{Answer, Question};
+use mqcore_broker::id::{ChannelName, QueueAddress};
 use mqcore_broker::options::{ChannelOptions, QueueOptions, Status};
 use mqcore_broker::policy;
 use mqcore_server::config::{ClockConfig, Config, ListenerConfig, Protocol};
@@ -230,6 +231,48 @@ async fn what_was_published_before_a_connection_closed_is_delivered() {
     server.stop(PATIENCE).await;
 }
 
+/// Refuses the one message of `failing` until it is put back too often, and waits for it in `dead`.
+async fn dead_letter(shards: usize, failing: &str, dead: &str) {
+    let queue = QueueOptions {
+        request_acknowledge: true,
+        put_back_limit: 1,
+        // No timer wakes the shard while this test looks.
+        acknowledge_timeout: 3 * PATIENCE,
+        dead_letter: Some(QueueAddress::parse(dead).expect("a good name")),
+        ..QueueOptions::default()
+    };
+    let channel = ChannelOptions { queue, ..ChannelOptions::default() };
+    let server = start(Config { shards, channel, ..config() }).await;
+    let mut consumer = dial(&server, "consumer").await;
+    let mut undertaker = dial(&server, "undertaker").await;
+    undertaker.publish(dead, "makes the queue", b"").await;
+    consumer.join(failing).await;
+    undertaker.join(dead).await;
+    assert_eq!(undertaker.receive().await.expect("it comes").id, b"makes the queue");
+    consumer.publish(failing, "bad", b"apple").await;
+    for _ in 0..2 {
+        assert_eq!(consumer.receive().await.expect("it comes").id, b"bad");
+        let refusal = Frame {
+            id: b"bad",
+            target: failing.as_bytes(),
+            headers: b"Nack-Reason:rotten\r\n",
+            ..Frame::new(Kind::ACKNOWLEDGE)
+        };
+        consumer.send_frame(&refusal).await;
+    }
+    let buried = undertaker.receive().await.expect("nothing else has to happen for it to come");
+    assert_eq!((buried.id.as_slice(), buried.payload.as_slice()), (&b"bad"[..], &b"apple"[..]));
+    server.stop(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_letter_reaches_its_queue_on_the_same_shard_and_on_another() {
+    dead_letter(1, "failing", "dead").await;
+    let shard = |name: &str| ChannelName::new(name).expect("a good name").shard(2);
+    let far = (0..).map(|number| format!("dead{number}")).find(|name| shard(name) != shard("failing"));
+    dead_letter(2, "failing", &far.expect("names spread over shards")).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_does_not_say_who_it_is_is_closed_in_time() {
     let server = start(Config { handshake_timeout: Duration::from_millis(100), ..config() }).await;
@@ -250,7 +293,7 @@ async fn garbage_closes_its_sender_and_nobody_else() {
     let server = start(config()).await;
     let mut bystander = dial(&server, "bystander").await;
     bystander.join("calm").await;
-    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xFF; 300], b"TMQP/2.0\x00\x00\x00\x00"] {
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xFF; 300], b"TMQP/2.0\x00\x00\x00\x00\x00\x00\x00\x00"] {
         let mut stream = TcpStream::connect(address(&server)).await.expect("it listens");
         stream.write_all(garbage).await.expect("it reads");
         Peer { stream, input: Vec::new() }.closed().await;

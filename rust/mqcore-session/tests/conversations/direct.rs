@@ -1,0 +1,168 @@
+//! From client to client: messages, acknowledgements, responses.
+
+use mqcore_broker::command::{ClientPattern, Command};
+use mqcore_broker::effect::Event;
+use mqcore_broker::message::{Message, Properties};
+use mqcore_broker::rejection::RejectionKind;
+use mqcore_wire::tmqp::{Frame, Kind};
+
+use crate::talk::{Talk, encoded, frames, is_generated, message_with, only_frame, rejection, vector};
+
+fn direct(command: Command) -> (ClientPattern, Message) {
+    match command {
+        Command::Direct { to, message } => (to, message),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn to(target: &str) -> Frame<'_> {
+    Frame { id: b"D", target: target.as_bytes(), payload: b"hi", ..Frame::new(Kind::DIRECT) }
+}
+
+#[test]
+fn a_direct_message_goes_to_a_client_with_what_it_asks_for() {
+    let mut talk = Talk::open();
+    let (to, message) = direct(talk.command(&vector("V36")));
+    assert_eq!(to, ClientPattern::Id("other".into()));
+    assert_eq!((message.id(), message.source(), message.body()), (&b"id-025"[..], &b"cli"[..], &b"hi"[..]));
+    let expected =
+        Properties { pending_acknowledge: true, hops: 15, content_type: 3, ..Properties::default() };
+    assert_eq!(message.properties(), expected);
+    let (_, message) = direct(talk.command(&vector("V37")));
+    assert!(message.properties().pending_response && !message.properties().pending_acknowledge);
+}
+
+#[test]
+fn clients_are_addressed_by_name_and_type_with_quotes_or_without() {
+    let mut talk = Talk::open();
+    let mut pattern = |target| direct(talk.command(&encoded(&to(target)))).0;
+    assert_eq!(pattern("@name:worker"), ClientPattern::Name("worker".into()));
+    assert_eq!(pattern("@name:\"E-Mail Sender\""), ClientPattern::Name("E-Mail Sender".into()));
+    assert_eq!(pattern("@type:ty"), ClientPattern::Kind("ty".into()));
+    assert_eq!(pattern("@type:\"ty\""), ClientPattern::Kind("ty".into()));
+    assert_eq!(pattern("@type:\""), ClientPattern::Kind("\"".into()));
+    assert_eq!(pattern("@Name:x"), ClientPattern::Id("@Name:x".into()));
+}
+
+#[test]
+fn only_the_oldest_match_is_asked_for_by_the_first_acquirer_bit() {
+    let mut talk = Talk::open();
+    let octets = encoded(&Frame { first_acquirer: true, ..to("@name:x") });
+    assert!(direct(talk.command(&octets)).1.properties().first_acquirer);
+}
+
+#[test]
+fn a_direct_message_without_an_id_gets_one() {
+    let mut talk = Talk::open();
+    let octets = encoded(&Frame { id: b"", pending_response: true, ..to("other") });
+    let (_, message) = direct(talk.command(&octets));
+    assert!(is_generated(message.id()));
+    assert!(!message.properties().pending_response);
+}
+
+#[test]
+fn a_direct_message_to_nobody_is_a_bad_request() {
+    let mut talk = Talk::open();
+    for target in [&b""[..], b"\xFF"] {
+        let output = talk.answer(&encoded(&Frame { target, ..to("") }));
+        let frame = only_frame(&output);
+        assert_eq!((frame.kind, frame.content_type, frame.target), (Kind::RESPONSE, 400, &b"cli"[..]));
+        assert_eq!(talk.answer(&encoded(&Frame { target, id: b"", ..to("") })), b"");
+    }
+}
+
+#[test]
+fn a_direct_message_is_relayed_as_it_was_addressed() {
+    let mut talk = Talk::open();
+    let properties =
+        Properties { pending_acknowledge: true, hops: 15, content_type: 5, ..Properties::default() };
+    let message = message_with(properties, "D1", "prod", "", "hi");
+    let output = talk.tell(Event::Direct { to: ClientPattern::Id("c1".into()), message: message.clone() });
+    assert_eq!(output, vector("V38"));
+    for (pattern, target) in
+        [(ClientPattern::Name("n".into()), "@name:n"), (ClientPattern::Kind("t".into()), "@type:t")]
+    {
+        let output = talk.tell(Event::Direct { to: pattern, message: message.clone() });
+        assert_eq!(only_frame(&output).target, target.as_bytes());
+    }
+}
+
+#[test]
+fn an_acknowledgement_with_high_priority_goes_to_a_client() {
+    let mut talk = Talk::open();
+    let octets = encoded(&Frame {
+        high_priority: true,
+        id: b"D1",
+        target: b"prod",
+        headers: b"Nack-Reason:no\r\n",
+        ..Frame::new(Kind::ACKNOWLEDGE)
+    });
+    let Command::AcknowledgeDirect { to, message } = talk.command(&octets) else { panic!() };
+    assert_eq!((&*to, message.id(), message.headers()), ("prod", &b"D1"[..], &b"Nack-Reason:no\r\n"[..]));
+    assert!(message.properties().high_priority);
+}
+
+#[test]
+fn an_acknowledgement_arrives_at_the_sender_of_a_direct_message() {
+    let mut talk = Talk::open();
+    talk.session = {
+        let mut other = Talk::new();
+        other.hear(&mqcore_wire::tmqp::PREAMBLE);
+        other.hear(&vector("V06"));
+        other.tell(Event::Welcomed(crate::talk::client("prod")));
+        other.session
+    };
+    let properties = Properties { high_priority: true, hops: 15, content_type: 5, ..Properties::default() };
+    let output = talk.tell(Event::DirectAcknowledged(message_with(properties, "D1", "c1", "", "")));
+    assert_eq!(output, vector("V39"));
+}
+
+#[test]
+fn a_response_goes_to_a_client_and_arrives_with_its_status() {
+    let mut talk = Talk::open();
+    let octets = encoded(&Frame {
+        content_type: 1001,
+        id: b"D1",
+        target: b"prod",
+        payload: b"answer",
+        ..Frame::new(Kind::RESPONSE)
+    });
+    let Command::Respond { to, message } = talk.command(&octets) else { panic!() };
+    assert_eq!((&*to, message.body(), message.properties().content_type), ("prod", &b"answer"[..], 1001));
+    let output = talk.tell(Event::Responded(message));
+    let frame = only_frame(&output);
+    assert_eq!((frame.kind, frame.content_type, frame.hops), (Kind::RESPONSE, 1001, 15));
+    assert_eq!((frame.source, frame.target, frame.payload), (&b"cli"[..], &b"cli"[..], &b"answer"[..]));
+    for frame in [Frame { id: b"", ..frame }, Frame { target: b"", ..frame }] {
+        assert_eq!(talk.answer(&encoded(&frame)), b"", "nobody can match it");
+    }
+    assert_eq!(talk.session.ignored_frames(), 2);
+}
+
+#[test]
+fn a_sender_is_told_that_nobody_is_there_if_it_can_tell_for_sure_or_waits() {
+    let mut talk = Talk::open();
+    let mut refused = |to: ClientPattern, properties, id: &str| {
+        let message = message_with(properties, id, "cli", "", "");
+        talk.tell(Event::DirectRefused { to, message, rejection: rejection(RejectionKind::NotFound) })
+    };
+    let by_id = || ClientPattern::Id("other".into());
+    let by_name = || ClientPattern::Name("other".into());
+    let silent = Properties { content_type: 5, ..Properties::default() };
+    let response = Properties { pending_response: true, ..silent };
+    let acknowledge = Properties { pending_acknowledge: true, ..silent };
+
+    let output = refused(by_id(), silent, "D");
+    let frame = only_frame(&output);
+    assert_eq!((frame.kind, frame.content_type, frame.target), (Kind::RESPONSE, 404, &b"cli"[..]));
+    assert_eq!(refused(by_name(), silent, "D"), b"");
+    let output = refused(by_name(), response, "D");
+    assert_eq!(only_frame(&output).content_type, 404);
+    let output = refused(by_name(), acknowledge, "D");
+    let nack = only_frame(&output);
+    assert_eq!((nack.kind, nack.high_priority, nack.content_type), (Kind::ACKNOWLEDGE, true, 5));
+    assert_eq!(nack.headers, b"Nack-Reason:no-consumers\r\n");
+    let output = refused(by_id(), acknowledge, "D");
+    assert_eq!(frames(&output).len(), 2);
+    assert_eq!(refused(by_id(), response, ""), b"");
+}

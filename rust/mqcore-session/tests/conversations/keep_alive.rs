@@ -1,0 +1,127 @@
+//! Life signs, pings and goodbyes.
+
+use std::time::Duration;
+
+use mqcore_broker::effect::Event;
+use mqcore_broker::time::Timestamp;
+use mqcore_session::session::{Session, SessionConfig, SessionError};
+use mqcore_wire::tmqp::{PING, PONG, PREAMBLE};
+
+use crate::talk::{Talk, config, message, queue, vector};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[test]
+fn a_ping_is_answered_whatever_its_flags() {
+    let mut talk = Talk::open();
+    assert_eq!(talk.answer(&vector("V03")), vector("V04"));
+    for (first, second) in [(0x09, 0x10), (0x49, 0x01), (0xC9, 0x3F), (0x89, 0x21)] {
+        assert_eq!(talk.answer(&[first, second, 0, 0, 0, 0, 0, 0]), PONG);
+    }
+    assert_eq!(talk.answer(&[0x09, 0, 0, 0, 0, 0, 0, 0]), b"", "without hops it is no frame for anybody");
+}
+
+#[test]
+fn an_idle_peer_is_pinged_and_stays_if_it_answers() {
+    let mut talk = Talk::open();
+    for _ in 0..10 {
+        talk.wait(60 * SECOND);
+        assert_eq!(talk.timeout(), Ok(PING.to_vec()));
+        talk.wait(9 * SECOND);
+        assert_eq!(talk.timeout(), Ok(Vec::new()));
+        assert_eq!(talk.answer(&PONG), b"");
+        assert_eq!(talk.session.next_timeout(), talk.now.after(60 * SECOND));
+    }
+}
+
+#[test]
+fn a_peer_that_does_not_answer_a_ping_is_closed() {
+    let mut talk = Talk::open();
+    talk.wait(60 * SECOND);
+    assert_eq!(talk.session.next_timeout(), talk.now);
+    assert_eq!(talk.timeout(), Ok(PING.to_vec()));
+    assert_eq!(talk.session.next_timeout(), talk.now.after(10 * SECOND));
+    talk.wait(10 * SECOND);
+    assert_eq!(talk.timeout(), Err(SessionError::PingTimeout(10 * SECOND)));
+    assert!(talk.session.is_closing());
+}
+
+#[test]
+fn a_busy_peer_is_never_pinged() {
+    let mut talk = Talk::open();
+    for _ in 0..100 {
+        talk.wait(59 * SECOND);
+        talk.hear(&vector("V20"));
+        assert_eq!(talk.timeout(), Ok(Vec::new()));
+    }
+}
+
+#[test]
+fn what_is_sent_to_a_peer_is_no_life_sign() {
+    let mut talk = Talk::open();
+    talk.wait(59 * SECOND);
+    let acknowledged = Event::Acknowledged {
+        queue: queue("ch/1").into(),
+        message: message("M1", "cli", "", ""),
+        negative: None,
+        relayed: None,
+    };
+    assert!(!talk.tell(acknowledged).is_empty());
+    talk.wait(SECOND);
+    assert_eq!(talk.timeout(), Ok(PING.to_vec()));
+}
+
+#[test]
+fn a_part_of_a_frame_is_a_life_sign_but_only_once() {
+    let mut talk = Talk::open();
+    talk.wait(59 * SECOND);
+    talk.hear(&vector("V20")[..10]);
+    talk.wait(59 * SECOND);
+    assert_eq!(talk.timeout(), Ok(Vec::new()));
+    // The same octets, offered again after an event, are none.
+    talk.hear(&[]);
+    talk.wait(SECOND);
+    assert_eq!(talk.timeout(), Ok(PING.to_vec()));
+}
+
+#[test]
+fn a_clock_that_jumps_gives_the_peer_its_time_to_answer() {
+    let mut talk = Talk::open();
+    talk.wait(1_000_000 * SECOND);
+    assert_eq!(talk.timeout(), Ok(PING.to_vec()));
+    assert_eq!(talk.timeout(), Ok(Vec::new()));
+    assert_eq!(talk.answer(&PONG), b"");
+}
+
+#[test]
+fn without_an_interval_nobody_is_pinged() {
+    let mut talk = Talk::open_with(SessionConfig { ping_interval: Duration::ZERO, ..config() });
+    assert_eq!(talk.session.next_timeout(), Timestamp::NEVER);
+    talk.wait(1_000_000 * SECOND);
+    assert_eq!(talk.timeout(), Ok(Vec::new()));
+}
+
+#[test]
+fn terminate_ends_the_conversation_without_an_answer() {
+    let mut talk = Talk::open();
+    let octets = [vector("V05"), vector("V03")].concat();
+    assert_eq!(talk.answer(&octets), b"");
+    assert!(talk.session.is_closing());
+    assert_eq!(talk.session.next_timeout(), Timestamp::NEVER);
+}
+
+#[test]
+fn a_server_that_stops_says_terminate_once_it_was_greeted() {
+    for (octets, goodbye) in [(&PREAMBLE[..0], Vec::new()), (&PREAMBLE, vector("V05"))] {
+        let mut talk = Talk::new();
+        talk.hear(octets);
+        let mut output = Vec::new();
+        talk.session.shutdown(&mut output);
+        assert_eq!(output, goodbye);
+        assert!(talk.session.is_closing());
+    }
+    let (mut talk, mut output) = (Talk::open(), Vec::new());
+    talk.session.shutdown(&mut output);
+    talk.session.shutdown(&mut output);
+    assert_eq!(output, vector("V05"));
+}

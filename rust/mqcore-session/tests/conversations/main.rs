@@ -1,0 +1,13 @@
+//! Conversations with a TMQP/2.0 session: octets and events in, commands and octets out, and a clock that jumps.
+//!
+//! Where a vector of `tests/vectors/tmqp.jsonl` shows what a server says or hears, it is what is compared with.
+
+mod direct;
+mod events;
+mod handshake;
+mod keep_alive;
+mod operations;
+mod pulls;
+mod queues;
+mod rules;
+mod talk;

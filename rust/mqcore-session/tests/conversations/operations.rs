@@ -1,0 +1,434 @@
+//! Server operations and their answers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqcore_broker::command::{Clear, Command, Request};
+use mqcore_broker::effect::{NodeInformation, Reply};
+use mqcore_broker::id::RequestId;
+use mqcore_broker::options::{ChannelChanges, ChannelOptions, QueueChanges, QueueOptions, Status};
+use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_broker::stats::{ChannelInformation, ClientInformation, QueueInformation, QueueStats};
+use mqcore_session::tmqp::OPEN_REQUESTS_MAX;
+use mqcore_wire::tmqp::{Frame, Kind};
+
+use crate::talk::{Talk, channel, client, encoded, only_frame, operation, queue, rejection, vector};
+
+/// What a request is, in words that can be compared.
+fn told(request: &Request) -> String {
+    format!("{request:?}")
+}
+
+fn expect(talk: &mut Talk, octets: &[u8], expected: &Request) {
+    assert_eq!(told(&talk.request(octets).1), told(expected));
+}
+
+#[test]
+fn the_requests_of_real_clients_are_understood() {
+    let mut talk = Talk::open();
+    let ch = || channel("ch");
+    let changes = QueueChanges::default;
+    let both = Clear { high_priority: true, normal: true };
+    for (name, expected) in [
+        ("V09", Request::Join { channel: ch() }),
+        ("V10", Request::Join { channel: ch() }),
+        ("V13", Request::Leave { channel: ch() }),
+        ("V14", Request::CreateQueue { queue: queue("ch/7"), changes: changes() }),
+        ("V15", Request::RemoveQueue { queue: queue("ch/258") }),
+        ("V16", Request::QueueInformation { queue: queue("ch/258") }),
+        ("V17", Request::ClearQueue { queue: queue("ch/7"), clear: both }),
+        ("V18", Request::ListChannels { filter: Some("*x*".into()) }),
+        ("V19", Request::ListClients { kind: Some("ty*".into()) }),
+    ] {
+        expect(&mut talk, &vector(name), &expected);
+    }
+}
+
+#[test]
+fn the_documents_numbers_mean_the_same_as_the_programs() {
+    let mut talk = Talk::open();
+    for (document, program) in [
+        (101, 603),
+        (103, 604),
+        (104, 606),
+        (105, 605),
+        (110, 601),
+        (111, 602),
+        (201, 610),
+        (202, 612),
+        (203, 611),
+        (204, 616),
+        (205, 615),
+        (301, 621),
+        (302, 631),
+    ] {
+        let mut request = |code| {
+            let frame = Frame { headers: b"Queue-Id:5\r\n", payload: b"{}", ..operation(code, "ch") };
+            told(&talk.request(&encoded(&frame)).1)
+        };
+        assert_eq!(request(document), request(program), "{document}");
+    }
+}
+
+#[test]
+fn every_operation_has_its_request() {
+    let mut talk = Talk::open();
+    let ch = || channel("ch");
+    for (code, expected) in [
+        (603, Request::CreateChannel { channel: ch(), changes: ChannelChanges::default() }),
+        (604, Request::RemoveChannel { channel: ch() }),
+        (605, Request::ChannelInformation { channel: ch() }),
+        (606, Request::ListChannels { filter: Some("ch".into()) }),
+        (607, Request::ListConsumers { channel: ch() }),
+        (616, Request::ListQueues { channel: ch() }),
+        (621, Request::ListNodes),
+        (631, Request::ListClients { kind: Some("ch".into()) }),
+    ] {
+        expect(&mut talk, &encoded(&operation(code, "ch")), &expected);
+    }
+    expect(&mut talk, &encoded(&operation(606, "")), &Request::ListChannels { filter: None });
+    expect(&mut talk, &encoded(&operation(631, "")), &Request::ListClients { kind: None });
+}
+
+#[test]
+fn a_channel_may_be_named_by_the_header_alone() {
+    let mut talk = Talk::open();
+    let frame = Frame { headers: b"Channel-Name:ch\r\n", ..operation(601, "") };
+    expect(&mut talk, &encoded(&frame), &Request::Join { channel: channel("ch") });
+}
+
+#[test]
+fn a_queue_id_is_a_header_or_a_body_of_two_octets() {
+    let mut talk = Talk::open();
+    for code in [611, 615, 613] {
+        let by_header = Frame { headers: b"queue-id: 258 \r\n", ..operation(code, "ch") };
+        let by_body = Frame { payload: &[2, 1], ..operation(code, "ch") };
+        let both = Frame { payload: b"whatever", ..by_header };
+        let wanted = told(&talk.request(&encoded(&by_header)).1);
+        assert!(wanted.contains("id: 258"), "{wanted}");
+        for frame in [by_body, both] {
+            assert_eq!(told(&talk.request(&encoded(&frame)).1), wanted);
+        }
+    }
+}
+
+#[test]
+fn options_come_as_json_and_as_headers() {
+    let mut talk = Talk::open();
+    let changes = QueueChanges {
+        status: Some(Status::Pull),
+        acknowledge_timeout: Some(Duration::from_secs(33)),
+        ..QueueChanges::default()
+    };
+    let json = br#"{"Status":3,"AcknowledgeTimeout":33000}"#;
+    let frame = Frame { headers: b"Queue-Id:4\r\n", payload: json, ..operation(612, "ch") };
+    expect(
+        &mut talk,
+        &encoded(&frame),
+        &Request::UpdateQueue { queue: queue("ch/4"), changes: changes.clone() },
+    );
+
+    let headers = b"Queue-Id:4\r\nQueue-Tag:t\r\nQueue-Status:push\r\n";
+    let frame = Frame { headers, payload: json, ..operation(610, "ch") };
+    let changes = QueueChanges { tag: Some("t".into()), ..changes };
+    expect(&mut talk, &encoded(&frame), &Request::CreateQueue { queue: queue("ch/4"), changes });
+
+    let frame = Frame { payload: br#"{"ClientLimit":3}"#, ..operation(603, "ch") };
+    let changes = ChannelChanges { client_limit: Some(3), ..ChannelChanges::default() };
+    expect(&mut talk, &encoded(&frame), &Request::CreateChannel { channel: channel("ch"), changes });
+}
+
+#[test]
+fn what_cannot_be_asked_is_answered_and_nobody_is_closed() {
+    let mut talk = Talk::open();
+    let queue_five = |code, payload| Frame { headers: b"Queue-Id:5\r\n", payload, ..operation(code, "ch") };
+    for (frame, code) in [
+        (operation(601, ""), 400),
+        (operation(601, "a b"), 400),
+        (operation(603, "@a"), 400),
+        (Frame { target: b"\xFF", ..operation(604, "") }, 400),
+        (Frame { target: b"\xFF", ..operation(606, "") }, 400),
+        (operation(610, "ch"), 406),
+        (operation(611, "ch"), 406),
+        (operation(612, "ch"), 400),
+        (Frame { payload: b"{}", ..operation(612, "ch") }, 406),
+        (operation(613, "ch"), 406),
+        (operation(615, "ch"), 406),
+        (Frame { payload: &[1], ..operation(611, "ch") }, 400),
+        (Frame { payload: &[1, 2, 3], ..operation(615, "ch") }, 400),
+        (Frame { headers: b"Queue-Id:seven\r\n", ..operation(610, "ch") }, 400),
+        (Frame { headers: b"Queue-Id:65536\r\n", ..operation(611, "ch") }, 400),
+        (queue_five(610, b"{"), 400),
+        (queue_five(610, br#"{"Status":9}"#), 400),
+        (queue_five(612, br#"{"RequestAcknowledge":"yes"}"#), 400),
+        (Frame { payload: b"no json", ..operation(603, "ch") }, 400),
+        (operation(999, "ch"), 400),
+        (operation(614, "ch"), 400),
+        (operation(641, "ch"), 406),
+        (operation(652, "rt"), 406),
+    ] {
+        let output = talk.answer(&encoded(&frame));
+        let answer = only_frame(&output);
+        assert_eq!((answer.kind, answer.content_type), (Kind::RESPONSE, code), "{frame:?}");
+        assert_eq!((answer.id, answer.target), (&b"q"[..], &b"cli"[..]));
+        assert!(!answer.payload.is_empty(), "a refusal says what was wrong");
+        let silent = Frame { pending_response: false, ..frame };
+        assert_eq!(talk.answer(&encoded(&silent)), b"", "who asks for no answer gets none");
+    }
+}
+
+#[test]
+fn an_answer_is_a_response_with_the_requests_id() {
+    let mut talk = Talk::open();
+    let join = |id| encoded(&Frame { id, ..operation(601, "ch") });
+    // The vectors are of a client whose id is `c1`.
+    let as_c1 = |output: &[u8]| encoded(&Frame { target: b"c1", payload: b"", ..only_frame(output) });
+    let (request, _) = talk.request(&join(b"j1"));
+    let output = talk.reply(request, Ok(Reply::Done));
+    assert_eq!(only_frame(&output).target, b"cli");
+    assert_eq!(as_c1(&output), vector("V11"));
+    let (request, _) = talk.request(&join(b"j3"));
+    let output = talk.reply(request, Err(rejection(RejectionKind::NotFound)));
+    assert_eq!(only_frame(&output).payload, b"because");
+    assert_eq!(as_c1(&output), vector("V12"));
+}
+
+#[test]
+fn an_answer_repeats_the_first_two_bits_of_its_request() {
+    let mut talk = Talk::open();
+    let frame = Frame { first_acquirer: true, high_priority: true, ..operation(601, "ch") };
+    let (request, _) = talk.request(&encoded(&frame));
+    let output = talk.reply(request, Ok(Reply::Done));
+    assert!(only_frame(&output).first_acquirer && only_frame(&output).high_priority);
+}
+
+#[test]
+fn every_status_code_has_its_refusal() {
+    let mut talk = Talk::open();
+    for (kind, code) in [
+        (RejectionKind::Failed, 1),
+        (RejectionKind::BadRequest, 400),
+        (RejectionKind::Unauthorized, 401),
+        (RejectionKind::NotFound, 404),
+        (RejectionKind::Unacceptable, 406),
+        (RejectionKind::AlreadyExists, 481),
+        (RejectionKind::LimitExceeded, 482),
+        (RejectionKind::Busy, 503),
+    ] {
+        let (request, _) = talk.request(&encoded(&operation(601, "ch")));
+        let output = talk.reply(request, Err(rejection(kind)));
+        assert_eq!(only_frame(&output).content_type, code);
+    }
+}
+
+#[test]
+fn who_asked_for_an_acknowledgement_only_gets_one() {
+    let mut talk = Talk::open();
+    let frame = Frame { pending_response: false, pending_acknowledge: true, ..operation(603, "ch") };
+    let (request, _) = talk.request(&encoded(&frame));
+    let output = talk.reply(request, Ok(Reply::Done));
+    let ack = only_frame(&output);
+    assert_eq!(
+        (ack.kind, ack.id, ack.target, ack.headers),
+        (Kind::ACKNOWLEDGE, &b"q"[..], &b"ch"[..], &b""[..])
+    );
+    let (request, _) = talk.request(&encoded(&frame));
+    let output = talk.reply(request, Err(rejection(RejectionKind::AlreadyExists)));
+    assert_eq!(only_frame(&output).headers, b"Nack-Reason:because\r\n");
+    let output = talk.answer(&encoded(&Frame { target: b"a b", ..frame }));
+    assert!(only_frame(&output).headers.starts_with(b"Nack-Reason:"));
+    let both = Frame { pending_response: true, ..frame };
+    let (request, _) = talk.request(&encoded(&both));
+    let output = talk.reply(request, Ok(Reply::Done));
+    assert_eq!(only_frame(&output).kind, Kind::RESPONSE);
+}
+
+#[test]
+fn who_asked_for_nothing_gets_nothing() {
+    let mut talk = Talk::open();
+    let no_id = Frame { id: b"", pending_acknowledge: true, ..operation(601, "ch") };
+    for octets in [vector("V09"), encoded(&no_id)] {
+        let (request, _) = talk.request(&octets);
+        assert_eq!(talk.reply(request, Ok(Reply::Done)), b"");
+        assert_eq!(talk.reply(request, Err(rejection(RejectionKind::NotFound))), b"");
+    }
+}
+
+fn channel_information(name: &str) -> ChannelInformation {
+    ChannelInformation {
+        channel: channel(name),
+        options: ChannelOptions::default(),
+        queues: vec![1, 7],
+        active_clients: 2,
+    }
+}
+
+#[test]
+fn a_list_of_every_shard_is_joined_and_sorted_by_name() {
+    let mut talk = Talk::open();
+    let (request, _) = talk.request(&encoded(&operation(606, "")));
+    for names in [&["d", "b"][..], &[], &["c"]] {
+        let part = names.iter().map(|name| channel_information(name)).collect();
+        assert_eq!(talk.reply(request, Ok(Reply::Channels(part))), b"");
+    }
+    let output = talk.reply(request, Ok(Reply::Channels(vec![channel_information("a")])));
+    let list: serde_json::Value = serde_json::from_slice(only_frame(&output).payload).unwrap();
+    let names: Vec<_> =
+        list.as_array().unwrap().iter().map(|model| model["Name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["a", "b", "c", "d"]);
+    assert_eq!(talk.reply(request, Ok(Reply::Channels(Vec::new()))), b"", "it was answered");
+}
+
+#[test]
+fn the_first_refusal_of_a_shard_is_the_answer_of_all() {
+    let mut talk = Talk::open();
+    let (request, _) = talk.request(&encoded(&operation(606, "")));
+    assert_eq!(talk.reply(request, Ok(Reply::Channels(Vec::new()))), b"");
+    assert_eq!(talk.reply(request, Err(rejection(RejectionKind::Unauthorized))), b"");
+    assert_eq!(talk.reply(request, Err(rejection(RejectionKind::Busy))), b"");
+    let output = talk.reply(request, Ok(Reply::Channels(vec![channel_information("a")])));
+    assert_eq!(only_frame(&output).content_type, 401);
+}
+
+#[test]
+fn answers_may_come_in_any_order_and_unknown_ones_are_nobodys() {
+    let mut talk = Talk::open();
+    let ask = |id| encoded(&Frame { id, ..operation(601, "ch") });
+    let (first, _) = talk.request(&ask(b"1"));
+    let (second, _) = talk.request(&ask(b"2"));
+    let output = talk.reply(second, Ok(Reply::Done));
+    assert_eq!(only_frame(&output).id, b"2");
+    for request in [second, RequestId(99), RequestId(u32::MAX)] {
+        assert_eq!(talk.reply(request, Ok(Reply::Done)), b"");
+    }
+    let output = talk.reply(first, Ok(Reply::Done));
+    assert_eq!(only_frame(&output).id, b"1");
+}
+
+#[test]
+fn more_requests_than_can_be_open_are_refused_as_busy() {
+    let mut talk = Talk::open();
+    let octets = encoded(&operation(601, "ch"));
+    for _ in 0..OPEN_REQUESTS_MAX {
+        talk.request(&octets);
+    }
+    let output = talk.answer(&octets);
+    assert_eq!(only_frame(&output).content_type, 503);
+    assert!(
+        matches!(talk.command(&vector("V09")), Command::Request(..)),
+        "without an answer it costs nothing"
+    );
+    talk.reply(RequestId(5), Ok(Reply::Done));
+    assert_eq!(talk.request(&octets).0, RequestId(5));
+}
+
+fn answer_text(reply: Reply) -> String {
+    let mut talk = Talk::open();
+    let (request, _) = talk.request(&encoded(&operation(621, "")));
+    let output = talk.reply(request, Ok(reply));
+    let frame = only_frame(&output);
+    assert_eq!(frame.content_type, 0);
+    String::from_utf8(frame.payload.to_vec()).unwrap()
+}
+
+#[test]
+fn channel_information_has_the_members_that_clients_know_in_their_order() {
+    let expected = concat!(
+        r#"{"Name":"ch","Queues":[1,7],"AllowMultipleQueues":true,"AllowedQueues":null,"OnlyFirstAcquirer":false,"#,
+        r#""RequestAcknowledge":false,"AcknowledgeTimeout":15000,"MessageTimeout":0,"UseMessageId":true,"#,
+        r#""WaitForAcknowledge":false,"HideClientNames":false,"ActiveClients":2,"ClientLimit":0,"QueueLimit":0,"#,
+        r#""DestroyWhenEmpty":false}"#
+    );
+    assert_eq!(answer_text(Reply::Channel(Box::new(channel_information("ch")))), expected);
+    assert_eq!(answer_text(Reply::Channels(vec![channel_information("ch")])), format!("[{expected}]"));
+}
+
+#[test]
+fn queue_information_has_the_members_that_clients_know_and_then_its_own() {
+    let information = QueueInformation {
+        queue: queue("ch/7"),
+        options: QueueOptions {
+            status: Status::RoundRobin,
+            acknowledge_timeout: Duration::from_secs(u64::MAX / 1000),
+            dead_letter: Some(queue("dead/1")),
+            tag: Some("tag".into()),
+            ..QueueOptions::default()
+        },
+        high_priority: 1,
+        normal: 2,
+        in_flight: 3,
+        undecided: 4,
+        unsettled: 26,
+        memory_bytes: 5,
+        stats: QueueStats {
+            received: 6,
+            sent: 7,
+            deliveries: 8,
+            acks: 9,
+            negative_acks: 10,
+            timed_out: 11,
+            saved: 12,
+            save_failed: 13,
+            removed: 14,
+            put_back: 15,
+            dead_lettered: 16,
+            errors: 17,
+            dropped: [18, 19, 20, 21, 22, 23],
+            last_received_ms: 24,
+            last_sent_ms: 25,
+        },
+    };
+    let expected = concat!(
+        r#"{"Channel":"ch","TagName":"tag","Id":7,"PriorityMessages":1,"Messages":2,"Status":"roundrobin","#,
+        r#""OnlyFirstAcquirer":false,"RequestAcknowledge":false,"AcknowledgeTimeout":2147483647,"#,
+        r#""MessageTimeout":0,"UseMessageId":true,"WaitForAcknowledge":false,"HideClientNames":false,"#,
+        r#""ReceivedMessages":6,"SentMessages":7,"Deliveries":8,"NegativeAcks":10,"Acks":9,"#,
+        r#""TimeoutMessages":11,"SavedMessages":12,"RemovedMessages":14,"Errors":17,"LastMessageReceived":24,"#,
+        r#""LastMessageSent":25,"MessageLimit":0,"MessageSizeLimit":0,"#,
+        r#""Tag":"tag","MessageDeliveryHandler":null,"PutBackLimit":16,"DeadLetter":"dead/1","InFlight":3,"#,
+        r#""Undecided":4,"Unsettled":26,"MemoryBytes":5,"PutBackMessages":15,"DeadLetteredMessages":16,"#,
+        r#""SaveFailedMessages":13,"DroppedMessages":{"no-consumer":18,"slow":19,"limit":20,"expired":21,"#,
+        r#""refused":22,"erased":23}}"#
+    );
+    assert_eq!(answer_text(Reply::Queue(Box::new(information.clone()))), expected);
+    assert_eq!(answer_text(Reply::Queues(vec![information])), format!("[{expected}]"));
+}
+
+#[test]
+fn clients_and_nodes_have_the_members_that_clients_know() {
+    let listed = ClientInformation { client: client("cli"), online_ms: 5 };
+    let nameless = ClientInformation {
+        client: Arc::new(mqcore_broker::client::Client { name: None, kind: None, ..(*client("x")).clone() }),
+        online_ms: 6,
+    };
+    assert_eq!(
+        answer_text(Reply::Clients(vec![listed, nameless])),
+        concat!(
+            r#"[{"Id":"cli","Name":"nm","Type":"ty","Online":5,"IsAuthenticated":true},"#,
+            r#"{"Id":"x","Name":null,"Type":null,"Online":6,"IsAuthenticated":true}]"#
+        )
+    );
+    let node = NodeInformation {
+        id: "1".into(),
+        name: "n".into(),
+        host: "h".into(),
+        slave: true,
+        connected: false,
+        lifetime_ms: 7,
+    };
+    assert_eq!(
+        answer_text(Reply::Nodes(vec![node])),
+        r#"[{"Id":"1","Name":"n","Host":"h","Slave":true,"Connected":false,"Lifetime":7}]"#
+    );
+    assert_eq!(answer_text(Reply::Nodes(Vec::new())), "[]");
+    assert_eq!(answer_text(Reply::Done), "");
+}
+
+#[test]
+fn a_refusal_may_be_as_long_as_it_likes() {
+    let mut talk = Talk::open();
+    let (request, _) = talk.request(&encoded(&operation(601, "ch")));
+    let reason = "r".repeat(100_000);
+    let output = talk.reply(request, Err(Rejection::new(RejectionKind::Failed, reason.clone())));
+    assert_eq!(only_frame(&output).payload, reason.as_bytes());
+}

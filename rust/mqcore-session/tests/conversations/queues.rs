@@ -1,0 +1,423 @@
+//! Publishing, delivering and acknowledging.
+
+use std::sync::Arc;
+
+use mqcore_broker::command::{Acknowledgement, Command, MessageId};
+use mqcore_broker::effect::{Deliver, Event, Recipients};
+use mqcore_broker::id::{ConnectionId, QueueAddress};
+use mqcore_broker::message::{Message, Properties};
+use mqcore_broker::rejection::RejectionKind;
+use mqcore_session::any::{Protocol, delivery_size, encode_delivery};
+use mqcore_session::session::SessionConfig;
+use mqcore_session::tmqp::COPIES_MAX;
+use mqcore_wire::codec::Limits;
+use mqcore_wire::tmqp::{Frame, HEADER_BYTES_MAX, Kind};
+
+use crate::talk::{
+    Talk, config, encoded, frames, is_generated, message, message_with, only_frame, queue, rejection, vector,
+};
+
+fn published(command: Command) -> (QueueAddress, Message) {
+    match command {
+        Command::Publish { queue, message } => (queue, message),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn all_published(commands: Vec<Command>) -> Vec<(QueueAddress, Message)> {
+    commands.into_iter().map(published).collect()
+}
+
+fn with_headers<'a>(headers: &'a str, body: &'a [u8]) -> Frame<'a> {
+    Frame {
+        pending_acknowledge: true,
+        content_type: 7,
+        id: b"M",
+        source: b"cli",
+        target: b"ch",
+        headers: headers.as_bytes(),
+        payload: body,
+        ..Frame::new(Kind::QUEUE)
+    }
+}
+
+#[test]
+fn a_queue_message_is_published_with_all_it_says() {
+    let mut talk = Talk::open();
+    let (to, message) = published(talk.command(&vector("V21")));
+    assert_eq!(to, queue("ch/1"));
+    assert_eq!(
+        (message.id(), message.source(), message.body()),
+        (&b"id-005"[..], &b"cli"[..], &b"hello"[..])
+    );
+    assert_eq!(message.headers(), b"");
+    let expected =
+        Properties { pending_acknowledge: true, hops: 15, content_type: 1, ..Properties::default() };
+    assert_eq!(message.properties(), expected);
+    assert_eq!(message.producer().map(|producer| &*producer.id), Some("cli"));
+}
+
+#[test]
+fn a_message_keeps_its_parts_whatever_their_sizes() {
+    let mut talk = Talk::open();
+    let long = "n".repeat(255);
+    for id in ["", "i", &long] {
+        for target in ["t", &long] {
+            for headers in ["", "a:b\r\n", "own\r\n"] {
+                for body in [0, 1, 252, 253, 400, 65_536] {
+                    let body = vec![0xA5; body];
+                    let frame = Frame {
+                        id: id.as_bytes(),
+                        target: target.as_bytes(),
+                        ..with_headers(headers, &body)
+                    };
+                    let (to, message) = published(talk.command(&encoded(&frame)));
+                    assert_eq!(to.channel.as_str(), target);
+                    assert_eq!(message.id(), id.as_bytes());
+                    assert_eq!((message.headers(), message.body()), (headers.as_bytes(), &body[..]));
+                    assert_eq!(message.source(), b"cli");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn many_channels_in_turn_are_told_apart() {
+    let mut talk = Talk::open();
+    for round in 0..3 {
+        for number in 0..10 {
+            let name = format!("channel-{number}");
+            let octets = encoded(&Frame { target: name.as_bytes(), ..with_headers("", b"") });
+            assert_eq!(published(talk.command(&octets)).0.channel.as_str(), name, "round {round}");
+        }
+    }
+}
+
+#[test]
+fn a_message_without_an_id_leaves_it_to_its_queue_and_waits_for_no_response() {
+    let mut talk = Talk::open();
+    let frame = Frame { id: b"", pending_response: true, ..with_headers("", b"x") };
+    let (_, message) = published(talk.command(&encoded(&frame)));
+    assert_eq!(message.id(), b"");
+    assert!(!message.properties().pending_response);
+}
+
+#[test]
+fn a_high_priority_message_with_a_copy_is_two_messages() {
+    let mut talk = Talk::open();
+    let mut octets = vector("V22");
+    octets.resize(octets.len() + 253, b'z');
+    let (commands, output) = talk.hear(&octets);
+    let published = all_published(commands);
+    assert_eq!(output, b"");
+    let [(first, original), (second, copy)] = &published[..] else { panic!("{published:?}") };
+    assert_eq!((first, second), (&queue("ch/7"), &queue("b/2")));
+    assert_eq!((original.id(), copy.id()), (&b"id-027"[..], &b"xx"[..]));
+    assert_eq!((original.headers(), copy.headers()), (&b"CC:b;2;xx\r\n"[..], &b""[..]));
+    assert_eq!((original.properties().hops, copy.properties().hops), (15, 16));
+    assert_eq!((original.properties().content_type, copy.properties().content_type), (7, 2));
+    assert!(original.properties().high_priority && copy.properties().high_priority);
+    assert_eq!((original.body().len(), copy.body().len()), (253, 253));
+}
+
+#[test]
+fn copies_take_what_their_header_leaves_out_from_the_message() {
+    let mut talk = Talk::open();
+    let headers = "cc: b ; 9 ; mine \r\nOwn:1\r\nCc:c;3\r\nCC:d\r\nCC:e;;m2";
+    let (commands, output) = talk.hear(&encoded(&with_headers(headers, b"body")));
+    assert_eq!(output, b"");
+    let published = all_published(commands);
+    let queues: Vec<_> = published.iter().map(|(queue, _)| queue.to_string()).collect();
+    assert_eq!(queues, ["ch/7", "b/9", "c/3", "d/7", "e/7"]);
+    let copies: Vec<_> = published[1..].iter().map(|(_, message)| message).collect();
+    assert_eq!((copies[0].id(), copies[3].id()), (&b"mine"[..], &b"m2"[..]));
+    assert!(is_generated(copies[1].id()) && is_generated(copies[2].id()));
+    assert_ne!(copies[1].id(), copies[2].id());
+    let waits: Vec<_> = copies.iter().map(|copy| copy.properties().pending_acknowledge).collect();
+    assert_eq!(
+        waits,
+        [true, false, false, true],
+        "only copies with an id of the producer's own are waited for"
+    );
+    for copy in copies {
+        assert_eq!(
+            (copy.headers(), copy.body(), copy.source()),
+            (&b"Own:1\r\n"[..], &b"body"[..], &b"cli"[..])
+        );
+    }
+}
+
+#[test]
+fn an_impossible_copy_is_refused_and_the_others_go_on() {
+    let mut talk = Talk::open();
+    let long_id = "i".repeat(256);
+    let headers = format!("CC:b c\r\nCC:d;65536;x\r\nCC:e;two\r\nCC:\r\nCC:f;1;{long_id}\r\nCC:good\r\n");
+    let (commands, output) = talk.hear(&encoded(&with_headers(&headers, b"")));
+    let queues: Vec<_> = all_published(commands).iter().map(|(queue, _)| queue.to_string()).collect();
+    assert_eq!(queues, ["ch/7", "good/7"]);
+    let refused = frames(&output);
+    let ids: Vec<_> = refused.iter().map(|frame| frame.id).collect();
+    assert_eq!(ids, [&b"M"[..], b"x", b"M", b"M", &long_id.as_bytes()[..255]]);
+    for frame in refused {
+        assert_eq!((frame.kind, frame.content_type), (Kind::RESPONSE, 400));
+    }
+}
+
+#[test]
+fn copies_are_bounded_in_number_and_in_size() {
+    let headers = "CC:c\r\n".repeat(COPIES_MAX + 5);
+    let (commands, output) = Talk::open().hear(&encoded(&with_headers(&headers, b"")));
+    assert_eq!(commands.len(), 1 + COPIES_MAX);
+    assert_eq!(only_frame(&output).content_type, 482);
+
+    let limits = Limits { frame_bytes_max: 10_000, ..Limits::default() };
+    let mut talk = Talk::open_with(SessionConfig { limits, ..config() });
+    let (commands, output) = talk.hear(&encoded(&with_headers(&headers, &[0; 4000])));
+    assert_eq!(commands.len(), 1 + 2, "the message, and copies that fit a frame together");
+    assert_eq!(only_frame(&output).content_type, 482);
+}
+
+#[test]
+fn a_bad_channel_name_is_refused_and_nobody_is_closed() {
+    for name in [&b""[..], b"a b", b"@a", b"a;b", b"*", b"a\nb", b"\xFF"] {
+        let mut talk = Talk::open();
+        let frame = Frame { target: name, ..with_headers("", b"") };
+        let output = talk.answer(&encoded(&frame));
+        let [response, nack] = frames(&output)[..] else { panic!() };
+        assert_eq!((response.kind, response.content_type, response.target), (Kind::RESPONSE, 400, name));
+        assert_eq!((response.id, nack.id), (&b"M"[..], &b"M"[..]));
+        assert_eq!((nack.kind, nack.content_type, nack.target), (Kind::ACKNOWLEDGE, 7, name));
+        assert!(nack.headers.starts_with(b"Nack-Reason:no channel"));
+        assert_eq!(
+            talk.answer(&encoded(&Frame { id: b"", ..frame })),
+            b"",
+            "nothing to answer to without an id"
+        );
+        assert!(talk.command(&vector("V20")).destination(1) == mqcore_broker::command::Destination::Shard(0));
+    }
+}
+
+#[test]
+fn a_message_for_an_unknown_channel_is_answered_with_404_and_the_channel_as_target() {
+    let mut talk = Talk::open();
+    let refused = |properties| Event::PublishRefused {
+        queue: queue("nope/4"),
+        message: message_with(properties, "M3", "cli", "", ""),
+        rejection: rejection(RejectionKind::NotFound),
+    };
+    let output = talk.tell(refused(Properties::default()));
+    let frame = only_frame(&output);
+    assert_eq!(frame.payload, b"because");
+    assert_eq!(encoded(&Frame { payload: b"", ..frame }), vector("V31"));
+
+    let output = talk.tell(refused(Properties {
+        pending_acknowledge: true,
+        high_priority: true,
+        ..Properties::default()
+    }));
+    let [response, nack] = frames(&output)[..] else { panic!() };
+    assert_eq!((response.content_type, response.high_priority), (404, true));
+    assert_eq!((nack.content_type, nack.high_priority, nack.target), (4, false, &b"nope"[..]));
+    assert_eq!(nack.headers, b"Nack-Reason:because\r\n");
+}
+
+#[test]
+fn a_refused_message_without_an_id_is_not_answered() {
+    let message =
+        message_with(Properties { pending_acknowledge: true, ..Properties::default() }, "", "cli", "", "");
+    let refused =
+        Event::PublishRefused { queue: queue("a/1"), message, rejection: rejection(RejectionKind::Busy) };
+    assert_eq!(Talk::open().tell(refused), b"");
+}
+
+#[test]
+fn a_reason_becomes_one_line_of_bounded_length() {
+    let mut talk = Talk::open();
+    for (reason, line) in [
+        ("two\r\nlines".to_owned(), "two  lines".to_owned()),
+        (String::new(), "none".to_owned()),
+        ("ş".repeat(1000), "ş".repeat(512)),
+        (format!("x{}", "ş".repeat(1000)), format!("x{}", "ş".repeat(511))),
+    ] {
+        let output = talk.tell(acknowledged("ch/1", message("M", "cli", "", ""), Some(&reason), None));
+        assert_eq!(only_frame(&output).headers, format!("Nack-Reason:{line}\r\n").as_bytes());
+    }
+}
+
+fn acknowledged(
+    to: &str,
+    message: Message,
+    negative: Option<&str>,
+    relayed: Option<(Acknowledgement, Option<&str>)>,
+) -> Event {
+    Event::Acknowledged {
+        queue: Arc::new(queue(to)),
+        message,
+        negative: negative.map(Into::into),
+        relayed: relayed.map(|(word, consumer)| Box::new((word, consumer.map(Into::into)))),
+    }
+}
+
+fn word(id: &str, headers: &str) -> Acknowledgement {
+    Acknowledgement {
+        queue: queue("ch-push/2"),
+        message_id: MessageId::from_slice(id.as_bytes()),
+        negative: None,
+        headers: headers.as_bytes().into(),
+        hops: 15,
+        first_acquirer: true,
+    }
+}
+
+#[test]
+fn the_brokers_own_acknowledgement_names_no_source() {
+    let mut talk = Talk::open();
+    let output = talk.tell(acknowledged("ch-push/1", message("M1", "cli", "", ""), None, None));
+    assert_eq!(output, vector("V29"));
+    let output = talk.tell(acknowledged("ch-push/1", message("M1", "cli", "", ""), Some("timeout"), None));
+    let frame = only_frame(&output);
+    assert_eq!(frame.headers, b"Nack-Reason:timeout\r\n");
+    assert_eq!(encoded(&Frame { headers: b"", ..frame }), vector("V29"));
+    assert_eq!(talk.tell(acknowledged("ch-push/1", message("", "cli", "", ""), None, None)), b"");
+}
+
+#[test]
+fn a_consumers_acknowledgement_is_relayed_with_its_name_unless_that_is_hidden() {
+    let mut talk = Talk::open();
+    let output = talk.tell(acknowledged(
+        "ch-push/2",
+        message("M2", "cli", "", ""),
+        None,
+        Some((word("M2", ""), Some("c1"))),
+    ));
+    assert_eq!(output, vector("V30"));
+    let output = talk.tell(acknowledged(
+        "ch-push/2",
+        message("M2", "cli", "", ""),
+        None,
+        Some((word("M2", ""), None)),
+    ));
+    assert_eq!(only_frame(&output).source, b"");
+}
+
+#[test]
+fn a_consumers_reason_and_headers_are_relayed_as_they_are() {
+    let headers = "Own:1\r\nNack-Reason: broken \r\n";
+    let relayed = Some((word("M2", headers), Some("c1")));
+    let output =
+        Talk::open().tell(acknowledged("ch-push/2", message("M2", "cli", "", ""), Some(" broken "), relayed));
+    assert_eq!(only_frame(&output).headers, headers.as_bytes());
+}
+
+#[test]
+fn a_decision_that_turns_a_consumers_word_round_is_what_the_producer_hears() {
+    let mut talk = Talk::open();
+    let mut headers = |negative, said: &str| {
+        let relayed = Some((word("M2", said), Some("c1")));
+        let output = talk.tell(acknowledged("ch-push/2", message("M2", "cli", "", ""), negative, relayed));
+        String::from_utf8(only_frame(&output).headers.to_vec()).unwrap()
+    };
+    assert_eq!(headers(Some("none"), "Own:1"), "Own:1\r\nNack-Reason:none\r\n");
+    assert_eq!(headers(None, "Nack-Reason:x\r\nOwn:1\r\nnack-reason:y\r\n"), "Own:1\r\n");
+}
+
+#[test]
+fn consumers_acknowledge_and_refuse() {
+    let mut talk = Talk::open();
+    let Command::Acknowledge(ack) = talk.command(&vector("V27")) else { panic!() };
+    assert_eq!((ack.queue, &ack.message_id[..], ack.negative), (queue("ch/7"), &b"QM1"[..], None));
+    assert!(ack.first_acquirer && ack.headers.is_empty());
+    assert_eq!(ack.hops, 15);
+    let Command::Acknowledge(nack) = talk.command(&vector("V28")) else { panic!() };
+    assert_eq!(nack.negative.as_deref(), Some("none"));
+    assert_eq!(&*nack.headers, b"Nack-Reason:none\r\n");
+    let octets =
+        encoded(&Frame { id: b"M", target: b"ch", headers: b"Other:1\r\n", ..Frame::new(Kind::ACKNOWLEDGE) });
+    let Command::Acknowledge(ack) = talk.command(&octets) else { panic!() };
+    assert_eq!(ack.negative, None, "other headers do not make it negative");
+}
+
+#[test]
+fn an_acknowledgement_of_nothing_is_ignored_and_counted() {
+    let mut talk = Talk::open();
+    for frame in [
+        Frame { target: b"ch", ..Frame::new(Kind::ACKNOWLEDGE) },
+        Frame { id: b"M", target: b"a b", ..Frame::new(Kind::ACKNOWLEDGE) },
+        Frame { id: b"M", high_priority: true, ..Frame::new(Kind::ACKNOWLEDGE) },
+        Frame { id: b"M", high_priority: true, target: b"\xFF", ..Frame::new(Kind::ACKNOWLEDGE) },
+    ] {
+        assert_eq!(talk.answer(&encoded(&frame)), b"");
+    }
+    assert_eq!(talk.session.ignored_frames(), 4);
+}
+
+fn delivery(to: &str, message: Message, acknowledge: bool) -> Deliver {
+    Deliver {
+        queue: Arc::new(queue(to)),
+        message,
+        to: Recipients::One(ConnectionId(1)),
+        acknowledge,
+        hide_source: false,
+        first: true,
+    }
+}
+
+fn delivered(deliver: &Deliver, first: bool) -> Vec<u8> {
+    let mut output = b"before".to_vec();
+    encode_delivery(Protocol::Tmqp, deliver, first, &mut output);
+    assert_eq!(output.len() - 6, delivery_size(Protocol::Tmqp, deliver));
+    output.split_off(6)
+}
+
+#[test]
+fn deliveries_are_the_octets_that_consumers_know() {
+    let plain = delivery("ch-push/1", message("M1", "prod", "", "hello"), false);
+    assert_eq!(delivered(&plain, true), vector("V23"));
+    assert_eq!(delivered(&plain, false), vector("V24"));
+    let acknowledged = delivery("ch-push/2", message("M2", "prod", "", "hello"), true);
+    assert_eq!(delivered(&acknowledged, true), vector("V25"));
+    let properties = Properties { high_priority: true, hops: 15, ..Properties::default() };
+    let urgent = delivery("ch-push/1", message_with(properties, "M4", "prod", "", "hp"), false);
+    assert_eq!(delivered(&urgent, true), vector("V26"));
+}
+
+#[test]
+fn a_delivery_takes_queue_and_acknowledgement_from_the_queue_and_may_hide_its_source() {
+    let properties =
+        Properties { pending_acknowledge: true, content_type: 9, hops: 200, ..Properties::default() };
+    let message = message_with(properties, "M", "prod", "CC:b\r\n", "");
+    let octets = delivered(&Deliver { hide_source: true, ..delivery("ch/3", message, false) }, true);
+    let frame = only_frame(&octets);
+    assert_eq!((frame.content_type, frame.target, frame.source), (3, &b"ch"[..], &b""[..]));
+    assert!(!frame.pending_acknowledge);
+    assert_eq!(frame.headers, b"CC:b\r\n");
+    assert_eq!(frame.hops, 31, "what came through another protocol may have more hops than fit");
+}
+
+#[test]
+fn names_of_other_protocols_are_cut_to_what_a_frame_can_hold() {
+    let octets = delivered(&delivery("ch/1", message("M", &"p".repeat(300), "", ""), false), true);
+    assert_eq!(only_frame(&octets).source, "p".repeat(255).as_bytes());
+}
+
+#[test]
+fn a_full_header_block_is_delivered() {
+    let headers = format!("k:{}\r\n", "v".repeat(HEADER_BYTES_MAX - 4));
+    let octets = delivered(&delivery("ch/1", message("M", "p", &headers, ""), false), true);
+    assert_eq!(only_frame(&octets).headers.len(), HEADER_BYTES_MAX);
+}
+
+#[test]
+fn a_router_that_does_not_exist_refuses_like_one() {
+    let mut talk = Talk::open();
+    let frame = Frame { pending_acknowledge: true, id: b"R3", target: b"zzz", ..Frame::new(Kind::ROUTER) };
+    assert_eq!(talk.answer(&encoded(&frame)), vector("V41"));
+    let output =
+        talk.answer(&encoded(&Frame { pending_acknowledge: false, pending_response: true, ..frame }));
+    let response = only_frame(&output);
+    assert_eq!((response.kind, response.content_type, response.target), (Kind::RESPONSE, 404, &b"cli"[..]));
+    assert_eq!(talk.answer(&encoded(&Frame { pending_acknowledge: false, ..frame })), b"");
+    let output = talk.answer(&vector("V40"));
+    assert_eq!(only_frame(&output).id, b"id-023");
+}

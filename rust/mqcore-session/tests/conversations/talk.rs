@@ -1,0 +1,217 @@
+//! One conversation under test, and what is needed to read it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqcore_broker::client::{Client, Introduction};
+use mqcore_broker::command::{Command, Request};
+use mqcore_broker::effect::{Event, Reply};
+use mqcore_broker::id::{ChannelName, ConnectionId, QueueAddress, RequestId};
+use mqcore_broker::message::{Message, Properties};
+use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_broker::time::Timestamp;
+use mqcore_session::any::{AnySession, Protocol};
+use mqcore_session::session::{Session, SessionConfig, SessionError};
+use mqcore_wire::codec::Limits;
+use mqcore_wire::tmqp::{self, Frame, Kind, PREAMBLE};
+
+pub(crate) const START: Timestamp = Timestamp(1_800_000_000_000);
+
+/// A session, the octets it has not read yet, and the time.
+pub(crate) struct Talk {
+    pub(crate) session: AnySession,
+    pub(crate) now: Timestamp,
+    unread: Vec<u8>,
+}
+
+pub(crate) fn config() -> SessionConfig {
+    SessionConfig {
+        connection: ConnectionId(1),
+        shards: 4,
+        limits: Limits::default(),
+        handshake_timeout: Duration::from_secs(10),
+        ping_interval: Duration::from_secs(60),
+        pong_timeout: Duration::from_secs(10),
+        admin: true,
+    }
+}
+
+impl Talk {
+    pub(crate) fn new() -> Self {
+        Self::with(config())
+    }
+
+    pub(crate) fn with(config: SessionConfig) -> Self {
+        Self { session: AnySession::new(Protocol::Tmqp, config, START), now: START, unread: Vec::new() }
+    }
+
+    /// A conversation whose handshake is over; the client's id is `cli`, its name `nm`, its type `ty`.
+    pub(crate) fn open() -> Self {
+        Self::open_with(config())
+    }
+
+    pub(crate) fn open_with(config: SessionConfig) -> Self {
+        let mut talk = Self::with(config);
+        talk.hear(&PREAMBLE);
+        talk.hear(&vector("V06"));
+        talk.tell(Event::Welcomed(client("cli")));
+        talk
+    }
+
+    /// Octets arrive; what the session wants of the broker and says to the peer.
+    pub(crate) fn try_hear(&mut self, octets: &[u8]) -> Result<(Vec<Command>, Vec<u8>), SessionError> {
+        self.unread.extend_from_slice(octets);
+        let (mut commands, mut output) = (Vec::new(), Vec::new());
+        let consumed = self.session.receive(&self.unread, self.now, &mut commands, &mut output)?;
+        self.unread.drain(..consumed);
+        Ok((commands, output))
+    }
+
+    pub(crate) fn hear(&mut self, octets: &[u8]) -> (Vec<Command>, Vec<u8>) {
+        self.try_hear(octets).expect("nothing is wrong with these octets")
+    }
+
+    /// What the session says to the peer about these octets; it wants nothing of the broker.
+    pub(crate) fn answer(&mut self, octets: &[u8]) -> Vec<u8> {
+        let (commands, output) = self.hear(octets);
+        assert!(commands.is_empty(), "{commands:?}");
+        output
+    }
+
+    /// The one command that these octets are, without an answer.
+    pub(crate) fn command(&mut self, octets: &[u8]) -> Command {
+        let (mut commands, output) = self.hear(octets);
+        assert_eq!((commands.len(), output), (1, Vec::new()), "{commands:?}");
+        commands.remove(0)
+    }
+
+    pub(crate) fn request(&mut self, octets: &[u8]) -> (RequestId, Request) {
+        match self.command(octets) {
+            Command::Request(id, request) => (id, *request),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The broker says something; what the peer hears of it.
+    pub(crate) fn tell(&mut self, event: Event) -> Vec<u8> {
+        let mut output = Vec::new();
+        self.session.event(event, self.now, &mut output).unwrap();
+        output
+    }
+
+    pub(crate) fn reply(&mut self, request: RequestId, answer: Result<Reply, Rejection>) -> Vec<u8> {
+        self.tell(Event::Answered(request, answer))
+    }
+
+    pub(crate) fn wait(&mut self, duration: Duration) {
+        self.now = self.now.after(duration);
+    }
+
+    /// The session's alarm rings; what the peer hears.
+    pub(crate) fn timeout(&mut self) -> Result<Vec<u8>, SessionError> {
+        let mut output = Vec::new();
+        self.session.timeout(self.now, &mut output)?;
+        Ok(output)
+    }
+
+    pub(crate) fn unread(&self) -> usize {
+        self.unread.len()
+    }
+}
+
+pub(crate) fn client(id: &str) -> Arc<Client> {
+    Arc::new(Client {
+        connection: ConnectionId(1),
+        id: id.into(),
+        name: Some("nm".into()),
+        kind: Some("ty".into()),
+        admin: true,
+        connected_at: START,
+    })
+}
+
+pub(crate) fn introduction(commands: Vec<Command>) -> Introduction {
+    match <[Command; 1]>::try_from(commands) {
+        Ok([Command::Introduce(introduction)]) => *introduction,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The octets of a vector.
+pub(crate) fn vector(name: &str) -> Vec<u8> {
+    let lines = include_str!("../../../../tests/vectors/tmqp.jsonl").lines();
+    let vector = lines
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+        .find(|vector| vector["name"] == name)
+        .unwrap_or_else(|| panic!("no vector {name}"));
+    let hex = vector["hex"].as_str().unwrap();
+    (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
+}
+
+pub(crate) fn encoded(frame: &Frame<'_>) -> Vec<u8> {
+    let mut octets = Vec::new();
+    tmqp::encode(frame, &mut octets);
+    octets
+}
+
+/// The frame that these octets are, and nothing behind it.
+pub(crate) fn only_frame(octets: &[u8]) -> Frame<'_> {
+    let (frame, size) = tmqp::decode(octets, &Limits::default()).unwrap().expect("a whole frame");
+    assert_eq!(size, octets.len(), "something follows {frame:?}");
+    frame
+}
+
+pub(crate) fn frames(mut octets: &[u8]) -> Vec<Frame<'_>> {
+    let mut frames = Vec::new();
+    while let Some((frame, size)) = tmqp::decode(octets, &Limits::default()).unwrap() {
+        frames.push(frame);
+        octets = &octets[size..];
+    }
+    assert!(octets.is_empty());
+    frames
+}
+
+pub(crate) fn is_generated(id: &[u8]) -> bool {
+    id.len() == 32 && id.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+pub(crate) fn queue(text: &str) -> QueueAddress {
+    QueueAddress::parse(text).unwrap()
+}
+
+pub(crate) fn channel(text: &str) -> ChannelName {
+    ChannelName::new(text).unwrap()
+}
+
+/// A message that `producer` sent, with fifteen hops left.
+pub(crate) fn message(id: &str, producer: &str, headers: &str, body: &str) -> Message {
+    let properties = Properties { hops: 15, ..Properties::default() };
+    message_with(properties, id, producer, headers, body)
+}
+
+pub(crate) fn message_with(
+    properties: Properties,
+    id: &str,
+    producer: &str,
+    headers: &str,
+    body: &str,
+) -> Message {
+    let producer = Some(client(producer));
+    Message::from_parts(id.as_bytes(), headers.as_bytes(), body.as_bytes(), properties, producer)
+}
+
+pub(crate) fn rejection(kind: RejectionKind) -> Rejection {
+    Rejection::new(kind, "because")
+}
+
+/// A server operation of the client, with id `q` and an answer wanted.
+pub(crate) fn operation<'a>(code: u16, target: &'a str) -> Frame<'a> {
+    Frame {
+        pending_response: true,
+        content_type: code,
+        id: b"q",
+        source: b"cli",
+        target: target.as_bytes(),
+        ..Frame::new(Kind::SERVER)
+    }
+}

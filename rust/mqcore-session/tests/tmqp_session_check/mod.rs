@@ -1,0 +1,503 @@
+//! What a TMQP session promises about any octets and any events whatever, as one function.
+//!
+//! Shared by the tests of this crate and by the fuzz target `tmqp_session`, so that an input that either finds can be
+//! put into the corpus and is from then on a plain test. It panics where a promise is broken.
+//!
+//! The input is a script (see [`check`]). Two sessions play it: one is given each piece of octets whole, the other octet by
+//! octet. Both must want the same of the broker and say the same to the peer; what they say must be whole frames;
+//! and how much they say and want is bounded by what they were told.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqcore_broker::client::Client;
+use mqcore_broker::command::{Acknowledgement, ClientPattern, Command, EventKind, Request};
+use mqcore_broker::effect::{Deliver, Event, Occurrence, PullOutcome, Recipients, Reply, Subject};
+use mqcore_broker::id::{ConnectionId, QueueAddress, RequestId};
+use mqcore_broker::message::Message;
+use mqcore_broker::options::{ChannelOptions, QueueOptions, Status};
+use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_broker::stats::{ChannelInformation, ClientInformation, QueueInformation, QueueStats};
+use mqcore_broker::time::Timestamp;
+use mqcore_session::any::{AnySession, Protocol, delivery_size, encode_delivery};
+use mqcore_session::session::{Session, SessionConfig, SessionError};
+use mqcore_session::tmqp::COPIES_MAX;
+use mqcore_wire::codec::Limits;
+use mqcore_wire::tmqp::{self, PREAMBLE};
+
+/// A Hello of the client `cli`, as an original client sends it.
+const HELLO: &[u8] = b"\x90\x10\x06\x03\x00\x65\x00\x1aid-001cliCONNECT /\r\nClient-Id: cli";
+
+const SHARDS: usize = 3;
+/// Octets of a frame, at most: small, so that the limits are met.
+const FRAME_BYTES_MAX: u64 = 100_000;
+/// Octets that one frame is answered with, at most, beside what it carries itself.
+const ANSWER_BYTES_MAX: usize = 4096;
+/// Commands whose events are still to come; later ones are forgotten, as those of a broker that drops would be.
+const OPEN_MAX: usize = 1000;
+
+/// Plays the script in `input`. Its steps, by their first octet:
+///
+/// | octet | step |
+/// |---|---|
+/// | 0-127 | that many of the octets behind it arrive |
+/// | 128-191 | the broker answers a command; bits 0-3 choose how, bits 4-5 which one |
+/// | 192-207 | time passes, and the alarm rings if it is its time |
+/// | 208-215 | preamble and Hello arrive, and the client is welcomed |
+/// | 216-223 | something happens that the client did not ask for |
+/// | 224-254 | the octets behind it up to the next 255 or the end arrive |
+/// | 255 | the server stops |
+pub(crate) fn check(input: &[u8]) {
+    let mut play = Play::new();
+    let mut rest = input;
+    while let Some((&step, behind)) = rest.split_first() {
+        rest = play.step(step, behind);
+    }
+}
+
+struct Play {
+    whole: Side,
+    octets: Side,
+    now: Timestamp,
+    /// Commands that no event has answered yet.
+    open: Vec<Command>,
+    /// What both sides said so far is read from here.
+    said: Vec<u8>,
+    echoed: bool,
+}
+
+impl Play {
+    fn new() -> Self {
+        let now = Timestamp(1_800_000_000_000);
+        Self {
+            whole: Side::new(now, false),
+            octets: Side::new(now, true),
+            now,
+            open: Vec::new(),
+            said: Vec::new(),
+            echoed: false,
+        }
+    }
+
+    fn step<'a>(&mut self, step: u8, behind: &'a [u8]) -> &'a [u8] {
+        match step {
+            0..=127 => {
+                let (piece, rest) = behind.split_at(behind.len().min(step.into()));
+                self.arrive(piece);
+                return rest;
+            }
+            128..=191 => self.answer((step >> 4) & 3, step & 15),
+            192..=207 => self.wait(step & 15),
+            208..=215 => {
+                self.arrive(&[&PREAMBLE, HELLO].concat());
+                self.answer(0, 0);
+            }
+            216..=223 => self.happen(step & 7),
+            224..=254 => {
+                let end = behind.iter().position(|&octet| octet == 255).unwrap_or(behind.len());
+                self.arrive(&behind[..end]);
+                return &behind[end..];
+            }
+            255 => self.both(|side, _| {
+                side.session.shutdown(&mut side.output);
+                Ok(())
+            }),
+        }
+        behind
+    }
+
+    fn arrive(&mut self, piece: &[u8]) {
+        let arriving = self.whole.unread.len() + piece.len();
+        self.both(|side, now| side.arrive(piece, now));
+        let commands = std::mem::take(&mut self.whole.commands);
+        let other = std::mem::take(&mut self.octets.commands);
+        assert_eq!(describe_all(&commands), describe_all(&other));
+        // Each frame has at least eight octets, and is one command and its copies.
+        assert!(commands.len() <= (arriving / 8 + 1) * (1 + COPIES_MAX));
+        let carried: usize = commands.iter().filter_map(carried_octets).sum();
+        assert!(carried <= arriving + COPIES_MAX * FRAME_BYTES_MAX as usize);
+        self.open.extend(commands);
+        self.open.truncate(OPEN_MAX);
+    }
+
+    /// The broker answers one of the open commands.
+    fn answer(&mut self, which: u8, how: u8) {
+        if self.open.is_empty() {
+            return;
+        }
+        let index = match which {
+            0 => 0,
+            1 => self.open.len() - 1,
+            other => usize::from(other) % self.open.len(),
+        };
+        let (events, is_over) = answers(&self.open[index], how, self.now);
+        if is_over {
+            self.open.remove(index);
+        }
+        for event in events {
+            self.tell(&event);
+        }
+    }
+
+    fn tell(&mut self, event: &Event) {
+        self.both(|side, now| side.session.event(event.clone(), now, &mut side.output));
+        // After an event the caller offers again what was not read.
+        self.arrive(&[]);
+    }
+
+    fn happen(&mut self, what: u8) {
+        let unknown = RequestId(u32::from(what) * 1000);
+        let events = match what {
+            0 => vec![Event::Answered(unknown, Ok(Reply::Done))],
+            1 => vec![Event::PullEnded { request: unknown, outcome: PullOutcome::Empty }],
+            2 => vec![Event::Refused(Rejection::new(RejectionKind::Failed, ""))],
+            3 => EventKind::ALL.into_iter().map(occurred).collect(),
+            _ => {
+                let message = Message::from_parts(b"M", b"", b"", <_>::default(), None);
+                vec![Event::Responded(message.clone()), Event::DirectAcknowledged(message)]
+            }
+        };
+        for event in events {
+            self.tell(&event);
+        }
+    }
+
+    fn wait(&mut self, how: u8) {
+        let seconds = [0, 1, 5, 9, 10, 11, 30, 59, 60, 61, 70, 100, 1000, 100_000, 10_000_000, 1 << 40];
+        self.now = self.now.after(Duration::from_secs(seconds[usize::from(how)]));
+        self.both(|side, now| {
+            let due = side.session.next_timeout();
+            let before = side.output.len();
+            let result = side.session.timeout(now, &mut side.output);
+            if now < due {
+                assert!(result.is_ok() && side.output.len() == before, "nothing was due");
+            } else if result.is_ok() {
+                assert!(
+                    side.session.next_timeout() > now || due == Timestamp::NEVER,
+                    "it would ring for ever"
+                );
+            }
+            result
+        });
+    }
+
+    /// Both sides do the same; whatever they say and however they fail must be the same too.
+    fn both(&mut self, act: impl Fn(&mut Side, Timestamp) -> Result<(), SessionError>) {
+        for side in [&mut self.whole, &mut self.octets] {
+            if side.over.is_none() {
+                side.over = act(side, self.now).err();
+            }
+            assert!(side.over.is_none() || side.session.is_closing(), "who failed is closing");
+            assert!(side.session.needed(&side.unread) as u64 <= FRAME_BYTES_MAX);
+        }
+        assert_eq!(self.whole.over, self.octets.over);
+        assert_eq!(self.whole.session.is_closing(), self.octets.session.is_closing());
+        assert_eq!(self.whole.session.next_timeout(), self.octets.session.next_timeout());
+        assert_eq!(self.whole.session.ignored_frames(), self.octets.session.ignored_frames());
+        assert_eq!(self.whole.output, self.octets.output);
+        self.octets.output.clear();
+        self.said.append(&mut self.whole.output);
+        self.read_what_was_said();
+    }
+
+    /// The octets that the peer hears are the preamble, and then whole frames.
+    fn read_what_was_said(&mut self) {
+        let mut rest = &self.said[..];
+        if !self.echoed && !rest.is_empty() {
+            assert!(rest.starts_with(&tmqp::PREAMBLE) || rest.starts_with(&tmqp::PREAMBLE_V1));
+            rest = &rest[PREAMBLE.len()..];
+            self.echoed = true;
+        }
+        while !rest.is_empty() {
+            let limits = Limits { frame_bytes_max: u64::MAX, ..Limits::default() };
+            let (frame, size) = tmqp::decode(rest, &limits).expect("a frame").expect("a whole frame");
+            assert!(frame.payload.len() <= FRAME_BYTES_MAX as usize + ANSWER_BYTES_MAX);
+            rest = &rest[size..];
+        }
+        self.said.clear();
+    }
+}
+
+/// One of the two sessions.
+struct Side {
+    session: AnySession,
+    by_octets: bool,
+    unread: Vec<u8>,
+    commands: Vec<Command>,
+    output: Vec<u8>,
+    over: Option<SessionError>,
+}
+
+impl Side {
+    fn new(now: Timestamp, by_octets: bool) -> Self {
+        let config = SessionConfig {
+            connection: ConnectionId(1),
+            shards: SHARDS,
+            limits: Limits { frame_bytes_max: FRAME_BYTES_MAX, ..Limits::default() },
+            handshake_timeout: Duration::from_secs(10),
+            ping_interval: Duration::from_secs(60),
+            pong_timeout: Duration::from_secs(10),
+            admin: true,
+        };
+        Self {
+            session: AnySession::new(Protocol::Tmqp, config, now),
+            by_octets,
+            unread: Vec::new(),
+            commands: Vec::new(),
+            output: Vec::new(),
+            over: None,
+        }
+    }
+
+    fn arrive(&mut self, piece: &[u8], now: Timestamp) -> Result<(), SessionError> {
+        let size = if self.by_octets { 1 } else { piece.len().max(1) };
+        self.read(now)?;
+        for part in piece.chunks(size) {
+            self.unread.extend_from_slice(part);
+            self.read(now)?;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, now: Timestamp) -> Result<(), SessionError> {
+        let consumed = self.session.receive(&self.unread, now, &mut self.commands, &mut self.output)?;
+        assert!(consumed <= self.unread.len());
+        self.unread.drain(..consumed);
+        Ok(())
+    }
+}
+
+/// What the broker may say about a command, and whether that is all.
+fn answers(command: &Command, how: u8, now: Timestamp) -> (Vec<Event>, bool) {
+    match command {
+        Command::Introduce(introduction) => {
+            let id = introduction.id.clone().unwrap_or_else(|| "made".to_owned());
+            let event = match how {
+                0..=12 => Event::Welcomed(client(&id, now)),
+                13 => Event::Refused(rejection(13)),
+                _ => Event::Refused(Rejection::new(RejectionKind::Unauthorized, "no")),
+            };
+            (vec![event], true)
+        }
+        Command::Publish { queue, message } => (vec![published(queue, message, how)], true),
+        Command::Acknowledge(word) => {
+            let message = Message::from_parts(&word.message_id, b"", b"", <_>::default(), None);
+            let relayed = Some(Box::new((word.clone(), Some("consumer".into()))));
+            let negative = if how & 1 == 0 { word.negative.clone() } else { Some("none".into()) };
+            (
+                vec![Event::Acknowledged { queue: Arc::new(word.queue.clone()), message, negative, relayed }],
+                true,
+            )
+        }
+        Command::Pull(pull) => pulled(pull.request, how),
+        Command::Direct { to, message } => {
+            let (to, message) = (to.clone(), message.clone());
+            let event = match how & 1 {
+                0 => Event::Direct { to, message },
+                _ => Event::DirectRefused { to, message, rejection: rejection(how) },
+            };
+            (vec![event], true)
+        }
+        Command::AcknowledgeDirect { message, .. } => {
+            (vec![Event::DirectAcknowledged(message.clone())], true)
+        }
+        Command::Respond { message, .. } => (vec![Event::Responded(message.clone())], true),
+        Command::Request(request, _) => {
+            let reply = if how < 10 { Ok(reply(how, now)) } else { Err(rejection(how)) };
+            // One part at a time, so that other things happen in between; how often is the script's to say.
+            (vec![Event::Answered(*request, reply)], how & 1 == 0)
+        }
+    }
+}
+
+fn published(queue: &QueueAddress, message: &Message, how: u8) -> Event {
+    let (shared, message) = (Arc::new(queue.clone()), message.clone());
+    if how & 8 != 0 {
+        let deliver = Deliver {
+            queue: shared.clone(),
+            message: message.clone(),
+            to: Recipients::One(ConnectionId(1)),
+            acknowledge: how & 1 != 0,
+            hide_source: how & 2 != 0,
+            first: how & 4 != 0,
+        };
+        let mut output = Vec::new();
+        encode_delivery(Protocol::Tmqp, &deliver, how & 4 != 0, &mut output);
+        assert_eq!(output.len(), delivery_size(Protocol::Tmqp, &deliver));
+        let (frame, size) = tmqp::decode(&output, &Limits::default()).unwrap().unwrap();
+        assert_eq!(size, output.len());
+        assert_eq!(
+            (frame.id, frame.headers, frame.payload),
+            (message.id(), message.headers(), message.body())
+        );
+    }
+    match how & 3 {
+        0 => Event::Acknowledged { queue: shared, message, negative: None, relayed: None },
+        1 => Event::Acknowledged { queue: shared, message, negative: Some("a\r\nb".into()), relayed: None },
+        _ => Event::PublishRefused { queue: queue.clone(), message, rejection: rejection(how) },
+    }
+}
+
+fn pulled(request: RequestId, how: u8) -> (Vec<Event>, bool) {
+    let message = |headers: &[u8]| Message::from_parts(b"P", headers, b"body", <_>::default(), None);
+    let outcome = [
+        PullOutcome::Complete,
+        PullOutcome::Empty,
+        PullOutcome::Unacceptable,
+        PullOutcome::Unauthorized,
+        PullOutcome::NoChannel,
+        PullOutcome::NoQueue,
+    ];
+    let one = |headers: &[u8], left| Event::Pulled {
+        request,
+        message: message(headers),
+        acknowledge: how & 1 != 0,
+        hide_source: false,
+        first: true,
+        index: 1,
+        count: 2,
+        left,
+    };
+    match how {
+        0..=5 => (vec![Event::PullEnded { request, outcome: outcome[usize::from(how)] }], true),
+        6 => (vec![Event::Cached { request, message: message(b"a:b\r\n"), hide_source: false }], true),
+        7 => (vec![one(&vec![b'h'; 65_535], Some((1, 2)))], false),
+        8..=11 => (vec![one(b"own", None)], false),
+        _ => (vec![one(b"", Some((u64::MAX, 0)))], false),
+    }
+}
+
+fn rejection(how: u8) -> Rejection {
+    let kind = match how & 3 {
+        0 => RejectionKind::Failed,
+        1 => RejectionKind::NotFound,
+        2 => RejectionKind::LimitExceeded,
+        _ => RejectionKind::Busy,
+    };
+    Rejection::new(kind, if how & 4 == 0 { "because" } else { "line\r\nbreak" })
+}
+
+fn client(id: &str, now: Timestamp) -> Arc<Client> {
+    Arc::new(Client {
+        connection: ConnectionId(1),
+        id: id.into(),
+        name: Some("name".into()),
+        kind: None,
+        admin: true,
+        connected_at: now,
+    })
+}
+
+fn reply(how: u8, now: Timestamp) -> Reply {
+    let address = QueueAddress::parse("ch/1").expect("a good name");
+    let channel = || ChannelInformation {
+        channel: address.channel.clone(),
+        options: ChannelOptions::default(),
+        queues: vec![1],
+        active_clients: 1,
+    };
+    let queue = || QueueInformation {
+        queue: address.clone(),
+        options: QueueOptions::default(),
+        high_priority: 0,
+        normal: 0,
+        in_flight: 0,
+        undecided: 0,
+        unsettled: 0,
+        memory_bytes: 0,
+        stats: QueueStats::default(),
+    };
+    match how {
+        0..=2 => Reply::Done,
+        3 => Reply::Channel(Box::new(channel())),
+        4 => Reply::Channels(vec![channel(), channel()]),
+        5 => Reply::Queue(Box::new(queue())),
+        6 => Reply::Queues(vec![queue()]),
+        7 => Reply::Clients(vec![ClientInformation { client: client("x", now), online_ms: 1 }]),
+        _ => Reply::Nodes(Vec::new()),
+    }
+}
+
+fn occurred(kind: EventKind) -> Event {
+    let address = QueueAddress::parse("ch/1").expect("a good name");
+    let subject = match kind {
+        EventKind::ClientConnected | EventKind::ClientDisconnected => {
+            Subject::Client { id: "c".into(), name: None, kind: None }
+        }
+        EventKind::ClientJoined | EventKind::ClientLeft => {
+            Subject::Subscription { client_id: "c".into(), client_name: None, client_kind: None }
+        }
+        EventKind::ChannelCreated | EventKind::ChannelRemoved => {
+            Subject::Channel { active_clients: 0, client_limit: 0 }
+        }
+        EventKind::QueueCreated | EventKind::QueueUpdated | EventKind::QueueRemoved => {
+            Subject::Queue { tag: None, status: Status::Push, high_priority: 0, normal: 0 }
+        }
+        EventKind::MessageProduced => Subject::Message { id: b"M"[..].into(), saved: false, producer: None },
+    };
+    let (channel, queue) = (Some(address.channel), Some(address.id));
+    Event::Occurred(Arc::new(Occurrence { kind, channel, queue, subject }))
+}
+
+/// Everything that a command says, to be compared.
+fn describe_all(commands: &[Command]) -> String {
+    let mut text = String::new();
+    for command in commands {
+        describe(command, &mut text).expect("a string takes everything");
+        text.push('\n');
+    }
+    text
+}
+
+fn describe(command: &Command, text: &mut String) -> std::fmt::Result {
+    match command {
+        Command::Publish { queue, message } => {
+            write!(text, "publish {queue} ")?;
+            describe_message(message, text)
+        }
+        Command::Direct { to, message } => {
+            let (ClientPattern::Id(name) | ClientPattern::Name(name) | ClientPattern::Kind(name)) = to;
+            write!(text, "direct {name} ")?;
+            describe_message(message, text)
+        }
+        Command::AcknowledgeDirect { to, message } => {
+            write!(text, "acknowledge {to} ")?;
+            describe_message(message, text)
+        }
+        Command::Respond { to, message } => {
+            write!(text, "respond {to} ")?;
+            describe_message(message, text)
+        }
+        Command::Acknowledge(Acknowledgement {
+            queue,
+            message_id,
+            negative,
+            headers,
+            hops,
+            first_acquirer,
+        }) => {
+            write!(text, "{queue} {message_id:?} {negative:?} {headers:?} {hops} {first_acquirer}")
+        }
+        Command::Request(number, request) => write!(text, "{number:?} {:?}", request as &Request),
+        Command::Pull(_) | Command::Introduce(_) => write!(text, "{command:?}"),
+    }
+}
+
+fn describe_message(message: &Message, text: &mut String) -> std::fmt::Result {
+    let (properties, producer) = (message.properties(), message.producer().map(|producer| &producer.id));
+    let octets = [message.id(), message.headers(), message.body()].map(<[u8]>::escape_ascii);
+    write!(text, "{properties:?} {producer:?} {} {} {}", octets[0], octets[1], octets[2])
+}
+
+fn carried_octets(command: &Command) -> Option<usize> {
+    match command {
+        Command::Publish { message, .. }
+        | Command::Direct { message, .. }
+        | Command::AcknowledgeDirect { message, .. }
+        | Command::Respond { message, .. } => {
+            Some(message.id().len() + message.headers().len() + message.body().len())
+        }
+        _ => None,
+    }
+}
