@@ -337,7 +337,6 @@ def test_an_http_request_is_closed_and_counted(broker: mqcore.Broker, open_socke
 
 @pytest.mark.parametrize(("rounds", "at_once"), [(10, 20), (20, 50)])
 def test_clients_that_come_and_go_all_come_and_all_go(
-    self,
     broker: mqcore.Broker,
     open_socket: Connect,
     eventually: Eventually,
