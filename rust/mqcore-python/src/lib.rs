@@ -15,6 +15,7 @@ mod load;
 mod message;
 mod port;
 mod signal;
+mod stray;
 mod survey;
 mod view;
 
@@ -34,6 +35,8 @@ mod _core {
     use crate::frame::{Frame, tmqp_decode, tmqp_encode};
     #[pymodule_export]
     use crate::message::{Headers, Message};
+    #[pymodule_export]
+    use crate::stray::join_strays;
     #[pymodule_export]
     use crate::view::{Acknowledgement, ClientView, Delivery, QueueView};
 
