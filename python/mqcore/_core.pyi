@@ -322,7 +322,7 @@ class Client:
         queue: str,
         body: bytes,
         *,
-        id: str | None = None,
+        message_id: str | None = None,
         headers: list[tuple[str, str]] = ...,
         high_priority: bool = False,
         confirm: bool = True,
@@ -360,7 +360,7 @@ class Client:
         body: bytes,
         *,
         content_type: int = 0,
-        id: str | None = None,
+        message_id: str | None = None,
         headers: list[tuple[str, str]] = ...,
         high_priority: bool = False,
         only_first: bool = False,
@@ -373,7 +373,7 @@ class Client:
         body: bytes,
         *,
         content_type: int = 0,
-        id: str | None = None,
+        message_id: str | None = None,
         headers: list[tuple[str, str]] = ...,
         high_priority: bool = False,
         only_first: bool = False,
@@ -401,7 +401,7 @@ class Client:
 class Consumer:
     """Deliveries of a queue: `take` what is there, `wait` until there is something."""
 
-    def take(self, max: int) -> list[Received]: ...
+    def take(self, count: int) -> list[Received]: ...
     def wait(self, timeout: float | None = None) -> Any: ...
     @property
     def waiting(self) -> int: ...
@@ -413,7 +413,7 @@ class Consumer:
 class Incoming:
     """Direct messages to a client."""
 
-    def take(self, max: int) -> list[Received]: ...
+    def take(self, count: int) -> list[Received]: ...
     def wait(self, timeout: float | None = None) -> Any: ...
     @property
     def is_closed(self) -> bool: ...
@@ -423,7 +423,7 @@ class Incoming:
 class EventStream:
     """Events of the broker."""
 
-    def take(self, max: int) -> list[dict[str, Any]]: ...
+    def take(self, count: int) -> list[dict[str, Any]]: ...
     def wait(self, timeout: float | None = None) -> Any: ...
     @property
     def is_closed(self) -> bool: ...
@@ -472,4 +472,5 @@ class Received:
     def nack(self, reason: str) -> Literal["sent", "not-asked", "stale", "already"]: ...
     def __len__(self) -> int: ...
     def __bool__(self) -> bool: ...
+
 def join_strays(timeout: float) -> int: ...

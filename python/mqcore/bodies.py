@@ -88,6 +88,7 @@ def _pydantic(raw: bytes, wanted: Any) -> Any:
     try:
         return wanted.model_validate_json(raw)
     except ValueError as error:
-        errors = getattr(error, "errors", list)()
-        path = "".join(f".{part}" if isinstance(part, str) else f"[{part}]" for part in (errors or [{}])[0].get("loc", ()))
+        details: list[dict[str, Any]] = getattr(error, "errors", list)()
+        place = details[0].get("loc", ()) if details else ()
+        path = "".join(f".{part}" if isinstance(part, str) else f"[{part}]" for part in place)
         raise BodyError(f"the body is no {wanted.__qualname__}: {error}", raw, wanted, f"${path}") from error

@@ -10,8 +10,8 @@
                     print(message.body.sku)
 
 The connection lives in threads that need no Python: it answers pings and reconnects while Python is busy. What a
-program wants to stand (consumers, event subscriptions) stands again after every reconnect, by itself. What was under way
-when a connection was lost raises `ConnectionLost`; nothing is sent twice unless `retry` allows it.
+program wants to stand (consumers, event subscriptions) stands again after every reconnect, by itself. What was under
+way when a connection was lost raises `ConnectionLost`; nothing is sent twice unless `retry` allows it.
 
 `mqcore.sync` is the same without ``await``.
 """
@@ -442,8 +442,8 @@ class Delivered(Incoming[_T_co]):
     async def ack(self) -> bool:
         """Acknowledge it; return whether that was sent.
 
-        False is no error: the queue does not ask for it, it was settled before, or the connection over which the message
-        came is gone and the broker delivers it again.
+        False is no error: the queue does not ask for it, it was settled before, or the connection over which the
+        message came is gone and the broker delivers it again.
         """
         return self._core.ack() == "sent"
 
@@ -524,7 +524,9 @@ class Consumer(Generic[_T]):
     It goes on over reconnects. Ending it hands back what nobody took.
     """
 
-    def __init__(self, client: Client, address: str, wanted: type[_T], prefetch: int, idle_timeout: float | None) -> None:
+    def __init__(
+        self, client: Client, address: str, wanted: type[_T], prefetch: int, idle_timeout: float | None
+    ) -> None:
         if prefetch < 1:
             raise errors.InvalidArgument(f"prefetch is at least 1, not {prefetch}")
         self._client = client
@@ -670,7 +672,8 @@ class Queue:
 
     async def publish_many(self, bodies: Iterable[object], **options: Any) -> list[Receipt]:
         """Publish many messages to it; see `Client.publish_many`."""
-        return await self._client.publish_many(self.address, bodies, **options)
+        published: list[Receipt] = await self._client.publish_many(self.address, bodies, **options)
+        return published
 
     @overload
     def consume(self, *, prefetch: int = ..., idle_timeout: Duration | None = ...) -> Consumer[bytes]: ...
@@ -726,9 +729,7 @@ class Queue:
     async def get_cached(self, *, timeout: Duration | None = ...) -> Incoming[bytes] | None: ...
     @overload
     async def get_cached(self, wanted: type[_T], *, timeout: Duration | None = ...) -> Incoming[_T] | None: ...
-    async def get_cached(
-        self, wanted: type[Any] = bytes, *, timeout: Duration | None = None
-    ) -> Incoming[Any] | None:
+    async def get_cached(self, wanted: type[Any] = bytes, *, timeout: Duration | None = None) -> Incoming[Any] | None:
         """Return the message of a cache queue, which stays there; ``None`` while there is none."""
         core = await self._client._connected().get_cached(self.address, timeout=optional_seconds(timeout))
         return None if core is None else Incoming(core, wanted)
@@ -838,14 +839,14 @@ class Client:
     ) -> Receipt:
         """Publish a message and wait until it was taken.
 
-        Raises `NotFound` for no such queue, `Nacked` if it was refused, `ConfirmTimeout` if nobody said anything in time.
+        Raises `NotFound` for no such queue, `Nacked` if it was refused, `ConfirmTimeout` if nobody spoke in time.
         With ``confirm=False`` nobody is asked: it returns once the message is on its way, and refusals only count.
         ``retry=True``, which needs an `id`, publishes again when the connection was lost before the acknowledgement.
         """
         by, latency = await self._connected().publish(
             queue,
             bodies.encode(body),
-            id=id,
+            message_id=id,
             headers=pairs(headers),
             high_priority=high_priority,
             confirm=confirm,
@@ -927,7 +928,7 @@ class Client:
             target,
             bodies.encode(body),
             content_type=content_type,
-            id=id,
+            message_id=id,
             headers=pairs(headers),
             high_priority=high_priority,
             only_first=one,
@@ -1029,7 +1030,12 @@ class Client:
     # --- administration --------------------------------------------------------------------------------------------
 
     async def declare(
-        self, channel: str, id: int, options: QueueOptions | None = None, *, tag: str | None = None  # noqa: A002
+        self,
+        channel: str,
+        id: int,  # noqa: A002 (as in the protocol)
+        options: QueueOptions | None = None,
+        *,
+        tag: str | None = None,
     ) -> bool:
         """Make sure that there is a queue; return whether it was created. One that exists stays as it is."""
         try:
@@ -1180,7 +1186,7 @@ def chunks(values: Iterable[object]) -> Iterator[list[bytes]]:
         yield chunk
 
 
-def receipts(outcomes: list[Outcome], return_exceptions: bool) -> Any:
+def receipts(outcomes: list[Outcome], return_exceptions: bool) -> list[Receipt] | list[Receipt | errors.MqcoreError]:
     """Return outcomes as receipts; raise the first failure unless they may stand among them."""
     failures = [outcome for outcome in outcomes if isinstance(outcome, errors.MqcoreError)]
     if failures and not return_exceptions:

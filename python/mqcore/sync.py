@@ -147,7 +147,7 @@ class Batch(Sequence[Delivered[_T]]):
 
 
 class Consumer(Generic[_T]):
-    """Messages of a queue, as they come: iterate over it. With ``with`` it ends with the block, without it with the loop.
+    """Messages of a queue, as they come: iterate over it. With ``with`` it ends with the block, without with the loop.
 
     It goes on over reconnects. Ending it hands back what nobody took.
     """
@@ -282,7 +282,8 @@ class Queue:
 
     def publish_many(self, bodies: Iterable[object], **options: Any) -> list[Receipt]:
         """Publish many messages to it; see `Client.publish_many`."""
-        return self._client.publish_many(self.address, bodies, **options)
+        published: list[Receipt] = self._client.publish_many(self.address, bodies, **options)
+        return published
 
     @overload
     def consume(self, *, prefetch: int = ..., idle_timeout: Duration | None = ...) -> Consumer[bytes]: ...
@@ -431,7 +432,7 @@ class Client:
         by, latency = self._connected().publish(
             queue,
             bodies.encode(body),
-            id=id,
+            message_id=id,
             headers=shared.pairs(headers),
             high_priority=high_priority,
             confirm=confirm,
@@ -506,7 +507,7 @@ class Client:
             target,
             bodies.encode(body),
             content_type=content_type,
-            id=id,
+            message_id=id,
             headers=shared.pairs(headers),
             high_priority=high_priority,
             only_first=one,
@@ -584,7 +585,12 @@ class Client:
     # --- administration --------------------------------------------------------------------------------------------
 
     def declare(
-        self, channel: str, id: int, options: QueueOptions | None = None, *, tag: str | None = None  # noqa: A002
+        self,
+        channel: str,
+        id: int,  # noqa: A002 (as in the protocol)
+        options: QueueOptions | None = None,
+        *,
+        tag: str | None = None,
     ) -> bool:
         """Make sure that there is a queue; return whether it was created. One that exists stays as it is."""
         try:

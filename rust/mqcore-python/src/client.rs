@@ -240,7 +240,7 @@ impl Client {
         }
     }
 
-    #[pyo3(signature = (queue, body, *, id=None, headers=Vec::new(), high_priority=false, confirm=true, cc=Vec::new(),
+    #[pyo3(signature = (queue, body, *, message_id=None, headers=Vec::new(), high_priority=false, confirm=true, cc=Vec::new(),
                         timeout=None, retry=false))]
     #[allow(clippy::too_many_arguments, reason = "the options of publishing, named in Python")]
     fn publish<'py>(
@@ -248,7 +248,7 @@ impl Client {
         py: Python<'py>,
         queue: &str,
         body: &[u8],
-        id: Option<String>,
+        message_id: Option<String>,
         headers: Pairs,
         high_priority: bool,
         confirm: bool,
@@ -259,7 +259,7 @@ impl Client {
         let queue = address(queue)?;
         let timeout = optional_seconds(timeout, "timeout")?;
         let cc = copies(cc)?;
-        let options = PublishOptions { id, headers, high_priority, confirm, cc, timeout, retry };
+        let options = PublishOptions { id: message_id, headers, high_priority, confirm, cc, timeout, retry };
         let body = body.to_vec();
         self.run(py, |core| async move { core.publish(&queue, body, &options).await.map(py_receipt) })
     }
@@ -336,7 +336,7 @@ impl Client {
     }
 
     /// Answers with the seconds until the acknowledgement, or with nothing if none was asked for.
-    #[pyo3(signature = (target, body, *, content_type=0, id=None, headers=Vec::new(), high_priority=false,
+    #[pyo3(signature = (target, body, *, content_type=0, message_id=None, headers=Vec::new(), high_priority=false,
                         only_first=false, confirm=false, timeout=None))]
     #[allow(clippy::too_many_arguments, reason = "the options of sending, named in Python")]
     fn send<'py>(
@@ -345,7 +345,7 @@ impl Client {
         target: String,
         body: &[u8],
         content_type: u16,
-        id: Option<String>,
+        message_id: Option<String>,
         headers: Pairs,
         high_priority: bool,
         only_first: bool,
@@ -353,7 +353,8 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let timeout = optional_seconds(timeout, "timeout")?;
-        let options = SendOptions { content_type, id, headers, high_priority, only_first, timeout };
+        let options =
+            SendOptions { content_type, id: message_id, headers, high_priority, only_first, timeout };
         let body = body.to_vec();
         self.run(py, move |core| async move {
             if confirm {
@@ -364,7 +365,7 @@ impl Client {
         })
     }
 
-    #[pyo3(signature = (target, body, *, content_type=0, id=None, headers=Vec::new(), high_priority=false,
+    #[pyo3(signature = (target, body, *, content_type=0, message_id=None, headers=Vec::new(), high_priority=false,
                         only_first=false, timeout=None))]
     #[allow(clippy::too_many_arguments, reason = "the options of sending, named in Python")]
     fn request<'py>(
@@ -373,14 +374,15 @@ impl Client {
         target: String,
         body: &[u8],
         content_type: u16,
-        id: Option<String>,
+        message_id: Option<String>,
         headers: Pairs,
         high_priority: bool,
         only_first: bool,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let timeout = optional_seconds(timeout, "timeout")?;
-        let options = SendOptions { content_type, id, headers, high_priority, only_first, timeout };
+        let options =
+            SendOptions { content_type, id: message_id, headers, high_priority, only_first, timeout };
         let body = body.to_vec();
         self.run(
             py,

@@ -86,9 +86,9 @@ impl Consumer {
 #[pymethods]
 impl Consumer {
     /// Takes what is there; empty: wait, or it is closed.
-    fn take(&self, max: usize) -> PyResult<Vec<Received>> {
+    fn take(&self, count: usize) -> PyResult<Vec<Received>> {
         let Some(core) = self.0.get()? else { return Ok(Vec::new()) };
-        Ok(core.take(max).into_iter().map(Received::delivered).collect())
+        Ok(core.take(count).into_iter().map(Received::delivered).collect())
     }
 
     #[pyo3(signature = (timeout=None))]
@@ -131,9 +131,9 @@ impl Incoming {
 #[pymethods]
 impl Incoming {
     /// Takes what is there; empty: wait, or it is closed.
-    fn take(&self, max: usize) -> PyResult<Vec<Received>> {
+    fn take(&self, count: usize) -> PyResult<Vec<Received>> {
         let Some(core) = self.0.get()? else { return Ok(Vec::new()) };
-        Ok(core.take(max).into_iter().map(Received::plain).collect())
+        Ok(core.take(count).into_iter().map(Received::plain).collect())
     }
 
     #[pyo3(signature = (timeout=None))]
@@ -168,9 +168,9 @@ impl EventStream {
 #[pymethods]
 impl EventStream {
     /// Takes what is there, as dicts; empty: wait, or it is closed.
-    fn take<'py>(&self, py: Python<'py>, max: usize) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    fn take<'py>(&self, py: Python<'py>, count: usize) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let Some(core) = self.0.get()? else { return Ok(Vec::new()) };
-        core.take(max).iter().map(|happened| event(py, happened)).collect()
+        core.take(count).iter().map(|happened| event(py, happened)).collect()
     }
 
     #[pyo3(signature = (timeout=None))]
