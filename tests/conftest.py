@@ -19,6 +19,7 @@ import pytest
 
 import mqcore
 from tmqp_peer import TmqpPeer
+from worker_peer import WorkerPeer
 
 START_LIMIT = 20.0
 """Seconds that a broker process may take until it is ready; far more than it needs."""
@@ -147,3 +148,10 @@ def connect_peer(broker: mqcore.Broker) -> Iterator[Callable[..., TmqpPeer]]:
 def peer(connect_peer: Callable[..., TmqpPeer]) -> TmqpPeer:
     """A raw TMQP connection that has shaken hands."""
     return connect_peer()
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[str], WorkerPeer]]:
+    """Connects raw peers to any broker's URL, and closes them when the test is over."""
+    with contextlib.ExitStack() as stack:
+        yield lambda url: stack.enter_context(WorkerPeer.connect(url))
