@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from conftest import ROOT
+
 CRATES = sorted(path.parent for path in ROOT.glob("rust/*/Cargo.toml"))
 PURE = ("mqcore-wire", "mqcore-broker", "mqcore-session")
 
