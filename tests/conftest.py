@@ -19,6 +19,7 @@ import pytest
 
 import mqcore
 from tmqp_peer import TmqpPeer
+from worker_peer import WorkerPeer
 
 ROOT = Path(__file__).resolve().parent.parent
 """Where the project is."""
@@ -150,3 +151,10 @@ def connect_peer(broker: mqcore.Broker) -> Iterator[Callable[..., TmqpPeer]]:
 def peer(connect_peer: Callable[..., TmqpPeer]) -> TmqpPeer:
     """A raw TMQP connection that has shaken hands."""
     return connect_peer()
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[str], WorkerPeer]]:
+    """Connects raw peers to any broker's URL, and closes them when the test is over."""
+    with contextlib.ExitStack() as stack:
+        yield lambda url: stack.enter_context(WorkerPeer.connect(url))
