@@ -17,4 +17,4 @@ async def test_an_order_that_nobody_acknowledges_comes_back() -> None:
             assert first.id == second.id
             await second.ack()
         await mq.settle()  # nothing is left to do: no sleeps
-        assert mq.messages("orders/1001") == ()
+        assert mq.messages("orders/1001") == []

@@ -190,3 +190,45 @@ def test_the_readme_opens_with_the_two_commands() -> None:
     head = (ROOT / "README.md").read_text()[:600]
     assert "make demo" in head
     assert "make test" in head
+
+
+def test_the_package_offers_the_same_names_to_programs_and_to_type_checkers() -> None:
+    import mqcore
+
+    tree = ast.parse((ROOT / "python" / "mqcore" / "__init__.py").read_text())
+    typed = {
+        (statement.module, alias.asname or alias.name)
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+    lazy = {(module, name) for module, names in mqcore._MODULES.items() for name in names}
+    assert typed == lazy
+    assert sorted(name for _, name in lazy) == sorted(mqcore.__all__)
+    for name in mqcore.__all__:
+        assert getattr(mqcore, name) is not None
+
+
+@pytest.mark.parametrize("options", ["BrokerConfig", "ChannelOptions", "QueueOptions"])
+def test_every_option_is_in_the_documentation_of_the_configuration(options: str) -> None:
+    import dataclasses
+
+    import mqcore
+
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    inner = {"channel", "queue"}
+    names = {field.name for field in dataclasses.fields(getattr(mqcore, options))} - inner
+    assert names
+    assert not [name for name in sorted(names) if f"| `{name}` |" not in text]
+
+
+def test_every_command_is_in_the_documentation_of_the_command_line() -> None:
+    from mqcore.cli.program import root
+
+    text = (ROOT / "docs" / "cli.md").read_text()
+    for name, command in root().commands.items():
+        assert f"`mqcore {name}" in text, name
+        for child in getattr(command, "commands", {}):
+            assert f"`mqcore {name} {child}`" in text or f"`{child}`" in text or f"mqcore {name} {child} " in text
