@@ -3,21 +3,19 @@
 import asyncio
 
 import mqcore
+from mqcore.client import Request
 
 
-async def serve(client: mqcore.Client) -> None:
-    """Answer every question."""
-    async with client.direct() as requests:
-        async for request in requests:
-            await request.respond(f"{len(request.raw)} octets".encode())
+def measure(request: Request[str]) -> str:
+    """Answer one question; plain functions run in worker threads."""
+    return f"{len(request.body)} characters"
 
 
 async def main() -> None:
     """Ask how long a text is."""
     async with mqcore.Broker() as broker, broker.client(name="counter") as counter, broker.client() as asker:
-        answering = asyncio.create_task(serve(counter))
-        response = await asker.request("@name:counter", b"how long is this?", timeout="2s")
-        print(response.raw.decode())
+        answering = asyncio.create_task(counter.serve(measure, str))
+        print(await asker.request("@name:counter", "how long is this?", reply=str, timeout="2s"))
         answering.cancel()
 
 

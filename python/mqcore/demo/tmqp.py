@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import sys
 import time
 from collections import Counter
@@ -121,7 +122,7 @@ class Scene:
     async def attend(self, name: str, ledger: Counter[Key], refuse: Callable[[Key], bool] = lambda key: False) -> None:
         """Let a consumer join that writes into its ledger what arrives, and refuses what `refuse` names."""
         client = await self.enter(name)
-        messages = await self.stack.enter_async_context(client.queue(self.channel, 0).consume())
+        messages = await self.stack.enter_async_context(client.queue(self.queue).consume())
 
         async def consume() -> None:
             async for message in messages:
@@ -143,7 +144,7 @@ class Scene:
         return Outcome(self.queue, status, self.promise, arrived, self.hall.stats(self.queue))
 
 
-def _key(message: Incoming) -> Key:
+def _key(message: Incoming[bytes]) -> Key:
     return message.headers["Path"], digest(message.raw)
 
 
@@ -216,7 +217,7 @@ class RoundRobin(Scene):
         await self.attend("picky", self.picky, self._refuses)
         settle = min(100, len(self.hall.pages) // 10)
         self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "mqcore.demo.mortal", self.hall.url, self.channel, "0", str(settle)),
+            *(sys.executable, "-m", "mqcore.demo.mortal", self.hall.url, self.queue, str(settle)),
             stdout=asyncio.subprocess.PIPE,
         )
         await self._line()
@@ -275,16 +276,11 @@ class Pull(Scene):
     async def finish(self) -> Outcome:
         ledger: Counter[Key] = Counter()
         client = await self.enter("puller")
-        turn = 0
-        while True:
-            batch = await client.queue(self.channel, 0).pull(100, order="lifo" if turn % 2 else "fifo")
-            before = ledger.total()
-            async for message in batch:
-                ledger[_key(message)] += 1
-            self.hall.progress.update(self.bar, completed=ledger.total())
-            turn += 1
-            if ledger.total() == before:
-                break
+        orders = itertools.cycle(("fifo", "lifo"))
+        async with client.join(self.channel):
+            while batch := await client.queue(self.queue).pull(100, order=next(orders)):
+                ledger.update(map(_key, batch))
+                self.hall.progress.update(self.bar, completed=ledger.total())
         outcome = self.outcome(ledger)
         outcome.require(ledger == expected(self.hall.pages), f"{ledger.total()} files, or not the right ones")
         return outcome
@@ -304,7 +300,8 @@ class Cache(Scene):
         for name in ("first", "second"):
             client = await self.enter(f"{name}-asker")
             for _ in range(2):
-                async for message in await client.queue(self.channel, 0).pull(1):
+                message = await client.queue(self.queue).get_cached()
+                if message is not None:
                     ledger[_key(message)] += 1
                     self.hall.progress.advance(self.bar)
         outcome = self.outcome(ledger)
