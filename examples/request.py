@@ -2,8 +2,9 @@
 
 import asyncio
 
-import mqcore
 from mqcore.client import Request
+
+import mqcore
 
 
 def measure(request: Request[str]) -> str:
