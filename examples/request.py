@@ -2,9 +2,8 @@
 
 import asyncio
 
-from mqcore.client import Request
-
 import mqcore
+from mqcore.client import Request
 
 
 def measure(request: Request[str]) -> str:

@@ -192,25 +192,6 @@ def test_the_readme_opens_with_the_two_commands() -> None:
     assert "make test" in head
 
 
-def test_the_package_offers_the_same_names_to_programs_and_to_type_checkers() -> None:
-    import mqcore
-
-    tree = ast.parse((ROOT / "python" / "mqcore" / "__init__.py").read_text())
-    typed = {
-        (statement.module, alias.asname or alias.name)
-        for block in tree.body
-        if isinstance(block, ast.If)
-        for statement in block.body
-        if isinstance(statement, ast.ImportFrom)
-        for alias in statement.names
-    }
-    lazy = {(module, name) for module, names in mqcore._MODULES.items() for name in names}
-    assert typed == lazy
-    assert sorted(name for _, name in lazy) == sorted(mqcore.__all__)
-    for name in mqcore.__all__:
-        assert getattr(mqcore, name) is not None
-
-
 @pytest.mark.parametrize("options", ["BrokerConfig", "ChannelOptions", "QueueOptions"])
 def test_every_option_is_in_the_documentation_of_the_configuration(options: str) -> None:
     import dataclasses

@@ -13,7 +13,7 @@ from mqcore.cli import options, output
 from mqcore.cli.exit_code import ExitCode
 
 if TYPE_CHECKING:
-    from mqcore.sync import Delivered
+    from mqcore.client import Incoming, Order
 
 __all__ = ["consume", "pull"]
 
@@ -69,7 +69,7 @@ def consume(
 def pull(
     queue: tuple[str, int],
     count: int,
-    order: str,
+    order: Order,
     into: Path | None,
     fail_empty: bool,
     url: str | None,
@@ -86,7 +86,7 @@ def pull(
     return ExitCode.REFUSED if fail_empty and not seen else ExitCode.DONE
 
 
-def show(message: Delivered[Any], queue: tuple[str, int], into: Path | None, *, as_json: bool) -> None:
+def show(message: Incoming[Any], queue: tuple[str, int], into: Path | None, *, as_json: bool) -> None:
     """Print one message, or write its body where it is wanted."""
     body = message.raw
     if into is not None:

@@ -42,7 +42,7 @@ class Outcome:
 
 def table(title: str, outcomes: Iterable[Outcome]) -> Table:
     """Return the table of what each queue did."""
-    drawn = Table(title=title, title_justify="left", title_style="bold", pad_edge=False)
+    drawn = Table(title=title, title_justify="left", title_style="bold")
     drawn.add_column("queue", no_wrap=True)
     drawn.add_column("status", no_wrap=True)
     for number in ("taken", "deliveries", "acks", "nacks", "put back", "dropped", "arrived"):
