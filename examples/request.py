@@ -3,20 +3,22 @@
 import asyncio
 
 import mqcore
-from mqcore.client import Request
+from mqcore.client import Requests
 
 
-def measure(request: Request[str]) -> str:
-    """Answer one question; plain functions run in worker threads."""
-    return f"{len(request.body)} characters"
+async def answer(requests: Requests[str]) -> None:
+    """Answer every question; `Client.serve` does the same with a function."""
+    async for request in requests:
+        await request.respond(f"{len(request.body)} characters")
 
 
 async def main() -> None:
     """Ask how long a text is."""
     async with mqcore.Broker() as broker, broker.client(name="counter") as counter, broker.client() as asker:
-        answering = asyncio.create_task(counter.serve(measure, str))
-        print(await asker.request("@name:counter", "how long is this?", reply=str, timeout="2s"))
-        answering.cancel()
+        async with counter.requests(str) as requests:
+            answering = asyncio.create_task(answer(requests))
+            print(await asker.request("@name:counter", "how long is this?", reply=str, timeout="2s"))
+        await answering
 
 
 asyncio.run(main())

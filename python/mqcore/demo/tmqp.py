@@ -9,7 +9,7 @@ import itertools
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import mqcore
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from mqcore.broker import QueueStats
-    from mqcore.client import Client, Incoming
+    from mqcore.client import Client, Incoming, Order
 
 __all__ = ["run"]
 
@@ -276,7 +276,7 @@ class Pull(Scene):
     async def finish(self) -> Outcome:
         ledger: Counter[Key] = Counter()
         client = await self.enter("puller")
-        orders = itertools.cycle(("fifo", "lifo"))
+        orders: Iterator[Order] = itertools.cycle(("fifo", "lifo"))
         async with client.join(self.channel):
             while batch := await client.queue(self.queue).pull(100, order=next(orders)):
                 ledger.update(map(_key, batch))
