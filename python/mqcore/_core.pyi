@@ -27,6 +27,7 @@ __all__ = [
     "States",
     "__version__",
     "connect",
+    "end_delivering",
     "join_strays",
     "policies",
     "policy_decision",
@@ -304,6 +305,9 @@ def policies() -> list[str]: ...
 
 def connect(target: list[str] | Broker, options: ClientOptions, blocking: bool) -> Any:
     """Connect to one of several URLs, or to an embedded broker."""
+
+def end_delivering() -> None:
+    """Join the thread that gives awaitables their results: Python is about to end."""
 
 @final
 class Client:

@@ -1125,9 +1125,10 @@ OPEN: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 
 @atexit.register
 def _abort_all() -> None:
-    """Close what a program left open: no connection is worth waiting for when Python ends."""
+    """Close what a program left open, and join the thread that wakes event loops: nothing may meet an ended Python."""
     for client in tuple(OPEN):
         client._abort()
+    _core.end_delivering()
 
 
 def warn_if_open(client: Any) -> None:

@@ -1,6 +1,7 @@
 //! The client for Python: one class for both faces. A client that is not `blocking` answers with awaitables of asyncio;
 //! one that is waits, with the interpreter let go and a look for signals ten times a second.
 
+mod bridge;
 mod error;
 mod options;
 mod process;
@@ -45,6 +46,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Membership>()?;
     module.add_class::<Received>()?;
     module.add_class::<States>()?;
+    module.add_function(wrap_pyfunction!(bridge::end_delivering, module)?)?;
     module.add_function(wrap_pyfunction!(connect, module)?)
 }
 
@@ -70,7 +72,7 @@ impl Way {
         if self.blocking {
             return wait(py, future)?.into_bound_py_any(py);
         }
-        pyo3_asyncio::tokio::future_into_py(py, future)
+        bridge::awaitable(py, future)
     }
 }
 
