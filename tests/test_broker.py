@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -11,13 +12,23 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mqcore import Broker, BrokerConfig, ChannelOptions, QueueOptions, QueueStatus, errors
+from mqcore import (
+    Broker,
+    BrokerConfig,
+    ChannelOptions,
+    Decision,
+    DeliveryHandler,
+    QueueOptions,
+    QueueStatus,
+    errors,
+)
 from mqcore.config import seconds
 
 # Every program below may use raw peers.
@@ -320,6 +331,24 @@ def test_a_broker_that_is_dropped_running_is_stopped_with_a_warning() -> None:
         time.sleep(0.01)
     else:
         pytest.fail("the listener is still there")
+
+
+def test_a_stopped_broker_and_a_handler_that_knows_it_are_collected() -> None:
+    class Knowing(DeliveryHandler):
+        def __init__(self, broker: Broker) -> None:
+            self.broker = broker
+
+        def received_from_producer(self, *_: object) -> Decision:
+            return Decision()
+
+    mq = Broker()
+    mq.delivery_handlers["memory"] = Knowing(mq)
+    with mq:
+        pass
+    gone = weakref.ref(mq)
+    del mq
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_handler_that_does_not_come_back_cannot_keep_a_broker_from_stopping() -> None:

@@ -138,7 +138,8 @@ class DeliveryHandler:
     def exception_thrown(self, queue: QueueView, message: Message | None, exception: Exception) -> _Answer[Decision]:
         """Decide instead of a method that raised `exception`, or whose answer was no answer.
 
-        Not overridden, the exception is logged and `fallback` holds.
+        Not overridden, the exception is logged and `fallback` holds. A message whose `save_message` raised counts as
+        not saved, whatever is decided here.
         """
         return self.fallback
 

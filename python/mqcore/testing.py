@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Unpack
 
 from mqcore import _core
 from mqcore.broker import Broker
@@ -24,11 +24,13 @@ from mqcore.config import Duration, seconds
 
 if TYPE_CHECKING:
     from mqcore._core import Message
+    from mqcore.broker import BrokerOptions
     from mqcore.config import BrokerConfig
 
 __all__ = ["Clock", "StoredMessage", "TestBroker", "tmqp"]
 
 _SETTLE_TIMEOUT: Final = 30.0
+_NEVER: Final = "36500d"
 
 
 class tmqp:  # noqa: N801 (used like a module: tmqp.decode)
@@ -122,10 +124,18 @@ _seconds = seconds
 class TestBroker(Broker):
     """A broker in memory, whose clock stands still. Arguments as for `Broker`.
 
-    Handlers and clients are real, so their own time is real too: only the broker's timers follow `clock`.
+    Handlers and clients are real, so their own time is real too: only the broker's timers follow `clock`. So that a
+    clock that jumps cuts no connection, peers are not pinged and may take their time to connect, unless `ping_interval`
+    or `handshake_timeout` is given.
     """
 
     __test__ = False  # pytest: this is no test case
+
+    def __init__(self, config: BrokerConfig | None = None, **options: Unpack[BrokerOptions]) -> None:
+        if config is None:
+            patient: BrokerOptions = {"ping_interval": _NEVER, "handshake_timeout": _NEVER}
+            options = {**patient, **options}
+        super().__init__(config, **options)
 
     def _new_core(self, config: BrokerConfig) -> _core.Broker:
         self.clock = Clock(self)

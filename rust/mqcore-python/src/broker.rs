@@ -15,6 +15,7 @@ use mqcore_client::config::LocalFactory;
 use mqcore_server::config::{Config, Protocol};
 use mqcore_server::server::Server;
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use tokio::runtime::{Handle, Runtime};
@@ -333,6 +334,24 @@ impl Broker {
             (Message::new(waiting.message), waiting.attempts, waiting.put_backs, waiting.saved)
         };
         Ok(waiting.map(|messages| messages.into_iter().map(shown).collect()))
+    }
+
+    /// Handlers may refer to the broker that they belong to; while it is stopped, the garbage collector may see that.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // A lock that is held belongs to a call on this very object, which is in use then.
+        let Ok(handlers) = self.handlers.try_lock() else { return Ok(()) };
+        for definition in handlers.iter() {
+            visit.call(&definition.submit)?;
+            for (_, method) in &definition.methods {
+                visit.call(method)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn __clear__(&self) {
+        let released = std::mem::take(&mut *lock(&self.handlers));
+        drop(released);
     }
 
     /// Turns a manual clock forward.
