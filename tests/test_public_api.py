@@ -17,7 +17,7 @@ import mqcore
 from mqcore import errors
 
 # Imported on use only: they are for the command line, for optional extras, or slow.
-LATE = {"click", "msgspec", "numpy", "pyarrow", "pydantic", "pyspark", "rich", "uvloop"}
+LATE = {"click", "numpy", "pyarrow", "pydantic", "pyspark", "rich", "uvloop"}
 
 
 def public_modules() -> list[str]:

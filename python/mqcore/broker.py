@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from mqcore.client import Client, _Options
 
+
 __all__ = [
     "Broker",
     "BrokerOptions",
@@ -285,7 +286,11 @@ class Broker:
         return self._core.admin_url
 
     def client(self, **options: Unpack[_Options]) -> Client:
-        """Return a client of this broker that needs no socket; arguments as for `mqcore.connect`."""
+        """Return a client of this broker that needs no socket: ``await`` or ``async with`` it.
+
+        Keyword arguments are the fields of `mqcore.ClientOptions`. For programs without an event loop there is
+        ``mqcore.sync.connect(broker)``.
+        """
         from mqcore.client import connect
 
         return connect(self, **options)
