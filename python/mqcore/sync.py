@@ -375,7 +375,7 @@ class Client:
             self._core.abort()
 
     def _connected(self) -> _core.Client:
-        assert self._core is not None  # noqa: S101 (set before anybody has this object)
+        assert self._core is not None
         return self._core
 
     def __del__(self) -> None:
