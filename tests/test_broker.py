@@ -381,6 +381,55 @@ def test_a_handler_that_does_not_come_back_cannot_keep_a_broker_from_stopping() 
     assert "'memory' has not come back" in result.stderr
 
 
+def test_an_async_handler_that_blocks_its_loop_cannot_keep_a_broker_from_stopping() -> None:
+    result = run(
+        """
+        import logging, threading, time
+        import mqcore
+        logging.basicConfig(format="%(message)s")
+        asleep, release = threading.Event(), threading.Event()
+        class Blocking(mqcore.DeliveryHandler):
+            async def received_from_producer(self, queue, message, producer):
+                asleep.set()
+                release.wait()
+                return mqcore.Decision()
+        mq = mqcore.Broker(listen="tmqp://127.0.0.1:0", auto_create_channels=True, auto_create_queues=True)
+        mq.delivery_handlers["memory"] = Blocking()
+        mq.start()
+        peer = WorkerPeer.connect(mq.listeners[0])
+        peer.publish("orders", 1, b"")
+        asleep.wait()
+        began = time.monotonic()
+        mq.stop(grace=0.5)
+        assert time.monotonic() - began < 5, "it waited for the handler"
+        peer.close()
+        release.set()
+        """
+    )
+    assert result.returncode == 0, result.stderr
+    assert "blocks its event loop" in result.stderr
+
+
+def test_a_handler_may_stop_its_own_broker() -> None:
+    result = run(
+        """
+        import mqcore
+        class Last(mqcore.DeliveryHandler):
+            def received_from_producer(self, queue, message, producer):
+                mq.stop(grace=0)
+                return mqcore.Decision()
+        mq = mqcore.Broker(listen="tmqp://127.0.0.1:0", auto_create_channels=True, auto_create_queues=True)
+        mq.delivery_handlers["memory"] = Last()
+        mq.start()
+        peer = WorkerPeer.connect(mq.listeners[0])
+        peer.publish("orders", 1, b"")
+        assert mq.wait("10s")
+        peer.close()
+        """
+    )
+    assert result.returncode == 0, result.stderr
+
+
 # Starts and stops a broker, each time while a peer publishes through a handler and another consumes.
 CYCLES = """
     import os, sys, threading, time

@@ -79,7 +79,7 @@ class DeliveryHandler:
 
     A `Decision` that does not ``allow`` ends the message's way at this step: the message is removed, unless
     it is put back. ``save`` asks `save_message`, once a message. ``acknowledge`` speaks to the producer right
-    after the step.
+    after the step, whether or not it asked to be told; a policy speaks only to those who did.
     """
 
     policy: str = "memory"

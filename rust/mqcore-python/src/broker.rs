@@ -28,6 +28,8 @@ use crate::port::Dispatchers;
 use crate::signal::Signal;
 use crate::{config, error, survey};
 
+/// Handlers of one broker at most. Each has a thread, so that a program with as many has gone wrong before.
+const HANDLERS_MAX: usize = 10_000;
 /// How long tasks of the runtime have to end once the server has stopped: none of them waits for anything any more.
 const RUNTIME_SHUTDOWN: Duration = Duration::from_secs(2);
 /// How long handlers have to come back from the call that they are in, beyond the grace that peers have.
@@ -290,6 +292,13 @@ impl Broker {
         submit: Py<PyAny>,
     ) -> PyResult<()> {
         self.check_process()?;
+        let known = lock(&self.handlers);
+        if known.len() >= HANDLERS_MAX && known.iter().all(|definition| *definition.spec.key != *key) {
+            return Err(error::ConfigError::new_err(format!(
+                "there are {HANDLERS_MAX} delivery handlers already; let one handler decide for many queues"
+            )));
+        }
+        drop(known);
         let copies = methods.iter().map(|(step, method)| (step.clone(), method.clone_ref(py))).collect();
         let spec = HandlerSpec {
             key: key.into(),
