@@ -10,13 +10,14 @@ from conftest import ServedBroker, clean_environment
 
 # The last thing it does is to await an answer: the thread that brought it may still be on its way back.
 PROGRAM = """
-import asyncio, sys
+import asyncio, os, sys
 import mqcore
 
 async def main():
     async with mqcore.connect(sys.argv[1]) as client:
-        await client.publish("ends/0", b"x")
-        async with client.queue("ends/0").consume() as messages:
+        queue = f"ends-{os.getpid()}/0"
+        await client.publish(queue, b"x")
+        async with client.queue(queue).consume() as messages:
             async for message in messages:
                 return
 
@@ -35,6 +36,6 @@ def test_a_program_may_end_upon_its_last_answer(served: ServedBroker) -> None:
 
 
 def test_a_program_may_end_without_closing_its_client(served: ServedBroker) -> None:
-    program = PROGRAM.replace("                return", "                import os; sys.exit(7)")
+    program = PROGRAM.replace("                return", "                sys.exit(7)")
     done = subprocess.run([sys.executable, "-c", program, served.url], env=clean_environment(), timeout=30, check=False)
     assert done.returncode == 7
