@@ -166,7 +166,11 @@ async def _serve(broker: Broker, drain_timeout: float) -> int:
 def _say_ready(broker: Broker) -> None:
     import json
 
-    listeners = dict(url.split("://", 1) for url in broker.listeners)
+    listeners: dict[str, str] = {}
+    for url in broker.listeners:
+        protocol, _, address = url.partition("://")
+        before = sum(name.partition("-")[0] == protocol for name in listeners)
+        listeners[f"{protocol}-{before + 1}" if before else protocol] = address
     admin = broker.admin_url.split("://", 1)[1] if broker.admin_url else None
     ready = {"event": "ready", "listeners": listeners, "admin": admin, "pid": os.getpid()}
     print(json.dumps(ready, separators=(",", ":")), flush=True)
