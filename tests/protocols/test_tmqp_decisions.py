@@ -61,6 +61,7 @@ def test_these_policies_acknowledge_on_receipt_and_once(
 
 @pytest.mark.parametrize("status", STATUSES)
 def test_memory_hands_out_again_what_was_refused(producer: Client, consumer: Client, status: int) -> None:
+    """Twino case 94, without a delay."""
     prepared(producer, consumer, status, "memory")
     producer.publish_all([b"x"])
     delivery = consumer.pull(Count=1)[0][0] if status == PULLED else consumer.receive()

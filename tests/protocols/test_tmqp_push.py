@@ -358,7 +358,7 @@ def test_two_deliveries_of_one_id_are_acknowledged_one_by_one(producer: Client, 
 def test_what_a_lost_consumer_had_is_handed_to_the_others(
     producer: Client, connect: Connect, eventually: Eventually
 ) -> None:
-    """Its oldest message first, and in front of what waits."""
+    """Twino case 96: at once, not when its time is up. Its oldest message first, and in front of what waits."""
     producer.create_queue("ch", 1, RequestAcknowledge=True, SendOnlyFirstAcquirer=True)
     dying, living = connect("c1"), connect("c2")
     dying.join()
