@@ -141,20 +141,51 @@ impl Kind {
 /// One record, decoded. Borrows from the segment's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Record<'a> {
-    Put { moved: bool, queue: u32, sequence: u64, payload: &'a [u8] },
+    Put {
+        moved: bool,
+        queue: u32,
+        sequence: u64,
+        payload: &'a [u8],
+    },
     Settle(Ranges<'a>),
-    Touch { sequence: u64, payload: &'a [u8] },
-    Define { key: &'a [u8], value: &'a [u8] },
-    Undefine { key: &'a [u8] },
-    Note { number: u64, time_ms: u64, payload: &'a [u8] },
+    Touch {
+        sequence: u64,
+        payload: &'a [u8],
+    },
+    Define {
+        key: &'a [u8],
+        value: &'a [u8],
+    },
+    Undefine {
+        key: &'a [u8],
+    },
+    Note {
+        number: u64,
+        time_ms: u64,
+        payload: &'a [u8],
+    },
     /// All of this segment before `synced_to` was durable when this was written, after `records` others.
-    Mark { synced_to: u32, records: u32, next_sequence: u64 },
+    Mark {
+        synced_to: u32,
+        records: u32,
+        next_sequence: u64,
+    },
     /// The last record of a segment, after `records` others. If `followed`, the next segment was durable before.
-    Seal { records: u32, next_sequence: u64, followed: bool },
+    Seal {
+        records: u32,
+        next_sequence: u64,
+        followed: bool,
+    },
     /// The segment is in use, and these are all the others.
-    Begin { next_sequence: u64, next_note: u64, inventory: Inventory<'a> },
+    Begin {
+        next_sequence: u64,
+        next_note: u64,
+        inventory: Inventory<'a>,
+    },
     /// A segment's file is about to go.
-    Drop { segment: u32 },
+    Drop {
+        segment: u32,
+    },
 }
 
 /// Ranges of settled numbers, checked when decoded: ascending and without overflow.
@@ -276,7 +307,14 @@ fn take_u32(rest: &mut &[u8]) -> Option<u32> {
 
 /// What binds a record to its journal, segment and offset, so that a block that is misplaced, doubled or left over
 /// from another time does not pass for this one.
-fn checksum(journal: u64, segment: u32, offset: u32, length: u32, content: [&[u8]; 2], parts: &[&[u8]]) -> u32 {
+fn checksum(
+    journal: u64,
+    segment: u32,
+    offset: u32,
+    length: u32,
+    content: [&[u8]; 2],
+    parts: &[&[u8]],
+) -> u32 {
     let mut place = [0; 20];
     place[..8].copy_from_slice(&journal.to_le_bytes());
     place[8..12].copy_from_slice(&segment.to_le_bytes());
@@ -413,7 +451,8 @@ pub(crate) fn quarantined_name(number: u32) -> String {
 /// The number in a file name, and whether it was set aside; `None`: no file of the journal.
 pub(crate) fn parse_name(name: &str) -> Option<(u32, bool)> {
     let (digits, suffix) = name.split_once('.')?;
-    let number = (digits.len() == 10).then(|| digits.parse().ok())??;
+    // The last number is left out, so that there is always a next one.
+    let number = (digits.len() == 10).then(|| digits.parse().ok())?.filter(|&number| number < u32::MAX)?;
     match suffix {
         "segment" => Some((number, false)),
         "quarantined" => Some((number, true)),

@@ -99,8 +99,17 @@ impl<S: Storage> Journal<S> {
     ) -> Result<(Self, Recovered), JournalError> {
         let options = options.bounded();
         let found = recovery::recover(&storage, &options, progress)?;
-        let Found { identity, state, definitions, mut report, next_segment, tails, closings, leftovers, quarantined } =
-            found;
+        let Found {
+            identity,
+            state,
+            definitions,
+            mut report,
+            next_segment,
+            tails,
+            closings,
+            leftovers,
+            quarantined,
+        } = found;
         let mut journal = Self {
             storage,
             options,
@@ -258,7 +267,7 @@ impl<S: Storage> Journal<S> {
         };
         match self.storage.sync_data(&writer.file) {
             Ok(()) => {
-                writer.synced = writer.written();
+                writer.confirm();
                 Ok(())
             }
             Err(error) => {
@@ -473,7 +482,9 @@ impl<S: Storage> Journal<S> {
     }
 
     fn push(&mut self, length: u32, kind: Kind, head: &[u8], parts: &[&[u8]]) -> Location {
-        let Some(writer) = self.tail.back_mut() else { unreachable!("an open journal has a segment to write") };
+        let Some(writer) = self.tail.back_mut() else {
+            unreachable!("an open journal has a segment to write")
+        };
         let at = writer.push(self.identity, length, kind, head, parts);
         if let Some(record) = writer.buffered(at).and_then(format::decode) {
             self.state.apply(&record, at);
@@ -608,7 +619,6 @@ impl<S: Storage> Journal<S> {
             self.tail.push_front(writer);
             return Err(self.fail(JournalError::io("syncing", &name, &error)));
         }
-        writer.synced = writer.written();
         // Only after the seal is durable may the file be shorter than it was made. That it fails costs space only.
         let end = u64::from(writer.written());
         if self.storage.set_length(&writer.file, end).is_ok()

@@ -74,10 +74,8 @@ impl<S: Storage> Journal<S> {
         if full {
             self.write()?;
         }
-        let half_full = self
-            .tail
-            .back()
-            .is_some_and(|writer| writer.position() > reach(writer.capacity, Class::Put) / 2);
+        let half_full =
+            self.tail.back().is_some_and(|writer| writer.position() > reach(writer.capacity, Class::Put) / 2);
         if full || half_full {
             match self.prepare_spare() {
                 Ok(()) => self.condition = Condition::Healthy,
@@ -96,7 +94,8 @@ impl<S: Storage> Journal<S> {
             }
         }
         let Some(limit) = self.options.retain_notes_bytes else { return };
-        let kept = |segment: &crate::state::Segment| if segment.notes_expired { 0 } else { segment.note_bytes };
+        let kept =
+            |segment: &crate::state::Segment| if segment.notes_expired { 0 } else { segment.note_bytes };
         let mut sum: u64 = self.state.segments.values().map(kept).sum();
         for segment in self.state.segments.values_mut() {
             if sum <= limit {

@@ -284,8 +284,7 @@ pub(crate) fn recover<S: Storage>(
     options: &Options,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Found, JournalError> {
-    let names =
-        storage.list().map_err(|error| JournalError::io("listing", "the directory", &error))?;
+    let names = storage.list().map_err(|error| JournalError::io("listing", "the directory", &error))?;
     let parsed: Vec<(u32, bool)> = names.iter().filter_map(|name| format::parse_name(name)).collect();
     let mut candidates = BTreeMap::new();
     for &(number, _) in parsed.iter().filter(|(_, aside)| !aside) {
@@ -320,17 +319,7 @@ pub(crate) fn recover<S: Storage>(
     reader.finish();
     let next_segment = parsed.iter().map(|(number, _)| number + 1).max().unwrap_or(1);
     let Reader { state, definitions, report, tails, closings, leftovers, .. } = reader;
-    Ok(Found {
-        identity,
-        state,
-        definitions,
-        report,
-        next_segment,
-        tails,
-        closings,
-        leftovers,
-        quarantined,
-    })
+    Ok(Found { identity, state, definitions, report, next_segment, tails, closings, leftovers, quarantined })
 }
 
 fn examine<S: Storage>(storage: &S, number: u32, options: &Options) -> Result<Candidate, JournalError> {
@@ -384,7 +373,8 @@ impl<S: Storage> Reader<'_, S> {
         let read = || {
             let file = self.storage.open(&format::segment_name(number))?;
             let length = self.storage.length(&file)?;
-            let length = u32::try_from(length).map_err(|_| std::io::Error::other("longer than any segment"))?;
+            let length =
+                u32::try_from(length).map_err(|_| std::io::Error::other("longer than any segment"))?;
             let mut bytes = vec![0; length as usize];
             let count = read_most(self.storage, &file, 0, &mut bytes)?;
             bytes.truncate(count);
@@ -403,8 +393,10 @@ impl<S: Storage> Reader<'_, S> {
                 match format::decode(&bytes[span.offset as usize..span.end() as usize]) {
                     Some(Record::Begin { inventory, .. }) => {
                         roster.speaker = number;
-                        roster.listed =
-                            inventory.iter().map(|listed| (listed.segment, (listed.end, listed.records))).collect();
+                        roster.listed = inventory
+                            .iter()
+                            .map(|listed| (listed.segment, (listed.end, listed.records)))
+                            .collect();
                     }
                     Some(Record::Drop { segment }) => roster.dropped.push(segment),
                     _ => {}
@@ -489,17 +481,17 @@ impl<S: Storage> Reader<'_, S> {
             _ => subject.cause = Some(Cause::Header),
         }
         let later_in_use = number < roster.speaker
-            || candidates.range(number + 1..).any(|(&later, _)| self.holds_records(later));
+            || candidates.range(number + 1..).any(|(&later, _)| self.was_synced_into(later));
         let open = listed.is_none() && !(subject.scan.closed && later_in_use);
         let begun = number == roster.speaker || subject.scan.synced_to > HEADER_BYTES;
         self.take(&subject, open, begun);
         subject.scan.followed && open
     }
 
-    /// Whether a segment without a beginning holds records all the same.
-    fn holds_records(&self, number: u32) -> bool {
+    /// Whether a segment was in use although its beginning is gone: copies of another's tail carry no mark.
+    fn was_synced_into(&self, number: u32) -> bool {
         self.load(number)
-            .is_ok_and(|bytes| !scan::scan(&bytes, self.identity, number, None).records.is_empty())
+            .is_ok_and(|bytes| scan::scan(&bytes, self.identity, number, None).synced_to > HEADER_BYTES)
     }
 
     fn unreadable(&mut self, number: u32, listed: Option<(u32, u32)>, why: String) {
@@ -605,8 +597,10 @@ impl<S: Storage> Reader<'_, S> {
 
     fn judge(&mut self, subject: &Subject, parts: Vec<DamagedPart>, lost: Loss) {
         let unknown_end = matches!(subject.cause, Some(Cause::Shortened { .. } | Cause::Misplaced));
-        let Some(cause) =
-            subject.cause.clone().or_else(|| (!parts.is_empty() || lost != Loss::Exactly(0)).then_some(Cause::Checksum))
+        let Some(cause) = subject
+            .cause
+            .clone()
+            .or_else(|| (!parts.is_empty() || lost != Loss::Exactly(0)).then_some(Cause::Checksum))
         else {
             return;
         };
@@ -636,7 +630,13 @@ impl<S: Storage> Reader<'_, S> {
         let end = synced.min(subject.bytes.len() as u32).max(HEADER_BYTES);
         if let Some(first) = kept.first() {
             let bytes = subject.bytes[first.offset as usize..tail_end as usize].to_vec();
-            self.tails.push(Tail { segment: subject.number, start: first.offset, bytes, records: kept, begun });
+            self.tails.push(Tail {
+                segment: subject.number,
+                start: first.offset,
+                bytes,
+                records: kept,
+                begun,
+            });
         }
         self.closings.push(Closing {
             segment: subject.number,

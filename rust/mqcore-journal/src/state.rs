@@ -178,8 +178,12 @@ impl State {
                 retire_touch(&mut self.segments, old);
             }
         }
-        let keys: Vec<Box<[u8]>> =
-            self.definitions.iter().filter(|(_, at)| at.segment == number).map(|(key, _)| key.clone()).collect();
+        let keys: Vec<Box<[u8]>> = self
+            .definitions
+            .iter()
+            .filter(|(_, at)| at.segment == number)
+            .map(|(key, _)| key.clone())
+            .collect();
         for key in &keys {
             if let Some(old) = self.definitions.remove(key) {
                 self.retire_definition(old);
@@ -209,7 +213,8 @@ impl State {
     pub(crate) fn is_pinned(&self, number: u32) -> bool {
         let Some(segment) = self.segments.get(&number) else { return false };
         self.segments.range(..number).any(|(_, older)| {
-            older.holds_settled(segment.settled) || (segment.undefines > 0 && (older.defines > 0 || older.unreadable))
+            older.holds_settled(segment.settled)
+                || (segment.undefines > 0 && (older.defines > 0 || older.unreadable))
         })
     }
 

@@ -78,6 +78,12 @@ impl<F> Writer<F> {
         self.start + self.done as u32
     }
 
+    /// Takes note that all that is written is durable. A write that stopped within a record does not count: marks
+    /// speak of whole records only.
+    pub(crate) fn confirm(&mut self) {
+        self.synced = self.start.max(self.synced);
+    }
+
     pub(crate) fn pending(&self) -> usize {
         self.buffer.len() - self.done
     }

@@ -86,7 +86,9 @@ impl Run {
             let Some(asked) = since.next() else {
                 let lost: Vec<_> = expected.live.keys().filter(|s| !found.live.contains_key(s)).collect();
                 let risen: Vec<_> = found.live.keys().filter(|s| !expected.live.contains_key(s)).collect();
-                panic!("no beginning of what was asked: against all of it lost {lost:?}, risen {risen:?}; {report}");
+                panic!(
+                    "no beginning of what was asked: against all of it lost {lost:?}, risen {risen:?}; {report}"
+                );
             };
             expected.take(&asked);
         }
@@ -124,7 +126,14 @@ impl Run {
         let skip = self.chance.below(world.live.len() as u64 + 1) as usize;
         let few = self.chance.below(12) as usize;
         let stride = 1 + self.chance.below(3) as usize;
-        world.live.keys().skip(if self.chance.below(2) == 0 { 0 } else { skip }).step_by(stride).take(few).copied().collect()
+        world
+            .live
+            .keys()
+            .skip(if self.chance.below(2) == 0 { 0 } else { skip })
+            .step_by(stride)
+            .take(few)
+            .copied()
+            .collect()
     }
 
     fn step(&mut self) {
@@ -268,7 +277,9 @@ fn what_was_synced_survives_every_crash_and_of_the_rest_only_a_beginning() {
         let workers: Vec<_> = (0..2)
             .map(|worker| {
                 scope.spawn(move || {
-                    (worker..seeds).step_by(2).find(|&seed| catch_unwind(AssertUnwindSafe(|| run(seed))).is_err())
+                    (worker..seeds)
+                        .step_by(2)
+                        .find(|&seed| catch_unwind(AssertUnwindSafe(|| run(seed))).is_err())
                 })
             })
             .collect();

@@ -89,7 +89,8 @@ fn place(files: &Files, payload: &[u8]) -> (u32, u64) {
 
 /// Whether the report says that this byte of a segment is lost or was cut.
 fn explains(report: &Report, segment: u32, byte: u64) -> bool {
-    let inside = |offset: u32, bytes: u32| (u64::from(offset)..u64::from(offset) + u64::from(bytes)).contains(&byte);
+    let inside =
+        |offset: u32, bytes: u32| (u64::from(offset)..u64::from(offset) + u64::from(bytes)).contains(&byte);
     report.damaged.iter().filter(|damage| damage.segment == segment).any(|damage| {
         matches!(damage.cause, Cause::Shortened { length, .. } if byte >= length)
             || damage.parts.iter().any(|part| inside(part.offset, part.bytes))

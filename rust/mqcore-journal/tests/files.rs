@@ -133,7 +133,8 @@ impl SmallDisk {
     fn mount(scratch: &Scratch) -> Option<Self> {
         let path = scratch.0.join("disk");
         std::fs::create_dir_all(&path).ok()?;
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(&path).output();
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(&path).output();
         match mounted {
             Ok(output) if output.status.success() => Some(Self(path)),
             outcome => {

@@ -116,10 +116,13 @@ fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "freebsd"))]
 fn reserve(file: &File, length: u64) -> io::Result<()> {
     use rustix::io::Errno;
-    let reserved =
-        again(|| Ok(rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, length)?));
+    let reserved = again(|| Ok(rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, length)?));
     match reserved {
-        Err(error) if [Errno::OPNOTSUPP, Errno::NOSYS].map(|e| Some(e.raw_os_error())).contains(&error.raw_os_error()) => {
+        Err(error)
+            if [Errno::OPNOTSUPP, Errno::NOSYS]
+                .map(|e| Some(e.raw_os_error()))
+                .contains(&error.raw_os_error()) =>
+        {
             again(|| file.set_len(length))
         }
         outcome => outcome,

@@ -293,7 +293,8 @@ impl Storage for MemoryStorage {
         let fault = disk.fault(&[Call::Change, Call::Create]).filter(|fault| *fault != Fault::Short);
         let full = disk.capacity.is_some_and(|capacity| disk.used() + length > capacity);
         // As with real files: the name is there although there was no space for the bytes.
-        let view = if fault.is_some() || full { Vec::new() } else { vec![0; usize::try_from(length).unwrap_or(0)] };
+        let view =
+            if fault.is_some() || full { Vec::new() } else { vec![0; usize::try_from(length).unwrap_or(0)] };
         let id = disk.next_inode;
         disk.next_inode += 1;
         disk.inodes.insert(id, Inode { view, length_dirty: true, ..Inode::default() });
