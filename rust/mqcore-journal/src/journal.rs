@@ -613,7 +613,7 @@ impl<S: Storage> Journal<S> {
 
     /// Makes the first segment durable, which is sealed and written, and lets the next one have its turn.
     fn finish_first(&mut self) -> Result<(), JournalError> {
-        let Some(mut writer) = self.tail.pop_front() else { return Ok(()) };
+        let Some(writer) = self.tail.pop_front() else { return Ok(()) };
         if let Err(error) = self.storage.sync_data(&writer.file) {
             let name = format::segment_name(writer.number);
             self.tail.push_front(writer);

@@ -64,6 +64,7 @@ impl Run {
     fn reopen(&mut self) {
         drop(self.journal.take());
         let (journal, recovered) = loop {
+            self.trouble_while_opening();
             match Journal::open(self.disk.clone(), self.options.clone(), &mut |_, _| {}) {
                 Ok(opened) => break opened,
                 Err(error) => {
@@ -96,6 +97,15 @@ impl Run {
         assert!(recovered.next_sequence >= after);
         (self.base, self.written) = (found, 0);
         self.journal = Some(journal);
+    }
+
+    /// Opening itself can be struck at any of its steps, and be followed by another crash.
+    fn trouble_while_opening(&mut self) {
+        if self.faults && self.chance.below(3) == 0 {
+            let fault = [Fault::Error, Fault::Full, Fault::Short][self.chance.below(3) as usize];
+            let call = [Call::Change, Call::Sync][self.chance.below(2) as usize];
+            self.disk.plan(call, self.chance.below(12), fault, false);
+        }
     }
 
     fn crash(&mut self) {
