@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         __version__,
     )
     from mqcore.broker import Broker
+    from mqcore.client import Client, ClientOptions, connect
     from mqcore.config import BrokerConfig, ChannelOptions, QueueOptions, QueueStatus
     from mqcore.errors import MqcoreError
     from mqcore.handlers import DeliveryHandler, PutBack, SendAck
@@ -24,6 +25,8 @@ __all__ = [
     "Broker",
     "BrokerConfig",
     "ChannelOptions",
+    "Client",
+    "ClientOptions",
     "ClientView",
     "Decision",
     "Delivery",
@@ -36,6 +39,7 @@ __all__ = [
     "QueueView",
     "SendAck",
     "__version__",
+    "connect",
 ]
 
 # Names are imported when they are first used, so that `mqcore --help` loads neither the extension module nor
@@ -51,6 +55,7 @@ _MODULES = {
         "__version__",
     ),
     "mqcore.broker": ("Broker",),
+    "mqcore.client": ("Client", "ClientOptions", "connect"),
     "mqcore.config": ("BrokerConfig", "ChannelOptions", "QueueOptions", "QueueStatus"),
     "mqcore.errors": ("MqcoreError",),
     "mqcore.handlers": ("DeliveryHandler", "PutBack", "SendAck"),

@@ -1,23 +1,33 @@
 """The Rust core. Import these names from `mqcore`, not from here."""
 
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, TypeVar, final, overload
+from typing import Any, Literal, TypeVar, final, overload
 
-from mqcore.config import BrokerConfig, QueueStatus
+from mqcore.client import ClientOptions
+from mqcore.config import BrokerConfig, ChannelOptions, QueueOptions, QueueStatus
 from mqcore.handlers import PutBack, SendAck
 
 __all__ = [
     "Acknowledgement",
     "Broker",
     "Burst",
+    "Client",
     "ClientView",
+    "Consumer",
     "Decision",
     "Delivery",
+    "EventStream",
     "Frame",
     "Headers",
+    "Incoming",
+    "Membership",
     "Message",
     "QueueView",
+    "Received",
+    "States",
     "__version__",
+    "connect",
+    "join_strays",
     "policies",
     "policy_decision",
     "tmqp_decode",
@@ -286,3 +296,183 @@ def tmqp_decode(
 def tmqp_encode(frame: Frame) -> bytes: ...
 def policy_decision(policy: str, step: str, *, positive: bool = True) -> Decision: ...
 def policies() -> list[str]: ...
+
+# client
+#
+# A blocking client answers with results, another with awaitables of them: who made the client knows which. `Any` stands
+# for both.
+
+def connect(target: list[str] | Broker, options: ClientOptions, blocking: bool) -> Any:
+    """Connect to one of several URLs, or to an embedded broker."""
+
+@final
+class Client:
+    """A connected client."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def state(self) -> dict[str, Any]: ...
+    def states(self) -> States: ...
+    def stats(self) -> dict[str, int]: ...
+    def close(self, drain: float | None = None) -> Any: ...
+    def abort(self) -> None: ...
+    def publish(
+        self,
+        queue: str,
+        body: bytes,
+        *,
+        message_id: str | None = None,
+        headers: list[tuple[str, str]] = ...,
+        high_priority: bool = False,
+        confirm: bool = True,
+        cc: list[tuple[str, str | None]] = ...,
+        timeout: float | None = None,
+        retry: bool = False,
+    ) -> Any: ...
+    def publish_many(
+        self,
+        queue: str,
+        bodies: list[bytes],
+        *,
+        headers: list[tuple[str, str]] = ...,
+        high_priority: bool = False,
+        confirm: bool = True,
+        cc: list[tuple[str, str | None]] = ...,
+        timeout: float | None = None,
+    ) -> Any: ...
+    def consume(self, queue: str, prefetch: int) -> Any: ...
+    def join(self, channel: str) -> Any: ...
+    def pull(
+        self,
+        queue: str,
+        count: int,
+        *,
+        lifo: bool = False,
+        clear_high_priority: bool = False,
+        clear_normal: bool = False,
+        timeout: float | None = None,
+    ) -> Any: ...
+    def get_cached(self, queue: str, *, timeout: float | None = None) -> Any: ...
+    def send(
+        self,
+        target: str,
+        body: bytes,
+        *,
+        content_type: int = 0,
+        message_id: str | None = None,
+        headers: list[tuple[str, str]] = ...,
+        high_priority: bool = False,
+        only_first: bool = False,
+        confirm: bool = False,
+        timeout: float | None = None,
+    ) -> Any: ...
+    def request(
+        self,
+        target: str,
+        body: bytes,
+        *,
+        content_type: int = 0,
+        message_id: str | None = None,
+        headers: list[tuple[str, str]] = ...,
+        high_priority: bool = False,
+        only_first: bool = False,
+        timeout: float | None = None,
+    ) -> Any: ...
+    def incoming(self) -> Incoming: ...
+    def respond(self, message: Received, status: int, body: bytes) -> Any: ...
+    def acknowledge_direct(self, message: Received, refusal: str | None = None) -> Any: ...
+    def subscribe_events(self, subscriptions: list[tuple[str, str | None, int | None]]) -> Any: ...
+    def create_channel(self, channel: str, options: ChannelOptions) -> Any: ...
+    def remove_channel(self, channel: str) -> Any: ...
+    def channel_information(self, channel: str) -> Any: ...
+    def channels(self, pattern: str | None = None) -> Any: ...
+    def channel_consumers(self, channel: str) -> Any: ...
+    def create_queue(self, queue: str, options: QueueOptions) -> Any: ...
+    def update_queue(self, queue: str, options: QueueOptions) -> Any: ...
+    def remove_queue(self, queue: str) -> Any: ...
+    def clear_queue(self, queue: str, high_priority: bool, normal: bool) -> Any: ...
+    def queue_information(self, queue: str) -> Any: ...
+    def queues(self, channel: str) -> Any: ...
+    def clients(self, pattern: str | None = None) -> Any: ...
+    def nodes(self) -> Any: ...
+
+@final
+class Consumer:
+    """Deliveries of a queue: `take` what is there, `wait` until there is something."""
+
+    def take(self, count: int) -> list[Received]: ...
+    def wait(self, timeout: float | None = None) -> Any: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def is_closed(self) -> bool: ...
+    def close(self) -> None: ...
+
+@final
+class Incoming:
+    """Direct messages to a client."""
+
+    def take(self, count: int) -> list[Received]: ...
+    def wait(self, timeout: float | None = None) -> Any: ...
+    @property
+    def is_closed(self) -> bool: ...
+    def close(self) -> None: ...
+
+@final
+class EventStream:
+    """Events of the broker."""
+
+    def take(self, count: int) -> list[dict[str, Any]]: ...
+    def wait(self, timeout: float | None = None) -> Any: ...
+    @property
+    def is_closed(self) -> bool: ...
+    def close(self) -> None: ...
+
+@final
+class States:
+    """States of a client's connection."""
+
+    def take(self) -> dict[str, Any] | None: ...
+    def wait(self, timeout: float | None = None) -> Any: ...
+
+@final
+class Membership:
+    """That a channel stays joined."""
+
+    def leave(self) -> None: ...
+
+@final
+class Received:
+    """A message that a client received."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def source(self) -> str | None: ...
+    @property
+    def target(self) -> str: ...
+    @property
+    def headers(self) -> Headers: ...
+    @property
+    def body(self) -> bytes: ...
+    @property
+    def content_type(self) -> int: ...
+    @property
+    def first_acquirer(self) -> bool: ...
+    @property
+    def high_priority(self) -> bool: ...
+    @property
+    def wants_acknowledge(self) -> bool: ...
+    @property
+    def wants_response(self) -> bool: ...
+    @property
+    def is_settled(self) -> bool: ...
+    def ack(self) -> Literal["sent", "not-asked", "stale", "already"]: ...
+    def nack(self, reason: str) -> Literal["sent", "not-asked", "stale", "already"]: ...
+    def __len__(self) -> int: ...
+    def __bool__(self) -> bool: ...
+
+def join_strays(timeout: float) -> int: ...
+def join_landings(timeout: float) -> int:
+    """Wait until no result of a client is on its way to an event loop; return how many are after `timeout`."""

@@ -34,6 +34,9 @@ from mqcore.handlers import DeliveryHandler
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from mqcore.client import Client, _Options
+
+
 __all__ = [
     "Broker",
     "BrokerOptions",
@@ -65,7 +68,8 @@ class QueueStats:
     undecided: int
     """Waiting for a handler's decision."""
     unsettled: int
-    """Messages that were taken out to be handed out and have no end yet; one for several consumers counts once."""
+    """Messages that were taken out to be handed out and have no end yet; one for several consumers counts
+    once."""
     memory_bytes: int
     """Octets of stored and unsettled messages."""
     received: int
@@ -281,6 +285,16 @@ class Broker:
         """URL of the admin side, if there is one."""
         return self._core.admin_url
 
+    def client(self, **options: Unpack[_Options]) -> Client:
+        """Return a client of this broker that needs no socket: ``await`` or ``async with`` it.
+
+        Keyword arguments are the fields of `mqcore.ClientOptions`. For programs without an event loop there is
+        ``mqcore.sync.connect(broker)``.
+        """
+        from mqcore.client import connect
+
+        return connect(self, **options)
+
     def stats(self) -> BrokerStats:
         """Return what is there and what was counted."""
         return _stats(self._core.survey())
@@ -300,9 +314,11 @@ class Broker:
 
         In a coroutine use ``async with`` or `aclose`, which let the event loop go on meanwhile.
         """
-        stuck = self._core.stop(seconds(grace))
+        patience = seconds(grace)
+        stuck = self._core.stop(patience)
         _RUNNING.discard(self)
-        self._handler_loop.stop()
+        if not self._handler_loop.stop(patience + 1.0):
+            _LOG.warning("an async delivery handler blocks its event loop; the thread of the loop is left behind")
         for key in stuck:
             _LOG.warning("the delivery handler %r has not come back from a call; its thread is left behind", key)
         for waiter in tuple(self._waiters):
@@ -381,13 +397,17 @@ class _HandlerLoop:
                 self._thread.start()
             return self._loop
 
-    def stop(self) -> None:
-        """Forget the loop; end it if it is ours."""
+    def stop(self, patience: float) -> bool:
+        """Forget the loop; end it if it is ours. Return whether it ended within `patience` seconds."""
         with self._lock:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop is not None and thread is not None:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
+        if loop is None or thread is None:
+            return True
+        loop.call_soon_threadsafe(loop.stop)
+        if thread is not threading.current_thread():
+            thread.join(patience)
+            return not thread.is_alive()
+        return True
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
@@ -428,11 +448,22 @@ def _stats(survey: dict[str, Any]) -> BrokerStats:
 _RUNNING: Final[weakref.WeakSet[Broker]] = weakref.WeakSet()
 
 
+# How long the end of the program waits for handlers that have not come back from a call.
+_STRAY_PATIENCE: Final = 10.0
+
+
 @atexit.register
 def _stop_all() -> None:
-    """Stop what a program left running: threads of Rust must not meet an interpreter that is gone."""
+    """Stop what a program left running: threads of Rust must not meet an interpreter that is gone.
+
+    A handler that is still in a call would come back to one, so the end of the program waits for it as it
+    does for other threads, but not for ever.
+    """
     for broker in tuple(_RUNNING):
         try:
             broker.stop(grace=0.0)
         except errors.Forked:
             continue
+    left = _core.join_strays(_STRAY_PATIENCE)
+    if left:
+        _LOG.error("%d delivery handlers have not come back; the program ends without them", left)

@@ -79,7 +79,7 @@ class DeliveryHandler:
 
     A `Decision` that does not ``allow`` ends the message's way at this step: the message is removed, unless
     it is put back. ``save`` asks `save_message`, once a message. ``acknowledge`` speaks to the producer right
-    after the step.
+    after the step, whether or not it asked to be told; a policy speaks only to those who did.
     """
 
     policy: str = "memory"
@@ -138,7 +138,8 @@ class DeliveryHandler:
     def exception_thrown(self, queue: QueueView, message: Message | None, exception: Exception) -> _Answer[Decision]:
         """Decide instead of a method that raised `exception`, or whose answer was no answer.
 
-        Not overridden, the exception is logged and `fallback` holds.
+        Not overridden, the exception is logged and `fallback` holds. A message whose `save_message` raised counts as
+        not saved, whatever is decided here.
         """
         return self.fallback
 
@@ -198,7 +199,6 @@ class LoopRunner:
             loop.call_soon_threadsafe(self._run, loop, burst)
         except RuntimeError as closed:
             burst.abandon()
-            _close(burst)
             _report(self._key, burst.method(0), closed, len(burst))
 
     def _run(self, loop: asyncio.AbstractEventLoop, burst: Burst) -> None:
@@ -273,11 +273,3 @@ class _BurstRun:
     def _cancel(self) -> None:
         for task in self._tasks:
             task.cancel()
-
-
-def _close(burst: Burst) -> None:
-    """Close coroutines that nobody will await, so that they do not complain about it."""
-    for index in range(len(burst)):
-        close = getattr(burst.awaitable(index), "close", None)
-        if close is not None:
-            close()

@@ -1,7 +1,9 @@
 //! Pulling: messages of pull queues, and the message of a cache queue.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use mqcore_wire::tmqp::header::{key, no_content};
 use mqcore_wire::tmqp::operation::status;
@@ -12,9 +14,10 @@ use crate::consume::{Delivered, Held};
 use crate::conversation::{Answer, PullAnswer, PullEnd};
 use crate::error::{ClientError, Refusal};
 use crate::mailbox::{Letter, lock};
+use crate::membership::Membership;
 use crate::received::Received;
 use crate::request::{Clear, Intent, PullRequest, Request};
-use crate::shared::{Membership, Waited};
+use crate::shared::Waited;
 
 /// How to pull.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,6 +4,7 @@ mod answers;
 pub mod broker;
 mod burst;
 mod call;
+mod client;
 mod config;
 mod decision;
 mod dispatcher;
@@ -14,6 +15,7 @@ mod load;
 mod message;
 mod port;
 mod signal;
+mod stray;
 mod survey;
 mod view;
 
@@ -34,10 +36,13 @@ mod _core {
     #[pymodule_export]
     use crate::message::{Headers, Message};
     #[pymodule_export]
+    use crate::stray::join_strays;
+    #[pymodule_export]
     use crate::view::{Acknowledgement, ClientView, Delivery, QueueView};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::client::register(module)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -67,8 +67,12 @@ pub(crate) struct Connection<S> {
     welcomed: bool,
     /// What is left of the octets read: less than a frame, or frames that wait for an event.
     input: Vec<u8>,
+    /// How many commands the last read brought: about as many as the next one will.
+    usual_commands: usize,
     /// The session has whole frames, and takes no more of them before the next event.
     stalled: bool,
+    /// The server is about to stop.
+    hushed: bool,
     output: Output,
     /// Scratch for what comes out of the outbox; empty between rounds.
     taken: Vec<Outgoing>,
@@ -81,7 +85,7 @@ pub(crate) struct Connection<S> {
     /// Octets that this round added to what is to be written, and removed from it.
     added: usize,
     removed: usize,
-    /// Whether any shard may know of this connection.
+    /// Whether any shard may know of this connection, and has not been told that it is gone.
     known_to_shards: bool,
     outbox: Arc<Outbox>,
     hub: Arc<Hub>,
@@ -133,7 +137,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             session: AnySession::new(outbox.protocol, config, now),
             welcomed: false,
             input: Vec::new(),
+            usual_commands: 0,
             stalled: false,
+            hushed: false,
             output: Output::default(),
             taken: Vec::new(),
             unsent: VecDeque::new(),
@@ -171,6 +177,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         if matches!(self.stage, Stage::Open) {
             moved |= self.read(context, now);
         }
+        moved |= self.leave_shards();
         let over = self.leave(context);
         self.settle();
         match (over, moved) {
@@ -183,11 +190,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     /// True if there is nothing to wait for.
     fn obey(&mut self, order: Order) -> bool {
         match order {
+            Order::Hush => {
+                self.hushed = true;
+                return false;
+            }
             Order::Goodbye => {
                 if matches!(self.stage, Stage::Open) {
-                    let before = self.output.tail().len();
-                    self.session.shutdown(self.output.tail());
-                    self.added += self.output.tail().len() - before;
+                    let ((), added) = self.output.append(|output| self.session.shutdown(output));
+                    self.added += added;
                     self.begin_leaving(false, true);
                 }
                 return false;
@@ -221,15 +231,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 continue;
             }
             match outgoing {
-                Outgoing::Frames(frames) => self.output.push(frames),
+                Outgoing::Own(frames) => self.output.push_own(frames, &self.hub.spare_bytes),
+                Outgoing::Shared(frames) => self.output.push_shared(frames),
                 Outgoing::Events(events) => {
                     for event in events {
                         self.removed += event_bytes(&event);
                         self.give_event(event, now);
                     }
                 }
-                Outgoing::Close => {
-                    self.count_closed(CloseReason::Refused);
+                Outgoing::Close(reason) => {
+                    self.count_closed(reason);
                     self.begin_leaving(false, false);
                 }
             }
@@ -241,9 +252,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
 
     fn discard(&mut self, outgoing: &Outgoing) {
         self.removed += match outgoing {
-            Outgoing::Frames(frames) => frames.len(),
+            Outgoing::Own(frames) => frames.len(),
+            Outgoing::Shared(frames) => frames.len(),
             Outgoing::Events(events) => events.iter().map(event_bytes).sum(),
-            Outgoing::Close => 0,
+            Outgoing::Close(_) => 0,
         };
     }
 
@@ -251,10 +263,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         if !matches!(self.stage, Stage::Open) {
             return;
         }
-        let output = self.output.tail();
-        let before = output.len();
-        let result = self.session.event(event, now, output);
-        self.added += output.len() - before;
+        let (result, added) = self.output.append(|output| self.session.event(event, now, output));
+        self.added += added;
         self.stalled = false;
         self.look_at_session(result);
         if !self.welcomed
@@ -317,7 +327,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     fn write(&mut self, context: &mut Context<'_>) -> bool {
         let mut moved = false;
         while !self.output.is_empty() {
-            match self.output.poll_write(&mut self.stream, context) {
+            match self.output.poll_write(&mut self.stream, context, &self.hub.spare_bytes) {
                 Poll::Pending => break,
                 Poll::Ready(Ok(written)) => {
                     moved = true;
@@ -372,16 +382,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         }
         // The alarm may have waited, so `now` may be too early for the session.
         let now = self.hub.clock.now();
-        let output = self.output.tail();
-        let before = output.len();
-        let result = self.session.timeout(now, output);
-        self.added += output.len() - before;
+        let (result, added) = self.output.append(|output| self.session.timeout(now, output));
+        self.added += added;
         self.look_at_session(result);
         true
     }
 
     fn read(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
-        if self.stalled || !self.unsent.is_empty() {
+        if self.stalled || self.hushed || !self.unsent.is_empty() {
             return false;
         }
         let result = if self.input.len() < LARGE_BYTES {
@@ -449,13 +457,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
 
     /// Lets the session read; keeps what it leaves.
     fn receive(&mut self, octets: &[u8], now: Timestamp) {
-        let mut commands = Vec::new();
-        let output = self.output.tail();
-        let before = output.len();
-        let result = self.session.receive(octets, now, &mut commands, output);
-        self.added += output.len() - before;
+        let mut commands = self.hub.spare_commands.take(self.usual_commands);
+        let session = &mut self.session;
+        let (result, added) =
+            self.output.append(|output| session.receive(octets, now, &mut commands, output));
+        self.added += added;
         let consumed = *result.as_ref().unwrap_or(&octets.len());
         self.keep(&octets[consumed..]);
+        self.usual_commands = commands.len();
         // What was decoded before an error was asked for in good faith.
         self.route(commands, consumed);
         self.look_at_session(result.map(drop));
@@ -510,6 +519,22 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             room: None,
         };
         self.unsent.push_back(Unsent { shard, permits: permits_for(octets), batch });
+    }
+
+    /// Tells the shards that the peer is gone, as soon as they have all that it asked for. Not only when its socket is:
+    /// whoever says goodbye and lets its socket linger would be handed messages that nobody reads. At a stop what is on
+    /// its way is still written, so there the shards hear of it at the end.
+    fn leave_shards(&mut self) -> bool {
+        let gone = match &self.stage {
+            Stage::Open => false,
+            Stage::Leaving(leave) => !leave.at_stop,
+            Stage::Dead => true,
+        };
+        if !gone || !self.known_to_shards || !self.unsent.is_empty() {
+            return false;
+        }
+        self.tell_shards_closed();
+        true
     }
 
     /// Carries the end of the conversation on. True when it is over.
@@ -575,6 +600,17 @@ fn read_and_forget<S: AsyncRead + Unpin>(stream: &mut S, context: &mut Context<'
 }
 
 impl<S> Connection<S> {
+    /// The outbox ends first: a shard that fills it after it has heard of the end would wait for room for ever.
+    fn tell_shards_closed(&mut self) {
+        self.outbox.end();
+        self.hub.moved();
+        if std::mem::take(&mut self.known_to_shards) {
+            for handle in &self.hub.shards {
+                handle.send(Input::Closed(self.outbox.connection));
+            }
+        }
+    }
+
     fn counters(&self) -> &ProtocolCounters {
         self.hub.counters.of(self.outbox.protocol)
     }
@@ -612,14 +648,8 @@ impl<S> Drop for Connection<S> {
         if std::thread::panicking() {
             self.count_closed(CloseReason::Fault);
         }
-        self.outbox.end();
         self.hub.registry.close(self.outbox.connection);
         self.counters().ignored_frames.add(self.session.ignored_frames());
-        self.hub.moved();
-        if self.known_to_shards {
-            for handle in &self.hub.shards {
-                handle.send(Input::Closed(self.outbox.connection));
-            }
-        }
+        self.tell_shards_closed();
     }
 }

@@ -9,11 +9,12 @@ use std::sync::Arc;
 use mqcore_broker::broker::{Broker, BrokerConfig, HandlerSpec};
 use mqcore_broker::effect::{Effect, Question, Transfer};
 use mqcore_broker::id::ConnectionId;
-use mqcore_broker::rejection::Rejection;
+use mqcore_broker::rejection::{Rejection, RejectionKind};
 use mqcore_broker::time::Timestamp;
 use tokio::sync::mpsc;
 
 use crate::clock::Alarm;
+use crate::counters::CloseReason;
 use crate::handler::{AnswerSink, HandlerPort};
 use crate::hub::Hub;
 use crate::questions::Questions;
@@ -132,9 +133,9 @@ impl Engine {
         let mut commands = 0;
         for input in inputs.drain(..) {
             match input {
-                Input::Batch(batch) => {
+                Input::Batch(mut batch) => {
                     self.staging.meet(&batch.outbox);
-                    for command in batch.commands {
+                    for command in batch.commands.drain(..) {
                         self.broker.command(&batch.client, command, now, &mut self.effects);
                         commands += 1;
                         if commands >= COMMANDS_MAX {
@@ -142,6 +143,7 @@ impl Engine {
                             self.finish(now);
                         }
                     }
+                    self.hub.spare_commands.give(batch.commands);
                 }
                 Input::Closed(connection) => {
                     self.broker.closed(connection, now, &mut self.effects);
@@ -212,9 +214,9 @@ impl Engine {
         let mut effects = std::mem::take(&mut self.effects);
         for effect in effects.drain(..) {
             match effect {
-                Effect::Deliver(deliver) => self.staging.deliver(&deliver, &self.hub.registry),
+                Effect::Deliver(deliver) => self.staging.deliver(&deliver, &self.hub),
                 Effect::Tell(connection, event) => {
-                    self.staging.tell(connection, event, &self.hub.registry);
+                    self.staging.tell(connection, event, &self.hub);
                 }
                 Effect::Ask(question) => {
                     self.questions.asked(&question, now, &self.hub.counters.handlers);
@@ -240,7 +242,10 @@ impl Engine {
 
     fn close(&mut self, connection: ConnectionId, rejection: &Rejection) {
         tracing::info!(connection = connection.0, reason = %rejection, "the broker closes a connection");
-        self.staging.close(connection, &self.hub.registry);
+        // The only connections that the broker ends because it is busy are those that hold it up.
+        let slow = rejection.kind == RejectionKind::Busy;
+        let reason = if slow { CloseReason::SlowConsumer } else { CloseReason::Refused };
+        self.staging.close(connection, reason, &self.hub);
     }
 
     fn ask(&mut self) {

@@ -13,7 +13,7 @@
 //! | `listener`, `connection`, `output` | sockets: accepting, reading, writing |
 //! | `outbox` | what waits for one connection to be written |
 //! | `engine`, `staging`, `questions` | a shard's task, what its turn sends, what it asked |
-//! | `shard`, `hub`, `registry` | how tasks reach each other |
+//! | `shard`, `hub`, `registry`, `spares` | how tasks reach each other, and what they share |
 //! | `shutdown`, `clock` | stopping, and time |
 //! | `counters`, `survey`, `metrics`, `admin` | numbers, and HTTP to look at them |
 //!
@@ -38,5 +38,6 @@ mod questions;
 mod registry;
 mod shard;
 mod shutdown;
+mod spares;
 mod staging;
 mod survey;

@@ -30,6 +30,7 @@ use crate::outbox::Order;
 use crate::registry::Registry;
 use crate::shard::{self, Urgent};
 use crate::shutdown::{Shutdown, TaskGuard};
+use crate::spares::{SpareBytes, SpareCommands};
 use crate::survey;
 
 /// What a local connection holds in each direction before its writer waits, in octets.
@@ -100,6 +101,8 @@ impl Server {
                 ping_interval: config.ping_interval,
                 pong_timeout: config.pong_timeout,
             },
+            spare_commands: SpareCommands::new(),
+            spare_bytes: SpareBytes::new(),
             runtime: tokio::runtime::Handle::current(),
             activity: AtomicU64::new(0),
         });
@@ -319,6 +322,9 @@ async fn fence(hub: &Hub) {
 async fn supervise(hub: Arc<Hub>, _alive: TaskGuard) {
     hub.shutdown.begun().await;
     let open = hub.registry.stop();
+    for outbox in &open {
+        outbox.order(Order::Hush);
+    }
     tokio::select! {
         () = fence(&hub) => {}
         () = hub.shutdown.drained_long_enough() => {}
