@@ -144,7 +144,7 @@ fuzz: ## feed every fuzz target for FUZZ_SECONDS (60) each; needs a nightly tool
 
 .PHONY: wheel
 wheel: $(ENVIRONMENT) ## an abi3 wheel for this machine, into dist/
-	@$(BIN)/maturin build --release --locked --out dist
+	@$(BIN)/maturin build --release --strip --locked --out dist
 
 .PHONY: lock
 lock: $(ENVIRONMENT) ## renew requirements/test.lock from pyproject.toml; needs uv

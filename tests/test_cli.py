@@ -322,6 +322,13 @@ def test_stdout_is_data_and_stderr_is_talk(served: ServedBroker) -> None:
     assert mqcore("consume", "orders/1", "--count", "1", url=served.url).stdout == b"plain\n"
 
 
+def test_the_url_may_stand_before_or_after_the_command_and_wins_over_the_environment(served: ServedBroker) -> None:
+    nobody = "tmqp://127.0.0.1:1"
+    assert mqcore("--url", served.url, "channel", "ls", url=nobody).returncode == 0
+    assert mqcore("channel", "ls", "--url", served.url, url=nobody).returncode == 0
+    assert mqcore("--url", nobody, "channel", "ls", "--url", served.url).returncode == 0
+
+
 def test_many_messages_keep_their_order(served: ServedBroker) -> None:
     mqcore("queue", "create", "orders/1", "--status", "roundrobin", "--acknowledge", url=served.url)
     text = "".join(f"line {number}\n" for number in range(1000))
