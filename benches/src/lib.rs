@@ -1,1 +1,27 @@
-//! placeholder
+//! Measures the broker from outside: a load generator on one side, the server as a process of its own on the other.
+//!
+//! `cargo run --release -p mqcore-bench --bin load -- all`
+//!
+//! | module | what lives there |
+//! |---|---|
+//! | [`scenario`] | what is measured, by name, and what it is compared with |
+//! | [`fanout`], [`work_queue`], [`latency`], [`memory`] | the measurements |
+//! | [`wire`] | what the generator has to know about a protocol |
+//! | [`tmqp`], [`peers`] | mqcore; other brokers at the same work |
+//! | [`process`], [`serve`] | the process under test, and what runs in it |
+//! | [`report`] | figures as a table and as JSON |
+
+pub mod fanout;
+pub mod latency;
+pub mod memory;
+pub mod peers;
+pub mod process;
+pub mod report;
+pub mod scenario;
+pub mod serve;
+pub mod tmqp;
+pub mod wire;
+pub mod work_queue;
+
+/// Octets of every message body.
+pub const BODY_BYTES: usize = 128;

@@ -65,7 +65,8 @@ class QueueStats:
     undecided: int
     """Waiting for a handler's decision."""
     unsettled: int
-    """Messages that were taken out to be handed out and have no end yet; one for several consumers counts once."""
+    """Messages that were taken out to be handed out and have no end yet; one for several consumers counts
+    once."""
     memory_bytes: int
     """Octets of stored and unsettled messages."""
     received: int
@@ -428,11 +429,22 @@ def _stats(survey: dict[str, Any]) -> BrokerStats:
 _RUNNING: Final[weakref.WeakSet[Broker]] = weakref.WeakSet()
 
 
+# How long the end of the program waits for handlers that have not come back from a call.
+_STRAY_PATIENCE: Final = 10.0
+
+
 @atexit.register
 def _stop_all() -> None:
-    """Stop what a program left running: threads of Rust must not meet an interpreter that is gone."""
+    """Stop what a program left running: threads of Rust must not meet an interpreter that is gone.
+
+    A handler that is still in a call would come back to one, so the end of the program waits for it as it
+    does for other threads, but not for ever.
+    """
     for broker in tuple(_RUNNING):
         try:
             broker.stop(grace=0.0)
         except errors.Forked:
             continue
+    left = _core.join_strays(_STRAY_PATIENCE)
+    if left:
+        _LOG.error("%d delivery handlers have not come back; the program ends without them", left)

@@ -198,7 +198,6 @@ class LoopRunner:
             loop.call_soon_threadsafe(self._run, loop, burst)
         except RuntimeError as closed:
             burst.abandon()
-            _close(burst)
             _report(self._key, burst.method(0), closed, len(burst))
 
     def _run(self, loop: asyncio.AbstractEventLoop, burst: Burst) -> None:
@@ -273,11 +272,3 @@ class _BurstRun:
     def _cancel(self) -> None:
         for task in self._tasks:
             task.cancel()
-
-
-def _close(burst: Burst) -> None:
-    """Close coroutines that nobody will await, so that they do not complain about it."""
-    for index in range(len(burst)):
-        close = getattr(burst.awaitable(index), "close", None)
-        if close is not None:
-            close()

@@ -45,7 +45,8 @@ pub struct ClientConfig {
     pub max_outstanding: usize,
     /// Octets waiting to be written, above which publishing waits. Default 4 MiB.
     pub write_buffer_bytes: usize,
-    /// Octets of received messages that nobody has taken, above which the socket is not read. Default 64 MiB.
+    /// Octets of received messages that nobody has taken, over all consumers, above which the socket is not read: also
+    /// not for answers, so what waits for one may then fail with a timeout. Default 64 MiB.
     pub read_buffer_bytes: usize,
 }
 

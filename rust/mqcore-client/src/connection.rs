@@ -5,7 +5,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use bytes::{Buf, BytesMut};
 use mqcore_wire::tmqp::header::nack_reason;
@@ -237,7 +239,7 @@ async fn converse(shared: &Arc<Shared>, link: Link) -> End {
                 timers.spoke = Instant::now();
             }
             () = shared.gauge.bell.notified() => {}
-            () = tokio::time::sleep_until(next.into()) => {
+            () = tokio::time::sleep_until(next) => {
                 if let Some(cause) = shared.keep_alive(&mut timers, reading) {
                     return End::Lost(cause);
                 }
@@ -339,7 +341,7 @@ impl Shared {
         let core = lock(&self.core);
         let outstanding = core.conversation.outstanding();
         let Some(until) = core.closing else {
-            return Outlook::Goes { reading: self.gauge.may_read(outstanding), closing: None };
+            return Outlook::Goes { reading: self.gauge.may_read(), closing: None };
         };
         let late = Instant::now() >= until;
         if late || (nothing_to_write && outstanding == 0) {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::address::QueueAddress;
 use crate::client::Client;
 use crate::error::ClientError;
-use crate::mailbox::{Letter, Mailbox, Overflow};
+use crate::mailbox::{Bound, Letter, Mailbox};
 use crate::received::Received;
 use crate::request::Intent;
 use crate::shared::{Counters, Membership, Shared};
@@ -15,7 +15,7 @@ use crate::shared::{Counters, Membership, Shared};
 /// The reason with which a consumer that ends hands back what nobody took from it.
 pub const REASON_CONSUMER_CLOSED: &str = "consumer-closed";
 
-/// Messages that may wait in a consumer by default.
+/// Messages that the program may hold unsettled by default.
 pub const PREFETCH_DEFAULT: usize = 100;
 
 impl Client {
@@ -25,10 +25,9 @@ impl Client {
     /// with the last one. Messages of its other queues arrive too; they are counted as unclaimed, and a warning names
     /// each such queue once. Several consumers of one queue in one client share its messages in turn.
     ///
-    /// `prefetch` (at least 1): messages waiting here or taken and not settled, from which on this consumer counts as
-    /// full. While every consumer of the client is full and nothing else is waited for, the socket is not read, so that
-    /// the broker gives the messages to others; a single full consumer goes on receiving, because the others must not
-    /// starve behind it. The config's `read_buffer_bytes` bounds them all. See `mailbox.rs`.
+    /// `prefetch` (at least 1): messages that the program may hold unsettled at once, for queues that ask for
+    /// acknowledgements; further ones wait in the client. TMQP has no credit, so the broker is not held back by that:
+    /// only by the config's `read_buffer_bytes`, over all consumers, above which the socket is not read.
     ///
     /// # Errors
     ///
@@ -36,7 +35,7 @@ impl Client {
     /// [`ClientError::RequestTimeout`].
     pub async fn consume(&self, queue: &QueueAddress, prefetch: usize) -> Result<Consumer, ClientError> {
         let shared = &self.shared;
-        let mailbox = Arc::new(Mailbox::new(shared.gauge.clone(), prefetch, Overflow::HoldBack));
+        let mailbox = Mailbox::new(shared.gauge.clone(), Bound::Unsettled(prefetch.max(1)));
         // Before joining: what is stored may arrive before the answer does.
         shared.say_now(|core| core.add_taker(queue.channel().as_bytes(), queue.id(), mailbox.clone()));
         let mut consumer = Consumer { client: self.clone(), queue: queue.clone(), mailbox, membership: None };
@@ -71,13 +70,13 @@ pub struct Consumer {
 impl Consumer {
     /// Waits for messages, and takes up to `max` (at least 1) of those that are there. Empty: the client is closed.
     pub async fn next_batch(&self, max: usize) -> Vec<Delivered> {
-        let letters = self.mailbox.next(max, Received::wants_acknowledge).await;
+        let letters = self.mailbox.next(max).await;
         self.hand_out(letters)
     }
 
     /// Takes up to `max` of the messages that are there now, without waiting.
     pub fn take(&self, max: usize) -> Vec<Delivered> {
-        self.hand_out(self.mailbox.take(max, Received::wants_acknowledge))
+        self.hand_out(self.mailbox.take(max))
     }
 
     /// Whether no more will come: what is there now is the rest.
@@ -128,7 +127,7 @@ impl Drop for Consumer {
 /// What a delivery keeps in place until it is settled or dropped.
 #[derive(Debug)]
 pub(crate) enum Held {
-    /// Its place among those that its consumer may hold.
+    /// Its place among those that the program may hold unsettled.
     Mailbox(Arc<Mailbox>),
     /// The channel that it was pulled from.
     Channel(#[allow(dead_code, reason = "kept for its drop")] Arc<Membership>),
@@ -180,7 +179,7 @@ impl Delivered {
             return Settlement::Already;
         }
         if let Some(Held::Mailbox(mailbox)) = &self.held {
-            mailbox.release(1);
+            mailbox.settled();
         }
         if !self.message.wants_acknowledge() {
             return Settlement::NotAsked;
@@ -206,7 +205,7 @@ impl Drop for Delivered {
         if !*self.settled.get_mut()
             && let Some(Held::Mailbox(mailbox)) = &self.held
         {
-            mailbox.release(1);
+            mailbox.settled();
         }
     }
 }

@@ -699,10 +699,15 @@ fn partial(expect: Expect) -> Option<PullAnswer> {
     }
 }
 
+/// Octets of a reason that are repeated, at most.
+const REASON_BYTES_MAX: usize = 1024;
+
 fn refusal<W>(pending: &Pending<W>, frame: &Frame<'_>) -> Refusal {
+    // Servers of this protocol say why in a header, if they do; mqcore says it in the body.
     let reason = header_value(frame.headers, key::REASON)
         .or_else(|| header_value(frame.headers, key::ERROR))
-        .map_or_else(String::new, |reason| String::from_utf8_lossy(reason).into_owned());
+        .unwrap_or(frame.payload);
+    let reason = String::from_utf8_lossy(&reason[..reason.len().min(REASON_BYTES_MAX)]);
     Refusal {
         code: frame.content_type,
         operation: pending.operation,

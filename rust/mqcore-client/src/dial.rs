@@ -163,8 +163,10 @@ fn check_echo(input: &[u8], address: &Arc<str>) -> Result<(), ClientError> {
 
 /// What the broker said to Hello: the id it accepted, or why it did not.
 fn read_verdict(frame: &Frame<'_>, address: &Arc<str>) -> Result<String, ClientError> {
-    let reason: Arc<str> = header::header_value(frame.headers, header::key::REASON)
-        .map_or("no reason was given".into(), |reason| String::from_utf8_lossy(reason).into());
+    // mqcore says why in the body, other servers in a header, if at all.
+    let reason = header::header_value(frame.headers, header::key::REASON).unwrap_or(frame.payload);
+    let reason: Arc<str> =
+        if reason.is_empty() { "no reason was given".into() } else { String::from_utf8_lossy(reason).into() };
     let address = address.clone();
     match (frame.kind, frame.content_type) {
         (Kind::SERVER, ACCEPTED) => Ok(String::from_utf8_lossy(frame.target).into_owned()),
@@ -223,5 +225,61 @@ impl AsyncWrite for Stream {
             Self::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
             Self::Local(stream) => Pin::new(stream).poll_shutdown(context),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unhex(hex: &str) -> Vec<u8> {
+        (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
+    }
+
+    #[test]
+    fn hello_is_written_as_the_original_writes_it() {
+        let config = ClientConfig {
+            id: Some("cli".into()),
+            name: Some("nm".into()),
+            kind: Some("ty".into()),
+            token: Some("tok".into()),
+            ..ClientConfig::default()
+        };
+        let octets = hello_octets(&config, "/path", "id-001").unwrap();
+        let lines = include_str!("../../../tests/vectors/tmqp.jsonl").lines();
+        let mut vectors = lines.map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let vector = vectors.find(|vector| vector["name"] == "V06").unwrap();
+        let expected = [&PREAMBLE[..], &unhex(vector["hex"].as_str().unwrap())].concat();
+        assert_eq!(octets, expected);
+    }
+
+    #[test]
+    fn the_verdict_on_hello_is_told_apart() {
+        let address: Arc<str> = "tmqp://h:1".into();
+        let verdict = |kind, content_type, headers: &'static [u8]| {
+            let frame = Frame { content_type, headers, target: b"given", ..Frame::new(kind) };
+            read_verdict(&frame, &address)
+        };
+        assert_eq!(verdict(Kind::SERVER, ACCEPTED, b""), Ok("given".to_owned()));
+        assert!(matches!(
+            verdict(Kind::SERVER, status::UNAUTHORIZED, b""),
+            Err(ClientError::AuthFailed { .. })
+        ));
+        let busy = verdict(Kind::SERVER, status::BUSY, b"Reason:in use\r\n").unwrap_err();
+        assert!(matches!(&busy, ClientError::HandshakeRefused { code: 503, .. }), "{busy}");
+        assert!(busy.to_string().contains("in use"), "{busy}");
+    }
+
+    #[test]
+    fn another_protocol_is_named_as_such() {
+        let address: Arc<str> = "tmqp://h:1".into();
+        let error = check_echo(b"HTTP/1.1 400", &address).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the peer at tmqp://h:1 does not speak TMQP/2.0: it answered \"HTTP/1.1\""
+        );
+        assert!(matches!(closed_early(&address, false, b""), ClientError::ConnectFailed { .. }));
+        assert!(matches!(closed_early(&address, false, b"SSH"), ClientError::VersionMismatch { .. }));
+        assert!(matches!(closed_early(&address, true, b""), ClientError::HandshakeRefused { code: 0, .. }));
     }
 }

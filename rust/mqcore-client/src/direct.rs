@@ -1,12 +1,14 @@
 //! Messages from client to client: sending, asking, and being asked.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::client::Client;
 use crate::conversation::{Answer, DirectMessage, Wait};
 use crate::error::ClientError;
-use crate::mailbox::{Mailbox, Overflow};
+use crate::mailbox::{Bound, Mailbox};
 use crate::received::Received;
 use crate::request::push;
 use crate::shared::{Counters, Waited};
@@ -108,9 +110,10 @@ impl Client {
     }
 
     /// Direct messages to this client from now on. There is one such stream a client: a second one takes the place of
-    /// the first, which ends. `bound`: messages waiting, from which on it counts as a full consumer does.
-    pub fn incoming(&self, bound: usize) -> Incoming {
-        let mailbox = Arc::new(Mailbox::new(self.shared.gauge.clone(), bound, Overflow::HoldBack));
+    /// the first, which ends.
+    #[must_use]
+    pub fn incoming(&self) -> Incoming {
+        let mailbox = Mailbox::new(self.shared.gauge.clone(), Bound::None);
         let before = self.shared.say_now(|core| core.direct().replace(mailbox.clone()));
         if let Some(before) = before {
             before.close();
@@ -169,12 +172,12 @@ impl Incoming {
     /// Waits for messages, and takes up to `max` of those that are there. Empty: the client is closed, or another
     /// stream took this one's place.
     pub async fn next_batch(&self, max: usize) -> Vec<Received> {
-        self.mailbox.next(max, |_| false).await.into_iter().map(|letter| letter.message).collect()
+        self.mailbox.next(max).await.into_iter().map(|letter| letter.message).collect()
     }
 
     /// Takes up to `max` of the messages that are there now, without waiting.
     pub fn take(&self, max: usize) -> Vec<Received> {
-        self.mailbox.take(max, |_| false).into_iter().map(|letter| letter.message).collect()
+        self.mailbox.take(max).into_iter().map(|letter| letter.message).collect()
     }
 
     /// Ends the waiting of whoever takes from it.

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use crate::address::channel_name;
 use crate::client::Client;
 use crate::error::ClientError;
-use crate::mailbox::{Mailbox, Overflow};
+use crate::mailbox::{Bound, Mailbox};
 use crate::received::Received;
 use crate::request::{Intent, Subscription};
 use crate::shared::{Counters, Membership};
@@ -207,7 +207,7 @@ impl Client {
         }
         let channel = channel.map(channel_name).transpose()?;
         let subscription = Subscription { name: kind.as_str(), channel, queue };
-        let mailbox = Arc::new(Mailbox::new(self.shared.gauge.clone(), EVENTS_WAITING_MAX, Overflow::Drop));
+        let mailbox = Mailbox::new(self.shared.gauge.clone(), Bound::Waiting(EVENTS_WAITING_MAX));
         self.shared.say_now(|core| core.add_event_stream(subscription.clone(), mailbox.clone()));
         let mut stream = EventStream { client: self.clone(), mailbox, membership: None };
         stream.membership = Some(self.shared.take_part(Intent::Event(subscription), None).await?);
@@ -227,7 +227,7 @@ impl EventStream {
     /// Waits for events, and takes up to `max` of those that are there. Empty: the client is closed.
     pub async fn next_batch(&self, max: usize) -> Vec<Event> {
         loop {
-            let letters = self.mailbox.next(max, |_| false).await;
+            let letters = self.mailbox.next(max).await;
             let closed = letters.is_empty();
             let events: Vec<Event> =
                 letters.iter().filter_map(|letter| Event::read(&letter.message)).collect();

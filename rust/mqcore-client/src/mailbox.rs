@@ -1,18 +1,16 @@
 //! Where received messages wait for the program, and when the socket is not to be read.
 //!
-//! TMQP has no credit: a broker sends what it has. What a client can do is not to read, which the broker feels as a
-//! full connection and answers by giving the queue's messages to others. The rule, kept by [`Gauge`]:
-//!
-//! * a mailbox is *full* from its bound on (messages waiting and messages handed out but not settled), until it is
-//!   half empty again;
-//! * the socket is not read while **all** mailboxes are full and nobody waits for an answer, because then nothing that
-//!   could arrive has a taker; one taker is enough to go on reading, so a full mailbox never starves another;
-//! * it is not read, whoever waits, while the waiting messages have more octets than the client's limit.
+//! TMQP has no credit: a broker sends what it has, for all queues in one stream, with the answers to requests between.
+//! Not to read is therefore never about one consumer: whatever is behind its messages would wait with them, and a
+//! broker closes connections that take too long to read. So a client reads on while a consumer is slow, until the
+//! messages that wait in it, over all consumers, have more octets than its limit; only above that is the socket left
+//! alone, which the broker feels as a full connection. Prefetch is the other bound: how many messages of a consumer the
+//! program may hold unsettled at once; what it may not have yet waits here.
 //!
 //! A client that does not read still pings, so the broker knows that it lives however long a handler takes.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
@@ -24,11 +22,9 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How full all mailboxes of one client are, and the bell of its connection task.
+/// How many octets wait in all mailboxes of one client, and the bell of its connection task.
 #[derive(Debug, Default)]
 pub(crate) struct Gauge {
-    mailboxes: AtomicUsize,
-    full: AtomicUsize,
     bytes: AtomicUsize,
     bytes_max: usize,
     /// Rung when there is something to write, or reason to read again.
@@ -40,32 +36,21 @@ impl Gauge {
         Self { bytes_max, ..Self::default() }
     }
 
-    /// Whether what arrives has a taker. `outstanding`: how many wait for an answer.
-    pub(crate) fn may_read(&self, outstanding: usize) -> bool {
-        let mailboxes = self.mailboxes.load(Relaxed);
-        let taker = outstanding > 0 || mailboxes == 0 || self.full.load(Relaxed) < mailboxes;
-        taker && self.bytes.load(Relaxed) <= self.bytes_max
+    /// Whether there is room for what arrives.
+    pub(crate) fn may_read(&self) -> bool {
+        self.bytes.load(Relaxed) <= self.bytes_max
     }
 
-    fn add_bytes(&self, bytes: usize) {
+    fn add(&self, bytes: usize) {
         self.bytes.fetch_add(bytes, Relaxed);
     }
 
-    fn remove_bytes(&self, bytes: usize) {
+    fn remove(&self, bytes: usize) {
         let before = self.bytes.fetch_sub(bytes, Relaxed);
-        if before > self.bytes_max {
+        if before > self.bytes_max && before - bytes <= self.bytes_max {
             self.bell.notify_one();
         }
     }
-}
-
-/// What a mailbox does when it is full.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Overflow {
-    /// Takes more all the same, and counts towards not reading.
-    HoldBack,
-    /// Drops the newest and counts them: for what must not hold back anything else.
-    Drop,
 }
 
 /// A message and the connection it came over.
@@ -78,7 +63,20 @@ pub(crate) struct Letter {
 #[derive(Debug, Default)]
 struct Shelf {
     letters: VecDeque<Letter>,
+    /// Handed out and not settled.
+    unsettled: usize,
     closed: bool,
+}
+
+/// What bounds a mailbox, beside the client's octets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Bound {
+    /// Nothing.
+    None,
+    /// Messages that the program may hold unsettled at once.
+    Unsettled(usize),
+    /// Messages that may wait; later ones are dropped and counted, because nothing else must wait for them.
+    Waiting(usize),
 }
 
 /// Messages that wait for one taker. Any number of tasks may take from it; each message goes to one.
@@ -87,42 +85,28 @@ pub(crate) struct Mailbox {
     gauge: Arc<Gauge>,
     shelf: Mutex<Shelf>,
     ready: Notify,
-    bound: usize,
-    overflow: Overflow,
-    /// Waiting, or handed out and not settled.
-    held: AtomicUsize,
-    full: AtomicBool,
+    bound: Bound,
     dropped: AtomicUsize,
 }
 
 impl Mailbox {
-    pub(crate) fn new(gauge: Arc<Gauge>, bound: usize, overflow: Overflow) -> Self {
-        gauge.mailboxes.fetch_add(1, Relaxed);
-        Self {
-            gauge,
-            shelf: Mutex::default(),
-            ready: Notify::new(),
-            bound: bound.max(1),
-            overflow,
-            held: AtomicUsize::new(0),
-            full: AtomicBool::new(false),
-            dropped: AtomicUsize::new(0),
-        }
+    pub(crate) fn new(gauge: Arc<Gauge>, bound: Bound) -> Arc<Self> {
+        let (shelf, ready, dropped) = (Mutex::default(), Notify::new(), AtomicUsize::new(0));
+        Arc::new(Self { gauge, shelf, ready, bound, dropped })
     }
 
     /// Puts a message in. Answers whether takers have to be woken with [`Mailbox::wake`], once for all messages of
     /// one read.
     pub(crate) fn put(&self, letter: Letter) -> bool {
         let mut shelf = lock(&self.shelf);
-        if shelf.closed || (self.overflow == Overflow::Drop && shelf.letters.len() >= self.bound) {
+        let overflows = matches!(self.bound, Bound::Waiting(most) if shelf.letters.len() >= most);
+        if shelf.closed || overflows {
             self.dropped.fetch_add(1, Relaxed);
             return false;
         }
-        self.gauge.add_bytes(letter.message.memory_bytes());
-        let was_empty = shelf.letters.is_empty();
+        self.gauge.add(letter.message.memory_bytes());
         shelf.letters.push_back(letter);
-        self.hold(1);
-        was_empty
+        shelf.letters.len() == 1
     }
 
     /// Wakes whoever waits for messages.
@@ -130,32 +114,59 @@ impl Mailbox {
         self.ready.notify_waiters();
     }
 
-    /// Takes up to `max` messages that are there now. Those that `keeps` stay held until
-    /// [`Mailbox::release`].
-    pub(crate) fn take(&self, max: usize, keeps: impl Fn(&Received) -> bool) -> Vec<Letter> {
+    /// Takes up to `max` messages that are there now, as far as the bound allows. Those that ask for an
+    /// acknowledgement count as unsettled until [`Mailbox::settled`].
+    pub(crate) fn take(&self, max: usize) -> Vec<Letter> {
         let mut shelf = lock(&self.shelf);
-        let count = shelf.letters.len().min(max);
-        let letters: Vec<Letter> = shelf.letters.drain(..count).collect();
-        drop(shelf);
-        if !letters.is_empty() {
-            self.gauge.remove_bytes(letters.iter().map(|letter| letter.message.memory_bytes()).sum());
-            self.release(letters.iter().filter(|letter| !keeps(&letter.message)).count());
+        let most = match self.bound {
+            // Whoever is closed cannot settle anything any more: nothing is worth waiting for.
+            Bound::Unsettled(most) if !shelf.closed => most,
+            _ => usize::MAX,
+        };
+        let mut count = 0;
+        let mut bytes = 0;
+        let mut unsettled = shelf.unsettled;
+        for letter in shelf.letters.iter().take(max) {
+            let asks = usize::from(letter.message.wants_acknowledge());
+            if unsettled + asks > most {
+                break;
+            }
+            unsettled += asks;
+            bytes += letter.message.memory_bytes();
+            count += 1;
         }
+        shelf.unsettled = unsettled;
+        let letters = shelf.letters.drain(..count).collect();
+        drop(shelf);
+        self.gauge.remove(bytes);
         letters
     }
 
     /// Takes up to `max` messages, at least one; waits for it. Empty: the mailbox is closed and nothing is left.
-    pub(crate) async fn next(&self, max: usize, keeps: impl Fn(&Received) -> bool) -> Vec<Letter> {
+    pub(crate) async fn next(&self, max: usize) -> Vec<Letter> {
         loop {
             let ready = self.ready.notified();
             tokio::pin!(ready);
             // Before looking: what is put in after the look must find somebody to wake.
             ready.as_mut().enable();
-            let letters = self.take(max.max(1), &keeps);
-            if !letters.is_empty() || self.is_closed() {
+            let closed = self.is_closed();
+            let letters = self.take(max.max(1));
+            if closed || !letters.is_empty() {
                 return letters;
             }
             ready.await;
+        }
+    }
+
+    /// One message that was handed out is settled, or was dropped.
+    pub(crate) fn settled(&self) {
+        let mut shelf = lock(&self.shelf);
+        shelf.unsettled -= 1;
+        let was_full = self.bound == Bound::Unsettled(shelf.unsettled + 1);
+        let others_wait = !shelf.letters.is_empty();
+        drop(shelf);
+        if was_full && others_wait {
+            self.wake();
         }
     }
 
@@ -181,23 +192,8 @@ impl Mailbox {
         });
         let discarded = before - shelf.letters.len();
         drop(shelf);
-        if discarded > 0 {
-            self.gauge.remove_bytes(bytes);
-            self.release(discarded);
-        }
+        self.gauge.remove(bytes);
         discarded
-    }
-
-    /// Messages that were handed out are settled.
-    pub(crate) fn release(&self, count: usize) {
-        if count == 0 {
-            return;
-        }
-        let held = self.held.fetch_sub(count, Relaxed) - count;
-        if held <= self.bound / 2 && self.full.swap(false, Relaxed) {
-            self.gauge.full.fetch_sub(1, Relaxed);
-            self.gauge.bell.notify_one();
-        }
     }
 
     /// Messages waiting.
@@ -209,25 +205,13 @@ impl Mailbox {
     pub(crate) fn dropped(&self) -> usize {
         self.dropped.load(Relaxed)
     }
-
-    fn hold(&self, count: usize) {
-        let held = self.held.fetch_add(count, Relaxed) + count;
-        let counts = self.overflow == Overflow::HoldBack;
-        if counts && held >= self.bound && !self.full.swap(true, Relaxed) {
-            self.gauge.full.fetch_add(1, Relaxed);
-        }
-    }
 }
 
 impl Drop for Mailbox {
     fn drop(&mut self) {
-        let shelf = std::mem::take(self.shelf.get_mut().unwrap_or_else(PoisonError::into_inner));
-        self.gauge.remove_bytes(shelf.letters.iter().map(|letter| letter.message.memory_bytes()).sum());
-        if *self.full.get_mut() {
-            self.gauge.full.fetch_sub(1, Relaxed);
-        }
-        self.gauge.mailboxes.fetch_sub(1, Relaxed);
-        self.gauge.bell.notify_one();
+        let shelf = self.shelf.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let bytes = shelf.letters.iter().map(|letter| letter.message.memory_bytes()).sum();
+        self.gauge.remove(bytes);
     }
 }
 
@@ -236,82 +220,95 @@ mod tests {
     use super::*;
     use mqcore_wire::tmqp::{Frame, Kind};
 
-    fn letter() -> Letter {
-        let frame = Frame { pending_acknowledge: true, payload: &[0; 100], ..Frame::new(Kind::QUEUE) };
+    fn letter(asks: bool) -> Letter {
+        let frame = Frame { pending_acknowledge: asks, payload: &[0; 100], ..Frame::new(Kind::QUEUE) };
         Letter { message: Received::copy(&frame), epoch: 0 }
     }
 
-    fn keep(_: &Received) -> bool {
-        true
+    fn gauge() -> Arc<Gauge> {
+        Arc::new(Gauge::new(1 << 20))
     }
 
     #[test]
-    fn the_socket_is_not_read_while_every_mailbox_is_full_and_nobody_waits() {
-        let gauge = Arc::new(Gauge::new(1 << 20));
-        assert!(gauge.may_read(0), "a client that consumes nothing reads");
-        let one = Mailbox::new(gauge.clone(), 2, Overflow::HoldBack);
-        let other = Mailbox::new(gauge.clone(), 2, Overflow::HoldBack);
-        one.put(letter());
-        one.put(letter());
-        assert!(gauge.may_read(0), "the other has room");
-        other.put(letter());
-        other.put(letter());
-        assert!(!gauge.may_read(0));
-        assert!(gauge.may_read(1), "somebody waits for an answer");
-        assert_eq!(one.take(1, keep).len(), 1);
-        assert!(!gauge.may_read(0), "what was handed out still counts");
-        one.release(1);
-        assert!(gauge.may_read(0), "half empty is not full");
-    }
-
-    #[test]
-    fn too_many_octets_stop_the_reading_whoever_waits() {
-        let gauge = Arc::new(Gauge::new(150));
-        let mailbox = Mailbox::new(gauge.clone(), 100, Overflow::HoldBack);
-        mailbox.put(letter());
-        mailbox.put(letter());
-        assert!(!gauge.may_read(5));
-        mailbox.take(2, keep);
-        assert!(gauge.may_read(0));
-    }
-
-    #[test]
-    fn a_mailbox_that_drops_never_holds_back_and_counts() {
-        let gauge = Arc::new(Gauge::new(1 << 20));
-        let mailbox = Mailbox::new(gauge.clone(), 2, Overflow::Drop);
+    fn the_program_holds_as_many_unsettled_messages_as_it_asked_for() {
+        let mailbox = Mailbox::new(gauge(), Bound::Unsettled(2));
         for _ in 0..5 {
-            mailbox.put(letter());
+            mailbox.put(letter(true));
+        }
+        assert_eq!(mailbox.take(9).len(), 2);
+        assert_eq!(mailbox.take(9).len(), 0);
+        mailbox.settled();
+        assert_eq!(mailbox.take(9).len(), 1);
+        mailbox.close();
+        assert_eq!(mailbox.take(9).len(), 2, "at the end nothing is held back");
+    }
+
+    #[test]
+    fn messages_that_ask_for_nothing_are_not_counted() {
+        let mailbox = Mailbox::new(gauge(), Bound::Unsettled(1));
+        for _ in 0..5 {
+            mailbox.put(letter(false));
+        }
+        assert_eq!(mailbox.take(9).len(), 5);
+    }
+
+    #[test]
+    fn too_many_octets_stop_the_reading_until_some_are_taken() {
+        let gauge = Arc::new(Gauge::new(150));
+        let mailbox = Mailbox::new(gauge.clone(), Bound::None);
+        mailbox.put(letter(false));
+        mailbox.put(letter(false));
+        assert!(!gauge.may_read());
+        mailbox.take(2);
+        assert!(gauge.may_read());
+    }
+
+    #[test]
+    fn what_overflows_is_dropped_and_counted() {
+        let mailbox = Mailbox::new(gauge(), Bound::Waiting(2));
+        for _ in 0..5 {
+            mailbox.put(letter(false));
         }
         assert_eq!((mailbox.waiting(), mailbox.dropped()), (2, 3));
-        assert!(gauge.may_read(0));
     }
 
     #[test]
-    fn a_mailbox_that_goes_away_takes_its_counts_with_it() {
-        let gauge = Arc::new(Gauge::new(1 << 20));
-        let mailbox = Mailbox::new(gauge.clone(), 1, Overflow::HoldBack);
-        mailbox.put(letter());
-        assert!(!gauge.may_read(0));
+    fn a_mailbox_that_goes_away_takes_its_octets_with_it() {
+        let gauge = gauge();
+        let mailbox = Mailbox::new(gauge.clone(), Bound::None);
+        mailbox.put(letter(true));
+        mailbox.put(letter(false));
+        assert_eq!(mailbox.discard(|letter| letter.message.wants_acknowledge()), 1);
+        assert!(gauge.bytes.load(Relaxed) > 0);
         drop(mailbox);
-        assert!(gauge.may_read(0));
         assert_eq!(gauge.bytes.load(Relaxed), 0);
     }
 
     #[tokio::test]
-    async fn a_taker_is_woken_by_a_message_and_by_the_end() {
-        let mailbox = Arc::new(Mailbox::new(Arc::new(Gauge::new(1 << 20)), 9, Overflow::HoldBack));
+    async fn a_taker_is_woken_by_a_message_by_a_settlement_and_by_the_end() {
+        let mailbox = Mailbox::new(gauge(), Bound::Unsettled(1));
         let taker = tokio::spawn({
             let mailbox = mailbox.clone();
-            async move { (mailbox.next(9, keep).await.len(), mailbox.next(9, keep).await.len()) }
+            async move {
+                let mut counts = Vec::new();
+                for _ in 0..3 {
+                    counts.push(mailbox.next(9).await.len());
+                }
+                counts
+            }
         });
         tokio::task::yield_now().await;
-        if mailbox.put(letter()) {
-            mailbox.wake();
+        mailbox.put(letter(true));
+        mailbox.put(letter(true));
+        mailbox.wake();
+        while mailbox.waiting() == 2 {
+            tokio::task::yield_now().await;
         }
-        while mailbox.waiting() > 0 {
+        mailbox.settled();
+        while mailbox.waiting() == 1 {
             tokio::task::yield_now().await;
         }
         mailbox.close();
-        assert_eq!(taker.await.unwrap(), (1, 0));
+        assert_eq!(taker.await.unwrap(), [1, 1, 0]);
     }
 }

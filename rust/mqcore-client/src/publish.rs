@@ -1,7 +1,9 @@
 //! Publishing: one message or many, confirmed or not.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use bytes::Bytes;
 
@@ -240,7 +242,7 @@ impl<'a> Together<'a> {
                 Waiter::Many(self.batch.clone(), index as u32).settle(Err(error.clone()), Instant::now());
             }
         }
-        if tokio::time::timeout_at(deadline.into(), self.batch.completed()).await.is_ok() {
+        if tokio::time::timeout_at(deadline, self.batch.completed()).await.is_ok() {
             self.question.ids.clear();
         }
         // Whoever is still waited for is forgotten before the outcomes are taken: none can come in between.

@@ -1,7 +1,9 @@
 //! Pulling: messages of pull queues, and the message of a cache queue.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use mqcore_wire::tmqp::header::{key, no_content};
 use mqcore_wire::tmqp::operation::status;

@@ -2,7 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use hashbrown::HashMap;
 use tokio::sync::{Notify, oneshot, watch};
@@ -175,7 +177,7 @@ impl Shared {
                 Act::Never(error) => return Err(error),
                 Act::NotYet => {}
             }
-            if tokio::time::timeout_at(deadline.into(), room).await.is_err() {
+            if tokio::time::timeout_at(deadline, room).await.is_err() {
                 return Err(self.no_room());
             }
         }
@@ -271,7 +273,7 @@ impl Shared {
         deadline: Instant,
     ) -> Result<Waited, ClientError> {
         let mut question = Question { shared: self, ids: vec![id] };
-        match tokio::time::timeout_at(deadline.into(), receiver).await {
+        match tokio::time::timeout_at(deadline, receiver).await {
             Ok(Ok(outcome)) => {
                 question.ids.clear();
                 Ok(Waited::Answered(outcome))

@@ -29,6 +29,8 @@ use crate::{config, error, survey};
 
 /// How long tasks of the runtime have to end once the server has stopped: none of them waits for anything any more.
 const RUNTIME_SHUTDOWN: Duration = Duration::from_secs(2);
+/// How long handlers have to come back from the call that they are in, beyond the grace that peers have.
+const HANDLER_GRACE: Duration = Duration::from_secs(1);
 /// How often a blocking call looks for signals: Ctrl-C is answered within this time.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -92,8 +94,9 @@ impl Running {
             self.stopped.wait();
             return Vec::new();
         };
+        let deadline = Instant::now() + grace + HANDLER_GRACE;
         runtime.block_on(self.server.stop(grace));
-        let stuck = self.dispatchers.stop(Instant::now() + grace.max(Duration::from_secs(1)));
+        let stuck = self.dispatchers.stop(deadline);
         runtime.shutdown_timeout(RUNTIME_SHUTDOWN);
         self.stopped.set();
         stuck
@@ -137,7 +140,7 @@ impl Broker {
         let dispatchers = Arc::new(Dispatchers::default());
         let launched = self.launch_with(py, &dispatchers);
         if launched.is_err() {
-            py.detach(|| dispatchers.stop(Instant::now() + Duration::from_secs(1)));
+            py.detach(|| dispatchers.stop(Instant::now() + HANDLER_GRACE));
         }
         launched
     }

@@ -28,20 +28,48 @@ pub(crate) struct Burst {
 
 /// One question that waits.
 pub(crate) struct Entry {
-    /// What is awaited first.
-    pub(crate) awaitable: Py<PyAny>,
+    /// What is awaited.
+    awaitable: Py<PyAny>,
     /// The step, or `ExceptionThrown` if it is that method's answer which is awaited.
-    pub(crate) step: Step,
+    step: Step,
     /// For `exception_thrown`.
-    pub(crate) about: About,
+    about: About,
     /// The question.
-    pub(crate) id: QuestionId,
+    id: QuestionId,
     /// Who asked.
-    pub(crate) sink: Arc<dyn AnswerSink>,
+    sink: Arc<dyn AnswerSink>,
     /// `false`: it is only told, and the answer goes nowhere.
-    pub(crate) wants_answer: bool,
+    wants_answer: bool,
+    /// Whether somebody has begun to await it.
+    taken: AtomicBool,
     /// Whether it was answered.
-    pub(crate) settled: AtomicBool,
+    settled: AtomicBool,
+}
+
+impl Entry {
+    /// A question that waits for `awaitable`.
+    pub(crate) fn new(
+        awaitable: Py<PyAny>,
+        step: Step,
+        about: About,
+        (id, wants_answer): (QuestionId, bool),
+        sink: Arc<dyn AnswerSink>,
+    ) -> Self {
+        let (taken, settled) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { awaitable, step, about, id, sink, wants_answer, taken, settled }
+    }
+
+    /// Closes a coroutine that nobody will await, so that it does not complain about it.
+    fn discard(&self, py: Python<'_>) {
+        if self.taken.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if let Ok(Some(close)) = self.awaitable.bind(py).getattr_opt("close")
+            && let Err(broken) = close.call0()
+        {
+            broken.write_unraisable(py, Some(&close));
+        }
+    }
 }
 
 impl Burst {
@@ -83,8 +111,9 @@ impl Burst {
         self.entries.len()
     }
 
-    /// What is to be awaited for entry `index`.
+    /// What is to be awaited for entry `index`, and will be.
     fn awaitable(&self, index: usize) -> &Py<PyAny> {
+        self.entries[index].taken.store(true, Ordering::Release);
         &self.entries[index].awaitable
     }
 
@@ -142,11 +171,15 @@ impl Burst {
     /// Nobody will await any of it: the loop is gone.
     fn abandon(&self) {
         self.settle_rest(HandlerFailure::Gone);
+        // `None`: the interpreter is ending, and nobody would hear the complaint.
+        Python::try_attach(|py| self.entries.iter().for_each(|entry| entry.discard(py)));
     }
 }
 
 impl Drop for Burst {
     fn drop(&mut self) {
         self.settle_rest(HandlerFailure::Gone);
+        // `None`: the interpreter is ending, and nobody would hear the complaint.
+        Python::try_attach(|py| self.entries.iter().for_each(|entry| entry.discard(py)));
     }
 }

@@ -199,8 +199,7 @@ impl Turn {
                 Err(HandlerFailure::Raised)
             }
             Outcome::Waiting(step, awaitable, about) => {
-                let (sink, settled) = (sink.clone(), AtomicBool::new(false));
-                self.waiting.push(Entry { awaitable, step, about, id, sink, wants_answer, settled });
+                self.waiting.push(Entry::new(awaitable, step, about, (id, wants_answer), sink.clone()));
                 return;
             }
         };

@@ -14,6 +14,7 @@ mod load;
 mod message;
 mod port;
 mod signal;
+mod stray;
 mod survey;
 mod view;
 
@@ -33,6 +34,8 @@ mod _core {
     use crate::frame::{Frame, tmqp_decode, tmqp_encode};
     #[pymodule_export]
     use crate::message::{Headers, Message};
+    #[pymodule_export]
+    use crate::stray::join_strays;
     #[pymodule_export]
     use crate::view::{Acknowledgement, ClientView, Delivery, QueueView};
 

@@ -10,6 +10,7 @@ use mqcore_server::handler::{AnswerSink, HandlerPort};
 
 use crate::dispatcher::Dispatcher;
 use crate::load::Counts;
+use crate::stray;
 
 /// The dispatchers by [`HandlerId`].
 ///
@@ -52,15 +53,21 @@ impl Dispatchers {
         slots.iter().filter_map(|slot| Some((slot.key.clone(), slot.dispatcher.as_ref()?.counts()))).collect()
     }
 
-    /// Ends all threads; returns the keys of handlers that did not come back by `deadline`. To be called detached
-    /// from the interpreter, because a handler needs it to come back.
+    /// Ends all threads; returns the keys of handlers that did not come back by `deadline`: they are strays from
+    /// then on. To be called detached from the interpreter, because a handler needs it to come back.
     pub(crate) fn stop(&self, deadline: Instant) -> Vec<Box<str>> {
-        let mut slots = std::mem::take(&mut *self.slots.write().unwrap_or_else(PoisonError::into_inner));
-        for dispatcher in slots.iter().filter_map(|slot| slot.dispatcher.as_ref()) {
+        let slots = std::mem::take(&mut *self.slots.write().unwrap_or_else(PoisonError::into_inner));
+        let running: Vec<_> =
+            slots.into_iter().filter_map(|slot| Some((slot.key, slot.dispatcher?))).collect();
+        for (_, dispatcher) in &running {
             dispatcher.stop();
         }
-        slots.retain_mut(|slot| slot.dispatcher.take().is_some_and(|dispatcher| !dispatcher.join(deadline)));
-        slots.into_iter().map(|slot| slot.key).collect()
+        let late = running.into_iter().filter(|(_, dispatcher)| !dispatcher.join(deadline));
+        late.map(|(key, dispatcher)| {
+            stray::add(dispatcher);
+            key
+        })
+        .collect()
     }
 
     fn dispatcher(&self, handler: HandlerId) -> Option<Arc<Dispatcher>> {

@@ -69,6 +69,8 @@ pub(crate) struct Connection<S> {
     input: Vec<u8>,
     /// The session has whole frames, and takes no more of them before the next event.
     stalled: bool,
+    /// The server is about to stop.
+    hushed: bool,
     output: Output,
     /// Scratch for what comes out of the outbox; empty between rounds.
     taken: Vec<Outgoing>,
@@ -134,6 +136,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             welcomed: false,
             input: Vec::new(),
             stalled: false,
+            hushed: false,
             output: Output::default(),
             taken: Vec::new(),
             unsent: VecDeque::new(),
@@ -183,6 +186,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     /// True if there is nothing to wait for.
     fn obey(&mut self, order: Order) -> bool {
         match order {
+            Order::Hush => {
+                self.hushed = true;
+                return false;
+            }
             Order::Goodbye => {
                 if matches!(self.stage, Stage::Open) {
                     let before = self.output.tail().len();
@@ -228,8 +235,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                         self.give_event(event, now);
                     }
                 }
-                Outgoing::Close => {
-                    self.count_closed(CloseReason::Refused);
+                Outgoing::Close(reason) => {
+                    self.count_closed(reason);
                     self.begin_leaving(false, false);
                 }
             }
@@ -243,7 +250,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         self.removed += match outgoing {
             Outgoing::Frames(frames) => frames.len(),
             Outgoing::Events(events) => events.iter().map(event_bytes).sum(),
-            Outgoing::Close => 0,
+            Outgoing::Close(_) => 0,
         };
     }
 
@@ -381,7 +388,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     }
 
     fn read(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
-        if self.stalled || !self.unsent.is_empty() {
+        if self.stalled || self.hushed || !self.unsent.is_empty() {
             return false;
         }
         let result = if self.input.len() < LARGE_BYTES {

@@ -9,11 +9,12 @@ use std::sync::Arc;
 use mqcore_broker::broker::{Broker, BrokerConfig, HandlerSpec};
 use mqcore_broker::effect::{Effect, Question, Transfer};
 use mqcore_broker::id::ConnectionId;
-use mqcore_broker::rejection::Rejection;
+use mqcore_broker::rejection::{Rejection, RejectionKind};
 use mqcore_broker::time::Timestamp;
 use tokio::sync::mpsc;
 
 use crate::clock::Alarm;
+use crate::counters::CloseReason;
 use crate::handler::{AnswerSink, HandlerPort};
 use crate::hub::Hub;
 use crate::questions::Questions;
@@ -240,7 +241,10 @@ impl Engine {
 
     fn close(&mut self, connection: ConnectionId, rejection: &Rejection) {
         tracing::info!(connection = connection.0, reason = %rejection, "the broker closes a connection");
-        self.staging.close(connection, &self.hub.registry);
+        // The only connections that the broker ends because it is busy are those that hold it up.
+        let slow = rejection.kind == RejectionKind::Busy;
+        let reason = if slow { CloseReason::SlowConsumer } else { CloseReason::Refused };
+        self.staging.close(connection, reason, &self.hub.registry);
     }
 
     fn ask(&mut self) {

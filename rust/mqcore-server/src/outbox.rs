@@ -9,6 +9,8 @@ use mqcore_broker::id::ConnectionId;
 use mqcore_session::any::Protocol;
 use tokio::sync::mpsc;
 
+use crate::counters::CloseReason;
+
 /// Something to write, or to do after everything before it is written.
 #[derive(Debug)]
 pub(crate) enum Outgoing {
@@ -17,7 +19,7 @@ pub(crate) enum Outgoing {
     /// For the session to encode.
     Events(Vec<Event>),
     /// The broker ends this connection.
-    Close,
+    Close(CloseReason),
 }
 
 /// What an event is reckoned at until the session has encoded it: roughly what it keeps in memory.
@@ -40,9 +42,11 @@ pub(crate) fn event_bytes(event: &Event) -> usize {
     }
 }
 
-/// What the server wants of a connection's task, apart from the order of what is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What the server wants of a connection's task, apart from the order of what is written. The strictest comes last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Order {
+    /// Read nothing more: the server is about to stop, and would never be done with what keeps coming.
+    Hush,
     /// Say goodbye, write what is there, and end.
     Goodbye,
     /// Too many strangers, and this is the oldest: end now.
@@ -167,9 +171,7 @@ impl Outbox {
     /// Tells the connection's task to do something; the strictest order holds.
     pub(crate) fn order(&self, order: Order) {
         let mut state = self.lock();
-        if matches!(state.order, None | Some(Order::Goodbye)) {
-            state.order = Some(order);
-        }
+        state.order = state.order.max(Some(order));
         let waker = state.waker.take();
         drop(state);
         if let Some(waker) = waker {

@@ -319,6 +319,9 @@ async fn fence(hub: &Hub) {
 async fn supervise(hub: Arc<Hub>, _alive: TaskGuard) {
     hub.shutdown.begun().await;
     let open = hub.registry.stop();
+    for outbox in &open {
+        outbox.order(Order::Hush);
+    }
     tokio::select! {
         () = fence(&hub) => {}
         () = hub.shutdown.drained_long_enough() => {}

@@ -12,6 +12,7 @@ use mqcore_broker::effect::{Deliver, Event, Recipients};
 use mqcore_broker::id::ConnectionId;
 use mqcore_session::any::{Protocol, encode_delivery};
 
+use crate::counters::CloseReason;
 use crate::outbox::{Outbox, Outgoing, Pushed, event_bytes};
 use crate::registry::Registry;
 
@@ -139,10 +140,10 @@ impl Staging {
     }
 
     /// The end of a connection, behind everything else.
-    pub(crate) fn close(&mut self, connection: ConnectionId, registry: &Registry) {
+    pub(crate) fn close(&mut self, connection: ConnectionId, reason: CloseReason, registry: &Registry) {
         let Some(staged) = self.place(connection, registry) else { return };
         staged.close_own();
-        staged.outgoing.push(Outgoing::Close);
+        staged.outgoing.push(Outgoing::Close(reason));
     }
 
     /// A message for one or many consumers.

@@ -293,7 +293,8 @@ async fn garbage_closes_its_sender_and_nobody_else() {
     let server = start(config()).await;
     let mut bystander = dial(&server, "bystander").await;
     bystander.join("calm").await;
-    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xFF; 300], b"TMQP/2.0\x00\x00\x00\x00"] {
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xFF; 300], b"TMQP/2.0\x00\x00\x00\x00\x00\x00\x00\x00"]
+    {
         let mut stream = TcpStream::connect(address(&server)).await.expect("it listens");
         stream.write_all(garbage).await.expect("it reads");
         Peer { stream, input: Vec::new() }.closed().await;
@@ -349,6 +350,7 @@ async fn beyond_the_limit_connections_are_turned_away() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_consumer_that_never_reads_is_closed_and_others_get_everything() {
     let config = Config {
+        admin: Some("127.0.0.1:0".parse().expect("an address")),
         output_bytes_max: 256 * 1024,
         slow_consumer_timeout: Duration::from_millis(200),
         ..with_status(Status::Broadcast)
@@ -374,6 +376,9 @@ async fn a_consumer_that_never_reads_is_closed_and_others_get_everything() {
     let slow = queue.stats.dropped[mqcore_broker::stats::DropReason::Slow as usize];
     assert!(slow > 0, "what the sleeper missed is counted");
     assert_eq!(queue.memory_bytes, 0, "nothing of a broadcast is kept");
+    let (_, metrics) = http_get(server.admin().expect("it is served"), "/metrics").await;
+    let closed = "mqcore_connections_closed_total{protocol=\"tmqp\",reason=\"slow-consumer\"} 1";
+    assert!(metrics.lines().any(|line| line == closed), "{metrics}");
     drop(sleeper);
     server.stop(PATIENCE).await;
 }
@@ -420,6 +425,38 @@ async fn stop_writes_what_is_on_its_way_says_goodbye_and_leaves_nothing() {
     server.stopped().await;
     let mut late = server.connect_local(Protocol::Tmqp);
     assert_eq!(late.read(&mut [0; 1]).await.expect("reads as closed"), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_under_load_does_not_wait_for_those_who_keep_publishing() {
+    let server = start(config()).await;
+    let mut consumer = dial(&server, "consumer").await;
+    consumer.join("flood").await;
+    let consuming = tokio::spawn(consumer.closed());
+    let mut producers = Vec::new();
+    for number in 0..4 {
+        let mut producer = dial(&server, &format!("producer-{number}")).await;
+        producers.push(tokio::spawn(async move {
+            let mut octets = Vec::new();
+            for _ in 0..100 {
+                let frame =
+                    Frame { id: b"x", target: b"flood", payload: &[0; 128], ..Frame::new(Kind::QUEUE) };
+                tmqp::encode(&frame, &mut octets);
+            }
+            while producer.stream.write_all(&octets).await.is_ok() {}
+        }));
+    }
+    eventually("messages flow", async || {
+        server.survey().await.queues.first().is_some_and(|queue| queue.stats.sent > 10_000)
+    })
+    .await;
+    let started = Instant::now();
+    server.stop(PATIENCE).await;
+    assert!(started.elapsed() < PATIENCE / 2, "it took {:?}", started.elapsed());
+    for task in producers {
+        timeout(PATIENCE, task).await.expect("in time").expect("no panic");
+    }
+    timeout(PATIENCE, consuming).await.expect("in time").expect("no panic");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

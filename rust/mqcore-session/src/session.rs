@@ -60,6 +60,9 @@ pub trait Session: Send {
     /// offers it again, with more behind it. May stop early (`consumed < input.len()` with whole frames left)
     /// while it waits for the broker, for example for the answer to the handshake; it is offered the rest
     /// again after the next event.
+    ///
+    /// Octets that arrive are offered also while their frame is incomplete, for a large one now and then: they
+    /// are life signs, and a peer whose upload takes longer than its ping would else be taken for dead.
     fn receive(
         &mut self,
         input: &[u8],
@@ -69,7 +72,8 @@ pub trait Session: Send {
     ) -> Result<usize, SessionError>;
 
     /// How large the buffer must be to hold the frame that begins at the front of `input`: 0 if that is not
-    /// known yet. Never more than the limits.
+    /// known yet. Never more than the limits. If it is no more than `input` has, the session waits for the broker
+    /// and there is no point in reading on.
     fn needed(&self, input: &[u8]) -> usize;
 
     /// The broker says something.

@@ -211,8 +211,8 @@ impl Session for TmqpSession {
         let needed = match self.stage {
             Stage::Preamble => Ok(tmqp::PREAMBLE.len()),
             Stage::Hello => tmqp::needed(input, &handshake::limits(&self.config.limits)),
-            Stage::Open => tmqp::needed(input, &self.config.limits),
-            Stage::Introduced | Stage::Over => Ok(0),
+            Stage::Introduced | Stage::Open => tmqp::needed(input, &self.config.limits),
+            Stage::Over => Ok(0),
         };
         // What is refused has no size: `receive` says why.
         needed.unwrap_or(0)

@@ -82,6 +82,7 @@ fn preamble_hello_and_more_may_come_in_one_piece() {
     introduction(commands);
     assert_eq!(output, PREAMBLE);
     assert_eq!(talk.unread(), 8, "nothing is read until the broker has answered");
+    assert_eq!(talk.session.needed(&vector("V03")), 8, "so there is no point in having more");
     talk.tell(Event::Welcomed(client("cli")));
     assert_eq!(talk.answer(&[]), vector("V04"));
     assert_eq!(talk.unread(), 0);

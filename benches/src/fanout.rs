@@ -1,0 +1,189 @@
+//! One producer, some consumers who all get everything: how many deliveries a second.
+//!
+//! One thread does all of it with non-blocking sockets. The producer stays a window ahead of the slowest consumer, so
+//! nothing needs to be dropped and nothing is measured that nobody received.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream as StdTcpStream;
+use std::time::{Duration, Instant};
+
+use mio::net::TcpStream;
+use mio::{Events, Interest, Poll, Token};
+
+use crate::wire::{Wire, learn_delivery_bytes};
+
+/// Messages that the producer may be ahead.
+const WINDOW: u64 = 8192;
+
+/// It writes when this much of the window is free: small writes would measure system calls.
+const REFILL: u64 = WINDOW / 4;
+
+/// Messages encoded one behind the other, to be written in large pieces.
+const BLOCK_MESSAGES: usize = 1024;
+
+const SCRATCH_BYTES: usize = 256 * 1024;
+
+/// What came of a run.
+#[derive(Debug, Clone, Copy)]
+pub struct Fanout {
+    /// Deliveries in all.
+    pub deliveries: u64,
+    /// How long that took.
+    pub elapsed: Duration,
+}
+
+impl Fanout {
+    /// Deliveries a second.
+    pub fn rate(&self) -> f64 {
+        self.deliveries as f64 / self.elapsed.as_secs_f64()
+    }
+}
+
+struct Consumer {
+    stream: TcpStream,
+    octets: u64,
+}
+
+struct Run {
+    poll: Poll,
+    producer: TcpStream,
+    /// `BLOCK_MESSAGES` messages.
+    block: Vec<u8>,
+    publication_bytes: u64,
+    delivery_bytes: u64,
+    sent_octets: u64,
+    consumers: Vec<Consumer>,
+    scratch: Vec<u8>,
+}
+
+const PRODUCER: Token = Token(usize::MAX);
+
+/// Runs for `warm_up`, and then for `duration`, which is measured.
+///
+/// # Errors
+/// If a connection breaks.
+pub fn measure(
+    wire: &dyn Wire,
+    consumers: usize,
+    warm_up: Duration,
+    duration: Duration,
+) -> io::Result<Fanout> {
+    let mut run = Run::connect(wire, consumers)?;
+    run.until(Instant::now() + warm_up)?;
+    let (before, start) = (run.delivered(), Instant::now());
+    run.until(start + duration)?;
+    Ok(Fanout { deliveries: run.delivered() - before, elapsed: start.elapsed() })
+}
+
+impl Run {
+    fn connect(wire: &dyn Wire, consumers: usize) -> io::Result<Self> {
+        let mut producer = wire.producer()?;
+        let mut first = wire.consumer(0)?;
+        let delivery_bytes = learn_delivery_bytes(wire, &mut producer, &mut first)? as u64;
+        let poll = Poll::new()?;
+        let mut all = vec![first];
+        for number in 1..consumers {
+            all.push(wire.consumer(number)?);
+        }
+        let mut run_consumers = Vec::new();
+        for (index, stream) in all.into_iter().enumerate() {
+            let mut stream = unblocked(stream)?;
+            poll.registry().register(&mut stream, Token(index), Interest::READABLE)?;
+            run_consumers.push(Consumer { stream, octets: 0 });
+        }
+        let mut producer = unblocked(producer)?;
+        poll.registry().register(&mut producer, PRODUCER, Interest::READABLE | Interest::WRITABLE)?;
+        let publication = wire.publication();
+        Ok(Self {
+            poll,
+            producer,
+            publication_bytes: publication.len() as u64,
+            block: publication.repeat(BLOCK_MESSAGES),
+            delivery_bytes,
+            sent_octets: 0,
+            consumers: run_consumers,
+            scratch: vec![0; SCRATCH_BYTES],
+        })
+    }
+
+    fn delivered(&self) -> u64 {
+        self.consumers.iter().map(|consumer| consumer.octets / self.delivery_bytes).sum()
+    }
+
+    fn slowest(&self) -> u64 {
+        self.consumers.iter().map(|consumer| consumer.octets / self.delivery_bytes).min().unwrap_or(0)
+    }
+
+    fn until(&mut self, end: Instant) -> io::Result<()> {
+        let mut events = Events::with_capacity(256);
+        let mut writable = true;
+        while Instant::now() < end {
+            let allowed = (self.slowest() + WINDOW) * self.publication_bytes;
+            if writable && allowed >= self.sent_octets + REFILL * self.publication_bytes {
+                writable = self.write(allowed)?;
+            }
+            self.poll.poll(&mut events, Some(Duration::from_millis(100)))?;
+            for event in &events {
+                if event.token() != PRODUCER {
+                    self.read(event.token().0)?;
+                    continue;
+                }
+                writable |= event.is_writable();
+                if event.is_readable() {
+                    drain(&mut self.producer, &mut self.scratch)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes up to `allowed` octets in all. False if the socket takes no more for now.
+    fn write(&mut self, allowed: u64) -> io::Result<bool> {
+        while self.sent_octets < allowed {
+            let at = (self.sent_octets % self.block.len() as u64) as usize;
+            let end = self.block.len().min(at + (allowed - self.sent_octets) as usize);
+            match self.producer.write(&self.block[at..end]) {
+                Ok(written) => self.sent_octets += written as u64,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    fn read(&mut self, index: usize) -> io::Result<()> {
+        let consumer = &mut self.consumers[index];
+        consumer.octets += drain(&mut consumer.stream, &mut self.scratch)?;
+        Ok(())
+    }
+}
+
+/// Reads all that is there, and answers how much that was.
+///
+/// # Errors
+/// If the peer has closed.
+pub fn drain(stream: &mut TcpStream, scratch: &mut [u8]) -> io::Result<u64> {
+    let mut octets = 0;
+    loop {
+        match stream.read(scratch) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => {
+                octets += read as u64;
+                if read < scratch.len() {
+                    return Ok(octets);
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(octets),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The same connection, for an event loop.
+///
+/// # Errors
+/// As [`StdTcpStream::set_nonblocking`].
+pub fn unblocked(stream: StdTcpStream) -> io::Result<TcpStream> {
+    stream.set_nonblocking(true)?;
+    Ok(TcpStream::from_std(stream))
+}

@@ -1,0 +1,65 @@
+//! What connections and stored messages cost in memory.
+
+use std::io::{self, Write};
+
+use crate::process::Process;
+use crate::tmqp::{Tmqp, publication};
+use crate::wire::Wire;
+
+/// What a number of things costs.
+#[derive(Debug, Clone, Copy)]
+pub struct Memory {
+    /// How many.
+    pub count: u64,
+    /// Resident octets before them.
+    pub before: u64,
+    /// And with them.
+    pub after: u64,
+}
+
+impl Memory {
+    /// Octets that one of them costs.
+    pub fn bytes_each(&self) -> f64 {
+        self.after.saturating_sub(self.before) as f64 / self.count as f64
+    }
+
+    /// Octets that all of them cost.
+    pub fn bytes(&self) -> u64 {
+        self.after.saturating_sub(self.before)
+    }
+}
+
+/// Connects that many clients, who shake hands and then say nothing.
+///
+/// # Errors
+/// If one of them cannot connect.
+pub fn idle_connections(process: &Process, count: u64) -> io::Result<Memory> {
+    let wire = Tmqp { address: process.address };
+    // The first connection pays for what is there once.
+    let _first = wire.producer()?;
+    let before = process.resident_bytes()?;
+    let mut clients = Vec::new();
+    for number in 0..count {
+        clients.push(wire.client(&format!("idle-{number:06}"))?);
+    }
+    process.totals_when(|totals| totals["clients"].as_u64() == Some(count + 1))?;
+    Ok(Memory { count, before, after: process.resident_bytes()? })
+}
+
+/// Stores that many messages in a queue that nobody consumes.
+///
+/// # Errors
+/// If the server does not take them.
+pub fn stored_messages(process: &Process, count: u64) -> io::Result<Memory> {
+    let mut producer = Tmqp { address: process.address }.producer()?;
+    let publication = publication();
+    producer.write_all(&publication)?;
+    process.totals_when(|totals| totals["ready"] == 1)?;
+    let before = process.resident_bytes()?;
+    let block = publication.repeat(1000);
+    for _ in 0..count / 1000 {
+        producer.write_all(&block)?;
+    }
+    process.totals_when(|totals| totals["ready"].as_u64() == Some(count + 1))?;
+    Ok(Memory { count, before, after: process.resident_bytes()? })
+}

@@ -1,0 +1,147 @@
+//! The process under test: started, looked at through `/proc`, and ended with its owner.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::serve::Serve;
+
+/// A process that does not answer within this time does not answer at all.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A running process. Killed when dropped.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    /// Where its clients connect.
+    pub address: SocketAddr,
+    /// Where its admin side is, if it has one.
+    pub admin: Option<SocketAddr>,
+}
+
+impl Process {
+    /// Starts mqcore: this very program, told to serve.
+    ///
+    /// # Errors
+    /// If it does not start, or does not say where it listens.
+    pub fn mqcore(options: Serve) -> io::Result<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg("serve")
+            .args(options.arguments())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let stdout = child.stdout.take().ok_or_else(|| io::Error::other("no standard output"))?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        let ready: Value = serde_json::from_str(&line)?;
+        let address = |name: &str| ready[name].as_str().and_then(|text| text.parse().ok());
+        let tmqp = address("tmqp").ok_or_else(|| io::Error::other("it does not say where it listens"))?;
+        Ok(Self { child, address: tmqp, admin: address("admin") })
+    }
+
+    /// Starts another broker that takes its port as an argument, and waits until it listens. `None` if it is not
+    /// installed.
+    ///
+    /// # Errors
+    /// If it is, and does not listen.
+    pub fn other(program: &str, arguments: impl Fn(u16) -> Vec<String>) -> io::Result<Option<Self>> {
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let started = Command::new(program)
+            .args(arguments(address.port()))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let child = match started {
+            Ok(child) => child,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let process = Self { child, address, admin: None };
+        let start = Instant::now();
+        while let Err(error) = TcpStream::connect(address) {
+            if start.elapsed() > PATIENCE {
+                return Err(error);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(Some(process))
+    }
+
+    /// Memory that it has in use, in octets.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub fn resident_bytes(&self) -> io::Result<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|rest| rest.trim().trim_end_matches(" kB").trim().parse::<u64>().ok());
+        kib.map(|kib| kib * 1024).ok_or_else(|| io::Error::other("no VmRSS"))
+    }
+
+    /// Processor time it has used, in seconds.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub fn cpu_seconds(&self) -> io::Result<f64> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
+        // The name may contain spaces; the fields behind it are counted from its closing parenthesis.
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        let ticks = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
+        // Linux counts these in hundredths of a second on every platform that it shows to programs.
+        Ok((ticks(11) + ticks(12)) as f64 / 100.0)
+    }
+
+    /// The totals of mqcore's overview.
+    ///
+    /// # Errors
+    /// If there is none, or it cannot be read.
+    pub fn totals(&self) -> io::Result<Value> {
+        let admin = self.admin.ok_or_else(|| io::Error::other("no admin side"))?;
+        let mut stream = TcpStream::connect(admin)?;
+        stream.write_all(b"GET /overview?limit=0 HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n")?;
+        let mut response = String::new();
+        stream.read_to_string(&mut response)?;
+        let body = response.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+        Ok(serde_json::from_str::<Value>(body)?["totals"].take())
+    }
+
+    /// Waits until the totals are as wanted, and answers with them.
+    ///
+    /// # Errors
+    /// If that does not happen within a minute.
+    pub fn totals_when(&self, wanted: impl Fn(&Value) -> bool) -> io::Result<Value> {
+        let start = Instant::now();
+        loop {
+            let totals = self.totals()?;
+            if wanted(&totals) {
+                return Ok(totals);
+            }
+            if start.elapsed() > Duration::from_secs(60) {
+                return Err(io::Error::other(format!("the server never got there: {totals}")));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Asked first, by closing its input; whoever does not listen is killed.
+        drop(self.child.stdin.take());
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(2) && self.admin.is_some() {
+            if matches!(self.child.try_wait(), Ok(Some(_))) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

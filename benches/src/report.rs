@@ -1,0 +1,181 @@
+//! Figures as a table for people and as JSON for programs.
+
+use serde_json::{Value, json};
+
+/// What was promised.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Goal {
+    /// This or more.
+    AtLeast(f64),
+    /// This or less.
+    AtMost(f64),
+    /// Nothing was.
+    None,
+}
+
+impl Goal {
+    fn is_met(self, value: f64) -> bool {
+        match self {
+            Self::AtLeast(goal) => value >= goal,
+            Self::AtMost(goal) => value <= goal,
+            Self::None => true,
+        }
+    }
+
+    fn text(self) -> String {
+        match self {
+            Self::AtLeast(goal) => format!(">= {}", number(goal)),
+            Self::AtMost(goal) => format!("<= {}", number(goal)),
+            Self::None => String::new(),
+        }
+    }
+}
+
+/// One thing measured of one broker, once or several times.
+#[derive(Debug, Clone)]
+pub struct Figure {
+    /// The scenario.
+    pub scenario: &'static str,
+    /// Whose figure.
+    pub broker: &'static str,
+    /// What it counts, with its unit.
+    pub what: &'static str,
+    /// What mqcore promises.
+    pub goal: Goal,
+    /// One value a run.
+    pub values: Vec<f64>,
+    /// Processor seconds that the broker used in all runs.
+    pub cpu_seconds: f64,
+}
+
+impl Figure {
+    /// A figure without values yet. Other brokers promised nothing.
+    pub fn new(scenario: &'static str, broker: &'static str, what: &'static str, goal: Goal) -> Self {
+        let goal = if broker == "mqcore" { goal } else { Goal::None };
+        Self { scenario, broker, what, goal, values: Vec::new(), cpu_seconds: 0.0 }
+    }
+
+    /// The one in the middle.
+    pub fn median(&self) -> f64 {
+        let mut values = self.values.clone();
+        values.sort_unstable_by(f64::total_cmp);
+        values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+    }
+
+    /// Whether the promise is kept.
+    pub fn is_met(&self) -> bool {
+        self.goal.is_met(self.median())
+    }
+
+    fn spread(&self) -> (f64, f64) {
+        let smallest = self.values.iter().copied().fold(f64::INFINITY, f64::min);
+        let largest = self.values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        (smallest, largest)
+    }
+}
+
+/// mqcore's figure divided by that of another broker, where there is one.
+fn ratio(figure: &Figure, figures: &[Figure]) -> Option<f64> {
+    let same = |other: &&Figure| {
+        other.broker == "mqcore" && other.scenario == figure.scenario && other.what == figure.what
+    };
+    let mqcore = figures.iter().find(same)?;
+    (figure.broker != "mqcore").then(|| mqcore.median() / figure.median())
+}
+
+/// A table.
+pub fn table(figures: &[Figure]) -> String {
+    let heads = ["scenario", "broker", "what", "median", "smallest..largest", "goal", "", "mqcore / it"];
+    let mut rows = vec![heads.map(String::from)];
+    for figure in figures {
+        let (smallest, largest) = figure.spread();
+        let verdict = match (figure.goal, figure.is_met()) {
+            (Goal::None, _) => "",
+            (_, true) => "met",
+            (_, false) => "MISSED",
+        };
+        rows.push([
+            figure.scenario.into(),
+            figure.broker.into(),
+            figure.what.into(),
+            number(figure.median()),
+            if figure.values.len() > 1 {
+                format!("{}..{}", number(smallest), number(largest))
+            } else {
+                String::new()
+            },
+            figure.goal.text(),
+            verdict.into(),
+            ratio(figure, figures).map(|ratio| format!("{ratio:.2}")).unwrap_or_default(),
+        ]);
+    }
+    let widths: [usize; 8] =
+        std::array::from_fn(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0));
+    let mut text = String::new();
+    for row in &rows {
+        for (cell, width) in row.iter().zip(widths) {
+            text.push_str(&format!("{cell:width$}  "));
+        }
+        text.truncate(text.trim_end().len());
+        text.push('\n');
+    }
+    text
+}
+
+/// The same for programs.
+pub fn json(figures: &[Figure]) -> Value {
+    let values: Vec<Value> = figures
+        .iter()
+        .map(|figure| {
+            json!({
+                "scenario": figure.scenario,
+                "broker": figure.broker,
+                "what": figure.what,
+                "median": figure.median(),
+                "values": figure.values,
+                "goal": figure.goal.text(),
+                "met": figure.is_met(),
+                "cpu_seconds": figure.cpu_seconds,
+                "ratio": ratio(figure, figures),
+            })
+        })
+        .collect();
+    json!({"figures": values})
+}
+
+/// A number as people read it: whole from a hundred on, with commas.
+fn number(value: f64) -> String {
+    if value.abs() < 100.0 {
+        return format!("{value:.1}");
+    }
+    let digits = format!("{value:.0}");
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_in_thousands() {
+        assert_eq!(number(2_345_678.4), "2,345,678");
+        assert_eq!(number(999.9), "1,000");
+        assert_eq!(number(11.26), "11.3");
+    }
+
+    #[test]
+    fn the_median_of_runs_decides_whether_a_promise_is_kept() {
+        let mut figure = Figure::new("s", "mqcore", "w", Goal::AtLeast(10.0));
+        figure.values = vec![1.0, 50.0, 11.0];
+        assert!(figure.is_met());
+        figure.values = vec![1.0, 50.0, 9.0];
+        assert!(!figure.is_met());
+    }
+}

@@ -1,0 +1,186 @@
+//! What is measured, by the question that it answers, and what was promised.
+
+use std::io;
+use std::time::Duration;
+
+use mqcore_broker::options::Status;
+
+use crate::peers::{nats, redis};
+use crate::process::Process;
+use crate::report::{Figure, Goal};
+use crate::serve::Serve;
+use crate::tmqp::Tmqp;
+use crate::wire::Wire;
+use crate::{fanout, latency, memory, work_queue};
+
+/// How a measurement is to be run.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    /// How long each run is measured.
+    pub duration: Duration,
+    /// Runs, of which the median is reported.
+    pub runs: usize,
+    /// Whether other brokers are measured too.
+    pub peers: bool,
+    /// Shards of the server; 0: one for each core.
+    pub shards: usize,
+    /// Threads of the server's runtime; 0: one for each core.
+    pub workers: usize,
+}
+
+/// One thing to measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scenario {
+    /// One producer, one consumer, a broadcast queue.
+    Broadcast1To1,
+    /// One producer, a hundred consumers, a broadcast queue.
+    Broadcast1To100,
+    /// One producer, four consumers, a round robin queue whose every message is acknowledged.
+    RoundRobinAck,
+    /// 10,000 messages a second, open loop.
+    Latency,
+    /// 10,000 clients that say nothing.
+    IdleConnections,
+    /// A million messages that nobody consumes.
+    StoredMillion,
+}
+
+impl Scenario {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Broadcast1To1,
+        Self::Broadcast1To100,
+        Self::RoundRobinAck,
+        Self::Latency,
+        Self::IdleConnections,
+        Self::StoredMillion,
+    ];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Broadcast1To1 => "broadcast-1-1",
+            Self::Broadcast1To100 => "broadcast-1-100",
+            Self::RoundRobinAck => "round-robin-ack",
+            Self::Latency => "latency",
+            Self::IdleConnections => "idle-connections",
+            Self::StoredMillion => "stored-million",
+        }
+    }
+
+    /// The scenario of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|scenario| scenario.name() == name)
+    }
+
+    /// Measures it.
+    ///
+    /// # Errors
+    /// If a process does not start or a connection breaks.
+    pub fn run(self, plan: Plan) -> io::Result<Vec<Figure>> {
+        match self {
+            Self::Broadcast1To1 => self.broadcast(plan, 1, 2e6),
+            Self::Broadcast1To100 => self.broadcast(plan, 100, 5e6),
+            Self::RoundRobinAck => self.round_robin(plan),
+            Self::Latency => self.latency(plan),
+            Self::IdleConnections => self.idle(plan),
+            Self::StoredMillion => self.stored(plan),
+        }
+    }
+
+    fn broadcast(self, plan: Plan, consumers: usize, goal: f64) -> io::Result<Vec<Figure>> {
+        let measure = |wire: &dyn Wire| {
+            let run = fanout::measure(wire, consumers, WARM_UP, plan.duration)?;
+            Ok([run.rate()])
+        };
+        let names = [("deliveries/s", Goal::AtLeast(goal))];
+        self.compared(plan, Status::Broadcast, names, measure)
+    }
+
+    fn latency(self, plan: Plan) -> io::Result<Vec<Figure>> {
+        let measure = |wire: &dyn Wire| {
+            let run = latency::measure(wire, 10_000, WARM_UP, plan.duration)?;
+            Ok([run.p50, run.p99, run.max].map(|age| age.as_secs_f64() * 1e6))
+        };
+        let names = [
+            ("p50 us at 10,000/s", Goal::AtMost(100.0)),
+            ("p99 us at 10,000/s", Goal::AtMost(1000.0)),
+            ("max us at 10,000/s", Goal::None),
+        ];
+        self.compared(plan, Status::Broadcast, names, measure)
+    }
+
+    /// Measures mqcore, and other brokers if wanted: one run of each in turn, so that a disturbance hits all alike.
+    fn compared<const N: usize>(
+        self,
+        plan: Plan,
+        status: Status,
+        names: [(&'static str, Goal); N],
+        measure: impl Fn(&dyn Wire) -> io::Result<[f64; N]>,
+    ) -> io::Result<Vec<Figure>> {
+        let mqcore = plan.mqcore(status, false)?;
+        let redis = if plan.peers { redis::start()? } else { None };
+        let nats = if plan.peers { nats::start()? } else { None };
+        let mut brokers: Vec<(&'static str, &Process, Box<dyn Wire>)> =
+            vec![("mqcore", &mqcore, Box::new(Tmqp { address: mqcore.address }))];
+        if let Some(process) = &redis {
+            brokers.push(("redis", process, Box::new(redis::Redis { address: process.address })));
+        }
+        if let Some(process) = &nats {
+            brokers.push(("nats", process, Box::new(nats::Nats { address: process.address })));
+        }
+        let mut figures: Vec<Figure> = brokers
+            .iter()
+            .flat_map(|(broker, ..)| names.map(|(what, goal)| Figure::new(self.name(), broker, what, goal)))
+            .collect();
+        for _ in 0..plan.runs {
+            for (index, (_, process, wire)) in brokers.iter().enumerate() {
+                let before = process.cpu_seconds()?;
+                let values = measure(&**wire)?;
+                let cpu = process.cpu_seconds()? - before;
+                for (figure, value) in figures[index * N..].iter_mut().zip(values) {
+                    figure.values.push(value);
+                    figure.cpu_seconds += cpu;
+                }
+            }
+        }
+        Ok(figures)
+    }
+
+    fn round_robin(self, plan: Plan) -> io::Result<Vec<Figure>> {
+        let mut figure = Figure::new(self.name(), "mqcore", "messages/s acknowledged", Goal::AtLeast(5e5));
+        for _ in 0..plan.runs {
+            let process = plan.mqcore(Status::RoundRobin, true)?;
+            figure.values.push(work_queue::measure(&process, 4, WARM_UP, plan.duration)?.rate());
+            figure.cpu_seconds += process.cpu_seconds()?;
+        }
+        Ok(vec![figure])
+    }
+
+    fn idle(self, plan: Plan) -> io::Result<Vec<Figure>> {
+        let process = plan.mqcore(Status::Push, false)?;
+        let idle = memory::idle_connections(&process, 10_000)?;
+        let goal = Goal::AtMost(12.0);
+        let mut figure = Figure::new(self.name(), "mqcore", "KiB per idle connection of 10,000", goal);
+        figure.values.push(idle.bytes_each() / 1024.0);
+        Ok(vec![figure])
+    }
+
+    fn stored(self, plan: Plan) -> io::Result<Vec<Figure>> {
+        let process = plan.mqcore(Status::Push, false)?;
+        let stored = memory::stored_messages(&process, 1_000_000)?;
+        let goal = Goal::AtMost(300.0);
+        let mut figure = Figure::new(self.name(), "mqcore", "MiB for 1,000,000 messages", goal);
+        figure.values.push(stored.bytes() as f64 / (1024.0 * 1024.0));
+        Ok(vec![figure])
+    }
+}
+
+/// Before each measured run: caches, allocators and windows fill.
+const WARM_UP: Duration = Duration::from_millis(500);
+
+impl Plan {
+    fn mqcore(&self, status: Status, acknowledge: bool) -> io::Result<Process> {
+        Process::mqcore(Serve { status, acknowledge, shards: self.shards, workers: self.workers })
+    }
+}

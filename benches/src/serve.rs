@@ -1,0 +1,86 @@
+//! What runs in the process under test: a server without Python, until standard input is closed.
+
+use std::error::Error;
+use std::io::Read;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqcore_broker::options::{ChannelOptions, QueueOptions, Status};
+use mqcore_server::config::Config;
+use mqcore_server::handler::NoHandlers;
+use mqcore_server::server::Server;
+use serde_json::json;
+
+/// How queues of the server behave.
+#[derive(Debug, Clone, Copy)]
+pub struct Serve {
+    /// Their status.
+    pub status: Status,
+    /// Whether consumers acknowledge.
+    pub acknowledge: bool,
+    /// Shards; 0: one for each core.
+    pub shards: usize,
+    /// Threads of the runtime; 0: one for each core.
+    pub workers: usize,
+}
+
+impl Serve {
+    /// The arguments from which [`Serve::from_arguments`] makes this again.
+    pub fn arguments(&self) -> [String; 4] {
+        [
+            self.status.as_str().into(),
+            self.acknowledge.to_string(),
+            self.shards.to_string(),
+            self.workers.to_string(),
+        ]
+    }
+
+    /// Reads what [`Serve::arguments`] wrote.
+    pub fn from_arguments(arguments: &[String]) -> Option<Self> {
+        let [status, acknowledge, shards, workers] = arguments else { return None };
+        Some(Self {
+            status: Status::from_text(status)?,
+            acknowledge: acknowledge.parse().ok()?,
+            shards: shards.parse().ok()?,
+            workers: workers.parse().ok()?,
+        })
+    }
+}
+
+/// Serves. Prints one line of JSON with its addresses first.
+///
+/// # Errors
+/// If it cannot start.
+#[expect(clippy::print_stdout, reason = "the line is how the other process learns the addresses")]
+pub fn serve(options: Serve) -> Result<(), Box<dyn Error>> {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    if options.workers > 0 {
+        runtime.worker_threads(options.workers);
+    }
+    let runtime = runtime.enable_all().build()?;
+    let queue = QueueOptions {
+        status: options.status,
+        request_acknowledge: options.acknowledge,
+        ..QueueOptions::default()
+    };
+    let config = Config {
+        listeners: vec!["tmqp://127.0.0.1:0".parse()?],
+        admin: Some("127.0.0.1:0".parse()?),
+        shards: options.shards,
+        channel: ChannelOptions { queue, ..ChannelOptions::default() },
+        auto_create_channels: true,
+        auto_create_queues: true,
+        // Idle connections are measured by the ten thousand; they must not be pinged meanwhile.
+        ping_interval: Duration::from_secs(3600),
+        ..Config::default()
+    };
+    let server = runtime.block_on(Server::start(config, Vec::new(), Arc::new(NoHandlers)))?;
+    let ready = json!({
+        "tmqp": server.listeners()[0].1.to_string(),
+        "admin": server.admin().map(|address| address.to_string()),
+    });
+    println!("{ready}");
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    runtime.block_on(server.stop(Duration::from_millis(100)));
+    Ok(())
+}

@@ -1,0 +1,125 @@
+//! mqcore's own side of the measurements: TMQP peers by hand, their frames encoded once.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use mqcore_wire::codec::Limits;
+use mqcore_wire::tmqp::hello::{self, Hello};
+use mqcore_wire::tmqp::operation::{self, Operation};
+use mqcore_wire::tmqp::{self, Frame, Kind, PREAMBLE};
+
+use crate::BODY_BYTES;
+use crate::wire::{Wire, connect};
+
+/// The channel that everything goes through.
+pub const CHANNEL: &str = "bench";
+
+/// Octets of the ids that the generator gives its messages.
+pub const ID_BYTES: usize = 8;
+
+/// Where the id begins in a frame whose payload length fits one octet.
+pub const ID_AT: usize = 8;
+
+/// An mqcore server.
+#[derive(Debug, Clone, Copy)]
+pub struct Tmqp {
+    /// Where it listens.
+    pub address: SocketAddr,
+}
+
+impl Wire for Tmqp {
+    fn producer(&self) -> io::Result<TcpStream> {
+        self.client("producer")
+    }
+
+    fn consumer(&self, number: usize) -> io::Result<TcpStream> {
+        let mut stream = self.client(&format!("consumer-{number:05}"))?;
+        join(&mut stream)?;
+        Ok(stream)
+    }
+
+    fn publication(&self) -> Vec<u8> {
+        publication()
+    }
+
+    fn trailer(&self) -> usize {
+        0
+    }
+}
+
+impl Tmqp {
+    /// Connects and shakes hands.
+    ///
+    /// # Errors
+    /// If the server does not answer as it should.
+    pub fn client(&self, id: &str) -> io::Result<TcpStream> {
+        let mut stream = connect(self.address)?;
+        let mut body = Vec::new();
+        hello::encode(&Hello { client_id: Some(id), ..Hello::default() }, &mut body)
+            .map_err(io::Error::other)?;
+        let frame = Frame {
+            content_type: operation::HELLO,
+            id: b"hello",
+            payload: &body,
+            ..Frame::new(Kind::SERVER)
+        };
+        let mut octets = PREAMBLE.to_vec();
+        tmqp::encode(&frame, &mut octets);
+        stream.write_all(&octets)?;
+        stream.read_exact(&mut [0; PREAMBLE.len()])?;
+        expect(&mut stream, Kind::SERVER, operation::ACCEPTED)?;
+        Ok(stream)
+    }
+}
+
+fn join(stream: &mut TcpStream) -> io::Result<()> {
+    let frame = Frame {
+        content_type: Operation::JoinChannel.code(),
+        id: b"join",
+        target: CHANNEL.as_bytes(),
+        pending_response: true,
+        ..Frame::new(Kind::SERVER)
+    };
+    let mut octets = Vec::new();
+    tmqp::encode(&frame, &mut octets);
+    stream.write_all(&octets)?;
+    expect(stream, Kind::RESPONSE, operation::status::OK)
+}
+
+/// Reads one frame, octet by octet so as to take nothing behind it, and compares it.
+fn expect(stream: &mut TcpStream, kind: Kind, content_type: u16) -> io::Result<()> {
+    let mut input = Vec::new();
+    let mut octet = [0; 1];
+    loop {
+        stream.read_exact(&mut octet)?;
+        input.push(octet[0]);
+        let decoded = tmqp::decode(&input, &Limits::default()).map_err(io::Error::other)?;
+        let Some((frame, _)) = decoded else { continue };
+        if frame.kind == kind && frame.content_type == content_type {
+            return Ok(());
+        }
+        let text = format!("expected {kind:?} {content_type}, got {frame:?}");
+        return Err(io::Error::other(text));
+    }
+}
+
+/// One message for queue 0 of [`CHANNEL`].
+pub fn publication() -> Vec<u8> {
+    let frame = Frame {
+        id: &[b'0'; ID_BYTES],
+        target: CHANNEL.as_bytes(),
+        payload: &[0; BODY_BYTES],
+        ..Frame::new(Kind::QUEUE)
+    };
+    let mut octets = Vec::new();
+    tmqp::encode(&frame, &mut octets);
+    octets
+}
+
+/// A consumer's positive word about a message of that queue.
+pub fn acknowledgement() -> Vec<u8> {
+    let frame = Frame { id: &[b'0'; ID_BYTES], target: CHANNEL.as_bytes(), ..Frame::new(Kind::ACKNOWLEDGE) };
+    let mut octets = Vec::new();
+    tmqp::encode(&frame, &mut octets);
+    octets
+}

@@ -1,0 +1,79 @@
+//! What the load generator has to know about a protocol: how to connect, what a message looks like, and how large it
+//! is when it comes back. Everything else is counting octets, so that the generator costs as little as it can.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use crate::BODY_BYTES;
+
+/// Connections that take longer than this are broken.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// One protocol's side of a publish-and-subscribe workload. All messages have the same size.
+pub trait Wire {
+    /// Connects somebody who publishes.
+    ///
+    /// # Errors
+    /// Whatever keeps it from connecting.
+    fn producer(&self) -> io::Result<TcpStream>;
+
+    /// Connects somebody who is subscribed by the time this returns.
+    ///
+    /// # Errors
+    /// Whatever keeps it from connecting and subscribing.
+    fn consumer(&self, number: usize) -> io::Result<TcpStream>;
+
+    /// One message as it is published, its body filled with zeros.
+    fn publication(&self) -> Vec<u8>;
+
+    /// Octets behind the body, in what is published and in what is delivered.
+    fn trailer(&self) -> usize;
+}
+
+/// Opens a connection that sends small writes at once.
+///
+/// # Errors
+/// As [`TcpStream::connect`].
+pub fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(address)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+/// Reads until `end` is the end of what was read.
+///
+/// # Errors
+/// If the stream ends or nothing comes for long.
+pub fn read_until(stream: &mut TcpStream, end: &[u8]) -> io::Result<Vec<u8>> {
+    let mut read = Vec::new();
+    let mut octet = [0; 1];
+    while !read.ends_with(end) {
+        stream.read_exact(&mut octet)?;
+        read.push(octet[0]);
+    }
+    Ok(read)
+}
+
+/// How many octets a delivery has, found out by having one: all others have as many.
+///
+/// # Errors
+/// If it does not come.
+pub fn learn_delivery_bytes(
+    wire: &dyn Wire,
+    producer: &mut TcpStream,
+    consumer: &mut TcpStream,
+) -> io::Result<usize> {
+    // A body that no frame has around it.
+    let marker: Vec<u8> = (0..BODY_BYTES).map(|index| 0x80 | index as u8).collect();
+    let mut publication = wire.publication();
+    let body_at = publication.len() - wire.trailer() - BODY_BYTES;
+    publication[body_at..body_at + BODY_BYTES].copy_from_slice(&marker);
+    producer.write_all(&publication)?;
+    let mut delivery = read_until(consumer, &marker)?;
+    let mut trailer = vec![0; wire.trailer()];
+    consumer.read_exact(&mut trailer)?;
+    delivery.extend_from_slice(&trailer);
+    Ok(delivery.len())
+}

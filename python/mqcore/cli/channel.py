@@ -1,0 +1,88 @@
+"""`mqcore channel`: channels, looked at and changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from mqcore.cli import options, output
+from mqcore.cli.confirmation import confirm_loss
+from mqcore.cli.program import CommandGroup
+
+__all__ = ["channel"]
+
+_COLUMNS = ("name", "queues", "active_clients", "client_limit", "queue_limit", "destroy_when_empty")
+
+
+@click.group(cls=CommandGroup, short_help="Channels: ls, show, create, rm.")
+def channel() -> None:
+    """Channels, which hold queues; clients join channels."""
+
+
+@channel.command(short_help="List channels.")
+@click.argument("pattern", required=False)
+@options.connection
+@options.as_json
+def ls(pattern: str | None, url: str | None, timeout: float, as_json: bool) -> None:
+    """List the channels whose name matches PATTERN: x equals, x* begins with, *x ends with, *x* contains."""
+    with options.connect(url, timeout) as client:
+        found = [output.plain(information) for information in client.channels(pattern)]
+    output.rows("mqcore.channel.ls/1", "channels", found, _COLUMNS, as_json=as_json)
+
+
+@channel.command(short_help="Show one channel.")
+@click.argument("name")
+@options.connection
+@options.as_json
+def show(name: str, url: str | None, timeout: float, as_json: bool) -> None:
+    """Show the channel NAME and the options that its queues start with."""
+    with options.connect(url, timeout) as client:
+        information = output.plain(client.channel_information(name))
+    output.record("mqcore.channel.show/1", information, as_json=as_json)
+
+
+@channel.command(short_help="Create a channel.")
+@click.argument("name")
+@click.option("--client-limit", type=click.IntRange(min=0), help="Clients that may join; 0: no limit.")
+@click.option("--queue-limit", type=click.IntRange(min=0), help="Queues that it may have; 0: no limit.")
+@click.option("--single-queue", is_flag=True, help="It may have one queue only.")
+@click.option("--destroy-when-empty", is_flag=True, help="It goes with its last client, once its queues are empty.")
+@options.connection
+@options.as_json
+def create(
+    name: str,
+    client_limit: int | None,
+    queue_limit: int | None,
+    single_queue: bool,
+    destroy_when_empty: bool,
+    url: str | None,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Create the channel NAME."""
+    from mqcore.config import ChannelOptions
+
+    wanted: dict[str, Any] = {
+        "client_limit": client_limit,
+        "queue_limit": queue_limit,
+        "allow_multiple_queues": False if single_queue else None,
+        "destroy_when_empty": destroy_when_empty or None,
+    }
+    with options.connect(url, timeout) as client:
+        client.create_channel(name, ChannelOptions(**wanted))
+    output.done("mqcore.channel.create/1", f"created {name}", {"channel": name}, as_json=as_json)
+
+
+@channel.command(short_help="Remove a channel with its queues.")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@options.connection
+@options.as_json
+def rm(name: str, yes: bool, url: str | None, timeout: float, as_json: bool) -> None:
+    """Remove the channel NAME with its queues and their messages."""
+    with options.connect(url, timeout) as client:
+        lost = sum(queue.messages + queue.priority_messages for queue in client.queues(name))
+        confirm_loss(f"removing channel {name}", name, lost, yes=yes)
+        client.remove_channel(name)
+    output.done("mqcore.channel.rm/1", f"removed {name}", {"channel": name, "messages_lost": lost}, as_json=as_json)

@@ -1,0 +1,93 @@
+"""Options and arguments that several commands share, and the connection that they lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from mqcore import sync
+
+__all__ = ["DURATION", "QUEUE", "as_json", "connect", "connection", "split_header"]
+
+DEFAULT_URL = "tmqp://127.0.0.1:2622"
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class _Duration(click.ParamType):
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        from mqcore.config import seconds
+        from mqcore.errors import ConfigError
+
+        try:
+            return seconds(float(value) if _is_number(value) else value)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _is_number(value: object) -> bool:
+    try:
+        float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+class _Queue(click.ParamType):
+    name = "queue"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        if isinstance(value, tuple):
+            return value
+        channel, slash, number = str(value).rpartition("/")
+        if not slash:
+            channel, number = str(value), "0"
+        if not channel or not number.isascii() or not number.isdigit() or int(number) > 65535:
+            self.fail(
+                f"{value!r} is no queue; write channel/id with an id up to 65535, such as orders/1001", param, ctx
+            )
+        return channel, int(number)
+
+
+DURATION = _Duration()
+"""Seconds, or text such as `30s`."""
+
+QUEUE = _Queue()
+"""`channel/id`; a channel alone means its queue 0."""
+
+
+def as_json(command: _F) -> _F:
+    """Add `--json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON with a schema, for programs.")(command)
+
+
+def connection(command: _F) -> _F:
+    """Add `--url` and `--timeout`, for commands that talk to a broker."""
+    command = click.option(
+        "--timeout", type=DURATION, default="15s", show_default=True, help="How long an answer may take."
+    )(command)
+    return click.option("--url", metavar="URL", default=None, help="The broker. [default: MQCORE_URL]")(command)
+
+
+def connect(url: str | None, timeout: float, *, name: str = "mqcore-cli") -> sync.Client:
+    """Connect to the broker that the command line names."""
+    from mqcore import sync
+
+    chosen = url or click.get_current_context().find_root().meta.get("mqcore.url") or DEFAULT_URL
+    return sync.connect(chosen, name=name, kind="mqcore-cli", request_timeout=timeout)
+
+
+def split_header(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Read `--header KEY:VALUE`."""
+    headers = {}
+    for value in values:
+        key, colon, content = value.partition(":")
+        if not colon or not key.strip():
+            raise click.BadParameter(f"{value!r} is no header; write KEY:VALUE", ctx, param)
+        headers[key.strip()] = content.strip()
+    return headers

@@ -1,0 +1,128 @@
+"""What the program says: data on stdout, talk on stderr, JSON with a schema where it is asked for."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import click
+
+__all__ = ["Advance", "document", "done", "plain", "progress", "readable_body", "record", "rows", "stream", "talk"]
+
+Json = Mapping[str, object]
+
+
+def talk(message: str) -> None:
+    """Say something to whoever watches, on stderr."""
+    click.echo(message, err=True)
+
+
+def document(schema: str, content: Json) -> None:
+    """Print one JSON document."""
+    click.echo(json.dumps({"schema": schema, **content}, ensure_ascii=False))
+
+
+def stream(schema: str, content: Json) -> None:
+    """Print one JSON object of a stream, at once, so that a pipe sees it now."""
+    document(schema, content)
+    sys.stdout.flush()
+
+
+def done(schema: str, said: str, content: Json, *, as_json: bool) -> None:
+    """Report that something was done: JSON on stdout, or a line on stderr."""
+    if as_json:
+        document(schema, content)
+    else:
+        talk(said)
+
+
+def plain(value: Any) -> dict[str, Any]:
+    """Return a dataclass as the JSON object that stands for it."""
+    return dataclasses.asdict(value)
+
+
+def rows(schema: str, key: str, content: Sequence[Json], columns: Sequence[str], *, as_json: bool) -> None:
+    """Print a list: JSON, a table on a terminal, or tab-separated lines with a heading."""
+    if as_json:
+        document(schema, {key: content})
+    elif sys.stdout.isatty():
+        _table(content, columns)
+    else:
+        click.echo("\t".join(columns))
+        for row in content:
+            click.echo("\t".join(_cell(row.get(column)) for column in columns))
+
+
+def record(schema: str, content: Json, *, as_json: bool) -> None:
+    """Print one thing: JSON, or a line for each of its members."""
+    if as_json:
+        document(schema, content)
+        return
+    width = max((len(name) for name in content), default=0) if sys.stdout.isatty() else 0
+    for name, value in content.items():
+        click.echo(f"{name.ljust(width)}\t{_cell(value)}")
+
+
+def readable_body(body: bytes) -> Json:
+    """Return a body as a member of a JSON object: text if it is text, base64 if it is not."""
+    try:
+        return {"body": body.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode("ascii")}
+
+
+class Advance(Protocol):
+    """Tells a progress bar that `count` more are done."""
+
+    def __call__(self, count: int = 1) -> None:
+        """Advance."""
+
+
+@contextmanager
+def progress(what: str, total: int | None) -> Iterator[Advance]:
+    """Show a progress bar on stderr while the block runs; nothing where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield _unseen
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+
+        def advance(count: int = 1) -> None:
+            bar.advance(task, count)
+
+        yield advance
+
+
+def _unseen(count: int = 1) -> None:
+    return
+
+
+def _table(content: Iterable[Json], columns: Sequence[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(column.replace("_", " "))
+    for row in content:
+        table.add_row(*(_cell(row.get(column)) for column in columns))
+    Console().print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value)) or "-"
+    return str(value)

@@ -1,0 +1,93 @@
+"""`mqcore publish`: messages into a queue."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import click
+
+from mqcore.cli import options, output
+
+__all__ = ["publish"]
+
+_BATCH = 256
+"""Messages handed to the client at once: enough to keep the broker busy, few enough to show progress."""
+
+
+@click.command(short_help="Publish messages to a queue.")
+@click.argument("queue", type=options.QUEUE)
+@click.argument("body", required=False)
+@click.option("--file", "files", multiple=True, metavar="FILE", help="A file, its octets as one message; repeatable.")
+@click.option("--stdin", "from_stdin", is_flag=True, help="Each line of stdin is a message.")
+@click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="Publish BODY so many times.")
+@click.option(
+    "--header", multiple=True, metavar="KEY:VALUE", callback=options.split_header, help="A header; repeatable."
+)
+@click.option("--high-priority", is_flag=True, help="Before all messages that are not.")
+@click.option("--no-confirm", is_flag=True, help="Do not wait until the broker says that it has them.")
+@options.connection
+@options.as_json
+def publish(
+    queue: tuple[str, int],
+    body: str | None,
+    files: tuple[str, ...],
+    from_stdin: bool,
+    count: int,
+    header: dict[str, str],
+    high_priority: bool,
+    no_confirm: bool,
+    url: str | None,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Publish BODY, files, or the lines of stdin to QUEUE, such as orders/1001."""
+    bodies, total = _bodies(body, files, from_stdin, count)
+    address = f"{queue[0]}/{queue[1]}"
+    published = 0
+    octets = 0
+    confirmed_by: set[str] = set()
+    began = time.perf_counter()
+    with options.connect(url, timeout) as client, output.progress(f"publish to {address}", total) as advance:
+        for batch in _batches(bodies):
+            receipts = client.publish_many(
+                address, batch, headers=header, high_priority=high_priority, confirm=not no_confirm
+            )
+            confirmed_by |= {receipt.by for receipt in receipts}
+            published += len(batch)
+            octets += sum(map(len, batch))
+            advance(len(batch))
+    seconds = time.perf_counter() - began
+    by = "/".join(sorted(confirmed_by)) if confirmed_by and not no_confirm else None
+    if as_json:
+        result = {"queue": address, "published": published, "octets": octets, "confirmed_by": by, "seconds": seconds}
+        output.document("mqcore.publish/1", result)
+    else:
+        plural = "" if published == 1 else "s"
+        confirmed = f", confirmed by {by}" if by else ", not confirmed"
+        output.talk(f"{published} message{plural} to {address}{confirmed}, {seconds * 1e3:.1f} ms")
+
+
+def _bodies(
+    body: str | None, files: tuple[str, ...], from_stdin: bool, count: int
+) -> tuple[Iterable[bytes], int | None]:
+    """What is to be published, and how many that will be, if that is known."""
+    sources = (body is not None) + bool(files) + from_stdin
+    if sources != 1:
+        raise click.UsageError("say what to publish: BODY, --file or --stdin, one of them")
+    if count != 1 and body is None:
+        raise click.UsageError("--count repeats BODY; it says nothing about files or stdin")
+    if body is not None:
+        return itertools.repeat(body.encode(), count), count
+    if files:
+        return (Path(name).read_bytes() for name in files), len(files)
+    return (line.rstrip(b"\r\n") for line in sys.stdin.buffer), None
+
+
+def _batches(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
+    remaining = iter(bodies)
+    while batch := list(itertools.islice(remaining, _BATCH)):
+        yield batch

@@ -1,0 +1,200 @@
+"""`mqcore serve`: a broker that runs alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mqcore.cli import log, options
+from mqcore.cli.exit_code import ExitCode
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from mqcore.broker import Broker
+    from mqcore.config import BrokerConfig
+
+__all__ = ["serve"]
+
+# Where every protocol that is spoken so far is served if nothing else is said.
+_DEFAULT_LISTENERS = ("tmqp://127.0.0.1:2622",)
+
+# Settings of the program, which the broker's own settings would not know.
+_OF_THE_PROGRAM = frozenset(
+    {"MQCORE_APP", "MQCORE_CONFIG", "MQCORE_DEBUG", "MQCORE_DRAIN_TIMEOUT", "MQCORE_LOG_FORMAT", "MQCORE_URL"}
+)
+
+
+@click.command(short_help="Run a broker.")
+@click.option("--listen", "listen", multiple=True, metavar="URL", help="Where clients connect; may be repeated.")
+@click.option("--admin", metavar="URL", help="Where health, metrics and the overview are served.")
+@click.option("--data-dir", metavar="DIR", help="Where messages would be kept; there is no storage yet.")
+@click.option(
+    "--app", metavar="MODULE:ATTR", envvar="MQCORE_APP", help="A Broker, or a mapping of delivery handlers by key."
+)
+@click.option("--auto-create", is_flag=True, help="Publishing to, or joining, what is missing creates it.")
+@click.option(
+    "--config",
+    "config_file",
+    metavar="FILE",
+    envvar="MQCORE_CONFIG",
+    type=click.Path(dir_okay=False),
+    help="A TOML file with settings. A flag wins over MQCORE_*, which wins over the file.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["console", "json"]),
+    envvar="MQCORE_LOG_FORMAT",
+    help="How log lines look. [default: console on a terminal, else json]",
+)
+@click.option(
+    "--drain-timeout",
+    type=options.DURATION,
+    default="10s",
+    show_default=True,
+    envvar="MQCORE_DRAIN_TIMEOUT",
+    help="How long peers may take at the end to take what is theirs.",
+)
+def serve(
+    listen: tuple[str, ...],
+    admin: str | None,
+    data_dir: str | None,
+    app: str | None,
+    auto_create: bool,
+    config_file: str | None,
+    log_format: str | None,
+    drain_timeout: float,
+) -> int:
+    """Run a broker until SIGTERM or Ctrl-C; a second one stops at once.
+
+    When everything is bound, one JSON line on stdout says where. Logs go to stderr.
+    """
+    import asyncio
+
+    log.set_up(log_format)
+    flags = {
+        "listen": listen or None,
+        "admin": admin,
+        "data_dir": data_dir,
+        "auto_create_channels": auto_create or None,
+        "auto_create_queues": auto_create or None,
+    }
+    given = {name: value for name, value in flags.items() if value is not None}
+    broker = _broker(app, config_file, given)
+    return asyncio.run(_serve(broker, drain_timeout))
+
+
+def _broker(app: str | None, config_file: str | None, flags: dict[str, Any]) -> Broker:
+    from mqcore.broker import Broker
+
+    loaded = _load_app(app) if app is not None else {}
+    if isinstance(loaded, Broker):
+        if flags or config_file:
+            names = [f"--{name.replace('_', '-')}" for name in flags] + (["--config"] if config_file else [])
+            raise click.UsageError(
+                f"{app} is a Broker, which is configured where it is made; leave out {', '.join(names)}, "
+                "or let the module offer a mapping of handlers"
+            )
+        if not loaded.config.listen:
+            raise click.UsageError(f"{app} is a Broker that listens nowhere; give it listen='{_DEFAULT_LISTENERS[0]}'")
+        return loaded
+    broker = Broker(_config(config_file, flags))
+    for key, handler in loaded.items():
+        try:
+            broker.delivery_handlers[key] = handler
+        except TypeError as error:
+            raise click.UsageError(f"{app}, key {key!r}: {error}") from error
+    return broker
+
+
+def _config(config_file: str | None, flags: dict[str, Any]) -> BrokerConfig:
+    import dataclasses
+
+    from mqcore.config import BrokerConfig
+
+    environ = {name: value for name, value in os.environ.items() if name not in _OF_THE_PROGRAM}
+    config = BrokerConfig.load(config_file, environ=environ, **flags)
+    return config if config.listen else dataclasses.replace(config, listen=_DEFAULT_LISTENERS)
+
+
+def _load_app(app: str) -> Broker | Mapping[str, Any]:
+    import importlib
+    import sys
+
+    from mqcore.broker import Broker
+
+    module_name, colon, attribute = app.partition(":")
+    if not colon or not module_name or not attribute:
+        raise click.UsageError(f"--app {app}: write MODULE:ATTR, such as shop:handlers")
+    # As with every server that loads an application: what lies where one stands can be named.
+    sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise click.UsageError(f"--app {app}: {error}; is it in this folder, or installed?") from error
+    except Exception as error:
+        raise click.UsageError(f"--app {app}: importing it raised {type(error).__name__}: {error}") from error
+    found = getattr(module, attribute, None)
+    if not isinstance(found, Broker | Mapping):
+        what = "missing" if found is None else f"a {type(found).__name__}"
+        raise click.UsageError(
+            f"--app {app}: {attribute} is {what}; it must be a mqcore.Broker or a mapping of handlers"
+        )
+    return found
+
+
+async def _serve(broker: Broker, drain_timeout: float) -> int:
+    import asyncio
+    import logging
+
+    logger = logging.getLogger("mqcore.serve")
+    stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    with _Signals(stop):
+        async with broker:
+            logger.warning("messages are kept in memory only: what is not consumed is lost when this process ends")
+            _say_ready(broker)
+            signal_number = await stop
+            logger.info("draining for up to %g s; a second signal stops at once", drain_timeout)
+            await broker.aclose(drain_timeout)
+    logger.info("stopped after signal %d", signal_number)
+    return ExitCode.DONE
+
+
+def _say_ready(broker: Broker) -> None:
+    import json
+
+    listeners = dict(url.split("://", 1) for url in broker.listeners)
+    admin = broker.admin_url.split("://", 1)[1] if broker.admin_url else None
+    ready = {"event": "ready", "listeners": listeners, "admin": admin, "pid": os.getpid()}
+    print(json.dumps(ready, separators=(",", ":")), flush=True)
+
+
+class _Signals:
+    """Turns the first SIGTERM or Ctrl-C into the result of a future, and the second into the end."""
+
+    def __init__(self, first: asyncio.Future[int]) -> None:
+        self._first = first
+
+    def __enter__(self) -> None:
+        import signal
+
+        self._before = {number: signal.signal(number, self._caught) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def __exit__(self, *_unused: object) -> None:
+        import signal
+
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _caught(self, number: int, _frame: object) -> None:
+        if self._first.done():
+            # Threads may hang, which is why somebody asks twice: nothing is waited for.
+            os._exit(128 + number)
+        self._first.get_loop().call_soon_threadsafe(self._set, number)
+
+    def _set(self, number: int) -> None:
+        if not self._first.done():
+            self._first.set_result(number)

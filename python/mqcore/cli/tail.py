@@ -1,0 +1,51 @@
+"""`mqcore tail`: what happens in a broker, as it happens."""
+
+from __future__ import annotations
+
+import click
+
+from mqcore.cli import options, output
+
+__all__ = ["tail"]
+
+_SERVER_EVENTS = ("ClientConnected", "ClientDisconnected", "ChannelCreated", "ChannelRemoved")
+_CHANNEL_EVENTS = ("ClientJoined", "ClientLeft", "QueueCreated", "QueueUpdated", "QueueRemoved")
+
+
+@click.command(short_help="Print events as they happen; consumes nothing.")
+@click.option("--events", is_flag=True, required=True, help="Events of the broker: who came, what was created, ...")
+@click.option("--channel", "channels", multiple=True, help="Also the events of this channel; repeatable.")
+@click.option(
+    "--queue", "queues", multiple=True, type=options.QUEUE, help="Also each message produced to it; repeatable."
+)
+@click.option("--count", type=click.IntRange(min=1), help="Leave after so many. [default: never]")
+@options.connection
+@options.as_json
+def tail(
+    events: bool,
+    channels: tuple[str, ...],
+    queues: tuple[tuple[str, int], ...],
+    count: int | None,
+    url: str | None,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Print events of the broker as they happen, until Ctrl-C. Nothing is consumed."""
+    subscriptions: list[tuple[str, str | None, int | None]] = [(kind, None, None) for kind in _SERVER_EVENTS]
+    subscriptions += [(kind, channel, None) for channel in channels for kind in _CHANNEL_EVENTS]
+    subscriptions += [("MessageProduced", channel, number) for channel, number in queues]
+    seen = 0
+    with options.connect(url, timeout) as client, client.events(subscriptions) as stream:
+        output.talk("watching")
+        for event in stream:
+            content = output.plain(event)
+            if as_json:
+                output.stream("mqcore.event/1", content)
+            else:
+                kind = content.pop("kind")
+                click.echo(
+                    "\t".join([kind, *(f"{key}={value}" for key, value in content.items() if value is not None)])
+                )
+            seen += 1
+            if seen == count:
+                break

@@ -1,0 +1,525 @@
+//! A client against a peer that is played by the test, over an in-memory stream: where single octets matter, or what a
+//! well-behaved broker never does.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqcore_client::address::QueueAddress;
+use mqcore_client::client::{Client, State};
+use mqcore_client::config::{Backoff, ClientConfig, Transport};
+use mqcore_client::consume::Settlement;
+use mqcore_client::error::ClientError;
+use mqcore_client::event::EventKind;
+use mqcore_client::publish::{Outgoing, PublishOptions};
+use mqcore_client::pull::PullOptions;
+use mqcore_client::received::Received;
+use mqcore_wire::codec::Limits;
+use mqcore_wire::tmqp::{Frame, Kind, PING, PONG, PREAMBLE, decode, encode};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::sync::mpsc;
+
+/// The broker's side of the connections that a client makes, in their order.
+struct Broker(mpsc::UnboundedReceiver<DuplexStream>);
+
+/// The broker's side of one connection.
+struct Peer {
+    stream: DuplexStream,
+    input: Vec<u8>,
+}
+
+fn transport() -> (Transport, Broker) {
+    let (opened, connections) = mpsc::unbounded_channel();
+    let open = move || {
+        let (ours, theirs) = tokio::io::duplex(64 * 1024);
+        opened.send(theirs).map_err(|_| io::Error::from(io::ErrorKind::ConnectionRefused))?;
+        Ok(ours)
+    };
+    (Transport::Local(Arc::new(open)), Broker(connections))
+}
+
+async fn connect(config: ClientConfig) -> (Client, Broker, Peer) {
+    let (transport, mut broker) = transport();
+    let (client, peer) = tokio::join!(Client::connect(config, transport), broker.accept());
+    (client.unwrap(), broker, peer)
+}
+
+impl Broker {
+    /// Takes the next connection and plays the handshake.
+    async fn accept(&mut self) -> Peer {
+        let mut peer = self.next().await;
+        assert_eq!(peer.read_octets(8).await, PREAMBLE);
+        let hello = peer.read().await;
+        assert_eq!((hello.kind(), hello.content_type()), (Kind::SERVER, 101));
+        peer.write_octets(&PREAMBLE).await;
+        peer.write(&Frame { content_type: 202, target: b"me", ..Frame::new(Kind::SERVER) }).await;
+        peer
+    }
+
+    async fn next(&mut self) -> Peer {
+        Peer { stream: self.0.recv().await.expect("the client connects"), input: Vec::new() }
+    }
+}
+
+impl Peer {
+    async fn read_octets(&mut self, count: usize) -> Vec<u8> {
+        while self.input.len() < count {
+            assert!(self.stream.read_buf(&mut self.input).await.unwrap() > 0, "the client goes on");
+        }
+        self.input.drain(..count).collect()
+    }
+
+    async fn read(&mut self) -> Received {
+        loop {
+            if let Some((frame, size)) = decode(&self.input, &Limits::default()).unwrap() {
+                let received = Received::copy(&frame);
+                self.input.drain(..size);
+                return received;
+            }
+            assert!(self.stream.read_buf(&mut self.input).await.unwrap() > 0, "the client goes on");
+        }
+    }
+
+    /// Whether the client has closed its side, once everything it wrote is read.
+    async fn is_closed(&mut self) -> bool {
+        self.stream.read_buf(&mut self.input).await.unwrap_or(0) == 0
+    }
+
+    async fn write_octets(&mut self, octets: &[u8]) {
+        self.stream.write_all(octets).await.unwrap();
+    }
+
+    async fn write(&mut self, frame: &Frame<'_>) {
+        let mut octets = Vec::new();
+        encode(frame, &mut octets);
+        self.write_octets(&octets).await;
+    }
+
+    /// Reads a request and answers it.
+    async fn answer(&mut self, status: u16) -> Received {
+        let request = self.read().await;
+        self.respond(&request, status, b"").await;
+        request
+    }
+
+    async fn respond(&mut self, request: &Received, status: u16, payload: &[u8]) {
+        let response =
+            Frame { content_type: status, id: request.id(), payload, ..Frame::new(Kind::RESPONSE) };
+        self.write(&Frame { target: b"me", ..response }).await;
+    }
+
+    async fn acknowledge(&mut self, message: &Received) {
+        self.write(&Frame { id: message.id(), target: b"ch", ..Frame::new(Kind::ACKNOWLEDGE) }).await;
+    }
+
+    async fn deliver(&mut self, id: &str, queue: u16, asks: bool) {
+        let delivery = Frame { id: id.as_bytes(), target: b"ch", ..Frame::new(Kind::QUEUE) };
+        let delivery = Frame { content_type: queue, pending_acknowledge: asks, payload: b"body", ..delivery };
+        self.write(&delivery).await;
+    }
+}
+
+fn queue() -> QueueAddress {
+    QueueAddress::new("ch", 1).unwrap()
+}
+
+fn soon() -> ClientConfig {
+    let backoff = Backoff { first: Duration::from_millis(1), ..Backoff::default() };
+    ClientConfig { backoff, ..ClientConfig::default() }
+}
+
+fn text(octets: &[u8]) -> &str {
+    str::from_utf8(octets).unwrap()
+}
+
+#[tokio::test]
+async fn the_handshake_may_come_in_pieces_with_traffic_behind_it() {
+    let (transport, mut broker) = transport();
+    let connecting = tokio::spawn(Client::connect(ClientConfig::default(), transport));
+    let mut peer = broker.next().await;
+    peer.read_octets(8).await;
+    peer.read().await;
+    let mut octets = PREAMBLE.to_vec();
+    let accepted = Frame { content_type: 202, target: b"given", ..Frame::new(Kind::SERVER) };
+    encode(&accepted, &mut octets);
+    octets.extend_from_slice(&PING);
+    for octet in octets {
+        peer.write_octets(&[octet]).await;
+        tokio::task::yield_now().await;
+    }
+    let client = connecting.await.unwrap().unwrap();
+    assert_eq!(client.id(), "given");
+    assert_eq!(peer.read_octets(8).await, PONG);
+}
+
+#[tokio::test]
+async fn a_refused_handshake_is_an_error_that_says_why() {
+    let (transport, mut broker) = transport();
+    let connecting = tokio::spawn(Client::connect(ClientConfig::default(), transport));
+    let mut peer = broker.next().await;
+    peer.write_octets(&PREAMBLE).await;
+    let refused = Frame { content_type: 401, payload: b"no such token", ..Frame::new(Kind::SERVER) };
+    peer.write(&refused).await;
+    let error = connecting.await.unwrap().unwrap_err();
+    assert!(
+        matches!(&error, ClientError::AuthFailed { reason, .. } if &**reason == "no such token"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_peer_that_never_answers_is_given_up_after_the_connect_timeout() {
+    tokio::time::pause();
+    let (transport, _broker) = transport();
+    let error = Client::connect(ClientConfig::default(), transport).await.unwrap_err();
+    assert!(matches!(&error, ClientError::ConnectFailed { .. }), "{error}");
+    assert!(error.to_string().contains("5s"), "{error}");
+}
+
+#[tokio::test]
+async fn patience_tries_again_until_somebody_listens() {
+    let (transport, mut broker) = transport();
+    let config = ClientConfig { patience: Duration::from_secs(30), ..soon() };
+    let connecting = tokio::spawn(Client::connect(config, transport));
+    drop(broker.next().await);
+    drop(broker.next().await);
+    let _peer = broker.accept().await;
+    connecting.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn many_messages_are_one_write_and_their_outcomes_are_told_one_by_one() {
+    let (client, _broker, mut peer) = connect(ClientConfig::default()).await;
+    let messages: Vec<Outgoing> =
+        (0..3_u8).map(|n| Outgoing { body: vec![n].into(), ..Outgoing::default() }).collect();
+    let publishing = async { client.publish_many(&queue(), &messages, &PublishOptions::default()).await };
+    let answering = async {
+        let sent = [peer.read().await, peer.read().await, peer.read().await];
+        peer.acknowledge(&sent[2]).await;
+        peer.acknowledge(&sent[0]).await;
+        let nack =
+            Frame { id: sent[1].id(), headers: b"Nack-Reason:no\r\n", ..Frame::new(Kind::ACKNOWLEDGE) };
+        peer.write(&nack).await;
+        sent.map(|message| message.body_slice()[0])
+    };
+    let (receipts, order) = tokio::join!(publishing, answering);
+    assert_eq!(order, [0, 1, 2]);
+    assert!(receipts[0].is_ok() && receipts[2].is_ok());
+    assert!(matches!(&receipts[1], Err(ClientError::Nacked { reason, .. }) if &**reason == "no"));
+}
+
+#[tokio::test]
+async fn many_messages_go_on_in_turns_when_the_bounds_are_small() {
+    let config = ClientConfig { max_outstanding: 4, ..ClientConfig::default() };
+    let (client, _broker, mut peer) = connect(config).await;
+    let messages = vec![Outgoing::default(); 50];
+    let acknowledging = tokio::spawn(async move {
+        for _ in 0..50 {
+            let message = peer.read().await;
+            peer.acknowledge(&message).await;
+        }
+    });
+    let receipts = client.publish_many(&queue(), &messages, &PublishOptions::default()).await;
+    assert!(receipts.iter().all(Result::is_ok), "{receipts:?}");
+    acknowledging.await.unwrap();
+}
+
+#[tokio::test]
+async fn an_acknowledgement_that_does_not_come_is_a_timeout_and_its_late_arrival_harmless() {
+    tokio::time::pause();
+    let (client, _broker, mut peer) = connect(ClientConfig::default()).await;
+    let options = PublishOptions { timeout: Some(Duration::from_secs(2)), ..PublishOptions::default() };
+    let error = client.publish(&queue(), b"x", &options).await.unwrap_err();
+    assert!(matches!(error, ClientError::ConfirmTimeout { .. }), "{error}");
+    let message = peer.read().await;
+    peer.acknowledge(&message).await;
+    let receipts = client.publish_many(&queue(), &vec![Outgoing::default(); 2], &options).await;
+    assert!(receipts.iter().all(|r| matches!(r, Err(ClientError::ConfirmTimeout { .. }))), "{receipts:?}");
+    assert_eq!(client.stats().late_answers, 1);
+}
+
+#[tokio::test]
+async fn a_call_that_is_cancelled_leaves_nothing_waiting() {
+    let config = ClientConfig { max_outstanding: 1, ..ClientConfig::default() };
+    let (client, _broker, mut peer) = connect(config).await;
+    let abandoned = tokio::spawn({
+        let client = client.clone();
+        async move { client.publish(&queue(), b"1", &PublishOptions::default()).await }
+    });
+    peer.read().await;
+    abandoned.abort();
+    drop(abandoned.await);
+    let (receipt, ()) =
+        tokio::join!(async { client.publish(&queue(), b"2", &PublishOptions::default()).await }, async {
+            let second = peer.read().await;
+            peer.acknowledge(&second).await;
+        });
+    receipt.unwrap();
+}
+
+#[tokio::test]
+async fn a_lost_connection_fails_what_was_under_way_and_takes_up_the_rest() {
+    let (client, mut broker, mut peer) = connect(soon()).await;
+    let (consumer, join) =
+        tokio::join!(async { client.consume(&queue(), 10).await.unwrap() }, peer.answer(0));
+    assert_eq!((join.content_type(), text(join.target())), (601, "ch"));
+    peer.deliver("m1", 1, true).await;
+    peer.deliver("m2", 1, true).await;
+    peer.deliver("m3", 1, false).await;
+    let first = consumer.next_batch(1).await.remove(0);
+
+    let publishing = tokio::spawn({
+        let client = client.clone();
+        async move { client.publish(&queue(), b"x", &PublishOptions::default()).await }
+    });
+    peer.read().await;
+    while consumer.waiting() < 2 {
+        tokio::task::yield_now().await;
+    }
+    drop(peer);
+    let error = publishing.await.unwrap().unwrap_err();
+    assert!(matches!(error, ClientError::ConnectionLost { sent: true, .. }), "{error}");
+
+    let mut peer = broker.accept().await;
+    let join = peer.answer(0).await;
+    assert_eq!((join.content_type(), text(join.target())), (601, "ch"), "joined again, before anything else");
+    assert_eq!(first.ack(), Settlement::Stale);
+    // What asked for an acknowledgement comes again; what did not, would be lost.
+    assert_eq!(consumer.next_batch(9).await[0].message().id(), b"m3");
+    peer.deliver("m1", 1, true).await;
+    let again = consumer.next_batch(9).await.remove(0);
+    assert_eq!((again.message().id(), again.ack()), (&b"m1"[..], Settlement::Sent));
+    let acknowledgement = peer.read().await;
+    assert_eq!((acknowledgement.kind(), acknowledgement.id()), (Kind::ACKNOWLEDGE, &b"m1"[..]));
+    let stats = client.stats();
+    assert_eq!((stats.connects, stats.stale_settlements, stats.stale_discarded), (2, 1, 1));
+}
+
+#[tokio::test]
+async fn publishing_waits_for_a_connection_and_says_that_nothing_was_sent_if_none_comes() {
+    let (client, mut broker, peer) = connect(soon()).await;
+    drop(peer);
+    let waiting = tokio::spawn({
+        let client = client.clone();
+        async move { client.publish(&queue(), b"x", &PublishOptions::default()).await }
+    });
+    let mut peer = broker.accept().await;
+    let message = peer.read().await;
+    peer.acknowledge(&message).await;
+    waiting.await.unwrap().unwrap();
+
+    drop((peer, broker));
+    let mut states = client.states();
+    states.wait_for(|state| matches!(state, State::Waiting { .. })).await.unwrap();
+    let options = PublishOptions { timeout: Some(Duration::from_millis(20)), ..PublishOptions::default() };
+    let error = client.publish(&queue(), b"x", &options).await.unwrap_err();
+    assert!(error.is_unsent(), "{error}");
+}
+
+#[tokio::test]
+async fn a_message_with_an_id_is_published_again_if_the_caller_allows_it() {
+    let (client, mut broker, mut peer) = connect(soon()).await;
+    let options = PublishOptions { id: Some("mine".into()), retry: true, ..PublishOptions::default() };
+    let publishing = tokio::spawn(async move { client.publish(&queue(), b"x", &options).await });
+    assert_eq!(peer.read().await.id(), b"mine");
+    drop(peer);
+    let mut peer = broker.accept().await;
+    let again = peer.read().await;
+    assert_eq!(again.id(), b"mine");
+    peer.acknowledge(&again).await;
+    publishing.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_join_that_is_refused_after_a_reconnect_is_tried_until_it_stands() {
+    let (client, mut broker, mut peer) = connect(soon()).await;
+    let (consumer, _) = tokio::join!(async { client.consume(&queue(), 10).await.unwrap() }, peer.answer(0));
+    drop(peer);
+    let mut peer = broker.accept().await;
+    peer.answer(404).await;
+    tokio::time::pause();
+    assert_eq!(peer.answer(404).await.content_type(), 601);
+    assert_eq!(peer.answer(0).await.content_type(), 601);
+    peer.deliver("m1", 1, false).await;
+    assert_eq!(consumer.next_batch(1).await.len(), 1);
+}
+
+#[tokio::test]
+async fn the_client_gives_up_only_if_it_is_told_to() {
+    let backoff = Backoff { attempts: Some(2), ..soon().backoff };
+    let (client, broker, peer) = connect(ClientConfig { backoff, ..ClientConfig::default() }).await;
+    let (consumer, _) = {
+        let mut peer = peer;
+        tokio::join!(async { client.consume(&queue(), 10).await.unwrap() }, peer.answer(0))
+    };
+    drop(broker);
+    let mut states = client.states();
+    states.wait_for(|state| matches!(state, State::Closed { .. })).await.unwrap();
+    assert!(consumer.next_batch(1).await.is_empty(), "consumers end with the client");
+    let error = client.publish(&queue(), b"x", &PublishOptions::default()).await.unwrap_err();
+    assert_eq!(error, ClientError::Closed);
+}
+
+#[tokio::test]
+async fn a_silent_broker_is_pinged_and_a_dead_one_given_up() {
+    let (client, mut broker, mut peer) = connect(soon()).await;
+    tokio::time::pause();
+    let mut states = client.states();
+    states.mark_unchanged();
+    assert_eq!(peer.read_octets(8).await, PING);
+    peer.write_octets(&PONG).await;
+    assert_eq!(peer.read_octets(8).await, PING);
+    assert!(!states.has_changed().unwrap());
+    // Half open: nothing is refused, and nothing comes.
+    let lost = states.wait_for(|state| matches!(state, State::Waiting { .. })).await.unwrap().clone();
+    assert!(matches!(&lost, State::Waiting { cause, .. } if cause.contains("no life sign")), "{lost:?}");
+    tokio::time::resume();
+    let _peer = broker.accept().await;
+    states.wait_for(|state| matches!(state, State::Connected { .. })).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_client_that_cannot_read_still_shows_that_it_lives() {
+    let config = ClientConfig { read_buffer_bytes: 1, ..ClientConfig::default() };
+    let (client, _broker, mut peer) = connect(config).await;
+    let (consumer, _) = tokio::join!(async { client.consume(&queue(), 10).await.unwrap() }, peer.answer(0));
+    peer.deliver("m1", 1, false).await;
+    while consumer.waiting() == 0 {
+        tokio::task::yield_now().await;
+    }
+    tokio::time::pause();
+    for _ in 0..3 {
+        assert_eq!(peer.read_octets(8).await, PING);
+    }
+    assert!(matches!(client.state(), State::Connected { .. }));
+    peer.deliver("m2", 1, false).await;
+    assert_eq!(consumer.next_batch(9).await.len(), 1);
+    assert_eq!(consumer.next_batch(9).await[0].message().id(), b"m2", "it reads again");
+}
+
+#[tokio::test]
+async fn a_consumer_that_ends_leaves_and_hands_back_what_nobody_took() {
+    let (client, _broker, mut peer) = connect(ClientConfig::default()).await;
+    let (consumer, _) = tokio::join!(async { client.consume(&queue(), 10).await.unwrap() }, peer.answer(0));
+    peer.deliver("m1", 1, true).await;
+    while consumer.waiting() == 0 {
+        tokio::task::yield_now().await;
+    }
+    drop(consumer);
+    let (left, refused) = (peer.read().await, peer.read().await);
+    assert_eq!((left.kind(), left.content_type()), (Kind::SERVER, 602));
+    assert_eq!((refused.kind(), refused.id()), (Kind::ACKNOWLEDGE, &b"m1"[..]));
+    assert_eq!(refused.header("nack-reason").as_deref(), Some("consumer-closed"));
+    // What was on its way goes back too.
+    peer.deliver("m2", 1, true).await;
+    let refused = peer.read().await;
+    assert_eq!((refused.kind(), refused.id()), (Kind::ACKNOWLEDGE, &b"m2"[..]));
+}
+
+#[tokio::test]
+async fn messages_go_to_the_consumers_of_their_queue_and_others_are_counted() {
+    let (client, _broker, mut peer) = connect(ClientConfig::default()).await;
+    let second = QueueAddress::new("CH", 2).unwrap();
+    let (one, _) = tokio::join!(async { client.consume(&queue(), 10).await.unwrap() }, peer.answer(0));
+    let two = client.consume(&second, 10).await.unwrap();
+    let two_more = client.consume(&second, 10).await.unwrap();
+    peer.deliver("a", 1, false).await;
+    for id in ["b", "c"] {
+        peer.deliver(id, 2, false).await;
+    }
+    peer.deliver("d", 3, false).await;
+    peer.deliver("e", 1, false).await;
+    let mut of_one = one.next_batch(9).await;
+    while of_one.len() < 2 {
+        of_one.extend(one.next_batch(9).await);
+    }
+    assert_eq!((two.take(9).len(), two_more.take(9).len()), (1, 1), "shared in turn");
+    assert_eq!(client.stats().unclaimed, 1);
+}
+
+#[tokio::test]
+async fn a_pull_joins_for_itself_and_leaves_when_its_messages_are_done() {
+    let (client, _broker, mut peer) = connect(ClientConfig::default()).await;
+    let options = PullOptions { count: 5, ..PullOptions::default() };
+    let pulling = async { client.pull(&queue(), &options).await.unwrap() };
+    let serving = async {
+        assert_eq!(peer.answer(0).await.content_type(), 601);
+        let request = peer.read().await;
+        assert_eq!((request.kind(), request.header("count").as_deref()), (Kind::PULL, Some("5")));
+        let id = text(request.id());
+        let message = format!("Request-Id:{id}\r\nPriority-Messages:1\r\nMessages:7\r\n");
+        let pulled = Frame { id: b"m1", target: b"ch", content_type: 1, ..Frame::new(Kind::QUEUE) };
+        peer.write(&Frame { headers: message.as_bytes(), pending_acknowledge: true, ..pulled }).await;
+        let end = format!("Request-Id:{id}\r\nNo-Content:End\r\n");
+        peer.write(&Frame { id: request.id(), headers: end.as_bytes(), ..pulled }).await;
+    };
+    let (pulled, ()) = tokio::join!(pulling, serving);
+    assert_eq!((pulled.messages.len(), pulled.remaining, pulled.complete), (1, Some((1, 7)), true));
+    assert_eq!(pulled.messages[0].ack(), Settlement::Sent);
+    assert_eq!(pulled.messages[0].ack(), Settlement::Already);
+    assert_eq!(peer.read().await.kind(), Kind::ACKNOWLEDGE);
+    drop(pulled);
+    assert_eq!(peer.read().await.content_type(), 602);
+}
+
+#[tokio::test]
+async fn events_come_typed_and_unsubscribing_is_said() {
+    let (client, _broker, mut peer) = connect(ClientConfig::default()).await;
+    let subscribing =
+        async { client.subscribe_events(EventKind::MessageProduced, Some("ch"), Some(7)).await.unwrap() };
+    let (stream, request) = tokio::join!(subscribing, peer.answer(0));
+    assert_eq!((request.kind(), request.content_type()), (Kind::EVENT, 1));
+    let body = br#"{"Channel":"ch","Queue":7,"Id":"m1","Saved":true,"ProducerId":"p","ProducerName":null}"#;
+    let event =
+        Frame { source: b"MessageProduced", target: b"ch", content_type: 7, ..Frame::new(Kind::EVENT) };
+    peer.write(&Frame { content_type: 8, payload: body, ..event }).await;
+    peer.write(&Frame { payload: body, ..event }).await;
+    let events = stream.next_batch(9).await;
+    assert_eq!(events.len(), 1, "the other is of another queue");
+    assert_eq!((events[0].channel.as_deref(), events[0].queue), (Some("ch"), Some(7)));
+    drop(stream);
+    let request = peer.read().await;
+    assert_eq!((request.kind(), request.content_type()), (Kind::EVENT, 0));
+
+    let needless = client.subscribe_events(EventKind::ClientConnected, Some("ch"), None).await;
+    assert!(matches!(needless, Err(ClientError::InvalidArgument { .. })));
+}
+
+#[tokio::test]
+async fn closing_lets_what_is_under_way_finish() {
+    let (client, _broker, mut peer) = connect(ClientConfig::default()).await;
+    let publishing = tokio::spawn({
+        let client = client.clone();
+        async move { client.publish(&queue(), b"x", &PublishOptions::default()).await }
+    });
+    let message = peer.read().await;
+    let finishing = async {
+        let refused = client.publish(&queue(), b"y", &PublishOptions::default()).await;
+        assert_eq!(refused, Err(ClientError::Closed));
+        peer.acknowledge(&message).await;
+    };
+    tokio::join!(client.close(None), finishing);
+    publishing.await.unwrap().unwrap();
+    assert!(peer.is_closed().await);
+    client.close(None).await;
+}
+
+#[tokio::test]
+async fn the_connection_goes_with_the_last_handle() {
+    let (client, _broker, mut peer) = connect(ClientConfig::default()).await;
+    let clone = client.clone();
+    drop(client);
+    assert!(matches!(clone.state(), State::Connected { .. }));
+    drop(clone);
+    assert!(peer.is_closed().await);
+}
+
+#[tokio::test]
+async fn a_broken_frame_ends_the_connection_and_nothing_else() {
+    let (client, mut broker, mut peer) = connect(soon()).await;
+    // A header is announced, and has no length.
+    peer.write_octets(&[0x11, 0x30, 0, 0, 0, 0, 0, 0, 0, 0]).await;
+    let _peer = broker.accept().await;
+    let mut states = client.states();
+    states.wait_for(|state| matches!(state, State::Connected { .. })).await.unwrap();
+}

@@ -1,0 +1,305 @@
+//! Scripts of conversations: what is written, what arrives, what becomes of who waits. No IO, no clock.
+
+use mqcore_client::address::QueueAddress;
+use mqcore_client::conversation::{
+    Answer, Arrival, By, Conversation, MessageId, Publication, PullAnswer, PullEnd, TakenUp,
+};
+use mqcore_client::error::{ClientError, Status};
+use mqcore_client::request::{Clear, Intent, PullRequest, Request};
+use mqcore_wire::codec::Limits;
+use mqcore_wire::tmqp::{Frame, HOPS_FRESH, Kind, PING, PONG, decode};
+
+type Names = Conversation<&'static str>;
+
+fn open() -> Names {
+    let mut conversation = Names::new(Limits::default());
+    conversation.opened("me");
+    conversation
+}
+
+/// The frames that were written since the last call.
+fn written(conversation: &mut Names) -> Vec<(Kind, u16, String, Vec<u8>)> {
+    let octets = std::mem::take(conversation.output());
+    let (mut at, mut frames) = (0, Vec::new());
+    while let Some((frame, size)) = decode(&octets[at..], &Limits::default()).unwrap() {
+        let target = String::from_utf8(frame.target.to_vec()).unwrap();
+        frames.push((frame.kind, frame.content_type, target, frame.id.to_vec()));
+        at += size;
+    }
+    assert_eq!(at, octets.len());
+    frames
+}
+
+fn publish(conversation: &mut Names, id: Option<&str>, who: &'static str) -> MessageId {
+    let queue = QueueAddress::new("ch", 1).unwrap();
+    let publication = Publication { queue: &queue, id, headers: &[], body: b"x", high_priority: false };
+    conversation.publish(&publication, Some(who)).unwrap()
+}
+
+fn acknowledgement(id: &[u8]) -> Frame<'_> {
+    Frame { id, target: b"ch", content_type: 1, ..Frame::new(Kind::ACKNOWLEDGE) }
+}
+
+fn response(id: &[u8], status: u16) -> Frame<'_> {
+    Frame { id, target: b"me", content_type: status, ..Frame::new(Kind::RESPONSE) }
+}
+
+fn settled(arrival: Arrival<&'static str>) -> (&'static str, Result<Answer, ClientError>) {
+    match arrival {
+        Arrival::Settled(who, result) => (who, result),
+        other => panic!("nobody's wait is over: {other:?}"),
+    }
+}
+
+fn pull(conversation: &mut Names, who: &'static str) -> MessageId {
+    let queue = QueueAddress::new("ch", 1).unwrap();
+    let pull = PullRequest { count: 3, lifo: false, clear: Clear::default(), info: true };
+    conversation.pull(&Request::pull(&queue, &pull), who).unwrap()
+}
+
+fn pulled<'a>(headers: &'a [u8], id: &'a [u8]) -> Frame<'a> {
+    Frame { id, headers, target: b"ch", content_type: 1, ..Frame::new(Kind::QUEUE) }
+}
+
+fn request_id(id: &[u8], more: &str) -> Vec<u8> {
+    [b"Request-Id:", id, b"\r\n", more.as_bytes()].concat()
+}
+
+#[test]
+fn a_receipt_says_who_acknowledged() {
+    let mut conversation = open();
+    let id = publish(&mut conversation, None, "a");
+    let (who, result) = settled(conversation.receive(&acknowledgement(&id)));
+    assert!(matches!((who, result), ("a", Ok(Answer::Confirmed(By::Server)))));
+
+    let id = publish(&mut conversation, None, "b");
+    let by_consumer = Frame { source: b"c1", hops: 15, ..acknowledgement(&id) };
+    let (_, result) = settled(conversation.receive(&by_consumer));
+    assert!(matches!(result, Ok(Answer::Confirmed(By::Consumer))));
+
+    let id = publish(&mut conversation, None, "c");
+    let of_hidden_consumer = Frame { hops: HOPS_FRESH - 1, ..acknowledgement(&id) };
+    let (_, result) = settled(conversation.receive(&of_hidden_consumer));
+    assert!(matches!(result, Ok(Answer::Confirmed(By::Consumer))));
+}
+
+#[test]
+fn a_refused_publish_is_an_error_whichever_way_it_is_said() {
+    let mut conversation = open();
+    let id = publish(&mut conversation, None, "a");
+    let refused = Frame { target: b"ch", payload: b"no channel ch", ..response(&id, 404) };
+    let (_, result) = settled(conversation.receive(&refused));
+    let Err(ClientError::Refused(refusal)) = result else { panic!("{result:?}") };
+    assert_eq!((refusal.status(), &*refusal.target), (Status::NotFound, "ch/1"));
+    assert_eq!(refusal.to_string(), "cannot publish to ch/1: no channel ch (status 404)");
+    // The broker says it a second time, for clients that listen for acknowledgements only.
+    let again = Frame { headers: b"Nack-Reason:no channel ch\r\n", ..acknowledgement(&id) };
+    assert!(matches!(conversation.receive(&again), Arrival::Nothing));
+
+    let id = publish(&mut conversation, None, "b");
+    let nack = Frame { headers: b"nack-reason:not-saved\r\n", ..acknowledgement(&id) };
+    let (_, result) = settled(conversation.receive(&nack));
+    assert_eq!(
+        result.unwrap_err(),
+        ClientError::Nacked { target: "ch/1".into(), reason: "not-saved".into() }
+    );
+}
+
+#[test]
+fn an_acknowledgement_counts_once() {
+    let mut conversation = open();
+    let id = publish(&mut conversation, None, "a");
+    settled(conversation.receive(&acknowledgement(&id))).1.unwrap();
+    assert!(matches!(conversation.receive(&acknowledgement(&id)), Arrival::Nothing));
+    assert_eq!((conversation.tally().late_answers, conversation.outstanding()), (1, 0));
+}
+
+#[test]
+fn a_refusal_of_what_nobody_waits_for_is_counted() {
+    let mut conversation = open();
+    let queue = QueueAddress::new("ch", 1).unwrap();
+    let publication = Publication { queue: &queue, id: None, headers: &[], body: b"x", high_priority: false };
+    let id = conversation.publish(&publication, None).unwrap();
+    conversation.receive(&Frame { target: b"ch", ..response(&id, 404) });
+    assert_eq!((conversation.tally().refused_unconfirmed, conversation.tally().late_answers), (1, 0));
+}
+
+#[test]
+fn an_id_is_used_once_at_a_time() {
+    let mut conversation = open();
+    publish(&mut conversation, Some("mine"), "a");
+    let queue = QueueAddress::new("ch", 1).unwrap();
+    let publication =
+        Publication { queue: &queue, id: Some("mine"), headers: &[], body: b"x", high_priority: false };
+    let twice = conversation.publish(&publication, Some("b"));
+    assert!(matches!(twice, Err(ClientError::InvalidArgument { .. })));
+    settled(conversation.receive(&acknowledgement(b"mine"))).1.unwrap();
+    conversation.publish(&publication, Some("b")).unwrap();
+}
+
+#[test]
+fn new_ids_are_32_hex_digits_and_never_repeat() {
+    let mut conversation = open();
+    let ids: Vec<MessageId> = (0..100).map(|_| publish(&mut conversation, None, "a")).collect();
+    assert!(ids.iter().all(|id| id.len() == 32 && id.iter().all(u8::is_ascii_hexdigit)));
+    assert_eq!(ids.iter().collect::<std::collections::HashSet<_>>().len(), 100);
+}
+
+#[test]
+fn what_fits_no_frame_is_refused_and_nothing_is_written() {
+    let limits = Limits { frame_bytes_max: 1024, ..Limits::default() };
+    let mut conversation = Names::new(limits);
+    conversation.opened("me");
+    let queue = QueueAddress::new("ch", 1).unwrap();
+    let mut publication =
+        Publication { queue: &queue, id: None, headers: &[], body: &[0; 2000], high_priority: false };
+    let refused = conversation.publish(&publication, Some("a")).unwrap_err();
+    assert!(matches!(refused, ClientError::TooLarge { part: "message", limit: 1024, .. }), "{refused:?}");
+    let long = "i".repeat(256);
+    publication = Publication { id: Some(&long), body: b"", ..publication };
+    let refused = conversation.publish(&publication, Some("a")).unwrap_err();
+    assert!(matches!(refused, ClientError::TooLarge { part: "message id", .. }), "{refused:?}");
+    assert_eq!((conversation.outstanding(), conversation.output().len()), (0, 0));
+}
+
+#[test]
+fn a_pull_gathers_its_messages_until_the_broker_says_end() {
+    let mut conversation = open();
+    let id = pull(&mut conversation, "p");
+    let message = request_id(&id, "Count:2\r\nIndex:1\r\nPriority-Messages:0\r\nMessages:1\r\n");
+    assert!(matches!(conversation.receive(&pulled(&message, b"m1")), Arrival::Nothing));
+    assert!(matches!(conversation.receive(&pulled(&message, b"m2")), Arrival::Nothing));
+    assert!(matches!(conversation.receive(&pulled(b"", b"m3")), Arrival::Delivery(_)), "not of the pull");
+    let end = request_id(&id, "No-Content:End\r\n");
+    let (who, result) = settled(conversation.receive(&pulled(&end, &id)));
+    let Ok(Answer::Pulled(PullAnswer { messages, end })) = result else { panic!("{result:?}") };
+    assert_eq!((who, end), ("p", PullEnd::NoContent("End".into())));
+    assert_eq!(messages.iter().map(|m| m.id().to_vec()).collect::<Vec<_>>(), [b"m1", b"m2"]);
+}
+
+#[test]
+fn a_cached_message_comes_as_a_response() {
+    let mut conversation = open();
+    let id = pull(&mut conversation, "p");
+    let (_, result) = settled(conversation.receive(&Frame { payload: b"cached", ..response(&id, 0) }));
+    let Ok(Answer::Pulled(PullAnswer { messages, end: PullEnd::Cached })) = result else {
+        panic!("{result:?}")
+    };
+    assert_eq!(messages[0].body_slice(), b"cached");
+}
+
+#[test]
+fn a_pull_that_is_given_up_keeps_what_it_had_and_hands_back_the_rest() {
+    let mut conversation = open();
+    let id = pull(&mut conversation, "p");
+    let message = request_id(&id, "");
+    conversation.receive(&pulled(&message, b"m1"));
+    let partial = conversation.forget(&id).unwrap();
+    assert_eq!((partial.messages.len(), partial.end), (1, PullEnd::CutShort));
+    written(&mut conversation);
+    let asks = Frame { pending_acknowledge: true, ..pulled(&message, b"m2") };
+    assert!(matches!(conversation.receive(&asks), Arrival::Nothing));
+    let refused = written(&mut conversation);
+    assert_eq!(refused, [(Kind::ACKNOWLEDGE, 1, "ch".to_owned(), b"m2".to_vec())]);
+    assert_eq!(conversation.tally().late_pulled, 1);
+}
+
+#[test]
+fn a_channel_is_joined_once_and_left_by_the_last() {
+    let mut conversation = open();
+    let join = Intent::Join("Ch".into());
+    let TakenUp::Asked(id) = conversation.take_up(join.clone(), "a").unwrap() else { panic!() };
+    settled(conversation.receive(&response(&id, 0))).1.unwrap();
+    let same = Intent::Join("cH".into());
+    assert!(matches!(conversation.take_up(same.clone(), "b").unwrap(), TakenUp::Already("b")));
+    assert_eq!(written(&mut conversation).len(), 1);
+    conversation.give_up(&join);
+    assert!(written(&mut conversation).is_empty());
+    assert!(conversation.has_joined(b"CH"));
+    conversation.give_up(&same);
+    let left = written(&mut conversation);
+    assert_eq!((left.len(), left[0].1, left[0].2.as_str()), (1, 602, "Ch"));
+    assert!(!conversation.has_joined(b"ch"));
+}
+
+#[test]
+fn a_refused_join_is_told_to_who_asked_and_stands_for_nobody() {
+    let mut conversation = open();
+    let join = Intent::Join("ch".into());
+    let TakenUp::Asked(id) = conversation.take_up(join.clone(), "a").unwrap() else { panic!() };
+    written(&mut conversation);
+    let (_, result) = settled(conversation.receive(&response(&id, 404)));
+    assert!(matches!(result, Err(ClientError::Refused(_))));
+    conversation.give_up(&join);
+    assert!(written(&mut conversation).is_empty(), "there is nothing to leave");
+}
+
+#[test]
+fn intents_are_told_again_on_a_new_connection_before_anything_else() {
+    let mut conversation = open();
+    let join = Intent::Join("ch".into());
+    let TakenUp::Asked(id) = conversation.take_up(join, "a").unwrap() else { panic!() };
+    conversation.receive(&response(&id, 0));
+    conversation.lost();
+    conversation.opened("me2");
+    publish(&mut conversation, None, "p");
+    let kinds: Vec<_> = written(&mut conversation).iter().map(|frame| (frame.0, frame.1)).collect();
+    assert_eq!(kinds, [(Kind::SERVER, 601), (Kind::QUEUE, 1)]);
+}
+
+#[test]
+fn an_intent_that_the_broker_refuses_after_a_reconnect_is_asked_for_again() {
+    let mut conversation = open();
+    let TakenUp::Asked(id) = conversation.take_up(Intent::Join("ch".into()), "a").unwrap() else { panic!() };
+    conversation.receive(&response(&id, 0));
+    conversation.lost();
+    conversation.opened("me");
+    let asked = written(&mut conversation);
+    let arrival = conversation.receive(&response(&asked[0].3, 404));
+    assert!(matches!(arrival, Arrival::NotRestored(Intent::Join(_), ClientError::Refused(_))), "{arrival:?}");
+    conversation.restore();
+    let asked = written(&mut conversation);
+    assert_eq!(asked.len(), 1);
+    assert!(matches!(conversation.receive(&response(&asked[0].3, 0)), Arrival::Nothing));
+    conversation.restore();
+    assert!(written(&mut conversation).is_empty(), "it stands");
+}
+
+#[test]
+fn whoever_waits_when_the_connection_is_lost_is_handed_back() {
+    let mut conversation = open();
+    publish(&mut conversation, None, "p");
+    let id = pull(&mut conversation, "q");
+    conversation.receive(&pulled(&request_id(&id, ""), b"m1"));
+    let mut lost = conversation.lost();
+    lost.sort_by_key(|(who, _)| *who);
+    assert_eq!(lost.len(), 2);
+    assert!(matches!(&lost[0], ("p", None)));
+    let ("q", Some(partial)) = &lost[1] else { panic!("{lost:?}") };
+    assert_eq!(partial.messages.len(), 1);
+    assert_eq!(conversation.outstanding(), 0);
+}
+
+#[test]
+fn pings_are_answered_and_frames_without_hops_mean_nothing() {
+    let mut conversation = open();
+    let limits = Limits::default();
+    let (ping, _) = decode(&PING, &limits).unwrap().unwrap();
+    conversation.receive(&ping);
+    assert_eq!(*conversation.output(), PONG);
+    conversation.output().clear();
+    let dead = Frame { hops: 0, ..Frame::new(Kind::PING) };
+    assert!(matches!(conversation.receive(&dead), Arrival::Nothing));
+    assert!(conversation.output().is_empty());
+    assert!(matches!(conversation.receive(&Frame::new(Kind::TERMINATE)), Arrival::Terminated));
+    assert!(matches!(conversation.receive(&Frame::new(Kind(0x2A))), Arrival::Nothing));
+}
+
+#[test]
+fn applications_have_their_own_statuses() {
+    let mut conversation = open();
+    let id = conversation.request(&Request::node_list(), "a").unwrap();
+    let (_, result) = settled(conversation.receive(&response(&id, 1000)));
+    let Ok(Answer::Response(response)) = result else { panic!("{result:?}") };
+    assert_eq!(response.content_type(), 1000);
+}

@@ -1,0 +1,418 @@
+"""The life of an embedded broker: start, stop, signals, fork, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqcore import Broker, BrokerConfig, ChannelOptions, QueueOptions, QueueStatus, errors
+from mqcore.config import seconds
+
+# Every program below may use raw peers.
+PEER = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from worker_peer import WorkerPeer\n"
+
+
+def program(text: str) -> list[str]:
+    return [sys.executable, "-W", "error", "-c", PEER + textwrap.dedent(text)]
+
+
+def run(text: str, *, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(program(text), capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def test_a_broker_without_arguments_opens_no_socket() -> None:
+    with Broker() as mq:
+        assert mq.is_running
+        assert mq.listeners == ()
+        assert mq.admin_url is None
+        assert mq.stats().queues == ()
+    assert not mq.is_running
+
+
+def test_ports_that_were_picked_are_told() -> None:
+    with Broker(listen=["tmqp://127.0.0.1:0", "tmqp://127.0.0.1:0"], admin="http://127.0.0.1:0") as mq:
+        first, second = mq.listeners
+        assert first != second
+        for url in (*mq.listeners, mq.admin_url):
+            assert url is not None
+            host, port = url.split("//")[1].split(":")
+            socket.create_connection((host, int(port))).close()
+
+
+async def test_async_with_starts_and_stops() -> None:
+    async with Broker(listen="tmqp://127.0.0.1:0") as mq:
+        assert mq.is_running
+    assert not mq.is_running
+
+
+def test_a_stopped_broker_says_so_and_starts_again() -> None:
+    mq = Broker(listen="tmqp://127.0.0.1:0")
+    for _ in range(2):
+        with pytest.raises(errors.NotRunning, match="start it first"):
+            mq.stats()
+        mq.start()
+        assert mq.stats().channels == ()
+        with pytest.raises(RuntimeError, match="running already"):
+            mq.start()
+        mq.stop()
+        mq.stop()
+
+
+def test_an_address_in_use_is_an_error_and_leaves_nothing_behind() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        mq = Broker(listen=f"tmqp://127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(errors.ListenFailed, match="cannot listen"):
+            mq.start()
+        assert not mq.is_running
+    mq.start()
+    mq.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"listen": "127.0.0.1:2622"}, "has no scheme"),
+        ({"listen": "amqp://127.0.0.1:5672"}, "known are tmqp"),
+        ({"admin": "https://127.0.0.1:1"}, "https"),
+        ({"shards": 99}, "at most 16"),
+        ({"shards": -1}, "shards"),
+        ({"data_dir": "var/mq"}, "memory only"),
+        ({"ping_interval": "soon"}, "ping_interval: 'soon' is no duration"),
+        ({"channel": QueueOptions()}, "a ChannelOptions"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_named(options: Any, said: str) -> None:
+    with pytest.raises(errors.ConfigError, match=said), Broker(**options):
+        pass
+
+
+def test_an_address_that_others_could_reach_needs_to_be_asked_for() -> None:
+    with pytest.raises(errors.ConfigError, match="loopback"), Broker(listen="tmqp://0.0.0.0:0"):
+        pass
+    with Broker(listen="tmqp://0.0.0.0:0", allow_remote=True) as mq:
+        assert mq.listeners[0].startswith("tmqp://0.0.0.0:")
+
+
+def test_either_a_config_or_its_fields() -> None:
+    assert Broker(BrokerConfig(shards=1)).config == Broker(shards=1).config
+    with pytest.raises(TypeError, match="not both"):
+        Broker(BrokerConfig(), shards=1)
+
+
+def test_durations_are_seconds_timedeltas_or_text() -> None:
+    assert [seconds(value) for value in (2, 0.5, timedelta(minutes=1), "250ms", "30s", "1.5m", "2h", "1d")] == [
+        2.0,
+        0.5,
+        60.0,
+        0.25,
+        30.0,
+        90.0,
+        7200.0,
+        86400.0,
+    ]
+    for wrong in (-1, float("nan"), float("inf"), "a while", "", None, "5 weeks"):
+        with pytest.raises(errors.ConfigError):
+            seconds(wrong)  # type: ignore[arg-type]
+
+
+def test_statuses_are_read_in_every_spelling() -> None:
+    assert QueueStatus("round-robin") is QueueStatus("RoundRobin") is QueueStatus.ROUND_ROBIN
+    assert QueueStatus("pause") is QueueStatus.PAUSED
+    assert QueueStatus("stop") is QueueStatus.STOPPED
+    assert QueueOptions(status="cache").status is QueueStatus.CACHE  # type: ignore[arg-type]
+    with pytest.raises(errors.ConfigError, match="one of broadcast, push, roundrobin"):
+        QueueOptions(status="fifo")  # type: ignore[arg-type]
+
+
+def test_flags_win_over_the_environment_over_the_file_over_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "mqcore.toml"
+    file.write_text(
+        'listen = ["tmqp://127.0.0.1:1"]\nadmin = "http://127.0.0.1:2"\nclient_limit = 3\n'
+        '[channel]\nclient_limit = 4\n[channel.queue]\nstatus = "round-robin"\nacknowledge_timeout = "5s"\n'
+    )
+    environ = {
+        "MQCORE_CLIENT_LIMIT": "5",
+        "MQCORE_LISTEN": "tmqp://127.0.0.1:6, tmqp://127.0.0.1:7",
+        "MQCORE_CHANNEL__QUEUE__REQUEST_ACKNOWLEDGE": "yes",
+        "MQCORE_URL": "not a setting of a broker",
+        "OTHER": "nor this",
+    }
+    config = BrokerConfig.load(file, environ=environ, client_limit=8, admin=None)
+    assert config == BrokerConfig(
+        listen=("tmqp://127.0.0.1:6", "tmqp://127.0.0.1:7"),
+        admin="http://127.0.0.1:2",
+        client_limit=8,
+        channel=ChannelOptions(
+            client_limit=4,
+            queue=QueueOptions(status=QueueStatus.ROUND_ROBIN, acknowledge_timeout=5.0, request_acknowledge=True),
+        ),
+    )
+
+
+def test_an_unknown_setting_is_an_error_that_names_the_known_ones(tmp_path: Path) -> None:
+    file = tmp_path / "mqcore.toml"
+    file.write_text("[channel.queue]\nstate = 1\n")
+    with pytest.raises(errors.ConfigError, match=r"'channel\.queue\.state'; there are: .*status"):
+        BrokerConfig.load(file, environ={})
+    with pytest.raises(errors.ConfigError, match=r"'liste'; there are: .*listen"):
+        BrokerConfig.load(environ={"MQCORE_LISTE": "x"})
+    file.write_text("listen = ")
+    with pytest.raises(errors.ConfigError, match="is no TOML"):
+        BrokerConfig.load(file, environ={})
+    with pytest.raises(errors.ConfigError, match="cannot read"):
+        BrokerConfig.load(tmp_path / "missing.toml", environ={})
+
+
+def test_options_arrive_at_the_queue(connect: Any) -> None:
+    options = QueueOptions(
+        status=QueueStatus.PULL,
+        only_first_acquirer=True,
+        request_acknowledge=True,
+        acknowledge_timeout="2s",
+        message_timeout=60,
+        use_message_id=False,
+        wait_for_acknowledge=True,
+        hide_client_names=True,
+        message_limit=7,
+        message_size_limit=8,
+        put_back_limit=9,
+        dead_letter="dead/1",
+        delivery_handler="at-most-once",
+        tag="tagged",
+    )
+    mq = Broker(
+        listen="tmqp://127.0.0.1:0",
+        auto_create_channels=True,
+        auto_create_queues=True,
+        channel=ChannelOptions(queue=options),
+    )
+    with mq:
+        connect(mq.listeners[0]).publish("orders", 1, b"x")
+        deadline = time.monotonic() + 10
+        while not mq.stats().queues and time.monotonic() < deadline:
+            time.sleep(0.002)
+        assert mq.stats().queue("orders/1").options == options
+
+
+async def test_serve_forever_ends_when_the_broker_is_stopped() -> None:
+    mq = Broker()
+    with pytest.raises(errors.NotRunning):
+        await mq.serve_forever()
+    async with mq:
+        serving = asyncio.create_task(mq.serve_forever())
+        await asyncio.sleep(0)
+        threading.Thread(target=mq.stop).start()
+        await asyncio.wait_for(serving, 10)
+
+
+def test_wait_ends_when_another_thread_stops_the_broker() -> None:
+    mq = Broker()
+    assert mq.wait()
+    mq.start()
+    assert not mq.wait("10ms")
+    threading.Timer(0.05, mq.stop).start()
+    assert mq.wait("10s")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are sent the way of POSIX")
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        """
+        async def main():
+            async with mqcore.Broker(listen="tmqp://127.0.0.1:0") as mq:
+                print("ready", flush=True)
+                await mq.serve_forever()
+        asyncio.run(main())
+        """,
+        """
+        with mqcore.Broker(listen="tmqp://127.0.0.1:0") as mq:
+            print("ready", flush=True)
+            mq.wait()
+        """,
+    ],
+    ids=["serve_forever", "wait"],
+)
+def test_ctrl_c_ends_a_waiting_program(waiting: str) -> None:
+    text = "import asyncio, mqcore\n" + textwrap.dedent(waiting)
+    with subprocess.Popen(program(text), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+        assert "KeyboardInterrupt" in said
+        assert process.returncode in {1, 130, -signal.SIGINT}
+        assert time.monotonic() - began < 5.0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_after_a_fork_the_child_is_told_and_the_parent_goes_on() -> None:
+    result = run(
+        """
+        import os, sys, warnings
+        import mqcore
+        from mqcore import errors
+        warnings.simplefilter("ignore", DeprecationWarning)
+        mq = mqcore.Broker(listen="tmqp://127.0.0.1:0")
+        mq.start()
+        child = os.fork()
+        if child == 0:
+            for use in (mq.stats, mq.start, mq.stop, mq.wait, lambda: mq.is_running, lambda: mq.listeners):
+                try:
+                    use()
+                except errors.Forked as error:
+                    assert "fork" in str(error)
+                else:
+                    os._exit(1)
+            with mqcore.Broker() as own:
+                own.stats()
+            del mq, own, use
+            sys.exit(42)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 42, status
+        peer = WorkerPeer.connect(mq.listeners[0])
+        peer.ping(5)
+        peer.close()
+        mq.stop()
+        """
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_program_that_forgets_to_stop_its_broker_still_ends() -> None:
+    result = run(
+        """
+        import mqcore
+        mq = mqcore.Broker(listen="tmqp://127.0.0.1:0")
+        mq.start()
+        """
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_broker_that_is_dropped_running_is_stopped_with_a_warning() -> None:
+    mq = Broker(listen="tmqp://127.0.0.1:0")
+    mq.start()
+    host, port = mq.listeners[0].removeprefix("tmqp://").split(":")
+    brokers = [mq]
+    del mq
+    with pytest.warns(ResourceWarning, match="never stopped"):
+        brokers.clear()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection((host, int(port))).close()
+        except ConnectionError:
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("the listener is still there")
+
+
+def test_a_handler_that_does_not_come_back_cannot_keep_a_broker_from_stopping() -> None:
+    result = run(
+        """
+        import atexit, logging, threading, time
+        import mqcore
+        logging.basicConfig(format="%(message)s")
+        asleep, release = threading.Event(), threading.Event()
+        class Asleep(mqcore.DeliveryHandler):
+            def received_from_producer(self, queue, message, producer):
+                asleep.set()
+                release.wait()
+                return mqcore.Decision()
+        mq = mqcore.Broker(listen="tmqp://127.0.0.1:0", auto_create_channels=True, auto_create_queues=True)
+        mq.delivery_handlers["memory"] = Asleep()
+        mq.start()
+        peer = WorkerPeer.connect(mq.listeners[0])
+        peer.publish("orders", 1, b"")
+        asleep.wait()
+        began = time.monotonic()
+        mq.stop(grace=0.5)
+        assert time.monotonic() - began < 5, "it waited for the handler"
+        peer.close()
+        # It comes back while the program ends, which must not find the interpreter gone.
+        atexit.register(release.set)
+        """
+    )
+    assert result.returncode == 0, result.stderr
+    assert "'memory' has not come back" in result.stderr
+
+
+# Starts and stops a broker, each time while a peer publishes through a handler and another consumes.
+CYCLES = """
+    import os, sys, threading, time
+    import mqcore
+    from mqcore.testing import tmqp
+
+    class Allow(mqcore.DeliveryHandler):
+        def received_from_producer(self, queue, message, producer):
+            return mqcore.Decision()
+        async def end_send(self, queue, message):
+            return mqcore.Decision()
+
+    def left():
+        # A thread that was waited for is gone for the system a moment later.
+        deadline = time.monotonic() + 5
+        while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        with open("/proc/self/statm") as statm:
+            pages = int(statm.read().split()[1])
+        descriptors = len(os.listdir("/proc/self/fd"))
+        return len(os.listdir("/proc/self/task")), descriptors, pages * os.sysconf("SC_PAGE_SIZE")
+
+    batch = b"".join(
+        tmqp.encode(tmqp.Frame(0x11, content_type=1, id=b"%d" % number, target=b"orders", payload=b"x" * 128))
+        for number in range(200)
+    )
+
+    def cycle(mq):
+        mq.start()
+        consumer, producer = WorkerPeer.connect(mq.listeners[0]), WorkerPeer.connect(mq.listeners[0])
+        consumer.join("orders")
+        producer.socket.sendall(batch)
+        consumer.next()
+        mq.stop(grace=0)
+        consumer.close()
+        producer.close()
+
+    options = dict(listen="tmqp://127.0.0.1:0", auto_create_channels=True, auto_create_queues=True)
+    same = mqcore.Broker(**options)
+    same.delivery_handlers["memory"] = Allow()
+    marks = []
+    for number in range(1000):
+        if number % 2:
+            cycle(same)
+        else:
+            fresh = mqcore.Broker(**options)
+            fresh.delivery_handlers["memory"] = Allow()
+            cycle(fresh)
+        if number in (299, 999):
+            marks.append(left())
+    for threads, descriptors, bytes_ in marks:
+        print(threads, descriptors, bytes_)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts what is left by looking into /proc")
+@pytest.mark.timeout(240)
+def test_a_thousand_starts_and_stops_under_load_leave_nothing_behind() -> None:
+    result = run(CYCLES, timeout=230)
+    assert (result.returncode, result.stderr) == (0, "")
+    early, late = ([int(number) for number in line.split()] for line in result.stdout.splitlines())
+    assert late[0] == early[0] == 1, "threads are left"
+    assert late[1] == early[1], "descriptors are left"
+    assert late[2] - early[2] < 8 * 1024 * 1024, "memory grows by more than 12 KiB a cycle"
