@@ -83,7 +83,7 @@ pub(crate) struct Connection<S> {
     /// Octets that this round added to what is to be written, and removed from it.
     added: usize,
     removed: usize,
-    /// Whether any shard may know of this connection.
+    /// Whether any shard may know of this connection, and has not been told that it is gone.
     known_to_shards: bool,
     outbox: Arc<Outbox>,
     hub: Arc<Hub>,
@@ -174,6 +174,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         if matches!(self.stage, Stage::Open) {
             moved |= self.read(context, now);
         }
+        moved |= self.leave_shards();
         let over = self.leave(context);
         self.settle();
         match (over, moved) {
@@ -519,6 +520,22 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         self.unsent.push_back(Unsent { shard, permits: permits_for(octets), batch });
     }
 
+    /// Tells the shards that the peer is gone, as soon as they have all that it asked for. Not only when its socket is:
+    /// whoever says goodbye and lets its socket linger would be handed messages that nobody reads. At a stop what is on
+    /// its way is still written, so there the shards hear of it at the end.
+    fn leave_shards(&mut self) -> bool {
+        let gone = match &self.stage {
+            Stage::Open => false,
+            Stage::Leaving(leave) => !leave.at_stop,
+            Stage::Dead => true,
+        };
+        if !gone || !self.known_to_shards || !self.unsent.is_empty() {
+            return false;
+        }
+        self.tell_shards_closed();
+        true
+    }
+
     /// Carries the end of the conversation on. True when it is over.
     fn leave(&mut self, context: &mut Context<'_>) -> bool {
         let leave = match &mut self.stage {
@@ -582,6 +599,17 @@ fn read_and_forget<S: AsyncRead + Unpin>(stream: &mut S, context: &mut Context<'
 }
 
 impl<S> Connection<S> {
+    /// The outbox ends first: a shard that fills it after it has heard of the end would wait for room for ever.
+    fn tell_shards_closed(&mut self) {
+        self.outbox.end();
+        self.hub.moved();
+        if std::mem::take(&mut self.known_to_shards) {
+            for handle in &self.hub.shards {
+                handle.send(Input::Closed(self.outbox.connection));
+            }
+        }
+    }
+
     fn counters(&self) -> &ProtocolCounters {
         self.hub.counters.of(self.outbox.protocol)
     }
@@ -619,14 +647,8 @@ impl<S> Drop for Connection<S> {
         if std::thread::panicking() {
             self.count_closed(CloseReason::Fault);
         }
-        self.outbox.end();
         self.hub.registry.close(self.outbox.connection);
         self.counters().ignored_frames.add(self.session.ignored_frames());
-        self.hub.moved();
-        if self.known_to_shards {
-            for handle in &self.hub.shards {
-                handle.send(Input::Closed(self.outbox.connection));
-            }
-        }
+        self.tell_shards_closed();
     }
 }

@@ -231,6 +231,26 @@ async fn what_was_published_before_a_connection_closed_is_delivered() {
     server.stop(PATIENCE).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_consumer_that_said_goodbye_is_handed_nothing_more_even_if_its_socket_stays() {
+    let server = start(with_status(Status::RoundRobin)).await;
+    let mut leaving = dial(&server, "leaving").await;
+    let mut staying = dial(&server, "staying").await;
+    leaving.join("orders").await;
+    staying.join("orders").await;
+    leaving.send_frame(&Frame::new(Kind::TERMINATE)).await;
+    assert_eq!(leaving.receive().await, None);
+    for number in 0..10 {
+        staying.publish("orders", &format!("m{number}"), b"x").await;
+    }
+    for number in 0..10 {
+        let message = staying.receive().await.expect("nobody else is there");
+        assert_eq!(message.id, format!("m{number}").into_bytes());
+    }
+    server.stop(Duration::from_secs(1)).await;
+    drop(leaving);
+}
+
 /// Refuses the one message of `failing` until it is put back too often, and waits for it in `dead`.
 async fn dead_letter(shards: usize, failing: &str, dead: &str) {
     let queue = QueueOptions {
