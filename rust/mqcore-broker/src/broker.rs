@@ -310,7 +310,9 @@ impl Broker {
             self.restore_definition(definition, now, effects);
         }
         self.books.storage = Storage::Ready;
-        self.books.sequence = sequence;
+        // Ranks were given from later sequences too, of records that leave no trace; new ones must be larger.
+        let ranks = messages.iter().map(|message| message.progress.rank.unsigned_abs());
+        self.books.sequence = Sequence(ranks.max().unwrap_or(0).max(sequence.0));
         messages.sort_unstable_by_key(|message| message.progress.rank);
         for restored in messages {
             self.restore_message(restored, now, effects);
@@ -412,9 +414,28 @@ impl Broker {
         }
     }
 
-    /// The journal takes records again.
-    pub fn storage_accepts(&mut self) {
+    /// The journal takes records again. All definitions are written once more, as some may have been refused.
+    pub fn storage_accepts(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
         self.books.storage = Storage::Ready;
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        for (_, channel) in &self.channels {
+            let options = Box::new(channel.options.clone());
+            turn.record(Record::DefineChannel(channel.name.clone(), options));
+            for queue in channel.queues.values() {
+                let options = Box::new(queue.face.options.clone());
+                turn.record(Record::DefineQueue((*queue.face.address).clone(), options));
+            }
+        }
+    }
+
+    /// Somebody waits until the records so far are synced.
+    pub fn waits_for_sync(&self) -> bool {
+        self.books.waits_for_sync()
+    }
+
+    /// Somebody waits until the records so far are written, or synced.
+    pub fn waits_for_commit(&self) -> bool {
+        self.books.waits_for_commit()
     }
 
     // ---- Time and work -----------------------------------------------------------------------------------

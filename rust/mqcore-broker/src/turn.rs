@@ -179,6 +179,16 @@ impl Books {
         list.push_back((self.sequence, awaiting));
     }
 
+    /// Somebody waits until records are synced.
+    pub(crate) fn waits_for_sync(&self) -> bool {
+        !self.synced.is_empty()
+    }
+
+    /// Somebody waits until records are written or synced.
+    pub(crate) fn waits_for_commit(&self) -> bool {
+        !self.synced.is_empty() || !self.written.is_empty()
+    }
+
     /// Takes a question off the books; `None` if its answer came too late.
     pub(crate) fn answered(&mut self, id: QuestionId) -> Option<Asked> {
         self.questions.remove(&id)

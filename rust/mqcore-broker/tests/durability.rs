@@ -182,7 +182,7 @@ fn a_journal_that_refuses_makes_promises_refuse_and_nothing_else() {
     assert_eq!(w.heard(&p), ["1 ok", "2 refused 503", "3 refused 503", "4 ok"]);
     w.join(&a, "ch").unwrap();
     assert_eq!(w.delivered(), ["a:1", "a:4"], "consumers go on");
-    w.broker.storage_accepts();
+    w.broker.storage_accepts(w.now, &mut w.effects);
     w.publish(&p, "ch/1", "5");
     disk.commit(&mut w);
     assert_eq!(w.heard(&p), ["5 ok"]);
