@@ -88,7 +88,6 @@ def test_an_address_in_use_is_an_error_and_leaves_nothing_behind() -> None:
         ({"admin": "https://127.0.0.1:1"}, "https"),
         ({"shards": 99}, "at most 16"),
         ({"shards": -1}, "shards"),
-        ({"data_dir": "var/mq"}, "memory only"),
         ({"ping_interval": "soon"}, "ping_interval: 'soon' is no duration"),
         ({"channel": QueueOptions()}, "a ChannelOptions"),
     ],

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         __version__,
     )
     from mqcore.broker import Broker
-    from mqcore.config import BrokerConfig, ChannelOptions, QueueOptions, QueueStatus
+    from mqcore.config import BrokerConfig, ChannelOptions, Durability, QueueOptions, QueueStatus
     from mqcore.errors import MqcoreError
     from mqcore.handlers import DeliveryHandler, PutBack, SendAck
 
@@ -28,6 +28,7 @@ __all__ = [
     "Decision",
     "Delivery",
     "DeliveryHandler",
+    "Durability",
     "Message",
     "MqcoreError",
     "PutBack",
@@ -51,7 +52,7 @@ _MODULES = {
         "__version__",
     ),
     "mqcore.broker": ("Broker",),
-    "mqcore.config": ("BrokerConfig", "ChannelOptions", "QueueOptions", "QueueStatus"),
+    "mqcore.config": ("BrokerConfig", "ChannelOptions", "Durability", "QueueOptions", "QueueStatus"),
     "mqcore.errors": ("MqcoreError",),
     "mqcore.handlers": ("DeliveryHandler", "PutBack", "SendAck"),
 }

@@ -31,7 +31,7 @@ _OF_THE_PROGRAM = frozenset(
 @click.command(short_help="Run a broker.")
 @click.option("--listen", "listen", multiple=True, metavar="URL", help="Where clients connect; may be repeated.")
 @click.option("--admin", metavar="URL", help="Where health, metrics and the overview are served.")
-@click.option("--data-dir", metavar="DIR", help="Where messages would be kept; there is no storage yet.")
+@click.option("--data-dir", metavar="DIR", help="Where definitions and saved messages are kept. [default: nowhere, everything stays in memory]")
 @click.option(
     "--app", metavar="MODULE:ATTR", envvar="MQCORE_APP", help="A Broker, or a mapping of delivery handlers by key."
 )

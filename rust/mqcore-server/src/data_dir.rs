@@ -38,7 +38,9 @@ pub enum DataDirError {
         path: PathBuf,
     },
     /// Not written by mqcore, or by a later version.
-    #[error("{path} does not say \"mqcore data 1, shards N\" but {found:?}: it is no data directory of this version")]
+    #[error(
+        "{path} does not say \"mqcore data 1, shards N\" but {found:?}: it is no data directory of this version"
+    )]
     Format {
         /// The file.
         path: PathBuf,

@@ -4,15 +4,13 @@
 //! for that, and tells the shard. What arrives during one sync is the next batch: batches form by themselves, the
 //! larger the busier the shard is, and no timer delays anybody.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use mqcore_broker::id::Sequence;
 use mqcore_broker::options::Durability;
-use mqcore_broker::record::{
-    Record, channel_key, encode_channel, encode_put, encode_queue, queue_key,
-};
+use mqcore_broker::record::{Record, channel_key, encode_channel, encode_put, encode_queue, queue_key};
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::stats::Health;

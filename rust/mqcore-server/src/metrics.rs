@@ -127,7 +127,11 @@ fn connections(page: &mut Page, hub: &Hub) {
 fn journal(page: &mut Page, hub: &Hub) {
     let counters = &hub.counters.journal;
     let [file_bytes, live, quarantined, refusing] = counters.sums();
-    page.family("mqcore_journal_fsync_seconds_sum", "counter", "Time spent in syncs that somebody waited for.");
+    page.family(
+        "mqcore_journal_fsync_seconds_sum",
+        "counter",
+        "Time spent in syncs that somebody waited for.",
+    );
     page.sample("mqcore_journal_fsync_seconds_sum", &[], counters.sync_micros.get() as f64 / 1e6);
     page.family("mqcore_journal_fsync_seconds_count", "counter", "Syncs that somebody waited for.");
     page.sample("mqcore_journal_fsync_seconds_count", &[], counters.syncs.get());

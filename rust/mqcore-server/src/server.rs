@@ -295,7 +295,11 @@ async fn recover(config: &Config, now_ms: u64) -> Result<Option<Recovery>, Start
         let directory = DataDir::open(&path, wanted)?;
         if directory.shards() != wanted {
             let shards = directory.shards();
-            tracing::info!(shards, wanted, "the data directory keeps the number of shards that it was made for");
+            tracing::info!(
+                shards,
+                wanted,
+                "the data directory keeps the number of shards that it was made for"
+            );
         }
         let shards = (0..directory.shards())
             .map(|shard| read_shard(&directory, shard, now_ms))
@@ -319,7 +323,7 @@ fn read_shard(directory: &DataDir, shard: usize, now_ms: u64) -> Result<Opened, 
     let opened = directory.open_shard(shard, now_ms, &mut progress)?;
     let (messages, unreadable) = (opened.messages.len(), opened.unreadable);
     let report = &opened.report;
-    if report.is_clean() && unreadable == 0 {
+    if !report.is_alarming() && unreadable == 0 {
         tracing::info!(shard, messages, "the journal is whole");
     } else {
         tracing::error!(shard, messages, unreadable, %report, "the journal was damaged");
