@@ -24,12 +24,20 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts mqcore: this very program, told to serve.
+    /// Starts mqcore: this very program, told to serve, or another one that takes the same arguments and says as much.
     ///
     /// # Errors
     /// If it does not start, or does not say where it listens.
-    pub fn mqcore(options: Serve) -> io::Result<Self> {
-        let mut child = Command::new(std::env::current_exe()?)
+    pub fn mqcore(options: Serve, server: Option<&str>) -> io::Result<Self> {
+        let mut command = match server.map(|server| server.split_whitespace().collect::<Vec<_>>()) {
+            Some(words) if !words.is_empty() => {
+                let mut command = Command::new(words[0]);
+                command.args(&words[1..]);
+                command
+            }
+            _ => Command::new(std::env::current_exe()?),
+        };
+        let mut child = command
             .arg("serve")
             .args(options.arguments())
             .stdin(Stdio::piped())

@@ -26,6 +26,8 @@ pub struct Plan {
     pub shards: usize,
     /// Threads of the server's runtime; 0: one for each core.
     pub workers: usize,
+    /// The command that serves instead of this program, for example one that does so in Python.
+    pub server: Option<&'static str>,
 }
 
 /// One thing to measure.
@@ -181,6 +183,9 @@ const WARM_UP: Duration = Duration::from_millis(500);
 
 impl Plan {
     fn mqcore(&self, status: Status, acknowledge: bool) -> io::Result<Process> {
-        Process::mqcore(Serve { status, acknowledge, shards: self.shards, workers: self.workers })
+        Process::mqcore(
+            Serve { status, acknowledge, shards: self.shards, workers: self.workers },
+            self.server,
+        )
     }
 }

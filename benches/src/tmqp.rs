@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use mqcore_wire::codec::Limits;
 use mqcore_wire::tmqp::hello::{self, Hello};
@@ -33,7 +34,7 @@ impl Wire for Tmqp {
     }
 
     fn consumer(&self, number: usize) -> io::Result<TcpStream> {
-        let mut stream = self.client(&format!("consumer-{number:05}"))?;
+        let mut stream = self.client(&format!("consumer-{number:03}"))?;
         join(&mut stream)?;
         Ok(stream)
     }
@@ -48,11 +49,13 @@ impl Wire for Tmqp {
 }
 
 impl Tmqp {
-    /// Connects and shakes hands.
+    /// Connects and shakes hands. Each client gets an id of its own: those of an earlier run may not be gone yet.
     ///
     /// # Errors
     /// If the server does not answer as it should.
-    pub fn client(&self, id: &str) -> io::Result<TcpStream> {
+    pub fn client(&self, role: &str) -> io::Result<TcpStream> {
+        static CLIENTS: AtomicU64 = AtomicU64::new(0);
+        let id = &format!("{role}-{:08}", CLIENTS.fetch_add(1, Ordering::Relaxed));
         let mut stream = connect(self.address)?;
         let mut body = Vec::new();
         hello::encode(&Hello { client_id: Some(id), ..Hello::default() }, &mut body)

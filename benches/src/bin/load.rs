@@ -19,6 +19,8 @@ Measures mqcore, in a process of its own, and prints a table.
   --runs N      runs of each measurement, of which the median counts (5)
   --no-peers    mqcore only; otherwise also redis-server and nats-server where they are installed
   --shards N    shards of the server (0: one for each core)
+  --server CMD  what to measure instead of this program's own server: started as CMD serve STATUS ACK SHARDS WORKERS,
+                it prints the line of JSON that `load serve` prints, and serves until its standard input is closed
   --workers N   threads of the server's runtime (0: one for each core)
   --json        JSON instead of the table
 ";
@@ -31,7 +33,14 @@ struct Wanted {
 
 fn parse(arguments: &[String]) -> Result<Wanted, String> {
     let mut wanted = Wanted {
-        plan: Plan { duration: Duration::from_secs(3), runs: 5, peers: true, shards: 0, workers: 0 },
+        plan: Plan {
+            duration: Duration::from_secs(3),
+            runs: 5,
+            peers: true,
+            shards: 0,
+            workers: 0,
+            server: None,
+        },
         scenarios: Vec::new(),
         json: false,
     };
@@ -46,6 +55,10 @@ fn parse(arguments: &[String]) -> Result<Wanted, String> {
             "--runs" => wanted.plan.runs = number()?.max(1),
             "--shards" => wanted.plan.shards = number()?,
             "--workers" => wanted.plan.workers = number()?,
+            "--server" => {
+                let command = rest.next().ok_or("--server wants a command")?;
+                wanted.plan.server = Some(command.clone().leak());
+            }
             "--no-peers" => wanted.plan.peers = false,
             "--json" => wanted.json = true,
             "all" => wanted.scenarios.extend(Scenario::ALL),

@@ -67,6 +67,8 @@ pub(crate) struct Connection<S> {
     welcomed: bool,
     /// What is left of the octets read: less than a frame, or frames that wait for an event.
     input: Vec<u8>,
+    /// How many commands the last read brought: about as many as the next one will.
+    usual_commands: usize,
     /// The session has whole frames, and takes no more of them before the next event.
     stalled: bool,
     /// The server is about to stop.
@@ -135,6 +137,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             session: AnySession::new(outbox.protocol, config, now),
             welcomed: false,
             input: Vec::new(),
+            usual_commands: 0,
             stalled: false,
             hushed: false,
             output: Output::default(),
@@ -193,9 +196,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             }
             Order::Goodbye => {
                 if matches!(self.stage, Stage::Open) {
-                    let before = self.output.tail().len();
-                    self.session.shutdown(self.output.tail());
-                    self.added += self.output.tail().len() - before;
+                    let ((), added) = self.output.append(|output| self.session.shutdown(output));
+                    self.added += added;
                     self.begin_leaving(false, true);
                 }
                 return false;
@@ -229,7 +231,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 continue;
             }
             match outgoing {
-                Outgoing::Frames(frames) => self.output.push(frames),
+                Outgoing::Own(frames) => self.output.push_own(frames, &self.hub.spare_bytes),
+                Outgoing::Shared(frames) => self.output.push_shared(frames),
                 Outgoing::Events(events) => {
                     for event in events {
                         self.removed += event_bytes(&event);
@@ -249,7 +252,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
 
     fn discard(&mut self, outgoing: &Outgoing) {
         self.removed += match outgoing {
-            Outgoing::Frames(frames) => frames.len(),
+            Outgoing::Own(frames) => frames.len(),
+            Outgoing::Shared(frames) => frames.len(),
             Outgoing::Events(events) => events.iter().map(event_bytes).sum(),
             Outgoing::Close(_) => 0,
         };
@@ -259,10 +263,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         if !matches!(self.stage, Stage::Open) {
             return;
         }
-        let output = self.output.tail();
-        let before = output.len();
-        let result = self.session.event(event, now, output);
-        self.added += output.len() - before;
+        let (result, added) = self.output.append(|output| self.session.event(event, now, output));
+        self.added += added;
         self.stalled = false;
         self.look_at_session(result);
         if !self.welcomed
@@ -325,7 +327,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     fn write(&mut self, context: &mut Context<'_>) -> bool {
         let mut moved = false;
         while !self.output.is_empty() {
-            match self.output.poll_write(&mut self.stream, context) {
+            match self.output.poll_write(&mut self.stream, context, &self.hub.spare_bytes) {
                 Poll::Pending => break,
                 Poll::Ready(Ok(written)) => {
                     moved = true;
@@ -380,10 +382,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         }
         // The alarm may have waited, so `now` may be too early for the session.
         let now = self.hub.clock.now();
-        let output = self.output.tail();
-        let before = output.len();
-        let result = self.session.timeout(now, output);
-        self.added += output.len() - before;
+        let (result, added) = self.output.append(|output| self.session.timeout(now, output));
+        self.added += added;
         self.look_at_session(result);
         true
     }
@@ -451,19 +451,33 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         if self.input.len() >= needed {
             let input = std::mem::take(&mut self.input);
             self.receive(&input, now);
+        } else {
+            self.show_part(now);
         }
         Poll::Ready(Ok(read))
     }
 
+    /// Shows the session a frame that is not whole yet: nothing comes of it but that its peer is alive, so that a
+    /// slow upload is not taken for a dead peer.
+    fn show_part(&mut self, now: Timestamp) {
+        let mut none = Vec::new();
+        let Self { session, input, output, .. } = self;
+        let (result, added) = output.append(|output| session.receive(input, now, &mut none, output));
+        self.added += added;
+        debug_assert!(none.is_empty(), "half a frame asks for nothing");
+        self.look_at_session(result.map(drop));
+    }
+
     /// Lets the session read; keeps what it leaves.
     fn receive(&mut self, octets: &[u8], now: Timestamp) {
-        let mut commands = Vec::new();
-        let output = self.output.tail();
-        let before = output.len();
-        let result = self.session.receive(octets, now, &mut commands, output);
-        self.added += output.len() - before;
+        let mut commands = self.hub.spare_commands.take(self.usual_commands);
+        let session = &mut self.session;
+        let (result, added) =
+            self.output.append(|output| session.receive(octets, now, &mut commands, output));
+        self.added += added;
         let consumed = *result.as_ref().unwrap_or(&octets.len());
         self.keep(&octets[consumed..]);
+        self.usual_commands = commands.len();
         // What was decoded before an error was asked for in good faith.
         self.route(commands, consumed);
         self.look_at_session(result.map(drop));

@@ -159,9 +159,9 @@ impl Engine {
         let mut commands = 0;
         for input in inputs.drain(..) {
             match input {
-                Input::Batch(batch) => {
+                Input::Batch(mut batch) => {
                     self.staging.meet(&batch.outbox);
-                    for command in batch.commands {
+                    for command in batch.commands.drain(..) {
                         self.broker.command(&batch.client, command, now, &mut self.effects);
                         commands += 1;
                         if commands >= COMMANDS_MAX {
@@ -169,6 +169,7 @@ impl Engine {
                             self.finish(now);
                         }
                     }
+                    self.hub.spare_commands.give(batch.commands);
                 }
                 Input::Closed(connection) => {
                     self.broker.closed(connection, now, &mut self.effects);
@@ -249,9 +250,9 @@ impl Engine {
         let mut effects = std::mem::take(&mut self.effects);
         for effect in effects.drain(..) {
             match effect {
-                Effect::Deliver(deliver) => self.staging.deliver(&deliver, &self.hub.registry),
+                Effect::Deliver(deliver) => self.staging.deliver(&deliver, &self.hub),
                 Effect::Tell(connection, event) => {
-                    self.staging.tell(connection, event, &self.hub.registry);
+                    self.staging.tell(connection, event, &self.hub);
                 }
                 Effect::Ask(question) => {
                     self.questions.asked(&question, now, &self.hub.counters.handlers);
@@ -283,7 +284,7 @@ impl Engine {
         // The only connections that the broker ends because it is busy are those that hold it up.
         let slow = rejection.kind == RejectionKind::Busy;
         let reason = if slow { CloseReason::SlowConsumer } else { CloseReason::Refused };
-        self.staging.close(connection, reason, &self.hub.registry);
+        self.staging.close(connection, reason, &self.hub);
     }
 
     fn write_down(&mut self) {

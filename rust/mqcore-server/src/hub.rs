@@ -13,6 +13,7 @@ use crate::counters::Counters;
 use crate::registry::Registry;
 use crate::shard::ShardHandle;
 use crate::shutdown::Shutdown;
+use crate::spares::{SpareBytes, SpareCommands};
 
 /// One server's middle. Lives as long as any of its tasks.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub(crate) struct Hub {
     pub(crate) shards: Box<[ShardHandle]>,
     pub(crate) shutdown: Arc<Shutdown>,
     pub(crate) session: SessionTerms,
+    pub(crate) spare_commands: SpareCommands,
+    pub(crate) spare_bytes: SpareBytes,
     /// Where tasks are started, also from threads that are not the runtime's.
     pub(crate) runtime: tokio::runtime::Handle,
     /// Grows whenever something moved; two looks at the same number saw nothing happen in between.

@@ -14,7 +14,7 @@
 //! | `outbox` | what waits for one connection to be written |
 //! | `engine`, `staging`, `questions` | a shard's task, what its turn sends, what it asked |
 //! | `journal_writer`, `data_dir` | the thread that writes a shard's records down, and where they are kept |
-//! | `shard`, `hub`, `registry` | how tasks reach each other |
+//! | `shard`, `hub`, `registry`, `spares` | how tasks reach each other, and what they share |
 //! | `shutdown`, `clock` | stopping, and time |
 //! | `counters`, `survey`, `metrics`, `admin` | numbers, and HTTP to look at them |
 //!
@@ -41,5 +41,6 @@ mod questions;
 mod registry;
 mod shard;
 mod shutdown;
+mod spares;
 mod staging;
 mod survey;

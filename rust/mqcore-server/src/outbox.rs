@@ -14,8 +14,10 @@ use crate::counters::CloseReason;
 /// Something to write, or to do after everything before it is written.
 #[derive(Debug)]
 pub(crate) enum Outgoing {
-    /// Encoded already; often shared with other connections.
-    Frames(Bytes),
+    /// Encoded already, for this connection alone.
+    Own(Vec<u8>),
+    /// Encoded already, once for several connections.
+    Shared(Bytes),
     /// For the session to encode.
     Events(Vec<Event>),
     /// The broker ends this connection.
@@ -262,7 +264,7 @@ mod tests {
     }
 
     fn frames(bytes: usize) -> Vec<Outgoing> {
-        vec![Outgoing::Frames(Bytes::from(vec![0; bytes]))]
+        vec![Outgoing::Shared(Bytes::from(vec![0; bytes]))]
     }
 
     fn event() -> Vec<Outgoing> {

@@ -5,8 +5,10 @@ use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use tokio::io::AsyncWrite;
+
+use crate::spares::SpareBytes;
 
 /// Chunks up to this size are copied together, so that a write has few slices; larger ones are written from
 /// where they are.
@@ -18,52 +20,82 @@ const TAIL_BYTES_MAX: usize = 64 * 1024;
 /// Slices in one write at most.
 const SLICES_MAX: usize = 64;
 
+#[derive(Debug)]
+enum Chunk {
+    Own(Vec<u8>),
+    Shared(Bytes),
+}
+
+impl Chunk {
+    fn as_slice(&self) -> &[u8] {
+        match self {
+            Self::Own(octets) => octets,
+            Self::Shared(octets) => octets,
+        }
+    }
+}
+
 /// Chunks, and behind them the tail to which small things are appended.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
-    chunks: VecDeque<Bytes>,
-    /// Octets in `chunks`.
-    chunk_bytes: usize,
+    chunks: VecDeque<Chunk>,
+    /// Octets in `chunks` and `tail` that are not written yet.
+    unwritten: usize,
     tail: Vec<u8>,
-    /// How much of the tail is written.
-    tail_at: usize,
+    /// How much of the first chunk, or without chunks of the tail, is written.
+    at: usize,
 }
 
 impl Output {
-    /// Where a session appends what it encodes.
-    pub(crate) fn tail(&mut self) -> &mut Vec<u8> {
+    /// Appends whatever `encode` appends to the vector that it is given, and answers how much that was.
+    pub(crate) fn append<T>(&mut self, encode: impl FnOnce(&mut Vec<u8>) -> T) -> (T, usize) {
         if self.tail.len() > TAIL_BYTES_MAX {
             self.close_tail();
         }
-        &mut self.tail
+        let before = self.tail.len();
+        let result = encode(&mut self.tail);
+        let added = self.tail.len() - before;
+        self.unwritten += added;
+        (result, added)
     }
 
-    pub(crate) fn push(&mut self, chunk: Bytes) {
-        if chunk.len() <= COPY_BYTES_MAX {
-            self.tail().extend_from_slice(&chunk);
+    pub(crate) fn push_own(&mut self, octets: Vec<u8>, spares: &SpareBytes) {
+        if octets.len() <= COPY_BYTES_MAX {
+            self.append(|tail| tail.extend_from_slice(&octets));
+            spares.give(octets);
         } else {
-            self.close_tail();
-            self.chunk_bytes += chunk.len();
-            self.chunks.push_back(chunk);
+            self.push(Chunk::Own(octets));
         }
     }
 
+    pub(crate) fn push_shared(&mut self, octets: Bytes) {
+        if octets.len() <= COPY_BYTES_MAX {
+            self.append(|tail| tail.extend_from_slice(&octets));
+        } else {
+            self.push(Chunk::Shared(octets));
+        }
+    }
+
+    fn push(&mut self, chunk: Chunk) {
+        self.close_tail();
+        self.unwritten += chunk.as_slice().len();
+        self.chunks.push_back(chunk);
+    }
+
+    /// The tail becomes a chunk. If it is the first, `at` goes on to count in it.
     fn close_tail(&mut self) {
-        let mut tail = Bytes::from(std::mem::take(&mut self.tail));
-        tail.advance(std::mem::take(&mut self.tail_at));
-        if !tail.is_empty() {
-            self.chunk_bytes += tail.len();
-            self.chunks.push_back(tail);
+        if !self.tail.is_empty() {
+            self.chunks.push_back(Chunk::Own(std::mem::take(&mut self.tail)));
         }
     }
 
     /// Octets not yet written.
     pub(crate) fn len(&self) -> usize {
-        self.chunk_bytes + self.tail.len() - self.tail_at
+        self.unwritten
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.unwritten == 0
     }
 
     /// Writes once, as much as the stream takes; not to be called when empty. Answers how much that was.
@@ -71,19 +103,17 @@ impl Output {
         &mut self,
         stream: &mut S,
         context: &mut Context<'_>,
+        spares: &SpareBytes,
     ) -> Poll<io::Result<usize>> {
         debug_assert!(!self.is_empty());
         let written = if self.chunks.is_empty() {
-            ready!(Pin::new(stream).poll_write(context, &self.tail[self.tail_at..]))?
+            ready!(Pin::new(stream).poll_write(context, &self.tail[self.at..]))?
         } else {
             let mut slices = [IoSlice::new(&[]); SLICES_MAX];
             let mut used = 0;
-            for (slice, chunk) in slices.iter_mut().zip(&self.chunks) {
-                *slice = IoSlice::new(chunk);
-                used += 1;
-            }
-            if used < SLICES_MAX && self.tail.len() > self.tail_at {
-                slices[used] = IoSlice::new(&self.tail[self.tail_at..]);
+            let parts = self.chunks.iter().map(Chunk::as_slice).chain([&*self.tail]);
+            for (slice, part) in slices.iter_mut().zip(parts) {
+                *slice = IoSlice::new(if used == 0 { &part[self.at..] } else { part });
                 used += 1;
             }
             ready!(Pin::new(stream).poll_write_vectored(context, &slices[..used]))?
@@ -91,25 +121,28 @@ impl Output {
         if written == 0 {
             return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
         }
-        self.advance(written);
+        self.advance(written, spares);
         Poll::Ready(Ok(written))
     }
 
-    fn advance(&mut self, mut written: usize) {
-        while let Some(chunk) = self.chunks.front_mut() {
-            let step = written.min(chunk.len());
-            chunk.advance(step);
-            self.chunk_bytes -= step;
-            written -= step;
-            if !chunk.is_empty() {
+    fn advance(&mut self, written: usize, spares: &SpareBytes) {
+        self.unwritten -= written;
+        self.at += written;
+        while let Some(first) = self.chunks.front() {
+            let size = first.as_slice().len();
+            if self.at < size {
                 return;
             }
-            self.chunks.pop_front();
+            self.at -= size;
+            if let Some(Chunk::Own(octets)) = self.chunks.pop_front() {
+                spares.give(octets);
+            }
         }
-        self.tail_at += written;
-        if self.tail_at == self.tail.len() {
+        if self.unwritten == 0 {
             // Idle connections hold no buffer.
-            *self = Self::default();
+            spares.give(std::mem::take(&mut self.tail));
+            self.chunks = VecDeque::new();
+            self.at = 0;
         }
     }
 
@@ -170,19 +203,24 @@ mod tests {
             let mut expected = Vec::new();
             let mut context = Context::from_waker(std::task::Waker::noop());
             let mut slow = Slow { taken: Vec::new(), step };
+            let spares = SpareBytes::new();
             for (round, size) in [3, 5000, 4096, 70_000, 1, 9000].into_iter().enumerate() {
                 let chunk = vec![round as u8; size];
                 expected.extend_from_slice(&chunk);
-                output.push(chunk.into());
-                output.tail().extend_from_slice(b"tail");
+                if round % 2 == 0 {
+                    output.push_own(chunk, &spares);
+                } else {
+                    output.push_shared(chunk.into());
+                }
+                output.append(|tail| tail.extend_from_slice(b"tail"));
                 expected.extend_from_slice(b"tail");
                 // Appending behind a tail that is half written is where octets could get lost.
-                let written = output.poll_write(&mut slow, &mut context);
+                let written = output.poll_write(&mut slow, &mut context, &spares);
                 assert!(matches!(written, Poll::Ready(Ok(1..))));
                 assert_eq!(output.len() + slow.taken.len(), expected.len());
             }
             while !output.is_empty() {
-                assert!(output.poll_write(&mut slow, &mut context).is_ready());
+                assert!(output.poll_write(&mut slow, &mut context, &spares).is_ready());
             }
             assert!(slow.taken == expected, "step {step}");
         }
@@ -190,11 +228,12 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_once_all_is_written() {
+        let spares = SpareBytes::new();
         let mut output = Output::default();
-        output.push(vec![0; 100].into());
+        output.push_own(vec![0; 100], &spares);
         let mut context = Context::from_waker(std::task::Waker::noop());
         let mut slow = Slow { taken: Vec::new(), step: usize::MAX };
-        assert!(output.poll_write(&mut slow, &mut context).is_ready());
+        assert!(output.poll_write(&mut slow, &mut context, &spares).is_ready());
         assert_eq!((output.len(), output.tail.capacity(), output.chunks.capacity()), (0, 0, 0));
     }
 }

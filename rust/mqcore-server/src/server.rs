@@ -32,6 +32,7 @@ use crate::outbox::Order;
 use crate::registry::Registry;
 use crate::shard::{self, Urgent};
 use crate::shutdown::{Shutdown, TaskGuard};
+use crate::spares::{SpareBytes, SpareCommands};
 use crate::survey;
 
 /// What a local connection holds in each direction before its writer waits, in octets.
@@ -116,6 +117,8 @@ impl Server {
                 ping_interval: config.ping_interval,
                 pong_timeout: config.pong_timeout,
             },
+            spare_commands: SpareCommands::new(),
+            spare_bytes: SpareBytes::new(),
             runtime: tokio::runtime::Handle::current(),
             activity: AtomicU64::new(0),
         });

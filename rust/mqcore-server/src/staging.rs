@@ -13,8 +13,8 @@ use mqcore_broker::id::ConnectionId;
 use mqcore_session::any::{Protocol, encode_delivery};
 
 use crate::counters::CloseReason;
+use crate::hub::Hub;
 use crate::outbox::{Outbox, Outgoing, Pushed, event_bytes};
-use crate::registry::Registry;
 
 /// A chunk is closed when it has reached this size, so that writing can begin to free what is written.
 const CHUNK_BYTES: usize = 256 * 1024;
@@ -68,13 +68,14 @@ impl Staged {
         if !self.own.is_empty() {
             let own = std::mem::take(&mut self.own);
             self.own_hint = own.len().min(CHUNK_BYTES);
-            self.append(own.into());
+            self.bytes += own.len();
+            self.outgoing.push(Outgoing::Own(own));
         }
     }
 
-    fn append(&mut self, frames: Bytes) {
+    fn append_shared(&mut self, frames: Bytes) {
         self.bytes += frames.len();
-        self.outgoing.push(Outgoing::Frames(frames));
+        self.outgoing.push(Outgoing::Shared(frames));
     }
 }
 
@@ -97,10 +98,10 @@ impl Staging {
 
     /// Makes a connection known that never spoke to this shard: the producer of a message that was dead-lettered to
     /// here, for example. `false` if there is no such connection any more.
-    fn know(&mut self, connection: ConnectionId, registry: &Registry) -> bool {
+    fn know(&mut self, connection: ConnectionId, hub: &Hub) -> bool {
         match self.connections.entry(connection) {
             MapEntry::Occupied(_) => true,
-            MapEntry::Vacant(vacant) => match registry.find(connection) {
+            MapEntry::Vacant(vacant) => match hub.registry.find(connection) {
                 Some(outbox) => {
                     vacant.insert(Staged::new(outbox));
                     true
@@ -111,8 +112,8 @@ impl Staging {
     }
 
     /// The place of a connection, with everything before in order. `None` if it has ended.
-    fn place(&mut self, connection: ConnectionId, registry: &Registry) -> Option<&mut Staged> {
-        if !self.know(connection, registry) {
+    fn place(&mut self, connection: ConnectionId, hub: &Hub) -> Option<&mut Staged> {
+        if !self.know(connection, hub) {
             return None;
         }
         let in_run = self.connections.get(&connection).map_or(0, |staged| staged.run);
@@ -128,8 +129,8 @@ impl Staging {
     }
 
     /// Something for a connection's session to say.
-    pub(crate) fn tell(&mut self, connection: ConnectionId, event: Event, registry: &Registry) {
-        let Some(staged) = self.place(connection, registry) else { return };
+    pub(crate) fn tell(&mut self, connection: ConnectionId, event: Event, hub: &Hub) {
+        let Some(staged) = self.place(connection, hub) else { return };
         staged.close_own();
         staged.bytes += event_bytes(&event);
         if let Some(Outgoing::Events(events)) = staged.outgoing.last_mut() {
@@ -140,25 +141,25 @@ impl Staging {
     }
 
     /// The end of a connection, behind everything else.
-    pub(crate) fn close(&mut self, connection: ConnectionId, reason: CloseReason, registry: &Registry) {
-        let Some(staged) = self.place(connection, registry) else { return };
+    pub(crate) fn close(&mut self, connection: ConnectionId, reason: CloseReason, hub: &Hub) {
+        let Some(staged) = self.place(connection, hub) else { return };
         staged.close_own();
         staged.outgoing.push(Outgoing::Close(reason));
     }
 
     /// A message for one or many consumers.
-    pub(crate) fn deliver(&mut self, deliver: &Deliver, registry: &Registry) {
+    pub(crate) fn deliver(&mut self, deliver: &Deliver, hub: &Hub) {
         match &deliver.to {
-            Recipients::One(connection) => self.deliver_one(*connection, deliver, registry),
-            Recipients::Many(to) if to.len() == 1 => self.deliver_one(to[0], deliver, registry),
-            Recipients::Many(to) => self.deliver_many(to, deliver, registry),
+            Recipients::One(connection) => self.deliver_one(*connection, deliver, hub),
+            Recipients::Many(to) if to.len() == 1 => self.deliver_one(to[0], deliver, hub),
+            Recipients::Many(to) => self.deliver_many(to, deliver, hub),
         }
     }
 
-    fn deliver_one(&mut self, connection: ConnectionId, deliver: &Deliver, registry: &Registry) {
-        let Some(staged) = self.place(connection, registry) else { return };
+    fn deliver_one(&mut self, connection: ConnectionId, deliver: &Deliver, hub: &Hub) {
+        let Some(staged) = self.place(connection, hub) else { return };
         if staged.own.capacity() == 0 {
-            staged.own.reserve(staged.own_hint);
+            staged.own = hub.spare_bytes.take(staged.own_hint);
         }
         encode_delivery(staged.outbox.protocol, deliver, deliver.first, &mut staged.own);
         if staged.own.len() >= CHUNK_BYTES {
@@ -166,11 +167,11 @@ impl Staging {
         }
     }
 
-    fn deliver_many(&mut self, to: &Arc<[ConnectionId]>, deliver: &Deliver, registry: &Registry) {
+    fn deliver_many(&mut self, to: &Arc<[ConnectionId]>, deliver: &Deliver, hub: &Hub) {
         let same = self.run.as_ref().is_some_and(|run| Arc::ptr_eq(&run.to, to));
         if !same {
             self.close_run();
-            self.begin_run(to, registry);
+            self.begin_run(to, hub);
         }
         let Some(run) = &mut self.run else { return };
         if run.encode(deliver) >= CHUNK_BYTES {
@@ -179,11 +180,11 @@ impl Staging {
     }
 
     /// Marks everybody of the list, so that whatever else comes for one of them closes the run first.
-    fn begin_run(&mut self, to: &Arc<[ConnectionId]>, registry: &Registry) {
+    fn begin_run(&mut self, to: &Arc<[ConnectionId]>, hub: &Hub) {
         self.runs_begun += 1;
         let number = self.runs_begun;
         for &connection in &**to {
-            if self.know(connection, registry)
+            if self.know(connection, hub)
                 && let Some(staged) = self.connections.get_mut(&connection)
             {
                 staged.run = number;
@@ -203,7 +204,7 @@ impl Staging {
                 _ => &shared,
             };
             staged.close_own();
-            staged.append(frames[staged.outbox.protocol as usize].clone());
+            staged.append_shared(frames[staged.outbox.protocol as usize].clone());
             if !staged.dirty {
                 staged.dirty = true;
                 self.dirty.push(*connection);
