@@ -1,0 +1,26 @@
+//! What must survive a crash: opaque records in, opaque records out.
+//!
+//! A [`journal::Journal`] is one shard's log of segment files. Records carry numbers that only ascend; a record is
+//! live until it is settled, and what was synced is there again after any crash, in order and unchanged. There is
+//! no thread, no clock and no word of the broker in here; `docs/storage.md` draws the bytes and argues the crashes.
+//!
+//! | module | what lives there |
+//! |---|---|
+//! | [`journal`] | opening, putting, settling, writing, syncing, reading |
+//! | [`maintenance`] | housekeeping: what is unlinked, what is moved, what is set aside |
+//! | [`recovery`] | what opening found, in words and numbers |
+//! | [`storage`] | files: real ones, and some in memory that crash on demand |
+//! | [`options`], [`stats`], [`error`] | limits and sizes, what is counted, what can go wrong |
+
+pub mod error;
+mod format;
+mod index;
+pub mod journal;
+pub mod maintenance;
+pub mod options;
+pub mod recovery;
+mod scan;
+mod state;
+pub mod stats;
+pub mod storage;
+mod writer;

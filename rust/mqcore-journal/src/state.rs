@@ -1,0 +1,266 @@
+//! What the records amount to: what is live and where, and what each segment is still needed for.
+//!
+//! Writing and recovering run the same functions, so that what is in memory is what a scan of the files would give.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+use crate::format::{Listed, Location, Record};
+use crate::index::Index;
+
+/// What one segment holds.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Segment {
+    /// The length of its file in bytes.
+    pub(crate) file_bytes: u64,
+    /// Behind its last record.
+    pub(crate) end: u32,
+    /// Records of every kind, lost ones among them.
+    pub(crate) records: u32,
+    /// Puts that stand here, live or not, and the smallest and largest of their numbers.
+    pub(crate) puts: u32,
+    pub(crate) numbers: Option<(u64, u64)>,
+    pub(crate) live: u32,
+    pub(crate) live_bytes: u64,
+    /// The latest touches of live puts, wherever these stand.
+    pub(crate) live_touches: u32,
+    pub(crate) defines: u32,
+    pub(crate) undefines: u32,
+    /// Definitions that hold.
+    pub(crate) live_defines: u32,
+    /// What the live touches and definitions take.
+    pub(crate) other_live_bytes: u64,
+    /// The smallest and largest number that is settled here.
+    pub(crate) settled: Option<(u64, u64)>,
+    pub(crate) settle_bytes: u64,
+    pub(crate) undefine_bytes: u64,
+    pub(crate) notes: u32,
+    pub(crate) note_bytes: u64,
+    pub(crate) newest_note_ms: u64,
+    /// Past their time: the notes no longer keep the segment.
+    pub(crate) notes_expired: bool,
+    /// Set aside when emptied, never removed.
+    pub(crate) damaged: bool,
+    /// The disk refused to read it: left alone until the next opening.
+    pub(crate) unreadable: bool,
+}
+
+impl Segment {
+    /// Bytes that must go on existing somewhere, apart from settlements and undefinitions.
+    pub(crate) fn needed_bytes(&self) -> u64 {
+        self.live_bytes + self.other_live_bytes + if self.notes_expired { 0 } else { self.note_bytes }
+    }
+}
+
+/// Everything that is known in memory.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) segments: BTreeMap<u32, Segment>,
+    pub(crate) puts: Index,
+    /// The latest touch of each touched record.
+    pub(crate) touches: Index,
+    pub(crate) definitions: BTreeMap<Box<[u8]>, Location>,
+    pub(crate) next_sequence: u64,
+    pub(crate) next_note: u64,
+}
+
+impl State {
+    /// Takes a record that stands at `at`.
+    pub(crate) fn apply(&mut self, record: &Record<'_>, at: Location) {
+        match *record {
+            Record::Put { sequence, .. } => self.put(sequence, at),
+            Record::Settle(ranges) => {
+                for range in ranges.iter() {
+                    self.settle(range, at);
+                }
+                self.segment(at).settle_bytes += u64::from(at.length);
+            }
+            Record::Touch { sequence, .. } => self.touch(sequence, at),
+            Record::Define { key, .. } => self.define(key, at),
+            Record::Undefine { key } => self.undefine(key, at),
+            Record::Note { number, time_ms, .. } => self.note(number, time_ms, at),
+            Record::Mark { next_sequence, .. } | Record::Seal { next_sequence, .. } => {
+                self.next_sequence = self.next_sequence.max(next_sequence);
+            }
+            Record::Begin { next_sequence, next_note, .. } => {
+                self.next_sequence = self.next_sequence.max(next_sequence);
+                self.next_note = self.next_note.max(next_note);
+            }
+            Record::Drop { .. } => {}
+        }
+        let segment = self.segment(at);
+        segment.records += 1;
+        segment.end = segment.end.max(at.end());
+    }
+
+    fn segment(&mut self, at: Location) -> &mut Segment {
+        self.segments.entry(at.segment).or_default()
+    }
+
+    fn put(&mut self, sequence: u64, at: Location) {
+        if let Some(old) = self.puts.insert(sequence, at) {
+            retire(&mut self.segments, old);
+        }
+        self.next_sequence = self.next_sequence.max(sequence.saturating_add(1));
+        let segment = self.segment(at);
+        segment.puts += 1;
+        segment.live += 1;
+        segment.live_bytes += u64::from(at.length);
+        segment.numbers = Some(widen(segment.numbers, sequence, sequence));
+    }
+
+    fn settle(&mut self, range: RangeInclusive<u64>, at: Location) {
+        let Self { segments, puts, touches, .. } = self;
+        puts.remove_range(range.clone(), |_, old| retire(segments, old));
+        touches.remove_range(range.clone(), |_, old| retire_touch(segments, old));
+        self.next_sequence = self.next_sequence.max(range.end().saturating_add(1));
+        let segment = self.segment(at);
+        segment.settled = Some(widen(segment.settled, *range.start(), *range.end()));
+    }
+
+    /// Taken whether or not the put was seen: housekeeping may have copied it behind its touch.
+    fn touch(&mut self, sequence: u64, at: Location) {
+        if let Some(old) = self.touches.insert(sequence, at) {
+            retire_touch(&mut self.segments, old);
+        }
+        let segment = self.segment(at);
+        segment.live_touches += 1;
+        segment.other_live_bytes += u64::from(at.length);
+    }
+
+    fn define(&mut self, key: &[u8], at: Location) {
+        if let Some(old) = self.definitions.insert(key.into(), at) {
+            self.retire_definition(old);
+        }
+        let segment = self.segment(at);
+        segment.defines += 1;
+        segment.live_defines += 1;
+        segment.other_live_bytes += u64::from(at.length);
+    }
+
+    fn undefine(&mut self, key: &[u8], at: Location) {
+        if let Some(old) = self.definitions.remove(key) {
+            self.retire_definition(old);
+        }
+        let segment = self.segment(at);
+        segment.undefines += 1;
+        segment.undefine_bytes += u64::from(at.length);
+    }
+
+    fn retire_definition(&mut self, old: Location) {
+        let segment = self.segment(old);
+        segment.live_defines -= 1;
+        segment.other_live_bytes -= u64::from(old.length);
+    }
+
+    fn note(&mut self, number: u64, time_ms: u64, at: Location) {
+        self.next_note = self.next_note.max(number.saturating_add(1));
+        let segment = self.segment(at);
+        segment.notes += 1;
+        segment.note_bytes += u64::from(at.length);
+        segment.newest_note_ms = segment.newest_note_ms.max(time_ms);
+        segment.notes_expired = false;
+    }
+
+    /// Gives up everything live that stands in a segment: the numbers of puts and the keys of definitions.
+    pub(crate) fn lose_segment(&mut self, number: u32) -> (Vec<u64>, Vec<Vec<u8>>) {
+        let inside = |index: &Index| -> Vec<u64> {
+            index.iter_from(0).filter(|(_, at)| at.segment == number).map(|(sequence, _)| sequence).collect()
+        };
+        let (puts, touches) = (inside(&self.puts), inside(&self.touches));
+        for &sequence in &puts {
+            if let Some(old) = self.puts.remove(sequence) {
+                retire(&mut self.segments, old);
+            }
+        }
+        for &sequence in puts.iter().chain(&touches) {
+            if let Some(old) = self.touches.remove(sequence) {
+                retire_touch(&mut self.segments, old);
+            }
+        }
+        let keys: Vec<Box<[u8]>> = self
+            .definitions
+            .iter()
+            .filter(|(_, at)| at.segment == number)
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in &keys {
+            if let Some(old) = self.definitions.remove(key) {
+                self.retire_definition(old);
+            }
+        }
+        (puts, keys.into_iter().map(<[u8]>::into_vec).collect())
+    }
+
+    /// Forgets the touches of records that turned out not to be live.
+    pub(crate) fn sweep_touches(&mut self) {
+        let orphans: Vec<u64> = self
+            .touches
+            .iter_from(0)
+            .map(|(sequence, _)| sequence)
+            .filter(|&sequence| !self.puts.contains(sequence))
+            .collect();
+        for sequence in orphans {
+            if let Some(old) = self.touches.remove(sequence) {
+                retire_touch(&mut self.segments, old);
+            }
+        }
+    }
+
+    /// Whether settlements or undefinitions in a segment still hold something down in an older one: without them the
+    /// dead would rise with the next opening. Conservative; only older segments can hold what was settled here, since
+    /// a put is never copied after its settlement.
+    pub(crate) fn is_pinned(&self, number: u32) -> bool {
+        let Some(segment) = self.segments.get(&number) else { return false };
+        self.segments.range(..number).any(|(_, older)| {
+            older.holds_settled(segment.settled)
+                || (segment.undefines > 0 && (older.defines > 0 || older.unreadable))
+        })
+    }
+
+    /// Whether a segment older than `number` holds a put in this range of numbers that is not live.
+    pub(crate) fn holds_down(&self, number: u32, range: &RangeInclusive<u64>) -> bool {
+        let settled = Some((*range.start(), *range.end()));
+        self.segments.range(..number).any(|(_, older)| older.holds_settled(settled))
+    }
+
+    /// All segments but one, for the beginning of that one.
+    pub(crate) fn inventory(&self, except: u32) -> impl Iterator<Item = Listed> {
+        self.segments.iter().filter(move |&(&number, _)| number != except).map(|(&number, segment)| Listed {
+            segment: number,
+            end: segment.end,
+            records: segment.records,
+        })
+    }
+}
+
+impl Segment {
+    fn holds_settled(&self, settled: Option<(u64, u64)>) -> bool {
+        // What cannot be read now may be readable at the next opening.
+        if self.unreadable {
+            return settled.is_some();
+        }
+        match (self.numbers, settled) {
+            (Some((low, high)), Some((first, last))) => self.puts > self.live && first <= high && low <= last,
+            _ => false,
+        }
+    }
+}
+
+fn retire(segments: &mut BTreeMap<u32, Segment>, old: Location) {
+    if let Some(segment) = segments.get_mut(&old.segment) {
+        segment.live -= 1;
+        segment.live_bytes -= u64::from(old.length);
+    }
+}
+
+fn retire_touch(segments: &mut BTreeMap<u32, Segment>, old: Location) {
+    if let Some(segment) = segments.get_mut(&old.segment) {
+        segment.live_touches -= 1;
+        segment.other_live_bytes -= u64::from(old.length);
+    }
+}
+
+fn widen(range: Option<(u64, u64)>, first: u64, last: u64) -> (u64, u64) {
+    range.map_or((first, last), |(low, high)| (low.min(first), high.max(last)))
+}

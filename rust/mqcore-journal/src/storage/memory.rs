@@ -1,0 +1,424 @@
+//! Files in memory that can crash: what was not synced is lost, kept or torn, as a seed says.
+//!
+//! A machine that loses power keeps an arbitrary part of what was written since the last sync, sector by sector and
+//! file by file, and of the names that changed since the directory was synced. A sync that fails forgets what it
+//! should have written while reads still show it, as common kernels do. Both are what this storage does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Storage;
+
+/// The smallest piece of a write that a disk keeps or loses as a whole, in bytes.
+const SECTOR: usize = 512;
+/// Sectors in a page of the system's cache.
+const PAGE: usize = 8;
+
+/// Which calls a fault strikes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Call {
+    /// Every call that changes something.
+    Change,
+    /// `read_at`.
+    Read,
+    /// `write_at`.
+    Write,
+    /// `sync_data` and `sync_directory`.
+    Sync,
+    /// `create`.
+    Create,
+}
+
+/// What goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The disk reports an error; of a write an arbitrary beginning may have happened.
+    Error,
+    /// The disk is full.
+    Full,
+    /// A write takes one byte only. Other calls are not struck.
+    Short,
+}
+
+/// An open file of a [`MemoryStorage`].
+#[derive(Debug, Clone, Copy)]
+pub struct MemoryFile(u64);
+
+/// A disk in memory. Clones share it, so that a test keeps hold of what a journal was given.
+#[derive(Debug, Clone)]
+pub struct MemoryStorage {
+    disk: Arc<Mutex<Disk>>,
+}
+
+#[derive(Debug, Default)]
+struct Disk {
+    random: u64,
+    inodes: BTreeMap<u64, Inode>,
+    next_inode: u64,
+    names: BTreeMap<String, u64>,
+    durable_names: BTreeMap<String, u64>,
+    name_changes: Vec<NameChange>,
+    capacity: Option<u64>,
+    faults: Vec<Planned>,
+    struck: u64,
+}
+
+#[derive(Debug, Default)]
+struct Inode {
+    /// What reads see.
+    view: Vec<u8>,
+    /// What a crash is sure to leave.
+    durable: Vec<u8>,
+    /// Sectors that may or may not have reached the disk.
+    dirty: BTreeSet<usize>,
+    length_dirty: bool,
+}
+
+#[derive(Debug)]
+enum NameChange {
+    Create(String, u64),
+    Rename(String, String),
+    Remove(String),
+}
+
+#[derive(Debug)]
+struct Planned {
+    call: Call,
+    /// Calls of the kind until it strikes; 0: the next one.
+    after: u64,
+    lasting: bool,
+    fault: Fault,
+}
+
+impl MemoryStorage {
+    /// An empty disk. Everything that is left to chance follows from the seed.
+    pub fn new(seed: u64) -> Self {
+        Self::with_files(seed, BTreeMap::new())
+    }
+
+    /// A disk with files that are durable already.
+    pub fn with_files(seed: u64, files: BTreeMap<String, Vec<u8>>) -> Self {
+        let mut disk = Disk { random: seed, ..Disk::default() };
+        for (name, bytes) in files {
+            let inode = Inode { view: bytes.clone(), durable: bytes, ..Inode::default() };
+            disk.names.insert(name, disk.next_inode);
+            disk.inodes.insert(disk.next_inode, inode);
+            disk.next_inode += 1;
+        }
+        disk.durable_names.clone_from(&disk.names);
+        Self { disk: Arc::new(Mutex::new(disk)) }
+    }
+
+    /// All files as reads see them.
+    pub fn files(&self) -> BTreeMap<String, Vec<u8>> {
+        let disk = self.disk();
+        disk.names.iter().map(|(name, inode)| (name.clone(), disk.inodes[inode].view.clone())).collect()
+    }
+
+    /// Loses power: of everything that was not synced an arbitrary part stays. Faults end.
+    pub fn crash(&self) {
+        self.disk().crash();
+    }
+
+    /// Limits the sum of all files' lengths; `None`: no limit.
+    pub fn set_capacity(&self, bytes: Option<u64>) {
+        self.disk().capacity = bytes;
+    }
+
+    /// Strikes the `after`-th call from now (0: the next), or with `lasting` that one and all that follow.
+    pub fn plan(&self, call: Call, after: u64, fault: Fault, lasting: bool) {
+        self.disk().faults.push(Planned { call, after, lasting, fault });
+    }
+
+    /// Ends all faults.
+    pub fn heal(&self) {
+        self.disk().faults.clear();
+    }
+
+    /// How many calls were struck by faults so far.
+    pub fn struck(&self) -> u64 {
+        self.disk().struck
+    }
+
+    fn disk(&self) -> MutexGuard<'_, Disk> {
+        self.disk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Disk {
+    /// The next number of a splitmix64 sequence.
+    fn next_random(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.random;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn chance(&mut self, one_in: u64) -> bool {
+        self.next_random().is_multiple_of(one_in)
+    }
+
+    fn fault(&mut self, calls: &[Call]) -> Option<Fault> {
+        let mut struck = None;
+        self.faults.retain_mut(|planned| {
+            if !calls.contains(&planned.call) {
+                return true;
+            }
+            if planned.after > 0 {
+                planned.after -= 1;
+                return true;
+            }
+            struck = struck.or(Some(planned.fault));
+            planned.lasting
+        });
+        self.struck += u64::from(struck.is_some());
+        struck
+    }
+
+    fn used(&self) -> u64 {
+        self.names.values().map(|inode| self.inodes[inode].view.len() as u64).sum()
+    }
+
+    fn inode(&mut self, file: MemoryFile) -> io::Result<&mut Inode> {
+        self.inodes.get_mut(&file.0).ok_or_else(|| io::Error::other("the file was lost in a crash"))
+    }
+
+    fn crash(&mut self) {
+        self.faults.clear();
+        // Most crashes are mixed; some lose all that they may, some lose nothing (a killed process).
+        let style = self.next_random() % 8;
+        let by_page = self.chance(2);
+        let mut ids: Vec<u64> = self.inodes.keys().copied().collect();
+        for id in ids.drain(..) {
+            let mut inode = self.inodes.remove(&id).unwrap_or_default();
+            self.settle_inode(&mut inode, style, by_page);
+            self.inodes.insert(id, inode);
+        }
+        for change in std::mem::take(&mut self.name_changes) {
+            if self.keeps(style) {
+                apply_names(&mut self.durable_names, change);
+            }
+        }
+        self.names.clone_from(&self.durable_names);
+        let named: BTreeSet<u64> = self.names.values().copied().collect();
+        self.inodes.retain(|id, _| named.contains(id));
+    }
+
+    fn keeps(&mut self, style: u64) -> bool {
+        match style {
+            0 => false,
+            1 => true,
+            _ => self.chance(2),
+        }
+    }
+
+    fn settle_inode(&mut self, inode: &mut Inode, style: u64, by_page: bool) {
+        if inode.length_dirty && self.keeps(style) {
+            inode.durable.resize(inode.view.len(), 0);
+        }
+        let mut page = (usize::MAX, false);
+        for sector in std::mem::take(&mut inode.dirty) {
+            if !by_page || page.0 != sector / PAGE {
+                page = (sector / PAGE, self.keeps(style));
+            }
+            if page.1 {
+                inode.flush(sector);
+            }
+        }
+        inode.length_dirty = false;
+        inode.view.clone_from(&inode.durable);
+    }
+}
+
+impl Inode {
+    /// Brings one sector to the disk, as far as the durable length reaches.
+    fn flush(&mut self, sector: usize) {
+        let start = sector * SECTOR;
+        let end = (start + SECTOR).min(self.view.len()).min(self.durable.len());
+        if start < end {
+            self.durable[start..end].copy_from_slice(&self.view[start..end]);
+        }
+    }
+
+    fn sync(&mut self) {
+        self.durable.resize(self.view.len(), 0);
+        for sector in std::mem::take(&mut self.dirty) {
+            self.flush(sector);
+        }
+        self.length_dirty = false;
+    }
+}
+
+fn apply_names(names: &mut BTreeMap<String, u64>, change: NameChange) {
+    match change {
+        NameChange::Create(name, inode) => {
+            names.insert(name, inode);
+        }
+        NameChange::Rename(from, to) => {
+            if let Some(inode) = names.remove(&from) {
+                names.insert(to, inode);
+            }
+        }
+        NameChange::Remove(name) => {
+            names.remove(&name);
+        }
+    }
+}
+
+fn error(fault: Fault) -> io::Error {
+    match fault {
+        Fault::Full => io::Error::new(io::ErrorKind::StorageFull, "no space left (injected)"),
+        Fault::Error | Fault::Short => io::Error::other("input/output error (injected)"),
+    }
+}
+
+fn missing(name: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, format!("no file {name}"))
+}
+
+impl Storage for MemoryStorage {
+    type File = MemoryFile;
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        Ok(self.disk().names.keys().cloned().collect())
+    }
+
+    fn create(&self, name: &str, length: u64) -> io::Result<MemoryFile> {
+        let mut disk = self.disk();
+        if disk.names.contains_key(name) {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let fault = disk.fault(&[Call::Change, Call::Create]).filter(|fault| *fault != Fault::Short);
+        let full = disk.capacity.is_some_and(|capacity| disk.used() + length > capacity);
+        // As with real files: the name is there although there was no space for the bytes.
+        let view =
+            if fault.is_some() || full { Vec::new() } else { vec![0; usize::try_from(length).unwrap_or(0)] };
+        let id = disk.next_inode;
+        disk.next_inode += 1;
+        disk.inodes.insert(id, Inode { view, length_dirty: true, ..Inode::default() });
+        disk.names.insert(name.to_owned(), id);
+        disk.name_changes.push(NameChange::Create(name.to_owned(), id));
+        match fault.or(full.then_some(Fault::Full)) {
+            Some(fault) => Err(error(fault)),
+            None => Ok(MemoryFile(id)),
+        }
+    }
+
+    fn open(&self, name: &str) -> io::Result<MemoryFile> {
+        self.disk().names.get(name).copied().map(MemoryFile).ok_or_else(|| missing(name))
+    }
+
+    fn length(&self, file: &MemoryFile) -> io::Result<u64> {
+        Ok(self.disk().inode(*file)?.view.len() as u64)
+    }
+
+    fn read_at(&self, file: &MemoryFile, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut disk = self.disk();
+        if let Some(fault @ (Fault::Error | Fault::Full)) = disk.fault(&[Call::Read]) {
+            return Err(error(fault));
+        }
+        let view = &disk.inode(*file)?.view;
+        let rest = view.get(usize::try_from(offset).unwrap_or(usize::MAX)..).unwrap_or_default();
+        let count = rest.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&rest[..count]);
+        Ok(count)
+    }
+
+    fn write_at(&self, file: &MemoryFile, offset: u64, bytes: &[u8]) -> io::Result<usize> {
+        let mut disk = self.disk();
+        let fault = disk.fault(&[Call::Change, Call::Write]);
+        let taken = match fault {
+            None => bytes.len(),
+            Some(Fault::Short) => bytes.len().min(1),
+            Some(_) => usize::try_from(disk.next_random()).unwrap_or(0) % (bytes.len() + 1),
+        };
+        let early = disk.chance(4).then(|| disk.next_random());
+        let inode = disk.inode(*file)?;
+        let start = usize::try_from(offset).map_err(io::Error::other)?;
+        let end = start + taken;
+        if end > inode.view.len() {
+            inode.view.resize(end, 0);
+            inode.length_dirty = true;
+        }
+        inode.view[start..end].copy_from_slice(&bytes[..taken]);
+        inode.dirty.extend((start..end).map(|byte| byte / SECTOR).step_by(SECTOR));
+        inode.dirty.extend(end.checked_sub(1).filter(|_| taken > 0).map(|last| last / SECTOR));
+        // The system may write a page back at any time, and then again: both states can be what a crash leaves.
+        if let Some(pick) = early {
+            let sector = start / SECTOR + usize::try_from(pick).unwrap_or(0) % (taken / SECTOR + 1);
+            inode.flush(sector);
+        }
+        match fault {
+            Some(fault @ (Fault::Error | Fault::Full)) => Err(error(fault)),
+            _ => Ok(taken),
+        }
+    }
+
+    fn set_length(&self, file: &MemoryFile, length: u64) -> io::Result<()> {
+        let mut disk = self.disk();
+        if let Some(fault @ Fault::Error) = disk.fault(&[Call::Change]) {
+            return Err(error(fault));
+        }
+        let inode = disk.inode(*file)?;
+        inode.view.resize(usize::try_from(length).map_err(io::Error::other)?, 0);
+        inode.length_dirty = true;
+        Ok(())
+    }
+
+    fn sync_data(&self, file: &MemoryFile) -> io::Result<()> {
+        let mut disk = self.disk();
+        let fault = disk.fault(&[Call::Change, Call::Sync]).filter(|fault| *fault != Fault::Short);
+        let Some(fault) = fault else {
+            disk.inode(*file)?.sync();
+            return Ok(());
+        };
+        // Reads go on showing what will be gone after a crash, and the next sync finds nothing to do.
+        let lost = std::mem::take(&mut disk.inode(*file)?.dirty);
+        for sector in lost {
+            if disk.chance(2) {
+                disk.inode(*file)?.flush(sector);
+            }
+        }
+        Err(error(fault))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        let mut disk = self.disk();
+        if let Some(fault @ Fault::Error) = disk.fault(&[Call::Change]) {
+            return Err(error(fault));
+        }
+        if !disk.names.contains_key(from) {
+            return Err(missing(from));
+        }
+        apply_names(&mut disk.names, NameChange::Rename(from.to_owned(), to.to_owned()));
+        disk.name_changes.push(NameChange::Rename(from.to_owned(), to.to_owned()));
+        Ok(())
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        let mut disk = self.disk();
+        if let Some(fault @ Fault::Error) = disk.fault(&[Call::Change]) {
+            return Err(error(fault));
+        }
+        if disk.names.remove(name).is_none() {
+            return Err(missing(name));
+        }
+        disk.name_changes.push(NameChange::Remove(name.to_owned()));
+        Ok(())
+    }
+
+    fn sync_directory(&self) -> io::Result<()> {
+        let mut disk = self.disk();
+        match disk.fault(&[Call::Change, Call::Sync]).filter(|fault| *fault != Fault::Short) {
+            Some(fault) => Err(error(fault)),
+            None => {
+                disk.name_changes.clear();
+                let names = disk.names.clone();
+                disk.durable_names = names;
+                Ok(())
+            }
+        }
+    }
+}

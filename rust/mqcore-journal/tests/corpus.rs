@@ -1,0 +1,86 @@
+//! The fuzz target's corpus as a plain test, and the corpus with bytes changed at random.
+
+mod recovery_check;
+mod world;
+
+use std::path::Path;
+
+use mqcore_journal::journal::Journal;
+use mqcore_journal::storage::MemoryStorage;
+use world::{Chance, small};
+
+fn corpus() -> Vec<Vec<u8>> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/journal_recovery");
+    let mut paths: Vec<_> =
+        std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths.iter().map(|path| std::fs::read(path).unwrap()).collect()
+}
+
+/// A journal's files in the form of the corpus.
+fn packed(seed: u64) -> Vec<u8> {
+    let (disk, mut chance) = (MemoryStorage::new(seed), Chance(seed));
+    let (mut journal, _) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
+    for sequence in 0..30 + chance.below(60) {
+        journal.put(sequence, 1, &[&chance.bytes(90)]).unwrap();
+        journal.settle(&[chance.below(sequence + 1)]).unwrap();
+        journal.touch(sequence, &chance.bytes(5)).unwrap();
+        journal.define(&[chance.below(3) as u8], &chance.bytes(9)).unwrap();
+        if chance.below(3) == 0 {
+            journal.undefine(&[0]).unwrap();
+            journal.note(sequence, b"note").unwrap();
+            journal.write().unwrap();
+            journal.sync().unwrap();
+        }
+    }
+    if chance.below(2) == 0 {
+        journal.close().unwrap();
+    }
+    let mut packed = Vec::new();
+    for (which, bytes) in disk.files().into_values().take(4).enumerate() {
+        packed.push(which as u8);
+        packed.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
+        packed.extend_from_slice(&bytes);
+    }
+    packed
+}
+
+#[test]
+fn every_input_of_the_corpus_opens_to_one_result() {
+    let corpus = corpus();
+    assert!(corpus.len() >= 8, "the corpus is there");
+    corpus.iter().for_each(|input| recovery_check::check(input));
+}
+
+#[test]
+fn journals_with_random_changes_open_to_one_result() {
+    let mut chance = Chance(11);
+    for seed in 0..400 {
+        let mut input = packed(seed);
+        for _ in 0..chance.below(6) {
+            let at = chance.below(input.len() as u64) as usize;
+            input[at] = chance.next() as u8;
+        }
+        recovery_check::check(&input);
+    }
+}
+
+/// Renews the corpus after a change of the format: `MQCORE_WRITE_CORPUS=1 cargo test -p mqcore-journal --test corpus`.
+#[test]
+fn the_corpus_can_be_renewed() {
+    let samples = [packed(1), packed(2), packed(3), packed(4)];
+    samples.iter().for_each(|sample| recovery_check::check(sample));
+    if std::env::var_os("MQCORE_WRITE_CORPUS").is_none() {
+        return;
+    }
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/journal_recovery");
+    std::fs::create_dir_all(&directory).unwrap();
+    for (at, sample) in samples.iter().enumerate() {
+        std::fs::write(directory.join(format!("whole-{at}")), sample).unwrap();
+        std::fs::write(directory.join(format!("cut-{at}")), &sample[..sample.len() / (at + 2)]).unwrap();
+        let mut flipped = sample.clone();
+        flipped[200 + at] ^= 0xff;
+        flipped[sample.len() / 2] ^= 1;
+        std::fs::write(directory.join(format!("flipped-{at}")), flipped).unwrap();
+    }
+}

@@ -1,0 +1,143 @@
+//! An error of the disk at every single call: no success after a failed sync, nothing confirmed is lost, reads go on.
+
+mod world;
+
+use std::collections::BTreeMap;
+
+use mqcore_journal::error::JournalError;
+use mqcore_journal::journal::Journal;
+use mqcore_journal::stats::Health;
+use mqcore_journal::storage::{Call, Fault, MemoryStorage};
+
+use world::small;
+
+type Confirmed = BTreeMap<u64, Vec<u8>>;
+
+/// Publishes and settles in batches until something fails; what was synced is confirmed.
+struct Load {
+    journal: Journal<MemoryStorage>,
+    confirmed: Confirmed,
+    settled: Vec<u64>,
+    refused: u64,
+}
+
+impl Load {
+    fn batch(&mut self, number: u64) -> Result<(), JournalError> {
+        let mut batch = Vec::new();
+        for sequence in number * 4..number * 4 + 4 {
+            let payload = sequence.to_le_bytes().repeat(12);
+            match self.journal.put(sequence, 1, &[&payload]) {
+                Ok(()) => batch.push((sequence, payload)),
+                Err(JournalError::Full { .. }) => self.refused += 1,
+                Err(error) => return Err(error),
+            }
+        }
+        let done: Vec<u64> = self.confirmed.keys().copied().take(3).collect();
+        let settled = self.journal.settle(&done);
+        if let Err(error) = &settled
+            && !matches!(error, JournalError::Full { .. })
+        {
+            return Err(error.clone());
+        }
+        match self.journal.write() {
+            // Stays buffered, so its fate is open: neither confirmed nor refused.
+            Err(JournalError::Full { .. }) => return Ok(()),
+            outcome => outcome?,
+        }
+        self.journal.sync()?;
+        self.confirmed.extend(batch);
+        if settled.is_ok() {
+            self.confirmed.retain(|sequence, _| !done.contains(sequence));
+            self.settled.extend(done);
+        }
+        match self.journal.maintain(0, 1000) {
+            Ok(_) | Err(JournalError::Full { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn fault_at(call: Call, after: u64, fault: Fault, lasting: bool) -> bool {
+    let disk = MemoryStorage::new(after);
+    let (journal, _) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
+    disk.plan(call, after, fault, lasting);
+    let mut load = Load { journal, confirmed: Confirmed::new(), settled: Vec::new(), refused: 0 };
+    let failure = (0..80).find_map(|number| load.batch(number).err());
+    let struck = disk.struck() > 0;
+    let what = format!("{fault:?} at {call:?} {after}, lasting {lasting}: {failure:?}");
+    if let Some(error) = failure {
+        assert!(struck, "{what}");
+        assert_eq!(load.journal.health(), Health::Failed, "{what}");
+        disk.heal();
+        for _ in 0..3 {
+            assert_eq!(load.journal.sync(), Err(error.clone()), "{what}");
+            assert_eq!(load.journal.write(), Err(error.clone()), "{what}");
+        }
+    }
+    // A settlement that was asked for and not confirmed may have happened.
+    let asked: Vec<u64> = load.confirmed.keys().copied().take(3).collect();
+    for (sequence, payload) in &load.confirmed {
+        let found = load.journal.read(*sequence);
+        assert!(found.as_ref() == Ok(payload) || asked.contains(sequence), "{what}: {found:?}");
+    }
+    drop(load.journal);
+    disk.crash();
+    let (journal, recovered) = Journal::open(disk, small(), &mut |_, _| {}).unwrap();
+    assert!(!recovered.report.is_alarming(), "{what}: {}", recovered.report);
+    for (sequence, payload) in &load.confirmed {
+        let found = journal.read(*sequence);
+        let gone = found == Err(JournalError::NotLive(*sequence)) && asked.contains(sequence);
+        assert!(found.as_ref() == Ok(payload) || gone, "{what}: {found:?}");
+    }
+    for sequence in load.settled {
+        assert_eq!(journal.read(sequence), Err(JournalError::NotLive(sequence)), "{what}");
+    }
+    struck
+}
+
+#[test]
+fn an_error_at_any_call_never_becomes_a_confirmation() {
+    for call in [Call::Change, Call::Write, Call::Sync, Call::Create] {
+        for fault in [Fault::Error, Fault::Full, Fault::Short] {
+            for lasting in [false, true] {
+                if fault == Fault::Short && (lasting || call == Call::Sync || call == Call::Create) {
+                    continue;
+                }
+                let struck = (0..300).filter(|&after| fault_at(call, after, fault, lasting)).count();
+                assert!(struck >= 4, "{fault:?} at {call:?} struck {struck} times");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_error_while_reading_fails_that_read_only() {
+    let disk = MemoryStorage::new(1);
+    let (mut journal, _) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
+    journal.put(1, 1, &[b"one"]).unwrap();
+    journal.write().unwrap();
+    disk.plan(Call::Read, 0, Fault::Error, false);
+    assert!(matches!(journal.read(1), Err(JournalError::Io { doing: "reading", .. })));
+    assert_eq!(journal.read(1).as_deref(), Ok(b"one".as_slice()));
+    journal.sync().unwrap();
+    assert_eq!(journal.health(), Health::Healthy);
+}
+
+#[test]
+fn an_unreadable_segment_alarms_and_is_left_alone() {
+    let disk = MemoryStorage::new(1);
+    let (mut journal, _) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
+    for sequence in 1..100 {
+        journal.put(sequence, 1, &[&[1; 100]]).unwrap();
+    }
+    journal.close().unwrap();
+    disk.plan(Call::Read, 0, Fault::Error, false);
+    let (mut journal, recovered) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
+    assert!(recovered.report.is_alarming());
+    assert!(recovered.report.live > 20);
+    while journal.maintain(0, 1 << 20).unwrap().more {}
+    journal.close().unwrap();
+    // The error went away: everything is there again.
+    let (_, recovered) = Journal::open(disk, small(), &mut |_, _| {}).unwrap();
+    assert_eq!(recovered.report.live, 99);
+}

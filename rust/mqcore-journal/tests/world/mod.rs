@@ -1,0 +1,103 @@
+//! What a journal must hold, kept the slow way, and a source of chance.
+#![allow(dead_code, reason = "each test program uses its part")]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mqcore_journal::journal::Journal;
+use mqcore_journal::options::Options;
+use mqcore_journal::recovery::Recovered;
+use mqcore_journal::storage::Storage;
+
+/// Numbers that follow from a seed: splitmix64.
+pub struct Chance(pub u64);
+
+impl Chance {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound.max(1)
+    }
+
+    pub fn bytes(&mut self, most: u64) -> Vec<u8> {
+        let (length, fill) = (self.below(most + 1), self.next());
+        (0..length).map(|at| (fill >> (at % 8 * 8)) as u8 ^ at as u8).collect()
+    }
+}
+
+/// One thing that was asked of a journal and that it took.
+#[derive(Debug, Clone)]
+pub enum Asked {
+    Put(u64, u32, Vec<u8>),
+    Settle(Vec<u64>),
+    Touch(u64, Vec<u8>),
+    Define(Vec<u8>, Vec<u8>),
+    Undefine(Vec<u8>),
+    Note(u64),
+}
+
+/// What a put, its queue and its touch look like from outside.
+pub type LivePut = (u32, Vec<u8>, Option<Vec<u8>>);
+
+/// Everything a journal holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct World {
+    pub live: BTreeMap<u64, LivePut>,
+    pub definitions: BTreeMap<Vec<u8>, Vec<u8>>,
+    pub notes: BTreeSet<u64>,
+}
+
+impl World {
+    pub fn take(&mut self, asked: &Asked) {
+        match asked.clone() {
+            Asked::Put(sequence, queue, payload) => {
+                self.live.insert(sequence, (queue, payload, None));
+            }
+            Asked::Settle(sequences) => self.live.retain(|sequence, _| !sequences.contains(sequence)),
+            Asked::Touch(sequence, touch) => {
+                if let Some(live) = self.live.get_mut(&sequence) {
+                    live.2 = Some(touch);
+                }
+            }
+            Asked::Define(key, value) => {
+                self.definitions.insert(key, value);
+            }
+            Asked::Undefine(key) => {
+                self.definitions.remove(&key);
+            }
+            Asked::Note(number) => {
+                self.notes.insert(number);
+            }
+        }
+    }
+
+    /// What a journal shows when asked for everything.
+    pub fn of<S: Storage>(journal: &Journal<S>, definitions: &BTreeMap<Vec<u8>, Vec<u8>>) -> Self {
+        let mut world = Self { definitions: definitions.clone(), ..Self::default() };
+        let mut last = None;
+        journal.each_live(0, &mut |sequence, live| {
+            assert!(last < Some(sequence), "out of order: {sequence} after {last:?}");
+            last = Some(sequence);
+            let live = live.unwrap_or_else(|error| panic!("live record {sequence}: {error}"));
+            let touch = live.touch.map(<[u8]>::to_vec);
+            world.live.insert(sequence, (live.queue, live.payload.to_vec(), touch));
+        });
+        for segment in journal.stats().segments {
+            journal.each_note(segment.number, &mut |note| drop(world.notes.insert(note.number))).unwrap();
+        }
+        world
+    }
+}
+
+pub fn small() -> Options {
+    Options { segment_bytes: 4096, identity: 77, ..Options::default() }
+}
+
+pub fn definitions(recovered: &Recovered) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    recovered.definitions.iter().cloned().collect()
+}
