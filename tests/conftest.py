@@ -21,6 +21,9 @@ import mqcore
 from tmqp_peer import TmqpPeer
 from worker_peer import WorkerPeer
 
+ROOT = Path(__file__).resolve().parent.parent
+"""Where the project is."""
+
 START_LIMIT = 20.0
 """Seconds that a broker process may take until it is ready; far more than it needs."""
 

@@ -280,3 +280,312 @@ def test_an_app_that_is_a_broker_takes_no_flags_and_must_listen(tmp_path: Path) 
     silent = mqcore("serve", "--app", "shop:silent", **path)
     assert silent.returncode == 2
     assert "listens nowhere" in complaint(silent)
+
+
+def test_two_listeners_of_one_protocol_are_both_on_the_ready_line() -> None:
+    free = "tmqp://127.0.0.1:0"
+    with serving("--listen", free, "--listen", free) as broker:
+        assert set(broker.ready["listeners"]) == {"tmqp", "tmqp-2"}
+        for address in broker.ready["listeners"].values():
+            host, _, port = address.rpartition(":")
+            with TmqpPeer(host, int(port)) as peer:
+                peer.hello()
+
+
+# --- publish, consume, pull -----------------------------------------------------------------------------------
+
+
+def test_what_is_published_is_consumed(served: ServedBroker) -> None:
+    created = mqcore("queue", "create", "orders/1", "--status", "roundrobin", "--acknowledge", url=served.url)
+    assert created.returncode == 0, created.stderr
+    published = mqcore("publish", "orders/1", "héllo", "--header", "Schema: v1", "--json", url=served.url)
+    assert one(published) | {"seconds": 0} == {
+        "schema": "mqcore.publish/1",
+        "queue": "orders/1",
+        "published": 1,
+        "octets": 6,
+        "confirmed_by": "server",
+        "seconds": 0,
+    }
+    message = one(mqcore("consume", "orders/1", "--count", "1", "--json", url=served.url))
+    assert message["schema"] == "mqcore.message/1"
+    assert message["queue"] == "orders/1"
+    assert message["body"] == "héllo"
+    assert message["headers"] == {"Schema": "v1"}
+    assert message["id"]
+
+
+def test_stdout_is_data_and_stderr_is_talk(served: ServedBroker) -> None:
+    published = mqcore("publish", "orders/1", "plain", url=served.url)
+    assert published.stdout == b""
+    assert b"1 message to orders/1, confirmed by server" in published.stderr
+    assert mqcore("consume", "orders/1", "--count", "1", url=served.url).stdout == b"plain\n"
+
+
+def test_many_messages_keep_their_order(served: ServedBroker) -> None:
+    mqcore("queue", "create", "orders/1", "--status", "roundrobin", "--acknowledge", url=served.url)
+    text = "".join(f"line {number}\n" for number in range(1000))
+    published = one(mqcore("publish", "orders/1", "--stdin", "--json", url=served.url, stdin=text))
+    assert published["published"] == 1000
+    consumed = mqcore("consume", "orders/1", "--count", "1000", url=served.url)
+    assert consumed.stdout.decode() == text
+
+
+def test_files_arrive_whole_in_a_folder(served: ServedBroker, tmp_path: Path) -> None:
+    bodies = [bytes(range(256)) * 300, b"", b"\n\n"]
+    files = []
+    for number, body in enumerate(bodies):
+        path = tmp_path / f"{number}.bin"
+        path.write_bytes(body)
+        files += ["--file", str(path)]
+    published = one(mqcore("publish", "files/0", *files, "--json", url=served.url))
+    assert published["octets"] == sum(map(len, bodies))
+    told = lines(mqcore("consume", "files/0", "--count", "3", "--into", str(tmp_path / "in"), "--json", url=served.url))
+    arrived = [path.read_bytes() for path in (tmp_path / "in").iterdir()]
+    assert sorted(arrived) == sorted(bodies)
+    assert "body_base64" in told[0]
+    assert "body" in told[1]
+
+
+def test_count_repeats_a_message(served: ServedBroker) -> None:
+    assert one(mqcore("publish", "orders/1", "x", "--count", "700", "--json", url=served.url))["published"] == 700
+    assert one(mqcore("queue", "show", "orders/1", "--json", url=served.url))["received_messages"] == 700
+
+
+def test_a_refused_message_comes_back(served: ServedBroker) -> None:
+    mqcore("queue", "create", "orders/1", "--status", "roundrobin", "--acknowledge", url=served.url)
+    mqcore("publish", "orders/1", "again", url=served.url)
+    refused = one(mqcore("consume", "orders/1", "--count", "1", "--nack", "not now", "--json", url=served.url))
+    accepted = one(mqcore("consume", "orders/1", "--count", "1", "--json", url=served.url))
+    assert refused["id"] == accepted["id"]
+    shown = one(mqcore("queue", "show", "orders/1", "--json", url=served.url))
+    assert (shown["acks"], shown["messages"]) == (1, 0)
+    # It may have come back to the one that refused it before that one had left.
+    assert shown["negative_acks"] >= 1
+
+
+def test_a_pull_queue_hands_out_on_demand_in_either_order(served: ServedBroker) -> None:
+    mqcore("queue", "create", "reports/7", "--status", "pull", url=served.url)
+    mqcore("publish", "reports/7", "--stdin", url=served.url, stdin="a\nb\nc\n")
+    assert mqcore("pull", "reports/7", url=served.url).stdout == b"a\n"
+    assert mqcore("pull", "reports/7", "--count", "9", "--order", "lifo", url=served.url).stdout == b"c\nb\n"
+    empty = mqcore("pull", "reports/7", "--fail-empty", url=served.url)
+    assert (empty.returncode, empty.stdout) == (1, b"")
+    assert mqcore("pull", "reports/7", url=served.url).returncode == 0
+
+
+def test_a_cache_queue_gives_its_latest_message_as_often_as_it_is_asked(served: ServedBroker) -> None:
+    mqcore("queue", "create", "prices/0", "--status", "cache", url=served.url)
+    mqcore("publish", "prices/0", "--stdin", url=served.url, stdin="1\n2\n")
+    assert [mqcore("pull", "prices/0", url=served.url).stdout for _ in range(2)] == [b"2\n", b"2\n"]
+
+
+def test_an_idle_consumer_leaves_and_can_say_that_nothing_came(served: ServedBroker) -> None:
+    mqcore("queue", "create", "orders/1", url=served.url)
+    arguments = ("consume", "orders/1", "--idle", "100ms")
+    assert mqcore(*arguments, url=served.url).returncode == 0
+    assert mqcore(*arguments, "--fail-empty", url=served.url).returncode == 1
+
+
+@posix_only
+def test_ctrl_c_ends_a_consumer_with_130(served: ServedBroker) -> None:
+    mqcore("queue", "create", "orders/1", url=served.url)
+    mqcore("publish", "orders/1", "seen", url=served.url)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mqcore", "consume", "orders/1", "--url", served.url],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=clean_environment(),
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"seen\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=10)
+    assert process.returncode == 130
+    # The first line end is for the terminal, where ^C stands.
+    assert said.strip() == b"mqcore: interrupted"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(served: ServedBroker) -> None:
+    mqcore("queue", "create", "orders/1", "--status", "roundrobin", "--acknowledge", url=served.url)
+    mqcore("publish", "orders/1", "x" * 1000, "--count", "500", url=served.url)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mqcore", "consume", "orders/1", "--url", served.url, "--idle", "5s"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=clean_environment(),
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(15) == 0
+        assert process.stderr.read() == b""
+
+
+# --- clients --------------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_answered_by_name(served: ServedBroker) -> None:
+    import threading
+
+    from mqcore import sync
+
+    with sync.connect(served.url, name="echo", kind="service") as client:
+        with client.requests() as requests:
+
+            def answer() -> None:
+                for request in requests:
+                    request.respond(request.raw.upper())
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            asked = mqcore("request", "@name:echo", "hello", url=served.url)
+            told = one(mqcore("request", "@type:service", "hello", "--json", url=served.url))
+        thread.join()
+    assert asked.stdout == b"HELLO\n"
+    assert told["body"] == "HELLO"
+    assert told["source"]
+
+
+def test_a_message_to_nobody_is_exit_code_3(served: ServedBroker) -> None:
+    result = mqcore("request", "@name:nobody", "hello", "--timeout", "5s", url=served.url)
+    assert result.returncode == 3
+    assert "@name:nobody" in complaint(result)
+
+
+def test_a_sent_message_arrives(served: ServedBroker) -> None:
+    with TmqpPeer(*served.address) as peer:
+        peer.hello(Client_Name="kiosk")
+        sent = mqcore("send", "@name:kiosk", "hi", "--content-type", "7", "--header", "A:b", url=served.url)
+        assert sent.returncode == 0, sent.stderr
+        frame = peer.receive()
+    assert (frame.payload, frame.content_type, frame.header("A")) == (b"hi", 7, "b")
+
+
+def test_connected_clients_are_listed_and_shown(served: ServedBroker) -> None:
+    with TmqpPeer(*served.address) as peer:
+        peer.hello(Client_Id="me", Client_Name="kiosk", Client_Type="screen")
+        peer.ask(603, "orders")
+        peer.ask(601, "orders")
+        listed = one(mqcore("client", "ls", "scr*", "--json", url=served.url))
+        joined = one(mqcore("client", "ls", "--channel", "orders", "--json", url=served.url))
+        shown = one(mqcore("client", "show", "me", "--json", url=served.url))
+        missing = mqcore("client", "show", "you", url=served.url)
+    assert [client["id"] for client in listed["clients"]] == ["me"]
+    assert [client["id"] for client in joined["clients"]] == ["me"]
+    assert (shown["name"], shown["kind"]) == ("kiosk", "screen")
+    assert missing.returncode == 3
+    assert "'mqcore client ls'" in complaint(missing)
+
+
+# --- channels and queues --------------------------------------------------------------------------------------
+
+
+def test_channels_are_created_listed_shown_and_removed(served: ServedBroker) -> None:
+    assert mqcore("channel", "create", "orders", "--client-limit", "5", url=served.url).returncode == 0
+    again = mqcore("channel", "create", "orders", url=served.url)
+    assert again.returncode == 1
+    complaint(again)
+    assert one(mqcore("channel", "show", "orders", "--json", url=served.url))["client_limit"] == 5
+    mqcore("channel", "create", "reports", url=served.url)
+    listed = one(mqcore("channel", "ls", "ord*", "--json", url=served.url))
+    assert [channel["name"] for channel in listed["channels"]] == ["orders"]
+    mqcore("queue", "create", "orders/1", url=served.url)
+    mqcore("publish", "orders/1", "x", url=served.url)
+    asked = mqcore("channel", "rm", "orders", url=served.url)
+    assert asked.returncode == 2
+    assert "loses 1 message;" in complaint(asked)
+    removed = one(mqcore("channel", "rm", "orders", "--yes", "--json", url=served.url))
+    assert removed["messages_lost"] == 1
+    gone = mqcore("channel", "show", "orders", url=served.url)
+    assert gone.returncode == 3
+    assert "orders" in complaint(gone)
+
+
+def test_queue_options_are_set_and_shown(served: ServedBroker) -> None:
+    options = ["--status", "pull", "--acknowledge", "--acknowledge-timeout", "30s", "--message-limit", "9"]
+    mqcore("queue", "create", "orders/1", *options, "--tag", "fresh", url=served.url)
+    shown = one(mqcore("queue", "show", "orders/1", "--json", url=served.url))
+    assert shown["schema"] == "mqcore.queue.show/1"
+    assert (shown["queue"], shown["status"], shown["tag_name"]) == ("orders/1", "pull", "fresh")
+    assert (shown["request_acknowledge"], shown["acknowledge_timeout"], shown["message_limit"]) == (True, 30.0, 9)
+    changed = one(mqcore("queue", "set", "orders/1", "--no-acknowledge", "--json", url=served.url))
+    assert changed["changed"] == {"request_acknowledge": False}
+    shown = one(mqcore("queue", "show", "orders/1", "--json", url=served.url))
+    assert (shown["request_acknowledge"], shown["message_limit"]) == (False, 9)
+
+
+def test_lists_without_a_terminal_are_tab_separated_with_a_heading(served: ServedBroker) -> None:
+    mqcore("queue", "create", "orders/1", url=served.url)
+    mqcore("queue", "create", "reports/2", "--status", "pull", url=served.url)
+    heading, *rows = mqcore("queue", "ls", url=served.url).stdout.decode().splitlines()
+    assert heading.split("\t")[:3] == ["queue", "status", "messages"]
+    assert sorted(row.split("\t")[:3] for row in rows) == [["orders/1", "push", "0"], ["reports/2", "pull", "0"]]
+    only = one(mqcore("queue", "ls", "rep*", "--json", url=served.url))
+    assert [queue["queue"] for queue in only["queues"]] == ["reports/2"]
+
+
+def test_a_status_is_changed_by_any_of_its_names(served: ServedBroker) -> None:
+    mqcore("queue", "create", "orders/1", url=served.url)
+    for word, status in (("pause", "paused"), ("round-robin", "roundrobin"), ("pull", "pull")):
+        assert mqcore("queue", "status", "orders/1", word, url=served.url).returncode == 0
+        assert one(mqcore("queue", "show", "orders/1", "--json", url=served.url))["status"] == status
+
+
+def test_stopping_tells_what_is_lost_and_asks_first(served: ServedBroker) -> None:
+    mqcore("publish", "orders/1", "x", "--count", "3", url=served.url)
+    asked = mqcore("queue", "status", "orders/1", "stop", url=served.url)
+    assert asked.returncode == 2
+    assert "loses 3 messages; add --yes" in complaint(asked)
+    assert one(mqcore("queue", "show", "orders/1", "--json", url=served.url))["messages"] == 3
+    stopped = one(mqcore("queue", "status", "orders/1", "stop", "--yes", "--json", url=served.url))
+    assert stopped["messages_lost"] == 3
+    refused = mqcore("publish", "orders/1", "x", url=served.url)
+    assert refused.returncode in (1, 4)
+    assert "orders/1" in complaint(refused)
+
+
+def test_clearing_and_removing_ask_first(served: ServedBroker) -> None:
+    mqcore("publish", "orders/1", "x", "--count", "2", url=served.url)
+    for verb in ("clear", "rm"):
+        assert mqcore("queue", verb, "orders/1", url=served.url).returncode == 2
+    assert one(mqcore("queue", "clear", "orders/1", "--yes", "--json", url=served.url))["messages_lost"] == 2
+    assert one(mqcore("queue", "show", "orders/1", "--json", url=served.url))["messages"] == 0
+    assert mqcore("queue", "rm", "orders/1", "--yes", url=served.url).returncode == 0
+    assert mqcore("queue", "show", "orders/1", url=served.url).returncode == 3
+
+
+def test_publishing_to_a_missing_queue_is_exit_code_3() -> None:
+    with serving() as broker:
+        result = mqcore("publish", "orders/1", "x", url=broker.url)
+    assert result.returncode == 3
+    assert "orders/1" in complaint(result)
+
+
+# --- tail -----------------------------------------------------------------------------------------------------
+
+
+def test_events_are_printed_as_they_happen_and_nothing_is_consumed(served: ServedBroker) -> None:
+    mqcore("queue", "create", "orders/1", url=served.url)
+    arguments = ["tail", "--events", "--queue", "orders/1", "--count", "5", "--json", "--url", served.url]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mqcore", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=clean_environment(),
+    )
+    with process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"watching\n"
+        mqcore("publish", "orders/1", "x", url=served.url)
+        mqcore("channel", "create", "reports", url=served.url)
+        told, _ = process.communicate(timeout=20)
+    events = [json.loads(line) for line in told.splitlines()]
+    assert {event["schema"] for event in events} == {"mqcore.event/1"}
+    kinds = [event["kind"] for event in events]
+    assert kinds[:3] == ["ClientConnected", "MessageProduced", "ClientDisconnected"]
+    assert (events[1]["channel"], events[1]["queue"]) == ("orders", 1)
+    assert one(mqcore("queue", "show", "orders/1", "--json", url=served.url))["messages"] == 1

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from conftest import ROOT
+
 CRATES = sorted(path.parent for path in ROOT.glob("rust/*/Cargo.toml"))
 PURE = ("mqcore-wire", "mqcore-broker", "mqcore-session")
 
@@ -189,3 +190,26 @@ def test_the_readme_opens_with_the_two_commands() -> None:
     head = (ROOT / "README.md").read_text()[:600]
     assert "make demo" in head
     assert "make test" in head
+
+
+@pytest.mark.parametrize("options", ["BrokerConfig", "ChannelOptions", "QueueOptions"])
+def test_every_option_is_in_the_documentation_of_the_configuration(options: str) -> None:
+    import dataclasses
+
+    import mqcore
+
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    inner = {"channel", "queue"}
+    names = {field.name for field in dataclasses.fields(getattr(mqcore, options))} - inner
+    assert names
+    assert not [name for name in sorted(names) if f"| `{name}` |" not in text]
+
+
+def test_every_command_is_in_the_documentation_of_the_command_line() -> None:
+    from mqcore.cli.program import root
+
+    text = (ROOT / "docs" / "cli.md").read_text()
+    for name, command in root().commands.items():
+        assert f"`mqcore {name}" in text, name
+        for child in getattr(command, "commands", {}):
+            assert f"`mqcore {name} {child}`" in text or f"`{child}`" in text or f"mqcore {name} {child} " in text

@@ -97,12 +97,7 @@ impl Process {
     /// # Errors
     /// If it has ended.
     pub fn cpu_seconds(&self) -> io::Result<f64> {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        // The name may contain spaces; the fields behind it are counted from its closing parenthesis.
-        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-        let ticks = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
-        // Linux counts these in hundredths of a second on every platform that it shows to programs.
-        Ok((ticks(11) + ticks(12)) as f64 / 100.0)
+        cpu_seconds_of(&self.child.id().to_string())
     }
 
     /// The totals of mqcore's overview.
@@ -136,6 +131,40 @@ impl Process {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
+}
+
+/// Linux counts processor time in hundredths of a second, on every platform, where it shows it to programs.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+fn cpu_seconds_of(process: &str) -> io::Result<f64> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
+    // The name may contain spaces; the fields behind it are counted from its closing parenthesis.
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
+    Ok((ticks(11) + ticks(12)) as f64 / TICKS_PER_SECOND)
+}
+
+/// Processor seconds that everything else on the machine has used: neither this program nor any of `processes`.
+///
+/// # Errors
+/// If `/proc` cannot be read.
+pub fn cpu_seconds_of_others(processes: &[&Process]) -> io::Result<f64> {
+    let stat = fs::read_to_string("/proc/stat")?;
+    let fields: Vec<f64> = stat
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .skip(1)
+        .filter_map(|field| field.parse().ok())
+        .collect();
+    // User, nice and system time; interrupts; and what the host took away.
+    let busy = [0, 1, 2, 5, 6, 7].iter().filter_map(|index| fields.get(*index)).sum::<f64>();
+    let mut ours = cpu_seconds_of("self")?;
+    for process in processes {
+        ours += process.cpu_seconds()?;
+    }
+    Ok(busy / TICKS_PER_SECOND - ours)
 }
 
 impl Drop for Process {

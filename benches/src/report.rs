@@ -46,13 +46,15 @@ pub struct Figure {
     pub values: Vec<f64>,
     /// Processor seconds that the broker used in all runs.
     pub cpu_seconds: f64,
+    /// Processors that other programs kept busy during the worst of the runs; `None`: it does not matter here.
+    pub disturbance: Option<f64>,
 }
 
 impl Figure {
     /// A figure without values yet. Other brokers promised nothing.
     pub fn new(scenario: &'static str, broker: &'static str, what: &'static str, goal: Goal) -> Self {
         let goal = if broker == "mqcore" { goal } else { Goal::None };
-        Self { scenario, broker, what, goal, values: Vec::new(), cpu_seconds: 0.0 }
+        Self { scenario, broker, what, goal, values: Vec::new(), cpu_seconds: 0.0, disturbance: None }
     }
 
     /// The one in the middle.
@@ -85,7 +87,8 @@ fn ratio(figure: &Figure, figures: &[Figure]) -> Option<f64> {
 
 /// A table.
 pub fn table(figures: &[Figure]) -> String {
-    let heads = ["scenario", "broker", "what", "median", "smallest..largest", "goal", "", "mqcore / it"];
+    let heads =
+        ["scenario", "broker", "what", "median", "smallest..largest", "goal", "", "disturbed", "mqcore / it"];
     let mut rows = vec![heads.map(String::from)];
     for figure in figures {
         let (smallest, largest) = figure.spread();
@@ -106,10 +109,11 @@ pub fn table(figures: &[Figure]) -> String {
             },
             figure.goal.text(),
             verdict.into(),
+            figure.disturbance.map(|share| format!("{:.0} %", share * 100.0)).unwrap_or_default(),
             ratio(figure, figures).map(|ratio| format!("{ratio:.2}")).unwrap_or_default(),
         ]);
     }
-    let widths: [usize; 8] =
+    let widths: [usize; 9] =
         std::array::from_fn(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0));
     let mut text = String::new();
     for row in &rows {
@@ -136,6 +140,7 @@ pub fn json(figures: &[Figure]) -> Value {
                 "goal": figure.goal.text(),
                 "met": figure.is_met(),
                 "cpu_seconds": figure.cpu_seconds,
+                "disturbance": figure.disturbance,
                 "ratio": ratio(figure, figures),
             })
         })

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         __version__,
     )
     from mqcore.broker import Broker
+    from mqcore.client import Client, ClientOptions, connect
     from mqcore.config import BrokerConfig, ChannelOptions, Durability, QueueOptions, QueueStatus
     from mqcore.errors import MqcoreError
     from mqcore.handlers import DeliveryHandler, PutBack, SendAck
@@ -24,6 +25,8 @@ __all__ = [
     "Broker",
     "BrokerConfig",
     "ChannelOptions",
+    "Client",
+    "ClientOptions",
     "ClientView",
     "Decision",
     "Delivery",
@@ -37,6 +40,7 @@ __all__ = [
     "QueueView",
     "SendAck",
     "__version__",
+    "connect",
 ]
 
 # Names are imported when they are first used, so that `mqcore --help` loads neither the extension module nor
@@ -52,6 +56,7 @@ _MODULES = {
         "__version__",
     ),
     "mqcore.broker": ("Broker",),
+    "mqcore.client": ("Client", "ClientOptions", "connect"),
     "mqcore.config": ("BrokerConfig", "ChannelOptions", "Durability", "QueueOptions", "QueueStatus"),
     "mqcore.errors": ("MqcoreError",),
     "mqcore.handlers": ("DeliveryHandler", "PutBack", "SendAck"),

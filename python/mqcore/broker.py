@@ -34,6 +34,8 @@ from mqcore.handlers import DeliveryHandler
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from mqcore.client import Client, _Options
+
 __all__ = [
     "Broker",
     "BrokerOptions",
@@ -281,6 +283,12 @@ class Broker:
     def admin_url(self) -> str | None:
         """URL of the admin side, if there is one."""
         return self._core.admin_url
+
+    def client(self, **options: Unpack[_Options]) -> Client:
+        """Return a client of this broker that needs no socket; arguments as for `mqcore.connect`."""
+        from mqcore.client import connect
+
+        return connect(self, **options)
 
     def stats(self) -> BrokerStats:
         """Return what is there and what was counted."""

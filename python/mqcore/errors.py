@@ -4,11 +4,12 @@
 
     MqcoreError
     ├── ConfigError (ValueError)               a setting that cannot work
+    ├── InvalidArgument (ValueError)           an argument that cannot be said: a name, a header, an id
     ├── NotRunning (RuntimeError)              the embedded broker is stopped
-    │   └── Forked                             it was started before fork()
+    │   └── Forked                             broker or client, made before fork()
     ├── TransportError (ConnectionError)       ConnectFailed · ConnectionLost · Draining · ListenFailed
     ├── HandshakeError                         VersionMismatch · AuthFailed (PermissionError)
-    ├── ProtocolError                          BadFrame · TooLarge
+    ├── ProtocolError                          BadFrame · TooLarge · BadAnswer
     ├── OperationError                         BadRequest 400 · Unauthorized 401 · NotFound 404 (LookupError)
     │                                          Unacceptable 406 · AlreadyExists 481 · LimitExceeded 482
     │                                          Busy 503 · SendError 581
@@ -26,6 +27,7 @@ from __future__ import annotations
 __all__ = [
     "AlreadyExists",
     "AuthFailed",
+    "BadAnswer",
     "BadFrame",
     "BadRequest",
     "BodyError",
@@ -37,6 +39,7 @@ __all__ = [
     "Draining",
     "Forked",
     "HandshakeError",
+    "InvalidArgument",
     "LimitExceeded",
     "ListenFailed",
     "MqcoreError",
@@ -63,6 +66,10 @@ class ConfigError(MqcoreError, ValueError):
     """A setting cannot work; the text names it and says what it may be."""
 
 
+class InvalidArgument(MqcoreError, ValueError):
+    """An argument that cannot be said in the protocol: a name, a header, a message id."""
+
+
 class NotRunning(MqcoreError, RuntimeError):
     """The embedded broker was asked for something while it was stopped."""
 
@@ -81,7 +88,12 @@ class ConnectFailed(TransportError):
 
 
 class ConnectionLost(TransportError):
-    """The connection ended before the answer came; whether the broker acted is unknown."""
+    """There is no connection, or it ended before the answer came; whether the broker acted is unknown then."""
+
+    def __init__(self, message: str = "", sent: bool = True) -> None:
+        super().__init__(message)
+        self.sent = sent
+        """Whether anything was sent: if not, it is safe to try again."""
 
 
 class Draining(TransportError):
@@ -115,16 +127,20 @@ class BadFrame(ProtocolError):
 class TooLarge(ProtocolError):
     """A frame, or a part of one, beyond its limit."""
 
-    def __init__(self, message: str, limit: int) -> None:
+    def __init__(self, message: str = "", limit: int = 0) -> None:
         super().__init__(message)
         self.limit = limit
         """Octets that are allowed."""
 
 
+class BadAnswer(ProtocolError):
+    """An answer whose content is not what the operation answers with."""
+
+
 class OperationError(MqcoreError):
     """The broker refused an operation. Subclasses by status code."""
 
-    def __init__(self, message: str, *, code: int = 1, target: str = "") -> None:
+    def __init__(self, message: str = "", code: int = 1, target: str = "") -> None:
         super().__init__(message)
         self.code = code
         """The status code of the answer."""
@@ -167,7 +183,7 @@ class SendError(OperationError):
 class Nacked(MqcoreError):
     """A negative acknowledgement came."""
 
-    def __init__(self, message: str, *, reason: str = "none", target: str = "") -> None:
+    def __init__(self, message: str = "", reason: str = "none", target: str = "") -> None:
         super().__init__(message)
         self.reason = reason
         """``none``, ``timeout``, ``not-saved``, or a consumer's own word."""
@@ -186,7 +202,7 @@ class RequestTimeout(MqcoreError, TimeoutError):
 class BodyError(MqcoreError, ValueError):
     """A body cannot be read as what was asked for."""
 
-    def __init__(self, message: str, *, raw: bytes = b"", wanted: object = None, path: str = "") -> None:
+    def __init__(self, message: str = "", raw: bytes = b"", wanted: object = None, path: str = "") -> None:
         super().__init__(message)
         self.raw = raw
         """The octets."""

@@ -13,7 +13,7 @@ from mqcore.cli import options, output
 from mqcore.cli.exit_code import ExitCode
 
 if TYPE_CHECKING:
-    from mqcore.client import Incoming
+    from mqcore.client import Incoming, Order
 
 __all__ = ["consume", "pull"]
 
@@ -69,7 +69,7 @@ def consume(
 def pull(
     queue: tuple[str, int],
     count: int,
-    order: str,
+    order: Order,
     into: Path | None,
     fail_empty: bool,
     url: str | None,

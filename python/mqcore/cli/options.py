@@ -17,7 +17,7 @@ DEFAULT_URL = "tmqp://127.0.0.1:2622"
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class _Duration(click.ParamType):
+class _Duration(click.ParamType[float]):
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -38,7 +38,7 @@ def _is_number(value: object) -> bool:
     return True
 
 
-class _Queue(click.ParamType):
+class _Queue(click.ParamType[tuple[str, int]]):
     name = "queue"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:

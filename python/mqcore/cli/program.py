@@ -6,6 +6,7 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -16,6 +17,15 @@ __all__ = ["CommandGroup", "run"]
 
 class CommandGroup(click.Group):
     """A group that knows what one may have meant."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; end quietly if whoever reads our output has seen enough."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # What is still buffered must not complain at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return ExitCode.DONE
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -39,10 +49,6 @@ def run(arguments: Sequence[str]) -> int:
         return _complain(error.format_message(), ExitCode.USAGE)
     except (click.Abort, KeyboardInterrupt):
         return _complain("interrupted", ExitCode.INTERRUPTED)
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; what is still buffered must not complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.DONE
     except Exception as error:
         return _failed(error)
     return result if isinstance(result, int) else ExitCode.DONE

@@ -19,7 +19,7 @@ _STATUSES = ("broadcast", "push", "roundrobin", "pull", "cache", "paused", "stop
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class _Status(click.ParamType):
+class _Status(click.ParamType[str]):
     name = "status"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:

@@ -148,6 +148,11 @@ impl Client {
         }
     }
 
+    /// Begins to close without waiting for anything: what is under way is given up.
+    pub fn abort(&self) {
+        self.shared.begin_closing(Duration::ZERO);
+    }
+
     /// Closes: nothing new is taken, what is under way may finish for `drain` (default: the config's drain timeout),
     /// consumers get what is there and then their end. Answers when the connection is closed. Closing twice is fine.
     pub async fn close(&self, drain: Option<Duration>) {

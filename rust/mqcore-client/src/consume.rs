@@ -8,9 +8,10 @@ use crate::address::QueueAddress;
 use crate::client::Client;
 use crate::error::ClientError;
 use crate::mailbox::{Bound, Letter, Mailbox};
+use crate::membership::Membership;
 use crate::received::Received;
 use crate::request::Intent;
-use crate::shared::{Counters, Membership, Shared};
+use crate::shared::{Counters, Shared};
 
 /// The reason with which a consumer that ends hands back what nobody took from it.
 pub const REASON_CONSUMER_CLOSED: &str = "consumer-closed";
@@ -72,6 +73,11 @@ impl Consumer {
     pub async fn next_batch(&self, max: usize) -> Vec<Delivered> {
         let letters = self.mailbox.next(max).await;
         self.hand_out(letters)
+    }
+
+    /// Waits until [`Consumer::take`] finds something, or nothing will come any more. Cancelling it loses nothing.
+    pub async fn ready(&self) {
+        self.mailbox.ready().await;
     }
 
     /// Takes up to `max` of the messages that are there now, without waiting.

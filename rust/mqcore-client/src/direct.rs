@@ -175,6 +175,17 @@ impl Incoming {
         self.mailbox.next(max).await.into_iter().map(|letter| letter.message).collect()
     }
 
+    /// Waits until [`Incoming::take`] finds something, or nothing will come any more. Cancelling it loses nothing.
+    pub async fn ready(&self) {
+        self.mailbox.ready().await;
+    }
+
+    /// Whether no more will come: what is there now is the rest.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.mailbox.is_closed()
+    }
+
     /// Takes up to `max` of the messages that are there now, without waiting.
     pub fn take(&self, max: usize) -> Vec<Received> {
         self.mailbox.take(max).into_iter().map(|letter| letter.message).collect()

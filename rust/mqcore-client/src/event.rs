@@ -8,9 +8,10 @@ use crate::address::channel_name;
 use crate::client::Client;
 use crate::error::ClientError;
 use crate::mailbox::{Bound, Mailbox};
+use crate::membership::Membership;
 use crate::received::Received;
 use crate::request::{Intent, Subscription};
-use crate::shared::{Counters, Membership};
+use crate::shared::Counters;
 
 /// Events that may wait in a stream; later ones are dropped and counted, because nothing else must wait for them.
 pub const EVENTS_WAITING_MAX: usize = 4096;
@@ -176,8 +177,36 @@ impl Event {
     }
 }
 
+/// Which events, of what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EventScope {
+    /// Which.
+    pub kind: EventKind,
+    /// Of which channel, for events of one.
+    pub channel: Option<String>,
+    /// Of which queue, for events of one.
+    pub queue: Option<u16>,
+}
+
+impl EventScope {
+    fn subscription(&self) -> Result<Subscription, ClientError> {
+        let (needed, place) = match self.kind.scope() {
+            Scope::Server => ((false, false), "of the whole broker: name neither channel nor queue"),
+            Scope::Channel => ((true, false), "of a channel: name it, and no queue"),
+            Scope::Queue => ((true, true), "of a queue: name its channel and its id"),
+        };
+        let name = self.kind.as_str();
+        if (self.channel.is_some(), self.queue.is_some()) != needed {
+            return Err(ClientError::invalid("event", format!("{name} is {place}")));
+        }
+        let channel = self.channel.as_deref().map(channel_name).transpose()?;
+        Ok(Subscription { name, channel, queue: self.queue })
+    }
+}
+
 impl Client {
-    /// Events of this kind from now on, over all reconnects. What happens while there is no connection is not seen.
+    /// These events from now on, over all reconnects, in one stream. What happens while there is no connection is not
+    /// seen.
     ///
     /// Some events are of a channel (clients joining and leaving, queues), one is of a queue (messages produced): their
     /// place has to be named, and no place for the others.
@@ -186,41 +215,25 @@ impl Client {
     ///
     /// [`ClientError::InvalidArgument`] for a missing or needless place, [`ClientError::Refused`] for one that does not
     /// exist, [`ClientError::ConnectionLost`], [`ClientError::RequestTimeout`].
-    pub async fn subscribe_events(
-        &self,
-        kind: EventKind,
-        channel: Option<&str>,
-        queue: Option<u16>,
-    ) -> Result<EventStream, ClientError> {
-        let needed = match kind.scope() {
-            Scope::Server => (false, false),
-            Scope::Channel => (true, false),
-            Scope::Queue => (true, true),
-        };
-        if (channel.is_some(), queue.is_some()) != needed {
-            let place = match kind.scope() {
-                Scope::Server => "of the whole broker: name neither channel nor queue",
-                Scope::Channel => "of a channel: name it, and no queue",
-                Scope::Queue => "of a queue: name its channel and its id",
-            };
-            return Err(ClientError::invalid("event", format!("{} is {place}", kind.as_str())));
-        }
-        let channel = channel.map(channel_name).transpose()?;
-        let subscription = Subscription { name: kind.as_str(), channel, queue };
+    pub async fn subscribe_events(&self, scopes: &[EventScope]) -> Result<EventStream, ClientError> {
+        let subscriptions: Vec<Subscription> =
+            scopes.iter().map(EventScope::subscription).collect::<Result<_, _>>()?;
         let mailbox = Mailbox::new(self.shared.gauge.clone(), Bound::Waiting(EVENTS_WAITING_MAX));
-        self.shared.say_now(|core| core.add_event_stream(subscription.clone(), mailbox.clone()));
-        let mut stream = EventStream { client: self.clone(), mailbox, membership: None };
-        stream.membership = Some(self.shared.take_part(Intent::Event(subscription), None).await?);
+        self.shared.say_now(|core| core.add_event_stream(subscriptions.clone(), mailbox.clone()));
+        let mut stream = EventStream { client: self.clone(), mailbox, memberships: Vec::new() };
+        for subscription in subscriptions {
+            stream.memberships.push(self.shared.take_part(Intent::Event(subscription), None).await?);
+        }
         Ok(stream)
     }
 }
 
-/// Events as they come. Dropping it ends the subscription, unless others in this client have the same.
+/// Events as they come. Dropping it ends the subscriptions that nobody else in this client has.
 #[derive(Debug)]
 pub struct EventStream {
     client: Client,
     mailbox: Arc<Mailbox>,
-    membership: Option<Membership>,
+    memberships: Vec<Membership>,
 }
 
 impl EventStream {
@@ -237,6 +250,22 @@ impl EventStream {
         }
     }
 
+    /// Waits until [`EventStream::take`] finds something, or nothing will come any more. Cancelling it loses nothing.
+    pub async fn ready(&self) {
+        self.mailbox.ready().await;
+    }
+
+    /// Takes up to `max` of the events that are there now, without waiting.
+    pub fn take(&self, max: usize) -> Vec<Event> {
+        self.mailbox.take(max).iter().filter_map(|letter| Event::read(&letter.message)).collect()
+    }
+
+    /// Whether no more will come: what is there now is the rest.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.mailbox.is_closed()
+    }
+
     /// Events dropped because nobody took those before them.
     #[must_use]
     pub fn dropped(&self) -> usize {
@@ -251,7 +280,7 @@ impl EventStream {
 
 impl Drop for EventStream {
     fn drop(&mut self) {
-        self.membership = None;
+        self.memberships.clear();
         self.client.shared.say_now(|core| core.remove_event_stream(&self.mailbox));
         Counters::add(&self.client.shared.counters.dropped_events, self.mailbox.dropped() as u64);
     }

@@ -26,6 +26,7 @@ pub mod direct;
 pub mod error;
 pub mod event;
 mod mailbox;
+pub mod membership;
 pub mod models;
 pub mod publish;
 pub mod pull;

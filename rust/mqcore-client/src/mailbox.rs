@@ -158,6 +158,27 @@ impl Mailbox {
         }
     }
 
+    /// Waits until something can be taken, or nothing will come any more, and takes nothing: whoever is cancelled
+    /// meanwhile loses no message.
+    pub(crate) async fn ready(&self) {
+        loop {
+            let ready = self.ready.notified();
+            tokio::pin!(ready);
+            ready.as_mut().enable();
+            if self.has_something() {
+                return;
+            }
+            ready.await;
+        }
+    }
+
+    fn has_something(&self) -> bool {
+        let shelf = lock(&self.shelf);
+        let Some(first) = shelf.letters.front() else { return shelf.closed };
+        let full = matches!(self.bound, Bound::Unsettled(most) if shelf.unsettled >= most);
+        shelf.closed || !(full && first.message.wants_acknowledge())
+    }
+
     /// One message that was handed out is settled, or was dropped.
     pub(crate) fn settled(&self) {
         let mut shelf = lock(&self.shelf);

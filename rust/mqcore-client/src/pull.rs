@@ -14,9 +14,10 @@ use crate::consume::{Delivered, Held};
 use crate::conversation::{Answer, PullAnswer, PullEnd};
 use crate::error::{ClientError, Refusal};
 use crate::mailbox::{Letter, lock};
+use crate::membership::Membership;
 use crate::received::Received;
 use crate::request::{Clear, Intent, PullRequest, Request};
-use crate::shared::{Membership, Waited};
+use crate::shared::Waited;
 
 /// How to pull.
 #[derive(Debug, Clone, PartialEq, Eq)]

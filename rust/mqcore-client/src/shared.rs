@@ -14,6 +14,7 @@ use crate::config::ClientConfig;
 use crate::conversation::{Answer, Conversation, MessageId, PullAnswer, TakenUp};
 use crate::error::ClientError;
 use crate::mailbox::{Gauge, Letter, Mailbox, lock};
+use crate::membership::Membership;
 use crate::received::Received;
 use crate::request::{Intent, Request, Subscription};
 
@@ -103,7 +104,7 @@ struct Takers {
 pub(crate) struct Core {
     pub(crate) conversation: Conversation<Waiter>,
     takers: HashMap<u16, Vec<Takers>>,
-    event_streams: Vec<(Subscription, Arc<Mailbox>)>,
+    event_streams: Vec<(Vec<Subscription>, Arc<Mailbox>)>,
     direct: Option<Arc<Mailbox>>,
     /// Queues whose messages nobody here wants; each is warned about once.
     unclaimed: hashbrown::HashSet<(Box<[u8]>, u16)>,
@@ -300,12 +301,12 @@ impl Shared {
             })
             .await??;
         // From here on it is counted: whatever happens to this call, the guard takes it back.
-        let membership = Membership { shared: self.clone(), intent };
+        let membership = Membership::new(self.clone(), intent);
         let TakenUp::Asked(id) = taken_up else { return Ok(membership) };
         match self.outcome(id, receiver, deadline).await? {
             Waited::Answered((result, _)) => result.map(|_| membership),
             Waited::TooLong(_) => {
-                let request = Request::take_up(&membership.intent);
+                let request = Request::take_up(membership.intent());
                 Err(ClientError::RequestTimeout {
                     operation: request.operation,
                     target: request.about.to_text(),
@@ -381,8 +382,8 @@ impl Core {
         Some(takers.mailboxes[takers.next].clone())
     }
 
-    pub(crate) fn add_event_stream(&mut self, subscription: Subscription, mailbox: Arc<Mailbox>) {
-        self.event_streams.push((subscription, mailbox));
+    pub(crate) fn add_event_stream(&mut self, subscriptions: Vec<Subscription>, mailbox: Arc<Mailbox>) {
+        self.event_streams.push((subscriptions, mailbox));
     }
 
     pub(crate) fn remove_event_stream(&mut self, mailbox: &Arc<Mailbox>) {
@@ -392,17 +393,13 @@ impl Core {
     /// Every stream that an event is for.
     pub(crate) fn event_streams(&self, event: &Received) -> impl Iterator<Item = &Arc<Mailbox>> {
         let (name, channel, queue) = (event.source(), event.target(), event.content_type());
-        self.event_streams
-            .iter()
-            .filter(move |(subscription, _)| {
-                subscription.name.as_bytes() == name
-                    && subscription
-                        .channel
-                        .as_ref()
-                        .is_none_or(|wanted| wanted.as_bytes().eq_ignore_ascii_case(channel))
-                    && subscription.queue.is_none_or(|wanted| wanted == queue)
-            })
-            .map(|(_, mailbox)| mailbox)
+        let is_wanted = move |wanted: &Subscription| {
+            wanted.name.as_bytes() == name
+                && wanted.channel.as_ref().is_none_or(|of| of.as_bytes().eq_ignore_ascii_case(channel))
+                && wanted.queue.is_none_or(|of| of == queue)
+        };
+        let streams = self.event_streams.iter();
+        streams.filter(move |(wanted, _)| wanted.iter().any(is_wanted)).map(|(_, mailbox)| mailbox)
     }
 
     /// Where direct messages go; there is one place a client.
@@ -426,19 +423,5 @@ impl Core {
     /// A letter that came over the connection that stands.
     pub(crate) fn letter(&self, message: Received) -> Letter {
         Letter { message, epoch: self.epoch }
-    }
-}
-
-/// That this client takes part in a channel or hears of events. Dropping it ends that, unless others in this client
-/// want it too.
-#[derive(Debug)]
-pub struct Membership {
-    shared: Arc<Shared>,
-    intent: Intent,
-}
-
-impl Drop for Membership {
-    fn drop(&mut self) {
-        self.shared.say_now(|core| core.conversation.give_up(&self.intent));
     }
 }

@@ -10,7 +10,7 @@ use mqcore_client::client::{Client, State};
 use mqcore_client::config::{Backoff, ClientConfig, Transport};
 use mqcore_client::consume::Settlement;
 use mqcore_client::error::ClientError;
-use mqcore_client::event::EventKind;
+use mqcore_client::event::{EventKind, EventScope};
 use mqcore_client::publish::{Outgoing, PublishOptions};
 use mqcore_client::pull::PullOptions;
 use mqcore_client::received::Received;
@@ -465,8 +465,8 @@ async fn a_pull_joins_for_itself_and_leaves_when_its_messages_are_done() {
 #[tokio::test]
 async fn events_come_typed_and_unsubscribing_is_said() {
     let (client, _broker, mut peer) = connect(ClientConfig::default()).await;
-    let subscribing =
-        async { client.subscribe_events(EventKind::MessageProduced, Some("ch"), Some(7)).await.unwrap() };
+    let wanted = EventScope { kind: EventKind::MessageProduced, channel: Some("ch".into()), queue: Some(7) };
+    let subscribing = async { client.subscribe_events(std::slice::from_ref(&wanted)).await.unwrap() };
     let (stream, request) = tokio::join!(subscribing, peer.answer(0));
     assert_eq!((request.kind(), request.content_type()), (Kind::EVENT, 1));
     let body = br#"{"Channel":"ch","Queue":7,"Id":"m1","Saved":true,"ProducerId":"p","ProducerName":null}"#;
@@ -481,7 +481,8 @@ async fn events_come_typed_and_unsubscribing_is_said() {
     let request = peer.read().await;
     assert_eq!((request.kind(), request.content_type()), (Kind::EVENT, 0));
 
-    let needless = client.subscribe_events(EventKind::ClientConnected, Some("ch"), None).await;
+    let needless = EventScope { kind: EventKind::ClientConnected, ..wanted };
+    let needless = client.subscribe_events(&[needless]).await;
     assert!(matches!(needless, Err(ClientError::InvalidArgument { .. })));
 }
 

@@ -4,6 +4,7 @@ mod answers;
 pub mod broker;
 mod burst;
 mod call;
+mod client;
 mod config;
 mod decision;
 mod dispatcher;
@@ -41,6 +42,7 @@ mod _core {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::client::register(module)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 
 use mqcore_broker::message::Message as BrokerMessage;
+use mqcore_client::received::Received;
 use mqcore_wire::tmqp::header;
 use pyo3::exceptions::PyKeyError;
 use pyo3::ffi;
@@ -45,7 +46,8 @@ impl Message {
 
     #[getter]
     fn headers(&self, py: Python<'_>) -> PyResult<&Py<Headers>> {
-        self.headers.get_or_try_init(py, || Py::new(py, Headers { message: self.message.clone() }))
+        self.headers
+            .get_or_try_init(py, || Py::new(py, Headers::new(HeaderText::Message(self.message.clone()))))
     }
 
     /// Copied out of the broker's allocation at the first call and kept from then on.
@@ -121,12 +123,32 @@ impl Message {
 /// Nothing is parsed before somebody looks, and then only as far as the key that is looked for.
 #[pyclass(frozen, mapping, module = "mqcore._core")]
 pub(crate) struct Headers {
-    message: BrokerMessage,
+    text: HeaderText,
+}
+
+/// Whose headers they are: shared with it, not copied.
+pub(crate) enum HeaderText {
+    /// A message in the broker.
+    Message(BrokerMessage),
+    /// A message that a client received.
+    Received(Received),
 }
 
 impl Headers {
+    /// The headers of `text`.
+    pub(crate) fn new(text: HeaderText) -> Self {
+        Self { text }
+    }
+
+    fn octets(&self) -> &[u8] {
+        match &self.text {
+            HeaderText::Message(message) => message.headers(),
+            HeaderText::Received(received) => received.header_text(),
+        }
+    }
+
     fn pairs(&self) -> header::Pairs<'_> {
-        header::pairs(self.message.headers())
+        header::pairs(self.octets())
     }
 
     /// Keys as they were first written, each once.
@@ -144,14 +166,14 @@ impl Headers {
 #[pymethods]
 impl Headers {
     fn __getitem__<'py>(&self, py: Python<'py>, key: &str) -> PyResult<Bound<'py, PyString>> {
-        match header::header_value(self.message.headers(), key) {
+        match header::header_value(self.octets(), key) {
             Some(value) => Ok(text(py, value)),
             None => Err(PyKeyError::new_err(key.to_owned())),
         }
     }
 
     fn __contains__(&self, key: &Bound<'_, PyAny>) -> bool {
-        key.extract::<&str>().is_ok_and(|key| header::header_value(self.message.headers(), key).is_some())
+        key.extract::<&str>().is_ok_and(|key| header::header_value(self.octets(), key).is_some())
     }
 
     fn __len__(&self) -> usize {
@@ -169,7 +191,7 @@ impl Headers {
         key: &str,
         default: Option<Bound<'py, PyAny>>,
     ) -> Option<Bound<'py, PyAny>> {
-        match header::header_value(self.message.headers(), key) {
+        match header::header_value(self.octets(), key) {
             Some(value) => Some(text(py, value).into_any()),
             None => default,
         }

@@ -226,6 +226,11 @@ impl Outbox {
         if state.bytes < self.marks.low { std::mem::take(&mut state.waiting_shards) } else { 0 }
     }
 
+    /// Whether [`Outbox::end`] was called.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.lock().ended
+    }
+
     /// The connection has ended: nothing more is taken, nothing is kept.
     pub(crate) fn end(&self) {
         let mut state = self.lock();

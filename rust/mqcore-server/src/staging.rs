@@ -102,11 +102,13 @@ impl Staging {
         match self.connections.entry(connection) {
             MapEntry::Occupied(_) => true,
             MapEntry::Vacant(vacant) => match hub.registry.find(connection) {
-                Some(outbox) => {
+                // One that has ended may linger in the registry, but this shard will not hear of its end again: it would
+                // be known here for ever.
+                Some(outbox) if !outbox.has_ended() => {
                     vacant.insert(Staged::new(outbox));
                     true
                 }
-                None => false,
+                _ => false,
             },
         }
     }

@@ -49,11 +49,17 @@ pub(crate) async fn ping(hub: &Hub) -> bool {
 }
 
 fn join(joined: &mut Survey, survey: Survey) {
-    joined.channels.extend(survey.channels);
-    joined.queues.extend(survey.queues);
-    joined.clients.extend(survey.clients);
-    joined.refused += survey.refused;
-    add_stats(&mut joined.retired, &survey.retired);
+    // Taken apart, so that a new field cannot be forgotten here.
+    let Survey { channels, queues, clients, refused, unknown_acks, questions_open, answers_late, retired } =
+        survey;
+    joined.channels.extend(channels);
+    joined.queues.extend(queues);
+    joined.clients.extend(clients);
+    joined.refused += refused;
+    joined.unknown_acks += unknown_acks;
+    joined.questions_open += questions_open;
+    joined.answers_late += answers_late;
+    add_stats(&mut joined.retired, &retired);
 }
 
 /// Adds the counters of `stats` to those of `sum`; of moments, the later remains.

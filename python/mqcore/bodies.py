@@ -1,0 +1,94 @@
+"""From Python values to message bodies and back.
+
+Octets and text pass as they are. Everything else is JSON: dataclasses, `msgspec.Struct`, `TypedDict`, dicts, lists and
+plain values by msgspec, pydantic models by pydantic, if the program has imported it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import lru_cache
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from mqcore.errors import BodyError
+
+__all__ = ["decode", "encode"]
+
+_T = TypeVar("_T")
+
+# msgspec says where it failed at the end of its text.
+_PATH: Final = re.compile(r" - at `(.*)`$")
+
+
+def encode(body: object) -> bytes:
+    """Return the octets of `body`. Raises `BodyError` for what has no JSON form."""
+    if isinstance(body, bytes):
+        return body
+    if isinstance(body, str):
+        return body.encode()
+    if isinstance(body, (bytearray, memoryview)):
+        return bytes(body)
+    if _is_pydantic(type(body)):
+        return bytes(body.model_dump_json().encode())  # type: ignore[attr-defined]
+    try:
+        return msgspec.json.encode(body)
+    except (TypeError, ValueError, OverflowError) as error:
+        kind = type(body).__qualname__
+        raise BodyError(f"a {kind} cannot be a message body: {error}", wanted=type(body)) from error
+
+
+def decode(raw: bytes, wanted: type[_T]) -> _T:
+    """Return what `raw` says, as `wanted`: octets, text, or whatever JSON can be read as.
+
+    Raises `BodyError`, which keeps the octets and tells the path of the member that is wrong.
+    """
+    value: Any
+    if wanted is bytes:
+        value = raw
+    elif wanted is str:
+        value = _text(raw)
+    elif _is_pydantic(wanted):
+        value = _pydantic(raw, wanted)
+    else:
+        value = _json(raw, wanted)
+    return value  # type: ignore[no-any-return]
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise BodyError(f"the body is not text: {error}", raw, str) from error
+
+
+def _json(raw: bytes, wanted: Any) -> Any:
+    try:
+        return _decoder(wanted).decode(raw)
+    except msgspec.DecodeError as error:
+        path = _PATH.search(str(error))
+        name = getattr(wanted, "__qualname__", str(wanted))
+        raise BodyError(f"the body is no {name}: {error}", raw, wanted, path[1] if path else "") from error
+
+
+@lru_cache(maxsize=1024)
+def _decoder(wanted: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(wanted)
+
+
+def _is_pydantic(kind: Any) -> bool:
+    """Whether `kind` is a pydantic model. Nobody can have made one without importing pydantic."""
+    pydantic = sys.modules.get("pydantic")
+    return pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
+
+
+def _pydantic(raw: bytes, wanted: Any) -> Any:
+    try:
+        return wanted.model_validate_json(raw)
+    except ValueError as error:
+        details: list[dict[str, Any]] = getattr(error, "errors", list)()
+        place = details[0].get("loc", ()) if details else ()
+        path = "".join(f".{part}" if isinstance(part, str) else f"[{part}]" for part in place)
+        raise BodyError(f"the body is no {wanted.__qualname__}: {error}", raw, wanted, f"${path}") from error

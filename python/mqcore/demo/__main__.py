@@ -1,0 +1,59 @@
+"""Runs the parts of the demonstration and prints what came of them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from mqcore.demo import tmqp
+from mqcore.demo.library import Page, read_library
+from mqcore.demo.outcome import Outcome, table
+
+__all__ = ["main"]
+
+PARTS: tuple[tuple[str, Callable[[Sequence[Page], Progress], Awaitable[list[Outcome]]]], ...] = (
+    ("TMQP/2.0", tmqp.run),
+)
+"""What is demonstrated: a title, and a coroutine that does it."""
+
+
+def main() -> int:
+    """Run the demonstration; return 0 if every promise was kept, 1 if not."""
+    parser = argparse.ArgumentParser(prog="python -m mqcore.demo", description=__doc__)
+    parser.add_argument("--files", type=int, metavar="N", help="only the first N files of the standard library")
+    arguments = parser.parse_args()
+    pages = read_library(arguments.files)
+    talk = Console(stderr=True)
+    octets = sum(len(page.body) for page in pages)
+    talk.print(f"{len(pages)} files of the standard library of Python {sys.version.split()[0]}, {octets / 1e6:.1f} MB")
+    began = time.perf_counter()
+    kept = True
+    for title, run in PARTS:
+        columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=talk) as progress:
+            outcomes = asyncio.run(_part(run, pages, progress))
+        data = Console() if sys.stdout.isatty() else Console(width=160)
+        data.print(table(title, outcomes))
+        kept &= all(outcome.kept for outcome in outcomes)
+        for outcome in outcomes:
+            for broken in outcome.broken:
+                talk.print(f"[red]broken[/red] {outcome.queue}: {broken}", highlight=False)
+    verdict = "every file arrived as often as promised" if kept else "a promise was broken"
+    print(f"{verdict}, {time.perf_counter() - began:.1f} s")
+    return 0 if kept else 1
+
+
+async def _part(
+    run: Callable[[Sequence[Page], Progress], Awaitable[list[Outcome]]], pages: Sequence[Page], progress: Progress
+) -> list[Outcome]:
+    return await run(pages, progress)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,602 @@
+//! The client for Python: one class for both faces. A client that is not `blocking` answers with awaitables of asyncio;
+//! one that is waits, with the interpreter let go and a look for signals ten times a second.
+
+mod error;
+mod options;
+mod process;
+mod received;
+mod streams;
+
+use std::future::Future;
+use std::time::Duration;
+
+use bytes::Bytes;
+use mqcore_client::address::QueueAddress;
+use mqcore_client::client::{Client as CoreClient, State};
+use mqcore_client::conversation::By;
+use mqcore_client::direct::SendOptions;
+use mqcore_client::error::ClientError;
+use mqcore_client::event::{EventKind, EventScope};
+use mqcore_client::membership::Membership as CoreMembership;
+use mqcore_client::publish::{CarbonCopy, Outgoing, PublishOptions, Receipt};
+use mqcore_client::pull::PullOptions;
+use mqcore_client::request::Clear;
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::{PyBytes, PyDict, PyList};
+use serde::Serialize;
+
+use self::error::InvalidArgument;
+use self::process::Owned;
+use self::received::Received;
+use self::streams::{Consumer, EventStream, Incoming, States};
+use crate::config::seconds;
+
+/// How often a blocking call looks for signals: Ctrl-C is answered within this time.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Adds what Python needs of the client to the module.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Client>()?;
+    module.add_class::<Consumer>()?;
+    module.add_class::<EventStream>()?;
+    module.add_class::<Incoming>()?;
+    module.add_class::<Membership>()?;
+    module.add_class::<Received>()?;
+    module.add_class::<States>()?;
+    module.add_function(wrap_pyfunction!(connect, module)?)
+}
+
+/// Header keys and values as Python gives them.
+type Pairs = Vec<(String, String)>;
+/// Who acknowledged, and after how many seconds.
+type PyReceipt = (Option<&'static str>, f64);
+
+/// How a call of this client is waited for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Way {
+    blocking: bool,
+}
+
+impl Way {
+    /// Runs `future` on the clients' runtime: an awaitable, or its result.
+    pub(crate) fn run<'py, F, T>(self, py: Python<'py>, future: F) -> PyResult<Bound<'py, PyAny>>
+    where
+        F: Future<Output = PyResult<T>> + Send + 'static,
+        T: for<'a> IntoPyObject<'a> + Send + 'static,
+    {
+        process::check()?;
+        if self.blocking {
+            return wait(py, future)?.into_bound_py_any(py);
+        }
+        pyo3_asyncio::tokio::future_into_py(py, future)
+    }
+}
+
+/// Waits for `future` without the interpreter, and for signals with it. An exception of a signal handler cancels it.
+fn wait<F, T>(py: Python<'_>, future: F) -> PyResult<T>
+where
+    F: Future<Output = PyResult<T>> + Send + 'static,
+    T: Send,
+{
+    let runtime = pyo3_asyncio::tokio::get_runtime();
+    let mut future = Box::pin(future);
+    loop {
+        let step = py.detach(|| {
+            runtime.block_on(async { tokio::time::timeout(SIGNAL_INTERVAL, future.as_mut()).await })
+        });
+        match step {
+            Ok(result) => return result,
+            Err(_) => py.check_signals()?,
+        }
+    }
+}
+
+/// Connects: `target` is a list of URLs, or an embedded broker.
+#[pyfunction]
+fn connect<'py>(
+    py: Python<'py>,
+    target: &Bound<'py, PyAny>,
+    options: &Bound<'py, PyAny>,
+    blocking: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    process::check()?;
+    let transport = options::transport(target)?;
+    let config = options::client(options)?;
+    let way = Way { blocking };
+    way.run(py, async move {
+        let core = CoreClient::connect(config, transport).await.map_err(error::client)?;
+        Ok(Client { core: Owned::new(core), way })
+    })
+}
+
+/// A connected client.
+#[pyclass(frozen, module = "mqcore._core")]
+struct Client {
+    core: Owned<CoreClient>,
+    way: Way,
+}
+
+impl Client {
+    /// Runs an operation of the client.
+    fn run<'py, F, T>(
+        &self,
+        py: Python<'py>,
+        operation: impl FnOnce(CoreClient) -> F,
+    ) -> PyResult<Bound<'py, PyAny>>
+    where
+        F: Future<Output = Result<T, ClientError>> + Send + 'static,
+        T: for<'a> IntoPyObject<'a> + Send + 'static,
+    {
+        let future = operation(self.core.get()?.clone());
+        self.way.run(py, async move { future.await.map_err(error::client) })
+    }
+
+    /// Runs an operation that is answered with JSON.
+    fn describe<'py, F, T>(
+        &self,
+        py: Python<'py>,
+        operation: impl FnOnce(CoreClient) -> F,
+    ) -> PyResult<Bound<'py, PyAny>>
+    where
+        F: Future<Output = Result<T, ClientError>> + Send + 'static,
+        T: Serialize,
+    {
+        let future = operation(self.core.get()?.clone());
+        self.way.run(py, async move {
+            let model = future.await.map_err(error::client)?;
+            Ok(Octets(
+                serde_json::to_vec(&model).map_err(|failed| InvalidArgument::new_err(failed.to_string()))?,
+            ))
+        })
+    }
+}
+
+/// Octets that become `bytes` once, when Python gets them.
+struct Octets(Vec<u8>);
+
+impl<'py> IntoPyObject<'py> for Octets {
+    type Target = PyBytes;
+    type Output = Bound<'py, PyBytes>;
+    type Error = std::convert::Infallible;
+
+    fn into_pyobject(self, py: Python<'py>) -> Result<Self::Output, Self::Error> {
+        Ok(PyBytes::new(py, &self.0))
+    }
+}
+
+/// The outcomes of many messages: a receipt or an exception each.
+struct Receipts(Vec<Result<Receipt, ClientError>>);
+
+impl<'py> IntoPyObject<'py> for Receipts {
+    type Target = PyList;
+    type Output = Bound<'py, PyList>;
+    type Error = PyErr;
+
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
+        let list = PyList::empty(py);
+        for outcome in self.0 {
+            match outcome {
+                Ok(receipt) => list.append(py_receipt(receipt))?,
+                Err(failed) => list.append(error::client(failed).into_value(py))?,
+            }
+        }
+        Ok(list)
+    }
+}
+
+#[pymethods]
+impl Client {
+    /// What the broker calls this client.
+    #[getter]
+    fn id(&self) -> PyResult<String> {
+        Ok(self.core.get()?.id())
+    }
+
+    /// The state now, as one word and what belongs to it.
+    #[getter]
+    fn state<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        state(py, &self.core.get()?.state())
+    }
+
+    /// States as they come.
+    fn states(&self) -> PyResult<States> {
+        Ok(States::new(self.core.get()?.states(), self.way))
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.core.get()?.stats();
+        let dict = PyDict::new(py);
+        for (name, count) in [
+            ("connects", stats.connects),
+            ("unclaimed", stats.unclaimed),
+            ("unclaimed_direct", stats.unclaimed_direct),
+            ("stale_settlements", stats.stale_settlements),
+            ("stale_discarded", stats.stale_discarded),
+            ("dropped_events", stats.dropped_events),
+            ("late_answers", stats.late_answers),
+            ("refused_unconfirmed", stats.refused_unconfirmed),
+            ("late_pulled", stats.late_pulled),
+        ] {
+            dict.set_item(name, count)?;
+        }
+        Ok(dict)
+    }
+
+    #[pyo3(signature = (drain=None))]
+    fn close<'py>(&self, py: Python<'py>, drain: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+        let drain = optional_seconds(drain, "drain")?;
+        self.run(py, |core| async move {
+            core.close(drain).await;
+            Ok(())
+        })
+    }
+
+    /// Closes without waiting; harmless in a forked child.
+    fn abort(&self) {
+        if let Ok(core) = self.core.get() {
+            core.abort();
+        }
+    }
+
+    #[pyo3(signature = (queue, body, *, message_id=None, headers=Vec::new(), high_priority=false, confirm=true, cc=Vec::new(),
+                        timeout=None, retry=false))]
+    #[allow(clippy::too_many_arguments, reason = "the options of publishing, named in Python")]
+    fn publish<'py>(
+        &self,
+        py: Python<'py>,
+        queue: &str,
+        body: &[u8],
+        message_id: Option<String>,
+        headers: Pairs,
+        high_priority: bool,
+        confirm: bool,
+        cc: Vec<(String, Option<String>)>,
+        timeout: Option<f64>,
+        retry: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let queue = address(queue)?;
+        let timeout = optional_seconds(timeout, "timeout")?;
+        let cc = copies(cc)?;
+        let options = PublishOptions { id: message_id, headers, high_priority, confirm, cc, timeout, retry };
+        let body = body.to_vec();
+        self.run(py, |core| async move { core.publish(&queue, body, &options).await.map(py_receipt) })
+    }
+
+    /// Crosses the border once for all of them.
+    #[pyo3(signature = (queue, bodies, *, headers=Vec::new(), high_priority=false, confirm=true, cc=Vec::new(),
+                        timeout=None))]
+    #[allow(clippy::too_many_arguments, reason = "the options of publishing, named in Python")]
+    fn publish_many<'py>(
+        &self,
+        py: Python<'py>,
+        queue: &str,
+        bodies: Vec<PyBackedBytes>,
+        headers: Pairs,
+        high_priority: bool,
+        confirm: bool,
+        cc: Vec<(String, Option<String>)>,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let queue = address(queue)?;
+        let timeout = optional_seconds(timeout, "timeout")?;
+        let cc = copies(cc)?;
+        let options =
+            PublishOptions { headers, high_priority, confirm, cc, timeout, ..PublishOptions::default() };
+        let messages = outgoing(&bodies);
+        self.run(py, |core| async move { Ok(Receipts(core.publish_many(&queue, &messages, &options).await)) })
+    }
+
+    fn consume<'py>(&self, py: Python<'py>, queue: &str, prefetch: usize) -> PyResult<Bound<'py, PyAny>> {
+        let queue = address(queue)?;
+        let way = self.way;
+        self.run(py, |core| async move { Ok(Consumer::new(core.consume(&queue, prefetch).await?, way)) })
+    }
+
+    fn join<'py>(&self, py: Python<'py>, channel: String) -> PyResult<Bound<'py, PyAny>> {
+        self.run(py, |core| async move {
+            Ok(Membership { core: std::sync::Mutex::new(Some(Owned::new(core.join(&channel).await?))) })
+        })
+    }
+
+    #[pyo3(signature = (queue, count, *, lifo=false, clear_high_priority=false, clear_normal=false, timeout=None))]
+    #[allow(clippy::too_many_arguments, reason = "the options of pulling, named in Python")]
+    fn pull<'py>(
+        &self,
+        py: Python<'py>,
+        queue: &str,
+        count: u32,
+        lifo: bool,
+        clear_high_priority: bool,
+        clear_normal: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let queue = address(queue)?;
+        let clear = Clear { high_priority: clear_high_priority, normal: clear_normal };
+        let timeout = optional_seconds(timeout, "timeout")?;
+        let options = PullOptions { count, lifo, clear, info: true, timeout };
+        self.run(py, |core| async move {
+            let pulled = core.pull(&queue, &options).await?;
+            let messages: Vec<Received> = pulled.messages.into_iter().map(Received::delivered).collect();
+            Ok((messages, pulled.remaining, pulled.complete))
+        })
+    }
+
+    #[pyo3(signature = (queue, *, timeout=None))]
+    fn get_cached<'py>(
+        &self,
+        py: Python<'py>,
+        queue: &str,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let queue = address(queue)?;
+        let timeout = optional_seconds(timeout, "timeout")?;
+        self.run(py, |core| async move { Ok(core.get_cached(&queue, timeout).await?.map(Received::plain)) })
+    }
+
+    /// Answers with the seconds until the acknowledgement, or with nothing if none was asked for.
+    #[pyo3(signature = (target, body, *, content_type=0, message_id=None, headers=Vec::new(), high_priority=false,
+                        only_first=false, confirm=false, timeout=None))]
+    #[allow(clippy::too_many_arguments, reason = "the options of sending, named in Python")]
+    fn send<'py>(
+        &self,
+        py: Python<'py>,
+        target: String,
+        body: &[u8],
+        content_type: u16,
+        message_id: Option<String>,
+        headers: Pairs,
+        high_priority: bool,
+        only_first: bool,
+        confirm: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let timeout = optional_seconds(timeout, "timeout")?;
+        let options =
+            SendOptions { content_type, id: message_id, headers, high_priority, only_first, timeout };
+        let body = body.to_vec();
+        self.run(py, move |core| async move {
+            if confirm {
+                let latency = core.send_confirmed(&target, body, &options).await?;
+                return Ok(Some(latency.as_secs_f64()));
+            }
+            core.send(&target, body, &options).await.map(|()| None)
+        })
+    }
+
+    #[pyo3(signature = (target, body, *, content_type=0, message_id=None, headers=Vec::new(), high_priority=false,
+                        only_first=false, timeout=None))]
+    #[allow(clippy::too_many_arguments, reason = "the options of sending, named in Python")]
+    fn request<'py>(
+        &self,
+        py: Python<'py>,
+        target: String,
+        body: &[u8],
+        content_type: u16,
+        message_id: Option<String>,
+        headers: Pairs,
+        high_priority: bool,
+        only_first: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let timeout = optional_seconds(timeout, "timeout")?;
+        let options =
+            SendOptions { content_type, id: message_id, headers, high_priority, only_first, timeout };
+        let body = body.to_vec();
+        self.run(
+            py,
+            move |core| async move { core.request(&target, body, &options).await.map(Received::plain) },
+        )
+    }
+
+    /// Direct messages from now on.
+    fn incoming(&self) -> PyResult<Incoming> {
+        Ok(Incoming::new(self.core.get()?.incoming(), self.way))
+    }
+
+    fn respond<'py>(
+        &self,
+        py: Python<'py>,
+        message: &Bound<'py, Received>,
+        status: u16,
+        body: &[u8],
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let message = message.get().message()?.clone();
+        let body = body.to_vec();
+        self.run(py, move |core| async move { core.respond(&message, status, body).await })
+    }
+
+    #[pyo3(signature = (message, refusal=None))]
+    fn acknowledge_direct<'py>(
+        &self,
+        py: Python<'py>,
+        message: &Bound<'py, Received>,
+        refusal: Option<String>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let message = message.get().message()?.clone();
+        self.run(py, move |core| async move { core.acknowledge_direct(&message, refusal.as_deref()).await })
+    }
+
+    /// Each of `subscriptions` is a name, a channel or none, a queue or none.
+    fn subscribe_events<'py>(
+        &self,
+        py: Python<'py>,
+        subscriptions: Vec<(String, Option<String>, Option<u16>)>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let wanted: PyResult<Vec<EventScope>> = subscriptions.into_iter().map(event_scope).collect();
+        let (wanted, way) = (wanted?, self.way);
+        self.run(
+            py,
+            move |core| async move { Ok(EventStream::new(core.subscribe_events(&wanted).await?, way)) },
+        )
+    }
+
+    fn create_channel<'py>(
+        &self,
+        py: Python<'py>,
+        channel: String,
+        options: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let options = options::channel(options)?;
+        self.run(py, move |core| async move { core.create_channel(&channel, &options).await })
+    }
+
+    fn remove_channel<'py>(&self, py: Python<'py>, channel: String) -> PyResult<Bound<'py, PyAny>> {
+        self.run(py, move |core| async move { core.remove_channel(&channel).await })
+    }
+
+    fn channel_information<'py>(&self, py: Python<'py>, channel: String) -> PyResult<Bound<'py, PyAny>> {
+        self.describe(py, move |core| async move { core.channel(&channel).await })
+    }
+
+    #[pyo3(signature = (pattern=None))]
+    fn channels<'py>(&self, py: Python<'py>, pattern: Option<String>) -> PyResult<Bound<'py, PyAny>> {
+        self.describe(py, move |core| async move { core.channels(pattern.as_deref()).await })
+    }
+
+    fn channel_consumers<'py>(&self, py: Python<'py>, channel: String) -> PyResult<Bound<'py, PyAny>> {
+        self.describe(py, move |core| async move { core.channel_consumers(&channel).await })
+    }
+
+    fn create_queue<'py>(
+        &self,
+        py: Python<'py>,
+        queue: &str,
+        options: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let queue = address(queue)?;
+        let options = options::queue(options)?;
+        self.run(py, move |core| async move { core.create_queue(&queue, &options).await })
+    }
+
+    fn update_queue<'py>(
+        &self,
+        py: Python<'py>,
+        queue: &str,
+        options: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let queue = address(queue)?;
+        let options = options::queue(options)?;
+        self.run(py, move |core| async move { core.update_queue(&queue, &options).await })
+    }
+
+    fn remove_queue<'py>(&self, py: Python<'py>, queue: &str) -> PyResult<Bound<'py, PyAny>> {
+        let queue = address(queue)?;
+        self.run(py, move |core| async move { core.remove_queue(&queue).await })
+    }
+
+    fn clear_queue<'py>(
+        &self,
+        py: Python<'py>,
+        queue: &str,
+        high_priority: bool,
+        normal: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let queue = address(queue)?;
+        self.run(
+            py,
+            move |core| async move { core.clear_queue(&queue, Clear { high_priority, normal }).await },
+        )
+    }
+
+    fn queue_information<'py>(&self, py: Python<'py>, queue: &str) -> PyResult<Bound<'py, PyAny>> {
+        let queue = address(queue)?;
+        self.describe(py, move |core| async move { core.queue(&queue).await })
+    }
+
+    fn queues<'py>(&self, py: Python<'py>, channel: String) -> PyResult<Bound<'py, PyAny>> {
+        self.describe(py, move |core| async move { core.queues(&channel).await })
+    }
+
+    #[pyo3(signature = (pattern=None))]
+    fn clients<'py>(&self, py: Python<'py>, pattern: Option<String>) -> PyResult<Bound<'py, PyAny>> {
+        self.describe(py, move |core| async move { core.clients(pattern.as_deref()).await })
+    }
+
+    fn nodes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.describe(py, move |core| async move { core.nodes().await })
+    }
+}
+
+/// That a channel stays joined.
+#[pyclass(frozen, module = "mqcore._core")]
+struct Membership {
+    core: std::sync::Mutex<Option<Owned<CoreMembership>>>,
+}
+
+#[pymethods]
+impl Membership {
+    /// Leaves, unless something else in this client keeps the channel joined.
+    fn leave(&self) -> PyResult<()> {
+        process::check()?;
+        let core = self.core.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        drop(core);
+        Ok(())
+    }
+}
+
+fn state<'py>(py: Python<'py>, state: &State) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("status", state.as_str())?;
+    match state {
+        State::Connecting { attempt } => dict.set_item("attempt", attempt)?,
+        State::Connected { address, client_id } => {
+            dict.set_item("address", &**address)?;
+            dict.set_item("client_id", &**client_id)?;
+        }
+        State::Waiting { cause, attempt, retry_in } => {
+            dict.set_item("cause", &**cause)?;
+            dict.set_item("attempt", attempt)?;
+            dict.set_item("retry_in", retry_in.as_secs_f64())?;
+        }
+        State::Closed { cause } => dict.set_item("cause", &**cause)?,
+        _ => {}
+    }
+    Ok(dict)
+}
+
+fn address(queue: &str) -> PyResult<QueueAddress> {
+    QueueAddress::parse(queue).map_err(error::client)
+}
+
+fn optional_seconds(value: Option<f64>, name: &str) -> PyResult<Option<Duration>> {
+    value.map(|value| seconds(value, name)).transpose()
+}
+
+fn copies(cc: Vec<(String, Option<String>)>) -> PyResult<Vec<CarbonCopy>> {
+    cc.into_iter().map(|(queue, id)| Ok(CarbonCopy { queue: address(&queue)?, id })).collect()
+}
+
+fn py_receipt(receipt: Receipt) -> PyReceipt {
+    let by = receipt.by.map(|by| match by {
+        By::Server => "server",
+        By::Consumer => "consumer",
+    });
+    (by, receipt.latency.as_secs_f64())
+}
+
+/// All bodies in one allocation, which each message shares.
+fn outgoing(bodies: &[PyBackedBytes]) -> Vec<Outgoing> {
+    let mut all = Vec::with_capacity(bodies.iter().map(|body| body.len()).sum());
+    for body in bodies {
+        all.extend_from_slice(body);
+    }
+    let all = Bytes::from(all);
+    let mut at = 0;
+    let of_body = |body: &PyBackedBytes| {
+        let range = at..at + body.len();
+        at = range.end;
+        Outgoing { body: all.slice(range), ..Outgoing::default() }
+    };
+    bodies.iter().map(of_body).collect()
+}
+
+fn event_scope((name, channel, queue): (String, Option<String>, Option<u16>)) -> PyResult<EventScope> {
+    let Some(kind) = EventKind::from_name(&name) else {
+        let known: Vec<&str> = EventKind::ALL.into_iter().map(EventKind::as_str).collect();
+        let text = format!("there is no event {name:?}; there are {}", known.join(", "));
+        return Err(InvalidArgument::new_err(text));
+    };
+    Ok(EventScope { kind, channel, queue })
+}

@@ -1,0 +1,130 @@
+//! A message that a client received, as Python sees it.
+
+use mqcore_client::consume::{Delivered, Settlement};
+use mqcore_client::received::Received as CoreReceived;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyString};
+
+use super::error;
+use super::process::Owned;
+use crate::message::{HeaderText, Headers, text};
+
+/// A received message: of a queue, which can be settled, or of a client, which cannot.
+#[pyclass(frozen, module = "mqcore._core")]
+pub(crate) struct Received {
+    message: CoreReceived,
+    delivered: Option<Owned<Delivered>>,
+    body: PyOnceLock<Py<PyBytes>>,
+}
+
+impl Received {
+    /// A delivery.
+    pub(crate) fn delivered(delivered: Delivered) -> Self {
+        let message = delivered.message().clone();
+        Self { message, delivered: Some(Owned::new(delivered)), body: PyOnceLock::new() }
+    }
+
+    /// Anything else.
+    pub(crate) fn plain(message: CoreReceived) -> Self {
+        Self { message, delivered: None, body: PyOnceLock::new() }
+    }
+
+    /// The message itself.
+    pub(crate) fn message(&self) -> PyResult<&CoreReceived> {
+        Ok(&self.message)
+    }
+}
+
+#[pymethods]
+impl Received {
+    #[getter]
+    fn id<'py>(&self, py: Python<'py>) -> Bound<'py, PyString> {
+        text(py, self.message.id())
+    }
+
+    #[getter]
+    fn source<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyString>> {
+        let source = self.message.source();
+        (!source.is_empty()).then(|| text(py, source))
+    }
+
+    #[getter]
+    fn target<'py>(&self, py: Python<'py>) -> Bound<'py, PyString> {
+        text(py, self.message.target())
+    }
+
+    #[getter]
+    fn headers(&self) -> Headers {
+        Headers::new(HeaderText::Received(self.message.clone()))
+    }
+
+    /// Copied at the first call and kept from then on.
+    #[getter]
+    fn body(&self, py: Python<'_>) -> &Py<PyBytes> {
+        self.body.get_or_init(py, || PyBytes::new(py, self.message.body_slice()).unbind())
+    }
+
+    #[getter]
+    fn content_type(&self) -> u16 {
+        self.message.content_type()
+    }
+
+    #[getter]
+    fn first_acquirer(&self) -> bool {
+        self.message.first_acquirer()
+    }
+
+    #[getter]
+    fn high_priority(&self) -> bool {
+        self.message.high_priority()
+    }
+
+    #[getter]
+    fn wants_acknowledge(&self) -> bool {
+        self.message.wants_acknowledge()
+    }
+
+    #[getter]
+    fn wants_response(&self) -> bool {
+        self.message.wants_response()
+    }
+
+    #[getter]
+    fn is_settled(&self) -> PyResult<bool> {
+        self.delivered.as_ref().map_or(Ok(true), |delivered| Ok(delivered.get()?.is_settled()))
+    }
+
+    /// What became of it: `sent`, `not-asked`, `stale`, `already`.
+    fn ack(&self) -> PyResult<&'static str> {
+        match &self.delivered {
+            Some(delivered) => Ok(settlement(delivered.get()?.ack())),
+            None => Ok(settlement(Settlement::NotAsked)),
+        }
+    }
+
+    /// As `ack`.
+    fn nack(&self, reason: &str) -> PyResult<&'static str> {
+        match &self.delivered {
+            Some(delivered) => Ok(settlement(delivered.get()?.nack(reason).map_err(error::client)?)),
+            None => Ok(settlement(Settlement::NotAsked)),
+        }
+    }
+
+    fn __len__(&self) -> usize {
+        self.message.body_slice().len()
+    }
+
+    fn __bool__(&self) -> bool {
+        true
+    }
+}
+
+fn settlement(settlement: Settlement) -> &'static str {
+    match settlement {
+        Settlement::Sent => "sent",
+        Settlement::NotAsked => "not-asked",
+        Settlement::Stale => "stale",
+        Settlement::Already => "already",
+    }
+}

@@ -1,0 +1,60 @@
+"""The demonstration, run for real: it is the widest test that there is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from conftest import ROOT, clean_environment
+
+
+def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mqcore.demo", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
+        cwd=ROOT,
+        env=clean_environment(),
+    )
+
+
+def test_every_promise_of_the_demonstration_is_kept() -> None:
+    result = run_demo()
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "every file arrived as often as promised" in result.stdout
+    for status in ("broadcast", "push", "roundrobin", "pull", "cache", "paused", "stopped"):
+        assert f"library-{status}/0" in result.stdout
+    assert " NO" not in result.stdout
+
+
+def test_the_demonstration_also_holds_for_a_few_files() -> None:
+    assert run_demo("--files", "12").returncode == 0
+
+
+def test_a_broken_promise_is_seen_and_fails() -> None:
+    # A consumer that damages what it reads stands for a broker that does.
+    damage = (
+        "import sys, mqcore.demo.tmqp as part, mqcore.demo.__main__ as demo\n"
+        "honest, seen = part.digest, []\n"
+        "def damaged(body):\n"
+        "    seen.append(body)\n"
+        "    return 'f' * 64 if len(seen) == 5 else honest(body)\n"
+        "part.digest = damaged\n"
+        "part._LIMIT = 5.0\n"
+        "sys.argv = ['demo', '--files', '20']\n"
+        "sys.exit(demo.main())\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", damage],
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
+        cwd=ROOT,
+        env=clean_environment(),
+    )
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "a promise was broken" in result.stdout
+    assert "broken" in result.stderr

@@ -1,0 +1,58 @@
+"""Every example runs, does what it says, and is short."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, ServedBroker, clean_environment
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+SAYS = {
+    "embed": ["confirmed by server"] * 3 + ["order 0", "order 1", "order 2"],
+    "handler": ["with a schema: accepted", "without one: refused, none"],
+    "consume": [f"{number} done at attempt {attempt}" for number, attempt in ((1, 1), (2, 1), (4, 1), (3, 2))],
+    "request": ["17 characters"],
+}
+
+
+def run(*arguments: str) -> list[str]:
+    result = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        cwd=ROOT,
+        env=clean_environment(),
+    )
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert result.stderr == ""
+    return result.stdout.splitlines()
+
+
+@pytest.mark.parametrize("name", sorted(SAYS))
+def test_an_example_says_what_it_should(name: str) -> None:
+    assert run(str(ROOT / "examples" / f"{name}.py")) == SAYS[name]
+
+
+def test_the_consumer_works_against_a_broker_that_runs_alone(served: ServedBroker) -> None:
+    assert run(str(ROOT / "examples" / "consume.py"), served.url) == SAYS["consume"]
+
+
+def test_the_test_of_the_examples_passes() -> None:
+    said = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "examples/test_with_testbroker.py")
+    assert "1 passed" in said[-1]
+
+
+def test_no_example_is_forgotten_here() -> None:
+    assert {path.stem for path in EXAMPLES} == {*SAYS, "test_with_testbroker"}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_fits_on_a_screen(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 40
