@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -11,13 +12,23 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mqcore import Broker, BrokerConfig, ChannelOptions, QueueOptions, QueueStatus, errors
+from mqcore import (
+    Broker,
+    BrokerConfig,
+    ChannelOptions,
+    Decision,
+    DeliveryHandler,
+    QueueOptions,
+    QueueStatus,
+    errors,
+)
 from mqcore.config import seconds
 
 # Every program below may use raw peers.
@@ -321,6 +332,24 @@ def test_a_broker_that_is_dropped_running_is_stopped_with_a_warning() -> None:
         pytest.fail("the listener is still there")
 
 
+def test_a_stopped_broker_and_a_handler_that_knows_it_are_collected() -> None:
+    class Knowing(DeliveryHandler):
+        def __init__(self, broker: Broker) -> None:
+            self.broker = broker
+
+        def received_from_producer(self, *_: object) -> Decision:
+            return Decision()
+
+    mq = Broker()
+    mq.delivery_handlers["memory"] = Knowing(mq)
+    with mq:
+        pass
+    gone = weakref.ref(mq)
+    del mq
+    gc.collect()
+    assert gone() is None
+
+
 def test_a_handler_that_does_not_come_back_cannot_keep_a_broker_from_stopping() -> None:
     result = run(
         """
@@ -349,6 +378,55 @@ def test_a_handler_that_does_not_come_back_cannot_keep_a_broker_from_stopping() 
     )
     assert result.returncode == 0, result.stderr
     assert "'memory' has not come back" in result.stderr
+
+
+def test_an_async_handler_that_blocks_its_loop_cannot_keep_a_broker_from_stopping() -> None:
+    result = run(
+        """
+        import logging, threading, time
+        import mqcore
+        logging.basicConfig(format="%(message)s")
+        asleep, release = threading.Event(), threading.Event()
+        class Blocking(mqcore.DeliveryHandler):
+            async def received_from_producer(self, queue, message, producer):
+                asleep.set()
+                release.wait()
+                return mqcore.Decision()
+        mq = mqcore.Broker(listen="tmqp://127.0.0.1:0", auto_create_channels=True, auto_create_queues=True)
+        mq.delivery_handlers["memory"] = Blocking()
+        mq.start()
+        peer = WorkerPeer.connect(mq.listeners[0])
+        peer.publish("orders", 1, b"")
+        asleep.wait()
+        began = time.monotonic()
+        mq.stop(grace=0.5)
+        assert time.monotonic() - began < 5, "it waited for the handler"
+        peer.close()
+        release.set()
+        """
+    )
+    assert result.returncode == 0, result.stderr
+    assert "blocks its event loop" in result.stderr
+
+
+def test_a_handler_may_stop_its_own_broker() -> None:
+    result = run(
+        """
+        import mqcore
+        class Last(mqcore.DeliveryHandler):
+            def received_from_producer(self, queue, message, producer):
+                mq.stop(grace=0)
+                return mqcore.Decision()
+        mq = mqcore.Broker(listen="tmqp://127.0.0.1:0", auto_create_channels=True, auto_create_queues=True)
+        mq.delivery_handlers["memory"] = Last()
+        mq.start()
+        peer = WorkerPeer.connect(mq.listeners[0])
+        peer.publish("orders", 1, b"")
+        assert mq.wait("10s")
+        peer.close()
+        """
+    )
+    assert result.returncode == 0, result.stderr
 
 
 # Starts and stops a broker, each time while a peer publishes through a handler and another consumes.

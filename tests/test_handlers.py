@@ -279,6 +279,26 @@ def test_exception_thrown_decides_instead_of_what_raised(style: str, connect: An
         assert mq.stats().handlers[0].failed == 0
 
 
+def test_what_could_not_be_saved_is_not_saved_whatever_exception_thrown_decides(style: str, connect: Any) -> None:
+    def save(queue: object, message: mqcore.Message) -> bool:
+        if message.body == b"bad":
+            raise OSError("no space left")
+        return True
+
+    steps = {
+        "received_from_producer": lambda *_: Decision(save=True, acknowledge=SendAck.IF_SAVED),
+        "save_message": save,
+        "exception_thrown": lambda *_: Decision(allow=True),
+    }
+    with broker(handler(style, **steps)) as mq:
+        producer = connect(mq.listeners[0])
+        producer.publish("orders", 1, b"bad", confirm=True)
+        good = producer.publish("orders", 1, b"good", confirm=True)
+        assert producer.next().id == good
+        queue = mq.stats().queue("orders/1")
+        assert (queue.saved, queue.save_failed) == (1, 1)
+
+
 RAISING_STEPS = [
     "received_from_producer",
     "begin_send",

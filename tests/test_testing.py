@@ -104,3 +104,45 @@ async def test_time_does_not_run_backwards() -> None:
     async with TestBroker() as mq:
         with pytest.raises(mqcore.errors.ConfigError):
             await mq.clock.advance(seconds=-1)
+
+
+async def test_clients_reach_it_without_a_socket() -> None:
+    async with TestBroker(auto_create_channels=True, auto_create_queues=True) as mq:
+        assert mq.listeners == ()
+        await mq.publish("orders/1001", b"first")
+        assert [message.body for message in mq.messages("orders/1001")] == [b"first"]
+        async with mq.client(name="worker") as client:
+            async with client.queue("orders", 1001).consume() as messages:
+                first = await anext(messages)
+                assert (first.body, first.address) == (b"first", "orders/1001")
+                await mq.publish("orders/1001", b"second")
+                assert (await anext(messages)).body == b"second"
+            assert {peer.name for peer in mq.stats().clients} == {"test", "worker"}
+        await mq.settle()
+        assert mq.messages("orders/1001") == []
+
+
+async def test_what_a_client_does_not_acknowledge_comes_again_when_the_clock_is_turned() -> None:
+    options = QueueOptions(request_acknowledge=True, acknowledge_timeout="5m")
+    mq = TestBroker(auto_create_channels=True, auto_create_queues=True, channel=ChannelOptions(queue=options))
+    async with mq, mq.client() as client, client.queue("orders", 1001).consume() as messages:
+        await mq.publish("orders/1001", b"x")
+        first = await anext(messages)
+        await mq.clock.advance(minutes=4)
+        assert mq.stats().queue("orders/1001").in_flight == 1
+        await mq.clock.advance(minutes=1)
+        again = await anext(messages)
+        assert again.id == first.id
+        await again.ack()
+        await mq.settle()
+        assert mq.stats().queue("orders/1001").acks == 1
+
+
+async def test_connections_outlive_a_clock_that_jumps() -> None:
+    async with TestBroker(auto_create_channels=True, auto_create_queues=True) as mq:
+        await mq.publish("orders/1", b"before")
+        for _ in range(3):
+            await mq.clock.advance(days=100)
+        await mq.publish("orders/1", b"after")
+        assert len(mq.stats().clients) == 1
+        assert [message.body for message in mq.messages("orders/1")] == [b"before", b"after"]

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from mqcore.client import Client, _Options
 
+
 __all__ = [
     "Broker",
     "BrokerOptions",
@@ -285,7 +286,11 @@ class Broker:
         return self._core.admin_url
 
     def client(self, **options: Unpack[_Options]) -> Client:
-        """Return a client of this broker that needs no socket; arguments as for `mqcore.connect`."""
+        """Return a client of this broker that needs no socket: ``await`` or ``async with`` it.
+
+        Keyword arguments are the fields of `mqcore.ClientOptions`. For programs without an event loop there is
+        ``mqcore.sync.connect(broker)``.
+        """
         from mqcore.client import connect
 
         return connect(self, **options)
@@ -309,9 +314,11 @@ class Broker:
 
         In a coroutine use ``async with`` or `aclose`, which let the event loop go on meanwhile.
         """
-        stuck = self._core.stop(seconds(grace))
+        patience = seconds(grace)
+        stuck = self._core.stop(patience)
         _RUNNING.discard(self)
-        self._handler_loop.stop()
+        if not self._handler_loop.stop(patience + 1.0):
+            _LOG.warning("an async delivery handler blocks its event loop; the thread of the loop is left behind")
         for key in stuck:
             _LOG.warning("the delivery handler %r has not come back from a call; its thread is left behind", key)
         for waiter in tuple(self._waiters):
@@ -390,13 +397,17 @@ class _HandlerLoop:
                 self._thread.start()
             return self._loop
 
-    def stop(self) -> None:
-        """Forget the loop; end it if it is ours."""
+    def stop(self, patience: float) -> bool:
+        """Forget the loop; end it if it is ours. Return whether it ended within `patience` seconds."""
         with self._lock:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop is not None and thread is not None:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
+        if loop is None or thread is None:
+            return True
+        loop.call_soon_threadsafe(loop.stop)
+        if thread is not threading.current_thread():
+            thread.join(patience)
+            return not thread.is_alive()
+        return True
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:

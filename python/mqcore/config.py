@@ -232,7 +232,7 @@ class BrokerConfig:
 
 # Variables with the prefix that are not settings of a broker but of the command line.
 _COMMAND_LINE: Final = frozenset(
-    {"APP", "CONFIG", "CONTEXT", "LOG_FORMAT", "LOG_LEVEL", "NO_COLOR", "TOKEN", "URL", "TIMEOUT"}
+    {"APP", "CONFIG", "CONTEXT", "DEBUG", "DRAIN_TIMEOUT", "LOG_FORMAT", "LOG_LEVEL", "TIMEOUT", "TOKEN", "URL"}
 )
 
 

@@ -79,7 +79,7 @@ class DeliveryHandler:
 
     A `Decision` that does not ``allow`` ends the message's way at this step: the message is removed, unless
     it is put back. ``save`` asks `save_message`, once a message. ``acknowledge`` speaks to the producer right
-    after the step.
+    after the step, whether or not it asked to be told; a policy speaks only to those who did.
     """
 
     policy: str = "memory"
@@ -138,7 +138,8 @@ class DeliveryHandler:
     def exception_thrown(self, queue: QueueView, message: Message | None, exception: Exception) -> _Answer[Decision]:
         """Decide instead of a method that raised `exception`, or whose answer was no answer.
 
-        Not overridden, the exception is logged and `fallback` holds.
+        Not overridden, the exception is logged and `fallback` holds. A message whose `save_message` raised counts as
+        not saved, whatever is decided here.
         """
         return self.fallback
 

@@ -3,7 +3,7 @@
 ::
 
     async with mqcore.testing.TestBroker(auto_create_queues=True) as mq:
-        await mq.client().publish("orders/1001", b"...")
+        await mq.publish("orders/1001", b"...")
         await mq.settle()                      # nothing is left to do: no sleeps
         await mq.clock.advance(minutes=5)      # acknowledgements time out, messages expire
         assert [message.attempts for message in mq.messages("orders/1001")] == [1]
@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from mqcore import _core
 from mqcore.broker import Broker
@@ -24,11 +24,14 @@ from mqcore.config import Duration, seconds
 
 if TYPE_CHECKING:
     from mqcore._core import Message
+    from mqcore.broker import BrokerOptions
+    from mqcore.client import Client, Receipt
     from mqcore.config import BrokerConfig
 
 __all__ = ["Clock", "StoredMessage", "TestBroker", "tmqp"]
 
 _SETTLE_TIMEOUT: Final = 30.0
+_NEVER: Final = "36500d"
 
 
 class tmqp:  # noqa: N801 (used like a module: tmqp.decode)
@@ -122,14 +125,36 @@ _seconds = seconds
 class TestBroker(Broker):
     """A broker in memory, whose clock stands still. Arguments as for `Broker`.
 
-    Handlers and clients are real, so their own time is real too: only the broker's timers follow `clock`.
+    Handlers and clients are real, so their own time is real too: only the broker's timers follow `clock`. So that a
+    clock that jumps cuts no connection, peers are not pinged and may take their time to connect, unless `ping_interval`
+    or `handshake_timeout` is given.
     """
 
     __test__ = False  # pytest: this is no test case
 
+    def __init__(self, config: BrokerConfig | None = None, **options: Unpack[BrokerOptions]) -> None:
+        if config is None:
+            patient: BrokerOptions = {"ping_interval": _NEVER, "handshake_timeout": _NEVER}
+            options = {**patient, **options}
+        super().__init__(config, **options)
+        self._publisher: Client | None = None
+
     def _new_core(self, config: BrokerConfig) -> _core.Broker:
         self.clock = Clock(self)
         return _core.Broker(config, manual_clock=True)
+
+    async def publish(self, queue: str, body: object, **options: Any) -> Receipt:
+        """Publish as `mqcore.Client.publish` does, by a client of the test broker's own."""
+        if self._publisher is None:
+            self._publisher = await self.client(name="test")
+        return await self._publisher.publish(queue, body, **options)
+
+    async def aclose(self, grace: Duration = 5.0) -> None:
+        """Stop like `Broker.aclose`."""
+        publisher, self._publisher = self._publisher, None
+        if publisher is not None:
+            await publisher.close()
+        await super().aclose(grace)
 
     async def settle(self, timeout: Duration = _SETTLE_TIMEOUT) -> None:
         """Wait until nothing is left to do: all that clients wrote is read, every handler has answered, and

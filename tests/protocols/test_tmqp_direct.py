@@ -218,7 +218,7 @@ def test_a_client_may_write_to_itself(producer: Client) -> None:
 
 
 def test_a_publish_to_a_router_that_does_not_exist_is_acknowledged_negatively(connect: Connect) -> None:
-    """Vector V41, and the response to who waits for one."""
+    """Twino case 73, as far as there are no routers: vector V41, and the response to who waits for one."""
     client = connect("cli")
     octets = vector("V41")
     client.send(RawFrame(kind=ROUTER, id=octets[8:10], target=b"zzz", pending_acknowledge=True))

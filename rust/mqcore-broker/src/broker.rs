@@ -836,6 +836,8 @@ impl Broker {
     }
 
     fn remove_channel(&mut self, key: usize, now: Timestamp, effects: &mut Vec<Effect>) {
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        self.channels[key].remove_queues(&mut turn);
         self.notify(EventKind::ChannelRemoved, key, effects);
         let channel = self.channels.remove(key);
         self.names.remove(&folded(&channel.name));
@@ -843,8 +845,6 @@ impl Broker {
         for peer in self.peers.values_mut() {
             peer.joined.retain(|joined| *joined != key);
         }
-        let mut turn = Turn { now, books: &mut self.books, effects };
-        channel.retire(&mut turn);
     }
 
     /// Channels that want to go when nobody and nothing is in them any more.

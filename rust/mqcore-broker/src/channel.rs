@@ -153,20 +153,19 @@ impl Channel {
     }
 
     pub(crate) fn remove_queue(&mut self, id: u16, turn: &mut Turn<'_>) -> Result<(), Rejection> {
-        if !self.queues.contains_key(&id) {
-            return Err(no_queue(&self.name, id));
-        }
         self.notify_queue(EventKind::QueueRemoved, id, turn);
-        if let Some(queue) = self.queues.remove(&id) {
-            retire(queue, turn);
-        }
+        let queue = self.queues.remove(&id).ok_or_else(|| no_queue(&self.name, id))?;
+        retire(queue, turn);
         Ok(())
     }
 
-    /// Everything in it goes.
-    pub(crate) fn retire(mut self, turn: &mut Turn<'_>) {
-        for (_, queue) in std::mem::take(&mut self.queues) {
-            retire(queue, turn);
+    /// Everything in it goes, each queue with its event.
+    pub(crate) fn remove_queues(&mut self, turn: &mut Turn<'_>) {
+        while let Some(id) = self.queues.keys().next().copied() {
+            self.notify_queue(EventKind::QueueRemoved, id, turn);
+            if let Some(queue) = self.queues.remove(&id) {
+                retire(queue, turn);
+            }
         }
         turn.record(Record::RemoveChannel(self.name));
     }

@@ -96,7 +96,7 @@ pub struct Pull {
     pub request: RequestId,
     /// From where.
     pub queue: QueueAddress,
-    /// How many at most; zero is unacceptable.
+    /// How many at most. Zero is unacceptable, unless the queue is a cache, which has one message for whoever asks.
     pub count: u32,
     /// Newest first.
     pub lifo: bool,

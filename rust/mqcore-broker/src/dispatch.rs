@@ -208,10 +208,8 @@ impl Queue {
         if members.position(client.connection).is_none() {
             return turn.tell(client.connection, end(PullOutcome::Unauthorized));
         }
-        if pull.count == 0 {
-            return turn.tell(client.connection, end(PullOutcome::Unacceptable));
-        }
         match self.face.options.status {
+            Status::Pull if pull.count == 0 => turn.tell(client.connection, end(PullOutcome::Unacceptable)),
             Status::Pull => self.pull_stored(client, pull, members, turn),
             Status::Cache => self.pull_cached(client, pull, turn),
             _ => turn.tell(client.connection, end(PullOutcome::Unacceptable)),

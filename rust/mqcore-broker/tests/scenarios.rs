@@ -128,8 +128,8 @@ fn cache_keeps_the_latest_message_however_often_it_is_pulled() {
     assert_eq!(w.pull(&a, "ch/1", 1), (vec![], Some(PullOutcome::Empty)));
     w.publish(&p, "ch/1", "old");
     w.publish_as(&p, "ch/1", "new", true);
-    for _ in 0..3 {
-        assert_eq!(w.pull(&a, "ch/1", 9), (vec!["new".to_owned()], None));
+    for count in [0, 1, 9] {
+        assert_eq!(w.pull(&a, "ch/1", count), (vec!["new".to_owned()], None));
     }
     assert_eq!(w.stored("ch/1"), 1);
 }
@@ -908,6 +908,18 @@ fn direct_messages_find_clients_by_id_name_and_type_all_or_the_oldest() {
     let refused = w.told(a.connection);
     assert!(matches!(&refused[..], [Event::DirectRefused { rejection, .. }]
         if rejection.kind == RejectionKind::NotFound));
+}
+
+#[test]
+fn a_removed_channel_tells_of_its_queues_that_go_with_it() {
+    let mut w = World::new();
+    let (p, s) = (w.client("p"), w.client("s"));
+    w.create(&p, "ch/1", QueueChanges::default());
+    w.create(&p, "ch/2", QueueChanges::default());
+    w.subscribe(&s, EventKind::QueueRemoved, "ch", true);
+    w.subscribe(&s, EventKind::ChannelRemoved, "", true);
+    w.request(&p, Request::RemoveChannel { channel: ChannelName::new("ch").unwrap() }).unwrap();
+    assert_eq!(w.events(&s), ["QueueRemoved", "QueueRemoved", "ChannelRemoved"]);
 }
 
 #[test]

@@ -146,10 +146,8 @@ impl<S: Storage> Journal<S> {
         if sequence < next || sequence == u64::MAX {
             return Err(JournalError::Order { sequence, next });
         }
-        let mut head = Vec::with_capacity(13);
-        format::push_varint(&mut head, u64::from(queue));
-        head.extend_from_slice(&sequence.to_le_bytes());
-        self.emit(Class::Put, Kind::Put, &head, payload)?;
+        let (head, length) = format::put_head(queue, sequence);
+        self.emit(Class::Put, Kind::Put, &head[..length], payload)?;
         Ok(())
     }
 

@@ -15,6 +15,7 @@ use mqcore_client::config::LocalFactory;
 use mqcore_server::config::{Config, Protocol};
 use mqcore_server::server::Server;
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use tokio::runtime::{Handle, Runtime};
@@ -27,6 +28,8 @@ use crate::port::Dispatchers;
 use crate::signal::Signal;
 use crate::{config, error, survey};
 
+/// Handlers of one broker at most. Each has a thread, so that a program with as many has gone wrong before.
+const HANDLERS_MAX: usize = 10_000;
 /// How long tasks of the runtime have to end once the server has stopped: none of them waits for anything any more.
 const RUNTIME_SHUTDOWN: Duration = Duration::from_secs(2);
 /// How long handlers have to come back from the call that they are in, beyond the grace that peers have.
@@ -289,6 +292,13 @@ impl Broker {
         submit: Py<PyAny>,
     ) -> PyResult<()> {
         self.check_process()?;
+        let known = lock(&self.handlers);
+        if known.len() >= HANDLERS_MAX && known.iter().all(|definition| *definition.spec.key != *key) {
+            return Err(error::ConfigError::new_err(format!(
+                "there are {HANDLERS_MAX} delivery handlers already; let one handler decide for many queues"
+            )));
+        }
+        drop(known);
         let copies = methods.iter().map(|(step, method)| (step.clone(), method.clone_ref(py))).collect();
         let spec = HandlerSpec {
             key: key.into(),
@@ -333,6 +343,24 @@ impl Broker {
             (Message::new(waiting.message), waiting.attempts, waiting.put_backs, waiting.saved)
         };
         Ok(waiting.map(|messages| messages.into_iter().map(shown).collect()))
+    }
+
+    /// Handlers may refer to the broker that they belong to; while it is stopped, the garbage collector may see that.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // A lock that is held belongs to a call on this very object, which is in use then.
+        let Ok(handlers) = self.handlers.try_lock() else { return Ok(()) };
+        for definition in handlers.iter() {
+            visit.call(&definition.submit)?;
+            for (_, method) in &definition.methods {
+                visit.call(method)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn __clear__(&self) {
+        let released = std::mem::take(&mut *lock(&self.handlers));
+        drop(released);
     }
 
     /// Turns a manual clock forward.

@@ -125,13 +125,17 @@ impl Burst {
     /// Takes what the awaited method returned. True if a `flush` has to be arranged.
     fn decide(&self, index: usize, result: &Bound<'_, PyAny>) -> PyResult<bool> {
         let entry = &self.entries[index];
-        Ok(self.settle(entry, Ok(self.handler.awaited(entry.step, result)?)))
+        let decision = self.handler.awaited(entry.step, result)?;
+        let recovered = entry.step == Step::ExceptionThrown;
+        let decision = if recovered { entry.about.recovered(decision) } else { decision };
+        Ok(self.settle(entry, Ok(decision)))
     }
 
     /// Takes the answer of `exception_thrown` once it was awaited. True if a `flush` has to be arranged.
     fn recover(&self, index: usize, result: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let entry = &self.entries[index];
         let decision = self.handler.awaited(Step::ExceptionThrown, result)?;
-        Ok(self.settle(&self.entries[index], Ok(decision)))
+        Ok(self.settle(entry, Ok(entry.about.recovered(decision))))
     }
 
     /// Asks `exception_thrown` about what the awaited method raised: true or false as `decide` if it answered, or

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mqcore_broker::client::Client;
-use mqcore_broker::decision::Step;
+use mqcore_broker::decision::{Decision, Step};
 use mqcore_broker::effect::Question;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -17,12 +17,14 @@ pub(crate) struct Call {
     pub(crate) step: Step,
     /// Its arguments.
     pub(crate) arguments: Py<PyTuple>,
-    /// The queue and the message among them, which `exception_thrown` is told too.
+    /// What `exception_thrown` needs if it goes wrong.
     pub(crate) about: About,
 }
 
-/// What `exception_thrown` is told beside the exception.
+/// What a call is about, kept for `exception_thrown`.
 pub(crate) struct About {
+    /// The step that the broker asked about.
+    pub(crate) step: Step,
     /// The queue.
     pub(crate) queue: Py<QueueView>,
     /// The message; `None` for an acknowledgement of something unknown.
@@ -30,9 +32,16 @@ pub(crate) struct About {
 }
 
 impl About {
+    /// What it means that `exception_thrown` decided `decision`. A message that could not be saved is not saved, whatever
+    /// is decided about the exception: else its producer would be told that it is.
+    pub(crate) fn recovered(&self, decision: Decision) -> Decision {
+        if self.step == Step::SaveMessage { Decision::REFUSE } else { decision }
+    }
+
     /// The same once more.
     pub(crate) fn clone_ref(&self, py: Python<'_>) -> Self {
         Self {
+            step: self.step,
             queue: self.queue.clone_ref(py),
             message: self.message.as_ref().map(|message| message.clone_ref(py)),
         }
@@ -90,7 +99,7 @@ impl Call {
             | Step::ExceptionThrown => (&queue, &message).into_pyobject(py)?,
         };
         let arguments = arguments.unbind();
-        Ok(Self { step, arguments, about: About { queue, message } })
+        Ok(Self { step, arguments, about: About { step, queue, message } })
     }
 }
 

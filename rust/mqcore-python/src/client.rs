@@ -2,6 +2,7 @@
 //! one that is waits, with the interpreter let go and a look for signals ten times a second.
 
 mod error;
+mod landing;
 mod options;
 mod process;
 mod received;
@@ -45,6 +46,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Membership>()?;
     module.add_class::<Received>()?;
     module.add_class::<States>()?;
+    module.add_function(wrap_pyfunction!(landing::join_landings, module)?)?;
     module.add_function(wrap_pyfunction!(connect, module)?)
 }
 
@@ -70,7 +72,7 @@ impl Way {
         if self.blocking {
             return wait(py, future)?.into_bound_py_any(py);
         }
-        pyo3_asyncio::tokio::future_into_py(py, future)
+        landing::awaitable(py, future)
     }
 }
 

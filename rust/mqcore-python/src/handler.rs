@@ -68,7 +68,7 @@ impl Handler {
         let Some(method) = &self.methods[step as usize] else { return Outcome::Failed(exception) };
         let arguments = (&about.queue, &about.message, exception.value(py));
         match method.bind(py).call1(arguments).and_then(|result| self.read(step, result)) {
-            Ok(Reading::Answer(decision)) => Outcome::Decided(decision),
+            Ok(Reading::Answer(decision)) => Outcome::Decided(about.recovered(decision)),
             Ok(Reading::Awaitable(awaitable)) => Outcome::Waiting(step, awaitable.unbind(), about),
             Err(second) => Outcome::Failed(second),
         }

@@ -77,6 +77,12 @@ fn messages(page: &mut Page, survey: &Survey) {
     }
     page.family("mqcore_commands_refused_total", "counter", "What peers asked for and the broker refused.");
     page.sample("mqcore_commands_refused_total", &[], survey.refused);
+    page.family(
+        "mqcore_acks_unknown_total",
+        "counter",
+        "Acknowledgements of what was not in flight: late, or sent twice.",
+    );
+    page.sample("mqcore_acks_unknown_total", &[], survey.unknown_acks);
 }
 
 fn connections(page: &mut Page, hub: &Hub) {

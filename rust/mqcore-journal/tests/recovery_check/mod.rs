@@ -43,6 +43,7 @@ fn open(disk: &MemoryStorage) -> Option<Opened> {
 }
 
 /// Opens, opens again after a crash, and again after housekeeping: always with the same result.
+#[allow(unreachable_pub, reason = "the fuzz target includes this file too")]
 pub fn check(input: &[u8]) {
     let disk = MemoryStorage::with_files(1, files(input));
     let Some((journal, shown, definitions)) = open(&disk) else { return };

@@ -9,10 +9,10 @@ use mqcore_journal::recovery::Recovered;
 use mqcore_journal::storage::Storage;
 
 /// Numbers that follow from a seed: splitmix64.
-pub struct Chance(pub u64);
+pub(crate) struct Chance(pub(crate) u64);
 
 impl Chance {
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -20,11 +20,11 @@ impl Chance {
         mixed ^ (mixed >> 31)
     }
 
-    pub fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound.max(1)
     }
 
-    pub fn bytes(&mut self, most: u64) -> Vec<u8> {
+    pub(crate) fn bytes(&mut self, most: u64) -> Vec<u8> {
         let (length, fill) = (self.below(most + 1), self.next());
         (0..length).map(|at| (fill >> (at % 8 * 8)) as u8 ^ at as u8).collect()
     }
@@ -32,7 +32,7 @@ impl Chance {
 
 /// One thing that was asked of a journal and that it took.
 #[derive(Debug, Clone)]
-pub enum Asked {
+pub(crate) enum Asked {
     Put(u64, u32, Vec<u8>),
     Settle(Vec<u64>),
     Touch(u64, Vec<u8>),
@@ -42,18 +42,18 @@ pub enum Asked {
 }
 
 /// What a put, its queue and its touch look like from outside.
-pub type LivePut = (u32, Vec<u8>, Option<Vec<u8>>);
+pub(crate) type LivePut = (u32, Vec<u8>, Option<Vec<u8>>);
 
 /// Everything a journal holds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct World {
-    pub live: BTreeMap<u64, LivePut>,
-    pub definitions: BTreeMap<Vec<u8>, Vec<u8>>,
-    pub notes: BTreeSet<u64>,
+pub(crate) struct World {
+    pub(crate) live: BTreeMap<u64, LivePut>,
+    pub(crate) definitions: BTreeMap<Vec<u8>, Vec<u8>>,
+    pub(crate) notes: BTreeSet<u64>,
 }
 
 impl World {
-    pub fn take(&mut self, asked: &Asked) {
+    pub(crate) fn take(&mut self, asked: &Asked) {
         match asked.clone() {
             Asked::Put(sequence, queue, payload) => {
                 self.live.insert(sequence, (queue, payload, None));
@@ -77,7 +77,7 @@ impl World {
     }
 
     /// What a journal shows when asked for everything.
-    pub fn of<S: Storage>(journal: &Journal<S>, definitions: &BTreeMap<Vec<u8>, Vec<u8>>) -> Self {
+    pub(crate) fn of<S: Storage>(journal: &Journal<S>, definitions: &BTreeMap<Vec<u8>, Vec<u8>>) -> Self {
         let mut world = Self { definitions: definitions.clone(), ..Self::default() };
         let mut last = None;
         journal.each_live(0, &mut |sequence, live| {
@@ -88,16 +88,20 @@ impl World {
             world.live.insert(sequence, (live.queue, live.payload.to_vec(), touch));
         });
         for segment in journal.stats().segments {
-            journal.each_note(segment.number, &mut |note| drop(world.notes.insert(note.number))).unwrap();
+            journal
+                .each_note(segment.number, &mut |note| {
+                    world.notes.insert(note.number);
+                })
+                .unwrap();
         }
         world
     }
 }
 
-pub fn small() -> Options {
+pub(crate) fn small() -> Options {
     Options { segment_bytes: 4096, identity: 77, ..Options::default() }
 }
 
-pub fn definitions(recovered: &Recovered) -> BTreeMap<Vec<u8>, Vec<u8>> {
+pub(crate) fn definitions(recovered: &Recovered) -> BTreeMap<Vec<u8>, Vec<u8>> {
     recovered.definitions.iter().cloned().collect()
 }

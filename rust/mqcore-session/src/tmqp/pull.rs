@@ -39,9 +39,11 @@ pub(super) fn read(
     })
 }
 
-/// At least one. What no number can say is as good as all.
+/// At least one; zero if none is said, which is for the queue to judge: a cache needs no count. What no number can say is
+/// as good as all.
 fn count(headers: &[u8]) -> Option<u32> {
-    let text = str::from_utf8(header::header_value(headers, key::COUNT)?).ok()?;
+    let Some(said) = header::header_value(headers, key::COUNT) else { return Some(0) };
+    let text = str::from_utf8(said).ok()?;
     let count: u64 = text.trim().parse().ok()?;
     (count > 0).then(|| u32::try_from(count).unwrap_or(u32::MAX))
 }

@@ -61,6 +61,7 @@ fn a_pull_says_how_many_in_which_order_and_what_to_clear() {
     );
     assert_eq!(read("Count:1\r\nClear:None\r\nOrder:FIFO\r\nInfo:no\r\n").clear, Clear::default());
     assert_eq!(read("Count:99999999999\r\n").count, u32::MAX);
+    assert_eq!(read("Order:LIFO\r\n").count, 0, "whether a count is needed is for the queue to judge");
 }
 
 #[test]
@@ -138,7 +139,7 @@ fn a_pull_that_makes_no_sense_ends_at_once() {
         (id, String::from_utf8(word).unwrap())
     };
     assert_eq!(word(request("", "Count:1\r\n")), (None, "Id-Required".into()));
-    for headers in ["", "Count:\r\n", "Count:0\r\n", "Count:-1\r\n", "Count:two\r\n", "Count:1.5\r\n"] {
+    for headers in ["Count:\r\n", "Count:0\r\n", "Count:-1\r\n", "Count:two\r\n", "Count:1.5\r\n"] {
         assert_eq!(word(request("q", headers)), (Some(b"q".to_vec()), "Unacceptable".into()), "{headers}");
     }
     let nowhere = Frame { target: b"a b", ..request("q", "Count:1\r\n") };

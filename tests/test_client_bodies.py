@@ -1,0 +1,120 @@
+"""Message bodies: from Python values to octets and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+from typing import Any, TypedDict
+
+import msgspec
+import pytest
+
+from mqcore import bodies, errors
+
+
+@dataclasses.dataclass
+class Item:
+    """Part of an order."""
+
+    sku: str
+    qty: int
+
+
+@dataclasses.dataclass
+class Order:
+    """A dataclass with a dataclass in it."""
+
+    id: int
+    items: list[Item]
+
+
+class Struct(msgspec.Struct):
+    """A msgspec model."""
+
+    id: int
+
+
+class Record(TypedDict):
+    """A typed dict."""
+
+    id: int
+
+
+@pytest.mark.parametrize("body", [b"\x00\xff", bytearray(b"\x00\xff"), memoryview(b"\x00\xff")])
+def test_octets_pass_as_they_are(body: Any) -> None:
+    assert bodies.encode(body) == b"\x00\xff"
+    assert bodies.decode(b"\x00\xff", bytes) == b"\x00\xff"
+
+
+def test_text_is_utf_8() -> None:
+    assert bodies.encode("gül") == "gül".encode()
+    assert bodies.decode("gül".encode(), str) == "gül"
+    with pytest.raises(errors.BodyError) as caught:
+        bodies.decode(b"\xff", str)
+    assert (caught.value.raw, caught.value.wanted) == (b"\xff", str)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "octets"),
+    [
+        (Order(1, [Item("A", 2)]), Order, b'{"id":1,"items":[{"sku":"A","qty":2}]}'),
+        (Struct(1), Struct, b'{"id":1}'),
+        ({"id": 1}, Record, b'{"id":1}'),
+        ({"a": [1, None, True]}, dict[str, list[Any]], b'{"a":[1,null,true]}'),
+        ([1, 2], list[int], b"[1,2]"),
+        (1.5, float, b"1.5"),
+        (None, type(None), b"null"),
+    ],
+)
+def test_everything_else_is_json(value: object, wanted: Any, octets: bytes) -> None:
+    assert bodies.encode(value) == octets
+    assert bodies.decode(octets, wanted) == value
+
+
+def test_a_body_that_is_something_else_tells_where() -> None:
+    raw = b'{"id":1,"items":[{"sku":"A","qty":"two"}]}'
+    with pytest.raises(errors.BodyError, match="no Order") as caught:
+        bodies.decode(raw, Order)
+    assert (caught.value.raw, caught.value.wanted, caught.value.path) == (raw, Order, "$.items[0].qty")
+    assert isinstance(caught.value, ValueError)
+    with pytest.raises(errors.BodyError):
+        bodies.decode(b"not json", Order)
+
+
+def test_what_has_no_json_form_is_refused() -> None:
+    with pytest.raises(errors.BodyError, match="object"):
+        bodies.encode(object())
+
+
+def test_a_pydantic_model_is_recognised_once_pydantic_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    # pydantic is no dependency: this is as much of it as is used.
+    class BaseModel:
+        def __init__(self, raw: str) -> None:
+            self.raw = raw
+
+        def model_dump_json(self) -> str:
+            return self.raw
+
+        @classmethod
+        def model_validate_json(cls, raw: bytes) -> BaseModel:
+            if raw == b"bad":
+                raise Invalid
+            return cls(raw.decode())
+
+    class Invalid(ValueError):
+        def errors(self) -> list[dict[str, Any]]:
+            return [{"loc": ("items", 0, "qty")}]
+
+    module = types.ModuleType("pydantic")
+    module.BaseModel = BaseModel  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pydantic", module)
+
+    class Model(BaseModel):
+        pass
+
+    assert bodies.encode(Model("{}")) == b"{}"
+    assert bodies.decode(b"{}", Model).raw == "{}"
+    with pytest.raises(errors.BodyError) as caught:
+        bodies.decode(b"bad", Model)
+    assert caught.value.path == "$.items[0].qty"

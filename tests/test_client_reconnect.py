@@ -1,0 +1,206 @@
+"""Connections that are cut, stalled and half opened, and brokers that go away: the client takes up its work again."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+import mqcore
+from conftest import tmqp_address, wait_until
+from mqcore import errors
+from mqcore.client import Client
+from tcp_proxy import TcpProxy
+
+WITH_ACKS = mqcore.QueueOptions(status="push", request_acknowledge=True)
+
+
+@pytest.fixture
+async def proxy(broker: mqcore.Broker) -> AsyncIterator[TcpProxy]:
+    """A proxy in front of the embedded broker."""
+    async with TcpProxy(*tmqp_address(broker)) as between:
+        yield between
+
+
+@pytest.fixture
+async def mq(proxy: TcpProxy) -> AsyncIterator[Client]:
+    """A client that reaches the broker through the proxy, and is quick to come back."""
+    async with mqcore.connect(proxy.url, backoff_first="10ms", ping_interval="300ms", pong_timeout="300ms") as client:
+        yield client
+
+
+@pytest.fixture
+async def direct(broker: mqcore.Broker) -> AsyncIterator[Client]:
+    """A client that does not go through the proxy."""
+    async with broker.client() as client:
+        yield client
+
+
+async def next_of(stream: Any) -> Any:
+    return await asyncio.wait_for(anext(stream), 20)
+
+
+async def reaches(client: Client, connects: int) -> None:
+    """Wait until the client has connected so many times."""
+    async with asyncio.timeout(20):
+        async for state in client.states():
+            if state.status == "connected" and client.counters.connects >= connects:
+                return
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the event loop go on until `condition()` is true."""
+    await asyncio.to_thread(wait_until, condition, limit=30.0)
+
+
+async def test_a_consumer_goes_on_over_cuts(broker: mqcore.Broker, proxy: TcpProxy, mq: Client, direct: Client) -> None:
+    await mq.declare("orders", 1, WITH_ACKS)
+    async with mq.queue("orders", 1).consume() as messages:
+        for number in range(5):
+            await direct.publish("orders/1", str(number))
+            message = await next_of(messages)
+            assert message.raw == str(number).encode()
+            assert await message.ack()
+            # On its way is not there yet: what is cut off is delivered again.
+            await until(lambda: broker.stats().queue("orders/1").acks == number + 1)  # noqa: B023 (awaited here)
+            await proxy.cut()
+            await reaches(mq, number + 2)
+    assert mq.counters.connects == 6
+
+
+async def test_what_was_not_acknowledged_comes_again_and_the_old_one_cannot_be(
+    proxy: TcpProxy, mq: Client, direct: Client
+) -> None:
+    await mq.declare("orders", 1, WITH_ACKS)
+    async with mq.queue("orders", 1).consume() as messages:
+        await direct.publish("orders/1", b"x", id="m1")
+        first = await next_of(messages)
+        await proxy.cut()
+        again = await next_of(messages)
+        assert (first.id, again.id) == ("m1", "m1")
+        assert not await first.ack()
+        assert await again.ack()
+        assert mq.counters.stale_settlements == 1
+
+
+async def test_what_was_under_way_fails_and_is_not_sent_twice(proxy: TcpProxy, mq: Client, direct: Client) -> None:
+    await mq.declare("orders", 1, dataclasses.replace(WITH_ACKS, status="pull"))
+    proxy.stall()
+    publishing = asyncio.ensure_future(mq.publish("orders/1", b"x"))
+    await asyncio.sleep(0.05)
+    await proxy.cut()
+    proxy.flow()
+    with pytest.raises(errors.ConnectionLost) as caught:
+        await publishing
+    assert caught.value.sent
+    await reaches(mq, 2)
+    await mq.publish("orders/1", b"y")
+    assert [message.raw for message in await direct.queue("orders", 1).pull(5)] == [b"y"]
+
+
+async def test_a_message_with_an_id_is_sent_again_if_that_is_allowed(proxy: TcpProxy, mq: Client) -> None:
+    await mq.declare("orders", 1, mqcore.QueueOptions(status="pull"))
+    proxy.stall()
+    publishing = asyncio.ensure_future(mq.publish("orders/1", b"x", id="mine", retry=True, timeout="20s"))
+    await asyncio.sleep(0.05)
+    await proxy.cut()
+    proxy.flow()
+    assert (await publishing).by == "server"
+    assert [message.id for message in await mq.queue("orders", 1).pull(5)] == ["mine"]
+
+
+async def test_a_dead_network_is_noticed(proxy: TcpProxy, mq: Client) -> None:
+    proxy.stall()
+    async with asyncio.timeout(20):
+        async for state in mq.states():
+            if state.status == "waiting":
+                break
+    assert state.cause is not None
+    assert "no life sign" in state.cause
+    proxy.flow()
+    await reaches(mq, 2)
+    await mq.publish("orders/1", b"x")
+
+
+async def test_publishing_waits_for_the_connection_and_says_if_nothing_was_sent(proxy: TcpProxy, mq: Client) -> None:
+    await proxy.refuse()
+    await proxy.cut()
+    wait_until(lambda: mq.state.status != "connected")
+    with pytest.raises(errors.ConnectionLost) as caught:
+        await mq.publish("orders/1", b"x", timeout="100ms")
+    assert not caught.value.sent
+    waiting = asyncio.ensure_future(mq.publish("orders/1", b"x"))
+    await asyncio.sleep(0)
+    await proxy.listen()
+    assert (await waiting).by == "server"
+
+
+async def test_event_subscriptions_stand_again(proxy: TcpProxy, mq: Client, direct: Client) -> None:
+    async with mq.events("ChannelCreated") as events:
+        await proxy.cut()
+        await reaches(mq, 2)
+        # The subscription is told before anything else: what is answered now, is answered after it.
+        await mq.publish("before/1", b"x")
+        await direct.create_channel("new")
+        seen = [await next_of(events), await next_of(events)]
+        assert [event.channel for event in seen] == ["before", "new"]
+
+
+async def test_a_broker_that_forgot_everything_is_told_again(broker: mqcore.Broker) -> None:
+    async with broker.client(backoff_first="10ms") as mq:
+        await mq.declare("orders", 1, WITH_ACKS)
+        async with mq.queue("orders", 1).consume() as messages:
+            await asyncio.to_thread(broker.stop)
+            await asyncio.to_thread(broker.start)
+            await reaches(mq, 2)
+            assert (await mq.publish("orders/1", b"x")).by == "server"
+            assert (await next_of(messages)).raw == b"x"
+
+
+async def test_a_client_may_give_up(proxy: TcpProxy) -> None:
+    async with mqcore.connect(proxy.url, backoff_first="10ms", reconnect_attempts=2) as mq:
+        await mq.declare("orders", 1)
+        async with mq.queue("orders", 1).consume() as messages:
+            await proxy.refuse()
+            await proxy.cut()
+            assert await asyncio.wait_for(anext(messages, None), 20) is None
+        assert mq.state.status == "closed"
+        with pytest.raises(errors.Draining):
+            await mq.publish("orders/1", b"x")
+
+
+async def test_patience_waits_for_a_broker_that_is_not_there_yet(proxy: TcpProxy) -> None:
+    await proxy.refuse()
+    connecting = asyncio.ensure_future(mqcore.connect(proxy.url, patience="20s", backoff_first="10ms").__aenter__())
+    await asyncio.sleep(0.05)
+    await proxy.listen()
+    await (await connecting).close()
+
+
+async def test_nothing_is_lost_or_invented_while_the_link_is_cut_again_and_again(
+    proxy: TcpProxy, mq: Client, broker: mqcore.Broker
+) -> None:
+    await mq.declare("orders", 1, WITH_ACKS)
+    seen: set[bytes] = set()
+
+    async def consume() -> None:
+        async with mq.queue("orders", 1).consume(prefetch=20) as messages:
+            async for message in messages:
+                seen.add(message.raw)
+                await message.ack()
+
+    consuming = asyncio.ensure_future(consume())
+    async with broker.client() as producer:
+        for round_ in range(8):
+            await producer.publish_many("orders/1", [f"{round_}-{n}" for n in range(200)])
+            await proxy.cut()
+            await asyncio.sleep(0.02)
+        expected = {f"{round_}-{n}".encode() for round_ in range(8) for n in range(200)}
+        await until(lambda: seen == expected)
+        # Settled on the broker's side too: nothing is in flight for ever.
+        await until(lambda: (stats := broker.stats().queue("orders/1")).in_flight == stats.normal == 0)
+    consuming.cancel()
+    await asyncio.gather(consuming, return_exceptions=True)

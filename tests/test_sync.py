@@ -1,0 +1,206 @@
+"""The blocking client against a real broker: the same core, without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import mqcore
+import mqcore.sync
+from conftest import wait_until
+from mqcore import errors
+from mqcore.sync import Client
+
+WITH_ACKS = mqcore.QueueOptions(status="push", request_acknowledge=True)
+
+
+@dataclasses.dataclass
+class Order:
+    """What these tests send about."""
+
+    id: int
+    sku: str
+
+
+@pytest.fixture
+def client(broker: mqcore.Broker) -> Iterator[Client]:
+    """A blocking client of the embedded broker, over TCP."""
+    with mqcore.sync.connect(broker.listeners[0], name="script") as connected:
+        yield connected
+
+
+def test_what_is_published_is_consumed_and_processed(client: Client, broker: mqcore.Broker) -> None:
+    client.declare("orders", 1, WITH_ACKS)
+    queue = client.queue("orders", 1)
+    with queue.consume(Order, idle_timeout=0.3) as messages:
+        assert queue.publish(Order(1, "A")).by == "server"
+        assert len(queue.publish_many([Order(n, "B") for n in range(2, 5)])) == 3
+        bodies = []
+        for message in messages:
+            with message.process():
+                bodies.append(message.body)
+    assert bodies == [Order(1, "A"), Order(2, "B"), Order(3, "B"), Order(4, "B")]
+    wait_until(lambda: broker.stats().queue("orders/1").acks == 4)
+
+
+def test_a_loop_without_with_begins_and_ends_the_consumer(client: Client) -> None:
+    client.declare("orders", 1, WITH_ACKS)
+    client.publish("orders/1", b"x")
+    for message in client.queue("orders/1").consume(idle_timeout="5s"):
+        assert message.ack()
+        break
+    wait_until(lambda: client.channel_consumers("orders") == [])
+
+
+def test_an_embedded_broker_is_reached_without_a_socket() -> None:
+    with (
+        mqcore.Broker(auto_create_channels=True, auto_create_queues=True) as broker,
+        mqcore.sync.connect(broker) as client,
+    ):
+        assert client.publish("a/1", b"x").by == "server"
+        assert client.state.status == "connected"
+
+
+def test_refusals_raise_what_the_asyncio_client_raises(client: Client) -> None:
+    with pytest.raises(errors.NotFound):
+        client.queue_information("nowhere/1")
+    with pytest.raises(errors.ConnectFailed):
+        mqcore.sync.connect("tmqp://127.0.0.1:1")
+    with pytest.raises(errors.InvalidArgument):
+        client.publish("no good", b"x")
+
+
+def test_pulling_and_caching(client: Client) -> None:
+    client.declare("a", 1, mqcore.QueueOptions(status="pull"))
+    client.publish_many("a/1", ["1", "2", "3"])
+    batch = client.queue("a", 1).pull(2, str, order="lifo")
+    assert ([message.body for message in batch], batch.remaining) == (["3", "2"], 1)
+    client.declare("a", 2, mqcore.QueueOptions(status="cache"))
+    assert client.queue("a", 2).get_cached() is None
+    client.publish("a/2", b"now")
+    cached = client.queue("a", 2).get_cached()
+    assert cached is not None
+    assert cached.raw == b"now"
+
+
+def test_asking_and_being_asked(client: Client, broker: mqcore.Broker) -> None:
+    ready = threading.Event()
+
+    def serve() -> None:
+        with mqcore.sync.connect(broker, name="adder") as adder, adder.requests(list[int]) as requests:
+            ready.set()
+            for request in requests:
+                request.respond(sum(request.body))
+                return
+
+    server = threading.Thread(target=serve)
+    server.start()
+    assert ready.wait(10)
+    assert client.request("@name:adder", [1, 2, 3], reply=int) == 6
+    server.join(10)
+    with pytest.raises(errors.NotFound):
+        client.request("@name:adder", [1])
+
+
+def test_events(client: Client) -> None:
+    with client.events("ChannelCreated") as events:
+        client.create_channel("new")
+        assert next(iter(events)).channel == "new"
+
+
+def test_states_end_with_the_client(broker: mqcore.Broker) -> None:
+    client = mqcore.sync.connect(broker.listeners[0])
+    states = client.states()
+    assert next(states).status == "connected"
+    client.close()
+    assert [state.status for state in states][-1] == "closed"
+
+
+def test_administration(client: Client) -> None:
+    client.create_channel("c")
+    client.create_queue("c/1", WITH_ACKS)
+    client.update_queue("c/1", mqcore.QueueOptions(status="pull"))
+    assert client.queue("c", 1).information().status == "pull"
+    assert [one.id for one in client.queues("c")] == [1]
+    assert [one.name for one in client.channels("c")] == ["c"]
+    assert client.channel_information("c").queues == (1,)
+    assert [one.name for one in client.clients()] == ["script"]
+    client.publish("c/1", b"x")
+    client.clear_queue("c/1")
+    client.remove_queue("c/1")
+    client.remove_channel("c")
+    assert client.nodes() == []
+
+
+async def test_it_works_while_an_event_loop_runs(broker: mqcore.Broker) -> None:
+    def work() -> str:
+        with mqcore.sync.connect(broker.listeners[0]) as client:
+            return client.publish("a/1", b"x").by
+
+    assert await asyncio.to_thread(work) == "server"
+    assert work() == "server"
+
+
+def test_threads_share_a_client_and_do_not_wait_for_each_other(client: Client, broker: mqcore.Broker) -> None:
+    client.declare("slow", 1, dataclasses.replace(WITH_ACKS, status="pull", delivery_handler="ack-on-consume"))
+
+    def wait() -> None:
+        with pytest.raises(errors.ConfirmTimeout):
+            client.publish("slow/1", b"x", timeout=2)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    began = time.monotonic()
+    for _ in range(50):
+        client.publish("a/1", b"x")
+    assert time.monotonic() - began < 2
+    waiting.join()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are another matter there")
+@pytest.mark.parametrize(
+    "blocking",
+    [
+        "next(iter(client.queue('a', 1).consume()))",
+        "client.publish('slow/1', b'x', timeout=60)",
+        "client.request('@name:mute', b'x', timeout=60)",
+        "list(client.events('ChannelCreated').__enter__())",
+    ],
+)
+def test_ctrl_c_interrupts_a_blocking_call(broker: mqcore.Broker, blocking: str) -> None:
+    program = textwrap.dedent(f"""
+        import sys, time
+        import mqcore, mqcore.sync
+
+        client = mqcore.sync.connect(sys.argv[1])
+        mute = mqcore.sync.connect(sys.argv[1], name="mute")
+        client.declare("a", 1)
+        client.declare("slow", 1, mqcore.QueueOptions(status="pull", delivery_handler="ack-on-consume"))
+        print("waiting", flush=True)
+        try:
+            {blocking}
+        except KeyboardInterrupt:
+            client.publish("a/2", b"still usable")
+            client.close()
+            mute.close()
+            print("interrupted", flush=True)
+    """)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, broker.listeners[0]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    # The call has to have begun; when exactly cannot be seen from outside, and either way it must be interrupted.
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=20)
+    assert stdout == "interrupted\n", stderr
