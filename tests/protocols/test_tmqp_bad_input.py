@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import resource
 import select
@@ -623,10 +622,10 @@ def test_a_writer_of_single_octets_keeps_nobody_waiting(bystander: Client, conne
 def test_a_thousand_connections_that_are_reset_leave_nothing(
     broker: mqcore.Broker, bystander: Client, eventually: Eventually
 ) -> None:
-    for _ in range(1000):
+    for number in range(1000):
         with socket.create_connection(address(broker), timeout=10) as one:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            one.sendall(PREAMBLE[: os.getpid() % 9])
+            one.sendall(PREAMBLE[: number % 9])
     eventually(lambda: metrics(broker)['mqcore_connections{protocol="tmqp",state="half-open"}'] == 0)
     assert [client.id for client in broker.stats().clients] == ["bystander"]
 
