@@ -27,6 +27,7 @@ __all__ = [
     "States",
     "__version__",
     "connect",
+    "join_landings",
     "join_strays",
     "policies",
     "policy_decision",
