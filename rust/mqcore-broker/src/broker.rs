@@ -838,6 +838,7 @@ impl Broker {
     fn remove_channel(&mut self, key: usize, now: Timestamp, effects: &mut Vec<Effect>) {
         let mut turn = Turn { now, books: &mut self.books, effects };
         self.channels[key].remove_queues(&mut turn);
+        turn.record(Record::RemoveChannel(self.channels[key].name.clone()));
         self.notify(EventKind::ChannelRemoved, key, effects);
         let channel = self.channels.remove(key);
         self.names.remove(&folded(&channel.name));

@@ -167,7 +167,6 @@ impl Channel {
                 retire(queue, turn);
             }
         }
-        turn.record(Record::RemoveChannel(self.name));
     }
 
     // ---- Events ------------------------------------------------------------------------------------------
