@@ -48,14 +48,15 @@ class TcpProxy:
 
     async def cut(self) -> None:
         """End every connection, without a goodbye in the protocol."""
-        for pair in tuple(self._pairs):
-            for writer in pair:
-                writer.transport.abort()
+        writers = [writer for pair in self._pairs for writer in pair]
+        for writer in writers:
+            writer.transport.abort()
         self._pairs.clear()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
+        await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
 
     def stall(self) -> None:
         """Pass nothing on, in either direction, and close nothing: what a dead network looks like."""

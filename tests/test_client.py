@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import gc
 import os
@@ -20,7 +21,7 @@ import pytest
 import mqcore
 from conftest import wait_until
 from mqcore import errors
-from mqcore.client import Client, Event, Request
+from mqcore.client import Client, Event, Receipt, Request
 
 PUSH_WITH_ACKS = mqcore.QueueOptions(status="push", request_acknowledge=True)
 PULL = mqcore.QueueOptions(status="pull")
@@ -90,16 +91,23 @@ async def test_the_next_address_is_tried_when_one_does_not_answer(broker: mqcore
 
 
 async def test_a_peer_that_speaks_something_else_is_named() -> None:
+    answered = asyncio.Event()
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         await writer.drain()
+        await reader.read()
         writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        answered.set()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(errors.VersionMismatch, match="HTTP"):
             await mqcore.connect(f"tmqp://127.0.0.1:{port}")
+        await answered.wait()
 
 
 async def test_an_id_in_use_is_refused(broker: mqcore.Broker) -> None:
@@ -238,6 +246,18 @@ async def test_a_body_beyond_the_limit_never_leaves(broker: mqcore.Broker) -> No
         with pytest.raises(errors.TooLarge) as caught:
             await client.publish("a/1", bytes(2000))
         assert caught.value.limit == 1024
+
+
+async def test_a_thousand_calls_at_once_are_all_answered(mq: Client) -> None:
+    receipts = await asyncio.gather(*(mq.publish("a/1", str(number)) for number in range(1000)))
+    assert len(receipts) == 1000
+    calls = [asyncio.ensure_future(mq.publish("a/1", b"x")) for _ in range(200)]
+    await asyncio.sleep(0)
+    for call in calls[::2]:
+        call.cancel()
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(outcome, Receipt) for outcome in outcomes[1::2])
+    assert (await mq.publish("a/1", b"x")).by == "server"
 
 
 # --- consuming -------------------------------------------------------------------------------------------------------

@@ -198,6 +198,7 @@ async def test_nothing_is_lost_or_invented_while_the_link_is_cut_again_and_again
             await producer.publish_many("orders/1", [f"{round_}-{n}" for n in range(200)])
             await proxy.cut()
             await asyncio.sleep(0.02)
+            assert not consuming.done()
         expected = {f"{round_}-{n}".encode() for round_ in range(8) for n in range(200)}
         await until(lambda: seen == expected)
         # Settled on the broker's side too: nothing is in flight for ever.

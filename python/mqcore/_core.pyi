@@ -27,7 +27,7 @@ __all__ = [
     "States",
     "__version__",
     "connect",
-    "join_landings",
+    "end_delivering",
     "join_strays",
     "policies",
     "policy_decision",
@@ -306,6 +306,9 @@ def policies() -> list[str]: ...
 def connect(target: list[str] | Broker, options: ClientOptions, blocking: bool) -> Any:
     """Connect to one of several URLs, or to an embedded broker."""
 
+def end_delivering() -> None:
+    """Join the thread that gives awaitables their results: Python is about to end."""
+
 @final
 class Client:
     """A connected client."""
@@ -475,5 +478,3 @@ class Received:
     def __bool__(self) -> bool: ...
 
 def join_strays(timeout: float) -> int: ...
-def join_landings(timeout: float) -> int:
-    """Wait until no result of a client is on its way to an event loop; return how many are after `timeout`."""

@@ -1123,19 +1123,12 @@ OPEN: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 """Clients that a program has not closed."""
 
 
-_LANDING_PATIENCE: Final = 5.0
-"""Seconds that the end of the program waits for results that are on their way; they take microseconds."""
-
-
 @atexit.register
 def _abort_all() -> None:
-    """Close what a program left open: no connection is worth waiting for when Python ends.
-
-    What is on its way into an event loop must have landed before the interpreter goes.
-    """
+    """Close what a program left open, and join the thread that wakes event loops: nothing may meet an ended Python."""
     for client in tuple(OPEN):
         client._abort()
-    _core.join_landings(_LANDING_PATIENCE)
+    _core.end_delivering()
 
 
 def warn_if_open(client: Any) -> None:

@@ -18,10 +18,6 @@ impl Membership {
     pub(crate) fn new(shared: Arc<Shared>, intent: Intent) -> Self {
         Self { shared, intent }
     }
-
-    pub(crate) fn intent(&self) -> &Intent {
-        &self.intent
-    }
 }
 
 impl Drop for Membership {

@@ -286,13 +286,28 @@ impl Shared {
     }
 
     /// Makes an intent stand, on this connection and on those after it, for as long as the answer is kept.
+    ///
+    /// Asking twice does no harm, so a connection that is lost meanwhile is no reason to fail.
     pub(crate) async fn take_part(
         self: &Arc<Self>,
         intent: Intent,
         timeout: Option<Duration>,
     ) -> Result<Membership, ClientError> {
-        let started = Instant::now();
         let deadline = self.deadline(timeout);
+        loop {
+            match self.take_part_now(&intent, deadline).await {
+                Err(ClientError::ConnectionLost { sent: true, .. }) if Instant::now() < deadline => {}
+                result => return result,
+            }
+        }
+    }
+
+    async fn take_part_now(
+        self: &Arc<Self>,
+        intent: &Intent,
+        deadline: Instant,
+    ) -> Result<Membership, ClientError> {
+        let started = Instant::now();
         let (taken_up, receiver) = self
             .say(deadline, |conversation| {
                 let (sender, receiver) = oneshot::channel();
@@ -301,12 +316,12 @@ impl Shared {
             })
             .await??;
         // From here on it is counted: whatever happens to this call, the guard takes it back.
-        let membership = Membership::new(self.clone(), intent);
+        let membership = Membership::new(self.clone(), intent.clone());
         let TakenUp::Asked(id) = taken_up else { return Ok(membership) };
         match self.outcome(id, receiver, deadline).await? {
             Waited::Answered((result, _)) => result.map(|_| membership),
             Waited::TooLong(_) => {
-                let request = Request::take_up(membership.intent());
+                let request = Request::take_up(intent);
                 Err(ClientError::RequestTimeout {
                     operation: request.operation,
                     target: request.about.to_text(),

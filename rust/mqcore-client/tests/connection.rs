@@ -9,6 +9,7 @@ use mqcore_client::address::QueueAddress;
 use mqcore_client::client::{Client, State};
 use mqcore_client::config::{Backoff, ClientConfig, Transport};
 use mqcore_client::consume::Settlement;
+use mqcore_client::direct::SendOptions;
 use mqcore_client::error::ClientError;
 use mqcore_client::event::{EventKind, EventScope};
 use mqcore_client::publish::{Outgoing, PublishOptions};
@@ -342,6 +343,32 @@ async fn a_join_that_is_refused_after_a_reconnect_is_tried_until_it_stands() {
     assert_eq!(peer.answer(0).await.content_type(), 601);
     peer.deliver("m1", 1, false).await;
     assert_eq!(consumer.next_batch(1).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_consumer_that_begins_while_the_connection_is_lost_begins_on_the_next() {
+    let (client, mut broker, mut peer) = connect(soon()).await;
+    let consuming = tokio::spawn(async move { (client.consume(&queue(), 10).await, client) });
+    assert_eq!(peer.read().await.content_type(), 601);
+    drop(peer);
+    let mut peer = broker.accept().await;
+    let answering = tokio::spawn(async move {
+        // Told again as an intent, and asked again by the call: which comes first does not matter.
+        loop {
+            let request = peer.read().await;
+            if request.kind() == Kind::DIRECT {
+                return peer;
+            }
+            if request.wants_response() {
+                peer.respond(&request, 0, b"").await;
+            }
+        }
+    });
+    let (consumer, client) = consuming.await.unwrap();
+    client.send("enough", b"", &SendOptions::default()).await.unwrap();
+    let mut peer = answering.await.unwrap();
+    peer.deliver("m1", 1, false).await;
+    assert_eq!(consumer.unwrap().next_batch(1).await.len(), 1);
 }
 
 #[tokio::test]

@@ -674,6 +674,8 @@ impl<S: Storage> Journal<S> {
                 (segment.end, segment.records) = (closing.end, closing.records);
             }
         }
+        // Two records say that the segment is in use: whoever damages one of them leaves the other.
+        self.push_mark();
         self.push_begin();
         self.write()?;
         self.sync()?;
@@ -721,8 +723,6 @@ impl<S: Storage> Journal<S> {
             let Some(decoded) = format::decode(record) else { continue };
             let kind = match decoded {
                 Record::Settle(_) => Kind::Settle,
-                // A segment that never began holds nothing but copies, and notes have no other way to tell.
-                Record::Note { .. } if !tail.begun => continue,
                 other => match self.still_needed(&other, at) {
                     Some(kind) => kind,
                     None => continue,

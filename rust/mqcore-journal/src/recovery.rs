@@ -238,7 +238,6 @@ pub(crate) struct Tail {
     pub(crate) start: u32,
     pub(crate) bytes: Vec<u8>,
     pub(crate) records: Vec<Span>,
-    pub(crate) begun: bool,
 }
 
 /// How an open segment ends from now on.
@@ -310,7 +309,7 @@ pub(crate) fn recover<S: Storage>(
     reader.find_missing(&roster, &candidates, &parsed);
     let mut previous_followed = false;
     for (&number, candidate) in &candidates {
-        previous_followed = reader.segment(number, candidate, &roster, &candidates, previous_followed);
+        previous_followed = reader.segment(number, candidate, &roster, previous_followed);
     }
     if previous_followed {
         let segment = candidates.keys().next_back().map_or(1, |last| last + 1);
@@ -429,7 +428,6 @@ impl<S: Storage> Reader<'_, S> {
         number: u32,
         candidate: &Candidate,
         roster: &Roster,
-        candidates: &BTreeMap<u32, Candidate>,
         previous_followed: bool,
     ) -> bool {
         let listed = roster.listed.get(&number).copied();
@@ -448,24 +446,23 @@ impl<S: Storage> Reader<'_, S> {
         }
         let scan = scan::scan(&bytes, self.identity, number, listed.map(|(end, _)| end));
         let mut subject = Subject { number, bytes, scan, listed, cause: None };
-        // Made, but nothing in it and nobody says that it was ever used.
-        let unborn = subject.scan.records.is_empty() && listed.is_none();
         match candidate.reading {
             Ok(HeaderReading::Good { header, damaged_copies }) => {
                 if header.segment != number || header.journal != self.identity {
                     subject.cause = Some(Cause::Misplaced);
-                } else if unborn && number > 1 && !previous_followed {
-                    if subject.scan.gaps.is_empty() {
-                        self.leave(number, &subject.bytes);
-                        return false;
-                    }
+                } else if listed.is_none() && !previous_followed && !subject.is_in_use() {
+                    // Without another segment to ask, a short file may also be what is left of a used one.
+                    let empty = number > 1 || shortened(&subject, header.capacity).is_none();
+                    self.report.quarantined += u64::from(!empty);
+                    self.leftovers.push(Leftover { segment: number, empty });
+                    return false;
                 } else if damaged_copies > 0 {
                     subject.cause = Some(Cause::Header);
                 } else {
                     subject.cause = shortened(&subject, header.capacity);
                 }
             }
-            _ if unborn => {
+            _ if listed.is_none() && subject.scan.records.is_empty() => {
                 if previous_followed {
                     let end = subject.bytes.len() as u32;
                     self.report.damaged.push(Damage {
@@ -480,18 +477,9 @@ impl<S: Storage> Reader<'_, S> {
             }
             _ => subject.cause = Some(Cause::Header),
         }
-        let later_in_use = number < roster.speaker
-            || candidates.range(number + 1..).any(|(&later, _)| self.was_synced_into(later));
-        let open = listed.is_none() && !(subject.scan.closed && later_in_use);
-        let begun = number == roster.speaker || subject.scan.synced_to > HEADER_BYTES;
-        self.take(&subject, open, begun);
+        let open = listed.is_none();
+        self.take(&subject, open);
         subject.scan.followed && open
-    }
-
-    /// Whether a segment was in use although its beginning is gone: copies of another's tail carry no mark.
-    fn was_synced_into(&self, number: u32) -> bool {
-        self.load(number)
-            .is_ok_and(|bytes| scan::scan(&bytes, self.identity, number, None).synced_to > HEADER_BYTES)
     }
 
     fn unreadable(&mut self, number: u32, listed: Option<(u32, u32)>, why: String) {
@@ -531,7 +519,7 @@ impl<S: Storage> Reader<'_, S> {
     }
 
     /// Takes the records of a segment, and says what is wrong with it.
-    fn take(&mut self, subject: &Subject, open: bool, begun: bool) {
+    fn take(&mut self, subject: &Subject, open: bool) {
         let Subject { number, bytes, scan, listed, .. } = subject;
         let synced = if open { scan.synced_to } else { u32::MAX };
         // Behind what was synced, the first unreadable byte ends everything: no record without its predecessors.
@@ -570,7 +558,7 @@ impl<S: Storage> Reader<'_, S> {
         }
         self.judge(subject, parts, lost);
         if open {
-            self.close(subject, begun, synced, at_synced.unwrap_or(records), records, tail_end, kept);
+            self.close(subject, synced, at_synced.unwrap_or(records), records, tail_end, kept);
         }
     }
 
@@ -616,11 +604,9 @@ impl<S: Storage> Reader<'_, S> {
         self.report.damaged.push(Damage { segment: subject.number, cause, parts, lost });
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the parts of one result, computed together")]
     fn close(
         &mut self,
         subject: &Subject,
-        begun: bool,
         synced: u32,
         synced_records: u32,
         records: u32,
@@ -630,13 +616,7 @@ impl<S: Storage> Reader<'_, S> {
         let end = synced.min(subject.bytes.len() as u32).max(HEADER_BYTES);
         if let Some(first) = kept.first() {
             let bytes = subject.bytes[first.offset as usize..tail_end as usize].to_vec();
-            self.tails.push(Tail {
-                segment: subject.number,
-                start: first.offset,
-                bytes,
-                records: kept,
-                begun,
-            });
+            self.tails.push(Tail { segment: subject.number, start: first.offset, bytes, records: kept });
         }
         self.closings.push(Closing {
             segment: subject.number,
@@ -662,6 +642,25 @@ struct Subject {
     /// Its end and its records, if a later segment knows them.
     listed: Option<(u32, u32)>,
     cause: Option<Cause>,
+}
+
+impl Subject {
+    /// Whether anything but copies of another segment's tail stands here. Opening writes these first, and before they are
+    /// durable nothing else: without the rest they are an opening that was not finished, and that other segment counts.
+    fn is_in_use(&self) -> bool {
+        self.scan.records.iter().any(|span| {
+            matches!(
+                format::decode(&self.bytes[span.offset as usize..span.end() as usize]),
+                Some(
+                    Record::Put { moved: false, .. }
+                        | Record::Mark { .. }
+                        | Record::Seal { .. }
+                        | Record::Begin { .. }
+                        | Record::Drop { .. }
+                )
+            )
+        })
+    }
 }
 
 /// Whether an open segment's file lost its end. One that ends itself, or that another knows the end of, may be short.

@@ -1,8 +1,8 @@
 //! The client for Python: one class for both faces. A client that is not `blocking` answers with awaitables of asyncio;
 //! one that is waits, with the interpreter let go and a look for signals ten times a second.
 
+mod bridge;
 mod error;
-mod landing;
 mod options;
 mod process;
 mod received;
@@ -46,7 +46,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Membership>()?;
     module.add_class::<Received>()?;
     module.add_class::<States>()?;
-    module.add_function(wrap_pyfunction!(landing::join_landings, module)?)?;
+    module.add_function(wrap_pyfunction!(bridge::end_delivering, module)?)?;
     module.add_function(wrap_pyfunction!(connect, module)?)
 }
 
@@ -72,7 +72,7 @@ impl Way {
         if self.blocking {
             return wait(py, future)?.into_bound_py_any(py);
         }
-        landing::awaitable(py, future)
+        bridge::awaitable(py, future)
     }
 }
 
