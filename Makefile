@@ -123,8 +123,15 @@ format: $(ENVIRONMENT) ## rewrite every file in the project's format
 # --- figures, fuzzing, packages --------------------------------------------------------------------------------
 
 .PHONY: bench
-bench: ## measure; docs/performance.md says how to read it
+bench: ## measure, beside Redis and NATS where they are installed; docs/performance.md says how to read it
+	@cargo run --release --locked -p mqcore-bench --bin load -- all
 	@cargo bench -p mqcore-bench --locked
+
+CRASH_ROUNDS ?= 200
+
+.PHONY: crash
+crash: $(EXTENSION) ## kill a loaded broker CRASH_ROUNDS (200) times, and compare with what its clients were told
+	@MQCORE_CRASH_ROUNDS=$(CRASH_ROUNDS) $(PY) -m pytest -q -s tests/test_durability.py
 
 .PHONY: fuzz
 fuzz: ## feed every fuzz target for FUZZ_SECONDS (60) each; needs a nightly toolchain and cargo-fuzz

@@ -25,6 +25,7 @@ from mqcore import (
     ChannelOptions,
     Decision,
     DeliveryHandler,
+    Durability,
     QueueOptions,
     QueueStatus,
     errors,
@@ -201,6 +202,7 @@ def test_options_arrive_at_the_queue(connect: Any) -> None:
         dead_letter="dead/1",
         delivery_handler="at-most-once",
         tag="tagged",
+        durability=Durability.OS,
     )
     mq = Broker(
         listen="tmqp://127.0.0.1:0",

@@ -14,14 +14,17 @@ import pytest
 from conftest import ROOT
 
 CRATES = sorted(path.parent for path in ROOT.glob("rust/*/Cargo.toml"))
-PURE = ("mqcore-wire", "mqcore-broker", "mqcore-session")
+PURE = ("mqcore-wire", "mqcore-broker", "mqcore-session", "mqcore-journal")
+# The journal is where files are; all it may know of the world.
+FILES = {"mqcore-journal": "std::fs"}
 
 # Which of our crates each crate may depend on. Everything points down; what is not listed may depend on none.
 MAY_KNOW = {
     "mqcore-wire": set(),
     "mqcore-broker": set(),
+    "mqcore-journal": set(),
     "mqcore-session": {"mqcore-wire", "mqcore-broker"},
-    "mqcore-server": {"mqcore-wire", "mqcore-broker", "mqcore-session"},
+    "mqcore-server": {"mqcore-wire", "mqcore-broker", "mqcore-journal", "mqcore-session"},
     "mqcore-client": {"mqcore-wire"},
     "mqcore-python": {"mqcore-wire", "mqcore-broker", "mqcore-session", "mqcore-server", "mqcore-client"},
 }
@@ -70,7 +73,10 @@ def test_a_pure_crate_names_no_runtime_no_socket_no_file_and_no_clock(crate: str
     sources = sorted((ROOT / "rust" / crate / "src").rglob("*.rs"))
     assert sources
     found = [
-        f"{path.relative_to(ROOT)}: {match.group()}" for path in sources if (match := IMPURE.search(rust_code(path)))
+        f"{path.relative_to(ROOT)}: {match.group()}"
+        for path in sources
+        for match in IMPURE.finditer(rust_code(path))
+        if match.group() != FILES.get(crate)
     ]
     assert not found
 
