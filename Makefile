@@ -123,9 +123,15 @@ format: $(ENVIRONMENT) ## rewrite every file in the project's format
 # --- figures, fuzzing, packages --------------------------------------------------------------------------------
 
 .PHONY: bench
-bench: ## measure, beside Redis and NATS where they are installed; docs/performance.md says how to read it
+bench: $(ENVIRONMENT) ## measure, on an otherwise idle machine; docs/performance.md says how to read it
+	$(call step,load: the server under a load generator)
 	@cargo run --release --locked -p mqcore-bench --bin load -- all
-	@cargo bench -p mqcore-bench --locked
+	$(call step,what deciding in Python costs)
+	@rm -f $(EXTENSION) # what is installed now is no debug build any more
+	@VIRTUAL_ENV='$(abspath $(VENV))' $(BIN)/maturin develop --release --locked $(if $(UV),--uv)
+	@$(PY) benches/embed.py --load $(or $(CARGO_TARGET_DIR),target)/release/load
+	$(call step,parts of the core)
+	@cargo bench --locked -p mqcore-bench --benches
 
 CRASH_ROUNDS ?= 200
 
