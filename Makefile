@@ -133,6 +133,12 @@ bench: $(ENVIRONMENT) ## measure, on an otherwise idle machine; docs/performance
 	$(call step,parts of the core)
 	@cargo bench --locked -p mqcore-bench --benches
 
+CRASH_ROUNDS ?= 200
+
+.PHONY: crash
+crash: $(EXTENSION) ## kill a loaded broker CRASH_ROUNDS (200) times, and compare with what its clients were told
+	@MQCORE_CRASH_ROUNDS=$(CRASH_ROUNDS) $(PY) -m pytest -q -s tests/test_durability.py
+
 .PHONY: fuzz
 fuzz: ## feed every fuzz target for FUZZ_SECONDS (60) each; needs a nightly toolchain and cargo-fuzz
 	@if ! cargo +nightly fuzz --version >/dev/null 2>&1; then \

@@ -25,6 +25,7 @@ from mqcore import (
     ChannelOptions,
     Decision,
     DeliveryHandler,
+    Durability,
     QueueOptions,
     QueueStatus,
     errors,
@@ -99,7 +100,6 @@ def test_an_address_in_use_is_an_error_and_leaves_nothing_behind() -> None:
         ({"admin": "https://127.0.0.1:1"}, "https"),
         ({"shards": 99}, "at most 16"),
         ({"shards": -1}, "shards"),
-        ({"data_dir": "var/mq"}, "memory only"),
         ({"ping_interval": "soon"}, "ping_interval: 'soon' is no duration"),
         ({"channel": QueueOptions()}, "a ChannelOptions"),
     ],
@@ -202,6 +202,7 @@ def test_options_arrive_at_the_queue(connect: Any) -> None:
         dead_letter="dead/1",
         delivery_handler="at-most-once",
         tag="tagged",
+        durability=Durability.OS,
     )
     mq = Broker(
         listen="tmqp://127.0.0.1:0",

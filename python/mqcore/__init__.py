@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     )
     from mqcore.broker import Broker
     from mqcore.client import Client, ClientOptions, connect
-    from mqcore.config import BrokerConfig, ChannelOptions, QueueOptions, QueueStatus
+    from mqcore.config import BrokerConfig, ChannelOptions, Durability, QueueOptions, QueueStatus
     from mqcore.errors import MqcoreError
     from mqcore.handlers import DeliveryHandler, PutBack, SendAck
 
@@ -31,6 +31,7 @@ __all__ = [
     "Decision",
     "Delivery",
     "DeliveryHandler",
+    "Durability",
     "Message",
     "MqcoreError",
     "PutBack",
@@ -56,7 +57,7 @@ _MODULES = {
     ),
     "mqcore.broker": ("Broker",),
     "mqcore.client": ("Client", "ClientOptions", "connect"),
-    "mqcore.config": ("BrokerConfig", "ChannelOptions", "QueueOptions", "QueueStatus"),
+    "mqcore.config": ("BrokerConfig", "ChannelOptions", "Durability", "QueueOptions", "QueueStatus"),
     "mqcore.errors": ("MqcoreError",),
     "mqcore.handlers": ("DeliveryHandler", "PutBack", "SendAck"),
 }

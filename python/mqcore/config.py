@@ -23,7 +23,7 @@ from typing import Any, Final, Self, TypeAlias, Union
 
 from mqcore.errors import ConfigError
 
-__all__ = ["BrokerConfig", "ChannelOptions", "Duration", "QueueOptions", "QueueStatus", "seconds"]
+__all__ = ["BrokerConfig", "ChannelOptions", "Durability", "Duration", "QueueOptions", "QueueStatus", "seconds"]
 
 Duration: TypeAlias = float | timedelta | str
 """Seconds, a timedelta, or text such as ``"30s"``."""
@@ -84,6 +84,17 @@ class QueueStatus(StrEnum):
         return cls._value2member_map_.get(word)  # type: ignore[return-value]
 
 
+class Durability(StrEnum):
+    """When a saved message counts as saved."""
+
+    NONE = "none"
+    """At once; it is written behind. A crash may lose the latest."""
+    OS = "os"
+    """When the operating system has it: survives the end of the process, not of the machine."""
+    FSYNC = "fsync"
+    """When the disk has it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOptions:
     """Options of a queue, for creating or changing one. What is ``None`` is inherited, or stays as it is."""
@@ -116,6 +127,8 @@ class QueueOptions:
     """The key of a delivery handler, or a ready-made policy. Default the channel's, then the broker's."""
     tag: str | None = None
     """A word for people and for routers."""
+    durability: Durability | None = None
+    """When a message that a decision saves counts as saved. Default fsync."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -151,7 +164,8 @@ class BrokerConfig:
     admin: str | None = None
     """URL of the admin side, ``http://127.0.0.1:2627``. Default nowhere."""
     data_dir: str | None = None
-    """Where messages would be kept on disk. There is no storage yet: only ``None`` works."""
+    """The directory for definitions and saved messages, made if it is missing. Default none: everything stays in
+    memory, and queues whose policy saves refuse messages."""
     allow_remote: bool = False
     """Whether addresses other than loopback may be bound although nobody has to log in. Default no."""
     shards: int = 0
@@ -191,11 +205,6 @@ class BrokerConfig:
 
     def __post_init__(self) -> None:
         _check(self)
-        if self.data_dir is not None:
-            raise ConfigError(
-                f"data_dir={self.data_dir!r}: this version keeps messages in memory only; leave data_dir out, "
-                "and override save_message in a DeliveryHandler where messages must reach a database"
-            )
 
     @classmethod
     def load(
@@ -318,8 +327,8 @@ def _converter(hint: Any) -> _Converter:
         return _Converter(_count, "a whole number, not negative", optional)
     if kind is str:
         return _Converter(_text, "text", optional)
-    if kind is QueueStatus:
-        return _Converter(QueueStatus, "one of " + ", ".join(QueueStatus), optional)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return _Converter(kind, "one of " + ", ".join(kind), optional)
     if kind == tuple[str, ...]:
         return _Converter(lambda value: tuple(map(_text, _several(value))), "a list of texts", optional)
     if kind == tuple[int, ...]:

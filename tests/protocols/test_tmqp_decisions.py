@@ -19,7 +19,7 @@ from protocols.conversation import (
     Eventually,
     StartBroker,
 )
-from tmqp_peer import UPDATE_QUEUE
+from tmqp_peer import RESPONSE, UPDATE_QUEUE
 
 STATUSES = [PUSH, ROUND_ROBIN, PULLED]
 
@@ -129,13 +129,18 @@ def test_ack_on_consume_tells_a_refusal_which_is_final(producer: Client, consume
 
 
 @pytest.mark.parametrize("policy", ["at-least-once", "ack-on-save"])
-def test_policies_that_promise_saving_say_that_they_could_not(producer: Client, consumer: Client, policy: str) -> None:
-    """There is no storage yet: the message goes on in memory, and its producer is not told otherwise."""
+def test_policies_that_promise_saving_take_nothing_that_they_could_not_save(
+    producer: Client, consumer: Client, policy: str
+) -> None:
+    """This broker has no data directory: the producer is told, in both forms, and nobody gets the message."""
     prepared(producer, consumer, PUSH, policy)
     message = producer.publish(body=b"x", confirm=True)
-    assert answers(producer) == [(message, "not-saved")]
-    assert consumer.bodies() == [b"x"]
-    assert producer.queue()["SaveFailedMessages"] == 1
+    response, refusal = producer.arrived()
+    assert (response.kind, response.id, response.content_type) == (RESPONSE, message, 406)
+    assert (refusal.kind, refusal.id) == (ACKNOWLEDGE, message)
+    assert b"data directory" in response.payload
+    assert consumer.bodies() == []
+    assert producer.queue()["ReceivedMessages"] == 0
 
 
 def test_a_policy_is_changed_remotely_and_holds_for_what_comes_then(producer: Client, consumer: Client) -> None:

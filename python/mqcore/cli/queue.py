@@ -50,6 +50,11 @@ def _queue_options(command: _F) -> _F:
         click.option("--dead-letter", metavar="QUEUE", help="Where messages go that came back too often."),
         click.option("--handler", "delivery_handler", metavar="KEY", help="A delivery handler or ready-made policy."),
         click.option("--tag", help="A word for people and for routers."),
+        click.option(
+            "--durability",
+            type=click.Choice(["none", "os", "fsync"]),
+            help="When a saved message counts as saved.",
+        ),
     )
     for option in reversed(declared):
         command = option(command)

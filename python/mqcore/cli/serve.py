@@ -31,7 +31,11 @@ _OF_THE_PROGRAM = frozenset(
 @click.command(short_help="Run a broker.")
 @click.option("--listen", "listen", multiple=True, metavar="URL", help="Where clients connect; may be repeated.")
 @click.option("--admin", metavar="URL", help="Where health, metrics and the overview are served.")
-@click.option("--data-dir", metavar="DIR", help="Where messages would be kept; there is no storage yet.")
+@click.option(
+    "--data-dir",
+    metavar="DIR",
+    help="Where definitions and saved messages are kept. [default: nowhere, everything stays in memory]",
+)
 @click.option(
     "--app", metavar="MODULE:ATTR", envvar="MQCORE_APP", help="A Broker, or a mapping of delivery handlers by key."
 )
@@ -154,7 +158,8 @@ async def _serve(broker: Broker, drain_timeout: float) -> int:
     stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     with _Signals(stop):
         async with broker:
-            logger.warning("messages are kept in memory only: what is not consumed is lost when this process ends")
+            if broker.config.data_dir is None:
+                logger.warning("messages are kept in memory only: what is not consumed is lost when this process ends")
             _say_ready(broker)
             signal_number = await stop
             logger.info("draining for up to %g s; a second signal stops at once", drain_timeout)

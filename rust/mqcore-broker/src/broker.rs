@@ -14,18 +14,19 @@ use crate::command::{
 };
 use crate::decision::{Acknowledge, Decision, PutBack, Steps};
 use crate::directory::Directory;
-use crate::effect::{Answer, Effect, Event, Occurrence, PullOutcome, Reply, Subject, Transfer};
+use crate::effect::{Answer, Effect, Event, Occurrence, Origin, PullOutcome, Reply, Subject, Transfer};
 use crate::filter;
-use crate::id::{ChannelName, ConnectionId, HandlerId, QueueAddress};
+use crate::id::{ChannelName, ConnectionId, HandlerId, QueueAddress, Sequence};
 use crate::message::Message;
-use crate::options::{ChannelChanges, ChannelOptions, QueueChanges};
+use crate::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges};
 use crate::policy::Policy;
 use crate::queue::Queue;
 use crate::ready::Entry;
+use crate::record::{Definition, Progress, PutMessage, Record};
 use crate::rejection::{Rejection, RejectionKind};
 use crate::stats::{DropReason, Survey, Waiting};
 use crate::time::Timestamp;
-use crate::turn::{Asked, Asker, Books, Place, Turn};
+use crate::turn::{Asked, Asker, Awaiting, Books, Place, Storage, Turn};
 
 /// What a shard is told when it starts.
 #[derive(Debug, Clone)]
@@ -102,6 +103,17 @@ impl HandlerSpec {
     /// The fallback that loses nothing: go on, and put back what failed.
     pub const KEEP: Decision =
         Decision { allow: true, save: false, put_back: PutBack::End, acknowledge: Acknowledge::None };
+}
+
+/// A message that the journal had.
+#[derive(Debug, Clone)]
+pub struct Restored {
+    /// The message and its queue.
+    pub put: PutMessage,
+    /// The sequence under which it was put.
+    pub sequence: Sequence,
+    /// How far it got; its rank is its sequence if nothing was written about that.
+    pub progress: Progress,
 }
 
 /// What a shard remembers of a connection.
@@ -185,11 +197,19 @@ impl Broker {
             }
             Command::Respond { to, message } => self.relay(&to, Event::Responded(message), effects),
             Command::Request(id, request) => {
+                let before = self.books.sequence;
                 let result = self.request(client, *request, now, effects);
                 if result.is_err() {
                     self.books.refused += 1;
                 }
-                effects.push(Effect::Tell(client.connection, Event::Answered(id, result)));
+                let event = Event::Answered(id, result);
+                if self.books.sequence > before && self.books.storage == Storage::Ready {
+                    // It changed what must survive: whoever asked may rely on the answer.
+                    let awaiting = Awaiting::Answer(client.connection, event);
+                    self.books.wait(Durability::Fsync, awaiting);
+                } else {
+                    effects.push(Effect::Tell(client.connection, event));
+                }
             }
         }
     }
@@ -251,15 +271,171 @@ impl Broker {
     /// A message arrives from another queue, as [`Effect::Transfer`] said. If there is no such queue (any
     /// more), the message is dropped, and counted as over the limit: it had its chances.
     pub fn transfer(&mut self, transfer: Transfer, now: Timestamp, effects: &mut Vec<Effect>) {
-        let Transfer { to, message } = transfer;
+        let Transfer { to, message, origin } = transfer;
         let mut turn = Turn { now, books: &mut self.books, effects };
         let channel = self.names.get(&folded(&to.channel)).map(|key| &mut self.channels[*key]);
         let found =
             channel.and_then(|Channel { members, queues, .. }| Some((members, queues.get_mut(&to.id)?)));
         match found {
-            Some((members, queue)) => queue.transfer(message, members, &mut turn),
-            None => turn.books.retired.dropped[DropReason::Limit as usize] += 1,
+            Some((members, queue)) => queue.transfer(message, origin, members, &mut turn),
+            None => {
+                turn.books.retired.dropped[DropReason::Limit as usize] += 1;
+                turn.effects.extend(origin.map(Effect::Transferred));
+            }
         }
+    }
+
+    /// A dead letter of this shard is safe elsewhere, as [`Effect::Transferred`] said.
+    pub fn transferred(&mut self, origin: Origin, now: Timestamp, effects: &mut Vec<Effect>) {
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        turn.record(Record::Settle(origin.sequence));
+    }
+
+    // ---- Storage -----------------------------------------------------------------------------------------
+
+    /// There is a journal: what it had is taken over, and from now on it is told what must survive. Call this
+    /// before anything else. Queues whose definition was lost are made anew with the server's defaults, so
+    /// that no message is lost with them. `sequence` is the highest that was ever given.
+    pub fn restore(
+        &mut self,
+        definitions: Vec<Definition>,
+        mut messages: Vec<Restored>,
+        sequence: Sequence,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
+        // While definitions are read back they are not written again.
+        self.books.storage = Storage::Absent;
+        for definition in definitions {
+            self.restore_definition(definition, now, effects);
+        }
+        self.books.storage = Storage::Ready;
+        // Ranks were given from later sequences too, of records that leave no trace; new ones must be larger.
+        let ranks = messages.iter().map(|message| message.progress.rank.unsigned_abs());
+        self.books.sequence = Sequence(ranks.max().unwrap_or(0).max(sequence.0));
+        messages.sort_unstable_by_key(|message| message.progress.rank);
+        for restored in messages {
+            self.restore_message(restored, now, effects);
+        }
+    }
+
+    fn restore_definition(&mut self, definition: Definition, now: Timestamp, effects: &mut Vec<Effect>) {
+        let key = match &definition {
+            Definition::Channel(name, options) => {
+                let key = self.restore_channel(name);
+                self.channels[key].options = (**options).clone();
+                key
+            }
+            Definition::Queue(queue, _) => self.restore_channel(&queue.channel),
+        };
+        if let Definition::Queue(address, options) = definition {
+            let id = address.id;
+            let mut turn = Turn { now, books: &mut self.books, effects };
+            let queue = Queue::new(address, key, *options, turn.books);
+            if let Some(mut replaced) = self.channels[key].queues.insert(id, queue) {
+                replaced.erase(&mut turn);
+            }
+        }
+    }
+
+    fn restore_channel(&mut self, name: &ChannelName) -> usize {
+        self.lookup(name).unwrap_or_else(|| {
+            let options = self.books.config.channel.clone();
+            let key = self.channels.insert(Channel::new(name.clone(), options));
+            self.names.insert(folded(name), key);
+            key
+        })
+    }
+
+    fn restore_message(&mut self, restored: Restored, now: Timestamp, effects: &mut Vec<Effect>) {
+        let Restored { put, sequence, progress } = restored;
+        let key = self.restore_channel(&put.queue.channel);
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let channel = &mut self.channels[key];
+        let id = put.queue.id;
+        if !channel.queues.contains_key(&id) {
+            let options = channel.options.queue.clone();
+            turn.record(Record::DefineQueue(put.queue.clone(), Box::new(options.clone())));
+            let queue = Queue::new(put.queue, key, options, turn.books);
+            channel.queues.insert(id, queue);
+        }
+        let entry = Entry {
+            attempts: progress.attempts,
+            put_backs: progress.put_backs,
+            sequence,
+            saved: true,
+            // Its producer was told before the restart, or will never ask again.
+            answered: true,
+            ..Entry::new(put.message, Timestamp::NEVER)
+        };
+        if let Some(queue) = channel.queues.get_mut(&id) {
+            queue.restore(entry, &mut turn);
+        }
+    }
+
+    /// Everything up to `sequence` is durable at this level: written, or written and synced.
+    pub fn committed(
+        &mut self,
+        level: Durability,
+        sequence: Sequence,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
+        for awaiting in self.books.committed(level, sequence) {
+            match awaiting {
+                Awaiting::Save(place, asker) => {
+                    self.resume(place, asker, Some(Decision::ALLOW), now, effects);
+                }
+                Awaiting::Answer(connection, event) => effects.push(Effect::Tell(connection, event)),
+                Awaiting::Transfer(origin) => effects.push(Effect::Transferred(origin)),
+            }
+        }
+    }
+
+    /// The journal takes nothing for now, or nothing any more. Whoever waits for a commit learns that it does
+    /// not come; queues that promise to save refuse; consumers go on.
+    pub fn storage_refuses(&mut self, why: &str, now: Timestamp, effects: &mut Vec<Effect>) {
+        self.books.storage = Storage::Refusing(why.into());
+        for awaiting in self.books.uncommitted() {
+            match awaiting {
+                Awaiting::Save(place, asker) => {
+                    self.resume(place, asker, Some(Decision::REFUSE), now, effects);
+                }
+                Awaiting::Answer(connection, Event::Answered(request, Ok(_))) => {
+                    let reason = format!("it was done, but it will not survive a restart: {why}");
+                    let rejection = Rejection::new(RejectionKind::Busy, reason);
+                    let event = Event::Answered(request, Err(rejection));
+                    effects.push(Effect::Tell(connection, event));
+                }
+                Awaiting::Answer(connection, event) => effects.push(Effect::Tell(connection, event)),
+                // Its old shard keeps it: after a restart it is there once more, which is better than never.
+                Awaiting::Transfer(_) => {}
+            }
+        }
+    }
+
+    /// The journal takes records again. All definitions are written once more, as some may have been refused.
+    pub fn storage_accepts(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
+        self.books.storage = Storage::Ready;
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        for (_, channel) in &self.channels {
+            let options = Box::new(channel.options.clone());
+            turn.record(Record::DefineChannel(channel.name.clone(), options));
+            for queue in channel.queues.values() {
+                let options = Box::new(queue.face.options.clone());
+                turn.record(Record::DefineQueue((*queue.face.address).clone(), options));
+            }
+        }
+    }
+
+    /// Somebody waits until the records so far are synced.
+    pub fn waits_for_sync(&self) -> bool {
+        self.books.waits_for_sync()
+    }
+
+    /// Somebody waits until the records so far are written, or synced.
+    pub fn waits_for_commit(&self) -> bool {
+        self.books.waits_for_commit()
     }
 
     // ---- Time and work -----------------------------------------------------------------------------------
@@ -377,7 +553,7 @@ impl Broker {
         let key = match self.lookup(&to.channel) {
             Some(key) => key,
             None if self.books.config.auto_create_channels => {
-                self.create_channel(&to.channel, &ChannelChanges::default(), effects)?
+                self.create_channel(&to.channel, &ChannelChanges::default(), now, effects)?
             }
             None => return Err(no_channel(&to.channel)),
         };
@@ -455,9 +631,21 @@ impl Broker {
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) {
+        self.resume(asked.place, asked.asker, answer, now, effects);
+    }
+
+    /// Somebody got what it waited for: an answer (`None` if that failed), or its message saved.
+    fn resume(
+        &mut self,
+        place: Place,
+        asker: Asker,
+        answer: Option<Decision>,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
         let mut turn = Turn { now, books: &mut self.books, effects };
-        let Some((members, queue)) = at(&mut self.channels, asked.place) else { return };
-        match asked.asker {
+        let Some((members, queue)) = at(&mut self.channels, place) else { return };
+        match asker {
             Asker::Admission(number) => queue.admission_answered(number, answer, members, &mut turn),
             Asker::Flow(number) => queue.flow_answered(number, answer, members, &mut turn),
             Asker::Settlement(number) => queue.settlement_answered(number, answer, &mut turn),
@@ -494,7 +682,7 @@ impl Broker {
                     let reason = format!("channel {channel} exists already");
                     return Err(Rejection::new(RejectionKind::AlreadyExists, reason));
                 }
-                self.create_channel(&channel, &changes, effects)?;
+                self.create_channel(&channel, &changes, now, effects)?;
                 Ok(Reply::Done)
             }
             Request::CreateQueue { queue, changes } => {
@@ -574,7 +762,7 @@ impl Broker {
         let key = match self.lookup(channel) {
             Some(key) => key,
             None if self.books.config.auto_create_channels => {
-                self.create_channel(channel, &ChannelChanges::default(), effects)?
+                self.create_channel(channel, &ChannelChanges::default(), now, effects)?
             }
             None => return Err(no_channel(channel)),
         };
@@ -609,6 +797,7 @@ impl Broker {
         &mut self,
         name: &ChannelName,
         changes: &ChannelChanges,
+        now: Timestamp,
         effects: &mut Vec<Effect>,
     ) -> Result<usize, Rejection> {
         check_handler(&changes.queue, &self.books)?;
@@ -622,6 +811,9 @@ impl Broker {
         let key = self.channels.insert(Channel::new(name.clone(), options));
         self.names.insert(folded(name), key);
         self.notify(EventKind::ChannelCreated, key, effects);
+        let options = Box::new(self.channels[key].options.clone());
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        turn.record(Record::DefineChannel(name.clone(), options));
         Ok(key)
     }
 
@@ -636,7 +828,7 @@ impl Broker {
             Some(key) => key,
             None => {
                 check_handler(changes, &self.books)?;
-                self.create_channel(&address.channel, &ChannelChanges::default(), effects)?
+                self.create_channel(&address.channel, &ChannelChanges::default(), now, effects)?
             }
         };
         let mut turn = Turn { now, books: &mut self.books, effects };
@@ -646,6 +838,7 @@ impl Broker {
     fn remove_channel(&mut self, key: usize, now: Timestamp, effects: &mut Vec<Effect>) {
         let mut turn = Turn { now, books: &mut self.books, effects };
         self.channels[key].remove_queues(&mut turn);
+        turn.record(Record::RemoveChannel(self.channels[key].name.clone()));
         self.notify(EventKind::ChannelRemoved, key, effects);
         let channel = self.channels.remove(key);
         self.names.remove(&folded(&channel.name));

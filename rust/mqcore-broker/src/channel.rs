@@ -10,6 +10,7 @@ use crate::id::{ChannelName, ConnectionId, QueueAddress};
 use crate::members::Members;
 use crate::options::{ChannelOptions, QueueChanges};
 use crate::queue::Queue;
+use crate::record::Record;
 use crate::rejection::{Rejection, RejectionKind};
 use crate::stats::{ChannelInformation, ClientInformation};
 use crate::time::Timestamp;
@@ -104,6 +105,7 @@ impl Channel {
         let mut options = self.options.queue.clone();
         changes.apply_to(&mut options);
         let address = QueueAddress { channel: self.name.clone(), id };
+        turn.record(Record::DefineQueue(address.clone(), Box::new(options.clone())));
         let queue = Queue::new(address, channel, options, turn.books);
         self.queues.insert(id, queue);
         self.notify_queue(EventKind::QueueCreated, id, turn);
@@ -144,6 +146,8 @@ impl Channel {
         check_handler(changes, turn.books)?;
         let Some(queue) = self.queues.get_mut(&id) else { return Err(no_queue(&self.name, id)) };
         queue.update(changes, turn);
+        let options = Box::new(queue.face.options.clone());
+        turn.record(Record::DefineQueue((*queue.face.address).clone(), options));
         self.notify_queue(EventKind::QueueUpdated, id, turn);
         Ok(())
     }
@@ -219,6 +223,7 @@ impl Channel {
 
 fn retire(mut queue: Queue, turn: &mut Turn<'_>) {
     queue.erase(turn);
+    turn.record(Record::RemoveQueue((*queue.face.address).clone()));
     turn.books.timers.remove(&(queue.armed(), queue.face.place));
     turn.books.retired.add(&queue.face.stats);
 }

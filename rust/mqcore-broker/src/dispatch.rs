@@ -12,6 +12,7 @@ use crate::members::Members;
 use crate::options::Status;
 use crate::queue::Queue;
 use crate::ready::Entry;
+use crate::record::{Progress, Record};
 use crate::stats::DropReason;
 use crate::turn::{Turn, Verdict};
 use crate::workflow::{FLOWS_MAX, Mode};
@@ -118,9 +119,6 @@ impl Queue {
         let verdict = self.sent_verdict(turn);
         let acknowledge = self.face.options.request_acknowledge;
         self.deliver(&mut entry, to, turn);
-        if verdict.decision.save && !entry.saved {
-            self.face.stats.save_failed += 1;
-        }
         self.acknowledge(&mut entry, verdict, None, "none", turn);
         if acknowledge {
             let deadline = turn.now.after(self.face.options.acknowledge_timeout);
@@ -147,7 +145,7 @@ impl Queue {
         stats.deliveries += to.as_slice().len() as u64;
         stats.last_sent_ms = turn.now.0;
         let first = entry.attempts == 0;
-        entry.attempts = entry.attempts.saturating_add(1);
+        self.attempted(entry, turn);
         turn.effects.push(crate::effect::Effect::Deliver(Deliver {
             queue: self.face.address.clone(),
             message: entry.message.clone(),
@@ -156,6 +154,18 @@ impl Queue {
             hide_source: self.face.options.hide_client_names,
             first,
         }));
+    }
+
+    /// Counts an attempt. The first one of a saved message is written down, so that after a crash a consumer can
+    /// tell that it may have seen the message before; the later ones are written when it is put back.
+    fn attempted(&self, entry: &mut Entry, turn: &mut Turn<'_>) {
+        let first = entry.attempts == 0;
+        entry.attempts = entry.attempts.saturating_add(1);
+        if first && entry.sequence.0 > 0 && self.face.options.request_acknowledge {
+            let rank = entry.sequence.0 as i64;
+            let progress = Progress { attempts: 1, put_backs: entry.put_backs, rank };
+            turn.record(Record::Touch(entry.sequence, progress));
+        }
     }
 
     /// A message for whoever is there now; nothing is kept.
@@ -266,7 +276,7 @@ impl Queue {
         stats.deliveries += 1;
         stats.last_sent_ms = turn.now.0;
         let first = entry.attempts == 0;
-        entry.attempts = entry.attempts.saturating_add(1);
+        self.attempted(entry, turn);
         let event = Event::Pulled {
             request: parcel.request,
             message: entry.message.clone(),

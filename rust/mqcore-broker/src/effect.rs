@@ -5,8 +5,9 @@ use std::sync::Arc;
 use crate::client::Client;
 use crate::command::{Acknowledgement, EventKind, MessageId};
 use crate::decision::{Decision, Step};
-use crate::id::{ChannelName, ConnectionId, HandlerId, QuestionId, QueueAddress, RequestId};
+use crate::id::{ChannelName, ConnectionId, HandlerId, QuestionId, QueueAddress, RequestId, Sequence};
 use crate::message::Message;
+use crate::record::Record;
 use crate::rejection::Rejection;
 use crate::stats::{ChannelInformation, ClientInformation, QueueInformation};
 
@@ -21,6 +22,10 @@ pub enum Effect {
     Ask(Question),
     /// End a connection; the rejection says why.
     Close(ConnectionId, Rejection),
+    /// Write a record down. Answered by `Broker::committed` where somebody waits for it.
+    Record(Sequence, Record),
+    /// A dead-lettered message is safe in its new queue: tell its old shard, by `Broker::transferred`.
+    Transferred(Origin),
     /// Hand a dead-lettered message to the queue of another shard (or of this one), by `Broker::transfer`.
     Transfer(Transfer),
 }
@@ -274,4 +279,15 @@ pub struct Transfer {
     pub to: QueueAddress,
     /// What; its headers already tell origin, reason and attempts.
     pub message: Message,
+    /// Where it is saved until the new queue has saved it; `None` if it never was.
+    pub origin: Option<Origin>,
+}
+
+/// A saved message of some shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Origin {
+    /// The shard whose journal has it.
+    pub shard: usize,
+    /// Under which number.
+    pub sequence: Sequence,
 }

@@ -15,6 +15,11 @@ pub struct RequestId(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QuestionId(pub u64);
 
+/// A number that the broker gives each durable record: ascending within a shard, never used again. "Committed up to a sequence"
+/// is all that the broker knows of durability.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Sequence(pub u64);
+
 /// A registered delivery handler: its place in the broker's table of handlers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HandlerId(pub u16);

@@ -28,6 +28,7 @@ pub mod options;
 pub mod policy;
 mod queue;
 mod ready;
+pub mod record;
 pub mod rejection;
 mod settlement;
 pub mod stats;

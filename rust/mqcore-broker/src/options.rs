@@ -66,6 +66,34 @@ impl Status {
     }
 }
 
+/// When a saved message counts as saved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Durability {
+    /// At once; it is written behind. A crash may lose the latest.
+    None,
+    /// When the operating system has it: survives the end of the process, not of the machine.
+    Os,
+    /// When the disk has it.
+    #[default]
+    Fsync,
+}
+
+impl Durability {
+    /// `none`, `os` or `fsync`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Os => "os",
+            Self::Fsync => "fsync",
+        }
+    }
+
+    /// Reads what [`Durability::as_str`] gives, without respect to case.
+    pub fn from_text(text: &str) -> Option<Self> {
+        [Self::None, Self::Os, Self::Fsync].into_iter().find(|mode| mode.as_str().eq_ignore_ascii_case(text))
+    }
+}
+
 /// Options of one queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueueOptions {
@@ -97,6 +125,8 @@ pub struct QueueOptions {
     pub delivery_handler: Option<Box<str>>,
     /// A word for people and for routers. `None` by default.
     pub tag: Option<Box<str>>,
+    /// When a message that a decision saves counts as saved. Default fsync.
+    pub durability: Durability,
 }
 
 impl Default for QueueOptions {
@@ -116,6 +146,7 @@ impl Default for QueueOptions {
             dead_letter: None,
             delivery_handler: None,
             tag: None,
+            durability: Durability::Fsync,
         }
     }
 }
@@ -139,6 +170,7 @@ pub struct QueueChanges {
     pub dead_letter: Option<Option<QueueAddress>>,
     pub delivery_handler: Option<Box<str>>,
     pub tag: Option<Box<str>>,
+    pub durability: Option<Durability>,
 }
 
 macro_rules! take {
@@ -152,7 +184,7 @@ impl QueueChanges {
     pub fn apply_to(&self, options: &mut QueueOptions) {
         take!(self => options: status, only_first_acquirer, request_acknowledge, acknowledge_timeout,
             message_timeout, use_message_id, wait_for_acknowledge, hide_client_names, message_limit,
-            message_size_limit, put_back_limit, dead_letter);
+            message_size_limit, put_back_limit, dead_letter, durability);
         if self.delivery_handler.is_some() {
             options.delivery_handler.clone_from(&self.delivery_handler);
         }

@@ -11,17 +11,20 @@ use foldhash::HashMap;
 use crate::command::{Acknowledgement, Clear, EventKind};
 use crate::decision::{Acknowledge, PutBack, Step, Steps};
 use crate::delivery::{Deliveries, Outstanding};
-use crate::effect::{Effect, Event, Occurrence, Subject, Transfer};
+use crate::effect::{Effect, Event, Occurrence, Origin, Subject, Transfer};
 use crate::id::{ConnectionId, HandlerId, QueueAddress};
 use crate::members::Members;
 use crate::message::Message;
-use crate::options::{QueueChanges, QueueOptions, Status};
+use crate::options::{Durability, QueueChanges, QueueOptions, Status};
 use crate::ready::{Entry, Ready};
+use crate::record::{Progress, Record};
 use crate::rejection::{Rejection, RejectionKind};
 use crate::settlement::Settlement;
 use crate::stats::{DropReason, QueueInformation, QueueStats};
 use crate::time::Timestamp;
-use crate::turn::{Asker, Books, Deciding, Inquiry, Place, Turn, Verdict, decide, tell_dequeued};
+use crate::turn::{
+    Asker, Awaiting, Books, Deciding, Inquiry, Place, Storage, Turn, Verdict, decide, tell_dequeued,
+};
 use crate::workflow::Flows;
 
 /// What a queue is, apart from the messages in it.
@@ -120,8 +123,7 @@ impl Queue {
     /// Whether hand-outs have to be asked about.
     pub(crate) fn asks_while_sending(&self, books: &Books) -> bool {
         SENDING.into_iter().any(|step| self.face.overrides.contains(step))
-            || (self.face.overrides.contains(Step::SaveMessage)
-                && books.spec(self.face.handler).base.sent.save)
+            || books.spec(self.face.handler).base.sent.save
     }
 
     pub(crate) fn information(&self) -> QueueInformation {
@@ -180,15 +182,47 @@ impl Queue {
         self.admit(members, turn);
     }
 
-    /// A message comes from another queue: nobody is asked, nobody is answered, only room counts.
-    pub(crate) fn transfer(&mut self, message: Message, members: &Members, turn: &mut Turn<'_>) {
-        let entry = Entry { answered: true, ..Entry::new(message, self.deadline(turn.now)) };
+    /// A message comes from another queue: nobody is asked, nobody is answered, only room counts. If it was
+    /// saved there it is saved here, and only then may the other queue forget it.
+    pub(crate) fn transfer(
+        &mut self,
+        message: Message,
+        origin: Option<Origin>,
+        members: &Members,
+        turn: &mut Turn<'_>,
+    ) {
+        let mut entry = Entry { answered: true, ..Entry::new(message, self.deadline(turn.now)) };
         self.face.stats.received += 1;
         if self.check(&entry.message, turn).is_err() {
+            turn.effects.extend(origin.map(Effect::Transferred));
             self.discard(entry, DropReason::Limit, turn);
             return;
         }
+        if let Some(origin) = origin.filter(|_| turn.books.storage == Storage::Ready) {
+            let (queue, message) = (self.face.address.clone(), entry.message.clone());
+            entry.sequence =
+                turn.record(Record::Put { queue, message, received: turn.now }).unwrap_or_default();
+            entry.saved = true;
+            self.face.stats.saved += 1;
+            turn.books.wait(Durability::Fsync, Awaiting::Transfer(origin));
+        }
         self.store(entry, members, turn);
+    }
+
+    /// A message that the journal had when the broker started. Messages come in the order of their places.
+    pub(crate) fn restore(&mut self, mut entry: Entry, turn: &mut Turn<'_>) {
+        entry.deadline = self.deadline(turn.now);
+        self.face.stats.received += 1;
+        match self.face.options.status {
+            Status::Stopped => return self.discard(entry, DropReason::Erased, turn),
+            Status::Cache => {
+                for replaced in self.ready.clear(Clear { high_priority: true, normal: true }) {
+                    self.remove(replaced, turn);
+                }
+            }
+            _ => {}
+        }
+        self.keep(entry, PutBack::End, turn);
     }
 
     fn check(&self, message: &Message, turn: &Turn<'_>) -> Result<(), Rejection> {
@@ -207,6 +241,7 @@ impl Queue {
             let reason = format!("a body of {size} octets is larger than queue {address} takes ({limit})");
             return refuse(RejectionKind::LimitExceeded, reason);
         }
+        self.check_storage(turn)?;
         let stored = (self.ready.len() + self.undecided.len()) as u64;
         let limited = options.message_limit > 0 && options.status != Status::Cache;
         if limited && stored >= options.message_limit {
@@ -222,6 +257,29 @@ impl Queue {
             return refuse(RejectionKind::Busy, reason);
         }
         Ok(())
+    }
+
+    /// A policy that promises "saved" takes nothing that it could not save.
+    fn check_storage(&self, turn: &Turn<'_>) -> Result<(), Rejection> {
+        let face = &self.face;
+        let asks =
+            face.overrides.contains(Step::ReceivedFromProducer) || face.overrides.contains(Step::SaveMessage);
+        let base = &turn.books.spec(face.handler).base;
+        if asks || !base.refuse_unsaved {
+            return Ok(());
+        }
+        match &turn.books.storage {
+            Storage::Ready => Ok(()),
+            Storage::Absent => {
+                let reason = format!(
+                    "queue {} saves its messages (policy {}), and this broker keeps nothing on disk: start it \
+                     with a data directory or choose another policy",
+                    face.address, base.key
+                );
+                Err(Rejection::new(RejectionKind::Unacceptable, reason))
+            }
+            Storage::Refusing(why) => Err(Rejection::new(RejectionKind::Busy, not_saved(&face.address, why))),
+        }
     }
 
     fn refuse(&self, message: Message, rejection: Rejection, turn: &mut Turn<'_>) {
@@ -285,7 +343,15 @@ impl Queue {
     }
 
     fn admit_one(&mut self, mut entry: Entry, verdict: Verdict, members: &Members, turn: &mut Turn<'_>) {
-        self.acknowledge_unsaved(&mut entry, verdict, turn);
+        if self.broke_promise(&entry, verdict, turn) {
+            let why = match &turn.books.storage {
+                Storage::Refusing(why) => why.clone(),
+                Storage::Absent | Storage::Ready => "the journal failed".into(),
+            };
+            let rejection = Rejection::new(RejectionKind::Busy, not_saved(&self.face.address, &why));
+            self.refuse(entry.message.clone(), rejection, turn);
+            return self.discard(entry, DropReason::Refused, turn);
+        }
         self.acknowledge(&mut entry, verdict, None, "none", turn);
         if verdict.decision.allow {
             self.announce(&entry, turn);
@@ -297,12 +363,12 @@ impl Queue {
         }
     }
 
-    /// A policy that promises "saved" says so when it could not save, so that no producer waits in vain.
-    fn acknowledge_unsaved(&self, entry: &mut Entry, verdict: Verdict, turn: &mut Turn<'_>) {
-        let unsaved = verdict.decision.acknowledge == Acknowledge::IfSaved && !entry.saved;
-        if unsaved && !verdict.own && turn.books.spec(self.face.handler).base.refuse_unsaved {
-            self.answer_producer(entry, Some("not-saved"), None, true, turn);
-        }
+    /// Whether a policy wanted the message saved and that failed: then it is not taken.
+    fn broke_promise(&self, entry: &Entry, verdict: Verdict, turn: &Turn<'_>) -> bool {
+        verdict.decision.acknowledge == Acknowledge::IfSaved
+            && !entry.saved
+            && !verdict.own
+            && turn.books.spec(self.face.handler).base.refuse_unsaved
     }
 
     /// A producer that waits is told that its message went nowhere, even if the handler did not say so:
@@ -385,18 +451,29 @@ impl Queue {
             _ => {}
         }
         self.face.stats.put_back += 1;
+        if entry.sequence.0 > 0 {
+            // Larger than all ranks so far, or smaller: as the sequence of this very record is new, so is it.
+            let rank = (turn.books.sequence.0 + 1) as i64;
+            let rank = if place == PutBack::Start { -rank } else { rank };
+            let progress = Progress { attempts: entry.attempts, put_backs: entry.put_backs, rank };
+            turn.record(Record::Touch(entry.sequence, progress));
+        }
         self.keep(entry, place, turn);
     }
 
     /// Moves a message that failed for good to the dead-letter queue, or drops it.
-    pub(crate) fn bury(&mut self, entry: Entry, reason: DropReason, turn: &mut Turn<'_>) {
+    pub(crate) fn bury(&mut self, mut entry: Entry, reason: DropReason, turn: &mut Turn<'_>) {
         let Some(to) = self.face.options.dead_letter.clone() else {
             self.discard(entry, reason, turn);
             return;
         };
         let message = dead_letter(&entry, &self.face.address, &to, reason);
         self.face.stats.dead_lettered += 1;
-        turn.effects.push(Effect::Transfer(Transfer { to, message }));
+        // Its record here stays until the other queue has it.
+        let sequence = std::mem::take(&mut entry.sequence);
+        let shard = turn.books.config.shard;
+        let origin = (sequence.0 > 0).then_some(Origin { shard, sequence });
+        turn.effects.push(Effect::Transfer(Transfer { to, message, origin }));
         self.remove(entry, turn);
     }
 
@@ -412,6 +489,9 @@ impl Queue {
     #[expect(clippy::needless_pass_by_value, reason = "taking it is what makes it the end")]
     pub(crate) fn remove(&mut self, entry: Entry, turn: &mut Turn<'_>) {
         self.face.stats.removed += 1;
+        if entry.sequence.0 > 0 {
+            turn.record(Record::Settle(entry.sequence));
+        }
         tell_dequeued(&self.face, &entry, turn);
     }
 
@@ -449,9 +529,7 @@ impl Queue {
         self.flows.forget();
         for settlement in std::mem::take(&mut self.settling).into_values() {
             if let Some(entry) = settlement.into_expired() {
-                self.face.stats.dropped[DropReason::Erased as usize] += 1;
-                self.face.stats.removed += 1;
-                tell_dequeued(&self.face, &entry, turn);
+                self.discard(entry, DropReason::Erased, turn);
             }
         }
         for held in self.deliveries.drain() {
@@ -563,6 +641,10 @@ impl Queue {
     pub(crate) fn armed(&self) -> Timestamp {
         self.armed
     }
+}
+
+fn not_saved(queue: &QueueAddress, why: &str) -> String {
+    format!("queue {queue} could not save the message and did not take it: {why}; try again later")
 }
 
 /// The message as it arrives in the dead-letter queue: its own headers, and where it came from and why.

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::command::Clear;
+use crate::id::Sequence;
 use crate::message::Message;
 use crate::time::Timestamp;
 
@@ -16,6 +17,9 @@ pub(crate) struct Entry {
     pub(crate) attempts: u16,
     /// How often it was put back.
     pub(crate) put_backs: u16,
+    /// Under which number the journal has it; 0 if it does not.
+    pub(crate) sequence: Sequence,
+    /// It is durable, as its queue understands that.
     pub(crate) saved: bool,
     /// Its producer was told its fate: that happens once.
     pub(crate) answered: bool,
@@ -23,7 +27,15 @@ pub(crate) struct Entry {
 
 impl Entry {
     pub(crate) fn new(message: Message, deadline: Timestamp) -> Self {
-        Self { message, deadline, attempts: 0, put_backs: 0, saved: false, answered: false }
+        Self {
+            message,
+            deadline,
+            attempts: 0,
+            put_backs: 0,
+            sequence: Sequence(0),
+            saved: false,
+            answered: false,
+        }
     }
 
     fn is_high(&self) -> bool {

@@ -8,11 +8,13 @@ use foldhash::HashMap;
 use crate::broker::{BrokerConfig, HandlerSpec};
 use crate::client::Client;
 use crate::decision::{Decision, PutBack, Step};
-use crate::effect::{AcknowledgementView, Effect, Event, Question};
-use crate::id::{ConnectionId, HandlerId, QuestionId};
+use crate::effect::{AcknowledgementView, Effect, Event, Origin, Question};
+use crate::id::{ConnectionId, HandlerId, QuestionId, Sequence};
+use crate::options::Durability;
 use crate::policy;
 use crate::queue::Face;
 use crate::ready::Entry;
+use crate::record::Record;
 use crate::stats::QueueStats;
 use crate::time::Timestamp;
 
@@ -43,6 +45,28 @@ pub(crate) struct Asked {
     pub(crate) handler: HandlerId,
 }
 
+/// Whether messages can be saved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Storage {
+    /// There is no journal: this broker keeps everything in memory.
+    Absent,
+    /// There is, and it takes records.
+    Ready,
+    /// There is, and it does not take records now; why.
+    Refusing(Box<str>),
+}
+
+/// Who waits until a record is committed.
+#[derive(Debug)]
+pub(crate) enum Awaiting {
+    /// A message's verdict wants it saved.
+    Save(Place, Asker),
+    /// Somebody who asked for a change of definitions is answered when it is durable.
+    Answer(ConnectionId, Event),
+    /// A dead letter is safe here: its old shard may forget it.
+    Transfer(Origin),
+}
+
 /// The books that all queues of a shard share.
 pub(crate) struct Books {
     pub(crate) config: BrokerConfig,
@@ -57,6 +81,12 @@ pub(crate) struct Books {
     pub(crate) work: VecDeque<Place>,
     /// When to look at which queue again.
     pub(crate) timers: BTreeSet<(Timestamp, Place)>,
+    pub(crate) storage: Storage,
+    /// The sequence of the latest record.
+    pub(crate) sequence: Sequence,
+    /// Who waits for records to be written, and who for them to be synced; in their order.
+    written: VecDeque<(Sequence, Awaiting)>,
+    synced: VecDeque<(Sequence, Awaiting)>,
     serial: u64,
     ids: u64,
     /// Commands refused.
@@ -79,6 +109,10 @@ impl Books {
             congested: HashMap::default(),
             work: VecDeque::new(),
             timers: BTreeSet::new(),
+            storage: Storage::Absent,
+            sequence: Sequence(0),
+            written: VecDeque::new(),
+            synced: VecDeque::new(),
             serial: 0,
             ids: 0,
             refused: 0,
@@ -124,6 +158,35 @@ impl Books {
         let seed = self.config.seed;
         let mixed = mix(seed ^ self.ids.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         format!("{:016x}{:016x}", mixed, mix(mixed ^ seed).wrapping_add(self.ids))
+    }
+
+    /// Who waited for records up to `sequence` at this level of durability, in their order.
+    pub(crate) fn committed(&mut self, level: Durability, sequence: Sequence) -> Vec<Awaiting> {
+        let list = if level == Durability::Fsync { &mut self.synced } else { &mut self.written };
+        let done = list.partition_point(|(waits_for, _)| *waits_for <= sequence);
+        list.drain(..done).map(|(_, awaiting)| awaiting).collect()
+    }
+
+    /// Everybody who waits for a commit: it will not come.
+    pub(crate) fn uncommitted(&mut self) -> Vec<Awaiting> {
+        self.written.drain(..).chain(self.synced.drain(..)).map(|(_, awaiting)| awaiting).collect()
+    }
+
+    /// Waits for the latest record to be committed as `durability` says, which must not be `None`.
+    pub(crate) fn wait(&mut self, durability: Durability, awaiting: Awaiting) {
+        debug_assert_ne!(durability, Durability::None, "nobody waits for what is not promised");
+        let list = if durability == Durability::Fsync { &mut self.synced } else { &mut self.written };
+        list.push_back((self.sequence, awaiting));
+    }
+
+    /// Somebody waits until records are synced.
+    pub(crate) fn waits_for_sync(&self) -> bool {
+        !self.synced.is_empty()
+    }
+
+    /// Somebody waits until records are written or synced.
+    pub(crate) fn waits_for_commit(&self) -> bool {
+        !self.synced.is_empty() || !self.written.is_empty()
     }
 
     /// Takes a question off the books; `None` if its answer came too late.
@@ -188,6 +251,17 @@ pub(crate) struct Turn<'a> {
 }
 
 impl Turn<'_> {
+    /// Has a record written, if there is a journal; tells its sequence.
+    pub(crate) fn record(&mut self, record: Record) -> Option<Sequence> {
+        if self.books.storage == Storage::Absent {
+            return None;
+        }
+        self.books.sequence.0 += 1;
+        let sequence = self.books.sequence;
+        self.effects.push(Effect::Record(sequence, record));
+        Some(sequence)
+    }
+
     pub(crate) fn tell(&mut self, to: ConnectionId, event: Event) {
         self.effects.push(Effect::Tell(to, event));
     }
@@ -265,11 +339,32 @@ pub(crate) fn decide(
             ask(face, entry, Inquiry::new(Step::SaveMessage, asker), turn);
             return None;
         }
-        // Nothing stores messages yet, so saving fails, and the counter says so.
-        face.stats.save_failed += 1;
+        if save(face, entry, asker, turn) {
+            deciding.saving = Some(verdict);
+            deciding.step = Some((Step::SaveMessage, true));
+            return None;
+        }
     }
     deciding.save_tried = false;
     Some(verdict)
+}
+
+/// Has a message saved by the journal. True if the verdict has to wait for that.
+fn save(face: &mut Face, entry: &mut Entry, asker: Asker, turn: &mut Turn<'_>) -> bool {
+    if turn.books.storage != Storage::Ready {
+        face.stats.save_failed += 1;
+        return false;
+    }
+    let (queue, message) = (face.address.clone(), entry.message.clone());
+    let sequence = turn.record(Record::Put { queue, message, received: turn.now });
+    entry.sequence = sequence.unwrap_or_default();
+    if face.options.durability == Durability::None {
+        entry.saved = true;
+        face.stats.saved += 1;
+        return false;
+    }
+    turn.books.wait(face.options.durability, Awaiting::Save(face.place, asker));
+    true
 }
 
 impl Deciding {

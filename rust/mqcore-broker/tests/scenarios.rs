@@ -520,7 +520,7 @@ fn policies_tell_the_producer_at_their_own_moment_and_once() {
     for number in 1..=4 {
         w.publish(&p, &format!("ch/{number}"), &number.to_string());
     }
-    assert_eq!(w.heard(&p), ["1 ok", "4 nack not-saved"]);
+    assert_eq!(w.heard(&p), ["1 ok", "4 refused 406"]);
     w.join(&a, "ch").unwrap();
     assert_eq!(w.heard(&p), ["2 ok"]);
     w.ack(&a, "ch/3", "3");

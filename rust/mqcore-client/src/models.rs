@@ -216,6 +216,9 @@ pub struct QueueOptions {
     /// A word for people and for routers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
+    /// When a saved message counts as saved: `none`, `os` or `fsync`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub durability: Option<String>,
 }
 
 /// Options of a channel to create; what is `None` is the broker's.

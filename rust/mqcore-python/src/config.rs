@@ -1,10 +1,11 @@
 //! From the dataclasses of `mqcore.config` to what the server takes. The dataclasses have checked their own fields and
 //! made durations seconds; what only the broker can judge, addresses for example, is judged here.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use mqcore_broker::id::QueueAddress;
-use mqcore_broker::options::{ChannelChanges, ChannelOptions, QueueChanges, Status};
+use mqcore_broker::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges, Status};
 use mqcore_server::config::{ClockConfig, Config, parse_admin_url};
 use mqcore_wire::codec::Limits;
 use pyo3::prelude::*;
@@ -46,6 +47,7 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         pong_timeout: duration(config, "pong_timeout")?,
         clock: if manual_clock { ClockConfig::Manual } else { ClockConfig::System },
         undecided_max: field(config, "undecided_max")?,
+        data_dir: field::<Option<PathBuf>>(config, "data_dir")?,
     })
 }
 
@@ -78,6 +80,9 @@ fn queue_changes(options: &Bound<'_, PyAny>) -> PyResult<QueueChanges> {
         dead_letter: dead_letter.map(|address| queue_address(&address).map(Some)).transpose()?,
         delivery_handler: field::<Option<String>>(options, "delivery_handler")?.map(Into::into),
         tag: field::<Option<String>>(options, "tag")?.map(Into::into),
+        durability: field::<Option<String>>(options, "durability")?
+            .as_deref()
+            .and_then(Durability::from_text),
     })
 }
 

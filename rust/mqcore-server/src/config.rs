@@ -1,6 +1,7 @@
 //! What a server is started with: every bound has a name, a unit and a default.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -59,6 +60,9 @@ pub struct Config {
     /// Messages of one queue at most that wait for a handler's decision; more are refused as busy.
     /// Default 100,000.
     pub undecided_max: usize,
+    /// Where definitions and saved messages are kept. Default nowhere: everything stays in memory, and queues
+    /// whose policy saves refuse messages.
+    pub data_dir: Option<PathBuf>,
 }
 
 /// Shards at most: connections remember in the bits of a small number which shards wait for them.
@@ -87,6 +91,7 @@ impl Default for Config {
             pong_timeout: Duration::from_secs(10),
             clock: ClockConfig::System,
             undecided_max: 100_000,
+            data_dir: None,
         }
     }
 }

@@ -451,8 +451,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         if self.input.len() >= needed {
             let input = std::mem::take(&mut self.input);
             self.receive(&input, now);
+        } else {
+            self.show_part(now);
         }
         Poll::Ready(Ok(read))
+    }
+
+    /// Shows the session a frame that is not whole yet: nothing comes of it but that its peer is alive, so that a
+    /// slow upload is not taken for a dead peer.
+    fn show_part(&mut self, now: Timestamp) {
+        let mut none = Vec::new();
+        let Self { session, input, output, .. } = self;
+        let (result, added) = output.append(|output| session.receive(input, now, &mut none, output));
+        self.added += added;
+        debug_assert!(none.is_empty(), "half a frame asks for nothing");
+        self.look_at_session(result.map(drop));
     }
 
     /// Lets the session read; keeps what it leaves.

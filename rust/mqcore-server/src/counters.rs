@@ -1,8 +1,12 @@
 //! What the server counts itself. The broker counts messages; this counts connections and what breaks them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
+use mqcore_journal::stats::Stats;
 use mqcore_session::any::Protocol;
+
+use crate::config::SHARDS_MAX;
 
 /// A number that only grows. Relaxed: nobody concludes anything from one about another.
 #[derive(Debug, Default)]
@@ -105,11 +109,52 @@ impl HandlerCounters {
     }
 }
 
+/// What the journals of all shards do.
+#[derive(Debug, Default)]
+pub(crate) struct JournalCounters {
+    /// Syncs that somebody waited for.
+    pub(crate) syncs: Counter,
+    /// How long they took in all, microseconds.
+    pub(crate) sync_micros: Counter,
+    /// Octets of segment files, by shard.
+    file_bytes: [AtomicU64; SHARDS_MAX],
+    /// Live records, by shard.
+    live: [AtomicU64; SHARDS_MAX],
+    /// Segments set aside because of damage, by shard.
+    quarantined: [AtomicU64; SHARDS_MAX],
+    /// 1 for shards whose journal takes no messages.
+    refusing: [AtomicU64; SHARDS_MAX],
+}
+
+impl JournalCounters {
+    pub(crate) fn synced(&self, took: Duration) {
+        self.syncs.add(1);
+        self.sync_micros.add(took.as_micros() as u64);
+    }
+
+    pub(crate) fn refusing(&self, shard: usize, refuses: bool) {
+        self.refusing[shard].store(u64::from(refuses), Ordering::Relaxed);
+    }
+
+    pub(crate) fn measure(&self, shard: usize, stats: &Stats) {
+        self.file_bytes[shard].store(stats.file_bytes, Ordering::Relaxed);
+        self.live[shard].store(stats.live, Ordering::Relaxed);
+        self.quarantined[shard].store(stats.quarantined, Ordering::Relaxed);
+    }
+
+    /// Octets of segment files, live records, quarantined segments, shards that refuse.
+    pub(crate) fn sums(&self) -> [u64; 4] {
+        [&self.file_bytes, &self.live, &self.quarantined, &self.refusing]
+            .map(|shards| shards.iter().map(|shard| shard.load(Ordering::Relaxed)).sum())
+    }
+}
+
 /// All of them.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     protocols: [ProtocolCounters; Protocol::ALL.len()],
     pub(crate) handlers: HandlerCounters,
+    pub(crate) journal: JournalCounters,
 }
 
 impl Counters {

@@ -6,9 +6,10 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 
-use mqcore_broker::broker::{Broker, BrokerConfig, HandlerSpec};
-use mqcore_broker::effect::{Effect, Question, Transfer};
-use mqcore_broker::id::ConnectionId;
+use mqcore_broker::broker::{Broker, BrokerConfig, HandlerSpec, Restored};
+use mqcore_broker::effect::{Effect, Origin, Question, Transfer};
+use mqcore_broker::id::{ConnectionId, Sequence};
+use mqcore_broker::record::{Definition, Record};
 use mqcore_broker::rejection::{Rejection, RejectionKind};
 use mqcore_broker::time::Timestamp;
 use tokio::sync::mpsc;
@@ -17,6 +18,7 @@ use crate::clock::Alarm;
 use crate::counters::CloseReason;
 use crate::handler::{AnswerSink, HandlerPort};
 use crate::hub::Hub;
+use crate::journal_writer::{JournalWriter, Turn};
 use crate::questions::Questions;
 use crate::shard::{Input, ShardInbox, Urgent};
 use crate::shutdown::TaskGuard;
@@ -30,6 +32,14 @@ const COMMANDS_MAX: usize = 1024;
 
 /// Stored messages handed out before looking for new commands.
 const WORK_BUDGET: usize = 1024;
+
+/// What a shard's journal had when the server started.
+#[derive(Debug)]
+pub(crate) struct Recalled {
+    pub(crate) definitions: Vec<Definition>,
+    pub(crate) messages: Vec<Restored>,
+    pub(crate) sequence: Sequence,
+}
 
 /// One shard and everything that its task needs.
 pub(crate) struct Engine {
@@ -45,7 +55,12 @@ pub(crate) struct Engine {
     asks: Vec<Question>,
     /// By shard.
     transfers: Vec<Vec<Transfer>>,
+    /// By shard.
+    transferred: Vec<Vec<Origin>>,
     congested: Vec<ConnectionId>,
+    /// Records of this turn, and the thread that writes them down; `None`: everything stays in memory.
+    records: Vec<(Sequence, Record)>,
+    journal: Option<JournalWriter>,
     /// The broker has more to hand out at once.
     more: bool,
     fences: Vec<mpsc::Sender<()>>,
@@ -63,6 +78,7 @@ impl Engine {
         let mut engine = Self {
             shard,
             transfers: vec![Vec::new(); config.shards],
+            transferred: vec![Vec::new(); config.shards],
             broker: Broker::new(config),
             sink: Arc::new(hub.shards[shard].clone()),
             port,
@@ -71,6 +87,8 @@ impl Engine {
             effects: Vec::new(),
             asks: Vec::new(),
             congested: Vec::new(),
+            records: Vec::new(),
+            journal: None,
             more: false,
             fences: Vec::new(),
             alive: hub.shutdown.enter(),
@@ -80,6 +98,14 @@ impl Engine {
             engine.register(handler.clone());
         }
         engine
+    }
+
+    /// Takes over what a journal had, and writes to it from now on. Before anything else.
+    pub(crate) fn restore(&mut self, restored: Recalled, journal: JournalWriter) {
+        let now = self.hub.clock.now();
+        let Recalled { definitions, messages, sequence } = restored;
+        self.journal = Some(journal);
+        self.broker.restore(definitions, messages, sequence, now, &mut self.effects);
     }
 
     /// Runs until the server ends.
@@ -113,9 +139,9 @@ impl Engine {
             if !self.turn(&mut urgent, &mut inputs) {
                 return;
             }
-            if quiet && !self.more {
+            if quiet && !self.more && !self.broker.waits_for_commit() {
                 self.fences.clear();
-            } else if !self.fences.is_empty() {
+            } else if !self.fences.is_empty() && !self.broker.waits_for_commit() {
                 // Somebody waits for quiet: look again at once.
                 self.more = true;
             }
@@ -169,6 +195,16 @@ impl Engine {
             Urgent::Transfers(transfers) => {
                 for transfer in transfers {
                     self.broker.transfer(transfer, now, &mut self.effects);
+                }
+            }
+            Urgent::Committed(level, sequence) => {
+                self.broker.committed(level, sequence, now, &mut self.effects);
+            }
+            Urgent::StorageRefuses(why) => self.broker.storage_refuses(&why, now, &mut self.effects),
+            Urgent::StorageAccepts => self.broker.storage_accepts(now, &mut self.effects),
+            Urgent::Transferred(origins) => {
+                for origin in origins {
+                    self.broker.transferred(origin, now, &mut self.effects);
                 }
             }
             Urgent::Handler(spec) => self.register(*spec),
@@ -227,9 +263,12 @@ impl Engine {
                     let shard = transfer.to.channel.shard(self.transfers.len());
                     self.transfers[shard].push(transfer);
                 }
+                Effect::Record(sequence, record) => self.records.push((sequence, record)),
+                Effect::Transferred(origin) => self.transferred[origin.shard].push(origin),
             }
         }
         self.effects = effects;
+        self.write_down();
         self.ask();
         self.pass_on(now);
         if self.staging.flush(&mut self.congested) {
@@ -246,6 +285,17 @@ impl Engine {
         let slow = rejection.kind == RejectionKind::Busy;
         let reason = if slow { CloseReason::SlowConsumer } else { CloseReason::Refused };
         self.staging.close(connection, reason, &self.hub);
+    }
+
+    fn write_down(&mut self) {
+        if self.records.is_empty() {
+            return;
+        }
+        if let Some(journal) = &self.journal {
+            self.hub.moved();
+            let sync = self.broker.waits_for_sync();
+            journal.write(Turn { records: std::mem::take(&mut self.records), sync });
+        }
     }
 
     fn ask(&mut self) {
@@ -268,6 +318,12 @@ impl Engine {
             } else {
                 self.hub.moved();
                 self.hub.shards[shard].send_urgent(Urgent::Transfers(std::mem::take(transfers)));
+            }
+        }
+        for (shard, origins) in self.transferred.iter_mut().enumerate() {
+            if !origins.is_empty() {
+                self.hub.moved();
+                self.hub.shards[shard].send_urgent(Urgent::Transferred(std::mem::take(origins)));
             }
         }
     }

@@ -13,6 +13,7 @@
 //! | `listener`, `connection`, `output` | sockets: accepting, reading, writing |
 //! | `outbox` | what waits for one connection to be written |
 //! | `engine`, `staging`, `questions` | a shard's task, what its turn sends, what it asked |
+//! | `journal_writer`, `data_dir` | the thread that writes a shard's records down, and where they are kept |
 //! | `shard`, `hub`, `registry`, `spares` | how tasks reach each other, and what they share |
 //! | `shutdown`, `clock` | stopping, and time |
 //! | `counters`, `survey`, `metrics`, `admin` | numbers, and HTTP to look at them |
@@ -21,6 +22,7 @@
 //! knew is lost.
 
 pub mod config;
+pub mod data_dir;
 pub mod handler;
 pub mod server;
 
@@ -30,6 +32,7 @@ mod connection;
 mod counters;
 mod engine;
 mod hub;
+mod journal_writer;
 mod listener;
 mod metrics;
 mod outbox;

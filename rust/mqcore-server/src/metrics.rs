@@ -25,6 +25,7 @@ pub(crate) fn render(hub: &Hub, survey: &Survey, uptime_seconds: f64, per_queue:
     messages(&mut page, survey);
     connections(&mut page, hub);
     handlers(&mut page, hub);
+    journal(&mut page, hub);
     if per_queue {
         queues(&mut page, survey);
     }
@@ -126,6 +127,28 @@ fn connections(page: &mut Page, hub: &Hub) {
             ];
             page.sample(name, &[("protocol", &protocol.as_str())], values[index].get());
         }
+    }
+}
+
+fn journal(page: &mut Page, hub: &Hub) {
+    let counters = &hub.counters.journal;
+    let [file_bytes, live, quarantined, refusing] = counters.sums();
+    page.family(
+        "mqcore_journal_fsync_seconds_sum",
+        "counter",
+        "Time spent in syncs that somebody waited for.",
+    );
+    page.sample("mqcore_journal_fsync_seconds_sum", &[], counters.sync_micros.get() as f64 / 1e6);
+    page.family("mqcore_journal_fsync_seconds_count", "counter", "Syncs that somebody waited for.");
+    page.sample("mqcore_journal_fsync_seconds_count", &[], counters.syncs.get());
+    for (name, help, value) in [
+        ("mqcore_journal_bytes", "Octets of the journals' segment files.", file_bytes),
+        ("mqcore_journal_live_records", "Saved messages that have not left.", live),
+        ("mqcore_journal_quarantined_segments", "Segments set aside because of damage.", quarantined),
+        ("mqcore_journal_refusing", "Shards whose journal takes no messages: look at the log.", refusing),
+    ] {
+        page.family(name, "gauge", help);
+        page.sample(name, &[], value);
     }
 }
 

@@ -7,7 +7,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mqcore_broker::broker::{BrokerConfig, HandlerSpec};
 use mqcore_broker::id::{HandlerId, QueueAddress};
@@ -22,9 +22,11 @@ use crate::clock::Clock;
 use crate::config::{Config, ConfigError, Protocol};
 use crate::connection::Connection;
 use crate::counters::Counters;
-use crate::engine::Engine;
+use crate::data_dir::{DataDir, DataDirError, Opened};
+use crate::engine::{Engine, Recalled};
 use crate::handler::HandlerPort;
 use crate::hub::{Hub, SessionTerms};
+use crate::journal_writer::JournalWriter;
 use crate::listener;
 use crate::outbox::Order;
 use crate::registry::Registry;
@@ -66,6 +68,15 @@ pub enum StartError {
         /// What should have been bound.
         address: SocketAddr,
     },
+    /// The data directory cannot be used.
+    #[error(transparent)]
+    Data(#[from] DataDirError),
+    /// The system gives no thread for a journal.
+    #[error("no thread for a journal: {source}")]
+    Thread {
+        /// What the system says.
+        source: io::Error,
+    },
     /// An address could not be bound.
     #[error("cannot listen on {address}: {source}")]
     Bind {
@@ -87,10 +98,15 @@ impl Server {
         port: Arc<dyn HandlerPort>,
     ) -> Result<Self, StartError> {
         config.check()?;
+        let clock = Clock::new(config.clock);
+        // Bound first: an address in use is found before minutes go into reading a journal. Nothing is accepted
+        // until everything is back.
         let bound = bind_all(&config).await?;
-        let (shards, inboxes): (Vec<_>, Vec<_>) = (0..config.shard_count()).map(|_| shard::channel()).unzip();
+        let recovered = recover(&config, clock.now().0).await?;
+        let count = recovered.as_ref().map_or(config.shard_count(), |recovered| recovered.directory.shards());
+        let (shards, inboxes): (Vec<_>, Vec<_>) = (0..count).map(|_| shard::channel()).unzip();
         let hub = Arc::new(Hub {
-            clock: Clock::new(config.clock),
+            clock,
             counters: Counters::default(),
             registry: Registry::new(config.connections_max, config.half_open_max, config.output_bytes_max),
             shards: shards.into(),
@@ -107,9 +123,22 @@ impl Server {
             activity: AtomicU64::new(0),
         });
         let seeds = RandomState::new();
-        for (shard, inbox) in inboxes.into_iter().enumerate() {
+        let directory = recovered.as_ref().map(|recovered| Arc::clone(&recovered.directory));
+        let mut opened = recovered.into_iter().flat_map(|recovered| recovered.shards);
+        let mut engines = Vec::new();
+        for shard in 0..hub.shards.len() {
             let config = broker_config(&config, shard, hub.shards.len(), &seeds);
-            tokio::spawn(Engine::new(config, &handlers, &hub, Arc::clone(&port)).run(inbox));
+            let mut engine = Engine::new(config, &handlers, &hub, Arc::clone(&port));
+            if let Some((opened, directory)) = opened.next().zip(directory.clone()) {
+                let Opened { journal, definitions, messages, sequence, .. } = opened;
+                let writer = JournalWriter::start(shard, journal, &hub, directory)
+                    .map_err(|source| StartError::Thread { source })?;
+                engine.restore(Recalled { definitions, messages, sequence }, writer);
+            }
+            engines.push(engine);
+        }
+        for (engine, inbox) in engines.into_iter().zip(inboxes) {
+            tokio::spawn(engine.run(inbox));
         }
         let mut keys: Vec<Box<str>> = policy::ALL.iter().map(|policy| policy.key.into()).collect();
         for handler in handlers {
@@ -253,6 +282,56 @@ impl Drop for Inner {
     fn drop(&mut self) {
         self.hub.shutdown.begin(Duration::ZERO);
     }
+}
+
+/// What a data directory had.
+struct Recovery {
+    directory: Arc<DataDir>,
+    shards: Vec<Opened>,
+}
+
+/// Reads the data directory, if there is one, on a thread that may block.
+async fn recover(config: &Config, now_ms: u64) -> Result<Option<Recovery>, StartError> {
+    let Some(path) = config.data_dir.clone() else { return Ok(None) };
+    let wanted = config.shard_count();
+    let read = tokio::task::spawn_blocking(move || {
+        let directory = DataDir::open(&path, wanted)?;
+        if directory.shards() != wanted {
+            let shards = directory.shards();
+            tracing::info!(
+                shards,
+                wanted,
+                "the data directory keeps the number of shards that it was made for"
+            );
+        }
+        let shards = (0..directory.shards())
+            .map(|shard| read_shard(&directory, shard, now_ms))
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(Recovery { directory: Arc::new(directory), shards })
+    });
+    match read.await {
+        Ok(recovery) => recovery.map(Some).map_err(StartError::Data),
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+fn read_shard(directory: &DataDir, shard: usize, now_ms: u64) -> Result<Opened, DataDirError> {
+    let mut told = Instant::now();
+    let mut progress = |done: u64, all: u64| {
+        if told.elapsed() >= Duration::from_secs(1) {
+            told = Instant::now();
+            tracing::info!(shard, done, all, "reading the journal");
+        }
+    };
+    let opened = directory.open_shard(shard, now_ms, &mut progress)?;
+    let (messages, unreadable) = (opened.messages.len(), opened.unreadable);
+    let report = &opened.report;
+    if !report.is_alarming() && unreadable == 0 {
+        tracing::info!(shard, messages, "the journal is whole");
+    } else {
+        tracing::error!(shard, messages, unreadable, %report, "the journal was damaged");
+    }
+    Ok(opened)
 }
 
 struct Bound {

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use mqcore_broker::broker::HandlerSpec;
 use mqcore_broker::client::Client;
 use mqcore_broker::command::Command;
-use mqcore_broker::effect::{Answer, Transfer};
-use mqcore_broker::id::{ConnectionId, QueueAddress};
+use mqcore_broker::effect::{Answer, Origin, Transfer};
+use mqcore_broker::id::{ConnectionId, QueueAddress, Sequence};
+use mqcore_broker::options::Durability;
 use mqcore_broker::stats::{Survey, Waiting};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
@@ -48,6 +49,14 @@ pub(crate) enum Urgent {
     Answers(Vec<Answer>),
     /// Another shard dead-letters messages to here.
     Transfers(Vec<Transfer>),
+    /// Records up to this one are written, or written and synced.
+    Committed(Durability, Sequence),
+    /// The journal takes nothing for now, or nothing any more.
+    StorageRefuses(Box<str>),
+    /// It does again.
+    StorageAccepts,
+    /// Another shard has saved dead letters of this one.
+    Transferred(Vec<Origin>),
     /// A handler is added or replaced.
     Handler(Box<HandlerSpec>),
     /// Somebody looks.

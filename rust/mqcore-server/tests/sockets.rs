@@ -619,6 +619,34 @@ async fn the_manual_clock_drives_brokers_and_sessions() {
     server.stop(PATIENCE).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_upload_is_not_taken_for_a_dead_peer() {
+    let timing = Config {
+        clock: ClockConfig::Manual,
+        ping_interval: Duration::from_secs(60),
+        pong_timeout: Duration::from_secs(10),
+        ..config()
+    };
+    let server = start(timing).await;
+    let mut peer = local(&server, "peer").await;
+    peer.join("uploads").await;
+    let payload = vec![7; 1 << 20];
+    let mut octets = Vec::new();
+    tmqp::encode(
+        &Frame { id: b"big", target: b"uploads", payload: &payload, ..Frame::new(Kind::QUEUE) },
+        &mut octets,
+    );
+    for part in octets.chunks(octets.len() / 8 + 1) {
+        peer.send(part).await;
+        server.settle().await;
+        server.advance(Duration::from_secs(50));
+        server.settle().await;
+    }
+    let received = peer.receive().await.expect("the connection lives");
+    assert_eq!((received.kind, received.payload), (Kind::QUEUE, payload));
+    server.stop(PATIENCE).await;
+}
+
 /// One request over HTTP, without any library: what an operator's `curl` would see.
 async fn http_get(address: SocketAddr, target: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).await.expect("it listens");

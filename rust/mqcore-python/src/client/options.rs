@@ -67,6 +67,7 @@ pub(super) fn queue(options: &Bound<'_, PyAny>) -> PyResult<QueueOptions> {
         dead_letter: field(options, "dead_letter")?,
         message_delivery_handler: field(options, "delivery_handler")?,
         tag: field(options, "tag")?,
+        durability: field(options, "durability")?,
     })
 }
 

@@ -1,12 +1,12 @@
 //! Options of channels and queues as clients send them: JSON, and the headers that came with 3.7.
 //!
 //! Names are those of the document and of the program; unknown ones are ignored. Whatever is absent or null stays as it
-//! is. `PutBackLimit`, `DeadLetter`, `MessageSizeLimit`, `Tag` and `TagName`, and a status by its name, are extensions.
+//! is. `PutBackLimit`, `DeadLetter`, `MessageSizeLimit`, `Tag`, `TagName` and `Durability`, and a status by its name, are extensions.
 
 use std::time::Duration;
 
 use mqcore_broker::id::QueueAddress;
-use mqcore_broker::options::{ChannelChanges, QueueChanges, Status};
+use mqcore_broker::options::{ChannelChanges, Durability, QueueChanges, Status};
 use mqcore_broker::rejection::{Rejection, RejectionKind};
 use mqcore_wire::tmqp::header::{self, key};
 use serde::Deserialize;
@@ -36,6 +36,7 @@ struct QueueOptions {
     dead_letter: Option<String>,
     tag: Option<String>,
     tag_name: Option<String>,
+    durability: Option<String>,
 }
 
 /// What a channel has beside the options of its queues.
@@ -127,8 +128,13 @@ impl QueueOptions {
             dead_letter: self.dead_letter.map(|address| dead_letter(&address)).transpose()?,
             delivery_handler: handler.map(|key| word("MessageDeliveryHandler", &key)).transpose()?,
             tag: self.tag.or(self.tag_name).map(|tag| word("Tag", &tag)).transpose()?,
+            durability: self.durability.map(|text| durability(&text)).transpose()?,
         })
     }
+}
+
+fn durability(text: &str) -> Result<Durability, Rejection> {
+    Durability::from_text(text).ok_or_else(|| bad("Durability: it is none, os or fsync".into()))
 }
 
 /// Empty text removes the dead-letter queue.
@@ -175,7 +181,7 @@ mod tests {
     fn every_option_of_a_queue_is_read() {
         let json = br#"{"SendOnlyFirstAcquirer":true,"RequestAcknowledge":true,"AcknowledgeTimeout":33000,
             "MessageTimeout":5,"UseMessageId":false,"WaitForAcknowledge":true,"HideClientNames":true,"Status":3,
-            "MessageDeliveryHandler":"memory","MessageLimit":7,"MessageSizeLimit":8,"PutBackLimit":9,
+            "MessageDeliveryHandler":"memory","MessageLimit":7,"MessageSizeLimit":8,"PutBackLimit":9,"Durability":"os",
             "DeadLetter":"dead/2","Tag":"t"}"#;
         let expected = QueueChanges {
             status: Some(Status::Pull),
@@ -192,6 +198,7 @@ mod tests {
             dead_letter: Some(Some(QueueAddress::parse("dead/2").unwrap())),
             delivery_handler: Some("memory".into()),
             tag: Some("t".into()),
+            durability: Some(Durability::Os),
         };
         assert_eq!(queue_changes(json), Ok(expected));
     }

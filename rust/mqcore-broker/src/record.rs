@@ -1,0 +1,438 @@
+//! What must survive a crash: the broker's records, and how they are written down.
+//!
+//! The journal that keeps them sees numbers and octets. Everything here carries a version of its own; a
+//! reader refuses versions that it does not know, it never guesses.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::id::{ChannelName, QueueAddress, Sequence};
+use crate::message::{Layout, Message, Properties};
+use crate::options::{ChannelOptions, Durability, QueueOptions, Status};
+use crate::time::Timestamp;
+
+/// One durable fact.
+#[derive(Debug, Clone)]
+pub enum Record {
+    /// A message is in a queue, until [`Record::Settle`] names its sequence.
+    Put {
+        /// Where it is.
+        queue: Arc<QueueAddress>,
+        /// What.
+        message: Message,
+        /// When it was taken from its producer.
+        received: Timestamp,
+    },
+    /// The message put under this sequence left for good.
+    Settle(Sequence),
+    /// What changed about the message put under this sequence.
+    Touch(Sequence, Progress),
+    /// A channel exists, with these options; the latest definition of a name holds.
+    DefineChannel(ChannelName, Box<ChannelOptions>),
+    /// A queue exists, with these options.
+    DefineQueue(QueueAddress, Box<QueueOptions>),
+    /// A channel is gone (its queues say so themselves).
+    RemoveChannel(ChannelName),
+    /// A queue is gone (its messages are settled themselves).
+    RemoveQueue(QueueAddress),
+}
+
+/// How far a message got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Progress {
+    /// How often it was handed out.
+    pub attempts: u16,
+    /// How often it was put back.
+    pub put_backs: u16,
+    /// Its place: smaller is sooner. A message that arrives has its sequence; one put back at the end gets a
+    /// larger number than all before, one put back at the start a smaller one.
+    pub rank: i64,
+}
+
+/// Why a record cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecordError {
+    /// Written by a later version of mqcore.
+    #[error("a {what} of version {version} cannot be read by this version, which knows {VERSION}")]
+    Version {
+        /// What sort of record.
+        what: &'static str,
+        /// The version that it names.
+        version: u8,
+    },
+    /// Its checksum was right and its content is not: it was not written by mqcore.
+    #[error("malformed {what}: {why}")]
+    Malformed {
+        /// What sort of record.
+        what: &'static str,
+        /// What is wrong.
+        why: &'static str,
+    },
+}
+
+const VERSION: u8 = 1;
+const CHANNEL_KEY: &str = "channel ";
+const QUEUE_KEY: &str = "queue ";
+const MESSAGE: &str = "message";
+const PROGRESS: &str = "progress of a message";
+const DEFINITION: &str = "definition";
+
+// ---- Messages --------------------------------------------------------------------------------------------
+
+/// The fixed part and the names of a put message; id, source, headers and body follow as they are in it.
+pub fn encode_put(queue: &QueueAddress, message: &Message, received: Timestamp) -> Vec<u8> {
+    let properties = message.properties();
+    let address = queue.to_string();
+    let flags = [
+        properties.high_priority,
+        properties.first_acquirer,
+        properties.pending_response,
+        properties.pending_acknowledge,
+    ];
+    let flags = flags.iter().enumerate().fold(0_u8, |bits, (bit, on)| bits | (u8::from(*on) << bit));
+    let (id, source, headers, body) = (message.id(), message.source(), message.headers(), message.body());
+    let parts = address.len() + id.len() + source.len() + headers.len() + body.len();
+    let mut output = Vec::with_capacity(20 + parts);
+    output.push(VERSION);
+    output.push(flags);
+    output.push(properties.hops);
+    output.extend_from_slice(&properties.content_type.to_le_bytes());
+    output.extend_from_slice(&received.0.to_le_bytes());
+    output.extend_from_slice(&(address.len() as u16).to_le_bytes());
+    output.push(id.len() as u8);
+    output.push(source.len() as u8);
+    output.extend_from_slice(&(headers.len() as u16).to_le_bytes());
+    for part in [address.as_bytes(), id, source, headers, body] {
+        output.extend_from_slice(part);
+    }
+    output
+}
+
+/// A message as it was put.
+#[derive(Debug, Clone)]
+pub struct PutMessage {
+    /// Where it is.
+    pub queue: QueueAddress,
+    /// What.
+    pub message: Message,
+    /// When it was taken from its producer.
+    pub received: Timestamp,
+}
+
+/// Reads what [`encode_put`] wrote.
+pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
+    let mut reader = Reader { what: MESSAGE, rest: input };
+    reader.version()?;
+    let flags = reader.take::<1>()?[0];
+    let hops = reader.take::<1>()?[0];
+    let content_type = u16::from_le_bytes(reader.take()?);
+    let received = Timestamp(u64::from_le_bytes(reader.take()?));
+    let address_len = usize::from(u16::from_le_bytes(reader.take()?));
+    let id_len = usize::from(reader.take::<1>()?[0]);
+    let source_len = usize::from(reader.take::<1>()?[0]);
+    let headers_len = usize::from(u16::from_le_bytes(reader.take()?));
+    let queue = reader.text(address_len)?;
+    let queue = address(queue).ok_or(RecordError::Malformed { what: MESSAGE, why: "the queue's address" })?;
+    let block = reader.rest;
+    let body = id_len + source_len + headers_len;
+    if block.len() < body {
+        return Err(RecordError::Malformed { what: MESSAGE, why: "it ends before its body" });
+    }
+    let layout = Layout {
+        id: 0..id_len,
+        source: id_len..id_len + source_len,
+        headers: id_len + source_len..body,
+        body: body..block.len(),
+    };
+    let properties = Properties {
+        high_priority: flags & 1 != 0,
+        first_acquirer: flags & 2 != 0,
+        pending_response: flags & 4 != 0,
+        pending_acknowledge: flags & 8 != 0,
+        hops,
+        content_type,
+    };
+    Ok(PutMessage { queue, message: Message::new(block, &layout, properties, None), received })
+}
+
+impl Progress {
+    /// Fifteen octets.
+    pub fn encode(self) -> Vec<u8> {
+        let mut output = vec![VERSION];
+        output.extend_from_slice(&self.attempts.to_le_bytes());
+        output.extend_from_slice(&self.put_backs.to_le_bytes());
+        output.extend_from_slice(&self.rank.to_le_bytes());
+        output
+    }
+
+    /// Reads what [`Progress::encode`] wrote.
+    pub fn decode(input: &[u8]) -> Result<Self, RecordError> {
+        let mut reader = Reader { what: PROGRESS, rest: input };
+        reader.version()?;
+        Ok(Self {
+            attempts: u16::from_le_bytes(reader.take()?),
+            put_backs: u16::from_le_bytes(reader.take()?),
+            rank: i64::from_le_bytes(reader.take()?),
+        })
+    }
+}
+
+struct Reader<'a> {
+    what: &'static str,
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    fn version(&mut self) -> Result<(), RecordError> {
+        match self.take::<1>()?[0] {
+            VERSION => Ok(()),
+            version => Err(RecordError::Version { what: self.what, version }),
+        }
+    }
+
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], RecordError> {
+        let (taken, rest) = self
+            .rest
+            .split_first_chunk::<N>()
+            .ok_or(RecordError::Malformed { what: self.what, why: "it ends too early" })?;
+        self.rest = rest;
+        Ok(*taken)
+    }
+
+    fn text(&mut self, len: usize) -> Result<&'a str, RecordError> {
+        let malformed = |why| RecordError::Malformed { what: self.what, why };
+        let (taken, rest) = self.rest.split_at_checked(len).ok_or(malformed("it ends too early"))?;
+        let text = std::str::from_utf8(taken).map_err(|_| malformed("a name is not UTF-8"))?;
+        self.rest = rest;
+        Ok(text)
+    }
+}
+
+/// `channel/id`, where the id is always there: unlike what people type.
+fn address(text: &str) -> Option<QueueAddress> {
+    let (channel, id) = text.rsplit_once('/')?;
+    Some(QueueAddress { channel: ChannelName::new(channel).ok()?, id: id.parse().ok()? })
+}
+
+// ---- Definitions -----------------------------------------------------------------------------------------
+
+/// The key under which a channel's definition is kept.
+pub fn channel_key(name: &ChannelName) -> Vec<u8> {
+    format!("{CHANNEL_KEY}{}", name.as_str().to_ascii_lowercase()).into_bytes()
+}
+
+/// The key under which a queue's definition is kept.
+pub fn queue_key(queue: &QueueAddress) -> Vec<u8> {
+    format!("{QUEUE_KEY}{}", queue.to_string().to_ascii_lowercase()).into_bytes()
+}
+
+/// A definition that was read back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Definition {
+    /// Of a channel.
+    Channel(ChannelName, Box<ChannelOptions>),
+    /// Of a queue.
+    Queue(QueueAddress, Box<QueueOptions>),
+}
+
+/// Definitions are text, one `name=value` a line: options that a reader does not know are skipped, and those
+/// that are missing have their defaults, so that versions can add some.
+pub fn encode_channel(name: &ChannelName, options: &ChannelOptions) -> Vec<u8> {
+    let mut text = format!("{VERSION}\nname={name}\n");
+    write_queue_options(&options.queue, &mut text);
+    line(&mut text, "allow_multiple_queues", options.allow_multiple_queues);
+    if let Some(allowed) = &options.allowed_queues {
+        let ids: Vec<_> = allowed.iter().map(u16::to_string).collect();
+        line(&mut text, "allowed_queues", ids.join(","));
+    }
+    line(&mut text, "client_limit", options.client_limit);
+    line(&mut text, "queue_limit", options.queue_limit);
+    line(&mut text, "destroy_when_empty", options.destroy_when_empty);
+    text.into_bytes()
+}
+
+/// See [`encode_channel`].
+pub fn encode_queue(queue: &QueueAddress, options: &QueueOptions) -> Vec<u8> {
+    let mut text = format!("{VERSION}\nname={queue}\n");
+    write_queue_options(options, &mut text);
+    text.into_bytes()
+}
+
+fn line(text: &mut String, name: &str, value: impl std::fmt::Display) {
+    use std::fmt::Write as _;
+    let _ = writeln!(text, "{name}={value}");
+}
+
+fn write_queue_options(options: &QueueOptions, text: &mut String) {
+    line(text, "status", options.status.as_str());
+    line(text, "only_first_acquirer", options.only_first_acquirer);
+    line(text, "request_acknowledge", options.request_acknowledge);
+    line(text, "acknowledge_timeout_ms", options.acknowledge_timeout.as_millis());
+    line(text, "message_timeout_ms", options.message_timeout.as_millis());
+    line(text, "use_message_id", options.use_message_id);
+    line(text, "wait_for_acknowledge", options.wait_for_acknowledge);
+    line(text, "hide_client_names", options.hide_client_names);
+    line(text, "message_limit", options.message_limit);
+    line(text, "message_size_limit", options.message_size_limit);
+    line(text, "put_back_limit", options.put_back_limit);
+    line(text, "durability", options.durability.as_str());
+    for (name, value) in [("delivery_handler", &options.delivery_handler), ("tag", &options.tag)] {
+        if let Some(value) = value {
+            // A line break would start another option.
+            line(text, name, value.replace(['\n', '\r'], " "));
+        }
+    }
+    if let Some(dead_letter) = &options.dead_letter {
+        line(text, "dead_letter", dead_letter);
+    }
+}
+
+/// Reads a definition under its key.
+pub fn decode_definition(key: &[u8], value: &[u8]) -> Result<Definition, RecordError> {
+    let malformed = |why| RecordError::Malformed { what: DEFINITION, why };
+    let key = std::str::from_utf8(key).map_err(|_| malformed("its key is not UTF-8"))?;
+    let text = std::str::from_utf8(value).map_err(|_| malformed("it is not UTF-8"))?;
+    let mut lines = text.lines();
+    match lines.next().and_then(|version| version.parse::<u8>().ok()) {
+        Some(VERSION) => {}
+        Some(version) => return Err(RecordError::Version { what: DEFINITION, version }),
+        None => return Err(malformed("it has no version")),
+    }
+    let pairs: Vec<_> = lines.filter_map(|line| line.split_once('=')).collect();
+    let name = pairs.iter().find(|(name, _)| *name == "name").map(|(_, value)| *value);
+    let name = name.ok_or(malformed("it names nothing"))?;
+    if key.starts_with(CHANNEL_KEY) {
+        let channel = ChannelName::new(name).map_err(|_| malformed("the channel's name"))?;
+        let mut options = ChannelOptions::default();
+        for (name, value) in pairs {
+            read_channel_option(&mut options, name, value);
+        }
+        Ok(Definition::Channel(channel, Box::new(options)))
+    } else if key.starts_with(QUEUE_KEY) {
+        let queue = address(name).ok_or(malformed("the queue's address"))?;
+        let mut options = QueueOptions::default();
+        for (name, value) in pairs {
+            read_queue_option(&mut options, name, value);
+        }
+        Ok(Definition::Queue(queue, Box::new(options)))
+    } else {
+        Err(malformed("its key is of no known kind"))
+    }
+}
+
+fn set<T: std::str::FromStr>(option: &mut T, value: &str) {
+    if let Ok(value) = value.parse() {
+        *option = value;
+    }
+}
+
+fn set_ms(option: &mut Duration, value: &str) {
+    if let Ok(millis) = value.parse() {
+        *option = Duration::from_millis(millis);
+    }
+}
+
+fn read_channel_option(options: &mut ChannelOptions, name: &str, value: &str) {
+    match name {
+        "allow_multiple_queues" => set(&mut options.allow_multiple_queues, value),
+        "allowed_queues" => {
+            options.allowed_queues = Some(value.split(',').filter_map(|id| id.parse().ok()).collect());
+        }
+        "client_limit" => set(&mut options.client_limit, value),
+        "queue_limit" => set(&mut options.queue_limit, value),
+        "destroy_when_empty" => set(&mut options.destroy_when_empty, value),
+        _ => read_queue_option(&mut options.queue, name, value),
+    }
+}
+
+fn read_queue_option(options: &mut QueueOptions, name: &str, value: &str) {
+    match name {
+        "status" => options.status = Status::from_text(value).unwrap_or(options.status),
+        "only_first_acquirer" => set(&mut options.only_first_acquirer, value),
+        "request_acknowledge" => set(&mut options.request_acknowledge, value),
+        "acknowledge_timeout_ms" => set_ms(&mut options.acknowledge_timeout, value),
+        "message_timeout_ms" => set_ms(&mut options.message_timeout, value),
+        "use_message_id" => set(&mut options.use_message_id, value),
+        "wait_for_acknowledge" => set(&mut options.wait_for_acknowledge, value),
+        "hide_client_names" => set(&mut options.hide_client_names, value),
+        "message_limit" => set(&mut options.message_limit, value),
+        "message_size_limit" => set(&mut options.message_size_limit, value),
+        "put_back_limit" => set(&mut options.put_back_limit, value),
+        "durability" => options.durability = Durability::from_text(value).unwrap_or(options.durability),
+        "delivery_handler" => options.delivery_handler = Some(value.into()),
+        "tag" => options.tag = Some(value.into()),
+        "dead_letter" => options.dead_letter = address(value),
+        // An option of a later version: its default here is what this version does anyway.
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_put_message_comes_back_as_it_was() {
+        let properties = Properties {
+            high_priority: true,
+            pending_acknowledge: true,
+            hops: 15,
+            content_type: 1001,
+            ..Properties::default()
+        };
+        let message = Message::from_parts(b"id-1", b"A:1\r\n", b"body", properties, None);
+        let queue = QueueAddress::parse("logs/eu/1001").expect("a good name");
+        let octets = encode_put(&queue, &message, Timestamp(77));
+        let put = decode_put(&octets).expect("just written");
+        assert_eq!((put.queue, put.received), (queue, Timestamp(77)));
+        assert_eq!(put.message.properties(), properties);
+        assert_eq!((put.message.id(), put.message.headers()), (&b"id-1"[..], &b"A:1\r\n"[..]));
+        assert_eq!((put.message.source(), put.message.body()), (&b""[..], &b"body"[..]));
+        for cut in 0..octets.len() - 4 {
+            assert!(decode_put(&octets[..cut]).is_err(), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn definitions_come_back_as_they_were() {
+        let queue = QueueOptions {
+            status: Status::RoundRobin,
+            request_acknowledge: true,
+            acknowledge_timeout: Duration::from_millis(1234),
+            message_timeout: Duration::from_secs(9),
+            message_limit: 10,
+            put_back_limit: 3,
+            durability: Durability::Os,
+            dead_letter: QueueAddress::parse("dead/9").ok(),
+            delivery_handler: Some("orders".into()),
+            tag: Some("a=b".into()),
+            ..QueueOptions::default()
+        };
+        let options = ChannelOptions {
+            queue: queue.clone(),
+            allowed_queues: Some(vec![1, 7]),
+            client_limit: 4,
+            destroy_when_empty: true,
+            ..ChannelOptions::default()
+        };
+        let name = ChannelName::new("Orders/EU").expect("a good name");
+        let read = decode_definition(&channel_key(&name), &encode_channel(&name, &options));
+        assert_eq!(read, Ok(Definition::Channel(name.clone(), Box::new(options))));
+        let address = QueueAddress { channel: name, id: 0 };
+        let read = decode_definition(&queue_key(&address), &encode_queue(&address, &queue));
+        assert_eq!(read, Ok(Definition::Queue(address, Box::new(queue))));
+    }
+
+    #[test]
+    fn later_versions_are_refused_and_unknown_options_skipped() {
+        let name = ChannelName::new("ch").expect("a good name");
+        let key = channel_key(&name);
+        let later = decode_definition(&key, b"2\nname=ch\n");
+        assert_eq!(later, Err(RecordError::Version { what: DEFINITION, version: 2 }));
+        let unknown = decode_definition(&key, b"1\nname=ch\ncolour=blue\n").expect("it is skipped");
+        assert_eq!(unknown, Definition::Channel(name, Box::default()));
+        let progress = Progress { attempts: 3, put_backs: 2, rank: -9 };
+        assert_eq!(Progress::decode(&progress.encode()), Ok(progress));
+    }
+}

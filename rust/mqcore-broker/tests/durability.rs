@@ -1,0 +1,418 @@
+//! What survives: no promise is made before its record is committed, and a broker that starts from the records
+//! of another one that crashed knows everything that the other had promised.
+
+mod world;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqcore_broker::broker::{BrokerConfig, Restored};
+use mqcore_broker::client::Client;
+use mqcore_broker::command::{Command, Request};
+use mqcore_broker::effect::{Effect, Event};
+use mqcore_broker::id::{RequestId, Sequence};
+use mqcore_broker::options::{Durability, QueueChanges, Status};
+use mqcore_broker::record::{
+    Progress, Record, channel_key, decode_definition, decode_put, encode_channel, encode_put, encode_queue,
+    queue_key,
+};
+use mqcore_broker::time::Timestamp;
+use world::{World, acknowledged, changes, id_of, queue};
+
+/// The records of a broker, as a journal would have them: written down, encoded, some of them committed.
+#[derive(Default)]
+struct Disk {
+    records: Vec<(Sequence, Record)>,
+    committed: usize,
+}
+
+impl Disk {
+    /// Takes the records out of a world's effects.
+    fn take(&mut self, world: &mut World) {
+        let effects = std::mem::take(&mut world.effects);
+        for effect in effects {
+            match effect {
+                Effect::Record(sequence, record) => {
+                    assert!(self.records.last().is_none_or(|(last, _)| *last < sequence), "sequences ascend");
+                    self.records.push((sequence, record));
+                }
+                other => world.effects.push(other),
+            }
+        }
+    }
+
+    /// Commits everything so far, and tells the broker.
+    fn commit(&mut self, world: &mut World) {
+        self.take(world);
+        self.committed = self.records.len();
+        let Some((sequence, _)) = self.records.last() else { return };
+        for level in [Durability::Os, Durability::Fsync] {
+            world.broker.committed(level, *sequence, world.now, &mut world.effects);
+        }
+        world.turn();
+        self.take(world);
+    }
+
+    /// A broker that starts from the first `kept` records, each through its encoding.
+    fn start(&self, kept: usize) -> World {
+        let mut definitions = BTreeMap::new();
+        let mut puts = BTreeMap::new();
+        let mut progress = BTreeMap::new();
+        for (sequence, record) in &self.records[..kept] {
+            match record {
+                Record::Put { queue, message, received } => {
+                    puts.insert(*sequence, encode_put(queue, message, *received));
+                }
+                Record::Settle(settled) => {
+                    puts.remove(settled);
+                }
+                Record::Touch(touched, how) => {
+                    progress.insert(*touched, how.encode());
+                }
+                Record::DefineChannel(name, options) => {
+                    definitions.insert(channel_key(name), encode_channel(name, options));
+                }
+                Record::DefineQueue(address, options) => {
+                    definitions.insert(queue_key(address), encode_queue(address, options));
+                }
+                Record::RemoveChannel(name) => {
+                    definitions.remove(&channel_key(name));
+                }
+                Record::RemoveQueue(address) => {
+                    definitions.remove(&queue_key(address));
+                }
+            }
+        }
+        let definitions = definitions
+            .iter()
+            .map(|(key, value)| decode_definition(key, value).expect("just encoded"))
+            .collect();
+        let messages = puts
+            .iter()
+            .map(|(sequence, octets)| {
+                let initial = Progress { rank: sequence.0 as i64, ..Progress::default() };
+                let progress = progress
+                    .get(sequence)
+                    .map_or(initial, |octets| Progress::decode(octets).expect("encoded"));
+                Restored { put: decode_put(octets).expect("just encoded"), sequence: *sequence, progress }
+            })
+            .collect();
+        let last = self.records[..kept].last().map_or(Sequence(0), |(sequence, _)| *sequence);
+        let mut world = World::new();
+        world.now = Timestamp(9_000_000);
+        world.broker.restore(definitions, messages, last, world.now, &mut world.effects);
+        world.turn();
+        world
+    }
+}
+
+fn durable() -> (World, Disk) {
+    let mut world = World::new();
+    world.broker.restore(Vec::new(), Vec::new(), Sequence(0), world.now, &mut world.effects);
+    (world, Disk::default())
+}
+
+/// Creating waits for the commit, so it is done by hand here.
+fn create(world: &mut World, disk: &mut Disk, client: &Arc<Client>, address: &str, changes: QueueChanges) {
+    let create = Request::CreateQueue { queue: queue(address), changes };
+    world.command(client, Command::Request(RequestId(9), Box::new(create)));
+    assert!(world.told(client.connection).is_empty(), "not answered before it is durable");
+    disk.commit(world);
+    let answers = world.told(client.connection);
+    assert!(matches!(&answers[..], [Event::Answered(RequestId(9), Ok(_))]), "{answers:?}");
+}
+
+fn saving(status: Status) -> QueueChanges {
+    QueueChanges { delivery_handler: Some("at-least-once".into()), ..acknowledged(status) }
+}
+
+#[test]
+fn a_saved_message_is_acknowledged_and_handed_out_only_when_it_is_committed() {
+    let (mut w, mut disk) = durable();
+    let (p, a) = (w.client("p"), w.client("a"));
+    create(&mut w, &mut disk, &p, "ch/1", saving(Status::Push));
+    w.join(&a, "ch").unwrap();
+    w.publish(&p, "ch/1", "1");
+    w.publish(&p, "ch/1", "2");
+    disk.take(&mut w);
+    assert!(w.heard(&p).is_empty() && w.delivered().is_empty());
+    let is_put = |(_, record): &&(Sequence, Record)| matches!(record, Record::Put { .. });
+    let first = disk.records.iter().find(is_put).expect("the messages are written down").0;
+    w.broker.committed(Durability::Os, first, w.now, &mut w.effects);
+    assert!(w.heard(&p).is_empty(), "written is not synced");
+    w.broker.committed(Durability::Fsync, first, w.now, &mut w.effects);
+    w.turn();
+    assert_eq!(w.heard(&p), ["1 ok"]);
+    assert_eq!(w.delivered(), ["a:1"]);
+}
+
+#[test]
+fn durability_of_the_queue_says_what_is_waited_for() {
+    for (durability, level) in [(Durability::Os, Some(Durability::Os)), (Durability::None, None)] {
+        let (mut w, mut disk) = durable();
+        let p = w.client("p");
+        let changes = QueueChanges { durability: Some(durability), ..saving(Status::Push) };
+        create(&mut w, &mut disk, &p, "ch/1", changes);
+        w.publish(&p, "ch/1", "1");
+        disk.take(&mut w);
+        if let Some(level) = level {
+            assert!(w.heard(&p).is_empty());
+            let last = disk.records.last().expect("it was put").0;
+            w.broker.committed(level, last, w.now, &mut w.effects);
+            w.turn();
+        }
+        assert_eq!(w.heard(&p), ["1 ok"], "{durability:?}");
+    }
+}
+
+#[test]
+fn a_journal_that_refuses_makes_promises_refuse_and_nothing_else() {
+    let (mut w, mut disk) = durable();
+    let (p, a) = (w.client("p"), w.client("a"));
+    create(&mut w, &mut disk, &p, "ch/1", saving(Status::RoundRobin));
+    create(&mut w, &mut disk, &p, "ch/2", changes(Status::Push));
+    w.publish(&p, "ch/1", "1");
+    disk.commit(&mut w);
+    w.publish(&p, "ch/1", "2");
+    w.broker.storage_refuses("the disk is full", w.now, &mut w.effects);
+    w.turn();
+    w.publish(&p, "ch/1", "3");
+    w.publish(&p, "ch/2", "4");
+    assert_eq!(w.heard(&p), ["1 ok", "2 refused 503", "3 refused 503", "4 ok"]);
+    w.join(&a, "ch").unwrap();
+    assert_eq!(w.delivered(), ["a:1", "a:4"], "consumers go on");
+    w.broker.storage_accepts(w.now, &mut w.effects);
+    w.publish(&p, "ch/1", "5");
+    disk.commit(&mut w);
+    assert_eq!(w.heard(&p), ["5 ok"]);
+}
+
+#[test]
+fn definitions_messages_order_priority_and_attempts_come_back() {
+    let (mut w, mut disk) = durable();
+    let (p, a) = (w.client("p"), w.client("a"));
+    let options =
+        QueueChanges { tag: Some("created".into()), message_limit: Some(99), ..saving(Status::RoundRobin) };
+    create(&mut w, &mut disk, &p, "Orders/1001", options);
+    for (id, high) in [("1", false), ("2", false), ("h", true), ("3", false), ("4", false), ("5", false)] {
+        w.publish_as(&p, "Orders/1001", id, high);
+    }
+    disk.commit(&mut w);
+    w.join(&a, "Orders").unwrap();
+    disk.take(&mut w);
+    assert_eq!(w.delivered().len(), 6);
+    w.ack(&a, "Orders/1001", "2");
+    w.leave(&a, "Orders");
+    w.nack(&a, "Orders/1001", "1", "later");
+    disk.take(&mut w);
+    let mut again = disk.start(disk.records.len());
+    let information = again.information("Orders/1001");
+    assert_eq!(information.options, w.information("Orders/1001").options);
+    assert_eq!((information.high_priority, information.normal), (1, 4));
+    let b = again.client("b");
+    again.join(&b, "Orders").unwrap();
+    assert_eq!(
+        again.seen().into_iter().map(|(_, id, first)| (id, first)).collect::<Vec<_>>(),
+        [("h", false), ("3", false), ("4", false), ("5", false), ("1", false)]
+            .map(|(id, first)| (id.to_owned(), first)),
+        "in their old order, the one put back behind them, and all marked as seen before"
+    );
+}
+
+#[test]
+fn a_queue_that_was_removed_or_stopped_stays_empty() {
+    let (mut w, mut disk) = durable();
+    let p = w.client("p");
+    for number in [1, 2] {
+        create(&mut w, &mut disk, &p, &format!("ch/{number}"), saving(Status::Pull));
+        w.publish(&p, &format!("ch/{number}"), "m");
+        disk.commit(&mut w);
+        assert_eq!(w.heard(&p), ["m ok"]);
+    }
+    w.command(&p, Command::Request(RequestId(1), Box::new(Request::RemoveQueue { queue: queue("ch/1") })));
+    let stop = Request::UpdateQueue { queue: queue("ch/2"), changes: changes(Status::Stopped) };
+    w.command(&p, Command::Request(RequestId(2), Box::new(stop)));
+    disk.commit(&mut w);
+    let again = disk.start(disk.records.len());
+    let survey = again.broker.survey(again.now);
+    assert_eq!(survey.queues.len(), 1);
+    assert_eq!(again.stored("ch/2"), 0);
+    assert_eq!(again.information("ch/2").options.status, Status::Stopped);
+}
+
+#[test]
+fn a_dead_letter_is_in_its_old_journal_until_it_is_in_the_new_one() {
+    let (mut w, mut disk) = durable();
+    let (p, a) = (w.client("p"), w.client("a"));
+    create(&mut w, &mut disk, &p, "dead/1", changes(Status::Pull));
+    let options = QueueChanges {
+        put_back_limit: Some(0),
+        dead_letter: Some(Some(queue("dead/1"))),
+        ..saving(Status::RoundRobin)
+    };
+    create(&mut w, &mut disk, &p, "ch/1", options);
+    w.publish(&p, "ch/1", "1");
+    disk.commit(&mut w);
+    w.join(&a, "ch").unwrap();
+    w.nack(&a, "ch/1", "1", "no");
+    disk.take(&mut w);
+    let before = disk.start(disk.records.len());
+    assert_eq!((before.stored("ch/1"), before.stored("dead/1")), (1, 0));
+    let transfer = w.effects.iter().find_map(|effect| match effect {
+        Effect::Transfer(transfer) => Some(transfer.clone()),
+        _ => None,
+    });
+    w.broker.transfer(transfer.expect("it is buried"), w.now, &mut w.effects);
+    disk.take(&mut w);
+    let between = disk.start(disk.records.len());
+    assert_eq!((between.stored("ch/1"), between.stored("dead/1")), (1, 1), "rather twice than never");
+    disk.commit(&mut w);
+    let origin = w.effects.iter().find_map(|effect| match effect {
+        Effect::Transferred(origin) => Some(*origin),
+        _ => None,
+    });
+    w.broker.transferred(origin.expect("it is safe now"), w.now, &mut w.effects);
+    disk.take(&mut w);
+    let after = disk.start(disk.records.len());
+    assert_eq!((after.stored("ch/1"), after.stored("dead/1")), (0, 1));
+}
+
+/// Random work, committed now and then, and a crash that keeps what was committed and some of the rest.
+struct Run {
+    dice: u64,
+    world: World,
+    disk: Disk,
+    producer: Arc<Client>,
+    consumer: Arc<Client>,
+    published: u64,
+    /// Messages whose producer was told that they are saved.
+    promised: BTreeSet<String>,
+    /// Messages whose settlement is written; and how many records there were then.
+    settled: BTreeMap<String, usize>,
+}
+
+impl Run {
+    fn new(seed: u64) -> Self {
+        let (mut world, mut disk) = durable();
+        let (producer, consumer) = (world.client("p"), world.client("c"));
+        let statuses = [Status::Push, Status::RoundRobin, Status::Pull];
+        let options = QueueChanges {
+            put_back_limit: Some(100),
+            acknowledge_timeout: Some(Duration::from_secs(2)),
+            ..saving(statuses[seed as usize % statuses.len()])
+        };
+        create(&mut world, &mut disk, &producer, "ch/1", options);
+        world.join(&consumer, "ch").unwrap();
+        Self {
+            dice: seed,
+            world,
+            disk,
+            producer,
+            consumer,
+            published: 0,
+            promised: BTreeSet::new(),
+            settled: BTreeMap::new(),
+        }
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.dice >> 33) % bound
+    }
+
+    fn step(&mut self) {
+        match self.below(10) {
+            0..4 => {
+                self.published += 1;
+                let id = format!("m{}", self.published);
+                let high = self.below(5) == 0;
+                let producer = self.producer.clone();
+                self.world.publish_as(&producer, "ch/1", &id, high);
+            }
+            4..7 => {
+                let id = format!("m{}", 1 + self.below(self.published.max(1)));
+                let consumer = self.consumer.clone();
+                if self.below(4) == 0 {
+                    self.world.nack(&consumer, "ch/1", &id, "no");
+                } else {
+                    self.world.ack(&consumer, "ch/1", &id);
+                }
+            }
+            7 => {
+                let consumer = self.consumer.clone();
+                self.world.pull(&consumer, "ch/1", 3);
+            }
+            8 => self.disk.commit(&mut self.world),
+            _ => {
+                let millis = self.below(1_500);
+                self.world.advance(Duration::from_millis(millis));
+            }
+        }
+        self.disk.take(&mut self.world);
+        let producer = self.producer.clone();
+        for heard in self.world.heard(&producer) {
+            let id = heard.strip_suffix(" ok").expect("nothing refuses here");
+            self.promised.insert(id.to_owned());
+        }
+        self.world.delivered();
+        self.remember_settled();
+    }
+
+    fn remember_settled(&mut self) {
+        let ids: BTreeMap<Sequence, String> = self
+            .disk
+            .records
+            .iter()
+            .filter_map(|(sequence, record)| match record {
+                Record::Put { message, .. } => Some((*sequence, id_of(message))),
+                _ => None,
+            })
+            .collect();
+        for (index, (_, record)) in self.disk.records.iter().enumerate() {
+            if let Record::Settle(sequence) = record {
+                self.settled.insert(ids[sequence].clone(), index + 1);
+            }
+        }
+    }
+
+    fn crash(mut self) {
+        let uncommitted = (self.disk.records.len() - self.disk.committed) as u64;
+        let kept = self.disk.committed + self.below(uncommitted + 1) as usize;
+        let again = self.disk.start(kept);
+        let waiting = again.broker.waiting(&queue("ch/1"), usize::MAX).expect("the queue came back");
+        let found: Vec<_> = waiting.iter().map(|waiting| id_of(&waiting.message)).collect();
+        let unique: BTreeSet<_> = found.iter().cloned().collect();
+        assert_eq!(unique.len(), found.len(), "nothing comes twice");
+        for id in &self.promised {
+            let gone = self.settled.get(id).is_some_and(|records| *records <= kept);
+            assert!(unique.contains(id) || gone, "{id} was promised and is lost");
+        }
+        for (id, records) in &self.settled {
+            assert!(*records > kept || !unique.contains(id), "{id} was settled and came back");
+        }
+    }
+}
+
+#[test]
+fn a_crash_at_any_moment_keeps_every_promise() {
+    for seed in 0..3_000 {
+        let outcome = std::panic::catch_unwind(|| {
+            let mut run = Run::new(seed);
+            for _ in 0..80 {
+                run.step();
+            }
+            run.crash();
+        });
+        assert!(outcome.is_ok(), "seed {seed}");
+    }
+}
+
+#[test]
+fn without_a_journal_nothing_is_recorded() {
+    let mut w = World::with(BrokerConfig::default());
+    let p = w.client("p");
+    w.create(&p, "ch/1", changes(Status::Push));
+    w.publish(&p, "ch/1", "1");
+    assert!(!w.effects.iter().any(|effect| matches!(effect, Effect::Record(..))));
+}

@@ -1,0 +1,291 @@
+//! The thread that writes a shard's records down and says when they are durable.
+//!
+//! It takes everything that is pending, writes it with one write, makes it durable with one sync if anybody waits
+//! for that, and tells the shard. What arrives during one sync is the next batch: batches form by themselves, the
+//! larger the busier the shard is, and no timer delays anybody.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use mqcore_broker::id::Sequence;
+use mqcore_broker::options::Durability;
+use mqcore_broker::record::{Record, channel_key, encode_channel, encode_put, encode_queue, queue_key};
+use mqcore_journal::error::JournalError;
+use mqcore_journal::journal::Journal;
+use mqcore_journal::stats::Health;
+use mqcore_journal::storage::FileStorage;
+
+use crate::data_dir::DataDir;
+use crate::hub::Hub;
+use crate::shard::Urgent;
+
+/// Turns of the shard taken in one batch.
+const TURNS_MAX: usize = 256;
+/// How long the thread sleeps when nothing comes; then it makes settlements durable that nobody waited for.
+const IDLE: Duration = Duration::from_millis(200);
+/// How often housekeeping has its turn while there is work.
+const HOUSEKEEPING: Duration = Duration::from_millis(100);
+/// Octets that housekeeping may move at a time: a few milliseconds of the disk.
+const HOUSEKEEPING_BYTES: usize = 4 * 1024 * 1024;
+
+/// The records of one turn of a shard.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    pub(crate) records: Vec<(Sequence, Record)>,
+    /// Somebody waits until these are durable.
+    pub(crate) sync: bool,
+}
+
+/// The shard's end of it. Dropping it makes the thread write what is left, close the journal and end.
+#[derive(Debug)]
+pub(crate) struct JournalWriter {
+    turns: Sender<Turn>,
+}
+
+impl JournalWriter {
+    /// Starts the thread.
+    pub(crate) fn start(
+        shard: usize,
+        journal: Journal<FileStorage>,
+        hub: &Arc<Hub>,
+        directory: Arc<DataDir>,
+    ) -> std::io::Result<Self> {
+        let alive = hub.shutdown.enter();
+        let (turns, receiver) = channel();
+        let writer = Writer {
+            shard,
+            journal,
+            hub: Arc::clone(hub),
+            waiting: Vec::new(),
+            settled: Vec::new(),
+            last: Sequence(0),
+            state: State::Healthy,
+            housekept: Instant::now(),
+        };
+        std::thread::Builder::new().name(format!("mqcore-journal-{shard}")).spawn(move || {
+            writer.run(&receiver);
+            // The directory is free for the next broker before this one counts as stopped.
+            drop(directory);
+            drop(alive);
+        })?;
+        Ok(Self { turns })
+    }
+
+    /// Hands records over. Never blocks.
+    pub(crate) fn write(&self, turn: Turn) {
+        // The thread ends only when this is dropped.
+        let _ = self.turns.send(turn);
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Healthy,
+    /// No space: settlements wait, messages are refused, and it is tried again and again.
+    Full,
+    /// The disk broke its word. Nothing is written until somebody opens the journal anew.
+    Failed,
+}
+
+struct Writer {
+    shard: usize,
+    journal: Journal<FileStorage>,
+    hub: Arc<Hub>,
+    /// Records that found no space and must not be lost: all but messages, whose publishers were refused.
+    waiting: Vec<Record>,
+    /// Messages that left since the last commit.
+    settled: Vec<u64>,
+    /// The latest record taken.
+    last: Sequence,
+    state: State,
+    housekept: Instant,
+}
+
+impl Writer {
+    fn run(mut self, turns: &Receiver<Turn>) {
+        loop {
+            match turns.recv_timeout(IDLE) {
+                Ok(first) => {
+                    let mut sync = first.sync;
+                    self.take(first);
+                    for turn in turns.try_iter().take(TURNS_MAX) {
+                        sync |= turn.sync;
+                        self.take(turn);
+                    }
+                    self.commit(sync);
+                    if self.housekept.elapsed() >= HOUSEKEEPING {
+                        self.keep_house();
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    self.retry();
+                    self.commit(true);
+                    self.keep_house();
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        self.retry();
+        if self.state != State::Failed
+            && let Err(error) = self.journal.close()
+        {
+            tracing::error!(shard = self.shard, %error, "the journal could not be closed in order");
+        }
+    }
+
+    fn take(&mut self, turn: Turn) {
+        for (sequence, record) in turn.records {
+            self.last = sequence;
+            if self.state == State::Failed {
+                continue;
+            }
+            if !self.waiting.is_empty() && !matches!(record, Record::Put { .. }) {
+                // Behind those that wait: a definition must not overtake an older one.
+                self.waiting.push(record);
+                continue;
+            }
+            match self.append(sequence, &record) {
+                Ok(()) => {}
+                Err(JournalError::Full { .. }) => {
+                    self.refuse(State::Full, "no space is left on the disk of the data directory");
+                    if !matches!(record, Record::Put { .. }) {
+                        self.waiting.push(record);
+                    }
+                }
+                Err(error) => self.fail(&error),
+            }
+        }
+    }
+
+    fn append(&mut self, sequence: Sequence, record: &Record) -> Result<(), JournalError> {
+        match record {
+            Record::Put { queue, message, received } => {
+                if self.state == State::Full {
+                    return Err(JournalError::Full { needed: message.body().len() as u64 });
+                }
+                self.journal.put(sequence.0, 0, &[&encode_put(queue, message, *received)])
+            }
+            Record::Settle(settled) => {
+                // Gathered, so that those in a row become one range.
+                self.settled.push(settled.0);
+                Ok(())
+            }
+            Record::Touch(touched, progress) => self.journal.touch(touched.0, &progress.encode()),
+            Record::DefineChannel(name, options) => {
+                self.journal.define(&channel_key(name), &encode_channel(name, options))
+            }
+            Record::DefineQueue(queue, options) => {
+                self.journal.define(&queue_key(queue), &encode_queue(queue, options))
+            }
+            Record::RemoveChannel(name) => self.journal.undefine(&channel_key(name)),
+            Record::RemoveQueue(queue) => self.journal.undefine(&queue_key(queue)),
+        }
+    }
+
+    /// Writes what was taken, makes it durable if anybody waits for that, and says so.
+    fn commit(&mut self, sync: bool) {
+        if self.state == State::Failed {
+            return;
+        }
+        match self.settle().and_then(|()| self.journal.write()) {
+            Ok(()) => self.tell(Durability::Os),
+            Err(JournalError::Full { .. }) => {
+                return self.refuse(State::Full, "no space is left on the disk of the data directory");
+            }
+            Err(error) => return self.fail(&error),
+        }
+        if !sync {
+            return;
+        }
+        let start = Instant::now();
+        match self.journal.sync() {
+            Ok(()) => {
+                self.hub.counters.journal.synced(start.elapsed());
+                self.tell(Durability::Fsync);
+            }
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    /// Behind all messages of the batch, some of which may be among them. What finds no space stays for the next time.
+    fn settle(&mut self) -> Result<(), JournalError> {
+        if !self.settled.is_empty() {
+            self.journal.settle(&self.settled)?;
+            self.settled.clear();
+        }
+        Ok(())
+    }
+
+    /// After a refusal nothing is told as committed until there is space again: the shard has given up those
+    /// that wait, and what it asks for next comes after that.
+    fn tell(&self, level: Durability) {
+        if self.state == State::Healthy {
+            self.send(Urgent::Committed(level, self.last));
+        }
+    }
+
+    fn send(&self, urgent: Urgent) {
+        self.hub.moved();
+        self.hub.shards[self.shard].send_urgent(urgent);
+    }
+
+    fn refuse(&mut self, state: State, why: &str) {
+        if self.state == state {
+            return;
+        }
+        self.state = state;
+        self.hub.counters.journal.refusing(self.shard, true);
+        tracing::error!(shard = self.shard, why, "the journal takes no messages");
+        self.send(Urgent::StorageRefuses(why.into()));
+    }
+
+    fn fail(&mut self, error: &JournalError) {
+        self.waiting.clear();
+        self.refuse(State::Failed, &format!("the journal failed and has to be opened anew: {error}"));
+    }
+
+    /// Tries again to find space for what waits.
+    fn retry(&mut self) {
+        if self.state != State::Full {
+            return;
+        }
+        // Segments that nobody needs may be what fills the disk.
+        self.keep_house();
+        while let Some(record) = self.waiting.first() {
+            let record = record.clone();
+            match self.append(Sequence(0), &record) {
+                Ok(()) => {
+                    self.waiting.remove(0);
+                }
+                Err(JournalError::Full { .. }) => return,
+                Err(error) => return self.fail(&error),
+            }
+        }
+        if self.journal.health() != Health::Healthy {
+            return;
+        }
+        match self.settle().and_then(|()| self.journal.write()) {
+            Ok(()) => {
+                self.state = State::Healthy;
+                self.hub.counters.journal.refusing(self.shard, false);
+                tracing::warn!(shard = self.shard, "there is space again: the journal takes messages");
+                self.send(Urgent::StorageAccepts);
+            }
+            Err(JournalError::Full { .. }) => {}
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    fn keep_house(&mut self) {
+        self.housekept = Instant::now();
+        if self.state == State::Failed {
+            return;
+        }
+        match self.journal.maintain(self.hub.clock.now().0, HOUSEKEEPING_BYTES) {
+            Ok(_) | Err(JournalError::Full { .. }) => {}
+            Err(error) => self.fail(&error),
+        }
+        self.hub.counters.journal.measure(self.shard, &self.journal.stats());
+    }
+}
