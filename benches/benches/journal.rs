@@ -4,16 +4,15 @@
 //! target directory's); `MQCORE_BENCH_SECONDS` how long each turn takes (default 0.5).
 #![expect(clippy::print_stdout, reason = "a report for people")]
 
-use std::fs::{File, OpenOptions};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use mqcore_bench::plain_loop;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::FileStorage;
 
-const PAYLOAD: usize = 128;
+const PAYLOAD: usize = mqcore_bench::BODY_BYTES;
 const ROUNDS: usize = 7;
 
 fn main() {
@@ -34,7 +33,7 @@ fn main() {
     for batch in [1, 64, 512, 4096] {
         let (mut plain, mut puts, mut both) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
-            plain.push(plain_loop(&directory.join("plain"), batch, turn));
+            plain.push(plain_loop::rate(&directory.join("plain"), batch, turn).expect("writing and syncing"));
             puts.push(journal_loop(&directory.join("puts"), batch, turn, false));
             both.push(journal_loop(&directory.join("both"), batch, turn, true));
         }
@@ -54,21 +53,6 @@ fn median(mut figures: Vec<f64>) -> f64 {
 fn fresh(directory: &Path) {
     let _ = std::fs::remove_dir_all(directory);
     std::fs::create_dir_all(directory).expect("a directory for the bench");
-}
-
-/// Appends batches to a file and syncs each.
-fn plain_loop(directory: &Path, batch: usize, turn: Duration) -> f64 {
-    fresh(directory);
-    let mut file: File =
-        OpenOptions::new().create_new(true).append(true).open(directory.join("log")).expect("a file");
-    let bytes = vec![b'x'; batch * PAYLOAD];
-    let (start, mut records) = (Instant::now(), 0);
-    while start.elapsed() < turn {
-        file.write_all(&bytes).expect("writing");
-        file.sync_data().expect("syncing");
-        records += batch;
-    }
-    records as f64 / start.elapsed().as_secs_f64()
 }
 
 /// Puts, and with `settle` also settles what was put a batch ago as a running broker does; keeps house.

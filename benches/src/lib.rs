@@ -5,16 +5,19 @@
 //! | module | what lives there |
 //! |---|---|
 //! | [`scenario`] | what is measured, by name, and what it is compared with |
-//! | [`fanout`], [`work_queue`], [`latency`], [`memory`] | the measurements |
+//! | [`fanout`], [`work_queue`], [`latency`], [`memory`], [`durable`] | the measurements |
+//! | [`plain_loop`] | what the disk gives without a broker |
 //! | [`wire`] | what the generator has to know about a protocol |
 //! | [`tmqp`], [`peers`] | mqcore; other brokers at the same work |
 //! | [`process`], [`serve`] | the process under test, and what runs in it |
 //! | [`report`] | figures as a table and as JSON |
 
+pub mod durable;
 pub mod fanout;
 pub mod latency;
 pub mod memory;
 pub mod peers;
+pub mod plain_loop;
 pub mod process;
 pub mod report;
 pub mod scenario;

@@ -28,7 +28,7 @@ impl Process {
     ///
     /// # Errors
     /// If it does not start, or does not say where it listens.
-    pub fn mqcore(options: Serve, server: Option<&str>) -> io::Result<Self> {
+    pub fn mqcore(options: &Serve, server: Option<&str>) -> io::Result<Self> {
         let mut command = match server.map(|server| server.split_whitespace().collect::<Vec<_>>()) {
             Some(words) if !words.is_empty() => {
                 let mut command = Command::new(words[0]);
@@ -105,13 +105,37 @@ impl Process {
     /// # Errors
     /// If there is none, or it cannot be read.
     pub fn totals(&self) -> io::Result<Value> {
+        Ok(serde_json::from_str::<Value>(&self.get("/overview?limit=0")?)?["totals"].take())
+    }
+
+    /// A metric of mqcore that has no labels.
+    ///
+    /// # Errors
+    /// If there is none of this name.
+    pub fn metric(&self, name: &str) -> io::Result<f64> {
+        let page = self.get("/metrics")?;
+        let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let value = value.and_then(|text| text.trim().parse().ok());
+        value.ok_or_else(|| io::Error::other(format!("the server does not show {name}")))
+    }
+
+    fn get(&self, path: &str) -> io::Result<String> {
         let admin = self.admin.ok_or_else(|| io::Error::other("no admin side"))?;
         let mut stream = TcpStream::connect(admin)?;
-        stream.write_all(b"GET /overview?limit=0 HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n")?;
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n")?;
         let mut response = String::new();
         stream.read_to_string(&mut response)?;
-        let body = response.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-        Ok(serde_json::from_str::<Value>(body)?["totals"].take())
+        Ok(response.split_once("\r\n\r\n").map_or_else(String::new, |(_, body)| body.into()))
+    }
+
+    /// Ends it as a crash would, with SIGKILL: it gets no time for anything.
+    ///
+    /// # Errors
+    /// If it has ended before.
+    pub fn crash(mut self) -> io::Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
     }
 
     /// Waits until the totals are as wanted, and answers with them.

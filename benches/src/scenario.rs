@@ -4,14 +4,16 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use mqcore_broker::options::Status;
+use mqcore_broker::policy;
 
+use crate::durable::{Receipts, Scratch};
 use crate::peers::{nats, redis};
 use crate::process::{Process, cpu_seconds_of_others};
 use crate::report::{Figure, Goal};
-use crate::serve::Serve;
+use crate::serve::{Saving, Serve};
 use crate::tmqp::Tmqp;
 use crate::wire::Wire;
-use crate::{fanout, latency, memory, work_queue};
+use crate::{durable, fanout, latency, memory, plain_loop, work_queue};
 
 /// How a measurement is to be run.
 #[derive(Debug, Clone, Copy)]
@@ -45,17 +47,26 @@ pub enum Scenario {
     IdleConnections,
     /// A million messages that nobody consumes.
     StoredMillion,
+    /// 512 messages wait for receipts, from 64 producers and from one; every message is saved.
+    DurableWindow512,
+    /// One producer waits for the receipt of each message; every message is saved.
+    DurableWindow1,
+    /// A million saved messages, and a crash.
+    RestartMillion,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 9] = [
         Self::Broadcast1To1,
         Self::Broadcast1To100,
         Self::RoundRobinAck,
         Self::Latency,
         Self::IdleConnections,
         Self::StoredMillion,
+        Self::DurableWindow512,
+        Self::DurableWindow1,
+        Self::RestartMillion,
     ];
 
     /// Its name on the command line.
@@ -67,6 +78,9 @@ impl Scenario {
             Self::Latency => "latency",
             Self::IdleConnections => "idle-connections",
             Self::StoredMillion => "stored-million",
+            Self::DurableWindow512 => "durable-window-512",
+            Self::DurableWindow1 => "durable-window-1",
+            Self::RestartMillion => "restart-million",
         }
     }
 
@@ -87,6 +101,9 @@ impl Scenario {
             Self::Latency => self.latency(plan),
             Self::IdleConnections => self.idle(plan),
             Self::StoredMillion => self.stored(plan),
+            Self::DurableWindow512 => self.durable_window_512(plan),
+            Self::DurableWindow1 => self.durable_window_1(plan),
+            Self::RestartMillion => self.restart(plan),
         }
     }
 
@@ -197,9 +214,116 @@ impl Scenario {
         let stored = memory::stored_messages(&process, 1_000_000)?;
         let goal = Goal::AtMost(300.0);
         let mut figure = Figure::new(self.name(), "mqcore", "MiB for 1,000,000 messages", goal);
-        figure.values.push(stored.bytes() as f64 / (1024.0 * 1024.0));
+        figure.values.push(stored.bytes() as f64 / MIB);
         Ok(vec![figure])
     }
+
+    fn durable_window_512(self, plan: Plan) -> io::Result<Vec<Figure>> {
+        let names = [
+            ("receipts/s, 64 producers with 8 each", Goal::None),
+            ("messages a sync", Goal::None),
+            ("% of the plain loop, same batch", Goal::AtLeast(60.0)),
+            ("% of the plain loop, batch 512", Goal::AtLeast(60.0)),
+        ];
+        let mut figures = self.receipts(plan, 64, 8, names)?;
+        let names = [
+            ("receipts/s, one producer with 512", Goal::None),
+            ("messages a sync, one producer", Goal::None),
+            ("% of the plain loop, same batch, one producer", Goal::AtLeast(60.0)),
+            ("% of the plain loop, batch 512, one producer", Goal::AtLeast(60.0)),
+        ];
+        figures.extend(self.receipts(plan, 1, 512, names)?);
+        Ok(figures)
+    }
+
+    fn durable_window_1(self, plan: Plan) -> io::Result<Vec<Figure>> {
+        let names = [
+            ("receipts/s", Goal::None),
+            ("messages a sync", Goal::None),
+            ("% of the plain loop, batch 1", Goal::AtLeast(80.0)),
+        ];
+        self.receipts(plan, 1, 1, names)
+    }
+
+    /// Receipts a second, the batch that formed, and the ratios to plain loops with that batch and with the whole window
+    /// as a batch (as many as `names` asks for). The loops run right behind the broker, in the same directory.
+    fn receipts<const N: usize>(
+        self,
+        plan: Plan,
+        producers: usize,
+        window: usize,
+        names: [(&'static str, Goal); N],
+    ) -> io::Result<Vec<Figure>> {
+        let mut figures = names.map(|(what, goal)| Figure::new(self.name(), "mqcore", what, goal));
+        for _ in 0..plan.runs {
+            let directory = Scratch::new(self.name())?;
+            let process = plan.saving(&directory)?;
+            let (others, start) = (cpu_seconds_of_others(&[&process])?, Instant::now());
+            let run = durable::measure(&process, producers, window, WARM_UP, plan.duration)?;
+            let disturbance = (cpu_seconds_of_others(&[&process])? - others) / start.elapsed().as_secs_f64();
+            let cpu_seconds = process.cpu_seconds()?;
+            drop(process);
+            let values = compared_with_disk(&run, producers * window, &directory, plan.duration / 3)?;
+            for (figure, value) in figures.iter_mut().zip(values) {
+                figure.values.push(value);
+                figure.cpu_seconds += cpu_seconds;
+                figure.disturbance = Some(disturbance.max(figure.disturbance.unwrap_or(0.0)));
+            }
+        }
+        Ok(figures.into())
+    }
+
+    fn restart(self, plan: Plan) -> io::Result<Vec<Figure>> {
+        const COUNT: u64 = 1_000_000;
+        let names = [
+            ("seconds until ready, 1,000,000 messages", Goal::AtMost(5.0)),
+            ("MiB, unsaved", Goal::None),
+            ("MiB, saved", Goal::None),
+            ("MiB, after the restart", Goal::None),
+            ("% of the memory of unsaved ones, saved", Goal::AtMost(100.0)),
+            ("% of the memory of unsaved ones, after the restart", Goal::AtMost(100.0)),
+        ];
+        let mut figures = names.map(|(what, goal)| Figure::new(self.name(), "mqcore", what, goal));
+        for _ in 0..plan.runs {
+            let unsaved = memory::stored_messages(&plan.mqcore(Status::Pull, false)?, COUNT)?.bytes() as f64;
+            let directory = Scratch::new(self.name())?;
+            let process = plan.saving(&directory)?;
+            durable::save(&process, 1)?;
+            let before = process.resident_bytes()?;
+            durable::save(&process, COUNT)?;
+            let saved = process.resident_bytes()?.saturating_sub(before) as f64;
+            process.crash()?;
+            let start = Instant::now();
+            let process = plan.saving(&directory)?;
+            // Ready is who answers, and has everything.
+            process.totals_when(|totals| totals["ready"].as_u64() == Some(COUNT + 1))?;
+            let seconds = start.elapsed().as_secs_f64();
+            let restarted = process.resident_bytes()?.saturating_sub(before) as f64;
+            let percent = 100.0 / unsaved;
+            let values =
+                [seconds, unsaved / MIB, saved / MIB, restarted / MIB, saved * percent, restarted * percent];
+            for (figure, value) in figures.iter_mut().zip(values) {
+                figure.values.push(value);
+            }
+        }
+        Ok(figures.into())
+    }
+}
+
+const MIB: f64 = 1024.0 * 1024.0;
+
+/// The figures of [`Scenario::receipts`].
+fn compared_with_disk(
+    run: &Receipts,
+    window: usize,
+    directory: &Scratch,
+    duration: Duration,
+) -> io::Result<[f64; 4]> {
+    let formed = (run.batch().round() as usize).max(1);
+    let path = directory.path().join("plain");
+    let same_batch = plain_loop::rate(&path, formed, duration)?;
+    let whole_window = if formed == window { same_batch } else { plain_loop::rate(&path, window, duration)? };
+    Ok([run.rate(), run.batch(), run.rate() / same_batch * 100.0, run.rate() / whole_window * 100.0])
 }
 
 /// One run of one broker.
@@ -219,8 +343,19 @@ const WARM_UP: Duration = Duration::from_millis(500);
 impl Plan {
     fn mqcore(&self, status: Status, acknowledge: bool) -> io::Result<Process> {
         Process::mqcore(
-            Serve { status, acknowledge, shards: self.shards, workers: self.workers },
+            &Serve { status, acknowledge, shards: self.shards, workers: self.workers, saving: None },
             self.server,
         )
+    }
+
+    /// This program's own server, whatever else is measured: another one need not know how to save.
+    fn saving(&self, directory: &Scratch) -> io::Result<Process> {
+        let saving = Saving {
+            delivery_handler: policy::AT_LEAST_ONCE.key.into(),
+            data_dir: directory.path().join("data"),
+        };
+        let (shards, workers) = (self.shards, self.workers);
+        let status = Status::Pull;
+        Process::mqcore(&Serve { status, acknowledge: false, shards, workers, saving: Some(saving) }, None)
     }
 }

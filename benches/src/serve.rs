@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::io::Read;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use mqcore_server::server::Server;
 use serde_json::json;
 
 /// How queues of the server behave.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Serve {
     /// Their status.
     pub status: Status,
@@ -22,27 +23,53 @@ pub struct Serve {
     pub shards: usize,
     /// Threads of the runtime; 0: one for each core.
     pub workers: usize,
+    /// What its queues save, and where; `None`: nothing.
+    pub saving: Option<Saving>,
+}
+
+/// What a server saves, and where.
+#[derive(Debug, Clone)]
+pub struct Saving {
+    /// The delivery handler or policy that decides about it.
+    pub delivery_handler: String,
+    /// The data directory.
+    pub data_dir: PathBuf,
 }
 
 impl Serve {
     /// The arguments from which [`Serve::from_arguments`] makes this again.
-    pub fn arguments(&self) -> [String; 4] {
-        [
+    pub fn arguments(&self) -> Vec<String> {
+        let mut arguments = vec![
             self.status.as_str().into(),
             self.acknowledge.to_string(),
             self.shards.to_string(),
             self.workers.to_string(),
-        ]
+        ];
+        if let Some(Saving { delivery_handler, data_dir }) = &self.saving {
+            let data_dir = data_dir.to_string_lossy().into_owned();
+            arguments.extend(["--handler".into(), delivery_handler.clone(), "--data-dir".into(), data_dir]);
+        }
+        arguments
     }
 
     /// Reads what [`Serve::arguments`] wrote.
     pub fn from_arguments(arguments: &[String]) -> Option<Self> {
-        let [status, acknowledge, shards, workers] = arguments else { return None };
+        let [status, acknowledge, shards, workers, saving @ ..] = arguments else { return None };
+        let saving = match saving {
+            [] => None,
+            [handler, delivery_handler, directory, data_dir]
+                if handler == "--handler" && directory == "--data-dir" =>
+            {
+                Some(Saving { delivery_handler: delivery_handler.clone(), data_dir: data_dir.into() })
+            }
+            _ => return None,
+        };
         Some(Self {
             status: Status::from_text(status)?,
             acknowledge: acknowledge.parse().ok()?,
             shards: shards.parse().ok()?,
             workers: workers.parse().ok()?,
+            saving,
         })
     }
 }
@@ -63,7 +90,7 @@ pub fn serve(options: Serve) -> Result<(), Box<dyn Error>> {
         request_acknowledge: options.acknowledge,
         ..QueueOptions::default()
     };
-    let config = Config {
+    let mut config = Config {
         listeners: vec!["tmqp://127.0.0.1:0".parse()?],
         admin: Some("127.0.0.1:0".parse()?),
         shards: options.shards,
@@ -74,6 +101,10 @@ pub fn serve(options: Serve) -> Result<(), Box<dyn Error>> {
         ping_interval: Duration::from_secs(3600),
         ..Config::default()
     };
+    if let Some(Saving { delivery_handler, data_dir }) = options.saving {
+        config.delivery_handler = delivery_handler;
+        config.data_dir = Some(data_dir);
+    }
     let server = runtime.block_on(Server::start(config, Vec::new(), Arc::new(NoHandlers)))?;
     let ready = json!({
         "tmqp": server.listeners()[0].1.to_string(),

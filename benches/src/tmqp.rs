@@ -108,10 +108,20 @@ fn expect(stream: &mut TcpStream, kind: Kind, content_type: u16) -> io::Result<(
 
 /// One message for queue 0 of [`CHANNEL`].
 pub fn publication() -> Vec<u8> {
+    message(false)
+}
+
+/// The same, with a receipt asked for.
+pub fn publication_with_receipt() -> Vec<u8> {
+    message(true)
+}
+
+fn message(pending_acknowledge: bool) -> Vec<u8> {
     let frame = Frame {
         id: &[b'0'; ID_BYTES],
         target: CHANNEL.as_bytes(),
         payload: &[0; BODY_BYTES],
+        pending_acknowledge,
         ..Frame::new(Kind::QUEUE)
     };
     let mut octets = Vec::new();
