@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mqcore_bench::plain_loop;
+use mqcore_bench::plain_loop::{self, Target};
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::FileStorage;
@@ -33,7 +33,10 @@ fn main() {
     for batch in [1, 64, 512, 4096] {
         let (mut plain, mut puts, mut both) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
-            plain.push(plain_loop::rate(&directory.join("plain"), batch, turn).expect("writing and syncing"));
+            plain.push(
+                plain_loop::rate(&directory.join("plain"), Target::Growing, batch, turn)
+                    .expect("writing and syncing"),
+            );
             puts.push(journal_loop(&directory.join("puts"), batch, turn, false));
             both.push(journal_loop(&directory.join("both"), batch, turn, true));
         }

@@ -2,24 +2,46 @@
 //! compared with this, in the same run and on the same disk.
 
 use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Seek, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::BODY_BYTES;
+
+/// The file that the loop writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// It grows: every sync makes its new length durable too. The plainest of logs.
+    Growing,
+    /// All of it was written and synced before, and is overwritten: a sync has nothing but the records to do. No log
+    /// could be faster.
+    Overwritten,
+}
+
+/// Octets that are written before they are overwritten; at their end the loop begins anew.
+const OVERWRITTEN_BYTES: usize = 64 * 1024 * 1024;
 
 /// Records of [`BODY_BYTES`] a second, `batch` of them to one write and one fdatasync. Uses up `directory`, which need
 /// not exist and is gone afterwards.
 ///
 /// # Errors
 /// Whatever the disk says.
-pub fn rate(directory: &Path, batch: usize, duration: Duration) -> io::Result<f64> {
+pub fn rate(directory: &Path, target: Target, batch: usize, duration: Duration) -> io::Result<f64> {
     let _ = fs::remove_dir_all(directory);
     fs::create_dir_all(directory)?;
-    let mut file = OpenOptions::new().create_new(true).append(true).open(directory.join("log"))?;
+    let mut file = OpenOptions::new().create_new(true).write(true).open(directory.join("log"))?;
     let bytes = vec![b'x'; batch * BODY_BYTES];
+    if target == Target::Overwritten {
+        file.write_all(&vec![0; OVERWRITTEN_BYTES])?;
+        file.sync_all()?;
+        file.rewind()?;
+    }
     let (start, mut records) = (Instant::now(), 0);
     while start.elapsed() < duration {
+        if target == Target::Overwritten && file.stream_position()? as usize + bytes.len() > OVERWRITTEN_BYTES
+        {
+            file.rewind()?;
+        }
         file.write_all(&bytes)?;
         file.sync_data()?;
         records += batch;

@@ -8,6 +8,7 @@ use mqcore_broker::policy;
 
 use crate::durable::{Receipts, Scratch};
 use crate::peers::{nats, redis};
+use crate::plain_loop::Target;
 use crate::process::{Process, cpu_seconds_of_others};
 use crate::report::{Figure, Goal};
 use crate::serve::{Saving, Serve};
@@ -223,6 +224,7 @@ impl Scenario {
             ("receipts/s, 64 producers with 8 each", Goal::None),
             ("messages a sync", Goal::None),
             ("% of the plain loop, same batch", Goal::AtLeast(60.0)),
+            ("% of overwriting, same batch", Goal::None),
             ("% of the plain loop, batch 512", Goal::AtLeast(60.0)),
         ];
         let mut figures = self.receipts(plan, 64, 8, names)?;
@@ -230,6 +232,7 @@ impl Scenario {
             ("receipts/s, one producer with 512", Goal::None),
             ("messages a sync, one producer", Goal::None),
             ("% of the plain loop, same batch, one producer", Goal::AtLeast(60.0)),
+            ("% of overwriting, same batch, one producer", Goal::None),
             ("% of the plain loop, batch 512, one producer", Goal::AtLeast(60.0)),
         ];
         figures.extend(self.receipts(plan, 1, 512, names)?);
@@ -241,12 +244,13 @@ impl Scenario {
             ("receipts/s", Goal::None),
             ("messages a sync", Goal::None),
             ("% of the plain loop, batch 1", Goal::AtLeast(80.0)),
+            ("% of overwriting, batch 1", Goal::None),
         ];
         self.receipts(plan, 1, 1, names)
     }
 
-    /// Receipts a second, the batch that formed, and the ratios to plain loops with that batch and with the whole window
-    /// as a batch (as many as `names` asks for). The loops run right behind the broker, in the same directory.
+    /// Receipts a second, the batch that formed, and the ratios to plain loops with that batch, growing and overwriting,
+    /// and with the whole window as a batch (as many as `names` asks for). The loops run right behind the broker, in the same directory.
     fn receipts<const N: usize>(
         self,
         plan: Plan,
@@ -285,7 +289,8 @@ impl Scenario {
         ];
         let mut figures = names.map(|(what, goal)| Figure::new(self.name(), "mqcore", what, goal));
         for _ in 0..plan.runs {
-            let unsaved = memory::stored_messages(&plan.mqcore(Status::Pull, false)?, COUNT)?.bytes() as f64;
+            let unsaved = Plan { server: None, ..plan }.mqcore(Status::Pull, false)?;
+            let unsaved = memory::stored_messages(&unsaved, COUNT)?.bytes() as f64;
             let directory = Scratch::new(self.name())?;
             let process = plan.saving(&directory)?;
             durable::save(&process, 1)?;
@@ -318,12 +323,18 @@ fn compared_with_disk(
     window: usize,
     directory: &Scratch,
     duration: Duration,
-) -> io::Result<[f64; 4]> {
+) -> io::Result<[f64; 5]> {
     let formed = (run.batch().round() as usize).max(1);
     let path = directory.path().join("plain");
-    let same_batch = plain_loop::rate(&path, formed, duration)?;
-    let whole_window = if formed == window { same_batch } else { plain_loop::rate(&path, window, duration)? };
-    Ok([run.rate(), run.batch(), run.rate() / same_batch * 100.0, run.rate() / whole_window * 100.0])
+    let same_batch = plain_loop::rate(&path, Target::Growing, formed, duration)?;
+    let overwriting = plain_loop::rate(&path, Target::Overwritten, formed, duration)?;
+    let whole_window = if formed == window {
+        same_batch
+    } else {
+        plain_loop::rate(&path, Target::Growing, window, duration)?
+    };
+    let percent_of = |plain: f64| run.rate() / plain * 100.0;
+    Ok([run.rate(), run.batch(), percent_of(same_batch), percent_of(overwriting), percent_of(whole_window)])
 }
 
 /// One run of one broker.

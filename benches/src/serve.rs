@@ -115,3 +115,27 @@ pub fn serve(options: Serve) -> Result<(), Box<dyn Error>> {
     runtime.block_on(server.stop(Duration::from_millis(100)));
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_process_under_test_is_told_what_to_save_and_where() {
+        let saving = Saving { delivery_handler: "at-least-once".into(), data_dir: "/tmp/a b".into() };
+        let told = Serve {
+            status: Status::Pull,
+            acknowledge: false,
+            shards: 2,
+            workers: 0,
+            saving: Some(saving.clone()),
+        };
+        let read = Serve::from_arguments(&told.arguments()).unwrap().saving.unwrap();
+        assert_eq!((read.delivery_handler, read.data_dir), (saving.delivery_handler, saving.data_dir));
+        let unsaved = Serve { saving: None, ..told };
+        assert!(Serve::from_arguments(&unsaved.arguments()).unwrap().saving.is_none());
+        let mut unknown = unsaved.arguments();
+        unknown.push("--sync".into());
+        assert!(Serve::from_arguments(&unknown).is_none());
+    }
+}

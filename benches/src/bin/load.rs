@@ -20,7 +20,8 @@ Measures mqcore, in a process of its own, and prints a table.
   --no-peers    mqcore only; otherwise also redis-server and nats-server where they are installed
   --shards N    shards of the server (0: one for each core)
   --server CMD  what to measure instead of this program's own server: started as CMD serve STATUS ACK SHARDS WORKERS,
-                it prints the line of JSON that `load serve` prints, and serves until its standard input is closed
+                it prints the line of JSON that `load serve` prints, and serves until its standard input is closed;
+                scenarios that save measure this program's own server all the same
   --workers N   threads of the server's runtime (0: one for each core)
   --json        JSON instead of the table
 ";

@@ -11,7 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use mqcore_broker::broker::Restored;
-use mqcore_broker::id::Sequence;
+use mqcore_broker::id::{ChannelName, Sequence};
 use mqcore_broker::record::{Definition, Progress, RecordError, decode_definition, decode_put};
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
@@ -142,12 +142,17 @@ impl DataDir {
             .map(|(key, value)| decode_definition(key, value))
             .collect::<Result<_, _>>()
             .map_err(unknown)?;
-        let mut messages = Vec::new();
+        let mut messages: Vec<Restored> = Vec::new();
         let mut unreadable = 0;
         let mut refused = None;
         journal.each_live(0, &mut |sequence, live| match live {
             Ok(live) => match restored(sequence, live.payload, live.touch) {
-                Ok(message) => messages.push(message),
+                Ok(mut message) => {
+                    if let Some(previous) = messages.last() {
+                        share_name(&mut message.put.queue.channel, &previous.put.queue.channel);
+                    }
+                    messages.push(message);
+                }
                 Err(error) => refused = Some(error),
             },
             Err(error) => {
@@ -169,6 +174,14 @@ fn restored(sequence: u64, payload: &[u8], touch: Option<&[u8]>) -> Result<Resto
         None => Progress { rank: sequence as i64, ..Progress::default() },
     };
     Ok(Restored { put: decode_put(payload)?, sequence: Sequence(sequence), progress })
+}
+
+/// Most messages follow one of their own channel. With a name each, freed later, the heap would be left with a hole
+/// beside every message.
+fn share_name(name: &mut ChannelName, previous: &ChannelName) {
+    if name == previous {
+        name.clone_from(previous);
+    }
 }
 
 fn read_format(text: &str) -> Option<usize> {
