@@ -7,10 +7,10 @@ on it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, Protocol
 
 from mqcore import _core
 
@@ -27,11 +27,15 @@ __all__ = [
     "verify",
 ]
 
-Progress = Callable[[int, int, int], object]
-"""Called while a shard is read, with its number, the octets that are read, and how many there are."""
-
 State = Literal["sealed", "open", "damaged", "spare"]
 FindingKind = Literal["torn", "damaged", "missing", "stray", "aside", "unreadable"]
+
+
+class Progress(Protocol):
+    """Called while a shard is read, with its number, the octets that are read, and how many there are."""
+
+    def __call__(self, shard: int, done: int, total: int, /) -> object:
+        """Take note; what is raised here ends the reading."""
 
 
 @dataclass(frozen=True, slots=True)
