@@ -19,6 +19,13 @@ use mqcore_journal::options::Options;
 use mqcore_journal::recovery::Report;
 use mqcore_journal::storage::FileStorage;
 
+/// The largest record in octets. Frames are limited to less (see [`FRAME_BYTES_MAX`]), so a peer's message always fits:
+/// one that did not would be taken for a fault of the disk.
+const RECORD_BYTES_MAX: u64 = 1 << 30;
+
+/// How large frames may be at most where messages are saved: a record adds the queue's address and a few octets.
+pub const FRAME_BYTES_MAX: u64 = RECORD_BYTES_MAX - 4096;
+
 /// Why a data directory cannot be used. Nothing was changed in it, unless its own words say so.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -31,7 +38,21 @@ pub enum DataDirError {
         /// What the system says.
         source: io::Error,
     },
-    /// Another broker runs on it.
+    /// There is none.
+    #[error("{path} is no data directory: {missing} is missing")]
+    Missing {
+        /// What was named.
+        path: PathBuf,
+        /// What should be there: the directory itself, or a file of it.
+        missing: PathBuf,
+    },
+    /// A broker runs on it, and only one that is stopped can be looked at.
+    #[error("{path} is used by a running broker; stop it first, because its files change all the time")]
+    Running {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Another broker runs on it, or somebody looks at it.
     #[error("{path} is used by another broker; stop that one, or choose another data directory")]
     Locked {
         /// The directory.
@@ -133,7 +154,12 @@ impl DataDir {
         let failed = |source| DataDirError::Journal { shard, source };
         let path = self.path.join(format!("shard-{shard}"));
         let storage = FileStorage::open(&path).map_err(|source| DataDirError::Io { path, source })?;
-        let options = Options { shard: shard as u32, now_ms, ..Options::default() };
+        let options = Options {
+            shard: shard as u32,
+            now_ms,
+            max_record_bytes: RECORD_BYTES_MAX as u32,
+            ..Options::default()
+        };
         let (journal, recovered) = Journal::open(storage, options, progress).map_err(failed)?;
         let unknown = |source| DataDirError::Record { shard, source };
         let definitions = recovered
@@ -168,7 +194,7 @@ impl DataDir {
     }
 }
 
-fn restored(sequence: u64, payload: &[u8], touch: Option<&[u8]>) -> Result<Restored, RecordError> {
+pub(crate) fn restored(sequence: u64, payload: &[u8], touch: Option<&[u8]>) -> Result<Restored, RecordError> {
     let progress = match touch {
         Some(touch) => Progress::decode(touch)?,
         None => Progress { rank: sequence as i64, ..Progress::default() },
@@ -184,7 +210,7 @@ fn share_name(name: &mut ChannelName, previous: &ChannelName) {
     }
 }
 
-fn read_format(text: &str) -> Option<usize> {
+pub(crate) fn read_format(text: &str) -> Option<usize> {
     let shards = text.trim().strip_prefix("mqcore data 1, shards ")?.parse().ok()?;
     (1..=crate::config::SHARDS_MAX).contains(&shards).then_some(shards)
 }
