@@ -115,6 +115,8 @@ impl Writer {
                     }
                     self.commit(sync);
                     if self.housekept.elapsed() >= HOUSEKEEPING {
+                        // Consumers that go on must not keep publishers out: nobody else would look for space then.
+                        self.retry();
                         self.keep_house();
                     }
                 }
