@@ -11,6 +11,8 @@ use mqcore_wire::codec::Limits;
 
 pub use mqcore_session::any::Protocol;
 
+use crate::data_dir::FRAME_BYTES_MAX;
+
 /// Everything that can be set. `Config::default()` listens nowhere and is still a whole broker, reached by
 /// [`connect_local`](crate::server::Server::connect_local).
 #[derive(Debug, Clone)]
@@ -124,6 +126,11 @@ impl Config {
         }
         if self.output_bytes_max < 4096 {
             return out_of_range("output_bytes_max", self.output_bytes_max, "at least 4096 octets");
+        }
+        if self.data_dir.is_some() && self.limits.frame_bytes_max > FRAME_BYTES_MAX {
+            let value = self.limits.frame_bytes_max;
+            let why = "at most 1 GiB - 4 KiB with a data directory";
+            return Err(ConfigError::OutOfRange { name: "frame_bytes_max", value, why });
         }
         if self.limits.frame_bytes_max < 1024 {
             let value = self.limits.frame_bytes_max;
@@ -307,6 +314,9 @@ mod tests {
         assert_eq!(Config::default().check(), Ok(()));
         let broken = Config { shards: 17, ..Config::default() };
         assert!(matches!(broken.check(), Err(ConfigError::OutOfRange { name: "shards", .. })));
+        let limits = Limits { frame_bytes_max: 1 << 30, ..Limits::default() };
+        let broken = Config { limits, data_dir: Some("data".into()), ..Config::default() };
+        assert!(matches!(broken.check(), Err(ConfigError::OutOfRange { name: "frame_bytes_max", .. })));
         let broken = Config { output_bytes_max: 1, ..Config::default() };
         assert!(matches!(broken.check(), Err(ConfigError::OutOfRange { name: "output_bytes_max", .. })));
     }

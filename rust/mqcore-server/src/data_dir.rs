@@ -19,6 +19,13 @@ use mqcore_journal::options::Options;
 use mqcore_journal::recovery::Report;
 use mqcore_journal::storage::FileStorage;
 
+/// The largest record in octets. Frames are limited to less (see [`FRAME_BYTES_MAX`]), so a peer's message always fits:
+/// one that did not would be taken for a fault of the disk.
+const RECORD_BYTES_MAX: u64 = 1 << 30;
+
+/// How large frames may be at most where messages are saved: a record adds the queue's address and a few octets.
+pub const FRAME_BYTES_MAX: u64 = RECORD_BYTES_MAX - 4096;
+
 /// Why a data directory cannot be used. Nothing was changed in it, unless its own words say so.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -133,7 +140,12 @@ impl DataDir {
         let failed = |source| DataDirError::Journal { shard, source };
         let path = self.path.join(format!("shard-{shard}"));
         let storage = FileStorage::open(&path).map_err(|source| DataDirError::Io { path, source })?;
-        let options = Options { shard: shard as u32, now_ms, ..Options::default() };
+        let options = Options {
+            shard: shard as u32,
+            now_ms,
+            max_record_bytes: RECORD_BYTES_MAX as u32,
+            ..Options::default()
+        };
         let (journal, recovered) = Journal::open(storage, options, progress).map_err(failed)?;
         let unknown = |source| DataDirError::Record { shard, source };
         let definitions = recovered

@@ -204,3 +204,23 @@ async fn settle_waits_for_what_is_being_written() {
     assert!(waiting.iter().all(|message| message.saved));
     server.stop(Duration::ZERO).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_largest_message_that_a_peer_can_send_is_saved_like_any_other() {
+    let directory = Directory::new();
+    let server = start(&directory.0, 1).await.expect("it starts");
+    let mut peer = Peer::connect(&server).await;
+    let mut frame = Frame { id: b"big", target: b"q", pending_acknowledge: true, ..Frame::new(Kind::QUEUE) };
+    let head = frame.head_size(u64::from(u32::MAX));
+    let payload = vec![7; (Limits::default().frame_bytes_max - head as u64) as usize];
+    frame.payload = &payload;
+    peer.send(&frame).await;
+    assert_eq!(peer.receive().await, (Kind::ACKNOWLEDGE, "big".to_owned(), false));
+    peer.save("q", "small").await;
+    server.stop(Duration::from_secs(5)).await;
+    let server = start(&directory.0, 1).await.expect("it starts again");
+    let waiting = server.waiting(QueueAddress::parse("q").unwrap(), 10).await.expect("it came back");
+    let sizes: Vec<_> = waiting.iter().map(|waiting| waiting.message.body().len()).collect();
+    assert_eq!(sizes, [payload.len(), b"payload".len()]);
+    server.stop(Duration::ZERO).await;
+}
