@@ -20,6 +20,7 @@ __all__ = [
     "Frame",
     "Headers",
     "Incoming",
+    "JournalMessages",
     "Membership",
     "Message",
     "QueueView",
@@ -29,6 +30,7 @@ __all__ = [
     "connect",
     "end_delivering",
     "join_strays",
+    "journal_inspect",
     "policies",
     "policy_decision",
     "tmqp_decode",
@@ -297,6 +299,24 @@ def tmqp_decode(
 def tmqp_encode(frame: Frame) -> bytes: ...
 def policy_decision(policy: str, step: str, *, positive: bool = True) -> Decision: ...
 def policies() -> list[str]: ...
+
+# journal
+
+def journal_inspect(path: str, progress: Callable[[int, int, int], object], thorough: bool) -> dict[str, Any]: ...
+
+@final
+class JournalMessages:
+    """Saved messages of one queue: its address, the message, attempts, and when it was received, in Unix ms."""
+
+    def __new__(cls, path: str, queue: str, progress: Callable[[int, int, int], object]) -> JournalMessages: ...
+    @property
+    def damaged(self) -> bool:
+        """Whether messages may be missing here."""
+    @property
+    def count(self) -> int:
+        """How many there were at first."""
+    def __iter__(self) -> JournalMessages: ...
+    def __next__(self) -> tuple[str, Message, int, int]: ...
 
 # client
 #

@@ -7,6 +7,8 @@
     ├── InvalidArgument (ValueError)           an argument that cannot be said: a name, a header, an id
     ├── NotRunning (RuntimeError)              the embedded broker is stopped
     │   └── Forked                             broker or client, made before fork()
+    ├── DataDirError                           DataDirBusy · DataDirDamaged · DataDirMissing (LookupError)
+    │                                          DataDirUnreadable
     ├── TransportError (ConnectionError)       ConnectFailed · ConnectionLost · Draining · ListenFailed
     ├── HandshakeError                         VersionMismatch · AuthFailed (PermissionError)
     ├── ProtocolError                          BadFrame · TooLarge · BadAnswer
@@ -36,6 +38,11 @@ __all__ = [
     "ConfirmTimeout",
     "ConnectFailed",
     "ConnectionLost",
+    "DataDirBusy",
+    "DataDirDamaged",
+    "DataDirError",
+    "DataDirMissing",
+    "DataDirUnreadable",
     "Draining",
     "Forked",
     "HandshakeError",
@@ -77,6 +84,26 @@ class NotRunning(MqcoreError, RuntimeError):
 class Forked(NotRunning):
     """The broker was started before ``os.fork()`` and is used in the child, where its threads do not
     exist."""
+
+
+class DataDirError(MqcoreError):
+    """The data directory of a stopped broker could not be looked at."""
+
+
+class DataDirBusy(DataDirError):
+    """A broker runs on it."""
+
+
+class DataDirDamaged(DataDirError):
+    """Something in it is not what was written."""
+
+
+class DataDirMissing(DataDirError, LookupError):
+    """There is no such directory, or no such queue in it."""
+
+
+class DataDirUnreadable(DataDirError):
+    """The system refuses to read it, or it is of another version of mqcore."""
 
 
 class TransportError(MqcoreError, ConnectionError):

@@ -22,7 +22,7 @@ class ExitCode(IntEnum):
     UNREACHABLE = 5
     """No broker there, or no answer in time."""
     DAMAGED = 6
-    """What arrived is not what the protocol allows."""
+    """What arrived is not what the protocol allows, or what was saved is not what was written."""
     BUSY = 7
     """Busy or at a limit: try later."""
     DEFECT = 70
@@ -40,6 +40,10 @@ _CODES: tuple[tuple[type[errors.MqcoreError], ExitCode], ...] = (
     (errors.AuthFailed, ExitCode.NOT_ALLOWED),
     (errors.Busy, ExitCode.BUSY),
     (errors.LimitExceeded, ExitCode.BUSY),
+    (errors.DataDirBusy, ExitCode.BUSY),
+    (errors.DataDirDamaged, ExitCode.DAMAGED),
+    (errors.DataDirMissing, ExitCode.NOT_FOUND),
+    (errors.DataDirError, ExitCode.USAGE),
     (errors.ConfigError, ExitCode.USAGE),
     (errors.ListenFailed, ExitCode.USAGE),
     (errors.TransportError, ExitCode.UNREACHABLE),

@@ -77,6 +77,11 @@ pub enum JournalError {
 }
 
 impl JournalError {
+    /// Whether it says that bytes are not what was written.
+    pub fn is_damage(&self) -> bool {
+        matches!(self, Self::Damaged { .. } | Self::NotLive(_))
+    }
+
     pub(crate) fn io(doing: &'static str, file: &str, error: &io::Error) -> Self {
         Self::Io { doing, file: file.to_owned(), kind: error.kind(), message: error.to_string() }
     }

@@ -35,13 +35,22 @@ pub struct Journal<S: Storage> {
     pub(crate) identity: u64,
     pub(crate) state: State,
     pub(crate) condition: Condition,
-    /// Segments with something to write, oldest first. Never empty; the last is the one that records go to.
+    /// Segments with something to write, oldest first. Never empty once it is open; the last is the one that records
+    /// go to.
     pub(crate) tail: VecDeque<Writer<S::File>>,
     pub(crate) spare: Option<Spare<S::File>>,
     pub(crate) next_segment: u32,
     pub(crate) moving: Option<Move>,
     pub(crate) quarantined: u64,
     files: RefCell<Vec<(u32, S::File)>>,
+}
+
+/// What opening has to put in order before anything is written.
+#[derive(Debug)]
+pub(crate) struct Endings {
+    pub(crate) tails: Vec<recovery::Tail>,
+    pub(crate) closings: Vec<recovery::Closing>,
+    pub(crate) leftovers: Vec<recovery::Leftover>,
 }
 
 /// A segment that is made but not begun.
@@ -97,8 +106,21 @@ impl<S: Storage> Journal<S> {
         options: Options,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(Self, Recovered), JournalError> {
+        let (mut journal, mut recovered, endings) = Self::unopened(storage, options, progress)?;
+        journal.put_leftovers_away(&endings.leftovers)?;
+        journal.begin_anew(&endings.tails, &endings.closings)?;
+        recovered.next_sequence = journal.state.next_sequence;
+        Ok((journal, recovered))
+    }
+
+    /// Reads what is there and changes nothing: a journal without a segment to write, from which only the functions
+    /// that read may be called.
+    pub(crate) fn unopened(
+        storage: S,
+        options: Options,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(Self, Recovered, Endings), JournalError> {
         let options = options.bounded();
-        let found = recovery::recover(&storage, &options, progress)?;
         let Found {
             identity,
             state,
@@ -109,8 +131,14 @@ impl<S: Storage> Journal<S> {
             closings,
             leftovers,
             quarantined,
-        } = found;
-        let mut journal = Self {
+        } = recovery::recover(&storage, &options, progress)?;
+        report.live = state.puts.len() as u64;
+        let recovered = Recovered {
+            definitions: definitions.into_iter().map(|(key, value)| (key.into_vec(), value)).collect(),
+            next_sequence: state.next_sequence,
+            report,
+        };
+        let journal = Self {
             storage,
             options,
             identity,
@@ -123,15 +151,7 @@ impl<S: Storage> Journal<S> {
             quarantined,
             files: RefCell::default(),
         };
-        journal.put_leftovers_away(&leftovers)?;
-        journal.begin_anew(&tails, &closings)?;
-        report.live = journal.state.puts.len() as u64;
-        let recovered = Recovered {
-            definitions: definitions.into_iter().map(|(key, value)| (key.into_vec(), value)).collect(),
-            next_sequence: journal.state.next_sequence,
-            report,
-        };
-        Ok((journal, recovered))
+        Ok((journal, recovered, Endings { tails, closings, leftovers }))
     }
 
     /// Buffers a record that is live until it is settled. Its number must be larger than any before.

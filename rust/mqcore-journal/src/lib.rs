@@ -9,12 +9,14 @@
 //! | [`journal`] | opening, putting, settling, writing, syncing, reading |
 //! | [`maintenance`] | housekeeping: what is unlinked, what is moved, what is set aside |
 //! | [`recovery`] | what opening found, in words and numbers |
+//! | [`inspection`] | the same without opening: reading alone |
 //! | [`storage`] | files: real ones, and some in memory that crash on demand |
 //! | [`options`], [`stats`], [`error`] | limits and sizes, what is counted, what can go wrong |
 
 pub mod error;
 mod format;
 mod index;
+pub mod inspection;
 pub mod journal;
 pub mod maintenance;
 pub mod options;

@@ -166,7 +166,7 @@ impl fmt::Display for TornTail {
         let Self { segment, offset, bytes, records } = self;
         write!(
             formatter,
-            "segment {segment}: a crash left its end unfinished; {bytes} bytes from {offset} on were cut, with \
+            "segment {segment}: a crash left its end unfinished; {bytes} bytes from {offset} on do not count, with \
              {records} whole records among them, none of which was ever confirmed"
         )
     }

@@ -2,11 +2,13 @@
 
 mod file;
 mod memory;
+mod read_only;
 
 use std::io;
 
 pub use file::FileStorage;
 pub use memory::{Call, Fault, MemoryFile, MemoryStorage};
+pub use read_only::ReadOnlyStorage;
 
 /// One flat directory of files.
 ///

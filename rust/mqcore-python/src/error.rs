@@ -3,6 +3,7 @@
 
 use mqcore_broker::id::NameError;
 use mqcore_server::config::ConfigError as ServerConfigError;
+use mqcore_server::data_dir::DataDirError;
 use mqcore_server::server::StartError;
 use mqcore_wire::error::WireError;
 use pyo3::exceptions::PyRuntimeError;
@@ -10,6 +11,10 @@ use pyo3::prelude::*;
 
 pyo3::import_exception!(mqcore.errors, BadFrame);
 pyo3::import_exception!(mqcore.errors, ConfigError);
+pyo3::import_exception!(mqcore.errors, DataDirBusy);
+pyo3::import_exception!(mqcore.errors, DataDirDamaged);
+pyo3::import_exception!(mqcore.errors, DataDirMissing);
+pyo3::import_exception!(mqcore.errors, DataDirUnreadable);
 pyo3::import_exception!(mqcore.errors, Forked);
 pyo3::import_exception!(mqcore.errors, ListenFailed);
 pyo3::import_exception!(mqcore.errors, NotRunning);
@@ -36,6 +41,23 @@ pub(crate) fn start(error: &StartError) -> PyErr {
 /// What is wrong with a setting.
 pub(crate) fn config(error: &ServerConfigError) -> PyErr {
     ConfigError::new_err(error.to_string())
+}
+
+/// Why a stopped broker's data directory cannot be looked at.
+pub(crate) fn data_dir(error: &DataDirError) -> PyErr {
+    let words = error.to_string();
+    match error {
+        DataDirError::Missing { .. } => DataDirMissing::new_err(words),
+        DataDirError::Running { .. } | DataDirError::Locked { .. } => DataDirBusy::new_err(words),
+        DataDirError::Record { .. } => DataDirDamaged::new_err(words),
+        DataDirError::Journal { source, .. } if source.is_damage() => DataDirDamaged::new_err(words),
+        _ => DataDirUnreadable::new_err(words),
+    }
+}
+
+/// A queue that nobody declared and for which nothing is saved.
+pub(crate) fn no_saved_queue(queue: &str) -> PyErr {
+    DataDirMissing::new_err(format!("there is no queue {queue} in the data directory"))
 }
 
 /// What is wrong with a name.

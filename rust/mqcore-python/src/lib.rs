@@ -11,6 +11,7 @@ mod dispatcher;
 mod error;
 mod frame;
 mod handler;
+mod journal;
 mod load;
 mod message;
 mod port;
@@ -33,6 +34,8 @@ mod _core {
     use crate::decision::{Decision, policies, policy_decision};
     #[pymodule_export]
     use crate::frame::{Frame, tmqp_decode, tmqp_encode};
+    #[pymodule_export]
+    use crate::journal::{JournalMessages, journal_inspect};
     #[pymodule_export]
     use crate::message::{Headers, Message};
     #[pymodule_export]

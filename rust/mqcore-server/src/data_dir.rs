@@ -38,7 +38,21 @@ pub enum DataDirError {
         /// What the system says.
         source: io::Error,
     },
-    /// Another broker runs on it.
+    /// There is none.
+    #[error("{path} is no data directory: {missing} is missing")]
+    Missing {
+        /// What was named.
+        path: PathBuf,
+        /// What should be there: the directory itself, or a file of it.
+        missing: PathBuf,
+    },
+    /// A broker runs on it, and only one that is stopped can be looked at.
+    #[error("{path} is used by a running broker; stop it first, because its files change all the time")]
+    Running {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Another broker runs on it, or somebody looks at it.
     #[error("{path} is used by another broker; stop that one, or choose another data directory")]
     Locked {
         /// The directory.
@@ -175,7 +189,7 @@ impl DataDir {
     }
 }
 
-fn restored(sequence: u64, payload: &[u8], touch: Option<&[u8]>) -> Result<Restored, RecordError> {
+pub(crate) fn restored(sequence: u64, payload: &[u8], touch: Option<&[u8]>) -> Result<Restored, RecordError> {
     let progress = match touch {
         Some(touch) => Progress::decode(touch)?,
         None => Progress { rank: sequence as i64, ..Progress::default() },
@@ -183,7 +197,7 @@ fn restored(sequence: u64, payload: &[u8], touch: Option<&[u8]>) -> Result<Resto
     Ok(Restored { put: decode_put(payload)?, sequence: Sequence(sequence), progress })
 }
 
-fn read_format(text: &str) -> Option<usize> {
+pub(crate) fn read_format(text: &str) -> Option<usize> {
     let shards = text.trim().strip_prefix("mqcore data 1, shards ")?.parse().ok()?;
     (1..=crate::config::SHARDS_MAX).contains(&shards).then_some(shards)
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::Storage;
 
 /// The file whose lock says that the directory is in use.
-const LOCK: &str = "lock";
+pub(super) const LOCK: &str = "lock";
 
 /// A directory of real files. One process holds it at a time: two writers of one log would destroy it.
 #[derive(Debug)]
@@ -40,13 +40,7 @@ impl Storage for FileStorage {
     type File = File;
 
     fn list(&self) -> io::Result<Vec<String>> {
-        let mut names = Vec::new();
-        for entry in fs::read_dir(&self.directory)? {
-            if let Ok(name) = entry?.file_name().into_string() {
-                names.push(name);
-            }
-        }
-        Ok(names)
+        names(&self.directory)
     }
 
     fn create(&self, name: &str, length: u64) -> io::Result<File> {
@@ -101,8 +95,19 @@ impl Storage for FileStorage {
     }
 }
 
+/// What a directory holds. Names that are no text are none of a journal's.
+pub(super) fn names(directory: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        if let Ok(name) = entry?.file_name().into_string() {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
 /// A signal may interrupt a call before it did anything.
-fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+pub(super) fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -135,12 +140,12 @@ fn reserve(file: &File, length: u64) -> io::Result<()> {
 }
 
 #[cfg(unix)]
-mod position {
+pub(super) mod position {
     use std::fs::File;
     use std::io;
     use std::os::unix::fs::FileExt;
 
-    pub(super) fn read(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    pub(in super::super) fn read(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         file.read_at(buffer, offset)
     }
 
@@ -150,12 +155,12 @@ mod position {
 }
 
 #[cfg(windows)]
-mod position {
+pub(super) mod position {
     use std::fs::File;
     use std::io;
     use std::os::windows::fs::FileExt;
 
-    pub(super) fn read(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    pub(in super::super) fn read(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         file.seek_read(buffer, offset)
     }
 

@@ -1,0 +1,217 @@
+"""What a stopped broker left in its data directory: looked at, checked, read. Nothing in there is changed.
+
+A broker that runs holds its directory; these functions then raise `DataDirBusy`. While they read, no broker can start
+on it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal, Protocol
+
+from mqcore import _core
+
+__all__ = [
+    "Finding",
+    "Listing",
+    "Progress",
+    "SavedMessages",
+    "Segment",
+    "StoredMessage",
+    "Verification",
+    "messages",
+    "segments",
+    "verify",
+]
+
+State = Literal["sealed", "open", "damaged", "spare"]
+FindingKind = Literal["torn", "damaged", "missing", "stray", "aside", "unreadable"]
+
+
+class Progress(Protocol):
+    """Called while a shard is read, with its number, the octets that are read, and how many there are."""
+
+    def __call__(self, shard: int, done: int, total: int, /) -> object:
+        """Take note; what is raised here ends the reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One file of a shard's journal."""
+
+    shard: int
+    number: int
+    """As in its name."""
+    records: int
+    """Of every kind, lost ones among them."""
+    live: int
+    """Messages in it that are not settled."""
+    bytes: int
+    """The length of its file."""
+    state: State
+    """``sealed``: something says where it ends. ``open``: it was written to last. ``damaged``. ``spare``: made ahead,
+    nothing in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a data directory holds."""
+
+    shards: int
+    segments: tuple[Segment, ...]
+    """By shard and number."""
+    definitions: int
+    """Channels and queues that are defined."""
+
+    @property
+    def records(self) -> int:
+        """Records of all segments."""
+        return sum(segment.records for segment in self.segments)
+
+    @property
+    def live(self) -> int:
+        """Saved messages that are not settled."""
+        return sum(segment.live for segment in self.segments)
+
+    @property
+    def bytes(self) -> int:
+        """What all segment files take."""
+        return sum(segment.bytes for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that a sound directory, whose broker was stopped, does not have."""
+
+    shard: int
+    kind: FindingKind
+    text: str
+    """What it is and where."""
+    meaning: str
+    """What it means for what was promised."""
+
+    @property
+    def is_damage(self) -> bool:
+        """Whether something that was confirmed may be lost."""
+        return self.kind not in ("torn", "aside")
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What reading everything found."""
+
+    listing: Listing
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether something that was confirmed may be lost."""
+        return any(finding.is_damage for finding in self.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A saved message that is not settled."""
+
+    queue: str
+    """``channel/id``."""
+    id: str
+    """Empty if it has none."""
+    source: str | None
+    """The id of the client that produced it, if anybody knows."""
+    headers: tuple[tuple[str, str], ...]
+    """Keys and values, those of one key together; a key may repeat."""
+    body: bytes
+    attempts: int
+    """How often it was handed out, as far as that was saved."""
+    high_priority: bool
+    received: datetime
+    """When the broker took it from its producer, in UTC."""
+
+
+class SavedMessages:
+    """The saved messages of one queue, in the order in which they would be handed out. Each is read when it is its
+    turn; to be iterated once."""
+
+    def __init__(self, source: _core.JournalMessages) -> None:
+        self._source = source
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the directory has damage, so that messages may be missing here. `verify` says which."""
+        return self._source.damaged
+
+    def __len__(self) -> int:
+        return self._source.count
+
+    def __iter__(self) -> Iterator[StoredMessage]:
+        for queue, message, attempts, received_ms in self._source:
+            pairs = tuple((key, value) for key in message.headers for value in message.headers.get_all(key))
+            yield StoredMessage(
+                queue=queue,
+                id=message.id,
+                source=message.source,
+                headers=pairs,
+                body=message.body,
+                attempts=attempts,
+                high_priority=message.high_priority,
+                received=datetime.fromtimestamp(received_ms / 1000, UTC),
+            )
+
+
+def segments(data_dir: str | os.PathLike[str], *, progress: Progress | None = None) -> Listing:
+    """Return the segments of the data directory of a stopped broker.
+
+    Raises `DataDirBusy` while a broker runs on it, `DataDirMissing`, and `DataDirUnreadable` of a later version.
+    """
+    return _inspect(data_dir, progress, thorough=False).listing
+
+
+def verify(data_dir: str | os.PathLike[str], *, progress: Progress | None = None) -> Verification:
+    """Read everything with its checksums, and every definition and message as a start would, and say what was found.
+
+    Damage is not raised but returned; what is raised is the same as for `segments`.
+    """
+    return _inspect(data_dir, progress, thorough=True)
+
+
+def messages(data_dir: str | os.PathLike[str], queue: str, *, progress: Progress | None = None) -> SavedMessages:
+    """Return the saved messages of a queue, in its order, without taking them.
+
+    Raises the same as `segments`; `DataDirMissing` also if there is no such queue; and, while they are iterated,
+    `DataDirDamaged` if one cannot be read any more.
+    """
+    return SavedMessages(_core.JournalMessages(os.fspath(data_dir), queue, progress or _unseen))
+
+
+def _inspect(data_dir: str | os.PathLike[str], progress: Progress | None, *, thorough: bool) -> Verification:
+    seen = _core.journal_inspect(os.fspath(data_dir), progress or _unseen, thorough)
+    found = tuple(Segment(*row) for row in seen["segments"])
+    listing = Listing(seen["shards"], found, seen["definitions"])
+    return Verification(listing, tuple(_finding(shard, kind, text) for shard, kind, text in seen["findings"]))
+
+
+# Text is completed here where the journal gives only a name or a count, and every kind gets its meaning.
+_TEXTS: dict[str, str] = {
+    "stray": "{} does not belong to this journal any more",
+    "aside": "{} damaged segments stand aside (*.quarantined)",
+}
+_MEANINGS: dict[FindingKind, str] = {
+    "torn": "Nothing that was confirmed is lost; the next start goes on before it.",
+    "damaged": "What was confirmed as saved may be lost here; everything that can still be read will be served.",
+    "missing": "What was saved in there is lost, unless the broker was killed while it started for the first time.",
+    "stray": "It is not read; if it was put back from a copy, what it held is not served.",
+    "aside": "They were reported when they were found, and what could be read was copied out of them before.",
+    "unreadable": "A start reports it or refuses, because another version wrote it or the disk changed it.",
+}
+
+
+def _finding(shard: int, kind: FindingKind, text: str) -> Finding:
+    return Finding(shard, kind, _TEXTS.get(kind, "{}").format(text), _MEANINGS[kind])
+
+
+def _unseen(_shard: int, _done: int, _total: int) -> None:
+    return

@@ -1,0 +1,90 @@
+//! Files of one directory of the operating system, to be looked at: opened for reading alone, never made, never changed.
+
+use std::fs::{File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::Storage;
+use super::file::{LOCK, again, names, position};
+
+/// A directory of real files that nobody writes to meanwhile. Several processes may look at once.
+#[derive(Debug)]
+pub struct ReadOnlyStorage {
+    directory: PathBuf,
+    /// Held, so that no writer begins before this is dropped. `None`: no writer ever made one, as in a copy.
+    _lock: Option<File>,
+}
+
+impl ReadOnlyStorage {
+    /// Takes a directory that exists.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if a writer has it; whatever the system says otherwise.
+    pub fn open(directory: impl AsRef<Path>) -> io::Result<Self> {
+        let directory = directory.as_ref().to_path_buf();
+        let lock = match File::open(directory.join(LOCK)) {
+            Ok(lock) => match lock.try_lock_shared() {
+                Ok(()) => Some(lock),
+                Err(TryLockError::WouldBlock) => return Err(io::ErrorKind::WouldBlock.into()),
+                Err(TryLockError::Error(error)) => return Err(error),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        Ok(Self { directory, _lock: lock })
+    }
+}
+
+/// What every attempt at a change gets.
+fn refused<T>() -> io::Result<T> {
+    Err(io::ErrorKind::ReadOnlyFilesystem.into())
+}
+
+impl Storage for ReadOnlyStorage {
+    type File = File;
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        names(&self.directory)
+    }
+
+    fn create(&self, _name: &str, _length: u64) -> io::Result<File> {
+        refused()
+    }
+
+    /// For reading alone, whatever the caller would like.
+    fn open(&self, name: &str) -> io::Result<File> {
+        File::open(self.directory.join(name))
+    }
+
+    fn length(&self, file: &File) -> io::Result<u64> {
+        Ok(file.metadata()?.len())
+    }
+
+    fn read_at(&self, file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        again(|| position::read(file, buffer, offset))
+    }
+
+    fn write_at(&self, _file: &File, _offset: u64, _bytes: &[u8]) -> io::Result<usize> {
+        refused()
+    }
+
+    fn set_length(&self, _file: &File, _length: u64) -> io::Result<()> {
+        refused()
+    }
+
+    fn sync_data(&self, _file: &File) -> io::Result<()> {
+        refused()
+    }
+
+    fn rename(&self, _from: &str, _to: &str) -> io::Result<()> {
+        refused()
+    }
+
+    fn remove(&self, _name: &str) -> io::Result<()> {
+        refused()
+    }
+
+    fn sync_directory(&self) -> io::Result<()> {
+        refused()
+    }
+}

@@ -1,0 +1,159 @@
+//! A stopped broker's data directory for `mqcore.journal`: plain values, and the messages of one queue one by one.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use mqcore_broker::id::QueueAddress;
+use mqcore_server::data_dir::DataDirError;
+use mqcore_server::inspection::{InspectedShard, Place, StoppedDataDir};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error;
+use crate::message::Message;
+
+type SegmentRow = (usize, u32, u64, u64, u64, &'static str);
+type FindingRow = (usize, &'static str, String);
+
+/// Reads all shards. `progress` is called with octets done and in all; what it raises ends the reading.
+///
+/// `thorough` also reads every definition and message as a start would.
+#[pyfunction]
+pub(crate) fn journal_inspect(
+    py: Python<'_>,
+    path: PathBuf,
+    progress: &Bound<'_, PyAny>,
+    thorough: bool,
+) -> PyResult<Py<PyDict>> {
+    let directory = StoppedDataDir::open(&path).map_err(|error| error::data_dir(&error))?;
+    let mut segments: Vec<SegmentRow> = Vec::new();
+    let mut findings: Vec<FindingRow> = Vec::new();
+    let mut definitions = 0;
+    for shard in 0..directory.shards() {
+        let inspected = inspect(py, &directory, shard, progress)?;
+        segments.extend(inspected.segments().iter().map(|segment| {
+            let stats = segment.stats;
+            (shard, stats.number, stats.records, stats.live, stats.file_bytes, segment.state.as_str())
+        }));
+        definitions += inspected.definition_count();
+        findings.extend(found(&inspected).into_iter().map(|(kind, words)| (shard, kind, words)));
+        if thorough {
+            let mut show = |words| findings.push((shard, "unreadable", words));
+            // Given away, because a shard cannot be shared between threads.
+            py.detach(move || inspected.each_unreadable(&mut show));
+            py.check_signals()?;
+        }
+    }
+    let dict = PyDict::new(py);
+    dict.set_item("shards", directory.shards())?;
+    dict.set_item("segments", segments)?;
+    dict.set_item("definitions", definitions)?;
+    dict.set_item("findings", findings)?;
+    Ok(dict.unbind())
+}
+
+fn found(shard: &InspectedShard) -> Vec<(&'static str, String)> {
+    let Some(report) = shard.report() else {
+        return vec![("missing", "it has no segments".to_owned())];
+    };
+    let torn = report.torn.iter().map(|torn| ("torn", torn.to_string()));
+    let damaged = report.damaged.iter().map(|damage| ("damaged", damage.to_string()));
+    let missing = report.missing.iter().map(|missing| ("missing", missing.to_string()));
+    let stray = report.strays.iter().map(|name| ("stray", name.clone()));
+    let aside = (report.quarantined > 0).then(|| ("aside", report.quarantined.to_string()));
+    torn.chain(damaged).chain(missing).chain(stray).chain(aside).collect()
+}
+
+fn inspect(
+    py: Python<'_>,
+    directory: &StoppedDataDir,
+    shard: usize,
+    progress: &Bound<'_, PyAny>,
+) -> PyResult<InspectedShard> {
+    let progress = progress.clone().unbind();
+    let mut raised = None;
+    let inspected = py.detach(|| {
+        directory.inspect(shard, &mut |done, total| {
+            if raised.is_none() {
+                raised = Python::attach(|py| {
+                    py.check_signals().and_then(|()| progress.call1(py, (shard, done, total))).err()
+                });
+            }
+        })
+    });
+    match raised {
+        Some(raised) => Err(raised),
+        None => inspected.map_err(|error| error::data_dir(&error)),
+    }
+}
+
+/// The saved messages of one queue, in its order. Holds their places, and reads each when it is asked for.
+#[pyclass(frozen, module = "mqcore._core")]
+pub(crate) struct JournalMessages {
+    /// Keeps brokers away until this is dropped.
+    _directory: StoppedDataDir,
+    rest: Mutex<Vec<Rest>>,
+    /// Whether anything in the directory is damaged, so that messages may be missing here.
+    #[pyo3(get)]
+    damaged: bool,
+    #[pyo3(get)]
+    count: usize,
+}
+
+struct Rest {
+    shard: InspectedShard,
+    places: std::vec::IntoIter<Place>,
+}
+
+#[pymethods]
+impl JournalMessages {
+    #[new]
+    fn new(py: Python<'_>, path: PathBuf, queue: &str, progress: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let address = QueueAddress::parse(queue).map_err(|reason| error::name(queue, reason))?;
+        let directory = StoppedDataDir::open(&path).map_err(|error| error::data_dir(&error))?;
+        let (mut rest, mut damaged, mut defined, mut count) = (Vec::new(), false, false, 0);
+        for number in 0..directory.shards() {
+            let shard = inspect(py, &directory, number, progress)?;
+            let (shard, (places, unreadable)) = py.detach(|| {
+                let places = shard.places(&address);
+                (shard, places)
+            });
+            defined |= shard.defines(&address);
+            damaged |= unreadable > 0 || shard.report().is_none_or(|report| report.is_alarming());
+            count += places.len();
+            if !places.is_empty() {
+                rest.push(Rest { shard, places: places.into_iter() });
+            }
+        }
+        if !defined && count == 0 {
+            return Err(error::no_saved_queue(queue));
+        }
+        Ok(Self { _directory: directory, rest: Mutex::new(rest), damaged, count })
+    }
+
+    fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    /// Queue, message, attempts and when it was received, in Unix milliseconds.
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<(String, Message, u16, u64)>> {
+        let next = py.detach(|| self.take()).map_err(|error| error::data_dir(&error))?;
+        Ok(next.map(|(restored, attempts)| {
+            let put = restored.put;
+            (put.queue.to_string(), Message::new(put.message), attempts, put.received.0)
+        }))
+    }
+}
+
+impl JournalMessages {
+    fn take(&self) -> Result<Option<(mqcore_broker::broker::Restored, u16)>, DataDirError> {
+        let mut rest = self.rest.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(first) = rest.first_mut() {
+            if let Some(place) = first.places.next() {
+                return first.shard.message(place).map(Some);
+            }
+            rest.remove(0);
+        }
+        Ok(None)
+    }
+}
