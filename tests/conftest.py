@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,12 +74,18 @@ class ServedBroker:
 
 @contextlib.contextmanager
 def serving(
-    *arguments: str, environment: dict[str, str] | None = None, cwd: Path | None = None
+    *arguments: str,
+    environment: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    under: Sequence[str] = (),
 ) -> Iterator[ServedBroker]:
-    """Run `mqcore serve` with these arguments until the block ends. Ports are free ones unless `--listen` is given."""
+    """Run `mqcore serve` with these arguments until the block ends. Ports are free ones unless `--listen` is given.
+
+    `under` is a command that runs it, and must leave it the process id.
+    """
     ports = () if "--listen" in arguments or "--app" in arguments else ("--listen", "tmqp://127.0.0.1:0")
     process = subprocess.Popen(
-        [sys.executable, "-m", "mqcore", "serve", *ports, *arguments],
+        [*under, sys.executable, "-m", "mqcore", "serve", *ports, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

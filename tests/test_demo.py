@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from conftest import ROOT, clean_environment
 
 
@@ -26,6 +28,7 @@ def test_every_promise_of_the_demonstration_is_kept() -> None:
     assert "every file arrived as often as promised" in result.stdout
     for status in ("broadcast", "push", "roundrobin", "pull", "cache", "paused", "stopped"):
         assert f"library-{status}/0" in result.stdout
+    assert "library-durable/0" in result.stdout
     assert " NO" not in result.stdout
 
 
@@ -33,21 +36,22 @@ def test_the_demonstration_also_holds_for_a_few_files() -> None:
     assert run_demo("--files", "12").returncode == 0
 
 
-def test_a_broken_promise_is_seen_and_fails() -> None:
-    # A consumer that damages what it reads stands for a broker that does.
-    damage = (
-        "import sys, mqcore.demo.tmqp as part, mqcore.demo.__main__ as demo\n"
+def run_damaged(part: str) -> subprocess.CompletedProcess[str]:
+    """One part of the demonstration with a consumer that damages a file, which stands for a broker that does."""
+    program = (
+        f"import sys, mqcore.demo.{part} as part, mqcore.demo.__main__ as demo\n"
         "honest, seen = part.digest, []\n"
         "def damaged(body):\n"
         "    seen.append(body)\n"
-        "    return 'f' * 64 if len(seen) == 5 else honest(body)\n"
+        "    return 'f' * 64 if body == seen[0] else honest(body)\n"
         "part.digest = damaged\n"
         "part._LIMIT = 5.0\n"
+        "demo.PARTS = (('damaged', part.run),)\n"
         "sys.argv = ['demo', '--files', '20']\n"
         "sys.exit(demo.main())\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", damage],
+    return subprocess.run(
+        [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         timeout=55,
@@ -55,6 +59,11 @@ def test_a_broken_promise_is_seen_and_fails() -> None:
         cwd=ROOT,
         env=clean_environment(),
     )
+
+
+@pytest.mark.parametrize("part", ["tmqp", "durable"])
+def test_a_broken_promise_is_seen_and_fails(part: str) -> None:
+    result = run_damaged(part)
     assert result.returncode == 1, result.stdout + result.stderr
     assert "a promise was broken" in result.stdout
     assert "broken" in result.stderr

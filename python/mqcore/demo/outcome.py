@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from rich.table import Table
-
-if TYPE_CHECKING:
-    from mqcore.broker import QueueStats
 
 __all__ = ["Outcome", "table"]
 
 
 @dataclass(slots=True)
-class Outcome:
-    """One queue's story."""
+class Outcome(ABC):
+    """One queue's story; each part says which numbers tell it."""
 
     queue: str
     status: str
     promise: str
     """In words."""
-    arrived: int
-    """Files that arrived whole, counted once a consumer."""
-    stats: QueueStats
-    """What the queue itself counted."""
-    broken: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list, kw_only=True)
     """In which ways the promise was broken; empty if it was kept."""
+
+    @abstractmethod
+    def numbers(self) -> dict[str, int]:
+        """What was counted, by the titles of the columns; the same titles for all outcomes of a part."""
 
     @property
     def kept(self) -> bool:
@@ -40,32 +37,20 @@ class Outcome:
             self.broken.append(otherwise)
 
 
-def table(title: str, outcomes: Iterable[Outcome]) -> Table:
+def table(title: str, outcomes: Sequence[Outcome]) -> Table:
     """Return the table of what each queue did."""
     drawn = Table(title=title, title_justify="left", title_style="bold")
     drawn.add_column("queue", no_wrap=True)
     drawn.add_column("status", no_wrap=True)
-    for number in ("taken", "deliveries", "acks", "nacks", "put back", "dropped", "arrived"):
+    for number in outcomes[0].numbers() if outcomes else ():
         drawn.add_column(number, justify="right")
     drawn.add_column("promise")
     drawn.add_column("kept", justify="center")
     for outcome in outcomes:
-        stats = outcome.stats
         drawn.add_row(
             outcome.queue,
             outcome.status,
-            *map(
-                str,
-                (
-                    stats.received,
-                    stats.deliveries,
-                    stats.acks,
-                    stats.negative_acks,
-                    stats.put_back,
-                    sum(stats.dropped.values()),
-                    outcome.arrived,
-                ),
-            ),
+            *map(str, outcome.numbers().values()),
             outcome.promise,
             "[green]yes[/green]" if outcome.kept else "[red]NO[/red]",
         )

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import mqcore
@@ -28,6 +29,28 @@ __all__ = ["run"]
 _PRODUCERS = 4
 _LIMIT = 120.0
 """Seconds after which anything that was waited for is taken as not coming."""
+
+
+@dataclass(slots=True)
+class Counted(Outcome):
+    """The story of a queue, in what it counted itself."""
+
+    arrived: int
+    """Files that arrived whole, counted once a consumer."""
+    stats: QueueStats
+
+    def numbers(self) -> dict[str, int]:
+        """What the queue counted, and what arrived."""
+        stats = self.stats
+        return {
+            "taken": stats.received,
+            "deliveries": stats.deliveries,
+            "acks": stats.acks,
+            "nacks": stats.negative_acks,
+            "put back": stats.put_back,
+            "dropped": sum(stats.dropped.values()),
+            "arrived": self.arrived,
+        }
 
 
 class Librarian(mqcore.DeliveryHandler):
@@ -137,11 +160,11 @@ class Scene:
 
         self.tasks.append(asyncio.create_task(consume()))
 
-    def outcome(self, *ledgers: Counter[Key]) -> Outcome:
+    def outcome(self, *ledgers: Counter[Key]) -> Counted:
         """Return the story so far."""
         arrived = sum(ledger.total() for ledger in ledgers)
         status = str(self.status)
-        return Outcome(self.queue, status, self.promise, arrived, self.hall.stats(self.queue))
+        return Counted(self.queue, status, self.promise, arrived, self.hall.stats(self.queue))
 
 
 def _key(message: Incoming[bytes]) -> Key:

@@ -115,6 +115,8 @@ impl Writer {
                     }
                     self.commit(sync);
                     if self.housekept.elapsed() >= HOUSEKEEPING {
+                        // Consumers that go on must not keep publishers out: nobody else would look for space then.
+                        self.retry();
                         self.keep_house();
                     }
                 }
@@ -287,5 +289,93 @@ impl Writer {
             Err(error) => self.fail(&error),
         }
         self.hub.counters.journal.measure(self.shard, &self.journal.stats());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::sync::atomic::AtomicU64;
+
+    use mqcore_wire::codec::Limits;
+
+    use super::*;
+    use crate::clock::Clock;
+    use crate::config::ClockConfig;
+    use crate::counters::Counters;
+    use crate::hub::SessionTerms;
+    use crate::registry::Registry;
+    use crate::shard::{self, ShardInbox};
+    use crate::shutdown::Shutdown;
+    use crate::spares::{SpareBytes, SpareCommands};
+
+    /// Removed at the end, however the test ends.
+    struct Scratch(PathBuf);
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn hub() -> (Arc<Hub>, ShardInbox) {
+        let (handle, inbox) = shard::channel();
+        let patience = Duration::from_secs(1);
+        let hub = Hub {
+            clock: Clock::new(ClockConfig::System),
+            counters: Counters::default(),
+            registry: Registry::new(1, 1, 1),
+            shards: [handle].into(),
+            shutdown: Shutdown::new(),
+            session: SessionTerms {
+                limits: Limits::default(),
+                handshake_timeout: patience,
+                ping_interval: patience,
+                pong_timeout: patience,
+            },
+            spare_commands: SpareCommands::new(),
+            spare_bytes: SpareBytes::new(),
+            runtime: tokio::runtime::Handle::current(),
+            activity: AtomicU64::new(0),
+        };
+        (Arc::new(hub), inbox)
+    }
+
+    #[tokio::test]
+    async fn space_that_is_back_is_found_while_consumers_keep_the_journal_busy() {
+        let path = std::env::temp_dir().join(format!("mqcore-writer-{}", std::process::id()));
+        let scratch = Scratch(path);
+        let directory = DataDir::open(&scratch.0, 1).unwrap();
+        let journal = directory.open_shard(0, 0, &mut |_, _| {}).unwrap().journal;
+        let (hub, mut inbox) = hub();
+        let mut writer = Writer {
+            shard: 0,
+            journal,
+            hub: Arc::clone(&hub),
+            waiting: Vec::new(),
+            settled: Vec::new(),
+            last: Sequence(0),
+            state: State::Healthy,
+            housekept: Instant::now(),
+        };
+        writer.refuse(State::Full, "the disk was full a moment ago");
+        let (turns, receiver) = channel();
+        let thread = std::thread::spawn(move || writer.run(&receiver));
+        assert!(matches!(inbox.urgent.recv().await, Some(Urgent::StorageRefuses(_))));
+        let limit = Instant::now() + Duration::from_secs(5);
+        let accepted = loop {
+            // Never idle: that would be the other way to find it.
+            turns
+                .send(Turn { records: vec![(Sequence(2), Record::Settle(Sequence(1)))], sync: false })
+                .unwrap();
+            match inbox.urgent.try_recv() {
+                Ok(urgent) => break matches!(urgent, Urgent::StorageAccepts),
+                Err(_) if Instant::now() > limit => break false,
+                Err(_) => tokio::time::sleep(IDLE / 20).await,
+            }
+        };
+        drop(turns);
+        thread.join().unwrap();
+        assert!(accepted, "publishers stay refused for as long as consumers work");
     }
 }
