@@ -116,26 +116,26 @@ impl Queue {
     /// Writes the delivery down, opens it if it must be acknowledged, and ends the message's way if not.
     /// `consumers` are the recipients; needed only where they must acknowledge.
     fn send(&mut self, mut entry: Entry, to: Recipients, consumers: &[Arc<Client>], turn: &mut Turn<'_>) {
-        let verdict = self.sent_verdict(turn);
-        let acknowledge = self.face.options.request_acknowledge;
         self.deliver(&mut entry, to, turn);
-        self.acknowledge(&mut entry, verdict, None, "none", turn);
-        if acknowledge {
-            let deadline = turn.now.after(self.face.options.acknowledge_timeout);
-            let held = self.deliveries.insert(entry);
-            for consumer in consumers {
-                self.deliveries.deliver(held, consumer, deadline);
-            }
-            self.deliveries.release(held);
-            self.arm(deadline, turn);
-        } else {
-            self.remove(entry, turn);
-        }
+        self.conclude(entry, consumers, turn);
     }
 
-    fn sent_verdict(&self, turn: &Turn<'_>) -> Verdict {
+    /// What follows a hand-out, pulled or not: the producer hears of it if the policy says so, and the message
+    /// waits for its acknowledgements, or is gone if none is asked for.
+    fn conclude(&mut self, mut entry: Entry, consumers: &[Arc<Client>], turn: &mut Turn<'_>) {
         let decision = turn.books.spec(self.face.handler).base.decide(Step::EndSend, true);
-        Verdict { decision, own: false }
+        let verdict = Verdict { decision, own: false };
+        self.acknowledge(&mut entry, verdict, None, "none", turn);
+        if !self.face.options.request_acknowledge {
+            return self.remove(entry, turn);
+        }
+        let deadline = turn.now.after(self.face.options.acknowledge_timeout);
+        let held = self.deliveries.insert(entry);
+        for consumer in consumers {
+            self.deliveries.deliver(held, consumer, deadline);
+        }
+        self.deliveries.release(held);
+        self.arm(deadline, turn);
     }
 
     /// The delivery itself, counted.
@@ -249,18 +249,8 @@ impl Queue {
     }
 
     fn send_pulled(&mut self, mut entry: Entry, client: &Arc<Client>, parcel: Parcel, turn: &mut Turn<'_>) {
-        let verdict = self.sent_verdict(turn);
         self.deliver_pulled(&mut entry, client.connection, parcel, turn);
-        self.acknowledge(&mut entry, verdict, None, "none", turn);
-        if self.face.options.request_acknowledge {
-            let deadline = turn.now.after(self.face.options.acknowledge_timeout);
-            let held = self.deliveries.insert(entry);
-            self.deliveries.deliver(held, client, deadline);
-            self.deliveries.release(held);
-            self.arm(deadline, turn);
-        } else {
-            self.remove(entry, turn);
-        }
+        self.conclude(entry, std::slice::from_ref(client), turn);
     }
 
     /// One message of a pull, counted.
