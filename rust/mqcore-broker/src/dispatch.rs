@@ -7,6 +7,7 @@ use crate::client::Client;
 use crate::command::Pull;
 use crate::decision::Step;
 use crate::effect::{Deliver, Event, PullOutcome, Recipients};
+use crate::history::Happened;
 use crate::id::ConnectionId;
 use crate::members::Members;
 use crate::options::Status;
@@ -105,7 +106,7 @@ impl Queue {
         } else {
             Recipients::Many(members.everyone().clone())
         };
-        if self.face.options.request_acknowledge {
+        if self.face.options.request_acknowledge || turn.books.history.is_some() {
             let consumers: Vec<_> = members.list().iter().map(|member| member.client.clone()).collect();
             self.send(entry, to, &consumers, turn);
         } else {
@@ -114,9 +115,12 @@ impl Queue {
     }
 
     /// Writes the delivery down, opens it if it must be acknowledged, and ends the message's way if not.
-    /// `consumers` are the recipients; needed only where they must acknowledge.
+    /// `consumers` are the recipients; needed only where they must acknowledge, or where a history is kept.
     fn send(&mut self, mut entry: Entry, to: Recipients, consumers: &[Arc<Client>], turn: &mut Turn<'_>) {
         self.deliver(&mut entry, to, turn);
+        for consumer in consumers {
+            turn.life(&self.face.address, &entry, Happened::Delivered(consumer));
+        }
         self.conclude(entry, consumers, turn);
     }
 
@@ -185,14 +189,15 @@ impl Queue {
 
     /// Some consumers do not keep up: they miss this one, which is counted, and the others get it.
     fn broadcast_to_free(&mut self, entry: Entry, members: &Members, turn: &mut Turn<'_>) {
-        let free: Vec<_> = members
+        let (slow, free): (Vec<_>, Vec<_>) = members
             .list()
             .iter()
-            .filter(|member| !turn.books.congested.contains_key(&member.client.connection))
             .map(|member| member.client.clone())
-            .collect();
-        let missed = (members.len() - free.len()) as u64;
-        self.face.stats.dropped[DropReason::Slow as usize] += missed;
+            .partition(|client| turn.books.congested.contains_key(&client.connection));
+        self.face.stats.dropped[DropReason::Slow as usize] += slow.len() as u64;
+        for consumer in &slow {
+            turn.life(&self.face.address, &entry, Happened::Missed(consumer));
+        }
         if free.is_empty() {
             self.remove(entry, turn);
             return;
@@ -250,6 +255,7 @@ impl Queue {
 
     fn send_pulled(&mut self, mut entry: Entry, client: &Arc<Client>, parcel: Parcel, turn: &mut Turn<'_>) {
         self.deliver_pulled(&mut entry, client.connection, parcel, turn);
+        turn.life(&self.face.address, &entry, Happened::Delivered(client));
         self.conclude(entry, std::slice::from_ref(client), turn);
     }
 
@@ -286,6 +292,7 @@ impl Queue {
         let Some(entry) = latest else {
             return turn.tell(client.connection, Event::PullEnded { request, outcome: PullOutcome::Empty });
         };
+        turn.life(&self.face.address, entry, Happened::Delivered(client));
         let message = entry.message.clone();
         let stats = &mut self.face.stats;
         stats.sent += 1;

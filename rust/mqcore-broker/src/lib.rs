@@ -10,6 +10,7 @@
 //! | [`message`], [`options`], [`rejection`] | what is published, how queues behave, how the broker says no |
 //! | [`decision`], [`policy`] | what handlers answer; ready-made answers |
 //! | [`command`], [`effect`], [`stats`] | what comes in, what goes out, what is counted |
+//! | [`record`], [`history`] | what must survive a crash; what happened to each message |
 
 pub mod broker;
 mod channel;
@@ -21,6 +22,7 @@ mod directory;
 mod dispatch;
 pub mod effect;
 pub mod filter;
+pub mod history;
 pub mod id;
 mod members;
 pub mod message;

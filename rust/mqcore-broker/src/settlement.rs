@@ -7,6 +7,7 @@ use crate::client::Client;
 use crate::command::Acknowledgement;
 use crate::decision::{Decision, PutBack, Step};
 use crate::effect::AcknowledgementView;
+use crate::history::Happened;
 use crate::id::ConnectionId;
 use crate::queue::Queue;
 use crate::ready::Entry;
@@ -55,6 +56,17 @@ impl Word {
             Self::Said(_) => Step::AcknowledgeReceived,
             Self::Silent => Step::AcknowledgeTimedOut,
             Self::Lost => Step::ConsumerReceiveFailed,
+        }
+    }
+
+    fn happened<'a>(&'a self, consumer: &'a Client) -> Happened<'a> {
+        match self {
+            Self::Said(word) => match word.negative.as_deref() {
+                None => Happened::Acked(consumer),
+                Some(reason) => Happened::Nacked(consumer, reason),
+            },
+            Self::Silent => Happened::TimedOut(consumer),
+            Self::Lost => Happened::ConsumerLost(consumer),
         }
     }
 
@@ -108,6 +120,8 @@ impl Queue {
     fn settle(&mut self, key: usize, word: Word, turn: &mut Turn<'_>) {
         let delivery = self.deliveries.take(key);
         let held = delivery.outstanding;
+        let entry = &self.deliveries.get(held).entry;
+        turn.life(&self.face.address, entry, word.happened(&delivery.consumer));
         let step = word.step();
         if !self.face.overrides.contains(step) {
             let decision = turn.books.spec(self.face.handler).base.decide(step, word.is_positive());
@@ -134,7 +148,7 @@ impl Queue {
             Subject::Delivery { held, .. } => &mut self.deliveries.get_mut(*held).entry,
             Subject::Expired(entry) => entry,
         };
-        settlement.deciding.answered(&mut self.face, entry, answer, turn.books);
+        settlement.deciding.answered(&mut self.face, entry, answer, turn);
         self.run_settlement(number, turn);
     }
 
@@ -213,6 +227,7 @@ impl Queue {
     /// A message that waited too long, and is out of the queue already.
     pub(crate) fn expired(&mut self, entry: Entry, turn: &mut Turn<'_>) {
         self.face.stats.timed_out += 1;
+        turn.life(&self.face.address, &entry, Happened::Expired);
         self.begin_settlement(Subject::Expired(entry), turn);
     }
 
