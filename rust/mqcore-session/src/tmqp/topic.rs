@@ -19,9 +19,13 @@ pub(super) const PREFIX: &[u8] = b"@topic:";
 /// Names remembered by one session.
 const NAMES: usize = 4;
 
-/// The topics that frames of this session mentioned last, so that a message to a known one allocates no name.
+/// The topics that frames of this session mentioned last, so that a message to a known one allocates no name. Boxed,
+/// because most sessions mention none.
 #[derive(Debug, Default)]
-pub(super) struct TopicNames {
+pub(super) struct TopicNames(Option<Box<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
     known: [Option<TopicName>; NAMES],
     /// The place that the next unknown name takes.
     oldest: usize,
@@ -29,14 +33,13 @@ pub(super) struct TopicNames {
 
 impl TopicNames {
     fn name(&mut self, octets: &[u8]) -> Result<TopicName, Rejection> {
-        for known in self.known.iter().flatten() {
-            if known.as_bytes() == octets {
-                return Ok(known.clone());
-            }
+        let Known { known, oldest } = &mut **self.0.get_or_insert_default();
+        if let Some(name) = known.iter().flatten().find(|name| name.as_bytes() == octets) {
+            return Ok(name.clone());
         }
         let name = topic_name(octets)?;
-        self.known[self.oldest] = Some(name.clone());
-        self.oldest = (self.oldest + 1) % NAMES;
+        known[*oldest] = Some(name.clone());
+        *oldest = (*oldest + 1) % NAMES;
         Ok(name)
     }
 }
