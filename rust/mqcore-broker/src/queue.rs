@@ -165,10 +165,26 @@ impl Queue {
             return;
         }
         let message = self.with_id(message, turn);
+        let entry = Entry::new(message, self.deadline(turn.now));
+        self.take(entry, members, turn);
+    }
+
+    /// A copy of a message that was published elsewhere: it is decided about and saved as any other, but its producer
+    /// does not know of it and hears nothing.
+    pub(crate) fn publish_copy(&mut self, message: Message, members: &Members, turn: &mut Turn<'_>) {
+        if self.check(&message, turn).is_err() {
+            self.face.stats.dropped[DropReason::Limit as usize] += 1;
+            return turn.nowhere(&self.face.address, message, Happened::Produced, DropReason::Limit);
+        }
+        let message = self.with_id(message, turn);
+        let entry = Entry { answered: true, ..Entry::new(message, self.deadline(turn.now)) };
+        self.take(entry, members, turn);
+    }
+
+    fn take(&mut self, mut entry: Entry, members: &Members, turn: &mut Turn<'_>) {
         self.face.stats.received += 1;
         self.face.stats.last_received_ms = turn.now.0;
-        let number = turn.number();
-        let mut entry = Entry { number, ..Entry::new(message, self.deadline(turn.now)) };
+        entry.number = turn.number();
         turn.life(&self.face.address, &entry, Happened::Produced);
         let mut deciding = Deciding::default();
         if self.undecided.is_empty() && !self.face.overrides.contains(Step::ReceivedFromProducer) {

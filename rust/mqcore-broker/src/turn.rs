@@ -8,15 +8,16 @@ use foldhash::HashMap;
 use crate::broker::{BrokerConfig, HandlerSpec};
 use crate::client::Client;
 use crate::decision::{Decision, PutBack, Step};
-use crate::effect::{AcknowledgementView, Effect, Event, Origin, Question};
+use crate::effect::{AcknowledgementView, Effect, Event, Forwarded, Origin, Question};
 use crate::history::{Happened, Log};
 use crate::id::{ConnectionId, HandlerId, MessageNumber, QuestionId, QueueAddress, Sequence};
+use crate::message::Message;
 use crate::options::Durability;
 use crate::policy;
 use crate::queue::Face;
 use crate::ready::Entry;
 use crate::record::Record;
-use crate::stats::QueueStats;
+use crate::stats::{DropReason, QueueStats};
 use crate::time::Timestamp;
 
 /// Which queue something is about. The serial makes sure that it is still the same queue.
@@ -78,6 +79,8 @@ pub(crate) struct Books {
     question_deadlines: Vec<VecDeque<(Timestamp, QuestionId)>>,
     /// Consumers that cannot take more now, and since when.
     pub(crate) congested: HashMap<ConnectionId, Timestamp>,
+    /// Grows with every change of who is congested.
+    pub(crate) congestion: u64,
     /// Queues that have something to hand out.
     pub(crate) work: VecDeque<Place>,
     /// When to look at which queue again.
@@ -98,6 +101,8 @@ pub(crate) struct Books {
     pub(crate) retired: QueueStats,
     /// What happens to messages is written down here; `None`: it is not.
     pub(crate) history: Option<Box<Log>>,
+    /// What was handed to other shards so far.
+    pub(crate) forwards: u64,
 }
 
 impl Books {
@@ -111,6 +116,7 @@ impl Books {
             questions: HashMap::default(),
             next_question: 0,
             congested: HashMap::default(),
+            congestion: 0,
             work: VecDeque::new(),
             timers: BTreeSet::new(),
             storage: Storage::Absent,
@@ -122,6 +128,7 @@ impl Books {
             refused: 0,
             unknown_acks: 0,
             retired: QueueStats::default(),
+            forwards: 0,
         }
     }
 
@@ -273,6 +280,23 @@ impl Turn<'_> {
         }
     }
 
+    /// Writes down that a message came to a queue that is not there or has no room for it, and was dropped at once.
+    pub(crate) fn nowhere(
+        &mut self,
+        queue: &QueueAddress,
+        message: Message,
+        came: Happened<'_>,
+        reason: DropReason,
+    ) {
+        if self.books.history.is_some() {
+            let (number, queue) = (self.number(), Arc::new(queue.clone()));
+            let entry = Entry { number, ..Entry::new(message, Timestamp::NEVER) };
+            self.life(&queue, &entry, came);
+            self.life(&queue, &entry, Happened::Dropped(reason));
+            self.end_of_life(&queue, &entry);
+        }
+    }
+
     /// Writes down that a message left its queue for good, if there is a history.
     pub(crate) fn end_of_life(&mut self, queue: &Arc<QueueAddress>, entry: &Entry) {
         if let Some(history) = &mut self.books.history {
@@ -288,6 +312,12 @@ impl Turn<'_> {
             self.record(Record::Numbers(reserved));
         }
         number
+    }
+
+    /// Hands something to the shard of this number, which may be this one.
+    pub(crate) fn forward(&mut self, shard: usize, what: Forwarded) {
+        self.books.forwards += 1;
+        self.effects.push(Effect::Forward(shard, what));
     }
 
     pub(crate) fn tell(&mut self, to: ConnectionId, event: Event) {
