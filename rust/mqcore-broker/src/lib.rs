@@ -32,6 +32,7 @@ pub mod record;
 pub mod rejection;
 mod settlement;
 pub mod stats;
+pub mod subscription;
 pub mod time;
 mod turn;
 mod workflow;
