@@ -39,12 +39,7 @@ const fn tick(deadline: Nanos) -> u64 {
 
 impl Wheel {
     pub(crate) fn new() -> Self {
-        Self {
-            elapsed: 0,
-            occupied: [0; LEVELS],
-            heads: Box::new([NONE; LEVELS * SLOTS]),
-            due: NONE,
-        }
+        Self { elapsed: 0, occupied: [0; LEVELS], heads: Box::new([NONE; LEVELS * SLOTS]), due: NONE }
     }
 
     /// Takes an entry in that is in no list.
