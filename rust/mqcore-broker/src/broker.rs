@@ -14,9 +14,11 @@ use crate::command::{
 };
 use crate::decision::{Acknowledge, Decision, PutBack, Steps};
 use crate::directory::Directory;
-use crate::effect::{Answer, Effect, Event, Occurrence, Origin, PullOutcome, Reply, Subject, Transfer};
+use crate::effect::{
+    Answer, Effect, Event, Forwarded, Occurrence, Origin, PullOutcome, Reply, Subject, Transfer,
+};
 use crate::filter;
-use crate::id::{ChannelName, ConnectionId, HandlerId, QueueAddress, Sequence};
+use crate::id::{ChannelName, ConnectionId, HandlerId, QueueAddress, Sequence, TopicName};
 use crate::message::Message;
 use crate::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges};
 use crate::policy::Policy;
@@ -26,6 +28,7 @@ use crate::record::{Definition, Progress, PutMessage, Record};
 use crate::rejection::{Rejection, RejectionKind};
 use crate::stats::{DropReason, Survey, Waiting};
 use crate::time::Timestamp;
+use crate::topic::{TopicPattern, Topics};
 use crate::turn::{Asked, Asker, Awaiting, Books, Place, Storage, Turn};
 
 /// What a shard is told when it starts.
@@ -137,6 +140,7 @@ pub struct Broker {
     last: Option<(ChannelName, usize)>,
     peers: HashMap<ConnectionId, Peer>,
     directory: Directory,
+    topics: Topics,
     /// Subscribers of channels' coming and going.
     watchers: Vec<(EventKind, ConnectionId)>,
     answers_late: u64,
@@ -152,6 +156,7 @@ impl Broker {
             last: None,
             peers: HashMap::new(),
             directory: Directory::new(),
+            topics: Topics::default(),
             watchers: Vec::new(),
             answers_late: 0,
         }
@@ -181,6 +186,13 @@ impl Broker {
     ) {
         match command {
             Command::Publish { queue, message } => self.publish(&queue, message, now, effects),
+            Command::PublishTopic { topic, message, to_producer, answer } => {
+                let receivers = self.publish_topic(&topic, &message, to_producer, now, effects);
+                if let Some(request) = answer {
+                    let event = Event::Answered(request, Ok(Reply::Published(receivers)));
+                    effects.push(Effect::Tell(client.connection, event));
+                }
+            }
             Command::Acknowledge(word) => self.acknowledge(client, word, now, effects),
             Command::Pull(pull) => self.pull(client, &pull, now, effects),
             Command::Introduce(introduction) => {
@@ -216,7 +228,10 @@ impl Broker {
 
     /// A connection ended. Every shard is told.
     pub fn closed(&mut self, connection: ConnectionId, now: Timestamp, effects: &mut Vec<Effect>) {
-        self.books.congested.remove(&connection);
+        if self.books.congested.remove(&connection).is_some() {
+            self.books.congestion += 1;
+        }
+        self.topics.forget(connection);
         self.watchers.retain(|(_, watcher)| *watcher != connection);
         if let Some(peer) = self.peers.remove(&connection) {
             let mut turn = Turn { now, books: &mut self.books, effects };
@@ -244,6 +259,7 @@ impl Broker {
     /// A connection's output buffer passed its high mark: nothing more is handed to it until it is writable.
     pub fn congested(&mut self, connection: ConnectionId, now: Timestamp, _effects: &mut Vec<Effect>) {
         self.books.congested.entry(connection).or_insert(now);
+        self.books.congestion += 1;
     }
 
     /// It fell below its low mark again.
@@ -251,6 +267,7 @@ impl Broker {
         if self.books.congested.remove(&connection).is_none() {
             return;
         }
+        self.books.congestion += 1;
         let Some(peer) = self.peers.get(&connection) else { return };
         let mut turn = Turn { now, books: &mut self.books, effects };
         for key in &peer.joined {
@@ -283,6 +300,18 @@ impl Broker {
                 turn.effects.extend(origin.map(Effect::Transferred));
             }
         }
+    }
+
+    /// Another shard, or this one, hands something over, as [`Effect::Forward`] said.
+    pub fn forwarded(&mut self, forwarded: Forwarded, now: Timestamp, effects: &mut Vec<Effect>) {
+        match forwarded {
+            Forwarded::Copy { to, message } => self.copy_to_queue(&to, message, now, effects),
+        }
+    }
+
+    /// How much was handed to other shards so far: grows by one with each [`Effect::Forward`].
+    pub fn forwards(&self) -> u64 {
+        self.books.forwards
     }
 
     /// A dead letter of this shard is safe elsewhere, as [`Effect::Transferred`] said.
@@ -504,6 +533,8 @@ impl Broker {
             questions_open: self.books.questions_open() as u64,
             answers_late: self.answers_late,
             retired: self.books.retired,
+            topics: self.topics.information(),
+            retired_topics: self.topics.retired(),
         }
     }
 
@@ -565,6 +596,49 @@ impl Broker {
             self.channels[key].create_queue(key, to.id, &QueueChanges::default(), &mut turn)?;
         }
         Ok(key)
+    }
+
+    /// How many subscribers and queues it was for.
+    fn publish_topic(
+        &mut self,
+        topic: &TopicName,
+        message: &Message,
+        to_producer: bool,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> u32 {
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let published = self.topics.publish(topic, message, to_producer, &mut turn);
+        let shards = turn.books.config.shards;
+        for queue in &*published.queues {
+            let shard = queue.channel.shard(shards);
+            if shard == self.books.config.shard {
+                self.copy_to_queue(queue, message.clone(), now, effects);
+            } else {
+                let mut turn = Turn { now, books: &mut self.books, effects };
+                turn.forward(shard, Forwarded::Copy { to: queue.clone(), message: message.clone() });
+            }
+        }
+        published.receivers
+    }
+
+    /// A copy for a queue that may not be there.
+    fn copy_to_queue(
+        &mut self,
+        to: &QueueAddress,
+        message: Message,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
+        let key = self.lookup(&to.channel);
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let channel = key.map(|key| &mut self.channels[key]);
+        let found =
+            channel.and_then(|Channel { members, queues, .. }| Some((members, queues.get_mut(&to.id)?)));
+        match found {
+            Some((members, queue)) => queue.publish_copy(message, members, &mut turn),
+            None => turn.books.retired.dropped[DropReason::NoConsumer as usize] += 1,
+        }
     }
 
     fn acknowledge(
@@ -690,6 +764,28 @@ impl Broker {
                 Ok(Reply::Done)
             }
             Request::Subscribe(subscription) => self.subscribe(client, &subscription),
+            Request::SubscribeTopic { pattern, told } => {
+                self.topics.subscribe(client, pattern, told, now).map(|()| Reply::Done)
+            }
+            Request::UnsubscribeTopic { pattern } => {
+                let gone = self.topics.unsubscribe(client.connection, &pattern);
+                done_or(gone, || format!("the client has not subscribed to {}", pattern.name()))
+            }
+            Request::BindTopic { pattern, queue } => self.topics.bind(pattern, &queue).map(|()| Reply::Done),
+            Request::UnbindTopic { pattern, queue } => {
+                let gone = self.topics.unbind(&pattern, &queue);
+                done_or(gone, || format!("queue {queue} is not bound to {}", pattern.name()))
+            }
+            Request::ListTopicBindings { queue } => {
+                let mut bindings = self.topics.bindings(&queue);
+                if self.books.config.shard != 0 {
+                    // Every shard knows all patterns; one of them tells.
+                    bindings.retain(|pattern| matches!(pattern, TopicPattern::Exact(_)));
+                }
+                Ok(Reply::TopicBindings(bindings))
+            }
+            Request::ListTopics => Ok(Reply::Topics(self.topics.information())),
+            Request::ListSubscribers { topic } => Ok(Reply::Subscribers(self.topics.subscribers_of(&topic))),
             _ if !client.admin => {
                 Err(Rejection::new(RejectionKind::Unauthorized, "only administrators may do this"))
             }
@@ -939,6 +1035,10 @@ impl Broker {
             watches: false,
         })
     }
+}
+
+fn done_or(done: bool, why: impl FnOnce() -> String) -> Result<Reply, Rejection> {
+    if done { Ok(Reply::Done) } else { Err(Rejection::new(RejectionKind::NotFound, why())) }
 }
 
 /// Channels are looked up without respect to case.

@@ -3,9 +3,10 @@
 use smallvec::SmallVec;
 
 use crate::client::Introduction;
-use crate::id::{ChannelName, QueueAddress, RequestId};
+use crate::id::{ChannelName, QueueAddress, RequestId, TopicName};
 use crate::message::Message;
 use crate::options::{ChannelChanges, QueueChanges};
+use crate::topic::TopicPattern;
 
 /// A message id as it was read, kept inline when it is short.
 pub type MessageId = SmallVec<[u8; 36]>;
@@ -20,6 +21,17 @@ pub enum Command {
         queue: QueueAddress,
         /// What.
         message: Message,
+    },
+    /// Give a message to whoever subscribed to a topic, and a copy to each queue bound to it. It is never refused.
+    PublishTopic {
+        /// The topic.
+        topic: TopicName,
+        /// What.
+        message: Message,
+        /// Whether its producer gets it too, if that has subscribed.
+        to_producer: bool,
+        /// `Some`: answered by `Event::Answered` with `Reply::Published`.
+        answer: Option<RequestId>,
     },
     /// A consumer acknowledges a delivery of a queue.
     Acknowledge(Acknowledgement),
@@ -236,6 +248,23 @@ pub enum Request {
     ListNodes,
     /// Event subscriptions. Those of scope `Server` about channels are asked of every shard.
     Subscribe(EventSubscription),
+    /// Get the messages of topics from now on; each once, however many subscriptions match. Twice is fine. `told`: each
+    /// as an `Event::Published` of its own, for sessions that number, filter or acknowledge; else encoded once for all.
+    /// Patterns are asked of every shard.
+    SubscribeTopic { pattern: TopicPattern, told: bool },
+    /// No longer; `NotFound` without such a subscription. Patterns are asked of every shard.
+    UnsubscribeTopic { pattern: TopicPattern },
+    /// A queue gets copies of the messages of topics from now on, once it exists. Twice is fine. Patterns are asked of
+    /// every shard.
+    BindTopic { pattern: TopicPattern, queue: QueueAddress },
+    /// No longer; `NotFound` without such a binding. Patterns are asked of every shard.
+    UnbindTopic { pattern: TopicPattern, queue: QueueAddress },
+    /// The topics and patterns that a queue is bound to. Asked of every shard.
+    ListTopicBindings { queue: QueueAddress },
+    /// Topics that have a subscriber or a queue, or were published to lately. Asked of every shard.
+    ListTopics,
+    /// Who gets the messages of a topic.
+    ListSubscribers { topic: TopicName },
 }
 
 /// Which shard or shards a command is for.
@@ -255,6 +284,7 @@ impl Command {
         let of = |channel: &ChannelName| Destination::Shard(channel.shard(shards));
         match self {
             Self::Publish { queue, .. } => of(&queue.channel),
+            Self::PublishTopic { topic, .. } => Destination::Shard(topic.shard(shards)),
             Self::Acknowledge(acknowledgement) => of(&acknowledgement.queue.channel),
             Self::Pull(pull) => of(&pull.queue.channel),
             Self::Introduce(_)
@@ -290,6 +320,15 @@ impl Request {
                 (_, EventKind::ChannelCreated | EventKind::ChannelRemoved) => Destination::Every,
                 _ => Destination::Home,
             },
+            Self::SubscribeTopic { pattern, .. }
+            | Self::UnsubscribeTopic { pattern }
+            | Self::BindTopic { pattern, .. }
+            | Self::UnbindTopic { pattern, .. } => match pattern {
+                TopicPattern::Exact(topic) => Destination::Shard(topic.shard(shards)),
+                TopicPattern::Mask(_) | TopicPattern::Prefix(_) => Destination::Every,
+            },
+            Self::ListTopicBindings { .. } | Self::ListTopics => Destination::Every,
+            Self::ListSubscribers { topic } => Destination::Shard(topic.shard(shards)),
         }
     }
 }

@@ -164,9 +164,25 @@ impl Queue {
             return;
         }
         let message = self.with_id(message, turn);
+        let entry = Entry::new(message, self.deadline(turn.now));
+        self.take(entry, members, turn);
+    }
+
+    /// A copy of a message that was published elsewhere: it is decided about and saved as any other, but its producer
+    /// does not know of it and hears nothing.
+    pub(crate) fn publish_copy(&mut self, message: Message, members: &Members, turn: &mut Turn<'_>) {
+        if self.check(&message, turn).is_err() {
+            self.face.stats.dropped[DropReason::Limit as usize] += 1;
+            return;
+        }
+        let message = self.with_id(message, turn);
+        let entry = Entry { answered: true, ..Entry::new(message, self.deadline(turn.now)) };
+        self.take(entry, members, turn);
+    }
+
+    fn take(&mut self, mut entry: Entry, members: &Members, turn: &mut Turn<'_>) {
         self.face.stats.received += 1;
         self.face.stats.last_received_ms = turn.now.0;
-        let mut entry = Entry::new(message, self.deadline(turn.now));
         let mut deciding = Deciding::default();
         if self.undecided.is_empty() && !self.face.overrides.contains(Step::ReceivedFromProducer) {
             // Nobody is ahead and, as a rule, nobody is asked: no need to queue up for a decision.

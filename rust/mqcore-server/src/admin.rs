@@ -2,7 +2,6 @@
 //!
 //! It runs on Tokio alone and asks shards only, so it answers also while a handler is stuck.
 
-use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,12 +14,12 @@ use axum::{Json, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use mqcore_broker::stats::{DropReason, QueueInformation, QueueStats, Survey};
-use mqcore_session::any::Protocol;
+use mqcore_broker::stats::{DropReason, QueueInformation, QueueStats, Survey, TopicInformation, TopicStats};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
+use crate::address::Listening;
 use crate::hub::Hub;
 use crate::metrics;
 use crate::shutdown::TaskGuard;
@@ -42,12 +41,12 @@ const LIST_LIMIT: (usize, usize) = (100, 10_000);
 #[derive(Clone)]
 pub(crate) struct Admin {
     hub: Arc<Hub>,
-    listeners: Arc<[(Protocol, SocketAddr)]>,
+    listeners: Arc<[Listening]>,
     started: Instant,
 }
 
 impl Admin {
-    pub(crate) fn new(hub: &Arc<Hub>, listeners: Vec<(Protocol, SocketAddr)>) -> Self {
+    pub(crate) fn new(hub: &Arc<Hub>, listeners: Vec<Listening>) -> Self {
         Self { hub: Arc::clone(hub), listeners: listeners.into(), started: Instant::now() }
     }
 }
@@ -178,13 +177,18 @@ async fn overview(State(admin): State<Admin>, uri: Uri) -> Response {
 fn describe(admin: &Admin, mut survey: Survey, limit: usize) -> Value {
     let totals = Totals::of(&survey);
     survey.queues.sort_unstable_by(|left, right| left.queue.cmp(&right.queue));
+    survey.topics.sort_unstable_by(|left, right| left.topic.cmp(&right.topic));
     survey.clients.sort_unstable_by(|left, right| left.client.id.cmp(&right.client.id));
     let listeners: Vec<Value> = admin
         .listeners
         .iter()
-        .map(|(protocol, address)| json!({"protocol": protocol.as_str(), "address": address.to_string()}))
+        .map(|listening| {
+            let (protocol, address) = (listening.protocol.as_str(), listening.address.to_string());
+            json!({"protocol": protocol, "address": address, "url": listening.url()})
+        })
         .collect();
     let queues: Vec<Value> = survey.queues.iter().take(limit).map(describe_queue).collect();
+    let topics: Vec<Value> = survey.topics.iter().take(limit).map(describe_topic).collect();
     let clients: Vec<Value> = survey
         .clients
         .iter()
@@ -216,8 +220,11 @@ fn describe(admin: &Admin, mut survey: Survey, limit: usize) -> Value {
             "memory_bytes": totals.memory_bytes,
             "commands_refused": survey.refused,
             "messages": describe_stats(&totals.stats),
+            "topics": survey.topics.len(),
+            "topic_messages": describe_topic_stats(&totals.topics),
         },
         "queues": queues,
+        "topics": topics,
         "clients": clients,
         "limit": limit,
     })
@@ -234,6 +241,25 @@ fn describe_queue(queue: &QueueInformation) -> Value {
         "undecided": queue.undecided,
         "memory_bytes": queue.memory_bytes,
         "messages": describe_stats(&queue.stats),
+    })
+}
+
+fn describe_topic(topic: &TopicInformation) -> Value {
+    json!({
+        "topic": topic.topic.to_string(),
+        "subscribers": topic.subscribers,
+        "queues": topic.queues,
+        "messages": describe_topic_stats(&topic.stats),
+    })
+}
+
+fn describe_topic_stats(stats: &TopicStats) -> Value {
+    json!({
+        "published": stats.published,
+        "published_bytes": stats.published_bytes,
+        "delivered": stats.delivered,
+        "copied": stats.copied,
+        "dropped": {"no-consumer": stats.dropped_no_consumer, "slow": stats.dropped_slow},
     })
 }
 

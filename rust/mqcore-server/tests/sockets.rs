@@ -11,6 +11,7 @@ use mqcore_broker::effect::{Answer, Question};
 use mqcore_broker::id::{ChannelName, QueueAddress};
 use mqcore_broker::options::{ChannelOptions, QueueOptions, Status};
 use mqcore_broker::policy;
+use mqcore_server::address::ListenAddress;
 use mqcore_server::config::{ClockConfig, Config, ListenerConfig, Protocol};
 use mqcore_server::handler::{AnswerSink, HandlerPort, NoHandlers};
 use mqcore_server::server::{Server, StartError};
@@ -139,7 +140,7 @@ async fn start(config: Config) -> Server {
 }
 
 fn address(server: &Server) -> SocketAddr {
-    server.listeners()[0].1
+    server.listeners()[0].address.socket().expect("it is TCP")
 }
 
 async fn dial(server: &Server, id: &str) -> Peer<TcpStream> {
@@ -174,6 +175,62 @@ async fn what_one_client_publishes_another_receives_in_order() {
         assert_eq!(received.payload, number.to_le_bytes());
     }
     server.stop(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_published_to_a_topic_reaches_all_its_subscribers_once_and_in_order() {
+    let server = start(config()).await;
+    let mut by_name = dial(&server, "by-name").await;
+    let mut by_mask = dial(&server, "by-mask").await;
+    let mut local = local(&server, "local").await;
+    by_name.join("@topic:news.eu").await;
+    by_mask.join("@topic:news.*").await;
+    local.join("@topic:news.*").await;
+    local.join("@topic:news.eu").await;
+    let mut producer = dial(&server, "producer").await;
+    let mut octets = Vec::new();
+    for number in 0..20_000_u32 {
+        let payload = number.to_le_bytes();
+        let frame =
+            Frame { id: b"x", target: b"@topic:news.eu", payload: &payload, ..Frame::new(Kind::QUEUE) };
+        tmqp::encode(&frame, &mut octets);
+    }
+    let sending = tokio::spawn(async move {
+        producer.send(&octets).await;
+        producer
+    });
+    for number in 0..20_000_u32 {
+        assert_eq!(by_name.receive().await.expect("it comes").payload, number.to_le_bytes());
+        assert_eq!(by_mask.receive().await.expect("it comes").payload, number.to_le_bytes());
+        assert_eq!(local.receive().await.expect("it comes").payload, number.to_le_bytes());
+    }
+    sending.await.expect("it was sent");
+    let survey = server.survey().await;
+    let stats = survey.topics.iter().map(|topic| (topic.subscribers, topic.stats.delivered));
+    assert_eq!(stats.collect::<Vec<_>>(), [(3, 60_000)]);
+    server.stop(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_subscriber_that_reads_nothing_misses_messages_and_holds_nobody_up() {
+    let server = start(Config { output_bytes_max: 64 * 1024, ..config() }).await;
+    let mut reader = dial(&server, "reader").await;
+    let mut stuck = dial(&server, "stuck").await;
+    reader.join("@topic:t").await;
+    stuck.join("@topic:t").await;
+    let mut producer = dial(&server, "producer").await;
+    let mut sent = 0_u32;
+    let dropped = async || server.survey().await.topics[0].stats.dropped_slow;
+    let begun = Instant::now();
+    while sent == 0 || dropped().await == 0 {
+        assert!(begun.elapsed() < PATIENCE, "whoever reads nothing is passed over some day");
+        for _ in 0..100 {
+            producer.publish("@topic:t", &sent.to_string(), &[0; 4096]).await;
+            assert_eq!(reader.receive().await.expect("it comes").id, sent.to_string().as_bytes());
+            sent += 1;
+        }
+    }
+    server.stop(Duration::from_secs(1)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -528,7 +585,8 @@ async fn a_server_without_handles_stops() {
 
 #[tokio::test]
 async fn only_loopback_is_bound_unless_told_otherwise() {
-    let listeners = vec![ListenerConfig { protocol: Protocol::Tmqp, address: "0.0.0.0:0".into() }];
+    let listeners =
+        vec![ListenerConfig { protocol: Protocol::Tmqp, address: ListenAddress::Tcp("0.0.0.0:0".into()) }];
     let refused =
         Server::start(Config { listeners: listeners.clone(), ..config() }, Vec::new(), Arc::new(NoHandlers));
     assert!(matches!(refused.await, Err(StartError::NotLoopback { .. })));
@@ -539,7 +597,10 @@ async fn only_loopback_is_bound_unless_told_otherwise() {
 #[tokio::test]
 async fn a_port_in_use_is_an_error_that_names_it() {
     let server = start(config()).await;
-    let listeners = vec![ListenerConfig { protocol: Protocol::Tmqp, address: address(&server).to_string() }];
+    let listeners = vec![ListenerConfig {
+        protocol: Protocol::Tmqp,
+        address: ListenAddress::Tcp(address(&server).to_string()),
+    }];
     let error = Server::start(Config { listeners, ..config() }, Vec::new(), Arc::new(NoHandlers)).await;
     let error = error.expect_err("the port is taken").to_string();
     assert!(error.contains(&address(&server).to_string()), "{error}");

@@ -239,6 +239,7 @@ impl Side {
             ping_interval: Duration::from_secs(60),
             pong_timeout: Duration::from_secs(10),
             admin: true,
+            peer: Arc::default(),
         };
         Self {
             session: AnySession::new(Protocol::Tmqp, config, now),
@@ -281,6 +282,12 @@ fn answers(command: &Command, how: u8, now: Timestamp) -> (Vec<Event>, bool) {
             (vec![event], true)
         }
         Command::Publish { queue, message } => (vec![published(queue, message, how)], true),
+        Command::PublishTopic { topic, message, answer, .. } => {
+            let mut events = vec![Event::Published { topic: topic.clone(), message: message.clone() }];
+            let reply = if how < 12 { Ok(Reply::Published(u32::from(how & 1))) } else { Err(rejection(how)) };
+            events.extend(answer.map(|request| Event::Answered(request, reply)));
+            (events, true)
+        }
         Command::Acknowledge(word) => {
             let message = Message::from_parts(&word.message_id, b"", b"", <_>::default(), None);
             let relayed = Some(Box::new((word.clone(), Some("consumer".into()))));
@@ -456,6 +463,10 @@ fn describe(command: &Command, text: &mut String) -> std::fmt::Result {
             write!(text, "publish {queue} ")?;
             describe_message(message, text)
         }
+        Command::PublishTopic { topic, message, to_producer, answer } => {
+            write!(text, "publish topic {topic} {to_producer} {answer:?} ")?;
+            describe_message(message, text)
+        }
         Command::Direct { to, message } => {
             let (ClientPattern::Id(name) | ClientPattern::Name(name) | ClientPattern::Kind(name)) = to;
             write!(text, "direct {name} ")?;
@@ -493,6 +504,7 @@ fn describe_message(message: &Message, text: &mut String) -> std::fmt::Result {
 fn carried_octets(command: &Command) -> Option<usize> {
     match command {
         Command::Publish { message, .. }
+        | Command::PublishTopic { message, .. }
         | Command::Direct { message, .. }
         | Command::AcknowledgeDirect { message, .. }
         | Command::Respond { message, .. } => {
