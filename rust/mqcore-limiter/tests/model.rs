@@ -323,7 +323,10 @@ fn fetch(store: &Limiter, kept: &mut BTreeMap<u64, mqcore_limiter::change::Kept>
     }
 }
 
-fn everything(store: &Arc<Limiter>, now: u64) -> Vec<(Vec<u8>, Option<u64>, u64, u8, u64)> {
+/// Key, octets, quota, unit and deadline.
+type Seen = (Vec<u8>, Option<u64>, u64, u8, u64);
+
+fn everything(store: &Arc<Limiter>, now: u64) -> Vec<Seen> {
     let mut listing = store.list();
     std::iter::from_fn(|| listing.next(Nanos(now), false))
         .map(|listed| {
@@ -505,7 +508,7 @@ fn the_ceiling_on_octets_holds_for_buffers_and_one_that_is_too_large_is_refused(
         assert!(store.totals().bytes <= 1 << 20);
     }
     assert!(!store.set(b"huge", &vec![0; 2 << 20], ttl, at(1)));
-    assert_eq!(store.get(b"huge", at(1), |found| found.is_some()), false);
+    assert!(!store.get(b"huge", at(1), |found| found.is_some()));
     // Replacing counts by what it adds.
     assert!(store.set(&999_u32.to_le_bytes(), &[8; 5000], ttl, at(1)));
     assert!(store.totals().bytes <= 1 << 20);
@@ -588,7 +591,7 @@ fn reads_and_writes_count_when_their_minute_is_over() {
     let store = store();
     store.insert(b"key", 7, 16, Ttl { unit: 5, amount: 9 }, at(1));
     for _ in 0..3 {
-        store.query(b"key", at(1));
+        assert!(store.query(b"key", at(1)).is_some());
     }
     store.adjust_quota(b"key", Adjust::Increase, 1, at(1));
     store.adjust_quota(b"key", Adjust::Decrease, 1, at(1));
