@@ -18,7 +18,8 @@ use crate::effect::{
     Answer, Effect, Event, Forwarded, Occurrence, Origin, PullOutcome, Reply, Subject, Transfer,
 };
 use crate::filter;
-use crate::id::{ChannelName, ConnectionId, HandlerId, QueueAddress, Sequence, TopicName};
+use crate::id::{ChannelName, ConnectionId, HandlerId, QueueAddress, Sequence, Tag, TopicName};
+use crate::members::{Consumer, Members};
 use crate::message::Message;
 use crate::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges};
 use crate::policy::Policy;
@@ -27,6 +28,7 @@ use crate::ready::Entry;
 use crate::record::{Definition, Progress, PutMessage, Record};
 use crate::rejection::{Rejection, RejectionKind};
 use crate::stats::{DropReason, Survey, Waiting};
+use crate::subscription::QueueSubscription;
 use crate::time::Timestamp;
 use crate::topic::{TopicPattern, Topics};
 use crate::turn::{Asked, Asker, Awaiting, Books, Place, Storage, Turn};
@@ -127,6 +129,8 @@ struct Peer {
     joined: SmallVec<[usize; 2]>,
     /// It subscribed to events of channels or queues here.
     watches: bool,
+    /// Queues that it subscribed to; some may be gone.
+    subscribed: Vec<Place>,
 }
 
 /// One shard.
@@ -194,6 +198,9 @@ impl Broker {
                 }
             }
             Command::Acknowledge(word) => self.acknowledge(client, word, now, effects),
+            Command::AcknowledgeAll { queue, tag, negative } => {
+                self.acknowledge_all(client, &queue, tag, negative.as_deref(), now, effects);
+            }
             Command::Pull(pull) => self.pull(client, &pull, now, effects),
             Command::Introduce(introduction) => {
                 let mut turn = Turn { now, books: &mut self.books, effects };
@@ -244,6 +251,11 @@ impl Broker {
                 let channel = &mut self.channels[key];
                 channel.leave(&peer.client, &mut turn);
             }
+            for place in peer.subscribed {
+                if let Some(queue) = find(&mut self.channels, place) {
+                    queue.forget_subscriber(connection);
+                }
+            }
             // A client may have left a channel and still hold messages of it.
             for (_, channel) in &mut self.channels {
                 for queue in channel.queues.values_mut() {
@@ -275,6 +287,11 @@ impl Broker {
                 queue.schedule(&mut turn);
             }
         }
+        for place in &peer.subscribed {
+            if let Some(queue) = find(&mut self.channels, *place) {
+                queue.schedule(&mut turn);
+            }
+        }
     }
 
     /// A handler answers a question.
@@ -294,7 +311,9 @@ impl Broker {
         let found =
             channel.and_then(|Channel { members, queues, .. }| Some((members, queues.get_mut(&to.id)?)));
         match found {
-            Some((members, queue)) => queue.transfer(message, origin, members, &mut turn),
+            Some((members, queue)) => {
+                queue.transfer(message, origin, &consumers(members, queue), &mut turn);
+            }
             None => {
                 turn.books.retired.dropped[DropReason::Limit as usize] += 1;
                 turn.effects.extend(origin.map(Effect::Transferred));
@@ -508,7 +527,7 @@ impl Broker {
             let mut share = SHARE.min(budget);
             let offered = share;
             let mut turn = Turn { now, books: &mut self.books, effects };
-            if queue.work(members, &mut share, &mut turn) {
+            if queue.work(&members, &mut share, &mut turn) {
                 queue.schedule(&mut turn);
             }
             budget -= offered - share;
@@ -570,7 +589,7 @@ impl Broker {
         let mut turn = Turn { now, books: &mut self.books, effects };
         let Channel { members, queues, .. } = &mut self.channels[key];
         if let Some(queue) = queues.get_mut(&to.id) {
-            queue.publish(message, members, &mut turn);
+            queue.publish(message, &consumers(members, queue), &mut turn);
         }
     }
 
@@ -658,6 +677,22 @@ impl Broker {
         }
     }
 
+    fn acknowledge_all(
+        &mut self,
+        client: &Arc<Client>,
+        queue: &QueueAddress,
+        tag: Tag,
+        negative: Option<&str>,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(key) = self.lookup(&queue.channel) else { return };
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        if let Some(queue) = self.channels[key].queues.get_mut(&queue.id) {
+            queue.acknowledged_all(client.connection, tag, negative, &mut turn);
+        }
+    }
+
     fn pull(&mut self, client: &Arc<Client>, pull: &Pull, now: Timestamp, effects: &mut Vec<Effect>) {
         let key = self.lookup(&pull.queue.channel);
         let mut turn = Turn { now, books: &mut self.books, effects };
@@ -665,7 +700,9 @@ impl Broker {
             None => PullOutcome::NoChannel,
             Some(Channel { members, queues, .. }) => match queues.get_mut(&pull.queue.id) {
                 None => PullOutcome::NoQueue,
-                Some(queue) => return queue.pull(client, pull, members, &mut turn),
+                Some(queue) => {
+                    return queue.pull(client, pull, &consumers(members, queue), &mut turn);
+                }
             },
         };
         turn.tell(client.connection, Event::PullEnded { request: pull.request, outcome });
@@ -720,8 +757,8 @@ impl Broker {
         let mut turn = Turn { now, books: &mut self.books, effects };
         let Some((members, queue)) = at(&mut self.channels, place) else { return };
         match asker {
-            Asker::Admission(number) => queue.admission_answered(number, answer, members, &mut turn),
-            Asker::Flow(number) => queue.flow_answered(number, answer, members, &mut turn),
+            Asker::Admission(number) => queue.admission_answered(number, answer, &members, &mut turn),
+            Asker::Flow(number) => queue.flow_answered(number, answer, &members, &mut turn),
             Asker::Settlement(number) => queue.settlement_answered(number, answer, &mut turn),
         }
     }
@@ -764,6 +801,12 @@ impl Broker {
                 Ok(Reply::Done)
             }
             Request::Subscribe(subscription) => self.subscribe(client, &subscription),
+            Request::SubscribeQueue(subscription) => {
+                self.subscribe_queue(client, *subscription, now, effects)
+            }
+            Request::UnsubscribeQueue { queue, tag } => {
+                self.unsubscribe_queue(client, &queue, tag, now, effects)
+            }
             Request::SubscribeTopic { pattern, told } => {
                 self.topics.subscribe(client, pattern, told, now).map(|()| Reply::Done)
             }
@@ -868,6 +911,61 @@ impl Broker {
         if !peer.joined.contains(&key) {
             peer.joined.push(key);
         }
+        Ok(Reply::Done)
+    }
+
+    fn subscribe_queue(
+        &mut self,
+        client: &Arc<Client>,
+        subscription: QueueSubscription,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Reply, Rejection> {
+        let QueueSubscription { queue: address, tag, terms, create } = subscription;
+        debug_assert_ne!(tag, Tag::CHANNEL, "sessions give subscriptions numbers of their own");
+        let missing = self
+            .lookup(&address.channel)
+            .is_none_or(|key| !self.channels[key].queues.contains_key(&address.id));
+        let key = match create {
+            Some(changes) if missing => {
+                self.create_queue(&address, &changes, now, effects)?;
+                self.lookup(&address.channel).ok_or_else(|| no_channel(&address.channel))?
+            }
+            _ => self.channel_for_publishing(&address, now, effects)?,
+        };
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let Channel { members, queues, .. } = &mut self.channels[key];
+        let queue = queues.get_mut(&address.id).ok_or_else(|| no_queue(&address.channel, address.id))?;
+        queue.subscribe(Consumer { client: client.clone(), tag, terms }, members, &mut turn);
+        let place = queue.face.place;
+        let peer = self.peer(client);
+        if !peer.subscribed.contains(&place) {
+            peer.subscribed.push(place);
+        }
+        Ok(Reply::Done)
+    }
+
+    fn unsubscribe_queue(
+        &mut self,
+        client: &Arc<Client>,
+        address: &QueueAddress,
+        tag: Tag,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Reply, Rejection> {
+        let key = self.lookup(&address.channel).ok_or_else(|| no_channel(&address.channel))?;
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let queue = self.channels[key].queues.get_mut(&address.id);
+        let queue = queue.ok_or_else(|| no_queue(&address.channel, address.id))?;
+        let (connection, place) = (client.connection, queue.face.place);
+        if !queue.unsubscribe(connection, tag, &mut turn) {
+            let reason = format!("the client has no such subscription to queue {address}");
+            return Err(Rejection::new(RejectionKind::NotFound, reason));
+        }
+        if !queue.subscriptions().any(|member| member.consumer.client.connection == connection) {
+            self.peer(client).subscribed.retain(|subscribed| *subscribed != place);
+        }
+        self.destroy_abandoned(now, effects);
         Ok(Reply::Done)
     }
 
@@ -1033,6 +1131,7 @@ impl Broker {
             client: client.clone(),
             joined: SmallVec::new(),
             watches: false,
+            subscribed: Vec::new(),
         })
     }
 }
@@ -1050,9 +1149,36 @@ fn no_channel(name: &ChannelName) -> Rejection {
     Rejection::new(RejectionKind::NotFound, format!("there is no channel {name}; create it first"))
 }
 
-/// The queue at a place, if it is still the same one, with its channel's consumers.
-fn at(channels: &mut Slab<Channel>, place: Place) -> Option<(&crate::members::Members, &mut Queue)> {
+/// The queue at a place, if it is still the same one.
+fn find(channels: &mut Slab<Channel>, place: Place) -> Option<&mut Queue> {
+    let queues = &mut channels.get_mut(place.channel)?.queues;
+    queues.get_mut(&place.queue).filter(|queue| queue.face.place == place)
+}
+
+/// The queue at a place, if it is still the same one, with its consumers.
+fn at(channels: &mut Slab<Channel>, place: Place) -> Option<(Consumers<'_>, &mut Queue)> {
     let Channel { members, queues, .. } = channels.get_mut(place.channel)?;
     let queue = queues.get_mut(&place.queue).filter(|queue| queue.face.place == place)?;
-    Some((members, queue))
+    Some((consumers(members, queue), queue))
+}
+
+/// The consumers of a queue: its own list, or its channel's.
+enum Consumers<'a> {
+    Own(Arc<Members>),
+    Channel(&'a Members),
+}
+
+impl std::ops::Deref for Consumers<'_> {
+    type Target = Members;
+
+    fn deref(&self) -> &Members {
+        match self {
+            Self::Own(members) => members,
+            Self::Channel(members) => members,
+        }
+    }
+}
+
+fn consumers<'a>(channel: &'a Members, queue: &Queue) -> Consumers<'a> {
+    queue.own().map_or(Consumers::Channel(channel), Consumers::Own)
 }

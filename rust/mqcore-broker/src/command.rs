@@ -3,9 +3,10 @@
 use smallvec::SmallVec;
 
 use crate::client::Introduction;
-use crate::id::{ChannelName, QueueAddress, RequestId, TopicName};
+use crate::id::{ChannelName, QueueAddress, RequestId, Tag, TopicName};
 use crate::message::Message;
 use crate::options::{ChannelChanges, QueueChanges};
+use crate::subscription::QueueSubscription;
 use crate::topic::TopicPattern;
 
 /// A message id as it was read, kept inline when it is short.
@@ -35,6 +36,15 @@ pub enum Command {
     },
     /// A consumer acknowledges a delivery of a queue.
     Acknowledge(Acknowledgement),
+    /// A subscription settles all its deliveries of a queue.
+    AcknowledgeAll {
+        /// Of which queue.
+        queue: QueueAddress,
+        /// Which of the connection's subscriptions.
+        tag: Tag,
+        /// `None`: they were processed. `Some`: they were not; why.
+        negative: Option<Box<str>>,
+    },
     /// A consumer asks for messages of a pull or cache queue.
     Pull(Box<Pull>),
     /// Hello: the peer says who it is. Answered by `Event::Welcomed` or `Event::Refused`.
@@ -67,6 +77,8 @@ pub enum Command {
 /// A consumer's word about a delivery.
 #[derive(Debug, Clone)]
 pub struct Acknowledgement {
+    /// Which of the consumer's subscriptions had the delivery; [`Tag::CHANNEL`] if it joined the channel.
+    pub tag: Tag,
     /// The queue that the message came from.
     pub queue: QueueAddress,
     /// The message.
@@ -248,6 +260,10 @@ pub enum Request {
     ListNodes,
     /// Event subscriptions. Those of scope `Server` about channels are asked of every shard.
     Subscribe(EventSubscription),
+    /// Consume a queue on one's own terms.
+    SubscribeQueue(Box<QueueSubscription>),
+    /// End that; what is not settled goes back.
+    UnsubscribeQueue { queue: QueueAddress, tag: Tag },
     /// Get the messages of topics from now on; each once, however many subscriptions match. Twice is fine. `told`: each
     /// as an `Event::Published` of its own, for sessions that number, filter or acknowledge; else encoded once for all.
     /// Patterns are asked of every shard.
@@ -286,6 +302,7 @@ impl Command {
             Self::Publish { queue, .. } => of(&queue.channel),
             Self::PublishTopic { topic, .. } => Destination::Shard(topic.shard(shards)),
             Self::Acknowledge(acknowledgement) => of(&acknowledgement.queue.channel),
+            Self::AcknowledgeAll { queue, .. } => of(&queue.channel),
             Self::Pull(pull) => of(&pull.queue.channel),
             Self::Introduce(_)
             | Self::Direct { .. }
@@ -312,7 +329,9 @@ impl Request {
             | Self::UpdateQueue { queue, .. }
             | Self::RemoveQueue { queue }
             | Self::ClearQueue { queue, .. }
-            | Self::QueueInformation { queue } => of(&queue.channel),
+            | Self::QueueInformation { queue }
+            | Self::UnsubscribeQueue { queue, .. } => of(&queue.channel),
+            Self::SubscribeQueue(subscription) => of(&subscription.queue.channel),
             Self::ListChannels { .. } => Destination::Every,
             Self::ListClients { .. } | Self::ListNodes => Destination::Home,
             Self::Subscribe(subscription) => match (&subscription.channel, subscription.kind) {

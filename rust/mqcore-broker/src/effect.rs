@@ -6,7 +6,7 @@ use crate::client::Client;
 use crate::command::{Acknowledgement, EventKind, MessageId};
 use crate::decision::{Decision, Step};
 use crate::id::{
-    ChannelName, ConnectionId, HandlerId, QuestionId, QueueAddress, RequestId, Sequence, TopicName,
+    ChannelName, ConnectionId, HandlerId, QuestionId, QueueAddress, RequestId, Sequence, Tag, TopicName,
 };
 use crate::message::Message;
 use crate::record::Record;
@@ -77,6 +77,10 @@ pub struct Deliver {
     pub hide_source: bool,
     /// Whether the first of the recipients is the message's first acquirer: `false` once it was sent before.
     pub first: bool,
+    /// Which subscription of the one recipient it is for; [`Tag::CHANNEL`] for those who joined the channel.
+    pub tag: Tag,
+    /// How often the message was put back before.
+    pub put_backs: u16,
 }
 
 /// Who gets a delivery.
@@ -126,6 +130,13 @@ pub enum Event {
         negative: Option<Box<str>>,
         /// The consumer's own word, if this relays one, with that consumer's id (`None` if names are hidden).
         relayed: Option<Box<(Acknowledgement, Option<Box<str>>)>>,
+    },
+    /// A subscription ended without its session having asked: its queue was removed.
+    SubscriptionEnded {
+        /// The queue.
+        queue: QueueAddress,
+        /// Which subscription.
+        tag: Tag,
     },
     /// One message of a pull.
     Pulled {

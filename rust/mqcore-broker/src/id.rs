@@ -12,6 +12,16 @@ pub struct ConnectionId(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u32);
 
+/// Which of a connection's subscriptions to a queue. Sessions choose them; a connection that consumes because it joined the
+/// channel has [`Tag::CHANNEL`] in all of its queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Tag(pub u32);
+
+impl Tag {
+    /// No subscription: the connection joined the channel.
+    pub const CHANNEL: Self = Self(0);
+}
+
 /// A question to a delivery handler. Unique within one shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QuestionId(pub u64);

@@ -33,6 +33,7 @@ pub mod record;
 pub mod rejection;
 mod settlement;
 pub mod stats;
+pub mod subscription;
 pub mod time;
 pub mod topic;
 mod turn;

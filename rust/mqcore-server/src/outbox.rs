@@ -41,6 +41,7 @@ pub(crate) fn event_bytes(event: &Event) -> usize {
         | Event::Refused(_)
         | Event::Answered(..)
         | Event::PullEnded { .. }
+        | Event::SubscriptionEnded { .. }
         | Event::Occurred(_) => PLAIN,
     }
 }

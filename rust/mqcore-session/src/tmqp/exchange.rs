@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mqcore_broker::client::Client;
 use mqcore_broker::command::{Acknowledgement, ClientPattern, Command, Destination, MessageId, Request};
 use mqcore_broker::effect::{Event, Reply};
-use mqcore_broker::id::QueueAddress;
+use mqcore_broker::id::{QueueAddress, Tag};
 use mqcore_broker::message::{Message, Properties};
 use mqcore_broker::rejection::{Rejection, RejectionKind};
 use mqcore_broker::time::Timestamp;
@@ -120,6 +120,7 @@ impl Exchange {
         };
         let reason = header::header_value(frame.headers, key::NACK_REASON);
         commands.push(Command::Acknowledge(Acknowledgement {
+            tag: Tag::CHANNEL,
             queue: QueueAddress { channel, id: frame.content_type },
             message_id: MessageId::from_slice(frame.id),
             negative: reason.map(|reason| String::from_utf8_lossy(reason).into()),
@@ -295,6 +296,8 @@ impl Exchange {
                     delivery::cached(&pull, &message, hide_source, client.id.as_bytes(), output);
                 }
             }
+            // Its consumers join channels: it has no subscriptions that could end.
+            Event::SubscriptionEnded { .. } => {}
             Event::Direct { to, message } => {
                 delivery::relay(Kind::DIRECT, &message, pattern_text(&to).as_bytes(), output);
             }

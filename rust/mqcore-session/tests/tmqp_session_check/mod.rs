@@ -14,7 +14,7 @@ use std::time::Duration;
 use mqcore_broker::client::Client;
 use mqcore_broker::command::{Acknowledgement, ClientPattern, Command, EventKind, Request};
 use mqcore_broker::effect::{Deliver, Event, Occurrence, PullOutcome, Recipients, Reply, Subject};
-use mqcore_broker::id::{ConnectionId, QueueAddress, RequestId};
+use mqcore_broker::id::{ConnectionId, QueueAddress, RequestId, Tag};
 use mqcore_broker::message::Message;
 use mqcore_broker::options::{ChannelOptions, QueueOptions, Status};
 use mqcore_broker::rejection::{Rejection, RejectionKind};
@@ -297,6 +297,7 @@ fn answers(command: &Command, how: u8, now: Timestamp) -> (Vec<Event>, bool) {
                 true,
             )
         }
+        Command::AcknowledgeAll { .. } => unreachable!("consumers of this protocol settle one by one"),
         Command::Pull(pull) => pulled(pull.request, how),
         Command::Direct { to, message } => {
             let (to, message) = (to.clone(), message.clone());
@@ -328,6 +329,8 @@ fn published(queue: &QueueAddress, message: &Message, how: u8) -> Event {
             acknowledge: how & 1 != 0,
             hide_source: how & 2 != 0,
             first: how & 4 != 0,
+            tag: Tag::CHANNEL,
+            put_backs: 0,
         };
         let mut output = Vec::new();
         encode_delivery(Protocol::Tmqp, &deliver, how & 4 != 0, &mut output);
@@ -481,6 +484,7 @@ fn describe(command: &Command, text: &mut String) -> std::fmt::Result {
             describe_message(message, text)
         }
         Command::Acknowledge(Acknowledgement {
+            tag: _,
             queue,
             message_id,
             negative,
@@ -491,7 +495,9 @@ fn describe(command: &Command, text: &mut String) -> std::fmt::Result {
             write!(text, "{queue} {message_id:?} {negative:?} {headers:?} {hops} {first_acquirer}")
         }
         Command::Request(number, request) => write!(text, "{number:?} {:?}", request as &Request),
-        Command::Pull(_) | Command::Introduce(_) => write!(text, "{command:?}"),
+        Command::Pull(_) | Command::Introduce(_) | Command::AcknowledgeAll { .. } => {
+            write!(text, "{command:?}")
+        }
     }
 }
 
