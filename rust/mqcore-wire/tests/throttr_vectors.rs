@@ -15,13 +15,16 @@ use serde_json::Value;
 /// The beginning of another request, so that what is behind a request looks like one.
 const TAIL: &[u8] = &[0x01, 0x02, 0x03];
 
+/// What was sent, and what was answered.
+type Step = (Vec<u8>, Vec<u8>);
+
 struct Dialogue {
     id: String,
     dialect: Dialect,
     quirk: bool,
     metrics: bool,
     /// By connection: what it sends and what it is answered, step by step.
-    steps: BTreeMap<String, Vec<(Vec<u8>, Vec<u8>)>>,
+    steps: BTreeMap<String, Vec<Step>>,
 }
 
 fn dialogues() -> Vec<Dialogue> {
