@@ -8,6 +8,7 @@ use mqcore_broker::effect::{Deliver, Event, Publication};
 use mqcore_broker::time::Timestamp;
 
 use crate::session::{Session, SessionConfig, SessionError};
+use crate::throttr::ThrottrSession;
 use crate::tmqp::{self, TmqpSession};
 
 /// What clients speak on a listener.
@@ -16,16 +17,19 @@ use crate::tmqp::{self, TmqpSession};
 pub enum Protocol {
     /// TMQP/2.0 (Twino MQ 3.0).
     Tmqp,
+    /// Throttr 7.1 or 7.3.
+    Throttr,
 }
 
 impl Protocol {
     /// All of them.
-    pub const ALL: [Self; 1] = [Self::Tmqp];
+    pub const ALL: [Self; 2] = [Self::Tmqp, Self::Throttr];
 
     /// The scheme of its URLs, and its name in metrics and on the ready line.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Tmqp => "tmqp",
+            Self::Throttr => "throttr",
         }
     }
 
@@ -33,6 +37,7 @@ impl Protocol {
     pub const fn default_port(self) -> u16 {
         match self {
             Self::Tmqp => 2622,
+            Self::Throttr => 9000,
         }
     }
 
@@ -50,14 +55,18 @@ impl Protocol {
 pub enum AnySession {
     /// TMQP/2.0.
     Tmqp(TmqpSession),
+    /// Throttr.
+    Throttr(Box<ThrottrSession>),
 }
 
 impl AnySession {
-    /// The session of a connection that was opened just now.
+    /// The session of a connection that was opened just now. A Throttr session gets a store of its own this way; one that
+    /// shares a server's is made by [`ThrottrSession::new`].
     #[must_use]
     pub fn new(protocol: Protocol, config: SessionConfig, now: Timestamp) -> Self {
         match protocol {
             Protocol::Tmqp => Self::Tmqp(TmqpSession::new(config, now)),
+            Protocol::Throttr => Self::Throttr(Box::new(ThrottrSession::alone(&config, now))),
         }
     }
 
@@ -66,6 +75,7 @@ impl AnySession {
     pub const fn protocol(&self) -> Protocol {
         match self {
             Self::Tmqp(_) => Protocol::Tmqp,
+            Self::Throttr(_) => Protocol::Throttr,
         }
     }
 
@@ -74,6 +84,7 @@ impl AnySession {
     pub const fn ignored_frames(&self) -> u64 {
         match self {
             Self::Tmqp(session) => session.ignored_frames(),
+            Self::Throttr(_) => 0,
         }
     }
 }
@@ -83,6 +94,8 @@ impl AnySession {
 pub fn encode_delivery(protocol: Protocol, deliver: &Deliver, first: bool, output: &mut Vec<u8>) {
     match protocol {
         Protocol::Tmqp => tmqp::encode_delivery(deliver, first, output),
+        // Throttr has no queues, and its sessions are told of each message of a channel.
+        Protocol::Throttr => {}
     }
 }
 
@@ -90,6 +103,7 @@ pub fn encode_delivery(protocol: Protocol, deliver: &Deliver, first: bool, outpu
 pub fn encode_publication(protocol: Protocol, publication: &Publication, output: &mut Vec<u8>) {
     match protocol {
         Protocol::Tmqp => tmqp::encode_publication(publication, output),
+        Protocol::Throttr => {}
     }
 }
 
@@ -98,6 +112,7 @@ pub fn encode_publication(protocol: Protocol, publication: &Publication, output:
 pub fn delivery_size(protocol: Protocol, deliver: &Deliver) -> usize {
     match protocol {
         Protocol::Tmqp => tmqp::delivery_size(deliver),
+        Protocol::Throttr => 0,
     }
 }
 
@@ -112,12 +127,14 @@ impl Session for AnySession {
     ) -> Result<usize, SessionError> {
         match self {
             Self::Tmqp(session) => session.receive(input, now, commands, output),
+            Self::Throttr(session) => session.receive(input, now, commands, output),
         }
     }
 
     fn needed(&self, input: &[u8]) -> usize {
         match self {
             Self::Tmqp(session) => session.needed(input),
+            Self::Throttr(session) => session.needed(input),
         }
     }
 
@@ -125,36 +142,42 @@ impl Session for AnySession {
     fn event(&mut self, event: Event, now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError> {
         match self {
             Self::Tmqp(session) => session.event(event, now, output),
+            Self::Throttr(session) => session.event(event, now, output),
         }
     }
 
     fn next_timeout(&self) -> Timestamp {
         match self {
             Self::Tmqp(session) => session.next_timeout(),
+            Self::Throttr(session) => session.next_timeout(),
         }
     }
 
     fn timeout(&mut self, now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError> {
         match self {
             Self::Tmqp(session) => session.timeout(now, output),
+            Self::Throttr(session) => session.timeout(now, output),
         }
     }
 
     fn shutdown(&mut self, output: &mut Vec<u8>) {
         match self {
             Self::Tmqp(session) => session.shutdown(output),
+            Self::Throttr(session) => session.shutdown(output),
         }
     }
 
     fn client(&self) -> Option<&Arc<Client>> {
         match self {
             Self::Tmqp(session) => session.client(),
+            Self::Throttr(session) => session.client(),
         }
     }
 
     fn is_closing(&self) -> bool {
         match self {
             Self::Tmqp(session) => session.is_closing(),
+            Self::Throttr(session) => session.is_closing(),
         }
     }
 }
