@@ -12,6 +12,7 @@
 //! | [`topic`] | names that fan out |
 //! | [`command`], [`effect`], [`stats`] | what comes in, what goes out, what is counted |
 
+pub mod bindings;
 pub mod broker;
 mod channel;
 pub mod client;
