@@ -21,7 +21,9 @@ FORBIDDEN = {
     "mqcore-wire": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-broker": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-session": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
+    "mqcore-authority": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-journal": rf"\b({NO_RUNTIME_NO_CLOCK})\b",
+    "mqcore-tls": rf"\b({NO_RUNTIME_NO_CLOCK})\b",
 }
 
 # Which of our crates each crate may depend on. Everything points down; what is not listed may depend on none.
@@ -29,9 +31,18 @@ MAY_KNOW = {
     "mqcore-wire": set(),
     "mqcore-broker": set(),
     "mqcore-journal": set(),
+    "mqcore-authority": set(),
+    "mqcore-tls": set(),
     "mqcore-session": {"mqcore-wire", "mqcore-broker"},
-    "mqcore-server": {"mqcore-wire", "mqcore-broker", "mqcore-session", "mqcore-journal"},
-    "mqcore-client": {"mqcore-wire"},
+    "mqcore-server": {
+        "mqcore-wire",
+        "mqcore-broker",
+        "mqcore-session",
+        "mqcore-journal",
+        "mqcore-authority",
+        "mqcore-tls",
+    },
+    "mqcore-client": {"mqcore-wire", "mqcore-tls"},
     "mqcore-python": {"mqcore-wire", "mqcore-broker", "mqcore-session", "mqcore-server", "mqcore-client"},
 }
 
@@ -39,6 +50,8 @@ MAY_KNOW = {
 ONLY_IN = {
     "tokio": {"mqcore-server", "mqcore-client", "mqcore-python"},
     "axum": {"mqcore-server"},
+    "rustls": {"mqcore-tls"},
+    "tokio-rustls": {"mqcore-server", "mqcore-client"},
     "pyo3": {"mqcore-python"},
     "pyo3-asyncio": {"mqcore-python"},
 }

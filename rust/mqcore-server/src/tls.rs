@@ -51,7 +51,7 @@ const EXPIRY_INTERVAL: Duration = Duration::from_secs(12 * 3600);
 #[derive(Debug)]
 pub(crate) struct Tls {
     endpoints: Mutex<Vec<Arc<TlsEndpoint>>>,
-    pub(crate) handshakes: Handshakes,
+    pub(crate) handshakes: Arc<Handshakes>,
     pub(crate) counters: TlsCounters,
     log: LogLimit,
     expiry_warning: Duration,
@@ -122,7 +122,7 @@ impl Tls {
     pub(crate) fn new(handshakes_max: usize, expiry_warning: Duration) -> Self {
         Self {
             endpoints: Mutex::default(),
-            handshakes: Handshakes::new(handshakes_max),
+            handshakes: Arc::new(Handshakes::new(handshakes_max)),
             counters: TlsCounters::default(),
             log: LogLimit::default(),
             expiry_warning,
@@ -262,7 +262,7 @@ pub(crate) async fn secure(
     endpoint: &TlsEndpoint,
     stream: TcpStream,
     peer: SocketAddr,
-    place: &Place<'_>,
+    place: &Place,
     outbox: Option<&Outbox>,
 ) -> Option<Secured> {
     let patience = hub.session.handshake_timeout;
@@ -285,7 +285,8 @@ pub(crate) async fn secure(
             Err(refused) => refused,
         },
         () = tokio::time::sleep(patience) => {
-            let words = format!("it did not finish within {patience:?}").into();
+            let did = if first.count == 0 { "sent nothing" } else { "did not finish the handshake" };
+            let words = format!("it {did} within {patience:?}").into();
             Refused { reason: Refusal::Timeout, words, stream: None }
         }
     };
@@ -304,7 +305,11 @@ struct First {
     count: usize,
 }
 
-async fn shake_hands(endpoint: &TlsEndpoint, stream: TcpStream, first: &mut First) -> Result<Secured, Refused> {
+async fn shake_hands(
+    endpoint: &TlsEndpoint,
+    stream: TcpStream,
+    first: &mut First,
+) -> Result<Secured, Refused> {
     let broken = |error: std::io::Error, first: &First, stream| {
         let (reason, words) = Refusal::of(&error, &first.octets[..first.count]);
         Refused { reason, words, stream }
@@ -323,7 +328,11 @@ async fn shake_hands(endpoint: &TlsEndpoint, stream: TcpStream, first: &mut Firs
         Ok(certificate) => certificate,
         Err(error) => {
             let words = format!("its certificate cannot be read: {error}").into();
-            return Err(Refused { reason: Refusal::BadCertificate, words, stream: Some(stream.into_inner().0) });
+            return Err(Refused {
+                reason: Refusal::BadCertificate,
+                words,
+                stream: Some(stream.into_inner().0),
+            });
         }
     };
     // The verifier looked when the session began; a session may be taken up again much later.
@@ -387,8 +396,8 @@ struct HandshakeState {
 
 /// A handshake's place among those under way.
 #[derive(Debug)]
-pub(crate) struct Place<'a> {
-    handshakes: &'a Handshakes,
+pub(crate) struct Place {
+    handshakes: Arc<Handshakes>,
     number: u64,
     lost: Arc<Notify>,
 }
@@ -431,24 +440,24 @@ impl Handshakes {
     }
 
     /// Takes a place.
-    pub(crate) fn enter(&self) -> Place<'_> {
+    pub(crate) fn enter(self: &Arc<Self>) -> Place {
         let lost = Arc::new(Notify::new());
         let mut state = lock(&self.state);
         let number = state.next;
         state.next += 1;
         state.places.insert(number, (Instant::now(), Arc::clone(&lost)));
         drop(state);
-        Place { handshakes: self, number, lost }
+        Place { handshakes: Arc::clone(self), number, lost }
     }
 }
 
-impl Place<'_> {
+impl Place {
     async fn lost(&self) {
         self.lost.notified().await;
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Place {
     fn drop(&mut self) {
         lock(&self.handshakes.state).places.remove(&self.number);
         self.handshakes.ended.notify_one();
@@ -498,7 +507,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_handshake_too_many_waits_for_a_fair_time_and_then_the_oldest_gives_way() {
-        let handshakes = Handshakes::new(2);
+        let handshakes = Arc::new(Handshakes::new(2));
         let started = Instant::now();
         handshakes.room().await;
         let stalled = handshakes.enter();
@@ -518,7 +527,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_handshake_that_ends_makes_room_for_who_waits() {
-        let handshakes = Handshakes::new(1);
+        let handshakes = Arc::new(Handshakes::new(1));
         let first = handshakes.enter();
         let started = Instant::now();
         let (done, ()) = tokio::join!(

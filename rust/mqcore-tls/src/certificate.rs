@@ -79,7 +79,7 @@ fn spelled(name: &GeneralName) -> Option<String> {
     }
 }
 
-fn address(octets: &OctetString) -> Option<std::net::IpAddr> {
+fn address(octets: &OctetString) -> Option<core::net::IpAddr> {
     let octets = octets.as_bytes();
     match octets.len() {
         4 => <[u8; 4]>::try_from(octets).ok().map(Into::into),
