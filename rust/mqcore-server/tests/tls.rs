@@ -172,6 +172,7 @@ async fn what_is_large_and_what_is_small_arrives_whole_through_tls() {
     let mut input = welcome(&mut stream).await;
     let join = Frame {
         content_type: Operation::JoinChannel.code(),
+        id: b"join",
         target: b"large",
         pending_response: true,
         ..Frame::new(Kind::SERVER)
