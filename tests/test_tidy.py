@@ -22,6 +22,7 @@ FORBIDDEN = {
     "mqcore-broker": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-session": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-authority": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
+    "mqcore-limiter": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-journal": rf"\b({NO_RUNTIME_NO_CLOCK})\b",
     "mqcore-tls": rf"\b({NO_RUNTIME_NO_CLOCK})\b",
 }
@@ -32,18 +33,27 @@ MAY_KNOW = {
     "mqcore-broker": set(),
     "mqcore-journal": set(),
     "mqcore-authority": set(),
+    "mqcore-limiter": set(),
     "mqcore-tls": set(),
-    "mqcore-session": {"mqcore-wire", "mqcore-broker"},
+    "mqcore-session": {"mqcore-wire", "mqcore-broker", "mqcore-limiter"},
     "mqcore-server": {
         "mqcore-wire",
         "mqcore-broker",
         "mqcore-session",
         "mqcore-journal",
         "mqcore-authority",
+        "mqcore-limiter",
         "mqcore-tls",
     },
     "mqcore-client": {"mqcore-wire", "mqcore-tls"},
-    "mqcore-python": {"mqcore-wire", "mqcore-broker", "mqcore-session", "mqcore-server", "mqcore-client"},
+    "mqcore-python": {
+        "mqcore-wire",
+        "mqcore-broker",
+        "mqcore-session",
+        "mqcore-server",
+        "mqcore-client",
+        "mqcore-limiter",
+    },
 }
 
 # A crate may not reach around a wall with somebody else's crate either.
