@@ -21,6 +21,7 @@ use bytes::BufMut;
 use mqcore_broker::client::{Client, Peer};
 use mqcore_broker::command::{Command, Destination};
 use mqcore_broker::time::Timestamp;
+use mqcore_limiter::time::Nanos;
 use mqcore_session::any::AnySession;
 use mqcore_session::session::{Session, SessionError, provisional_client};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
@@ -41,6 +42,9 @@ const SCRATCH_BYTES: usize = 64 * 1024;
 /// From here on an unfinished frame is read into its own buffer, which at most doubles with each read: what a peer
 /// announced reserves nothing, what it has sent does.
 const LARGE_BYTES: usize = SCRATCH_BYTES / 2;
+
+/// Octets of answers that wait for the peer, at which a session that answers by itself reads nothing more.
+const ANSWERED_BYTES_MAX: usize = 256 * 1024;
 
 /// Rounds before other tasks get their turn.
 const ROUNDS_MAX: usize = 16;
@@ -73,6 +77,8 @@ pub(crate) struct Connection<S> {
     stalled: bool,
     /// The server is about to stop.
     hushed: bool,
+    /// The peer sends nothing more.
+    half_closed: bool,
     output: Output,
     /// What the stream took may still be in it.
     unflushed: bool,
@@ -133,11 +139,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         let now = hub.clock.now();
         let config = hub.session_config(outbox.connection, admin, Arc::new(peer));
         hub.counters.of(outbox.protocol).accepted.add(1);
-        hub.runtime.spawn(Self {
+        let client = provisional_client(&config, outbox.protocol.as_str(), now);
+        let mut connection = Self {
             stream,
-            client: provisional_client(&config, outbox.protocol.as_str(), now),
-            session: AnySession::new(outbox.protocol, config, now),
+            client,
+            session: hub.session(&outbox, config),
             welcomed: false,
+            half_closed: false,
             input: Vec::new(),
             usual_commands: 0,
             stalled: false,
@@ -156,7 +164,74 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             outbox,
             hub: Arc::clone(hub),
             _alive: hub.shutdown.enter(),
-        });
+        };
+        connection.open();
+        hub.runtime.spawn(connection);
+    }
+
+    /// Sessions without a handshake know their client at once, and may ask for something before their peer does.
+    fn open(&mut self) {
+        self.look_for_client();
+        if let AnySession::Throttr(session) = &mut self.session {
+            let mut commands = Vec::new();
+            session.open(&mut commands);
+            self.route(commands, 0);
+        }
+    }
+
+    fn look_for_client(&mut self) {
+        if !self.welcomed
+            && let Some(client) = self.session.client()
+        {
+            self.client = Arc::clone(client);
+            self.welcomed = true;
+            self.hub.registry.welcomed(self.outbox.connection);
+        }
+    }
+
+    /// Limits expire to the nanosecond; nobody else wants the time that exactly.
+    #[inline]
+    fn tell_time(&mut self) {
+        if let AnySession::Throttr(session) = &mut self.session {
+            session.set_now(Nanos(self.hub.clock.nanos()));
+        }
+    }
+
+    /// Lets the session write on what is too long to be written at once, when the peer has taken most of what is there.
+    fn pump(&mut self, now: Timestamp) -> bool {
+        let AnySession::Throttr(session) = &mut self.session else { return false };
+        if !session.has_more() || self.output.len() > ANSWERED_BYTES_MAX / 4 {
+            return false;
+        }
+        session.set_now(Nanos(self.hub.clock.nanos()));
+        let ((), added) = self.output.append(|output| session.pump(output));
+        self.added += added;
+        if !session.has_more() {
+            self.stalled = false;
+            self.resume(now);
+        }
+        true
+    }
+
+    /// What was asked at once is answered at once, but not faster than the peer takes the answers.
+    fn holds_back(&self) -> bool {
+        match &self.session {
+            AnySession::Throttr(session) => session.has_more() || self.output.len() >= ANSWERED_BYTES_MAX,
+            _ => false,
+        }
+    }
+
+    /// The peer has closed its side, and gets what it asked for before.
+    fn ends_if_nothing_is_owed(&mut self) -> bool {
+        let owes = match &self.session {
+            AnySession::Throttr(session) => session.owes() || self.stalled,
+            _ => false,
+        };
+        if !self.half_closed || owes {
+            return false;
+        }
+        self.begin_leaving(true, false);
+        true
     }
 
     fn round(&mut self, context: &mut Context<'_>) -> Round {
@@ -178,7 +253,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             moved |= self.look_at_clock(context, now);
         }
         if matches!(self.stage, Stage::Open) {
+            moved |= self.pump(now);
+        }
+        if matches!(self.stage, Stage::Open) {
             moved |= self.read(context, now);
+        }
+        if matches!(self.stage, Stage::Open) {
+            moved |= self.ends_if_nothing_is_owed();
         }
         moved |= self.leave_shards();
         let over = self.leave(context);
@@ -227,6 +308,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         if self.taken.is_empty() {
             return false;
         }
+        self.tell_time();
         let mut taken = std::mem::take(&mut self.taken);
         for outgoing in taken.drain(..) {
             if !matches!(self.stage, Stage::Open) {
@@ -270,13 +352,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         self.added += added;
         self.stalled = false;
         self.look_at_session(result);
-        if !self.welcomed
-            && let Some(client) = self.session.client()
-        {
-            self.client = Arc::clone(client);
-            self.welcomed = true;
-            self.hub.registry.welcomed(self.outbox.connection);
-        }
+        self.look_for_client();
     }
 
     /// Offers frames again that waited for an event.
@@ -404,7 +480,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     }
 
     fn read(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
-        if self.stalled || self.hushed || !self.unsent.is_empty() {
+        if self.stalled || self.hushed || self.half_closed || !self.unsent.is_empty() || self.holds_back() {
             return false;
         }
         let result = if self.input.len() < LARGE_BYTES {
@@ -415,7 +491,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         match result {
             Poll::Pending => false,
             Poll::Ready(Ok(0)) => {
-                self.begin_leaving(true, false);
+                self.half_closed = true;
                 true
             }
             Poll::Ready(Ok(read)) => {
@@ -485,6 +561,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
 
     /// Lets the session read; keeps what it leaves.
     fn receive(&mut self, octets: &[u8], now: Timestamp) {
+        self.tell_time();
         let mut commands = self.hub.spare_commands.take(self.usual_commands);
         let session = &mut self.session;
         let (result, added) =

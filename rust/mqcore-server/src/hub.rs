@@ -6,11 +6,16 @@ use std::time::Duration;
 
 use mqcore_broker::client::Peer;
 use mqcore_broker::id::ConnectionId;
+use mqcore_limiter::time::Nanos;
+use mqcore_session::any::{AnySession, Protocol};
 use mqcore_session::session::SessionConfig;
+use mqcore_session::throttr::ThrottrSession;
+use mqcore_session::throttr::directory::Directory;
 use mqcore_wire::codec::Limits;
 
 use crate::clock::Clock;
 use crate::counters::Counters;
+use crate::outbox::Outbox;
 use crate::registry::Registry;
 use crate::shard::ShardHandle;
 use crate::shutdown::Shutdown;
@@ -33,6 +38,8 @@ pub(crate) struct Hub {
     pub(crate) runtime: tokio::runtime::Handle,
     /// Grows whenever something moved; two looks at the same number saw nothing happen in between.
     pub(crate) activity: AtomicU64,
+    /// What all Throttr sessions share: the store of limits among it.
+    pub(crate) throttr: Arc<Directory>,
 }
 
 /// What holds for every session.
@@ -61,6 +68,18 @@ impl Hub {
             pong_timeout: self.session.pong_timeout,
             admin,
             peer,
+        }
+    }
+
+    /// The session of a connection that was opened just now.
+    pub(crate) fn session(&self, outbox: &Outbox, config: SessionConfig) -> AnySession {
+        let now = self.clock.now();
+        match outbox.protocol {
+            Protocol::Throttr => {
+                let at = Nanos(self.clock.nanos());
+                AnySession::Throttr(ThrottrSession::new(outbox.terms, &self.throttr, &config, at, now))
+            }
+            protocol => AnySession::new(protocol, config, now),
         }
     }
 

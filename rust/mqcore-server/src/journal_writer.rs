@@ -391,9 +391,10 @@ mod tests {
 
     use super::*;
     use crate::clock::Clock;
-    use crate::config::ClockConfig;
+    use crate::config::{ClockConfig, Config};
     use crate::counters::Counters;
     use crate::hub::SessionTerms;
+    use crate::limits;
     use crate::registry::Registry;
     use crate::shard::{self, ShardInbox};
     use crate::shutdown::Shutdown;
@@ -429,6 +430,7 @@ mod tests {
             spare_bytes: SpareBytes::new(),
             runtime: tokio::runtime::Handle::current(),
             activity: AtomicU64::new(0),
+            throttr: limits::directory(&Config::default(), &Clock::new(ClockConfig::System)),
         };
         (Arc::new(hub), inbox)
     }

@@ -38,6 +38,7 @@ mod counters;
 mod engine;
 mod hub;
 mod journal_writer;
+mod limits;
 mod listener;
 mod metrics;
 mod outbox;

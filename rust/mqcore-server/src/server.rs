@@ -30,7 +30,8 @@ use crate::engine::{Engine, Recalled};
 use crate::handler::HandlerPort;
 use crate::hub::{Hub, SessionTerms};
 use crate::journal_writer::JournalWriter;
-use crate::listener::{self, Socket, TlsSocket};
+use crate::limits;
+use crate::listener::{self, Socket, Spoken, TlsSocket};
 use crate::outbox::Order;
 use crate::registry::Registry;
 use crate::shard::{self, Urgent};
@@ -114,6 +115,7 @@ impl Server {
         let bound = bind_all(&config, &tls).await?;
         let recovered = recover(&config, clock.now().0).await?;
         let count = recovered.as_ref().map_or(config.shard_count(), |recovered| recovered.directory.shards());
+        let throttr = limits::directory(&config, &clock);
         let (shards, inboxes): (Vec<_>, Vec<_>) = (0..count).map(|_| shard::channel()).unzip();
         let hub = Arc::new(Hub {
             clock,
@@ -132,6 +134,7 @@ impl Server {
             spare_bytes: SpareBytes::new(),
             runtime: tokio::runtime::Handle::current(),
             activity: AtomicU64::new(0),
+            throttr,
         });
         let seeds = RandomState::new();
         let directory = recovered.as_ref().map(|recovered| Arc::clone(&recovered.directory));
@@ -156,9 +159,9 @@ impl Server {
             handler_id(&mut keys, &handler.key);
         }
         let mut listeners = Vec::new();
-        for (socket, listening) in bound.listeners {
+        for (socket, listening, spoken) in bound.listeners {
             let alive = hub.shutdown.enter();
-            tokio::spawn(listener::accept(socket, listening.protocol, Arc::clone(&hub), alive));
+            tokio::spawn(listener::accept(socket, spoken, Arc::clone(&hub), alive));
             listeners.push(listening);
         }
         let inner = Inner {
@@ -179,6 +182,7 @@ impl Server {
                 drop(alive);
             });
         }
+        tokio::spawn(limits::sweep(Arc::clone(&inner.hub), inner.hub.shutdown.enter()));
         tokio::spawn(supervise(Arc::clone(&inner.hub), inner.hub.shutdown.enter()));
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -372,7 +376,7 @@ fn read_shard(directory: &DataDir, shard: usize, now_ms: u64) -> Result<Opened, 
 
 /// What is bound, and what is shown there.
 struct Bound {
-    listeners: Vec<(Socket, Listening)>,
+    listeners: Vec<(Socket, Listening, Spoken)>,
     admin: Option<(admin::Door, AdminAddress)>,
 }
 
@@ -391,7 +395,8 @@ async fn bind_all(config: &Config, tls: &Tls) -> Result<Bound, StartError> {
             }
             (socket, _) => socket,
         };
-        listeners.push((socket, listening));
+        let spoken = Spoken { protocol: listener.protocol, throttr: listener.throttr };
+        listeners.push((socket, listening, spoken));
     }
     let admin = match &config.admin {
         Some(admin) => Some(bind_admin(config, admin, tls).await?),

@@ -56,7 +56,7 @@ pub enum AnySession {
     /// TMQP/2.0.
     Tmqp(TmqpSession),
     /// Throttr.
-    Throttr(Box<ThrottrSession>),
+    Throttr(ThrottrSession),
 }
 
 impl AnySession {
@@ -66,7 +66,7 @@ impl AnySession {
     pub fn new(protocol: Protocol, config: SessionConfig, now: Timestamp) -> Self {
         match protocol {
             Protocol::Tmqp => Self::Tmqp(TmqpSession::new(config, now)),
-            Protocol::Throttr => Self::Throttr(Box::new(ThrottrSession::alone(&config, now))),
+            Protocol::Throttr => Self::Throttr(ThrottrSession::alone(&config, now)),
         }
     }
 

@@ -155,7 +155,7 @@ impl ThrottrSession {
         if self.terms.dialect.family == Family::V73 {
             let own = self.client.id.clone();
             for channel in [EVERYBODY, own.as_bytes()] {
-                self.subscribe(channel, Then::Forget, commands);
+                self.subscribe(channel, Then::Joined, commands);
             }
         }
     }
@@ -329,7 +329,7 @@ impl ThrottrSession {
             }
             Request::Subscribe { channel } => {
                 self.count_request(Tally::Subscribe, Counted::Subscribe);
-                if !self.subscribe(channel, Then::Tell, commands) {
+                if !self.subscribe(channel, Then::Subscribed, commands) {
                     answer::status(self.subscriptions.contains_key(channel), output);
                 }
             }
@@ -463,14 +463,19 @@ impl ThrottrSession {
     }
 
     /// False if the broker need not be asked: the peer has subscribed already, or to too much.
-    fn subscribe(&mut self, channel: &[u8], then: Then, commands: &mut Vec<Command>) -> bool {
+    fn subscribe(
+        &mut self,
+        channel: &[u8],
+        then: fn(TopicName) -> Then,
+        commands: &mut Vec<Command>,
+    ) -> bool {
         if self.subscriptions.contains_key(channel) || self.subscriptions.len() >= SUBSCRIPTIONS_MAX {
             return false;
         }
         let Some(topic) = self.topic(channel) else { return false };
         let subscription = self.directory.subscribe(channel, self.peer.id, self.now);
         self.subscriptions.insert(topic.clone(), subscription);
-        let request = self.held.ask(then);
+        let request = self.held.ask(then(topic.clone()));
         let subscribe = BrokerRequest::SubscribeTopic { pattern: TopicPattern::Exact(topic), told: true };
         commands.push(Command::Request(request, Box::new(subscribe)));
         true
@@ -497,7 +502,9 @@ impl ThrottrSession {
         let producer = Some(Arc::clone(&self.client));
         let message = Message::from_parts(&[], &[], payload, Properties::default(), producer);
         let to_producer = self.terms.dialect.family == Family::V73;
-        let answer = Some(self.held.ask(Then::Tell));
+        // Whoever publishes to itself alone reaches a subscription too, even where it does not get its own messages.
+        let then = if self.subscriptions.contains_key(channel) { Then::Subscriber } else { Then::Tell };
+        let answer = Some(self.held.ask(then));
         commands.push(Command::PublishTopic { topic, message, to_producer, answer });
     }
 
@@ -638,10 +645,18 @@ impl Session for ThrottrSession {
     fn event(&mut self, event: Event, _now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError> {
         match event {
             Event::Published { topic, message } => self.push(&topic, &message, output),
-            Event::Answered(request, Ok(Reply::Published(receivers))) => {
-                self.held.answered(request, receivers > 0, output);
+            Event::Answered(request, result) => {
+                let yes = match result {
+                    Ok(Reply::Published(receivers)) => receivers > 0,
+                    other => other.is_ok(),
+                };
+                let refused = self.held.answered(request, yes, output);
+                if let Some(topic) = refused
+                    && let Some(subscription) = self.subscriptions.remove(&topic)
+                {
+                    self.directory.unsubscribe(topic.as_bytes(), &subscription);
+                }
             }
-            Event::Answered(request, result) => self.held.answered(request, result.is_ok(), output),
             // Nothing else is asked of the broker.
             _ => {}
         }

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use mqcore_broker::id::RequestId;
+use mqcore_broker::id::{RequestId, TopicName};
+use mqcore_wire::throttr::answer;
 
 /// Requests that may wait for the broker before nothing more is read.
 const WAITING_MAX: usize = 1024;
@@ -27,12 +28,16 @@ struct Waiting {
 }
 
 /// What the broker's answer means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Then {
     /// It is told to the peer.
     Tell,
-    /// Nobody asked.
-    Forget,
+    /// It is told to the peer, who is a subscriber of what it published to: that is one in any case.
+    Subscriber,
+    /// Whether a subscription holds, which the peer asked for.
+    Subscribed(TopicName),
+    /// The same, but nobody asked.
+    Joined(TopicName),
 }
 
 impl Held {
@@ -61,20 +66,30 @@ impl Held {
         }
     }
 
-    /// The broker has answered; lets out whatever waits for nothing more.
-    pub(super) fn answered(&mut self, request: RequestId, yes: bool, output: &mut Vec<u8>) {
-        if let Some(waiting) = self.waiting.iter_mut().find(|waiting| waiting.request == request) {
-            waiting.status = Some(yes);
-        }
-        while let Some(Waiting { status: Some(yes), .. }) = self.waiting.front() {
-            if self.waiting[0].then == Then::Tell {
-                mqcore_wire::throttr::answer::status(*yes, output);
+    /// The broker has answered; lets out whatever waits for nothing more. Answers with the channel of a subscription that
+    /// was refused.
+    pub(super) fn answered(
+        &mut self,
+        request: RequestId,
+        yes: bool,
+        output: &mut Vec<u8>,
+    ) -> Option<TopicName> {
+        let answered = self.waiting.iter_mut().find(|waiting| waiting.request == request)?;
+        answered.status = Some(yes);
+        let refused = match &answered.then {
+            Then::Subscribed(topic) | Then::Joined(topic) if !yes => Some(topic.clone()),
+            _ => None,
+        };
+        while let Some(Waiting { status: Some(yes), then, .. }) = self.waiting.front() {
+            if !matches!(then, Then::Joined(_)) {
+                answer::status(*yes || *then == Then::Subscriber, output);
             }
             if let Some(first) = self.waiting.pop_front() {
                 self.bytes -= first.behind.len();
                 output.extend_from_slice(&first.behind);
             }
         }
+        refused
     }
 }
 
@@ -100,10 +115,12 @@ mod tests {
     #[test]
     fn too_many_that_wait_are_too_many() {
         let mut held = Held::default();
-        (0..WAITING_MAX).for_each(|_| drop(held.ask(Then::Tell)));
+        for _ in 0..WAITING_MAX {
+            held.ask(Then::Tell);
+        }
         assert!(held.is_full());
         let mut held = Held::default();
-        held.ask(Then::Forget);
+        held.ask(Then::Tell);
         held.hold(&[0; BYTES_MAX]);
         assert!(held.is_full());
     }
