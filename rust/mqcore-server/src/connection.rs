@@ -709,6 +709,9 @@ impl<S> Connection<S> {
     fn tell_shards_closed(&mut self) {
         self.outbox.end();
         self.hub.moved();
+        if let AnySession::Throttr(session) = &mut self.session {
+            session.leave();
+        }
         if std::mem::take(&mut self.known_to_shards) {
             for handle in &self.hub.shards {
                 handle.send(Input::Closed(self.outbox.connection));

@@ -182,6 +182,15 @@ impl ThrottrSession {
         self.flush_tallies();
     }
 
+    /// The peer is gone: it is not told of any more, and has no subscriptions. Twice is fine.
+    pub fn leave(&mut self) {
+        self.flush_tallies();
+        for (topic, subscription) in std::mem::take(&mut self.subscriptions) {
+            self.directory.unsubscribe(topic.as_bytes(), &subscription);
+        }
+        self.directory.leave(self.connection);
+    }
+
     // --- numbers ------------------------------------------------------------------------------------------------
 
     #[inline]
@@ -685,11 +694,7 @@ impl Session for ThrottrSession {
 
 impl Drop for ThrottrSession {
     fn drop(&mut self) {
-        self.flush_tallies();
-        for (topic, subscription) in std::mem::take(&mut self.subscriptions) {
-            self.directory.unsubscribe(topic.as_bytes(), &subscription);
-        }
-        self.directory.leave(self.connection);
+        self.leave();
     }
 }
 
