@@ -2,15 +2,17 @@
 //!
 //! It runs on Tokio alone and asks shards only, so it answers also while a handler is stuck.
 
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::extract::State;
-use axum::http::{StatusCode, Uri, header};
+use axum::extract::{Request, State};
+use axum::http::{Method, StatusCode, Uri, header};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use axum::{Json, Router};
+use axum::routing::{get, post};
+use axum::{Extension, Json, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -20,8 +22,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 use crate::address::Listening;
+use crate::authority::{Denial, PageRequest, admit_request};
 use crate::hub::Hub;
 use crate::metrics;
+use crate::server;
 use crate::shutdown::TaskGuard;
 use crate::survey::{self, Totals};
 
@@ -66,12 +70,13 @@ pub(crate) async fn serve(listener: TcpListener, admin: Admin, alive: TaskGuard)
             next = next => next,
             () = &mut ended => break,
         };
-        let Ok((stream, _)) = accepted else {
+        let Ok((stream, peer)) = accepted else {
             // Out of descriptors, most likely: clients come first, so wait for some to be freed.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let connection = converse(stream, router.clone(), Arc::clone(&admin.hub));
+        let connection =
+            converse(stream, router.clone().layer(Extension(Caller(peer))), Arc::clone(&admin.hub));
         let guard = admin.hub.shutdown.enter();
         tokio::spawn(async move {
             connection.await;
@@ -92,14 +97,20 @@ async fn converse(stream: TcpStream, router: Router, hub: Arc<Hub>) {
     }
 }
 
+/// Where a request comes from.
+#[derive(Clone, Copy)]
+struct Caller(SocketAddr);
+
 fn router(admin: Admin) -> Router {
     Router::new()
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics_page))
         .route("/overview", get(overview))
+        .route("/authority/reload", post(reload_authority))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
+        .layer(from_fn_with_state(admin.clone(), guard))
         .with_state(admin)
 }
 
@@ -107,13 +118,69 @@ fn error(status: StatusCode, code: &str, message: &str) -> Response {
     (status, Json(json!({"error": {"code": code, "message": message}}))).into_response()
 }
 
+/// Stands before every page but the two that orchestrators look at, which say nothing but yes or no.
+async fn guard(
+    State(admin): State<Admin>,
+    Extension(Caller(address)): Extension<Caller>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+    let page = request.uri().path();
+    if reads && matches!(page, "/livez" | "/readyz") {
+        return next.run(request).await;
+    }
+    let authorization = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let wanted = PageRequest { authorization, page, changes: !reads };
+    match admit_request(&admin.hub, Some(address), wanted).await {
+        Ok(()) => next.run(request).await,
+        Err(Denial::Forbidden) => {
+            error(StatusCode::FORBIDDEN, "forbidden", "you are not allowed to administer this page")
+        }
+        Err(Denial::Unknown(refusal)) if refusal.is_temporary() => {
+            error(StatusCode::TOO_MANY_REQUESTS, "busy", refusal.for_peer())
+        }
+        Err(Denial::Unknown(refusal)) => {
+            let message = if reads { refusal.for_peer().to_owned() } else { how_to_get_a_token(&admin.hub) };
+            let challenge = if reads { "Bearer, Basic realm=\"mqcore\"" } else { "Bearer" };
+            let response = error(StatusCode::UNAUTHORIZED, "unauthorized", &message);
+            ([(header::WWW_AUTHENTICATE, challenge)], response).into_response()
+        }
+    }
+}
+
+fn how_to_get_a_token(hub: &Hub) -> String {
+    let place = match hub.authority.store() {
+        Some(store) => format!("--store {}", store.path().display()),
+        None => "--data-dir DIR, with a broker that is started with the same --data-dir".into(),
+    };
+    let lead = if hub.authority.has_tokens() {
+        "this needs a token"
+    } else {
+        "this needs a token, and there is none yet"
+    };
+    format!(
+        "{lead}, shown as 'Authorization: Bearer TOKEN'; make one: mqcore token create NAME --allow administer {place}"
+    )
+}
+
+async fn reload_authority(State(admin): State<Admin>) -> Response {
+    match server::reload_authority(&admin.hub, true).await {
+        Ok(()) => Json(json!({"status": "reloaded"})).into_response(),
+        Err(broken) => error(StatusCode::CONFLICT, "unreadable", &broken.to_string()),
+    }
+}
+
 async fn unknown_path(uri: Uri) -> Response {
-    let message = format!("there is no {}; there are /livez, /readyz, /metrics and /overview", uri.path());
+    let message = format!(
+        "there is no {}; there are /livez, /readyz, /metrics, /overview and /authority/reload",
+        uri.path()
+    );
     error(StatusCode::NOT_FOUND, "not-found", &message)
 }
 
 async fn unknown_method() -> Response {
-    error(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "only GET and HEAD are understood here")
+    error(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "this page does not understand that method")
 }
 
 async fn livez() -> Json<Value> {

@@ -12,6 +12,7 @@ use mqcore_wire::codec::Limits;
 pub use mqcore_session::any::Protocol;
 
 use crate::address::{ListenAddress, ListenerUrl};
+use crate::authority::AuthorityConfig;
 use crate::data_dir::FRAME_BYTES_MAX;
 
 /// Everything that can be set. `Config::default()` listens nowhere and is still a whole broker, reached by
@@ -22,8 +23,8 @@ pub struct Config {
     pub listeners: Vec<ListenerConfig>,
     /// Where health, metrics and the overview are served by HTTP. Default nowhere.
     pub admin: Option<SocketAddr>,
-    /// Whether addresses other than loopback may be bound. Default no: as long as nobody has to log in,
-    /// whoever reaches a listener may do everything.
+    /// Whether addresses other than loopback may be bound although nobody has to log in. Default no: whoever reaches such
+    /// a listener may do everything but administer. Without effect once there is a user, a token or an authenticator.
     pub allow_remote: bool,
     /// How many shards; 0: one for each core, at most [`SHARDS_MAX`]. Default 0.
     pub shards: usize,
@@ -66,6 +67,8 @@ pub struct Config {
     /// Where definitions and saved messages are kept. Default nowhere: everything stays in memory, and queues
     /// whose policy saves refuse messages.
     pub data_dir: Option<PathBuf>,
+    /// Who may do what. Default: whoever reaches a listener, which must be on loopback, may do everything.
+    pub authority: AuthorityConfig,
 }
 
 /// Shards at most: connections remember in the bits of a small number which shards wait for them.
@@ -95,6 +98,7 @@ impl Default for Config {
             clock: ClockConfig::System,
             undecided_max: 100_000,
             data_dir: None,
+            authority: AuthorityConfig::default(),
         }
     }
 }

@@ -300,6 +300,7 @@ mod tests {
     use mqcore_wire::codec::Limits;
 
     use super::*;
+    use crate::authority::{Authority, AuthorityConfig};
     use crate::clock::Clock;
     use crate::config::ClockConfig;
     use crate::counters::Counters;
@@ -325,6 +326,7 @@ mod tests {
             clock: Clock::new(ClockConfig::System),
             counters: Counters::default(),
             registry: Registry::new(1, 1, 1),
+            authority: Authority::open(&AuthorityConfig::default(), None, None).unwrap(),
             shards: [handle].into(),
             shutdown: Shutdown::new(),
             session: SessionTerms {

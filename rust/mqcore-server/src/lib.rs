@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`config`], [`address`] | what a server is started with, and where it listens |
 //! | [`server`] | start, look, settle, stop |
+//! | [`authority`] | who may do what: logins, the gate of each connection, the audit log |
 //! | [`handler`] | the seam behind which delivery handlers run |
 //! | `listener`, `connection`, `output` | sockets: accepting, reading, writing |
 //! | `outbox` | what waits for one connection to be written |
@@ -23,6 +24,7 @@
 //! knew is lost.
 
 pub mod address;
+pub mod authority;
 pub mod config;
 pub mod data_dir;
 pub mod handler;

@@ -51,6 +51,8 @@ pub(crate) enum Order {
     Hush,
     /// Say goodbye, write what is there, and end.
     Goodbye,
+    /// What the peer logged in with does not hold any more: say goodbye, and let nothing more through.
+    Revoke,
     /// Too many strangers, and this is the oldest: end now.
     Evict,
     /// The peer takes nothing, and there is more than fits: end now.
