@@ -8,7 +8,7 @@ use foldhash::HashMap;
 use crate::broker::{BrokerConfig, HandlerSpec};
 use crate::client::Client;
 use crate::decision::{Decision, PutBack, Step};
-use crate::effect::{AcknowledgementView, Effect, Event, Origin, Question};
+use crate::effect::{AcknowledgementView, Effect, Event, Forwarded, Origin, Question};
 use crate::id::{ConnectionId, HandlerId, QuestionId, Sequence};
 use crate::options::Durability;
 use crate::policy;
@@ -77,6 +77,8 @@ pub(crate) struct Books {
     question_deadlines: Vec<VecDeque<(Timestamp, QuestionId)>>,
     /// Consumers that cannot take more now, and since when.
     pub(crate) congested: HashMap<ConnectionId, Timestamp>,
+    /// Grows with every change of who is congested.
+    pub(crate) congestion: u64,
     /// Queues that have something to hand out.
     pub(crate) work: VecDeque<Place>,
     /// When to look at which queue again.
@@ -95,6 +97,8 @@ pub(crate) struct Books {
     pub(crate) unknown_acks: u64,
     /// Counters of queues that are gone.
     pub(crate) retired: QueueStats,
+    /// What was handed to other shards so far.
+    pub(crate) forwards: u64,
 }
 
 impl Books {
@@ -107,6 +111,7 @@ impl Books {
             questions: HashMap::default(),
             next_question: 0,
             congested: HashMap::default(),
+            congestion: 0,
             work: VecDeque::new(),
             timers: BTreeSet::new(),
             storage: Storage::Absent,
@@ -118,6 +123,7 @@ impl Books {
             refused: 0,
             unknown_acks: 0,
             retired: QueueStats::default(),
+            forwards: 0,
         }
     }
 
@@ -260,6 +266,12 @@ impl Turn<'_> {
         let sequence = self.books.sequence;
         self.effects.push(Effect::Record(sequence, record));
         Some(sequence)
+    }
+
+    /// Hands something to the shard of this number, which may be this one.
+    pub(crate) fn forward(&mut self, shard: usize, what: Forwarded) {
+        self.books.forwards += 1;
+        self.effects.push(Effect::Forward(shard, what));
     }
 
     pub(crate) fn tell(&mut self, to: ConnectionId, event: Event) {

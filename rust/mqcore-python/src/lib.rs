@@ -5,6 +5,7 @@ pub mod broker;
 mod burst;
 mod call;
 mod client;
+mod compaction;
 mod config;
 mod decision;
 mod dispatcher;
@@ -15,6 +16,7 @@ mod journal;
 mod load;
 mod message;
 mod port;
+mod selection;
 mod signal;
 mod stray;
 mod survey;
@@ -31,6 +33,8 @@ mod _core {
     #[pymodule_export]
     use crate::burst::Burst;
     #[pymodule_export]
+    use crate::compaction::journal_compact;
+    #[pymodule_export]
     use crate::decision::{Decision, policies, policy_decision};
     #[pymodule_export]
     use crate::frame::{Frame, tmqp_decode, tmqp_encode};
@@ -38,6 +42,8 @@ mod _core {
     use crate::journal::{JournalMessages, journal_inspect};
     #[pymodule_export]
     use crate::message::{Headers, Message};
+    #[pymodule_export]
+    use crate::selection::JournalSelection;
     #[pymodule_export]
     use crate::stray::join_strays;
     #[pymodule_export]

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use mqcore_authority::password::PasswordHash;
-use mqcore_authority::record::{Records, Restrictions, Token, User};
+use mqcore_authority::record::{Restrictions, Token, User};
 use mqcore_authority::rule::Rule;
 use mqcore_authority::token::{self, ENTROPY_BYTES};
 use mqcore_broker::effect::Question;
@@ -389,7 +389,7 @@ async fn the_first_user_ends_the_connections_of_those_whom_nobody_has_asked() {
     early.closed().await;
     Peer::welcome(address, Some(&token)).await;
     // And the last one does not open the door again.
-    scratch.store().change(|records| Ok(*records = Records::default())).unwrap();
+    scratch.store().change(|records| Ok(std::mem::take(records))).unwrap();
     server.reload_authority().await.unwrap();
     let (_, answer) = Peer::connect(address, None).await;
     assert_eq!(answer, 401);

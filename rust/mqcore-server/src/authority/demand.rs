@@ -9,6 +9,7 @@ use mqcore_broker::effect::{Event, PullOutcome};
 use mqcore_broker::id::{ChannelName, QueueAddress};
 use mqcore_broker::options::QueueChanges;
 use mqcore_broker::rejection::Rejection;
+use mqcore_broker::topic::TopicPattern;
 
 /// Tells `visit` everything that `command` demands; all of it must be allowed.
 pub(crate) fn demands<'a>(command: &'a Command, visit: &mut impl FnMut(Action, Resource<'a>)) {
@@ -20,8 +21,9 @@ pub(crate) fn demands<'a>(command: &'a Command, visit: &mut impl FnMut(Action, R
         Command::AcknowledgeDirect { to, .. } | Command::Respond { to, .. } => {
             visit(Action::Direct, Resource::ClientId(to));
         }
+        Command::PublishTopic { topic, .. } => visit(Action::Publish, Resource::Topic(topic.as_bytes())),
         // Whoever was handed a delivery may settle it, and nobody else can.
-        Command::Acknowledge(_) => {}
+        Command::Acknowledge(_) | Command::AcknowledgeAll { .. } => {}
         // Comes before there is anybody who could be allowed something.
         Command::Introduce(_) => {}
         Command::Request(_, request) => of_request(request, visit),
@@ -35,7 +37,25 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
             visit(Action::Join, Resource::Channel(channel.as_str()));
             visit(Action::Receive, all_queues(channel));
         }
-        Request::Leave { .. } => {}
+        // Where a protocol makes the queues that are consumed, this needs no permission of its own.
+        Request::SubscribeQueue(subscription) => {
+            visit(Action::Receive, queue(&subscription.queue));
+            if let Some(changes) = &subscription.create {
+                dead_letters(changes, visit);
+            }
+        }
+        Request::SubscribeTopic { pattern, .. } => visit(Action::Subscribe, topics(pattern)),
+        // To take less is always allowed.
+        Request::Leave { .. } | Request::UnsubscribeQueue { .. } | Request::UnsubscribeTopic { .. } => {}
+        // The queue receives the topic for whoever bound it.
+        Request::BindTopic { pattern, queue: address } => {
+            visit(Action::Subscribe, topics(pattern));
+            visit(Action::Push, queue(address));
+        }
+        Request::UnbindTopic { queue: address, .. } | Request::ListTopicBindings { queue: address } => {
+            visit(Action::Administer, queue(address));
+        }
+        Request::ListSubscribers { topic } => visit(Action::Administer, Resource::Topic(topic.as_bytes())),
         Request::CreateChannel { channel, changes } => {
             visit(Action::Create, Resource::Channel(channel.as_str()));
             dead_letters(&changes.queue, visit);
@@ -57,7 +77,10 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
         Request::ChannelInformation { channel } | Request::ListConsumers { channel } => {
             visit(Action::Administer, Resource::Channel(channel.as_str()));
         }
-        Request::ListChannels { .. } | Request::ListClients { .. } | Request::ListNodes => {
+        Request::ListChannels { .. }
+        | Request::ListClients { .. }
+        | Request::ListNodes
+        | Request::ListTopics => {
             visit(Action::Administer, Resource::Server);
         }
         Request::Subscribe(subscription) => of_subscription(subscription, visit),
@@ -92,6 +115,19 @@ fn all_queues(channel: &ChannelName) -> Resource<'_> {
     Resource::AllQueues(channel.as_str())
 }
 
+/// Names that fit a mask begin with what stands before its first star.
+fn topics(pattern: &TopicPattern) -> Resource<'_> {
+    match pattern {
+        TopicPattern::Exact(topic) => Resource::Topic(topic.as_bytes()),
+        TopicPattern::Prefix(prefix) => Resource::TopicsFrom(prefix.as_bytes()),
+        TopicPattern::Mask(mask) => {
+            let mask = mask.as_bytes();
+            let star = mask.iter().position(|octet| *octet == b'*');
+            Resource::TopicsFrom(&mask[..star.unwrap_or(mask.len())])
+        }
+    }
+}
+
 fn clients(pattern: &ClientPattern) -> Resource<'_> {
     match pattern {
         ClientPattern::Id(id) => Resource::ClientId(id),
@@ -110,6 +146,7 @@ pub(crate) fn refuse(command: Command, rejection: Rejection, shards: usize, tell
         }
         Command::Direct { to, message } => tell(Event::DirectRefused { to, message, rejection }),
         Command::Introduce(_) => tell(Event::Refused(rejection)),
+        Command::PublishTopic { answer: Some(id), .. } => tell(Event::Answered(id, Err(rejection))),
         Command::Request(id, request) => {
             let parts = match request.destination(shards) {
                 Destination::Every => shards,
@@ -119,6 +156,10 @@ pub(crate) fn refuse(command: Command, rejection: Rejection, shards: usize, tell
                 tell(Event::Answered(id, Err(rejection.clone())));
             }
         }
-        Command::Acknowledge(_) | Command::AcknowledgeDirect { .. } | Command::Respond { .. } => {}
+        Command::PublishTopic { answer: None, .. }
+        | Command::Acknowledge(_)
+        | Command::AcknowledgeAll { .. }
+        | Command::AcknowledgeDirect { .. }
+        | Command::Respond { .. } => {}
     }
 }
