@@ -18,7 +18,10 @@ use crate::effect::{
     Answer, Effect, Event, Forwarded, Occurrence, Origin, PullOutcome, Reply, Subject, Transfer,
 };
 use crate::filter;
-use crate::id::{ChannelName, ConnectionId, HandlerId, QueueAddress, Sequence, Tag, TopicName};
+use crate::history::{Block, Happened, HistoryOptions};
+use crate::id::{
+    ChannelName, ConnectionId, HandlerId, MessageNumber, QueueAddress, Sequence, Tag, TopicName,
+};
 use crate::members::{Consumer, Members};
 use crate::message::Message;
 use crate::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges};
@@ -56,6 +59,8 @@ pub struct BrokerConfig {
     pub slow_consumer_timeout: Duration,
     /// Messages of one queue that may wait for a handler's decision; more are refused as busy. Default 100,000.
     pub undecided_max: usize,
+    /// Whether, and how, what happens to each message is written down: [`Broker::take_history`]. Default no.
+    pub history: Option<HistoryOptions>,
     /// Makes generated ids unguessable and unique: random, different for each start and shard.
     pub seed: u64,
 }
@@ -73,6 +78,7 @@ impl Default for BrokerConfig {
             delivery_handler: crate::policy::MEMORY.key.into(),
             slow_consumer_timeout: Duration::from_secs(30),
             undecided_max: 100_000,
+            history: None,
             seed: 0,
         }
     }
@@ -316,6 +322,7 @@ impl Broker {
             }
             None => {
                 turn.books.retired.dropped[DropReason::Limit as usize] += 1;
+                turn.nowhere(&to, message, Happened::Arrived, DropReason::Limit);
                 turn.effects.extend(origin.map(Effect::Transferred));
             }
         }
@@ -352,8 +359,10 @@ impl Broker {
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) {
+        self.start_history(&definitions, &messages, now);
         // While definitions are read back they are not written again.
         self.books.storage = Storage::Absent;
+        let numbers = self.books.history.as_mut().and_then(|history| history.reserve());
         for definition in definitions {
             self.restore_definition(definition, now, effects);
         }
@@ -361,6 +370,9 @@ impl Broker {
         // Ranks were given from later sequences too, of records that leave no trace; new ones must be larger.
         let ranks = messages.iter().map(|message| message.progress.rank.unsigned_abs());
         self.books.sequence = Sequence(ranks.max().unwrap_or(0).max(sequence.0));
+        if let Some(numbers) = numbers {
+            Turn { now, books: &mut self.books, effects }.record(Record::Numbers(numbers));
+        }
         messages.sort_unstable_by_key(|message| message.progress.rank);
         for restored in messages {
             self.restore_message(restored, now, effects);
@@ -375,6 +387,7 @@ impl Broker {
                 key
             }
             Definition::Queue(queue, _) => self.restore_channel(&queue.channel),
+            Definition::Numbers(_) => return,
         };
         if let Definition::Queue(address, options) = definition {
             let id = address.id;
@@ -411,6 +424,7 @@ impl Broker {
             attempts: progress.attempts,
             put_backs: progress.put_backs,
             sequence,
+            number: put.number,
             saved: true,
             // Its producer was told before the restart, or will never ask again.
             answered: true,
@@ -465,7 +479,11 @@ impl Broker {
     /// The journal takes records again. All definitions are written once more, as some may have been refused.
     pub fn storage_accepts(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
         self.books.storage = Storage::Ready;
+        let numbers = self.books.history.as_ref().map(|history| history.reserved());
         let mut turn = Turn { now, books: &mut self.books, effects };
+        if let Some(numbers) = numbers {
+            turn.record(Record::Numbers(numbers));
+        }
         for (_, channel) in &self.channels {
             let options = Box::new(channel.options.clone());
             turn.record(Record::DefineChannel(channel.name.clone(), options));
@@ -484,6 +502,30 @@ impl Broker {
     /// Somebody waits until the records so far are written, or synced.
     pub fn waits_for_commit(&self) -> bool {
         self.books.waits_for_commit()
+    }
+
+    // ---- History -----------------------------------------------------------------------------------------
+
+    /// Numbers go on where the last run stopped, and the history says that a new run began.
+    fn start_history(&mut self, definitions: &[Definition], messages: &[Restored], now: Timestamp) {
+        let Some(history) = &mut self.books.history else { return };
+        for definition in definitions {
+            if let Definition::Numbers(reserved) = definition {
+                history.skip(*reserved);
+            }
+        }
+        // Only a journal that somebody put together by hand has larger ones.
+        let largest = messages.iter().map(|message| message.put.number).max().unwrap_or_default();
+        history.skip(MessageNumber(largest.0.saturating_add(1)));
+        history.started(now);
+    }
+
+    /// Takes the history since the last time, in its order. Write it down before the records of the same turn: then
+    /// whatever is durable has its history.
+    pub fn take_history(&mut self, into: &mut Vec<Block>) {
+        if let Some(history) = &mut self.books.history {
+            history.take(into);
+        }
     }
 
     // ---- Time and work -----------------------------------------------------------------------------------
@@ -656,7 +698,10 @@ impl Broker {
             channel.and_then(|Channel { members, queues, .. }| Some((members, queues.get_mut(&to.id)?)));
         match found {
             Some((members, queue)) => queue.publish_copy(message, members, &mut turn),
-            None => turn.books.retired.dropped[DropReason::NoConsumer as usize] += 1,
+            None => {
+                turn.books.retired.dropped[DropReason::NoConsumer as usize] += 1;
+                turn.nowhere(to, message, Happened::Produced, DropReason::NoConsumer);
+            }
         }
     }
 

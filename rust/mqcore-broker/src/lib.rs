@@ -11,6 +11,7 @@
 //! | [`decision`], [`policy`] | what handlers answer; ready-made answers |
 //! | [`topic`] | names that fan out |
 //! | [`command`], [`effect`], [`stats`] | what comes in, what goes out, what is counted |
+//! | [`record`], [`history`] | what must survive a crash; what happened to each message |
 
 pub mod broker;
 mod channel;
@@ -22,6 +23,7 @@ mod directory;
 mod dispatch;
 pub mod effect;
 pub mod filter;
+pub mod history;
 pub mod id;
 mod members;
 pub mod message;

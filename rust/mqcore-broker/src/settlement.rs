@@ -4,6 +4,7 @@
 use crate::command::Acknowledgement;
 use crate::decision::{Decision, PutBack, Step};
 use crate::effect::AcknowledgementView;
+use crate::history::Happened;
 use crate::id::{ConnectionId, Tag};
 use crate::members::Consumer;
 use crate::queue::Queue;
@@ -56,6 +57,19 @@ impl Word {
             Self::Said(_) | Self::Implied => Step::AcknowledgeReceived,
             Self::Silent => Step::AcknowledgeTimedOut,
             Self::Lost => Step::ConsumerReceiveFailed,
+        }
+    }
+
+    fn happened<'a>(&'a self, consumer: &'a Consumer) -> Happened<'a> {
+        let consumer = &consumer.client;
+        match self {
+            Self::Said(word) => match word.negative.as_deref() {
+                None => Happened::Acked(consumer),
+                Some(reason) => Happened::Nacked(consumer, reason),
+            },
+            Self::Implied => Happened::Acked(consumer),
+            Self::Silent => Happened::TimedOut(consumer),
+            Self::Lost => Happened::ConsumerLost(consumer),
         }
     }
 
@@ -166,6 +180,8 @@ impl Queue {
     fn settle(&mut self, key: usize, word: Word, turn: &mut Turn<'_>) {
         let delivery = self.deliveries.take(key);
         let held = delivery.outstanding;
+        let entry = &self.deliveries.get(held).entry;
+        turn.life(&self.face.address, entry, word.happened(&delivery.consumer));
         if delivery.consumer.terms.window > 0 {
             // Its window has room again, even if others still hold the message.
             self.schedule(turn);
@@ -199,7 +215,7 @@ impl Queue {
             Subject::Delivery { held, .. } => &mut self.deliveries.get_mut(*held).entry,
             Subject::Expired(entry) => entry,
         };
-        settlement.deciding.answered(&mut self.face, entry, answer, turn.books);
+        settlement.deciding.answered(&mut self.face, entry, answer, turn);
         self.run_settlement(number, turn);
     }
 
@@ -281,6 +297,7 @@ impl Queue {
     /// A message that waited too long, and is out of the queue already.
     pub(crate) fn expired(&mut self, entry: Entry, turn: &mut Turn<'_>) {
         self.face.stats.timed_out += 1;
+        turn.life(&self.face.address, &entry, Happened::Expired);
         self.begin_settlement(Subject::Expired(entry), turn);
     }
 

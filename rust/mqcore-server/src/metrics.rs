@@ -28,6 +28,7 @@ pub(crate) fn render(hub: &Hub, survey: &Survey, uptime_seconds: f64, per_queue:
     authority(&mut page, hub);
     handlers(&mut page, hub);
     journal(&mut page, hub);
+    history(&mut page, hub);
     if per_queue {
         queues(&mut page, survey);
     }
@@ -206,6 +207,29 @@ fn journal(page: &mut Page, hub: &Hub) {
         ("mqcore_journal_refusing", "Shards whose journal takes no messages: look at the log.", refusing),
     ] {
         page.family(name, "gauge", help);
+        page.sample(name, &[], value);
+    }
+}
+
+fn history(page: &mut Page, hub: &Hub) {
+    let counters = &hub.counters.history;
+    for (name, kind, help, value) in [
+        (
+            "mqcore_history_steps_total",
+            "counter",
+            "Steps of messages' lives written down.",
+            counters.steps.get(),
+        ),
+        ("mqcore_history_bytes_total", "counter", "Octets of these.", counters.bytes.get()),
+        (
+            "mqcore_history_missed_total",
+            "counter",
+            "Steps that could not be written down: the disk is full, broken, or too slow.",
+            counters.missed.get(),
+        ),
+        ("mqcore_history_missing", "gauge", "Shards whose history misses steps now.", counters.missing()),
+    ] {
+        page.family(name, kind, help);
         page.sample(name, &[], value);
     }
 }

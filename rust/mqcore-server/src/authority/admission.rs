@@ -133,6 +133,7 @@ impl Authority {
         let client = Arc::new(Client {
             connection: ConnectionId(0),
             id: protocol.into(),
+            protocol,
             name: Some(identity.name.clone()),
             kind: None,
             admin: true,
