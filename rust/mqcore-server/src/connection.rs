@@ -78,6 +78,8 @@ pub(crate) struct Connection<S> {
     /// The server is about to stop.
     hushed: bool,
     output: Output,
+    /// What the stream took may still be in it.
+    unflushed: bool,
     /// Scratch for what comes out of the outbox; empty between rounds.
     taken: Vec<Outgoing>,
     unsent: VecDeque<Unsent>,
@@ -164,6 +166,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             stalled: false,
             hushed: false,
             output: Output::default(),
+            unflushed: false,
             taken: Vec::new(),
             unsent: VecDeque::new(),
             room: None,
@@ -387,6 +390,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         self.gate.peer_gone();
         self.removed += self.output.len();
         self.output.clear();
+        self.unflushed = false;
         self.input = Vec::new();
         self.stage = Stage::Dead;
     }
@@ -398,9 +402,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 Poll::Pending => break,
                 Poll::Ready(Ok(written)) => {
                     moved = true;
+                    self.unflushed = true;
                     self.removed += written;
                     self.counters().bytes_out.add(written as u64);
                 }
+                Poll::Ready(Err(_)) => {
+                    self.die();
+                    return true;
+                }
+            }
+        }
+        if self.unflushed {
+            match Pin::new(&mut self.stream).poll_flush(context) {
+                Poll::Pending => {}
+                Poll::Ready(Ok(())) => self.unflushed = false,
                 Poll::Ready(Err(_)) => {
                     self.die();
                     return true;
@@ -625,14 +640,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
 
     /// Carries the end of the conversation on. True when it is over.
     fn leave(&mut self, context: &mut Context<'_>) -> bool {
+        let has_commands = self.has_commands();
         let leave = match &mut self.stage {
             Stage::Open => return false,
-            Stage::Dead => return !self.has_commands(),
+            Stage::Dead => return !has_commands,
             Stage::Leaving(leave) => leave,
         };
         if leave.until.as_mut().poll(context).is_ready() {
             self.die();
-            return !self.has_commands();
+            return !has_commands;
         }
         while !leave.eof {
             match read_and_forget(&mut self.stream, context) {
@@ -640,7 +656,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 Poll::Ready(eof) => leave.eof = eof,
             }
         }
-        if !self.output.is_empty() || !self.unsent.is_empty() || self.gate.is_holding() {
+        let quiet = self.output.is_empty() && !self.unflushed;
+        if !quiet || has_commands {
             return false;
         }
         if !leave.shut && Pin::new(&mut self.stream).poll_shutdown(context).is_ready() {

@@ -399,6 +399,7 @@ mod tests {
     use crate::shard::{self, ShardInbox};
     use crate::shutdown::Shutdown;
     use crate::spares::{SpareBytes, SpareCommands};
+    use crate::tls::Tls;
 
     /// Removed at the end, however the test ends.
     struct Scratch(PathBuf);
@@ -415,6 +416,7 @@ mod tests {
         let hub = Hub {
             clock: Clock::new(ClockConfig::System),
             counters: Counters::default(),
+            tls: Tls::new(1, patience),
             registry: Registry::new(1, 1, 1),
             authority: Authority::open(&AuthorityConfig::default(), None, None).unwrap(),
             shards: [handle].into(),

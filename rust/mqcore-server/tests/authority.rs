@@ -644,12 +644,12 @@ async fn http(address: SocketAddr, method: &str, page: &str, authorization: &str
 async fn the_admin_side_is_read_by_administrators_and_changed_with_a_token_only() {
     let scratch = Scratch::new();
     let admin_side = |scratch: &Scratch| Config {
-        admin: Some("127.0.0.1:0".parse().unwrap()),
+        admin: Some("http://127.0.0.1:0".parse().unwrap()),
         listeners: Vec::new(),
         ..listening(scratch)
     };
     let server = Server::start(admin_side(&scratch), Vec::new(), Arc::new(NoHandlers)).await.unwrap();
-    let address = server.admin().unwrap();
+    let address = server.admin().unwrap().address;
     assert_eq!(http(address, "GET", "/overview", "").await.0, 200);
     let (status, answer) = http(address, "POST", "/authority/reload", "").await;
     assert_eq!(status, 401);
@@ -661,7 +661,7 @@ async fn the_admin_side_is_read_by_administrators_and_changed_with_a_token_only(
     let pusher = scratch.token("pusher", &["push"]);
     scratch.store().change(|records| Ok(records.add_user(user("ann", "correct horse", &["*"]))?)).unwrap();
     let server = Server::start(admin_side(&scratch), Vec::new(), Arc::new(NoHandlers)).await.unwrap();
-    let address = server.admin().unwrap();
+    let address = server.admin().unwrap().address;
     let bearer = |token: &str| format!("Bearer {token}");
     for (method, page, authorization, expected) in [
         ("GET", "/livez", String::new(), 200),

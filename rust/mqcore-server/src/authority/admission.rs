@@ -180,15 +180,15 @@ pub(crate) struct PageRequest<'a> {
 /// Whether a request to the admin side is to be answered. Written down if not, and if it changes something.
 pub(crate) async fn admit_request(
     hub: &Hub,
-    address: Option<SocketAddr>,
+    address: SocketAddr,
+    peer: Arc<Peer>,
     request: PageRequest<'_>,
 ) -> Result<(), Denial> {
     let authority = &hub.authority;
     if authority.is_open() && !request.changes {
         return Ok(());
     }
-    let peer =
-        Arc::new(Peer { address: address.map(|address| address.to_string().into()), ..Peer::default() });
+    let address = Some(address);
     let origin = Origin { connection: None, address, protocol: "http" };
     let credentials = Credentials::read(request.authorization);
     // What a browser sends by itself must not change anything: it may do so for another site.

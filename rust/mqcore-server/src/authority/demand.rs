@@ -6,7 +6,7 @@ use mqcore_authority::action::Action;
 use mqcore_authority::resource::Resource;
 use mqcore_broker::command::{ClientPattern, Command, Destination, EventScope, EventSubscription, Request};
 use mqcore_broker::effect::{Event, PullOutcome};
-use mqcore_broker::id::{ChannelName, QueueAddress};
+use mqcore_broker::id::{ChannelName, QueueAddress, TopicName};
 use mqcore_broker::options::QueueChanges;
 use mqcore_broker::rejection::Rejection;
 use mqcore_broker::topic::TopicPattern;
@@ -52,6 +52,18 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
             visit(Action::Subscribe, topics(pattern));
             visit(Action::Push, queue(address));
         }
+        // Its consumers say what a queue of theirs is bound to; what they add they must be allowed to hear.
+        Request::RebindQueue { queue: address, binding } => {
+            visit(Action::Receive, queue(address));
+            for name in binding.replace.iter().flatten().chain(&binding.add) {
+                visit(Action::Subscribe, named_topics(name));
+            }
+        }
+        // Reaches into what another connection has; as a rule one of the same client.
+        Request::ToSubscriptions { name, .. } => {
+            visit(Action::Direct, str::from_utf8(name).map_or(Resource::Server, Resource::ClientId));
+        }
+        Request::DropQueue { queue: address } => visit(Action::Administer, queue(address)),
         Request::UnbindTopic { queue: address, .. } | Request::ListTopicBindings { queue: address } => {
             visit(Action::Administer, queue(address));
         }
@@ -115,16 +127,20 @@ fn all_queues(channel: &ChannelName) -> Resource<'_> {
     Resource::AllQueues(channel.as_str())
 }
 
-/// Names that fit a mask begin with what stands before its first star.
 fn topics(pattern: &TopicPattern) -> Resource<'_> {
     match pattern {
         TopicPattern::Exact(topic) => Resource::Topic(topic.as_bytes()),
         TopicPattern::Prefix(prefix) => Resource::TopicsFrom(prefix.as_bytes()),
-        TopicPattern::Mask(mask) => {
-            let mask = mask.as_bytes();
-            let star = mask.iter().position(|octet| *octet == b'*');
-            Resource::TopicsFrom(&mask[..star.unwrap_or(mask.len())])
-        }
+        TopicPattern::Mask(mask) => named_topics(mask),
+    }
+}
+
+/// A topic, or a mask: names that fit one begin with what stands before its first star.
+fn named_topics(name: &TopicName) -> Resource<'_> {
+    let name = name.as_bytes();
+    match name.iter().position(|octet| *octet == b'*') {
+        Some(star) => Resource::TopicsFrom(&name[..star]),
+        None => Resource::Topic(name),
     }
 }
 
