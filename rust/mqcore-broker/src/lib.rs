@@ -22,6 +22,7 @@ mod dispatch;
 pub mod effect;
 pub mod filter;
 pub mod id;
+pub mod intake;
 mod members;
 pub mod message;
 pub mod options;
