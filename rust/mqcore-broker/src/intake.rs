@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub struct Ticket {
     /// The sender's id.
     pub node: Arc<str>,
-    /// Which of the sender's countings: a later one is larger. It begins anew when a sender forgets what it sent.
+    /// Which of the sender's countings. It begins anew, with an epoch larger than all before, when a sender forgets what it sent.
     pub epoch: u64,
     /// The number.
     pub number: u64,
@@ -28,8 +28,6 @@ pub enum Arrival {
     Pending,
     /// It came before and is done: confirm it again.
     Done,
-    /// Of an earlier counting: nobody waits for it any more.
-    Stale,
     /// One before it was put off: it must come again behind that one.
     Later,
 }
@@ -80,7 +78,12 @@ pub struct Intake {
     senders: BTreeMap<Arc<str>, Sender>,
     /// Senders with something fresh.
     dirty: Vec<Arc<str>>,
+    /// Senders that are not remembered any more, and whose progress is to be forgotten where it was written down.
+    forgotten: Vec<Arc<str>>,
 }
+
+/// Senders remembered at most. Beyond it the one with the smallest epoch, which is the one that began to count first, is forgotten.
+pub const SENDERS_MAX: usize = 1024;
 
 impl Intake {
     /// Nobody sent anything yet.
@@ -91,11 +94,12 @@ impl Intake {
 
     /// A number comes. If it is [`Arrival::New`], [`Intake::done`] or [`Intake::put_off`] must follow some day.
     pub fn arrive(&mut self, ticket: &Ticket) -> Arrival {
-        let sender = self.senders.entry(Arc::clone(&ticket.node)).or_default();
-        if ticket.epoch < sender.done.epoch {
-            return Arrival::Stale;
+        if self.senders.len() >= SENDERS_MAX && !self.senders.contains_key(&ticket.node) {
+            self.forget_oldest();
         }
-        if ticket.epoch > sender.done.epoch {
+        let sender = self.senders.entry(Arc::clone(&ticket.node)).or_default();
+        // Not only a later one: a clock may have been turned back. Whoever calls knows which connection is the latest.
+        if ticket.epoch != sender.done.epoch {
             *sender =
                 Sender { done: Progress { epoch: ticket.epoch, ..Progress::default() }, ..Sender::default() };
         }
@@ -113,6 +117,20 @@ impl Intake {
         sender.owed.remove(&number);
         sender.highest = sender.highest.max(number);
         Arrival::New
+    }
+
+    fn forget_oldest(&mut self) {
+        let idle = self.senders.iter().filter(|(_, sender)| sender.pending.is_empty() && sender.fresh.is_empty());
+        let oldest = idle.min_by_key(|(_, sender)| sender.done.epoch).map(|(node, _)| Arc::clone(node));
+        if let Some(node) = oldest {
+            self.senders.remove(&node);
+            self.forgotten.push(node);
+        }
+    }
+
+    /// Senders that were forgotten since the last call.
+    pub fn take_forgotten(&mut self) -> Vec<Arc<str>> {
+        std::mem::take(&mut self.forgotten)
     }
 
     /// What a number brought is where it belongs, or was dropped for good.
@@ -233,14 +251,26 @@ mod tests {
     }
 
     #[test]
-    fn a_later_counting_begins_anew_and_an_earlier_one_is_over() {
+    fn another_counting_begins_anew() {
         let mut intake = Intake::new();
         intake.arrive(&ticket(5, 9));
         intake.done(&ticket(5, 9));
         assert_eq!(intake.arrive(&ticket(6, 1)), Arrival::New);
-        assert_eq!(intake.arrive(&ticket(5, 10)), Arrival::Stale);
         intake.done(&ticket(5, 9));
         assert_eq!(intake.progress("n").map(|done| done.epoch), Some(6));
+    }
+
+    #[test]
+    fn only_so_many_senders_are_remembered() {
+        let mut intake = Intake::new();
+        for sender in 0..=SENDERS_MAX as u64 {
+            let ticket = Ticket { node: format!("n{sender}").into(), epoch: 10 + sender, number: 1 };
+            intake.arrive(&ticket);
+            intake.done(&ticket);
+            intake.flush();
+        }
+        assert_eq!(intake.all().count(), SENDERS_MAX);
+        assert_eq!(intake.take_forgotten(), ["n0".into()]);
     }
 
     #[test]

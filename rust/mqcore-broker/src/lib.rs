@@ -25,6 +25,7 @@ pub mod id;
 pub mod intake;
 mod members;
 pub mod message;
+pub mod nodes;
 pub mod options;
 pub mod policy;
 mod queue;

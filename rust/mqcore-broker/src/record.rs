@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::id::{ChannelName, QueueAddress, Sequence};
+use crate::intake::{self, Ticket};
 use crate::message::{Layout, Message, Properties};
 use crate::options::{ChannelOptions, Durability, QueueOptions, Status};
 use crate::time::Timestamp;
@@ -35,6 +36,10 @@ pub enum Record {
     RemoveChannel(ChannelName),
     /// A queue is gone (its messages are settled themselves).
     RemoveQueue(QueueAddress),
+    /// Which messages of another broker are done; the latest of each holds.
+    DefineIntake(Arc<str>, intake::Progress),
+    /// Another broker is not remembered any more.
+    RemoveIntake(Arc<str>),
 }
 
 /// How far a message got.
@@ -72,8 +77,11 @@ pub enum RecordError {
 }
 
 const VERSION: u8 = 1;
+/// A put that names a message of another broker. Versions that do not know it would take that message twice.
+const VERSION_PASSED_ON: u8 = 2;
 const CHANNEL_KEY: &str = "channel ";
 const QUEUE_KEY: &str = "queue ";
+const INTAKE_KEY: &str = "intake ";
 const MESSAGE: &str = "message";
 const PROGRESS: &str = "progress of a message";
 const DEFINITION: &str = "definition";
@@ -94,7 +102,16 @@ pub fn encode_put(queue: &QueueAddress, message: &Message, received: Timestamp) 
     let (id, source, headers, body) = (message.id(), message.source(), message.headers(), message.body());
     let parts = address.len() + id.len() + source.len() + headers.len() + body.len();
     let mut output = Vec::with_capacity(20 + parts);
-    output.push(VERSION);
+    match message.ticket() {
+        None => output.push(VERSION),
+        Some(ticket) => {
+            output.push(VERSION_PASSED_ON);
+            output.push(ticket.node.len() as u8);
+            output.extend_from_slice(ticket.node.as_bytes());
+            output.extend_from_slice(&ticket.epoch.to_le_bytes());
+            output.extend_from_slice(&ticket.number.to_le_bytes());
+        }
+    }
     output.push(flags);
     output.push(properties.hops);
     output.extend_from_slice(&properties.content_type.to_le_bytes());
@@ -123,7 +140,7 @@ pub struct PutMessage {
 /// Reads what [`encode_put`] wrote.
 pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
     let mut reader = Reader { what: MESSAGE, rest: input };
-    reader.version()?;
+    let ticket = reader.ticket()?;
     let flags = reader.take::<1>()?[0];
     let hops = reader.take::<1>()?[0];
     let content_type = u16::from_le_bytes(reader.take()?);
@@ -153,7 +170,11 @@ pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
         hops,
         content_type,
     };
-    Ok(PutMessage { queue, message: Message::new(block, &layout, properties, None), received })
+    let message = match ticket {
+        None => Message::new(block, &layout, properties, None),
+        Some(ticket) => Message::passed_on(block, &layout, properties, ticket),
+    };
+    Ok(PutMessage { queue, message, received })
 }
 
 impl Progress {
@@ -187,6 +208,20 @@ impl<'a> Reader<'a> {
     fn version(&mut self) -> Result<(), RecordError> {
         match self.take::<1>()?[0] {
             VERSION => Ok(()),
+            version => Err(RecordError::Version { what: self.what, version }),
+        }
+    }
+
+    /// The version of a put, and the ticket that one of the versions has.
+    fn ticket(&mut self) -> Result<Option<Ticket>, RecordError> {
+        match self.take::<1>()?[0] {
+            VERSION => Ok(None),
+            VERSION_PASSED_ON => {
+                let len = usize::from(self.take::<1>()?[0]);
+                let node = self.text(len)?.into();
+                let epoch = u64::from_le_bytes(self.take()?);
+                Ok(Some(Ticket { node, epoch, number: u64::from_le_bytes(self.take()?) }))
+            }
             version => Err(RecordError::Version { what: self.what, version }),
         }
     }
@@ -227,6 +262,11 @@ pub fn queue_key(queue: &QueueAddress) -> Vec<u8> {
     format!("{QUEUE_KEY}{}", queue.to_string().to_ascii_lowercase()).into_bytes()
 }
 
+/// The key under which is kept what is done of another broker.
+pub fn intake_key(node: &str) -> Vec<u8> {
+    format!("{INTAKE_KEY}{node}").into_bytes()
+}
+
 /// A definition that was read back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Definition {
@@ -234,6 +274,8 @@ pub enum Definition {
     Channel(ChannelName, Box<ChannelOptions>),
     /// Of a queue.
     Queue(QueueAddress, Box<QueueOptions>),
+    /// What is done of another broker.
+    Intake(Arc<str>, intake::Progress),
 }
 
 /// Definitions are text, one `name=value` a line: options that a reader does not know are skipped, and those
@@ -257,6 +299,30 @@ pub fn encode_queue(queue: &QueueAddress, options: &QueueOptions) -> Vec<u8> {
     let mut text = format!("{VERSION}\nname={queue}\n");
     write_queue_options(options, &mut text);
     text.into_bytes()
+}
+
+/// See [`encode_channel`].
+pub fn encode_intake(node: &str, progress: &intake::Progress) -> Vec<u8> {
+    let mut text = format!("{VERSION}\nname={node}\n");
+    line(&mut text, "epoch", progress.epoch);
+    line(&mut text, "through", progress.through);
+    if !progress.above.is_empty() {
+        let above: Vec<_> = progress.above.iter().map(u64::to_string).collect();
+        line(&mut text, "above", above.join(","));
+    }
+    text.into_bytes()
+}
+
+fn read_intake(pairs: &[(&str, &str)]) -> Option<intake::Progress> {
+    let value = |key: &str| pairs.iter().find(|(name, _)| *name == key).map(|(_, value)| *value);
+    let above = value("above").map_or(Some(Default::default()), |numbers| {
+        numbers.split(',').map(|number| number.parse().ok()).collect()
+    });
+    Some(intake::Progress {
+        epoch: value("epoch")?.parse().ok()?,
+        through: value("through")?.parse().ok()?,
+        above: above?,
+    })
 }
 
 fn line(text: &mut String, name: &str, value: impl std::fmt::Display) {
@@ -316,6 +382,10 @@ pub fn decode_definition(key: &[u8], value: &[u8]) -> Result<Definition, RecordE
             read_queue_option(&mut options, name, value);
         }
         Ok(Definition::Queue(queue, Box::new(options)))
+    } else if key.starts_with(INTAKE_KEY) {
+        // Unlike an option, a number that is not understood cannot be guessed: something would come twice, or never.
+        let progress = read_intake(&pairs).ok_or(malformed("the numbers of a node"))?;
+        Ok(Definition::Intake(name.into(), progress))
     } else {
         Err(malformed("its key is of no known kind"))
     }
@@ -395,6 +465,21 @@ mod tests {
     }
 
     #[test]
+    fn a_message_of_another_broker_keeps_its_source_and_its_ticket() {
+        let layout = Layout { id: 0..1, source: 1..3, headers: 3..3, body: 3..4 };
+        let ticket = Ticket { node: "node-1".into(), epoch: 7, number: u64::MAX };
+        let message = Message::passed_on(b"icib", &layout, Properties::default(), ticket.clone());
+        let renamed = message.with_id(b"other");
+        assert_eq!((renamed.id(), renamed.source(), renamed.body()), (&b"other"[..], &b"ci"[..], &b"b"[..]));
+        assert_eq!(renamed.ticket(), Some(&ticket));
+        let queue = QueueAddress::parse("ch/1").expect("a good name");
+        let octets = encode_put(&queue, &message, Timestamp(77));
+        let put = decode_put(&octets).expect("just written");
+        assert_eq!(put.message.ticket(), Some(&ticket));
+        assert_eq!((put.message.source(), put.message.body()), (&b"ci"[..], &b"b"[..]));
+    }
+
+    #[test]
     fn definitions_come_back_as_they_were() {
         let queue = QueueOptions {
             status: Status::RoundRobin,
@@ -419,6 +504,12 @@ mod tests {
         let name = ChannelName::new("Orders/EU").expect("a good name");
         let read = decode_definition(&channel_key(&name), &encode_channel(&name, &options));
         assert_eq!(read, Ok(Definition::Channel(name.clone(), Box::new(options))));
+        for above in [vec![], vec![9, 12]] {
+            let progress = intake::Progress { epoch: 3, through: 7, above: above.into_iter().collect() };
+            let read = decode_definition(&intake_key("n"), &encode_intake("n", &progress));
+            assert_eq!(read, Ok(Definition::Intake("n".into(), progress)));
+        }
+        assert!(decode_definition(&intake_key("n"), b"1\nname=n\nepoch=1\n").is_err());
         let address = QueueAddress { channel: name, id: 0 };
         let read = decode_definition(&queue_key(&address), &encode_queue(&address, &queue));
         assert_eq!(read, Ok(Definition::Queue(address, Box::new(queue))));

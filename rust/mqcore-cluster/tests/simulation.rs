@@ -638,7 +638,7 @@ impl World {
             }
             Arrival::New => store(&mut self.nodes[master], ticket, message),
             Arrival::Done => process.intake.again(&ticket),
-            Arrival::Pending | Arrival::Stale | Arrival::Later => {}
+            Arrival::Pending | Arrival::Later => {}
         }
         self.flush(master);
     }

@@ -9,15 +9,19 @@ use mqcore_broker::id::QueueAddress;
 use mqcore_broker::message::{Message, Properties};
 use mqcore_broker::rejection::{Rejection, RejectionKind};
 use mqcore_broker::time::Timestamp;
+use mqcore_cluster::filter::Sender;
+use mqcore_cluster::log::Masters;
 use mqcore_wire::tmqp::header::{self, key};
 use mqcore_wire::tmqp::operation::{Operation, status};
 use mqcore_wire::tmqp::{self, Frame, Kind};
 
 use super::answer::{self, Asked};
 use super::message_id::MessageIds;
+use super::passing::{self, Greeting, Passing};
 use super::pending::{Form, Pending, PendingAnswer, UNANSWERED};
 use super::publish::{ChannelNames, Publisher};
 use super::{delivery, information, misbehaved, occurrence, operation, pull, subscription};
+use crate::node::{Forwards, NodeTerms};
 use crate::session::{SessionConfig, SessionError};
 
 /// What remains of a client's conversation between two frames.
@@ -30,6 +34,10 @@ pub(super) struct Exchange {
     channels: ChannelNames,
     pending: Pending,
     ignored: u64,
+    node: Option<Arc<NodeTerms>>,
+    /// The peer is another broker.
+    passing: Option<Box<Passing>>,
+    forwards: Forwards,
 }
 
 /// Whether the conversation goes on after a frame.
@@ -48,6 +56,9 @@ impl Exchange {
             channels: ChannelNames::default(),
             pending: Pending::default(),
             ignored: 0,
+            node: config.node.clone(),
+            passing: None,
+            forwards: Forwards::default(),
         }
     }
 
@@ -57,6 +68,22 @@ impl Exchange {
 
     pub(super) fn fresh_id(&mut self) -> [u8; 32] {
         self.ids.next()
+    }
+
+    /// The peer is another broker.
+    pub(super) fn pass_on(&mut self, client: &Client, greeting: &Greeting) {
+        self.passing = Some(Box::new(Passing::new(client, greeting)));
+    }
+
+    pub(super) fn take_forwards(&mut self) -> Option<Forwards> {
+        (!self.forwards.is_empty()).then(|| std::mem::take(&mut self.forwards))
+    }
+
+    /// Tells a node up to where what it passed on is done, if that is news.
+    pub(super) fn tell_node(&mut self, output: &mut Vec<u8>) {
+        if let Some(passing) = &mut self.passing {
+            passing.tell(output);
+        }
     }
 
     /// Takes one frame of the client, which lies in `octets`.
@@ -69,6 +96,9 @@ impl Exchange {
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) -> Result<Next, SessionError> {
+        if self.passing.is_some() && passing::is_passed_on(frame.kind) {
+            return self.passed_on(frame, octets, commands);
+        }
         if frame.hops == 0 {
             self.ignored += 1;
             return Ok(Next::Continue);
@@ -79,6 +109,67 @@ impl Exchange {
         if !frame.source.is_empty() && frame.source != client.id.as_bytes() {
             return Err(misbehaved("the source of a frame is not the client that sent it"));
         }
+        if self.node.is_some() {
+            return self.forward_and_take(client, frame, octets, commands, output);
+        }
+        self.take(client, frame, octets, commands, output)
+    }
+
+    /// A frame that another broker passes on, or a number of its own.
+    fn passed_on(
+        &mut self,
+        frame: Frame<'_>,
+        octets: &[u8],
+        commands: &mut Vec<Command>,
+    ) -> Result<Next, SessionError> {
+        if let (Some(passing), Some(terms)) = (&mut self.passing, &self.node) {
+            passing.frame(terms, frame, octets, &mut self.channels, &mut self.ids, commands)?;
+        }
+        Ok(Next::Continue)
+    }
+
+    /// Notes a frame for the masters that it goes to, and takes it here.
+    fn forward_and_take(
+        &mut self,
+        client: &Arc<Client>,
+        frame: Frame<'_>,
+        octets: &[u8],
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<Next, SessionError> {
+        let masters = match &self.node {
+            Some(terms) if frame.hops > 0 => {
+                let (id, name) = (&*client.id, client.name.as_deref());
+                terms.masters(&frame, &Sender { id, name, kind: client.kind.as_deref(), node: None })
+            }
+            _ => Masters::default(),
+        };
+        if masters.is_empty() {
+            return self.take(client, frame, octets, commands, output);
+        }
+        let source = client.id.as_bytes();
+        if !frame.id.is_empty() || !matches!(frame.kind, Kind::QUEUE | Kind::ROUTER | Kind::DIRECT) {
+            self.forwards.push(masters, &Frame { source, ..frame });
+            return self.take(client, frame, octets, commands, output);
+        }
+        // One id for all nodes: each would make another.
+        let id = self.ids.next();
+        let frame = Frame { id: &id, ..frame };
+        self.forwards.push(masters, &Frame { source, ..frame });
+        let mut octets = Vec::new();
+        tmqp::encode(&frame, &mut octets);
+        self.take(client, frame, &octets, commands, output)
+    }
+
+    #[inline]
+    fn take(
+        &mut self,
+        client: &Arc<Client>,
+        frame: Frame<'_>,
+        octets: &[u8],
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<Next, SessionError> {
         match frame.kind {
             Kind::QUEUE => self.publisher(client).publish(&frame, octets, commands, output),
             Kind::ACKNOWLEDGE if frame.high_priority => self.acknowledge_direct(client, &frame, commands),
@@ -247,9 +338,19 @@ impl Exchange {
         }
     }
 
-    /// Writes what the broker says.
-    pub(super) fn event(&mut self, client: &Arc<Client>, event: Event, output: &mut Vec<u8>) {
+    /// Writes what the broker says. False: the conversation is to end, and begin anew some other time.
+    pub(super) fn event(&mut self, client: &Arc<Client>, event: Event, output: &mut Vec<u8>) -> bool {
         match event {
+            Event::Confirmed(tickets) => {
+                if let Some(passing) = &mut self.passing {
+                    passing.confirmed(&tickets);
+                    passing.tell(output);
+                }
+            }
+            // It comes again on a new connection, with all that is behind it: so the order stays.
+            Event::PutOff(..) => return false,
+            // A node told its client itself.
+            Event::PublishRefused { .. } | Event::DirectRefused { .. } if self.passing.is_some() => {}
             Event::Acknowledged { queue, message, negative, relayed } => {
                 let (channel, id, negative) =
                     (queue.channel.as_str().as_bytes(), queue.id, negative.as_deref());
@@ -304,6 +405,7 @@ impl Exchange {
             // Said once, before there was a client.
             Event::Welcomed(_) | Event::Refused(_) => {}
         }
+        true
     }
 }
 
@@ -367,14 +469,14 @@ fn direct_refused(
 }
 
 /// The client that a frame is for, if it can be one's id.
-fn addressee<'a>(frame: &Frame<'a>) -> Option<&'a str> {
+pub(super) fn addressee<'a>(frame: &Frame<'a>) -> Option<&'a str> {
     str::from_utf8(frame.target).ok().filter(|id| !id.is_empty() && !frame.id.is_empty())
 }
 
 const BY_NAME: &str = "@name:";
 const BY_TYPE: &str = "@type:";
 
-fn client_pattern(target: &str) -> ClientPattern {
+pub(super) fn client_pattern(target: &str) -> ClientPattern {
     if let Some(name) = target.strip_prefix(BY_NAME) {
         ClientPattern::Name(unquoted(name).into())
     } else if let Some(kind) = target.strip_prefix(BY_TYPE) {

@@ -240,6 +240,7 @@ impl Side {
             pong_timeout: Duration::from_secs(10),
             admin: true,
             peer: Arc::default(),
+            node: None,
         };
         Self {
             session: AnySession::new(Protocol::Tmqp, config, now),
