@@ -93,6 +93,7 @@ impl Bench {
             let Effect::Deliver(deliver) = effect else { continue };
             let consumer = deliver.to.as_slice()[0].0 as usize - 2;
             let word = Acknowledgement {
+                tag: mqcore_broker::id::Tag::CHANNEL,
                 queue: self.queue.clone(),
                 message_id: deliver.message.id().into(),
                 negative: None,

@@ -15,10 +15,13 @@ use crate::command::{
 };
 use crate::decision::{Acknowledge, Decision, PutBack, Steps};
 use crate::directory::Directory;
-use crate::effect::{Answer, Effect, Event, Occurrence, Origin, PullOutcome, Reply, Subject, Transfer};
+use crate::effect::{
+    Answer, Effect, Event, Forwarded, Occurrence, Origin, PullOutcome, Reply, Subject, Transfer,
+};
 use crate::filter;
+use crate::id::{ChannelName, ConnectionId, HandlerId, QueueAddress, Sequence, Tag, TopicName};
 use crate::intake::Arrival;
-use crate::id::{ChannelName, ConnectionId, HandlerId, QueueAddress, Sequence};
+use crate::members::{Consumer, Members};
 use crate::message::Message;
 use crate::nodes::Master;
 use crate::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges};
@@ -28,7 +31,9 @@ use crate::ready::Entry;
 use crate::record::{Definition, Progress, PutMessage, Record};
 use crate::rejection::{Rejection, RejectionKind};
 use crate::stats::{DropReason, Survey, Waiting};
+use crate::subscription::QueueSubscription;
 use crate::time::Timestamp;
+use crate::topic::{TopicPattern, Topics};
 use crate::turn::{Asked, Asker, Awaiting, Books, Place, Storage, Turn};
 
 /// What a shard is told when it starts.
@@ -127,6 +132,8 @@ struct Peer {
     joined: SmallVec<[usize; 2]>,
     /// It subscribed to events of channels or queues here.
     watches: bool,
+    /// Queues that it subscribed to; some may be gone.
+    subscribed: Vec<Place>,
 }
 
 /// One shard.
@@ -140,6 +147,7 @@ pub struct Broker {
     last: Option<(ChannelName, usize)>,
     peers: HashMap<ConnectionId, Peer>,
     directory: Directory,
+    topics: Topics,
     /// Subscribers of channels' coming and going.
     watchers: Vec<(EventKind, ConnectionId)>,
     answers_late: u64,
@@ -155,6 +163,7 @@ impl Broker {
             last: None,
             peers: HashMap::new(),
             directory: Directory::new(),
+            topics: Topics::default(),
             watchers: Vec::new(),
             answers_late: 0,
         }
@@ -184,7 +193,17 @@ impl Broker {
     ) {
         match command {
             Command::Publish { queue, message } => self.publish(&queue, message, now, effects),
+            Command::PublishTopic { topic, message, to_producer, answer } => {
+                let receivers = self.publish_topic(&topic, &message, to_producer, now, effects);
+                if let Some(request) = answer {
+                    let event = Event::Answered(request, Ok(Reply::Published(receivers)));
+                    effects.push(Effect::Tell(client.connection, event));
+                }
+            }
             Command::Acknowledge(word) => self.acknowledge(client, word, now, effects),
+            Command::AcknowledgeAll { queue, tag, negative } => {
+                self.acknowledge_all(client, &queue, tag, negative.as_deref(), now, effects);
+            }
             Command::Pull(pull) => self.pull(client, &pull, now, effects),
             Command::Introduce(introduction) => {
                 let mut turn = Turn { now, books: &mut self.books, effects };
@@ -227,7 +246,10 @@ impl Broker {
     /// A connection ended. Every shard is told.
     pub fn closed(&mut self, connection: ConnectionId, now: Timestamp, effects: &mut Vec<Effect>) {
         self.books.links.retain(|_, link| *link != connection);
-        self.books.congested.remove(&connection);
+        if self.books.congested.remove(&connection).is_some() {
+            self.books.congestion += 1;
+        }
+        self.topics.forget(connection);
         self.watchers.retain(|(_, watcher)| *watcher != connection);
         if let Some(peer) = self.peers.remove(&connection) {
             let mut turn = Turn { now, books: &mut self.books, effects };
@@ -239,6 +261,11 @@ impl Broker {
             for key in peer.joined {
                 let channel = &mut self.channels[key];
                 channel.leave(&peer.client, &mut turn);
+            }
+            for place in peer.subscribed {
+                if let Some(queue) = find(&mut self.channels, place) {
+                    queue.forget_subscriber(connection);
+                }
             }
             // A client may have left a channel and still hold messages of it.
             for (_, channel) in &mut self.channels {
@@ -255,6 +282,7 @@ impl Broker {
     /// A connection's output buffer passed its high mark: nothing more is handed to it until it is writable.
     pub fn congested(&mut self, connection: ConnectionId, now: Timestamp, _effects: &mut Vec<Effect>) {
         self.books.congested.entry(connection).or_insert(now);
+        self.books.congestion += 1;
     }
 
     /// It fell below its low mark again.
@@ -262,10 +290,16 @@ impl Broker {
         if self.books.congested.remove(&connection).is_none() {
             return;
         }
+        self.books.congestion += 1;
         let Some(peer) = self.peers.get(&connection) else { return };
         let mut turn = Turn { now, books: &mut self.books, effects };
         for key in &peer.joined {
             for queue in self.channels[*key].queues.values_mut() {
+                queue.schedule(&mut turn);
+            }
+        }
+        for place in &peer.subscribed {
+            if let Some(queue) = find(&mut self.channels, *place) {
                 queue.schedule(&mut turn);
             }
         }
@@ -288,12 +322,26 @@ impl Broker {
         let found =
             channel.and_then(|Channel { members, queues, .. }| Some((members, queues.get_mut(&to.id)?)));
         match found {
-            Some((members, queue)) => queue.transfer(message, origin, members, &mut turn),
+            Some((members, queue)) => {
+                queue.transfer(message, origin, &consumers(members, queue), &mut turn);
+            }
             None => {
                 turn.books.retired.dropped[DropReason::Limit as usize] += 1;
                 turn.effects.extend(origin.map(Effect::Transferred));
             }
         }
+    }
+
+    /// Another shard, or this one, hands something over, as [`Effect::Forward`] said.
+    pub fn forwarded(&mut self, forwarded: Forwarded, now: Timestamp, effects: &mut Vec<Effect>) {
+        match forwarded {
+            Forwarded::Copy { to, message } => self.copy_to_queue(&to, message, now, effects),
+        }
+    }
+
+    /// How much was handed to other shards so far: grows by one with each [`Effect::Forward`].
+    pub fn forwards(&self) -> u64 {
+        self.books.forwards
     }
 
     /// A dead letter of this shard is safe elsewhere, as [`Effect::Transferred`] said.
@@ -506,7 +554,7 @@ impl Broker {
             let mut share = SHARE.min(budget);
             let offered = share;
             let mut turn = Turn { now, books: &mut self.books, effects };
-            if queue.work(members, &mut share, &mut turn) {
+            if queue.work(&members, &mut share, &mut turn) {
                 queue.schedule(&mut turn);
             }
             budget -= offered - share;
@@ -531,6 +579,8 @@ impl Broker {
             questions_open: self.books.questions_open() as u64,
             answers_late: self.answers_late,
             retired: self.books.retired,
+            topics: self.topics.information(),
+            retired_topics: self.topics.retired(),
         }
     }
 
@@ -584,6 +634,9 @@ impl Broker {
                 self.relay(&to, Event::DirectAcknowledged(message), effects);
             }
             Command::Respond { to, message } => self.relay(&to, Event::Responded(message), effects),
+            Command::PublishTopic { topic, message, to_producer, .. } => {
+                self.publish_topic(&topic, &message, to_producer, now, effects);
+            }
             // What was handed out there is settled there; here it is only passed by.
             _ => {}
         }
@@ -607,7 +660,7 @@ impl Broker {
         let mut turn = Turn { now, books: &mut self.books, effects };
         let Channel { members, queues, .. } = &mut self.channels[key];
         if let Some(queue) = queues.get_mut(&to.id) {
-            queue.publish(message, members, &mut turn);
+            queue.publish(message, &consumers(members, queue), &mut turn);
         }
     }
 
@@ -635,6 +688,49 @@ impl Broker {
         Ok(key)
     }
 
+    /// How many subscribers and queues it was for.
+    fn publish_topic(
+        &mut self,
+        topic: &TopicName,
+        message: &Message,
+        to_producer: bool,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> u32 {
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let published = self.topics.publish(topic, message, to_producer, &mut turn);
+        let shards = turn.books.config.shards;
+        for queue in &*published.queues {
+            let shard = queue.channel.shard(shards);
+            if shard == self.books.config.shard {
+                self.copy_to_queue(queue, message.clone(), now, effects);
+            } else {
+                let mut turn = Turn { now, books: &mut self.books, effects };
+                turn.forward(shard, Forwarded::Copy { to: queue.clone(), message: message.clone() });
+            }
+        }
+        published.receivers
+    }
+
+    /// A copy for a queue that may not be there.
+    fn copy_to_queue(
+        &mut self,
+        to: &QueueAddress,
+        message: Message,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
+        let key = self.lookup(&to.channel);
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let channel = key.map(|key| &mut self.channels[key]);
+        let found =
+            channel.and_then(|Channel { members, queues, .. }| Some((members, queues.get_mut(&to.id)?)));
+        match found {
+            Some((members, queue)) => queue.publish_copy(message, members, &mut turn),
+            None => turn.books.retired.dropped[DropReason::NoConsumer as usize] += 1,
+        }
+    }
+
     fn acknowledge(
         &mut self,
         client: &Arc<Client>,
@@ -652,6 +748,22 @@ impl Broker {
         }
     }
 
+    fn acknowledge_all(
+        &mut self,
+        client: &Arc<Client>,
+        queue: &QueueAddress,
+        tag: Tag,
+        negative: Option<&str>,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(key) = self.lookup(&queue.channel) else { return };
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        if let Some(queue) = self.channels[key].queues.get_mut(&queue.id) {
+            queue.acknowledged_all(client.connection, tag, negative, &mut turn);
+        }
+    }
+
     fn pull(&mut self, client: &Arc<Client>, pull: &Pull, now: Timestamp, effects: &mut Vec<Effect>) {
         let key = self.lookup(&pull.queue.channel);
         let mut turn = Turn { now, books: &mut self.books, effects };
@@ -659,7 +771,9 @@ impl Broker {
             None => PullOutcome::NoChannel,
             Some(Channel { members, queues, .. }) => match queues.get_mut(&pull.queue.id) {
                 None => PullOutcome::NoQueue,
-                Some(queue) => return queue.pull(client, pull, members, &mut turn),
+                Some(queue) => {
+                    return queue.pull(client, pull, &consumers(members, queue), &mut turn);
+                }
             },
         };
         turn.tell(client.connection, Event::PullEnded { request: pull.request, outcome });
@@ -714,8 +828,8 @@ impl Broker {
         let mut turn = Turn { now, books: &mut self.books, effects };
         let Some((members, queue)) = at(&mut self.channels, place) else { return };
         match asker {
-            Asker::Admission(number) => queue.admission_answered(number, answer, members, &mut turn),
-            Asker::Flow(number) => queue.flow_answered(number, answer, members, &mut turn),
+            Asker::Admission(number) => queue.admission_answered(number, answer, &members, &mut turn),
+            Asker::Flow(number) => queue.flow_answered(number, answer, &members, &mut turn),
             Asker::Settlement(number) => queue.settlement_answered(number, answer, &mut turn),
         }
     }
@@ -758,6 +872,34 @@ impl Broker {
                 Ok(Reply::Done)
             }
             Request::Subscribe(subscription) => self.subscribe(client, &subscription),
+            Request::SubscribeQueue(subscription) => {
+                self.subscribe_queue(client, *subscription, now, effects)
+            }
+            Request::UnsubscribeQueue { queue, tag } => {
+                self.unsubscribe_queue(client, &queue, tag, now, effects)
+            }
+            Request::SubscribeTopic { pattern, told } => {
+                self.topics.subscribe(client, pattern, told, now).map(|()| Reply::Done)
+            }
+            Request::UnsubscribeTopic { pattern } => {
+                let gone = self.topics.unsubscribe(client.connection, &pattern);
+                done_or(gone, || format!("the client has not subscribed to {}", pattern.name()))
+            }
+            Request::BindTopic { pattern, queue } => self.topics.bind(pattern, &queue).map(|()| Reply::Done),
+            Request::UnbindTopic { pattern, queue } => {
+                let gone = self.topics.unbind(&pattern, &queue);
+                done_or(gone, || format!("queue {queue} is not bound to {}", pattern.name()))
+            }
+            Request::ListTopicBindings { queue } => {
+                let mut bindings = self.topics.bindings(&queue);
+                if self.books.config.shard != 0 {
+                    // Every shard knows all patterns; one of them tells.
+                    bindings.retain(|pattern| matches!(pattern, TopicPattern::Exact(_)));
+                }
+                Ok(Reply::TopicBindings(bindings))
+            }
+            Request::ListTopics => Ok(Reply::Topics(self.topics.information())),
+            Request::ListSubscribers { topic } => Ok(Reply::Subscribers(self.topics.subscribers_of(&topic))),
             _ if !client.admin => {
                 Err(Rejection::new(RejectionKind::Unauthorized, "only administrators may do this"))
             }
@@ -840,6 +982,61 @@ impl Broker {
         if !peer.joined.contains(&key) {
             peer.joined.push(key);
         }
+        Ok(Reply::Done)
+    }
+
+    fn subscribe_queue(
+        &mut self,
+        client: &Arc<Client>,
+        subscription: QueueSubscription,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Reply, Rejection> {
+        let QueueSubscription { queue: address, tag, terms, create } = subscription;
+        debug_assert_ne!(tag, Tag::CHANNEL, "sessions give subscriptions numbers of their own");
+        let missing = self
+            .lookup(&address.channel)
+            .is_none_or(|key| !self.channels[key].queues.contains_key(&address.id));
+        let key = match create {
+            Some(changes) if missing => {
+                self.create_queue(&address, &changes, now, effects)?;
+                self.lookup(&address.channel).ok_or_else(|| no_channel(&address.channel))?
+            }
+            _ => self.channel_for_publishing(&address, now, effects)?,
+        };
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let Channel { members, queues, .. } = &mut self.channels[key];
+        let queue = queues.get_mut(&address.id).ok_or_else(|| no_queue(&address.channel, address.id))?;
+        queue.subscribe(Consumer { client: client.clone(), tag, terms }, members, &mut turn);
+        let place = queue.face.place;
+        let peer = self.peer(client);
+        if !peer.subscribed.contains(&place) {
+            peer.subscribed.push(place);
+        }
+        Ok(Reply::Done)
+    }
+
+    fn unsubscribe_queue(
+        &mut self,
+        client: &Arc<Client>,
+        address: &QueueAddress,
+        tag: Tag,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Reply, Rejection> {
+        let key = self.lookup(&address.channel).ok_or_else(|| no_channel(&address.channel))?;
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let queue = self.channels[key].queues.get_mut(&address.id);
+        let queue = queue.ok_or_else(|| no_queue(&address.channel, address.id))?;
+        let (connection, place) = (client.connection, queue.face.place);
+        if !queue.unsubscribe(connection, tag, &mut turn) {
+            let reason = format!("the client has no such subscription to queue {address}");
+            return Err(Rejection::new(RejectionKind::NotFound, reason));
+        }
+        if !queue.subscriptions().any(|member| member.consumer.client.connection == connection) {
+            self.peer(client).subscribed.retain(|subscribed| *subscribed != place);
+        }
+        self.destroy_abandoned(now, effects);
         Ok(Reply::Done)
     }
 
@@ -1005,8 +1202,13 @@ impl Broker {
             client: client.clone(),
             joined: SmallVec::new(),
             watches: false,
+            subscribed: Vec::new(),
         })
     }
+}
+
+fn done_or(done: bool, why: impl FnOnce() -> String) -> Result<Reply, Rejection> {
+    if done { Ok(Reply::Done) } else { Err(Rejection::new(RejectionKind::NotFound, why())) }
 }
 
 /// Channels are looked up without respect to case.
@@ -1018,9 +1220,36 @@ fn no_channel(name: &ChannelName) -> Rejection {
     Rejection::new(RejectionKind::NotFound, format!("there is no channel {name}; create it first"))
 }
 
-/// The queue at a place, if it is still the same one, with its channel's consumers.
-fn at(channels: &mut Slab<Channel>, place: Place) -> Option<(&crate::members::Members, &mut Queue)> {
+/// The queue at a place, if it is still the same one.
+fn find(channels: &mut Slab<Channel>, place: Place) -> Option<&mut Queue> {
+    let queues = &mut channels.get_mut(place.channel)?.queues;
+    queues.get_mut(&place.queue).filter(|queue| queue.face.place == place)
+}
+
+/// The queue at a place, if it is still the same one, with its consumers.
+fn at(channels: &mut Slab<Channel>, place: Place) -> Option<(Consumers<'_>, &mut Queue)> {
     let Channel { members, queues, .. } = channels.get_mut(place.channel)?;
     let queue = queues.get_mut(&place.queue).filter(|queue| queue.face.place == place)?;
-    Some((members, queue))
+    Some((consumers(members, queue), queue))
+}
+
+/// The consumers of a queue: its own list, or its channel's.
+enum Consumers<'a> {
+    Own(Arc<Members>),
+    Channel(&'a Members),
+}
+
+impl std::ops::Deref for Consumers<'_> {
+    type Target = Members;
+
+    fn deref(&self) -> &Members {
+        match self {
+            Self::Own(members) => members,
+            Self::Channel(members) => members,
+        }
+    }
+}
+
+fn consumers<'a>(channel: &'a Members, queue: &Queue) -> Consumers<'a> {
+    queue.own().map_or(Consumers::Channel(channel), Consumers::Own)
 }

@@ -94,7 +94,8 @@ impl Directory {
         let id = text(introduction.id).unwrap_or_else(|| turn.books.next_id().into());
         let (name, kind) = (text(introduction.name), text(introduction.kind));
         let host = introduction.node.unwrap_or_default();
-        for (what, value) in [("node id", Some(&*id)), ("node name", name.as_deref()), ("host", Some(&*host))] {
+        for (what, value) in [("node id", Some(&*id)), ("node name", name.as_deref()), ("host", Some(&*host))]
+        {
             check_text(what, value)?;
         }
         if let Some(older) = self.nodes.connection(&id) {

@@ -120,7 +120,8 @@ impl Intake {
     }
 
     fn forget_oldest(&mut self) {
-        let idle = self.senders.iter().filter(|(_, sender)| sender.pending.is_empty() && sender.fresh.is_empty());
+        let idle =
+            self.senders.iter().filter(|(_, sender)| sender.pending.is_empty() && sender.fresh.is_empty());
         let oldest = idle.min_by_key(|(_, sender)| sender.done.epoch).map(|(node, _)| Arc::clone(node));
         if let Some(node) = oldest {
             self.senders.remove(&node);

@@ -9,6 +9,7 @@
 //! | [`id`], [`time`], [`client`] | names, numbers, moments, peers |
 //! | [`message`], [`options`], [`rejection`] | what is published, how queues behave, how the broker says no |
 //! | [`decision`], [`policy`] | what handlers answer; ready-made answers |
+//! | [`topic`] | names that fan out |
 //! | [`command`], [`effect`], [`stats`] | what comes in, what goes out, what is counted |
 
 pub mod broker;
@@ -34,6 +35,8 @@ pub mod record;
 pub mod rejection;
 mod settlement;
 pub mod stats;
+pub mod subscription;
 pub mod time;
+pub mod topic;
 mod turn;
 mod workflow;

@@ -8,7 +8,7 @@ use foldhash::HashMap;
 use crate::broker::{BrokerConfig, HandlerSpec};
 use crate::client::Client;
 use crate::decision::{Decision, PutBack, Step};
-use crate::effect::{AcknowledgementView, Effect, Event, Origin, Question};
+use crate::effect::{AcknowledgementView, Effect, Event, Forwarded, Origin, Question};
 use crate::id::{ConnectionId, HandlerId, QuestionId, Sequence};
 use crate::intake::Intake;
 use crate::message::Message;
@@ -82,6 +82,8 @@ pub(crate) struct Books {
     question_deadlines: Vec<VecDeque<(Timestamp, QuestionId)>>,
     /// Consumers that cannot take more now, and since when.
     pub(crate) congested: HashMap<ConnectionId, Timestamp>,
+    /// Grows with every change of who is congested.
+    pub(crate) congestion: u64,
     /// Queues that have something to hand out.
     pub(crate) work: VecDeque<Place>,
     /// When to look at which queue again.
@@ -104,6 +106,8 @@ pub(crate) struct Books {
     pub(crate) intake: Intake,
     /// The connection of each broker that passes on, by its id.
     pub(crate) links: HashMap<Arc<str>, ConnectionId>,
+    /// What was handed to other shards so far.
+    pub(crate) forwards: u64,
 }
 
 impl Books {
@@ -116,6 +120,7 @@ impl Books {
             questions: HashMap::default(),
             next_question: 0,
             congested: HashMap::default(),
+            congestion: 0,
             work: VecDeque::new(),
             timers: BTreeSet::new(),
             storage: Storage::Absent,
@@ -129,6 +134,7 @@ impl Books {
             retired: QueueStats::default(),
             intake: Intake::new(),
             links: HashMap::default(),
+            forwards: 0,
         }
     }
 
@@ -311,6 +317,12 @@ impl Turn<'_> {
                 self.tell(link, Event::Confirmed(numbers));
             }
         }
+    }
+
+    /// Hands something to the shard of this number, which may be this one.
+    pub(crate) fn forward(&mut self, shard: usize, what: Forwarded) {
+        self.books.forwards += 1;
+        self.effects.push(Effect::Forward(shard, what));
     }
 
     pub(crate) fn tell(&mut self, to: ConnectionId, event: Event) {

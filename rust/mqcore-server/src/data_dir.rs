@@ -13,11 +13,12 @@ use std::path::{Path, PathBuf};
 use mqcore_broker::broker::Restored;
 use mqcore_broker::id::{ChannelName, Sequence};
 use mqcore_broker::record::{Definition, Progress, RecordError, decode_definition, decode_put};
-use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::recovery::Report;
 use mqcore_journal::storage::FileStorage;
+
+pub use mqcore_journal::error::JournalError;
 
 /// The largest record in octets. Frames are limited to less (see [`FRAME_BYTES_MAX`]), so a peer's message always fits:
 /// one that did not would be taken for a fault of the disk.
@@ -154,12 +155,7 @@ impl DataDir {
         let failed = |source| DataDirError::Journal { shard, source };
         let path = self.path.join(format!("shard-{shard}"));
         let storage = FileStorage::open(&path).map_err(|source| DataDirError::Io { path, source })?;
-        let options = Options {
-            shard: shard as u32,
-            now_ms,
-            max_record_bytes: RECORD_BYTES_MAX as u32,
-            ..Options::default()
-        };
+        let options = journal_options(shard, now_ms);
         let (journal, recovered) = Journal::open(storage, options, progress).map_err(failed)?;
         let unknown = |source| DataDirError::Record { shard, source };
         let definitions = recovered
@@ -192,6 +188,11 @@ impl DataDir {
         let sequence = Sequence(recovered.next_sequence.saturating_sub(1));
         Ok(Opened { journal, definitions, messages, sequence, report: recovered.report, unreadable })
     }
+}
+
+/// How a shard's journal is laid out, whoever opens it.
+pub(crate) fn journal_options(shard: usize, now_ms: u64) -> Options {
+    Options { shard: shard as u32, now_ms, max_record_bytes: RECORD_BYTES_MAX as u32, ..Options::default() }
 }
 
 pub(crate) fn restored(sequence: u64, payload: &[u8], touch: Option<&[u8]>) -> Result<Restored, RecordError> {

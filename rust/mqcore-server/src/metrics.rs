@@ -23,6 +23,7 @@ pub(crate) fn render(hub: &Hub, survey: &Survey, uptime_seconds: f64, per_queue:
     page.family("mqcore_uptime_seconds", "gauge", "How long the server has been running.");
     page.sample("mqcore_uptime_seconds", &[], uptime_seconds);
     messages(&mut page, survey);
+    topics(&mut page, survey);
     connections(&mut page, hub);
     handlers(&mut page, hub);
     journal(&mut page, hub);
@@ -83,6 +84,34 @@ fn messages(page: &mut Page, survey: &Survey) {
         "Acknowledgements of what was not in flight: late, or sent twice.",
     );
     page.sample("mqcore_acks_unknown_total", &[], survey.unknown_acks);
+}
+
+fn topics(page: &mut Page, survey: &Survey) {
+    let stats = Totals::of(survey).topics;
+    page.family(
+        "mqcore_topics",
+        "gauge",
+        "Topics that are subscribed to, bound, or were published to lately.",
+    );
+    page.sample("mqcore_topics", &[], survey.topics.len());
+    page.family(
+        "mqcore_topic_messages_total",
+        "counter",
+        "Messages of topics; out counts deliveries, copied copies for queues.",
+    );
+    for (outcome, count) in [("in", stats.published), ("out", stats.delivered), ("copied", stats.copied)] {
+        page.sample("mqcore_topic_messages_total", &[("outcome", &outcome)], count);
+    }
+    page.family(
+        "mqcore_topic_messages_dropped_total",
+        "counter",
+        "Messages of topics dropped, by reason; for slow, deliveries.",
+    );
+    for (reason, count) in
+        [(DropReason::NoConsumer, stats.dropped_no_consumer), (DropReason::Slow, stats.dropped_slow)]
+    {
+        page.sample("mqcore_topic_messages_dropped_total", &[("reason", &reason.as_str())], count);
+    }
 }
 
 fn connections(page: &mut Page, hub: &Hub) {

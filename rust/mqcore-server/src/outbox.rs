@@ -33,13 +33,17 @@ pub(crate) fn event_bytes(event: &Event) -> usize {
         | Event::Pulled { message, .. }
         | Event::Cached { message, .. }
         | Event::Direct { message, .. }
+        | Event::Published { message, .. }
         | Event::DirectRefused { message, .. }
         | Event::DirectAcknowledged(message)
         | Event::Responded(message) => PLAIN + message.memory_bytes(),
+        Event::Confirmed(numbers) => PLAIN + size_of_val(numbers.as_slice()),
         Event::Welcomed(_)
+        | Event::PutOff(..)
         | Event::Refused(_)
         | Event::Answered(..)
         | Event::PullEnded { .. }
+        | Event::SubscriptionEnded { .. }
         | Event::Occurred(_) => PLAIN,
     }
 }

@@ -26,7 +26,11 @@ pub struct NodeTerms {
 impl fmt::Debug for NodeTerms {
     /// Without the token.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("NodeTerms").field("id", &self.id).field("name", &self.name).finish_non_exhaustive()
+        formatter
+            .debug_struct("NodeTerms")
+            .field("id", &self.id)
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }
 
@@ -36,9 +40,10 @@ impl NodeTerms {
     pub fn admits(&self, token: Option<&str>) -> bool {
         let Some(expected) = self.token.as_deref().map(str::as_bytes) else { return true };
         let given = token.unwrap_or_default().as_bytes();
-        let differing = expected.iter().enumerate().fold(0, |bits, (at, octet)| {
-            bits | (octet ^ given.get(at).copied().unwrap_or_default())
-        });
+        let differing = expected
+            .iter()
+            .enumerate()
+            .fold(0, |bits, (at, octet)| bits | (octet ^ given.get(at).copied().unwrap_or_default()));
         differing == 0 && expected.len() == given.len()
     }
 
@@ -98,9 +103,13 @@ mod tests {
     #[test]
     fn a_token_opens_only_if_it_is_the_same() {
         let terms = NodeTerms { token: Some("secret".into()), ..NodeTerms::default() };
-        for (token, expected) in
-            [(Some("secret"), true), (Some("secres"), false), (Some("secret "), false), (Some("secre"), false), (None, false)]
-        {
+        for (token, expected) in [
+            (Some("secret"), true),
+            (Some("secres"), false),
+            (Some("secret "), false),
+            (Some("secre"), false),
+            (None, false),
+        ] {
             assert_eq!(terms.admits(token), expected, "{token:?}");
         }
         assert!(NodeTerms::default().admits(None));

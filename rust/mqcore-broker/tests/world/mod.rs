@@ -12,7 +12,7 @@ use mqcore_broker::command::{
 };
 use mqcore_broker::decision::{Acknowledge, Decision, PutBack, Step, Steps};
 use mqcore_broker::effect::{Answer, Effect, Event, HandlerFailure, PullOutcome, Question, Reply};
-use mqcore_broker::id::{ChannelName, ConnectionId, QueueAddress, RequestId};
+use mqcore_broker::id::{ChannelName, ConnectionId, QueueAddress, RequestId, Tag};
 use mqcore_broker::message::{Message, Properties};
 use mqcore_broker::options::{ChannelChanges, QueueChanges, Status};
 use mqcore_broker::policy;
@@ -211,6 +211,7 @@ impl World {
 
     pub fn word(address: &str, id: &str, negative: Option<&str>) -> Acknowledgement {
         Acknowledgement {
+            tag: Tag::CHANNEL,
             queue: queue(address),
             message_id: id.as_bytes().into(),
             negative: negative.map(Into::into),

@@ -5,22 +5,23 @@ use std::sync::Arc;
 use mqcore_broker::client::Client;
 use mqcore_broker::command::{Acknowledgement, ClientPattern, Command, Destination, MessageId, Request};
 use mqcore_broker::effect::{Event, Reply};
-use mqcore_broker::id::QueueAddress;
+use mqcore_broker::id::{QueueAddress, Tag};
 use mqcore_broker::message::{Message, Properties};
 use mqcore_broker::rejection::{Rejection, RejectionKind};
 use mqcore_broker::time::Timestamp;
 use mqcore_cluster::filter::Sender;
 use mqcore_cluster::log::Masters;
-use mqcore_wire::tmqp::header::{self, key};
+use mqcore_wire::tmqp::header::{self, key, nack_reason};
 use mqcore_wire::tmqp::operation::{Operation, status};
 use mqcore_wire::tmqp::{self, Frame, Kind};
 
 use super::answer::{self, Asked};
 use super::message_id::MessageIds;
-use super::passing::{self, Greeting, Passing};
+use super::passing::{self, Greeting, Names, Passing};
 use super::pending::{Form, Pending, PendingAnswer, UNANSWERED};
 use super::publish::{ChannelNames, Publisher};
-use super::{delivery, information, misbehaved, occurrence, operation, pull, subscription};
+use super::topic::TopicNames;
+use super::{delivery, information, misbehaved, occurrence, operation, pull, subscription, topic};
 use crate::node::{Forwards, NodeTerms};
 use crate::session::{SessionConfig, SessionError};
 
@@ -32,6 +33,7 @@ pub(super) struct Exchange {
     copied_bytes_max: u64,
     ids: MessageIds,
     channels: ChannelNames,
+    topics: TopicNames,
     pending: Pending,
     ignored: u64,
     node: Option<Arc<NodeTerms>>,
@@ -54,6 +56,7 @@ impl Exchange {
             copied_bytes_max: config.limits.frame_bytes_max,
             ids: MessageIds::new(config.connection, now),
             channels: ChannelNames::default(),
+            topics: TopicNames::default(),
             pending: Pending::default(),
             ignored: 0,
             node: config.node.clone(),
@@ -123,7 +126,8 @@ impl Exchange {
         commands: &mut Vec<Command>,
     ) -> Result<Next, SessionError> {
         if let (Some(passing), Some(terms)) = (&mut self.passing, &self.node) {
-            passing.frame(terms, frame, octets, &mut self.channels, &mut self.ids, commands)?;
+            let (channels, topics, ids) = (&mut self.channels, &mut self.topics, &mut self.ids);
+            passing.frame(terms, frame, octets, &mut Names { channels, topics, ids }, commands)?;
         }
         Ok(Next::Continue)
     }
@@ -171,6 +175,10 @@ impl Exchange {
         output: &mut Vec<u8>,
     ) -> Result<Next, SessionError> {
         match frame.kind {
+            Kind::QUEUE if frame.target.starts_with(topic::PREFIX) => {
+                let (topics, pending) = (&mut self.topics, &mut self.pending);
+                topic::publish(client, &frame, octets, topics, pending, commands, output);
+            }
             Kind::QUEUE => self.publisher(client).publish(&frame, octets, commands, output),
             Kind::ACKNOWLEDGE if frame.high_priority => self.acknowledge_direct(client, &frame, commands),
             Kind::ACKNOWLEDGE => self.acknowledge(&frame, commands),
@@ -204,6 +212,7 @@ impl Exchange {
         };
         let reason = header::header_value(frame.headers, key::NACK_REASON);
         commands.push(Command::Acknowledge(Acknowledgement {
+            tag: Tag::CHANNEL,
             queue: QueueAddress { channel, id: frame.content_type },
             message_id: MessageId::from_slice(frame.id),
             negative: reason.map(|reason| String::from_utf8_lossy(reason).into()),
@@ -389,9 +398,12 @@ impl Exchange {
                     delivery::cached(&pull, &message, hide_source, client.id.as_bytes(), output);
                 }
             }
+            // Its consumers join channels: it has no subscriptions that could end.
+            Event::SubscriptionEnded { .. } => {}
             Event::Direct { to, message } => {
                 delivery::relay(Kind::DIRECT, &message, pattern_text(&to).as_bytes(), output);
             }
+            Event::Published { topic, message } => delivery::published(&topic, &message, output),
             Event::DirectAcknowledged(message) => {
                 delivery::relay(Kind::ACKNOWLEDGE, &message, client.id.as_bytes(), output);
             }
@@ -435,6 +447,15 @@ fn answer_request(
         (Form::YesOrNo, Ok(_)) => answer::response(asked, to, status::OK, &[], output),
         (Form::YesOrNo, Err(rejection)) => {
             answer::response(asked, to, status::FAILED, rejection.reason.as_bytes(), output);
+        }
+        (Form::Receipt { target, content_type }, answer) => {
+            let asked = Asked { high_priority: false, ..*asked };
+            let reason = match &answer {
+                Ok(Reply::Published(0)) => Some(nack_reason::NO_CONSUMERS),
+                Ok(_) => None,
+                Err(rejection) => Some(&*rejection.reason),
+            };
+            answer::acknowledgement(&asked, target, *content_type, reason, output);
         }
         (Form::Acknowledgement { target, content_type }, answer) => {
             let asked = Asked { high_priority: false, ..*asked };

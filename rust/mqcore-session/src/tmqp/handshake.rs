@@ -70,7 +70,10 @@ pub(super) fn introduction(
         return Ok((introduction, None));
     };
     if !terms.admits(hello.client_token) {
-        return Err(Rejection::new(RejectionKind::Unauthorized, "this node's token is not the one expected here"));
+        return Err(Rejection::new(
+            RejectionKind::Unauthorized,
+            "this node's token is not the one expected here",
+        ));
     }
     let property = |wanted: &str| {
         hello.properties.iter().find(|(key, _)| key.eq_ignore_ascii_case(wanted)).map(|(_, value)| *value)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mqcore_broker::client::Client;
 use mqcore_broker::command::{Acknowledgement, Command, MessageId, PassedOn};
-use mqcore_broker::id::QueueAddress;
+use mqcore_broker::id::{QueueAddress, Tag};
 use mqcore_broker::intake::Ticket;
 use mqcore_broker::message::{Layout, Message};
 use mqcore_cluster::filter::{ForwardKind, Sender};
@@ -17,6 +17,7 @@ use super::exchange::{addressee, client_pattern, properties};
 use super::message_id::MessageIds;
 use super::misbehaved;
 use super::publish::{COPIES_MAX, ChannelNames, CopyRequest, copied_headers, queue_id};
+use super::topic::{self, TopicNames};
 use crate::node::NodeTerms;
 use crate::session::SessionError;
 
@@ -39,6 +40,13 @@ pub(super) struct Passing {
     /// The number of the next frame.
     next: u64,
     receipts: Receipts,
+}
+
+/// What the session remembers that frames are read with.
+pub(super) struct Names<'a> {
+    pub(super) channels: &'a mut ChannelNames,
+    pub(super) topics: &'a mut TopicNames,
+    pub(super) ids: &'a mut MessageIds,
 }
 
 /// One frame on its way to become commands.
@@ -66,8 +74,7 @@ impl Passing {
         terms: &NodeTerms,
         frame: Frame<'_>,
         octets: &[u8],
-        channels: &mut ChannelNames,
-        ids: &mut MessageIds,
+        names: &mut Names<'_>,
         commands: &mut Vec<Command>,
     ) -> Result<(), SessionError> {
         let Some(kind) = ForwardKind::of(frame.kind) else {
@@ -82,7 +89,7 @@ impl Passing {
         let sender = Sender { id: source, node: Some(&self.name), ..Sender::default() };
         if frame.hops > 0 && terms.accept.passes(kind, &frame, &sender) {
             arrived.frame.hops -= 1;
-            self.take(kind, &mut arrived, channels, ids, commands);
+            self.take(kind, &mut arrived, names, commands);
         }
         let registered = match self.epoch {
             Some(_) => self.receipts.arrived(arrived.number, arrived.parts),
@@ -95,13 +102,19 @@ impl Passing {
         &self,
         kind: ForwardKind,
         arrived: &mut Arrived<'_>,
-        channels: &mut ChannelNames,
-        ids: &mut MessageIds,
+        names: &mut Names<'_>,
         commands: &mut Vec<Command>,
     ) {
         let frame = arrived.frame;
         match kind {
-            ForwardKind::Queue => self.publish(arrived, channels, ids, commands),
+            ForwardKind::Queue if frame.target.starts_with(topic::PREFIX) => {
+                if let Ok(topic) = names.topics.name(&frame.target[topic::PREFIX.len()..]) {
+                    let message = self.message(arrived);
+                    let publish = Command::PublishTopic { topic, message, to_producer: true, answer: None };
+                    self.push(arrived, publish, commands);
+                }
+            }
+            ForwardKind::Queue => self.publish(arrived, names, commands),
             ForwardKind::Router => {}
             ForwardKind::Direct => {
                 if let Some(to) = str::from_utf8(frame.target).ok().filter(|to| !to.is_empty()) {
@@ -116,7 +129,7 @@ impl Passing {
                 }
             }
             ForwardKind::Acknowledge => {
-                if let Ok(channel) = channels.name(frame.target) {
+                if let Ok(channel) = names.channels.name(frame.target) {
                     let reason = header::header_value(frame.headers, key::NACK_REASON);
                     let word = Acknowledgement {
                         queue: QueueAddress { channel, id: frame.content_type },
@@ -125,6 +138,7 @@ impl Passing {
                         headers: frame.headers.into(),
                         hops: frame.hops,
                         first_acquirer: frame.first_acquirer,
+                        tag: Tag::CHANNEL,
                     };
                     self.push(arrived, Command::Acknowledge(word), commands);
                 }
@@ -139,20 +153,16 @@ impl Passing {
     }
 
     /// The message and its copies. What cannot be published has nobody to be told of it here; the node told its client.
-    fn publish(
-        &self,
-        arrived: &mut Arrived<'_>,
-        channels: &mut ChannelNames,
-        ids: &mut MessageIds,
-        commands: &mut Vec<Command>,
-    ) {
+    fn publish(&self, arrived: &mut Arrived<'_>, names: &mut Names<'_>, commands: &mut Vec<Command>) {
+        let Names { channels, ids, .. } = names;
         let frame = arrived.frame;
         if let Ok(channel) = channels.name(frame.target) {
             let queue = QueueAddress { channel, id: frame.content_type };
             let message = self.message(arrived);
             self.push(arrived, Command::Publish { queue, message }, commands);
         }
-        let wanted = header::pairs(frame.headers).filter(|(name, _)| name.eq_ignore_ascii_case(key::CC.as_bytes()));
+        let wanted =
+            header::pairs(frame.headers).filter(|(name, _)| name.eq_ignore_ascii_case(key::CC.as_bytes()));
         for (_, value) in wanted.take(COPIES_MAX) {
             let wanted = CopyRequest::read(value);
             let id = if wanted.queue.is_empty() { Ok(frame.content_type) } else { queue_id(wanted.queue) };
