@@ -75,6 +75,7 @@ impl Directory {
             id,
             name,
             kind,
+            protocol: provisional.protocol,
             admin: provisional.admin,
             connected_at: turn.now,
         });
@@ -105,7 +106,8 @@ impl Directory {
         }
         let connected_at = turn.now;
         let connection = provisional.connection;
-        let client = Arc::new(Client { connection, id, name, kind, admin: false, connected_at });
+        let protocol = provisional.protocol;
+        let client = Arc::new(Client { connection, id, name, kind, admin: false, connected_at, protocol });
         let information = self.nodes.add(&client, host, turn.now);
         self.notify_node(EventKind::NodeConnected, information, turn);
         Ok(client)

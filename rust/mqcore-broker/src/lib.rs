@@ -11,7 +11,9 @@
 //! | [`decision`], [`policy`] | what handlers answer; ready-made answers |
 //! | [`topic`] | names that fan out |
 //! | [`command`], [`effect`], [`stats`] | what comes in, what goes out, what is counted |
+//! | [`record`], [`history`] | what must survive a crash; what happened to each message |
 
+pub mod bindings;
 pub mod broker;
 mod channel;
 pub mod client;
@@ -22,6 +24,7 @@ mod directory;
 mod dispatch;
 pub mod effect;
 pub mod filter;
+pub mod history;
 pub mod id;
 pub mod intake;
 mod members;

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::id::{ChannelName, QueueAddress, Sequence};
+use crate::id::{ChannelName, MessageNumber, QueueAddress, Sequence};
 use crate::intake::{self, Ticket};
 use crate::message::{Layout, Message, Properties};
 use crate::options::{ChannelOptions, Durability, QueueOptions, Status};
@@ -23,6 +23,8 @@ pub enum Record {
         message: Message,
         /// When it was taken from its producer.
         received: Timestamp,
+        /// Its number in the history; 0 without one.
+        number: MessageNumber,
     },
     /// The message put under this sequence left for good.
     Settle(Sequence),
@@ -40,6 +42,8 @@ pub enum Record {
     DefineIntake(Arc<str>, intake::Progress),
     /// Another broker is not remembered any more.
     RemoveIntake(Arc<str>),
+    /// The history has used, or will soon use, message numbers below this one.
+    Numbers(MessageNumber),
 }
 
 /// How far a message got.
@@ -77,11 +81,16 @@ pub enum RecordError {
 }
 
 const VERSION: u8 = 1;
-/// A put that names a message of another broker. Versions that do not know it would take that message twice.
-const VERSION_PASSED_ON: u8 = 2;
+/// A message that another broker passed on, with its ticket in front of its number in the history. A version that does not
+/// know it would take that message twice.
+const PASSED_ON: u8 = 3;
+const INTAKE_KEY: &str = "intake ";
+/// A message with its number in the history. Versions without a history go on writing the first.
+const NUMBERED: u8 = 2;
 const CHANNEL_KEY: &str = "channel ";
 const QUEUE_KEY: &str = "queue ";
-const INTAKE_KEY: &str = "intake ";
+/// The key under which it is kept which message numbers are used.
+pub const NUMBERS_KEY: &[u8] = b"numbers";
 const MESSAGE: &str = "message";
 const PROGRESS: &str = "progress of a message";
 const DEFINITION: &str = "definition";
@@ -89,7 +98,12 @@ const DEFINITION: &str = "definition";
 // ---- Messages --------------------------------------------------------------------------------------------
 
 /// The fixed part and the names of a put message; id, source, headers and body follow as they are in it.
-pub fn encode_put(queue: &QueueAddress, message: &Message, received: Timestamp) -> Vec<u8> {
+pub fn encode_put(
+    queue: &QueueAddress,
+    message: &Message,
+    received: Timestamp,
+    number: MessageNumber,
+) -> Vec<u8> {
     let properties = message.properties();
     let address = queue.to_string();
     let flags = [
@@ -101,17 +115,13 @@ pub fn encode_put(queue: &QueueAddress, message: &Message, received: Timestamp) 
     let flags = flags.iter().enumerate().fold(0_u8, |bits, (bit, on)| bits | (u8::from(*on) << bit));
     let (id, source, headers, body) = (message.id(), message.source(), message.headers(), message.body());
     let parts = address.len() + id.len() + source.len() + headers.len() + body.len();
-    let mut output = Vec::with_capacity(20 + parts);
-    match message.ticket() {
-        None => output.push(VERSION),
-        Some(ticket) => {
-            output.push(VERSION_PASSED_ON);
-            output.push(ticket.node.len() as u8);
-            output.extend_from_slice(ticket.node.as_bytes());
-            output.extend_from_slice(&ticket.epoch.to_le_bytes());
-            output.extend_from_slice(&ticket.number.to_le_bytes());
-        }
-    }
+    let mut output = Vec::with_capacity(28 + parts);
+    let numbered = number != MessageNumber(0) || message.ticket().is_some();
+    output.push(match message.ticket() {
+        Some(_) => PASSED_ON,
+        None if numbered => NUMBERED,
+        None => VERSION,
+    });
     output.push(flags);
     output.push(properties.hops);
     output.extend_from_slice(&properties.content_type.to_le_bytes());
@@ -120,6 +130,15 @@ pub fn encode_put(queue: &QueueAddress, message: &Message, received: Timestamp) 
     output.push(id.len() as u8);
     output.push(source.len() as u8);
     output.extend_from_slice(&(headers.len() as u16).to_le_bytes());
+    if let Some(ticket) = message.ticket() {
+        output.push(ticket.node.len() as u8);
+        output.extend_from_slice(ticket.node.as_bytes());
+        output.extend_from_slice(&ticket.epoch.to_le_bytes());
+        output.extend_from_slice(&ticket.number.to_le_bytes());
+    }
+    if numbered {
+        output.extend_from_slice(&number.0.to_le_bytes());
+    }
     for part in [address.as_bytes(), id, source, headers, body] {
         output.extend_from_slice(part);
     }
@@ -135,12 +154,19 @@ pub struct PutMessage {
     pub message: Message,
     /// When it was taken from its producer.
     pub received: Timestamp,
+    /// Its number in the history; 0 if there was none.
+    pub number: MessageNumber,
 }
 
 /// Reads what [`encode_put`] wrote.
 pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
     let mut reader = Reader { what: MESSAGE, rest: input };
-    let ticket = reader.ticket()?;
+    let (numbered, passed_on) = match reader.take::<1>()?[0] {
+        VERSION => (false, false),
+        NUMBERED => (true, false),
+        PASSED_ON => (true, true),
+        version => return Err(RecordError::Version { what: MESSAGE, version }),
+    };
     let flags = reader.take::<1>()?[0];
     let hops = reader.take::<1>()?[0];
     let content_type = u16::from_le_bytes(reader.take()?);
@@ -149,6 +175,9 @@ pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
     let id_len = usize::from(reader.take::<1>()?[0]);
     let source_len = usize::from(reader.take::<1>()?[0]);
     let headers_len = usize::from(u16::from_le_bytes(reader.take()?));
+    let ticket = if passed_on { Some(reader.ticket()?) } else { None };
+    let number = if numbered { u64::from_le_bytes(reader.take()?) } else { 0 };
+    let number = MessageNumber(number);
     let queue = reader.text(address_len)?;
     let queue = address(queue).ok_or(RecordError::Malformed { what: MESSAGE, why: "the queue's address" })?;
     let block = reader.rest;
@@ -174,7 +203,7 @@ pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
         None => Message::new(block, &layout, properties, None),
         Some(ticket) => Message::passed_on(block, &layout, properties, ticket),
     };
-    Ok(PutMessage { queue, message, received })
+    Ok(PutMessage { queue, message, received, number })
 }
 
 impl Progress {
@@ -212,18 +241,11 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The version of a put, and the ticket that one of the versions has.
-    fn ticket(&mut self) -> Result<Option<Ticket>, RecordError> {
-        match self.take::<1>()?[0] {
-            VERSION => Ok(None),
-            VERSION_PASSED_ON => {
-                let len = usize::from(self.take::<1>()?[0]);
-                let node = self.text(len)?.into();
-                let epoch = u64::from_le_bytes(self.take()?);
-                Ok(Some(Ticket { node, epoch, number: u64::from_le_bytes(self.take()?) }))
-            }
-            version => Err(RecordError::Version { what: self.what, version }),
-        }
+    fn ticket(&mut self) -> Result<Ticket, RecordError> {
+        let len = usize::from(self.take::<1>()?[0]);
+        let node = self.text(len)?.into();
+        let epoch = u64::from_le_bytes(self.take()?);
+        Ok(Ticket { node, epoch, number: u64::from_le_bytes(self.take()?) })
     }
 
     fn take<const N: usize>(&mut self) -> Result<[u8; N], RecordError> {
@@ -276,6 +298,8 @@ pub enum Definition {
     Queue(QueueAddress, Box<QueueOptions>),
     /// What is done of another broker.
     Intake(Arc<str>, intake::Progress),
+    /// The history has used message numbers below this one.
+    Numbers(MessageNumber),
 }
 
 /// Definitions are text, one `name=value` a line: options that a reader does not know are skipped, and those
@@ -354,6 +378,11 @@ fn write_queue_options(options: &QueueOptions, text: &mut String) {
     }
 }
 
+/// See [`NUMBERS_KEY`].
+pub fn encode_numbers(below: MessageNumber) -> Vec<u8> {
+    format!("{VERSION}\nname={}\n", below.0).into_bytes()
+}
+
 /// Reads a definition under its key.
 pub fn decode_definition(key: &[u8], value: &[u8]) -> Result<Definition, RecordError> {
     let malformed = |why| RecordError::Malformed { what: DEFINITION, why };
@@ -386,6 +415,9 @@ pub fn decode_definition(key: &[u8], value: &[u8]) -> Result<Definition, RecordE
         // Unlike an option, a number that is not understood cannot be guessed: something would come twice, or never.
         let progress = read_intake(&pairs).ok_or(malformed("the numbers of a node"))?;
         Ok(Definition::Intake(name.into(), progress))
+    } else if key.as_bytes() == NUMBERS_KEY {
+        let below = name.parse().map_err(|_| malformed("the message numbers"))?;
+        Ok(Definition::Numbers(MessageNumber(below)))
     } else {
         Err(malformed("its key is of no known kind"))
     }
@@ -453,14 +485,16 @@ mod tests {
         };
         let message = Message::from_parts(b"id-1", b"A:1\r\n", b"body", properties, None);
         let queue = QueueAddress::parse("logs/eu/1001").expect("a good name");
-        let octets = encode_put(&queue, &message, Timestamp(77));
-        let put = decode_put(&octets).expect("just written");
-        assert_eq!((put.queue, put.received), (queue, Timestamp(77)));
-        assert_eq!(put.message.properties(), properties);
-        assert_eq!((put.message.id(), put.message.headers()), (&b"id-1"[..], &b"A:1\r\n"[..]));
-        assert_eq!((put.message.source(), put.message.body()), (&b""[..], &b"body"[..]));
-        for cut in 0..octets.len() - 4 {
-            assert!(decode_put(&octets[..cut]).is_err(), "cut at {cut}");
+        for number in [0, 1 << 40].map(MessageNumber) {
+            let octets = encode_put(&queue, &message, Timestamp(77), number);
+            let put = decode_put(&octets).expect("just written");
+            assert_eq!((put.queue, put.received, put.number), (queue.clone(), Timestamp(77), number));
+            assert_eq!(put.message.properties(), properties);
+            assert_eq!((put.message.id(), put.message.headers()), (&b"id-1"[..], &b"A:1\r\n"[..]));
+            assert_eq!((put.message.source(), put.message.body()), (&b""[..], &b"body"[..]));
+            for cut in 0..octets.len() - 4 {
+                assert!(decode_put(&octets[..cut]).is_err(), "cut at {cut}");
+            }
         }
     }
 
@@ -473,9 +507,9 @@ mod tests {
         assert_eq!((renamed.id(), renamed.source(), renamed.body()), (&b"other"[..], &b"ci"[..], &b"b"[..]));
         assert_eq!(renamed.ticket(), Some(&ticket));
         let queue = QueueAddress::parse("ch/1").expect("a good name");
-        let octets = encode_put(&queue, &message, Timestamp(77));
+        let octets = encode_put(&queue, &message, Timestamp(77), MessageNumber(4));
         let put = decode_put(&octets).expect("just written");
-        assert_eq!(put.message.ticket(), Some(&ticket));
+        assert_eq!((put.message.ticket(), put.number), (Some(&ticket), MessageNumber(4)));
         assert_eq!((put.message.source(), put.message.body()), (&b"ci"[..], &b"b"[..]));
     }
 
@@ -513,6 +547,8 @@ mod tests {
         let address = QueueAddress { channel: name, id: 0 };
         let read = decode_definition(&queue_key(&address), &encode_queue(&address, &queue));
         assert_eq!(read, Ok(Definition::Queue(address, Box::new(queue))));
+        let read = decode_definition(NUMBERS_KEY, &encode_numbers(MessageNumber(77)));
+        assert_eq!(read, Ok(Definition::Numbers(MessageNumber(77))));
     }
 
     #[test]

@@ -80,7 +80,7 @@ pub struct TmqpSession {
     keep_alive: KeepAlive,
     exchange: Exchange,
     /// What the peer said of its numbers, if it is another broker.
-    greeting: Option<Greeting>,
+    greeting: Option<Box<Greeting>>,
 }
 
 impl TmqpSession {
@@ -143,7 +143,7 @@ impl TmqpSession {
         };
         match handshake::introduction(&frame, self.config.node.as_deref()) {
             Ok((introduction, greeting)) => {
-                self.greeting = greeting;
+                self.greeting = greeting.map(Box::new);
                 commands.push(Command::Introduce(Box::new(introduction)));
             }
             Err(rejection) => {
@@ -172,7 +172,7 @@ impl TmqpSession {
     }
 
     fn welcomed(&mut self, client: Arc<Client>, now: Timestamp, output: &mut Vec<u8>) {
-        let numbered_by = match &self.greeting {
+        let numbered_by = match self.greeting.as_deref() {
             Some(Greeting { epoch: Some(_) }) => self.config.node.as_deref(),
             _ => None,
         };

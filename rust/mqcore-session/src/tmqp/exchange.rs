@@ -36,9 +36,17 @@ pub(super) struct Exchange {
     topics: TopicNames,
     pending: Pending,
     ignored: u64,
-    node: Option<Arc<NodeTerms>>,
-    /// The peer is another broker.
-    passing: Option<Box<Passing>>,
+    /// Boxed, because most brokers stand alone.
+    node: Option<Box<AmongNodes>>,
+}
+
+/// What a session has to do with other brokers.
+#[derive(Debug)]
+struct AmongNodes {
+    terms: Arc<NodeTerms>,
+    /// The peer is one.
+    passing: Option<Passing>,
+    /// What the peer, a client, asked for that goes to others too.
     forwards: Forwards,
 }
 
@@ -59,9 +67,10 @@ impl Exchange {
             topics: TopicNames::default(),
             pending: Pending::default(),
             ignored: 0,
-            node: config.node.clone(),
-            passing: None,
-            forwards: Forwards::default(),
+            node: config
+                .node
+                .clone()
+                .map(|terms| Box::new(AmongNodes { terms, passing: None, forwards: Forwards::default() })),
         }
     }
 
@@ -75,16 +84,23 @@ impl Exchange {
 
     /// The peer is another broker.
     pub(super) fn pass_on(&mut self, client: &Client, greeting: &Greeting) {
-        self.passing = Some(Box::new(Passing::new(client, greeting)));
+        if let Some(node) = &mut self.node {
+            node.passing = Some(Passing::new(client, greeting));
+        }
     }
 
     pub(super) fn take_forwards(&mut self) -> Option<Forwards> {
-        (!self.forwards.is_empty()).then(|| std::mem::take(&mut self.forwards))
+        let forwards = &mut self.node.as_mut()?.forwards;
+        (!forwards.is_empty()).then(|| std::mem::take(forwards))
+    }
+
+    fn passing(&mut self) -> Option<&mut Passing> {
+        self.node.as_mut()?.passing.as_mut()
     }
 
     /// Tells a node up to where what it passed on is done, if that is news.
     pub(super) fn tell_node(&mut self, output: &mut Vec<u8>) {
-        if let Some(passing) = &mut self.passing {
+        if let Some(passing) = self.passing() {
             passing.tell(output);
         }
     }
@@ -99,7 +115,7 @@ impl Exchange {
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) -> Result<Next, SessionError> {
-        if self.passing.is_some() && passing::is_passed_on(frame.kind) {
+        if self.node.is_some() && passing::is_passed_on(frame.kind) && self.passing().is_some() {
             return self.passed_on(frame, octets, commands);
         }
         if frame.hops == 0 {
@@ -125,11 +141,17 @@ impl Exchange {
         octets: &[u8],
         commands: &mut Vec<Command>,
     ) -> Result<Next, SessionError> {
-        if let (Some(passing), Some(terms)) = (&mut self.passing, &self.node) {
+        if let Some(AmongNodes { terms, passing: Some(passing), .. }) = self.node.as_deref_mut() {
             let (channels, topics, ids) = (&mut self.channels, &mut self.topics, &mut self.ids);
             passing.frame(terms, frame, octets, &mut Names { channels, topics, ids }, commands)?;
         }
         Ok(Next::Continue)
+    }
+
+    fn forward(&mut self, masters: Masters, frame: &Frame<'_>) {
+        if let Some(node) = &mut self.node {
+            node.forwards.push(masters, frame);
+        }
     }
 
     /// Notes a frame for the masters that it goes to, and takes it here.
@@ -142,9 +164,9 @@ impl Exchange {
         output: &mut Vec<u8>,
     ) -> Result<Next, SessionError> {
         let masters = match &self.node {
-            Some(terms) if frame.hops > 0 => {
+            Some(node) if frame.hops > 0 => {
                 let (id, name) = (&*client.id, client.name.as_deref());
-                terms.masters(&frame, &Sender { id, name, kind: client.kind.as_deref(), node: None })
+                node.terms.masters(&frame, &Sender { id, name, kind: client.kind.as_deref(), node: None })
             }
             _ => Masters::default(),
         };
@@ -153,13 +175,13 @@ impl Exchange {
         }
         let source = client.id.as_bytes();
         if !frame.id.is_empty() || !matches!(frame.kind, Kind::QUEUE | Kind::ROUTER | Kind::DIRECT) {
-            self.forwards.push(masters, &Frame { source, ..frame });
+            self.forward(masters, &Frame { source, ..frame });
             return self.take(client, frame, octets, commands, output);
         }
         // One id for all nodes: each would make another.
         let id = self.ids.next();
         let frame = Frame { id: &id, ..frame };
-        self.forwards.push(masters, &Frame { source, ..frame });
+        self.forward(masters, &Frame { source, ..frame });
         let mut octets = Vec::new();
         tmqp::encode(&frame, &mut octets);
         self.take(client, frame, &octets, commands, output)
@@ -351,7 +373,7 @@ impl Exchange {
     pub(super) fn event(&mut self, client: &Arc<Client>, event: Event, output: &mut Vec<u8>) -> bool {
         match event {
             Event::Confirmed(tickets) => {
-                if let Some(passing) = &mut self.passing {
+                if let Some(passing) = self.passing() {
                     passing.confirmed(&tickets);
                     passing.tell(output);
                 }
@@ -359,7 +381,7 @@ impl Exchange {
             // It comes again on a new connection, with all that is behind it: so the order stays.
             Event::PutOff(..) => return false,
             // A node told its client itself.
-            Event::PublishRefused { .. } | Event::DirectRefused { .. } if self.passing.is_some() => {}
+            Event::PublishRefused { .. } | Event::DirectRefused { .. } if self.passing().is_some() => {}
             Event::Acknowledged { queue, message, negative, relayed } => {
                 let (channel, id, negative) =
                     (queue.channel.as_str().as_bytes(), queue.id, negative.as_deref());
@@ -399,7 +421,7 @@ impl Exchange {
                 }
             }
             // Its consumers join channels: it has no subscriptions that could end.
-            Event::SubscriptionEnded { .. } => {}
+            Event::SubscriptionEnded { .. } | Event::Rebound { .. } => {}
             Event::Direct { to, message } => {
                 delivery::relay(Kind::DIRECT, &message, pattern_text(&to).as_bytes(), output);
             }

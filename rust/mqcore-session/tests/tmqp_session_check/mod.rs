@@ -405,6 +405,7 @@ fn client(id: &str, now: Timestamp) -> Arc<Client> {
         id: id.into(),
         name: Some("name".into()),
         kind: None,
+        protocol: "tmqp",
         admin: true,
         connected_at: now,
     })
