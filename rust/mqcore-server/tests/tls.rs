@@ -281,10 +281,11 @@ async fn a_client_takes_up_its_session_until_the_certificate_is_replaced() {
     std::fs::write(&file, "nothing of use").expect("it is written");
     let kept = server.reload_certificates().expect_err("the new file is broken");
     assert!(matches!(kept[0].source, TlsConfigError::NoCertificate { .. }), "{}", kept[0]);
-    welcome(&mut dial(&server, &tls).await.expect("the old certificate is shown")).await;
+    let mut fourth = dial(&server, &tls).await.expect("the old certificate is shown");
+    welcome(&mut fourth).await;
     // Who was connected is still there.
     assert_eq!(server.survey().await.clients.len(), 4);
-    drop((first, second, third));
+    drop((first, second, third, fourth));
     server.stop(Duration::ZERO).await;
 }
 
