@@ -250,10 +250,10 @@ impl Session for TmqpSession {
                 self.stage = Stage::Over;
             }
             (event, Stage::Open) => {
-                if let Some(client) = &self.client {
-                    if !self.exchange.event(client, event, output) {
-                        self.shutdown(output);
-                    }
+                if let Some(client) = &self.client
+                    && !self.exchange.event(client, event, output)
+                {
+                    self.shutdown(output);
                 }
             }
             // Nobody is there whom it could concern.
