@@ -63,6 +63,7 @@ impl Hub {
             pong_timeout: self.session.pong_timeout,
             admin,
             peer,
+            node: None,
         }
     }
 
