@@ -200,6 +200,8 @@ class BrokerOptions(TypedDict, total=False):
     ping_interval: Duration
     pong_timeout: Duration
     undecided_max: int
+    limiter_keys_max: int
+    limiter_bytes_max: int
 
 
 class DeliveryHandlers(Mapping[str, DeliveryHandler]):

@@ -7,6 +7,7 @@ use std::time::Duration;
 use mqcore_broker::history::HistoryOptions;
 use mqcore_broker::id::QueueAddress;
 use mqcore_broker::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges, Status};
+use mqcore_server::authority::AuthorityConfig;
 use mqcore_server::config::{ClockConfig, Config};
 use mqcore_wire::codec::Limits;
 use pyo3::prelude::*;
@@ -48,7 +49,10 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         pong_timeout: duration(config, "pong_timeout")?,
         clock: if manual_clock { ClockConfig::Manual } else { ClockConfig::System },
         undecided_max: field(config, "undecided_max")?,
+        limiter_keys_max: field(config, "limiter_keys_max")?,
+        limiter_bytes_max: field(config, "limiter_bytes_max")?,
         data_dir: field::<Option<PathBuf>>(config, "data_dir")?,
+        authority: AuthorityConfig::default(),
         history: history(config)?,
         ..Config::default()
     })

@@ -16,6 +16,7 @@ pub use mqcore_session::any::Protocol;
 pub use mqcore_tls::listener::{ClientCertificates, ListenerTls};
 
 use crate::address::{ListenAddress, ListenerUrl};
+use crate::authority::AuthorityConfig;
 use crate::data_dir::FRAME_BYTES_MAX;
 
 /// Everything that can be set. `Config::default()` listens nowhere and is still a whole broker, reached by
@@ -33,8 +34,8 @@ pub struct Config {
     pub tls_handshakes_max: usize,
     /// How long before its end a certificate is called about to expire. Default 30 days.
     pub tls_expiry_warning: Duration,
-    /// Whether addresses other than loopback may be bound. Default no: as long as nobody has to log in,
-    /// whoever reaches a listener may do everything.
+    /// Whether addresses other than loopback may be bound although nobody has to log in. Default no: whoever reaches such
+    /// a listener may do everything but administer. Without effect once there is a user, a token or an authenticator.
     pub allow_remote: bool,
     /// How many shards; 0: one for each core, at most [`SHARDS_MAX`]. Default 0.
     pub shards: usize,
@@ -83,6 +84,8 @@ pub struct Config {
     pub limiter_keys_max: u64,
     /// Octets at most that they take: 120 each, keys beyond 16 octets and values of buffers besides. Default 2 GiB.
     pub limiter_bytes_max: u64,
+    /// Who may do what. Default: whoever reaches a listener, which must be on loopback, may do everything.
+    pub authority: AuthorityConfig,
     /// Whether, and how, what happens to each message is written down. Needs a data directory. Default no.
     pub history: Option<HistoryOptions>,
 }
@@ -119,6 +122,7 @@ impl Default for Config {
             data_dir: None,
             limiter_keys_max: limiter::Config::default().keys_max,
             limiter_bytes_max: limiter::Config::default().bytes_max,
+            authority: AuthorityConfig::default(),
             history: None,
         }
     }

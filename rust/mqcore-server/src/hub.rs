@@ -13,6 +13,7 @@ use mqcore_session::throttr::ThrottrSession;
 use mqcore_session::throttr::directory::Directory;
 use mqcore_wire::codec::Limits;
 
+use crate::authority::Authority;
 use crate::clock::Clock;
 use crate::counters::Counters;
 use crate::outbox::Outbox;
@@ -29,6 +30,7 @@ pub(crate) struct Hub {
     pub(crate) counters: Counters,
     pub(crate) tls: Tls,
     pub(crate) registry: Registry,
+    pub(crate) authority: Authority,
     pub(crate) shards: Box<[ShardHandle]>,
     pub(crate) shutdown: Arc<Shutdown>,
     pub(crate) session: SessionTerms,
@@ -68,6 +70,7 @@ impl Hub {
             pong_timeout: self.session.pong_timeout,
             admin,
             peer,
+            node: None,
         }
     }
 

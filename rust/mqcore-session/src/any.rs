@@ -7,6 +7,7 @@ use mqcore_broker::command::Command;
 use mqcore_broker::effect::{Deliver, Event, Publication};
 use mqcore_broker::time::Timestamp;
 
+use crate::node::Forwards;
 use crate::session::{Session, SessionConfig, SessionError};
 use crate::throttr::ThrottrSession;
 use crate::tmqp::{self, TmqpSession};
@@ -76,6 +77,15 @@ impl AnySession {
         match self {
             Self::Tmqp(_) => Protocol::Tmqp,
             Self::Throttr(_) => Protocol::Throttr,
+        }
+    }
+
+    /// What its peer asked for that is to be passed on to other nodes, since the last call. Before the commands of the same
+    /// `receive` are carried out.
+    pub fn take_forwards(&mut self) -> Option<Forwards> {
+        match self {
+            Self::Tmqp(session) => session.take_forwards(),
+            Self::Throttr(_) => None,
         }
     }
 

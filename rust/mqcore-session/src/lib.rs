@@ -7,9 +7,11 @@
 //! | [`session`] | what every session can do |
 //! | [`any`] | the session of a listener's protocol, and what is encoded once for many peers |
 //! | [`throttr`] | Throttr 7.1 and 7.3 |
+//! | [`node`] | what a session has to know of other brokers |
 //! | [`tmqp`] | TMQP/2.0 |
 
 pub mod any;
+pub mod node;
 pub mod session;
 pub mod throttr;
 pub mod tmqp;

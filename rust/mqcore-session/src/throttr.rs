@@ -24,7 +24,7 @@ use std::hash::RandomState;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use mqcore_broker::client::Client;
+use mqcore_broker::client::{Client, Introduction};
 use mqcore_broker::command::{Command, Request as BrokerRequest};
 use mqcore_broker::effect::{Event, Reply};
 use mqcore_broker::id::{ConnectionId, TopicName};
@@ -83,6 +83,7 @@ pub struct ThrottrSession {
     tallies: Box<Tallies>,
     told_read: u64,
     told_written: u64,
+    admitted: bool,
     over: bool,
 }
 
@@ -131,6 +132,7 @@ impl ThrottrSession {
             tallies: Box::new([0; TALLIES]),
             told_read: 0,
             told_written: 0,
+            admitted: true,
             over: false,
         }
     }
@@ -148,6 +150,24 @@ impl ThrottrSession {
     #[inline]
     pub fn set_now(&mut self, now: Nanos) {
         self.now = now;
+    }
+
+    /// Asks the broker to let the peer in, who has no word for that itself; nothing is read before it has. Without this
+    /// call everybody is in.
+    pub fn introduce(&mut self, commands: &mut Vec<Command>) {
+        self.admitted = false;
+        let introduction = Introduction {
+            id: Some(self.client.id.as_ref().into()),
+            kind: Some("throttr".into()),
+            ..Introduction::default()
+        };
+        commands.push(Command::Introduce(Box::new(introduction)));
+    }
+
+    /// Whether the peer is in.
+    #[must_use]
+    pub const fn is_admitted(&self) -> bool {
+        self.admitted
     }
 
     /// What has to be asked of the broker before the peer says anything: the channels that everybody has in family 7.3.
@@ -620,7 +640,7 @@ impl Session for ThrottrSession {
         let before = output.len();
         let mut consumed = 0;
         let mut result = Ok(());
-        while !self.has_more() && !self.held.is_full() {
+        while self.admitted && !self.has_more() && !self.held.is_full() {
             match request::decode(&input[consumed..], self.terms.dialect, &self.limits) {
                 Ok(None) => break,
                 Ok(Some((request, size))) => {
@@ -666,6 +686,14 @@ impl Session for ThrottrSession {
                     self.directory.unsubscribe(topic.as_bytes(), &subscription);
                 }
             }
+            Event::Welcomed(client) => {
+                self.client = client;
+                self.admitted = true;
+            }
+            Event::Refused(rejection) => {
+                self.over = true;
+                return Err(SessionError::Misbehaved(rejection.reason));
+            }
             // Nothing else is asked of the broker.
             _ => {}
         }
@@ -684,7 +712,7 @@ impl Session for ThrottrSession {
     fn shutdown(&mut self, _output: &mut Vec<u8>) {}
 
     fn client(&self) -> Option<&Arc<Client>> {
-        Some(&self.client)
+        self.admitted.then_some(&self.client)
     }
 
     fn is_closing(&self) -> bool {
