@@ -21,6 +21,7 @@ FORBIDDEN = {
     "mqcore-wire": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-broker": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-session": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
+    "mqcore-authority": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-journal": rf"\b({NO_RUNTIME_NO_CLOCK})\b",
 }
 
@@ -29,8 +30,9 @@ MAY_KNOW = {
     "mqcore-wire": set(),
     "mqcore-broker": set(),
     "mqcore-journal": set(),
+    "mqcore-authority": set(),
     "mqcore-session": {"mqcore-wire", "mqcore-broker"},
-    "mqcore-server": {"mqcore-wire", "mqcore-broker", "mqcore-session", "mqcore-journal"},
+    "mqcore-server": {"mqcore-wire", "mqcore-broker", "mqcore-session", "mqcore-journal", "mqcore-authority"},
     "mqcore-client": {"mqcore-wire"},
     "mqcore-python": {"mqcore-wire", "mqcore-broker", "mqcore-session", "mqcore-server", "mqcore-client"},
 }

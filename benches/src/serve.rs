@@ -107,7 +107,7 @@ pub fn serve(options: Serve) -> Result<(), Box<dyn Error>> {
     }
     let server = runtime.block_on(Server::start(config, Vec::new(), Arc::new(NoHandlers)))?;
     let ready = json!({
-        "tmqp": server.listeners()[0].1.to_string(),
+        "tmqp": server.listeners()[0].address.to_string(),
         "admin": server.admin().map(|address| address.to_string()),
     });
     println!("{ready}");

@@ -21,6 +21,7 @@ __all__ = [
     "Headers",
     "Incoming",
     "JournalMessages",
+    "JournalSelection",
     "Membership",
     "Message",
     "QueueView",
@@ -318,6 +319,30 @@ class JournalMessages:
     def __iter__(self) -> JournalMessages: ...
     def __next__(self) -> tuple[str, Message, int, int]: ...
 
+@final
+class JournalSelection:
+    """Saved messages of some queues: shard, number, queue, message, and when it was received, in Unix ms."""
+
+    def __new__(
+        cls, path: str, queues: str, since_ms: int, until_ms: int, progress: Callable[[int, int, int], object]
+    ) -> JournalSelection: ...
+    @property
+    def damaged(self) -> bool:
+        """Whether messages may be missing here."""
+    @property
+    def count(self) -> int:
+        """How many there were at first."""
+    @property
+    def fingerprint(self) -> int:
+        """The same for the same messages in the same order."""
+    @property
+    def queues(self) -> list[tuple[str, int, int]]:
+        """Their queues, each with its messages and the octets of their bodies."""
+    def skip(self, count: int) -> None:
+        """Leave out the next ones."""
+    def __iter__(self) -> JournalSelection: ...
+    def __next__(self) -> tuple[int, int, str, Message, int]: ...
+
 # client
 #
 # A blocking client answers with results, another with awaitables of them: who made the client knows which. `Any` stands
@@ -363,6 +388,15 @@ class Client:
         high_priority: bool = False,
         confirm: bool = True,
         cc: list[tuple[str, str | None]] = ...,
+        timeout: float | None = None,
+    ) -> Any: ...
+    def publish_each(
+        self,
+        queue: str,
+        messages: list[tuple[bytes, str | None, list[tuple[str, str]]]],
+        *,
+        high_priority: bool = False,
+        confirm: bool = True,
         timeout: float | None = None,
     ) -> Any: ...
     def consume(self, queue: str, prefetch: int) -> Any: ...

@@ -1,7 +1,7 @@
 """What a stopped broker left in its data directory: looked at, checked, read. Nothing in there is changed.
 
 A broker that runs holds its directory; these functions then raise `DataDirBusy`. While they read, no broker can start
-on it.
+on it. `replay` publishes what is saved there to a queue of a running broker.
 """
 
 from __future__ import annotations
@@ -13,17 +13,24 @@ from datetime import UTC, datetime
 from typing import Literal, Protocol
 
 from mqcore import _core
+from mqcore.replay import Advanced, Replayed, Selection, replay, replay_async, select
 
 __all__ = [
+    "Advanced",
     "Finding",
     "Listing",
     "Progress",
+    "Replayed",
     "SavedMessages",
     "Segment",
+    "Selection",
     "StoredMessage",
     "Verification",
     "messages",
+    "replay",
+    "replay_async",
     "segments",
+    "select",
     "verify",
 ]
 

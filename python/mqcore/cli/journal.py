@@ -1,4 +1,4 @@
-"""`mqcore journal`: the data directory of a stopped broker, looked at and never changed."""
+"""`mqcore journal`: the data directory of a stopped broker, looked at, checked, and given out."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ import click
 from mqcore.cli import options, output
 from mqcore.cli.exit_code import ExitCode
 from mqcore.cli.program import CommandGroup
+from mqcore.cli.reading import reading
+from mqcore.cli.replay import replay
 
 if TYPE_CHECKING:
-    from mqcore.journal import Listing, Progress, StoredMessage
+    from mqcore.journal import Listing, StoredMessage
 
 __all__ = ["journal"]
 
@@ -25,9 +27,12 @@ _COLUMNS = ("shard", "number", "records", "live", "bytes", "state")
 _DIRECTORY = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 
 
-@click.group(cls=CommandGroup, short_help="A stopped broker's files: ls, verify, export.")
+@click.group(cls=CommandGroup, short_help="A stopped broker's files: ls, verify, export, replay.")
 def journal() -> None:
     """The data directory DIR of a stopped broker. Nothing in it is changed. While a broker runs on it: code 7."""
+
+
+journal.add_command(replay)
 
 
 @journal.command(short_help="List the segments.")
@@ -37,7 +42,7 @@ def ls(directory: Path, as_json: bool) -> None:
     """List the segments of DIR: records, those that are live, bytes, and whether they are sealed, open or damaged."""
     from mqcore.journal import segments
 
-    with _reading("read") as progress:
+    with reading("read", directory) as progress:
         listing = segments(directory, progress=progress)
     if as_json:
         output.document("mqcore.journal.ls/1", {"segments": _rows(listing), **_totals(listing)})
@@ -56,7 +61,7 @@ def verify(directory: Path, as_json: bool) -> int:
     """
     from mqcore.journal import verify as read_all
 
-    with _reading("verify") as progress:
+    with reading("verify", directory) as progress:
         seen = read_all(directory, progress=progress)
     damaged = seen.is_damaged
     if as_json:
@@ -84,7 +89,7 @@ def export(directory: Path, queue: tuple[str, int], format: str, out: Path | Non
     from mqcore.journal import messages
 
     name = f"{queue[0]}/{queue[1]}"
-    with _reading("read") as progress:
+    with reading("read", directory) as progress:
         saved = messages(directory, name, progress=progress)
     with _destination(out, directory) as file, output.progress(f"export {name}", len(saved)) as advance:
         for message in saved:
@@ -129,20 +134,6 @@ def _destination(out: Path | None, directory: Path) -> Iterator[IO[str]]:
         unfinished.replace(out)
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-@contextmanager
-def _reading(what: str) -> Iterator[Progress]:
-    """Show how much of the present shard is read."""
-    shown: dict[int, int] = {}
-    # Shards are read one after another, so the whole is not known before the last one.
-    with output.progress(f"{what} (octets)", None) as advance:
-
-        def progress(shard: int, done: int, _total: int) -> None:
-            advance(done - shown.get(shard, 0))
-            shown[shard] = done
-
-        yield progress
 
 
 def _rows(listing: Listing) -> list[dict[str, Any]]:

@@ -6,13 +6,25 @@ import base64
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import click
 
-__all__ = ["Advance", "document", "done", "plain", "progress", "readable_body", "record", "rows", "stream", "talk"]
+__all__ = [
+    "Advance",
+    "document",
+    "done",
+    "growing",
+    "plain",
+    "progress",
+    "readable_body",
+    "record",
+    "rows",
+    "stream",
+    "talk",
+]
 
 Json = Mapping[str, object]
 
@@ -84,25 +96,62 @@ class Advance(Protocol):
 
 
 @contextmanager
-def progress(what: str, total: int | None) -> Iterator[Advance]:
-    """Show a progress bar on stderr while the block runs; nothing where stderr is no terminal."""
-    if not sys.stderr.isatty():
-        yield _unseen
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
+def progress(what: str, total: int | None, *, octets: bool = False) -> Iterator[Advance]:
+    """Show a progress bar on stderr while the block runs, with what it does a second and, if the end is known, how long
+    it still takes; nothing where stderr is no terminal."""
+    done = 0
+    with growing(what, total, octets=octets) as show:
 
         def advance(count: int = 1) -> None:
-            bar.advance(task, count)
+            nonlocal done
+            done += count
+            show(done, total)
 
         yield advance
 
 
-def _unseen(count: int = 1) -> None:
+@contextmanager
+def growing(
+    what: str, total: int | None = None, *, octets: bool = False
+) -> Iterator[Callable[[int, int | None], None]]:
+    """Show such a bar, moved by calls with what is done and, once that is known, with the total."""
+    if not sys.stderr.isatty():
+        yield _unseen
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        """How many a second."""
+
+        def render(self, task: Task) -> Text:
+            return Text("" if task.speed is None else f"{task.speed:,.0f}/s")
+
+    amount = DownloadColumn() if octets else MofNCompleteColumn()
+    speed = TransferSpeedColumn() if octets else Rate()
+    columns = (TextColumn("{task.description}"), BarColumn(), amount, speed, TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+
+        def show(done: int, total: int | None) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield show
+
+
+def _unseen(_done: int, _total: int | None) -> None:
     return
 
 

@@ -1,7 +1,36 @@
 //! The named peer behind a connection, as every part of the broker sees it.
 
+use std::sync::Arc;
+
 use crate::id::ConnectionId;
 use crate::time::Timestamp;
+
+/// What is known of a peer before it has said anything: seen by the listener, not claimed by the peer.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Peer {
+    /// Where it connects from, `192.0.2.7:50312`; `None` if it needs no network: inside this process, or through a
+    /// Unix socket.
+    pub address: Option<Box<str>>,
+    /// Whether what it says cannot be read on the way.
+    pub encrypted: bool,
+    /// What it proved to be, if the listener asks for certificates and it has one.
+    pub certificate: Option<Arc<PeerCertificate>>,
+}
+
+/// What a peer's certificate says, after the listener has checked it: it was issued by an authority that the
+/// listener was told, it is valid now, and the peer has its key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerCertificate {
+    /// The common name of its subject; empty if it has none.
+    pub subject: Box<str>,
+    /// Its alternative names, each with its kind in front, so that none is taken for another:
+    /// `dns:worker.example`, `email:ann@example.org`, `uri:spiffe://shop/worker`, `ip:192.0.2.7`.
+    pub names: Box<[Box<str>]>,
+    /// SHA-256 of the whole certificate, 64 lower-case hexadecimal digits.
+    pub fingerprint: Box<str>,
+    /// The last moment at which it is valid.
+    pub not_after: Timestamp,
+}
 
 /// Who is connected. Made once, at the handshake, and shared from then on.
 #[derive(Debug, Clone, PartialEq, Eq)]

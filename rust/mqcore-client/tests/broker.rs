@@ -33,7 +33,7 @@ async fn inside(server: &Server) -> Client {
 }
 
 async fn over_tcp(server: &Server) -> Client {
-    let address = BrokerAddress::parse(&server.listeners()[0].1.to_string()).unwrap();
+    let address = BrokerAddress::parse(&server.listeners()[0].address.to_string()).unwrap();
     Client::connect(ClientConfig::default(), Transport::Tcp(vec![address])).await.unwrap()
 }
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use mqcore_broker::broker::HandlerSpec;
 use mqcore_broker::stats::Waiting;
 use mqcore_client::config::LocalFactory;
+use mqcore_server::address::Listening;
 use mqcore_server::config::{Config, Protocol};
 use mqcore_server::server::Server;
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
@@ -265,8 +266,7 @@ impl Broker {
     #[getter]
     fn listeners(&self) -> PyResult<Vec<String>> {
         let running = self.running("say where it listens")?;
-        let url = |(protocol, address): &(Protocol, _)| format!("{}://{address}", protocol.as_str());
-        Ok(running.server.listeners().iter().map(url).collect())
+        Ok(running.server.listeners().iter().map(Listening::url).collect())
     }
 
     #[getter]

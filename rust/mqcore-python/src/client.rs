@@ -290,6 +290,27 @@ impl Client {
         self.run(py, |core| async move { Ok(Receipts(core.publish_many(&queue, &messages, &options).await)) })
     }
 
+    /// The same for messages that have an id and headers of their own.
+    #[pyo3(signature = (queue, messages, *, high_priority=false, confirm=true, timeout=None))]
+    fn publish_each<'py>(
+        &self,
+        py: Python<'py>,
+        queue: &str,
+        messages: Vec<(PyBackedBytes, Option<String>, Pairs)>,
+        high_priority: bool,
+        confirm: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let queue = address(queue)?;
+        let timeout = optional_seconds(timeout, "timeout")?;
+        let options = PublishOptions { high_priority, confirm, timeout, ..PublishOptions::default() };
+        let messages: Vec<Outgoing> = messages
+            .into_iter()
+            .map(|(body, id, headers)| Outgoing { body: Bytes::copy_from_slice(&body), id, headers })
+            .collect();
+        self.run(py, |core| async move { Ok(Receipts(core.publish_many(&queue, &messages, &options).await)) })
+    }
+
     fn consume<'py>(&self, py: Python<'py>, queue: &str, prefetch: usize) -> PyResult<Bound<'py, PyAny>> {
         let queue = address(queue)?;
         let way = self.way;

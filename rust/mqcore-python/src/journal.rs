@@ -64,7 +64,7 @@ fn found(shard: &InspectedShard) -> Vec<(&'static str, String)> {
     torn.chain(damaged).chain(missing).chain(stray).chain(aside).collect()
 }
 
-fn inspect(
+pub(crate) fn inspect(
     py: Python<'_>,
     directory: &StoppedDataDir,
     shard: usize,

@@ -15,6 +15,7 @@ mod journal;
 mod load;
 mod message;
 mod port;
+mod selection;
 mod signal;
 mod stray;
 mod survey;
@@ -38,6 +39,8 @@ mod _core {
     use crate::journal::{JournalMessages, journal_inspect};
     #[pymodule_export]
     use crate::message::{Headers, Message};
+    #[pymodule_export]
+    use crate::selection::JournalSelection;
     #[pymodule_export]
     use crate::stray::join_strays;
     #[pymodule_export]

@@ -2,7 +2,6 @@
 //!
 //! It runs on Tokio alone and asks shards only, so it answers also while a handler is stuck.
 
-use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,11 +15,11 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use mqcore_broker::stats::{DropReason, QueueInformation, QueueStats, Survey};
-use mqcore_session::any::Protocol;
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
+use crate::address::Listening;
 use crate::hub::Hub;
 use crate::metrics;
 use crate::shutdown::TaskGuard;
@@ -42,12 +41,12 @@ const LIST_LIMIT: (usize, usize) = (100, 10_000);
 #[derive(Clone)]
 pub(crate) struct Admin {
     hub: Arc<Hub>,
-    listeners: Arc<[(Protocol, SocketAddr)]>,
+    listeners: Arc<[Listening]>,
     started: Instant,
 }
 
 impl Admin {
-    pub(crate) fn new(hub: &Arc<Hub>, listeners: Vec<(Protocol, SocketAddr)>) -> Self {
+    pub(crate) fn new(hub: &Arc<Hub>, listeners: Vec<Listening>) -> Self {
         Self { hub: Arc::clone(hub), listeners: listeners.into(), started: Instant::now() }
     }
 }
@@ -182,7 +181,10 @@ fn describe(admin: &Admin, mut survey: Survey, limit: usize) -> Value {
     let listeners: Vec<Value> = admin
         .listeners
         .iter()
-        .map(|(protocol, address)| json!({"protocol": protocol.as_str(), "address": address.to_string()}))
+        .map(|listening| {
+            let (protocol, address) = (listening.protocol.as_str(), listening.address.to_string());
+            json!({"protocol": protocol, "address": address, "url": listening.url()})
+        })
         .collect();
     let queues: Vec<Value> = survey.queues.iter().take(limit).map(describe_queue).collect();
     let clients: Vec<Value> = survey

@@ -11,6 +11,7 @@ use mqcore_wire::codec::Limits;
 
 pub use mqcore_session::any::Protocol;
 
+use crate::address::{ListenAddress, ListenerUrl};
 use crate::data_dir::FRAME_BYTES_MAX;
 
 /// Everything that can be set. `Config::default()` listens nowhere and is still a whole broker, reached by
@@ -162,20 +163,26 @@ pub const MANUAL_START_MS: u64 = 1_800_000_000_000;
 pub struct ListenerConfig {
     /// What is spoken there.
     pub protocol: Protocol,
-    /// `host:port`; port 0 picks a free one.
-    pub address: String,
+    /// Where.
+    pub address: ListenAddress,
 }
 
 impl FromStr for ListenerConfig {
     type Err = ConfigError;
 
-    /// Reads `tmqp://127.0.0.1:2622`; without a port, the protocol's own.
+    /// Reads `tmqp://127.0.0.1:2622`; without a port, the protocol's own. `tmqp+unix:///run/mqcore.sock` is a Unix
+    /// socket.
     fn from_str(url: &str) -> Result<Self, ConfigError> {
-        let (scheme, rest) =
-            url.split_once("://").ok_or_else(|| ConfigError::NoScheme { url: url.into() })?;
-        let protocol = Protocol::from_scheme(scheme)
-            .ok_or_else(|| ConfigError::UnknownScheme { scheme: scheme.into() })?;
-        let address = host_and_port(url, rest, Some(protocol.default_port()))?;
+        let mut parsed = ListenerUrl::parse(url)?;
+        let (name, carrier) = parsed.scheme.split_once('+').unwrap_or((parsed.scheme, ""));
+        let unknown = || ConfigError::UnknownScheme { scheme: parsed.scheme.into() };
+        let protocol = Protocol::from_scheme(name).ok_or_else(unknown)?;
+        let address = match carrier {
+            "" => ListenAddress::Tcp(parsed.host_and_port(protocol.default_port())?),
+            "unix" if cfg!(unix) => parsed.unix_socket()?,
+            _ => return Err(unknown()),
+        };
+        parsed.finish()?;
         Ok(Self { protocol, address })
     }
 }
@@ -185,45 +192,16 @@ impl FromStr for ListenerConfig {
 /// # Errors
 /// [`ConfigError`] if it is no such URL, or names a host instead of an address.
 pub fn parse_admin_url(url: &str) -> Result<SocketAddr, ConfigError> {
-    let (scheme, rest) = url.split_once("://").ok_or_else(|| ConfigError::NoScheme { url: url.into() })?;
-    if !scheme.eq_ignore_ascii_case("http") {
-        return Err(ConfigError::UnknownScheme { scheme: scheme.into() });
+    let parsed = ListenerUrl::parse(url)?;
+    if !parsed.scheme.eq_ignore_ascii_case("http") {
+        return Err(ConfigError::UnknownScheme { scheme: parsed.scheme.into() });
     }
-    let address = host_and_port(url, rest, Some(2627))?;
-    let address = address.replace("localhost:", "127.0.0.1:");
-    address.parse().map_err(|_| ConfigError::BadAddress {
-        url: url.into(),
-        why: "expected an IP address and a port, such as 127.0.0.1:2627",
-    })
-}
-
-/// The `host:port` of a URL behind its scheme. Whether the host exists shows when it is bound.
-fn host_and_port(url: &str, rest: &str, default_port: Option<u16>) -> Result<String, ConfigError> {
-    let bad = |why| ConfigError::BadAddress { url: url.into(), why };
-    if rest.contains(['?', '#']) {
-        return Err(bad("options behind the address are not known here"));
-    }
-    let address = rest.strip_suffix('/').unwrap_or(rest);
-    if address.contains('/') {
-        return Err(bad("a listener has no path"));
-    }
-    // In `[::1]:2622` the port's colon is the one behind the bracket.
-    let host_end = match address.rfind(']') {
-        Some(bracket) => bracket + 1,
-        None => address.find(':').unwrap_or(address.len()),
-    };
-    let (host, port) = address.split_at(host_end);
-    if host.is_empty() {
-        return Err(bad("the host is missing; 127.0.0.1 is this machine"));
-    }
-    match (port.strip_prefix(':'), default_port) {
-        (Some(port), _) => {
-            port.parse::<u16>().map_err(|_| bad("the port is no number from 0 to 65535"))?;
-            Ok(address.into())
-        }
-        (None, Some(default)) if port.is_empty() => Ok(format!("{host}:{default}")),
-        (None, _) => Err(bad("the port is missing")),
-    }
+    let address = parsed.host_and_port(2627)?.replace("localhost:", "127.0.0.1:");
+    let address = address
+        .parse()
+        .map_err(|_| parsed.bad("expected an IP address and a port, such as 127.0.0.1:2627"))?;
+    parsed.finish()?;
+    Ok(address)
 }
 
 /// What is wrong with a configuration.
@@ -250,6 +228,16 @@ pub enum ConfigError {
         /// What is wrong with it.
         why: &'static str,
     },
+    /// A URL with an option that means nothing there.
+    #[error("{url:?} has the option {option:?}, which is not known there; known are: {known}")]
+    UnknownOption {
+        /// What was given.
+        url: String,
+        /// The option.
+        option: String,
+        /// What there is.
+        known: String,
+    },
     /// A number with which no server could work.
     #[error("{name} is {value}, but must be {why}")]
     OutOfRange {
@@ -267,13 +255,17 @@ mod tests {
     use super::*;
 
     fn parsed(url: &str) -> Result<String, ConfigError> {
-        url.parse::<ListenerConfig>().map(|listener| listener.address)
+        url.parse::<ListenerConfig>().map(|listener| match listener.address {
+            ListenAddress::Tcp(address) => address,
+            ListenAddress::Unix { path, .. } => path.display().to_string(),
+        })
     }
 
     #[test]
     fn a_url_gives_protocol_and_address() {
         let listener: ListenerConfig = "tmqp://127.0.0.1:0".parse().unwrap();
-        assert_eq!(listener, ListenerConfig { protocol: Protocol::Tmqp, address: "127.0.0.1:0".into() });
+        let address = ListenAddress::Tcp("127.0.0.1:0".into());
+        assert_eq!(listener, ListenerConfig { protocol: Protocol::Tmqp, address });
         assert_eq!(parsed("TMQP://localhost:99/").unwrap(), "localhost:99");
         assert_eq!(parsed("tmqp://[::1]:7").unwrap(), "[::1]:7");
     }
@@ -287,16 +279,12 @@ mod tests {
     #[test]
     fn what_is_wrong_with_a_url_is_said() {
         assert!(matches!(parsed("127.0.0.1:2622"), Err(ConfigError::NoScheme { .. })));
-        assert!(matches!(parsed("amqp://127.0.0.1:2622"), Err(ConfigError::UnknownScheme { .. })));
-        for url in [
-            "tmqp://",
-            "tmqp://:1",
-            "tmqp://h:70000",
-            "tmqp://h:x",
-            "tmqp://h:1/path",
-            "tmqp://h:1?a=b",
-            "tmqp://::1:5",
-        ] {
+        for url in ["amqp://127.0.0.1:2622", "tmqp+pipe://x", "amqp+unix:///x"] {
+            assert!(matches!(parsed(url), Err(ConfigError::UnknownScheme { .. })), "{url}");
+        }
+        assert!(matches!(parsed("tmqp://h:1?a=b"), Err(ConfigError::UnknownOption { .. })));
+        for url in ["tmqp://", "tmqp://:1", "tmqp://h:70000", "tmqp://h:x", "tmqp://h:1/path", "tmqp://::1:5"]
+        {
             assert!(matches!(parsed(url), Err(ConfigError::BadAddress { .. })), "{url}");
         }
     }

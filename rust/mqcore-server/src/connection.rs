@@ -18,7 +18,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::BufMut;
-use mqcore_broker::client::Client;
+use mqcore_broker::client::{Client, Peer};
 use mqcore_broker::command::{Command, Destination};
 use mqcore_broker::time::Timestamp;
 use mqcore_session::any::AnySession;
@@ -127,9 +127,9 @@ enum Round {
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     /// Starts the task of a connection that the registry has opened.
-    pub(crate) fn spawn(hub: &Arc<Hub>, stream: S, outbox: Arc<Outbox>, admin: bool) {
+    pub(crate) fn spawn(hub: &Arc<Hub>, stream: S, outbox: Arc<Outbox>, admin: bool, peer: Peer) {
         let now = hub.clock.now();
-        let config = hub.session_config(outbox.connection, admin);
+        let config = hub.session_config(outbox.connection, admin, Arc::new(peer));
         hub.counters.of(outbox.protocol).accepted.add(1);
         hub.runtime.spawn(Self {
             stream,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use mqcore_broker::client::Peer;
 use mqcore_broker::id::ConnectionId;
 use mqcore_session::session::SessionConfig;
 use mqcore_wire::codec::Limits;
@@ -43,7 +44,12 @@ pub(crate) struct SessionTerms {
 
 impl Hub {
     /// What a new session is told.
-    pub(crate) fn session_config(&self, connection: ConnectionId, admin: bool) -> SessionConfig {
+    pub(crate) fn session_config(
+        &self,
+        connection: ConnectionId,
+        admin: bool,
+        peer: Arc<Peer>,
+    ) -> SessionConfig {
         SessionConfig {
             connection,
             shards: self.shards.len(),
@@ -52,6 +58,7 @@ impl Hub {
             ping_interval: self.session.ping_interval,
             pong_timeout: self.session.pong_timeout,
             admin,
+            peer,
         }
     }
 

@@ -1,5 +1,6 @@
 //! A data directory that no broker uses, looked at without changing a byte of it.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -42,6 +43,40 @@ pub struct Place {
     rank: i64,
     sequence: u64,
     attempts: u16,
+}
+
+/// Which saved messages are meant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Selection {
+    /// `channel/id` of their queues, compared without regard to case; `*` stands for anything.
+    pub queues: Box<str>,
+    /// Received at this time or later, in Unix milliseconds.
+    pub since_ms: u64,
+    /// Received before this time, in Unix milliseconds.
+    pub until_ms: u64,
+}
+
+/// The selected messages of one queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueuePlaces {
+    /// The queue.
+    pub queue: QueueAddress,
+    /// Where they stand, in the order in which they would be handed out.
+    pub places: Vec<Place>,
+    /// Octets of their bodies.
+    pub body_bytes: u64,
+}
+
+impl Place {
+    /// The message's number in its shard's journal.
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// What its queue orders it by, besides its priority and its number.
+    pub fn rank(&self) -> i64 {
+        self.rank
+    }
 }
 
 impl StoppedDataDir {
@@ -175,6 +210,42 @@ impl InspectedShard {
         (places, unreadable)
     }
 
+    /// The selected messages, by queue, and how many records could not be read, of whichever queue they are.
+    pub fn select(&self, wanted: &Selection) -> (Vec<QueuePlaces>, u64) {
+        let (mut queues, mut unreadable) = (BTreeMap::<QueueAddress, QueuePlaces>::new(), 0);
+        let Some(journal) = &self.journal else { return (Vec::new(), unreadable) };
+        let pattern = wanted.queues.to_ascii_lowercase();
+        let mut matches = BTreeMap::<QueueAddress, bool>::new();
+        journal.each_live(0, &mut |sequence, live| {
+            let live = live.ok().and_then(|live| restored(sequence, live.payload, live.touch).ok());
+            let Some(Restored { put, progress, .. }) = live else {
+                unreadable += 1;
+                return;
+            };
+            let named = *matches
+                .entry(put.queue.clone())
+                .or_insert_with(|| fits(&pattern, &put.queue.to_string().to_ascii_lowercase()));
+            if !named || !(wanted.since_ms..wanted.until_ms).contains(&put.received.0) {
+                return;
+            }
+            let found = queues.entry(put.queue.clone()).or_insert_with(|| QueuePlaces {
+                queue: put.queue.clone(),
+                places: Vec::new(),
+                body_bytes: 0,
+            });
+            found.body_bytes += put.message.body().len() as u64;
+            found.places.push(Place {
+                normal: !put.message.properties().high_priority,
+                rank: progress.rank,
+                sequence,
+                attempts: progress.attempts,
+            });
+        });
+        let mut queues: Vec<_> = queues.into_values().collect();
+        queues.iter_mut().for_each(|queue| queue.places.sort_unstable());
+        (queues, unreadable)
+    }
+
     /// One message, and how often it was handed out.
     ///
     /// # Errors
@@ -193,4 +264,45 @@ impl InspectedShard {
 /// Whether the broker takes two addresses for one.
 fn is_same(one: &QueueAddress, other: &QueueAddress) -> bool {
     one.id == other.id && one.channel.as_str().eq_ignore_ascii_case(other.channel.as_str())
+}
+
+/// Whether a text is what a pattern says, in which `*` stands for anything, also for nothing.
+fn fits(pattern: &str, text: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let Some(mut rest) = text.strip_prefix(parts.next().unwrap_or_default()) else { return false };
+    let mut parts = parts.peekable();
+    if parts.peek().is_none() {
+        return rest.is_empty();
+    }
+    while let Some(part) = parts.next() {
+        if parts.peek().is_none() {
+            return rest.ends_with(part);
+        }
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fits;
+
+    #[test]
+    fn a_star_stands_for_anything_and_everything_else_for_itself() {
+        for (pattern, text, expected) in [
+            ("*", "orders/1", true),
+            ("orders/1", "orders/1", true),
+            ("orders/1", "orders/11", false),
+            ("orders/*", "orders/11", true),
+            ("*/1", "orders/11", false),
+            ("*/11", "orders/11", true),
+            ("o*r*/1*", "orders/11", true),
+            ("*s*s*", "orders/1", false),
+            ("ab*ba", "aba", false),
+            ("", "orders/1", false),
+        ] {
+            assert_eq!(fits(pattern, text), expected, "{pattern} {text}");
+        }
+    }
 }

@@ -7,7 +7,7 @@
 //!
 //! | module | what lives there |
 //! |---|---|
-//! | [`config`] | what a server is started with |
+//! | [`config`], [`address`] | what a server is started with, and where it listens |
 //! | [`server`] | start, look, settle, stop |
 //! | [`handler`] | the seam behind which delivery handlers run |
 //! | `listener`, `connection`, `output` | sockets: accepting, reading, writing |
@@ -22,6 +22,7 @@
 //! A panic in a connection's task ends that connection; one in a shard's task ends the server, because what that shard
 //! knew is lost.
 
+pub mod address;
 pub mod config;
 pub mod data_dir;
 pub mod handler;
@@ -46,3 +47,5 @@ mod shutdown;
 mod spares;
 mod staging;
 mod survey;
+#[cfg(unix)]
+mod unix_socket;

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use mqcore_broker::broker::{BrokerConfig, HandlerSpec};
+use mqcore_broker::client::Peer;
 use mqcore_broker::id::{HandlerId, QueueAddress};
 use mqcore_broker::policy;
 use mqcore_broker::stats::{Survey, Waiting};
@@ -17,6 +18,7 @@ use tokio::io::DuplexStream;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
+use crate::address::Listening;
 use crate::admin::{self, Admin};
 use crate::clock::Clock;
 use crate::config::{Config, ConfigError, Protocol};
@@ -27,7 +29,7 @@ use crate::engine::{Engine, Recalled};
 use crate::handler::HandlerPort;
 use crate::hub::{Hub, SessionTerms};
 use crate::journal_writer::JournalWriter;
-use crate::listener;
+use crate::listener::{self, Socket};
 use crate::outbox::Order;
 use crate::registry::Registry;
 use crate::shard::{self, Urgent};
@@ -46,7 +48,7 @@ pub struct Server {
 
 struct Inner {
     hub: Arc<Hub>,
-    listeners: Vec<(Protocol, SocketAddr)>,
+    listeners: Vec<Listening>,
     admin: Option<SocketAddr>,
     /// Keys in the order of their [`HandlerId`]s. Held while the shards are told, so that all hear the same order.
     handlers: Mutex<Vec<Box<str>>>,
@@ -144,9 +146,11 @@ impl Server {
         for handler in handlers {
             handler_id(&mut keys, &handler.key);
         }
-        let listeners = bound.listeners.iter().map(|(protocol, _, address)| (*protocol, *address)).collect();
-        for (protocol, socket, _) in bound.listeners {
-            tokio::spawn(listener::accept(socket, protocol, Arc::clone(&hub), hub.shutdown.enter()));
+        let mut listeners = Vec::new();
+        for (socket, listening) in bound.listeners {
+            let alive = hub.shutdown.enter();
+            tokio::spawn(listener::accept(socket, listening.protocol, Arc::clone(&hub), alive));
+            listeners.push(listening);
         }
         let inner = Inner {
             listeners,
@@ -163,7 +167,7 @@ impl Server {
     }
 
     /// What is bound, with the ports that were picked, in the order of the configuration.
-    pub fn listeners(&self) -> &[(Protocol, SocketAddr)] {
+    pub fn listeners(&self) -> &[Listening] {
         &self.inner.listeners
     }
 
@@ -178,7 +182,7 @@ impl Server {
         let (ours, theirs) = tokio::io::duplex(LOCAL_BUFFER_BYTES);
         let hub = &self.inner.hub;
         match hub.registry.open(protocol) {
-            Ok(outbox) => Connection::spawn(hub, ours, outbox, true),
+            Ok(outbox) => Connection::spawn(hub, ours, outbox, true, Peer::default()),
             Err(_) => hub.counters.of(protocol).turned_away.add(1),
         }
         theirs
@@ -335,7 +339,7 @@ fn read_shard(directory: &DataDir, shard: usize, now_ms: u64) -> Result<Opened, 
 }
 
 struct Bound {
-    listeners: Vec<(Protocol, TcpListener, SocketAddr)>,
+    listeners: Vec<(Socket, Listening)>,
     admin: Option<(TcpListener, SocketAddr)>,
 }
 
@@ -343,20 +347,14 @@ struct Bound {
 async fn bind_all(config: &Config) -> Result<Bound, StartError> {
     let mut listeners = Vec::new();
     for listener in &config.listeners {
-        let (socket, address) = bind_one(&listener.address, config.allow_remote).await?;
-        listeners.push((listener.protocol, socket, address));
+        let (socket, address) = listener::bind(&listener.address, config.allow_remote).await?;
+        listeners.push((socket, Listening { protocol: listener.protocol, address }));
     }
     let admin = match config.admin {
-        Some(address) => Some(bind_one(&address.to_string(), config.allow_remote).await?),
+        Some(address) => Some(listener::bind_tcp(&address.to_string(), config.allow_remote).await?),
         None => None,
     };
     Ok(Bound { listeners, admin })
-}
-
-async fn bind_one(address: &str, allow_remote: bool) -> Result<(TcpListener, SocketAddr), StartError> {
-    let socket = listener::bind(address, allow_remote).await?;
-    let bound = socket.local_addr().map_err(|source| StartError::Bind { address: address.into(), source })?;
-    Ok((socket, bound))
 }
 
 fn broker_config(config: &Config, shard: usize, shards: usize, seeds: &RandomState) -> BrokerConfig {

@@ -11,6 +11,7 @@ use mqcore_broker::effect::{Answer, Question};
 use mqcore_broker::id::{ChannelName, QueueAddress};
 use mqcore_broker::options::{ChannelOptions, QueueOptions, Status};
 use mqcore_broker::policy;
+use mqcore_server::address::ListenAddress;
 use mqcore_server::config::{ClockConfig, Config, ListenerConfig, Protocol};
 use mqcore_server::handler::{AnswerSink, HandlerPort, NoHandlers};
 use mqcore_server::server::{Server, StartError};
@@ -139,7 +140,7 @@ async fn start(config: Config) -> Server {
 }
 
 fn address(server: &Server) -> SocketAddr {
-    server.listeners()[0].1
+    server.listeners()[0].address.socket().expect("it is TCP")
 }
 
 async fn dial(server: &Server, id: &str) -> Peer<TcpStream> {
@@ -528,7 +529,8 @@ async fn a_server_without_handles_stops() {
 
 #[tokio::test]
 async fn only_loopback_is_bound_unless_told_otherwise() {
-    let listeners = vec![ListenerConfig { protocol: Protocol::Tmqp, address: "0.0.0.0:0".into() }];
+    let listeners =
+        vec![ListenerConfig { protocol: Protocol::Tmqp, address: ListenAddress::Tcp("0.0.0.0:0".into()) }];
     let refused =
         Server::start(Config { listeners: listeners.clone(), ..config() }, Vec::new(), Arc::new(NoHandlers));
     assert!(matches!(refused.await, Err(StartError::NotLoopback { .. })));
@@ -539,7 +541,10 @@ async fn only_loopback_is_bound_unless_told_otherwise() {
 #[tokio::test]
 async fn a_port_in_use_is_an_error_that_names_it() {
     let server = start(config()).await;
-    let listeners = vec![ListenerConfig { protocol: Protocol::Tmqp, address: address(&server).to_string() }];
+    let listeners = vec![ListenerConfig {
+        protocol: Protocol::Tmqp,
+        address: ListenAddress::Tcp(address(&server).to_string()),
+    }];
     let error = Server::start(Config { listeners, ..config() }, Vec::new(), Arc::new(NoHandlers)).await;
     let error = error.expect_err("the port is taken").to_string();
     assert!(error.contains(&address(&server).to_string()), "{error}");

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::client::Client;
+use mqcore_broker::client::{Client, Peer};
 use mqcore_broker::command::Command;
 use mqcore_broker::effect::Event;
 use mqcore_broker::id::ConnectionId;
@@ -33,6 +33,8 @@ pub struct SessionConfig {
     pub pong_timeout: Duration,
     /// Whether this peer may administer.
     pub admin: bool,
+    /// What is known of the peer before it has said anything.
+    pub peer: Arc<Peer>,
 }
 
 /// Why a session ends its connection.

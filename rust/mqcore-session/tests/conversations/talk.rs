@@ -33,6 +33,7 @@ pub(crate) fn config() -> SessionConfig {
         ping_interval: Duration::from_secs(60),
         pong_timeout: Duration::from_secs(10),
         admin: true,
+        peer: Arc::default(),
     }
 }
 

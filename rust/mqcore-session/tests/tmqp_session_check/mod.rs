@@ -239,6 +239,7 @@ impl Side {
             ping_interval: Duration::from_secs(60),
             pong_timeout: Duration::from_secs(10),
             admin: true,
+            peer: Arc::default(),
         };
         Self {
             session: AnySession::new(Protocol::Tmqp, config, now),

@@ -1,0 +1,108 @@
+//! All that one identity may do, resolved once, so that a check costs little.
+
+use crate::action::Action;
+use crate::pattern::Pattern;
+use crate::resource::Resource;
+use crate::rule::Rule;
+
+/// Permissions by action. Nothing is allowed that no rule names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grants {
+    everything: bool,
+    by_action: [Box<[Pattern]>; Action::COUNT],
+}
+
+impl Grants {
+    /// Every action on everything.
+    #[must_use]
+    pub fn everything() -> Self {
+        Self::new(&[Rule::everything()])
+    }
+
+    /// No action on anything.
+    #[must_use]
+    pub fn nothing() -> Self {
+        Self::new(&[])
+    }
+
+    /// What these rules allow together.
+    #[must_use]
+    pub fn new(rules: &[Rule]) -> Self {
+        let by_action = Action::ALL.map(|action| {
+            let naming = rules.iter().filter(|rule| rule.actions().contains(&action));
+            let patterns: Vec<_> = naming.map(|rule| rule.pattern().clone()).collect();
+            // One that covers all makes the others superfluous.
+            match patterns.iter().find(|pattern| pattern.is_everything()) {
+                Some(all) => [all.clone()].into(),
+                None => patterns.into_boxed_slice(),
+            }
+        });
+        let everything = by_action.iter().all(|patterns| patterns.iter().any(Pattern::is_everything));
+        Self { everything, by_action }
+    }
+
+    /// Whether there is nothing that could be denied, so that nothing needs to be checked.
+    #[inline]
+    #[must_use]
+    pub const fn is_everything(&self) -> bool {
+        self.everything
+    }
+
+    /// Whether `action` is allowed on `resource`.
+    #[inline]
+    #[must_use]
+    pub fn allow(&self, action: Action, resource: &Resource<'_>) -> bool {
+        self.everything
+            || self.by_action[action as usize].iter().any(|pattern| resource.is_covered_by(pattern))
+    }
+
+    /// Whether `action` is allowed on anything at all.
+    #[must_use]
+    pub fn allow_some(&self, action: Action) -> bool {
+        !self.by_action[action as usize].is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grants(rules: &[&str]) -> Grants {
+        Grants::new(&rules.iter().map(|rule| rule.parse().unwrap()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn nothing_is_allowed_that_no_rule_names() {
+        let scoped = grants(&["push:orders/*", "pull:orders/7"]);
+        assert!(scoped.allow(Action::Push, &Resource::Queue("orders", 1)));
+        assert!(scoped.allow(Action::Pull, &Resource::Queue("orders", 7)));
+        assert!(!scoped.allow(Action::Pull, &Resource::Queue("orders", 1)));
+        assert!(!scoped.allow(Action::Push, &Resource::Queue("invoices", 1)));
+        assert!(!scoped.allow(Action::Administer, &Resource::Server));
+        for action in Action::ALL {
+            assert!(!Grants::nothing().allow(action, &Resource::Server));
+            assert!(Grants::everything().allow(action, &Resource::Server));
+            assert_eq!(scoped.allow_some(action), matches!(action, Action::Push | Action::Pull));
+        }
+    }
+
+    #[test]
+    fn everything_is_only_what_covers_every_action() {
+        assert!(grants(&["*"]).is_everything());
+        assert!(grants(&["*", "push:a"]).is_everything());
+        assert!(!grants(&["*:orders/*"]).is_everything());
+        assert!(!grants(&["push,pull,join"]).is_everything());
+        assert!(!Grants::nothing().is_everything());
+    }
+
+    #[test]
+    fn rules_add_up_in_any_order() {
+        let one = grants(&["push:a/*", "push:b/*"]);
+        let other = grants(&["push:b/*", "push:a/*"]);
+        for channel in ["a", "b", "c"] {
+            let queue = Resource::Queue(channel, 1);
+            assert_eq!(one.allow(Action::Push, &queue), other.allow(Action::Push, &queue));
+            assert_eq!(one.allow(Action::Push, &queue), channel != "c");
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! What an action is about, and what it is called.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use crate::pattern::Pattern;
+
+/// Octets of a resource's name that are shown in logs, at most.
+const SHOWN_BYTES_MAX: usize = 300;
+
+/// The thing that somebody wants to act on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Resource<'a> {
+    /// The broker as a whole: only a pattern that is `*` covers it.
+    Server,
+    /// A channel by itself. Covered by its name, and by `NAME/*`.
+    Channel(&'a str),
+    /// A channel with every queue of it. Covered by `NAME/*`, not by its name alone.
+    AllQueues(&'a str),
+    /// One queue, `channel/id`. Queue 0 is also covered by the channel's name, which is its plain name.
+    Queue(&'a str, u16),
+    /// A client by its id.
+    ClientId(&'a str),
+    /// Clients by their name, written `@name:NAME`.
+    ClientName(&'a str),
+    /// Clients by their type, written `@type:TYPE`.
+    ClientType(&'a str),
+    /// A router.
+    Router(&'a str),
+    /// A topic.
+    Topic(&'a str),
+    /// The key of a limit.
+    LimitKey(&'a [u8]),
+    /// A page of the admin side, with its leading slash.
+    Page(&'a str),
+}
+
+impl Resource<'_> {
+    /// Whether `pattern` covers it. Channels are looked up without respect to case, so their names are matched so; all
+    /// other names are matched as they are.
+    #[must_use]
+    pub fn is_covered_by(&self, pattern: &Pattern) -> bool {
+        if pattern.is_everything() {
+            return true;
+        }
+        let matches = |text: &str| pattern.matches(text.as_bytes());
+        match *self {
+            Self::Server => false,
+            Self::Channel(name) => pattern.matches_folded(name.as_bytes()) || covers_all(pattern, name),
+            Self::AllQueues(name) => covers_all(pattern, name),
+            Self::Queue(name, id) => {
+                // Most names are short, so the address needs no allocation.
+                let mut address = Text::<320>::default();
+                address.push(name.as_bytes());
+                address.push(b"/");
+                address.push(decimal(id, &mut [0; 5]));
+                pattern.matches_folded(address.as_slice())
+                    || (id == 0 && pattern.matches_folded(name.as_bytes()))
+            }
+            Self::ClientId(id) => matches(id),
+            Self::ClientName(name) => matches(&format!("@name:{name}")),
+            Self::ClientType(kind) => matches(&format!("@type:{kind}")),
+            Self::Router(name) | Self::Topic(name) | Self::Page(name) => matches(name),
+            Self::LimitKey(key) => pattern.matches(key),
+        }
+    }
+}
+
+/// Whether every queue that a channel can have is covered: then also the address without digits is.
+fn covers_all(pattern: &Pattern, channel: &str) -> bool {
+    let mut prefix = Text::<320>::default();
+    prefix.push(channel.as_bytes());
+    prefix.push(b"/");
+    // Only what ends in a star can cover ids of any length.
+    pattern.as_str().ends_with('*') && pattern.matches_folded(prefix.as_slice())
+}
+
+/// A few octets on the stack; names of channels are limited to fewer. What does not fit goes to the heap.
+struct Text<const N: usize> {
+    inline: [u8; N],
+    length: usize,
+    spilled: Vec<u8>,
+}
+
+impl<const N: usize> Default for Text<N> {
+    fn default() -> Self {
+        Self { inline: [0; N], length: 0, spilled: Vec::new() }
+    }
+}
+
+impl<const N: usize> Text<N> {
+    fn push(&mut self, octets: &[u8]) {
+        if self.spilled.is_empty() && self.length + octets.len() <= N {
+            self.inline[self.length..self.length + octets.len()].copy_from_slice(octets);
+            self.length += octets.len();
+            return;
+        }
+        if self.spilled.is_empty() {
+            self.spilled.extend_from_slice(&self.inline[..self.length]);
+        }
+        self.spilled.extend_from_slice(octets);
+    }
+
+    fn as_slice(&self) -> &[u8] {
+        if self.spilled.is_empty() { &self.inline[..self.length] } else { &self.spilled }
+    }
+}
+
+fn decimal(mut number: u16, buffer: &mut [u8; 5]) -> &[u8] {
+    let mut at = buffer.len();
+    loop {
+        at -= 1;
+        buffer[at] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            return &buffer[at..];
+        }
+    }
+}
+
+/// As patterns and people write it; long names cut, because peers choose them.
+impl fmt::Display for Resource<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Server => formatter.write_str("*"),
+            Self::Channel(name) | Self::Router(name) | Self::Topic(name) | Self::Page(name) => {
+                formatter.write_str(&cut(name.as_bytes()))
+            }
+            Self::AllQueues(name) => write!(formatter, "{}/*", cut(name.as_bytes())),
+            Self::Queue(name, id) => write!(formatter, "{}/{id}", cut(name.as_bytes())),
+            Self::ClientId(id) => formatter.write_str(&cut(id.as_bytes())),
+            Self::ClientName(name) => write!(formatter, "@name:{}", cut(name.as_bytes())),
+            Self::ClientType(kind) => write!(formatter, "@type:{}", cut(kind.as_bytes())),
+            Self::LimitKey(key) => formatter.write_str(&cut(key)),
+        }
+    }
+}
+
+fn cut(name: &[u8]) -> Cow<'_, str> {
+    match name.get(..SHOWN_BYTES_MAX) {
+        Some(start) if start.len() < name.len() => format!("{}…", String::from_utf8_lossy(start)).into(),
+        _ => String::from_utf8_lossy(name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn covered(pattern: &str, resource: Resource<'_>) -> bool {
+        resource.is_covered_by(&pattern.parse().unwrap())
+    }
+
+    #[test]
+    fn a_channel_is_covered_by_its_name_and_by_all_its_queues() {
+        assert!(covered("orders", Resource::Channel("Orders")));
+        assert!(covered("orders/*", Resource::Channel("orders")));
+        assert!(!covered("orders/1*", Resource::Channel("orders")));
+        assert!(!covered("orders/1", Resource::Channel("orders")));
+        assert!(!covered("orders", Resource::AllQueues("orders")));
+        assert!(covered("orders/*", Resource::AllQueues("orders")));
+        assert!(!covered("orders/", Resource::AllQueues("orders")));
+        assert!(!covered("*/", Resource::AllQueues("orders")));
+    }
+
+    #[test]
+    fn a_queue_is_covered_by_its_address_and_queue_zero_by_its_plain_name() {
+        assert!(covered("orders/1001", Resource::Queue("ORDERS", 1001)));
+        assert!(covered("orders/*", Resource::Queue("orders", 65_535)));
+        assert!(covered("orders", Resource::Queue("orders", 0)));
+        assert!(!covered("orders", Resource::Queue("orders", 1)));
+        assert!(!covered("orders/100", Resource::Queue("orders", 1001)));
+        assert!(covered("logs/eu/*", Resource::Queue("logs/eu", 3)));
+    }
+
+    #[test]
+    fn only_a_star_covers_the_server() {
+        assert!(covered("*", Resource::Server));
+        assert!(!covered("*a", Resource::Server));
+        assert!(!covered("a*", Resource::Server));
+    }
+
+    #[test]
+    fn clients_are_covered_by_what_they_are_addressed_by() {
+        assert!(covered("worker-*", Resource::ClientId("worker-1")));
+        assert!(!covered("worker-*", Resource::ClientName("worker-1")));
+        assert!(covered("@name:worker-*", Resource::ClientName("worker-1")));
+        assert!(covered("@type:*", Resource::ClientType("printer")));
+        assert!(!covered("Worker-*", Resource::ClientId("worker-1")));
+    }
+
+    #[test]
+    fn a_name_longer_than_any_channels_is_matched_whole() {
+        let long = "n".repeat(1000);
+        assert!(covered("n*/7", Resource::Queue(&long, 7)));
+        assert!(!covered("n*/8", Resource::Queue(&long, 7)));
+    }
+
+    #[test]
+    fn what_is_shown_of_a_name_is_bounded() {
+        assert!(Resource::LimitKey(&[b'k'; 5000]).to_string().len() < 400);
+        assert_eq!(Resource::Queue("orders", 7).to_string(), "orders/7");
+    }
+}

@@ -1,0 +1,143 @@
+//! Tokens: long random words that programs show. Shown to people once, kept as hashes.
+//!
+//! A token is `mqt_ID_SECRET`: the id finds its record, the secret has 256 random bits. Nobody can guess those, so that a
+//! quick hash is enough.
+
+use std::fmt;
+use std::str::FromStr;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use crate::hexadecimal;
+
+/// What every token begins with, so that people and scanners know one when they see it.
+pub const PREFIX: &str = "mqt_";
+/// Random octets that a token is made of.
+pub const ENTROPY_BYTES: usize = 38;
+
+const ID_BYTES: usize = 6;
+
+/// The SHA-256 hash of a token's secret.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct TokenHash([u8; 32]);
+
+/// A text that is no hash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the hash of a token is 64 hexadecimal digits")]
+pub struct TokenHashError;
+
+/// A new token.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Minted {
+    /// Its id: twelve hexadecimal digits.
+    pub id: String,
+    /// The whole of it, to be shown once.
+    pub text: String,
+    /// What is kept.
+    pub hash: TokenHash,
+}
+
+impl fmt::Debug for Minted {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Minted").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// Makes a token of fresh random octets.
+#[must_use]
+pub fn mint(entropy: [u8; ENTROPY_BYTES]) -> Minted {
+    let (id, secret) = entropy.split_at(ID_BYTES);
+    let id = hexadecimal::encode(id);
+    let secret = URL_SAFE_NO_PAD.encode(secret);
+    let hash = TokenHash::of(&secret);
+    Minted { text: format!("{PREFIX}{id}_{secret}"), id, hash }
+}
+
+/// The id and the secret of a token; `None` if it is none.
+pub(crate) fn split(text: &str) -> Option<(&str, &str)> {
+    text.strip_prefix(PREFIX)?.split_once('_').filter(|(id, secret)| !id.is_empty() && !secret.is_empty())
+}
+
+impl TokenHash {
+    fn of(secret: &str) -> Self {
+        Self(Sha256::digest(secret.as_bytes()).into())
+    }
+
+    /// Whether it is the hash of `secret`, in a time that says nothing about where they differ.
+    pub(crate) fn is_of(&self, secret: &str) -> bool {
+        Self::of(secret).0.ct_eq(&self.0).into()
+    }
+}
+
+impl FromStr for TokenHash {
+    type Err = TokenHashError;
+
+    fn from_str(text: &str) -> Result<Self, TokenHashError> {
+        hexadecimal::decode(text).map(Self).ok_or(TokenHashError)
+    }
+}
+
+impl TryFrom<String> for TokenHash {
+    type Error = TokenHashError;
+
+    fn try_from(text: String) -> Result<Self, TokenHashError> {
+        text.parse()
+    }
+}
+
+impl From<TokenHash> for String {
+    fn from(hash: TokenHash) -> Self {
+        hexadecimal::encode(&hash.0)
+    }
+}
+
+impl fmt::Debug for TokenHash {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("TokenHash(…)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_found_by_its_id_and_known_by_its_secret() {
+        let minted = mint([7; ENTROPY_BYTES]);
+        assert!(minted.text.starts_with("mqt_070707070707_"));
+        let (id, secret) = split(&minted.text).unwrap();
+        assert_eq!(id, minted.id);
+        assert!(minted.hash.is_of(secret));
+        assert!(!minted.hash.is_of(&secret[1..]));
+        assert!(!minted.text.contains(':'), "a colon would make it a user and a password");
+    }
+
+    #[test]
+    fn a_secret_may_hold_the_separator() {
+        let minted = mint([0xff; ENTROPY_BYTES]);
+        assert!(minted.text.ends_with("___w") || minted.text.matches('_').count() > 2);
+        let (id, secret) = split(&minted.text).unwrap();
+        assert_eq!(id, minted.id);
+        assert!(minted.hash.is_of(secret));
+    }
+
+    #[test]
+    fn what_does_not_look_like_a_token_is_none() {
+        for text in ["", "mqt_", "mqt_abc", "mqt__x", "mqt_x_", "MQT_a_b", "Bearer mqt_a_b"] {
+            assert_eq!(split(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn neither_a_new_token_nor_its_hash_shows_its_secret() {
+        let minted = mint([9; ENTROPY_BYTES]);
+        let shown = format!("{minted:?} {:?}", minted.hash);
+        assert!(!shown.contains(split(&minted.text).unwrap().1));
+        assert!(!shown.contains(&String::from(minted.hash)));
+    }
+}

@@ -1,0 +1,227 @@
+//! Where a server listens: the URLs of listeners taken apart, and the addresses that were bound.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use mqcore_session::any::Protocol;
+
+use crate::config::ConfigError;
+
+/// Where a listener is to be bound.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ListenAddress {
+    /// `host:port`; port 0 picks a free one.
+    Tcp(String),
+    /// A Unix socket. Whoever the file system lets in is trusted like a peer of this machine.
+    Unix {
+        /// The socket's file. A file left behind by a server that is gone is replaced.
+        path: PathBuf,
+        /// Its permissions, as `chmod` takes them. Default [`UNIX_MODE`].
+        mode: u32,
+    },
+}
+
+/// The permissions of a Unix socket of which the URL says nothing: its owner alone.
+pub const UNIX_MODE: u32 = 0o600;
+
+impl From<String> for ListenAddress {
+    fn from(address: String) -> Self {
+        Self::Tcp(address)
+    }
+}
+
+/// What was bound.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BoundAddress {
+    /// With the port that was picked.
+    Tcp(SocketAddr),
+    /// The socket's file.
+    Unix(Arc<PathBuf>),
+}
+
+impl BoundAddress {
+    /// Address and port; `None` for a Unix socket.
+    pub fn socket(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Tcp(address) => Some(*address),
+            Self::Unix(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for BoundAddress {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(formatter),
+            Self::Unix(path) => path.display().fmt(formatter),
+        }
+    }
+}
+
+/// A listener that is bound.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listening {
+    /// What is spoken there.
+    pub protocol: Protocol,
+    /// Where.
+    pub address: BoundAddress,
+}
+
+impl Listening {
+    /// The URL with which clients connect: `tmqp://127.0.0.1:2622`, `tmqp+unix:///run/mqcore.sock`.
+    pub fn url(&self) -> String {
+        let carrier = match self.address {
+            BoundAddress::Tcp(_) => "",
+            BoundAddress::Unix(_) => "+unix",
+        };
+        format!("{}{carrier}://{}", self.protocol.as_str(), self.address)
+    }
+}
+
+/// A URL in its parts. Options are taken out by name; [`ListenerUrl::finish`] refuses what nobody took.
+#[derive(Debug)]
+pub(crate) struct ListenerUrl<'a> {
+    url: &'a str,
+    pub(crate) scheme: &'a str,
+    /// What is between `://` and the options.
+    rest: &'a str,
+    options: Vec<(&'a str, String)>,
+    asked: Vec<&'static str>,
+}
+
+impl<'a> ListenerUrl<'a> {
+    pub(crate) fn parse(url: &'a str) -> Result<Self, ConfigError> {
+        let (scheme, rest) =
+            url.split_once("://").ok_or_else(|| ConfigError::NoScheme { url: url.into() })?;
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let mut parsed = Self { url, scheme, rest, options: Vec::new(), asked: Vec::new() };
+        if url.contains('#') {
+            return Err(parsed.bad("a '#' has no meaning here; in a path write %23"));
+        }
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let Some((name, value)) = pair.split_once('=') else {
+                return Err(parsed.bad("options are written ?name=value&other=value"));
+            };
+            if parsed.options.iter().any(|(known, _)| *known == name) {
+                return Err(parsed.bad("an option is given twice"));
+            }
+            let value = parsed.decoded(value)?;
+            parsed.options.push((name, value));
+        }
+        Ok(parsed)
+    }
+
+    pub(crate) fn bad(&self, why: &'static str) -> ConfigError {
+        ConfigError::BadAddress { url: self.url.into(), why }
+    }
+
+    /// The value of an option, percent-decoded.
+    pub(crate) fn take(&mut self, name: &'static str) -> Option<String> {
+        self.asked.push(name);
+        let place = self.options.iter().position(|(known, _)| *known == name)?;
+        Some(self.options.swap_remove(place).1)
+    }
+
+    /// To be called once everything that is known was taken.
+    pub(crate) fn finish(self) -> Result<(), ConfigError> {
+        let Some((option, _)) = self.options.first() else { return Ok(()) };
+        let known = if self.asked.is_empty() { "none".into() } else { self.asked.join(", ") };
+        Err(ConfigError::UnknownOption { url: self.url.into(), option: (*option).into(), known })
+    }
+
+    /// The `host:port` of the URL. Whether the host exists shows when it is bound.
+    pub(crate) fn host_and_port(&self, default_port: u16) -> Result<String, ConfigError> {
+        let address = self.rest.strip_suffix('/').unwrap_or(self.rest);
+        if address.contains('/') {
+            return Err(self.bad("a listener has no path"));
+        }
+        // In `[::1]:2622` the port's colon is the one behind the bracket.
+        let host_end = match address.rfind(']') {
+            Some(bracket) => bracket + 1,
+            None => address.find(':').unwrap_or(address.len()),
+        };
+        let (host, port) = address.split_at(host_end);
+        if host.is_empty() {
+            return Err(self.bad("the host is missing; 127.0.0.1 is this machine"));
+        }
+        match port.strip_prefix(':') {
+            Some(port) => {
+                port.parse::<u16>().map_err(|_| self.bad("the port is no number from 0 to 65535"))?;
+                Ok(address.into())
+            }
+            None if port.is_empty() => Ok(format!("{host}:{default_port}")),
+            None => Err(self.bad("the port is missing")),
+        }
+    }
+
+    /// The path of a Unix socket, and its permissions if the URL names them.
+    pub(crate) fn unix_socket(&mut self) -> Result<ListenAddress, ConfigError> {
+        if !self.rest.starts_with('/') || self.rest.ends_with('/') {
+            return Err(self.bad("a Unix socket is an absolute path, such as tmqp+unix:///run/mqcore.sock"));
+        }
+        let path = PathBuf::from(self.decoded(self.rest)?);
+        let mode = match self.take("mode") {
+            None => UNIX_MODE,
+            Some(digits) => match u32::from_str_radix(&digits, 8) {
+                Ok(mode) if mode <= 0o777 => mode,
+                _ => return Err(self.bad("mode is three octal digits, such as mode=660")),
+            },
+        };
+        Ok(ListenAddress::Unix { path, mode })
+    }
+
+    /// Percent escapes as the octets that they stand for.
+    fn decoded(&self, text: &str) -> Result<String, ConfigError> {
+        let mut octets = Vec::with_capacity(text.len());
+        let mut rest = text.bytes();
+        while let Some(octet) = rest.next() {
+            if octet != b'%' {
+                octets.push(octet);
+                continue;
+            }
+            let mut digit = || rest.next().and_then(|digit| char::from(digit).to_digit(16));
+            match (digit(), digit()) {
+                (Some(high), Some(low)) => octets.push((high * 16 + low) as u8),
+                _ => return Err(self.bad("behind a '%' there are two hexadecimal digits")),
+            }
+        }
+        String::from_utf8(octets).map_err(|_| self.bad("its percent escapes are no UTF-8"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_taken_by_name_and_what_nobody_takes_is_refused() {
+        let mut url = ListenerUrl::parse("tmqp://h:1?path=%2Fa%20b%25&other=x").unwrap();
+        assert_eq!(url.take("path").as_deref(), Some("/a b%"));
+        assert_eq!(url.take("missing"), None);
+        assert_eq!(url.host_and_port(2).unwrap(), "h:1");
+        let refused = url.finish().unwrap_err().to_string();
+        assert!(refused.contains("\"other\"") && refused.contains("path, missing"), "{refused}");
+    }
+
+    #[test]
+    fn options_that_cannot_be_read_are_refused() {
+        for url in ["h://a?b", "h://a?b=1&b=2", "h://a?b=%2", "h://a?b=%zz", "h://a?b=%ff", "h://a#b"] {
+            assert!(matches!(ListenerUrl::parse(url), Err(ConfigError::BadAddress { .. })), "{url}");
+        }
+    }
+
+    #[test]
+    fn a_unix_socket_has_a_path_and_may_have_a_mode() {
+        let read = |url| ListenerUrl::parse(url).unwrap().unix_socket();
+        let unix = |path: &str, mode| ListenAddress::Unix { path: path.into(), mode };
+        assert_eq!(read("tmqp+unix:///run/a.sock").unwrap(), unix("/run/a.sock", 0o600));
+        assert_eq!(read("tmqp+unix:///a%20b?mode=660").unwrap(), unix("/a b", 0o660));
+        for wrong in
+            ["x+unix://a.sock", "x+unix://", "x+unix:///dir/", "x+unix:///a?mode=9", "x+unix:///a?mode=7777"]
+        {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+    }
+}
