@@ -198,6 +198,7 @@ class BrokerOptions(TypedDict, total=False):
     ping_interval: Duration
     pong_timeout: Duration
     undecided_max: int
+    memory_watermark: int
 
 
 class DeliveryHandlers(Mapping[str, DeliveryHandler]):

@@ -120,6 +120,41 @@ pub struct PutMessage {
     pub received: Timestamp,
 }
 
+/// What can be told of a put message without reading all of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PutHead<'a> {
+    /// Where it is, as text for [`decode_address`].
+    pub queue: &'a str,
+    /// Whether it goes before all messages that have this not.
+    pub high_priority: bool,
+    /// Octets that the message takes in memory.
+    pub memory_bytes: u64,
+}
+
+/// Reads the beginning of what [`encode_put`] wrote.
+pub fn decode_put_head(input: &[u8]) -> Result<PutHead<'_>, RecordError> {
+    let mut reader = Reader { what: MESSAGE, rest: input };
+    reader.version()?;
+    let flags = reader.take::<1>()?[0];
+    let _hops_and_content_type_and_received = reader.take::<11>()?;
+    let address_len = usize::from(u16::from_le_bytes(reader.take()?));
+    let lengths = reader.take::<4>()?;
+    let queue = reader.text(address_len)?;
+    let parts = usize::from(lengths[0])
+        + usize::from(lengths[1])
+        + usize::from(u16::from_le_bytes([lengths[2], lengths[3]]));
+    if reader.rest.len() < parts {
+        return Err(RecordError::Malformed { what: MESSAGE, why: "it ends before its body" });
+    }
+    let memory_bytes = Message::memory_bytes_of(reader.rest.len());
+    Ok(PutHead { queue, high_priority: flags & 1 != 0, memory_bytes })
+}
+
+/// Reads a queue's address as [`PutHead`] has it.
+pub fn decode_address(text: &str) -> Result<QueueAddress, RecordError> {
+    address(text).ok_or(RecordError::Malformed { what: MESSAGE, why: "the queue's address" })
+}
+
 /// Reads what [`encode_put`] wrote.
 pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
     let mut reader = Reader { what: MESSAGE, rest: input };
@@ -133,7 +168,7 @@ pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
     let source_len = usize::from(reader.take::<1>()?[0]);
     let headers_len = usize::from(u16::from_le_bytes(reader.take()?));
     let queue = reader.text(address_len)?;
-    let queue = address(queue).ok_or(RecordError::Malformed { what: MESSAGE, why: "the queue's address" })?;
+    let queue = decode_address(queue)?;
     let block = reader.rest;
     let body = id_len + source_len + headers_len;
     if block.len() < body {
@@ -389,7 +424,11 @@ mod tests {
         assert_eq!(put.message.properties(), properties);
         assert_eq!((put.message.id(), put.message.headers()), (&b"id-1"[..], &b"A:1\r\n"[..]));
         assert_eq!((put.message.source(), put.message.body()), (&b""[..], &b"body"[..]));
+        let head = decode_put_head(&octets).expect("just written");
+        assert_eq!((head.queue, head.high_priority), ("logs/eu/1001", true));
+        assert_eq!(head.memory_bytes, put.message.memory_bytes() as u64);
         for cut in 0..octets.len() - 4 {
+            assert!(decode_put_head(&octets[..cut]).is_err(), "cut at {cut}");
             assert!(decode_put(&octets[..cut]).is_err(), "cut at {cut}");
         }
     }

@@ -16,6 +16,7 @@ use mqcore_journal::journal::Journal;
 use mqcore_journal::stats::Health;
 use mqcore_journal::storage::FileStorage;
 
+use crate::body_reader::{BodyReader, Wanted};
 use crate::data_dir::DataDir;
 use crate::hub::Hub;
 use crate::shard::Urgent;
@@ -32,6 +33,8 @@ const HOUSEKEEPING_BYTES: usize = 4 * 1024 * 1024;
 /// The records of one turn of a shard.
 #[derive(Debug)]
 pub(crate) struct Turn {
+    /// What is to be read back; of records that stand before those of this turn.
+    pub(crate) wanted: Vec<Wanted>,
     pub(crate) records: Vec<(Sequence, Record)>,
     /// Somebody waits until these are durable.
     pub(crate) sync: bool,
@@ -52,10 +55,12 @@ impl JournalWriter {
         directory: Arc<DataDir>,
     ) -> std::io::Result<Self> {
         let alive = hub.shutdown.enter();
+        let reader = BodyReader::start(shard, hub)?;
         let (turns, receiver) = channel();
         let writer = Writer {
             shard,
             journal,
+            reader,
             hub: Arc::clone(hub),
             waiting: Vec::new(),
             settled: Vec::new(),
@@ -91,6 +96,7 @@ enum State {
 struct Writer {
     shard: usize,
     journal: Journal<FileStorage>,
+    reader: BodyReader,
     hub: Arc<Hub>,
     /// Records that found no space and must not be lost: all but messages, whose publishers were refused.
     waiting: Vec<Record>,
@@ -137,6 +143,10 @@ impl Writer {
     }
 
     fn take(&mut self, turn: Turn) {
+        // Before the records: some may settle what is to be read.
+        for wanted in turn.wanted {
+            self.reader.read(&self.journal, wanted);
+        }
         for (sequence, record) in turn.records {
             self.last = sequence;
             if self.state == State::Failed {
@@ -351,6 +361,7 @@ mod tests {
         let mut writer = Writer {
             shard: 0,
             journal,
+            reader: BodyReader::start(0, &hub).unwrap(),
             hub: Arc::clone(&hub),
             waiting: Vec::new(),
             settled: Vec::new(),
@@ -366,7 +377,11 @@ mod tests {
         let accepted = loop {
             // Never idle: that would be the other way to find it.
             turns
-                .send(Turn { records: vec![(Sequence(2), Record::Settle(Sequence(1)))], sync: false })
+                .send(Turn {
+                    wanted: Vec::new(),
+                    records: vec![(Sequence(2), Record::Settle(Sequence(1)))],
+                    sync: false,
+                })
                 .unwrap();
             match inbox.urgent.try_recv() {
                 Ok(urgent) => break matches!(urgent, Urgent::StorageAccepts),

@@ -1,7 +1,7 @@
 //! What all shards know, joined into one answer.
 
 use mqcore_broker::id::QueueAddress;
-use mqcore_broker::stats::{QueueStats, Survey, Waiting};
+use mqcore_broker::stats::{BodyStats, QueueStats, Survey, Waiting};
 use tokio::sync::oneshot;
 
 use crate::hub::Hub;
@@ -50,8 +50,17 @@ pub(crate) async fn ping(hub: &Hub) -> bool {
 
 fn join(joined: &mut Survey, survey: Survey) {
     // Taken apart, so that a new field cannot be forgotten here.
-    let Survey { channels, queues, clients, refused, unknown_acks, questions_open, answers_late, retired } =
-        survey;
+    let Survey {
+        channels,
+        queues,
+        clients,
+        refused,
+        unknown_acks,
+        questions_open,
+        answers_late,
+        retired,
+        bodies,
+    } = survey;
     joined.channels.extend(channels);
     joined.queues.extend(queues);
     joined.clients.extend(clients);
@@ -60,6 +69,11 @@ fn join(joined: &mut Survey, survey: Survey) {
     joined.questions_open += questions_open;
     joined.answers_late += answers_late;
     add_stats(&mut joined.retired, &retired);
+    let BodyStats { memory_bytes, evicted, loaded, unreadable } = bodies;
+    joined.bodies.memory_bytes += memory_bytes;
+    joined.bodies.evicted += evicted;
+    joined.bodies.loaded += loaded;
+    joined.bodies.unreadable += unreadable;
 }
 
 /// Adds the counters of `stats` to those of `sum`; of moments, the later remains.
