@@ -98,7 +98,7 @@ class QueueStats:
     """Failed, late and missing answers of handlers."""
     dropped: Mapping[str, int]
     """Dropped messages by reason: ``no-consumer``, ``slow``, ``limit``, ``expired``, ``refused``,
-    ``erased``."""
+    ``erased``, ``unreadable``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,12 @@ _OF_THE_PROGRAM = frozenset(
     help="Where definitions and saved messages are kept. [default: nowhere, everything stays in memory]",
 )
 @click.option(
+    "--memory-watermark",
+    type=click.IntRange(min=0),
+    metavar="OCTETS",
+    help="How much of saved messages may wait in memory; the rest is read back when needed. [default: 256 MiB]",
+)
+@click.option(
     "--app", metavar="MODULE:ATTR", envvar="MQCORE_APP", help="A Broker, or a mapping of delivery handlers by key."
 )
 @click.option("--auto-create", is_flag=True, help="Publishing to, or joining, what is missing creates it.")
@@ -66,6 +72,7 @@ def serve(
     listen: tuple[str, ...],
     admin: str | None,
     data_dir: str | None,
+    memory_watermark: int | None,
     app: str | None,
     auto_create: bool,
     config_file: str | None,
@@ -83,6 +90,7 @@ def serve(
         "listen": listen or None,
         "admin": admin,
         "data_dir": data_dir,
+        "memory_watermark": memory_watermark,
         "auto_create_channels": auto_create or None,
         "auto_create_queues": auto_create or None,
     }

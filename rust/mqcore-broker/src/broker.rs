@@ -14,7 +14,9 @@ use crate::command::{
 };
 use crate::decision::{Acknowledge, Decision, PutBack, Steps};
 use crate::directory::Directory;
-use crate::effect::{Answer, Effect, Event, Loaded, Occurrence, Origin, PullOutcome, Reply, Subject, Transfer};
+use crate::effect::{
+    Answer, Effect, Event, Loaded, Occurrence, Origin, PullOutcome, Reply, Subject, Transfer,
+};
 use crate::filter;
 use crate::id::{ChannelName, ConnectionId, HandlerId, QueueAddress, Sequence};
 use crate::message::Message;

@@ -203,7 +203,13 @@ impl Queue {
         self.send(entry, to, &free, turn);
     }
 
-    pub(crate) fn send_pulled(&mut self, mut entry: Entry, client: &Arc<Client>, parcel: Parcel, turn: &mut Turn<'_>) {
+    pub(crate) fn send_pulled(
+        &mut self,
+        mut entry: Entry,
+        client: &Arc<Client>,
+        parcel: Parcel,
+        turn: &mut Turn<'_>,
+    ) {
         self.deliver_pulled(&mut entry, client.connection, parcel, turn);
         self.conclude(entry, std::slice::from_ref(client), turn);
     }

@@ -85,7 +85,12 @@ impl Queue {
         }
     }
 
-    fn serve_stored(&mut self, pulling: &mut Pulling, members: &Members, turn: &mut Turn<'_>) -> Option<Ended> {
+    fn serve_stored(
+        &mut self,
+        pulling: &mut Pulling,
+        members: &Members,
+        turn: &mut Turn<'_>,
+    ) -> Option<Ended> {
         let count = match pulling.count {
             Some(count) => count,
             None => {
@@ -98,7 +103,8 @@ impl Queue {
         };
         let asks = self.asks_while_sending(turn.books) || !self.flows.is_empty();
         let taken = self.take_for(pulling, count, turn);
-        let waits = !self.ready.is_empty() && pulling.given + (pulling.held.len() + taken.len()) as u32 != count;
+        let waits =
+            !self.ready.is_empty() && pulling.given + (pulling.held.len() + taken.len()) as u32 != count;
         if asks || !pulling.held.is_empty() {
             pulling.held.extend(taken);
             if waits {

@@ -139,13 +139,13 @@ impl Card {
     fn of(entry: Entry) -> Self {
         let Entry { message, deadline, attempts, put_backs, sequence, saved, answered } = entry;
         let size = units(message.memory_bytes() as u64);
-        let flags = u8::from(saved) * SAVED | u8::from(answered) * ANSWERED;
+        let flags = (u8::from(saved) * SAVED) | (u8::from(answered) * ANSWERED);
         Self { message: Some(message), deadline, sequence, attempts, put_backs, size, flags }
     }
 
     fn of_unread(unread: Unread) -> Self {
         let Unread { deadline, attempts, put_backs, sequence, answered, bytes } = unread;
-        let flags = SAVED | u8::from(answered) * ANSWERED;
+        let flags = SAVED | (u8::from(answered) * ANSWERED);
         Self { message: None, deadline, sequence, attempts, put_backs, size: units(bytes), flags }
     }
 
@@ -627,7 +627,8 @@ mod tests {
                     3 => ready.push_front(entry(number, below(5) == 0)),
                     4 => {
                         let newest = below(2) == 0;
-                        let list = if ready.high.cards.is_empty() { &mut ready.normal } else { &mut ready.high };
+                        let list =
+                            if ready.high.cards.is_empty() { &mut ready.normal } else { &mut ready.high };
                         if let Some(card) = list.pop(newest) {
                             ready.leave(card);
                         }

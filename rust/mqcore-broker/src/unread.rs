@@ -112,7 +112,10 @@ impl Queue {
         let any_handler = !face.overrides.is_empty();
         let mut gone = |sequence: Sequence, answered: bool, message: &Message| {
             let owed = any_handler || message.properties().pending_acknowledge;
-            if !answered && owed && let Some(producer) = message.producer() {
+            if !answered
+                && owed
+                && let Some(producer) = message.producer()
+            {
                 debts.insert(sequence, producer.clone());
             }
         };

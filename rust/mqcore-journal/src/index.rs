@@ -344,7 +344,7 @@ mod tests {
 
     /// Segments that roll, and a large record now and then.
     fn at(offset: u32) -> Location {
-        let length = if offset % 97 == 0 { 70_000 } else { 9 };
+        let length = if offset.is_multiple_of(97) { 70_000 } else { 9 };
         Location { segment: 1 + offset / 700, offset, length }
     }
 
@@ -398,6 +398,9 @@ mod tests {
             index.insert(number, place(1, number));
         }
         assert_eq!(index.insert(150, place(9, 150)), Some(place(1, 150)));
-        assert!((0..300).all(|number| index.get(number) == Some(place(if number == 150 { 9 } else { 1 }, number))));
+        assert!(
+            (0..300)
+                .all(|number| index.get(number) == Some(place(if number == 150 { 9 } else { 1 }, number)))
+        );
     }
 }

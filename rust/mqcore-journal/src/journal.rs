@@ -14,6 +14,7 @@ use crate::error::{JournalError, says_full};
 use crate::format::{self, Checked, HEADER_BYTES, Header, Kind, Location, MARK_BYTES, Record};
 use crate::maintenance::Move;
 use crate::options::{Options, SMALLEST_SEGMENT};
+use crate::reading::Show;
 use crate::recovery::{self, Found, Recovered};
 use crate::state::{Segment, State};
 use crate::stats::{Health, SegmentStats, Stats};
@@ -381,7 +382,7 @@ impl<S: Storage> Journal<S> {
     }
 
     /// Shows the latest touch of each live record that has one, in ascending order of numbers.
-    pub fn each_touch(&self, show: &mut dyn FnMut(u64, Result<&[u8], JournalError>)) {
+    pub fn each_touch(&self, show: &mut Show<'_>) {
         let mut touches = ReadAhead::default();
         for (sequence, at) in self.state.touches.iter_from(0) {
             let touch = touches.record(self, at).and_then(|record| match format::decode(record) {
@@ -887,8 +888,7 @@ impl<S: Storage> Journal<S> {
             return Ok(Arc::clone(file));
         }
         let name = format::segment_name(number);
-        let file =
-            self.storage.open(&name).map_err(|error| JournalError::io("reading", &name, &error))?;
+        let file = self.storage.open(&name).map_err(|error| JournalError::io("reading", &name, &error))?;
         let file = Arc::new(file);
         self.keep_open(number, Arc::clone(&file));
         Ok(file)

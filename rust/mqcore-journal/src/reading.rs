@@ -17,6 +17,9 @@ const GAP_BYTES: u32 = 64 << 10;
 /// What is read in one go, in bytes, but for a single record that is larger.
 const RUN_BYTES: u32 = 1 << 20;
 
+/// Who is shown numbers and payloads, or why there is none.
+pub type Show<'a> = dyn FnMut(u64, Result<&[u8], JournalError>) + 'a;
+
 /// Live records that were located.
 #[derive(Debug)]
 pub struct Located<S: Storage> {
@@ -28,7 +31,10 @@ pub struct Located<S: Storage> {
 #[derive(Debug)]
 enum Part<F> {
     /// Neighbours in one file, in ascending order.
-    Run { file: Arc<F>, records: Vec<(u64, Location)> },
+    Run {
+        file: Arc<F>,
+        records: Vec<(u64, Location)>,
+    },
     /// What was not in a file yet.
     Copied(u64, Vec<u8>),
     Failed(u64, JournalError),
@@ -73,7 +79,7 @@ fn continues(run: &[(u64, Location)], next: Location) -> bool {
 impl<S: Storage> Located<S> {
     /// Shows the payload of each record in the order in which they were named, or why it cannot be read: it was not
     /// live when it was located, the disk refuses, or the bytes are damaged.
-    pub fn read(&self, show: &mut dyn FnMut(u64, Result<&[u8], JournalError>)) {
+    pub fn read(&self, show: &mut Show<'_>) {
         let mut bytes = Vec::new();
         for part in &self.parts {
             match part {
@@ -89,7 +95,7 @@ impl<S: Storage> Located<S> {
         file: &S::File,
         records: &[(u64, Location)],
         bytes: &mut Vec<u8>,
-        show: &mut dyn FnMut(u64, Result<&[u8], JournalError>),
+        show: &mut Show<'_>,
     ) {
         let (Some((_, first)), Some((_, last))) = (records.first(), records.last()) else { return };
         bytes.resize((last.end() - first.offset) as usize, 0);
@@ -101,7 +107,9 @@ impl<S: Storage> Located<S> {
             }
             // One bad sector must not cost its neighbours.
             Err(_) => {
-                return records.iter().for_each(|&record| self.read_run(file, &[record], &mut Vec::new(), show));
+                return records
+                    .iter()
+                    .for_each(|&record| self.read_run(file, &[record], &mut Vec::new(), show));
             }
         };
         for &(sequence, at) in records {

@@ -113,11 +113,7 @@ fn tell(shard: usize, hub: &Hub, urgent: Urgent) {
 }
 
 /// Shows each message; one that cannot be read is an alarm in the log.
-fn each(
-    shard: usize,
-    located: &Located<FileStorage>,
-    show: &mut dyn FnMut(Sequence, Option<Message>),
-) {
+fn each(shard: usize, located: &Located<FileStorage>, show: &mut dyn FnMut(Sequence, Option<Message>)) {
     located.read(&mut |sequence, payload| {
         let message = match payload {
             Ok(payload) => decode_put(payload).map(|put| put.message).map_err(|error| error.to_string()),

@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 use mqcore_broker::broker::{Recollection, Restored};
 use mqcore_broker::id::{QueueAddress, Sequence};
 use mqcore_broker::record::{
-    Definition, Progress, PutMessage, RecordError, decode_address, decode_definition, decode_put, decode_put_head,
+    Definition, Progress, PutMessage, RecordError, decode_address, decode_definition, decode_put,
+    decode_put_head,
 };
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
@@ -162,10 +163,11 @@ impl DataDir {
             ..Options::default()
         };
         let mut seen = Seen::default();
-        let (journal, recovered) = Journal::open_watching(storage, options, progress, &mut |sequence, payload| {
-            seen.see(sequence, payload);
-        })
-        .map_err(failed)?;
+        let (journal, recovered) =
+            Journal::open_watching(storage, options, progress, &mut |sequence, payload| {
+                seen.see(sequence, payload);
+            })
+            .map_err(failed)?;
         let unknown = |source| DataDirError::Record { shard, source };
         let definitions: Vec<Definition> = recovered
             .definitions
@@ -270,7 +272,11 @@ pub struct SavedMessage {
     pub progress: Progress,
 }
 
-pub(crate) fn restored(sequence: u64, payload: &[u8], touch: Option<&[u8]>) -> Result<SavedMessage, RecordError> {
+pub(crate) fn restored(
+    sequence: u64,
+    payload: &[u8],
+    touch: Option<&[u8]>,
+) -> Result<SavedMessage, RecordError> {
     let progress = match touch {
         Some(touch) => Progress::decode(touch)?,
         None => Progress { rank: sequence as i64, ..Progress::default() },

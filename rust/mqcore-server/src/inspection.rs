@@ -196,12 +196,14 @@ impl InspectedShard {
             let live = live.ok().and_then(|live| restored(sequence, live.payload, live.touch).ok());
             match live {
                 None => unreadable += 1,
-                Some(SavedMessage { put, progress, .. }) if is_same(&put.queue, queue) => places.push(Place {
-                    normal: !put.message.properties().high_priority,
-                    rank: progress.rank,
-                    sequence,
-                    attempts: progress.attempts,
-                }),
+                Some(SavedMessage { put, progress, .. }) if is_same(&put.queue, queue) => {
+                    places.push(Place {
+                        normal: !put.message.properties().high_priority,
+                        rank: progress.rank,
+                        sequence,
+                        attempts: progress.attempts,
+                    })
+                }
                 Some(_) => {}
             }
         });
