@@ -28,6 +28,10 @@ START_LIMIT = 20.0
 """Seconds that a broker process may take until it is ready; far more than it needs."""
 
 
+DISK_MIB = 48
+"""What the file system of `small_disk` takes."""
+
+
 def clean_environment() -> dict[str, str]:
     """The environment without settings of mqcore, so that a developer's shell does not change a test."""
     return {name: value for name, value in os.environ.items() if not name.startswith("MQCORE_")}
@@ -164,3 +168,23 @@ def connect() -> Iterator[Callable[[str], WorkerPeer]]:
     """Connects raw peers to any broker's URL, and closes them when the test is over."""
     with contextlib.ExitStack() as stack:
         yield lambda url: stack.enter_context(WorkerPeer.connect(url))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own that is full soon."""
+    if sys.platform != "linux":
+        pytest.skip("only Linux mounts a tmpfs")
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "mqcore-test", str(place)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    except OSError as error:
+        pytest.skip(f"nothing mounts here: {error}")
+    if mounted.returncode != 0:
+        pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)

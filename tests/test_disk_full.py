@@ -6,16 +6,15 @@ import asyncio
 import os
 import shutil
 import subprocess
-import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import mqcore
-from conftest import ServedBroker, serving
+from conftest import DISK_MIB, ServedBroker, serving
 from mqcore import QueueOptions, QueueStatus, errors
 
 SAVING = "books/1"
@@ -24,29 +23,8 @@ FENCE = "books/2"
 PASSING = "passing/1"
 BODY = 32 * 1024
 """Octets of a message."""
-DISK_MIB = 48
 ONE_SHARD = {"MQCORE_SHARDS": "1"}
 """One journal has all of the space."""
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own that is full soon."""
-    if sys.platform != "linux":
-        pytest.skip("only Linux mounts a tmpfs")
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "mqcore-test", str(place)]
-    try:
-        mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
-    except OSError as error:
-        pytest.skip(f"nothing mounts here: {error}")
-    if mounted.returncode != 0:
-        pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
 
 
 def on(directory: Path) -> tuple[str, ...]:

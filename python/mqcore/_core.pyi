@@ -31,6 +31,7 @@ __all__ = [
     "connect",
     "end_delivering",
     "join_strays",
+    "journal_compact",
     "journal_inspect",
     "policies",
     "policy_decision",
@@ -303,6 +304,9 @@ def policies() -> list[str]: ...
 
 # journal
 
+def journal_compact(
+    path: str, drop_quarantined: bool, progress: Callable[[int, int, int], object]
+) -> list[tuple[int, int, int, int, int, list[str], int, int, str | None]]: ...
 def journal_inspect(path: str, progress: Callable[[int, int, int], object], thorough: bool) -> dict[str, Any]: ...
 
 @final

@@ -7,8 +7,8 @@
     ├── InvalidArgument (ValueError)           an argument that cannot be said: a name, a header, an id
     ├── NotRunning (RuntimeError)              the embedded broker is stopped
     │   └── Forked                             broker or client, made before fork()
-    ├── DataDirError                           DataDirBusy · DataDirDamaged · DataDirMissing (LookupError)
-    │                                          DataDirUnreadable
+    ├── DataDirError                           DataDirBusy · DataDirDamaged · DataDirFull
+    │                                          DataDirMissing (LookupError) · DataDirUnreadable
     ├── TransportError (ConnectionError)       ConnectFailed · ConnectionLost · Draining · ListenFailed
     ├── HandshakeError                         VersionMismatch · AuthFailed (PermissionError)
     ├── ProtocolError                          BadFrame · TooLarge · BadAnswer
@@ -41,6 +41,7 @@ __all__ = [
     "DataDirBusy",
     "DataDirDamaged",
     "DataDirError",
+    "DataDirFull",
     "DataDirMissing",
     "DataDirUnreadable",
     "Draining",
@@ -87,7 +88,7 @@ class Forked(NotRunning):
 
 
 class DataDirError(MqcoreError):
-    """The data directory of a stopped broker could not be looked at."""
+    """The data directory of a stopped broker could not be looked at, or not be compacted."""
 
 
 class DataDirBusy(DataDirError):
@@ -96,6 +97,10 @@ class DataDirBusy(DataDirError):
 
 class DataDirDamaged(DataDirError):
     """Something in it is not what was written."""
+
+
+class DataDirFull(DataDirError):
+    """There is no space on its disk for what should be done."""
 
 
 class DataDirMissing(DataDirError, LookupError):

@@ -1,4 +1,4 @@
-"""What a stopped broker left in its data directory: looked at, checked, read. Nothing in there is changed.
+"""What a stopped broker left in its data directory: looked at, checked, read. Only `compact` changes anything in there.
 
 A broker that runs holds its directory; these functions then raise `DataDirBusy`. While they read, no broker can start
 on it. `replay` publishes what is saved there to a queue of a running broker.
@@ -13,10 +13,13 @@ from datetime import UTC, datetime
 from typing import Literal, Protocol
 
 from mqcore import _core
+from mqcore.compaction import Compacted, CompactedShard, compact
 from mqcore.replay import Advanced, Replayed, Selection, replay, replay_async, select
 
 __all__ = [
     "Advanced",
+    "Compacted",
+    "CompactedShard",
     "Finding",
     "Listing",
     "Progress",
@@ -26,6 +29,7 @@ __all__ = [
     "Selection",
     "StoredMessage",
     "Verification",
+    "compact",
     "messages",
     "replay",
     "replay_async",

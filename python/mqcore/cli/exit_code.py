@@ -41,6 +41,7 @@ _CODES: tuple[tuple[type[errors.MqcoreError], ExitCode], ...] = (
     (errors.Busy, ExitCode.BUSY),
     (errors.LimitExceeded, ExitCode.BUSY),
     (errors.DataDirBusy, ExitCode.BUSY),
+    (errors.DataDirFull, ExitCode.BUSY),
     (errors.DataDirDamaged, ExitCode.DAMAGED),
     (errors.DataDirMissing, ExitCode.NOT_FOUND),
     (errors.DataDirError, ExitCode.USAGE),

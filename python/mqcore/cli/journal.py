@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from mqcore.cli import options, output
+from mqcore.cli.compaction import compact
 from mqcore.cli.exit_code import ExitCode
 from mqcore.cli.program import CommandGroup
 from mqcore.cli.reading import reading
@@ -27,12 +28,13 @@ _COLUMNS = ("shard", "number", "records", "live", "bytes", "state")
 _DIRECTORY = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 
 
-@click.group(cls=CommandGroup, short_help="A stopped broker's files: ls, verify, export, replay.")
+@click.group(cls=CommandGroup, short_help="A stopped broker's files: ls, verify, export, replay, compact.")
 def journal() -> None:
-    """The data directory DIR of a stopped broker. Nothing in it is changed. While a broker runs on it: code 7."""
+    """The data directory DIR of a stopped broker. Only compact changes it. While a broker runs on it: code 7."""
 
 
 journal.add_command(replay)
+journal.add_command(compact)
 
 
 @journal.command(short_help="List the segments.")

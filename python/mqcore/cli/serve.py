@@ -36,6 +36,7 @@ _OF_THE_PROGRAM = frozenset(
     metavar="DIR",
     help="Where definitions and saved messages are kept. [default: nowhere, everything stays in memory]",
 )
+@click.option("--history", is_flag=True, help="Write down every step of every message's life, in the data directory.")
 @click.option(
     "--memory-watermark",
     type=click.IntRange(min=0),
@@ -73,6 +74,7 @@ def serve(
     admin: str | None,
     data_dir: str | None,
     memory_watermark: int | None,
+    history: bool,
     app: str | None,
     auto_create: bool,
     config_file: str | None,
@@ -91,6 +93,7 @@ def serve(
         "admin": admin,
         "data_dir": data_dir,
         "memory_watermark": memory_watermark,
+        "history": history or None,
         "auto_create_channels": auto_create or None,
         "auto_create_queues": auto_create or None,
     }

@@ -15,10 +15,14 @@ use crate::command::{
 use crate::decision::{Acknowledge, Decision, PutBack, Steps};
 use crate::directory::Directory;
 use crate::effect::{
-    Answer, Effect, Event, Loaded, Occurrence, Origin, PullOutcome, Reply, Subject, Transfer,
+    Answer, Effect, Event, Forwarded, Loaded, Occurrence, Origin, PullOutcome, Reply, Subject, Transfer,
 };
 use crate::filter;
-use crate::id::{ChannelName, ConnectionId, HandlerId, QueueAddress, Sequence};
+use crate::history::{Block, Happened, HistoryOptions};
+use crate::id::{
+    ChannelName, ConnectionId, HandlerId, MessageNumber, QueueAddress, Sequence, Tag, TopicName,
+};
+use crate::members::{Consumer, Members};
 use crate::message::Message;
 use crate::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges};
 use crate::policy::Policy;
@@ -27,7 +31,9 @@ use crate::ready::Unread;
 use crate::record::{Definition, Progress, Record};
 use crate::rejection::{Rejection, RejectionKind};
 use crate::stats::{BodyStats, DropReason, Survey, Waiting};
+use crate::subscription::QueueSubscription;
 use crate::time::Timestamp;
+use crate::topic::{TopicPattern, Topics};
 use crate::turn::{Asked, Asker, Awaiting, Books, Place, Storage, Turn};
 
 /// What a shard is told when it starts.
@@ -56,6 +62,8 @@ pub struct BrokerConfig {
     /// Octets of saved messages that may wait in the memory of this shard. Above it, the bodies that are furthest from
     /// being handed out leave memory, and are asked for before they are needed. Default 256 MiB.
     pub memory_watermark: u64,
+    /// Whether, and how, what happens to each message is written down: [`Broker::take_history`]. Default no.
+    pub history: Option<HistoryOptions>,
     /// Makes generated ids unguessable and unique: random, different for each start and shard.
     pub seed: u64,
 }
@@ -74,6 +82,7 @@ impl Default for BrokerConfig {
             slow_consumer_timeout: Duration::from_secs(30),
             undecided_max: 100_000,
             memory_watermark: 256 << 20,
+            history: None,
             seed: 0,
         }
     }
@@ -135,6 +144,8 @@ pub struct Restored {
     pub queue: u32,
     /// About how much memory it takes once it is read, in octets; at most 4 GiB - 1.
     pub bytes: u32,
+    /// Its number in the history; 0 if there was none.
+    pub number: MessageNumber,
     /// Whether it goes before all messages that have this not.
     pub high_priority: bool,
 }
@@ -147,6 +158,8 @@ struct Peer {
     joined: SmallVec<[usize; 2]>,
     /// It subscribed to events of channels or queues here.
     watches: bool,
+    /// Queues that it subscribed to; some may be gone.
+    subscribed: Vec<Place>,
 }
 
 /// One shard.
@@ -160,6 +173,7 @@ pub struct Broker {
     last: Option<(ChannelName, usize)>,
     peers: HashMap<ConnectionId, Peer>,
     directory: Directory,
+    topics: Topics,
     /// Subscribers of channels' coming and going.
     watchers: Vec<(EventKind, ConnectionId)>,
     answers_late: u64,
@@ -175,6 +189,7 @@ impl Broker {
             last: None,
             peers: HashMap::new(),
             directory: Directory::new(),
+            topics: Topics::default(),
             watchers: Vec::new(),
             answers_late: 0,
         }
@@ -204,7 +219,17 @@ impl Broker {
     ) {
         match command {
             Command::Publish { queue, message } => self.publish(&queue, message, now, effects),
+            Command::PublishTopic { topic, message, to_producer, answer } => {
+                let receivers = self.publish_topic(&topic, &message, to_producer, now, effects);
+                if let Some(request) = answer {
+                    let event = Event::Answered(request, Ok(Reply::Published(receivers)));
+                    effects.push(Effect::Tell(client.connection, event));
+                }
+            }
             Command::Acknowledge(word) => self.acknowledge(client, word, now, effects),
+            Command::AcknowledgeAll { queue, tag, negative } => {
+                self.acknowledge_all(client, &queue, tag, negative.as_deref(), now, effects);
+            }
             Command::Pull(pull) => self.pull(client, &pull, now, effects),
             Command::Introduce(introduction) => {
                 let mut turn = Turn { now, books: &mut self.books, effects };
@@ -239,7 +264,10 @@ impl Broker {
 
     /// A connection ended. Every shard is told.
     pub fn closed(&mut self, connection: ConnectionId, now: Timestamp, effects: &mut Vec<Effect>) {
-        self.books.congested.remove(&connection);
+        if self.books.congested.remove(&connection).is_some() {
+            self.books.congestion += 1;
+        }
+        self.topics.forget(connection);
         self.watchers.retain(|(_, watcher)| *watcher != connection);
         if let Some(peer) = self.peers.remove(&connection) {
             let mut turn = Turn { now, books: &mut self.books, effects };
@@ -251,6 +279,11 @@ impl Broker {
             for key in peer.joined {
                 let channel = &mut self.channels[key];
                 channel.leave(&peer.client, &mut turn);
+            }
+            for place in peer.subscribed {
+                if let Some(queue) = find(&mut self.channels, place) {
+                    queue.forget_subscriber(connection);
+                }
             }
             // A client may have left a channel and still hold messages of it.
             for (_, channel) in &mut self.channels {
@@ -267,6 +300,7 @@ impl Broker {
     /// A connection's output buffer passed its high mark: nothing more is handed to it until it is writable.
     pub fn congested(&mut self, connection: ConnectionId, now: Timestamp, _effects: &mut Vec<Effect>) {
         self.books.congested.entry(connection).or_insert(now);
+        self.books.congestion += 1;
     }
 
     /// It fell below its low mark again.
@@ -274,10 +308,16 @@ impl Broker {
         if self.books.congested.remove(&connection).is_none() {
             return;
         }
+        self.books.congestion += 1;
         let Some(peer) = self.peers.get(&connection) else { return };
         let mut turn = Turn { now, books: &mut self.books, effects };
         for key in &peer.joined {
             for queue in self.channels[*key].queues.values_mut() {
+                queue.schedule(&mut turn);
+            }
+        }
+        for place in &peer.subscribed {
+            if let Some(queue) = find(&mut self.channels, *place) {
                 queue.schedule(&mut turn);
             }
         }
@@ -300,12 +340,27 @@ impl Broker {
         let found =
             channel.and_then(|Channel { members, queues, .. }| Some((members, queues.get_mut(&to.id)?)));
         match found {
-            Some((members, queue)) => queue.transfer(message, origin, members, &mut turn),
+            Some((members, queue)) => {
+                queue.transfer(message, origin, &consumers(members, queue), &mut turn);
+            }
             None => {
                 turn.books.retired.dropped[DropReason::Limit as usize] += 1;
+                turn.nowhere(&to, message, Happened::Arrived, DropReason::Limit);
                 turn.effects.extend(origin.map(Effect::Transferred));
             }
         }
+    }
+
+    /// Another shard, or this one, hands something over, as [`Effect::Forward`] said.
+    pub fn forwarded(&mut self, forwarded: Forwarded, now: Timestamp, effects: &mut Vec<Effect>) {
+        match forwarded {
+            Forwarded::Copy { to, message } => self.copy_to_queue(&to, message, now, effects),
+        }
+    }
+
+    /// How much was handed to other shards so far: grows by one with each [`Effect::Forward`].
+    pub fn forwards(&self) -> u64 {
+        self.books.forwards
     }
 
     /// A dead letter of this shard is safe elsewhere, as [`Effect::Transferred`] said.
@@ -321,8 +376,10 @@ impl Broker {
     /// that no message is lost with them.
     pub fn restore(&mut self, had: Recollection, now: Timestamp, effects: &mut Vec<Effect>) {
         let Recollection { definitions, queues, messages, progress, sequence } = had;
+        self.start_history(&definitions, &messages, now);
         // While definitions are read back they are not written again.
         self.books.storage = Storage::Absent;
+        let numbers = self.books.history.as_mut().and_then(|history| history.reserve());
         for definition in definitions {
             self.restore_definition(definition, now, effects);
         }
@@ -331,16 +388,17 @@ impl Broker {
         let ranks = progress.iter().map(|(_, progress)| progress.rank.unsigned_abs());
         let last = messages.last().map_or(Sequence(0), |message| message.sequence);
         self.books.sequence = Sequence(ranks.max().unwrap_or(0).max(sequence.0).max(last.0));
+        if let Some(numbers) = numbers {
+            Turn { now, books: &mut self.books, effects }.record(Record::Numbers(numbers));
+        }
         let keys: Vec<usize> = queues.iter().map(|queue| self.restore_queue(queue, now, effects)).collect();
         // Those without progress are in order already; the others go where their ranks say.
         let mut moved = Vec::new();
-        let mut progress = progress.into_iter().peekable();
-        let mut in_place = Vec::with_capacity(messages.len());
-        for message in messages {
-            while progress.next_if(|(sequence, _)| *sequence < message.sequence).is_some() {}
-            match progress.next_if(|(sequence, _)| *sequence == message.sequence) {
-                Some((_, progress)) => moved.push((progress, message)),
-                None => in_place.push(message),
+        let mut known = progress.iter().peekable();
+        for message in &messages {
+            while known.next_if(|(sequence, _)| *sequence < message.sequence).is_some() {}
+            if let Some((_, progress)) = known.next_if(|(sequence, _)| *sequence == message.sequence) {
+                moved.push((*progress, *message));
             }
         }
         moved.sort_unstable_by_key(|(progress, _)| progress.rank);
@@ -351,7 +409,12 @@ impl Broker {
                 self.restore_message(queue, *key, message, progress, now, effects);
             }
         };
-        for message in in_place {
+        let mut known = progress.iter().peekable();
+        for message in messages {
+            while known.next_if(|(sequence, _)| *sequence < message.sequence).is_some() {}
+            if known.next_if(|(sequence, _)| *sequence == message.sequence).is_some() {
+                continue;
+            }
             let rank = message.sequence.0 as i64;
             while let Some((progress, earlier)) = moved.next_if(|(progress, _)| progress.rank < rank) {
                 restore(earlier, progress);
@@ -372,6 +435,7 @@ impl Broker {
                 key
             }
             Definition::Queue(queue, _) => self.restore_channel(&queue.channel),
+            Definition::Numbers(_) => return,
         };
         if let Definition::Queue(address, options) = definition {
             let id = address.id;
@@ -421,6 +485,7 @@ impl Broker {
             attempts: progress.attempts,
             put_backs: progress.put_backs,
             sequence: message.sequence,
+            number: message.number,
             // Its producer was told before the restart, or will never ask again.
             answered: true,
             bytes: message.bytes.into(),
@@ -512,7 +577,11 @@ impl Broker {
     /// The journal takes records again. All definitions are written once more, as some may have been refused.
     pub fn storage_accepts(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
         self.books.storage = Storage::Ready;
+        let numbers = self.books.history.as_ref().map(|history| history.reserved());
         let mut turn = Turn { now, books: &mut self.books, effects };
+        if let Some(numbers) = numbers {
+            turn.record(Record::Numbers(numbers));
+        }
         for (_, channel) in &self.channels {
             let options = Box::new(channel.options.clone());
             turn.record(Record::DefineChannel(channel.name.clone(), options));
@@ -531,6 +600,30 @@ impl Broker {
     /// Somebody waits until the records so far are written, or synced.
     pub fn waits_for_commit(&self) -> bool {
         self.books.waits_for_commit()
+    }
+
+    // ---- History -----------------------------------------------------------------------------------------
+
+    /// Numbers go on where the last run stopped, and the history says that a new run began.
+    fn start_history(&mut self, definitions: &[Definition], messages: &[Restored], now: Timestamp) {
+        let Some(history) = &mut self.books.history else { return };
+        for definition in definitions {
+            if let Definition::Numbers(reserved) = definition {
+                history.skip(*reserved);
+            }
+        }
+        // Only a journal that somebody put together by hand has larger ones.
+        let largest = messages.iter().map(|message| message.number).max().unwrap_or_default();
+        history.skip(MessageNumber(largest.0.saturating_add(1)));
+        history.started(now);
+    }
+
+    /// Takes the history since the last time, in its order. Write it down before the records of the same turn: then
+    /// whatever is durable has its history.
+    pub fn take_history(&mut self, into: &mut Vec<Block>) {
+        if let Some(history) = &mut self.books.history {
+            history.take(into);
+        }
     }
 
     // ---- Time and work -----------------------------------------------------------------------------------
@@ -582,7 +675,7 @@ impl Broker {
             let mut share = SHARE.min(budget);
             let offered = share;
             let mut turn = Turn { now, books: &mut self.books, effects };
-            if queue.work(members, &mut share, &mut turn) {
+            if queue.work(&members, &mut share, &mut turn) {
                 queue.schedule(&mut turn);
             }
             budget -= offered - share;
@@ -608,6 +701,8 @@ impl Broker {
             answers_late: self.answers_late,
             retired: self.books.retired,
             bodies: BodyStats { memory_bytes: self.books.meter.get(), ..self.books.bodies },
+            topics: self.topics.information(),
+            retired_topics: self.topics.retired(),
         }
     }
 
@@ -644,7 +739,7 @@ impl Broker {
         let mut turn = Turn { now, books: &mut self.books, effects };
         let Channel { members, queues, .. } = &mut self.channels[key];
         if let Some(queue) = queues.get_mut(&to.id) {
-            queue.publish(message, members, &mut turn);
+            queue.publish(message, &consumers(members, queue), &mut turn);
         }
     }
 
@@ -672,6 +767,52 @@ impl Broker {
         Ok(key)
     }
 
+    /// How many subscribers and queues it was for.
+    fn publish_topic(
+        &mut self,
+        topic: &TopicName,
+        message: &Message,
+        to_producer: bool,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> u32 {
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let published = self.topics.publish(topic, message, to_producer, &mut turn);
+        let shards = turn.books.config.shards;
+        for queue in &*published.queues {
+            let shard = queue.channel.shard(shards);
+            if shard == self.books.config.shard {
+                self.copy_to_queue(queue, message.clone(), now, effects);
+            } else {
+                let mut turn = Turn { now, books: &mut self.books, effects };
+                turn.forward(shard, Forwarded::Copy { to: queue.clone(), message: message.clone() });
+            }
+        }
+        published.receivers
+    }
+
+    /// A copy for a queue that may not be there.
+    fn copy_to_queue(
+        &mut self,
+        to: &QueueAddress,
+        message: Message,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
+        let key = self.lookup(&to.channel);
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let channel = key.map(|key| &mut self.channels[key]);
+        let found =
+            channel.and_then(|Channel { members, queues, .. }| Some((members, queues.get_mut(&to.id)?)));
+        match found {
+            Some((members, queue)) => queue.publish_copy(message, members, &mut turn),
+            None => {
+                turn.books.retired.dropped[DropReason::NoConsumer as usize] += 1;
+                turn.nowhere(to, message, Happened::Produced, DropReason::NoConsumer);
+            }
+        }
+    }
+
     fn acknowledge(
         &mut self,
         client: &Arc<Client>,
@@ -689,6 +830,22 @@ impl Broker {
         }
     }
 
+    fn acknowledge_all(
+        &mut self,
+        client: &Arc<Client>,
+        queue: &QueueAddress,
+        tag: Tag,
+        negative: Option<&str>,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(key) = self.lookup(&queue.channel) else { return };
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        if let Some(queue) = self.channels[key].queues.get_mut(&queue.id) {
+            queue.acknowledged_all(client.connection, tag, negative, &mut turn);
+        }
+    }
+
     fn pull(&mut self, client: &Arc<Client>, pull: &Pull, now: Timestamp, effects: &mut Vec<Effect>) {
         let key = self.lookup(&pull.queue.channel);
         let mut turn = Turn { now, books: &mut self.books, effects };
@@ -696,7 +853,9 @@ impl Broker {
             None => PullOutcome::NoChannel,
             Some(Channel { members, queues, .. }) => match queues.get_mut(&pull.queue.id) {
                 None => PullOutcome::NoQueue,
-                Some(queue) => return queue.pull(client, pull, members, &mut turn),
+                Some(queue) => {
+                    return queue.pull(client, pull, &consumers(members, queue), &mut turn);
+                }
             },
         };
         turn.tell(client.connection, Event::PullEnded { request: pull.request, outcome });
@@ -751,8 +910,8 @@ impl Broker {
         let mut turn = Turn { now, books: &mut self.books, effects };
         let Some((members, queue)) = at(&mut self.channels, place) else { return };
         match asker {
-            Asker::Admission(number) => queue.admission_answered(number, answer, members, &mut turn),
-            Asker::Flow(number) => queue.flow_answered(number, answer, members, &mut turn),
+            Asker::Admission(number) => queue.admission_answered(number, answer, &members, &mut turn),
+            Asker::Flow(number) => queue.flow_answered(number, answer, &members, &mut turn),
             Asker::Settlement(number) => queue.settlement_answered(number, answer, &mut turn),
         }
     }
@@ -795,6 +954,34 @@ impl Broker {
                 Ok(Reply::Done)
             }
             Request::Subscribe(subscription) => self.subscribe(client, &subscription),
+            Request::SubscribeQueue(subscription) => {
+                self.subscribe_queue(client, *subscription, now, effects)
+            }
+            Request::UnsubscribeQueue { queue, tag } => {
+                self.unsubscribe_queue(client, &queue, tag, now, effects)
+            }
+            Request::SubscribeTopic { pattern, told } => {
+                self.topics.subscribe(client, pattern, told, now).map(|()| Reply::Done)
+            }
+            Request::UnsubscribeTopic { pattern } => {
+                let gone = self.topics.unsubscribe(client.connection, &pattern);
+                done_or(gone, || format!("the client has not subscribed to {}", pattern.name()))
+            }
+            Request::BindTopic { pattern, queue } => self.topics.bind(pattern, &queue).map(|()| Reply::Done),
+            Request::UnbindTopic { pattern, queue } => {
+                let gone = self.topics.unbind(&pattern, &queue);
+                done_or(gone, || format!("queue {queue} is not bound to {}", pattern.name()))
+            }
+            Request::ListTopicBindings { queue } => {
+                let mut bindings = self.topics.bindings(&queue);
+                if self.books.config.shard != 0 {
+                    // Every shard knows all patterns; one of them tells.
+                    bindings.retain(|pattern| matches!(pattern, TopicPattern::Exact(_)));
+                }
+                Ok(Reply::TopicBindings(bindings))
+            }
+            Request::ListTopics => Ok(Reply::Topics(self.topics.information())),
+            Request::ListSubscribers { topic } => Ok(Reply::Subscribers(self.topics.subscribers_of(&topic))),
             _ if !client.admin => {
                 Err(Rejection::new(RejectionKind::Unauthorized, "only administrators may do this"))
             }
@@ -877,6 +1064,61 @@ impl Broker {
         if !peer.joined.contains(&key) {
             peer.joined.push(key);
         }
+        Ok(Reply::Done)
+    }
+
+    fn subscribe_queue(
+        &mut self,
+        client: &Arc<Client>,
+        subscription: QueueSubscription,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Reply, Rejection> {
+        let QueueSubscription { queue: address, tag, terms, create } = subscription;
+        debug_assert_ne!(tag, Tag::CHANNEL, "sessions give subscriptions numbers of their own");
+        let missing = self
+            .lookup(&address.channel)
+            .is_none_or(|key| !self.channels[key].queues.contains_key(&address.id));
+        let key = match create {
+            Some(changes) if missing => {
+                self.create_queue(&address, &changes, now, effects)?;
+                self.lookup(&address.channel).ok_or_else(|| no_channel(&address.channel))?
+            }
+            _ => self.channel_for_publishing(&address, now, effects)?,
+        };
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let Channel { members, queues, .. } = &mut self.channels[key];
+        let queue = queues.get_mut(&address.id).ok_or_else(|| no_queue(&address.channel, address.id))?;
+        queue.subscribe(Consumer { client: client.clone(), tag, terms }, members, &mut turn);
+        let place = queue.face.place;
+        let peer = self.peer(client);
+        if !peer.subscribed.contains(&place) {
+            peer.subscribed.push(place);
+        }
+        Ok(Reply::Done)
+    }
+
+    fn unsubscribe_queue(
+        &mut self,
+        client: &Arc<Client>,
+        address: &QueueAddress,
+        tag: Tag,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Reply, Rejection> {
+        let key = self.lookup(&address.channel).ok_or_else(|| no_channel(&address.channel))?;
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let queue = self.channels[key].queues.get_mut(&address.id);
+        let queue = queue.ok_or_else(|| no_queue(&address.channel, address.id))?;
+        let (connection, place) = (client.connection, queue.face.place);
+        if !queue.unsubscribe(connection, tag, &mut turn) {
+            let reason = format!("the client has no such subscription to queue {address}");
+            return Err(Rejection::new(RejectionKind::NotFound, reason));
+        }
+        if !queue.subscriptions().any(|member| member.consumer.client.connection == connection) {
+            self.peer(client).subscribed.retain(|subscribed| *subscribed != place);
+        }
+        self.destroy_abandoned(now, effects);
         Ok(Reply::Done)
     }
 
@@ -1042,8 +1284,13 @@ impl Broker {
             client: client.clone(),
             joined: SmallVec::new(),
             watches: false,
+            subscribed: Vec::new(),
         })
     }
+}
+
+fn done_or(done: bool, why: impl FnOnce() -> String) -> Result<Reply, Rejection> {
+    if done { Ok(Reply::Done) } else { Err(Rejection::new(RejectionKind::NotFound, why())) }
 }
 
 /// Channels are looked up without respect to case.
@@ -1055,9 +1302,36 @@ fn no_channel(name: &ChannelName) -> Rejection {
     Rejection::new(RejectionKind::NotFound, format!("there is no channel {name}; create it first"))
 }
 
-/// The queue at a place, if it is still the same one, with its channel's consumers.
-fn at(channels: &mut Slab<Channel>, place: Place) -> Option<(&crate::members::Members, &mut Queue)> {
+/// The queue at a place, if it is still the same one.
+fn find(channels: &mut Slab<Channel>, place: Place) -> Option<&mut Queue> {
+    let queues = &mut channels.get_mut(place.channel)?.queues;
+    queues.get_mut(&place.queue).filter(|queue| queue.face.place == place)
+}
+
+/// The queue at a place, if it is still the same one, with its consumers.
+fn at(channels: &mut Slab<Channel>, place: Place) -> Option<(Consumers<'_>, &mut Queue)> {
     let Channel { members, queues, .. } = channels.get_mut(place.channel)?;
     let queue = queues.get_mut(&place.queue).filter(|queue| queue.face.place == place)?;
-    Some((members, queue))
+    Some((consumers(members, queue), queue))
+}
+
+/// The consumers of a queue: its own list, or its channel's.
+enum Consumers<'a> {
+    Own(Arc<Members>),
+    Channel(&'a Members),
+}
+
+impl std::ops::Deref for Consumers<'_> {
+    type Target = Members;
+
+    fn deref(&self) -> &Members {
+        match self {
+            Self::Own(members) => members,
+            Self::Channel(members) => members,
+        }
+    }
+}
+
+fn consumers<'a>(channel: &'a Members, queue: &Queue) -> Consumers<'a> {
+    queue.own().map_or(Consumers::Channel(channel), Consumers::Own)
 }

@@ -6,6 +6,7 @@ use crate::client::Client;
 use crate::command::Pull;
 use crate::dispatch::Parcel;
 use crate::effect::{Event, PullOutcome};
+use crate::history::Happened;
 use crate::members::Members;
 use crate::options::Status;
 use crate::queue::Queue;
@@ -69,7 +70,7 @@ impl Queue {
 
     /// As far as one pull gets now. `None`: it waits.
     fn serve(&mut self, pulling: &mut Pulling, members: &Members, turn: &mut Turn<'_>) -> Option<Ended> {
-        if members.position(pulling.client.connection).is_none() {
+        if !members.has_joined(pulling.client.connection) {
             self.return_held(pulling, turn);
             return Some(Ended::With(PullOutcome::Unauthorized));
         }
@@ -177,12 +178,14 @@ impl Queue {
             self.lose(unread, turn);
         }
         let request = pulling.pull.request;
-        let latest = self.ready.newest().filter(|(deadline, _)| *deadline > turn.now);
-        let Some((_, message)) = latest else { return Some(Ended::With(PullOutcome::Empty)) };
+        let latest = self.ready.newest().filter(|(unread, _)| unread.deadline > turn.now);
+        let Some((unread, message)) = latest else { return Some(Ended::With(PullOutcome::Empty)) };
         let Some(message) = message.cloned() else {
             self.ask_ahead(true, turn);
             return None;
         };
+        let entry = unread.with(message.clone());
+        turn.life(&self.face.address, &entry, Happened::Delivered(&pulling.client));
         let stats = &mut self.face.stats;
         stats.sent += 1;
         stats.deliveries += 1;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::command::Clear;
-use crate::id::Sequence;
-use crate::message::Message;
+use crate::id::{MessageNumber, Sequence};
+use crate::message::{Message, Properties};
 use crate::shelf::{Shelf, Shelved};
 use crate::time::Timestamp;
 
@@ -24,6 +24,8 @@ pub(crate) struct Entry {
     pub(crate) put_backs: u16,
     /// Under which number the journal has it; 0 if it does not.
     pub(crate) sequence: Sequence,
+    /// Under which number the history knows it; 0 without a history.
+    pub(crate) number: MessageNumber,
     /// It is durable, as its queue understands that.
     pub(crate) saved: bool,
     /// Its producer was told its fate: that happens once.
@@ -38,6 +40,7 @@ impl Entry {
             attempts: 0,
             put_backs: 0,
             sequence: Sequence(0),
+            number: MessageNumber(0),
             saved: false,
             answered: false,
         }
@@ -56,14 +59,20 @@ pub(crate) struct Unread {
     pub(crate) put_backs: u16,
     pub(crate) sequence: Sequence,
     pub(crate) answered: bool,
+    pub(crate) number: MessageNumber,
     /// About how much memory it takes once it is read, in octets.
     pub(crate) bytes: u64,
 }
 
 impl Unread {
     pub(crate) fn with(self, message: Message) -> Entry {
-        let Self { deadline, attempts, put_backs, sequence, answered, .. } = self;
-        Entry { message, deadline, attempts, put_backs, sequence, saved: true, answered }
+        let Self { deadline, attempts, put_backs, sequence, answered, number, .. } = self;
+        Entry { message, deadline, attempts, put_backs, sequence, saved: true, answered, number }
+    }
+
+    /// For the history: what there is of it, without a message.
+    pub(crate) fn bare(self) -> Entry {
+        self.with(Message::from_parts(b"", b"", b"", Properties::default(), None))
     }
 }
 
@@ -112,12 +121,13 @@ impl Meter {
     }
 }
 
-/// A message in a list: 32 octets, whether or not its body is here.
+/// A message in a list: 40 octets, whether or not its body is here.
 #[derive(Debug)]
 struct Card {
     message: Option<Message>,
     deadline: Timestamp,
     sequence: Sequence,
+    number: MessageNumber,
     attempts: u16,
     put_backs: u16,
     /// Octets of the message in units of [`SIZE_UNIT`], rounded up; the largest number stands for anything above.
@@ -137,16 +147,16 @@ fn units(bytes: u64) -> u16 {
 
 impl Card {
     fn of(entry: Entry) -> Self {
-        let Entry { message, deadline, attempts, put_backs, sequence, saved, answered } = entry;
+        let Entry { message, deadline, attempts, put_backs, sequence, saved, answered, number } = entry;
         let size = units(message.memory_bytes() as u64);
         let flags = (u8::from(saved) * SAVED) | (u8::from(answered) * ANSWERED);
-        Self { message: Some(message), deadline, sequence, attempts, put_backs, size, flags }
+        Self { message: Some(message), deadline, sequence, number, attempts, put_backs, size, flags }
     }
 
     fn of_unread(unread: Unread) -> Self {
-        let Unread { deadline, attempts, put_backs, sequence, answered, bytes } = unread;
+        let Unread { deadline, attempts, put_backs, sequence, answered, number, bytes } = unread;
         let flags = SAVED | (u8::from(answered) * ANSWERED);
-        Self { message: None, deadline, sequence, attempts, put_backs, size: units(bytes), flags }
+        Self { message: None, deadline, sequence, number, attempts, put_backs, size: units(bytes), flags }
     }
 
     fn is_saved(&self) -> bool {
@@ -170,6 +180,7 @@ impl Card {
             put_backs: self.put_backs,
             sequence: self.sequence,
             answered: self.flags & ANSWERED != 0,
+            number: self.number,
             bytes: self.full_bytes(),
         }
     }
@@ -429,11 +440,11 @@ impl Ready {
         others
     }
 
-    /// A look at the newest message, for caches: its deadline, and its message if that is here.
-    pub(crate) fn newest(&self) -> Option<(Timestamp, Option<&Message>)> {
+    /// A look at the newest message, for caches: what is known of it, and its message if that is here.
+    pub(crate) fn newest(&self) -> Option<(Unread, Option<&Message>)> {
         let card = self.high.cards.back().or(self.normal.cards.back())?;
         let message = card.message.as_ref().or_else(|| self.shelf.look(card.sequence));
-        Some((card.deadline, message))
+        Some((card.unread(), message))
     }
 
     /// Whether the newest message turned out to be unreadable; then it is off the list.
@@ -598,7 +609,6 @@ impl Drop for Ready {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::Properties;
 
     fn entry(number: u64, high: bool) -> Entry {
         let properties = Properties { high_priority: high, ..Properties::default() };
@@ -607,8 +617,8 @@ mod tests {
     }
 
     #[test]
-    fn a_waiting_message_costs_thirty_two_octets_beside_its_body() {
-        assert_eq!(size_of::<Card>(), 32);
+    fn a_waiting_message_costs_forty_octets_beside_its_body() {
+        assert_eq!(size_of::<Card>(), 40);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::id::{ChannelName, QueueAddress, Sequence};
+use crate::id::{ChannelName, MessageNumber, QueueAddress, Sequence};
 use crate::message::{Layout, Message, Properties};
 use crate::options::{ChannelOptions, Durability, QueueOptions, Status};
 use crate::time::Timestamp;
@@ -22,6 +22,8 @@ pub enum Record {
         message: Message,
         /// When it was taken from its producer.
         received: Timestamp,
+        /// Its number in the history; 0 without one.
+        number: MessageNumber,
     },
     /// The message put under this sequence left for good.
     Settle(Sequence),
@@ -35,6 +37,8 @@ pub enum Record {
     RemoveChannel(ChannelName),
     /// A queue is gone (its messages are settled themselves).
     RemoveQueue(QueueAddress),
+    /// The history has used, or will soon use, message numbers below this one.
+    Numbers(MessageNumber),
 }
 
 /// How far a message got.
@@ -72,8 +76,12 @@ pub enum RecordError {
 }
 
 const VERSION: u8 = 1;
+/// A message with its number in the history. Versions without a history go on writing the first.
+const NUMBERED: u8 = 2;
 const CHANNEL_KEY: &str = "channel ";
 const QUEUE_KEY: &str = "queue ";
+/// The key under which it is kept which message numbers are used.
+pub const NUMBERS_KEY: &[u8] = b"numbers";
 const MESSAGE: &str = "message";
 const PROGRESS: &str = "progress of a message";
 const DEFINITION: &str = "definition";
@@ -81,7 +89,12 @@ const DEFINITION: &str = "definition";
 // ---- Messages --------------------------------------------------------------------------------------------
 
 /// The fixed part and the names of a put message; id, source, headers and body follow as they are in it.
-pub fn encode_put(queue: &QueueAddress, message: &Message, received: Timestamp) -> Vec<u8> {
+pub fn encode_put(
+    queue: &QueueAddress,
+    message: &Message,
+    received: Timestamp,
+    number: MessageNumber,
+) -> Vec<u8> {
     let properties = message.properties();
     let address = queue.to_string();
     let flags = [
@@ -93,8 +106,9 @@ pub fn encode_put(queue: &QueueAddress, message: &Message, received: Timestamp) 
     let flags = flags.iter().enumerate().fold(0_u8, |bits, (bit, on)| bits | (u8::from(*on) << bit));
     let (id, source, headers, body) = (message.id(), message.source(), message.headers(), message.body());
     let parts = address.len() + id.len() + source.len() + headers.len() + body.len();
-    let mut output = Vec::with_capacity(20 + parts);
-    output.push(VERSION);
+    let mut output = Vec::with_capacity(28 + parts);
+    let numbered = number != MessageNumber(0);
+    output.push(if numbered { NUMBERED } else { VERSION });
     output.push(flags);
     output.push(properties.hops);
     output.extend_from_slice(&properties.content_type.to_le_bytes());
@@ -103,6 +117,9 @@ pub fn encode_put(queue: &QueueAddress, message: &Message, received: Timestamp) 
     output.push(id.len() as u8);
     output.push(source.len() as u8);
     output.extend_from_slice(&(headers.len() as u16).to_le_bytes());
+    if numbered {
+        output.extend_from_slice(&number.0.to_le_bytes());
+    }
     for part in [address.as_bytes(), id, source, headers, body] {
         output.extend_from_slice(part);
     }
@@ -118,6 +135,8 @@ pub struct PutMessage {
     pub message: Message,
     /// When it was taken from its producer.
     pub received: Timestamp,
+    /// Its number in the history; 0 if there was none.
+    pub number: MessageNumber,
 }
 
 /// What can be told of a put message without reading all of it.
@@ -129,16 +148,19 @@ pub struct PutHead<'a> {
     pub high_priority: bool,
     /// Octets that the message takes in memory.
     pub memory_bytes: u64,
+    /// Its number in the history; 0 if there was none.
+    pub number: MessageNumber,
 }
 
 /// Reads the beginning of what [`encode_put`] wrote.
 pub fn decode_put_head(input: &[u8]) -> Result<PutHead<'_>, RecordError> {
     let mut reader = Reader { what: MESSAGE, rest: input };
-    reader.version()?;
+    let numbered = reader.numbered()?;
     let flags = reader.take::<1>()?[0];
     let _hops_and_content_type_and_received = reader.take::<11>()?;
     let address_len = usize::from(u16::from_le_bytes(reader.take()?));
     let lengths = reader.take::<4>()?;
+    let number = MessageNumber(if numbered { u64::from_le_bytes(reader.take()?) } else { 0 });
     let queue = reader.text(address_len)?;
     let parts = usize::from(lengths[0])
         + usize::from(lengths[1])
@@ -147,7 +169,7 @@ pub fn decode_put_head(input: &[u8]) -> Result<PutHead<'_>, RecordError> {
         return Err(RecordError::Malformed { what: MESSAGE, why: "it ends before its body" });
     }
     let memory_bytes = Message::memory_bytes_of(reader.rest.len());
-    Ok(PutHead { queue, high_priority: flags & 1 != 0, memory_bytes })
+    Ok(PutHead { queue, high_priority: flags & 1 != 0, memory_bytes, number })
 }
 
 /// Reads a queue's address as [`PutHead`] has it.
@@ -158,7 +180,7 @@ pub fn decode_address(text: &str) -> Result<QueueAddress, RecordError> {
 /// Reads what [`encode_put`] wrote.
 pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
     let mut reader = Reader { what: MESSAGE, rest: input };
-    reader.version()?;
+    let numbered = reader.numbered()?;
     let flags = reader.take::<1>()?[0];
     let hops = reader.take::<1>()?[0];
     let content_type = u16::from_le_bytes(reader.take()?);
@@ -167,6 +189,8 @@ pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
     let id_len = usize::from(reader.take::<1>()?[0]);
     let source_len = usize::from(reader.take::<1>()?[0]);
     let headers_len = usize::from(u16::from_le_bytes(reader.take()?));
+    let number = if numbered { u64::from_le_bytes(reader.take()?) } else { 0 };
+    let number = MessageNumber(number);
     let queue = reader.text(address_len)?;
     let queue = decode_address(queue)?;
     let block = reader.rest;
@@ -188,7 +212,7 @@ pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
         hops,
         content_type,
     };
-    Ok(PutMessage { queue, message: Message::new(block, &layout, properties, None), received })
+    Ok(PutMessage { queue, message: Message::new(block, &layout, properties, None), received, number })
 }
 
 impl Progress {
@@ -222,6 +246,15 @@ impl<'a> Reader<'a> {
     fn version(&mut self) -> Result<(), RecordError> {
         match self.take::<1>()?[0] {
             VERSION => Ok(()),
+            version => Err(RecordError::Version { what: self.what, version }),
+        }
+    }
+
+    /// Whether a message's number follows its lengths.
+    fn numbered(&mut self) -> Result<bool, RecordError> {
+        match self.take::<1>()?[0] {
+            VERSION => Ok(false),
+            NUMBERED => Ok(true),
             version => Err(RecordError::Version { what: self.what, version }),
         }
     }
@@ -269,6 +302,8 @@ pub enum Definition {
     Channel(ChannelName, Box<ChannelOptions>),
     /// Of a queue.
     Queue(QueueAddress, Box<QueueOptions>),
+    /// The history has used message numbers below this one.
+    Numbers(MessageNumber),
 }
 
 /// Definitions are text, one `name=value` a line: options that a reader does not know are skipped, and those
@@ -323,6 +358,11 @@ fn write_queue_options(options: &QueueOptions, text: &mut String) {
     }
 }
 
+/// See [`NUMBERS_KEY`].
+pub fn encode_numbers(below: MessageNumber) -> Vec<u8> {
+    format!("{VERSION}\nname={}\n", below.0).into_bytes()
+}
+
 /// Reads a definition under its key.
 pub fn decode_definition(key: &[u8], value: &[u8]) -> Result<Definition, RecordError> {
     let malformed = |why| RecordError::Malformed { what: DEFINITION, why };
@@ -351,6 +391,9 @@ pub fn decode_definition(key: &[u8], value: &[u8]) -> Result<Definition, RecordE
             read_queue_option(&mut options, name, value);
         }
         Ok(Definition::Queue(queue, Box::new(options)))
+    } else if key.as_bytes() == NUMBERS_KEY {
+        let below = name.parse().map_err(|_| malformed("the message numbers"))?;
+        Ok(Definition::Numbers(MessageNumber(below)))
     } else {
         Err(malformed("its key is of no known kind"))
     }
@@ -418,18 +461,20 @@ mod tests {
         };
         let message = Message::from_parts(b"id-1", b"A:1\r\n", b"body", properties, None);
         let queue = QueueAddress::parse("logs/eu/1001").expect("a good name");
-        let octets = encode_put(&queue, &message, Timestamp(77));
-        let put = decode_put(&octets).expect("just written");
-        assert_eq!((put.queue, put.received), (queue, Timestamp(77)));
-        assert_eq!(put.message.properties(), properties);
-        assert_eq!((put.message.id(), put.message.headers()), (&b"id-1"[..], &b"A:1\r\n"[..]));
-        assert_eq!((put.message.source(), put.message.body()), (&b""[..], &b"body"[..]));
-        let head = decode_put_head(&octets).expect("just written");
-        assert_eq!((head.queue, head.high_priority), ("logs/eu/1001", true));
-        assert_eq!(head.memory_bytes, put.message.memory_bytes() as u64);
-        for cut in 0..octets.len() - 4 {
-            assert!(decode_put_head(&octets[..cut]).is_err(), "cut at {cut}");
-            assert!(decode_put(&octets[..cut]).is_err(), "cut at {cut}");
+        for number in [0, 1 << 40].map(MessageNumber) {
+            let octets = encode_put(&queue, &message, Timestamp(77), number);
+            let put = decode_put(&octets).expect("just written");
+            assert_eq!((put.queue, put.received, put.number), (queue.clone(), Timestamp(77), number));
+            assert_eq!(put.message.properties(), properties);
+            assert_eq!((put.message.id(), put.message.headers()), (&b"id-1"[..], &b"A:1\r\n"[..]));
+            assert_eq!((put.message.source(), put.message.body()), (&b""[..], &b"body"[..]));
+            let head = decode_put_head(&octets).expect("just written");
+            assert_eq!((head.queue, head.high_priority, head.number), ("logs/eu/1001", true, number));
+            assert_eq!(head.memory_bytes, put.message.memory_bytes() as u64);
+            for cut in 0..octets.len() - 4 {
+                assert!(decode_put_head(&octets[..cut]).is_err(), "cut at {cut}");
+                assert!(decode_put(&octets[..cut]).is_err(), "cut at {cut}");
+            }
         }
     }
 
@@ -461,6 +506,8 @@ mod tests {
         let address = QueueAddress { channel: name, id: 0 };
         let read = decode_definition(&queue_key(&address), &encode_queue(&address, &queue));
         assert_eq!(read, Ok(Definition::Queue(address, Box::new(queue))));
+        let read = decode_definition(NUMBERS_KEY, &encode_numbers(MessageNumber(77)));
+        assert_eq!(read, Ok(Definition::Numbers(MessageNumber(77))));
     }
 
     #[test]

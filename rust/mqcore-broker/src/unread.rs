@@ -7,6 +7,7 @@
 
 use crate::decision::{Acknowledge, PutBack, Step};
 use crate::effect::{Effect, Load};
+use crate::history::Happened;
 use crate::id::Sequence;
 use crate::message::Message;
 use crate::queue::Queue;
@@ -142,6 +143,7 @@ impl Queue {
 
     fn discard_unread(&mut self, unread: Unread, reason: DropReason, turn: &mut Turn<'_>) {
         self.face.stats.dropped[reason as usize] += 1;
+        turn.life_unread(&self.face.address, &unread, Happened::Dropped(reason));
         self.remove_unread(unread, turn);
     }
 
@@ -150,6 +152,7 @@ impl Queue {
         self.debts.remove(&unread.sequence);
         self.ready.shelf.take(unread.sequence);
         self.face.stats.removed += 1;
+        turn.end_of_life_unread(&self.face.address, &unread);
         bid_farewell(&self.face, unread.sequence, unread.attempts, turn);
         turn.record(Record::Settle(unread.sequence));
     }
@@ -159,6 +162,8 @@ impl Queue {
         self.debts.remove(&unread.sequence);
         self.face.stats.dropped[DropReason::Unreadable as usize] += 1;
         self.face.stats.removed += 1;
+        turn.life_unread(&self.face.address, &unread, Happened::Dropped(DropReason::Unreadable));
+        turn.end_of_life_unread(&self.face.address, &unread);
         turn.books.bodies.unreadable += 1;
     }
 
@@ -173,6 +178,7 @@ impl Queue {
             self.expiring.push_back(unread);
         } else {
             self.face.stats.timed_out += 1;
+            turn.life_unread(&self.face.address, &unread, Happened::Expired);
             self.discard_unread(unread, DropReason::Expired, turn);
         }
     }

@@ -9,8 +9,10 @@ use std::time::Duration;
 use mqcore_broker::broker::{BrokerConfig, Recollection};
 use mqcore_broker::client::Client;
 use mqcore_broker::command::{Clear, Request};
+use mqcore_broker::history::HistoryOptions;
 use mqcore_broker::options::{QueueChanges, Status};
 use mqcore_broker::time::Timestamp;
+use world::ledger::Ledger;
 use world::{World, changes, queue};
 
 const QUEUE: &str = "ch/1";
@@ -321,6 +323,7 @@ struct Pair {
     accepted: u64,
     history: Vec<String>,
     memory: Option<u64>,
+    ledger: Ledger,
 }
 
 impl Pair {
@@ -328,7 +331,12 @@ impl Pair {
     fn new(seed: u64, memory: Option<u64>) -> Self {
         let mut dice = Dice(seed);
         let memory_watermark = memory.unwrap_or(u64::MAX);
-        let mut world = World::with(BrokerConfig { seed, memory_watermark, ..BrokerConfig::default() });
+        let mut world = World::with(BrokerConfig {
+            seed,
+            memory_watermark,
+            history: Some(HistoryOptions::default()),
+            ..BrokerConfig::default()
+        });
         if memory.is_some() {
             world.commits = true;
             world.broker.restore(Recollection::default(), world.now, &mut world.effects);
@@ -372,6 +380,7 @@ impl Pair {
             accepted: 0,
             history: Vec::new(),
             memory,
+            ledger: Ledger::default(),
         }
     }
 
@@ -544,6 +553,8 @@ impl Pair {
         assert_eq!(information.stats.removed, self.model.gone, "{}", self.story());
         let out = self.model.out.len() as u64;
         assert_eq!(self.accepted, stored + out + information.stats.removed, "{}", self.story());
+        self.ledger.read(&mut self.world.broker);
+        self.ledger.agrees_with(&information);
         if stored == 0 && out == 0 {
             assert_eq!(information.memory_bytes, 0, "an empty queue keeps no memory");
         }

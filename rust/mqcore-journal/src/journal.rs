@@ -58,7 +58,7 @@ pub(crate) struct Endings {
 /// A segment that is made but not begun.
 #[derive(Debug)]
 pub(crate) struct Spare<F> {
-    number: u32,
+    pub(crate) number: u32,
     file: F,
     capacity: u32,
 }
@@ -319,6 +319,10 @@ impl<S: Storage> Journal<S> {
     /// # Errors
     /// As for [`Self::write`] and [`Self::sync`].
     pub fn close(mut self) -> Result<(), JournalError> {
+        self.close_in_place()
+    }
+
+    pub(crate) fn close_in_place(&mut self) -> Result<(), JournalError> {
         self.write()?;
         self.sync()?;
         if self.tail.back().is_some_and(Writer::wants_mark) {
@@ -793,7 +797,13 @@ impl<S: Storage> Journal<S> {
     }
 
     /// Writes the last record of an old segment into it and cuts the file behind.
-    fn seal_in_place(&mut self, number: u32, end: u32, records: u32, kind: Kind) -> std::io::Result<()> {
+    pub(crate) fn seal_in_place(
+        &mut self,
+        number: u32,
+        end: u32,
+        records: u32,
+        kind: Kind,
+    ) -> std::io::Result<()> {
         let file = self.storage.open(&format::segment_name(number))?;
         let length = self.storage.length(&file)?;
         let mut body = Vec::new();

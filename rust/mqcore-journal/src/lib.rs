@@ -7,13 +7,14 @@
 //! | module | what lives there |
 //! |---|---|
 //! | [`journal`] | opening, putting, settling, writing, syncing, reading |
-//! | [`maintenance`] | housekeeping: what is unlinked, what is moved, what is set aside |
+//! | [`maintenance`] | housekeeping: what is unlinked, what is moved, what is set aside; `compaction`: all of it at once |
 //! | [`recovery`] | what opening found, in words and numbers |
 //! | [`inspection`] | the same without opening: reading alone |
 //! | [`storage`] | files: real ones, and some in memory that crash on demand |
 //! | [`reading`] | many records at once, while others are written |
 //! | [`options`], [`stats`], [`error`] | limits and sizes, what is counted, what can go wrong |
 
+mod compaction;
 pub mod error;
 mod format;
 mod index;

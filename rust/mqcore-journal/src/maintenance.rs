@@ -7,6 +7,7 @@ use crate::error::JournalError;
 use crate::format::{self, Kind, Location, PREFIX_BYTES, Record};
 use crate::journal::{Condition, Journal};
 use crate::scan::{Span, scan};
+use crate::state::Segment;
 use crate::storage::Storage;
 use crate::writer::{Class, reach};
 
@@ -50,6 +51,16 @@ impl<S: Storage> Journal<S> {
     /// [`JournalError::Full`] if space is still missing: what could be removed without space was. And the journal's
     /// failure.
     pub fn maintain(&mut self, now_ms: u64, budget_bytes: usize) -> Result<Maintenance, JournalError> {
+        self.keep_house(now_ms, budget_bytes, Self::find_sparse)
+    }
+
+    /// The same with another idea of which segment is worth emptying.
+    pub(crate) fn keep_house(
+        &mut self,
+        now_ms: u64,
+        budget_bytes: usize,
+        find: impl Fn(&Self) -> Option<u32>,
+    ) -> Result<Maintenance, JournalError> {
         self.check_failed()?;
         let mut done = Maintenance::default();
         self.expire_notes(now_ms);
@@ -59,7 +70,7 @@ impl<S: Storage> Journal<S> {
         }
         self.look_for_space()?;
         if self.moving.is_none() {
-            self.moving = self.find_sparse().and_then(|number| self.start_move(number));
+            self.moving = find(self).and_then(|number| self.start_move(number));
         }
         if self.moving.is_some() {
             self.go_on_moving(budget_bytes, &mut done)?;
@@ -94,8 +105,7 @@ impl<S: Storage> Journal<S> {
             }
         }
         let Some(limit) = self.options.retain_notes_bytes else { return };
-        let kept =
-            |segment: &crate::state::Segment| if segment.notes_expired { 0 } else { segment.note_bytes };
+        let kept = |segment: &Segment| if segment.notes_expired { 0 } else { segment.note_bytes };
         let mut sum: u64 = self.state.segments.values().map(kept).sum();
         for segment in self.state.segments.values_mut() {
             if sum <= limit {
@@ -107,12 +117,12 @@ impl<S: Storage> Journal<S> {
     }
 
     /// The first segment that is still written; everything before is sealed and durable.
-    fn first_open(&self) -> u32 {
+    pub(crate) fn first_open(&self) -> u32 {
         self.tail.front().map_or(0, |writer| writer.number)
     }
 
     /// The oldest segment of which nothing is needed.
-    fn find_dead(&self) -> Option<u32> {
+    pub(crate) fn find_dead(&self) -> Option<u32> {
         let moving = self.moving.as_ref().map(|moving| moving.segment);
         self.state.segments.range(..self.first_open()).find_map(|(&number, segment)| {
             let dead = segment.needed_bytes() == 0 && !segment.unreadable && Some(number) != moving;
@@ -123,19 +133,29 @@ impl<S: Storage> Journal<S> {
     /// The oldest segment that is worth emptying: damaged, or with survivors below a quarter of a segment.
     fn find_sparse(&self) -> Option<u32> {
         let quarter = u64::from(self.options.segment_bytes) / 4;
+        self.find_worth(u32::MAX, |_, needed| needed < quarter)
+    }
+
+    /// The oldest sealed segment before `until` that is damaged, or of which `worth` says so, given what of it must go
+    /// on existing, in bytes.
+    pub(crate) fn find_worth(&self, until: u32, worth: impl Fn(&Segment, u64) -> bool) -> Option<u32> {
         let reserve = self.tail.back().map_or(0, |writer| {
             u64::from(reach(writer.capacity, Class::Keep).saturating_sub(writer.position()))
         });
-        self.state.segments.range(..self.first_open()).find_map(|(&number, segment)| {
-            let mut needed = segment.needed_bytes();
-            if self.state.is_pinned(number) {
-                needed += segment.settle_bytes + segment.undefine_bytes;
-            }
+        self.state.segments.range(..self.first_open().min(until)).find_map(|(&number, segment)| {
+            let needed = self.needed_of(number, segment);
             // Without space for another segment the reserve must not be eaten up.
             let affordable = self.condition == Condition::Healthy || needed < reserve / 2;
-            let worth = segment.damaged || needed < quarter;
+            let worth = segment.damaged || worth(segment, needed);
             (worth && affordable && !segment.unreadable).then_some(number)
         })
+    }
+
+    /// What of a segment must go on existing somewhere, in bytes.
+    pub(crate) fn needed_of(&self, number: u32, segment: &Segment) -> u64 {
+        let held_down =
+            if self.state.is_pinned(number) { segment.settle_bytes + segment.undefine_bytes } else { 0 };
+        segment.needed_bytes() + held_down
     }
 
     fn start_move(&mut self, number: u32) -> Option<Move> {

@@ -114,6 +114,46 @@ impl Run {
         self.reopen();
     }
 
+    /// Compaction as a program does it, step after step, left at any of them.
+    fn compact(&mut self) {
+        let until = self.journal().newest_segment();
+        let steps = self.chance.below(40);
+        for _ in 0..steps {
+            let budget = self.chance.below(4000) as usize;
+            let before = self.journal().compactable_bytes(until);
+            match self.journal().compact(1, budget, until) {
+                Ok(done) => {
+                    assert!(done.lost.is_empty() && done.quarantined.is_empty());
+                    assert!(done.more || self.journal().compactable_bytes(until) == 0, "{before} were left");
+                    if !done.more {
+                        return self.look();
+                    }
+                }
+                Err(_) => {
+                    assert_ne!(self.journal().health(), Health::Healthy);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Compacted, closed in order and cut to what it holds; then perhaps a crash.
+    fn close_small(&mut self) {
+        self.compact();
+        let journal = self.journal.take().expect("a journal is open between the steps");
+        if journal.close_small().is_ok() {
+            for asked in self.since.drain(..) {
+                self.base.take(&asked);
+            }
+            self.written = 0;
+        }
+        if self.chance.below(2) == 0 {
+            self.disk.crash();
+        }
+        self.disk.heal();
+        self.reopen();
+    }
+
     /// A process that ends without a crash of the machine; the machine may crash soon after.
     fn restart(&mut self) {
         self.disk.heal();
@@ -189,13 +229,15 @@ impl Run {
             }
             67..=76 => self.write(),
             77..=86 => self.sync(),
-            87..=92 => {
+            87..=90 => {
                 let budget = self.chance.below(3000) as usize;
                 match self.journal().maintain(1, budget) {
                     Ok(done) => assert!(done.lost.is_empty() && done.quarantined.is_empty()),
                     Err(_) => assert_ne!(self.journal().health(), Health::Healthy),
                 }
             }
+            91 => self.compact(),
+            92 => self.close_small(),
             93 => self.crash(),
             94 => self.restart(),
             95..=96 if self.faults => self.trouble(),

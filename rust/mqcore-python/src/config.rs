@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use mqcore_broker::history::HistoryOptions;
 use mqcore_broker::id::QueueAddress;
 use mqcore_broker::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges, Status};
 use mqcore_server::config::{ClockConfig, Config, parse_admin_url};
@@ -49,7 +50,13 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         undecided_max: field(config, "undecided_max")?,
         memory_watermark: field(config, "memory_watermark")?,
         data_dir: field::<Option<PathBuf>>(config, "data_dir")?,
+        history: history(config)?,
     })
+}
+
+fn history(config: &Bound<'_, PyAny>) -> PyResult<Option<HistoryOptions>> {
+    let bodies = field(config, "history_bodies")?;
+    Ok(field::<bool>(config, "history")?.then_some(HistoryOptions { bodies }))
 }
 
 fn channel_changes(options: &Bound<'_, PyAny>) -> PyResult<ChannelChanges> {

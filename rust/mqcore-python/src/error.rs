@@ -3,7 +3,7 @@
 
 use mqcore_broker::id::NameError;
 use mqcore_server::config::ConfigError as ServerConfigError;
-use mqcore_server::data_dir::DataDirError;
+use mqcore_server::data_dir::{DataDirError, JournalError};
 use mqcore_server::server::StartError;
 use mqcore_wire::error::WireError;
 use pyo3::exceptions::PyRuntimeError;
@@ -13,6 +13,7 @@ pyo3::import_exception!(mqcore.errors, BadFrame);
 pyo3::import_exception!(mqcore.errors, ConfigError);
 pyo3::import_exception!(mqcore.errors, DataDirBusy);
 pyo3::import_exception!(mqcore.errors, DataDirDamaged);
+pyo3::import_exception!(mqcore.errors, DataDirFull);
 pyo3::import_exception!(mqcore.errors, DataDirMissing);
 pyo3::import_exception!(mqcore.errors, DataDirUnreadable);
 pyo3::import_exception!(mqcore.errors, Forked);
@@ -43,13 +44,14 @@ pub(crate) fn config(error: &ServerConfigError) -> PyErr {
     ConfigError::new_err(error.to_string())
 }
 
-/// Why a stopped broker's data directory cannot be looked at.
+/// Why a stopped broker's data directory cannot be looked at, or compacted.
 pub(crate) fn data_dir(error: &DataDirError) -> PyErr {
     let words = error.to_string();
     match error {
         DataDirError::Missing { .. } => DataDirMissing::new_err(words),
         DataDirError::Running { .. } | DataDirError::Locked { .. } => DataDirBusy::new_err(words),
         DataDirError::Record { .. } => DataDirDamaged::new_err(words),
+        DataDirError::Journal { source: JournalError::Full { .. }, .. } => DataDirFull::new_err(words),
         DataDirError::Journal { source, .. } if source.is_damage() => DataDirDamaged::new_err(words),
         _ => DataDirUnreadable::new_err(words),
     }

@@ -5,6 +5,7 @@ pub mod broker;
 mod burst;
 mod call;
 mod client;
+mod compaction;
 mod config;
 mod decision;
 mod dispatcher;
@@ -31,6 +32,8 @@ mod _core {
     use crate::broker::Broker;
     #[pymodule_export]
     use crate::burst::Burst;
+    #[pymodule_export]
+    use crate::compaction::journal_compact;
     #[pymodule_export]
     use crate::decision::{Decision, policies, policy_decision};
     #[pymodule_export]

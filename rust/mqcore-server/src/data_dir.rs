@@ -17,11 +17,12 @@ use mqcore_broker::record::{
     Definition, Progress, PutMessage, RecordError, decode_address, decode_definition, decode_put,
     decode_put_head,
 };
-use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::recovery::Report;
 use mqcore_journal::storage::FileStorage;
+
+pub use mqcore_journal::error::JournalError;
 
 /// The largest record in octets. Frames are limited to less (see [`FRAME_BYTES_MAX`]), so a peer's message always fits:
 /// one that did not would be taken for a fault of the disk.
@@ -156,12 +157,7 @@ impl DataDir {
         let failed = |source| DataDirError::Journal { shard, source };
         let path = self.path.join(format!("shard-{shard}"));
         let storage = FileStorage::open(&path).map_err(|source| DataDirError::Io { path, source })?;
-        let options = Options {
-            shard: shard as u32,
-            now_ms,
-            max_record_bytes: RECORD_BYTES_MAX as u32,
-            ..Options::default()
-        };
+        let options = journal_options(shard, now_ms);
         let mut seen = Seen::default();
         let (journal, recovered) =
             Journal::open_watching(storage, options, progress, &mut |sequence, payload| {
@@ -198,6 +194,11 @@ impl DataDir {
     }
 }
 
+/// How a shard's journal is laid out, whoever opens it.
+pub(crate) fn journal_options(shard: usize, now_ms: u64) -> Options {
+    Options { shard: shard as u32, now_ms, max_record_bytes: RECORD_BYTES_MAX as u32, ..Options::default() }
+}
+
 /// What is remembered of each message while a journal is read: small, because there may be many millions.
 #[derive(Default)]
 struct Seen {
@@ -217,6 +218,7 @@ impl Seen {
                 sequence: Sequence(sequence),
                 queue,
                 bytes: u32::try_from(head.memory_bytes).unwrap_or(u32::MAX),
+                number: head.number,
                 high_priority: head.high_priority,
             }),
             Err(error) => self.refused.push((sequence, error)),

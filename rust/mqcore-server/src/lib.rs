@@ -14,7 +14,7 @@
 //! | `outbox` | what waits for one connection to be written |
 //! | `engine`, `staging`, `questions` | a shard's task, what its turn sends, what it asked |
 //! | `journal_writer`, `data_dir` | the thread that writes a shard's records down, and where they are kept |
-//! | [`inspection`] | the same place, looked at while no broker uses it |
+//! | [`inspection`], [`compaction`] | the same place, looked at and made small while no broker uses it |
 //! | `shard`, `hub`, `registry`, `spares` | how tasks reach each other, and what they share |
 //! | `shutdown`, `clock` | stopping, and time |
 //! | `counters`, `survey`, `metrics`, `admin` | numbers, and HTTP to look at them |
@@ -23,6 +23,7 @@
 //! knew is lost.
 
 pub mod address;
+pub mod compaction;
 pub mod config;
 pub mod data_dir;
 pub mod handler;

@@ -33,6 +33,7 @@ pub(crate) fn event_bytes(event: &Event) -> usize {
         | Event::Pulled { message, .. }
         | Event::Cached { message, .. }
         | Event::Direct { message, .. }
+        | Event::Published { message, .. }
         | Event::DirectRefused { message, .. }
         | Event::DirectAcknowledged(message)
         | Event::Responded(message) => PLAIN + message.memory_bytes(),
@@ -40,6 +41,7 @@ pub(crate) fn event_bytes(event: &Event) -> usize {
         | Event::Refused(_)
         | Event::Answered(..)
         | Event::PullEnded { .. }
+        | Event::SubscriptionEnded { .. }
         | Event::Occurred(_) => PLAIN,
     }
 }

@@ -373,6 +373,7 @@ fn broker_config(config: &Config, shard: usize, shards: usize, seeds: &RandomSta
         slow_consumer_timeout: config.slow_consumer_timeout,
         undecided_max: config.undecided_max,
         memory_watermark: config.memory_watermark / shards as u64,
+        history: config.history,
         seed: seed.finish(),
     }
 }

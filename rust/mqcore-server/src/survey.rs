@@ -1,7 +1,7 @@
 //! What all shards know, joined into one answer.
 
 use mqcore_broker::id::QueueAddress;
-use mqcore_broker::stats::{BodyStats, QueueStats, Survey, Waiting};
+use mqcore_broker::stats::{BodyStats, QueueStats, Survey, TopicStats, Waiting};
 use tokio::sync::oneshot;
 
 use crate::hub::Hub;
@@ -60,6 +60,8 @@ fn join(joined: &mut Survey, survey: Survey) {
         answers_late,
         retired,
         bodies,
+        topics,
+        retired_topics,
     } = survey;
     joined.channels.extend(channels);
     joined.queues.extend(queues);
@@ -74,6 +76,8 @@ fn join(joined: &mut Survey, survey: Survey) {
     joined.bodies.evicted += evicted;
     joined.bodies.loaded += loaded;
     joined.bodies.unreadable += unreadable;
+    joined.topics.extend(topics);
+    joined.retired_topics.add(&retired_topics);
 }
 
 /// Adds the counters of `stats` to those of `sum`; of moments, the later remains.
@@ -115,7 +119,7 @@ pub(crate) fn add_stats(sum: &mut QueueStats, stats: &QueueStats) {
     sum.last_sent_ms = sum.last_sent_ms.max(*last_sent_ms);
 }
 
-/// Sums over queues, those that are gone included in the counters.
+/// Sums over queues and topics, those that are gone included in the counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Totals {
     /// Stored and not handed out.
@@ -128,11 +132,16 @@ pub(crate) struct Totals {
     pub(crate) memory_bytes: u64,
     /// Counters.
     pub(crate) stats: QueueStats,
+    /// Counters of topics, those that are forgotten included.
+    pub(crate) topics: TopicStats,
 }
 
 impl Totals {
     pub(crate) fn of(survey: &Survey) -> Self {
-        let mut totals = Self { stats: survey.retired, ..Self::default() };
+        let mut totals = Self { stats: survey.retired, topics: survey.retired_topics, ..Self::default() };
+        for topic in &survey.topics {
+            totals.topics.add(&topic.stats);
+        }
         for queue in &survey.queues {
             totals.ready += queue.high_priority + queue.normal;
             totals.in_flight += queue.in_flight;

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
+pub mod ledger;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +15,7 @@ use mqcore_broker::command::{
 };
 use mqcore_broker::decision::{Acknowledge, Decision, PutBack, Step, Steps};
 use mqcore_broker::effect::{Answer, Effect, Event, HandlerFailure, Load, PullOutcome, Question, Reply};
-use mqcore_broker::id::{ChannelName, ConnectionId, QueueAddress, RequestId, Sequence};
+use mqcore_broker::id::{ChannelName, ConnectionId, QueueAddress, RequestId, Sequence, Tag};
 use mqcore_broker::message::{Message, Properties};
 use mqcore_broker::options::{ChannelChanges, Durability, QueueChanges, Status};
 use mqcore_broker::policy;
@@ -107,6 +109,7 @@ impl World {
             id: "".into(),
             name: None,
             kind: None,
+            protocol: "test",
             admin,
             connected_at: self.now,
         });
@@ -225,6 +228,7 @@ impl World {
 
     pub fn word(address: &str, id: &str, negative: Option<&str>) -> Acknowledgement {
         Acknowledgement {
+            tag: Tag::CHANNEL,
             queue: queue(address),
             message_id: id.as_bytes().into(),
             negative: negative.map(Into::into),
@@ -313,10 +317,10 @@ impl World {
     /// Keeps what the journal would, and what it is asked for. Records stay among the effects.
     fn note_journal(&mut self) {
         for effect in &self.effects {
-            if let Effect::Record(sequence, Record::Put { queue, message, received }) = effect
+            if let Effect::Record(sequence, Record::Put { queue, message, received, number }) = effect
                 && !self.journal.contains_key(sequence)
             {
-                let octets = encode_put(queue, message, *received);
+                let octets = encode_put(queue, message, *received, *number);
                 self.journal.insert(*sequence, decode_put(&octets).expect("just encoded").message);
             }
         }

@@ -373,7 +373,7 @@ fn queue_information_has_the_members_that_clients_know_and_then_its_own() {
             put_back: 15,
             dead_lettered: 16,
             errors: 17,
-            dropped: [18, 19, 20, 21, 22, 23],
+            dropped: [18, 19, 20, 21, 22, 23, 0],
             last_received_ms: 24,
             last_sent_ms: 25,
         },

@@ -1,0 +1,143 @@
+//! A stopped broker's data directory, made as small as what lives in it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use mqcore_journal::journal::Journal;
+use mqcore_journal::storage::FileStorage;
+
+use crate::data_dir::{DataDir, DataDirError, journal_options};
+
+pub use mqcore_journal::recovery::Report;
+
+/// Octets that are copied between two words of progress.
+const STEP_BYTES: usize = 8 * 1024 * 1024;
+/// What damaged segments are called that stand aside.
+const QUARANTINED: &str = ".quarantined";
+
+/// A data directory that no broker can start on, and nobody can look at, until this is dropped.
+#[derive(Debug)]
+pub struct Compaction {
+    path: PathBuf,
+    directory: DataDir,
+}
+
+/// What became of one shard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CompactedShard {
+    /// What opening found.
+    pub report: Report,
+    /// Octets of its segment files before and after.
+    pub bytes: (u64, u64),
+    /// Its segment files before and after.
+    pub segments: (usize, usize),
+    /// Damaged segments that stand aside, by file name; those that were just dropped are not among them.
+    pub quarantined: Vec<String>,
+    /// Octets of the damaged segments that were dropped.
+    pub dropped_bytes: u64,
+    /// Messages that turned out to be unreadable while they were copied.
+    pub lost: u64,
+}
+
+impl Compaction {
+    /// Takes a data directory that exists and that nobody uses.
+    ///
+    /// # Errors
+    /// [`DataDirError::Missing`], [`DataDirError::Running`], [`DataDirError::Format`], and [`DataDirError::Io`].
+    pub fn open(path: &Path) -> Result<Self, DataDirError> {
+        for needed in [path.to_path_buf(), path.join("format")] {
+            if !needed.exists() {
+                return Err(DataDirError::Missing { path: path.to_path_buf(), missing: needed });
+            }
+        }
+        let directory = DataDir::open(path, 1).map_err(|error| match error {
+            DataDirError::Locked { path } => DataDirError::Running { path },
+            other => other,
+        })?;
+        Ok(Self { path: path.to_path_buf(), directory })
+    }
+
+    /// How many shards it was made for.
+    pub fn shards(&self) -> usize {
+        self.directory.shards()
+    }
+
+    /// Compacts a shard's journal; with `drop_quarantined`, what stands aside is removed at the end. `progress` is told
+    /// octets done and in all, and answers whether to go on. `None`: it said no, or the shard has no journal.
+    ///
+    /// # Errors
+    /// [`DataDirError::Journal`], with [`JournalError::Full`](mqcore_journal::error::JournalError::Full) if there is no
+    /// space for copies, and [`DataDirError::Io`]. Whatever happens, also to the process, nothing that was saved is lost,
+    /// and another call goes on.
+    pub fn compact(
+        &self,
+        shard: usize,
+        now_ms: u64,
+        drop_quarantined: bool,
+        progress: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<Option<CompactedShard>, DataDirError> {
+        let failed = |source| DataDirError::Journal { shard, source };
+        let path = self.path.join(format!("shard-{shard}"));
+        if !path.is_dir() {
+            return Ok(None);
+        }
+        let io = |source| DataDirError::Io { path: path.clone(), source };
+        let before = sizes(&path, ".segment").map_err(io)?;
+        let storage = FileStorage::open(&path).map_err(io)?;
+        let mut go_on = true;
+        let (mut journal, recovered) =
+            Journal::open(storage, journal_options(shard, now_ms), &mut |_, _| {}).map_err(failed)?;
+        let until = journal.newest_segment();
+        let total = journal.compactable_bytes(until);
+        let mut lost = 0;
+        let mut more = true;
+        while more && go_on {
+            let done = journal.compact(now_ms, STEP_BYTES, until).map_err(failed)?;
+            lost += done.lost.len() as u64;
+            more = done.more;
+            go_on = progress(total.saturating_sub(journal.compactable_bytes(until)), total);
+        }
+        journal.close_small().map_err(failed)?;
+        if !go_on {
+            return Ok(None);
+        }
+        let aside = sizes(&path, QUARANTINED).map_err(io)?;
+        let mut dropped_bytes = 0;
+        if drop_quarantined {
+            for (name, bytes) in &aside {
+                fs::remove_file(path.join(name)).map_err(io)?;
+                dropped_bytes += bytes;
+            }
+        }
+        let after = sizes(&path, ".segment").map_err(io)?;
+        let sum = |files: &[(String, u64)]| files.iter().map(|(_, bytes)| bytes).sum();
+        Ok(Some(CompactedShard {
+            report: recovered.report,
+            bytes: (sum(&before), sum(&after)),
+            segments: (before.len(), after.len()),
+            quarantined: if drop_quarantined {
+                Vec::new()
+            } else {
+                aside.into_iter().map(|(name, _)| name).collect()
+            },
+            dropped_bytes,
+            lost,
+        }))
+    }
+}
+
+/// The files of a directory whose names end so, with their lengths, by name.
+fn sizes(path: &Path, suffix: &str) -> io::Result<Vec<(String, u64)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        if let Ok(name) = entry.file_name().into_string()
+            && name.ends_with(suffix)
+        {
+            found.push((name, entry.metadata()?.len()));
+        }
+    }
+    found.sort_unstable();
+    Ok(found)
+}
