@@ -2,11 +2,12 @@
 
 use smallvec::SmallVec;
 
+use crate::bindings::QueueBinding;
 use crate::client::Introduction;
 use crate::id::{ChannelName, QueueAddress, RequestId, Tag, TopicName};
 use crate::message::Message;
 use crate::options::{ChannelChanges, QueueChanges};
-use crate::subscription::QueueSubscription;
+use crate::subscription::{QueueSubscription, Remote};
 use crate::topic::TopicPattern;
 
 /// A message id as it was read, kept inline when it is short.
@@ -264,6 +265,14 @@ pub enum Request {
     SubscribeQueue(Box<QueueSubscription>),
     /// End that; what is not settled goes back.
     UnsubscribeQueue { queue: QueueAddress, tag: Tag },
+    /// Do something to the subscriptions of a name, whoever has them. `NotFound` from every shard that has none. Asked of
+    /// every shard.
+    ToSubscriptions { name: Box<[u8]>, what: Remote },
+    /// Change what a queue is bound to, whether or not it exists yet. Answered when no message can be missed any more.
+    RebindQueue { queue: QueueAddress, binding: Box<QueueBinding> },
+    /// Remove a queue that its consumers made, and what it is bound to, whether or not it exists. Who consumes it is told of
+    /// its bindings once more.
+    DropQueue { queue: QueueAddress },
     /// Get the messages of topics from now on; each once, however many subscriptions match. Twice is fine. `told`: each
     /// as an `Event::Published` of its own, for sessions that number, filter or acknowledge; else encoded once for all.
     /// Patterns are asked of every shard.
@@ -330,7 +339,10 @@ impl Request {
             | Self::RemoveQueue { queue }
             | Self::ClearQueue { queue, .. }
             | Self::QueueInformation { queue }
-            | Self::UnsubscribeQueue { queue, .. } => of(&queue.channel),
+            | Self::UnsubscribeQueue { queue, .. }
+            | Self::RebindQueue { queue, .. }
+            | Self::DropQueue { queue } => of(&queue.channel),
+            Self::ToSubscriptions { .. } => Destination::Every,
             Self::SubscribeQueue(subscription) => of(&subscription.queue.channel),
             Self::ListChannels { .. } => Destination::Every,
             Self::ListClients { .. } | Self::ListNodes => Destination::Home,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::bindings::QueueBindings;
 use crate::client::Client;
 use crate::command::{Acknowledgement, EventKind, MessageId};
 use crate::decision::{Decision, Step};
@@ -54,6 +55,24 @@ pub enum Forwarded {
         to: QueueAddress,
         /// What.
         message: Message,
+    },
+    /// Bind a queue to topics and unbind it from others, and say so.
+    Bind {
+        /// The queue.
+        queue: QueueAddress,
+        /// Topics of the shard that is asked.
+        bind: Vec<TopicName>,
+        /// Topics of the shard that is asked.
+        unbind: Vec<TopicName>,
+        /// Who wants to know when it is done.
+        from: usize,
+        /// Under which number.
+        ticket: u64,
+    },
+    /// That was done.
+    Bound {
+        /// Under this number.
+        ticket: u64,
     },
 }
 
@@ -159,6 +178,13 @@ pub enum Event {
         negative: Option<Box<str>>,
         /// The consumer's own word, if this relays one, with that consumer's id (`None` if names are hidden).
         relayed: Option<Box<(Acknowledgement, Option<Box<str>>)>>,
+    },
+    /// What the queue of a subscription is bound to changed, or when that queue goes.
+    Rebound {
+        /// Which subscription.
+        tag: Tag,
+        /// How it is now.
+        bindings: Arc<QueueBindings>,
     },
     /// A subscription ended without its session having asked: its queue was removed.
     SubscriptionEnded {

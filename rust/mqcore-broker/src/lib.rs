@@ -13,6 +13,7 @@
 //! | [`command`], [`effect`], [`stats`] | what comes in, what goes out, what is counted |
 //! | [`record`], [`history`] | what must survive a crash; what happened to each message |
 
+pub mod bindings;
 pub mod broker;
 mod channel;
 pub mod client;

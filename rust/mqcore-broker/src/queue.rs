@@ -173,6 +173,12 @@ impl Queue {
         own.iter().filter(|member| member.consumer.tag != Tag::CHANNEL)
     }
 
+    /// Whether this subscription is there and has this name.
+    pub(crate) fn has_subscription(&self, key: ConsumerKey, name: &[u8]) -> bool {
+        self.subscriptions()
+            .any(|member| member.consumer.key() == key && member.consumer.name.as_deref() == Some(name))
+    }
+
     /// Somebody consumes this queue on terms of its own.
     pub(crate) fn subscribe(&mut self, consumer: Consumer, channel: &Members, turn: &mut Turn<'_>) {
         let own = self.own.get_or_insert_with(|| Arc::new(channel.clone()));

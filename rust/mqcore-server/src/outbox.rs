@@ -37,6 +37,9 @@ pub(crate) fn event_bytes(event: &Event) -> usize {
         | Event::DirectRefused { message, .. }
         | Event::DirectAcknowledged(message)
         | Event::Responded(message) => PLAIN + message.memory_bytes(),
+        Event::Rebound { bindings, .. } => {
+            PLAIN + bindings.topics.iter().map(|topic| topic.as_bytes().len() + 1).sum::<usize>()
+        }
         Event::Welcomed(_)
         | Event::Refused(_)
         | Event::Answered(..)

@@ -297,7 +297,7 @@ impl Exchange {
                 }
             }
             // Its consumers join channels: it has no subscriptions that could end.
-            Event::SubscriptionEnded { .. } => {}
+            Event::SubscriptionEnded { .. } | Event::Rebound { .. } => {}
             Event::Direct { to, message } => {
                 delivery::relay(Kind::DIRECT, &message, pattern_text(&to).as_bytes(), output);
             }
