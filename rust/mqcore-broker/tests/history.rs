@@ -287,6 +287,7 @@ fn a_message_keeps_its_number_over_a_restart_and_no_number_is_used_twice() {
         queues: vec![queue("ch/1")],
         messages: restored,
         progress: Vec::new(),
+        tickets: Vec::new(),
         sequence: records.last().expect("there are some").0,
     };
     again.broker.restore(had, again.now, &mut again.effects);

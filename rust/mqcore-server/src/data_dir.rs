@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use mqcore_broker::broker::{Recollection, Restored};
 use mqcore_broker::id::{QueueAddress, Sequence};
+use mqcore_broker::intake::Ticket;
 use mqcore_broker::record::{
     Definition, Progress, PutMessage, RecordError, decode_address, decode_definition, decode_put,
     decode_put_head,
@@ -188,8 +189,10 @@ impl DataDir {
             return Err(unknown(error));
         }
         let sequence = Sequence(recovered.next_sequence.saturating_sub(1));
-        let Seen { queues, messages, .. } = seen;
-        let had = Recollection { definitions, queues, messages, progress, sequence };
+        let Seen { queues, messages, tickets, .. } = seen;
+        let kept = |sequence: &Sequence| messages.binary_search_by_key(sequence, |message| message.sequence).is_ok();
+        let tickets = tickets.into_iter().filter(|(sequence, _)| kept(sequence)).map(|(_, ticket)| ticket).collect();
+        let had = Recollection { definitions, queues, messages, progress, tickets, sequence };
         Ok(Opened { journal, had, report: recovered.report, unreadable: unreadable.len() as u64 })
     }
 }
@@ -208,19 +211,23 @@ struct Seen {
     /// The queue of the message before: most messages follow one of their own queue.
     last: (Box<str>, u32),
     messages: Vec<Restored>,
+    tickets: Vec<(Sequence, Ticket)>,
     refused: Vec<(u64, RecordError)>,
 }
 
 impl Seen {
     fn see(&mut self, sequence: u64, payload: &[u8]) {
         match decode_put_head(payload).and_then(|head| Ok((self.place(head.queue)?, head))) {
-            Ok((queue, head)) => self.messages.push(Restored {
-                sequence: Sequence(sequence),
-                queue,
-                bytes: u32::try_from(head.memory_bytes).unwrap_or(u32::MAX),
-                number: head.number,
-                high_priority: head.high_priority,
-            }),
+            Ok((queue, head)) => {
+                self.tickets.extend(head.ticket.map(|ticket| (Sequence(sequence), ticket)));
+                self.messages.push(Restored {
+                    sequence: Sequence(sequence),
+                    queue,
+                    bytes: u32::try_from(head.memory_bytes).unwrap_or(u32::MAX),
+                    number: head.number,
+                    high_priority: head.high_priority,
+                });
+            }
             Err(error) => self.refused.push((sequence, error)),
         }
     }
