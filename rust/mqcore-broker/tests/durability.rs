@@ -559,7 +559,8 @@ fn wherever_a_crash_cuts_what_is_passed_on_is_there_once() {
         let mut taken = BTreeMap::<String, u32>::new();
         for address in ["ch/1", "ch/2"] {
             for waiting in w.broker.waiting(&queue(address), 100).unwrap_or_default() {
-                *taken.entry(id_of(&waiting.message)).or_default() += 1;
+                let message = waiting.message.as_ref().unwrap_or_else(|| &w.journal[&waiting.sequence]);
+                *taken.entry(id_of(message)).or_default() += 1;
             }
         }
         assert!(taken.values().all(|times| *times == 1), "after {kept} records: {taken:?}");
@@ -593,5 +594,6 @@ fn what_finds_no_room_is_put_off_and_nothing_overtakes_it() {
     disk.commit(&mut w);
     assert_eq!(confirmed(&mut w, &again), [1, 2]);
     let waiting = w.broker.waiting(&queue("ch/1"), 10).expect("it is there");
-    assert_eq!(waiting.iter().map(|waiting| id_of(&waiting.message)).collect::<Vec<_>>(), ["m1", "m2"]);
+    let ids: Vec<_> = waiting.iter().filter_map(|waiting| waiting.message.as_ref()).map(id_of).collect();
+    assert_eq!(ids, ["m1", "m2"]);
 }

@@ -190,8 +190,10 @@ impl DataDir {
         }
         let sequence = Sequence(recovered.next_sequence.saturating_sub(1));
         let Seen { queues, messages, tickets, .. } = seen;
-        let kept = |sequence: &Sequence| messages.binary_search_by_key(sequence, |message| message.sequence).is_ok();
-        let tickets = tickets.into_iter().filter(|(sequence, _)| kept(sequence)).map(|(_, ticket)| ticket).collect();
+        let kept =
+            |sequence: &Sequence| messages.binary_search_by_key(sequence, |message| message.sequence).is_ok();
+        let tickets =
+            tickets.into_iter().filter(|(sequence, _)| kept(sequence)).map(|(_, ticket)| ticket).collect();
         let had = Recollection { definitions, queues, messages, progress, tickets, sequence };
         Ok(Opened { journal, had, report: recovered.report, unreadable: unreadable.len() as u64 })
     }
