@@ -98,7 +98,7 @@ class QueueStats:
     """Failed, late and missing answers of handlers."""
     dropped: Mapping[str, int]
     """Dropped messages by reason: ``no-consumer``, ``slow``, ``limit``, ``expired``, ``refused``,
-    ``erased``."""
+    ``erased``, ``unreadable``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +202,7 @@ class BrokerOptions(TypedDict, total=False):
     undecided_max: int
     limiter_keys_max: int
     limiter_bytes_max: int
+    memory_watermark: int
 
 
 class DeliveryHandlers(Mapping[str, DeliveryHandler]):

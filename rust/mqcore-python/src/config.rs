@@ -51,6 +51,7 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         undecided_max: field(config, "undecided_max")?,
         limiter_keys_max: field(config, "limiter_keys_max")?,
         limiter_bytes_max: field(config, "limiter_bytes_max")?,
+        memory_watermark: field(config, "memory_watermark")?,
         data_dir: field::<Option<PathBuf>>(config, "data_dir")?,
         authority: AuthorityConfig::default(),
         history: history(config)?,

@@ -34,6 +34,7 @@ pub mod inspection;
 pub mod server;
 
 mod admin;
+mod body_reader;
 mod clock;
 mod connection;
 mod counters;
