@@ -1,4 +1,4 @@
-"""A raw Throttr connection, and dialogues of `tests/vectors/throttr.jsonl` taken apart, so that they can be derived for other widths."""
+"""A raw Throttr connection, and the dialogues of the vectors taken apart, to be derived for other widths."""
 
 from __future__ import annotations
 

@@ -582,8 +582,7 @@ impl Shard {
 
     // --- listings -----------------------------------------------------------------------------------------------
 
-    pub(crate) fn open_cursor(&mut self) -> usize {
-        let until = if self.last == NONE { 0 } else { self.entries.get(self.last).sequence };
+    pub(crate) fn open_cursor(&mut self, until: u64) -> usize {
         let cursor = Some(Cursor { at: self.first, until });
         if let Some(free) = self.cursors.iter().position(Option::is_none) {
             self.cursors[free] = cursor;

@@ -275,7 +275,6 @@ impl ThrottrSession {
         } else {
             let mut fresh = std::mem::take(&mut self.fresh);
             self.answer(request, commands, &mut fresh);
-            self.count_written(fresh.len());
             self.held.hold(&fresh);
             fresh.clear();
             self.fresh = fresh;
@@ -543,9 +542,7 @@ impl ThrottrSession {
         if payload.len() as u64 > dialect.width.max() {
             return self.directory.count_inexpressible();
         }
-        let before = output.len();
         answer::push(topic.as_bytes(), payload, dialect, output);
-        self.count_written(output.len() - before);
         if self.terms.metrics {
             self.peer.add(Counted::ReceivedBytes, payload.len() as u64);
             if let Some(own) = self.subscriptions.get(topic) {
@@ -672,6 +669,7 @@ impl Session for ThrottrSession {
     }
 
     fn event(&mut self, event: Event, _now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError> {
+        let before = output.len();
         match event {
             Event::Published { topic, message } => self.push(&topic, &message, output),
             Event::Answered(request, result) => {
@@ -697,6 +695,7 @@ impl Session for ThrottrSession {
             // Nothing else is asked of the broker.
             _ => {}
         }
+        self.count_written(output.len() - before);
         self.flush_tallies();
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! What is known of one connection: by itself, by CONNECTION and by CONNECTIONS.
 
-use std::net::SocketAddr;
+use core::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use mqcore_wire::throttr::ID_BYTES;

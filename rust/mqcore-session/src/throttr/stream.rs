@@ -34,7 +34,7 @@ pub(super) enum Stream {
 pub(super) struct Keys {
     what: What,
     listing: Listing,
-    /// Of the walk that counts; the one that tells began at the same moment.
+    /// The walk that counts, over the same entries.
     counting: Option<Counting>,
     number: u64,
     fragments: u64,
@@ -66,9 +66,8 @@ impl What {
 
 impl Stream {
     pub(super) fn keys(what: What, directory: &Directory) -> Self {
-        // The walk that counts begins first: what comes in between is told by neither.
-        let counting = Counting { listing: directory.limiter().list(), filled: 0 };
         let listing = directory.limiter().list();
+        let counting = Counting { listing: listing.again(), filled: 0 };
         let keys = Keys { what, listing, counting: Some(counting), number: 0, fragments: 0, next: None };
         Self::Keys(Box::new(keys))
     }
