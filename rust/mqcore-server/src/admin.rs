@@ -2,6 +2,7 @@
 //!
 //! It runs on Tokio alone and asks shards only, so it answers also while a handler is stuck.
 
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,8 +10,8 @@ use std::time::{Duration, Instant};
 use axum::extract::State;
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use axum::{Json, Router};
+use axum::routing::{get, post};
+use axum::{Extension, Json, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -20,6 +21,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 use crate::address::Listening;
+use crate::admin_backup;
 use crate::hub::Hub;
 use crate::metrics;
 use crate::shutdown::TaskGuard;
@@ -40,9 +42,15 @@ const LIST_LIMIT: (usize, usize) = (100, 10_000);
 /// What every request may look at.
 #[derive(Clone)]
 pub(crate) struct Admin {
-    hub: Arc<Hub>,
+    pub(crate) hub: Arc<Hub>,
     listeners: Arc<[Listening]>,
     started: Instant,
+}
+
+/// Who asks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Caller {
+    pub(crate) address: SocketAddr,
 }
 
 impl Admin {
@@ -66,12 +74,13 @@ pub(crate) async fn serve(listener: TcpListener, admin: Admin, alive: TaskGuard)
             next = next => next,
             () = &mut ended => break,
         };
-        let Ok((stream, _)) = accepted else {
+        let Ok((stream, address)) = accepted else {
             // Out of descriptors, most likely: clients come first, so wait for some to be freed.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let connection = converse(stream, router.clone(), Arc::clone(&admin.hub));
+        let connection =
+            converse(stream, router.clone().layer(Extension(Caller { address })), Arc::clone(&admin.hub));
         let guard = admin.hub.shutdown.enter();
         tokio::spawn(async move {
             connection.await;
@@ -98,12 +107,13 @@ fn router(admin: Admin) -> Router {
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics_page))
         .route("/overview", get(overview))
+        .route("/backup", post(admin_backup::download))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
         .with_state(admin)
 }
 
-fn error(status: StatusCode, code: &str, message: &str) -> Response {
+pub(crate) fn error(status: StatusCode, code: &str, message: &str) -> Response {
     (status, Json(json!({"error": {"code": code, "message": message}}))).into_response()
 }
 
@@ -113,7 +123,11 @@ async fn unknown_path(uri: Uri) -> Response {
 }
 
 async fn unknown_method() -> Response {
-    error(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "only GET and HEAD are understood here")
+    error(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "method-not-allowed",
+        "only GET and HEAD are understood here; POST is for /backup",
+    )
 }
 
 async fn livez() -> Json<Value> {

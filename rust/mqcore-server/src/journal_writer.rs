@@ -4,8 +4,8 @@
 //! for that, and tells the shard. What arrives during one sync is the next batch: batches form by themselves, the
 //! larger the busier the shard is, and no timer delays anybody.
 
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use mqcore_broker::id::Sequence;
@@ -16,6 +16,7 @@ use mqcore_journal::journal::Journal;
 use mqcore_journal::stats::Health;
 use mqcore_journal::storage::FileStorage;
 
+use crate::backup::Pin;
 use crate::data_dir::DataDir;
 use crate::hub::Hub;
 use crate::shard::Urgent;
@@ -62,6 +63,7 @@ impl JournalWriter {
             last: Sequence(0),
             state: State::Healthy,
             housekept: Instant::now(),
+            pin: Weak::new(),
         };
         std::thread::Builder::new().name(format!("mqcore-journal-{shard}")).spawn(move || {
             writer.run(&receiver);
@@ -100,6 +102,8 @@ struct Writer {
     last: Sequence,
     state: State,
     housekept: Instant,
+    /// Alive while a backup needs the files as they are.
+    pin: Weak<Pin>,
 }
 
 impl Writer {
@@ -114,6 +118,7 @@ impl Writer {
                         self.take(turn);
                     }
                     self.commit(sync);
+                    self.meet();
                     if self.housekept.elapsed() >= HOUSEKEEPING {
                         // Consumers that go on must not keep publishers out: nobody else would look for space then.
                         self.retry();
@@ -123,6 +128,7 @@ impl Writer {
                 Err(RecvTimeoutError::Timeout) => {
                     self.retry();
                     self.commit(true);
+                    self.meet();
                     self.keep_house();
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -279,11 +285,25 @@ impl Writer {
         }
     }
 
+    /// Takes part in a backup, if one is asked for: says what there is, and stands still until all shards have.
+    fn meet(&mut self) {
+        let Some(meeting) = self.hub.backups.take(self.shard) else { return };
+        let snapshot = self.journal.snapshot();
+        if let Err(error) = &snapshot
+            && self.journal.health() == Health::Failed
+        {
+            self.fail(error);
+        }
+        self.pin = meeting.pin();
+        meeting.attend(self.shard, snapshot.map_err(|error| error.to_string()));
+    }
+
     fn keep_house(&mut self) {
         self.housekept = Instant::now();
         if self.state == State::Failed {
             return;
         }
+        self.journal.pin(self.pin.strong_count() > 0);
         match self.journal.maintain(self.hub.clock.now().0, HOUSEKEEPING_BYTES) {
             Ok(_) | Err(JournalError::Full { .. }) => {}
             Err(error) => self.fail(&error),
@@ -300,6 +320,7 @@ mod tests {
     use mqcore_wire::codec::Limits;
 
     use super::*;
+    use crate::backup::BackupDesk;
     use crate::clock::Clock;
     use crate::config::ClockConfig;
     use crate::counters::Counters;
@@ -336,6 +357,7 @@ mod tests {
             spare_commands: SpareCommands::new(),
             spare_bytes: SpareBytes::new(),
             runtime: tokio::runtime::Handle::current(),
+            backups: BackupDesk::new(1, None),
             activity: AtomicU64::new(0),
         };
         (Arc::new(hub), inbox)
@@ -357,6 +379,7 @@ mod tests {
             last: Sequence(0),
             state: State::Healthy,
             housekept: Instant::now(),
+            pin: Weak::new(),
         };
         writer.refuse(State::Full, "the disk was full a moment ago");
         let (turns, receiver) = channel();
