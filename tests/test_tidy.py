@@ -22,6 +22,7 @@ FORBIDDEN = {
     "mqcore-broker": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-session": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-authority": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
+    "mqcore-limiter": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-journal": rf"\b({NO_RUNTIME_NO_CLOCK})\b",
 }
 
@@ -31,10 +32,25 @@ MAY_KNOW = {
     "mqcore-broker": set(),
     "mqcore-journal": set(),
     "mqcore-authority": set(),
-    "mqcore-session": {"mqcore-wire", "mqcore-broker"},
-    "mqcore-server": {"mqcore-wire", "mqcore-broker", "mqcore-session", "mqcore-journal", "mqcore-authority"},
+    "mqcore-limiter": set(),
+    "mqcore-session": {"mqcore-wire", "mqcore-broker", "mqcore-limiter"},
+    "mqcore-server": {
+        "mqcore-wire",
+        "mqcore-broker",
+        "mqcore-session",
+        "mqcore-journal",
+        "mqcore-authority",
+        "mqcore-limiter",
+    },
     "mqcore-client": {"mqcore-wire"},
-    "mqcore-python": {"mqcore-wire", "mqcore-broker", "mqcore-session", "mqcore-server", "mqcore-client"},
+    "mqcore-python": {
+        "mqcore-wire",
+        "mqcore-broker",
+        "mqcore-session",
+        "mqcore-server",
+        "mqcore-client",
+        "mqcore-limiter",
+    },
 }
 
 # A crate may not reach around a wall with somebody else's crate either.

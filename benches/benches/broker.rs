@@ -32,6 +32,7 @@ fn client(number: u64) -> Arc<Client> {
         id: format!("client-{number}").into(),
         name: None,
         kind: None,
+        protocol: "tmqp",
         admin: true,
         connected_at: NOW,
     })
@@ -93,6 +94,7 @@ impl Bench {
             let Effect::Deliver(deliver) = effect else { continue };
             let consumer = deliver.to.as_slice()[0].0 as usize - 2;
             let word = Acknowledgement {
+                tag: mqcore_broker::id::Tag::CHANNEL,
                 queue: self.queue.clone(),
                 message_id: deliver.message.id().into(),
                 negative: None,

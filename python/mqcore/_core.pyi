@@ -9,6 +9,7 @@ from mqcore.handlers import PutBack, SendAck
 
 __all__ = [
     "Acknowledgement",
+    "BackupArchive",
     "Broker",
     "Burst",
     "Client",
@@ -27,6 +28,8 @@ __all__ = [
     "QueueView",
     "Received",
     "States",
+    "ZstdReader",
+    "ZstdWriter",
     "__version__",
     "connect",
     "end_delivering",

@@ -262,10 +262,10 @@ def _unpack(path: Path, into: Path, total: int | None, progress: Copied | None) 
     if not path.exists():
         raise errors.DataDirMissing(f"there is no backup at {path}")
     if not path.is_dir():
-        with path.open("rb") as file:
-            compressed = file.read(4) == _ZSTD
-            file.seek(0)
-            manifest = _read_archive(_Compressed(path) if compressed else file, into, total, progress)
+        with path.open("rb") as plain:
+            compressed = plain.read(4) == _ZSTD
+            plain.seek(0)
+            manifest = _read_archive(_Compressed(path) if compressed else plain, into, total, progress)
         (into / _MANIFEST).unlink()
         return manifest
     try:

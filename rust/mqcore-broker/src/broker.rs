@@ -7,6 +7,7 @@ use foldhash::{HashMap, HashMapExt};
 use slab::Slab;
 use smallvec::SmallVec;
 
+use crate::bindings::{Bindings, Names, QueueBinding, QueueBindings};
 use crate::channel::{Channel, check_handler, no_queue};
 use crate::client::Client;
 use crate::command::{
@@ -14,9 +15,15 @@ use crate::command::{
 };
 use crate::decision::{Acknowledge, Decision, PutBack, Steps};
 use crate::directory::Directory;
-use crate::effect::{Answer, Effect, Event, Occurrence, Origin, PullOutcome, Reply, Subject, Transfer};
+use crate::effect::{
+    Answer, Effect, Event, Forwarded, Occurrence, Origin, PullOutcome, Reply, Subject, Transfer,
+};
 use crate::filter;
-use crate::id::{ChannelName, ConnectionId, HandlerId, QueueAddress, Sequence};
+use crate::history::{Block, Happened, HistoryOptions};
+use crate::id::{
+    ChannelName, ConnectionId, HandlerId, MessageNumber, QueueAddress, Sequence, Tag, TopicName,
+};
+use crate::members::{Consumer, ConsumerKey, Members};
 use crate::message::Message;
 use crate::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges};
 use crate::policy::Policy;
@@ -25,7 +32,9 @@ use crate::ready::Entry;
 use crate::record::{Definition, Progress, PutMessage, Record};
 use crate::rejection::{Rejection, RejectionKind};
 use crate::stats::{DropReason, Survey, Waiting};
+use crate::subscription::{QueueSubscription, Remote};
 use crate::time::Timestamp;
+use crate::topic::{TopicPattern, Topics};
 use crate::turn::{Asked, Asker, Awaiting, Books, Place, Storage, Turn};
 
 /// What a shard is told when it starts.
@@ -51,6 +60,8 @@ pub struct BrokerConfig {
     pub slow_consumer_timeout: Duration,
     /// Messages of one queue that may wait for a handler's decision; more are refused as busy. Default 100,000.
     pub undecided_max: usize,
+    /// Whether, and how, what happens to each message is written down: [`Broker::take_history`]. Default no.
+    pub history: Option<HistoryOptions>,
     /// Makes generated ids unguessable and unique: random, different for each start and shard.
     pub seed: u64,
 }
@@ -68,6 +79,7 @@ impl Default for BrokerConfig {
             delivery_handler: crate::policy::MEMORY.key.into(),
             slow_consumer_timeout: Duration::from_secs(30),
             undecided_max: 100_000,
+            history: None,
             seed: 0,
         }
     }
@@ -124,6 +136,8 @@ struct Peer {
     joined: SmallVec<[usize; 2]>,
     /// It subscribed to events of channels or queues here.
     watches: bool,
+    /// Queues that it subscribed to; some may be gone.
+    subscribed: Vec<Place>,
 }
 
 /// One shard.
@@ -137,6 +151,12 @@ pub struct Broker {
     last: Option<(ChannelName, usize)>,
     peers: HashMap<ConnectionId, Peer>,
     directory: Directory,
+    topics: Topics,
+    bindings: Bindings,
+    /// Subscriptions that have a name.
+    named: Names<(Place, ConsumerKey)>,
+    /// What the answer to the request that is being carried out waits for.
+    ticket: Option<u64>,
     /// Subscribers of channels' coming and going.
     watchers: Vec<(EventKind, ConnectionId)>,
     answers_late: u64,
@@ -152,6 +172,10 @@ impl Broker {
             last: None,
             peers: HashMap::new(),
             directory: Directory::new(),
+            topics: Topics::default(),
+            bindings: Bindings::default(),
+            named: Names::default(),
+            ticket: None,
             watchers: Vec::new(),
             answers_late: 0,
         }
@@ -181,7 +205,17 @@ impl Broker {
     ) {
         match command {
             Command::Publish { queue, message } => self.publish(&queue, message, now, effects),
+            Command::PublishTopic { topic, message, to_producer, answer } => {
+                let receivers = self.publish_topic(&topic, &message, to_producer, now, effects);
+                if let Some(request) = answer {
+                    let event = Event::Answered(request, Ok(Reply::Published(receivers)));
+                    effects.push(Effect::Tell(client.connection, event));
+                }
+            }
             Command::Acknowledge(word) => self.acknowledge(client, word, now, effects),
+            Command::AcknowledgeAll { queue, tag, negative } => {
+                self.acknowledge_all(client, &queue, tag, negative.as_deref(), now, effects);
+            }
             Command::Pull(pull) => self.pull(client, &pull, now, effects),
             Command::Introduce(introduction) => {
                 let mut turn = Turn { now, books: &mut self.books, effects };
@@ -203,7 +237,10 @@ impl Broker {
                     self.books.refused += 1;
                 }
                 let event = Event::Answered(id, result);
-                if self.books.sequence > before && self.books.storage == Storage::Ready {
+                if let Some(ticket) = self.ticket.take() {
+                    // Bindings are not kept across restarts, so there is no commit to wait for as well.
+                    self.bindings.wait(ticket, client.connection, event);
+                } else if self.books.sequence > before && self.books.storage == Storage::Ready {
                     // It changed what must survive: whoever asked may rely on the answer.
                     let awaiting = Awaiting::Answer(client.connection, event);
                     self.books.wait(Durability::Fsync, awaiting);
@@ -216,7 +253,10 @@ impl Broker {
 
     /// A connection ended. Every shard is told.
     pub fn closed(&mut self, connection: ConnectionId, now: Timestamp, effects: &mut Vec<Effect>) {
-        self.books.congested.remove(&connection);
+        if self.books.congested.remove(&connection).is_some() {
+            self.books.congestion += 1;
+        }
+        self.topics.forget(connection);
         self.watchers.retain(|(_, watcher)| *watcher != connection);
         if let Some(peer) = self.peers.remove(&connection) {
             let mut turn = Turn { now, books: &mut self.books, effects };
@@ -229,11 +269,19 @@ impl Broker {
                 let channel = &mut self.channels[key];
                 channel.leave(&peer.client, &mut turn);
             }
+            for place in &peer.subscribed {
+                if let Some(queue) = find(&mut self.channels, *place) {
+                    queue.forget_subscriber(connection);
+                }
+            }
             // A client may have left a channel and still hold messages of it.
             for (_, channel) in &mut self.channels {
                 for queue in channel.queues.values_mut() {
                     queue.consumer_lost(connection, &mut turn);
                 }
+            }
+            for place in peer.subscribed {
+                self.abandon(place, now, effects);
             }
             self.destroy_abandoned(now, effects);
         }
@@ -244,6 +292,7 @@ impl Broker {
     /// A connection's output buffer passed its high mark: nothing more is handed to it until it is writable.
     pub fn congested(&mut self, connection: ConnectionId, now: Timestamp, _effects: &mut Vec<Effect>) {
         self.books.congested.entry(connection).or_insert(now);
+        self.books.congestion += 1;
     }
 
     /// It fell below its low mark again.
@@ -251,10 +300,16 @@ impl Broker {
         if self.books.congested.remove(&connection).is_none() {
             return;
         }
+        self.books.congestion += 1;
         let Some(peer) = self.peers.get(&connection) else { return };
         let mut turn = Turn { now, books: &mut self.books, effects };
         for key in &peer.joined {
             for queue in self.channels[*key].queues.values_mut() {
+                queue.schedule(&mut turn);
+            }
+        }
+        for place in &peer.subscribed {
+            if let Some(queue) = find(&mut self.channels, *place) {
                 queue.schedule(&mut turn);
             }
         }
@@ -277,12 +332,42 @@ impl Broker {
         let found =
             channel.and_then(|Channel { members, queues, .. }| Some((members, queues.get_mut(&to.id)?)));
         match found {
-            Some((members, queue)) => queue.transfer(message, origin, members, &mut turn),
+            Some((members, queue)) => {
+                queue.transfer(message, origin, &consumers(members, queue), &mut turn);
+            }
             None => {
                 turn.books.retired.dropped[DropReason::Limit as usize] += 1;
+                turn.nowhere(&to, message, Happened::Arrived, DropReason::Limit);
                 turn.effects.extend(origin.map(Effect::Transferred));
             }
         }
+    }
+
+    /// Another shard, or this one, hands something over, as [`Effect::Forward`] said.
+    pub fn forwarded(&mut self, forwarded: Forwarded, now: Timestamp, effects: &mut Vec<Effect>) {
+        match forwarded {
+            Forwarded::Copy { to, message } => self.copy_to_queue(&to, message, now, effects),
+            Forwarded::Bind { queue, bind, unbind, from, ticket } => {
+                for topic in bind {
+                    // Its own shard keeps the count below the limit; what was bound by others does not matter here.
+                    let _ = self.topics.bind(TopicPattern::Exact(topic), &queue);
+                }
+                for topic in unbind {
+                    self.topics.unbind(&TopicPattern::Exact(topic), &queue);
+                }
+                let mut turn = Turn { now, books: &mut self.books, effects };
+                turn.forward(from, Forwarded::Bound { ticket });
+            }
+            Forwarded::Bound { ticket } => {
+                let mut turn = Turn { now, books: &mut self.books, effects };
+                self.bindings.done(ticket, &mut turn);
+            }
+        }
+    }
+
+    /// How much was handed to other shards so far: grows by one with each [`Effect::Forward`].
+    pub fn forwards(&self) -> u64 {
+        self.books.forwards
     }
 
     /// A dead letter of this shard is safe elsewhere, as [`Effect::Transferred`] said.
@@ -304,8 +389,10 @@ impl Broker {
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) {
+        self.start_history(&definitions, &messages, now);
         // While definitions are read back they are not written again.
         self.books.storage = Storage::Absent;
+        let numbers = self.books.history.as_mut().and_then(|history| history.reserve());
         for definition in definitions {
             self.restore_definition(definition, now, effects);
         }
@@ -313,6 +400,9 @@ impl Broker {
         // Ranks were given from later sequences too, of records that leave no trace; new ones must be larger.
         let ranks = messages.iter().map(|message| message.progress.rank.unsigned_abs());
         self.books.sequence = Sequence(ranks.max().unwrap_or(0).max(sequence.0));
+        if let Some(numbers) = numbers {
+            Turn { now, books: &mut self.books, effects }.record(Record::Numbers(numbers));
+        }
         messages.sort_unstable_by_key(|message| message.progress.rank);
         for restored in messages {
             self.restore_message(restored, now, effects);
@@ -327,6 +417,7 @@ impl Broker {
                 key
             }
             Definition::Queue(queue, _) => self.restore_channel(&queue.channel),
+            Definition::Numbers(_) => return,
         };
         if let Definition::Queue(address, options) = definition {
             let id = address.id;
@@ -363,6 +454,7 @@ impl Broker {
             attempts: progress.attempts,
             put_backs: progress.put_backs,
             sequence,
+            number: put.number,
             saved: true,
             // Its producer was told before the restart, or will never ask again.
             answered: true,
@@ -417,7 +509,11 @@ impl Broker {
     /// The journal takes records again. All definitions are written once more, as some may have been refused.
     pub fn storage_accepts(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
         self.books.storage = Storage::Ready;
+        let numbers = self.books.history.as_ref().map(|history| history.reserved());
         let mut turn = Turn { now, books: &mut self.books, effects };
+        if let Some(numbers) = numbers {
+            turn.record(Record::Numbers(numbers));
+        }
         for (_, channel) in &self.channels {
             let options = Box::new(channel.options.clone());
             turn.record(Record::DefineChannel(channel.name.clone(), options));
@@ -438,6 +534,30 @@ impl Broker {
         self.books.waits_for_commit()
     }
 
+    // ---- History -----------------------------------------------------------------------------------------
+
+    /// Numbers go on where the last run stopped, and the history says that a new run began.
+    fn start_history(&mut self, definitions: &[Definition], messages: &[Restored], now: Timestamp) {
+        let Some(history) = &mut self.books.history else { return };
+        for definition in definitions {
+            if let Definition::Numbers(reserved) = definition {
+                history.skip(*reserved);
+            }
+        }
+        // Only a journal that somebody put together by hand has larger ones.
+        let largest = messages.iter().map(|message| message.put.number).max().unwrap_or_default();
+        history.skip(MessageNumber(largest.0.saturating_add(1)));
+        history.started(now);
+    }
+
+    /// Takes the history since the last time, in its order. Write it down before the records of the same turn: then
+    /// whatever is durable has its history.
+    pub fn take_history(&mut self, into: &mut Vec<Block>) {
+        if let Some(history) = &mut self.books.history {
+            history.take(into);
+        }
+    }
+
     // ---- Time and work -----------------------------------------------------------------------------------
 
     /// Lets everything happen whose time has come. Call it when [`Broker::next_timeout`] has passed.
@@ -455,6 +575,9 @@ impl Broker {
                 queue.timeout(&mut turn);
             }
         }
+        while let Some(queue) = self.bindings.expired(now) {
+            self.drop_queue(&queue, now, effects);
+        }
         self.close_slow_consumers(now, effects);
     }
 
@@ -464,7 +587,7 @@ impl Broker {
         let patience = self.books.config.slow_consumer_timeout;
         let slow =
             self.books.congested.values().min().map_or(Timestamp::NEVER, |since| since.after(patience));
-        timer.min(slow).min(self.books.next_question_deadline())
+        timer.min(slow).min(self.books.next_question_deadline()).min(self.bindings.next_expiry())
     }
 
     /// Hands out stored messages, about `budget` of them (large ones count more). True if there is more to
@@ -479,7 +602,7 @@ impl Broker {
             let mut share = SHARE.min(budget);
             let offered = share;
             let mut turn = Turn { now, books: &mut self.books, effects };
-            if queue.work(members, &mut share, &mut turn) {
+            if queue.work(&members, &mut share, &mut turn) {
                 queue.schedule(&mut turn);
             }
             budget -= offered - share;
@@ -504,6 +627,8 @@ impl Broker {
             questions_open: self.books.questions_open() as u64,
             answers_late: self.answers_late,
             retired: self.books.retired,
+            topics: self.topics.information(),
+            retired_topics: self.topics.retired(),
         }
     }
 
@@ -539,7 +664,7 @@ impl Broker {
         let mut turn = Turn { now, books: &mut self.books, effects };
         let Channel { members, queues, .. } = &mut self.channels[key];
         if let Some(queue) = queues.get_mut(&to.id) {
-            queue.publish(message, members, &mut turn);
+            queue.publish(message, &consumers(members, queue), &mut turn);
         }
     }
 
@@ -567,6 +692,54 @@ impl Broker {
         Ok(key)
     }
 
+    /// How many subscribers and queues it was for.
+    fn publish_topic(
+        &mut self,
+        topic: &TopicName,
+        message: &Message,
+        to_producer: bool,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> u32 {
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let published = self.topics.publish(topic, message, to_producer, &mut turn);
+        let shards = turn.books.config.shards;
+        for queue in &*published.queues {
+            let shard = queue.channel.shard(shards);
+            if shard == self.books.config.shard {
+                self.copy_to_queue(queue, message.clone(), now, effects);
+            } else {
+                let mut turn = Turn { now, books: &mut self.books, effects };
+                turn.forward(shard, Forwarded::Copy { to: queue.clone(), message: message.clone() });
+            }
+        }
+        published.receivers
+    }
+
+    /// A copy for a queue that may not be there.
+    fn copy_to_queue(
+        &mut self,
+        to: &QueueAddress,
+        message: Message,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
+        let key = self.lookup(&to.channel);
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let channel = key.map(|key| &mut self.channels[key]);
+        let found =
+            channel.and_then(|Channel { members, queues, .. }| Some((members, queues.get_mut(&to.id)?)));
+        match found {
+            Some((members, queue)) => {
+                queue.publish_copy(message, &consumers(members, queue), &mut turn);
+            }
+            None => {
+                turn.books.retired.dropped[DropReason::NoConsumer as usize] += 1;
+                turn.nowhere(to, message, Happened::Produced, DropReason::NoConsumer);
+            }
+        }
+    }
+
     fn acknowledge(
         &mut self,
         client: &Arc<Client>,
@@ -584,6 +757,22 @@ impl Broker {
         }
     }
 
+    fn acknowledge_all(
+        &mut self,
+        client: &Arc<Client>,
+        queue: &QueueAddress,
+        tag: Tag,
+        negative: Option<&str>,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(key) = self.lookup(&queue.channel) else { return };
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        if let Some(queue) = self.channels[key].queues.get_mut(&queue.id) {
+            queue.acknowledged_all((client.connection, tag), negative, &mut turn);
+        }
+    }
+
     fn pull(&mut self, client: &Arc<Client>, pull: &Pull, now: Timestamp, effects: &mut Vec<Effect>) {
         let key = self.lookup(&pull.queue.channel);
         let mut turn = Turn { now, books: &mut self.books, effects };
@@ -591,7 +780,9 @@ impl Broker {
             None => PullOutcome::NoChannel,
             Some(Channel { members, queues, .. }) => match queues.get_mut(&pull.queue.id) {
                 None => PullOutcome::NoQueue,
-                Some(queue) => return queue.pull(client, pull, members, &mut turn),
+                Some(queue) => {
+                    return queue.pull(client, pull, &consumers(members, queue), &mut turn);
+                }
             },
         };
         turn.tell(client.connection, Event::PullEnded { request: pull.request, outcome });
@@ -646,8 +837,8 @@ impl Broker {
         let mut turn = Turn { now, books: &mut self.books, effects };
         let Some((members, queue)) = at(&mut self.channels, place) else { return };
         match asker {
-            Asker::Admission(number) => queue.admission_answered(number, answer, members, &mut turn),
-            Asker::Flow(number) => queue.flow_answered(number, answer, members, &mut turn),
+            Asker::Admission(number) => queue.admission_answered(number, answer, &members, &mut turn),
+            Asker::Flow(number) => queue.flow_answered(number, answer, &members, &mut turn),
             Asker::Settlement(number) => queue.settlement_answered(number, answer, &mut turn),
         }
     }
@@ -690,6 +881,42 @@ impl Broker {
                 Ok(Reply::Done)
             }
             Request::Subscribe(subscription) => self.subscribe(client, &subscription),
+            Request::SubscribeQueue(subscription) => {
+                self.subscribe_queue(client, *subscription, now, effects)
+            }
+            Request::UnsubscribeQueue { queue, tag } => {
+                self.unsubscribe_queue((client.connection, tag), &queue, now, effects)
+            }
+            Request::ToSubscriptions { name, what } => self.reach_subscriptions(&name, &what, now, effects),
+            Request::RebindQueue { queue, binding } => {
+                self.rebind(&queue, *binding, None, now, effects).map(|()| Reply::Done)
+            }
+            Request::DropQueue { queue } => {
+                self.drop_queue(&queue, now, effects);
+                Ok(Reply::Done)
+            }
+            Request::SubscribeTopic { pattern, told } => {
+                self.topics.subscribe(client, pattern, told, now).map(|()| Reply::Done)
+            }
+            Request::UnsubscribeTopic { pattern } => {
+                let gone = self.topics.unsubscribe(client.connection, &pattern);
+                done_or(gone, || format!("the client has not subscribed to {}", pattern.name()))
+            }
+            Request::BindTopic { pattern, queue } => self.topics.bind(pattern, &queue).map(|()| Reply::Done),
+            Request::UnbindTopic { pattern, queue } => {
+                let gone = self.topics.unbind(&pattern, &queue);
+                done_or(gone, || format!("queue {queue} is not bound to {}", pattern.name()))
+            }
+            Request::ListTopicBindings { queue } => {
+                let mut bindings = self.topics.bindings(&queue);
+                if self.books.config.shard != 0 {
+                    // Every shard knows all patterns; one of them tells.
+                    bindings.retain(|pattern| matches!(pattern, TopicPattern::Exact(_)));
+                }
+                Ok(Reply::TopicBindings(bindings))
+            }
+            Request::ListTopics => Ok(Reply::Topics(self.topics.information())),
+            Request::ListSubscribers { topic } => Ok(Reply::Subscribers(self.topics.subscribers_of(&topic))),
             _ if !client.admin => {
                 Err(Rejection::new(RejectionKind::Unauthorized, "only administrators may do this"))
             }
@@ -773,6 +1000,178 @@ impl Broker {
             peer.joined.push(key);
         }
         Ok(Reply::Done)
+    }
+
+    fn subscribe_queue(
+        &mut self,
+        client: &Arc<Client>,
+        subscription: QueueSubscription,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Reply, Rejection> {
+        let QueueSubscription { queue: address, tag, terms, create, name, binding, told } = subscription;
+        debug_assert_ne!(tag, Tag::CHANNEL, "sessions give subscriptions numbers of their own");
+        let key = self.channel_for_consuming(&address, create, now, effects)?;
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let Channel { members, queues, .. } = &mut self.channels[key];
+        let queue = queues.get_mut(&address.id).ok_or_else(|| no_queue(&address.channel, address.id))?;
+        let name: Option<Arc<[u8]>> = name.map(Into::into);
+        let consumer = Consumer { client: client.clone(), tag, terms, name: name.clone() };
+        let (place, own) = (queue.face.place, consumer.key());
+        queue.subscribe(consumer, members, &mut turn);
+        self.bindings.used(&address);
+        let peer = self.peer(client);
+        if !peer.subscribed.contains(&place) {
+            peer.subscribed.push(place);
+        }
+        if let Some(name) = name {
+            let channels = &mut self.channels;
+            self.named.add(&name, (place, own), |name, (place, key)| {
+                find(channels, *place).is_some_and(|queue| queue.has_subscription(*key, name))
+            });
+        }
+        if let Some(binding) = binding
+            && let Err(rejection) = self.rebind(&address, *binding, (!told).then_some(own), now, effects)
+        {
+            // All or nothing: whoever is refused does not consume.
+            self.unsubscribe_queue(own, &address, now, effects)?;
+            return Err(rejection);
+        }
+        Ok(Reply::Done)
+    }
+
+    /// The channel of a queue that somebody wants to consume, with the queue in it.
+    fn channel_for_consuming(
+        &mut self,
+        address: &QueueAddress,
+        create: Option<Box<QueueChanges>>,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Result<usize, Rejection> {
+        let known = self.lookup(&address.channel);
+        let missing = known.is_none_or(|key| !self.channels[key].queues.contains_key(&address.id));
+        match create {
+            Some(changes) if missing => {
+                self.create_queue(address, &changes, now, effects)?;
+                self.lookup(&address.channel).ok_or_else(|| no_channel(&address.channel))
+            }
+            _ => self.channel_for_publishing(address, now, effects),
+        }
+    }
+
+    fn unsubscribe_queue(
+        &mut self,
+        consumer: ConsumerKey,
+        address: &QueueAddress,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Reply, Rejection> {
+        let key = self.lookup(&address.channel).ok_or_else(|| no_channel(&address.channel))?;
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let queue = self.channels[key].queues.get_mut(&address.id);
+        let queue = queue.ok_or_else(|| no_queue(&address.channel, address.id))?;
+        let ((connection, tag), place) = (consumer, queue.face.place);
+        if !queue.unsubscribe(connection, tag, &mut turn) {
+            let reason = format!("the client has no such subscription to queue {address}");
+            return Err(Rejection::new(RejectionKind::NotFound, reason));
+        }
+        let more = queue.subscriptions().any(|member| member.consumer.client.connection == connection);
+        if !more && let Some(peer) = self.peers.get_mut(&connection) {
+            peer.subscribed.retain(|subscribed| *subscribed != place);
+        }
+        self.abandon(place, now, effects);
+        self.destroy_abandoned(now, effects);
+        Ok(Reply::Done)
+    }
+
+    /// A subscription of a queue ended: perhaps it was the last one, and the queue goes with it.
+    fn abandon(&mut self, place: Place, now: Timestamp, effects: &mut Vec<Effect>) {
+        let Some(queue) = find(&mut self.channels, place) else { return };
+        if queue.subscriptions().next().is_some() {
+            return;
+        }
+        let address = queue.face.address.clone();
+        if self.bindings.abandoned(&address, now) {
+            self.drop_queue(&address, now, effects);
+        }
+    }
+
+    fn reach_subscriptions(
+        &mut self,
+        name: &[u8],
+        what: &Remote,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Reply, Rejection> {
+        let mut found = false;
+        for (place, consumer) in self.named.get(name) {
+            let Some(queue) = find(&mut self.channels, place) else { continue };
+            if !queue.has_subscription(consumer, name) {
+                continue;
+            }
+            found = true;
+            let mut turn = Turn { now, books: &mut self.books, effects };
+            match what {
+                Remote::Settle { message_id: Some(id), negative } => {
+                    queue.acknowledged_one(consumer, id, negative.as_deref(), &mut turn);
+                }
+                Remote::Settle { message_id: None, negative } => {
+                    queue.acknowledged_all(consumer, negative.as_deref(), &mut turn);
+                }
+                Remote::Unsubscribe => {
+                    let address = queue.face.address.clone();
+                    self.unsubscribe_queue(consumer, &address, now, effects)?;
+                }
+            }
+        }
+        let reason = || Rejection::new(RejectionKind::NotFound, "there is no such consumer");
+        if found { Ok(Reply::Done) } else { Err(reason()) }
+    }
+
+    /// Changes what a queue is bound to, and tells its subscriptions, apart from `issuer`.
+    fn rebind(
+        &mut self,
+        queue: &QueueAddress,
+        binding: QueueBinding,
+        issuer: Option<ConsumerKey>,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), Rejection> {
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let rebound = self.bindings.change(queue, binding, &mut turn)?;
+        self.ticket = rebound.ticket;
+        if let Some(bindings) = rebound.changed {
+            self.tell_bindings(bindings, issuer, effects);
+        }
+        Ok(())
+    }
+
+    fn tell_bindings(
+        &mut self,
+        bindings: QueueBindings,
+        issuer: Option<ConsumerKey>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(key) = self.lookup(&bindings.queue.channel) else { return };
+        let Some(queue) = self.channels[key].queues.get(&bindings.queue.id) else { return };
+        let bindings = Arc::new(bindings);
+        for member in queue.subscriptions().filter(|member| Some(member.consumer.key()) != issuer) {
+            let event = Event::Rebound { tag: member.consumer.tag, bindings: bindings.clone() };
+            effects.push(Effect::Tell(member.consumer.client.connection, event));
+        }
+    }
+
+    /// A queue goes with its bindings, if there are such.
+    fn drop_queue(&mut self, address: &QueueAddress, now: Timestamp, effects: &mut Vec<Effect>) {
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        if let Some(bindings) = self.bindings.forget(address, &mut turn) {
+            self.tell_bindings(bindings, None, effects);
+        }
+        let Some(key) = self.lookup(&address.channel) else { return };
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        // It may be gone already: then nothing is left to remove.
+        let _ = self.channels[key].remove_queue(address.id, &mut turn);
+        self.destroy_abandoned(now, effects);
     }
 
     fn leave(
@@ -937,8 +1336,13 @@ impl Broker {
             client: client.clone(),
             joined: SmallVec::new(),
             watches: false,
+            subscribed: Vec::new(),
         })
     }
+}
+
+fn done_or(done: bool, why: impl FnOnce() -> String) -> Result<Reply, Rejection> {
+    if done { Ok(Reply::Done) } else { Err(Rejection::new(RejectionKind::NotFound, why())) }
 }
 
 /// Channels are looked up without respect to case.
@@ -950,9 +1354,36 @@ fn no_channel(name: &ChannelName) -> Rejection {
     Rejection::new(RejectionKind::NotFound, format!("there is no channel {name}; create it first"))
 }
 
-/// The queue at a place, if it is still the same one, with its channel's consumers.
-fn at(channels: &mut Slab<Channel>, place: Place) -> Option<(&crate::members::Members, &mut Queue)> {
+/// The queue at a place, if it is still the same one.
+fn find(channels: &mut Slab<Channel>, place: Place) -> Option<&mut Queue> {
+    let queues = &mut channels.get_mut(place.channel)?.queues;
+    queues.get_mut(&place.queue).filter(|queue| queue.face.place == place)
+}
+
+/// The queue at a place, if it is still the same one, with its consumers.
+fn at(channels: &mut Slab<Channel>, place: Place) -> Option<(Consumers<'_>, &mut Queue)> {
     let Channel { members, queues, .. } = channels.get_mut(place.channel)?;
     let queue = queues.get_mut(&place.queue).filter(|queue| queue.face.place == place)?;
-    Some((members, queue))
+    Some((consumers(members, queue), queue))
+}
+
+/// The consumers of a queue: its own list, or its channel's.
+enum Consumers<'a> {
+    Own(Arc<Members>),
+    Channel(&'a Members),
+}
+
+impl std::ops::Deref for Consumers<'_> {
+    type Target = Members;
+
+    fn deref(&self) -> &Members {
+        match self {
+            Self::Own(members) => members,
+            Self::Channel(members) => members,
+        }
+    }
+}
+
+fn consumers<'a>(channel: &'a Members, queue: &Queue) -> Consumers<'a> {
+    queue.own().map_or(Consumers::Channel(channel), Consumers::Own)
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::client::Client;
 use crate::command::EventKind;
 use crate::effect::{Effect, Event, Occurrence, Subject};
-use crate::id::{ChannelName, ConnectionId, QueueAddress};
-use crate::members::Members;
+use crate::id::{ChannelName, ConnectionId, QueueAddress, Tag};
+use crate::members::{Consumer, Member, Members};
 use crate::options::{ChannelOptions, QueueChanges};
 use crate::queue::Queue;
 use crate::record::Record;
@@ -43,24 +43,23 @@ impl Channel {
 
     pub(crate) fn consumers(&self, now: Timestamp) -> Vec<ClientInformation> {
         let online = |joined: Timestamp| now.since(joined).as_millis() as u64;
-        self.members
-            .list()
-            .iter()
-            .map(|member| ClientInformation {
-                client: member.client.clone(),
-                online_ms: online(member.joined_at),
-            })
-            .collect()
+        let subscriptions = self.queues.values().flat_map(Queue::subscriptions);
+        let information = |member: &Member| ClientInformation {
+            client: member.consumer.client.clone(),
+            online_ms: online(member.joined_at),
+        };
+        self.members.list().iter().chain(subscriptions).map(information).collect()
     }
 
     pub(crate) fn is_abandoned(&self) -> bool {
-        self.members.is_empty() && self.queues.values().all(Queue::is_empty)
+        let idle = |queue: &Queue| queue.is_empty() && queue.subscriptions().next().is_none();
+        self.members.is_empty() && self.queues.values().all(idle)
     }
 
     // ---- Consumers ---------------------------------------------------------------------------------------
 
     pub(crate) fn join(&mut self, client: &Arc<Client>, turn: &mut Turn<'_>) -> Result<(), Rejection> {
-        if self.members.position(client.connection).is_some() {
+        if self.members.has_joined(client.connection) {
             return Ok(());
         }
         let limit = self.options.client_limit as usize;
@@ -69,23 +68,19 @@ impl Channel {
             let reason = format!("channel {name} has {limit} clients already, which is its limit");
             return Err(Rejection::new(RejectionKind::LimitExceeded, reason));
         }
-        self.members.join(client, turn.now);
+        self.members.join(Consumer::of_channel(client.clone()), turn.now);
         self.notify_subscription(EventKind::ClientJoined, client, turn);
         for queue in self.queues.values_mut() {
-            queue.schedule(turn);
+            queue.joined(client, turn);
         }
         Ok(())
     }
 
     /// `false` if the client had not joined.
     pub(crate) fn leave(&mut self, client: &Client, turn: &mut Turn<'_>) -> bool {
-        let Some(position) = self.members.leave(client.connection) else { return false };
+        let Some(position) = self.members.leave((client.connection, Tag::CHANNEL)) else { return false };
         for queue in self.queues.values_mut() {
-            // The one behind the cursor moved up by one place.
-            if position < queue.cursor {
-                queue.cursor -= 1;
-            }
-            queue.schedule(turn);
+            queue.left(client.connection, position, turn);
         }
         self.notify_subscription(EventKind::ClientLeft, client, turn);
         true
@@ -222,6 +217,7 @@ impl Channel {
 }
 
 fn retire(mut queue: Queue, turn: &mut Turn<'_>) {
+    queue.end_subscriptions(turn);
     queue.erase(turn);
     turn.record(Record::RemoveQueue((*queue.face.address).clone()));
     turn.books.timers.remove(&(queue.armed(), queue.face.place));

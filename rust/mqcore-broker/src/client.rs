@@ -43,6 +43,8 @@ pub struct Client {
     pub name: Option<Box<str>>,
     /// What sort of program it is; `None` if the client gave none. (Twino's Client-Type.)
     pub kind: Option<Box<str>>,
+    /// What it speaks, as listeners spell it; for the history and for people.
+    pub protocol: &'static str,
     /// Whether it may list clients, remove channels and the like.
     pub admin: bool,
     /// When the handshake was finished.

@@ -2,10 +2,13 @@
 
 use smallvec::SmallVec;
 
+use crate::bindings::QueueBinding;
 use crate::client::Introduction;
-use crate::id::{ChannelName, QueueAddress, RequestId};
+use crate::id::{ChannelName, QueueAddress, RequestId, Tag, TopicName};
 use crate::message::Message;
 use crate::options::{ChannelChanges, QueueChanges};
+use crate::subscription::{QueueSubscription, Remote};
+use crate::topic::TopicPattern;
 
 /// A message id as it was read, kept inline when it is short.
 pub type MessageId = SmallVec<[u8; 36]>;
@@ -21,8 +24,28 @@ pub enum Command {
         /// What.
         message: Message,
     },
+    /// Give a message to whoever subscribed to a topic, and a copy to each queue bound to it. It is never refused.
+    PublishTopic {
+        /// The topic.
+        topic: TopicName,
+        /// What.
+        message: Message,
+        /// Whether its producer gets it too, if that has subscribed.
+        to_producer: bool,
+        /// `Some`: answered by `Event::Answered` with `Reply::Published`.
+        answer: Option<RequestId>,
+    },
     /// A consumer acknowledges a delivery of a queue.
     Acknowledge(Acknowledgement),
+    /// A subscription settles all its deliveries of a queue.
+    AcknowledgeAll {
+        /// Of which queue.
+        queue: QueueAddress,
+        /// Which of the connection's subscriptions.
+        tag: Tag,
+        /// `None`: they were processed. `Some`: they were not; why.
+        negative: Option<Box<str>>,
+    },
     /// A consumer asks for messages of a pull or cache queue.
     Pull(Box<Pull>),
     /// Hello: the peer says who it is. Answered by `Event::Welcomed` or `Event::Refused`.
@@ -55,6 +78,8 @@ pub enum Command {
 /// A consumer's word about a delivery.
 #[derive(Debug, Clone)]
 pub struct Acknowledgement {
+    /// Which of the consumer's subscriptions had the delivery; [`Tag::CHANNEL`] if it joined the channel.
+    pub tag: Tag,
     /// The queue that the message came from.
     pub queue: QueueAddress,
     /// The message.
@@ -236,6 +261,35 @@ pub enum Request {
     ListNodes,
     /// Event subscriptions. Those of scope `Server` about channels are asked of every shard.
     Subscribe(EventSubscription),
+    /// Consume a queue on one's own terms.
+    SubscribeQueue(Box<QueueSubscription>),
+    /// End that; what is not settled goes back.
+    UnsubscribeQueue { queue: QueueAddress, tag: Tag },
+    /// Do something to the subscriptions of a name, whoever has them. `NotFound` from every shard that has none. Asked of
+    /// every shard.
+    ToSubscriptions { name: Box<[u8]>, what: Remote },
+    /// Change what a queue is bound to, whether or not it exists yet. Answered when no message can be missed any more.
+    RebindQueue { queue: QueueAddress, binding: Box<QueueBinding> },
+    /// Remove a queue that its consumers made, and what it is bound to, whether or not it exists. Who consumes it is told of
+    /// its bindings once more.
+    DropQueue { queue: QueueAddress },
+    /// Get the messages of topics from now on; each once, however many subscriptions match. Twice is fine. `told`: each
+    /// as an `Event::Published` of its own, for sessions that number, filter or acknowledge; else encoded once for all.
+    /// Patterns are asked of every shard.
+    SubscribeTopic { pattern: TopicPattern, told: bool },
+    /// No longer; `NotFound` without such a subscription. Patterns are asked of every shard.
+    UnsubscribeTopic { pattern: TopicPattern },
+    /// A queue gets copies of the messages of topics from now on, once it exists. Twice is fine. Patterns are asked of
+    /// every shard.
+    BindTopic { pattern: TopicPattern, queue: QueueAddress },
+    /// No longer; `NotFound` without such a binding. Patterns are asked of every shard.
+    UnbindTopic { pattern: TopicPattern, queue: QueueAddress },
+    /// The topics and patterns that a queue is bound to. Asked of every shard.
+    ListTopicBindings { queue: QueueAddress },
+    /// Topics that have a subscriber or a queue, or were published to lately. Asked of every shard.
+    ListTopics,
+    /// Who gets the messages of a topic.
+    ListSubscribers { topic: TopicName },
 }
 
 /// Which shard or shards a command is for.
@@ -255,7 +309,9 @@ impl Command {
         let of = |channel: &ChannelName| Destination::Shard(channel.shard(shards));
         match self {
             Self::Publish { queue, .. } => of(&queue.channel),
+            Self::PublishTopic { topic, .. } => Destination::Shard(topic.shard(shards)),
             Self::Acknowledge(acknowledgement) => of(&acknowledgement.queue.channel),
+            Self::AcknowledgeAll { queue, .. } => of(&queue.channel),
             Self::Pull(pull) => of(&pull.queue.channel),
             Self::Introduce(_)
             | Self::Direct { .. }
@@ -282,7 +338,12 @@ impl Request {
             | Self::UpdateQueue { queue, .. }
             | Self::RemoveQueue { queue }
             | Self::ClearQueue { queue, .. }
-            | Self::QueueInformation { queue } => of(&queue.channel),
+            | Self::QueueInformation { queue }
+            | Self::UnsubscribeQueue { queue, .. }
+            | Self::RebindQueue { queue, .. }
+            | Self::DropQueue { queue } => of(&queue.channel),
+            Self::ToSubscriptions { .. } => Destination::Every,
+            Self::SubscribeQueue(subscription) => of(&subscription.queue.channel),
             Self::ListChannels { .. } => Destination::Every,
             Self::ListClients { .. } | Self::ListNodes => Destination::Home,
             Self::Subscribe(subscription) => match (&subscription.channel, subscription.kind) {
@@ -290,6 +351,15 @@ impl Request {
                 (_, EventKind::ChannelCreated | EventKind::ChannelRemoved) => Destination::Every,
                 _ => Destination::Home,
             },
+            Self::SubscribeTopic { pattern, .. }
+            | Self::UnsubscribeTopic { pattern }
+            | Self::BindTopic { pattern, .. }
+            | Self::UnbindTopic { pattern, .. } => match pattern {
+                TopicPattern::Exact(topic) => Destination::Shard(topic.shard(shards)),
+                TopicPattern::Mask(_) | TopicPattern::Prefix(_) => Destination::Every,
+            },
+            Self::ListTopicBindings { .. } | Self::ListTopics => Destination::Every,
+            Self::ListSubscribers { topic } => Destination::Shard(topic.shard(shards)),
         }
     }
 }

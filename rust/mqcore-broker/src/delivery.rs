@@ -2,15 +2,15 @@
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
-use std::sync::Arc;
 
+use foldhash::HashMap;
 use foldhash::fast::FixedState;
 use hashbrown::HashTable;
 use slab::Slab;
 
-use crate::client::Client;
 use crate::decision::PutBack;
-use crate::id::ConnectionId;
+use crate::id::{ConnectionId, Tag};
+use crate::members::{Consumer, ConsumerKey};
 use crate::ready::Entry;
 use crate::time::Timestamp;
 
@@ -35,7 +35,7 @@ pub(crate) struct Outstanding {
 #[derive(Debug)]
 pub(crate) struct Delivery {
     pub(crate) outstanding: usize,
-    pub(crate) consumer: Arc<Client>,
+    pub(crate) consumer: Consumer,
     serial: u64,
 }
 
@@ -51,6 +51,8 @@ pub(crate) struct Deliveries {
     deadlines: VecDeque<(Timestamp, usize, u64)>,
     serial: u64,
     hasher: FixedState,
+    /// How many deliveries each consumer has that may have only so many.
+    windows: HashMap<ConsumerKey, u32>,
 }
 
 impl Deliveries {
@@ -63,6 +65,7 @@ impl Deliveries {
             deadlines: VecDeque::new(),
             serial: 0,
             hasher: FixedState::with_seed(seed),
+            windows: HashMap::default(),
         }
     }
 
@@ -109,7 +112,10 @@ impl Deliveries {
     }
 
     /// `consumer` has the message and must acknowledge it by `deadline`.
-    pub(crate) fn deliver(&mut self, outstanding: usize, consumer: &Arc<Client>, deadline: Timestamp) {
+    pub(crate) fn deliver(&mut self, outstanding: usize, consumer: &Consumer, deadline: Timestamp) -> usize {
+        if consumer.terms.window > 0 {
+            *self.windows.entry(consumer.key()).or_default() += 1;
+        }
         let held = &mut self.outstanding[outstanding];
         held.holders += 1;
         let hash = self.hasher.hash_one(held.entry.message.id());
@@ -120,22 +126,48 @@ impl Deliveries {
         by_message.insert_unique(hash, key, |key| {
             hasher.hash_one(messages[deliveries[*key].outstanding].entry.message.id())
         });
-        self.schedule(deadline, key, serial);
+        if deadline < Timestamp::NEVER {
+            self.schedule(deadline, key, serial);
+        }
+        key
+    }
+
+    /// Whether `consumer` may have one more.
+    pub(crate) fn has_room(&self, consumer: &Consumer) -> bool {
+        let window = consumer.terms.window;
+        window == 0 || self.windows.get(&consumer.key()).is_none_or(|open| *open < window)
     }
 
     /// The delivery of the message `id` to `consumer`.
-    pub(crate) fn find(&self, id: &[u8], consumer: ConnectionId) -> Option<usize> {
+    pub(crate) fn find(&self, id: &[u8], consumer: ConsumerKey) -> Option<usize> {
         let matches = |key: &usize| {
             let delivery = &self.deliveries[*key];
-            delivery.consumer.connection == consumer
+            delivery.consumer.key() == consumer
                 && self.outstanding[delivery.outstanding].entry.message.id() == id
         };
         self.by_message.find(self.hasher.hash_one(id), matches).copied()
     }
 
+    /// The id of the message that a delivery is about.
+    pub(crate) fn message_id(&self, key: usize) -> &[u8] {
+        self.outstanding[self.deliveries[key].outstanding].entry.message.id()
+    }
+
+    /// Which subscription a delivery went to.
+    pub(crate) fn tag(&self, key: usize) -> Tag {
+        self.deliveries[key].consumer.tag
+    }
+
     /// Takes a delivery off the books. Its hold on the message goes to the caller.
     pub(crate) fn take(&mut self, key: usize) -> Delivery {
         let delivery = self.deliveries.remove(key);
+        let consumer = delivery.consumer.key();
+        if let Some(open) = self.windows.get_mut(&consumer) {
+            *open -= 1;
+            if *open == 0 {
+                self.windows.remove(&consumer);
+            }
+        }
         let id = self.outstanding[delivery.outstanding].entry.message.id();
         let hash = self.hasher.hash_one(id);
         self.by_message
@@ -158,12 +190,13 @@ impl Deliveries {
         self.deadlines.front().map_or(Timestamp::NEVER, |(deadline, ..)| *deadline)
     }
 
-    /// Deliveries to one consumer, oldest first.
-    pub(crate) fn of(&self, consumer: ConnectionId) -> Vec<usize> {
+    /// Deliveries to one connection, oldest first; `tag`: only those of this subscription.
+    pub(crate) fn of(&self, connection: ConnectionId, tag: Option<Tag>) -> Vec<usize> {
         let mut keys: Vec<_> = self
             .deliveries
             .iter()
-            .filter(|(_, delivery)| delivery.consumer.connection == consumer)
+            .filter(|(_, delivery)| delivery.consumer.client.connection == connection)
+            .filter(|(_, delivery)| tag.is_none_or(|tag| delivery.consumer.tag == tag))
             .map(|(key, delivery)| (delivery.serial, key))
             .collect();
         keys.sort_unstable();
@@ -173,6 +206,7 @@ impl Deliveries {
     /// Forgets everything; returns the messages.
     pub(crate) fn drain(&mut self) -> Vec<Outstanding> {
         self.deliveries.clear();
+        self.windows.clear();
         self.by_message.clear();
         self.deadlines.clear();
         self.outstanding.drain().collect()

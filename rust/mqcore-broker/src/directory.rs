@@ -69,6 +69,7 @@ impl Directory {
             id,
             name,
             kind,
+            protocol: provisional.protocol,
             admin: provisional.admin,
             connected_at: turn.now,
         });

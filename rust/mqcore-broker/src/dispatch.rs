@@ -3,17 +3,22 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::client::Client;
 use crate::command::Pull;
 use crate::decision::Step;
 use crate::effect::{Deliver, Event, PullOutcome, Recipients};
-use crate::id::ConnectionId;
-use crate::members::Members;
+use crate::history::Happened;
+use crate::id::{ConnectionId, Tag};
+use crate::members::{Consumer, Members};
 use crate::options::Status;
 use crate::queue::Queue;
 use crate::ready::Entry;
 use crate::record::{Progress, Record};
 use crate::stats::DropReason;
+use crate::subscription::Settling;
+use crate::time::Timestamp;
 use crate::turn::{Turn, Verdict};
 use crate::workflow::{FLOWS_MAX, Mode};
 
@@ -60,26 +65,43 @@ impl Queue {
         if waits && (self.deliveries.messages() > 0 || !self.settling.is_empty()) {
             return false;
         }
+        // A message that a handler still decides about counts in nobody's window: with windows there is one at a time.
+        if members.has_windows() && (!self.has_room(members) || !self.flows.is_empty()) {
+            return false;
+        }
         let congested = &turn.books.congested;
         if congested.is_empty() || options.status == Status::Broadcast {
             return true;
         }
         let free = |connection: &ConnectionId| !congested.contains_key(connection);
         if options.status == Status::RoundRobin || options.only_first_acquirer {
-            members.everyone().iter().any(free)
+            members.connections().iter().any(free)
         } else {
             // Everybody gets every message, so everybody is waited for; who stays away too long is closed.
-            members.everyone().iter().all(free)
+            members.connections().iter().all(free)
         }
+    }
+
+    /// Whether the windows of consumers let one more message out: of one of them, or of all if all get it.
+    fn has_room(&self, members: &Members) -> bool {
+        let mut consumers = members.list().iter().map(|member| &member.consumer);
+        if self.gives_to_one() {
+            consumers.any(|consumer| self.deliveries.has_room(consumer))
+        } else {
+            consumers.all(|consumer| self.deliveries.has_room(consumer))
+        }
+    }
+
+    fn gives_to_one(&self) -> bool {
+        self.face.options.status == Status::RoundRobin || self.face.options.only_first_acquirer
     }
 
     /// Gives a message to those it is for. Gives it back if there is nobody after all.
     fn hand_out(&mut self, entry: Entry, members: &Members, turn: &mut Turn<'_>) -> Option<Entry> {
-        let single = self.face.options.status == Status::RoundRobin || self.face.options.only_first_acquirer;
-        if single {
+        if self.gives_to_one() {
             let Some(position) = self.choose(members, turn) else { return Some(entry) };
-            let consumer = members.list()[position].client.clone();
-            self.send(entry, Recipients::One(consumer.connection), &[consumer], turn);
+            let consumer = members.list()[position].consumer.clone();
+            self.send(entry, std::slice::from_ref(&consumer), turn);
         } else {
             self.send_to_all(entry, members, turn);
         }
@@ -94,74 +116,152 @@ impl Queue {
         let congested = &turn.books.congested;
         let position = (0..count)
             .map(|step| (first + step) % count)
-            .find(|position| !congested.contains_key(&members.everyone()[*position]))?;
+            .filter(|position| !congested.contains_key(&members.connections()[*position]))
+            .find(|position| {
+                !members.has_windows() || self.deliveries.has_room(&members.list()[*position].consumer)
+            })?;
         self.cursor = (position + 1) % count;
         Some(position)
     }
 
-    fn send_to_all(&mut self, entry: Entry, members: &Members, turn: &mut Turn<'_>) {
-        let to = if members.len() == 1 {
-            Recipients::One(members.everyone()[0])
-        } else {
-            Recipients::Many(members.everyone().clone())
-        };
-        if self.face.options.request_acknowledge {
-            let consumers: Vec<_> = members.list().iter().map(|member| member.client.clone()).collect();
-            self.send(entry, to, &consumers, turn);
-        } else {
-            self.send(entry, to, &[], turn);
+    fn send_to_all(&mut self, mut entry: Entry, members: &Members, turn: &mut Turn<'_>) {
+        let options = &self.face.options;
+        if options.request_acknowledge || members.has_tagged() || turn.books.history.is_some() {
+            let consumers: Vec<_> = members.list().iter().map(|member| member.consumer.clone()).collect();
+            return self.send_to(entry, members.untagged(), &consumers, turn);
         }
+        let to = if members.len() == 1 {
+            Recipients::One(members.connections()[0])
+        } else {
+            Recipients::Many(members.untagged().clone())
+        };
+        self.deliver(&mut entry, to, turn);
+        self.conclude(entry, &[], turn);
     }
 
-    /// Writes the delivery down, opens it if it must be acknowledged, and ends the message's way if not.
-    /// `consumers` are the recipients; needed only where they must acknowledge.
-    fn send(&mut self, mut entry: Entry, to: Recipients, consumers: &[Arc<Client>], turn: &mut Turn<'_>) {
-        self.deliver(&mut entry, to, turn);
+    /// A message to `consumers`; those of them without a tag have the connections `untagged`.
+    fn send_to(
+        &mut self,
+        mut entry: Entry,
+        untagged: &Arc<[ConnectionId]>,
+        consumers: &[Consumer],
+        turn: &mut Turn<'_>,
+    ) {
+        match untagged.len() {
+            0 => {}
+            1 => self.deliver(&mut entry, Recipients::One(untagged[0]), turn),
+            _ => self.deliver(&mut entry, Recipients::Many(untagged.clone()), turn),
+        }
+        let mut sent = !untagged.is_empty();
+        for consumer in consumers.iter().filter(|consumer| consumer.tag != Tag::CHANNEL) {
+            self.deliver_to(&mut entry, consumer, turn);
+            // However many get it, it was sent once.
+            self.face.stats.sent -= u64::from(sent);
+            sent = true;
+        }
         self.conclude(entry, consumers, turn);
+    }
+
+    /// Writes the delivery to one consumer down, opens it if it must be acknowledged, and ends the message's way if not.
+    fn send(&mut self, mut entry: Entry, consumer: &[Consumer], turn: &mut Turn<'_>) {
+        for consumer in consumer {
+            self.deliver_to(&mut entry, consumer, turn);
+        }
+        self.conclude(entry, consumer, turn);
+    }
+
+    /// Whether a delivery to this consumer stays open until it is settled.
+    pub(crate) fn stays_open(&self, consumer: &Consumer) -> bool {
+        self.face.options.request_acknowledge || consumer.terms.settling == Settling::Explicit
     }
 
     /// What follows a hand-out, pulled or not: the producer hears of it if the policy says so, and the message
     /// waits for its acknowledgements, or is gone if none is asked for.
-    fn conclude(&mut self, mut entry: Entry, consumers: &[Arc<Client>], turn: &mut Turn<'_>) {
+    fn conclude(&mut self, mut entry: Entry, consumers: &[Consumer], turn: &mut Turn<'_>) {
+        for consumer in consumers {
+            turn.life(&self.face.address, &entry, Happened::Delivered(&consumer.client));
+        }
         let decision = turn.books.spec(self.face.handler).base.decide(Step::EndSend, true);
         let verdict = Verdict { decision, own: false };
         self.acknowledge(&mut entry, verdict, None, "none", turn);
-        if !self.face.options.request_acknowledge {
+        if !consumers.iter().any(|consumer| self.stays_open(consumer)) {
             return self.remove(entry, turn);
         }
-        let deadline = turn.now.after(self.face.options.acknowledge_timeout);
         let held = self.deliveries.insert(entry);
-        for consumer in consumers {
-            self.deliveries.deliver(held, consumer, deadline);
+        for consumer in consumers
+            .iter()
+            .filter(|consumer| self.stays_open(consumer))
+            .cloned()
+            .collect::<SmallVec<[_; 1]>>()
+        {
+            self.open(held, &consumer, turn);
         }
-        self.deliveries.release(held);
-        self.arm(deadline, turn);
+        if let Some(closed) = self.deliveries.release(held) {
+            self.close(closed, turn);
+        }
     }
 
-    /// The delivery itself, counted.
-    pub(crate) fn deliver(&mut self, entry: &mut Entry, to: Recipients, turn: &mut Turn<'_>) {
+    /// `consumer` has the message `held` now, until it settles it.
+    pub(crate) fn open(&mut self, held: usize, consumer: &Consumer, turn: &mut Turn<'_>) {
+        let terms = consumer.terms;
+        let timeout = match terms.settling {
+            Settling::Explicit if !self.face.options.request_acknowledge => terms.timeout,
+            _ => Some(terms.timeout.unwrap_or(self.face.options.acknowledge_timeout)),
+        };
+        let deadline = timeout.map_or(Timestamp::NEVER, |timeout| turn.now.after(timeout));
+        let key = self.deliveries.deliver(held, consumer, deadline);
+        if terms.settling == Settling::AtOnce {
+            self.handed_out(key, turn);
+        } else {
+            self.arm(deadline, turn);
+        }
+    }
+
+    /// The delivery to one consumer, counted.
+    pub(crate) fn deliver_to(&mut self, entry: &mut Entry, consumer: &Consumer, turn: &mut Turn<'_>) {
+        let (to, tag) = (Recipients::One(consumer.client.connection), consumer.tag);
+        let acknowledge = consumer.terms.settling != Settling::AtOnce && self.stays_open(consumer);
+        self.deliver_tagged(entry, to, tag, acknowledge, turn);
+    }
+
+    /// The delivery to those without a tag, counted.
+    fn deliver(&mut self, entry: &mut Entry, to: Recipients, turn: &mut Turn<'_>) {
+        let acknowledge = self.face.options.request_acknowledge;
+        self.deliver_tagged(entry, to, Tag::CHANNEL, acknowledge, turn);
+    }
+
+    fn deliver_tagged(
+        &mut self,
+        entry: &mut Entry,
+        to: Recipients,
+        tag: Tag,
+        acknowledge: bool,
+        turn: &mut Turn<'_>,
+    ) {
         let stats = &mut self.face.stats;
         stats.sent += 1;
         stats.deliveries += to.as_slice().len() as u64;
         stats.last_sent_ms = turn.now.0;
         let first = entry.attempts == 0;
-        self.attempted(entry, turn);
+        self.attempted(entry, acknowledge, turn);
         turn.effects.push(crate::effect::Effect::Deliver(Deliver {
             queue: self.face.address.clone(),
             message: entry.message.clone(),
             to,
-            acknowledge: self.face.options.request_acknowledge,
+            acknowledge,
             hide_source: self.face.options.hide_client_names,
             first,
+            tag,
+            put_backs: entry.put_backs,
         }));
     }
 
     /// Counts an attempt. The first one of a saved message is written down, so that after a crash a consumer can
     /// tell that it may have seen the message before; the later ones are written when it is put back.
-    fn attempted(&self, entry: &mut Entry, turn: &mut Turn<'_>) {
+    fn attempted(&self, entry: &mut Entry, acknowledge: bool, turn: &mut Turn<'_>) {
         let first = entry.attempts == 0;
         entry.attempts = entry.attempts.saturating_add(1);
-        if first && entry.sequence.0 > 0 && self.face.options.request_acknowledge {
+        if first && entry.sequence.0 > 0 && acknowledge {
             let rank = entry.sequence.0 as i64;
             let progress = Progress { attempts: 1, put_backs: entry.put_backs, rank };
             turn.record(Record::Touch(entry.sequence, progress));
@@ -185,27 +285,29 @@ impl Queue {
 
     /// Some consumers do not keep up: they miss this one, which is counted, and the others get it.
     fn broadcast_to_free(&mut self, entry: Entry, members: &Members, turn: &mut Turn<'_>) {
-        let free: Vec<_> = members
+        let (slow, free): (Vec<_>, Vec<_>) = members
             .list()
             .iter()
-            .filter(|member| !turn.books.congested.contains_key(&member.client.connection))
-            .map(|member| member.client.clone())
-            .collect();
-        let missed = (members.len() - free.len()) as u64;
-        self.face.stats.dropped[DropReason::Slow as usize] += missed;
+            .map(|member| member.consumer.clone())
+            .partition(|consumer| turn.books.congested.contains_key(&consumer.client.connection));
+        self.face.stats.dropped[DropReason::Slow as usize] += slow.len() as u64;
+        for consumer in &slow {
+            turn.life(&self.face.address, &entry, Happened::Missed(&consumer.client));
+        }
         if free.is_empty() {
             self.remove(entry, turn);
             return;
         }
-        let to = Recipients::Many(free.iter().map(|client| client.connection).collect());
-        self.send(entry, to, &free, turn);
+        let untagged = free.iter().filter(|consumer| consumer.tag == Tag::CHANNEL);
+        let untagged: Arc<[_]> = untagged.map(|consumer| consumer.client.connection).collect();
+        self.send_to(entry, &untagged, &free, turn);
     }
 
     /// A consumer asks for messages.
     pub(crate) fn pull(&mut self, client: &Arc<Client>, pull: &Pull, members: &Members, turn: &mut Turn<'_>) {
         let request = pull.request;
         let end = |outcome| Event::PullEnded { request, outcome };
-        if members.position(client.connection).is_none() {
+        if !members.has_joined(client.connection) {
             return turn.tell(client.connection, end(PullOutcome::Unauthorized));
         }
         match self.face.options.status {
@@ -250,7 +352,7 @@ impl Queue {
 
     fn send_pulled(&mut self, mut entry: Entry, client: &Arc<Client>, parcel: Parcel, turn: &mut Turn<'_>) {
         self.deliver_pulled(&mut entry, client.connection, parcel, turn);
-        self.conclude(entry, std::slice::from_ref(client), turn);
+        self.conclude(entry, &[Consumer::of_channel(client.clone())], turn);
     }
 
     /// One message of a pull, counted.
@@ -266,7 +368,7 @@ impl Queue {
         stats.deliveries += 1;
         stats.last_sent_ms = turn.now.0;
         let first = entry.attempts == 0;
-        self.attempted(entry, turn);
+        self.attempted(entry, self.face.options.request_acknowledge, turn);
         let event = Event::Pulled {
             request: parcel.request,
             message: entry.message.clone(),
@@ -286,6 +388,7 @@ impl Queue {
         let Some(entry) = latest else {
             return turn.tell(client.connection, Event::PullEnded { request, outcome: PullOutcome::Empty });
         };
+        turn.life(&self.face.address, entry, Happened::Delivered(client));
         let message = entry.message.clone();
         let stats = &mut self.face.stats;
         stats.sent += 1;

@@ -2,14 +2,20 @@
 
 use std::sync::Arc;
 
+use crate::bindings::QueueBindings;
 use crate::client::Client;
 use crate::command::{Acknowledgement, EventKind, MessageId};
 use crate::decision::{Decision, Step};
-use crate::id::{ChannelName, ConnectionId, HandlerId, QuestionId, QueueAddress, RequestId, Sequence};
+use crate::id::{
+    ChannelName, ConnectionId, HandlerId, QuestionId, QueueAddress, RequestId, Sequence, Tag, TopicName,
+};
 use crate::message::Message;
 use crate::record::Record;
 use crate::rejection::Rejection;
-use crate::stats::{ChannelInformation, ClientInformation, QueueInformation};
+use crate::stats::{
+    ChannelInformation, ClientInformation, QueueInformation, SubscriberInformation, TopicInformation,
+};
+use crate::topic::TopicPattern;
 
 /// One thing to do. Effects are carried out in their order.
 #[derive(Debug, Clone)]
@@ -18,6 +24,8 @@ pub enum Effect {
     Tell(ConnectionId, Event),
     /// Give a message to consumers. Kept apart from `Tell`, so that it can be encoded once for many.
     Deliver(Deliver),
+    /// Give a topic's message to subscribers. Encoded once for many, as `Deliver` is.
+    Publication(Publication),
     /// Ask a delivery handler. Answered by `Broker::answer`, in any order, or never.
     Ask(Question),
     /// End a connection; the rejection says why.
@@ -28,6 +36,49 @@ pub enum Effect {
     Transferred(Origin),
     /// Hand a dead-lettered message to the queue of another shard (or of this one), by `Broker::transfer`.
     Transfer(Transfer),
+    /// Hand something to another shard, by `Broker::forwarded`; what is handed to one shard keeps its order.
+    Forward(usize, Forwarded),
+}
+
+/// What one shard asks another to do with a message.
+#[derive(Debug, Clone)]
+pub enum Forwarded {
+    /// Put a copy into a queue, of whose fate nobody hears.
+    Copy {
+        /// Where.
+        to: QueueAddress,
+        /// What.
+        message: Message,
+    },
+    /// Bind a queue to topics and unbind it from others, and say so.
+    Bind {
+        /// The queue.
+        queue: QueueAddress,
+        /// Topics of the shard that is asked.
+        bind: Vec<TopicName>,
+        /// Topics of the shard that is asked.
+        unbind: Vec<TopicName>,
+        /// Who wants to know when it is done.
+        from: usize,
+        /// Under which number.
+        ticket: u64,
+    },
+    /// That was done.
+    Bound {
+        /// Under this number.
+        ticket: u64,
+    },
+}
+
+/// A message of a topic, for one or many subscribers.
+#[derive(Debug, Clone)]
+pub struct Publication {
+    /// The topic.
+    pub topic: TopicName,
+    /// What.
+    pub message: Message,
+    /// To whom. Many publications in a row share one list.
+    pub to: Recipients,
 }
 
 /// A message for one or many consumers.
@@ -45,6 +96,10 @@ pub struct Deliver {
     pub hide_source: bool,
     /// Whether the first of the recipients is the message's first acquirer: `false` once it was sent before.
     pub first: bool,
+    /// Which subscription of the one recipient it is for; [`Tag::CHANNEL`] for those who joined the channel.
+    pub tag: Tag,
+    /// How often the message was put back before.
+    pub put_backs: u16,
 }
 
 /// Who gets a delivery.
@@ -94,6 +149,20 @@ pub enum Event {
         negative: Option<Box<str>>,
         /// The consumer's own word, if this relays one, with that consumer's id (`None` if names are hidden).
         relayed: Option<Box<(Acknowledgement, Option<Box<str>>)>>,
+    },
+    /// What the queue of a subscription is bound to changed, or when that queue goes.
+    Rebound {
+        /// Which subscription.
+        tag: Tag,
+        /// How it is now.
+        bindings: Arc<QueueBindings>,
+    },
+    /// A subscription ended without its session having asked: its queue was removed.
+    SubscriptionEnded {
+        /// The queue.
+        queue: QueueAddress,
+        /// Which subscription.
+        tag: Tag,
     },
     /// One message of a pull.
     Pulled {
@@ -150,6 +219,13 @@ pub enum Event {
     DirectAcknowledged(Message),
     /// A response to a direct message that this peer sent.
     Responded(Message),
+    /// A message of a topic, for a subscriber that wants to be told of each.
+    Published {
+        /// The topic.
+        topic: TopicName,
+        /// What.
+        message: Message,
+    },
     /// Something happened that this peer subscribed to. Shared by all subscribers.
     Occurred(Arc<Occurrence>),
 }
@@ -182,6 +258,11 @@ pub enum Reply {
     Queues(Vec<QueueInformation>),
     Clients(Vec<ClientInformation>),
     Nodes(Vec<NodeInformation>),
+    Topics(Vec<TopicInformation>),
+    TopicBindings(Vec<TopicPattern>),
+    Subscribers(Vec<SubscriberInformation>),
+    /// Subscribers and queues that a topic's message was handed to.
+    Published(u32),
 }
 
 /// A node, as `Reply::Nodes` lists it.

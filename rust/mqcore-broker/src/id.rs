@@ -1,5 +1,6 @@
 //! Names and numbers that identify things. Newtypes, so that one cannot be passed for another.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -11,6 +12,16 @@ pub struct ConnectionId(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u32);
 
+/// Which of a connection's subscriptions to a queue. Sessions choose them; a connection that consumes because it joined the
+/// channel has [`Tag::CHANNEL`] in all of its queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Tag(pub u32);
+
+impl Tag {
+    /// No subscription: the connection joined the channel.
+    pub const CHANNEL: Self = Self(0);
+}
+
 /// A question to a delivery handler. Unique within one shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QuestionId(pub u64);
@@ -19,6 +30,10 @@ pub struct QuestionId(pub u64);
 /// is all that the broker knows of durability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Sequence(pub u64);
+
+/// A number that the history gives each message: unique within a shard, never used again. 0: none, as there is no history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct MessageNumber(pub u64);
 
 /// A registered delivery handler: its place in the broker's table of handlers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -72,10 +87,7 @@ impl ChannelName {
     /// Which of `shards` owns this channel. Without respect to case, as channels are looked up.
     pub fn shard(&self, shards: usize) -> usize {
         debug_assert!(shards > 0);
-        // FNV-1a: stable across runs and versions, so that a journal written per shard can be found again.
-        let hash = self.0.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte.to_ascii_lowercase())).wrapping_mul(0x0100_0000_01b3)
-        });
+        let hash = fnv(self.0.bytes().map(|octet| octet.to_ascii_lowercase()));
         ((hash >> 32) as usize) % shards
     }
 }
@@ -84,6 +96,60 @@ impl fmt::Display for ChannelName {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.0)
     }
+}
+
+/// A topic's name: up to 255 octets of any kind, since every protocol that has topics writes them its own way. Compared
+/// octet by octet. Cheap to clone.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TopicName(Arc<[u8]>);
+
+impl TopicName {
+    /// Checks and takes a name. Empty is fine.
+    ///
+    /// # Errors
+    /// [`NameError::TooLong`] for more than 255 octets.
+    pub fn new(name: &[u8]) -> Result<Self, NameError> {
+        if name.len() > 255 {
+            return Err(NameError::TooLong(name.len()));
+        }
+        Ok(Self(name.into()))
+    }
+
+    /// The name.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Whether this is the very same name, not only an equal one. Cheap, and never wrong when it says yes.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Which of `shards` this topic lives on.
+    pub fn shard(&self, shards: usize) -> usize {
+        debug_assert!(shards > 0);
+        ((fnv(self.0.iter().copied()) >> 32) as usize) % shards
+    }
+}
+
+impl Borrow<[u8]> for TopicName {
+    fn borrow(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Display for TopicName {
+    /// As text, whatever octets it has.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&String::from_utf8_lossy(&self.0))
+    }
+}
+
+/// FNV-1a: stable across runs and versions, so that a journal written per shard can be found again.
+fn fnv(octets: impl Iterator<Item = u8>) -> u64 {
+    octets.fold(0xcbf2_9ce4_8422_2325_u64, |hash, octet| {
+        (hash ^ u64::from(octet)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 /// A queue's address: channel and 16-bit id, written `orders/1001`.

@@ -9,8 +9,11 @@
 //! | [`id`], [`time`], [`client`] | names, numbers, moments, peers |
 //! | [`message`], [`options`], [`rejection`] | what is published, how queues behave, how the broker says no |
 //! | [`decision`], [`policy`] | what handlers answer; ready-made answers |
+//! | [`topic`] | names that fan out |
 //! | [`command`], [`effect`], [`stats`] | what comes in, what goes out, what is counted |
+//! | [`record`], [`history`] | what must survive a crash; what happened to each message |
 
+pub mod bindings;
 pub mod broker;
 mod channel;
 pub mod client;
@@ -21,6 +24,7 @@ mod directory;
 mod dispatch;
 pub mod effect;
 pub mod filter;
+pub mod history;
 pub mod id;
 mod members;
 pub mod message;
@@ -32,6 +36,8 @@ pub mod record;
 pub mod rejection;
 mod settlement;
 pub mod stats;
+pub mod subscription;
 pub mod time;
+pub mod topic;
 mod turn;
 mod workflow;

@@ -1,29 +1,62 @@
-//! The consumers of a channel, in the order in which they joined.
+//! Who consumes: the clients that joined a channel, and the subscriptions that a queue has of its own.
 
 use std::sync::Arc;
 
 use crate::client::Client;
-use crate::id::ConnectionId;
+use crate::id::{ConnectionId, Tag};
+use crate::subscription::Terms;
 use crate::time::Timestamp;
 
-/// One consumer.
+/// Somebody whom messages can be handed to.
+#[derive(Debug, Clone)]
+pub(crate) struct Consumer {
+    pub(crate) client: Arc<Client>,
+    /// Which of its subscriptions to the queue; [`Tag::CHANNEL`] if it joined the channel.
+    pub(crate) tag: Tag,
+    pub(crate) terms: Terms,
+    /// The name by which others speak of it.
+    pub(crate) name: Option<Arc<[u8]>>,
+}
+
+impl Consumer {
+    /// Somebody who joined the channel.
+    pub(crate) fn of_channel(client: Arc<Client>) -> Self {
+        Self { client, tag: Tag::CHANNEL, terms: Terms::default(), name: None }
+    }
+
+    /// What tells it from all others.
+    pub(crate) fn key(&self) -> ConsumerKey {
+        (self.client.connection, self.tag)
+    }
+}
+
+/// What tells a consumer of a queue from all others.
+pub(crate) type ConsumerKey = (ConnectionId, Tag);
+
+/// One consumer, and since when.
 #[derive(Debug, Clone)]
 pub(crate) struct Member {
-    pub(crate) client: Arc<Client>,
+    pub(crate) consumer: Consumer,
     pub(crate) joined_at: Timestamp,
 }
 
-/// All of a channel.
-#[derive(Debug)]
+/// All of a channel, or of a queue that has subscriptions; in the order in which they came.
+#[derive(Debug, Clone)]
 pub(crate) struct Members {
     list: Vec<Member>,
-    /// Their connections, in the same order: shared by all deliveries that go to everybody.
-    everyone: Arc<[ConnectionId]>,
+    /// Their connections, in the same order.
+    connections: Arc<[ConnectionId]>,
+    /// The connections of those without a tag: shared by all deliveries that go to everybody. The same as `connections`
+    /// where nobody has one.
+    untagged: Arc<[ConnectionId]>,
+    /// Somebody's window is limited.
+    windowed: bool,
 }
 
 impl Default for Members {
     fn default() -> Self {
-        Self { list: Vec::new(), everyone: Arc::new([]) }
+        let nobody: Arc<[ConnectionId]> = Arc::new([]);
+        Self { list: Vec::new(), connections: nobody.clone(), untagged: nobody, windowed: false }
     }
 }
 
@@ -32,8 +65,29 @@ impl Members {
         &self.list
     }
 
-    pub(crate) fn everyone(&self) -> &Arc<[ConnectionId]> {
-        &self.everyone
+    /// The connections of all, in the order of the list.
+    pub(crate) fn connections(&self) -> &[ConnectionId] {
+        &self.connections
+    }
+
+    /// The connections of those without a tag.
+    pub(crate) fn untagged(&self) -> &Arc<[ConnectionId]> {
+        &self.untagged
+    }
+
+    /// Those with a tag.
+    pub(crate) fn tagged(&self) -> impl Iterator<Item = &Consumer> {
+        self.list.iter().map(|member| &member.consumer).filter(|consumer| consumer.tag != Tag::CHANNEL)
+    }
+
+    /// Whether anybody has a tag.
+    pub(crate) fn has_tagged(&self) -> bool {
+        self.untagged.len() < self.list.len()
+    }
+
+    /// Whether anybody's window is limited.
+    pub(crate) fn has_windows(&self) -> bool {
+        self.windowed
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -44,29 +98,47 @@ impl Members {
         self.list.len()
     }
 
-    pub(crate) fn position(&self, connection: ConnectionId) -> Option<usize> {
-        self.everyone.iter().position(|member| *member == connection)
+    /// Whether the connection joined the channel.
+    pub(crate) fn has_joined(&self, connection: ConnectionId) -> bool {
+        self.untagged.contains(&connection)
     }
 
-    /// Adds a consumer at the end; `false` if it is there already.
-    pub(crate) fn join(&mut self, client: &Arc<Client>, now: Timestamp) -> bool {
-        if self.position(client.connection).is_some() {
-            return false;
+    pub(crate) fn position(&self, key: ConsumerKey) -> Option<usize> {
+        let places = self.connections.iter().enumerate();
+        places
+            .filter(|(_, connection)| **connection == key.0)
+            .map(|(place, _)| place)
+            .find(|place| self.list[*place].consumer.tag == key.1)
+    }
+
+    /// Adds a consumer at the end, or gives the one that is there already its new terms; `true` if it is new.
+    pub(crate) fn join(&mut self, consumer: Consumer, now: Timestamp) -> bool {
+        let known = self.position(consumer.key());
+        match known {
+            Some(place) => self.list[place].consumer.terms = consumer.terms,
+            None => self.list.push(Member { consumer, joined_at: now }),
         }
-        self.list.push(Member { client: client.clone(), joined_at: now });
         self.refresh();
-        true
+        known.is_none()
     }
 
     /// Removes a consumer; tells where it stood.
-    pub(crate) fn leave(&mut self, connection: ConnectionId) -> Option<usize> {
-        let position = self.position(connection)?;
+    pub(crate) fn leave(&mut self, key: ConsumerKey) -> Option<usize> {
+        let position = self.position(key)?;
         self.list.remove(position);
         self.refresh();
         Some(position)
     }
 
     fn refresh(&mut self) {
-        self.everyone = self.list.iter().map(|member| member.client.connection).collect();
+        let connection = |member: &Member| member.consumer.client.connection;
+        self.connections = self.list.iter().map(connection).collect();
+        let is_tagged = |member: &Member| member.consumer.tag != Tag::CHANNEL;
+        self.untagged = if self.list.iter().any(is_tagged) {
+            self.list.iter().filter(|member| !is_tagged(member)).map(connection).collect()
+        } else {
+            self.connections.clone()
+        };
+        self.windowed = self.list.iter().any(|member| member.consumer.terms.window > 0);
     }
 }

@@ -8,12 +8,14 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 
+use crate::client::Client;
 use crate::command::{Acknowledgement, Clear, EventKind};
 use crate::decision::{Acknowledge, PutBack, Step, Steps};
 use crate::delivery::{Deliveries, Outstanding};
 use crate::effect::{Effect, Event, Occurrence, Origin, Subject, Transfer};
-use crate::id::{ConnectionId, HandlerId, QueueAddress};
-use crate::members::Members;
+use crate::history::Happened;
+use crate::id::{ConnectionId, HandlerId, MessageNumber, QueueAddress, Tag};
+use crate::members::{Consumer, ConsumerKey, Member, Members};
 use crate::message::Message;
 use crate::options::{Durability, QueueChanges, QueueOptions, Status};
 use crate::ready::{Entry, Ready};
@@ -64,6 +66,8 @@ pub(crate) struct Queue {
     first_undecided: u64,
     /// Index of the member that is next in round robin.
     pub(crate) cursor: usize,
+    /// Everybody who consumes it, where it has subscriptions of its own; else those who joined the channel do.
+    own: Option<Arc<Members>>,
     /// Who wants to know of each message produced.
     pub(crate) watchers: Vec<ConnectionId>,
     /// The queue is in the shard's list of work.
@@ -101,6 +105,7 @@ impl Queue {
             undecided: VecDeque::new(),
             first_undecided: 0,
             cursor: 0,
+            own: None,
             watchers: Vec::new(),
             scheduled: false,
             armed: Timestamp::NEVER,
@@ -141,6 +146,96 @@ impl Queue {
         }
     }
 
+    // ---- Consumers ---------------------------------------------------------------------------------------
+
+    /// Its own list of consumers, if it has one. Sharing it costs one count for each call into the queue, and only for
+    /// queues that have it.
+    pub(crate) fn own(&self) -> Option<Arc<Members>> {
+        self.own.clone()
+    }
+
+    /// Subscriptions of its own, apart from those who joined the channel.
+    pub(crate) fn subscriptions(&self) -> impl Iterator<Item = &Member> {
+        let own = self.own.as_deref().map(Members::list).unwrap_or_default();
+        own.iter().filter(|member| member.consumer.tag != Tag::CHANNEL)
+    }
+
+    /// Whether this subscription is there and has this name.
+    pub(crate) fn has_subscription(&self, key: ConsumerKey, name: &[u8]) -> bool {
+        self.subscriptions()
+            .any(|member| member.consumer.key() == key && member.consumer.name.as_deref() == Some(name))
+    }
+
+    /// Somebody consumes this queue on terms of its own.
+    pub(crate) fn subscribe(&mut self, consumer: Consumer, channel: &Members, turn: &mut Turn<'_>) {
+        let own = self.own.get_or_insert_with(|| Arc::new(channel.clone()));
+        Arc::make_mut(own).join(consumer, turn.now);
+        self.schedule(turn);
+    }
+
+    /// A subscription ends; what it has not settled goes back. `false` if there is none.
+    pub(crate) fn unsubscribe(&mut self, consumer: ConnectionId, tag: Tag, turn: &mut Turn<'_>) -> bool {
+        if !self.leave_own((consumer, tag)) {
+            return false;
+        }
+        self.subscription_lost(consumer, tag, turn);
+        self.schedule(turn);
+        true
+    }
+
+    /// All subscriptions of a connection end.
+    pub(crate) fn forget_subscriber(&mut self, consumer: ConnectionId) {
+        let tags: Vec<_> = self
+            .subscriptions()
+            .filter(|member| member.consumer.client.connection == consumer)
+            .map(|member| member.consumer.tag)
+            .collect();
+        for tag in tags {
+            self.leave_own((consumer, tag));
+        }
+    }
+
+    /// Somebody joined the channel.
+    pub(crate) fn joined(&mut self, client: &Arc<Client>, turn: &mut Turn<'_>) {
+        if let Some(own) = &mut self.own {
+            Arc::make_mut(own).join(Consumer::of_channel(client.clone()), turn.now);
+        }
+        self.schedule(turn);
+    }
+
+    /// Somebody left the channel, where it stood at `position`.
+    pub(crate) fn left(&mut self, connection: ConnectionId, position: usize, turn: &mut Turn<'_>) {
+        if self.own.is_some() {
+            self.leave_own((connection, Tag::CHANNEL));
+        } else if position < self.cursor {
+            // The one behind the cursor moved up by one place.
+            self.cursor -= 1;
+        }
+        self.schedule(turn);
+    }
+
+    fn leave_own(&mut self, key: ConsumerKey) -> bool {
+        let Some(own) = &mut self.own else { return false };
+        let Some(position) = Arc::make_mut(own).leave(key) else { return false };
+        if position < self.cursor {
+            self.cursor -= 1;
+        }
+        if !own.has_tagged() {
+            // From here on the channel's list says the same, in the same order.
+            self.own = None;
+        }
+        true
+    }
+
+    /// The queue goes: its subscriptions end, and who has one is told.
+    pub(crate) fn end_subscriptions(&mut self, turn: &mut Turn<'_>) {
+        let Some(own) = self.own.take() else { return };
+        for consumer in own.tagged() {
+            let queue = (*self.face.address).clone();
+            turn.tell(consumer.client.connection, Event::SubscriptionEnded { queue, tag: consumer.tag });
+        }
+    }
+
     /// No message is in it, anywhere.
     pub(crate) fn is_empty(&self) -> bool {
         self.ready.is_empty()
@@ -164,9 +259,27 @@ impl Queue {
             return;
         }
         let message = self.with_id(message, turn);
+        let entry = Entry::new(message, self.deadline(turn.now));
+        self.take(entry, members, turn);
+    }
+
+    /// A copy of a message that was published elsewhere: it is decided about and saved as any other, but its producer
+    /// does not know of it and hears nothing.
+    pub(crate) fn publish_copy(&mut self, message: Message, members: &Members, turn: &mut Turn<'_>) {
+        if self.check(&message, turn).is_err() {
+            self.face.stats.dropped[DropReason::Limit as usize] += 1;
+            return turn.nowhere(&self.face.address, message, Happened::Produced, DropReason::Limit);
+        }
+        let message = self.with_id(message, turn);
+        let entry = Entry { answered: true, ..Entry::new(message, self.deadline(turn.now)) };
+        self.take(entry, members, turn);
+    }
+
+    fn take(&mut self, mut entry: Entry, members: &Members, turn: &mut Turn<'_>) {
         self.face.stats.received += 1;
         self.face.stats.last_received_ms = turn.now.0;
-        let mut entry = Entry::new(message, self.deadline(turn.now));
+        entry.number = turn.number();
+        turn.life(&self.face.address, &entry, Happened::Produced);
         let mut deciding = Deciding::default();
         if self.undecided.is_empty() && !self.face.overrides.contains(Step::ReceivedFromProducer) {
             // Nobody is ahead and, as a rule, nobody is asked: no need to queue up for a decision.
@@ -191,7 +304,9 @@ impl Queue {
         members: &Members,
         turn: &mut Turn<'_>,
     ) {
-        let mut entry = Entry { answered: true, ..Entry::new(message, self.deadline(turn.now)) };
+        let number = turn.number();
+        let mut entry = Entry { answered: true, number, ..Entry::new(message, self.deadline(turn.now)) };
+        turn.life(&self.face.address, &entry, Happened::Arrived);
         self.face.stats.received += 1;
         if self.check(&entry.message, turn).is_err() {
             turn.effects.extend(origin.map(Effect::Transferred));
@@ -200,10 +315,11 @@ impl Queue {
         }
         if let Some(origin) = origin.filter(|_| turn.books.storage == Storage::Ready) {
             let (queue, message) = (self.face.address.clone(), entry.message.clone());
-            entry.sequence =
-                turn.record(Record::Put { queue, message, received: turn.now }).unwrap_or_default();
+            let put = Record::Put { queue, message, received: turn.now, number };
+            entry.sequence = turn.record(put).unwrap_or_default();
             entry.saved = true;
             self.face.stats.saved += 1;
+            turn.life(&self.face.address, &entry, Happened::Saved);
             turn.books.wait(Durability::Fsync, Awaiting::Transfer(origin));
         }
         self.store(entry, members, turn);
@@ -213,11 +329,15 @@ impl Queue {
     pub(crate) fn restore(&mut self, mut entry: Entry, turn: &mut Turn<'_>) {
         entry.deadline = self.deadline(turn.now);
         self.face.stats.received += 1;
+        if entry.number == MessageNumber(0) {
+            entry.number = turn.number();
+        }
+        turn.life(&self.face.address, &entry, Happened::Restored);
         match self.face.options.status {
             Status::Stopped => return self.discard(entry, DropReason::Erased, turn),
             Status::Cache => {
                 for replaced in self.ready.clear(Clear { high_priority: true, normal: true }) {
-                    self.remove(replaced, turn);
+                    self.replace(replaced, turn);
                 }
             }
             _ => {}
@@ -326,7 +446,7 @@ impl Queue {
             return;
         };
         let Some(admission) = self.undecided.get_mut(index) else { return };
-        admission.deciding.answered(&mut self.face, &mut admission.entry, answer, turn.books);
+        admission.deciding.answered(&mut self.face, &mut admission.entry, answer, turn);
         self.consider(index, turn);
         self.admit(members, turn);
     }
@@ -409,7 +529,7 @@ impl Queue {
             Status::Cache => {
                 let all = Clear { high_priority: true, normal: true };
                 for replaced in self.ready.clear(all) {
-                    self.remove(replaced, turn);
+                    self.replace(replaced, turn);
                 }
                 self.keep(entry, place, turn);
             }
@@ -451,6 +571,7 @@ impl Queue {
             _ => {}
         }
         self.face.stats.put_back += 1;
+        turn.life(&self.face.address, &entry, Happened::PutBack(place));
         if entry.sequence.0 > 0 {
             // Larger than all ranks so far, or smaller: as the sequence of this very record is new, so is it.
             let rank = (turn.books.sequence.0 + 1) as i64;
@@ -469,6 +590,7 @@ impl Queue {
         };
         let message = dead_letter(&entry, &self.face.address, &to, reason);
         self.face.stats.dead_lettered += 1;
+        turn.life(&self.face.address, &entry, Happened::DeadLettered(reason, &Arc::new(to.clone())));
         // Its record here stays until the other queue has it.
         let sequence = std::mem::take(&mut entry.sequence);
         let shard = turn.books.config.shard;
@@ -482,6 +604,13 @@ impl Queue {
     /// A message is dropped, which is counted.
     pub(crate) fn discard(&mut self, entry: Entry, reason: DropReason, turn: &mut Turn<'_>) {
         self.face.stats.dropped[reason as usize] += 1;
+        turn.life(&self.face.address, &entry, Happened::Dropped(reason));
+        self.remove(entry, turn);
+    }
+
+    /// A newer message takes this one's place in a cache, which is no drop.
+    fn replace(&mut self, entry: Entry, turn: &mut Turn<'_>) {
+        turn.life(&self.face.address, &entry, Happened::Replaced);
         self.remove(entry, turn);
     }
 
@@ -489,6 +618,7 @@ impl Queue {
     #[expect(clippy::needless_pass_by_value, reason = "taking it is what makes it the end")]
     pub(crate) fn remove(&mut self, entry: Entry, turn: &mut Turn<'_>) {
         self.face.stats.removed += 1;
+        turn.end_of_life(&self.face.address, &entry);
         if entry.sequence.0 > 0 {
             turn.record(Record::Settle(entry.sequence));
         }

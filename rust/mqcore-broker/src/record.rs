@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::id::{ChannelName, QueueAddress, Sequence};
+use crate::id::{ChannelName, MessageNumber, QueueAddress, Sequence};
 use crate::message::{Layout, Message, Properties};
 use crate::options::{ChannelOptions, Durability, QueueOptions, Status};
 use crate::time::Timestamp;
@@ -22,6 +22,8 @@ pub enum Record {
         message: Message,
         /// When it was taken from its producer.
         received: Timestamp,
+        /// Its number in the history; 0 without one.
+        number: MessageNumber,
     },
     /// The message put under this sequence left for good.
     Settle(Sequence),
@@ -35,6 +37,8 @@ pub enum Record {
     RemoveChannel(ChannelName),
     /// A queue is gone (its messages are settled themselves).
     RemoveQueue(QueueAddress),
+    /// The history has used, or will soon use, message numbers below this one.
+    Numbers(MessageNumber),
 }
 
 /// How far a message got.
@@ -72,8 +76,12 @@ pub enum RecordError {
 }
 
 const VERSION: u8 = 1;
+/// A message with its number in the history. Versions without a history go on writing the first.
+const NUMBERED: u8 = 2;
 const CHANNEL_KEY: &str = "channel ";
 const QUEUE_KEY: &str = "queue ";
+/// The key under which it is kept which message numbers are used.
+pub const NUMBERS_KEY: &[u8] = b"numbers";
 const MESSAGE: &str = "message";
 const PROGRESS: &str = "progress of a message";
 const DEFINITION: &str = "definition";
@@ -81,7 +89,12 @@ const DEFINITION: &str = "definition";
 // ---- Messages --------------------------------------------------------------------------------------------
 
 /// The fixed part and the names of a put message; id, source, headers and body follow as they are in it.
-pub fn encode_put(queue: &QueueAddress, message: &Message, received: Timestamp) -> Vec<u8> {
+pub fn encode_put(
+    queue: &QueueAddress,
+    message: &Message,
+    received: Timestamp,
+    number: MessageNumber,
+) -> Vec<u8> {
     let properties = message.properties();
     let address = queue.to_string();
     let flags = [
@@ -93,8 +106,9 @@ pub fn encode_put(queue: &QueueAddress, message: &Message, received: Timestamp) 
     let flags = flags.iter().enumerate().fold(0_u8, |bits, (bit, on)| bits | (u8::from(*on) << bit));
     let (id, source, headers, body) = (message.id(), message.source(), message.headers(), message.body());
     let parts = address.len() + id.len() + source.len() + headers.len() + body.len();
-    let mut output = Vec::with_capacity(20 + parts);
-    output.push(VERSION);
+    let mut output = Vec::with_capacity(28 + parts);
+    let numbered = number != MessageNumber(0);
+    output.push(if numbered { NUMBERED } else { VERSION });
     output.push(flags);
     output.push(properties.hops);
     output.extend_from_slice(&properties.content_type.to_le_bytes());
@@ -103,6 +117,9 @@ pub fn encode_put(queue: &QueueAddress, message: &Message, received: Timestamp) 
     output.push(id.len() as u8);
     output.push(source.len() as u8);
     output.extend_from_slice(&(headers.len() as u16).to_le_bytes());
+    if numbered {
+        output.extend_from_slice(&number.0.to_le_bytes());
+    }
     for part in [address.as_bytes(), id, source, headers, body] {
         output.extend_from_slice(part);
     }
@@ -118,12 +135,18 @@ pub struct PutMessage {
     pub message: Message,
     /// When it was taken from its producer.
     pub received: Timestamp,
+    /// Its number in the history; 0 if there was none.
+    pub number: MessageNumber,
 }
 
 /// Reads what [`encode_put`] wrote.
 pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
     let mut reader = Reader { what: MESSAGE, rest: input };
-    reader.version()?;
+    let numbered = match reader.take::<1>()?[0] {
+        VERSION => false,
+        NUMBERED => true,
+        version => return Err(RecordError::Version { what: MESSAGE, version }),
+    };
     let flags = reader.take::<1>()?[0];
     let hops = reader.take::<1>()?[0];
     let content_type = u16::from_le_bytes(reader.take()?);
@@ -132,6 +155,8 @@ pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
     let id_len = usize::from(reader.take::<1>()?[0]);
     let source_len = usize::from(reader.take::<1>()?[0]);
     let headers_len = usize::from(u16::from_le_bytes(reader.take()?));
+    let number = if numbered { u64::from_le_bytes(reader.take()?) } else { 0 };
+    let number = MessageNumber(number);
     let queue = reader.text(address_len)?;
     let queue = address(queue).ok_or(RecordError::Malformed { what: MESSAGE, why: "the queue's address" })?;
     let block = reader.rest;
@@ -153,7 +178,7 @@ pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
         hops,
         content_type,
     };
-    Ok(PutMessage { queue, message: Message::new(block, &layout, properties, None), received })
+    Ok(PutMessage { queue, message: Message::new(block, &layout, properties, None), received, number })
 }
 
 impl Progress {
@@ -234,6 +259,8 @@ pub enum Definition {
     Channel(ChannelName, Box<ChannelOptions>),
     /// Of a queue.
     Queue(QueueAddress, Box<QueueOptions>),
+    /// The history has used message numbers below this one.
+    Numbers(MessageNumber),
 }
 
 /// Definitions are text, one `name=value` a line: options that a reader does not know are skipped, and those
@@ -288,6 +315,11 @@ fn write_queue_options(options: &QueueOptions, text: &mut String) {
     }
 }
 
+/// See [`NUMBERS_KEY`].
+pub fn encode_numbers(below: MessageNumber) -> Vec<u8> {
+    format!("{VERSION}\nname={}\n", below.0).into_bytes()
+}
+
 /// Reads a definition under its key.
 pub fn decode_definition(key: &[u8], value: &[u8]) -> Result<Definition, RecordError> {
     let malformed = |why| RecordError::Malformed { what: DEFINITION, why };
@@ -316,6 +348,9 @@ pub fn decode_definition(key: &[u8], value: &[u8]) -> Result<Definition, RecordE
             read_queue_option(&mut options, name, value);
         }
         Ok(Definition::Queue(queue, Box::new(options)))
+    } else if key.as_bytes() == NUMBERS_KEY {
+        let below = name.parse().map_err(|_| malformed("the message numbers"))?;
+        Ok(Definition::Numbers(MessageNumber(below)))
     } else {
         Err(malformed("its key is of no known kind"))
     }
@@ -383,14 +418,16 @@ mod tests {
         };
         let message = Message::from_parts(b"id-1", b"A:1\r\n", b"body", properties, None);
         let queue = QueueAddress::parse("logs/eu/1001").expect("a good name");
-        let octets = encode_put(&queue, &message, Timestamp(77));
-        let put = decode_put(&octets).expect("just written");
-        assert_eq!((put.queue, put.received), (queue, Timestamp(77)));
-        assert_eq!(put.message.properties(), properties);
-        assert_eq!((put.message.id(), put.message.headers()), (&b"id-1"[..], &b"A:1\r\n"[..]));
-        assert_eq!((put.message.source(), put.message.body()), (&b""[..], &b"body"[..]));
-        for cut in 0..octets.len() - 4 {
-            assert!(decode_put(&octets[..cut]).is_err(), "cut at {cut}");
+        for number in [0, 1 << 40].map(MessageNumber) {
+            let octets = encode_put(&queue, &message, Timestamp(77), number);
+            let put = decode_put(&octets).expect("just written");
+            assert_eq!((put.queue, put.received, put.number), (queue.clone(), Timestamp(77), number));
+            assert_eq!(put.message.properties(), properties);
+            assert_eq!((put.message.id(), put.message.headers()), (&b"id-1"[..], &b"A:1\r\n"[..]));
+            assert_eq!((put.message.source(), put.message.body()), (&b""[..], &b"body"[..]));
+            for cut in 0..octets.len() - 4 {
+                assert!(decode_put(&octets[..cut]).is_err(), "cut at {cut}");
+            }
         }
     }
 
@@ -422,6 +459,8 @@ mod tests {
         let address = QueueAddress { channel: name, id: 0 };
         let read = decode_definition(&queue_key(&address), &encode_queue(&address, &queue));
         assert_eq!(read, Ok(Definition::Queue(address, Box::new(queue))));
+        let read = decode_definition(NUMBERS_KEY, &encode_numbers(MessageNumber(77)));
+        assert_eq!(read, Ok(Definition::Numbers(MessageNumber(77))));
     }
 
     #[test]

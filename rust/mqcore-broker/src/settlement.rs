@@ -1,16 +1,16 @@
 //! How deliveries end: acknowledged, refused, timed out, or lost with their consumer; and how messages end
 //! that waited too long in their queue.
 
-use std::sync::Arc;
-
-use crate::client::Client;
 use crate::command::Acknowledgement;
 use crate::decision::{Decision, PutBack, Step};
 use crate::effect::AcknowledgementView;
-use crate::id::ConnectionId;
+use crate::history::Happened;
+use crate::id::{ConnectionId, Tag};
+use crate::members::{Consumer, ConsumerKey};
 use crate::queue::Queue;
 use crate::ready::Entry;
 use crate::stats::DropReason;
+use crate::subscription::Settling;
 use crate::turn::{Asker, Deciding, Inquiry, Turn, Verdict, decide};
 
 /// Something that ended and may still need a handler's decision.
@@ -23,7 +23,7 @@ pub(crate) struct Settlement {
 #[derive(Debug)]
 enum Subject {
     /// A delivery; its hold on the message belongs to the settlement.
-    Delivery { held: usize, consumer: Arc<Client>, word: Word },
+    Delivery { held: usize, consumer: Consumer, word: Word },
     /// A message that waited too long.
     Expired(Entry),
 }
@@ -31,6 +31,8 @@ enum Subject {
 #[derive(Debug, Clone)]
 enum Word {
     Said(Box<Acknowledgement>),
+    /// It was handed out, which is all that its consumer's terms ask for.
+    Implied,
     Silent,
     Lost,
 }
@@ -52,20 +54,48 @@ impl Settlement {
 impl Word {
     fn step(&self) -> Step {
         match self {
-            Self::Said(_) => Step::AcknowledgeReceived,
+            Self::Said(_) | Self::Implied => Step::AcknowledgeReceived,
             Self::Silent => Step::AcknowledgeTimedOut,
             Self::Lost => Step::ConsumerReceiveFailed,
         }
     }
 
+    fn happened<'a>(&'a self, consumer: &'a Consumer) -> Happened<'a> {
+        let consumer = &consumer.client;
+        match self {
+            Self::Said(word) => match word.negative.as_deref() {
+                None => Happened::Acked(consumer),
+                Some(reason) => Happened::Nacked(consumer, reason),
+            },
+            Self::Implied => Happened::Acked(consumer),
+            Self::Silent => Happened::TimedOut(consumer),
+            Self::Lost => Happened::ConsumerLost(consumer),
+        }
+    }
+
     fn is_positive(&self) -> bool {
-        matches!(self, Self::Said(word) if word.negative.is_none())
+        match self {
+            Self::Said(word) => word.negative.is_none(),
+            Self::Implied => true,
+            Self::Silent | Self::Lost => false,
+        }
+    }
+
+    /// Where a delivery goes that must be acknowledged and is not: what was lost keeps its place, what was refused had its
+    /// chance.
+    fn return_place(&self) -> PutBack {
+        match self {
+            Self::Lost => PutBack::Start,
+            _ if self.is_positive() => PutBack::No,
+            _ => PutBack::End,
+        }
     }
 
     /// What a producer is told when this is passed on as a refusal.
     fn reason(&self) -> &str {
         match self {
             Self::Said(word) => word.negative.as_deref().unwrap_or("none"),
+            Self::Implied => "none",
             Self::Silent => "timeout",
             Self::Lost => "consumer-lost",
         }
@@ -80,7 +110,7 @@ impl Queue {
         word: Acknowledgement,
         turn: &mut Turn<'_>,
     ) -> bool {
-        let Some(key) = self.deliveries.find(&word.message_id, consumer) else { return false };
+        let Some(key) = self.deliveries.find(&word.message_id, (consumer, word.tag)) else { return false };
         if word.negative.is_none() {
             self.face.stats.acks += 1;
         } else {
@@ -88,6 +118,54 @@ impl Queue {
         }
         self.settle(key, Word::Said(Box::new(word)), turn);
         true
+    }
+
+    /// A subscription settles all it has.
+    pub(crate) fn acknowledged_all(
+        &mut self,
+        consumer: ConsumerKey,
+        negative: Option<&str>,
+        turn: &mut Turn<'_>,
+    ) {
+        for key in self.deliveries.of(consumer.0, Some(consumer.1)) {
+            self.settle_for(key, negative, turn);
+        }
+    }
+
+    /// Somebody settles one delivery of a subscription, which may be gone.
+    pub(crate) fn acknowledged_one(
+        &mut self,
+        consumer: ConsumerKey,
+        message_id: &[u8],
+        negative: Option<&str>,
+        turn: &mut Turn<'_>,
+    ) {
+        if let Some(key) = self.deliveries.find(message_id, consumer) {
+            self.settle_for(key, negative, turn);
+        }
+    }
+
+    /// Settles a delivery without a word of its consumer that could be relayed.
+    fn settle_for(&mut self, key: usize, negative: Option<&str>, turn: &mut Turn<'_>) {
+        let word = Acknowledgement {
+            tag: self.deliveries.tag(key),
+            queue: (*self.face.address).clone(),
+            message_id: self.deliveries.message_id(key).into(),
+            negative: negative.map(Into::into),
+            headers: Box::default(),
+            hops: 0,
+            first_acquirer: false,
+        };
+        let stats = &mut self.face.stats;
+        *(if negative.is_none() { &mut stats.acks } else { &mut stats.negative_acks }) += 1;
+        self.settle(key, Word::Said(Box::new(word)), turn);
+    }
+
+    /// A delivery to a consumer that does not acknowledge, where the queue wants an acknowledgement: being handed out is
+    /// one.
+    pub(crate) fn handed_out(&mut self, key: usize, turn: &mut Turn<'_>) {
+        self.face.stats.acks += 1;
+        self.settle(key, Word::Implied, turn);
     }
 
     /// Deliveries whose time is up.
@@ -100,7 +178,14 @@ impl Queue {
 
     /// A consumer is gone: what it had and did not settle has failed. The oldest goes back first in line.
     pub(crate) fn consumer_lost(&mut self, consumer: ConnectionId, turn: &mut Turn<'_>) {
-        for key in self.deliveries.of(consumer).into_iter().rev() {
+        for key in self.deliveries.of(consumer, None).into_iter().rev() {
+            self.settle(key, Word::Lost, turn);
+        }
+    }
+
+    /// A subscription ended: what it had and did not settle goes back like that of a lost consumer.
+    pub(crate) fn subscription_lost(&mut self, consumer: ConnectionId, tag: Tag, turn: &mut Turn<'_>) {
+        for key in self.deliveries.of(consumer, Some(tag)).into_iter().rev() {
             self.settle(key, Word::Lost, turn);
         }
     }
@@ -108,9 +193,18 @@ impl Queue {
     fn settle(&mut self, key: usize, word: Word, turn: &mut Turn<'_>) {
         let delivery = self.deliveries.take(key);
         let held = delivery.outstanding;
+        let entry = &self.deliveries.get(held).entry;
+        turn.life(&self.face.address, entry, word.happened(&delivery.consumer));
+        if delivery.consumer.terms.window > 0 {
+            // Its window has room again, even if others still hold the message.
+            self.schedule(turn);
+        }
         let step = word.step();
         if !self.face.overrides.contains(step) {
-            let decision = turn.books.spec(self.face.handler).base.decide(step, word.is_positive());
+            let mut decision = turn.books.spec(self.face.handler).base.decide(step, word.is_positive());
+            if delivery.consumer.terms.settling == Settling::Explicit && decision.put_back == PutBack::No {
+                decision.put_back = word.return_place();
+            }
             if !decision.save {
                 let verdict = Verdict { decision, own: false };
                 return self.settled(held, &delivery.consumer, &word, verdict, turn);
@@ -134,7 +228,7 @@ impl Queue {
             Subject::Delivery { held, .. } => &mut self.deliveries.get_mut(*held).entry,
             Subject::Expired(entry) => entry,
         };
-        settlement.deciding.answered(&mut self.face, entry, answer, turn.books);
+        settlement.deciding.answered(&mut self.face, entry, answer, turn);
         self.run_settlement(number, turn);
     }
 
@@ -149,11 +243,14 @@ impl Queue {
                         message_id: word.message_id.clone(),
                         negative: word.negative.clone(),
                     })),
-                    Word::Silent | Word::Lost => None,
+                    Word::Implied | Word::Silent | Word::Lost => None,
                 };
                 let positive = word.is_positive();
-                let inquiry =
-                    Inquiry { positive, acknowledgement, ..Inquiry::new(word.step(), asker).about(consumer) };
+                let inquiry = Inquiry {
+                    positive,
+                    acknowledgement,
+                    ..Inquiry::new(word.step(), asker).about(&consumer.client)
+                };
                 decide(&mut self.face, deciding, entry, inquiry, turn)
             }
             Subject::Expired(entry) => {
@@ -175,15 +272,15 @@ impl Queue {
     fn settled(
         &mut self,
         held: usize,
-        consumer: &Arc<Client>,
+        consumer: &Consumer,
         word: &Word,
         verdict: Verdict,
         turn: &mut Turn<'_>,
     ) {
         if verdict.decision.acknowledge != crate::decision::Acknowledge::None {
             let relayed = match word {
-                Word::Said(word) => Some(((**word).clone(), consumer.id.clone())),
-                Word::Silent | Word::Lost => None,
+                Word::Said(word) => Some(((**word).clone(), consumer.client.id.clone())),
+                Word::Implied | Word::Silent | Word::Lost => None,
             };
             let mut entry = self.deliveries.get(held).entry.clone();
             self.acknowledge(&mut entry, verdict, relayed, word.reason(), turn);
@@ -213,6 +310,7 @@ impl Queue {
     /// A message that waited too long, and is out of the queue already.
     pub(crate) fn expired(&mut self, entry: Entry, turn: &mut Turn<'_>) {
         self.face.stats.timed_out += 1;
+        turn.life(&self.face.address, &entry, Happened::Expired);
         self.begin_settlement(Subject::Expired(entry), turn);
     }
 

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use crate::client::Client;
-use crate::id::{ChannelName, QueueAddress};
+use crate::id::{ChannelName, QueueAddress, TopicName};
 use crate::message::Message;
 use crate::options::{ChannelOptions, QueueOptions};
+use crate::time::Timestamp;
 
 /// Why a message was dropped. Never silently: each reason has a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -160,6 +161,61 @@ pub struct ClientInformation {
     pub online_ms: u64,
 }
 
+/// What a topic has counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TopicStats {
+    /// Messages published.
+    pub published: u64,
+    /// Octets of their bodies.
+    pub published_bytes: u64,
+    /// Deliveries: one for each message and each subscriber that it was handed to.
+    pub delivered: u64,
+    /// Copies for queues.
+    pub copied: u64,
+    /// Deliveries that did not happen, because the subscriber does not keep up.
+    pub dropped_slow: u64,
+    /// Messages that nobody subscribed to and no queue was bound to.
+    pub dropped_no_consumer: u64,
+}
+
+impl TopicStats {
+    /// Adds what another topic counted.
+    pub fn add(&mut self, other: &Self) {
+        self.published += other.published;
+        self.published_bytes += other.published_bytes;
+        self.delivered += other.delivered;
+        self.copied += other.copied;
+        self.dropped_slow += other.dropped_slow;
+        self.dropped_no_consumer += other.dropped_no_consumer;
+    }
+}
+
+/// A topic as it is now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TopicInformation {
+    /// Its name.
+    pub topic: TopicName,
+    /// Connections that get its messages, by name or by pattern.
+    pub subscribers: u32,
+    /// Queues that get copies, by name or by pattern.
+    pub queues: u32,
+    /// Its counters, since it was first subscribed to or published to.
+    pub stats: TopicStats,
+}
+
+/// One subscriber of a topic.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SubscriberInformation {
+    /// Who.
+    pub client: Arc<Client>,
+    /// Since when.
+    pub since: Timestamp,
+    /// Messages published to the topic since then.
+    pub messages: u64,
+    /// Octets of their bodies.
+    pub bytes: u64,
+}
+
 /// Everything that the admin side wants to know of one shard.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Survey {
@@ -179,4 +235,8 @@ pub struct Survey {
     pub answers_late: u64,
     /// Drops and counts of queues that are gone.
     pub retired: QueueStats,
+    /// Its topics: those with a subscriber or a queue, and others that were published to lately.
+    pub topics: Vec<TopicInformation>,
+    /// Counts of topics that are forgotten.
+    pub retired_topics: TopicStats,
 }

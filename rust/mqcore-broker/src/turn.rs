@@ -8,14 +8,16 @@ use foldhash::HashMap;
 use crate::broker::{BrokerConfig, HandlerSpec};
 use crate::client::Client;
 use crate::decision::{Decision, PutBack, Step};
-use crate::effect::{AcknowledgementView, Effect, Event, Origin, Question};
-use crate::id::{ConnectionId, HandlerId, QuestionId, Sequence};
+use crate::effect::{AcknowledgementView, Effect, Event, Forwarded, Origin, Question};
+use crate::history::{Happened, Log};
+use crate::id::{ConnectionId, HandlerId, MessageNumber, QuestionId, QueueAddress, Sequence};
+use crate::message::Message;
 use crate::options::Durability;
 use crate::policy;
 use crate::queue::Face;
 use crate::ready::Entry;
 use crate::record::Record;
-use crate::stats::QueueStats;
+use crate::stats::{DropReason, QueueStats};
 use crate::time::Timestamp;
 
 /// Which queue something is about. The serial makes sure that it is still the same queue.
@@ -77,6 +79,8 @@ pub(crate) struct Books {
     question_deadlines: Vec<VecDeque<(Timestamp, QuestionId)>>,
     /// Consumers that cannot take more now, and since when.
     pub(crate) congested: HashMap<ConnectionId, Timestamp>,
+    /// Grows with every change of who is congested.
+    pub(crate) congestion: u64,
     /// Queues that have something to hand out.
     pub(crate) work: VecDeque<Place>,
     /// When to look at which queue again.
@@ -95,18 +99,24 @@ pub(crate) struct Books {
     pub(crate) unknown_acks: u64,
     /// Counters of queues that are gone.
     pub(crate) retired: QueueStats,
+    /// What happens to messages is written down here; `None`: it is not.
+    pub(crate) history: Option<Box<Log>>,
+    /// What was handed to other shards so far.
+    pub(crate) forwards: u64,
 }
 
 impl Books {
     pub(crate) fn new(config: BrokerConfig) -> Self {
         let handlers: Vec<_> = policy::ALL.into_iter().map(HandlerSpec::of_policy).collect();
         Self {
+            history: config.history.map(|options| Box::new(Log::new(options))),
             config,
             question_deadlines: vec![VecDeque::new(); handlers.len()],
             handlers,
             questions: HashMap::default(),
             next_question: 0,
             congested: HashMap::default(),
+            congestion: 0,
             work: VecDeque::new(),
             timers: BTreeSet::new(),
             storage: Storage::Absent,
@@ -118,6 +128,7 @@ impl Books {
             refused: 0,
             unknown_acks: 0,
             retired: QueueStats::default(),
+            forwards: 0,
         }
     }
 
@@ -262,6 +273,53 @@ impl Turn<'_> {
         Some(sequence)
     }
 
+    /// Writes down what happened to a message, if there is a history.
+    pub(crate) fn life(&mut self, queue: &Arc<QueueAddress>, entry: &Entry, what: Happened<'_>) {
+        if let Some(history) = &mut self.books.history {
+            history.write(self.now, queue, entry, what);
+        }
+    }
+
+    /// Writes down that a message came to a queue that is not there or has no room for it, and was dropped at once.
+    pub(crate) fn nowhere(
+        &mut self,
+        queue: &QueueAddress,
+        message: Message,
+        came: Happened<'_>,
+        reason: DropReason,
+    ) {
+        if self.books.history.is_some() {
+            let (number, queue) = (self.number(), Arc::new(queue.clone()));
+            let entry = Entry { number, ..Entry::new(message, Timestamp::NEVER) };
+            self.life(&queue, &entry, came);
+            self.life(&queue, &entry, Happened::Dropped(reason));
+            self.end_of_life(&queue, &entry);
+        }
+    }
+
+    /// Writes down that a message left its queue for good, if there is a history.
+    pub(crate) fn end_of_life(&mut self, queue: &Arc<QueueAddress>, entry: &Entry) {
+        if let Some(history) = &mut self.books.history {
+            history.end(self.now, queue, entry);
+        }
+    }
+
+    /// A number for a new message, if there is a history. Numbers are reserved in the journal before they are used.
+    pub(crate) fn number(&mut self) -> MessageNumber {
+        let Some(history) = &mut self.books.history else { return MessageNumber(0) };
+        let number = history.number();
+        if let Some(reserved) = history.reserve() {
+            self.record(Record::Numbers(reserved));
+        }
+        number
+    }
+
+    /// Hands something to the shard of this number, which may be this one.
+    pub(crate) fn forward(&mut self, shard: usize, what: Forwarded) {
+        self.books.forwards += 1;
+        self.effects.push(Effect::Forward(shard, what));
+    }
+
     pub(crate) fn tell(&mut self, to: ConnectionId, event: Event) {
         self.effects.push(Effect::Tell(to, event));
     }
@@ -356,11 +414,12 @@ fn save(face: &mut Face, entry: &mut Entry, asker: Asker, turn: &mut Turn<'_>) -
         return false;
     }
     let (queue, message) = (face.address.clone(), entry.message.clone());
-    let sequence = turn.record(Record::Put { queue, message, received: turn.now });
+    let sequence = turn.record(Record::Put { queue, message, received: turn.now, number: entry.number });
     entry.sequence = sequence.unwrap_or_default();
     if face.options.durability == Durability::None {
         entry.saved = true;
         face.stats.saved += 1;
+        turn.life(&face.address, entry, Happened::Saved);
         return false;
     }
     turn.books.wait(face.options.durability, Awaiting::Save(face.place, asker));
@@ -374,7 +433,7 @@ impl Deciding {
         face: &mut Face,
         entry: &mut Entry,
         answer: Option<Decision>,
-        books: &Books,
+        turn: &mut Turn<'_>,
     ) {
         let (step, positive) = self.step.take().expect("an answer is only routed to who asked");
         if answer.is_none() {
@@ -384,13 +443,15 @@ impl Deciding {
             entry.saved = answer.is_some_and(|saved| saved.allow);
             if entry.saved {
                 face.stats.saved += 1;
+                turn.life(&face.address, entry, Happened::Saved);
             } else {
                 face.stats.save_failed += 1;
             }
             self.answer = Some(verdict);
             return;
         }
-        let decision = answer.unwrap_or_else(|| fallback(books.spec(face.handler).fallback, step, positive));
+        let decision =
+            answer.unwrap_or_else(|| fallback(turn.books.spec(face.handler).fallback, step, positive));
         self.answer = Some(Verdict { decision, own: true });
     }
 }

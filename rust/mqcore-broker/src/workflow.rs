@@ -12,8 +12,9 @@ use smallvec::SmallVec;
 use crate::client::Client;
 use crate::decision::{Decision, PutBack, Step};
 use crate::dispatch::Parcel;
-use crate::effect::{Event, PullOutcome, Recipients};
-use crate::members::Members;
+use crate::effect::{Event, PullOutcome};
+use crate::history::Happened;
+use crate::members::{Consumer, Members};
 use crate::options::Status;
 use crate::queue::Queue;
 use crate::ready::Entry;
@@ -55,8 +56,8 @@ struct Flow {
     stage: Stage,
     deciding: Deciding,
     /// Consumers not tried yet, the next one last.
-    untried: SmallVec<[Arc<Client>; 1]>,
-    current: Option<Arc<Client>>,
+    untried: SmallVec<[Consumer; 1]>,
+    current: Option<Consumer>,
     sent: u32,
     /// What the consumers' steps decided so far, joined; `None` before the first.
     joined: Option<Verdict>,
@@ -181,7 +182,7 @@ impl Queue {
     ) {
         let Some(Slot::Parked(flow)) = self.flows.slot(number) else { return };
         let entry = &mut self.deliveries.get_mut(flow.held).entry;
-        flow.deciding.answered(&mut self.face, entry, answer, turn.books);
+        flow.deciding.answered(&mut self.face, entry, answer, turn);
         self.run(number, members, turn);
     }
 
@@ -232,7 +233,7 @@ impl Queue {
         let mut inquiry = Inquiry::new(step, Asker::Flow(number));
         let consumer = flow.current.clone();
         if let Some(consumer) = &consumer {
-            inquiry = inquiry.about(consumer);
+            inquiry = inquiry.about(&consumer.client);
         }
         decide(&mut self.face, &mut flow.deciding, entry, inquiry, turn)
     }
@@ -265,13 +266,13 @@ impl Queue {
         }
         match &flow.mode {
             Mode::All => {
-                flow.untried = members.list().iter().rev().map(|member| member.client.clone()).collect();
+                flow.untried = members.list().iter().rev().map(|member| member.consumer.clone()).collect();
             }
             Mode::One => {
                 let chosen = self.choose(members, turn);
-                flow.untried.extend(chosen.map(|position| members.list()[position].client.clone()));
+                flow.untried.extend(chosen.map(|position| members.list()[position].consumer.clone()));
             }
-            Mode::Pulled(client, _) => flow.untried.push(client.clone()),
+            Mode::Pulled(client, _) => flow.untried.push(Consumer::of_channel(client.clone())),
         }
         if flow.untried.is_empty() {
             return Some(Onward::Over(End::Nobody));
@@ -321,24 +322,23 @@ impl Queue {
             return None;
         }
         let consumer = flow.current.clone().expect("a consumer was chosen before");
-        if members.position(consumer.connection).is_none() {
+        if members.position(consumer.key()).is_none() {
             return Some(Onward::Next(Stage::Received));
         }
         let mut entry = self.deliveries.get(flow.held).entry.clone();
         match &flow.mode {
-            Mode::Pulled(_, parcel) => self.deliver_pulled(&mut entry, consumer.connection, *parcel, turn),
-            Mode::All | Mode::One => self.deliver(&mut entry, Recipients::One(consumer.connection), turn),
+            Mode::Pulled(client, parcel) => self.deliver_pulled(&mut entry, client.connection, *parcel, turn),
+            Mode::All | Mode::One => self.deliver_to(&mut entry, &consumer, turn),
         }
+        turn.life(&self.face.address, &entry, Happened::Delivered(&consumer.client));
         if flow.sent > 0 {
             // Several consumers get one message: it was sent once.
             self.face.stats.sent -= 1;
         }
         flow.sent += 1;
         self.deliveries.get_mut(flow.held).entry.attempts = entry.attempts;
-        if self.face.options.request_acknowledge {
-            let deadline = turn.now.after(self.face.options.acknowledge_timeout);
-            self.deliveries.deliver(flow.held, &consumer, deadline);
-            self.arm(deadline, turn);
+        if self.stays_open(&consumer) {
+            self.open(flow.held, &consumer, turn);
         }
         if flow.untried.is_empty() || self.face.options.only_first_acquirer {
             flow.written = true;

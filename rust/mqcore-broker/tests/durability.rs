@@ -14,8 +14,8 @@ use mqcore_broker::effect::{Effect, Event};
 use mqcore_broker::id::{RequestId, Sequence};
 use mqcore_broker::options::{Durability, QueueChanges, Status};
 use mqcore_broker::record::{
-    Progress, Record, channel_key, decode_definition, decode_put, encode_channel, encode_put, encode_queue,
-    queue_key,
+    NUMBERS_KEY, Progress, Record, channel_key, decode_definition, decode_put, encode_channel,
+    encode_numbers, encode_put, encode_queue, queue_key,
 };
 use mqcore_broker::time::Timestamp;
 use world::{World, acknowledged, changes, id_of, queue};
@@ -61,8 +61,8 @@ impl Disk {
         let mut progress = BTreeMap::new();
         for (sequence, record) in &self.records[..kept] {
             match record {
-                Record::Put { queue, message, received } => {
-                    puts.insert(*sequence, encode_put(queue, message, *received));
+                Record::Put { queue, message, received, number } => {
+                    puts.insert(*sequence, encode_put(queue, message, *received, *number));
                 }
                 Record::Settle(settled) => {
                     puts.remove(settled);
@@ -81,6 +81,9 @@ impl Disk {
                 }
                 Record::RemoveQueue(address) => {
                     definitions.remove(&queue_key(address));
+                }
+                Record::Numbers(below) => {
+                    definitions.insert(NUMBERS_KEY.to_vec(), encode_numbers(*below));
                 }
             }
         }

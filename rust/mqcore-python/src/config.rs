@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use mqcore_broker::history::HistoryOptions;
 use mqcore_broker::id::QueueAddress;
 use mqcore_broker::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges, Status};
 use mqcore_server::config::{ClockConfig, Config, parse_admin_url};
@@ -48,7 +49,13 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         clock: if manual_clock { ClockConfig::Manual } else { ClockConfig::System },
         undecided_max: field(config, "undecided_max")?,
         data_dir: field::<Option<PathBuf>>(config, "data_dir")?,
+        history: history(config)?,
     })
+}
+
+fn history(config: &Bound<'_, PyAny>) -> PyResult<Option<HistoryOptions>> {
+    let bodies = field(config, "history_bodies")?;
+    Ok(field::<bool>(config, "history")?.then_some(HistoryOptions { bodies }))
 }
 
 fn channel_changes(options: &Bound<'_, PyAny>) -> PyResult<ChannelChanges> {

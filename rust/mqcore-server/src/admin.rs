@@ -15,7 +15,7 @@ use axum::{Extension, Json, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use mqcore_broker::stats::{DropReason, QueueInformation, QueueStats, Survey};
+use mqcore_broker::stats::{DropReason, QueueInformation, QueueStats, Survey, TopicInformation, TopicStats};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -191,6 +191,7 @@ async fn overview(State(admin): State<Admin>, uri: Uri) -> Response {
 fn describe(admin: &Admin, mut survey: Survey, limit: usize) -> Value {
     let totals = Totals::of(&survey);
     survey.queues.sort_unstable_by(|left, right| left.queue.cmp(&right.queue));
+    survey.topics.sort_unstable_by(|left, right| left.topic.cmp(&right.topic));
     survey.clients.sort_unstable_by(|left, right| left.client.id.cmp(&right.client.id));
     let listeners: Vec<Value> = admin
         .listeners
@@ -201,6 +202,7 @@ fn describe(admin: &Admin, mut survey: Survey, limit: usize) -> Value {
         })
         .collect();
     let queues: Vec<Value> = survey.queues.iter().take(limit).map(describe_queue).collect();
+    let topics: Vec<Value> = survey.topics.iter().take(limit).map(describe_topic).collect();
     let clients: Vec<Value> = survey
         .clients
         .iter()
@@ -232,8 +234,11 @@ fn describe(admin: &Admin, mut survey: Survey, limit: usize) -> Value {
             "memory_bytes": totals.memory_bytes,
             "commands_refused": survey.refused,
             "messages": describe_stats(&totals.stats),
+            "topics": survey.topics.len(),
+            "topic_messages": describe_topic_stats(&totals.topics),
         },
         "queues": queues,
+        "topics": topics,
         "clients": clients,
         "limit": limit,
     })
@@ -250,6 +255,25 @@ fn describe_queue(queue: &QueueInformation) -> Value {
         "undecided": queue.undecided,
         "memory_bytes": queue.memory_bytes,
         "messages": describe_stats(&queue.stats),
+    })
+}
+
+fn describe_topic(topic: &TopicInformation) -> Value {
+    json!({
+        "topic": topic.topic.to_string(),
+        "subscribers": topic.subscribers,
+        "queues": topic.queues,
+        "messages": describe_topic_stats(&topic.stats),
+    })
+}
+
+fn describe_topic_stats(stats: &TopicStats) -> Value {
+    json!({
+        "published": stats.published,
+        "published_bytes": stats.published_bytes,
+        "delivered": stats.delivered,
+        "copied": stats.copied,
+        "dropped": {"no-consumer": stats.dropped_no_consumer, "slow": stats.dropped_slow},
     })
 }
 

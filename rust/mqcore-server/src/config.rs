@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use mqcore_broker::history::HistoryOptions;
 use mqcore_broker::options::ChannelOptions;
 use mqcore_broker::policy;
 use mqcore_wire::codec::Limits;
@@ -66,6 +67,8 @@ pub struct Config {
     /// Where definitions and saved messages are kept. Default nowhere: everything stays in memory, and queues
     /// whose policy saves refuse messages.
     pub data_dir: Option<PathBuf>,
+    /// Whether, and how, what happens to each message is written down. Needs a data directory. Default no.
+    pub history: Option<HistoryOptions>,
 }
 
 /// Shards at most: connections remember in the bits of a small number which shards wait for them.
@@ -95,6 +98,7 @@ impl Default for Config {
             clock: ClockConfig::System,
             undecided_max: 100_000,
             data_dir: None,
+            history: None,
         }
     }
 }
@@ -132,6 +136,9 @@ impl Config {
             let value = self.limits.frame_bytes_max;
             let why = "at most 1 GiB - 4 KiB with a data directory";
             return Err(ConfigError::OutOfRange { name: "frame_bytes_max", value, why });
+        }
+        if self.history.is_some() && self.data_dir.is_none() {
+            return Err(ConfigError::HistoryNowhere);
         }
         if self.limits.frame_bytes_max < 1024 {
             let value = self.limits.frame_bytes_max;
@@ -228,6 +235,9 @@ pub enum ConfigError {
         /// What is wrong with it.
         why: &'static str,
     },
+    /// A history has to be written somewhere.
+    #[error("history is kept in the data directory, and there is none: set data_dir, or leave history off")]
+    HistoryNowhere,
     /// A URL with an option that means nothing there.
     #[error("{url:?} has the option {option:?}, which is not known there; known are: {known}")]
     UnknownOption {
@@ -305,6 +315,8 @@ mod tests {
         let limits = Limits { frame_bytes_max: 1 << 30, ..Limits::default() };
         let broken = Config { limits, data_dir: Some("data".into()), ..Config::default() };
         assert!(matches!(broken.check(), Err(ConfigError::OutOfRange { name: "frame_bytes_max", .. })));
+        let broken = Config { history: Some(HistoryOptions::default()), ..Config::default() };
+        assert_eq!(broken.check(), Err(ConfigError::HistoryNowhere));
         let broken = Config { output_bytes_max: 1, ..Config::default() };
         assert!(matches!(broken.check(), Err(ConfigError::OutOfRange { name: "output_bytes_max", .. })));
     }

@@ -133,7 +133,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         hub.counters.of(outbox.protocol).accepted.add(1);
         hub.runtime.spawn(Self {
             stream,
-            client: provisional_client(&config, now),
+            client: provisional_client(&config, outbox.protocol.as_str(), now),
             session: AnySession::new(outbox.protocol, config, now),
             welcomed: false,
             input: Vec::new(),

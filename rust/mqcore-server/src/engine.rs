@@ -7,7 +7,8 @@ use std::future::poll_fn;
 use std::sync::Arc;
 
 use mqcore_broker::broker::{Broker, BrokerConfig, HandlerSpec, Restored};
-use mqcore_broker::effect::{Effect, Origin, Question, Transfer};
+use mqcore_broker::effect::{Effect, Forwarded, Origin, Question, Transfer};
+use mqcore_broker::history::Block;
 use mqcore_broker::id::{ConnectionId, Sequence};
 use mqcore_broker::record::{Definition, Record};
 use mqcore_broker::rejection::{Rejection, RejectionKind};
@@ -20,7 +21,7 @@ use crate::handler::{AnswerSink, HandlerPort};
 use crate::hub::Hub;
 use crate::journal_writer::{JournalWriter, Turn};
 use crate::questions::Questions;
-use crate::shard::{Input, ShardInbox, Urgent};
+use crate::shard::{Batch, Input, ShardInbox, SharedRoom, Urgent};
 use crate::shutdown::TaskGuard;
 use crate::staging::Staging;
 
@@ -57,9 +58,14 @@ pub(crate) struct Engine {
     transfers: Vec<Vec<Transfer>>,
     /// By shard.
     transferred: Vec<Vec<Origin>>,
+    /// By shard.
+    forwards: Vec<Vec<Forwarded>>,
+    /// Of the batches that `forwards` come from.
+    rooms: Vec<SharedRoom>,
     congested: Vec<ConnectionId>,
-    /// Records of this turn, and the thread that writes them down; `None`: everything stays in memory.
+    /// Records and history of this turn, and the thread that writes them down; `None`: everything stays in memory.
     records: Vec<(Sequence, Record)>,
+    history: Vec<Block>,
     journal: Option<JournalWriter>,
     /// The broker has more to hand out at once.
     more: bool,
@@ -79,6 +85,8 @@ impl Engine {
             shard,
             transfers: vec![Vec::new(); config.shards],
             transferred: vec![Vec::new(); config.shards],
+            forwards: vec![Vec::new(); config.shards],
+            rooms: Vec::new(),
             broker: Broker::new(config),
             sink: Arc::new(hub.shards[shard].clone()),
             port,
@@ -88,6 +96,7 @@ impl Engine {
             asks: Vec::new(),
             congested: Vec::new(),
             records: Vec::new(),
+            history: Vec::new(),
             journal: None,
             more: false,
             fences: Vec::new(),
@@ -159,18 +168,7 @@ impl Engine {
         let mut commands = 0;
         for input in inputs.drain(..) {
             match input {
-                Input::Batch(mut batch) => {
-                    self.staging.meet(&batch.outbox);
-                    for command in batch.commands.drain(..) {
-                        self.broker.command(&batch.client, command, now, &mut self.effects);
-                        commands += 1;
-                        if commands >= COMMANDS_MAX {
-                            commands = 0;
-                            self.finish(now);
-                        }
-                    }
-                    self.hub.spare_commands.give(batch.commands);
-                }
+                Input::Batch(batch) => self.take_batch(batch, &mut commands, now),
                 Input::Closed(connection) => {
                     self.broker.closed(connection, now, &mut self.effects);
                     self.staging.forget(connection);
@@ -184,6 +182,35 @@ impl Engine {
         true
     }
 
+    fn take_batch(&mut self, mut batch: Batch, commands: &mut usize, now: Timestamp) {
+        self.staging.meet(&batch.outbox);
+        let mut room = None;
+        let mut forwards = self.broker.forwards();
+        for command in batch.commands.drain(..) {
+            self.broker.command(&batch.client, command, now, &mut self.effects);
+            if self.broker.forwards() != forwards && self.hub.shards.len() > 1 {
+                forwards = self.broker.forwards();
+                room = room.or_else(|| batch.room.take().map(SharedRoom::new));
+                self.keep_room(room.as_ref());
+            }
+            *commands += 1;
+            if *commands >= COMMANDS_MAX {
+                *commands = 0;
+                self.finish(now);
+            }
+        }
+        self.hub.spare_commands.give(batch.commands);
+    }
+
+    /// Notes whose room is given back only when other shards are done with what they get of it.
+    fn keep_room(&mut self, room: Option<&SharedRoom>) {
+        if let Some(room) = room
+            && !self.rooms.last().is_some_and(|last| Arc::ptr_eq(last, room))
+        {
+            self.rooms.push(Arc::clone(room));
+        }
+    }
+
     fn take_urgent(&mut self, urgent: Urgent, now: Timestamp) -> bool {
         match urgent {
             Urgent::Answers(answers) => {
@@ -195,6 +222,11 @@ impl Engine {
             Urgent::Transfers(transfers) => {
                 for transfer in transfers {
                     self.broker.transfer(transfer, now, &mut self.effects);
+                }
+            }
+            Urgent::Forwarded(forwarded, _room) => {
+                for forwarded in forwarded {
+                    self.broker.forwarded(forwarded, now, &mut self.effects);
                 }
             }
             Urgent::Committed(level, sequence) => {
@@ -242,6 +274,8 @@ impl Engine {
         while !self.effects.is_empty() {
             self.carry_out(now);
         }
+        // A message can be stored without any effect, and is history all the same.
+        self.write_down();
         // Asked last, as a transfer gives work too.
         self.more = self.broker.has_work();
     }
@@ -251,6 +285,7 @@ impl Engine {
         for effect in effects.drain(..) {
             match effect {
                 Effect::Deliver(deliver) => self.staging.deliver(&deliver, &self.hub),
+                Effect::Publication(publication) => self.staging.publish(&publication, &self.hub),
                 Effect::Tell(connection, event) => {
                     self.staging.tell(connection, event, &self.hub);
                 }
@@ -263,6 +298,7 @@ impl Engine {
                     let shard = transfer.to.channel.shard(self.transfers.len());
                     self.transfers[shard].push(transfer);
                 }
+                Effect::Forward(shard, forwarded) => self.forwards[shard].push(forwarded),
                 Effect::Record(sequence, record) => self.records.push((sequence, record)),
                 Effect::Transferred(origin) => self.transferred[origin.shard].push(origin),
             }
@@ -288,14 +324,15 @@ impl Engine {
     }
 
     fn write_down(&mut self) {
-        if self.records.is_empty() {
+        let Some(journal) = &self.journal else { return };
+        self.broker.take_history(&mut self.history);
+        if self.records.is_empty() && self.history.is_empty() {
             return;
         }
-        if let Some(journal) = &self.journal {
-            self.hub.moved();
-            let sync = self.broker.waits_for_sync();
-            journal.write(Turn { records: std::mem::take(&mut self.records), sync });
-        }
+        self.hub.moved();
+        let sync = self.broker.waits_for_sync();
+        let (records, history) = (std::mem::take(&mut self.records), std::mem::take(&mut self.history));
+        journal.write(Turn { records, history, missed: 0, sync });
     }
 
     fn ask(&mut self) {
@@ -320,12 +357,36 @@ impl Engine {
                 self.hub.shards[shard].send_urgent(Urgent::Transfers(std::mem::take(transfers)));
             }
         }
+        self.forward(now);
         for (shard, origins) in self.transferred.iter_mut().enumerate() {
             if !origins.is_empty() {
                 self.hub.moved();
                 self.hub.shards[shard].send_urgent(Urgent::Transferred(std::mem::take(origins)));
             }
         }
+    }
+}
+
+impl Engine {
+    /// Hands over what is other shards', and does at once what is this one's.
+    fn forward(&mut self, now: Timestamp) {
+        let mut rooms: Option<Arc<[SharedRoom]>> = None;
+        for (shard, forwards) in self.forwards.iter_mut().enumerate() {
+            if forwards.is_empty() {
+                continue;
+            }
+            if shard == self.shard {
+                for forwarded in forwards.drain(..) {
+                    self.broker.forwarded(forwarded, now, &mut self.effects);
+                }
+                continue;
+            }
+            let rooms = rooms.get_or_insert_with(|| self.rooms.drain(..).collect());
+            self.hub.moved();
+            let handed = Urgent::Forwarded(std::mem::take(forwards), Arc::clone(rooms));
+            self.hub.shards[shard].send_urgent(handed);
+        }
+        self.rooms.clear();
     }
 }
 

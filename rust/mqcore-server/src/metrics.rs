@@ -23,9 +23,11 @@ pub(crate) fn render(hub: &Hub, survey: &Survey, uptime_seconds: f64, per_queue:
     page.family("mqcore_uptime_seconds", "gauge", "How long the server has been running.");
     page.sample("mqcore_uptime_seconds", &[], uptime_seconds);
     messages(&mut page, survey);
+    topics(&mut page, survey);
     connections(&mut page, hub);
     handlers(&mut page, hub);
     journal(&mut page, hub);
+    history(&mut page, hub);
     if per_queue {
         queues(&mut page, survey);
     }
@@ -83,6 +85,34 @@ fn messages(page: &mut Page, survey: &Survey) {
         "Acknowledgements of what was not in flight: late, or sent twice.",
     );
     page.sample("mqcore_acks_unknown_total", &[], survey.unknown_acks);
+}
+
+fn topics(page: &mut Page, survey: &Survey) {
+    let stats = Totals::of(survey).topics;
+    page.family(
+        "mqcore_topics",
+        "gauge",
+        "Topics that are subscribed to, bound, or were published to lately.",
+    );
+    page.sample("mqcore_topics", &[], survey.topics.len());
+    page.family(
+        "mqcore_topic_messages_total",
+        "counter",
+        "Messages of topics; out counts deliveries, copied copies for queues.",
+    );
+    for (outcome, count) in [("in", stats.published), ("out", stats.delivered), ("copied", stats.copied)] {
+        page.sample("mqcore_topic_messages_total", &[("outcome", &outcome)], count);
+    }
+    page.family(
+        "mqcore_topic_messages_dropped_total",
+        "counter",
+        "Messages of topics dropped, by reason; for slow, deliveries.",
+    );
+    for (reason, count) in
+        [(DropReason::NoConsumer, stats.dropped_no_consumer), (DropReason::Slow, stats.dropped_slow)]
+    {
+        page.sample("mqcore_topic_messages_dropped_total", &[("reason", &reason.as_str())], count);
+    }
 }
 
 fn connections(page: &mut Page, hub: &Hub) {
@@ -148,6 +178,29 @@ fn journal(page: &mut Page, hub: &Hub) {
         ("mqcore_journal_refusing", "Shards whose journal takes no messages: look at the log.", refusing),
     ] {
         page.family(name, "gauge", help);
+        page.sample(name, &[], value);
+    }
+}
+
+fn history(page: &mut Page, hub: &Hub) {
+    let counters = &hub.counters.history;
+    for (name, kind, help, value) in [
+        (
+            "mqcore_history_steps_total",
+            "counter",
+            "Steps of messages' lives written down.",
+            counters.steps.get(),
+        ),
+        ("mqcore_history_bytes_total", "counter", "Octets of these.", counters.bytes.get()),
+        (
+            "mqcore_history_missed_total",
+            "counter",
+            "Steps that could not be written down: the disk is full, broken, or too slow.",
+            counters.missed.get(),
+        ),
+        ("mqcore_history_missing", "gauge", "Shards whose history misses steps now.", counters.missing()),
+    ] {
+        page.family(name, kind, help);
         page.sample(name, &[], value);
     }
 }

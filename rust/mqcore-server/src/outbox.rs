@@ -33,13 +33,18 @@ pub(crate) fn event_bytes(event: &Event) -> usize {
         | Event::Pulled { message, .. }
         | Event::Cached { message, .. }
         | Event::Direct { message, .. }
+        | Event::Published { message, .. }
         | Event::DirectRefused { message, .. }
         | Event::DirectAcknowledged(message)
         | Event::Responded(message) => PLAIN + message.memory_bytes(),
+        Event::Rebound { bindings, .. } => {
+            PLAIN + bindings.topics.iter().map(|topic| topic.as_bytes().len() + 1).sum::<usize>()
+        }
         Event::Welcomed(_)
         | Event::Refused(_)
         | Event::Answered(..)
         | Event::PullEnded { .. }
+        | Event::SubscriptionEnded { .. }
         | Event::Occurred(_) => PLAIN,
     }
 }

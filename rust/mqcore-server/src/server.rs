@@ -394,6 +394,7 @@ fn broker_config(config: &Config, shard: usize, shards: usize, seeds: &RandomSta
         delivery_handler: config.delivery_handler.as_str().into(),
         slow_consumer_timeout: config.slow_consumer_timeout,
         undecided_max: config.undecided_max,
+        history: config.history,
         seed: seed.finish(),
     }
 }

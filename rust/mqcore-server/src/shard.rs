@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mqcore_broker::broker::HandlerSpec;
 use mqcore_broker::client::Client;
 use mqcore_broker::command::Command;
-use mqcore_broker::effect::{Answer, Origin, Transfer};
+use mqcore_broker::effect::{Answer, Forwarded, Origin, Transfer};
 use mqcore_broker::id::{ConnectionId, QueueAddress, Sequence};
 use mqcore_broker::options::Durability;
 use mqcore_broker::stats::{Survey, Waiting};
@@ -31,6 +31,9 @@ pub(crate) struct Batch {
     pub(crate) room: Option<OwnedSemaphorePermit>,
 }
 
+/// The room of a batch of which parts went to other shards.
+pub(crate) type SharedRoom = Arc<OwnedSemaphorePermit>;
+
 /// What comes from connections, in their order.
 #[derive(Debug)]
 pub(crate) enum Input {
@@ -49,6 +52,9 @@ pub(crate) enum Urgent {
     Answers(Vec<Answer>),
     /// Another shard dead-letters messages to here.
     Transfers(Vec<Transfer>),
+    /// Another shard hands over what is this one's. The room that it takes in the inbox over there is given back when it
+    /// is done here: so publishers wait for the slower of both shards.
+    Forwarded(Vec<Forwarded>, Arc<[SharedRoom]>),
     /// Records up to this one are written, or written and synced.
     Committed(Durability, Sequence),
     /// The journal takes nothing for now, or nothing any more.

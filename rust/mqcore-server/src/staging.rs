@@ -8,9 +8,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry as MapEntry;
-use mqcore_broker::effect::{Deliver, Event, Recipients};
+use mqcore_broker::effect::{Deliver, Event, Publication, Recipients};
 use mqcore_broker::id::ConnectionId;
-use mqcore_session::any::{Protocol, encode_delivery};
+use mqcore_session::any::{Protocol, encode_delivery, encode_publication};
 
 use crate::counters::CloseReason;
 use crate::hub::Hub;
@@ -49,6 +49,8 @@ struct Staged {
 struct Run {
     number: u64,
     to: Arc<[ConnectionId]>,
+    /// What somebody of the list speaks; nothing is encoded for nobody.
+    spoken: [bool; Protocol::ALL.len()],
     /// For all of the list, or for all but its first.
     shared: Chunks,
     /// For the first of the list, from the moment on when it has to read something else.
@@ -159,24 +161,51 @@ impl Staging {
     }
 
     fn deliver_one(&mut self, connection: ConnectionId, deliver: &Deliver, hub: &Hub) {
+        self.encode_one(connection, hub, |protocol, output| {
+            encode_delivery(protocol, deliver, deliver.first, output);
+        });
+    }
+
+    fn deliver_many(&mut self, to: &Arc<[ConnectionId]>, deliver: &Deliver, hub: &Hub) {
+        self.encode_many(to, hub, |run| run.encode(deliver));
+    }
+
+    /// A topic's message for one or many subscribers.
+    pub(crate) fn publish(&mut self, publication: &Publication, hub: &Hub) {
+        match &publication.to {
+            Recipients::One(connection) => self.encode_one(*connection, hub, |protocol, output| {
+                encode_publication(protocol, publication, output);
+            }),
+            Recipients::Many(to) => self.encode_many(to, hub, |run| run.encode_publication(publication)),
+        }
+    }
+
+    /// Appends whatever `encode` appends for this connection alone.
+    fn encode_one(
+        &mut self,
+        connection: ConnectionId,
+        hub: &Hub,
+        encode: impl FnOnce(Protocol, &mut Vec<u8>),
+    ) {
         let Some(staged) = self.place(connection, hub) else { return };
         if staged.own.capacity() == 0 {
             staged.own = hub.spare_bytes.take(staged.own_hint);
         }
-        encode_delivery(staged.outbox.protocol, deliver, deliver.first, &mut staged.own);
+        encode(staged.outbox.protocol, &mut staged.own);
         if staged.own.len() >= CHUNK_BYTES {
             staged.close_own();
         }
     }
 
-    fn deliver_many(&mut self, to: &Arc<[ConnectionId]>, deliver: &Deliver, hub: &Hub) {
+    /// Appends to the run of this list whatever `encode` appends, which answers how large a chunk is by then.
+    fn encode_many(&mut self, to: &Arc<[ConnectionId]>, hub: &Hub, encode: impl FnOnce(&mut Run) -> usize) {
         let same = self.run.as_ref().is_some_and(|run| Arc::ptr_eq(&run.to, to));
         if !same {
             self.close_run();
             self.begin_run(to, hub);
         }
         let Some(run) = &mut self.run else { return };
-        if run.encode(deliver) >= CHUNK_BYTES {
+        if encode(run) >= CHUNK_BYTES {
             self.close_run();
         }
     }
@@ -185,14 +214,16 @@ impl Staging {
     fn begin_run(&mut self, to: &Arc<[ConnectionId]>, hub: &Hub) {
         self.runs_begun += 1;
         let number = self.runs_begun;
+        let mut spoken = [false; Protocol::ALL.len()];
         for &connection in &**to {
             if self.know(connection, hub)
                 && let Some(staged) = self.connections.get_mut(&connection)
             {
                 staged.run = number;
+                spoken[staged.outbox.protocol as usize] = true;
             }
         }
-        self.run = Some(Run { number, to: Arc::clone(to), shared: Chunks::default(), first: None });
+        self.run = Some(Run { number, to: Arc::clone(to), spoken, shared: Chunks::default(), first: None });
     }
 
     fn close_run(&mut self) {
@@ -233,13 +264,28 @@ impl Staging {
 }
 
 impl Run {
+    /// Appends a topic's message, which is the same for all of the list, and answers how large a chunk is by now.
+    fn encode_publication(&mut self, publication: &Publication) -> usize {
+        let mut largest = 0;
+        for protocol in Protocol::ALL.into_iter().filter(|protocol| self.spoken[*protocol as usize]) {
+            let shared = &mut self.shared.0[protocol as usize];
+            let before = shared.len();
+            encode_publication(protocol, publication, shared);
+            largest = largest.max(shared.len());
+            if let Some(first) = &mut self.first {
+                first.0[protocol as usize].extend_from_slice(&shared[before..]);
+            }
+        }
+        largest
+    }
+
     /// Appends the message, and answers how large a chunk is by now.
     fn encode(&mut self, deliver: &Deliver) -> usize {
         if deliver.first && self.first.is_none() {
             self.first = Some(Chunks(self.shared.0.clone()));
         }
         let mut largest = 0;
-        for protocol in Protocol::ALL {
+        for protocol in Protocol::ALL.into_iter().filter(|protocol| self.spoken[*protocol as usize]) {
             let shared = &mut self.shared.0[protocol as usize];
             let before = shared.len();
             encode_delivery(protocol, deliver, false, shared);

@@ -1,7 +1,7 @@
 //! What all shards know, joined into one answer.
 
 use mqcore_broker::id::QueueAddress;
-use mqcore_broker::stats::{QueueStats, Survey, Waiting};
+use mqcore_broker::stats::{QueueStats, Survey, TopicStats, Waiting};
 use tokio::sync::oneshot;
 
 use crate::hub::Hub;
@@ -50,8 +50,18 @@ pub(crate) async fn ping(hub: &Hub) -> bool {
 
 fn join(joined: &mut Survey, survey: Survey) {
     // Taken apart, so that a new field cannot be forgotten here.
-    let Survey { channels, queues, clients, refused, unknown_acks, questions_open, answers_late, retired } =
-        survey;
+    let Survey {
+        channels,
+        queues,
+        clients,
+        refused,
+        unknown_acks,
+        questions_open,
+        answers_late,
+        retired,
+        topics,
+        retired_topics,
+    } = survey;
     joined.channels.extend(channels);
     joined.queues.extend(queues);
     joined.clients.extend(clients);
@@ -60,6 +70,8 @@ fn join(joined: &mut Survey, survey: Survey) {
     joined.questions_open += questions_open;
     joined.answers_late += answers_late;
     add_stats(&mut joined.retired, &retired);
+    joined.topics.extend(topics);
+    joined.retired_topics.add(&retired_topics);
 }
 
 /// Adds the counters of `stats` to those of `sum`; of moments, the later remains.
@@ -101,7 +113,7 @@ pub(crate) fn add_stats(sum: &mut QueueStats, stats: &QueueStats) {
     sum.last_sent_ms = sum.last_sent_ms.max(*last_sent_ms);
 }
 
-/// Sums over queues, those that are gone included in the counters.
+/// Sums over queues and topics, those that are gone included in the counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Totals {
     /// Stored and not handed out.
@@ -114,11 +126,16 @@ pub(crate) struct Totals {
     pub(crate) memory_bytes: u64,
     /// Counters.
     pub(crate) stats: QueueStats,
+    /// Counters of topics, those that are forgotten included.
+    pub(crate) topics: TopicStats,
 }
 
 impl Totals {
     pub(crate) fn of(survey: &Survey) -> Self {
-        let mut totals = Self { stats: survey.retired, ..Self::default() };
+        let mut totals = Self { stats: survey.retired, topics: survey.retired_topics, ..Self::default() };
+        for topic in &survey.topics {
+            totals.topics.add(&topic.stats);
+        }
         for queue in &survey.queues {
             totals.ready += queue.high_priority + queue.normal;
             totals.in_flight += queue.in_flight;

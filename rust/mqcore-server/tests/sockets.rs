@@ -178,6 +178,62 @@ async fn what_one_client_publishes_another_receives_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_published_to_a_topic_reaches_all_its_subscribers_once_and_in_order() {
+    let server = start(config()).await;
+    let mut by_name = dial(&server, "by-name").await;
+    let mut by_mask = dial(&server, "by-mask").await;
+    let mut local = local(&server, "local").await;
+    by_name.join("@topic:news.eu").await;
+    by_mask.join("@topic:news.*").await;
+    local.join("@topic:news.*").await;
+    local.join("@topic:news.eu").await;
+    let mut producer = dial(&server, "producer").await;
+    let mut octets = Vec::new();
+    for number in 0..20_000_u32 {
+        let payload = number.to_le_bytes();
+        let frame =
+            Frame { id: b"x", target: b"@topic:news.eu", payload: &payload, ..Frame::new(Kind::QUEUE) };
+        tmqp::encode(&frame, &mut octets);
+    }
+    let sending = tokio::spawn(async move {
+        producer.send(&octets).await;
+        producer
+    });
+    for number in 0..20_000_u32 {
+        assert_eq!(by_name.receive().await.expect("it comes").payload, number.to_le_bytes());
+        assert_eq!(by_mask.receive().await.expect("it comes").payload, number.to_le_bytes());
+        assert_eq!(local.receive().await.expect("it comes").payload, number.to_le_bytes());
+    }
+    sending.await.expect("it was sent");
+    let survey = server.survey().await;
+    let stats = survey.topics.iter().map(|topic| (topic.subscribers, topic.stats.delivered));
+    assert_eq!(stats.collect::<Vec<_>>(), [(3, 60_000)]);
+    server.stop(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_subscriber_that_reads_nothing_misses_messages_and_holds_nobody_up() {
+    let server = start(Config { output_bytes_max: 64 * 1024, ..config() }).await;
+    let mut reader = dial(&server, "reader").await;
+    let mut stuck = dial(&server, "stuck").await;
+    reader.join("@topic:t").await;
+    stuck.join("@topic:t").await;
+    let mut producer = dial(&server, "producer").await;
+    let mut sent = 0_u32;
+    let dropped = async || server.survey().await.topics[0].stats.dropped_slow;
+    let begun = Instant::now();
+    while sent == 0 || dropped().await == 0 {
+        assert!(begun.elapsed() < PATIENCE, "whoever reads nothing is passed over some day");
+        for _ in 0..100 {
+            producer.publish("@topic:t", &sent.to_string(), &[0; 4096]).await;
+            assert_eq!(reader.receive().await.expect("it comes").id, sent.to_string().as_bytes());
+            sent += 1;
+        }
+    }
+    server.stop(Duration::from_secs(1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frame_may_come_in_any_pieces_and_be_larger_than_any_buffer() {
     let server = start(config()).await;
     let mut consumer = dial(&server, "consumer").await;

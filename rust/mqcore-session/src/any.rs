@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mqcore_broker::client::Client;
 use mqcore_broker::command::Command;
-use mqcore_broker::effect::{Deliver, Event};
+use mqcore_broker::effect::{Deliver, Event, Publication};
 use mqcore_broker::time::Timestamp;
 
 use crate::session::{Session, SessionConfig, SessionError};
@@ -83,6 +83,13 @@ impl AnySession {
 pub fn encode_delivery(protocol: Protocol, deliver: &Deliver, first: bool, output: &mut Vec<u8>) {
     match protocol {
         Protocol::Tmqp => tmqp::encode_delivery(deliver, first, output),
+    }
+}
+
+/// Appends a topic's message as subscribers of this protocol read it. The same octets are for all of them.
+pub fn encode_publication(protocol: Protocol, publication: &Publication, output: &mut Vec<u8>) {
+    match protocol {
+        Protocol::Tmqp => tmqp::encode_publication(publication, output),
     }
 }
 

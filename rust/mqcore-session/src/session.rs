@@ -98,13 +98,14 @@ pub trait Session: Send {
     fn is_closing(&self) -> bool;
 }
 
-/// The client that stands for a peer before the broker knows it.
-pub fn provisional_client(config: &SessionConfig, now: Timestamp) -> Arc<Client> {
+/// The client that stands for a peer before the broker knows it. `protocol` is what is spoken on its listener.
+pub fn provisional_client(config: &SessionConfig, protocol: &'static str, now: Timestamp) -> Arc<Client> {
     Arc::new(Client {
         connection: config.connection,
         id: "".into(),
         name: None,
         kind: None,
+        protocol,
         admin: config.admin,
         connected_at: now,
     })

@@ -5,7 +5,7 @@
 //! | `handshake` | the first octets and the first frame, and what is said to them |
 //! | `keep_alive` | when the peer was heard last, and when it is asked whether it is there |
 //! | `exchange` | what frames ask of the broker, what events tell the peer |
-//! | `publish`, `pull`, `operation`, `subscription` | frames of one kind, as commands |
+//! | `publish`, `topic`, `pull`, `operation`, `subscription` | frames of one kind, as commands |
 //! | `options` | the JSON that clients send |
 //! | `pending` | what was asked and is not answered yet |
 //! | `answer`, `delivery` | frames that answer, and frames that hand over |
@@ -26,6 +26,7 @@ mod pending;
 mod publish;
 mod pull;
 mod subscription;
+mod topic;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ use mqcore_broker::effect::Event;
 use mqcore_broker::time::Timestamp;
 use mqcore_wire::tmqp::{self, Frame, Kind};
 
-pub use self::delivery::{delivery_size, encode_delivery};
+pub use self::delivery::{delivery_size, encode_delivery, encode_publication};
 use self::exchange::{Exchange, Next};
 use self::keep_alive::{Due, KeepAlive};
 use crate::session::{Session, SessionConfig, SessionError};

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
+pub mod ledger;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +14,7 @@ use mqcore_broker::command::{
 };
 use mqcore_broker::decision::{Acknowledge, Decision, PutBack, Step, Steps};
 use mqcore_broker::effect::{Answer, Effect, Event, HandlerFailure, PullOutcome, Question, Reply};
-use mqcore_broker::id::{ChannelName, ConnectionId, QueueAddress, RequestId};
+use mqcore_broker::id::{ChannelName, ConnectionId, QueueAddress, RequestId, Tag};
 use mqcore_broker::message::{Message, Properties};
 use mqcore_broker::options::{ChannelChanges, QueueChanges, Status};
 use mqcore_broker::policy;
@@ -93,6 +95,7 @@ impl World {
             id: "".into(),
             name: None,
             kind: None,
+            protocol: "test",
             admin,
             connected_at: self.now,
         });
@@ -211,6 +214,7 @@ impl World {
 
     pub fn word(address: &str, id: &str, negative: Option<&str>) -> Acknowledgement {
         Acknowledgement {
+            tag: Tag::CHANNEL,
             queue: queue(address),
             message_id: id.as_bytes().into(),
             negative: negative.map(Into::into),

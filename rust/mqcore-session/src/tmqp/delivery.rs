@@ -1,13 +1,15 @@
 //! Frames that hand something over: deliveries, pulled and cached messages, and what clients send each other.
 
-use mqcore_broker::effect::{Deliver, PullOutcome};
+use mqcore_broker::effect::{Deliver, Publication, PullOutcome};
+use mqcore_broker::id::TopicName;
 use mqcore_broker::message::Message;
 use mqcore_wire::tmqp::header::{self, key, no_content};
 use mqcore_wire::tmqp::operation::status;
-use mqcore_wire::tmqp::{self, Frame, HEADER_BYTES_MAX, HOPS_MAX, Kind};
+use mqcore_wire::tmqp::{self, Frame, HEADER_BYTES_MAX, HOPS_MAX, Kind, NAME_BYTES_MAX};
 
 use super::answer::{self, Asked, name};
 use super::pending::PendingPull;
+use super::topic;
 
 /// Appends a delivery as its consumers get it. `first`: the reader is the message's first acquirer.
 pub fn encode_delivery(deliver: &Deliver, first: bool, output: &mut Vec<u8>) {
@@ -29,6 +31,30 @@ fn delivered(deliver: &Deliver, first: bool) -> Frame<'_> {
         target: deliver.queue.channel.as_str().as_bytes(),
         ..carried(Kind::QUEUE, &deliver.message)
     }
+}
+
+/// Appends a topic's message as its subscribers get it.
+pub fn encode_publication(publication: &Publication, output: &mut Vec<u8>) {
+    published(&publication.topic, &publication.message, output);
+}
+
+/// A topic's message: as one of a queue, with the topic as its target and nothing to acknowledge.
+pub(super) fn published(topic: &TopicName, message: &Message, output: &mut Vec<u8>) {
+    let mut target = [0; NAME_BYTES_MAX];
+    let name = topic.as_bytes();
+    // A longer name cannot be told in a frame; peers of this protocol cannot publish to one either.
+    let end = (topic::PREFIX.len() + name.len()).min(NAME_BYTES_MAX);
+    target[..topic::PREFIX.len()].copy_from_slice(topic::PREFIX);
+    target[topic::PREFIX.len()..end].copy_from_slice(&name[..end - topic::PREFIX.len()]);
+    let frame = Frame {
+        first_acquirer: false,
+        pending_acknowledge: false,
+        pending_response: false,
+        source: source(message, false),
+        target: &target[..end],
+        ..carried(Kind::QUEUE, message)
+    };
+    tmqp::encode(&frame, output);
 }
 
 /// A message as it was sent, in a frame of this kind; nobody is named yet.

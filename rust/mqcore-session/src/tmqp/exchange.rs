@@ -5,11 +5,11 @@ use std::sync::Arc;
 use mqcore_broker::client::Client;
 use mqcore_broker::command::{Acknowledgement, ClientPattern, Command, Destination, MessageId, Request};
 use mqcore_broker::effect::{Event, Reply};
-use mqcore_broker::id::QueueAddress;
+use mqcore_broker::id::{QueueAddress, Tag};
 use mqcore_broker::message::{Message, Properties};
 use mqcore_broker::rejection::{Rejection, RejectionKind};
 use mqcore_broker::time::Timestamp;
-use mqcore_wire::tmqp::header::{self, key};
+use mqcore_wire::tmqp::header::{self, key, nack_reason};
 use mqcore_wire::tmqp::operation::{Operation, status};
 use mqcore_wire::tmqp::{self, Frame, Kind};
 
@@ -17,7 +17,8 @@ use super::answer::{self, Asked};
 use super::message_id::MessageIds;
 use super::pending::{Form, Pending, PendingAnswer, UNANSWERED};
 use super::publish::{ChannelNames, Publisher};
-use super::{delivery, information, misbehaved, occurrence, operation, pull, subscription};
+use super::topic::TopicNames;
+use super::{delivery, information, misbehaved, occurrence, operation, pull, subscription, topic};
 use crate::session::{SessionConfig, SessionError};
 
 /// What remains of a client's conversation between two frames.
@@ -28,6 +29,7 @@ pub(super) struct Exchange {
     copied_bytes_max: u64,
     ids: MessageIds,
     channels: ChannelNames,
+    topics: TopicNames,
     pending: Pending,
     ignored: u64,
 }
@@ -46,6 +48,7 @@ impl Exchange {
             copied_bytes_max: config.limits.frame_bytes_max,
             ids: MessageIds::new(config.connection, now),
             channels: ChannelNames::default(),
+            topics: TopicNames::default(),
             pending: Pending::default(),
             ignored: 0,
         }
@@ -80,6 +83,10 @@ impl Exchange {
             return Err(misbehaved("the source of a frame is not the client that sent it"));
         }
         match frame.kind {
+            Kind::QUEUE if frame.target.starts_with(topic::PREFIX) => {
+                let (topics, pending) = (&mut self.topics, &mut self.pending);
+                topic::publish(client, &frame, octets, topics, pending, commands, output);
+            }
             Kind::QUEUE => self.publisher(client).publish(&frame, octets, commands, output),
             Kind::ACKNOWLEDGE if frame.high_priority => self.acknowledge_direct(client, &frame, commands),
             Kind::ACKNOWLEDGE => self.acknowledge(&frame, commands),
@@ -113,6 +120,7 @@ impl Exchange {
         };
         let reason = header::header_value(frame.headers, key::NACK_REASON);
         commands.push(Command::Acknowledge(Acknowledgement {
+            tag: Tag::CHANNEL,
             queue: QueueAddress { channel, id: frame.content_type },
             message_id: MessageId::from_slice(frame.id),
             negative: reason.map(|reason| String::from_utf8_lossy(reason).into()),
@@ -288,9 +296,12 @@ impl Exchange {
                     delivery::cached(&pull, &message, hide_source, client.id.as_bytes(), output);
                 }
             }
+            // Its consumers join channels: it has no subscriptions that could end.
+            Event::SubscriptionEnded { .. } | Event::Rebound { .. } => {}
             Event::Direct { to, message } => {
                 delivery::relay(Kind::DIRECT, &message, pattern_text(&to).as_bytes(), output);
             }
+            Event::Published { topic, message } => delivery::published(&topic, &message, output),
             Event::DirectAcknowledged(message) => {
                 delivery::relay(Kind::ACKNOWLEDGE, &message, client.id.as_bytes(), output);
             }
@@ -333,6 +344,15 @@ fn answer_request(
         (Form::YesOrNo, Ok(_)) => answer::response(asked, to, status::OK, &[], output),
         (Form::YesOrNo, Err(rejection)) => {
             answer::response(asked, to, status::FAILED, rejection.reason.as_bytes(), output);
+        }
+        (Form::Receipt { target, content_type }, answer) => {
+            let asked = Asked { high_priority: false, ..*asked };
+            let reason = match &answer {
+                Ok(Reply::Published(0)) => Some(nack_reason::NO_CONSUMERS),
+                Ok(_) => None,
+                Err(rejection) => Some(&*rejection.reason),
+            };
+            answer::acknowledgement(&asked, target, *content_type, reason, output);
         }
         (Form::Acknowledgement { target, content_type }, answer) => {
             let asked = Asked { high_priority: false, ..*asked };

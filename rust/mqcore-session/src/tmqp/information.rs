@@ -13,7 +13,12 @@ use serde::{Serialize, Serializer};
 /// The body of a response with this reply. `Done` has none.
 pub(super) fn body(reply: &Reply) -> Vec<u8> {
     match reply {
-        Reply::Done => Vec::new(),
+        // What only other protocols ask for has no form here.
+        Reply::Done
+        | Reply::Topics(_)
+        | Reply::TopicBindings(_)
+        | Reply::Subscribers(_)
+        | Reply::Published(_) => Vec::new(),
         Reply::Channel(channel) => json(&Channel::from(&**channel)),
         Reply::Channels(channels) => {
             let mut models: Vec<_> = channels.iter().map(Channel::from).collect();

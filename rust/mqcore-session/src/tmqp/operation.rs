@@ -7,12 +7,21 @@ use mqcore_wire::tmqp::Frame;
 use mqcore_wire::tmqp::header::{self, key};
 use mqcore_wire::tmqp::operation::Operation;
 
-use super::options;
 use super::publish::{channel_name, queue_id};
+use super::{options, topic};
 
 /// Reads what an operation asks for.
 pub(super) fn request(operation: Operation, frame: &Frame<'_>) -> Result<Request, Rejection> {
     use Operation as O;
+    if let O::JoinChannel | O::LeaveChannel = operation
+        && let Some(pattern) = topic::pattern(frame.target)
+    {
+        let pattern = pattern?;
+        return Ok(match operation {
+            O::JoinChannel => Request::SubscribeTopic { pattern, told: false },
+            _ => Request::UnsubscribeTopic { pattern },
+        });
+    }
     Ok(match operation {
         O::JoinChannel => Request::Join { channel: channel(frame)? },
         O::LeaveChannel => Request::Leave { channel: channel(frame)? },

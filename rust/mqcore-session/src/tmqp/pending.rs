@@ -4,6 +4,7 @@ use mqcore_broker::command::MessageId;
 use mqcore_broker::effect::Reply;
 use mqcore_broker::id::RequestId;
 use mqcore_broker::rejection::Rejection;
+use mqcore_wire::tmqp::Frame;
 use slab::Slab;
 
 use super::answer::Asked;
@@ -25,6 +26,15 @@ pub(super) enum Form {
     Acknowledgement { target: Box<[u8]>, content_type: u16 },
     /// As a response that says only yes or no.
     YesOrNo,
+    /// As an acknowledgement that says whether anybody got a message.
+    Receipt { target: Box<[u8]>, content_type: u16 },
+}
+
+impl Form {
+    /// The receipt of a message.
+    pub(super) fn receipt(frame: &Frame<'_>) -> Self {
+        Self::Receipt { target: frame.target.into(), content_type: frame.content_type }
+    }
 }
 
 /// An operation or subscription that waits for its answer.
@@ -89,7 +99,7 @@ impl PendingAnswer {
 
 /// Two parts as one: the first refusal wins, lists grow.
 fn join(one: Result<Reply, Rejection>, other: Result<Reply, Rejection>) -> Result<Reply, Rejection> {
-    use Reply::{Channels, Clients, Nodes, Queues};
+    use Reply::{Channels, Clients, Nodes, Queues, TopicBindings, Topics};
     let joined = match (one?, other?) {
         (Channels(mut all), Channels(more)) => {
             all.extend(more);
@@ -106,6 +116,14 @@ fn join(one: Result<Reply, Rejection>, other: Result<Reply, Rejection>) -> Resul
         (Nodes(mut all), Nodes(more)) => {
             all.extend(more);
             Nodes(all)
+        }
+        (Topics(mut all), Topics(more)) => {
+            all.extend(more);
+            Topics(all)
+        }
+        (TopicBindings(mut all), TopicBindings(more)) => {
+            all.extend(more);
+            TopicBindings(all)
         }
         (first, _) => first,
     };

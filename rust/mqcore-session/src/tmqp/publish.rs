@@ -171,7 +171,7 @@ impl<'a> CopyRequest<'a> {
     }
 }
 
-fn refuse(frame: &Frame<'_>, rejection: &Rejection, output: &mut Vec<u8>) {
+pub(super) fn refuse(frame: &Frame<'_>, rejection: &Rejection, output: &mut Vec<u8>) {
     let asked = Asked::by_frame(frame);
     let (target, queue) = (frame.target, frame.content_type);
     answer::publish_refused(&asked, frame.pending_acknowledge, target, queue, rejection, output);
@@ -205,7 +205,7 @@ fn refuse_rest(frame: &Frame<'_>, output: &mut Vec<u8>) {
 
 /// The message of a frame that lies in `octets`, in one allocation.
 #[inline]
-fn stored(frame: &Frame<'_>, octets: &[u8], producer: &Arc<Client>) -> Message {
+pub(super) fn stored(frame: &Frame<'_>, octets: &[u8], producer: &Arc<Client>) -> Message {
     let gap = frame.source.len() + frame.target.len();
     let kept = frame.id.len() + frame.headers.len() + frame.payload.len();
     if gap > GAP_BYTES_KEPT && kept <= MOVED_BYTES_MAX {

@@ -11,3 +11,4 @@ mod pulls;
 mod queues;
 mod rules;
 mod talk;
+mod topics;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mqcore_broker::command::{Acknowledgement, Command, MessageId};
 use mqcore_broker::effect::{Deliver, Event, Recipients};
-use mqcore_broker::id::{ConnectionId, QueueAddress};
+use mqcore_broker::id::{ConnectionId, QueueAddress, Tag};
 use mqcore_broker::message::{Message, Properties};
 use mqcore_broker::rejection::RejectionKind;
 use mqcore_session::any::{Protocol, delivery_size, encode_delivery};
@@ -261,6 +261,7 @@ fn acknowledged(
 
 fn word(id: &str, headers: &str) -> Acknowledgement {
     Acknowledgement {
+        tag: Tag::CHANNEL,
         queue: queue("ch-push/2"),
         message_id: MessageId::from_slice(id.as_bytes()),
         negative: None,
@@ -354,6 +355,8 @@ fn an_acknowledgement_of_nothing_is_ignored_and_counted() {
 
 fn delivery(to: &str, message: Message, acknowledge: bool) -> Deliver {
     Deliver {
+        tag: Tag::CHANNEL,
+        put_backs: 0,
         queue: Arc::new(queue(to)),
         message,
         to: Recipients::One(ConnectionId(1)),

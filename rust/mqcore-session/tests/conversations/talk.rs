@@ -126,6 +126,7 @@ pub(crate) fn client(id: &str) -> Arc<Client> {
         id: id.into(),
         name: Some("nm".into()),
         kind: Some("ty".into()),
+        protocol: "tmqp",
         admin: true,
         connected_at: START,
     })

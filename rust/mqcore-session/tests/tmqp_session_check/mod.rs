@@ -14,7 +14,7 @@ use std::time::Duration;
 use mqcore_broker::client::Client;
 use mqcore_broker::command::{Acknowledgement, ClientPattern, Command, EventKind, Request};
 use mqcore_broker::effect::{Deliver, Event, Occurrence, PullOutcome, Recipients, Reply, Subject};
-use mqcore_broker::id::{ConnectionId, QueueAddress, RequestId};
+use mqcore_broker::id::{ConnectionId, QueueAddress, RequestId, Tag};
 use mqcore_broker::message::Message;
 use mqcore_broker::options::{ChannelOptions, QueueOptions, Status};
 use mqcore_broker::rejection::{Rejection, RejectionKind};
@@ -282,6 +282,12 @@ fn answers(command: &Command, how: u8, now: Timestamp) -> (Vec<Event>, bool) {
             (vec![event], true)
         }
         Command::Publish { queue, message } => (vec![published(queue, message, how)], true),
+        Command::PublishTopic { topic, message, answer, .. } => {
+            let mut events = vec![Event::Published { topic: topic.clone(), message: message.clone() }];
+            let reply = if how < 12 { Ok(Reply::Published(u32::from(how & 1))) } else { Err(rejection(how)) };
+            events.extend(answer.map(|request| Event::Answered(request, reply)));
+            (events, true)
+        }
         Command::Acknowledge(word) => {
             let message = Message::from_parts(&word.message_id, b"", b"", <_>::default(), None);
             let relayed = Some(Box::new((word.clone(), Some("consumer".into()))));
@@ -291,6 +297,7 @@ fn answers(command: &Command, how: u8, now: Timestamp) -> (Vec<Event>, bool) {
                 true,
             )
         }
+        Command::AcknowledgeAll { .. } => unreachable!("consumers of this protocol settle one by one"),
         Command::Pull(pull) => pulled(pull.request, how),
         Command::Direct { to, message } => {
             let (to, message) = (to.clone(), message.clone());
@@ -322,6 +329,8 @@ fn published(queue: &QueueAddress, message: &Message, how: u8) -> Event {
             acknowledge: how & 1 != 0,
             hide_source: how & 2 != 0,
             first: how & 4 != 0,
+            tag: Tag::CHANNEL,
+            put_backs: 0,
         };
         let mut output = Vec::new();
         encode_delivery(Protocol::Tmqp, &deliver, how & 4 != 0, &mut output);
@@ -385,6 +394,7 @@ fn client(id: &str, now: Timestamp) -> Arc<Client> {
         id: id.into(),
         name: Some("name".into()),
         kind: None,
+        protocol: "tmqp",
         admin: true,
         connected_at: now,
     })
@@ -457,6 +467,10 @@ fn describe(command: &Command, text: &mut String) -> std::fmt::Result {
             write!(text, "publish {queue} ")?;
             describe_message(message, text)
         }
+        Command::PublishTopic { topic, message, to_producer, answer } => {
+            write!(text, "publish topic {topic} {to_producer} {answer:?} ")?;
+            describe_message(message, text)
+        }
         Command::Direct { to, message } => {
             let (ClientPattern::Id(name) | ClientPattern::Name(name) | ClientPattern::Kind(name)) = to;
             write!(text, "direct {name} ")?;
@@ -471,6 +485,7 @@ fn describe(command: &Command, text: &mut String) -> std::fmt::Result {
             describe_message(message, text)
         }
         Command::Acknowledge(Acknowledgement {
+            tag: _,
             queue,
             message_id,
             negative,
@@ -481,7 +496,9 @@ fn describe(command: &Command, text: &mut String) -> std::fmt::Result {
             write!(text, "{queue} {message_id:?} {negative:?} {headers:?} {hops} {first_acquirer}")
         }
         Command::Request(number, request) => write!(text, "{number:?} {:?}", request as &Request),
-        Command::Pull(_) | Command::Introduce(_) => write!(text, "{command:?}"),
+        Command::Pull(_) | Command::Introduce(_) | Command::AcknowledgeAll { .. } => {
+            write!(text, "{command:?}")
+        }
     }
 }
 
@@ -494,6 +511,7 @@ fn describe_message(message: &Message, text: &mut String) -> std::fmt::Result {
 fn carried_octets(command: &Command) -> Option<usize> {
     match command {
         Command::Publish { message, .. }
+        | Command::PublishTopic { message, .. }
         | Command::Direct { message, .. }
         | Command::AcknowledgeDirect { message, .. }
         | Command::Respond { message, .. } => {

@@ -1,0 +1,219 @@
+//! A broker of several shards without a server: commands go where they belong, what shards hand each other is passed on.
+
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
+
+use std::sync::Arc;
+
+use mqcore_broker::broker::{Broker, BrokerConfig};
+use mqcore_broker::client::{Client, Introduction};
+use mqcore_broker::command::{Command, Destination, Request};
+use mqcore_broker::effect::{Effect, Event, Reply};
+use mqcore_broker::id::{ConnectionId, QueueAddress, RequestId};
+use mqcore_broker::options::{QueueChanges, Status};
+use mqcore_broker::rejection::Rejection;
+use mqcore_broker::stats::{DropReason, Survey, TopicStats};
+use mqcore_broker::time::Timestamp;
+
+/// A small generator of our own, so that a seed means the same run for ever (SplitMix64).
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+}
+
+pub fn queue(text: &str) -> QueueAddress {
+    QueueAddress::parse(text).expect("tests use good names")
+}
+
+pub struct Shards {
+    pub brokers: Vec<Broker>,
+    pub now: Timestamp,
+    clients: Vec<Arc<Client>>,
+    requests: u32,
+}
+
+impl Shards {
+    /// So many shards, and clients `c0`, `c1`, ... who may administer.
+    pub fn new(shards: usize, clients: usize) -> Self {
+        Self::with(shards, clients, |_| {})
+    }
+
+    pub fn with(shards: usize, clients: usize, change: impl Fn(&mut BrokerConfig)) -> Self {
+        let brokers = (0..shards).map(|shard| {
+            let mut config =
+                BrokerConfig { shard, shards, seed: 7 + shard as u64, ..BrokerConfig::default() };
+            change(&mut config);
+            Broker::new(config)
+        });
+        let mut shards =
+            Self { brokers: brokers.collect(), now: Timestamp(1_000_000), clients: Vec::new(), requests: 0 };
+        for number in 0..clients {
+            shards.connect(&format!("c{number}"), "tester");
+        }
+        shards
+    }
+
+    /// One more client; its name is that of its id.
+    pub fn connect(&mut self, id: &str, kind: &str) -> usize {
+        let connection = ConnectionId(self.clients.len() as u64 + 1);
+        let provisional = Client {
+            connection,
+            id: "".into(),
+            name: None,
+            kind: None,
+            protocol: "test",
+            admin: true,
+            connected_at: self.now,
+        };
+        self.clients.push(Arc::new(provisional));
+        let introduction = Introduction {
+            id: Some(id.to_owned()),
+            name: Some(id.to_owned()),
+            kind: Some(kind.to_owned()),
+            ..Introduction::default()
+        };
+        let place = self.clients.len() - 1;
+        let welcomed =
+            self.command(place, Command::Introduce(Box::new(introduction))).into_iter().find_map(|effect| {
+                match effect {
+                    Effect::Tell(_, Event::Welcomed(client)) => Some(client),
+                    _ => None,
+                }
+            });
+        self.clients[place] = welcomed.expect("a new id is welcome");
+        place
+    }
+
+    pub fn client(&self, who: usize) -> Arc<Client> {
+        self.clients[who].clone()
+    }
+
+    pub fn name(&self, connection: ConnectionId) -> String {
+        self.clients[connection.0 as usize - 1].id.to_string()
+    }
+
+    /// Everything that came of a command, in all shards.
+    pub fn command(&mut self, who: usize, command: Command) -> Vec<Effect> {
+        let client = self.clients[who].clone();
+        let shards = self.brokers.len();
+        let to = match command.destination(shards) {
+            Destination::Home => vec![0],
+            Destination::Shard(shard) => vec![shard],
+            Destination::Every => (0..shards).collect(),
+        };
+        let mut all = Vec::new();
+        for shard in to {
+            let mut effects = Vec::new();
+            self.brokers[shard].command(&client, command.clone(), self.now, &mut effects);
+            self.carry_out(shard, effects, &mut all);
+        }
+        all
+    }
+
+    /// Hands out stored messages, passes on what is for other shards, and collects the rest.
+    pub fn carry_out(&mut self, shard: usize, mut effects: Vec<Effect>, all: &mut Vec<Effect>) {
+        while self.brokers[shard].work(self.now, 1024, &mut effects) {}
+        for effect in effects {
+            match effect {
+                Effect::Forward(to, forwarded) => {
+                    let mut further = Vec::new();
+                    self.brokers[to].forwarded(forwarded, self.now, &mut further);
+                    self.carry_out(to, further, all);
+                }
+                other => all.push(other),
+            }
+        }
+    }
+
+    /// Asks all shards concerned; the first refusal wins, lists are joined.
+    pub fn request(&mut self, who: usize, request: Request) -> Result<Reply, Rejection> {
+        self.requests += 1;
+        let id = RequestId(self.requests);
+        let effects = self.command(who, Command::Request(id, Box::new(request)));
+        let mut parts = effects.into_iter().filter_map(|effect| match effect {
+            Effect::Tell(_, Event::Answered(answered, part)) if answered == id => Some(part),
+            _ => None,
+        });
+        let first = parts.next().expect("every request is answered");
+        parts.fold(first, |all, part| match (all?, part?) {
+            (Reply::TopicBindings(mut all), Reply::TopicBindings(more)) => {
+                all.extend(more);
+                Ok(Reply::TopicBindings(all))
+            }
+            (Reply::Topics(mut all), Reply::Topics(more)) => {
+                all.extend(more);
+                Ok(Reply::Topics(all))
+            }
+            (all, _) => Ok(all),
+        })
+    }
+
+    pub fn create_queue(&mut self, name: &str, changes: QueueChanges) {
+        self.request(0, Request::CreateQueue { queue: queue(name), changes }).expect("it is new");
+    }
+
+    pub fn create_pull_queue(&mut self, name: &str) {
+        self.create_queue(name, QueueChanges { status: Some(Status::Pull), ..QueueChanges::default() });
+    }
+
+    pub fn congested(&mut self, who: usize, on: bool) {
+        let connection = self.clients[who].connection;
+        for broker in &mut self.brokers {
+            let mut effects = Vec::new();
+            if on {
+                broker.congested(connection, self.now, &mut effects);
+            } else {
+                broker.writable(connection, self.now, &mut effects);
+            }
+        }
+    }
+
+    pub fn close(&mut self, who: usize) {
+        let connection = self.clients[who].connection;
+        for broker in &mut self.brokers {
+            broker.closed(connection, self.now, &mut Vec::new());
+        }
+    }
+
+    pub fn survey(&self) -> Survey {
+        let mut all = Survey::default();
+        for broker in &self.brokers {
+            let survey = broker.survey(self.now);
+            all.queues.extend(survey.queues);
+            all.topics.extend(survey.topics);
+            all.retired_topics.add(&survey.retired_topics);
+            all.retired.add(&survey.retired);
+        }
+        all
+    }
+
+    pub fn topic_stats(&self) -> TopicStats {
+        let survey = self.survey();
+        let mut stats = survey.retired_topics;
+        for topic in &survey.topics {
+            stats.add(&topic.stats);
+        }
+        stats
+    }
+
+    pub fn stored(&self, name: &str) -> u64 {
+        let survey = self.survey();
+        let found = survey.queues.iter().find(|found| found.queue == queue(name)).expect("it exists");
+        found.high_priority + found.normal
+    }
+
+    /// Messages for queues that are not there.
+    pub fn dropped_no_consumer(&self) -> u64 {
+        self.survey().retired.dropped[DropReason::NoConsumer as usize]
+    }
+}

@@ -1,0 +1,87 @@
+//! Topics in TMQP, which has none of its own: a target `@topic:NAME` names one, where channels are named else.
+
+use std::sync::Arc;
+
+use mqcore_broker::client::Client;
+use mqcore_broker::command::Command;
+use mqcore_broker::id::TopicName;
+use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_broker::topic::TopicPattern;
+use mqcore_wire::tmqp::Frame;
+
+use super::answer::Asked;
+use super::pending::{Form, Pending, PendingAnswer};
+use super::publish::{refuse, stored};
+
+/// What targets that name topics begin with. No channel can have such a name.
+pub(super) const PREFIX: &[u8] = b"@topic:";
+
+/// Names remembered by one session.
+const NAMES: usize = 4;
+
+/// The topics that frames of this session mentioned last, so that a message to a known one allocates no name. Boxed,
+/// because most sessions mention none.
+#[derive(Debug, Default)]
+pub(super) struct TopicNames(Option<Box<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    known: [Option<TopicName>; NAMES],
+    /// The place that the next unknown name takes.
+    oldest: usize,
+}
+
+impl TopicNames {
+    fn name(&mut self, octets: &[u8]) -> Result<TopicName, Rejection> {
+        let Known { known, oldest } = &mut **self.0.get_or_insert_default();
+        if let Some(name) = known.iter().flatten().find(|name| name.as_bytes() == octets) {
+            return Ok(name.clone());
+        }
+        let name = topic_name(octets)?;
+        known[*oldest] = Some(name.clone());
+        *oldest = (*oldest + 1) % NAMES;
+        Ok(name)
+    }
+}
+
+fn topic_name(octets: &[u8]) -> Result<TopicName, Rejection> {
+    TopicName::new(octets).map_err(|error| Rejection::new(RejectionKind::BadRequest, error.to_string()))
+}
+
+/// The topic or the mask that a target names; `None` if it names something else.
+pub(super) fn pattern(target: &[u8]) -> Option<Result<TopicPattern, Rejection>> {
+    let name = target.strip_prefix(PREFIX)?;
+    Some(topic_name(name).map(TopicPattern::from_name))
+}
+
+/// Publishes a queue message whose target is a topic. If its producer waits for an acknowledgement, it hears whether
+/// anybody got it.
+pub(super) fn publish(
+    client: &Arc<Client>,
+    frame: &Frame<'_>,
+    octets: &[u8],
+    topics: &mut TopicNames,
+    pending: &mut Pending,
+    commands: &mut Vec<Command>,
+    output: &mut Vec<u8>,
+) {
+    let waits = frame.pending_acknowledge && !frame.id.is_empty();
+    let taken = match topics.name(frame.target.strip_prefix(PREFIX).unwrap_or_default()) {
+        Ok(_) if waits && pending.is_full() => {
+            let reason = "too many messages wait for their acknowledgements; publish again later";
+            Err(Rejection::new(RejectionKind::Busy, reason))
+        }
+        taken => taken,
+    };
+    let topic = match taken {
+        Ok(topic) => topic,
+        Err(rejection) => return refuse(frame, &rejection, output),
+    };
+    let answer = waits.then(|| {
+        let asked = Asked { first_acquirer: true, ..Asked::by_frame(frame) };
+        pending.expect_answer(PendingAnswer::new(&asked, Form::receipt(frame)), 1)
+    });
+    let frame = Frame { pending_acknowledge: false, pending_response: false, ..*frame };
+    let message = stored(&frame, octets, client);
+    commands.push(Command::PublishTopic { topic, message, to_producer: true, answer });
+}
