@@ -24,6 +24,7 @@ FORBIDDEN = {
     "mqcore-authority": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-limiter": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-journal": rf"\b({NO_RUNTIME_NO_CLOCK})\b",
+    "mqcore-tls": rf"\b({NO_RUNTIME_NO_CLOCK})\b",
 }
 
 # Which of our crates each crate may depend on. Everything points down; what is not listed may depend on none.
@@ -33,6 +34,7 @@ MAY_KNOW = {
     "mqcore-journal": set(),
     "mqcore-authority": set(),
     "mqcore-limiter": set(),
+    "mqcore-tls": set(),
     "mqcore-session": {"mqcore-wire", "mqcore-broker", "mqcore-limiter"},
     "mqcore-server": {
         "mqcore-wire",
@@ -41,8 +43,9 @@ MAY_KNOW = {
         "mqcore-journal",
         "mqcore-authority",
         "mqcore-limiter",
+        "mqcore-tls",
     },
-    "mqcore-client": {"mqcore-wire"},
+    "mqcore-client": {"mqcore-wire", "mqcore-tls"},
     "mqcore-python": {
         "mqcore-wire",
         "mqcore-broker",
@@ -57,6 +60,8 @@ MAY_KNOW = {
 ONLY_IN = {
     "tokio": {"mqcore-server", "mqcore-client", "mqcore-python"},
     "axum": {"mqcore-server"},
+    "rustls": {"mqcore-tls"},
+    "tokio-rustls": {"mqcore-server", "mqcore-client"},
     "pyo3": {"mqcore-python"},
     "pyo3-asyncio": {"mqcore-python"},
 }

@@ -432,7 +432,7 @@ def _cleared(unfinished: Path, target: Path) -> Iterator[None]:
 def _admin_of(data_dir: Path) -> str:
     """Where the broker that runs on a directory can be asked."""
     try:
-        return f"http://{(data_dir / 'admin').read_text(encoding='utf-8').strip()}"
+        return (data_dir / "admin").read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         raise errors.DataDirBusy(
             f"the broker that runs on {data_dir} has no admin side; start it with --admin, "

@@ -17,8 +17,10 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use mqcore_broker::stats::{DropReason, QueueInformation, QueueStats, Survey, TopicInformation, TopicStats};
 use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio_rustls::server::TlsStream;
 
 use crate::address::Listening;
 use crate::admin_backup;
@@ -26,6 +28,7 @@ use crate::hub::Hub;
 use crate::metrics;
 use crate::shutdown::TaskGuard;
 use crate::survey::{self, Totals};
+use crate::tls::{self, ListenerCertificate, TlsEndpoint};
 
 /// Connections at the same time at most; others wait.
 const CONNECTIONS_MAX: usize = 64;
@@ -59,8 +62,15 @@ impl Admin {
     }
 }
 
+/// Where the admin side is entered.
+pub(crate) struct Door {
+    pub(crate) socket: TcpListener,
+    /// What it shows, if it speaks TLS.
+    pub(crate) endpoint: Option<Arc<TlsEndpoint>>,
+}
+
 /// Serves until the server has ended: also while it drains, to say so.
-pub(crate) async fn serve(listener: TcpListener, admin: Admin, alive: TaskGuard) {
+pub(crate) async fn serve(door: Door, admin: Admin, alive: TaskGuard) {
     let shutdown = Arc::clone(&admin.hub.shutdown);
     let mut ended = pin!(shutdown.ended());
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
@@ -68,29 +78,55 @@ pub(crate) async fn serve(listener: TcpListener, admin: Admin, alive: TaskGuard)
     loop {
         let next = async {
             let place = Arc::clone(&room).acquire_owned().await;
-            (place, listener.accept().await)
+            (place, door.socket.accept().await)
         };
         let (place, accepted) = tokio::select! {
             next = next => next,
             () = &mut ended => break,
         };
-        let Ok((stream, address)) = accepted else {
+        let Ok((stream, peer)) = accepted else {
             // Out of descriptors, most likely: clients come first, so wait for some to be freed.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let connection =
-            converse(stream, router.clone().layer(Extension(Caller { address })), Arc::clone(&admin.hub));
+        let hub = Arc::clone(&admin.hub);
+        let router = router.clone().layer(Extension(Caller { address: peer }));
+        let endpoint = door.endpoint.clone();
         let guard = admin.hub.shutdown.enter();
         tokio::spawn(async move {
-            connection.await;
+            match endpoint {
+                None => converse(stream, router, &hub).await,
+                Some(endpoint) => {
+                    if let Some(stream) = enter(&hub, &endpoint, stream, peer).await {
+                        converse(stream, router, &hub).await;
+                    }
+                }
+            }
             drop((place, guard));
         });
     }
     drop(alive);
 }
 
-async fn converse(stream: TcpStream, router: Router, hub: Arc<Hub>) {
+/// Shakes hands, unless the server ends meanwhile.
+async fn enter(
+    hub: &Hub,
+    endpoint: &TlsEndpoint,
+    stream: TcpStream,
+    peer: SocketAddr,
+) -> Option<TlsStream<TcpStream>> {
+    hub.tls.handshakes.room().await;
+    let place = hub.tls.handshakes.enter();
+    tokio::select! {
+        secured = tls::secure(hub, endpoint, stream, peer, &place, None) => Some(secured?.0),
+        () = hub.shutdown.ended() => None,
+    }
+}
+
+async fn converse<S>(stream: S, router: Router, hub: &Hub)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(16 * 1024);
     let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
@@ -201,6 +237,8 @@ fn describe(admin: &Admin, mut survey: Survey, limit: usize) -> Value {
             json!({"protocol": protocol, "address": address, "url": listening.url()})
         })
         .collect();
+    let certificates: Vec<Value> =
+        admin.hub.tls.certificates().into_iter().map(describe_certificate).collect();
     let queues: Vec<Value> = survey.queues.iter().take(limit).map(describe_queue).collect();
     let topics: Vec<Value> = survey.topics.iter().take(limit).map(describe_topic).collect();
     let clients: Vec<Value> = survey
@@ -224,6 +262,7 @@ fn describe(admin: &Admin, mut survey: Survey, limit: usize) -> Value {
         "uptime_seconds": admin.started.elapsed().as_secs_f64(),
         "shards": admin.hub.shards.len(),
         "listeners": listeners,
+        "certificates": certificates,
         "totals": {
             "channels": survey.channels.len(),
             "queues": survey.queues.len(),
@@ -241,6 +280,17 @@ fn describe(admin: &Admin, mut survey: Survey, limit: usize) -> Value {
         "topics": topics,
         "clients": clients,
         "limit": limit,
+    })
+}
+
+fn describe_certificate(certificate: ListenerCertificate) -> Value {
+    json!({
+        "listener": certificate.url,
+        "subject": certificate.subject,
+        "names": certificate.names,
+        "fingerprint": certificate.fingerprint,
+        "not_after": certificate.not_after,
+        "expires_in_seconds": certificate.expires_in,
     })
 }
 

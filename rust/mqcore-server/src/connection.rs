@@ -74,6 +74,8 @@ pub(crate) struct Connection<S> {
     /// The server is about to stop.
     hushed: bool,
     output: Output,
+    /// What the stream took may still be in it.
+    unflushed: bool,
     /// Scratch for what comes out of the outbox; empty between rounds.
     taken: Vec<Outgoing>,
     unsent: VecDeque<Unsent>,
@@ -141,6 +143,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             stalled: false,
             hushed: false,
             output: Output::default(),
+            unflushed: false,
             taken: Vec::new(),
             unsent: VecDeque::new(),
             room: None,
@@ -320,6 +323,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     fn die(&mut self) {
         self.removed += self.output.len();
         self.output.clear();
+        self.unflushed = false;
         self.input = Vec::new();
         self.stage = Stage::Dead;
     }
@@ -331,9 +335,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 Poll::Pending => break,
                 Poll::Ready(Ok(written)) => {
                     moved = true;
+                    self.unflushed = true;
                     self.removed += written;
                     self.counters().bytes_out.add(written as u64);
                 }
+                Poll::Ready(Err(_)) => {
+                    self.die();
+                    return true;
+                }
+            }
+        }
+        if self.unflushed {
+            match Pin::new(&mut self.stream).poll_flush(context) {
+                Poll::Pending => {}
+                Poll::Ready(Ok(())) => self.unflushed = false,
                 Poll::Ready(Err(_)) => {
                     self.die();
                     return true;
@@ -567,7 +582,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 Poll::Ready(eof) => leave.eof = eof,
             }
         }
-        if !self.output.is_empty() || !self.unsent.is_empty() {
+        if !self.output.is_empty() || self.unflushed || !self.unsent.is_empty() {
             return false;
         }
         if !leave.shut && Pin::new(&mut self.stream).poll_shutdown(context).is_ready() {

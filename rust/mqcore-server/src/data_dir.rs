@@ -3,13 +3,12 @@
 //! ```text
 //! DIR/lock        held while a broker runs on it: two would destroy each other's work
 //! DIR/format      "mqcore data 1, shards N": a channel's shard depends on their number, so it cannot change
-//! DIR/admin       where the admin side of the broker listens that holds the lock, if it has one
+//! DIR/admin       the URL of the admin side of the broker that holds the lock, if it has one
 //! DIR/shard-K/    the journal of shard K
 //! ```
 
 use std::fs::{self, File, TryLockError};
 use std::io;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use mqcore_broker::broker::Restored;
@@ -148,10 +147,10 @@ impl DataDir {
     }
 
     /// Leaves word of where the admin side listens, for programs that know the directory only.
-    pub(crate) fn tell_admin(&self, address: Option<SocketAddr>) -> io::Result<()> {
+    pub(crate) fn tell_admin(&self, url: Option<&str>) -> io::Result<()> {
         let path = self.path.join("admin");
-        match address {
-            Some(address) => fs::write(path, format!("{address}\n")),
+        match url {
+            Some(url) => fs::write(path, format!("{url}\n")),
             None => match fs::remove_file(path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
                 outcome => outcome,

@@ -16,12 +16,14 @@ use crate::registry::Registry;
 use crate::shard::ShardHandle;
 use crate::shutdown::Shutdown;
 use crate::spares::{SpareBytes, SpareCommands};
+use crate::tls::Tls;
 
 /// One server's middle. Lives as long as any of its tasks.
 #[derive(Debug)]
 pub(crate) struct Hub {
     pub(crate) clock: Clock,
     pub(crate) counters: Counters,
+    pub(crate) tls: Tls,
     pub(crate) registry: Registry,
     pub(crate) shards: Box<[ShardHandle]>,
     pub(crate) shutdown: Arc<Shutdown>,

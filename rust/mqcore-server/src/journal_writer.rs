@@ -419,6 +419,7 @@ mod tests {
     use crate::shard::{self, ShardInbox};
     use crate::shutdown::Shutdown;
     use crate::spares::{SpareBytes, SpareCommands};
+    use crate::tls::Tls;
 
     /// Removed at the end, however the test ends.
     struct Scratch(PathBuf);
@@ -435,6 +436,7 @@ mod tests {
         let hub = Hub {
             clock: Clock::new(ClockConfig::System),
             counters: Counters::default(),
+            tls: Tls::new(1, patience),
             registry: Registry::new(1, 1, 1),
             shards: [handle].into(),
             shutdown: Shutdown::new(),

@@ -11,6 +11,7 @@
 //! | [`server`] | start, look, settle, stop |
 //! | [`handler`] | the seam behind which delivery handlers run |
 //! | `listener`, `connection`, `output` | sockets: accepting, reading, writing |
+//! | `tls` | what encrypted listeners show, and handshakes |
 //! | `outbox` | what waits for one connection to be written |
 //! | `engine`, `staging`, `questions` | a shard's task, what its turn sends, what it asked |
 //! | `journal_writer`, `data_dir` | the thread that writes a shard's records down, and where they are kept |
@@ -52,5 +53,6 @@ mod shutdown;
 mod spares;
 mod staging;
 mod survey;
+mod tls;
 #[cfg(unix)]
 mod unix_socket;

@@ -7,10 +7,12 @@ use std::fmt::{self, Display, Write as _};
 
 use mqcore_broker::stats::{DropReason, QueueInformation, Survey};
 use mqcore_session::any::Protocol;
+use mqcore_tls::refusal::Refusal;
 
 use crate::counters::CloseReason;
 use crate::hub::Hub;
 use crate::survey::Totals;
+use crate::tls::Tls;
 
 /// Queues that are listed one by one at most.
 pub(crate) const QUEUES_MAX: usize = 500;
@@ -25,6 +27,7 @@ pub(crate) fn render(hub: &Hub, survey: &Survey, uptime_seconds: f64, per_queue:
     messages(&mut page, survey);
     topics(&mut page, survey);
     connections(&mut page, hub);
+    tls(&mut page, &hub.tls);
     handlers(&mut page, hub);
     journal(&mut page, hub);
     history(&mut page, hub);
@@ -157,6 +160,38 @@ fn connections(page: &mut Page, hub: &Hub) {
             ];
             page.sample(name, &[("protocol", &protocol.as_str())], values[index].get());
         }
+    }
+}
+
+fn tls(page: &mut Page, tls: &Tls) {
+    let certificates = tls.certificates();
+    if certificates.is_empty() {
+        return;
+    }
+    page.family(
+        "mqcore_tls_certificate_expiry_seconds",
+        "gauge",
+        "Seconds until the certificate of a listener expires; negative once it has.",
+    );
+    for certificate in &certificates {
+        let labels: [(&str, &dyn Display); 1] = [("listener", &certificate.url)];
+        page.sample("mqcore_tls_certificate_expiry_seconds", &labels, certificate.expires_in);
+    }
+    page.family("mqcore_tls_handshakes", "gauge", "TLS handshakes under way.");
+    page.sample("mqcore_tls_handshakes", &[], tls.handshakes.count());
+    let counters = &tls.counters;
+    page.family("mqcore_tls_handshakes_total", "counter", "TLS handshakes finished, by what they took.");
+    for (kind, count) in [("full", counters.full.get()), ("resumed", counters.resumed.get())] {
+        page.sample("mqcore_tls_handshakes_total", &[("kind", &kind)], count);
+    }
+    page.family("mqcore_tls_handshakes_refused_total", "counter", "TLS handshakes that failed, by reason.");
+    for reason in Refusal::ALL {
+        let labels: [(&str, &dyn Display); 1] = [("reason", &reason.as_str())];
+        page.sample("mqcore_tls_handshakes_refused_total", &labels, counters.refused(reason).get());
+    }
+    page.family("mqcore_tls_reloads_total", "counter", "Certificates read again, by outcome.");
+    for (outcome, count) in [("done", counters.reloads.get()), ("failed", counters.reloads_failed.get())] {
+        page.sample("mqcore_tls_reloads_total", &[("outcome", &outcome)], count);
     }
 }
 

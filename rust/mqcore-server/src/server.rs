@@ -14,15 +14,16 @@ use mqcore_broker::client::Peer;
 use mqcore_broker::id::{HandlerId, QueueAddress};
 use mqcore_broker::policy;
 use mqcore_broker::stats::{Survey, Waiting};
+use mqcore_tls::error::TlsConfigError;
+use mqcore_tls::listener::Loaded;
 use tokio::io::DuplexStream;
-use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-use crate::address::Listening;
+use crate::address::{AdminAddress, Listening};
 use crate::admin::{self, Admin};
 use crate::backup::{Backup, BackupDesk, BackupError};
 use crate::clock::Clock;
-use crate::config::{Config, ConfigError, Protocol};
+use crate::config::{AdminConfig, Config, ConfigError, Encryption, ListenerTls, Protocol};
 use crate::connection::Connection;
 use crate::counters::Counters;
 use crate::data_dir::{DataDir, DataDirError, Opened};
@@ -30,13 +31,16 @@ use crate::engine::{Engine, Recalled};
 use crate::handler::HandlerPort;
 use crate::hub::{Hub, SessionTerms};
 use crate::journal_writer::JournalWriter;
-use crate::listener::{self, Socket};
+use crate::listener::{self, Socket, TlsSocket};
 use crate::outbox::Order;
 use crate::registry::Registry;
 use crate::shard::{self, Urgent};
 use crate::shutdown::{Shutdown, TaskGuard};
 use crate::spares::{SpareBytes, SpareCommands};
 use crate::survey;
+use crate::tls::{self, Tls};
+
+pub use crate::tls::{ListenerCertificate, ReloadError};
 
 /// What a local connection holds in each direction before its writer waits, in octets.
 const LOCAL_BUFFER_BYTES: usize = 64 * 1024;
@@ -50,7 +54,7 @@ pub struct Server {
 struct Inner {
     hub: Arc<Hub>,
     listeners: Vec<Listening>,
-    admin: Option<SocketAddr>,
+    admin: Option<AdminAddress>,
     /// Keys in the order of their [`HandlerId`]s. Held while the shards are told, so that all hear the same order.
     handlers: Mutex<Vec<Box<str>>>,
 }
@@ -71,6 +75,9 @@ pub enum StartError {
         /// What should have been bound.
         address: SocketAddr,
     },
+    /// Certificates and keys cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsConfigError),
     /// The data directory cannot be used.
     #[error(transparent)]
     Data(#[from] DataDirError),
@@ -104,13 +111,15 @@ impl Server {
         let clock = Clock::new(config.clock);
         // Bound first: an address in use is found before minutes go into reading a journal. Nothing is accepted
         // until everything is back.
-        let bound = bind_all(&config).await?;
+        let tls = Tls::new(config.tls_handshakes_max, config.tls_expiry_warning);
+        let bound = bind_all(&config, &tls).await?;
         let recovered = recover(&config, clock.now().0).await?;
         let count = recovered.as_ref().map_or(config.shard_count(), |recovered| recovered.directory.shards());
         let (shards, inboxes): (Vec<_>, Vec<_>) = (0..count).map(|_| shard::channel()).unzip();
         let hub = Arc::new(Hub {
             clock,
             counters: Counters::default(),
+            tls,
             registry: Registry::new(config.connections_max, config.half_open_max, config.output_bytes_max),
             shards: shards.into(),
             shutdown: Shutdown::new(),
@@ -126,9 +135,9 @@ impl Server {
             backups: BackupDesk::new(count, recovered.as_ref().map(|recovered| &recovered.directory)),
             activity: AtomicU64::new(0),
         });
-        let admin_address = bound.admin.as_ref().map(|(_, address)| *address);
+        let admin_url = bound.admin.as_ref().map(|(_, address)| address.url());
         if let Some(Err(error)) =
-            recovered.as_ref().map(|recovered| recovered.directory.tell_admin(admin_address))
+            recovered.as_ref().map(|recovered| recovered.directory.tell_admin(admin_url.as_deref()))
         {
             // Only those who know nothing but the directory miss it.
             tracing::warn!(%error, "the data directory does not say where the admin side is");
@@ -163,13 +172,21 @@ impl Server {
         }
         let inner = Inner {
             listeners,
-            admin: bound.admin.as_ref().map(|(_, address)| *address),
+            admin: bound.admin.as_ref().map(|(_, bound)| *bound),
             handlers: Mutex::new(keys),
             hub,
         };
-        if let Some((socket, _)) = bound.admin {
+        if let Some((door, _)) = bound.admin {
             let admin = Admin::new(&inner.hub, inner.listeners.clone());
-            tokio::spawn(admin::serve(socket, admin, inner.hub.shutdown.enter()));
+            tokio::spawn(admin::serve(door, admin, inner.hub.shutdown.enter()));
+        }
+        if !inner.hub.tls.certificates().is_empty() {
+            let hub = Arc::clone(&inner.hub);
+            let alive = hub.shutdown.enter();
+            tokio::spawn(async move {
+                tls::watch_expiry(hub).await;
+                drop(alive);
+            });
         }
         tokio::spawn(supervise(Arc::clone(&inner.hub), inner.hub.shutdown.enter()));
         Ok(Self { inner: Arc::new(inner) })
@@ -181,8 +198,23 @@ impl Server {
     }
 
     /// Where the admin side is served.
-    pub fn admin(&self) -> Option<SocketAddr> {
+    pub fn admin(&self) -> Option<AdminAddress> {
         self.inner.admin
+    }
+
+    /// What encrypted listeners show, the admin side among them.
+    pub fn certificates(&self) -> Vec<ListenerCertificate> {
+        self.inner.hub.tls.certificates()
+    }
+
+    /// Reads certificates, keys and client authorities again, of every encrypted listener. Whoever connects from now on
+    /// is shown what is new; who is connected stays so. Blocks for as long as reading takes.
+    ///
+    /// # Errors
+    /// One for each listener that goes on with what it had because its files cannot be used; the others have theirs.
+    pub fn reload_certificates(&self) -> Result<(), Vec<ReloadError>> {
+        let failed = self.inner.hub.tls.reload();
+        if failed.is_empty() { Ok(()) } else { Err(failed) }
     }
 
     /// A connection that needs no socket: the other end runs the same loop as every connection. After `stop`, or
@@ -360,23 +392,63 @@ fn read_shard(directory: &DataDir, shard: usize, now_ms: u64) -> Result<Opened, 
     Ok(opened)
 }
 
+/// What is bound, and what is shown there.
 struct Bound {
     listeners: Vec<(Socket, Listening)>,
-    admin: Option<(TcpListener, SocketAddr)>,
+    admin: Option<(admin::Door, AdminAddress)>,
 }
 
 /// All or nothing: whoever learns of one address can rely on the others.
-async fn bind_all(config: &Config) -> Result<Bound, StartError> {
+async fn bind_all(config: &Config, tls: &Tls) -> Result<Bound, StartError> {
     let mut listeners = Vec::new();
     for listener in &config.listeners {
+        // Read before anything is bound: a file that cannot be used is found without a port being taken.
+        let loaded = load(config, &listener.encryption, &[])?;
         let (socket, address) = listener::bind(&listener.address, config.allow_remote).await?;
-        listeners.push((socket, Listening { protocol: listener.protocol, address }));
+        let listening = Listening { protocol: listener.protocol, address, encrypted: loaded.is_some() };
+        let socket = match (socket, loaded) {
+            (Socket::Tcp(listener), Some((files, loaded))) => {
+                let endpoint = tls.add(listening.url(), files, &[], loaded);
+                Socket::Tls(TlsSocket { listener, endpoint })
+            }
+            (socket, _) => socket,
+        };
+        listeners.push((socket, listening));
     }
-    let admin = match config.admin {
-        Some(address) => Some(listener::bind_tcp(&address.to_string(), config.allow_remote).await?),
+    let admin = match &config.admin {
+        Some(admin) => Some(bind_admin(config, admin, tls).await?),
         None => None,
     };
     Ok(Bound { listeners, admin })
+}
+
+async fn bind_admin(
+    config: &Config,
+    admin: &AdminConfig,
+    tls: &Tls,
+) -> Result<(admin::Door, AdminAddress), StartError> {
+    let loaded = load(config, &admin.encryption, HTTP)?;
+    let (socket, address) = listener::bind_tcp(&admin.address.to_string(), config.allow_remote).await?;
+    let bound = AdminAddress { address, encrypted: loaded.is_some() };
+    let endpoint = loaded.map(|(files, loaded)| tls.add(bound.url(), files, HTTP, loaded));
+    Ok((admin::Door { socket, endpoint }, bound))
+}
+
+/// What is spoken behind TLS on the admin side, by the name that clients may ask for.
+const HTTP: &[&[u8]] = &[b"http/1.1"];
+
+/// Reads what an encrypted listener shows; `None` if it is not encrypted.
+fn load(
+    config: &Config,
+    encryption: &Encryption,
+    protocols: &[&[u8]],
+) -> Result<Option<(ListenerTls, Loaded)>, StartError> {
+    let files = match encryption {
+        Encryption::None => return Ok(None),
+        Encryption::Shared => config.tls.as_ref().ok_or(ConfigError::NoCertificate)?,
+        Encryption::Own(files) => files,
+    };
+    Ok(Some((files.clone(), files.load(protocols)?)))
 }
 
 fn broker_config(config: &Config, shard: usize, shards: usize, seeds: &RandomState) -> BrokerConfig {
