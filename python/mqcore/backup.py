@@ -116,14 +116,15 @@ def backup(
     *,
     url: str | None = None,
     data_dir: str | os.PathLike[str] | None = None,
+    token: str | None = None,
     timeout: Duration = 60.0,
     progress: Copied | None = None,
 ) -> BackedUp:
     """Copy everything that a broker has saved, without disturbing it, into a new directory, ``.tar`` or ``.tar.zst``.
 
     The broker is that whose admin side is at `url`, or the one that runs on `data_dir` of this machine; if none runs
-    there, the directory is copied as it is. `timeout` is how long the broker may send nothing. `to` appears when it is
-    complete.
+    there, the directory is copied as it is. A broker with users wants the `token` of one who may administer it. `timeout`
+    is how long the broker may send nothing. `to` appears when it is complete.
 
     Raises `ConfigError` if `to` exists, `ConnectFailed` and `ConnectionLost`, `Unacceptable` if the broker keeps
     nothing, `Unauthorized`, `Busy` while another backup is made, `DataDirFull`, and what `mqcore.journal.segments`
@@ -143,7 +144,7 @@ def backup(
         else:
             return take(stopped, path, progress)
     assert url is not None
-    with _download(url, seconds(timeout)) as (source, total):
+    with _download(url, token, seconds(timeout)) as (source, total):
         return _take(source, total, path, progress)
 
 
@@ -456,7 +457,7 @@ class _Answer:
 
 
 @contextmanager
-def _download(url: str, patience: float) -> Iterator[tuple[_Source, int]]:
+def _download(url: str, token: str | None, patience: float) -> Iterator[tuple[_Source, int]]:
     parts = urllib.parse.urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         raise errors.ConfigError(
@@ -465,7 +466,8 @@ def _download(url: str, patience: float) -> Iterator[tuple[_Source, int]]:
     connection = http.client.HTTPConnection(parts.hostname, parts.port or 2627, timeout=patience)
     try:
         try:
-            connection.request("POST", "/backup", headers={"Mqcore-Request": "backup", "Content-Length": "0"})
+            authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
+            connection.request("GET", "/backup", headers={"Mqcore-Request": "backup", **authorization})
             answer = connection.getresponse()
         except (http.client.HTTPException, OSError) as error:
             raise errors.ConnectFailed(f"{url} does not answer: {error}") from error
@@ -487,7 +489,7 @@ def _refusal(answer: http.client.HTTPResponse, url: str) -> errors.MqcoreError:
             return errors.Unacceptable(message, 406)
         case "busy":
             return errors.Busy(message, 503)
-        case "not-allowed":
+        case "unauthorized" | "forbidden":
             return errors.Unauthorized(message, 401)
         case "stopping":
             return errors.ConnectionLost(message, sent=False)

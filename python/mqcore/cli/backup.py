@@ -20,7 +20,7 @@ __all__ = ["backup", "restore"]
     "--timeout", type=options.DURATION, default="60s", show_default=True, help="How long it may send nothing."
 )
 @options.as_json
-def backup(to: Path, url: str | None, data_dir: Path | None, timeout: float, as_json: bool) -> None:
+def backup(to: Path, url: str | None, data_dir: Path | None, token: str | None, timeout: float, as_json: bool) -> None:
     """Copy everything that a broker has saved, while it works, into a new directory, FILE.tar or FILE.tar.zst.
 
     What was confirmed as saved before this began is in it. If no broker runs on DIR, DIR is copied as it is.
@@ -30,7 +30,7 @@ def backup(to: Path, url: str | None, data_dir: Path | None, timeout: float, as_
     if (url is None) == (data_dir is None):
         raise click.UsageError("name the broker: --url ADMIN or --data-dir DIR, one of them")
     with output.growing("backup", octets=True) as show:
-        made = make(to, url=url, data_dir=data_dir, timeout=timeout, progress=show)
+        made = make(to, url=url, data_dir=data_dir, token=token, timeout=timeout, progress=show)
     messages = "" if made.messages is None else f"{made.messages} messages, "
     said = (
         f"{made.path}: {messages}{made.bytes} bytes in {made.files} files, as of {made.created:%Y-%m-%d %H:%M:%S} UTC"

@@ -1,4 +1,4 @@
-//! `POST /backup`: a backup as the body of the answer, which holds the files for as long as somebody reads it.
+//! `GET /backup`: a backup as the body of the answer, which holds the files for as long as somebody reads it.
 
 use std::io::{self, Read};
 use std::pin::Pin;
@@ -29,10 +29,10 @@ const REQUEST_HEADER: &str = "mqcore-request";
 /// Tells octets of files, for a progress bar.
 const TOTAL_HEADER: &str = "mqcore-backup-bytes";
 
-/// Whether this caller may read everything that is saved: the one place that decides it. As long as nobody can log in,
-/// those on the same machine may.
-fn may_back_up(caller: &Caller) -> bool {
-    caller.address.ip().is_loopback()
+/// Whether this caller may read everything that is saved. Where there are users, whoever got here has shown that he may
+/// administer this page; as long as nobody can log in, those on the same machine may.
+fn may_back_up(admin: &Admin, caller: &Caller) -> bool {
+    !admin.hub.authority.is_open() || caller.0.ip().is_loopback()
 }
 
 pub(crate) async fn download(
@@ -40,9 +40,10 @@ pub(crate) async fn download(
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
 ) -> Response {
-    if !may_back_up(&caller) {
-        let message = "a backup is given to callers on the broker's own machine only";
-        return error(StatusCode::FORBIDDEN, "not-allowed", message);
+    if !may_back_up(&admin, &caller) {
+        let message =
+            "as long as nobody can log in, a backup is given to callers on the broker's own machine only";
+        return error(StatusCode::FORBIDDEN, "forbidden", message);
     }
     if headers.get(REQUEST_HEADER).is_none_or(|value| value != "backup") {
         let message = "a request for a backup has the header 'Mqcore-Request: backup'";
