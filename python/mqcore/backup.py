@@ -123,8 +123,8 @@ def backup(
     """Copy everything that a broker has saved, without disturbing it, into a new directory, ``.tar`` or ``.tar.zst``.
 
     The broker is that whose admin side is at `url`, or the one that runs on `data_dir` of this machine; if none runs
-    there, the directory is copied as it is. A broker with users wants the `token` of one who may administer it. `timeout`
-    is how long the broker may send nothing. `to` appears when it is complete.
+    there, the directory is copied as it is. A broker with users wants the `token` of one who may administer it.
+    `timeout` is how long the broker may send nothing. `to` appears when it is complete.
 
     Raises `ConfigError` if `to` exists, `ConnectFailed` and `ConnectionLost`, `Unacceptable` if the broker keeps
     nothing, `Unauthorized`, `Busy` while another backup is made, `DataDirFull`, and what `mqcore.journal.segments`

@@ -19,6 +19,7 @@ __all__ = ["backup", "restore"]
 @click.option(
     "--timeout", type=options.DURATION, default="60s", show_default=True, help="How long it may send nothing."
 )
+@click.option("--token", envvar="MQCORE_TOKEN", help="Of one who may administer it. [env: MQCORE_TOKEN]")
 @options.as_json
 def backup(to: Path, url: str | None, data_dir: Path | None, token: str | None, timeout: float, as_json: bool) -> None:
     """Copy everything that a broker has saved, while it works, into a new directory, FILE.tar or FILE.tar.zst.
