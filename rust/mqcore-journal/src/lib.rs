@@ -12,6 +12,7 @@
 //! | [`inspection`] | the same without opening: reading alone |
 //! | [`snapshot`] | which parts of which files make a whole copy |
 //! | [`storage`] | files: real ones, and some in memory that crash on demand |
+//! | [`reading`] | many records at once, while others are written |
 //! | [`options`], [`stats`], [`error`] | limits and sizes, what is counted, what can go wrong |
 
 mod compaction;
@@ -22,6 +23,7 @@ pub mod inspection;
 pub mod journal;
 pub mod maintenance;
 pub mod options;
+pub mod reading;
 pub mod recovery;
 mod scan;
 pub mod snapshot;

@@ -22,6 +22,7 @@ use mqcore_journal::stats::Health;
 use mqcore_journal::storage::FileStorage;
 
 use crate::backup::Pin;
+use crate::body_reader::{BodyReader, Wanted};
 use crate::data_dir::DataDir;
 use crate::hub::Hub;
 use crate::shard::Urgent;
@@ -42,8 +43,10 @@ const HOUSEKEEPING_BYTES: usize = 4 * 1024 * 1024;
 const HISTORY_BYTES_MAX: usize = 32 * 1024 * 1024;
 
 /// The records of one turn of a shard.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Turn {
+    /// What is to be read back; of records that stand before those of this turn.
+    pub(crate) wanted: Vec<Wanted>,
     pub(crate) records: Vec<(Sequence, Record)>,
     /// What happened to messages. Written before the records, so that what is durable has its history.
     pub(crate) history: Vec<Block>,
@@ -70,10 +73,12 @@ impl JournalWriter {
         directory: Arc<DataDir>,
     ) -> std::io::Result<Self> {
         let alive = hub.shutdown.enter();
+        let reader = BodyReader::start(shard, hub)?;
         let (turns, receiver) = channel();
         let writer = Writer {
             shard,
             journal,
+            reader,
             hub: Arc::clone(hub),
             waiting: Vec::new(),
             settled: Vec::new(),
@@ -122,6 +127,7 @@ enum State {
 struct Writer {
     shard: usize,
     journal: Journal<FileStorage>,
+    reader: BodyReader,
     hub: Arc<Hub>,
     /// Records that found no space and must not be lost: all but messages, whose publishers were refused.
     waiting: Vec<Record>,
@@ -177,6 +183,10 @@ impl Writer {
     }
 
     fn take(&mut self, turn: Turn) {
+        // Before the records: some may settle what is to be read.
+        for wanted in turn.wanted {
+            self.reader.read(&self.journal, wanted);
+        }
         self.miss(turn.missed);
         for block in turn.history {
             self.note(&block);
@@ -472,6 +482,7 @@ mod tests {
         let mut writer = Writer {
             shard: 0,
             journal,
+            reader: BodyReader::start(0, &hub).unwrap(),
             hub: Arc::clone(&hub),
             waiting: Vec::new(),
             settled: Vec::new(),
@@ -491,12 +502,7 @@ mod tests {
         let accepted = loop {
             // Never idle: that would be the other way to find it.
             turns
-                .send(Turn {
-                    records: vec![(Sequence(2), Record::Settle(Sequence(1)))],
-                    history: Vec::new(),
-                    missed: 0,
-                    sync: false,
-                })
+                .send(Turn { records: vec![(Sequence(2), Record::Settle(Sequence(1)))], ..Turn::default() })
                 .unwrap();
             match inbox.urgent.try_recv() {
                 Ok(urgent) => break matches!(urgent, Urgent::StorageAccepts),

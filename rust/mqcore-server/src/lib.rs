@@ -38,6 +38,7 @@ pub mod server;
 
 mod admin;
 mod admin_backup;
+mod body_reader;
 mod clock;
 mod connection;
 mod counters;

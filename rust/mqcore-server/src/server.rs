@@ -28,7 +28,7 @@ use crate::config::{AdminConfig, Config, ConfigError, Encryption, ListenerTls, P
 use crate::connection::Connection;
 use crate::counters::Counters;
 use crate::data_dir::{DataDir, DataDirError, Opened};
-use crate::engine::{Engine, Recalled};
+use crate::engine::Engine;
 use crate::handler::HandlerPort;
 use crate::hub::{Hub, SessionTerms};
 use crate::journal_writer::JournalWriter;
@@ -156,10 +156,10 @@ impl Server {
             let config = broker_config(&config, shard, hub.shards.len(), &seeds);
             let mut engine = Engine::new(config, &handlers, &hub, Arc::clone(&port));
             if let Some((opened, directory)) = opened.next().zip(directory.clone()) {
-                let Opened { journal, definitions, messages, sequence, .. } = opened;
+                let Opened { journal, had, .. } = opened;
                 let writer = JournalWriter::start(shard, journal, &hub, directory)
                     .map_err(|source| StartError::Thread { source })?;
-                engine.restore(Recalled { definitions, messages, sequence }, writer);
+                engine.restore(had, writer);
             }
             engines.push(engine);
         }
@@ -398,7 +398,7 @@ fn read_shard(directory: &DataDir, shard: usize, now_ms: u64) -> Result<Opened, 
         }
     };
     let opened = directory.open_shard(shard, now_ms, &mut progress)?;
-    let (messages, unreadable) = (opened.messages.len(), opened.unreadable);
+    let (messages, unreadable) = (opened.had.messages.len(), opened.unreadable);
     let report = &opened.report;
     if !report.is_alarming() && unreadable == 0 {
         tracing::info!(shard, messages, "the journal is whole");
@@ -483,6 +483,7 @@ fn broker_config(config: &Config, shard: usize, shards: usize, seeds: &RandomSta
         delivery_handler: config.delivery_handler.as_str().into(),
         slow_consumer_timeout: config.slow_consumer_timeout,
         undecided_max: config.undecided_max,
+        memory_watermark: config.memory_watermark / shards as u64,
         history: config.history,
         seed: seed.finish(),
     }
