@@ -3,7 +3,9 @@
 //! | module | protocol |
 //! |---|---|
 //! | [`tmqp`] | TMQP/2.0, the protocol of Twino MQ 3.0 |
+//! | [`mqks`] | MQKS, one line of text a request |
 
 pub mod codec;
 pub mod error;
+pub mod mqks;
 pub mod tmqp;
