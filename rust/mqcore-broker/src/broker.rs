@@ -11,7 +11,8 @@ use crate::bindings::{Bindings, Names, QueueBinding, QueueBindings};
 use crate::channel::{Channel, check_handler, no_queue};
 use crate::client::Client;
 use crate::command::{
-    Acknowledgement, ClientPattern, Command, EventKind, EventScope, EventSubscription, Pull, Request,
+    Acknowledgement, ClientPattern, Command, EventKind, EventScope, EventSubscription, PassedOn, Pull,
+    Request,
 };
 use crate::decision::{Acknowledge, Decision, PutBack, Steps};
 use crate::directory::Directory;
@@ -23,8 +24,10 @@ use crate::history::{Block, Happened, HistoryOptions};
 use crate::id::{
     ChannelName, ConnectionId, HandlerId, MessageNumber, QueueAddress, Sequence, Tag, TopicName,
 };
+use crate::intake::Arrival;
 use crate::members::{Consumer, ConsumerKey, Members};
 use crate::message::Message;
+use crate::nodes::Master;
 use crate::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges};
 use crate::policy::Policy;
 use crate::queue::Queue;
@@ -230,6 +233,7 @@ impl Broker {
                 self.relay(&to, Event::DirectAcknowledged(message), effects);
             }
             Command::Respond { to, message } => self.relay(&to, Event::Responded(message), effects),
+            Command::PassedOn(passed_on) => self.passed_on(client, *passed_on, now, effects),
             Command::Request(id, request) => {
                 let before = self.books.sequence;
                 let result = self.request(client, *request, now, effects);
@@ -251,8 +255,15 @@ impl Broker {
         }
     }
 
+    /// A broker that this one passes on to came, went, or said who it is. Told to the home shard.
+    pub fn master(&mut self, master: Master, now: Timestamp, effects: &mut Vec<Effect>) {
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        self.directory.master(master, &mut turn);
+    }
+
     /// A connection ended. Every shard is told.
     pub fn closed(&mut self, connection: ConnectionId, now: Timestamp, effects: &mut Vec<Effect>) {
+        self.books.links.retain(|_, link| *link != connection);
         if self.books.congested.remove(&connection).is_some() {
             self.books.congestion += 1;
         }
@@ -411,6 +422,9 @@ impl Broker {
 
     fn restore_definition(&mut self, definition: Definition, now: Timestamp, effects: &mut Vec<Effect>) {
         let key = match &definition {
+            Definition::Intake(node, progress) => {
+                return self.books.intake.restore(Arc::clone(node), progress.clone());
+            }
             Definition::Channel(name, options) => {
                 let key = self.restore_channel(name);
                 self.channels[key].options = (**options).clone();
@@ -440,6 +454,9 @@ impl Broker {
 
     fn restore_message(&mut self, restored: Restored, now: Timestamp, effects: &mut Vec<Effect>) {
         let Restored { put, sequence, progress } = restored;
+        if let Some(ticket) = put.message.ticket() {
+            self.books.intake.restore_saved(ticket);
+        }
         let key = self.restore_channel(&put.queue.channel);
         let mut turn = Turn { now, books: &mut self.books, effects };
         let channel = &mut self.channels[key];
@@ -480,6 +497,9 @@ impl Broker {
                 }
                 Awaiting::Answer(connection, event) => effects.push(Effect::Tell(connection, event)),
                 Awaiting::Transfer(origin) => effects.push(Effect::Transferred(origin)),
+                Awaiting::Confirm(link, numbers) => {
+                    effects.push(Effect::Tell(link, Event::Confirmed(numbers)));
+                }
             }
         }
     }
@@ -502,6 +522,10 @@ impl Broker {
                 Awaiting::Answer(connection, event) => effects.push(Effect::Tell(connection, event)),
                 // Its old shard keeps it: after a restart it is there once more, which is better than never.
                 Awaiting::Transfer(_) => {}
+                // The messages themselves were taken. At worst they come once more after a crash.
+                Awaiting::Confirm(link, numbers) => {
+                    effects.push(Effect::Tell(link, Event::Confirmed(numbers)));
+                }
             }
         }
     }
@@ -595,6 +619,9 @@ impl Broker {
     pub fn work(&mut self, now: Timestamp, mut budget: usize, effects: &mut Vec<Effect>) -> bool {
         /// What one queue gets before the next one has its turn.
         const SHARE: usize = 256;
+        if self.books.intake.is_dirty() {
+            Turn { now, books: &mut self.books, effects }.write_intake();
+        }
         while budget > 0 {
             let Some(place) = self.books.work.pop_front() else { return false };
             let Some((members, queue)) = at(&mut self.channels, place) else { continue };
@@ -673,11 +700,55 @@ impl Broker {
 
     // ---- Messages ----------------------------------------------------------------------------------------
 
+    /// Another broker passes something on, perhaps not for the first time.
+    fn passed_on(
+        &mut self,
+        link: &Arc<Client>,
+        passed_on: PassedOn,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
+        let PassedOn { ticket, command } = passed_on;
+        let latest = self.books.links.entry(Arc::clone(&ticket.node)).or_insert(link.connection);
+        if link.connection < *latest {
+            // The node has connected anew, and sends again there what is not confirmed.
+            return;
+        }
+        *latest = link.connection;
+        match self.books.intake.arrive(&ticket) {
+            Arrival::New => {}
+            Arrival::Done => return self.books.intake.again(&ticket),
+            Arrival::Pending | Arrival::Later => return,
+        }
+        match command {
+            // Its queue says when it is done, which may be much later.
+            Command::Publish { queue, message } => return self.publish(&queue, message, now, effects),
+            Command::Direct { to, message } => {
+                let receivers = self.directory.receivers(&to, message.properties().first_acquirer);
+                for receiver in receivers {
+                    let event = Event::Direct { to: to.clone(), message: message.clone() };
+                    effects.push(Effect::Tell(receiver, event));
+                }
+            }
+            Command::AcknowledgeDirect { to, message } => {
+                self.relay(&to, Event::DirectAcknowledged(message), effects);
+            }
+            Command::Respond { to, message } => self.relay(&to, Event::Responded(message), effects),
+            Command::PublishTopic { topic, message, to_producer, .. } => {
+                self.publish_topic(&topic, &message, to_producer, now, effects);
+            }
+            // What was handed out there is settled there; here it is only passed by.
+            _ => {}
+        }
+        self.books.intake.done(&ticket);
+    }
+
     fn publish(&mut self, to: &QueueAddress, message: Message, now: Timestamp, effects: &mut Vec<Effect>) {
         let key = match self.channel_for_publishing(to, now, effects) {
             Ok(key) => key,
             Err(rejection) => {
                 self.books.refused += 1;
+                Turn { now, books: &mut self.books, effects }.refuse_passed_on(&message, &rejection);
                 if let Some(producer) = message.producer() {
                     let connection = producer.connection;
                     let event = Event::PublishRefused { queue: to.clone(), message, rejection };
@@ -988,7 +1059,7 @@ impl Broker {
                 })
             }
             Request::ListClients { kind } => Ok(Reply::Clients(self.directory.list(kind.as_deref(), now))),
-            Request::ListNodes => Ok(Reply::Nodes(Vec::new())),
+            Request::ListNodes => Ok(Reply::Nodes(self.directory.nodes(now))),
         }
     }
 

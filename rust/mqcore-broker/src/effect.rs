@@ -221,6 +221,10 @@ pub enum Event {
     DirectAcknowledged(Message),
     /// A response to a direct message that this peer sent.
     Responded(Message),
+    /// To a broker that passes on: what came under these numbers is done, as safe as its queue keeps it.
+    Confirmed(Vec<u64>),
+    /// To a broker that passes on: what came under this number cannot be taken now, and must come again later.
+    PutOff(u64, Rejection),
     /// A message of a topic, for a subscriber that wants to be told of each.
     Published {
         /// The topic.
@@ -302,6 +306,7 @@ pub enum Subject {
     Subscription { client_id: Box<str>, client_name: Option<Box<str>>, client_kind: Option<Box<str>> },
     Queue { tag: Option<Box<str>>, status: crate::options::Status, high_priority: u64, normal: u64 },
     Message { id: Box<[u8]>, saved: bool, producer: Option<Arc<Client>> },
+    Node(Box<NodeInformation>),
 }
 
 /// A question to a delivery handler.

@@ -14,6 +14,7 @@ pub use mqcore_session::any::Protocol;
 pub use mqcore_tls::listener::{ClientCertificates, ListenerTls};
 
 use crate::address::{ListenAddress, ListenerUrl};
+use crate::authority::AuthorityConfig;
 use crate::data_dir::FRAME_BYTES_MAX;
 
 /// Everything that can be set. `Config::default()` listens nowhere and is still a whole broker, reached by
@@ -31,8 +32,8 @@ pub struct Config {
     pub tls_handshakes_max: usize,
     /// How long before its end a certificate is called about to expire. Default 30 days.
     pub tls_expiry_warning: Duration,
-    /// Whether addresses other than loopback may be bound. Default no: as long as nobody has to log in,
-    /// whoever reaches a listener may do everything.
+    /// Whether addresses other than loopback may be bound although nobody has to log in. Default no: whoever reaches such
+    /// a listener may do everything but administer. Without effect once there is a user, a token or an authenticator.
     pub allow_remote: bool,
     /// How many shards; 0: one for each core, at most [`SHARDS_MAX`]. Default 0.
     pub shards: usize,
@@ -76,6 +77,8 @@ pub struct Config {
     /// Where definitions and saved messages are kept. Default nowhere: everything stays in memory, and queues
     /// whose policy saves refuse messages.
     pub data_dir: Option<PathBuf>,
+    /// Who may do what. Default: whoever reaches a listener, which must be on loopback, may do everything.
+    pub authority: AuthorityConfig,
     /// Whether, and how, what happens to each message is written down. Needs a data directory. Default no.
     pub history: Option<HistoryOptions>,
 }
@@ -110,6 +113,7 @@ impl Default for Config {
             clock: ClockConfig::System,
             undecided_max: 100_000,
             data_dir: None,
+            authority: AuthorityConfig::default(),
             history: None,
         }
     }

@@ -13,7 +13,8 @@ use mqcore_broker::history::Block;
 use mqcore_broker::id::Sequence;
 use mqcore_broker::options::Durability;
 use mqcore_broker::record::{
-    NUMBERS_KEY, Record, channel_key, encode_channel, encode_numbers, encode_put, encode_queue, queue_key,
+    NUMBERS_KEY, Record, channel_key, encode_channel, encode_intake, encode_numbers, encode_put,
+    encode_queue, intake_key, queue_key,
 };
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
@@ -269,6 +270,10 @@ impl Writer {
             Record::DefineQueue(queue, options) => {
                 self.journal.define(&queue_key(queue), &encode_queue(queue, options))
             }
+            Record::DefineIntake(node, progress) => {
+                self.journal.define(&intake_key(node), &encode_intake(node, progress))
+            }
+            Record::RemoveIntake(node) => self.journal.undefine(&intake_key(node)),
             Record::Numbers(below) => self.journal.define(NUMBERS_KEY, &encode_numbers(*below)),
             Record::RemoveChannel(name) => self.journal.undefine(&channel_key(name)),
             Record::RemoveQueue(queue) => self.journal.undefine(&queue_key(queue)),
@@ -390,6 +395,7 @@ mod tests {
     use mqcore_wire::codec::Limits;
 
     use super::*;
+    use crate::authority::{Authority, AuthorityConfig};
     use crate::clock::Clock;
     use crate::config::ClockConfig;
     use crate::counters::Counters;
@@ -417,6 +423,7 @@ mod tests {
             counters: Counters::default(),
             tls: Tls::new(1, patience),
             registry: Registry::new(1, 1, 1),
+            authority: Authority::open(&AuthorityConfig::default(), None, None).unwrap(),
             shards: [handle].into(),
             shutdown: Shutdown::new(),
             session: SessionTerms {

@@ -27,6 +27,7 @@ pub(crate) fn render(hub: &Hub, survey: &Survey, uptime_seconds: f64, per_queue:
     messages(&mut page, survey);
     topics(&mut page, survey);
     connections(&mut page, hub);
+    authority(&mut page, hub);
     tls(&mut page, &hub.tls);
     handlers(&mut page, hub);
     journal(&mut page, hub);
@@ -88,6 +89,34 @@ fn messages(page: &mut Page, survey: &Survey) {
         "Acknowledgements of what was not in flight: late, or sent twice.",
     );
     page.sample("mqcore_acks_unknown_total", &[], survey.unknown_acks);
+}
+
+fn authority(page: &mut Page, hub: &Hub) {
+    let counters = &hub.authority.counters;
+    page.family("mqcore_logins_total", "counter", "Peers that said who they are, by verdict.");
+    for (verdict, counter) in [("allowed", &counters.logins), ("denied", &counters.logins_refused)] {
+        page.sample("mqcore_logins_total", &[("verdict", &verdict)], counter.get());
+    }
+    for (name, help, count) in [
+        (
+            "mqcore_actions_denied_total",
+            "What peers wanted to do and were not allowed to.",
+            counters.actions_denied.get(),
+        ),
+        (
+            "mqcore_connections_revoked_total",
+            "Connections ended because their rights have changed.",
+            counters.revoked.get(),
+        ),
+        (
+            "mqcore_audit_lines_lost_total",
+            "Audit lines that were not written, because the disk did not keep up.",
+            hub.authority.audit_lost(),
+        ),
+    ] {
+        page.family(name, "counter", help);
+        page.sample(name, &[], count);
+    }
 }
 
 fn topics(page: &mut Page, survey: &Survey) {

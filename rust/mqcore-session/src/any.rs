@@ -9,6 +9,7 @@ use mqcore_broker::time::Timestamp;
 
 use crate::complaint::Complaint;
 use crate::mqks::{self, MqksSession};
+use crate::node::Forwards;
 use crate::session::{Session, SessionConfig, SessionError};
 use crate::tmqp::{self, TmqpSession};
 
@@ -76,6 +77,15 @@ impl AnySession {
         match self {
             Self::Tmqp(_) => Protocol::Tmqp,
             Self::Mqks(_) => Protocol::Mqks,
+        }
+    }
+
+    /// What its peer asked for that is to be passed on to other nodes, since the last call. Before the commands of the same
+    /// `receive` are carried out.
+    pub fn take_forwards(&mut self) -> Option<Forwards> {
+        match self {
+            Self::Tmqp(session) => session.take_forwards(),
+            Self::Mqks(_) => None,
         }
     }
 
@@ -150,6 +160,13 @@ impl Session for AnySession {
         match self {
             Self::Tmqp(session) => session.receive_last(input, now, commands, output),
             Self::Mqks(session) => session.receive_last(input, now, commands, output),
+        }
+    }
+
+    fn outlives_input(&self) -> bool {
+        match self {
+            Self::Tmqp(session) => session.outlives_input(),
+            Self::Mqks(session) => session.outlives_input(),
         }
     }
 

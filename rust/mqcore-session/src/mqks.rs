@@ -429,14 +429,13 @@ impl Session for MqksSession {
         Ok(input.len())
     }
 
+    fn outlives_input(&self) -> bool {
+        matches!(self.stage, Stage::Introduced | Stage::Finishing) || self.pending.is_full()
+    }
+
     fn needed(&self, input: &[u8]) -> usize {
-        if self.may_read() {
-            // How long a line gets is not known before its end is there.
-            (input.len() * 2).min(usize::try_from(self.config.limits.frame_bytes_max).unwrap_or(usize::MAX))
-                + 1
-        } else {
-            input.len()
-        }
+        // How long a line gets is not known before its end is there.
+        if self.may_read() || self.stage == Stage::Silent { 0 } else { input.len() }
     }
 
     fn event(&mut self, event: Event, now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError> {

@@ -16,6 +16,8 @@ use mqcore_broker::time::Timestamp;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
 
+use crate::node::NodeTerms;
+
 /// What a session is told when its connection opens.
 #[derive(Debug, Clone)]
 pub struct SessionConfig {
@@ -35,6 +37,8 @@ pub struct SessionConfig {
     pub admin: bool,
     /// What is known of the peer before it has said anything.
     pub peer: Arc<Peer>,
+    /// What this broker is among others; `None`: it stands alone.
+    pub node: Option<Arc<NodeTerms>>,
 }
 
 /// Why a session ends its connection.
@@ -83,6 +87,11 @@ pub trait Session: Send {
         output: &mut Vec<u8>,
     ) -> Result<usize, SessionError> {
         self.receive(input, now, commands, output)
+    }
+
+    /// Whether answers are still to come although the peer says nothing more. By default nobody waits for them.
+    fn outlives_input(&self) -> bool {
+        false
     }
 
     /// How large the buffer must be to hold the frame that begins at the front of `input`: 0 if that is not
