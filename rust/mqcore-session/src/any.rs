@@ -9,7 +9,6 @@ use mqcore_broker::time::Timestamp;
 
 use crate::complaint::Complaint;
 use crate::mqks::{self, MqksSession};
-use crate::node::Forwards;
 use crate::session::{Session, SessionConfig, SessionError};
 use crate::tmqp::{self, TmqpSession};
 
@@ -80,12 +79,12 @@ impl AnySession {
         }
     }
 
-    /// What its peer asked for that is to be passed on to other nodes, since the last call. Before the commands of the same
-    /// `receive` are carried out.
-    pub fn take_forwards(&mut self) -> Option<Forwards> {
+    /// Whether its peer is another broker.
+    #[must_use]
+    pub fn is_node(&self) -> bool {
         match self {
-            Self::Tmqp(session) => session.take_forwards(),
-            Self::Mqks(_) => None,
+            Self::Mqks(_) => false,
+            Self::Tmqp(session) => session.is_node(),
         }
     }
 

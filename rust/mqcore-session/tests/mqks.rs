@@ -53,6 +53,7 @@ impl World {
             pong_timeout: Duration::from_secs(10),
             admin: true,
             peer: Arc::default(),
+            node: None,
         };
         let peer = Peer {
             provisional: provisional_client(&config, "mqks", self.now),

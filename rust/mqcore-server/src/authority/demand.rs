@@ -4,6 +4,7 @@
 
 use mqcore_authority::action::Action;
 use mqcore_authority::resource::Resource;
+use mqcore_broker::bindings::QueueBinding;
 use mqcore_broker::command::{ClientPattern, Command, Destination, EventScope, EventSubscription, Request};
 use mqcore_broker::effect::{Event, PullOutcome};
 use mqcore_broker::id::{ChannelName, QueueAddress, TopicName};
@@ -22,6 +23,8 @@ pub(crate) fn demands<'a>(command: &'a Command, visit: &mut impl FnMut(Action, R
             visit(Action::Direct, Resource::ClientId(to));
         }
         Command::PublishTopic { topic, .. } => visit(Action::Publish, Resource::Topic(topic.as_bytes())),
+        // A client of another broker, which that one allowed it. What may come from there, this broker's filter says.
+        Command::PassedOn(_) => {}
         // Whoever was handed a delivery may settle it, and nobody else can.
         Command::Acknowledge(_) | Command::AcknowledgeAll { .. } => {}
         // Comes before there is anybody who could be allowed something.
@@ -43,6 +46,9 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
             if let Some(changes) = &subscription.create {
                 dead_letters(changes, visit);
             }
+            if let Some(binding) = &subscription.binding {
+                heard(binding, visit);
+            }
         }
         Request::SubscribeTopic { pattern, .. } => visit(Action::Subscribe, topics(pattern)),
         // To take less is always allowed.
@@ -55,9 +61,7 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
         // Its consumers say what a queue of theirs is bound to; what they add they must be allowed to hear.
         Request::RebindQueue { queue: address, binding } => {
             visit(Action::Receive, queue(address));
-            for name in binding.replace.iter().flatten().chain(&binding.add) {
-                visit(Action::Subscribe, named_topics(name));
-            }
+            heard(binding, visit);
         }
         // Reaches into what another connection has; as a rule one of the same client.
         Request::ToSubscriptions { name, .. } => {
@@ -92,10 +96,18 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
         Request::ListChannels { .. }
         | Request::ListClients { .. }
         | Request::ListNodes
-        | Request::ListTopics => {
+        | Request::ListTopics
+        | Request::Census => {
             visit(Action::Administer, Resource::Server);
         }
         Request::Subscribe(subscription) => of_subscription(subscription, visit),
+    }
+}
+
+/// What a queue hears when it is bound so.
+fn heard<'a>(binding: &'a QueueBinding, visit: &mut impl FnMut(Action, Resource<'a>)) {
+    for name in binding.replace.iter().flatten().chain(&binding.add) {
+        visit(Action::Subscribe, named_topics(name));
     }
 }
 
@@ -176,6 +188,7 @@ pub(crate) fn refuse(command: Command, rejection: Rejection, shards: usize, tell
         | Command::Acknowledge(_)
         | Command::AcknowledgeAll { .. }
         | Command::AcknowledgeDirect { .. }
+        | Command::PassedOn(_)
         | Command::Respond { .. } => {}
     }
 }
