@@ -212,7 +212,7 @@ class BrokerConfig:
     limiter_bytes_max: int = 2 << 30
     """Octets at most that they take: 120 each, keys beyond 16 octets and values of buffers besides. Default 2 GiB."""
     memory_watermark: int = 256 * 1024 * 1024
-    """Octets of saved messages that may wait in memory. Above it, bodies that are far from being handed out leave memory
+    """Octets of saved messages that may wait in memory. Above it, bodies that are far from being handed out leave it
     and are read back from the data directory before they are needed. Default 256 MiB."""
 
     def __post_init__(self) -> None:

@@ -24,6 +24,7 @@ use mqcore_broker::effect::Event;
 use mqcore_broker::time::Timestamp;
 use mqcore_limiter::time::Nanos;
 use mqcore_session::any::AnySession;
+use mqcore_session::complaint::Complaint;
 use mqcore_session::session::{Session, SessionError, provisional_client};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, TryAcquireError, mpsc};
@@ -79,10 +80,10 @@ pub(crate) struct Connection<S> {
     usual_commands: usize,
     /// The session has whole frames, and takes no more of them before the next event.
     stalled: bool,
+    /// The peer says nothing more; answers to what it said are still to come.
+    ended: bool,
     /// The server is about to stop.
     hushed: bool,
-    /// The peer sends nothing more.
-    half_closed: bool,
     output: Output,
     /// What the stream took may still be in it.
     unflushed: bool,
@@ -168,10 +169,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             session: hub.session(&outbox, config),
             gate,
             welcomed: false,
-            half_closed: false,
             input: Vec::new(),
             usual_commands: 0,
             stalled: false,
+            ended: false,
             hushed: false,
             output: Output::default(),
             unflushed: false,
@@ -235,6 +236,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         if !session.has_more() {
             self.stalled = false;
             self.resume(now);
+            self.look_at_session(Ok(()));
         }
         true
     }
@@ -245,19 +247,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             AnySession::Throttr(session) => session.has_more() || self.output.len() >= ANSWERED_BYTES_MAX,
             _ => false,
         }
-    }
-
-    /// The peer has closed its side, and gets what it asked for before.
-    fn ends_if_nothing_is_owed(&mut self) -> bool {
-        let owes = match &self.session {
-            AnySession::Throttr(session) => session.owes() || self.stalled,
-            _ => false,
-        };
-        if !self.half_closed || owes {
-            return false;
-        }
-        self.begin_leaving(true, false);
-        true
     }
 
     fn round(&mut self, context: &mut Context<'_>) -> Round {
@@ -284,9 +273,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         }
         if matches!(self.stage, Stage::Open) {
             moved |= self.read(context, now);
-        }
-        if matches!(self.stage, Stage::Open) {
-            moved |= self.ends_if_nothing_is_owed();
         }
         moved |= self.leave_shards();
         let over = self.leave(context);
@@ -368,6 +354,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             }
         }
         self.taken = taken;
+        self.log_complaints();
         self.resume(now);
         true
     }
@@ -550,7 +537,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
 
     fn read(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
         let busy = !self.unsent.is_empty() || self.gate.is_holding() || self.holds_back();
-        if self.stalled || self.hushed || self.half_closed || busy {
+        if self.stalled || self.hushed || self.ended || busy {
             return false;
         }
         let result = if self.input.len() < LARGE_BYTES {
@@ -561,7 +548,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         match result {
             Poll::Pending => false,
             Poll::Ready(Ok(0)) => {
-                self.half_closed = true;
+                self.end_of_input(now);
                 true
             }
             Poll::Ready(Ok(read)) => {
@@ -572,6 +559,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 self.die();
                 true
             }
+        }
+    }
+
+    /// The peer says nothing more. Where its protocol wants that, its last words are still done and answered.
+    fn end_of_input(&mut self, now: Timestamp) {
+        self.ended = true;
+        let rest = std::mem::take(&mut self.input);
+        self.receive(&rest, now);
+        if !self.session.outlives_input() {
+            self.begin_leaving(true, false);
         }
     }
 
@@ -596,7 +593,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     /// Reads a frame that is larger than the scratch into its own buffer, and nothing beyond its end.
     fn read_large(&mut self, context: &mut Context<'_>, now: Timestamp) -> Poll<io::Result<usize>> {
         let arrived = self.input.len();
-        let needed = match self.session.needed(&self.input) {
+        let known = self.session.needed(&self.input);
+        let needed = match known {
             0 => usize::try_from(self.hub.session.limits.frame_bytes_max).unwrap_or(usize::MAX),
             needed => needed,
         };
@@ -609,7 +607,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 Poll::Ready(result) => result?,
             }
         };
-        if self.input.len() >= needed {
+        if known == 0 || self.input.len() >= needed {
             let input = std::mem::take(&mut self.input);
             self.receive(&input, now);
         } else {
@@ -634,14 +632,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         self.tell_time();
         let mut commands = self.hub.spare_commands.take(self.usual_commands);
         let session = &mut self.session;
-        let (result, added) =
-            self.output.append(|output| session.receive(octets, now, &mut commands, output));
+        let (result, added) = self.output.append(|output| match self.ended {
+            false => session.receive(octets, now, &mut commands, output),
+            true => session.receive_last(octets, now, &mut commands, output),
+        });
         self.added += added;
         let consumed = *result.as_ref().unwrap_or(&octets.len());
         self.keep(&octets[consumed..]);
         self.usual_commands = commands.len();
         // What was decoded before an error was asked for in good faith.
         self.pass(commands, consumed, now);
+        self.log_complaints();
         self.look_at_session(result.map(drop));
     }
 
@@ -652,6 +653,22 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             let mut steps = Vec::new();
             self.gate.take(commands, octets, &self.client, &self.hub, &mut steps);
             self.follow(steps, now);
+        }
+    }
+
+    /// What the peer was told only a number of.
+    fn log_complaints(&mut self) {
+        for Complaint { error, request, why } in self.session.complaints() {
+            self.counters().complaints.add(1);
+            tracing::warn!(
+                error,
+                request = %request.escape_ascii(),
+                connection = self.outbox.connection.0,
+                client = &*self.client.id,
+                protocol = self.outbox.protocol.as_str(),
+                why,
+                "a request could not be done"
+            );
         }
     }
 

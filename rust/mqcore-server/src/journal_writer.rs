@@ -4,9 +4,9 @@
 //! for that, and tells the shard. What arrives during one sync is the next batch: batches form by themselves, the
 //! larger the busier the shard is, and no timer delays anybody.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use mqcore_broker::history::Block;
@@ -21,6 +21,7 @@ use mqcore_journal::journal::Journal;
 use mqcore_journal::stats::Health;
 use mqcore_journal::storage::FileStorage;
 
+use crate::backup::Pin;
 use crate::body_reader::{BodyReader, Wanted};
 use crate::data_dir::DataDir;
 use crate::hub::Hub;
@@ -51,6 +52,8 @@ pub(crate) struct Turn {
     pub(crate) history: Vec<Block>,
     /// Steps left out of it, because too much waits already.
     pub(crate) missed: u64,
+    /// Somebody waits until these are written.
+    pub(crate) written: bool,
     /// Somebody waits until these are durable.
     pub(crate) sync: bool,
 }
@@ -84,6 +87,7 @@ impl JournalWriter {
             last: Sequence(0),
             state: State::Healthy,
             housekept: Instant::now(),
+            pin: Weak::new(),
             pending: Arc::default(),
             missed: 0,
             missing: false,
@@ -135,6 +139,8 @@ struct Writer {
     last: Sequence,
     state: State,
     housekept: Instant,
+    /// Alive while a backup needs the files as they are.
+    pin: Weak<Pin>,
     pending: Arc<AtomicUsize>,
     /// Steps that the history misses, and does not say so yet.
     missed: u64,
@@ -147,13 +153,15 @@ impl Writer {
         loop {
             match turns.recv_timeout(IDLE) {
                 Ok(first) => {
-                    let mut sync = first.sync;
+                    let (mut written, mut sync) = (first.written, first.sync);
                     self.take(first);
                     for turn in turns.try_iter().take(TURNS_MAX) {
+                        written |= turn.written;
                         sync |= turn.sync;
                         self.take(turn);
                     }
-                    self.commit(sync);
+                    self.commit(written, sync);
+                    self.meet();
                     if self.housekept.elapsed() >= HOUSEKEEPING {
                         // Consumers that go on must not keep publishers out: nobody else would look for space then.
                         self.retry();
@@ -162,7 +170,8 @@ impl Writer {
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     self.retry();
-                    self.commit(true);
+                    self.commit(false, true);
+                    self.meet();
                     self.keep_house();
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -290,12 +299,14 @@ impl Writer {
         }
     }
 
-    /// Writes what was taken, makes it durable if anybody waits for that, and says so.
-    fn commit(&mut self, sync: bool) {
+    /// Writes what was taken, makes it durable if anybody waits for that, and says so: once, unless somebody waits for
+    /// each. What is durable is written, and waking the shard for the lesser word costs it a turn while the disk works.
+    fn commit(&mut self, written: bool, sync: bool) {
         if self.state == State::Failed {
             return;
         }
         match self.settle().and_then(|()| self.journal.write()) {
+            Ok(()) if sync && !written => {}
             Ok(()) => self.tell(Durability::Os),
             Err(JournalError::Full { .. }) => {
                 return self.refuse(State::Full, NO_SPACE);
@@ -384,11 +395,25 @@ impl Writer {
         }
     }
 
+    /// Takes part in a backup, if one is asked for: says what there is, and stands still until all shards have.
+    fn meet(&mut self) {
+        let Some(meeting) = self.hub.backups.take(self.shard) else { return };
+        let snapshot = self.journal.snapshot();
+        if let Err(error) = &snapshot
+            && self.journal.health() == Health::Failed
+        {
+            self.fail(error);
+        }
+        self.pin = meeting.pin();
+        meeting.attend(self.shard, snapshot.map_err(|error| error.to_string()));
+    }
+
     fn keep_house(&mut self) {
         self.housekept = Instant::now();
         if self.state == State::Failed {
             return;
         }
+        self.journal.pin(self.pin.strong_count() > 0);
         match self.journal.maintain(self.hub.clock.now().0, HOUSEKEEPING_BYTES) {
             Ok(_) | Err(JournalError::Full { .. }) => {}
             Err(error) => self.fail(&error),
@@ -406,6 +431,7 @@ mod tests {
 
     use super::*;
     use crate::authority::{Authority, AuthorityConfig};
+    use crate::backup::BackupDesk;
     use crate::clock::Clock;
     use crate::config::{ClockConfig, Config};
     use crate::counters::Counters;
@@ -446,6 +472,7 @@ mod tests {
             spare_commands: SpareCommands::new(),
             spare_bytes: SpareBytes::new(),
             runtime: tokio::runtime::Handle::current(),
+            backups: BackupDesk::new(1, None),
             activity: AtomicU64::new(0),
             throttr: limits::directory(&Config::default(), &Clock::new(ClockConfig::System)),
         };
@@ -469,6 +496,7 @@ mod tests {
             last: Sequence(0),
             state: State::Healthy,
             housekept: Instant::now(),
+            pin: Weak::new(),
             pending: Arc::default(),
             missed: 0,
             missing: false,

@@ -7,6 +7,8 @@ use mqcore_broker::command::Command;
 use mqcore_broker::effect::{Deliver, Event, Publication};
 use mqcore_broker::time::Timestamp;
 
+use crate::complaint::Complaint;
+use crate::mqks::{self, MqksSession};
 use crate::session::{Session, SessionConfig, SessionError};
 use crate::throttr::ThrottrSession;
 use crate::tmqp::{self, TmqpSession};
@@ -19,17 +21,20 @@ pub enum Protocol {
     Tmqp,
     /// Throttr 7.1 or 7.3.
     Throttr,
+    /// MQKS.
+    Mqks,
 }
 
 impl Protocol {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Tmqp, Self::Throttr];
+    pub const ALL: [Self; 3] = [Self::Tmqp, Self::Throttr, Self::Mqks];
 
     /// The scheme of its URLs, and its name in metrics and on the ready line.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Tmqp => "tmqp",
             Self::Throttr => "throttr",
+            Self::Mqks => "mqks",
         }
     }
 
@@ -38,6 +43,7 @@ impl Protocol {
         match self {
             Self::Tmqp => 2622,
             Self::Throttr => 9000,
+            Self::Mqks => 25_000,
         }
     }
 
@@ -57,6 +63,8 @@ pub enum AnySession {
     Tmqp(TmqpSession),
     /// Throttr.
     Throttr(ThrottrSession),
+    /// MQKS.
+    Mqks(MqksSession),
 }
 
 impl AnySession {
@@ -67,6 +75,7 @@ impl AnySession {
         match protocol {
             Protocol::Tmqp => Self::Tmqp(TmqpSession::new(config, now)),
             Protocol::Throttr => Self::Throttr(ThrottrSession::alone(&config, now)),
+            Protocol::Mqks => Self::Mqks(MqksSession::new(config, now)),
         }
     }
 
@@ -76,6 +85,7 @@ impl AnySession {
         match self {
             Self::Tmqp(_) => Protocol::Tmqp,
             Self::Throttr(_) => Protocol::Throttr,
+            Self::Mqks(_) => Protocol::Mqks,
         }
     }
 
@@ -83,6 +93,7 @@ impl AnySession {
     #[must_use]
     pub fn is_node(&self) -> bool {
         match self {
+            Self::Mqks(_) => false,
             Self::Tmqp(session) => session.is_node(),
             Self::Throttr(_) => false,
         }
@@ -94,6 +105,18 @@ impl AnySession {
         match self {
             Self::Tmqp(session) => session.ignored_frames(),
             Self::Throttr(_) => 0,
+            Self::Mqks(session) => session.ignored_frames(),
+        }
+    }
+}
+
+impl AnySession {
+    /// What could not be done since the last look, where the peer was told only a number.
+    pub fn complaints(&mut self) -> Vec<Complaint> {
+        match self {
+            Self::Tmqp(_) => Vec::new(),
+            Self::Throttr(_) => Vec::new(),
+            Self::Mqks(session) => session.complaints(),
         }
     }
 }
@@ -105,6 +128,7 @@ pub fn encode_delivery(protocol: Protocol, deliver: &Deliver, first: bool, outpu
         Protocol::Tmqp => tmqp::encode_delivery(deliver, first, output),
         // Throttr has no queues, and its sessions are told of each message of a channel.
         Protocol::Throttr => {}
+        Protocol::Mqks => mqks::encode_delivery(deliver, first, output),
     }
 }
 
@@ -113,6 +137,7 @@ pub fn encode_publication(protocol: Protocol, publication: &Publication, output:
     match protocol {
         Protocol::Tmqp => tmqp::encode_publication(publication, output),
         Protocol::Throttr => {}
+        Protocol::Mqks => mqks::encode_publication(publication, output),
     }
 }
 
@@ -122,6 +147,7 @@ pub fn delivery_size(protocol: Protocol, deliver: &Deliver) -> usize {
     match protocol {
         Protocol::Tmqp => tmqp::delivery_size(deliver),
         Protocol::Throttr => 0,
+        Protocol::Mqks => mqks::delivery_size(deliver),
     }
 }
 
@@ -137,6 +163,29 @@ impl Session for AnySession {
         match self {
             Self::Tmqp(session) => session.receive(input, now, commands, output),
             Self::Throttr(session) => session.receive(input, now, commands, output),
+            Self::Mqks(session) => session.receive(input, now, commands, output),
+        }
+    }
+
+    fn receive_last(
+        &mut self,
+        input: &[u8],
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<usize, SessionError> {
+        match self {
+            Self::Tmqp(session) => session.receive_last(input, now, commands, output),
+            Self::Throttr(session) => session.receive_last(input, now, commands, output),
+            Self::Mqks(session) => session.receive_last(input, now, commands, output),
+        }
+    }
+
+    fn outlives_input(&self) -> bool {
+        match self {
+            Self::Tmqp(session) => session.outlives_input(),
+            Self::Throttr(session) => session.outlives_input(),
+            Self::Mqks(session) => session.outlives_input(),
         }
     }
 
@@ -144,6 +193,7 @@ impl Session for AnySession {
         match self {
             Self::Tmqp(session) => session.needed(input),
             Self::Throttr(session) => session.needed(input),
+            Self::Mqks(session) => session.needed(input),
         }
     }
 
@@ -152,6 +202,7 @@ impl Session for AnySession {
         match self {
             Self::Tmqp(session) => session.event(event, now, output),
             Self::Throttr(session) => session.event(event, now, output),
+            Self::Mqks(session) => session.event(event, now, output),
         }
     }
 
@@ -159,6 +210,7 @@ impl Session for AnySession {
         match self {
             Self::Tmqp(session) => session.next_timeout(),
             Self::Throttr(session) => session.next_timeout(),
+            Self::Mqks(session) => session.next_timeout(),
         }
     }
 
@@ -166,6 +218,7 @@ impl Session for AnySession {
         match self {
             Self::Tmqp(session) => session.timeout(now, output),
             Self::Throttr(session) => session.timeout(now, output),
+            Self::Mqks(session) => session.timeout(now, output),
         }
     }
 
@@ -173,6 +226,7 @@ impl Session for AnySession {
         match self {
             Self::Tmqp(session) => session.shutdown(output),
             Self::Throttr(session) => session.shutdown(output),
+            Self::Mqks(session) => session.shutdown(output),
         }
     }
 
@@ -180,6 +234,7 @@ impl Session for AnySession {
         match self {
             Self::Tmqp(session) => session.client(),
             Self::Throttr(session) => session.client(),
+            Self::Mqks(session) => session.client(),
         }
     }
 
@@ -187,6 +242,7 @@ impl Session for AnySession {
         match self {
             Self::Tmqp(session) => session.is_closing(),
             Self::Throttr(session) => session.is_closing(),
+            Self::Mqks(session) => session.is_closing(),
         }
     }
 }

@@ -84,6 +84,8 @@ pub struct ThrottrSession {
     told_read: u64,
     told_written: u64,
     admitted: bool,
+    /// The peer says nothing more.
+    last: bool,
     over: bool,
 }
 
@@ -133,6 +135,7 @@ impl ThrottrSession {
             told_read: 0,
             told_written: 0,
             admitted: true,
+            last: false,
             over: false,
         }
     }
@@ -187,10 +190,9 @@ impl ThrottrSession {
         self.stream.is_some() || self.paused
     }
 
-    /// Somebody waits for something that was asked, and is not to be cut off because nothing more is asked.
-    #[must_use]
-    pub fn owes(&self) -> bool {
-        self.has_more() || !self.held.is_empty()
+    /// Something was asked and is not answered.
+    fn owes(&self) -> bool {
+        self.has_more() || !self.held.is_empty() || !self.admitted
     }
 
     /// Writes on. To be called when what was written has left.
@@ -663,6 +665,22 @@ impl Session for ThrottrSession {
         }
     }
 
+    fn receive_last(
+        &mut self,
+        input: &[u8],
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<usize, SessionError> {
+        self.last = true;
+        self.receive(input, now, commands, output)
+    }
+
+    /// What was asked before is answered, however long that takes.
+    fn outlives_input(&self) -> bool {
+        self.owes()
+    }
+
     fn needed(&self, input: &[u8]) -> usize {
         // What cannot be a request is not read on: it is refused as soon as everything before it is answered.
         request::needed(input, self.terms.dialect, &self.limits).unwrap_or(1)
@@ -715,7 +733,7 @@ impl Session for ThrottrSession {
     }
 
     fn is_closing(&self) -> bool {
-        self.over
+        self.over || self.last && !self.owes()
     }
 }
 
