@@ -648,6 +648,11 @@ impl Broker {
         }
     }
 
+    /// Somebody waits until the records so far are written.
+    pub fn waits_for_write(&self) -> bool {
+        self.books.waits_for_write()
+    }
+
     /// Somebody waits until the records so far are synced.
     pub fn waits_for_sync(&self) -> bool {
         self.books.waits_for_sync()
