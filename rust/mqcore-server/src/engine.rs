@@ -247,6 +247,7 @@ impl Engine {
             Urgent::Waiting(queue, max, reply) => {
                 let _ = reply.send(self.broker.waiting(&queue, max));
             }
+            Urgent::Master(master) => self.broker.master(*master, now, &mut self.effects),
             Urgent::Ping(reply) => {
                 let _ = reply.send(());
             }
