@@ -23,6 +23,7 @@ use mqcore_broker::command::{Command, Destination};
 use mqcore_broker::effect::Event;
 use mqcore_broker::time::Timestamp;
 use mqcore_session::any::AnySession;
+use mqcore_session::complaint::Complaint;
 use mqcore_session::node::Forwards;
 use mqcore_session::session::{Session, SessionError, provisional_client};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
@@ -77,6 +78,8 @@ pub(crate) struct Connection<S> {
     usual_commands: usize,
     /// The session has whole frames, and takes no more of them before the next event.
     stalled: bool,
+    /// The peer says nothing more; answers to what it said are still to come.
+    ended: bool,
     /// The server is about to stop.
     hushed: bool,
     output: Output,
@@ -170,6 +173,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             input: Vec::new(),
             usual_commands: 0,
             stalled: false,
+            ended: false,
             hushed: false,
             output: Output::default(),
             unflushed: false,
@@ -296,6 +300,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             }
         }
         self.taken = taken;
+        self.log_complaints();
         self.resume(now);
         true
     }
@@ -490,7 +495,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     }
 
     fn read(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
-        if self.stalled || self.hushed || self.has_commands() {
+        if self.stalled || self.hushed || self.ended || self.has_commands() {
             return false;
         }
         let result = if self.input.len() < LARGE_BYTES {
@@ -501,7 +506,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         match result {
             Poll::Pending => false,
             Poll::Ready(Ok(0)) => {
-                self.begin_leaving(true, false);
+                self.end_of_input(now);
                 true
             }
             Poll::Ready(Ok(read)) => {
@@ -512,6 +517,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 self.die();
                 true
             }
+        }
+    }
+
+    /// The peer says nothing more. Where its protocol wants that, its last words are still done and answered.
+    fn end_of_input(&mut self, now: Timestamp) {
+        self.ended = true;
+        let rest = std::mem::take(&mut self.input);
+        self.receive(&rest, now);
+        if !self.session.outlives_input() {
+            self.begin_leaving(true, false);
         }
     }
 
@@ -536,7 +551,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     /// Reads a frame that is larger than the scratch into its own buffer, and nothing beyond its end.
     fn read_large(&mut self, context: &mut Context<'_>, now: Timestamp) -> Poll<io::Result<usize>> {
         let arrived = self.input.len();
-        let needed = match self.session.needed(&self.input) {
+        let known = self.session.needed(&self.input);
+        let needed = match known {
             0 => usize::try_from(self.hub.session.limits.frame_bytes_max).unwrap_or(usize::MAX),
             needed => needed,
         };
@@ -549,7 +565,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 Poll::Ready(result) => result?,
             }
         };
-        if self.input.len() >= needed {
+        if known == 0 || self.input.len() >= needed {
             let input = std::mem::take(&mut self.input);
             self.receive(&input, now);
         } else {
@@ -573,8 +589,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     fn receive(&mut self, octets: &[u8], now: Timestamp) {
         let mut commands = self.hub.spare_commands.take(self.usual_commands);
         let session = &mut self.session;
-        let (result, added) =
-            self.output.append(|output| session.receive(octets, now, &mut commands, output));
+        let (result, added) = self.output.append(|output| match self.ended {
+            false => session.receive(octets, now, &mut commands, output),
+            true => session.receive_last(octets, now, &mut commands, output),
+        });
         self.added += added;
         let consumed = *result.as_ref().unwrap_or(&octets.len());
         self.keep(&octets[consumed..]);
@@ -587,7 +605,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             self.gate.take(commands, consumed, &self.client, &self.hub, &mut steps);
             self.follow(steps, now);
         }
+        self.log_complaints();
         self.look_at_session(result.map(drop));
+    }
+
+    /// What the peer was told only a number of.
+    fn log_complaints(&mut self) {
+        for Complaint { error, request, why } in self.session.complaints() {
+            self.counters().complaints.add(1);
+            tracing::warn!(
+                error,
+                request = %request.escape_ascii(),
+                connection = self.outbox.connection.0,
+                client = &*self.client.id,
+                protocol = self.outbox.protocol.as_str(),
+                why,
+                "a request could not be done"
+            );
+        }
     }
 
     fn keep(&mut self, rest: &[u8]) {

@@ -84,6 +84,17 @@ fn messages(page: &mut Page, survey: &Survey) {
         page.family(name, "gauge", help);
         page.sample(name, &[], value);
     }
+    let bodies = &survey.bodies;
+    page.family("mqcore_bodies_memory_bytes", "gauge", "Octets of saved messages that wait in memory.");
+    page.sample("mqcore_bodies_memory_bytes", &[], bodies.memory_bytes);
+    for (name, help, value) in [
+        ("mqcore_bodies_evicted_total", "Bodies of saved messages that left memory.", bodies.evicted),
+        ("mqcore_bodies_loaded_total", "Bodies that were read back from the journal.", bodies.loaded),
+        ("mqcore_bodies_unreadable_total", "Bodies that could not be read back.", bodies.unreadable),
+    ] {
+        page.family(name, "counter", help);
+        page.sample(name, &[], value);
+    }
     page.family("mqcore_commands_refused_total", "counter", "What peers asked for and the broker refused.");
     page.sample("mqcore_commands_refused_total", &[], survey.refused);
     page.family(
@@ -176,6 +187,10 @@ fn connections(page: &mut Page, hub: &Hub) {
         ("mqcore_connections_accepted_total", "Connections accepted."),
         ("mqcore_connections_turned_away_total", "Connections turned away: there were too many."),
         ("mqcore_frames_ignored_total", "Frames without hops or of unknown type, of connections that ended."),
+        (
+            "mqcore_requests_failed_total",
+            "Requests of protocols that tell their peer only a number; the log has the rest.",
+        ),
         ("mqcore_received_bytes_total", "Octets read from clients."),
         ("mqcore_sent_bytes_total", "Octets written to clients."),
     ];
@@ -187,6 +202,7 @@ fn connections(page: &mut Page, hub: &Hub) {
                 &counters.accepted,
                 &counters.turned_away,
                 &counters.ignored_frames,
+                &counters.complaints,
                 &counters.bytes_in,
                 &counters.bytes_out,
             ];
