@@ -762,6 +762,7 @@ impl Broker {
             channels: channels.clone().map(Channel::information).collect(),
             queues: channels.flat_map(|channel| channel.queues.values()).map(Queue::information).collect(),
             clients: self.directory.list(None, now),
+            nodes: self.directory.nodes(now),
             refused: self.books.refused,
             unknown_acks: self.books.unknown_acks,
             questions_open: self.books.questions_open() as u64,

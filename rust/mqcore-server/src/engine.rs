@@ -246,6 +246,7 @@ impl Engine {
             Urgent::Waiting(queue, max, reply) => {
                 self.look(&queue, max, reply);
             }
+            Urgent::Master(master) => self.broker.master(*master, now, &mut self.effects),
             Urgent::Ping(reply) => {
                 let _ = reply.send(());
             }

@@ -461,6 +461,7 @@ mod tests {
             tls: Tls::new(1, patience),
             registry: Registry::new(1, 1, 1),
             authority: Authority::open(&AuthorityConfig::default(), None, None).unwrap(),
+            nodes: None,
             shards: [handle].into(),
             shutdown: Shutdown::new(),
             session: SessionTerms {
