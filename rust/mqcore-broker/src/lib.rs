@@ -9,7 +9,7 @@
 //! | [`id`], [`time`], [`client`] | names, numbers, moments, peers |
 //! | [`message`], [`options`], [`rejection`] | what is published, how queues behave, how the broker says no |
 //! | [`decision`], [`policy`] | what handlers answer; ready-made answers |
-//! | [`topic`] | names that fan out |
+//! | [`topic`], [`router`], [`routing`] | names that fan out; what maps messages to queues, clients and topics, and how |
 //! | [`command`], [`effect`], [`stats`] | what comes in, what goes out, what is counted |
 
 pub mod broker;
@@ -31,10 +31,13 @@ mod queue;
 mod ready;
 pub mod record;
 pub mod rejection;
+pub mod router;
+pub mod routing;
 mod settlement;
 pub mod stats;
 pub mod subscription;
 pub mod time;
 pub mod topic;
+mod travel;
 mod turn;
 mod workflow;

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use mqcore_broker::id::QueueAddress;
 use mqcore_broker::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges, Status};
+use mqcore_broker::router::RouterDefinition;
 use mqcore_server::config::{ClockConfig, Config, parse_admin_url};
 use mqcore_wire::codec::Limits;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use crate::error;
+use crate::{error, routing};
 
 /// Reads a `mqcore.BrokerConfig`.
 pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<Config> {
@@ -48,7 +49,16 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         clock: if manual_clock { ClockConfig::Manual } else { ClockConfig::System },
         undecided_max: field(config, "undecided_max")?,
         data_dir: field::<Option<PathBuf>>(config, "data_dir")?,
+        routers: routers(config)?,
     })
+}
+
+fn routers(config: &Bound<'_, PyAny>) -> PyResult<Vec<RouterDefinition>> {
+    let mut routers = Vec::new();
+    for options in config.getattr("routers")?.try_iter()? {
+        routers.push(routing::router(&options?)?);
+    }
+    Ok(routers)
 }
 
 fn channel_changes(options: &Bound<'_, PyAny>) -> PyResult<ChannelChanges> {
@@ -97,7 +107,7 @@ pub(crate) fn seconds(value: f64, what: &str) -> PyResult<Duration> {
         .map_err(|broken| error::ConfigError::new_err(format!("{what} cannot be {value} seconds: {broken}")))
 }
 
-fn field<'py, T>(config: &Bound<'py, PyAny>, name: &str) -> PyResult<T>
+pub(crate) fn field<'py, T>(config: &Bound<'py, PyAny>, name: &str) -> PyResult<T>
 where
     T: FromPyObjectOwned<'py>,
 {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use mqcore_broker::options::ChannelOptions;
 use mqcore_broker::policy;
+use mqcore_broker::router::RouterDefinition;
 use mqcore_wire::codec::Limits;
 
 pub use mqcore_session::any::Protocol;
@@ -66,6 +67,8 @@ pub struct Config {
     /// Where definitions and saved messages are kept. Default nowhere: everything stays in memory, and queues
     /// whose policy saves refuse messages.
     pub data_dir: Option<PathBuf>,
+    /// Routers that are there from the start, as they are written here whatever a peer made of them before. Default none.
+    pub routers: Vec<RouterDefinition>,
 }
 
 /// Shards at most: connections remember in the bits of a small number which shards wait for them.
@@ -95,6 +98,7 @@ impl Default for Config {
             clock: ClockConfig::System,
             undecided_max: 100_000,
             data_dir: None,
+            routers: Vec::new(),
         }
     }
 }

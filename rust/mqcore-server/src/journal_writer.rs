@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use mqcore_broker::id::Sequence;
 use mqcore_broker::options::Durability;
-use mqcore_broker::record::{Record, channel_key, encode_channel, encode_put, encode_queue, queue_key};
+use mqcore_broker::record::{
+    Record, channel_key, encode_channel, encode_put, encode_queue, encode_router, queue_key, router_key,
+};
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::stats::Health;
@@ -182,6 +184,10 @@ impl Writer {
             }
             Record::RemoveChannel(name) => self.journal.undefine(&channel_key(name)),
             Record::RemoveQueue(queue) => self.journal.undefine(&queue_key(queue)),
+            Record::DefineRouter(router) => {
+                self.journal.define(&router_key(&router.name), &encode_router(router))
+            }
+            Record::RemoveRouter(name) => self.journal.undefine(&router_key(name)),
         }
     }
 

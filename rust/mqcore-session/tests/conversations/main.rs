@@ -9,6 +9,7 @@ mod keep_alive;
 mod operations;
 mod pulls;
 mod queues;
+mod routers;
 mod rules;
 mod talk;
 mod topics;
