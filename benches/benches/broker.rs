@@ -32,6 +32,7 @@ fn client(number: u64) -> Arc<Client> {
         id: format!("client-{number}").into(),
         name: None,
         kind: None,
+        protocol: "tmqp",
         admin: true,
         connected_at: NOW,
     })

@@ -248,6 +248,8 @@ class BrokerOptions(TypedDict, total=False):
     listen: str | Sequence[str]
     admin: str | None
     data_dir: str | None
+    history: bool
+    history_bodies: bool
     allow_remote: bool
     shards: int
     channel: ChannelOptions

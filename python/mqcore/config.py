@@ -273,6 +273,10 @@ class BrokerConfig:
     data_dir: str | None = None
     """The directory for definitions and saved messages, made if it is missing. Default none: everything stays in
     memory, and queues whose policy saves refuse messages."""
+    history: bool = False
+    """Whether every step of every message's life is written down, in the data directory. Default no."""
+    history_bodies: bool = True
+    """Whether the history keeps the bodies of messages too, and not only their sizes. Default yes."""
     allow_remote: bool = False
     """Whether addresses other than loopback may be bound although nobody has to log in. Default no."""
     shards: int = 0

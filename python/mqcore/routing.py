@@ -10,8 +10,7 @@ A router can also be written in Python. It is asked for each message, in batches
 ``route`` is ``async``, on the event loop that entered the broker), and says where the message goes::
 
     class ByCountry(mqcore.Router):
-        @abstractmethod
-    def route(self, message, publisher):
+        def route(self, message, publisher):
             return f"orders-{message.headers.get('Country', 'xx')}/1"
 
     broker.routers["orders"] = ByCountry()
@@ -67,6 +66,7 @@ class Router(ABC):
     """Where a message goes for which `route` named nothing that took it, raised, or was late: the first of these that
     takes it. Default nowhere: its producer, if it waits, is told why."""
 
+    @abstractmethod
     def route(self, message: Message, publisher: ClientView) -> Targets | Awaitable[Targets]:
         """Return where `message` goes; every target gets it.
 

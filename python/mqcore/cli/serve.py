@@ -36,6 +36,7 @@ _OF_THE_PROGRAM = frozenset(
     metavar="DIR",
     help="Where definitions and saved messages are kept. [default: nowhere, everything stays in memory]",
 )
+@click.option("--history", is_flag=True, help="Write down every step of every message's life, in the data directory.")
 @click.option(
     "--app", metavar="MODULE:ATTR", envvar="MQCORE_APP", help="A Broker, or a mapping of delivery handlers by key."
 )
@@ -66,6 +67,7 @@ def serve(
     listen: tuple[str, ...],
     admin: str | None,
     data_dir: str | None,
+    history: bool,
     app: str | None,
     auto_create: bool,
     config_file: str | None,
@@ -83,6 +85,7 @@ def serve(
         "listen": listen or None,
         "admin": admin,
         "data_dir": data_dir,
+        "history": history or None,
         "auto_create_channels": auto_create or None,
         "auto_create_queues": auto_create or None,
     }

@@ -7,10 +7,12 @@ use foldhash::{HashMap, HashMapExt};
 use slab::Slab;
 use smallvec::SmallVec;
 
+use crate::bindings::{Bindings, Names, QueueBinding, QueueBindings};
 use crate::channel::{Channel, check_handler, no_queue};
 use crate::client::Client;
 use crate::command::{
-    Acknowledgement, ClientPattern, Command, EventKind, EventScope, EventSubscription, Pull, Request,
+    Acknowledgement, ClientPattern, Command, EventKind, EventScope, EventSubscription, PassedOn, Pull,
+    Request,
 };
 use crate::decision::{Acknowledge, Decision, PutBack, Steps};
 use crate::directory::Directory;
@@ -18,9 +20,14 @@ use crate::effect::{
     Answer, Effect, Event, Forwarded, Occurrence, Origin, PullOutcome, Reply, Subject, Transfer,
 };
 use crate::filter;
-use crate::id::{ChannelName, ConnectionId, HandlerId, QueueAddress, Sequence, Tag, TopicName};
-use crate::members::{Consumer, Members};
+use crate::history::{Block, Happened, HistoryOptions};
+use crate::id::{
+    ChannelName, ConnectionId, HandlerId, MessageNumber, QueueAddress, Sequence, Tag, TopicName,
+};
+use crate::intake::Arrival;
+use crate::members::{Consumer, ConsumerKey, Members};
 use crate::message::Message;
+use crate::nodes::Master;
 use crate::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges};
 use crate::policy::Policy;
 use crate::queue::Queue;
@@ -29,7 +36,7 @@ use crate::record::{Definition, Progress, PutMessage, Record};
 use crate::rejection::{Rejection, RejectionKind};
 use crate::routing::Routers;
 use crate::stats::{DropReason, Survey, Waiting};
-use crate::subscription::QueueSubscription;
+use crate::subscription::{QueueSubscription, Remote};
 use crate::time::Timestamp;
 use crate::topic::{TopicPattern, Topics};
 use crate::travel::no_router;
@@ -58,6 +65,8 @@ pub struct BrokerConfig {
     pub slow_consumer_timeout: Duration,
     /// Messages of one queue that may wait for a handler's decision; more are refused as busy. Default 100,000.
     pub undecided_max: usize,
+    /// Whether, and how, what happens to each message is written down: [`Broker::take_history`]. Default no.
+    pub history: Option<HistoryOptions>,
     /// Makes generated ids unguessable and unique: random, different for each start and shard.
     pub seed: u64,
 }
@@ -75,6 +84,7 @@ impl Default for BrokerConfig {
             delivery_handler: crate::policy::MEMORY.key.into(),
             slow_consumer_timeout: Duration::from_secs(30),
             undecided_max: 100_000,
+            history: None,
             seed: 0,
         }
     }
@@ -148,6 +158,11 @@ pub struct Broker {
     pub(crate) directory: Directory,
     pub(crate) topics: Topics,
     pub(crate) routers: Routers,
+    bindings: Bindings,
+    /// Subscriptions that have a name.
+    named: Names<(Place, ConsumerKey)>,
+    /// What the answer to the request that is being carried out waits for.
+    ticket: Option<u64>,
     /// Subscribers of channels' coming and going.
     watchers: Vec<(EventKind, ConnectionId)>,
     answers_late: u64,
@@ -165,6 +180,9 @@ impl Broker {
             directory: Directory::new(),
             topics: Topics::default(),
             routers: Routers::default(),
+            bindings: Bindings::default(),
+            named: Names::default(),
+            ticket: None,
             watchers: Vec::new(),
             answers_late: 0,
         }
@@ -220,6 +238,7 @@ impl Broker {
                 self.relay(&to, Event::DirectAcknowledged(message), effects);
             }
             Command::Respond { to, message } => self.relay(&to, Event::Responded(message), effects),
+            Command::PassedOn(passed_on) => self.passed_on(client, *passed_on, now, effects),
             Command::Request(id, request) => {
                 if let Request::TestRoute { router, message } = *request {
                     return self.test_route(client, id, router, message, now, effects);
@@ -230,7 +249,10 @@ impl Broker {
                     self.books.refused += 1;
                 }
                 let event = Event::Answered(id, result);
-                if self.books.sequence > before && self.books.storage == Storage::Ready {
+                if let Some(ticket) = self.ticket.take() {
+                    // Bindings are not kept across restarts, so there is no commit to wait for as well.
+                    self.bindings.wait(ticket, client.connection, event);
+                } else if self.books.sequence > before && self.books.storage == Storage::Ready {
                     // It changed what must survive: whoever asked may rely on the answer.
                     let awaiting = Awaiting::Answer(client.connection, event);
                     self.books.wait(Durability::Fsync, awaiting);
@@ -241,8 +263,15 @@ impl Broker {
         }
     }
 
+    /// A broker that this one passes on to came, went, or said who it is. Told to the home shard.
+    pub fn master(&mut self, master: Master, now: Timestamp, effects: &mut Vec<Effect>) {
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        self.directory.master(master, &mut turn);
+    }
+
     /// A connection ended. Every shard is told.
     pub fn closed(&mut self, connection: ConnectionId, now: Timestamp, effects: &mut Vec<Effect>) {
+        self.books.links.retain(|_, link| *link != connection);
         if self.books.congested.remove(&connection).is_some() {
             self.books.congestion += 1;
         }
@@ -259,8 +288,8 @@ impl Broker {
                 let channel = &mut self.channels[key];
                 channel.leave(&peer.client, &mut turn);
             }
-            for place in peer.subscribed {
-                if let Some(queue) = find(&mut self.channels, place) {
+            for place in &peer.subscribed {
+                if let Some(queue) = find(&mut self.channels, *place) {
                     queue.forget_subscriber(connection);
                 }
             }
@@ -269,6 +298,9 @@ impl Broker {
                 for queue in channel.queues.values_mut() {
                     queue.consumer_lost(connection, &mut turn);
                 }
+            }
+            for place in peer.subscribed {
+                self.abandon(place, now, effects);
             }
             self.destroy_abandoned(now, effects);
         }
@@ -327,6 +359,7 @@ impl Broker {
             }
             None => {
                 turn.books.retired.dropped[DropReason::Limit as usize] += 1;
+                turn.nowhere(&to, message, Happened::Arrived, DropReason::Limit);
                 turn.effects.extend(origin.map(Effect::Transferred));
             }
         }
@@ -340,6 +373,21 @@ impl Broker {
             Forwarded::ForgetRouter(router, None) => self.routers.counts.forget(&router),
             Forwarded::ForgetRouter(router, Some(binding)) => {
                 self.routers.counts.forget_binding(&router, &binding);
+            }
+            Forwarded::Bind { queue, bind, unbind, from, ticket } => {
+                for topic in bind {
+                    // Its own shard keeps the count below the limit; what was bound by others does not matter here.
+                    let _ = self.topics.bind(TopicPattern::Exact(topic), &queue);
+                }
+                for topic in unbind {
+                    self.topics.unbind(&TopicPattern::Exact(topic), &queue);
+                }
+                let mut turn = Turn { now, books: &mut self.books, effects };
+                turn.forward(from, Forwarded::Bound { ticket });
+            }
+            Forwarded::Bound { ticket } => {
+                let mut turn = Turn { now, books: &mut self.books, effects };
+                self.bindings.done(ticket, &mut turn);
             }
         }
     }
@@ -368,8 +416,10 @@ impl Broker {
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) {
+        self.start_history(&definitions, &messages, now);
         // While definitions are read back they are not written again.
         self.books.storage = Storage::Absent;
+        let numbers = self.books.history.as_mut().and_then(|history| history.reserve());
         for definition in definitions {
             self.restore_definition(definition, now, effects);
         }
@@ -377,6 +427,9 @@ impl Broker {
         // Ranks were given from later sequences too, of records that leave no trace; new ones must be larger.
         let ranks = messages.iter().map(|message| message.progress.rank.unsigned_abs());
         self.books.sequence = Sequence(ranks.max().unwrap_or(0).max(sequence.0));
+        if let Some(numbers) = numbers {
+            Turn { now, books: &mut self.books, effects }.record(Record::Numbers(numbers));
+        }
         messages.sort_unstable_by_key(|message| message.progress.rank);
         for restored in messages {
             self.restore_message(restored, now, effects);
@@ -386,12 +439,16 @@ impl Broker {
     fn restore_definition(&mut self, definition: Definition, now: Timestamp, effects: &mut Vec<Effect>) {
         let key = match &definition {
             Definition::Router(router) => return self.restore_router((**router).clone()),
+            Definition::Intake(node, progress) => {
+                return self.books.intake.restore(Arc::clone(node), progress.clone());
+            }
             Definition::Channel(name, options) => {
                 let key = self.restore_channel(name);
                 self.channels[key].options = (**options).clone();
                 key
             }
             Definition::Queue(queue, _) => self.restore_channel(&queue.channel),
+            Definition::Numbers(_) => return,
         };
         if let Definition::Queue(address, options) = definition {
             let id = address.id;
@@ -414,6 +471,9 @@ impl Broker {
 
     fn restore_message(&mut self, restored: Restored, now: Timestamp, effects: &mut Vec<Effect>) {
         let Restored { put, sequence, progress } = restored;
+        if let Some(ticket) = put.message.ticket() {
+            self.books.intake.restore_saved(ticket);
+        }
         let key = self.restore_channel(&put.queue.channel);
         let mut turn = Turn { now, books: &mut self.books, effects };
         let channel = &mut self.channels[key];
@@ -428,6 +488,7 @@ impl Broker {
             attempts: progress.attempts,
             put_backs: progress.put_backs,
             sequence,
+            number: put.number,
             saved: true,
             // Its producer was told before the restart, or will never ask again.
             answered: true,
@@ -453,6 +514,9 @@ impl Broker {
                 }
                 Awaiting::Answer(connection, event) => effects.push(Effect::Tell(connection, event)),
                 Awaiting::Transfer(origin) => effects.push(Effect::Transferred(origin)),
+                Awaiting::Confirm(link, numbers) => {
+                    effects.push(Effect::Tell(link, Event::Confirmed(numbers)));
+                }
             }
         }
     }
@@ -475,6 +539,10 @@ impl Broker {
                 Awaiting::Answer(connection, event) => effects.push(Effect::Tell(connection, event)),
                 // Its old shard keeps it: after a restart it is there once more, which is better than never.
                 Awaiting::Transfer(_) => {}
+                // The messages themselves were taken. At worst they come once more after a crash.
+                Awaiting::Confirm(link, numbers) => {
+                    effects.push(Effect::Tell(link, Event::Confirmed(numbers)));
+                }
             }
         }
     }
@@ -482,9 +550,13 @@ impl Broker {
     /// The journal takes records again. All definitions are written once more, as some may have been refused.
     pub fn storage_accepts(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
         self.books.storage = Storage::Ready;
+        let numbers = self.books.history.as_ref().map(|history| history.reserved());
         let mut turn = Turn { now, books: &mut self.books, effects };
         for router in self.routers.iter().filter(|router| router.saved) {
             turn.record(Record::DefineRouter(Box::new(router.definition.clone())));
+        }
+        if let Some(numbers) = numbers {
+            turn.record(Record::Numbers(numbers));
         }
         for (_, channel) in &self.channels {
             let options = Box::new(channel.options.clone());
@@ -504,6 +576,30 @@ impl Broker {
     /// Somebody waits until the records so far are written, or synced.
     pub fn waits_for_commit(&self) -> bool {
         self.books.waits_for_commit()
+    }
+
+    // ---- History -----------------------------------------------------------------------------------------
+
+    /// Numbers go on where the last run stopped, and the history says that a new run began.
+    fn start_history(&mut self, definitions: &[Definition], messages: &[Restored], now: Timestamp) {
+        let Some(history) = &mut self.books.history else { return };
+        for definition in definitions {
+            if let Definition::Numbers(reserved) = definition {
+                history.skip(*reserved);
+            }
+        }
+        // Only a journal that somebody put together by hand has larger ones.
+        let largest = messages.iter().map(|message| message.put.number).max().unwrap_or_default();
+        history.skip(MessageNumber(largest.0.saturating_add(1)));
+        history.started(now);
+    }
+
+    /// Takes the history since the last time, in its order. Write it down before the records of the same turn: then
+    /// whatever is durable has its history.
+    pub fn take_history(&mut self, into: &mut Vec<Block>) {
+        if let Some(history) = &mut self.books.history {
+            history.take(into);
+        }
     }
 
     // ---- Time and work -----------------------------------------------------------------------------------
@@ -527,6 +623,9 @@ impl Broker {
                 queue.timeout(&mut turn);
             }
         }
+        while let Some(queue) = self.bindings.expired(now) {
+            self.drop_queue(&queue, now, effects);
+        }
         self.close_slow_consumers(now, effects);
     }
 
@@ -536,7 +635,7 @@ impl Broker {
         let patience = self.books.config.slow_consumer_timeout;
         let slow =
             self.books.congested.values().min().map_or(Timestamp::NEVER, |since| since.after(patience));
-        timer.min(slow).min(self.books.next_question_deadline())
+        timer.min(slow).min(self.books.next_question_deadline()).min(self.bindings.next_expiry())
     }
 
     /// Hands out stored messages, about `budget` of them (large ones count more). True if there is more to
@@ -544,6 +643,9 @@ impl Broker {
     pub fn work(&mut self, now: Timestamp, mut budget: usize, effects: &mut Vec<Effect>) -> bool {
         /// What one queue gets before the next one has its turn.
         const SHARE: usize = 256;
+        if self.books.intake.is_dirty() {
+            Turn { now, books: &mut self.books, effects }.write_intake();
+        }
         while budget > 0 {
             let Some(place) = self.books.work.pop_front() else { return false };
             let Some((members, queue)) = at(&mut self.channels, place) else { continue };
@@ -599,11 +701,56 @@ impl Broker {
 
     // ---- Messages ----------------------------------------------------------------------------------------
 
+    /// Another broker passes something on, perhaps not for the first time.
+    fn passed_on(
+        &mut self,
+        link: &Arc<Client>,
+        passed_on: PassedOn,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
+        let PassedOn { ticket, command } = passed_on;
+        let latest = self.books.links.entry(Arc::clone(&ticket.node)).or_insert(link.connection);
+        if link.connection < *latest {
+            // The node has connected anew, and sends again there what is not confirmed.
+            return;
+        }
+        *latest = link.connection;
+        match self.books.intake.arrive(&ticket) {
+            Arrival::New => {}
+            Arrival::Done => return self.books.intake.again(&ticket),
+            Arrival::Pending | Arrival::Later => return,
+        }
+        match command {
+            // Its queue says when it is done, which may be much later.
+            Command::Publish { queue, message } => return self.publish(&queue, message, now, effects),
+            Command::Direct { to, message } => {
+                let receivers = self.directory.receivers(&to, message.properties().first_acquirer);
+                for receiver in receivers {
+                    let event = Event::Direct { to: to.clone(), message: message.clone() };
+                    effects.push(Effect::Tell(receiver, event));
+                }
+            }
+            Command::AcknowledgeDirect { to, message } => {
+                self.relay(&to, Event::DirectAcknowledged(message), effects);
+            }
+            Command::Respond { to, message } => self.relay(&to, Event::Responded(message), effects),
+            Command::PublishTopic { topic, message, to_producer, .. } => {
+                self.publish_topic(&topic, &message, to_producer, now, effects);
+            }
+            Command::Route { router, message } => self.route(router, message, now, effects),
+            // What was handed out there is settled there; here it is only passed by.
+            _ => {}
+        }
+        self.books.intake.done(&ticket);
+    }
+
     fn publish(&mut self, to: &QueueAddress, message: Message, now: Timestamp, effects: &mut Vec<Effect>) {
         let key = match self.channel_for_publishing(to, now, effects) {
             Ok(key) => key,
             Err(rejection) => {
                 self.books.refused += 1;
+                Turn { now, books: &mut self.books, effects }.refuse_passed_on(&message, &rejection);
                 if let Some(producer) = message.producer() {
                     let connection = producer.connection;
                     let event = Event::PublishRefused { queue: to.clone(), message, rejection };
@@ -681,8 +828,13 @@ impl Broker {
         let found =
             channel.and_then(|Channel { members, queues, .. }| Some((members, queues.get_mut(&to.id)?)));
         match found {
-            Some((members, queue)) => queue.publish_copy(message, members, &mut turn),
-            None => turn.books.retired.dropped[DropReason::NoConsumer as usize] += 1,
+            Some((members, queue)) => {
+                queue.publish_copy(message, &consumers(members, queue), &mut turn);
+            }
+            None => {
+                turn.books.retired.dropped[DropReason::NoConsumer as usize] += 1;
+                turn.nowhere(to, message, Happened::Produced, DropReason::NoConsumer);
+            }
         }
     }
 
@@ -715,7 +867,7 @@ impl Broker {
         let Some(key) = self.lookup(&queue.channel) else { return };
         let mut turn = Turn { now, books: &mut self.books, effects };
         if let Some(queue) = self.channels[key].queues.get_mut(&queue.id) {
-            queue.acknowledged_all(client.connection, tag, negative, &mut turn);
+            queue.acknowledged_all((client.connection, tag), negative, &mut turn);
         }
     }
 
@@ -833,7 +985,15 @@ impl Broker {
                 self.subscribe_queue(client, *subscription, now, effects)
             }
             Request::UnsubscribeQueue { queue, tag } => {
-                self.unsubscribe_queue(client, &queue, tag, now, effects)
+                self.unsubscribe_queue((client.connection, tag), &queue, now, effects)
+            }
+            Request::ToSubscriptions { name, what } => self.reach_subscriptions(&name, &what, now, effects),
+            Request::RebindQueue { queue, binding } => {
+                self.rebind(&queue, *binding, None, now, effects).map(|()| Reply::Done)
+            }
+            Request::DropQueue { queue } => {
+                self.drop_queue(&queue, now, effects);
+                Ok(Reply::Done)
             }
             Request::SubscribeTopic { pattern, told } => {
                 self.topics.subscribe(client, pattern, told, now).map(|()| Reply::Done)
@@ -918,7 +1078,7 @@ impl Broker {
             // Answered by the last step of its trip.
             Request::TestRoute { .. } => Ok(Reply::Done),
             Request::ListClients { kind } => Ok(Reply::Clients(self.directory.list(kind.as_deref(), now))),
-            Request::ListNodes => Ok(Reply::Nodes(Vec::new())),
+            Request::ListNodes => Ok(Reply::Nodes(self.directory.nodes(now))),
         }
     }
 
@@ -965,35 +1125,60 @@ impl Broker {
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) -> Result<Reply, Rejection> {
-        let QueueSubscription { queue: address, tag, terms, create } = subscription;
+        let QueueSubscription { queue: address, tag, terms, create, name, binding, told } = subscription;
         debug_assert_ne!(tag, Tag::CHANNEL, "sessions give subscriptions numbers of their own");
-        let missing = self
-            .lookup(&address.channel)
-            .is_none_or(|key| !self.channels[key].queues.contains_key(&address.id));
-        let key = match create {
-            Some(changes) if missing => {
-                self.create_queue(&address, &changes, now, effects)?;
-                self.lookup(&address.channel).ok_or_else(|| no_channel(&address.channel))?
-            }
-            _ => self.channel_for_publishing(&address, now, effects)?,
-        };
+        let key = self.channel_for_consuming(&address, create, now, effects)?;
         let mut turn = Turn { now, books: &mut self.books, effects };
         let Channel { members, queues, .. } = &mut self.channels[key];
         let queue = queues.get_mut(&address.id).ok_or_else(|| no_queue(&address.channel, address.id))?;
-        queue.subscribe(Consumer { client: client.clone(), tag, terms }, members, &mut turn);
-        let place = queue.face.place;
+        let name: Option<Arc<[u8]>> = name.map(Into::into);
+        let consumer = Consumer { client: client.clone(), tag, terms, name: name.clone() };
+        let (place, own) = (queue.face.place, consumer.key());
+        queue.subscribe(consumer, members, &mut turn);
+        self.bindings.used(&address);
         let peer = self.peer(client);
         if !peer.subscribed.contains(&place) {
             peer.subscribed.push(place);
         }
+        if let Some(name) = name {
+            let channels = &mut self.channels;
+            self.named.add(&name, (place, own), |name, (place, key)| {
+                find(channels, *place).is_some_and(|queue| queue.has_subscription(*key, name))
+            });
+        }
+        if let Some(binding) = binding
+            && let Err(rejection) = self.rebind(&address, *binding, (!told).then_some(own), now, effects)
+        {
+            // All or nothing: whoever is refused does not consume.
+            self.unsubscribe_queue(own, &address, now, effects)?;
+            return Err(rejection);
+        }
         Ok(Reply::Done)
+    }
+
+    /// The channel of a queue that somebody wants to consume, with the queue in it.
+    fn channel_for_consuming(
+        &mut self,
+        address: &QueueAddress,
+        create: Option<Box<QueueChanges>>,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Result<usize, Rejection> {
+        let known = self.lookup(&address.channel);
+        let missing = known.is_none_or(|key| !self.channels[key].queues.contains_key(&address.id));
+        match create {
+            Some(changes) if missing => {
+                self.create_queue(address, &changes, now, effects)?;
+                self.lookup(&address.channel).ok_or_else(|| no_channel(&address.channel))
+            }
+            _ => self.channel_for_publishing(address, now, effects),
+        }
     }
 
     fn unsubscribe_queue(
         &mut self,
-        client: &Arc<Client>,
+        consumer: ConsumerKey,
         address: &QueueAddress,
-        tag: Tag,
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) -> Result<Reply, Rejection> {
@@ -1001,16 +1186,108 @@ impl Broker {
         let mut turn = Turn { now, books: &mut self.books, effects };
         let queue = self.channels[key].queues.get_mut(&address.id);
         let queue = queue.ok_or_else(|| no_queue(&address.channel, address.id))?;
-        let (connection, place) = (client.connection, queue.face.place);
+        let ((connection, tag), place) = (consumer, queue.face.place);
         if !queue.unsubscribe(connection, tag, &mut turn) {
             let reason = format!("the client has no such subscription to queue {address}");
             return Err(Rejection::new(RejectionKind::NotFound, reason));
         }
-        if !queue.subscriptions().any(|member| member.consumer.client.connection == connection) {
-            self.peer(client).subscribed.retain(|subscribed| *subscribed != place);
+        let more = queue.subscriptions().any(|member| member.consumer.client.connection == connection);
+        if !more && let Some(peer) = self.peers.get_mut(&connection) {
+            peer.subscribed.retain(|subscribed| *subscribed != place);
         }
+        self.abandon(place, now, effects);
         self.destroy_abandoned(now, effects);
         Ok(Reply::Done)
+    }
+
+    /// A subscription of a queue ended: perhaps it was the last one, and the queue goes with it.
+    fn abandon(&mut self, place: Place, now: Timestamp, effects: &mut Vec<Effect>) {
+        let Some(queue) = find(&mut self.channels, place) else { return };
+        if queue.subscriptions().next().is_some() {
+            return;
+        }
+        let address = queue.face.address.clone();
+        if self.bindings.abandoned(&address, now) {
+            self.drop_queue(&address, now, effects);
+        }
+    }
+
+    fn reach_subscriptions(
+        &mut self,
+        name: &[u8],
+        what: &Remote,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Reply, Rejection> {
+        let mut found = false;
+        for (place, consumer) in self.named.get(name) {
+            let Some(queue) = find(&mut self.channels, place) else { continue };
+            if !queue.has_subscription(consumer, name) {
+                continue;
+            }
+            found = true;
+            let mut turn = Turn { now, books: &mut self.books, effects };
+            match what {
+                Remote::Settle { message_id: Some(id), negative } => {
+                    queue.acknowledged_one(consumer, id, negative.as_deref(), &mut turn);
+                }
+                Remote::Settle { message_id: None, negative } => {
+                    queue.acknowledged_all(consumer, negative.as_deref(), &mut turn);
+                }
+                Remote::Unsubscribe => {
+                    let address = queue.face.address.clone();
+                    self.unsubscribe_queue(consumer, &address, now, effects)?;
+                }
+            }
+        }
+        let reason = || Rejection::new(RejectionKind::NotFound, "there is no such consumer");
+        if found { Ok(Reply::Done) } else { Err(reason()) }
+    }
+
+    /// Changes what a queue is bound to, and tells its subscriptions, apart from `issuer`.
+    fn rebind(
+        &mut self,
+        queue: &QueueAddress,
+        binding: QueueBinding,
+        issuer: Option<ConsumerKey>,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), Rejection> {
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let rebound = self.bindings.change(queue, binding, &mut turn)?;
+        self.ticket = rebound.ticket;
+        if let Some(bindings) = rebound.changed {
+            self.tell_bindings(bindings, issuer, effects);
+        }
+        Ok(())
+    }
+
+    fn tell_bindings(
+        &mut self,
+        bindings: QueueBindings,
+        issuer: Option<ConsumerKey>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(key) = self.lookup(&bindings.queue.channel) else { return };
+        let Some(queue) = self.channels[key].queues.get(&bindings.queue.id) else { return };
+        let bindings = Arc::new(bindings);
+        for member in queue.subscriptions().filter(|member| Some(member.consumer.key()) != issuer) {
+            let event = Event::Rebound { tag: member.consumer.tag, bindings: bindings.clone() };
+            effects.push(Effect::Tell(member.consumer.client.connection, event));
+        }
+    }
+
+    /// A queue goes with its bindings, if there are such.
+    fn drop_queue(&mut self, address: &QueueAddress, now: Timestamp, effects: &mut Vec<Effect>) {
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        if let Some(bindings) = self.bindings.forget(address, &mut turn) {
+            self.tell_bindings(bindings, None, effects);
+        }
+        let Some(key) = self.lookup(&address.channel) else { return };
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        // It may be gone already: then nothing is left to remove.
+        let _ = self.channels[key].remove_queue(address.id, &mut turn);
+        self.destroy_abandoned(now, effects);
     }
 
     fn leave(

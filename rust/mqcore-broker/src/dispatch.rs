@@ -9,6 +9,7 @@ use crate::client::Client;
 use crate::command::Pull;
 use crate::decision::Step;
 use crate::effect::{Deliver, Event, PullOutcome, Recipients};
+use crate::history::Happened;
 use crate::id::{ConnectionId, Tag};
 use crate::members::{Consumer, Members};
 use crate::options::Status;
@@ -125,7 +126,7 @@ impl Queue {
 
     fn send_to_all(&mut self, mut entry: Entry, members: &Members, turn: &mut Turn<'_>) {
         let options = &self.face.options;
-        if options.request_acknowledge || members.has_tagged() {
+        if options.request_acknowledge || members.has_tagged() || turn.books.history.is_some() {
             let consumers: Vec<_> = members.list().iter().map(|member| member.consumer.clone()).collect();
             return self.send_to(entry, members.untagged(), &consumers, turn);
         }
@@ -177,6 +178,9 @@ impl Queue {
     /// What follows a hand-out, pulled or not: the producer hears of it if the policy says so, and the message
     /// waits for its acknowledgements, or is gone if none is asked for.
     fn conclude(&mut self, mut entry: Entry, consumers: &[Consumer], turn: &mut Turn<'_>) {
+        for consumer in consumers {
+            turn.life(&self.face.address, &entry, Happened::Delivered(&consumer.client));
+        }
         let decision = turn.books.spec(self.face.handler).base.decide(Step::EndSend, true);
         let verdict = Verdict { decision, own: false };
         self.acknowledge(&mut entry, verdict, None, "none", turn);
@@ -281,15 +285,15 @@ impl Queue {
 
     /// Some consumers do not keep up: they miss this one, which is counted, and the others get it.
     fn broadcast_to_free(&mut self, entry: Entry, members: &Members, turn: &mut Turn<'_>) {
-        let free: Vec<_> = members
+        let (slow, free): (Vec<_>, Vec<_>) = members
             .list()
             .iter()
-            .map(|member| &member.consumer)
-            .filter(|consumer| !turn.books.congested.contains_key(&consumer.client.connection))
-            .cloned()
-            .collect();
-        let missed = (members.len() - free.len()) as u64;
-        self.face.stats.dropped[DropReason::Slow as usize] += missed;
+            .map(|member| member.consumer.clone())
+            .partition(|consumer| turn.books.congested.contains_key(&consumer.client.connection));
+        self.face.stats.dropped[DropReason::Slow as usize] += slow.len() as u64;
+        for consumer in &slow {
+            turn.life(&self.face.address, &entry, Happened::Missed(&consumer.client));
+        }
         if free.is_empty() {
             self.remove(entry, turn);
             return;
@@ -384,6 +388,7 @@ impl Queue {
         let Some(entry) = latest else {
             return turn.tell(client.connection, Event::PullEnded { request, outcome: PullOutcome::Empty });
         };
+        turn.life(&self.face.address, entry, Happened::Delivered(client));
         let message = entry.message.clone();
         let stats = &mut self.face.stats;
         stats.sent += 1;

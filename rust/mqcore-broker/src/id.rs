@@ -31,6 +31,10 @@ pub struct QuestionId(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Sequence(pub u64);
 
+/// A number that the history gives each message: unique within a shard, never used again. 0: none, as there is no history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct MessageNumber(pub u64);
+
 /// A registered delivery handler: its place in the broker's table of handlers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HandlerId(pub u16);

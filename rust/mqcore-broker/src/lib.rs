@@ -11,7 +11,9 @@
 //! | [`decision`], [`policy`] | what handlers answer; ready-made answers |
 //! | [`topic`], [`router`], [`routing`] | names that fan out; what maps messages to queues, clients and topics, and how |
 //! | [`command`], [`effect`], [`stats`] | what comes in, what goes out, what is counted |
+//! | [`record`], [`history`] | what must survive a crash; what happened to each message |
 
+pub mod bindings;
 pub mod broker;
 mod channel;
 pub mod client;
@@ -22,9 +24,12 @@ mod directory;
 mod dispatch;
 pub mod effect;
 pub mod filter;
+pub mod history;
 pub mod id;
+pub mod intake;
 mod members;
 pub mod message;
+pub mod nodes;
 pub mod options;
 pub mod policy;
 mod queue;

@@ -13,7 +13,8 @@ use crate::command::{Acknowledgement, Clear, EventKind};
 use crate::decision::{Acknowledge, PutBack, Step, Steps};
 use crate::delivery::{Deliveries, Outstanding};
 use crate::effect::{Effect, Event, Occurrence, Origin, Subject, Transfer};
-use crate::id::{ConnectionId, HandlerId, QueueAddress, Tag};
+use crate::history::Happened;
+use crate::id::{ConnectionId, HandlerId, MessageNumber, QueueAddress, Tag};
 use crate::members::{Consumer, ConsumerKey, Member, Members};
 use crate::message::Message;
 use crate::options::{Durability, QueueChanges, QueueOptions, Status};
@@ -159,6 +160,12 @@ impl Queue {
         own.iter().filter(|member| member.consumer.tag != Tag::CHANNEL)
     }
 
+    /// Whether this subscription is there and has this name.
+    pub(crate) fn has_subscription(&self, key: ConsumerKey, name: &[u8]) -> bool {
+        self.subscriptions()
+            .any(|member| member.consumer.key() == key && member.consumer.name.as_deref() == Some(name))
+    }
+
     /// Somebody consumes this queue on terms of its own.
     pub(crate) fn subscribe(&mut self, consumer: Consumer, channel: &Members, turn: &mut Turn<'_>) {
         let own = self.own.get_or_insert_with(|| Arc::new(channel.clone()));
@@ -261,7 +268,7 @@ impl Queue {
     pub(crate) fn publish_copy(&mut self, message: Message, members: &Members, turn: &mut Turn<'_>) {
         if self.check(&message, turn).is_err() {
             self.face.stats.dropped[DropReason::Limit as usize] += 1;
-            return;
+            return turn.nowhere(&self.face.address, message, Happened::Produced, DropReason::Limit);
         }
         let message = self.with_id(message, turn);
         let entry = Entry { answered: true, ..Entry::new(message, self.deadline(turn.now)) };
@@ -287,6 +294,8 @@ impl Queue {
     fn take(&mut self, mut entry: Entry, members: &Members, turn: &mut Turn<'_>) {
         self.face.stats.received += 1;
         self.face.stats.last_received_ms = turn.now.0;
+        entry.number = turn.number();
+        turn.life(&self.face.address, &entry, Happened::Produced);
         let mut deciding = Deciding::default();
         if self.undecided.is_empty() && !self.face.overrides.contains(Step::ReceivedFromProducer) {
             // Nobody is ahead and, as a rule, nobody is asked: no need to queue up for a decision.
@@ -311,7 +320,9 @@ impl Queue {
         members: &Members,
         turn: &mut Turn<'_>,
     ) {
-        let mut entry = Entry { answered: true, ..Entry::new(message, self.deadline(turn.now)) };
+        let number = turn.number();
+        let mut entry = Entry { answered: true, number, ..Entry::new(message, self.deadline(turn.now)) };
+        turn.life(&self.face.address, &entry, Happened::Arrived);
         self.face.stats.received += 1;
         if self.check(&entry.message, turn).is_err() {
             turn.effects.extend(origin.map(Effect::Transferred));
@@ -320,10 +331,11 @@ impl Queue {
         }
         if let Some(origin) = origin.filter(|_| turn.books.storage == Storage::Ready) {
             let (queue, message) = (self.face.address.clone(), entry.message.clone());
-            entry.sequence =
-                turn.record(Record::Put { queue, message, received: turn.now }).unwrap_or_default();
+            let put = Record::Put { queue, message, received: turn.now, number };
+            entry.sequence = turn.record(put).unwrap_or_default();
             entry.saved = true;
             self.face.stats.saved += 1;
+            turn.life(&self.face.address, &entry, Happened::Saved);
             turn.books.wait(Durability::Fsync, Awaiting::Transfer(origin));
         }
         self.store(entry, members, turn);
@@ -333,11 +345,15 @@ impl Queue {
     pub(crate) fn restore(&mut self, mut entry: Entry, turn: &mut Turn<'_>) {
         entry.deadline = self.deadline(turn.now);
         self.face.stats.received += 1;
+        if entry.number == MessageNumber(0) {
+            entry.number = turn.number();
+        }
+        turn.life(&self.face.address, &entry, Happened::Restored);
         match self.face.options.status {
             Status::Stopped => return self.discard(entry, DropReason::Erased, turn),
             Status::Cache => {
                 for replaced in self.ready.clear(Clear { high_priority: true, normal: true }) {
-                    self.remove(replaced, turn);
+                    self.replace(replaced, turn);
                 }
             }
             _ => {}
@@ -403,6 +419,7 @@ impl Queue {
     }
 
     fn refuse(&self, message: Message, rejection: Rejection, turn: &mut Turn<'_>) {
+        turn.refuse_passed_on(&message, &rejection);
         if let Some(producer) = message.producer() {
             let to = producer.connection;
             let queue = (*self.face.address).clone();
@@ -415,8 +432,7 @@ impl Queue {
             return message;
         }
         let id = turn.books.next_id();
-        let producer = message.producer().cloned();
-        Message::from_parts(id.as_bytes(), message.headers(), message.body(), message.properties(), producer)
+        message.with_id(id.as_bytes())
     }
 
     pub(crate) fn deadline(&self, now: Timestamp) -> Timestamp {
@@ -446,7 +462,7 @@ impl Queue {
             return;
         };
         let Some(admission) = self.undecided.get_mut(index) else { return };
-        admission.deciding.answered(&mut self.face, &mut admission.entry, answer, turn.books);
+        admission.deciding.answered(&mut self.face, &mut admission.entry, answer, turn);
         self.consider(index, turn);
         self.admit(members, turn);
     }
@@ -472,6 +488,7 @@ impl Queue {
             self.refuse(entry.message.clone(), rejection, turn);
             return self.discard(entry, DropReason::Refused, turn);
         }
+        turn.finish_passed_on(&entry.message);
         self.acknowledge(&mut entry, verdict, None, "none", turn);
         if verdict.decision.allow {
             self.announce(&entry, turn);
@@ -529,7 +546,7 @@ impl Queue {
             Status::Cache => {
                 let all = Clear { high_priority: true, normal: true };
                 for replaced in self.ready.clear(all) {
-                    self.remove(replaced, turn);
+                    self.replace(replaced, turn);
                 }
                 self.keep(entry, place, turn);
             }
@@ -571,6 +588,7 @@ impl Queue {
             _ => {}
         }
         self.face.stats.put_back += 1;
+        turn.life(&self.face.address, &entry, Happened::PutBack(place));
         if entry.sequence.0 > 0 {
             // Larger than all ranks so far, or smaller: as the sequence of this very record is new, so is it.
             let rank = (turn.books.sequence.0 + 1) as i64;
@@ -589,6 +607,7 @@ impl Queue {
         };
         let message = dead_letter(&entry, &self.face.address, &to, reason);
         self.face.stats.dead_lettered += 1;
+        turn.life(&self.face.address, &entry, Happened::DeadLettered(reason, &Arc::new(to.clone())));
         // Its record here stays until the other queue has it.
         let sequence = std::mem::take(&mut entry.sequence);
         let shard = turn.books.config.shard;
@@ -602,6 +621,13 @@ impl Queue {
     /// A message is dropped, which is counted.
     pub(crate) fn discard(&mut self, entry: Entry, reason: DropReason, turn: &mut Turn<'_>) {
         self.face.stats.dropped[reason as usize] += 1;
+        turn.life(&self.face.address, &entry, Happened::Dropped(reason));
+        self.remove(entry, turn);
+    }
+
+    /// A newer message takes this one's place in a cache, which is no drop.
+    fn replace(&mut self, entry: Entry, turn: &mut Turn<'_>) {
+        turn.life(&self.face.address, &entry, Happened::Replaced);
         self.remove(entry, turn);
     }
 
@@ -609,6 +635,7 @@ impl Queue {
     #[expect(clippy::needless_pass_by_value, reason = "taking it is what makes it the end")]
     pub(crate) fn remove(&mut self, entry: Entry, turn: &mut Turn<'_>) {
         self.face.stats.removed += 1;
+        turn.end_of_life(&self.face.address, &entry);
         if entry.sequence.0 > 0 {
             turn.record(Record::Settle(entry.sequence));
         }
@@ -643,6 +670,7 @@ impl Queue {
         self.clear(Clear { high_priority: true, normal: true }, turn);
         for mut admission in std::mem::take(&mut self.undecided) {
             self.first_undecided += 1;
+            turn.finish_passed_on(&admission.entry.message);
             self.answer_producer(&mut admission.entry, Some("erased"), None, true, turn);
             self.discard(admission.entry, DropReason::Erased, turn);
         }

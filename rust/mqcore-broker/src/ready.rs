@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::command::Clear;
-use crate::id::Sequence;
+use crate::id::{MessageNumber, Sequence};
 use crate::message::Message;
 use crate::time::Timestamp;
 
@@ -19,6 +19,8 @@ pub(crate) struct Entry {
     pub(crate) put_backs: u16,
     /// Under which number the journal has it; 0 if it does not.
     pub(crate) sequence: Sequence,
+    /// Under which number the history knows it; 0 without a history.
+    pub(crate) number: MessageNumber,
     /// It is durable, as its queue understands that.
     pub(crate) saved: bool,
     /// Its producer was told its fate: that happens once.
@@ -33,6 +35,7 @@ impl Entry {
             attempts: 0,
             put_backs: 0,
             sequence: Sequence(0),
+            number: MessageNumber(0),
             saved: false,
             answered: false,
         }

@@ -6,7 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::id::{ChannelName, QueueAddress, RouterName, Sequence};
+use crate::id::{ChannelName, MessageNumber, QueueAddress, RouterName, Sequence};
+use crate::intake::{self, Ticket};
 use crate::message::{Layout, Message, Properties};
 use crate::options::{ChannelOptions, Durability, QueueOptions, Status};
 use crate::router::{Binding, Interaction, RouterDefinition, RouterMethod, Target};
@@ -23,6 +24,8 @@ pub enum Record {
         message: Message,
         /// When it was taken from its producer.
         received: Timestamp,
+        /// Its number in the history; 0 without one.
+        number: MessageNumber,
     },
     /// The message put under this sequence left for good.
     Settle(Sequence),
@@ -40,6 +43,12 @@ pub enum Record {
     DefineRouter(Box<RouterDefinition>),
     /// A router is gone.
     RemoveRouter(RouterName),
+    /// Which messages of another broker are done; the latest of each holds.
+    DefineIntake(Arc<str>, intake::Progress),
+    /// Another broker is not remembered any more.
+    RemoveIntake(Arc<str>),
+    /// The history has used, or will soon use, message numbers below this one.
+    Numbers(MessageNumber),
 }
 
 /// How far a message got.
@@ -77,9 +86,17 @@ pub enum RecordError {
 }
 
 const VERSION: u8 = 1;
+/// A message that another broker passed on, with its ticket in front of its number in the history. A version that does not
+/// know it would take that message twice.
+const PASSED_ON: u8 = 3;
+const INTAKE_KEY: &str = "intake ";
+/// A message with its number in the history. Versions without a history go on writing the first.
+const NUMBERED: u8 = 2;
 const CHANNEL_KEY: &str = "channel ";
 const QUEUE_KEY: &str = "queue ";
 const ROUTER_KEY: &str = "router ";
+/// The key under which it is kept which message numbers are used.
+pub const NUMBERS_KEY: &[u8] = b"numbers";
 const MESSAGE: &str = "message";
 const PROGRESS: &str = "progress of a message";
 const DEFINITION: &str = "definition";
@@ -87,7 +104,12 @@ const DEFINITION: &str = "definition";
 // ---- Messages --------------------------------------------------------------------------------------------
 
 /// The fixed part and the names of a put message; id, source, headers and body follow as they are in it.
-pub fn encode_put(queue: &QueueAddress, message: &Message, received: Timestamp) -> Vec<u8> {
+pub fn encode_put(
+    queue: &QueueAddress,
+    message: &Message,
+    received: Timestamp,
+    number: MessageNumber,
+) -> Vec<u8> {
     let properties = message.properties();
     let address = queue.to_string();
     let flags = [
@@ -99,8 +121,13 @@ pub fn encode_put(queue: &QueueAddress, message: &Message, received: Timestamp) 
     let flags = flags.iter().enumerate().fold(0_u8, |bits, (bit, on)| bits | (u8::from(*on) << bit));
     let (id, source, headers, body) = (message.id(), message.source(), message.headers(), message.body());
     let parts = address.len() + id.len() + source.len() + headers.len() + body.len();
-    let mut output = Vec::with_capacity(20 + parts);
-    output.push(VERSION);
+    let mut output = Vec::with_capacity(28 + parts);
+    let numbered = number != MessageNumber(0) || message.ticket().is_some();
+    output.push(match message.ticket() {
+        Some(_) => PASSED_ON,
+        None if numbered => NUMBERED,
+        None => VERSION,
+    });
     output.push(flags);
     output.push(properties.hops);
     output.extend_from_slice(&properties.content_type.to_le_bytes());
@@ -109,6 +136,15 @@ pub fn encode_put(queue: &QueueAddress, message: &Message, received: Timestamp) 
     output.push(id.len() as u8);
     output.push(source.len() as u8);
     output.extend_from_slice(&(headers.len() as u16).to_le_bytes());
+    if let Some(ticket) = message.ticket() {
+        output.push(ticket.node.len() as u8);
+        output.extend_from_slice(ticket.node.as_bytes());
+        output.extend_from_slice(&ticket.epoch.to_le_bytes());
+        output.extend_from_slice(&ticket.number.to_le_bytes());
+    }
+    if numbered {
+        output.extend_from_slice(&number.0.to_le_bytes());
+    }
     for part in [address.as_bytes(), id, source, headers, body] {
         output.extend_from_slice(part);
     }
@@ -124,12 +160,19 @@ pub struct PutMessage {
     pub message: Message,
     /// When it was taken from its producer.
     pub received: Timestamp,
+    /// Its number in the history; 0 if there was none.
+    pub number: MessageNumber,
 }
 
 /// Reads what [`encode_put`] wrote.
 pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
     let mut reader = Reader { what: MESSAGE, rest: input };
-    reader.version()?;
+    let (numbered, passed_on) = match reader.take::<1>()?[0] {
+        VERSION => (false, false),
+        NUMBERED => (true, false),
+        PASSED_ON => (true, true),
+        version => return Err(RecordError::Version { what: MESSAGE, version }),
+    };
     let flags = reader.take::<1>()?[0];
     let hops = reader.take::<1>()?[0];
     let content_type = u16::from_le_bytes(reader.take()?);
@@ -138,6 +181,9 @@ pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
     let id_len = usize::from(reader.take::<1>()?[0]);
     let source_len = usize::from(reader.take::<1>()?[0]);
     let headers_len = usize::from(u16::from_le_bytes(reader.take()?));
+    let ticket = if passed_on { Some(reader.ticket()?) } else { None };
+    let number = if numbered { u64::from_le_bytes(reader.take()?) } else { 0 };
+    let number = MessageNumber(number);
     let queue = reader.text(address_len)?;
     let queue = address(queue).ok_or(RecordError::Malformed { what: MESSAGE, why: "the queue's address" })?;
     let block = reader.rest;
@@ -159,7 +205,11 @@ pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
         hops,
         content_type,
     };
-    Ok(PutMessage { queue, message: Message::new(block, &layout, properties, None), received })
+    let message = match ticket {
+        None => Message::new(block, &layout, properties, None),
+        Some(ticket) => Message::passed_on(block, &layout, properties, ticket),
+    };
+    Ok(PutMessage { queue, message, received, number })
 }
 
 impl Progress {
@@ -195,6 +245,13 @@ impl<'a> Reader<'a> {
             VERSION => Ok(()),
             version => Err(RecordError::Version { what: self.what, version }),
         }
+    }
+
+    fn ticket(&mut self) -> Result<Ticket, RecordError> {
+        let len = usize::from(self.take::<1>()?[0]);
+        let node = self.text(len)?.into();
+        let epoch = u64::from_le_bytes(self.take()?);
+        Ok(Ticket { node, epoch, number: u64::from_le_bytes(self.take()?) })
     }
 
     fn take<const N: usize>(&mut self) -> Result<[u8; N], RecordError> {
@@ -237,6 +294,10 @@ pub fn queue_key(queue: &QueueAddress) -> Vec<u8> {
 pub fn router_key(name: &RouterName) -> Vec<u8> {
     format!("{ROUTER_KEY}{name}").into_bytes()
 }
+/// The key under which is kept what is done of another broker.
+pub fn intake_key(node: &str) -> Vec<u8> {
+    format!("{INTAKE_KEY}{node}").into_bytes()
+}
 
 /// A definition that was read back.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -247,6 +308,10 @@ pub enum Definition {
     Queue(QueueAddress, Box<QueueOptions>),
     /// Of a router.
     Router(Box<RouterDefinition>),
+    /// What is done of another broker.
+    Intake(Arc<str>, intake::Progress),
+    /// The history has used message numbers below this one.
+    Numbers(MessageNumber),
 }
 
 /// Definitions are text, one `name=value` a line: options that a reader does not know are skipped, and those
@@ -290,6 +355,18 @@ pub fn encode_router(router: &RouterDefinition) -> Vec<u8> {
     text.into_bytes()
 }
 
+/// See [`encode_channel`].
+pub fn encode_intake(node: &str, progress: &intake::Progress) -> Vec<u8> {
+    let mut text = format!("{VERSION}\nname={node}\n");
+    line(&mut text, "epoch", progress.epoch);
+    line(&mut text, "through", progress.through);
+    if !progress.above.is_empty() {
+        let above: Vec<_> = progress.above.iter().map(u64::to_string).collect();
+        line(&mut text, "above", above.join(","));
+    }
+    text.into_bytes()
+}
+
 fn read_router(name: &str, pairs: &[(&str, &str)]) -> Option<RouterDefinition> {
     let mut router = RouterDefinition::new(RouterName::new(name).ok()?, RouterMethod::Distribute);
     let mut bindings: Vec<Binding> = Vec::new();
@@ -322,6 +399,18 @@ fn read_router(name: &str, pairs: &[(&str, &str)]) -> Option<RouterDefinition> {
     Some(router)
 }
 
+fn read_intake(pairs: &[(&str, &str)]) -> Option<intake::Progress> {
+    let value = |key: &str| pairs.iter().find(|(name, _)| *name == key).map(|(_, value)| *value);
+    let above = value("above").map_or(Some(Default::default()), |numbers| {
+        numbers.split(',').map(|number| number.parse().ok()).collect()
+    });
+    Some(intake::Progress {
+        epoch: value("epoch")?.parse().ok()?,
+        through: value("through")?.parse().ok()?,
+        above: above?,
+    })
+}
+
 fn line(text: &mut String, name: &str, value: impl std::fmt::Display) {
     use std::fmt::Write as _;
     let _ = writeln!(text, "{name}={value}");
@@ -349,6 +438,11 @@ fn write_queue_options(options: &QueueOptions, text: &mut String) {
     if let Some(dead_letter) = &options.dead_letter {
         line(text, "dead_letter", dead_letter);
     }
+}
+
+/// See [`NUMBERS_KEY`].
+pub fn encode_numbers(below: MessageNumber) -> Vec<u8> {
+    format!("{VERSION}\nname={}\n", below.0).into_bytes()
 }
 
 /// Reads a definition under its key.
@@ -382,6 +476,13 @@ pub fn decode_definition(key: &[u8], value: &[u8]) -> Result<Definition, RecordE
     } else if key.starts_with(ROUTER_KEY) {
         let router = read_router(name, &pairs).ok_or(malformed("the router's names"))?;
         Ok(Definition::Router(Box::new(router)))
+    } else if key.starts_with(INTAKE_KEY) {
+        // Unlike an option, a number that is not understood cannot be guessed: something would come twice, or never.
+        let progress = read_intake(&pairs).ok_or(malformed("the numbers of a node"))?;
+        Ok(Definition::Intake(name.into(), progress))
+    } else if key.as_bytes() == NUMBERS_KEY {
+        let below = name.parse().map_err(|_| malformed("the message numbers"))?;
+        Ok(Definition::Numbers(MessageNumber(below)))
     } else {
         Err(malformed("its key is of no known kind"))
     }
@@ -449,15 +550,32 @@ mod tests {
         };
         let message = Message::from_parts(b"id-1", b"A:1\r\n", b"body", properties, None);
         let queue = QueueAddress::parse("logs/eu/1001").expect("a good name");
-        let octets = encode_put(&queue, &message, Timestamp(77));
-        let put = decode_put(&octets).expect("just written");
-        assert_eq!((put.queue, put.received), (queue, Timestamp(77)));
-        assert_eq!(put.message.properties(), properties);
-        assert_eq!((put.message.id(), put.message.headers()), (&b"id-1"[..], &b"A:1\r\n"[..]));
-        assert_eq!((put.message.source(), put.message.body()), (&b""[..], &b"body"[..]));
-        for cut in 0..octets.len() - 4 {
-            assert!(decode_put(&octets[..cut]).is_err(), "cut at {cut}");
+        for number in [0, 1 << 40].map(MessageNumber) {
+            let octets = encode_put(&queue, &message, Timestamp(77), number);
+            let put = decode_put(&octets).expect("just written");
+            assert_eq!((put.queue, put.received, put.number), (queue.clone(), Timestamp(77), number));
+            assert_eq!(put.message.properties(), properties);
+            assert_eq!((put.message.id(), put.message.headers()), (&b"id-1"[..], &b"A:1\r\n"[..]));
+            assert_eq!((put.message.source(), put.message.body()), (&b""[..], &b"body"[..]));
+            for cut in 0..octets.len() - 4 {
+                assert!(decode_put(&octets[..cut]).is_err(), "cut at {cut}");
+            }
         }
+    }
+
+    #[test]
+    fn a_message_of_another_broker_keeps_its_source_and_its_ticket() {
+        let layout = Layout { id: 0..1, source: 1..3, headers: 3..3, body: 3..4 };
+        let ticket = Ticket { node: "node-1".into(), epoch: 7, number: u64::MAX };
+        let message = Message::passed_on(b"icib", &layout, Properties::default(), ticket.clone());
+        let renamed = message.with_id(b"other");
+        assert_eq!((renamed.id(), renamed.source(), renamed.body()), (&b"other"[..], &b"ci"[..], &b"b"[..]));
+        assert_eq!(renamed.ticket(), Some(&ticket));
+        let queue = QueueAddress::parse("ch/1").expect("a good name");
+        let octets = encode_put(&queue, &message, Timestamp(77), MessageNumber(4));
+        let put = decode_put(&octets).expect("just written");
+        assert_eq!((put.message.ticket(), put.number), (Some(&ticket), MessageNumber(4)));
+        assert_eq!((put.message.source(), put.message.body()), (&b"ci"[..], &b"b"[..]));
     }
 
     #[test]
@@ -485,9 +603,17 @@ mod tests {
         let name = ChannelName::new("Orders/EU").expect("a good name");
         let read = decode_definition(&channel_key(&name), &encode_channel(&name, &options));
         assert_eq!(read, Ok(Definition::Channel(name.clone(), Box::new(options))));
+        for above in [vec![], vec![9, 12]] {
+            let progress = intake::Progress { epoch: 3, through: 7, above: above.into_iter().collect() };
+            let read = decode_definition(&intake_key("n"), &encode_intake("n", &progress));
+            assert_eq!(read, Ok(Definition::Intake("n".into(), progress)));
+        }
+        assert!(decode_definition(&intake_key("n"), b"1\nname=n\nepoch=1\n").is_err());
         let address = QueueAddress { channel: name, id: 0 };
         let read = decode_definition(&queue_key(&address), &encode_queue(&address, &queue));
         assert_eq!(read, Ok(Definition::Queue(address, Box::new(queue))));
+        let read = decode_definition(NUMBERS_KEY, &encode_numbers(MessageNumber(77)));
+        assert_eq!(read, Ok(Definition::Numbers(MessageNumber(77))));
     }
 
     #[test]

@@ -4,8 +4,9 @@
 use crate::command::Acknowledgement;
 use crate::decision::{Decision, PutBack, Step};
 use crate::effect::AcknowledgementView;
+use crate::history::Happened;
 use crate::id::{ConnectionId, Tag};
-use crate::members::Consumer;
+use crate::members::{Consumer, ConsumerKey};
 use crate::queue::Queue;
 use crate::ready::Entry;
 use crate::stats::DropReason;
@@ -59,6 +60,19 @@ impl Word {
         }
     }
 
+    fn happened<'a>(&'a self, consumer: &'a Consumer) -> Happened<'a> {
+        let consumer = &consumer.client;
+        match self {
+            Self::Said(word) => match word.negative.as_deref() {
+                None => Happened::Acked(consumer),
+                Some(reason) => Happened::Nacked(consumer, reason),
+            },
+            Self::Implied => Happened::Acked(consumer),
+            Self::Silent => Happened::TimedOut(consumer),
+            Self::Lost => Happened::ConsumerLost(consumer),
+        }
+    }
+
     fn is_positive(&self) -> bool {
         match self {
             Self::Said(word) => word.negative.is_none(),
@@ -109,29 +123,42 @@ impl Queue {
     /// A subscription settles all it has.
     pub(crate) fn acknowledged_all(
         &mut self,
-        consumer: ConnectionId,
-        tag: Tag,
+        consumer: ConsumerKey,
         negative: Option<&str>,
         turn: &mut Turn<'_>,
     ) {
-        for key in self.deliveries.of(consumer, Some(tag)) {
-            let word = Acknowledgement {
-                tag,
-                queue: (*self.face.address).clone(),
-                message_id: self.deliveries.message_id(key).into(),
-                negative: negative.map(Into::into),
-                headers: Box::default(),
-                hops: 0,
-                first_acquirer: false,
-            };
-            let counter = if negative.is_none() {
-                &mut self.face.stats.acks
-            } else {
-                &mut self.face.stats.negative_acks
-            };
-            *counter += 1;
-            self.settle(key, Word::Said(Box::new(word)), turn);
+        for key in self.deliveries.of(consumer.0, Some(consumer.1)) {
+            self.settle_for(key, negative, turn);
         }
+    }
+
+    /// Somebody settles one delivery of a subscription, which may be gone.
+    pub(crate) fn acknowledged_one(
+        &mut self,
+        consumer: ConsumerKey,
+        message_id: &[u8],
+        negative: Option<&str>,
+        turn: &mut Turn<'_>,
+    ) {
+        if let Some(key) = self.deliveries.find(message_id, consumer) {
+            self.settle_for(key, negative, turn);
+        }
+    }
+
+    /// Settles a delivery without a word of its consumer that could be relayed.
+    fn settle_for(&mut self, key: usize, negative: Option<&str>, turn: &mut Turn<'_>) {
+        let word = Acknowledgement {
+            tag: self.deliveries.tag(key),
+            queue: (*self.face.address).clone(),
+            message_id: self.deliveries.message_id(key).into(),
+            negative: negative.map(Into::into),
+            headers: Box::default(),
+            hops: 0,
+            first_acquirer: false,
+        };
+        let stats = &mut self.face.stats;
+        *(if negative.is_none() { &mut stats.acks } else { &mut stats.negative_acks }) += 1;
+        self.settle(key, Word::Said(Box::new(word)), turn);
     }
 
     /// A delivery to a consumer that does not acknowledge, where the queue wants an acknowledgement: being handed out is
@@ -166,6 +193,8 @@ impl Queue {
     fn settle(&mut self, key: usize, word: Word, turn: &mut Turn<'_>) {
         let delivery = self.deliveries.take(key);
         let held = delivery.outstanding;
+        let entry = &self.deliveries.get(held).entry;
+        turn.life(&self.face.address, entry, word.happened(&delivery.consumer));
         if delivery.consumer.terms.window > 0 {
             // Its window has room again, even if others still hold the message.
             self.schedule(turn);
@@ -199,7 +228,7 @@ impl Queue {
             Subject::Delivery { held, .. } => &mut self.deliveries.get_mut(*held).entry,
             Subject::Expired(entry) => entry,
         };
-        settlement.deciding.answered(&mut self.face, entry, answer, turn.books);
+        settlement.deciding.answered(&mut self.face, entry, answer, turn);
         self.run_settlement(number, turn);
     }
 
@@ -281,6 +310,7 @@ impl Queue {
     /// A message that waited too long, and is out of the queue already.
     pub(crate) fn expired(&mut self, entry: Entry, turn: &mut Turn<'_>) {
         self.face.stats.timed_out += 1;
+        turn.life(&self.face.address, &entry, Happened::Expired);
         self.begin_settlement(Subject::Expired(entry), turn);
     }
 

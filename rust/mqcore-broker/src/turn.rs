@@ -9,13 +9,17 @@ use crate::broker::{BrokerConfig, HandlerSpec};
 use crate::client::Client;
 use crate::decision::{Decision, PutBack, Step};
 use crate::effect::{AcknowledgementView, Effect, Event, Forwarded, Origin, Question};
-use crate::id::{ConnectionId, HandlerId, QuestionId, Sequence};
+use crate::history::{Happened, Log};
+use crate::id::{ConnectionId, HandlerId, MessageNumber, QuestionId, QueueAddress, Sequence};
+use crate::intake::Intake;
+use crate::message::Message;
 use crate::options::Durability;
 use crate::policy;
 use crate::queue::Face;
 use crate::ready::Entry;
 use crate::record::Record;
-use crate::stats::QueueStats;
+use crate::rejection::{Rejection, RejectionKind};
+use crate::stats::{DropReason, QueueStats};
 use crate::time::Timestamp;
 
 /// Which queue something is about. The serial makes sure that it is still the same queue.
@@ -72,6 +76,8 @@ pub(crate) enum Awaiting {
     Answer(ConnectionId, Event),
     /// A dead letter is safe here: its old shard may forget it.
     Transfer(Origin),
+    /// A broker that passes on is told that these numbers are done.
+    Confirm(ConnectionId, Vec<u64>),
 }
 
 /// The books that all queues of a shard share.
@@ -104,6 +110,12 @@ pub(crate) struct Books {
     pub(crate) unknown_acks: u64,
     /// Counters of queues that are gone.
     pub(crate) retired: QueueStats,
+    /// What other brokers passed on.
+    pub(crate) intake: Intake,
+    /// The connection of each broker that passes on, by its id.
+    pub(crate) links: HashMap<Arc<str>, ConnectionId>,
+    /// What happens to messages is written down here; `None`: it is not.
+    pub(crate) history: Option<Box<Log>>,
     /// What was handed to other shards so far.
     pub(crate) forwards: u64,
 }
@@ -112,6 +124,7 @@ impl Books {
     pub(crate) fn new(config: BrokerConfig) -> Self {
         let handlers: Vec<_> = policy::ALL.into_iter().map(HandlerSpec::of_policy).collect();
         Self {
+            history: config.history.map(|options| Box::new(Log::new(options))),
             config,
             question_deadlines: vec![VecDeque::new(); handlers.len()],
             handlers,
@@ -130,6 +143,8 @@ impl Books {
             refused: 0,
             unknown_acks: 0,
             retired: QueueStats::default(),
+            intake: Intake::new(),
+            links: HashMap::default(),
             forwards: 0,
         }
     }
@@ -269,10 +284,91 @@ impl Turn<'_> {
         if self.books.storage == Storage::Absent {
             return None;
         }
+        if self.books.intake.is_dirty() && matches!(record, Record::Settle(_)) {
+            // The record that may go now could be the only one that says which message of another broker it was.
+            self.write_intake();
+        }
         self.books.sequence.0 += 1;
         let sequence = self.books.sequence;
         self.effects.push(Effect::Record(sequence, record));
         Some(sequence)
+    }
+
+    /// A message that another broker passed on is where it belongs, or was dropped for good.
+    pub(crate) fn finish_passed_on(&mut self, message: &Message) {
+        if let Some(ticket) = message.ticket() {
+            self.books.intake.done(ticket);
+        }
+    }
+
+    /// A message that another broker passed on was refused: for good, or, if there is only no room for it, for now.
+    pub(crate) fn refuse_passed_on(&mut self, message: &Message, rejection: &Rejection) {
+        let Some(ticket) = message.ticket() else { return };
+        if rejection.kind != RejectionKind::Busy {
+            return self.books.intake.done(ticket);
+        }
+        self.books.intake.put_off(ticket);
+        if let Some(link) = self.books.links.get(&ticket.node).copied() {
+            self.tell(link, Event::PutOff(ticket.number, rejection.clone()));
+        }
+    }
+
+    /// Writes down what is done of other brokers since the last time, and has them told once that is safe.
+    pub(crate) fn write_intake(&mut self) {
+        for node in self.books.intake.take_forgotten() {
+            self.record(Record::RemoveIntake(node));
+        }
+        for (node, progress, numbers) in self.books.intake.flush() {
+            let link = self.books.links.get(&node).copied();
+            self.record(Record::DefineIntake(node, progress));
+            let Some(link) = link else { continue };
+            if self.books.storage == Storage::Ready {
+                self.books.wait(Durability::Os, Awaiting::Confirm(link, numbers));
+            } else {
+                self.tell(link, Event::Confirmed(numbers));
+            }
+        }
+    }
+
+    /// Writes down what happened to a message, if there is a history.
+    pub(crate) fn life(&mut self, queue: &Arc<QueueAddress>, entry: &Entry, what: Happened<'_>) {
+        if let Some(history) = &mut self.books.history {
+            history.write(self.now, queue, entry, what);
+        }
+    }
+
+    /// Writes down that a message came to a queue that is not there or has no room for it, and was dropped at once.
+    pub(crate) fn nowhere(
+        &mut self,
+        queue: &QueueAddress,
+        message: Message,
+        came: Happened<'_>,
+        reason: DropReason,
+    ) {
+        if self.books.history.is_some() {
+            let (number, queue) = (self.number(), Arc::new(queue.clone()));
+            let entry = Entry { number, ..Entry::new(message, Timestamp::NEVER) };
+            self.life(&queue, &entry, came);
+            self.life(&queue, &entry, Happened::Dropped(reason));
+            self.end_of_life(&queue, &entry);
+        }
+    }
+
+    /// Writes down that a message left its queue for good, if there is a history.
+    pub(crate) fn end_of_life(&mut self, queue: &Arc<QueueAddress>, entry: &Entry) {
+        if let Some(history) = &mut self.books.history {
+            history.end(self.now, queue, entry);
+        }
+    }
+
+    /// A number for a new message, if there is a history. Numbers are reserved in the journal before they are used.
+    pub(crate) fn number(&mut self) -> MessageNumber {
+        let Some(history) = &mut self.books.history else { return MessageNumber(0) };
+        let number = history.number();
+        if let Some(reserved) = history.reserve() {
+            self.record(Record::Numbers(reserved));
+        }
+        number
     }
 
     /// Hands something to the shard of this number, which may be this one.
@@ -375,11 +471,12 @@ fn save(face: &mut Face, entry: &mut Entry, asker: Asker, turn: &mut Turn<'_>) -
         return false;
     }
     let (queue, message) = (face.address.clone(), entry.message.clone());
-    let sequence = turn.record(Record::Put { queue, message, received: turn.now });
+    let sequence = turn.record(Record::Put { queue, message, received: turn.now, number: entry.number });
     entry.sequence = sequence.unwrap_or_default();
     if face.options.durability == Durability::None {
         entry.saved = true;
         face.stats.saved += 1;
+        turn.life(&face.address, entry, Happened::Saved);
         return false;
     }
     turn.books.wait(face.options.durability, Awaiting::Save(face.place, asker));
@@ -393,7 +490,7 @@ impl Deciding {
         face: &mut Face,
         entry: &mut Entry,
         answer: Option<Decision>,
-        books: &Books,
+        turn: &mut Turn<'_>,
     ) {
         let (step, positive) = self.step.take().expect("an answer is only routed to who asked");
         if answer.is_none() {
@@ -403,13 +500,15 @@ impl Deciding {
             entry.saved = answer.is_some_and(|saved| saved.allow);
             if entry.saved {
                 face.stats.saved += 1;
+                turn.life(&face.address, entry, Happened::Saved);
             } else {
                 face.stats.save_failed += 1;
             }
             self.answer = Some(verdict);
             return;
         }
-        let decision = answer.unwrap_or_else(|| fallback(books.spec(face.handler).fallback, step, positive));
+        let decision =
+            answer.unwrap_or_else(|| fallback(turn.books.spec(face.handler).fallback, step, positive));
         self.answer = Some(Verdict { decision, own: true });
     }
 }

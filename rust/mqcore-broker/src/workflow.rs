@@ -13,6 +13,7 @@ use crate::client::Client;
 use crate::decision::{Decision, PutBack, Step};
 use crate::dispatch::Parcel;
 use crate::effect::{Event, PullOutcome};
+use crate::history::Happened;
 use crate::members::{Consumer, Members};
 use crate::options::Status;
 use crate::queue::Queue;
@@ -181,7 +182,7 @@ impl Queue {
     ) {
         let Some(Slot::Parked(flow)) = self.flows.slot(number) else { return };
         let entry = &mut self.deliveries.get_mut(flow.held).entry;
-        flow.deciding.answered(&mut self.face, entry, answer, turn.books);
+        flow.deciding.answered(&mut self.face, entry, answer, turn);
         self.run(number, members, turn);
     }
 
@@ -329,6 +330,7 @@ impl Queue {
             Mode::Pulled(client, parcel) => self.deliver_pulled(&mut entry, client.connection, *parcel, turn),
             Mode::All | Mode::One => self.deliver_to(&mut entry, &consumer, turn),
         }
+        turn.life(&self.face.address, &entry, Happened::Delivered(&consumer.client));
         if flow.sent > 0 {
             // Several consumers get one message: it was sent once.
             self.face.stats.sent -= 1;

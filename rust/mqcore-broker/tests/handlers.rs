@@ -13,7 +13,9 @@ use mqcore_broker::client::Client;
 use mqcore_broker::command::Clear;
 use mqcore_broker::decision::{Acknowledge, Decision, PutBack, Step, Steps};
 use mqcore_broker::effect::HandlerFailure;
+use mqcore_broker::history::HistoryOptions;
 use mqcore_broker::options::{QueueChanges, Status};
+use world::ledger::Ledger;
 use world::{World, acknowledged, changes, handler};
 
 const QUEUE: &str = "ch/1";
@@ -61,12 +63,17 @@ struct Chaos {
     consumers: Vec<Arc<Client>>,
     published: HashSet<String>,
     names: usize,
+    ledger: Ledger,
 }
 
 impl Chaos {
     fn new(seed: u64) -> Self {
         let mut dice = Dice(seed);
-        let mut world = World::with(BrokerConfig { seed, ..BrokerConfig::default() });
+        let mut world = World::with(BrokerConfig {
+            seed,
+            history: Some(HistoryOptions::default()),
+            ..BrokerConfig::default()
+        });
         let spec = HandlerSpec { timeout: Duration::from_secs(5), ..handler("own", &dice.steps()) };
         world.broker.register_handler(spec);
         let producer = world.client("p");
@@ -81,7 +88,15 @@ impl Chaos {
         };
         world.create(&producer, QUEUE, options);
         let consumers = (0..3).map(|number| world.client(&format!("c{number}"))).collect();
-        Self { dice, world, producer, consumers, published: HashSet::new(), names: 3 }
+        Self {
+            dice,
+            world,
+            producer,
+            consumers,
+            published: HashSet::new(),
+            names: 3,
+            ledger: Ledger::default(),
+        }
     }
 
     fn step(&mut self) {
@@ -157,6 +172,8 @@ impl Chaos {
         let now = self.world.information(QUEUE);
         let inside = now.high_priority + now.normal + now.undecided + now.unsettled;
         assert_eq!(now.stats.received, inside + now.stats.removed, "{now:?}");
+        self.ledger.read(&mut self.world.broker);
+        self.ledger.agrees_with(&now);
     }
 
     fn questions_open(&self) -> u64 {

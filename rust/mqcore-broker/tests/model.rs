@@ -9,8 +9,10 @@ use std::time::Duration;
 use mqcore_broker::broker::BrokerConfig;
 use mqcore_broker::client::Client;
 use mqcore_broker::command::{Clear, Request};
+use mqcore_broker::history::HistoryOptions;
 use mqcore_broker::options::{QueueChanges, Status};
 use mqcore_broker::time::Timestamp;
+use world::ledger::Ledger;
 use world::{World, changes, queue};
 
 const QUEUE: &str = "ch/1";
@@ -320,12 +322,17 @@ struct Pair {
     published: u64,
     accepted: u64,
     history: Vec<String>,
+    ledger: Ledger,
 }
 
 impl Pair {
     fn new(seed: u64) -> Self {
         let mut dice = Dice(seed);
-        let mut world = World::with(BrokerConfig { seed, ..BrokerConfig::default() });
+        let mut world = World::with(BrokerConfig {
+            seed,
+            history: Some(HistoryOptions::default()),
+            ..BrokerConfig::default()
+        });
         let admin = world.client("admin");
         let clients: Vec<_> = (1..=CLIENTS).map(|number| world.client(&number.to_string())).collect();
         let mut model = Model {
@@ -363,6 +370,7 @@ impl Pair {
             published: 0,
             accepted: 0,
             history: Vec::new(),
+            ledger: Ledger::default(),
         }
     }
 
@@ -535,6 +543,8 @@ impl Pair {
         assert_eq!(information.stats.removed, self.model.gone, "{}", self.story());
         let out = self.model.out.len() as u64;
         assert_eq!(self.accepted, stored + out + information.stats.removed, "{}", self.story());
+        self.ledger.read(&mut self.world.broker);
+        self.ledger.agrees_with(&information);
         if stored == 0 && out == 0 {
             assert_eq!(information.memory_bytes, 0, "an empty queue keeps no memory");
         }

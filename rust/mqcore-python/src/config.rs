@@ -4,10 +4,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use mqcore_broker::history::HistoryOptions;
 use mqcore_broker::id::QueueAddress;
 use mqcore_broker::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges, Status};
 use mqcore_broker::router::RouterDefinition;
-use mqcore_server::config::{ClockConfig, Config, parse_admin_url};
+use mqcore_server::authority::AuthorityConfig;
+use mqcore_server::config::{ClockConfig, Config};
 use mqcore_wire::codec::Limits;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -26,7 +28,7 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
             .map(|url| url.parse())
             .collect::<Result<_, _>>()
             .map_err(|broken| error::config(&broken))?,
-        admin: admin.as_deref().map(parse_admin_url).transpose().map_err(|broken| error::config(&broken))?,
+        admin: admin.as_deref().map(str::parse).transpose().map_err(|broken| error::config(&broken))?,
         allow_remote: field(config, "allow_remote")?,
         shards: field(config, "shards")?,
         channel,
@@ -50,6 +52,9 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         undecided_max: field(config, "undecided_max")?,
         data_dir: field::<Option<PathBuf>>(config, "data_dir")?,
         routers: routers(config)?,
+        authority: AuthorityConfig::default(),
+        history: history(config)?,
+        ..Config::default()
     })
 }
 
@@ -59,6 +64,11 @@ fn routers(config: &Bound<'_, PyAny>) -> PyResult<Vec<RouterDefinition>> {
         routers.push(routing::router(&options?)?);
     }
     Ok(routers)
+}
+
+fn history(config: &Bound<'_, PyAny>) -> PyResult<Option<HistoryOptions>> {
+    let bodies = field(config, "history_bodies")?;
+    Ok(field::<bool>(config, "history")?.then_some(HistoryOptions { bodies }))
 }
 
 fn channel_changes(options: &Bound<'_, PyAny>) -> PyResult<ChannelChanges> {

@@ -38,18 +38,21 @@ pub(crate) enum CloseReason {
     SlowConsumer,
     /// The broker refused it.
     Refused,
+    /// What it logged in with has changed or is gone.
+    Revoked,
     /// A fault of ours: the connection's task panicked.
     Fault,
 }
 
 impl CloseReason {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::ProtocolError,
         Self::HandshakeTimeout,
         Self::PingTimeout,
         Self::HalfOpenLimit,
         Self::SlowConsumer,
         Self::Refused,
+        Self::Revoked,
         Self::Fault,
     ];
 
@@ -61,6 +64,7 @@ impl CloseReason {
             Self::HalfOpenLimit => "half-open-limit",
             Self::SlowConsumer => "slow-consumer",
             Self::Refused => "refused",
+            Self::Revoked => "revoked",
             Self::Fault => "fault",
         }
     }
@@ -149,12 +153,37 @@ impl JournalCounters {
     }
 }
 
+/// What becomes of the history of all shards.
+#[derive(Debug, Default)]
+pub(crate) struct HistoryCounters {
+    /// Steps written to the journals.
+    pub(crate) steps: Counter,
+    /// What they take there, in octets, without the journal's own.
+    pub(crate) bytes: Counter,
+    /// Steps that could not be written down.
+    pub(crate) missed: Counter,
+    /// 1 for shards whose history misses steps now.
+    missing: [AtomicU64; SHARDS_MAX],
+}
+
+impl HistoryCounters {
+    pub(crate) fn set_missing(&self, shard: usize, missing: bool) {
+        self.missing[shard].store(u64::from(missing), Ordering::Relaxed);
+    }
+
+    /// Shards whose history misses steps now.
+    pub(crate) fn missing(&self) -> u64 {
+        self.missing.iter().map(|shard| shard.load(Ordering::Relaxed)).sum()
+    }
+}
+
 /// All of them.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     protocols: [ProtocolCounters; Protocol::ALL.len()],
     pub(crate) handlers: HandlerCounters,
     pub(crate) journal: JournalCounters,
+    pub(crate) history: HistoryCounters,
 }
 
 impl Counters {

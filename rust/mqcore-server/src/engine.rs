@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use mqcore_broker::broker::{Broker, BrokerConfig, HandlerSpec, Restored};
 use mqcore_broker::effect::{Effect, Forwarded, Origin, Question, Transfer};
+use mqcore_broker::history::Block;
 use mqcore_broker::id::{ConnectionId, Sequence};
 use mqcore_broker::record::{Definition, Record};
 use mqcore_broker::rejection::{Rejection, RejectionKind};
@@ -63,8 +64,9 @@ pub(crate) struct Engine {
     /// Of the batches that `forwards` come from.
     rooms: Vec<SharedRoom>,
     congested: Vec<ConnectionId>,
-    /// Records of this turn, and the thread that writes them down; `None`: everything stays in memory.
+    /// Records and history of this turn, and the thread that writes them down; `None`: everything stays in memory.
     records: Vec<(Sequence, Record)>,
+    history: Vec<Block>,
     journal: Option<JournalWriter>,
     /// The broker has more to hand out at once.
     more: bool,
@@ -95,6 +97,7 @@ impl Engine {
             asks: Vec::new(),
             congested: Vec::new(),
             records: Vec::new(),
+            history: Vec::new(),
             journal: None,
             more: false,
             fences: Vec::new(),
@@ -287,6 +290,8 @@ impl Engine {
         while !self.effects.is_empty() {
             self.carry_out(now);
         }
+        // A message can be stored without any effect, and is history all the same.
+        self.write_down();
         // Asked last, as a transfer gives work too.
         self.more = self.broker.has_work();
     }
@@ -335,14 +340,15 @@ impl Engine {
     }
 
     fn write_down(&mut self) {
-        if self.records.is_empty() {
+        let Some(journal) = &self.journal else { return };
+        self.broker.take_history(&mut self.history);
+        if self.records.is_empty() && self.history.is_empty() {
             return;
         }
-        if let Some(journal) = &self.journal {
-            self.hub.moved();
-            let sync = self.broker.waits_for_sync();
-            journal.write(Turn { records: std::mem::take(&mut self.records), sync });
-        }
+        self.hub.moved();
+        let sync = self.broker.waits_for_sync();
+        let (records, history) = (std::mem::take(&mut self.records), std::mem::take(&mut self.history));
+        journal.write(Turn { records, history, missed: 0, sync });
     }
 
     fn ask(&mut self) {

@@ -5,13 +5,16 @@
 //! larger the busier the shard is, and no timer delays anybody.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use mqcore_broker::history::Block;
 use mqcore_broker::id::Sequence;
 use mqcore_broker::options::Durability;
 use mqcore_broker::record::{
-    Record, channel_key, encode_channel, encode_put, encode_queue, encode_router, queue_key, router_key,
+    NUMBERS_KEY, Record, channel_key, encode_channel, encode_intake, encode_numbers, encode_put,
+    encode_queue, encode_router, intake_key, queue_key, router_key,
 };
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
@@ -26,15 +29,25 @@ use crate::shard::Urgent;
 const TURNS_MAX: usize = 256;
 /// How long the thread sleeps when nothing comes; then it makes settlements durable that nobody waited for.
 const IDLE: Duration = Duration::from_millis(200);
+/// What publishers are told while the disk is full.
+const NO_SPACE: &str = "no space is left on the disk of the data directory";
 /// How often housekeeping has its turn while there is work.
 const HOUSEKEEPING: Duration = Duration::from_millis(100);
 /// Octets that housekeeping may move at a time: a few milliseconds of the disk.
 const HOUSEKEEPING_BYTES: usize = 4 * 1024 * 1024;
 
+/// Octets of history that may wait for the thread; what comes when there are more is missed, and that is noted. Nobody
+/// waits for history, so nothing else bounds it.
+const HISTORY_BYTES_MAX: usize = 32 * 1024 * 1024;
+
 /// The records of one turn of a shard.
 #[derive(Debug)]
 pub(crate) struct Turn {
     pub(crate) records: Vec<(Sequence, Record)>,
+    /// What happened to messages. Written before the records, so that what is durable has its history.
+    pub(crate) history: Vec<Block>,
+    /// Steps left out of it, because too much waits already.
+    pub(crate) missed: u64,
     /// Somebody waits until these are durable.
     pub(crate) sync: bool,
 }
@@ -43,6 +56,8 @@ pub(crate) struct Turn {
 #[derive(Debug)]
 pub(crate) struct JournalWriter {
     turns: Sender<Turn>,
+    /// Octets of history on their way to the thread.
+    pending: Arc<AtomicUsize>,
 }
 
 impl JournalWriter {
@@ -64,18 +79,30 @@ impl JournalWriter {
             last: Sequence(0),
             state: State::Healthy,
             housekept: Instant::now(),
+            pending: Arc::default(),
+            missed: 0,
+            missing: false,
         };
+        let pending = Arc::clone(&writer.pending);
         std::thread::Builder::new().name(format!("mqcore-journal-{shard}")).spawn(move || {
             writer.run(&receiver);
             // The directory is free for the next broker before this one counts as stopped.
             drop(directory);
             drop(alive);
         })?;
-        Ok(Self { turns })
+        Ok(Self { turns, pending })
     }
 
     /// Hands records over. Never blocks.
-    pub(crate) fn write(&self, turn: Turn) {
+    pub(crate) fn write(&self, mut turn: Turn) {
+        if !turn.history.is_empty() {
+            let octets = turn.history.iter().map(|block| block.octets.len()).sum();
+            if self.pending.load(Ordering::Relaxed) < HISTORY_BYTES_MAX {
+                self.pending.fetch_add(octets, Ordering::Relaxed);
+            } else {
+                turn.missed += turn.history.drain(..).map(|block| block.steps).sum::<u64>();
+            }
+        }
         // The thread ends only when this is dropped.
         let _ = self.turns.send(turn);
     }
@@ -102,6 +129,11 @@ struct Writer {
     last: Sequence,
     state: State,
     housekept: Instant,
+    pending: Arc<AtomicUsize>,
+    /// Steps that the history misses, and does not say so yet.
+    missed: u64,
+    /// That was logged; said once, not a million times.
+    missing: bool,
 }
 
 impl Writer {
@@ -139,6 +171,10 @@ impl Writer {
     }
 
     fn take(&mut self, turn: Turn) {
+        self.miss(turn.missed);
+        for block in turn.history {
+            self.note(&block);
+        }
         for (sequence, record) in turn.records {
             self.last = sequence;
             if self.state == State::Failed {
@@ -152,7 +188,7 @@ impl Writer {
             match self.append(sequence, &record) {
                 Ok(()) => {}
                 Err(JournalError::Full { .. }) => {
-                    self.refuse(State::Full, "no space is left on the disk of the data directory");
+                    self.refuse(State::Full, NO_SPACE);
                     if !matches!(record, Record::Put { .. }) {
                         self.waiting.push(record);
                     }
@@ -162,13 +198,65 @@ impl Writer {
         }
     }
 
+    /// Writes history down. Nobody waits for it: what cannot be written is missed, and the history says so as soon as it
+    /// can.
+    fn note(&mut self, block: &Block) {
+        self.pending.fetch_sub(block.octets.len(), Ordering::Relaxed);
+        if self.state != State::Healthy {
+            return self.miss(block.steps);
+        }
+        if self.missed > 0 {
+            let gap = Block::gap(block.time, self.missed);
+            if self.journal.note(gap.time.0, &gap.octets).is_ok() {
+                self.missed = 0;
+            }
+        }
+        match self.journal.note(block.time.0, &block.octets) {
+            Ok(_) => {
+                let counters = &self.hub.counters.history;
+                counters.steps.add(block.steps);
+                counters.bytes.add(block.octets.len() as u64);
+                if self.missing && self.missed == 0 {
+                    self.missing = false;
+                    counters.set_missing(self.shard, false);
+                    tracing::warn!(shard = self.shard, "history is written down again");
+                }
+            }
+            Err(error) => {
+                self.miss(block.steps);
+                match error {
+                    JournalError::Full { .. } => self.refuse(State::Full, NO_SPACE),
+                    // One message too large for a record; its delivery does not depend on that.
+                    JournalError::TooLarge { .. } => {}
+                    error => self.fail(&error),
+                }
+            }
+        }
+    }
+
+    fn miss(&mut self, steps: u64) {
+        if steps == 0 {
+            return;
+        }
+        self.missed += steps;
+        self.hub.counters.history.missed.add(steps);
+        if !self.missing {
+            self.missing = true;
+            self.hub.counters.history.set_missing(self.shard, true);
+            tracing::error!(
+                shard = self.shard,
+                "history misses steps: the disk is full, broken, or too slow"
+            );
+        }
+    }
+
     fn append(&mut self, sequence: Sequence, record: &Record) -> Result<(), JournalError> {
         match record {
-            Record::Put { queue, message, received } => {
+            Record::Put { queue, message, received, number } => {
                 if self.state == State::Full {
                     return Err(JournalError::Full { needed: message.body().len() as u64 });
                 }
-                self.journal.put(sequence.0, 0, &[&encode_put(queue, message, *received)])
+                self.journal.put(sequence.0, 0, &[&encode_put(queue, message, *received, *number)])
             }
             Record::Settle(settled) => {
                 // Gathered, so that those in a row become one range.
@@ -182,6 +270,11 @@ impl Writer {
             Record::DefineQueue(queue, options) => {
                 self.journal.define(&queue_key(queue), &encode_queue(queue, options))
             }
+            Record::DefineIntake(node, progress) => {
+                self.journal.define(&intake_key(node), &encode_intake(node, progress))
+            }
+            Record::RemoveIntake(node) => self.journal.undefine(&intake_key(node)),
+            Record::Numbers(below) => self.journal.define(NUMBERS_KEY, &encode_numbers(*below)),
             Record::RemoveChannel(name) => self.journal.undefine(&channel_key(name)),
             Record::RemoveQueue(queue) => self.journal.undefine(&queue_key(queue)),
             Record::DefineRouter(router) => {
@@ -199,7 +292,7 @@ impl Writer {
         match self.settle().and_then(|()| self.journal.write()) {
             Ok(()) => self.tell(Durability::Os),
             Err(JournalError::Full { .. }) => {
-                return self.refuse(State::Full, "no space is left on the disk of the data directory");
+                return self.refuse(State::Full, NO_SPACE);
             }
             Err(error) => return self.fail(&error),
         }
@@ -306,6 +399,7 @@ mod tests {
     use mqcore_wire::codec::Limits;
 
     use super::*;
+    use crate::authority::{Authority, AuthorityConfig};
     use crate::clock::Clock;
     use crate::config::ClockConfig;
     use crate::counters::Counters;
@@ -314,6 +408,7 @@ mod tests {
     use crate::shard::{self, ShardInbox};
     use crate::shutdown::Shutdown;
     use crate::spares::{SpareBytes, SpareCommands};
+    use crate::tls::Tls;
 
     /// Removed at the end, however the test ends.
     struct Scratch(PathBuf);
@@ -330,7 +425,9 @@ mod tests {
         let hub = Hub {
             clock: Clock::new(ClockConfig::System),
             counters: Counters::default(),
+            tls: Tls::new(1, patience),
             registry: Registry::new(1, 1, 1),
+            authority: Authority::open(&AuthorityConfig::default(), None, None).unwrap(),
             shards: [handle].into(),
             shutdown: Shutdown::new(),
             session: SessionTerms {
@@ -363,6 +460,9 @@ mod tests {
             last: Sequence(0),
             state: State::Healthy,
             housekept: Instant::now(),
+            pending: Arc::default(),
+            missed: 0,
+            missing: false,
         };
         writer.refuse(State::Full, "the disk was full a moment ago");
         let (turns, receiver) = channel();
@@ -372,7 +472,12 @@ mod tests {
         let accepted = loop {
             // Never idle: that would be the other way to find it.
             turns
-                .send(Turn { records: vec![(Sequence(2), Record::Settle(Sequence(1)))], sync: false })
+                .send(Turn {
+                    records: vec![(Sequence(2), Record::Settle(Sequence(1)))],
+                    history: Vec::new(),
+                    missed: 0,
+                    sync: false,
+                })
                 .unwrap();
             match inbox.urgent.try_recv() {
                 Ok(urgent) => break matches!(urgent, Urgent::StorageAccepts),

@@ -9,8 +9,10 @@
 //! |---|---|
 //! | [`config`], [`address`] | what a server is started with, and where it listens |
 //! | [`server`] | start, look, settle, stop |
+//! | [`authority`] | who may do what: logins, the gate of each connection, the audit log |
 //! | [`handler`] | the seam behind which delivery handlers run |
 //! | `listener`, `connection`, `output` | sockets: accepting, reading, writing |
+//! | `tls` | what encrypted listeners show, and handshakes |
 //! | `outbox` | what waits for one connection to be written |
 //! | `engine`, `staging`, `questions` | a shard's task, what its turn sends, what it asked |
 //! | `journal_writer`, `data_dir` | the thread that writes a shard's records down, and where they are kept |
@@ -23,6 +25,7 @@
 //! knew is lost.
 
 pub mod address;
+pub mod authority;
 pub mod compaction;
 pub mod config;
 pub mod data_dir;
@@ -48,5 +51,6 @@ mod shutdown;
 mod spares;
 mod staging;
 mod survey;
+mod tls;
 #[cfg(unix)]
 mod unix_socket;

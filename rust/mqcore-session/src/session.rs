@@ -16,6 +16,8 @@ use mqcore_broker::time::Timestamp;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
 
+use crate::node::NodeTerms;
+
 /// What a session is told when its connection opens.
 #[derive(Debug, Clone)]
 pub struct SessionConfig {
@@ -35,6 +37,8 @@ pub struct SessionConfig {
     pub admin: bool,
     /// What is known of the peer before it has said anything.
     pub peer: Arc<Peer>,
+    /// What this broker is among others; `None`: it stands alone.
+    pub node: Option<Arc<NodeTerms>>,
 }
 
 /// Why a session ends its connection.
@@ -98,13 +102,14 @@ pub trait Session: Send {
     fn is_closing(&self) -> bool;
 }
 
-/// The client that stands for a peer before the broker knows it.
-pub fn provisional_client(config: &SessionConfig, now: Timestamp) -> Arc<Client> {
+/// The client that stands for a peer before the broker knows it. `protocol` is what is spoken on its listener.
+pub fn provisional_client(config: &SessionConfig, protocol: &'static str, now: Timestamp) -> Arc<Client> {
     Arc::new(Client {
         connection: config.connection,
         id: "".into(),
         name: None,
         kind: None,
+        protocol,
         admin: config.admin,
         connected_at: now,
     })

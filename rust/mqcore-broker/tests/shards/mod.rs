@@ -66,8 +66,15 @@ impl Shards {
     /// One more client; its name is that of its id.
     pub fn connect(&mut self, id: &str, kind: &str) -> usize {
         let connection = ConnectionId(self.clients.len() as u64 + 1);
-        let provisional =
-            Client { connection, id: "".into(), name: None, kind: None, admin: true, connected_at: self.now };
+        let provisional = Client {
+            connection,
+            id: "".into(),
+            name: None,
+            kind: None,
+            protocol: "test",
+            admin: true,
+            connected_at: self.now,
+        };
         self.clients.push(Arc::new(provisional));
         let introduction = Introduction {
             id: Some(id.to_owned()),

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
+pub mod ledger;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -93,6 +95,7 @@ impl World {
             id: "".into(),
             name: None,
             kind: None,
+            protocol: "test",
             admin,
             connected_at: self.now,
         });

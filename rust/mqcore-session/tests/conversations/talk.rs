@@ -34,6 +34,7 @@ pub(crate) fn config() -> SessionConfig {
         pong_timeout: Duration::from_secs(10),
         admin: true,
         peer: Arc::default(),
+        node: None,
     }
 }
 
@@ -126,6 +127,7 @@ pub(crate) fn client(id: &str) -> Arc<Client> {
         id: id.into(),
         name: Some("nm".into()),
         kind: Some("ty".into()),
+        protocol: "tmqp",
         admin: true,
         connected_at: START,
     })

@@ -1,0 +1,101 @@
+//! What the history says, added up: every message that came in is still there or left exactly once.
+
+use std::collections::BTreeMap;
+
+use mqcore_broker::broker::Broker;
+use mqcore_broker::history::{Kind, each_step};
+use mqcore_broker::id::MessageNumber;
+use mqcore_broker::stats::{DropReason, QueueInformation};
+
+/// The history of a shard, read as it comes.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    /// Each step: its kind, its reason if it has one, the message's number, whether it was the last one.
+    pub steps: Vec<(Kind, Option<String>, u64, bool)>,
+    /// Messages that have not left, with the queue they are in.
+    open: BTreeMap<MessageNumber, String>,
+    counts: BTreeMap<(Kind, Option<String>), u64>,
+    opened: u64,
+    closed: u64,
+}
+
+impl Ledger {
+    /// Takes what happened since the last time.
+    pub fn read(&mut self, broker: &mut Broker) {
+        let mut blocks = Vec::new();
+        broker.take_history(&mut blocks);
+        for block in blocks {
+            let mut steps = 0;
+            each_step(&block.octets, &mut |step| {
+                steps += 1;
+                let reason = step.reason.map(str::to_owned);
+                *self.counts.entry((step.kind, reason.clone())).or_default() += 1;
+                self.steps.push((step.kind, reason, step.number.0, step.last));
+                match step.kind {
+                    Kind::Started | Kind::Gap => return,
+                    Kind::Produced | Kind::Arrived | Kind::Restored => {
+                        self.opened += 1;
+                        let before = self.open.insert(step.number, step.queue.to_owned());
+                        assert_eq!(before, None, "message {} came twice", step.number.0);
+                    }
+                    _ => {
+                        let queue = self.open.get(&step.number).map(String::as_str);
+                        assert_eq!(
+                            queue,
+                            Some(step.queue),
+                            "{:?} of {} after its end",
+                            step.kind,
+                            step.number.0
+                        );
+                    }
+                }
+                if step.last {
+                    self.closed += 1;
+                    self.open.remove(&step.number);
+                }
+            })
+            .expect("the broker writes what can be read");
+            assert_eq!(steps, block.steps);
+        }
+    }
+
+    /// How often something happened.
+    pub fn count(&self, kind: Kind) -> u64 {
+        self.counts.iter().filter(|((counted, _), _)| *counted == kind).map(|(_, count)| count).sum()
+    }
+
+    /// The same with a reason.
+    pub fn because(&self, kind: Kind, reason: &str) -> u64 {
+        self.counts.get(&(kind, Some(reason.to_owned()))).copied().unwrap_or(0)
+    }
+
+    /// Messages that have not left.
+    pub fn open(&self) -> u64 {
+        self.open.len() as u64
+    }
+
+    /// Everything that came in is gone or there; and what the only queue counts is what happened.
+    pub fn agrees_with(&self, queue: &QueueInformation) {
+        let there = queue.high_priority + queue.normal + queue.undecided + queue.unsettled;
+        assert_eq!(self.open(), there, "messages that have not left, as the history and the queue have it");
+        assert_eq!(self.opened, self.closed + self.open());
+        let stats = &queue.stats;
+        let taken = self.count(Kind::Produced) + self.count(Kind::Arrived) + self.count(Kind::Restored);
+        assert_eq!(taken, stats.received);
+        assert_eq!(self.closed, stats.removed);
+        assert_eq!(self.count(Kind::Delivered), stats.deliveries);
+        assert_eq!(self.count(Kind::Acked), stats.acks);
+        assert_eq!(self.count(Kind::Nacked) + self.count(Kind::TimedOut), stats.negative_acks);
+        assert_eq!(self.count(Kind::Expired), stats.timed_out);
+        assert_eq!(self.count(Kind::PutBack), stats.put_back);
+        assert_eq!(self.count(Kind::DeadLettered), stats.dead_lettered);
+        assert_eq!(self.count(Kind::Saved), stats.saved);
+        for reason in DropReason::ALL {
+            assert_eq!(
+                self.because(Kind::Dropped, reason.as_str()),
+                stats.dropped[reason as usize],
+                "{reason:?}"
+            );
+        }
+    }
+}
