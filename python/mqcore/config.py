@@ -316,6 +316,9 @@ class BrokerConfig:
     routers: tuple[RouterOptions, ...] = ()
     """Routers that are there from the start, as they are written here whatever clients made of them before. In a file,
     ``[[router]]`` and ``[[router.binding]]``. Default none."""
+    memory_watermark: int = 256 * 1024 * 1024
+    """Octets of saved messages that may wait in memory. Above it, bodies that are far from being handed out leave it
+    and are read back from the data directory before they are needed. Default 256 MiB."""
 
     def __post_init__(self) -> None:
         _check(self)
