@@ -16,7 +16,7 @@ use crate::rejection::Rejection;
 use crate::router::{Binding, RouterDefinition};
 use crate::routing::{RouteTest, Trip};
 use crate::stats::{
-    ChannelInformation, ClientInformation, QueueInformation, SubscriberInformation, TopicInformation,
+    Census, ChannelInformation, ClientInformation, QueueInformation, SubscriberInformation, TopicInformation,
 };
 use crate::topic::TopicPattern;
 use crate::turn::Place;
@@ -136,6 +136,8 @@ pub struct Deliver {
     pub tag: Tag,
     /// How often the message was put back before.
     pub put_backs: u16,
+    /// The name of that subscription, if it has one.
+    pub name: Option<Arc<[u8]>>,
 }
 
 /// Who gets a delivery.
@@ -315,6 +317,7 @@ pub enum Reply {
     RouteTest(Box<RouteTest>),
     /// Subscribers and queues that a topic's message was handed to.
     Published(u32),
+    Census(Census),
 }
 
 /// A node, as `Reply::Nodes` lists it.
