@@ -8,6 +8,7 @@ use std::time::Duration;
 use mqcore_broker::history::HistoryOptions;
 use mqcore_broker::options::ChannelOptions;
 use mqcore_broker::policy;
+use mqcore_broker::router::RouterDefinition;
 use mqcore_limiter::limiter;
 use mqcore_session::throttr::terms::{CHOICES, Terms};
 use mqcore_wire::codec::Limits;
@@ -90,6 +91,8 @@ pub struct Config {
     pub limiter_keys_max: u64,
     /// Octets at most that they take: 120 each, keys beyond 16 octets and values of buffers besides. Default 2 GiB.
     pub limiter_bytes_max: u64,
+    /// Routers that are there from the start, as they are written here whatever a peer made of them before. Default none.
+    pub routers: Vec<RouterDefinition>,
     /// Who may do what. Default: whoever reaches a listener, which must be on loopback, may do everything.
     pub authority: AuthorityConfig,
     /// What this broker is among others. Default nothing: it stands alone, and other brokers are clients like any.
@@ -131,6 +134,7 @@ impl Default for Config {
             data_dir: None,
             limiter_keys_max: limiter::Config::default().keys_max,
             limiter_bytes_max: limiter::Config::default().bytes_max,
+            routers: Vec::new(),
             authority: AuthorityConfig::default(),
             node: None,
             history: None,
