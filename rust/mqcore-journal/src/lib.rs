@@ -10,6 +10,7 @@
 //! | [`maintenance`] | housekeeping: what is unlinked, what is moved, what is set aside; `compaction`: all of it at once |
 //! | [`recovery`] | what opening found, in words and numbers |
 //! | [`inspection`] | the same without opening: reading alone |
+//! | [`notes`] | the notes of sealed segments, read by others than the writer |
 //! | [`storage`] | files: real ones, and some in memory that crash on demand |
 //! | [`options`], [`stats`], [`error`] | limits and sizes, what is counted, what can go wrong |
 
@@ -20,6 +21,7 @@ mod index;
 pub mod inspection;
 pub mod journal;
 pub mod maintenance;
+pub mod notes;
 pub mod options;
 pub mod recovery;
 mod scan;
