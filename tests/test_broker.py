@@ -97,7 +97,8 @@ def test_an_address_in_use_is_an_error_and_leaves_nothing_behind() -> None:
     [
         ({"listen": "127.0.0.1:2622"}, "has no scheme"),
         ({"listen": "amqp://127.0.0.1:5672"}, "known are tmqp"),
-        ({"admin": "https://127.0.0.1:1"}, "https"),
+        ({"admin": "ftp://127.0.0.1:1"}, "ftp"),
+        ({"admin": "https://127.0.0.1:0"}, "has no certificate"),
         ({"shards": 99}, "at most 16"),
         ({"shards": -1}, "shards"),
         ({"ping_interval": "soon"}, "ping_interval: 'soon' is no duration"),

@@ -22,7 +22,10 @@ FORBIDDEN = {
     "mqcore-broker": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-session": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-authority": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
+    "mqcore-limiter": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-journal": rf"\b({NO_RUNTIME_NO_CLOCK})\b",
+    "mqcore-cluster": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
+    "mqcore-tls": rf"\b({NO_RUNTIME_NO_CLOCK})\b",
 }
 
 # Which of our crates each crate may depend on. Everything points down; what is not listed may depend on none.
@@ -31,16 +34,42 @@ MAY_KNOW = {
     "mqcore-broker": set(),
     "mqcore-journal": set(),
     "mqcore-authority": set(),
-    "mqcore-session": {"mqcore-wire", "mqcore-broker"},
-    "mqcore-server": {"mqcore-wire", "mqcore-broker", "mqcore-session", "mqcore-journal", "mqcore-authority"},
+    "mqcore-cluster": {"mqcore-wire"},
+    "mqcore-session": {"mqcore-wire", "mqcore-broker", "mqcore-cluster"},
+    "mqcore-limiter": set(),
+    "mqcore-tls": set(),
+    "mqcore-session": {"mqcore-wire", "mqcore-broker", "mqcore-limiter"},
+    "mqcore-server": {
+        "mqcore-wire",
+        "mqcore-broker",
+        "mqcore-session",
+        "mqcore-journal",
+        "mqcore-cluster",
+        "mqcore-authority",
+    },
     "mqcore-client": {"mqcore-wire"},
     "mqcore-python": {"mqcore-wire", "mqcore-broker", "mqcore-session", "mqcore-server", "mqcore-client"},
+        "mqcore-authority",
+        "mqcore-limiter",
+        "mqcore-tls",
+    },
+    "mqcore-client": {"mqcore-wire", "mqcore-tls"},
+    "mqcore-python": {
+        "mqcore-wire",
+        "mqcore-broker",
+        "mqcore-session",
+        "mqcore-server",
+        "mqcore-client",
+        "mqcore-limiter",
+    },
 }
 
 # A crate may not reach around a wall with somebody else's crate either.
 ONLY_IN = {
     "tokio": {"mqcore-server", "mqcore-client", "mqcore-python"},
     "axum": {"mqcore-server"},
+    "rustls": {"mqcore-tls"},
+    "tokio-rustls": {"mqcore-server", "mqcore-client"},
     "pyo3": {"mqcore-python"},
     "pyo3-asyncio": {"mqcore-python"},
 }

@@ -7,10 +7,12 @@ use foldhash::{HashMap, HashMapExt};
 use slab::Slab;
 use smallvec::SmallVec;
 
+use crate::bindings::{Bindings, Names, QueueBinding, QueueBindings};
 use crate::channel::{Channel, check_handler, no_queue};
 use crate::client::Client;
 use crate::command::{
-    Acknowledgement, ClientPattern, Command, EventKind, EventScope, EventSubscription, Pull, Request,
+    Acknowledgement, ClientPattern, Command, EventKind, EventScope, EventSubscription, PassedOn, Pull,
+    Request,
 };
 use crate::decision::{Acknowledge, Decision, PutBack, Steps};
 use crate::directory::Directory;
@@ -22,8 +24,10 @@ use crate::history::{Block, Happened, HistoryOptions};
 use crate::id::{
     ChannelName, ConnectionId, HandlerId, MessageNumber, QueueAddress, Sequence, Tag, TopicName,
 };
-use crate::members::{Consumer, Members};
+use crate::intake::Arrival;
+use crate::members::{Consumer, ConsumerKey, Members};
 use crate::message::Message;
+use crate::nodes::Master;
 use crate::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges};
 use crate::policy::Policy;
 use crate::queue::Queue;
@@ -31,7 +35,7 @@ use crate::ready::Entry;
 use crate::record::{Definition, Progress, PutMessage, Record};
 use crate::rejection::{Rejection, RejectionKind};
 use crate::stats::{DropReason, Survey, Waiting};
-use crate::subscription::QueueSubscription;
+use crate::subscription::{QueueSubscription, Remote};
 use crate::time::Timestamp;
 use crate::topic::{TopicPattern, Topics};
 use crate::turn::{Asked, Asker, Awaiting, Books, Place, Storage, Turn};
@@ -151,6 +155,11 @@ pub struct Broker {
     peers: HashMap<ConnectionId, Peer>,
     directory: Directory,
     topics: Topics,
+    bindings: Bindings,
+    /// Subscriptions that have a name.
+    named: Names<(Place, ConsumerKey)>,
+    /// What the answer to the request that is being carried out waits for.
+    ticket: Option<u64>,
     /// Subscribers of channels' coming and going.
     watchers: Vec<(EventKind, ConnectionId)>,
     answers_late: u64,
@@ -167,6 +176,9 @@ impl Broker {
             peers: HashMap::new(),
             directory: Directory::new(),
             topics: Topics::default(),
+            bindings: Bindings::default(),
+            named: Names::default(),
+            ticket: None,
             watchers: Vec::new(),
             answers_late: 0,
         }
@@ -221,6 +233,7 @@ impl Broker {
                 self.relay(&to, Event::DirectAcknowledged(message), effects);
             }
             Command::Respond { to, message } => self.relay(&to, Event::Responded(message), effects),
+            Command::PassedOn(passed_on) => self.passed_on(client, *passed_on, now, effects),
             Command::Request(id, request) => {
                 let before = self.books.sequence;
                 let result = self.request(client, *request, now, effects);
@@ -228,7 +241,10 @@ impl Broker {
                     self.books.refused += 1;
                 }
                 let event = Event::Answered(id, result);
-                if self.books.sequence > before && self.books.storage == Storage::Ready {
+                if let Some(ticket) = self.ticket.take() {
+                    // Bindings are not kept across restarts, so there is no commit to wait for as well.
+                    self.bindings.wait(ticket, client.connection, event);
+                } else if self.books.sequence > before && self.books.storage == Storage::Ready {
                     // It changed what must survive: whoever asked may rely on the answer.
                     let awaiting = Awaiting::Answer(client.connection, event);
                     self.books.wait(Durability::Fsync, awaiting);
@@ -239,8 +255,15 @@ impl Broker {
         }
     }
 
+    /// A broker that this one passes on to came, went, or said who it is. Told to the home shard.
+    pub fn master(&mut self, master: Master, now: Timestamp, effects: &mut Vec<Effect>) {
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        self.directory.master(master, &mut turn);
+    }
+
     /// A connection ended. Every shard is told.
     pub fn closed(&mut self, connection: ConnectionId, now: Timestamp, effects: &mut Vec<Effect>) {
+        self.books.links.retain(|_, link| *link != connection);
         if self.books.congested.remove(&connection).is_some() {
             self.books.congestion += 1;
         }
@@ -257,8 +280,8 @@ impl Broker {
                 let channel = &mut self.channels[key];
                 channel.leave(&peer.client, &mut turn);
             }
-            for place in peer.subscribed {
-                if let Some(queue) = find(&mut self.channels, place) {
+            for place in &peer.subscribed {
+                if let Some(queue) = find(&mut self.channels, *place) {
                     queue.forget_subscriber(connection);
                 }
             }
@@ -267,6 +290,9 @@ impl Broker {
                 for queue in channel.queues.values_mut() {
                     queue.consumer_lost(connection, &mut turn);
                 }
+            }
+            for place in peer.subscribed {
+                self.abandon(place, now, effects);
             }
             self.destroy_abandoned(now, effects);
         }
@@ -332,6 +358,21 @@ impl Broker {
     pub fn forwarded(&mut self, forwarded: Forwarded, now: Timestamp, effects: &mut Vec<Effect>) {
         match forwarded {
             Forwarded::Copy { to, message } => self.copy_to_queue(&to, message, now, effects),
+            Forwarded::Bind { queue, bind, unbind, from, ticket } => {
+                for topic in bind {
+                    // Its own shard keeps the count below the limit; what was bound by others does not matter here.
+                    let _ = self.topics.bind(TopicPattern::Exact(topic), &queue);
+                }
+                for topic in unbind {
+                    self.topics.unbind(&TopicPattern::Exact(topic), &queue);
+                }
+                let mut turn = Turn { now, books: &mut self.books, effects };
+                turn.forward(from, Forwarded::Bound { ticket });
+            }
+            Forwarded::Bound { ticket } => {
+                let mut turn = Turn { now, books: &mut self.books, effects };
+                self.bindings.done(ticket, &mut turn);
+            }
         }
     }
 
@@ -381,6 +422,9 @@ impl Broker {
 
     fn restore_definition(&mut self, definition: Definition, now: Timestamp, effects: &mut Vec<Effect>) {
         let key = match &definition {
+            Definition::Intake(node, progress) => {
+                return self.books.intake.restore(Arc::clone(node), progress.clone());
+            }
             Definition::Channel(name, options) => {
                 let key = self.restore_channel(name);
                 self.channels[key].options = (**options).clone();
@@ -410,6 +454,9 @@ impl Broker {
 
     fn restore_message(&mut self, restored: Restored, now: Timestamp, effects: &mut Vec<Effect>) {
         let Restored { put, sequence, progress } = restored;
+        if let Some(ticket) = put.message.ticket() {
+            self.books.intake.restore_saved(ticket);
+        }
         let key = self.restore_channel(&put.queue.channel);
         let mut turn = Turn { now, books: &mut self.books, effects };
         let channel = &mut self.channels[key];
@@ -450,6 +497,9 @@ impl Broker {
                 }
                 Awaiting::Answer(connection, event) => effects.push(Effect::Tell(connection, event)),
                 Awaiting::Transfer(origin) => effects.push(Effect::Transferred(origin)),
+                Awaiting::Confirm(link, numbers) => {
+                    effects.push(Effect::Tell(link, Event::Confirmed(numbers)));
+                }
             }
         }
     }
@@ -472,6 +522,10 @@ impl Broker {
                 Awaiting::Answer(connection, event) => effects.push(Effect::Tell(connection, event)),
                 // Its old shard keeps it: after a restart it is there once more, which is better than never.
                 Awaiting::Transfer(_) => {}
+                // The messages themselves were taken. At worst they come once more after a crash.
+                Awaiting::Confirm(link, numbers) => {
+                    effects.push(Effect::Tell(link, Event::Confirmed(numbers)));
+                }
             }
         }
     }
@@ -545,6 +599,9 @@ impl Broker {
                 queue.timeout(&mut turn);
             }
         }
+        while let Some(queue) = self.bindings.expired(now) {
+            self.drop_queue(&queue, now, effects);
+        }
         self.close_slow_consumers(now, effects);
     }
 
@@ -554,7 +611,7 @@ impl Broker {
         let patience = self.books.config.slow_consumer_timeout;
         let slow =
             self.books.congested.values().min().map_or(Timestamp::NEVER, |since| since.after(patience));
-        timer.min(slow).min(self.books.next_question_deadline())
+        timer.min(slow).min(self.books.next_question_deadline()).min(self.bindings.next_expiry())
     }
 
     /// Hands out stored messages, about `budget` of them (large ones count more). True if there is more to
@@ -562,6 +619,9 @@ impl Broker {
     pub fn work(&mut self, now: Timestamp, mut budget: usize, effects: &mut Vec<Effect>) -> bool {
         /// What one queue gets before the next one has its turn.
         const SHARE: usize = 256;
+        if self.books.intake.is_dirty() {
+            Turn { now, books: &mut self.books, effects }.write_intake();
+        }
         while budget > 0 {
             let Some(place) = self.books.work.pop_front() else { return false };
             let Some((members, queue)) = at(&mut self.channels, place) else { continue };
@@ -615,11 +675,55 @@ impl Broker {
 
     // ---- Messages ----------------------------------------------------------------------------------------
 
+    /// Another broker passes something on, perhaps not for the first time.
+    fn passed_on(
+        &mut self,
+        link: &Arc<Client>,
+        passed_on: PassedOn,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
+        let PassedOn { ticket, command } = passed_on;
+        let latest = self.books.links.entry(Arc::clone(&ticket.node)).or_insert(link.connection);
+        if link.connection < *latest {
+            // The node has connected anew, and sends again there what is not confirmed.
+            return;
+        }
+        *latest = link.connection;
+        match self.books.intake.arrive(&ticket) {
+            Arrival::New => {}
+            Arrival::Done => return self.books.intake.again(&ticket),
+            Arrival::Pending | Arrival::Later => return,
+        }
+        match command {
+            // Its queue says when it is done, which may be much later.
+            Command::Publish { queue, message } => return self.publish(&queue, message, now, effects),
+            Command::Direct { to, message } => {
+                let receivers = self.directory.receivers(&to, message.properties().first_acquirer);
+                for receiver in receivers {
+                    let event = Event::Direct { to: to.clone(), message: message.clone() };
+                    effects.push(Effect::Tell(receiver, event));
+                }
+            }
+            Command::AcknowledgeDirect { to, message } => {
+                self.relay(&to, Event::DirectAcknowledged(message), effects);
+            }
+            Command::Respond { to, message } => self.relay(&to, Event::Responded(message), effects),
+            Command::PublishTopic { topic, message, to_producer, .. } => {
+                self.publish_topic(&topic, &message, to_producer, now, effects);
+            }
+            // What was handed out there is settled there; here it is only passed by.
+            _ => {}
+        }
+        self.books.intake.done(&ticket);
+    }
+
     fn publish(&mut self, to: &QueueAddress, message: Message, now: Timestamp, effects: &mut Vec<Effect>) {
         let key = match self.channel_for_publishing(to, now, effects) {
             Ok(key) => key,
             Err(rejection) => {
                 self.books.refused += 1;
+                Turn { now, books: &mut self.books, effects }.refuse_passed_on(&message, &rejection);
                 if let Some(producer) = message.producer() {
                     let connection = producer.connection;
                     let event = Event::PublishRefused { queue: to.clone(), message, rejection };
@@ -697,7 +801,9 @@ impl Broker {
         let found =
             channel.and_then(|Channel { members, queues, .. }| Some((members, queues.get_mut(&to.id)?)));
         match found {
-            Some((members, queue)) => queue.publish_copy(message, members, &mut turn),
+            Some((members, queue)) => {
+                queue.publish_copy(message, &consumers(members, queue), &mut turn);
+            }
             None => {
                 turn.books.retired.dropped[DropReason::NoConsumer as usize] += 1;
                 turn.nowhere(to, message, Happened::Produced, DropReason::NoConsumer);
@@ -734,7 +840,7 @@ impl Broker {
         let Some(key) = self.lookup(&queue.channel) else { return };
         let mut turn = Turn { now, books: &mut self.books, effects };
         if let Some(queue) = self.channels[key].queues.get_mut(&queue.id) {
-            queue.acknowledged_all(client.connection, tag, negative, &mut turn);
+            queue.acknowledged_all((client.connection, tag), negative, &mut turn);
         }
     }
 
@@ -850,7 +956,15 @@ impl Broker {
                 self.subscribe_queue(client, *subscription, now, effects)
             }
             Request::UnsubscribeQueue { queue, tag } => {
-                self.unsubscribe_queue(client, &queue, tag, now, effects)
+                self.unsubscribe_queue((client.connection, tag), &queue, now, effects)
+            }
+            Request::ToSubscriptions { name, what } => self.reach_subscriptions(&name, &what, now, effects),
+            Request::RebindQueue { queue, binding } => {
+                self.rebind(&queue, *binding, None, now, effects).map(|()| Reply::Done)
+            }
+            Request::DropQueue { queue } => {
+                self.drop_queue(&queue, now, effects);
+                Ok(Reply::Done)
             }
             Request::SubscribeTopic { pattern, told } => {
                 self.topics.subscribe(client, pattern, told, now).map(|()| Reply::Done)
@@ -919,7 +1033,7 @@ impl Broker {
                 })
             }
             Request::ListClients { kind } => Ok(Reply::Clients(self.directory.list(kind.as_deref(), now))),
-            Request::ListNodes => Ok(Reply::Nodes(Vec::new())),
+            Request::ListNodes => Ok(Reply::Nodes(self.directory.nodes(now))),
         }
     }
 
@@ -966,35 +1080,60 @@ impl Broker {
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) -> Result<Reply, Rejection> {
-        let QueueSubscription { queue: address, tag, terms, create } = subscription;
+        let QueueSubscription { queue: address, tag, terms, create, name, binding, told } = subscription;
         debug_assert_ne!(tag, Tag::CHANNEL, "sessions give subscriptions numbers of their own");
-        let missing = self
-            .lookup(&address.channel)
-            .is_none_or(|key| !self.channels[key].queues.contains_key(&address.id));
-        let key = match create {
-            Some(changes) if missing => {
-                self.create_queue(&address, &changes, now, effects)?;
-                self.lookup(&address.channel).ok_or_else(|| no_channel(&address.channel))?
-            }
-            _ => self.channel_for_publishing(&address, now, effects)?,
-        };
+        let key = self.channel_for_consuming(&address, create, now, effects)?;
         let mut turn = Turn { now, books: &mut self.books, effects };
         let Channel { members, queues, .. } = &mut self.channels[key];
         let queue = queues.get_mut(&address.id).ok_or_else(|| no_queue(&address.channel, address.id))?;
-        queue.subscribe(Consumer { client: client.clone(), tag, terms }, members, &mut turn);
-        let place = queue.face.place;
+        let name: Option<Arc<[u8]>> = name.map(Into::into);
+        let consumer = Consumer { client: client.clone(), tag, terms, name: name.clone() };
+        let (place, own) = (queue.face.place, consumer.key());
+        queue.subscribe(consumer, members, &mut turn);
+        self.bindings.used(&address);
         let peer = self.peer(client);
         if !peer.subscribed.contains(&place) {
             peer.subscribed.push(place);
         }
+        if let Some(name) = name {
+            let channels = &mut self.channels;
+            self.named.add(&name, (place, own), |name, (place, key)| {
+                find(channels, *place).is_some_and(|queue| queue.has_subscription(*key, name))
+            });
+        }
+        if let Some(binding) = binding
+            && let Err(rejection) = self.rebind(&address, *binding, (!told).then_some(own), now, effects)
+        {
+            // All or nothing: whoever is refused does not consume.
+            self.unsubscribe_queue(own, &address, now, effects)?;
+            return Err(rejection);
+        }
         Ok(Reply::Done)
+    }
+
+    /// The channel of a queue that somebody wants to consume, with the queue in it.
+    fn channel_for_consuming(
+        &mut self,
+        address: &QueueAddress,
+        create: Option<Box<QueueChanges>>,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Result<usize, Rejection> {
+        let known = self.lookup(&address.channel);
+        let missing = known.is_none_or(|key| !self.channels[key].queues.contains_key(&address.id));
+        match create {
+            Some(changes) if missing => {
+                self.create_queue(address, &changes, now, effects)?;
+                self.lookup(&address.channel).ok_or_else(|| no_channel(&address.channel))
+            }
+            _ => self.channel_for_publishing(address, now, effects),
+        }
     }
 
     fn unsubscribe_queue(
         &mut self,
-        client: &Arc<Client>,
+        consumer: ConsumerKey,
         address: &QueueAddress,
-        tag: Tag,
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) -> Result<Reply, Rejection> {
@@ -1002,16 +1141,108 @@ impl Broker {
         let mut turn = Turn { now, books: &mut self.books, effects };
         let queue = self.channels[key].queues.get_mut(&address.id);
         let queue = queue.ok_or_else(|| no_queue(&address.channel, address.id))?;
-        let (connection, place) = (client.connection, queue.face.place);
+        let ((connection, tag), place) = (consumer, queue.face.place);
         if !queue.unsubscribe(connection, tag, &mut turn) {
             let reason = format!("the client has no such subscription to queue {address}");
             return Err(Rejection::new(RejectionKind::NotFound, reason));
         }
-        if !queue.subscriptions().any(|member| member.consumer.client.connection == connection) {
-            self.peer(client).subscribed.retain(|subscribed| *subscribed != place);
+        let more = queue.subscriptions().any(|member| member.consumer.client.connection == connection);
+        if !more && let Some(peer) = self.peers.get_mut(&connection) {
+            peer.subscribed.retain(|subscribed| *subscribed != place);
         }
+        self.abandon(place, now, effects);
         self.destroy_abandoned(now, effects);
         Ok(Reply::Done)
+    }
+
+    /// A subscription of a queue ended: perhaps it was the last one, and the queue goes with it.
+    fn abandon(&mut self, place: Place, now: Timestamp, effects: &mut Vec<Effect>) {
+        let Some(queue) = find(&mut self.channels, place) else { return };
+        if queue.subscriptions().next().is_some() {
+            return;
+        }
+        let address = queue.face.address.clone();
+        if self.bindings.abandoned(&address, now) {
+            self.drop_queue(&address, now, effects);
+        }
+    }
+
+    fn reach_subscriptions(
+        &mut self,
+        name: &[u8],
+        what: &Remote,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Reply, Rejection> {
+        let mut found = false;
+        for (place, consumer) in self.named.get(name) {
+            let Some(queue) = find(&mut self.channels, place) else { continue };
+            if !queue.has_subscription(consumer, name) {
+                continue;
+            }
+            found = true;
+            let mut turn = Turn { now, books: &mut self.books, effects };
+            match what {
+                Remote::Settle { message_id: Some(id), negative } => {
+                    queue.acknowledged_one(consumer, id, negative.as_deref(), &mut turn);
+                }
+                Remote::Settle { message_id: None, negative } => {
+                    queue.acknowledged_all(consumer, negative.as_deref(), &mut turn);
+                }
+                Remote::Unsubscribe => {
+                    let address = queue.face.address.clone();
+                    self.unsubscribe_queue(consumer, &address, now, effects)?;
+                }
+            }
+        }
+        let reason = || Rejection::new(RejectionKind::NotFound, "there is no such consumer");
+        if found { Ok(Reply::Done) } else { Err(reason()) }
+    }
+
+    /// Changes what a queue is bound to, and tells its subscriptions, apart from `issuer`.
+    fn rebind(
+        &mut self,
+        queue: &QueueAddress,
+        binding: QueueBinding,
+        issuer: Option<ConsumerKey>,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), Rejection> {
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let rebound = self.bindings.change(queue, binding, &mut turn)?;
+        self.ticket = rebound.ticket;
+        if let Some(bindings) = rebound.changed {
+            self.tell_bindings(bindings, issuer, effects);
+        }
+        Ok(())
+    }
+
+    fn tell_bindings(
+        &mut self,
+        bindings: QueueBindings,
+        issuer: Option<ConsumerKey>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(key) = self.lookup(&bindings.queue.channel) else { return };
+        let Some(queue) = self.channels[key].queues.get(&bindings.queue.id) else { return };
+        let bindings = Arc::new(bindings);
+        for member in queue.subscriptions().filter(|member| Some(member.consumer.key()) != issuer) {
+            let event = Event::Rebound { tag: member.consumer.tag, bindings: bindings.clone() };
+            effects.push(Effect::Tell(member.consumer.client.connection, event));
+        }
+    }
+
+    /// A queue goes with its bindings, if there are such.
+    fn drop_queue(&mut self, address: &QueueAddress, now: Timestamp, effects: &mut Vec<Effect>) {
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        if let Some(bindings) = self.bindings.forget(address, &mut turn) {
+            self.tell_bindings(bindings, None, effects);
+        }
+        let Some(key) = self.lookup(&address.channel) else { return };
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        // It may be gone already: then nothing is left to remove.
+        let _ = self.channels[key].remove_queue(address.id, &mut turn);
+        self.destroy_abandoned(now, effects);
     }
 
     fn leave(

@@ -2,11 +2,13 @@
 
 use smallvec::SmallVec;
 
+use crate::bindings::QueueBinding;
 use crate::client::Introduction;
 use crate::id::{ChannelName, QueueAddress, RequestId, Tag, TopicName};
+use crate::intake::Ticket;
 use crate::message::Message;
 use crate::options::{ChannelChanges, QueueChanges};
-use crate::subscription::QueueSubscription;
+use crate::subscription::{QueueSubscription, Remote};
 use crate::topic::TopicPattern;
 
 /// A message id as it was read, kept inline when it is short.
@@ -70,8 +72,20 @@ pub enum Command {
         /// The response; `content_type` is the status.
         message: Message,
     },
+    /// Another broker passes on what a client of its own asked for. Nobody is answered but that broker, by
+    /// `Event::Confirmed` or `Event::PutOff`.
+    PassedOn(Box<PassedOn>),
     /// Anything that is rare enough to be boxed.
     Request(RequestId, Box<Request>),
+}
+
+/// What another broker passes on.
+#[derive(Debug, Clone)]
+pub struct PassedOn {
+    /// Which of its messages this is.
+    pub ticket: Ticket,
+    /// What it asks for: to publish, or one of the commands between clients. A message that is published carries the ticket too.
+    pub command: Command,
 }
 
 /// A consumer's word about a delivery.
@@ -145,11 +159,13 @@ pub enum EventKind {
     QueueUpdated,
     QueueRemoved,
     MessageProduced,
+    NodeConnected,
+    NodeDisconnected,
 }
 
 impl EventKind {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::ClientConnected,
         Self::ClientDisconnected,
         Self::ClientJoined,
@@ -160,6 +176,8 @@ impl EventKind {
         Self::QueueUpdated,
         Self::QueueRemoved,
         Self::MessageProduced,
+        Self::NodeConnected,
+        Self::NodeDisconnected,
     ];
 
     /// The name on the wire.
@@ -175,6 +193,8 @@ impl EventKind {
             Self::QueueUpdated => "QueueUpdated",
             Self::QueueRemoved => "QueueRemoved",
             Self::MessageProduced => "MessageProduced",
+            Self::NodeConnected => "NodeConnected",
+            Self::NodeDisconnected => "NodeDisconnected",
         }
     }
 
@@ -188,6 +208,8 @@ impl EventKind {
         match self {
             Self::ClientConnected
             | Self::ClientDisconnected
+            | Self::NodeConnected
+            | Self::NodeDisconnected
             | Self::ChannelCreated
             | Self::ChannelRemoved => EventScope::Server,
             Self::ClientJoined
@@ -264,6 +286,14 @@ pub enum Request {
     SubscribeQueue(Box<QueueSubscription>),
     /// End that; what is not settled goes back.
     UnsubscribeQueue { queue: QueueAddress, tag: Tag },
+    /// Do something to the subscriptions of a name, whoever has them. `NotFound` from every shard that has none. Asked of
+    /// every shard.
+    ToSubscriptions { name: Box<[u8]>, what: Remote },
+    /// Change what a queue is bound to, whether or not it exists yet. Answered when no message can be missed any more.
+    RebindQueue { queue: QueueAddress, binding: Box<QueueBinding> },
+    /// Remove a queue that its consumers made, and what it is bound to, whether or not it exists. Who consumes it is told of
+    /// its bindings once more.
+    DropQueue { queue: QueueAddress },
     /// Get the messages of topics from now on; each once, however many subscriptions match. Twice is fine. `told`: each
     /// as an `Event::Published` of its own, for sessions that number, filter or acknowledge; else encoded once for all.
     /// Patterns are asked of every shard.
@@ -308,6 +338,7 @@ impl Command {
             | Self::Direct { .. }
             | Self::AcknowledgeDirect { .. }
             | Self::Respond { .. } => Destination::Home,
+            Self::PassedOn(passed_on) => passed_on.command.destination(shards),
             Self::Request(_, request) => request.destination(shards),
         }
     }
@@ -330,7 +361,10 @@ impl Request {
             | Self::RemoveQueue { queue }
             | Self::ClearQueue { queue, .. }
             | Self::QueueInformation { queue }
-            | Self::UnsubscribeQueue { queue, .. } => of(&queue.channel),
+            | Self::UnsubscribeQueue { queue, .. }
+            | Self::RebindQueue { queue, .. }
+            | Self::DropQueue { queue } => of(&queue.channel),
+            Self::ToSubscriptions { .. } => Destination::Every,
             Self::SubscribeQueue(subscription) => of(&subscription.queue.channel),
             Self::ListChannels { .. } => Destination::Every,
             Self::ListClients { .. } | Self::ListNodes => Destination::Home,

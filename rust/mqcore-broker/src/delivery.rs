@@ -153,6 +153,11 @@ impl Deliveries {
         self.outstanding[self.deliveries[key].outstanding].entry.message.id()
     }
 
+    /// Which subscription a delivery went to.
+    pub(crate) fn tag(&self, key: usize) -> Tag {
+        self.deliveries[key].consumer.tag
+    }
+
     /// Takes a delivery off the books. Its hold on the message goes to the caller.
     pub(crate) fn take(&mut self, key: usize) -> Delivery {
         let delivery = self.deliveries.remove(key);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::bindings::QueueBindings;
 use crate::client::Client;
 use crate::command::{Acknowledgement, EventKind, MessageId};
 use crate::decision::{Decision, Step};
@@ -48,6 +49,24 @@ pub enum Forwarded {
         to: QueueAddress,
         /// What.
         message: Message,
+    },
+    /// Bind a queue to topics and unbind it from others, and say so.
+    Bind {
+        /// The queue.
+        queue: QueueAddress,
+        /// Topics of the shard that is asked.
+        bind: Vec<TopicName>,
+        /// Topics of the shard that is asked.
+        unbind: Vec<TopicName>,
+        /// Who wants to know when it is done.
+        from: usize,
+        /// Under which number.
+        ticket: u64,
+    },
+    /// That was done.
+    Bound {
+        /// Under this number.
+        ticket: u64,
     },
 }
 
@@ -131,6 +150,13 @@ pub enum Event {
         /// The consumer's own word, if this relays one, with that consumer's id (`None` if names are hidden).
         relayed: Option<Box<(Acknowledgement, Option<Box<str>>)>>,
     },
+    /// What the queue of a subscription is bound to changed, or when that queue goes.
+    Rebound {
+        /// Which subscription.
+        tag: Tag,
+        /// How it is now.
+        bindings: Arc<QueueBindings>,
+    },
     /// A subscription ended without its session having asked: its queue was removed.
     SubscriptionEnded {
         /// The queue.
@@ -193,6 +219,10 @@ pub enum Event {
     DirectAcknowledged(Message),
     /// A response to a direct message that this peer sent.
     Responded(Message),
+    /// To a broker that passes on: what came under these numbers is done, as safe as its queue keeps it.
+    Confirmed(Vec<u64>),
+    /// To a broker that passes on: what came under this number cannot be taken now, and must come again later.
+    PutOff(u64, Rejection),
     /// A message of a topic, for a subscriber that wants to be told of each.
     Published {
         /// The topic.
@@ -273,6 +303,7 @@ pub enum Subject {
     Subscription { client_id: Box<str>, client_name: Option<Box<str>>, client_kind: Option<Box<str>> },
     Queue { tag: Option<Box<str>>, status: crate::options::Status, high_priority: u64, normal: u64 },
     Message { id: Box<[u8]>, saved: bool, producer: Option<Arc<Client>> },
+    Node(Box<NodeInformation>),
 }
 
 /// A question to a delivery handler.

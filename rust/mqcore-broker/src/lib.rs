@@ -13,6 +13,7 @@
 //! | [`command`], [`effect`], [`stats`] | what comes in, what goes out, what is counted |
 //! | [`record`], [`history`] | what must survive a crash; what happened to each message |
 
+pub mod bindings;
 pub mod broker;
 mod channel;
 pub mod client;
@@ -25,8 +26,10 @@ pub mod effect;
 pub mod filter;
 pub mod history;
 pub mod id;
+pub mod intake;
 mod members;
 pub mod message;
+pub mod nodes;
 pub mod options;
 pub mod policy;
 mod queue;

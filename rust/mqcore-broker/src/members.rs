@@ -14,12 +14,14 @@ pub(crate) struct Consumer {
     /// Which of its subscriptions to the queue; [`Tag::CHANNEL`] if it joined the channel.
     pub(crate) tag: Tag,
     pub(crate) terms: Terms,
+    /// The name by which others speak of it.
+    pub(crate) name: Option<Arc<[u8]>>,
 }
 
 impl Consumer {
     /// Somebody who joined the channel.
     pub(crate) fn of_channel(client: Arc<Client>) -> Self {
-        Self { client, tag: Tag::CHANNEL, terms: Terms::default() }
+        Self { client, tag: Tag::CHANNEL, terms: Terms::default(), name: None }
     }
 
     /// What tells it from all others.

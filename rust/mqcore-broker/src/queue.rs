@@ -160,6 +160,12 @@ impl Queue {
         own.iter().filter(|member| member.consumer.tag != Tag::CHANNEL)
     }
 
+    /// Whether this subscription is there and has this name.
+    pub(crate) fn has_subscription(&self, key: ConsumerKey, name: &[u8]) -> bool {
+        self.subscriptions()
+            .any(|member| member.consumer.key() == key && member.consumer.name.as_deref() == Some(name))
+    }
+
     /// Somebody consumes this queue on terms of its own.
     pub(crate) fn subscribe(&mut self, consumer: Consumer, channel: &Members, turn: &mut Turn<'_>) {
         let own = self.own.get_or_insert_with(|| Arc::new(channel.clone()));
@@ -397,6 +403,7 @@ impl Queue {
     }
 
     fn refuse(&self, message: Message, rejection: Rejection, turn: &mut Turn<'_>) {
+        turn.refuse_passed_on(&message, &rejection);
         if let Some(producer) = message.producer() {
             let to = producer.connection;
             let queue = (*self.face.address).clone();
@@ -409,8 +416,7 @@ impl Queue {
             return message;
         }
         let id = turn.books.next_id();
-        let producer = message.producer().cloned();
-        Message::from_parts(id.as_bytes(), message.headers(), message.body(), message.properties(), producer)
+        message.with_id(id.as_bytes())
     }
 
     pub(crate) fn deadline(&self, now: Timestamp) -> Timestamp {
@@ -466,6 +472,7 @@ impl Queue {
             self.refuse(entry.message.clone(), rejection, turn);
             return self.discard(entry, DropReason::Refused, turn);
         }
+        turn.finish_passed_on(&entry.message);
         self.acknowledge(&mut entry, verdict, None, "none", turn);
         if verdict.decision.allow {
             self.announce(&entry, turn);
@@ -647,6 +654,7 @@ impl Queue {
         self.clear(Clear { high_priority: true, normal: true }, turn);
         for mut admission in std::mem::take(&mut self.undecided) {
             self.first_undecided += 1;
+            turn.finish_passed_on(&admission.entry.message);
             self.answer_producer(&mut admission.entry, Some("erased"), None, true, turn);
             self.discard(admission.entry, DropReason::Erased, turn);
         }

@@ -6,7 +6,7 @@ use crate::decision::{Decision, PutBack, Step};
 use crate::effect::AcknowledgementView;
 use crate::history::Happened;
 use crate::id::{ConnectionId, Tag};
-use crate::members::Consumer;
+use crate::members::{Consumer, ConsumerKey};
 use crate::queue::Queue;
 use crate::ready::Entry;
 use crate::stats::DropReason;
@@ -123,29 +123,42 @@ impl Queue {
     /// A subscription settles all it has.
     pub(crate) fn acknowledged_all(
         &mut self,
-        consumer: ConnectionId,
-        tag: Tag,
+        consumer: ConsumerKey,
         negative: Option<&str>,
         turn: &mut Turn<'_>,
     ) {
-        for key in self.deliveries.of(consumer, Some(tag)) {
-            let word = Acknowledgement {
-                tag,
-                queue: (*self.face.address).clone(),
-                message_id: self.deliveries.message_id(key).into(),
-                negative: negative.map(Into::into),
-                headers: Box::default(),
-                hops: 0,
-                first_acquirer: false,
-            };
-            let counter = if negative.is_none() {
-                &mut self.face.stats.acks
-            } else {
-                &mut self.face.stats.negative_acks
-            };
-            *counter += 1;
-            self.settle(key, Word::Said(Box::new(word)), turn);
+        for key in self.deliveries.of(consumer.0, Some(consumer.1)) {
+            self.settle_for(key, negative, turn);
         }
+    }
+
+    /// Somebody settles one delivery of a subscription, which may be gone.
+    pub(crate) fn acknowledged_one(
+        &mut self,
+        consumer: ConsumerKey,
+        message_id: &[u8],
+        negative: Option<&str>,
+        turn: &mut Turn<'_>,
+    ) {
+        if let Some(key) = self.deliveries.find(message_id, consumer) {
+            self.settle_for(key, negative, turn);
+        }
+    }
+
+    /// Settles a delivery without a word of its consumer that could be relayed.
+    fn settle_for(&mut self, key: usize, negative: Option<&str>, turn: &mut Turn<'_>) {
+        let word = Acknowledgement {
+            tag: self.deliveries.tag(key),
+            queue: (*self.face.address).clone(),
+            message_id: self.deliveries.message_id(key).into(),
+            negative: negative.map(Into::into),
+            headers: Box::default(),
+            hops: 0,
+            first_acquirer: false,
+        };
+        let stats = &mut self.face.stats;
+        *(if negative.is_none() { &mut stats.acks } else { &mut stats.negative_acks }) += 1;
+        self.settle(key, Word::Said(Box::new(word)), turn);
     }
 
     /// A delivery to a consumer that does not acknowledge, where the queue wants an acknowledgement: being handed out is

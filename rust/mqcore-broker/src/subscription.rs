@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::bindings::QueueBinding;
+use crate::command::MessageId;
 use crate::id::{QueueAddress, Tag};
 use crate::options::QueueChanges;
 
@@ -41,4 +43,24 @@ pub struct QueueSubscription {
     /// Channel and queue are created if they are missing, the queue with these options; `None`: as the broker's configuration
     /// says.
     pub create: Option<Box<QueueChanges>>,
+    /// A name by which any connection can settle its deliveries or end it; not unique.
+    pub name: Option<Box<[u8]>>,
+    /// Changes what the queue is bound to before the subscription is answered.
+    pub binding: Option<Box<QueueBinding>>,
+    /// Whether this subscription too is told of that change, as all others are.
+    pub told: bool,
+}
+
+/// What any connection may do to the subscriptions of a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Remote {
+    /// Acknowledge, or refuse if a reason is given, one delivery or all.
+    Settle {
+        /// `None`: all.
+        message_id: Option<MessageId>,
+        /// Why not; `None`: they were processed.
+        negative: Option<Box<str>>,
+    },
+    /// End them.
+    Unsubscribe,
 }

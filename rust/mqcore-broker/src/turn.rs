@@ -11,12 +11,14 @@ use crate::decision::{Decision, PutBack, Step};
 use crate::effect::{AcknowledgementView, Effect, Event, Forwarded, Origin, Question};
 use crate::history::{Happened, Log};
 use crate::id::{ConnectionId, HandlerId, MessageNumber, QuestionId, QueueAddress, Sequence};
+use crate::intake::Intake;
 use crate::message::Message;
 use crate::options::Durability;
 use crate::policy;
 use crate::queue::Face;
 use crate::ready::Entry;
 use crate::record::Record;
+use crate::rejection::{Rejection, RejectionKind};
 use crate::stats::{DropReason, QueueStats};
 use crate::time::Timestamp;
 
@@ -67,6 +69,8 @@ pub(crate) enum Awaiting {
     Answer(ConnectionId, Event),
     /// A dead letter is safe here: its old shard may forget it.
     Transfer(Origin),
+    /// A broker that passes on is told that these numbers are done.
+    Confirm(ConnectionId, Vec<u64>),
 }
 
 /// The books that all queues of a shard share.
@@ -99,6 +103,10 @@ pub(crate) struct Books {
     pub(crate) unknown_acks: u64,
     /// Counters of queues that are gone.
     pub(crate) retired: QueueStats,
+    /// What other brokers passed on.
+    pub(crate) intake: Intake,
+    /// The connection of each broker that passes on, by its id.
+    pub(crate) links: HashMap<Arc<str>, ConnectionId>,
     /// What happens to messages is written down here; `None`: it is not.
     pub(crate) history: Option<Box<Log>>,
     /// What was handed to other shards so far.
@@ -128,6 +136,8 @@ impl Books {
             refused: 0,
             unknown_acks: 0,
             retired: QueueStats::default(),
+            intake: Intake::new(),
+            links: HashMap::default(),
             forwards: 0,
         }
     }
@@ -267,10 +277,50 @@ impl Turn<'_> {
         if self.books.storage == Storage::Absent {
             return None;
         }
+        if self.books.intake.is_dirty() && matches!(record, Record::Settle(_)) {
+            // The record that may go now could be the only one that says which message of another broker it was.
+            self.write_intake();
+        }
         self.books.sequence.0 += 1;
         let sequence = self.books.sequence;
         self.effects.push(Effect::Record(sequence, record));
         Some(sequence)
+    }
+
+    /// A message that another broker passed on is where it belongs, or was dropped for good.
+    pub(crate) fn finish_passed_on(&mut self, message: &Message) {
+        if let Some(ticket) = message.ticket() {
+            self.books.intake.done(ticket);
+        }
+    }
+
+    /// A message that another broker passed on was refused: for good, or, if there is only no room for it, for now.
+    pub(crate) fn refuse_passed_on(&mut self, message: &Message, rejection: &Rejection) {
+        let Some(ticket) = message.ticket() else { return };
+        if rejection.kind != RejectionKind::Busy {
+            return self.books.intake.done(ticket);
+        }
+        self.books.intake.put_off(ticket);
+        if let Some(link) = self.books.links.get(&ticket.node).copied() {
+            self.tell(link, Event::PutOff(ticket.number, rejection.clone()));
+        }
+    }
+
+    /// Writes down what is done of other brokers since the last time, and has them told once that is safe.
+    pub(crate) fn write_intake(&mut self) {
+        for node in self.books.intake.take_forgotten() {
+            self.record(Record::RemoveIntake(node));
+        }
+        for (node, progress, numbers) in self.books.intake.flush() {
+            let link = self.books.links.get(&node).copied();
+            self.record(Record::DefineIntake(node, progress));
+            let Some(link) = link else { continue };
+            if self.books.storage == Storage::Ready {
+                self.books.wait(Durability::Os, Awaiting::Confirm(link, numbers));
+            } else {
+                self.tell(link, Event::Confirmed(numbers));
+            }
+        }
     }
 
     /// Writes down what happened to a message, if there is a history.

@@ -6,14 +6,16 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use mqcore_broker::bindings::{QueueBinding, Unused};
 use mqcore_broker::client::Client;
 use mqcore_broker::command::{Command, Request};
 use mqcore_broker::decision::Step;
-use mqcore_broker::effect::{Effect, Event};
-use mqcore_broker::id::Tag;
+use mqcore_broker::effect::{Effect, Event, Reply};
+use mqcore_broker::id::{RequestId, Tag, TopicName};
 use mqcore_broker::options::{QueueChanges, Status};
 use mqcore_broker::rejection::RejectionKind;
-use mqcore_broker::subscription::{QueueSubscription, Settling, Terms};
+use mqcore_broker::subscription::{QueueSubscription, Remote, Settling, Terms};
+use mqcore_broker::topic::TopicPattern;
 use proptest::prelude::*;
 use world::{ALLOW, World, acknowledged, changes, handler, id_of, queue};
 
@@ -24,6 +26,18 @@ const AT_ONCE: Terms = Terms { settling: Settling::AtOnce, window: 0, timeout: N
 
 fn window(window: u32) -> Terms {
     Terms { window, ..EXPLICIT }
+}
+
+fn subscription(address: &str, tag: u32) -> QueueSubscription {
+    QueueSubscription {
+        queue: queue(address),
+        tag: Tag(tag),
+        terms: EXPLICIT,
+        create: None,
+        name: None,
+        binding: None,
+        told: false,
+    }
 }
 
 /// What is added to a world for tests of subscriptions.
@@ -38,14 +52,13 @@ trait Subscriptions {
 
 impl Subscriptions for World {
     fn consume(&mut self, client: &Arc<Client>, tag: u32, terms: Terms) {
-        let subscription = QueueSubscription { queue: queue(Q), tag: Tag(tag), terms, create: None };
+        let subscription = QueueSubscription { terms, ..subscription(Q, tag) };
         self.request(client, Request::SubscribeQueue(Box::new(subscription))).expect("the queue exists");
     }
 
     fn consume_new(&mut self, client: &Arc<Client>, address: &str, tag: u32, create: QueueChanges) {
         let create = Some(Box::new(create));
-        let subscription =
-            QueueSubscription { queue: queue(address), tag: Tag(tag), terms: EXPLICIT, create };
+        let subscription = QueueSubscription { create, ..subscription(address, tag) };
         self.request(client, Request::SubscribeQueue(Box::new(subscription))).expect("it is created");
     }
 
@@ -262,7 +275,7 @@ fn removing_a_queue_ends_its_subscriptions_and_tells_who_has_them() {
 #[test]
 fn a_subscription_creates_its_queue_if_it_may() {
     let (mut world, producer, one, _) = workers();
-    let missing = QueueSubscription { queue: queue("new/0"), tag: Tag(1), terms: EXPLICIT, create: None };
+    let missing = subscription("new/0", 1);
     let refused = world.request(&one, Request::SubscribeQueue(Box::new(missing)));
     assert_eq!(refused.unwrap_err().kind, RejectionKind::NotFound);
     world.consume_new(&one, "new/0", 1, changes(Status::RoundRobin));
@@ -283,6 +296,211 @@ fn a_connection_that_joined_and_subscribed_leaves_with_both() {
     assert_eq!(world.tagged(), ["3.0:a", "3.0:b"]);
     world.leave(&two, "jobs");
     assert_eq!(world.information(Q).in_flight, 0);
+}
+
+// ---- Bindings of queues ----------------------------------------------------------------------------------
+
+fn topic(name: &str) -> TopicName {
+    TopicName::new(name.as_bytes()).unwrap()
+}
+
+fn topics(names: &[&str]) -> Vec<TopicName> {
+    names.iter().map(|name| topic(name)).collect()
+}
+
+/// Lets what one shard hands to itself arrive.
+fn settle_forwards(world: &mut World) {
+    while let Some(at) = world.effects.iter().position(|effect| matches!(effect, Effect::Forward(..))) {
+        let Effect::Forward(0, forwarded) = world.effects.remove(at) else { panic!("there is one shard") };
+        world.broker.forwarded(forwarded, world.now, &mut world.effects);
+        world.turn();
+    }
+}
+
+fn ask(world: &mut World, client: &Arc<Client>, request: Request) -> Result<Reply, RejectionKind> {
+    const ID: RequestId = RequestId(1_000_000);
+    world.command(client, Command::Request(ID, Box::new(request)));
+    settle_forwards(world);
+    let at = world
+        .effects
+        .iter()
+        .position(|effect| matches!(effect, Effect::Tell(_, Event::Answered(ID, _))))
+        .expect("every request is answered");
+    match world.effects.remove(at) {
+        Effect::Tell(_, Event::Answered(_, result)) => result.map_err(|rejection| rejection.kind),
+        _ => unreachable!("the position was found by this pattern"),
+    }
+}
+
+fn publish_to_topic(world: &mut World, client: &Arc<Client>, name: &str, id: &str) {
+    let message = World::message(client, &queue(Q), id, false);
+    let command = Command::PublishTopic { topic: topic(name), message, to_producer: true, answer: None };
+    world.command(client, command);
+    settle_forwards(world);
+}
+
+/// What a client was told of its queues' bindings: `tag [topics] how unused ones go`.
+fn rebound(world: &mut World, client: &Arc<Client>) -> Vec<String> {
+    let told = world.told(client.connection);
+    told.into_iter()
+        .filter_map(|event| match event {
+            Event::Rebound { tag, bindings } => {
+                let names: Vec<_> = bindings.topics.iter().map(ToString::to_string).collect();
+                Some(format!("{} {names:?} {:?}", tag.0, bindings.unused))
+            }
+            _ => None,
+        })
+        .collect()
+}
+
+fn binding(replace: &[&str]) -> Option<Box<QueueBinding>> {
+    Some(Box::new(QueueBinding { replace: Some(topics(replace)), ..QueueBinding::default() }))
+}
+
+#[test]
+fn a_subscription_binds_its_queue_and_the_others_are_told_what_changed() {
+    let (mut world, producer, one, two) = workers();
+    let first = QueueSubscription { binding: binding(&["e2", "e1"]), ..subscription(Q, 1) };
+    ask(&mut world, &one, Request::SubscribeQueue(Box::new(first))).unwrap();
+    assert!(rebound(&mut world, &one).is_empty(), "who asked knows");
+    publish_to_topic(&mut world, &producer, "e1", "a");
+    assert_eq!(world.tagged(), ["2.1:a"]);
+
+    let add = Some(Box::new(QueueBinding { add: topics(&["e9"]), ..QueueBinding::default() }));
+    let second = QueueSubscription { binding: add, told: true, ..subscription(Q, 7) };
+    ask(&mut world, &two, Request::SubscribeQueue(Box::new(second))).unwrap();
+    assert_eq!(rebound(&mut world, &one), [r#"1 ["e1", "e2", "e9"] Keep"#]);
+    assert_eq!(rebound(&mut world, &two), [r#"7 ["e1", "e2", "e9"] Keep"#]);
+
+    let change = QueueBinding {
+        remove: topics(&["e2", "nosuch"]),
+        remove_matching: vec![TopicPattern::Mask(topic("*"))],
+        add: topics(&["a.b"]),
+        ..QueueBinding::default()
+    };
+    let request = Request::RebindQueue { queue: queue(Q), binding: Box::new(change.clone()) };
+    ask(&mut world, &producer, request.clone()).unwrap();
+    assert_eq!(rebound(&mut world, &one), [r#"1 ["a.b", "e1", "e9"] Keep"#]);
+    ask(&mut world, &producer, request).unwrap();
+    assert!(rebound(&mut world, &one).is_empty(), "nothing changed");
+    publish_to_topic(&mut world, &producer, "e2", "lost");
+    publish_to_topic(&mut world, &producer, "a.b", "b");
+    assert_eq!(world.tagged(), ["2.1:b"]);
+}
+
+#[test]
+fn an_answer_about_bindings_waits_until_the_topics_know_of_them() {
+    let (mut world, _, one, _) = workers();
+    let request = Request::RebindQueue { queue: queue(Q), binding: binding(&["e1"]).unwrap() };
+    world.command(&one, Command::Request(RequestId(5), Box::new(request)));
+    assert!(world.told(one.connection).is_empty());
+    settle_forwards(&mut world);
+    assert!(matches!(&world.told(one.connection)[..], [Event::Answered(RequestId(5), Ok(Reply::Done))]));
+}
+
+#[test]
+fn a_queue_may_be_bound_before_it_exists() {
+    let (mut world, producer, one, _) = workers();
+    let address = queue("later/0");
+    let request = Request::RebindQueue { queue: address, binding: binding(&["e5"]).unwrap() };
+    ask(&mut world, &one, request).unwrap();
+    publish_to_topic(&mut world, &producer, "e5", "lost");
+    let create = Some(Box::new(changes(Status::RoundRobin)));
+    let subscribe = QueueSubscription { create, ..subscription("later/0", 1) };
+    ask(&mut world, &one, Request::SubscribeQueue(Box::new(subscribe))).unwrap();
+    publish_to_topic(&mut world, &producer, "e5", "a");
+    assert_eq!(world.tagged(), ["2.1:a"]);
+}
+
+fn going(unused: Unused) -> Box<QueueBinding> {
+    Box::new(QueueBinding { add: topics(&["e1"]), unused: Some(unused), ..QueueBinding::default() })
+}
+
+fn exists(world: &World) -> bool {
+    world.broker.survey(world.now).queues.iter().any(|found| found.queue == queue(Q))
+}
+
+#[test]
+fn a_queue_goes_with_its_last_subscription_if_it_was_told_to() {
+    for leaves_by_closing in [true, false] {
+        let (mut world, producer, one, two) = workers();
+        for (client, tag) in [(&one, 1), (&two, 2)] {
+            let subscribe =
+                QueueSubscription { binding: Some(going(Unused::Delete)), ..subscription(Q, tag) };
+            ask(&mut world, client, Request::SubscribeQueue(Box::new(subscribe))).unwrap();
+        }
+        world.close(&two);
+        assert!(exists(&world));
+        if leaves_by_closing {
+            world.close(&one);
+        } else {
+            world.unsubscribe(&one, 1).unwrap();
+        }
+        settle_forwards(&mut world);
+        assert!(!exists(&world));
+        publish_to_topic(&mut world, &producer, "e1", "lost");
+        assert!(world.broker.survey(world.now).topics.iter().all(|topic| topic.queues == 0));
+    }
+}
+
+#[test]
+fn a_queue_outlives_its_last_subscription_as_long_as_it_was_told_to() {
+    let (mut world, producer, one, two) = workers();
+    let after = Unused::DeleteAfter(Duration::from_secs(5));
+    let subscribe = QueueSubscription { binding: Some(going(after)), ..subscription(Q, 1) };
+    ask(&mut world, &one, Request::SubscribeQueue(Box::new(subscribe.clone()))).unwrap();
+    world.close(&one);
+    world.advance(Duration::from_secs(4));
+    publish_to_topic(&mut world, &producer, "e1", "kept");
+    ask(&mut world, &two, Request::SubscribeQueue(Box::new(subscribe))).unwrap();
+    assert_eq!(world.tagged(), ["3.1:kept"]);
+    world.settle(&two, 1, "kept", None);
+    world.advance(Duration::from_secs(10));
+    assert!(exists(&world), "somebody came in time");
+    world.unsubscribe(&two, 1).unwrap();
+    world.advance(Duration::from_secs(6));
+    settle_forwards(&mut world);
+    assert!(!exists(&world));
+}
+
+#[test]
+fn dropping_a_queue_tells_its_subscriptions_of_an_empty_list_and_then_of_their_end() {
+    let (mut world, producer, one, _) = workers();
+    let subscribe = QueueSubscription { binding: Some(going(Unused::Keep)), ..subscription(Q, 1) };
+    ask(&mut world, &one, Request::SubscribeQueue(Box::new(subscribe))).unwrap();
+    ask(&mut world, &producer, Request::DropQueue { queue: queue(Q) }).unwrap();
+    let told = world.told(one.connection);
+    assert!(
+        matches!(&told[..], [Event::Rebound { bindings, .. }, Event::SubscriptionEnded { .. }] if bindings.topics.is_empty()),
+        "{told:?}"
+    );
+    ask(&mut world, &producer, Request::DropQueue { queue: queue("nosuch/0") }).unwrap();
+}
+
+#[test]
+fn any_connection_can_settle_or_end_the_subscriptions_of_a_name() {
+    let (mut world, producer, one, two) = workers();
+    let subscribe = QueueSubscription { name: Some((*b"c1").into()), ..subscription(Q, 1) };
+    ask(&mut world, &one, Request::SubscribeQueue(Box::new(subscribe))).unwrap();
+    for id in ["a", "b", "c"] {
+        world.publish(&producer, Q, id);
+    }
+    world.tagged();
+    let to = |world: &mut World, name: &[u8], what: Remote| {
+        ask(world, &two, Request::ToSubscriptions { name: name.into(), what })
+    };
+    let ack =
+        |id: Option<&str>| Remote::Settle { message_id: id.map(|id| id.as_bytes().into()), negative: None };
+    assert_eq!(to(&mut world, b"nosuch", ack(None)).unwrap_err(), RejectionKind::NotFound);
+    to(&mut world, b"c1", ack(Some("b"))).unwrap();
+    to(&mut world, b"c1", ack(Some("nosuch"))).unwrap();
+    assert_eq!(world.information(Q).in_flight, 2);
+    let reject = Remote::Settle { message_id: Some((*b"a").as_slice().into()), negative: Some("no".into()) };
+    to(&mut world, b"c1", reject).unwrap();
+    assert_eq!(world.tagged(), ["2.1:a+1"]);
+    to(&mut world, b"c1", Remote::Unsubscribe).unwrap();
+    assert_eq!((world.information(Q).in_flight, world.stored(Q)), (0, 2));
+    assert_eq!(to(&mut world, b"c1", ack(None)).unwrap_err(), RejectionKind::NotFound);
 }
 
 // ---- Random runs -----------------------------------------------------------------------------------------

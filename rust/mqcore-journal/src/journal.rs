@@ -416,6 +416,12 @@ impl<S: Storage> Journal<S> {
         self.write()
     }
 
+    /// How long notes keep their segments from now on; see [`Options::retain_notes_ms`] and
+    /// [`Options::retain_notes_bytes`].
+    pub fn retain_notes(&mut self, age_ms: Option<u64>, bytes: Option<u64>) {
+        (self.options.retain_notes_ms, self.options.retain_notes_bytes) = (age_ms, bytes);
+    }
+
     /// Notes below this number are kept elsewhere: housekeeping may remove them. To be said again after each opening.
     pub fn release_notes(&mut self, below: u64) {
         self.released_notes = self.released_notes.max(below);

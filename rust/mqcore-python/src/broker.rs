@@ -272,7 +272,7 @@ impl Broker {
     #[getter]
     fn admin_url(&self) -> PyResult<Option<String>> {
         let running = self.running("say where its admin side is")?;
-        Ok(running.server.admin().map(|address| format!("http://{address}")))
+        Ok(running.server.admin().map(|admin| admin.url()))
     }
 
     /// Registers a handler, or replaces the one of the same key, also while the broker runs.

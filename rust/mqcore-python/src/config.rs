@@ -7,7 +7,8 @@ use std::time::Duration;
 use mqcore_broker::history::HistoryOptions;
 use mqcore_broker::id::QueueAddress;
 use mqcore_broker::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges, Status};
-use mqcore_server::config::{ClockConfig, Config, parse_admin_url};
+use mqcore_server::authority::AuthorityConfig;
+use mqcore_server::config::{ArchiveConfig, ClockConfig, Config, HistoryConfig};
 use mqcore_wire::codec::Limits;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -26,7 +27,7 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
             .map(|url| url.parse())
             .collect::<Result<_, _>>()
             .map_err(|broken| error::config(&broken))?,
-        admin: admin.as_deref().map(parse_admin_url).transpose().map_err(|broken| error::config(&broken))?,
+        admin: admin.as_deref().map(str::parse).transpose().map_err(|broken| error::config(&broken))?,
         allow_remote: field(config, "allow_remote")?,
         shards: field(config, "shards")?,
         channel,
@@ -49,13 +50,32 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         clock: if manual_clock { ClockConfig::Manual } else { ClockConfig::System },
         undecided_max: field(config, "undecided_max")?,
         data_dir: field::<Option<PathBuf>>(config, "data_dir")?,
+        authority: AuthorityConfig::default(),
         history: history(config)?,
+        ..Config::default()
     })
 }
 
-fn history(config: &Bound<'_, PyAny>) -> PyResult<Option<HistoryOptions>> {
-    let bodies = field(config, "history_bodies")?;
-    Ok(field::<bool>(config, "history")?.then_some(HistoryOptions { bodies }))
+fn history(config: &Bound<'_, PyAny>) -> PyResult<Option<HistoryConfig>> {
+    if !field::<bool>(config, "history")? {
+        return Ok(None);
+    }
+    let archive = ArchiveConfig {
+        interval: duration(config, "archive_interval")?,
+        max_age: limit(duration(config, "archive_max_age")?, Duration::ZERO),
+        max_bytes: limit(field(config, "archive_max_bytes")?, 0),
+    };
+    Ok(Some(HistoryConfig {
+        options: HistoryOptions { bodies: field(config, "history_bodies")? },
+        max_age: limit(duration(config, "history_max_age")?, Duration::ZERO),
+        max_bytes: field(config, "history_max_bytes")?,
+        archive: field::<bool>(config, "archive")?.then_some(archive),
+    }))
+}
+
+/// A limit, where `none` stands for there being none.
+fn limit<T: PartialEq>(value: T, none: T) -> Option<T> {
+    (value != none).then_some(value)
 }
 
 fn channel_changes(options: &Bound<'_, PyAny>) -> PyResult<ChannelChanges> {

@@ -33,7 +33,7 @@ pub(crate) fn wire(error: &WireError) -> PyErr {
 pub(crate) fn start(error: &StartError) -> PyErr {
     match error {
         StartError::Config(broken) => config(broken),
-        StartError::NotLoopback { .. } => ConfigError::new_err(error.to_string()),
+        StartError::NotLoopback { .. } | StartError::Tls(_) => ConfigError::new_err(error.to_string()),
         StartError::Bind { .. } => ListenFailed::new_err(error.to_string()),
         _ => PyRuntimeError::new_err(error.to_string()),
     }

@@ -67,16 +67,37 @@ pub struct Listening {
     pub protocol: Protocol,
     /// Where.
     pub address: BoundAddress,
+    /// Whether it is spoken through TLS.
+    pub encrypted: bool,
 }
 
 impl Listening {
-    /// The URL with which clients connect: `tmqp://127.0.0.1:2622`, `tmqp+unix:///run/mqcore.sock`.
+    /// The URL with which clients connect: `tmqp://127.0.0.1:2622`, `tmqps://127.0.0.1:2632`,
+    /// `tmqp+unix:///run/mqcore.sock`.
     pub fn url(&self) -> String {
         let carrier = match self.address {
+            BoundAddress::Tcp(_) if self.encrypted => "s",
             BoundAddress::Tcp(_) => "",
             BoundAddress::Unix(_) => "+unix",
         };
         format!("{}{carrier}://{}", self.protocol.as_str(), self.address)
+    }
+}
+
+/// Where the admin side is served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AdminAddress {
+    /// With the port that was picked.
+    pub address: SocketAddr,
+    /// Whether it is served through TLS.
+    pub encrypted: bool,
+}
+
+impl AdminAddress {
+    /// `http://127.0.0.1:2627`, or with `https`.
+    pub fn url(&self) -> String {
+        let scheme = if self.encrypted { "https" } else { "http" };
+        format!("{scheme}://{}", self.address)
     }
 }
 

@@ -2,28 +2,35 @@
 //!
 //! It runs on Tokio alone and asks shards only, so it answers also while a handler is stuck.
 
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::extract::State;
-use axum::http::{StatusCode, Uri, header};
+use axum::extract::{Request, State};
+use axum::http::{Method, StatusCode, Uri, header};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use axum::{Json, Router};
+use axum::routing::{get, post};
+use axum::{Extension, Json, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use mqcore_broker::client::{Peer, PeerCertificate};
 use mqcore_broker::stats::{DropReason, QueueInformation, QueueStats, Survey, TopicInformation, TopicStats};
 use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 use crate::address::Listening;
+use crate::authority::{Denial, PageRequest, admit_request};
 use crate::hub::Hub;
 use crate::metrics;
+use crate::server;
 use crate::shutdown::TaskGuard;
 use crate::survey::{self, Totals};
+use crate::tls::{self, ListenerCertificate, Secured, TlsEndpoint};
 
 /// Connections at the same time at most; others wait.
 const CONNECTIONS_MAX: usize = 64;
@@ -51,8 +58,15 @@ impl Admin {
     }
 }
 
+/// Where the admin side is entered.
+pub(crate) struct Door {
+    pub(crate) socket: TcpListener,
+    /// What it shows, if it speaks TLS.
+    pub(crate) endpoint: Option<Arc<TlsEndpoint>>,
+}
+
 /// Serves until the server has ended: also while it drains, to say so.
-pub(crate) async fn serve(listener: TcpListener, admin: Admin, alive: TaskGuard) {
+pub(crate) async fn serve(door: Door, admin: Admin, alive: TaskGuard) {
     let shutdown = Arc::clone(&admin.hub.shutdown);
     let mut ended = pin!(shutdown.ended());
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
@@ -60,28 +74,49 @@ pub(crate) async fn serve(listener: TcpListener, admin: Admin, alive: TaskGuard)
     loop {
         let next = async {
             let place = Arc::clone(&room).acquire_owned().await;
-            (place, listener.accept().await)
+            (place, door.socket.accept().await)
         };
         let (place, accepted) = tokio::select! {
             next = next => next,
             () = &mut ended => break,
         };
-        let Ok((stream, _)) = accepted else {
+        let Ok((stream, peer)) = accepted else {
             // Out of descriptors, most likely: clients come first, so wait for some to be freed.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let connection = converse(stream, router.clone(), Arc::clone(&admin.hub));
+        let (hub, router) = (Arc::clone(&admin.hub), router.clone());
+        let endpoint = door.endpoint.clone();
         let guard = admin.hub.shutdown.enter();
         tokio::spawn(async move {
-            connection.await;
+            match endpoint {
+                None => converse(stream, router.layer(caller(peer, None)), &hub).await,
+                Some(endpoint) => {
+                    if let Some((stream, certificate)) = enter(&hub, &endpoint, stream, peer).await {
+                        converse(stream, router.layer(caller(peer, Some(certificate))), &hub).await;
+                    }
+                }
+            }
             drop((place, guard));
         });
     }
     drop(alive);
 }
 
-async fn converse(stream: TcpStream, router: Router, hub: Arc<Hub>) {
+/// Shakes hands, unless the server ends meanwhile.
+async fn enter(hub: &Hub, endpoint: &TlsEndpoint, stream: TcpStream, peer: SocketAddr) -> Option<Secured> {
+    hub.tls.handshakes.room().await;
+    let place = hub.tls.handshakes.enter();
+    tokio::select! {
+        secured = tls::secure(hub, endpoint, stream, peer, &place, None) => secured,
+        () = hub.shutdown.ended() => None,
+    }
+}
+
+async fn converse<S>(stream: S, router: Router, hub: &Hub)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(16 * 1024);
     let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
@@ -92,14 +127,29 @@ async fn converse(stream: TcpStream, router: Router, hub: Arc<Hub>) {
     }
 }
 
+/// Where a request comes from, and what is known of who sends it.
+#[derive(Clone)]
+struct Caller(SocketAddr, Arc<Peer>);
+
+/// `certificate` is what a TLS handshake has brought, if there was one.
+fn caller(address: SocketAddr, certificate: Option<Option<Arc<PeerCertificate>>>) -> Extension<Caller> {
+    let peer = match certificate {
+        Some(certificate) => tls::peer(address, certificate),
+        None => Peer { address: Some(address.to_string().into()), ..Peer::default() },
+    };
+    Extension(Caller(address, Arc::new(peer)))
+}
+
 fn router(admin: Admin) -> Router {
     Router::new()
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics_page))
         .route("/overview", get(overview))
+        .route("/authority/reload", post(reload_authority))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
+        .layer(from_fn_with_state(admin.clone(), guard))
         .with_state(admin)
 }
 
@@ -107,13 +157,69 @@ fn error(status: StatusCode, code: &str, message: &str) -> Response {
     (status, Json(json!({"error": {"code": code, "message": message}}))).into_response()
 }
 
+/// Stands before every page but the two that orchestrators look at, which say nothing but yes or no.
+async fn guard(
+    State(admin): State<Admin>,
+    Extension(Caller(address, peer)): Extension<Caller>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+    let page = request.uri().path();
+    if reads && matches!(page, "/livez" | "/readyz") {
+        return next.run(request).await;
+    }
+    let authorization = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let wanted = PageRequest { authorization, page, changes: !reads };
+    match admit_request(&admin.hub, address, peer, wanted).await {
+        Ok(()) => next.run(request).await,
+        Err(Denial::Forbidden) => {
+            error(StatusCode::FORBIDDEN, "forbidden", "you are not allowed to administer this page")
+        }
+        Err(Denial::Unknown(refusal)) if refusal.is_temporary() => {
+            error(StatusCode::TOO_MANY_REQUESTS, "busy", refusal.for_peer())
+        }
+        Err(Denial::Unknown(refusal)) => {
+            let message = if reads { refusal.for_peer().to_owned() } else { how_to_get_a_token(&admin.hub) };
+            let challenge = if reads { "Bearer, Basic realm=\"mqcore\"" } else { "Bearer" };
+            let response = error(StatusCode::UNAUTHORIZED, "unauthorized", &message);
+            ([(header::WWW_AUTHENTICATE, challenge)], response).into_response()
+        }
+    }
+}
+
+fn how_to_get_a_token(hub: &Hub) -> String {
+    let place = match hub.authority.store() {
+        Some(store) => format!("--store {}", store.path().display()),
+        None => "--data-dir DIR, with a broker that is started with the same --data-dir".into(),
+    };
+    let lead = if hub.authority.has_tokens() {
+        "this needs a token"
+    } else {
+        "this needs a token, and there is none yet"
+    };
+    format!(
+        "{lead}, shown as 'Authorization: Bearer TOKEN'; make one: mqcore token create NAME --allow administer {place}"
+    )
+}
+
+async fn reload_authority(State(admin): State<Admin>) -> Response {
+    match server::reload_authority(&admin.hub, true).await {
+        Ok(()) => Json(json!({"status": "reloaded"})).into_response(),
+        Err(broken) => error(StatusCode::CONFLICT, "unreadable", &broken.to_string()),
+    }
+}
+
 async fn unknown_path(uri: Uri) -> Response {
-    let message = format!("there is no {}; there are /livez, /readyz, /metrics and /overview", uri.path());
+    let message = format!(
+        "there is no {}; there are /livez, /readyz, /metrics, /overview and /authority/reload",
+        uri.path()
+    );
     error(StatusCode::NOT_FOUND, "not-found", &message)
 }
 
 async fn unknown_method() -> Response {
-    error(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "only GET and HEAD are understood here")
+    error(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "this page does not understand that method")
 }
 
 async fn livez() -> Json<Value> {
@@ -187,6 +293,8 @@ fn describe(admin: &Admin, mut survey: Survey, limit: usize) -> Value {
             json!({"protocol": protocol, "address": address, "url": listening.url()})
         })
         .collect();
+    let certificates: Vec<Value> =
+        admin.hub.tls.certificates().into_iter().map(describe_certificate).collect();
     let queues: Vec<Value> = survey.queues.iter().take(limit).map(describe_queue).collect();
     let topics: Vec<Value> = survey.topics.iter().take(limit).map(describe_topic).collect();
     let clients: Vec<Value> = survey
@@ -210,6 +318,7 @@ fn describe(admin: &Admin, mut survey: Survey, limit: usize) -> Value {
         "uptime_seconds": admin.started.elapsed().as_secs_f64(),
         "shards": admin.hub.shards.len(),
         "listeners": listeners,
+        "certificates": certificates,
         "totals": {
             "channels": survey.channels.len(),
             "queues": survey.queues.len(),
@@ -227,6 +336,17 @@ fn describe(admin: &Admin, mut survey: Survey, limit: usize) -> Value {
         "topics": topics,
         "clients": clients,
         "limit": limit,
+    })
+}
+
+fn describe_certificate(certificate: ListenerCertificate) -> Value {
+    json!({
+        "listener": certificate.url,
+        "subject": certificate.subject,
+        "names": certificate.names,
+        "fingerprint": certificate.fingerprint,
+        "not_after": certificate.not_after,
+        "expires_in_seconds": certificate.expires_in,
     })
 }
 

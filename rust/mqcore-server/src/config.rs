@@ -11,8 +11,10 @@ use mqcore_broker::policy;
 use mqcore_wire::codec::Limits;
 
 pub use mqcore_session::any::Protocol;
+pub use mqcore_tls::listener::{ClientCertificates, ListenerTls};
 
 use crate::address::{ListenAddress, ListenerUrl};
+use crate::authority::AuthorityConfig;
 use crate::data_dir::FRAME_BYTES_MAX;
 
 /// Everything that can be set. `Config::default()` listens nowhere and is still a whole broker, reached by
@@ -22,9 +24,16 @@ pub struct Config {
     /// Where clients connect. Default none.
     pub listeners: Vec<ListenerConfig>,
     /// Where health, metrics and the overview are served by HTTP. Default nowhere.
-    pub admin: Option<SocketAddr>,
-    /// Whether addresses other than loopback may be bound. Default no: as long as nobody has to log in,
-    /// whoever reaches a listener may do everything.
+    pub admin: Option<AdminConfig>,
+    /// What encrypted listeners show whose own configuration names no files. Default nothing.
+    pub tls: Option<ListenerTls>,
+    /// TLS handshakes at most that are under way, of all listeners together; beyond that the oldest gives way, once
+    /// it had a fair time. Default 1,024.
+    pub tls_handshakes_max: usize,
+    /// How long before its end a certificate is called about to expire. Default 30 days.
+    pub tls_expiry_warning: Duration,
+    /// Whether addresses other than loopback may be bound although nobody has to log in. Default no: whoever reaches such
+    /// a listener may do everything but administer. Without effect once there is a user, a token or an authenticator.
     pub allow_remote: bool,
     /// How many shards; 0: one for each core, at most [`SHARDS_MAX`]. Default 0.
     pub shards: usize,
@@ -53,7 +62,8 @@ pub struct Config {
     pub output_bytes_max: usize,
     /// How long a congested connection may stay so before it is closed. Default 30 s.
     pub slow_consumer_timeout: Duration,
-    /// How long a peer may take to say who it is. Default 10 s.
+    /// How long a peer may take to finish the TLS handshake, if there is one, and then again to say who it is.
+    /// Default 10 s.
     pub handshake_timeout: Duration,
     /// A peer from which nothing came for this long is pinged. Default 60 s.
     pub ping_interval: Duration,
@@ -67,8 +77,51 @@ pub struct Config {
     /// Where definitions and saved messages are kept. Default nowhere: everything stays in memory, and queues
     /// whose policy saves refuse messages.
     pub data_dir: Option<PathBuf>,
+    /// Who may do what. Default: whoever reaches a listener, which must be on loopback, may do everything.
+    pub authority: AuthorityConfig,
     /// Whether, and how, what happens to each message is written down. Needs a data directory. Default no.
-    pub history: Option<HistoryOptions>,
+    pub history: Option<HistoryConfig>,
+}
+
+/// What becomes of the history.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HistoryConfig {
+    /// What of it is kept.
+    pub options: HistoryOptions,
+    /// How long the journal keeps history that is not archived. `None`: for ever. Default for ever.
+    pub max_age: Option<Duration>,
+    /// Octets of history that the journals of all shards keep together; the oldest goes first. Default 2 GiB.
+    pub max_bytes: u64,
+    /// Whether, and how, history is carried over to Parquet files. Default yes.
+    pub archive: Option<ArchiveConfig>,
+}
+
+impl Default for HistoryConfig {
+    fn default() -> Self {
+        Self {
+            options: HistoryOptions::default(),
+            max_age: None,
+            max_bytes: 2 << 30,
+            archive: Some(ArchiveConfig::default()),
+        }
+    }
+}
+
+/// How history is archived, in the directory `archive` of the data directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ArchiveConfig {
+    /// How old history may become before it is archived even if there is little of it. Default 5 minutes.
+    pub interval: Duration,
+    /// How long the archive keeps a file. `None`: for ever. Default for ever.
+    pub max_age: Option<Duration>,
+    /// Octets of all files; the oldest go first. `None`: no limit. Default none.
+    pub max_bytes: Option<u64>,
+}
+
+impl Default for ArchiveConfig {
+    fn default() -> Self {
+        Self { interval: Duration::from_secs(300), max_age: None, max_bytes: None }
+    }
 }
 
 /// Shards at most: connections remember in the bits of a small number which shards wait for them.
@@ -79,6 +132,9 @@ impl Default for Config {
         Self {
             listeners: Vec::new(),
             admin: None,
+            tls: None,
+            tls_handshakes_max: 1024,
+            tls_expiry_warning: Duration::from_secs(30 * 24 * 3600),
             allow_remote: false,
             shards: 0,
             channel: ChannelOptions::default(),
@@ -98,6 +154,7 @@ impl Default for Config {
             clock: ClockConfig::System,
             undecided_max: 100_000,
             data_dir: None,
+            authority: AuthorityConfig::default(),
             history: None,
         }
     }
@@ -128,6 +185,9 @@ impl Config {
         }
         if self.half_open_max == 0 {
             return out_of_range("half_open_max", 0, "at least 1");
+        }
+        if self.tls_handshakes_max == 0 {
+            return out_of_range("tls_handshakes_max", 0, "at least 1");
         }
         if self.output_bytes_max < 4096 {
             return out_of_range("output_bytes_max", self.output_bytes_max, "at least 4096 octets");
@@ -172,43 +232,111 @@ pub struct ListenerConfig {
     pub protocol: Protocol,
     /// Where.
     pub address: ListenAddress,
+    /// Whether it is spoken through TLS.
+    pub encryption: Encryption,
+}
+
+/// Whether a listener speaks TLS, and with what.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Encryption {
+    /// It does not. The default.
+    #[default]
+    None,
+    /// With the files that [`Config::tls`] names.
+    Shared,
+    /// With files of its own.
+    Own(ListenerTls),
 }
 
 impl FromStr for ListenerConfig {
     type Err = ConfigError;
 
-    /// Reads `tmqp://127.0.0.1:2622`; without a port, the protocol's own. `tmqp+unix:///run/mqcore.sock` is a Unix
-    /// socket.
+    /// Reads `tmqp://127.0.0.1:2622`; without a port, the protocol's own. With an `s` behind the protocol's name,
+    /// `tmqps://`, it is spoken through TLS: `?cert=FILE&key=FILE&client_ca=FILE&client_cert=required` are the fields of
+    /// [`ListenerTls`], and without `cert` the listener shows what [`Config::tls`] says. `tmqp+unix:///run/mqcore.sock`
+    /// is a Unix socket.
     fn from_str(url: &str) -> Result<Self, ConfigError> {
         let mut parsed = ListenerUrl::parse(url)?;
         let (name, carrier) = parsed.scheme.split_once('+').unwrap_or((parsed.scheme, ""));
         let unknown = || ConfigError::UnknownScheme { scheme: parsed.scheme.into() };
-        let protocol = Protocol::from_scheme(name).ok_or_else(unknown)?;
+        let (protocol, encrypted) = scheme(name).ok_or_else(unknown)?;
         let address = match carrier {
             "" => ListenAddress::Tcp(parsed.host_and_port(protocol.default_port())?),
-            "unix" if cfg!(unix) => parsed.unix_socket()?,
+            "unix" if cfg!(unix) && !encrypted => parsed.unix_socket()?,
+            "unix" if encrypted => return Err(parsed.bad("a Unix socket needs no TLS; leave out the 's'")),
             _ => return Err(unknown()),
         };
+        let encryption = if encrypted { encryption(&mut parsed)? } else { Encryption::None };
         parsed.finish()?;
-        Ok(Self { protocol, address })
+        Ok(Self { protocol, address, encryption })
     }
 }
 
-/// Reads the address of the admin side, `http://127.0.0.1:2627`.
-///
-/// # Errors
-/// [`ConfigError`] if it is no such URL, or names a host instead of an address.
-pub fn parse_admin_url(url: &str) -> Result<SocketAddr, ConfigError> {
-    let parsed = ListenerUrl::parse(url)?;
-    if !parsed.scheme.eq_ignore_ascii_case("http") {
-        return Err(ConfigError::UnknownScheme { scheme: parsed.scheme.into() });
+/// The protocol of a scheme, and whether an `s` behind its name asks for TLS.
+fn scheme(name: &str) -> Option<(Protocol, bool)> {
+    if let Some(protocol) = Protocol::from_scheme(name) {
+        return Some((protocol, false));
     }
-    let address = parsed.host_and_port(2627)?.replace("localhost:", "127.0.0.1:");
-    let address = address
-        .parse()
-        .map_err(|_| parsed.bad("expected an IP address and a port, such as 127.0.0.1:2627"))?;
-    parsed.finish()?;
-    Ok(address)
+    Some((Protocol::from_scheme(name.strip_suffix(['s', 'S'])?)?, true))
+}
+
+/// The options of a URL that say what an encrypted listener shows.
+fn encryption(url: &mut ListenerUrl<'_>) -> Result<Encryption, ConfigError> {
+    let cert = url.take("cert").map(PathBuf::from);
+    let key = url.take("key").map(PathBuf::from);
+    let client_ca = url.take("client_ca").map(PathBuf::from);
+    let client_cert = url.take("client_cert");
+    let Some(cert) = cert else {
+        if key.is_some() || client_ca.is_some() || client_cert.is_some() {
+            return Err(url.bad("key, client_ca and client_cert belong to a cert, which is missing"));
+        }
+        return Ok(Encryption::Shared);
+    };
+    if client_cert.is_some() && client_ca.is_none() {
+        return Err(url.bad("client_cert needs a client_ca, the authorities of the clients"));
+    }
+    let client_cert = match client_cert.as_deref() {
+        None => ClientCertificates::default(),
+        Some(word) => ClientCertificates::from_text(word)
+            .ok_or_else(|| url.bad("client_cert is 'required' or 'optional'"))?,
+    };
+    Ok(Encryption::Own(ListenerTls { cert, key, client_ca, client_cert }))
+}
+
+/// Where the admin side is served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdminConfig {
+    /// Address and port; port 0 picks a free one.
+    pub address: SocketAddr,
+    /// Whether it is served through TLS.
+    pub encryption: Encryption,
+}
+
+impl From<SocketAddr> for AdminConfig {
+    /// Without TLS.
+    fn from(address: SocketAddr) -> Self {
+        Self { address, encryption: Encryption::None }
+    }
+}
+
+impl FromStr for AdminConfig {
+    type Err = ConfigError;
+
+    /// Reads `http://127.0.0.1:2627`, or `https://` with the options of an encrypted listener.
+    fn from_str(url: &str) -> Result<Self, ConfigError> {
+        let mut parsed = ListenerUrl::parse(url)?;
+        let encrypted = parsed.scheme.eq_ignore_ascii_case("https");
+        if !encrypted && !parsed.scheme.eq_ignore_ascii_case("http") {
+            return Err(ConfigError::UnknownScheme { scheme: parsed.scheme.into() });
+        }
+        let address = parsed.host_and_port(2627)?.replace("localhost:", "127.0.0.1:");
+        let address = address
+            .parse()
+            .map_err(|_| parsed.bad("expected an IP address and a port, such as 127.0.0.1:2627"))?;
+        let encryption = if encrypted { encryption(&mut parsed)? } else { Encryption::None };
+        parsed.finish()?;
+        Ok(Self { address, encryption })
+    }
 }
 
 /// What is wrong with a configuration.
@@ -222,7 +350,9 @@ pub enum ConfigError {
         url: String,
     },
     /// A URL of something that is not served here.
-    #[error("no listener speaks {scheme:?}; known are tmqp (clients) and http (the admin side)")]
+    #[error(
+        "no listener speaks {scheme:?}; known are tmqp, tmqps and tmqp+unix (clients), http and https (the admin side)"
+    )]
     UnknownScheme {
         /// What was given.
         scheme: String,
@@ -235,6 +365,12 @@ pub enum ConfigError {
         /// What is wrong with it.
         why: &'static str,
     },
+    /// An encrypted listener for which no certificate was named.
+    #[error(
+        "a listener with TLS has no certificate: name one behind its URL, ?cert=FILE&key=FILE, or for all of them in \
+         the setting tls"
+    )]
+    NoCertificate,
     /// A history has to be written somewhere.
     #[error("history is kept in the data directory, and there is none: set data_dir, or leave history off")]
     HistoryNowhere,
@@ -275,7 +411,8 @@ mod tests {
     fn a_url_gives_protocol_and_address() {
         let listener: ListenerConfig = "tmqp://127.0.0.1:0".parse().unwrap();
         let address = ListenAddress::Tcp("127.0.0.1:0".into());
-        assert_eq!(listener, ListenerConfig { protocol: Protocol::Tmqp, address });
+        let encryption = Encryption::None;
+        assert_eq!(listener, ListenerConfig { protocol: Protocol::Tmqp, address, encryption });
         assert_eq!(parsed("TMQP://localhost:99/").unwrap(), "localhost:99");
         assert_eq!(parsed("tmqp://[::1]:7").unwrap(), "[::1]:7");
     }
@@ -300,11 +437,43 @@ mod tests {
     }
 
     #[test]
-    fn the_admin_url_is_http_and_an_address() {
-        assert_eq!(parse_admin_url("http://127.0.0.1:0").unwrap(), "127.0.0.1:0".parse().unwrap());
-        assert_eq!(parse_admin_url("http://localhost").unwrap(), "127.0.0.1:2627".parse().unwrap());
-        assert!(parse_admin_url("https://127.0.0.1:1").is_err());
-        assert!(parse_admin_url("http://example.invalid:1").is_err());
+    fn an_s_behind_the_protocol_asks_for_tls_with_files_of_its_own_or_shared() {
+        let read = |url: &str| url.parse::<ListenerConfig>().map(|listener| listener.encryption);
+        assert_eq!(read("tmqps://127.0.0.1:1"), Ok(Encryption::Shared));
+        let mut files = ListenerTls {
+            cert: "/etc/a b.pem".into(),
+            key: None,
+            client_ca: None,
+            client_cert: ClientCertificates::Required,
+        };
+        assert_eq!(read("TMQPS://h:1?cert=/etc/a%20b.pem"), Ok(Encryption::Own(files.clone())));
+        files.key = Some("k".into());
+        files.client_ca = Some("ca".into());
+        files.client_cert = ClientCertificates::Optional;
+        let url = "tmqps://h:1?client_cert=optional&cert=/etc/a%20b.pem&key=k&client_ca=ca";
+        assert_eq!(read(url), Ok(Encryption::Own(files)));
+        for wrong in [
+            "tmqps://h:1?key=k",
+            "tmqps://h:1?cert=c&client_cert=required",
+            "tmqps://h:1?cert=c&client_ca=a&client_cert=maybe",
+            "tmqps+unix:///a",
+        ] {
+            assert!(matches!(read(wrong), Err(ConfigError::BadAddress { .. })), "{wrong}");
+        }
+        assert!(matches!(read("tmqp://h:1?cert=c"), Err(ConfigError::UnknownOption { .. })));
+    }
+
+    #[test]
+    fn the_admin_url_is_http_or_https_and_an_address() {
+        let read = |url: &str| url.parse::<AdminConfig>();
+        let plain = |address: &str| AdminConfig::from(address.parse::<SocketAddr>().unwrap());
+        assert_eq!(read("http://127.0.0.1:0").unwrap(), plain("127.0.0.1:0"));
+        assert_eq!(read("http://localhost").unwrap(), plain("127.0.0.1:2627"));
+        let encrypted = AdminConfig { encryption: Encryption::Shared, ..plain("127.0.0.1:1") };
+        assert_eq!(read("https://127.0.0.1:1").unwrap(), encrypted);
+        assert!(read("http://example.invalid:1").is_err());
+        assert!(read("http://127.0.0.1:1?cert=c").is_err());
+        assert!(read("tmqp://127.0.0.1:1").is_err());
     }
 
     #[test]
@@ -315,7 +484,7 @@ mod tests {
         let limits = Limits { frame_bytes_max: 1 << 30, ..Limits::default() };
         let broken = Config { limits, data_dir: Some("data".into()), ..Config::default() };
         assert!(matches!(broken.check(), Err(ConfigError::OutOfRange { name: "frame_bytes_max", .. })));
-        let broken = Config { history: Some(HistoryOptions::default()), ..Config::default() };
+        let broken = Config { history: Some(HistoryConfig::default()), ..Config::default() };
         assert_eq!(broken.check(), Err(ConfigError::HistoryNowhere));
         let broken = Config { output_bytes_max: 1, ..Config::default() };
         assert!(matches!(broken.check(), Err(ConfigError::OutOfRange { name: "output_bytes_max", .. })));

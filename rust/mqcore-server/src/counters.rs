@@ -38,18 +38,21 @@ pub(crate) enum CloseReason {
     SlowConsumer,
     /// The broker refused it.
     Refused,
+    /// What it logged in with has changed or is gone.
+    Revoked,
     /// A fault of ours: the connection's task panicked.
     Fault,
 }
 
 impl CloseReason {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::ProtocolError,
         Self::HandshakeTimeout,
         Self::PingTimeout,
         Self::HalfOpenLimit,
         Self::SlowConsumer,
         Self::Refused,
+        Self::Revoked,
         Self::Fault,
     ];
 
@@ -61,6 +64,7 @@ impl CloseReason {
             Self::HalfOpenLimit => "half-open-limit",
             Self::SlowConsumer => "slow-consumer",
             Self::Refused => "refused",
+            Self::Revoked => "revoked",
             Self::Fault => "fault",
         }
     }
@@ -173,6 +177,29 @@ impl HistoryCounters {
     }
 }
 
+/// What the archive does.
+#[derive(Debug, Default)]
+pub(crate) struct ArchiveCounters {
+    /// Rounds that carried history over.
+    pub(crate) rounds: Counter,
+    /// Rows written, of both tables.
+    pub(crate) rows: Counter,
+    /// Octets written.
+    pub(crate) bytes: Counter,
+    /// Notes that were gone, or unreadable, before they could be archived.
+    pub(crate) missing: Counter,
+    /// Attempts that failed.
+    pub(crate) failures: Counter,
+    /// Files, and their octets, that retention removed.
+    pub(crate) removed_files: Counter,
+    pub(crate) removed_bytes: Counter,
+    /// 1 while it fails; files it has; their octets; notes that wait for it, by shard.
+    pub(crate) failing: AtomicU64,
+    pub(crate) files: AtomicU64,
+    pub(crate) file_bytes: AtomicU64,
+    pub(crate) waiting: [AtomicU64; SHARDS_MAX],
+}
+
 /// All of them.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -180,6 +207,7 @@ pub(crate) struct Counters {
     pub(crate) handlers: HandlerCounters,
     pub(crate) journal: JournalCounters,
     pub(crate) history: HistoryCounters,
+    pub(crate) archive: ArchiveCounters,
 }
 
 impl Counters {

@@ -9,19 +9,23 @@ use mqcore_broker::id::ConnectionId;
 use mqcore_session::session::SessionConfig;
 use mqcore_wire::codec::Limits;
 
+use crate::authority::Authority;
 use crate::clock::Clock;
 use crate::counters::Counters;
 use crate::registry::Registry;
 use crate::shard::ShardHandle;
 use crate::shutdown::Shutdown;
 use crate::spares::{SpareBytes, SpareCommands};
+use crate::tls::Tls;
 
 /// One server's middle. Lives as long as any of its tasks.
 #[derive(Debug)]
 pub(crate) struct Hub {
     pub(crate) clock: Clock,
     pub(crate) counters: Counters,
+    pub(crate) tls: Tls,
     pub(crate) registry: Registry,
+    pub(crate) authority: Authority,
     pub(crate) shards: Box<[ShardHandle]>,
     pub(crate) shutdown: Arc<Shutdown>,
     pub(crate) session: SessionTerms,
@@ -59,6 +63,7 @@ impl Hub {
             pong_timeout: self.session.pong_timeout,
             admin,
             peer,
+            node: None,
         }
     }
 

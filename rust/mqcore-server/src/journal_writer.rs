@@ -13,13 +13,17 @@ use mqcore_broker::history::Block;
 use mqcore_broker::id::Sequence;
 use mqcore_broker::options::Durability;
 use mqcore_broker::record::{
-    NUMBERS_KEY, Record, channel_key, encode_channel, encode_numbers, encode_put, encode_queue, queue_key,
+    NUMBERS_KEY, Record, channel_key, encode_channel, encode_intake, encode_numbers, encode_put,
+    encode_queue, intake_key, queue_key,
 };
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
+use mqcore_journal::notes::Inventory;
 use mqcore_journal::stats::Health;
 use mqcore_journal::storage::FileStorage;
 
+use crate::archiver::Archiver;
+use crate::config::HistoryConfig;
 use crate::data_dir::DataDir;
 use crate::hub::Hub;
 use crate::shard::Urgent;
@@ -51,6 +55,24 @@ pub(crate) struct Turn {
     pub(crate) sync: bool,
 }
 
+/// What becomes of history in a journal.
+#[derive(Debug, Clone)]
+pub(crate) struct HistoryTerms {
+    age_ms: Option<u64>,
+    bytes: u64,
+    archiver: Option<Archiver>,
+}
+
+impl HistoryTerms {
+    /// For each of so many shards. Without a history, what an earlier run left is kept as long as by default.
+    pub(crate) fn new(config: Option<&HistoryConfig>, shards: usize, archiver: Option<Archiver>) -> Self {
+        let usual = HistoryConfig::default();
+        let config = config.unwrap_or(&usual);
+        let age_ms = config.max_age.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
+        Self { age_ms, bytes: config.max_bytes / shards.max(1) as u64, archiver }
+    }
+}
+
 /// The shard's end of it. Dropping it makes the thread write what is left, close the journal and end.
 #[derive(Debug)]
 pub(crate) struct JournalWriter {
@@ -63,10 +85,12 @@ impl JournalWriter {
     /// Starts the thread.
     pub(crate) fn start(
         shard: usize,
-        journal: Journal<FileStorage>,
+        mut journal: Journal<FileStorage>,
         hub: &Arc<Hub>,
         directory: Arc<DataDir>,
+        history: HistoryTerms,
     ) -> std::io::Result<Self> {
+        journal.retain_notes(history.age_ms, Some(history.bytes));
         let alive = hub.shutdown.enter();
         let (turns, receiver) = channel();
         let writer = Writer {
@@ -81,6 +105,8 @@ impl JournalWriter {
             pending: Arc::default(),
             missed: 0,
             missing: false,
+            history,
+            offered: None,
         };
         let pending = Arc::clone(&writer.pending);
         std::thread::Builder::new().name(format!("mqcore-journal-{shard}")).spawn(move || {
@@ -133,6 +159,9 @@ struct Writer {
     missed: u64,
     /// That was logged; said once, not a million times.
     missing: bool,
+    history: HistoryTerms,
+    /// What the archiver was told last.
+    offered: Option<Inventory>,
 }
 
 impl Writer {
@@ -269,6 +298,10 @@ impl Writer {
             Record::DefineQueue(queue, options) => {
                 self.journal.define(&queue_key(queue), &encode_queue(queue, options))
             }
+            Record::DefineIntake(node, progress) => {
+                self.journal.define(&intake_key(node), &encode_intake(node, progress))
+            }
+            Record::RemoveIntake(node) => self.journal.undefine(&intake_key(node)),
             Record::Numbers(below) => self.journal.define(NUMBERS_KEY, &encode_numbers(*below)),
             Record::RemoveChannel(name) => self.journal.undefine(&channel_key(name)),
             Record::RemoveQueue(queue) => self.journal.undefine(&queue_key(queue)),
@@ -369,8 +402,28 @@ impl Writer {
         }
     }
 
+    /// Tells the archiver what it may read, and the journal what is archived.
+    fn hand_over(&mut self) {
+        let Some(archiver) = &self.history.archiver else { return };
+        let old = self.hub.clock.now().0.saturating_sub(archiver.interval_ms());
+        self.journal.release_notes(archiver.archived(self.shard));
+        match self.journal.seal_notes(old) {
+            Ok(()) | Err(JournalError::Full { .. }) => {}
+            Err(error) => return self.fail(&error),
+        }
+        let inventory = self.journal.sealed_notes();
+        if self.offered.as_ref() != Some(&inventory) {
+            archiver.offer(self.shard, inventory.clone());
+            self.offered = Some(inventory);
+        }
+    }
+
     fn keep_house(&mut self) {
         self.housekept = Instant::now();
+        if self.state == State::Failed {
+            return;
+        }
+        self.hand_over();
         if self.state == State::Failed {
             return;
         }
@@ -390,6 +443,7 @@ mod tests {
     use mqcore_wire::codec::Limits;
 
     use super::*;
+    use crate::authority::{Authority, AuthorityConfig};
     use crate::clock::Clock;
     use crate::config::ClockConfig;
     use crate::counters::Counters;
@@ -398,6 +452,7 @@ mod tests {
     use crate::shard::{self, ShardInbox};
     use crate::shutdown::Shutdown;
     use crate::spares::{SpareBytes, SpareCommands};
+    use crate::tls::Tls;
 
     /// Removed at the end, however the test ends.
     struct Scratch(PathBuf);
@@ -414,7 +469,9 @@ mod tests {
         let hub = Hub {
             clock: Clock::new(ClockConfig::System),
             counters: Counters::default(),
+            tls: Tls::new(1, patience),
             registry: Registry::new(1, 1, 1),
+            authority: Authority::open(&AuthorityConfig::default(), None, None).unwrap(),
             shards: [handle].into(),
             shutdown: Shutdown::new(),
             session: SessionTerms {
@@ -450,6 +507,8 @@ mod tests {
             pending: Arc::default(),
             missed: 0,
             missing: false,
+            history: HistoryTerms::new(None, 1, None),
+            offered: None,
         };
         writer.refuse(State::Full, "the disk was full a moment ago");
         let (turns, receiver) = channel();

@@ -9,11 +9,14 @@
 //! |---|---|
 //! | [`config`], [`address`] | what a server is started with, and where it listens |
 //! | [`server`] | start, look, settle, stop |
+//! | [`authority`] | who may do what: logins, the gate of each connection, the audit log |
 //! | [`handler`] | the seam behind which delivery handlers run |
 //! | `listener`, `connection`, `output` | sockets: accepting, reading, writing |
+//! | `tls` | what encrypted listeners show, and handshakes |
 //! | `outbox` | what waits for one connection to be written |
 //! | `engine`, `staging`, `questions` | a shard's task, what its turn sends, what it asked |
 //! | `journal_writer`, `data_dir` | the thread that writes a shard's records down, and where they are kept |
+//! | `archiver` | the thread that carries history over to Parquet files |
 //! | [`inspection`], [`compaction`] | the same place, looked at and made small while no broker uses it |
 //! | `shard`, `hub`, `registry`, `spares` | how tasks reach each other, and what they share |
 //! | `shutdown`, `clock` | stopping, and time |
@@ -23,6 +26,7 @@
 //! knew is lost.
 
 pub mod address;
+pub mod authority;
 pub mod compaction;
 pub mod config;
 pub mod data_dir;
@@ -31,6 +35,7 @@ pub mod inspection;
 pub mod server;
 
 mod admin;
+mod archiver;
 mod clock;
 mod connection;
 mod counters;
@@ -48,5 +53,6 @@ mod shutdown;
 mod spares;
 mod staging;
 mod survey;
+mod tls;
 #[cfg(unix)]
 mod unix_socket;

@@ -8,15 +8,16 @@ use std::time::Duration;
 
 use mqcore_broker::client::Peer;
 use mqcore_session::any::Protocol;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 
 use crate::address::{BoundAddress, ListenAddress};
 use crate::connection::Connection;
 use crate::hub::Hub;
+use crate::outbox::Outbox;
 use crate::registry::Refusal;
 use crate::server::StartError;
 use crate::shutdown::TaskGuard;
+use crate::tls::{self, Place, TlsEndpoint};
 #[cfg(unix)]
 use crate::unix_socket::UnixSocket;
 
@@ -29,6 +30,7 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::fro
 /// A socket that is bound, and accepts nothing yet.
 pub(crate) enum Socket {
     Tcp(TcpListener),
+    Tls(TlsSocket),
     #[cfg(unix)]
     Unix(UnixSocket),
 }
@@ -91,6 +93,7 @@ fn bind_one(address: SocketAddr) -> io::Result<TcpListener> {
 pub(crate) async fn accept(socket: Socket, protocol: Protocol, hub: Arc<Hub>, alive: TaskGuard) {
     match socket {
         Socket::Tcp(listener) => accept_from(listener, protocol, hub, alive).await,
+        Socket::Tls(listener) => accept_from(listener, protocol, hub, alive).await,
         #[cfg(unix)]
         Socket::Unix(listener) => accept_from(listener, protocol, hub, alive).await,
     }
@@ -98,48 +101,123 @@ pub(crate) async fn accept(socket: Socket, protocol: Protocol, hub: Arc<Hub>, al
 
 /// What connections come out of, whatever carries them.
 trait Source {
-    /// Each kind of stream has a connection loop compiled for it: what one needs costs the others nothing.
-    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+    /// What the system hands over.
+    type Accepted;
 
-    /// Waits for the next. The peer is as far known as the system knows it; `true` if it is one of this machine.
-    async fn next(&self) -> io::Result<(Self::Stream, Peer, bool)>;
-}
+    /// Waits for the next.
+    async fn next(&self, hub: &Hub) -> io::Result<Self::Accepted>;
 
-#[cfg(unix)]
-impl Source for UnixSocket {
-    type Stream = tokio::net::UnixStream;
-
-    async fn next(&self) -> io::Result<(Self::Stream, Peer, bool)> {
-        Ok((self.accept().await?, Peer::default(), true))
-    }
+    /// Lets it in. Each kind of stream has a connection loop compiled for it: what one kind needs costs the others
+    /// nothing.
+    fn take_in(&self, hub: &Arc<Hub>, outbox: Opening, accepted: Self::Accepted);
 }
 
 impl Source for TcpListener {
-    type Stream = TcpStream;
+    type Accepted = (TcpStream, SocketAddr);
 
-    async fn next(&self) -> io::Result<(TcpStream, Peer, bool)> {
+    async fn next(&self, _hub: &Hub) -> io::Result<Self::Accepted> {
         let (stream, address) = self.accept().await?;
         // Without it small frames would wait for the acknowledgement of earlier ones. If it fails, the peer is gone
         // already.
         let _ = stream.set_nodelay(true);
+        Ok((stream, address))
+    }
+
+    fn take_in(&self, hub: &Arc<Hub>, opening: Opening, (stream, address): Self::Accepted) {
         let peer = Peer { address: Some(address.to_string().into()), ..Peer::default() };
-        Ok((stream, peer, address.ip().is_loopback()))
+        Connection::spawn(hub, stream, opening.open(), address.ip().is_loopback(), peer);
     }
 }
 
+/// A TCP socket behind which TLS is spoken.
+pub(crate) struct TlsSocket {
+    pub(crate) listener: TcpListener,
+    pub(crate) endpoint: Arc<TlsEndpoint>,
+}
+
+impl Source for TlsSocket {
+    type Accepted = (TcpStream, SocketAddr, Place);
+
+    async fn next(&self, hub: &Hub) -> io::Result<Self::Accepted> {
+        hub.tls.handshakes.room().await;
+        let (stream, address) = self.listener.next(hub).await?;
+        Ok((stream, address, hub.tls.handshakes.enter()))
+    }
+
+    fn take_in(&self, hub: &Arc<Hub>, opening: Opening, (stream, address, place): Self::Accepted) {
+        let endpoint = Arc::clone(&self.endpoint);
+        let hub = Arc::clone(hub);
+        let alive = hub.shutdown.enter();
+        tokio::spawn(async move {
+            let outbox = Some(&*opening.outbox);
+            let secured = tls::secure(&hub, &endpoint, stream, address, &place, outbox).await;
+            if let Some((stream, certificate)) = secured {
+                let peer = tls::peer(address, certificate);
+                Connection::spawn(&hub, stream, opening.open(), address.ip().is_loopback(), peer);
+            }
+            drop((place, alive));
+        });
+    }
+}
+
+#[cfg(unix)]
+impl Source for UnixSocket {
+    type Accepted = tokio::net::UnixStream;
+
+    async fn next(&self, _hub: &Hub) -> io::Result<Self::Accepted> {
+        self.accept().await
+    }
+
+    fn take_in(&self, hub: &Arc<Hub>, opening: Opening, stream: Self::Accepted) {
+        Connection::spawn(hub, stream, opening.open(), true, Peer::default());
+    }
+}
+
+/// A place in the registry for a connection whose stream is not ready. Dropped, it is given back.
+struct Opening {
+    hub: Arc<Hub>,
+    outbox: Arc<Outbox>,
+    opened: bool,
+}
+
+impl Opening {
+    /// From here on the connection itself gives it back.
+    fn open(mut self) -> Arc<Outbox> {
+        self.opened = true;
+        Arc::clone(&self.outbox)
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        if !self.opened {
+            self.outbox.end();
+            self.hub.registry.close(self.outbox.connection);
+        }
+    }
+}
+
+/// Accepts until the server stops.
 async fn accept_from<L: Source>(listener: L, protocol: Protocol, hub: Arc<Hub>, _alive: TaskGuard) {
     let shutdown = Arc::clone(&hub.shutdown);
     let mut stop = pin!(shutdown.begun());
     let mut back_off = BACK_OFF.0;
     loop {
         let accepted = tokio::select! {
-            accepted = listener.next() => accepted,
+            accepted = listener.next(&hub) => accepted,
             () = &mut stop => return,
         };
         match accepted {
-            Ok((stream, peer, local)) => {
+            Ok(accepted) => {
                 back_off = BACK_OFF.0;
-                take_in(&hub, protocol, stream, peer, local);
+                match hub.registry.open(protocol) {
+                    Ok(outbox) => {
+                        let opening = Opening { hub: Arc::clone(&hub), outbox, opened: false };
+                        listener.take_in(&hub, opening, accepted);
+                    }
+                    Err(Refusal::Full) => hub.counters.of(protocol).turned_away.add(1),
+                    Err(Refusal::Stopping) => {}
+                }
             }
             Err(error) if is_of_one_connection(&error) => {}
             Err(error) => {
@@ -163,15 +241,4 @@ fn is_of_one_connection(error: &io::Error) -> bool {
             | io::ErrorKind::ConnectionRefused
             | io::ErrorKind::Interrupted
     )
-}
-
-fn take_in<S>(hub: &Arc<Hub>, protocol: Protocol, stream: S, peer: Peer, local: bool)
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    match hub.registry.open(protocol) {
-        Ok(outbox) => Connection::spawn(hub, stream, outbox, local, peer),
-        Err(Refusal::Full) => hub.counters.of(protocol).turned_away.add(1),
-        Err(Refusal::Stopping) => {}
-    }
 }

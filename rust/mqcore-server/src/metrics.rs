@@ -4,13 +4,16 @@
 //! not more than [`QUEUES_MAX`] of them.
 
 use std::fmt::{self, Display, Write as _};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use mqcore_broker::stats::{DropReason, QueueInformation, Survey};
 use mqcore_session::any::Protocol;
+use mqcore_tls::refusal::Refusal;
 
 use crate::counters::CloseReason;
 use crate::hub::Hub;
 use crate::survey::Totals;
+use crate::tls::Tls;
 
 /// Queues that are listed one by one at most.
 pub(crate) const QUEUES_MAX: usize = 500;
@@ -25,9 +28,12 @@ pub(crate) fn render(hub: &Hub, survey: &Survey, uptime_seconds: f64, per_queue:
     messages(&mut page, survey);
     topics(&mut page, survey);
     connections(&mut page, hub);
+    authority(&mut page, hub);
+    tls(&mut page, &hub.tls);
     handlers(&mut page, hub);
     journal(&mut page, hub);
     history(&mut page, hub);
+    archive(&mut page, hub);
     if per_queue {
         queues(&mut page, survey);
     }
@@ -85,6 +91,34 @@ fn messages(page: &mut Page, survey: &Survey) {
         "Acknowledgements of what was not in flight: late, or sent twice.",
     );
     page.sample("mqcore_acks_unknown_total", &[], survey.unknown_acks);
+}
+
+fn authority(page: &mut Page, hub: &Hub) {
+    let counters = &hub.authority.counters;
+    page.family("mqcore_logins_total", "counter", "Peers that said who they are, by verdict.");
+    for (verdict, counter) in [("allowed", &counters.logins), ("denied", &counters.logins_refused)] {
+        page.sample("mqcore_logins_total", &[("verdict", &verdict)], counter.get());
+    }
+    for (name, help, count) in [
+        (
+            "mqcore_actions_denied_total",
+            "What peers wanted to do and were not allowed to.",
+            counters.actions_denied.get(),
+        ),
+        (
+            "mqcore_connections_revoked_total",
+            "Connections ended because their rights have changed.",
+            counters.revoked.get(),
+        ),
+        (
+            "mqcore_audit_lines_lost_total",
+            "Audit lines that were not written, because the disk did not keep up.",
+            hub.authority.audit_lost(),
+        ),
+    ] {
+        page.family(name, "counter", help);
+        page.sample(name, &[], count);
+    }
 }
 
 fn topics(page: &mut Page, survey: &Survey) {
@@ -160,6 +194,38 @@ fn connections(page: &mut Page, hub: &Hub) {
     }
 }
 
+fn tls(page: &mut Page, tls: &Tls) {
+    let certificates = tls.certificates();
+    if certificates.is_empty() {
+        return;
+    }
+    page.family(
+        "mqcore_tls_certificate_expiry_seconds",
+        "gauge",
+        "Seconds until the certificate of a listener expires; negative once it has.",
+    );
+    for certificate in &certificates {
+        let labels: [(&str, &dyn Display); 1] = [("listener", &certificate.url)];
+        page.sample("mqcore_tls_certificate_expiry_seconds", &labels, certificate.expires_in);
+    }
+    page.family("mqcore_tls_handshakes", "gauge", "TLS handshakes under way.");
+    page.sample("mqcore_tls_handshakes", &[], tls.handshakes.count());
+    let counters = &tls.counters;
+    page.family("mqcore_tls_handshakes_total", "counter", "TLS handshakes finished, by what they took.");
+    for (kind, count) in [("full", counters.full.get()), ("resumed", counters.resumed.get())] {
+        page.sample("mqcore_tls_handshakes_total", &[("kind", &kind)], count);
+    }
+    page.family("mqcore_tls_handshakes_refused_total", "counter", "TLS handshakes that failed, by reason.");
+    for reason in Refusal::ALL {
+        let labels: [(&str, &dyn Display); 1] = [("reason", &reason.as_str())];
+        page.sample("mqcore_tls_handshakes_refused_total", &labels, counters.refused(reason).get());
+    }
+    page.family("mqcore_tls_reloads_total", "counter", "Certificates read again, by outcome.");
+    for (outcome, count) in [("done", counters.reloads.get()), ("failed", counters.reloads_failed.get())] {
+        page.sample("mqcore_tls_reloads_total", &[("outcome", &outcome)], count);
+    }
+}
+
 fn journal(page: &mut Page, hub: &Hub) {
     let counters = &hub.counters.journal;
     let [file_bytes, live, quarantined, refusing] = counters.sums();
@@ -199,6 +265,53 @@ fn history(page: &mut Page, hub: &Hub) {
             counters.missed.get(),
         ),
         ("mqcore_history_missing", "gauge", "Shards whose history misses steps now.", counters.missing()),
+    ] {
+        page.family(name, kind, help);
+        page.sample(name, &[], value);
+    }
+}
+
+fn archive(page: &mut Page, hub: &Hub) {
+    let counters = &hub.counters.archive;
+    let gauge = |value: &AtomicU64| value.load(Ordering::Relaxed);
+    let waiting = counters.waiting.iter().map(gauge).sum();
+    for (name, kind, help, value) in [
+        (
+            "mqcore_archive_rounds_total",
+            "counter",
+            "Rounds that carried history over.",
+            counters.rounds.get(),
+        ),
+        ("mqcore_archive_rows_total", "counter", "Rows written to the archive.", counters.rows.get()),
+        ("mqcore_archive_written_bytes_total", "counter", "Octets written to it.", counters.bytes.get()),
+        (
+            "mqcore_archive_missing_total",
+            "counter",
+            "Notes that were gone or unreadable before they could be archived.",
+            counters.missing.get(),
+        ),
+        ("mqcore_archive_failures_total", "counter", "Rounds that failed.", counters.failures.get()),
+        (
+            "mqcore_archive_removed_files_total",
+            "counter",
+            "Files that retention removed.",
+            counters.removed_files.get(),
+        ),
+        (
+            "mqcore_archive_removed_bytes_total",
+            "counter",
+            "Octets that retention removed.",
+            counters.removed_bytes.get(),
+        ),
+        (
+            "mqcore_archive_failing",
+            "gauge",
+            "1 while archiving fails: look at the log.",
+            gauge(&counters.failing),
+        ),
+        ("mqcore_archive_files", "gauge", "Files of the archive.", gauge(&counters.files)),
+        ("mqcore_archive_bytes", "gauge", "Octets of the archive.", gauge(&counters.file_bytes)),
+        ("mqcore_archive_waiting_notes", "gauge", "Notes that are not archived yet.", waiting),
     ] {
         page.family(name, kind, help);
         page.sample(name, &[], value);

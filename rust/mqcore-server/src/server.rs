@@ -10,32 +10,38 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use mqcore_broker::broker::{BrokerConfig, HandlerSpec};
-use mqcore_broker::client::Peer;
 use mqcore_broker::id::{HandlerId, QueueAddress};
 use mqcore_broker::policy;
 use mqcore_broker::stats::{Survey, Waiting};
+use mqcore_tls::error::TlsConfigError;
+use mqcore_tls::listener::Loaded;
 use tokio::io::DuplexStream;
-use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-use crate::address::Listening;
+use crate::address::{AdminAddress, Listening};
 use crate::admin::{self, Admin};
+use crate::archiver::Archiver;
+use crate::authority::store::StoreError;
+use crate::authority::{Authority, LOOK_INTERVAL};
 use crate::clock::Clock;
-use crate::config::{Config, ConfigError, Protocol};
+use crate::config::{AdminConfig, Config, ConfigError, Encryption, ListenerTls, Protocol};
 use crate::connection::Connection;
 use crate::counters::Counters;
 use crate::data_dir::{DataDir, DataDirError, Opened};
 use crate::engine::{Engine, Recalled};
 use crate::handler::HandlerPort;
 use crate::hub::{Hub, SessionTerms};
-use crate::journal_writer::JournalWriter;
-use crate::listener::{self, Socket};
+use crate::journal_writer::{HistoryTerms, JournalWriter};
+use crate::listener::{self, Socket, TlsSocket};
 use crate::outbox::Order;
 use crate::registry::Registry;
 use crate::shard::{self, Urgent};
 use crate::shutdown::{Shutdown, TaskGuard};
 use crate::spares::{SpareBytes, SpareCommands};
 use crate::survey;
+use crate::tls::{self, Tls};
+
+pub use crate::tls::{ListenerCertificate, ReloadError};
 
 /// What a local connection holds in each direction before its writer waits, in octets.
 const LOCAL_BUFFER_BYTES: usize = 64 * 1024;
@@ -49,7 +55,7 @@ pub struct Server {
 struct Inner {
     hub: Arc<Hub>,
     listeners: Vec<Listening>,
-    admin: Option<SocketAddr>,
+    admin: Option<AdminAddress>,
     /// Keys in the order of their [`HandlerId`]s. Held while the shards are told, so that all hear the same order.
     handlers: Mutex<Vec<Box<str>>>,
 }
@@ -63,13 +69,19 @@ pub enum StartError {
     Config(#[from] ConfigError),
     /// An address that others could reach, while nobody has to log in.
     #[error(
-        "{address} is not a loopback address, and no user exists who could log in; listen on 127.0.0.1, \
-         or set allow_remote if the network around is trusted"
+        "{address} is not a loopback address, and nobody has to log in; make a user first (mqcore user add) or a token \
+         (mqcore token create), listen on 127.0.0.1, or set allow_remote if everybody in the network around is trusted"
     )]
     NotLoopback {
         /// What should have been bound.
         address: SocketAddr,
     },
+    /// Users and tokens cannot be read, or the audit log not be written.
+    #[error("users and tokens: {0}")]
+    Authority(#[from] StoreError),
+    /// Certificates and keys cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsConfigError),
     /// The data directory cannot be used.
     #[error(transparent)]
     Data(#[from] DataDirError),
@@ -103,14 +115,18 @@ impl Server {
         let clock = Clock::new(config.clock);
         // Bound first: an address in use is found before minutes go into reading a journal. Nothing is accepted
         // until everything is back.
-        let bound = bind_all(&config).await?;
+        let authority = Authority::open(&config.authority, config.data_dir.as_ref(), port.authority())?;
+        let tls = Tls::new(config.tls_handshakes_max, config.tls_expiry_warning);
+        let bound = bind_all(&config, &tls, config.allow_remote || !authority.is_open()).await?;
         let recovered = recover(&config, clock.now().0).await?;
         let count = recovered.as_ref().map_or(config.shard_count(), |recovered| recovered.directory.shards());
         let (shards, inboxes): (Vec<_>, Vec<_>) = (0..count).map(|_| shard::channel()).unzip();
         let hub = Arc::new(Hub {
             clock,
             counters: Counters::default(),
+            tls,
             registry: Registry::new(config.connections_max, config.half_open_max, config.output_bytes_max),
+            authority,
             shards: shards.into(),
             shutdown: Shutdown::new(),
             session: SessionTerms {
@@ -127,13 +143,15 @@ impl Server {
         let seeds = RandomState::new();
         let directory = recovered.as_ref().map(|recovered| Arc::clone(&recovered.directory));
         let mut opened = recovered.into_iter().flat_map(|recovered| recovered.shards);
+        let archiver = start_archiver(&config, &hub, directory.as_ref())?;
+        let terms = HistoryTerms::new(config.history.as_ref(), hub.shards.len(), archiver);
         let mut engines = Vec::new();
         for shard in 0..hub.shards.len() {
             let config = broker_config(&config, shard, hub.shards.len(), &seeds);
             let mut engine = Engine::new(config, &handlers, &hub, Arc::clone(&port));
             if let Some((opened, directory)) = opened.next().zip(directory.clone()) {
                 let Opened { journal, definitions, messages, sequence, .. } = opened;
-                let writer = JournalWriter::start(shard, journal, &hub, directory)
+                let writer = JournalWriter::start(shard, journal, &hub, directory, terms.clone())
                     .map_err(|source| StartError::Thread { source })?;
                 engine.restore(Recalled { definitions, messages, sequence }, writer);
             }
@@ -154,15 +172,24 @@ impl Server {
         }
         let inner = Inner {
             listeners,
-            admin: bound.admin.as_ref().map(|(_, address)| *address),
+            admin: bound.admin.as_ref().map(|(_, bound)| *bound),
             handlers: Mutex::new(keys),
             hub,
         };
-        if let Some((socket, _)) = bound.admin {
+        if let Some((door, _)) = bound.admin {
             let admin = Admin::new(&inner.hub, inner.listeners.clone());
-            tokio::spawn(admin::serve(socket, admin, inner.hub.shutdown.enter()));
+            tokio::spawn(admin::serve(door, admin, inner.hub.shutdown.enter()));
+        }
+        if !inner.hub.tls.certificates().is_empty() {
+            let hub = Arc::clone(&inner.hub);
+            let alive = hub.shutdown.enter();
+            tokio::spawn(async move {
+                tls::watch_expiry(hub).await;
+                drop(alive);
+            });
         }
         tokio::spawn(supervise(Arc::clone(&inner.hub), inner.hub.shutdown.enter()));
+        tokio::spawn(watch_authority(Arc::clone(&inner.hub), inner.hub.shutdown.enter()));
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -172,8 +199,23 @@ impl Server {
     }
 
     /// Where the admin side is served.
-    pub fn admin(&self) -> Option<SocketAddr> {
+    pub fn admin(&self) -> Option<AdminAddress> {
         self.inner.admin
+    }
+
+    /// What encrypted listeners show, the admin side among them.
+    pub fn certificates(&self) -> Vec<ListenerCertificate> {
+        self.inner.hub.tls.certificates()
+    }
+
+    /// Reads certificates, keys and client authorities again, of every encrypted listener. Whoever connects from now on
+    /// is shown what is new; who is connected stays so. Blocks for as long as reading takes.
+    ///
+    /// # Errors
+    /// One for each listener that goes on with what it had because its files cannot be used; the others have theirs.
+    pub fn reload_certificates(&self) -> Result<(), Vec<ReloadError>> {
+        let failed = self.inner.hub.tls.reload();
+        if failed.is_empty() { Ok(()) } else { Err(failed) }
     }
 
     /// A connection that needs no socket: the other end runs the same loop as every connection. After `stop`, or
@@ -182,7 +224,7 @@ impl Server {
         let (ours, theirs) = tokio::io::duplex(LOCAL_BUFFER_BYTES);
         let hub = &self.inner.hub;
         match hub.registry.open(protocol) {
-            Ok(outbox) => Connection::spawn(hub, ours, outbox, true, Peer::default()),
+            Ok(outbox) => Connection::spawn_inside(hub, ours, outbox),
             Err(_) => hub.counters.of(protocol).turned_away.add(1),
         }
         theirs
@@ -253,6 +295,15 @@ impl Server {
             }
             tokio::time::sleep(HANDLER_PATIENCE).await;
         }
+    }
+
+    /// Reads users and tokens again, and ends the connections whose rights have changed. Also done by itself, a moment
+    /// after their file has changed.
+    ///
+    /// # Errors
+    /// [`StoreError`] if they cannot be read; those that are known then go on to hold.
+    pub async fn reload_authority(&self) -> Result<(), StoreError> {
+        reload_authority(&self.inner.hub, true).await
     }
 
     /// Stops: accepts nothing, lets the shards finish what they have, lets every session say goodbye and waits
@@ -338,23 +389,76 @@ fn read_shard(directory: &DataDir, shard: usize, now_ms: u64) -> Result<Opened, 
     Ok(opened)
 }
 
+/// Starts the thread that archives, if there is history to archive.
+fn start_archiver(
+    config: &Config,
+    hub: &Arc<Hub>,
+    directory: Option<&Arc<DataDir>>,
+) -> Result<Option<Archiver>, StartError> {
+    let archive = config.history.as_ref().and_then(|history| history.archive.as_ref());
+    let Some((archive, directory)) = archive.zip(directory) else { return Ok(None) };
+    let archiver = Archiver::start(archive.clone(), hub, Arc::clone(directory));
+    archiver.map(Some).map_err(|source| StartError::Thread { source })
+}
+
+/// What is bound, and what is shown there.
 struct Bound {
     listeners: Vec<(Socket, Listening)>,
-    admin: Option<(TcpListener, SocketAddr)>,
+    admin: Option<(admin::Door, AdminAddress)>,
 }
 
 /// All or nothing: whoever learns of one address can rely on the others.
-async fn bind_all(config: &Config) -> Result<Bound, StartError> {
+async fn bind_all(config: &Config, tls: &Tls, allow_remote: bool) -> Result<Bound, StartError> {
     let mut listeners = Vec::new();
     for listener in &config.listeners {
-        let (socket, address) = listener::bind(&listener.address, config.allow_remote).await?;
-        listeners.push((socket, Listening { protocol: listener.protocol, address }));
+        // Read before anything is bound: a file that cannot be used is found without a port being taken.
+        let loaded = load(config, &listener.encryption, &[])?;
+        let (socket, address) = listener::bind(&listener.address, allow_remote).await?;
+        let listening = Listening { protocol: listener.protocol, address, encrypted: loaded.is_some() };
+        let socket = match (socket, loaded) {
+            (Socket::Tcp(listener), Some((files, loaded))) => {
+                let endpoint = tls.add(listening.url(), files, &[], loaded);
+                Socket::Tls(TlsSocket { listener, endpoint })
+            }
+            (socket, _) => socket,
+        };
+        listeners.push((socket, listening));
     }
-    let admin = match config.admin {
-        Some(address) => Some(listener::bind_tcp(&address.to_string(), config.allow_remote).await?),
+    let admin = match &config.admin {
+        Some(admin) => Some(bind_admin(config, admin, tls, allow_remote).await?),
         None => None,
     };
     Ok(Bound { listeners, admin })
+}
+
+async fn bind_admin(
+    config: &Config,
+    admin: &AdminConfig,
+    tls: &Tls,
+    allow_remote: bool,
+) -> Result<(admin::Door, AdminAddress), StartError> {
+    let loaded = load(config, &admin.encryption, HTTP)?;
+    let (socket, address) = listener::bind_tcp(&admin.address.to_string(), allow_remote).await?;
+    let bound = AdminAddress { address, encrypted: loaded.is_some() };
+    let endpoint = loaded.map(|(files, loaded)| tls.add(bound.url(), files, HTTP, loaded));
+    Ok((admin::Door { socket, endpoint }, bound))
+}
+
+/// What is spoken behind TLS on the admin side, by the name that clients may ask for.
+const HTTP: &[&[u8]] = &[b"http/1.1"];
+
+/// Reads what an encrypted listener shows; `None` if it is not encrypted.
+fn load(
+    config: &Config,
+    encryption: &Encryption,
+    protocols: &[&[u8]],
+) -> Result<Option<(ListenerTls, Loaded)>, StartError> {
+    let files = match encryption {
+        Encryption::None => return Ok(None),
+        Encryption::Shared => config.tls.as_ref().ok_or(ConfigError::NoCertificate)?,
+        Encryption::Own(files) => files,
+    };
+    Ok(Some((files.clone(), files.load(protocols)?)))
 }
 
 fn broker_config(config: &Config, shard: usize, shards: usize, seeds: &RandomState) -> BrokerConfig {
@@ -372,7 +476,7 @@ fn broker_config(config: &Config, shard: usize, shards: usize, seeds: &RandomSta
         delivery_handler: config.delivery_handler.as_str().into(),
         slow_consumer_timeout: config.slow_consumer_timeout,
         undecided_max: config.undecided_max,
-        history: config.history,
+        history: config.history.as_ref().map(|history| history.options),
         seed: seed.finish(),
     }
 }
@@ -397,6 +501,41 @@ async fn fence(hub: &Hub) {
 }
 
 /// Stops everything, in order, once somebody has asked for it.
+/// Looks now and then whether users and tokens have changed, and whether the time of one is over.
+async fn watch_authority(hub: Arc<Hub>, _alive: TaskGuard) {
+    if hub.authority.store().is_none() && hub.authority.is_open() {
+        return;
+    }
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(LOOK_INTERVAL) => {}
+            () = hub.shutdown.ended() => return,
+        }
+        if let Err(error) = reload_authority(&hub, false).await {
+            tracing::error!(%error, "users and tokens could not be read; those that were known go on to hold");
+        }
+    }
+}
+
+pub(crate) async fn reload_authority(hub: &Arc<Hub>, forced: bool) -> Result<(), StoreError> {
+    let now_ms = hub.clock.now().0;
+    let reader = Arc::clone(hub);
+    let read = hub.runtime.spawn_blocking(move || reader.authority.reload(forced, now_ms)).await;
+    let changed = match read {
+        Ok(changed) => changed?,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    };
+    if changed || hub.authority.any_expired(now_ms) {
+        let open: Vec<_> = hub.registry.all();
+        let connections: Vec<_> = open.iter().map(|outbox| outbox.connection).collect();
+        let fallen = hub.authority.fallen(&connections, now_ms);
+        for outbox in open.iter().filter(|outbox| fallen.contains(&outbox.connection)) {
+            outbox.order(Order::Revoke);
+        }
+    }
+    Ok(())
+}
+
 async fn supervise(hub: Arc<Hub>, _alive: TaskGuard) {
     hub.shutdown.begun().await;
     let open = hub.registry.stop();

@@ -12,7 +12,7 @@ use mqcore_broker::id::{ChannelName, QueueAddress};
 use mqcore_broker::options::{ChannelOptions, QueueOptions, Status};
 use mqcore_broker::policy;
 use mqcore_server::address::ListenAddress;
-use mqcore_server::config::{ClockConfig, Config, ListenerConfig, Protocol};
+use mqcore_server::config::{ClockConfig, Config, Encryption, ListenerConfig, Protocol};
 use mqcore_server::handler::{AnswerSink, HandlerPort, NoHandlers};
 use mqcore_server::server::{Server, StartError};
 use mqcore_wire::codec::Limits;
@@ -427,7 +427,7 @@ async fn beyond_the_limit_connections_are_turned_away() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_consumer_that_never_reads_is_closed_and_others_get_everything() {
     let config = Config {
-        admin: Some("127.0.0.1:0".parse().expect("an address")),
+        admin: Some("http://127.0.0.1:0".parse().expect("a URL")),
         output_bytes_max: 256 * 1024,
         slow_consumer_timeout: Duration::from_millis(200),
         ..with_status(Status::Broadcast)
@@ -453,7 +453,7 @@ async fn a_consumer_that_never_reads_is_closed_and_others_get_everything() {
     let slow = queue.stats.dropped[mqcore_broker::stats::DropReason::Slow as usize];
     assert!(slow > 0, "what the sleeper missed is counted");
     assert_eq!(queue.memory_bytes, 0, "nothing of a broadcast is kept");
-    let (_, metrics) = http_get(server.admin().expect("it is served"), "/metrics").await;
+    let (_, metrics) = http_get(server.admin().expect("it is served").address, "/metrics").await;
     let closed = "mqcore_connections_closed_total{protocol=\"tmqp\",reason=\"slow-consumer\"} 1";
     assert!(metrics.lines().any(|line| line == closed), "{metrics}");
     drop(sleeper);
@@ -558,7 +558,7 @@ fn two_hundred_starts_and_stops_leave_no_task_behind() {
     runtime.block_on(async {
         for round in 0..200_u32 {
             let server =
-                start(Config { admin: Some("127.0.0.1:0".parse().expect("an address")), ..config() }).await;
+                start(Config { admin: Some("http://127.0.0.1:0".parse().expect("a URL")), ..config() }).await;
             let mut consumer = dial(&server, "consumer").await;
             consumer.join("round").await;
             consumer.publish("round", "x", &round.to_le_bytes()).await;
@@ -585,8 +585,11 @@ async fn a_server_without_handles_stops() {
 
 #[tokio::test]
 async fn only_loopback_is_bound_unless_told_otherwise() {
-    let listeners =
-        vec![ListenerConfig { protocol: Protocol::Tmqp, address: ListenAddress::Tcp("0.0.0.0:0".into()) }];
+    let listeners = vec![ListenerConfig {
+        protocol: Protocol::Tmqp,
+        address: ListenAddress::Tcp("0.0.0.0:0".into()),
+        encryption: Encryption::None,
+    }];
     let refused =
         Server::start(Config { listeners: listeners.clone(), ..config() }, Vec::new(), Arc::new(NoHandlers));
     assert!(matches!(refused.await, Err(StartError::NotLoopback { .. })));
@@ -600,6 +603,7 @@ async fn a_port_in_use_is_an_error_that_names_it() {
     let listeners = vec![ListenerConfig {
         protocol: Protocol::Tmqp,
         address: ListenAddress::Tcp(address(&server).to_string()),
+        encryption: Encryption::None,
     }];
     let error = Server::start(Config { listeners, ..config() }, Vec::new(), Arc::new(NoHandlers)).await;
     let error = error.expect_err("the port is taken").to_string();
@@ -722,7 +726,7 @@ async fn http_get(address: SocketAddr, target: &str) -> (u16, String) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_admin_side_tells_health_metrics_and_an_overview() {
-    let admin = Some("127.0.0.1:0".parse().expect("an address"));
+    let admin = Some("http://127.0.0.1:0".parse().expect("a URL"));
     let server = start(Config { admin, ..with_status(Status::Pull) }).await;
     let mut peer = dial(&server, "peer-1").await;
     peer.join("shelf").await;
@@ -733,7 +737,7 @@ async fn the_admin_side_tells_health_metrics_and_an_overview() {
         server.survey().await.queues.first().is_some_and(|queue| queue.normal == 3)
     })
     .await;
-    let admin = server.admin().expect("it is served");
+    let admin = server.admin().expect("it is served").address;
     assert_eq!(http_get(admin, "/livez").await.0, 200);
     assert_eq!(http_get(admin, "/readyz").await.0, 200);
 
@@ -775,14 +779,14 @@ async fn the_admin_side_answers_while_a_handler_is_stuck() {
     impl HandlerPort for Stuck {
         fn ask(&self, _: Vec<Question>, _: &Arc<dyn AnswerSink>) {}
     }
-    let admin = Some("127.0.0.1:0".parse().expect("an address"));
+    let admin = Some("http://127.0.0.1:0".parse().expect("a URL"));
     let config = Config { admin, delivery_handler: "asked".into(), ..config() };
     let server = Server::start(config, vec![asked_first(Duration::from_secs(600))], Arc::new(Stuck)).await;
     let server = server.expect("the server starts");
     let mut peer = dial(&server, "peer").await;
     peer.join("asked").await;
     peer.publish("asked", "x", b"for ever").await;
-    let admin = server.admin().expect("it is served");
+    let admin = server.admin().expect("it is served").address;
     eventually("the question is seen to be open", async || {
         http_get(admin, "/metrics").await.1.contains("mqcore_handler_questions_open 1")
     })
@@ -795,9 +799,9 @@ async fn the_admin_side_answers_while_a_handler_is_stuck() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_never_ends_does_not_keep_the_admin_side_busy() {
-    let admin = Some("127.0.0.1:0".parse().expect("an address"));
+    let admin = Some("http://127.0.0.1:0".parse().expect("a URL"));
     let server = start(Config { admin, ..config() }).await;
-    let admin = server.admin().expect("it is served");
+    let admin = server.admin().expect("it is served").address;
     let mut slow = TcpStream::connect(admin).await.expect("it listens");
     slow.write_all(b"GET /livez HTTP/1.1\r\nhost:").await.expect("it reads");
     let mut rest = Vec::new();

@@ -7,6 +7,7 @@ use mqcore_broker::command::Command;
 use mqcore_broker::effect::{Deliver, Event, Publication};
 use mqcore_broker::time::Timestamp;
 
+use crate::node::Forwards;
 use crate::session::{Session, SessionConfig, SessionError};
 use crate::tmqp::{self, TmqpSession};
 
@@ -66,6 +67,14 @@ impl AnySession {
     pub const fn protocol(&self) -> Protocol {
         match self {
             Self::Tmqp(_) => Protocol::Tmqp,
+        }
+    }
+
+    /// What its peer asked for that is to be passed on to other nodes, since the last call. Before the commands of the same
+    /// `receive` are carried out.
+    pub fn take_forwards(&mut self) -> Option<Forwards> {
+        match self {
+            Self::Tmqp(session) => session.take_forwards(),
         }
     }
 

@@ -2,8 +2,10 @@
 //!
 //! | module | protocol |
 //! |---|---|
+//! | [`throttr`] | Throttr 7.1 and 7.3 |
 //! | [`tmqp`] | TMQP/2.0, the protocol of Twino MQ 3.0 |
 
 pub mod codec;
 pub mod error;
+pub mod throttr;
 pub mod tmqp;

@@ -9,16 +9,20 @@ use mqcore_broker::id::{QueueAddress, Tag};
 use mqcore_broker::message::{Message, Properties};
 use mqcore_broker::rejection::{Rejection, RejectionKind};
 use mqcore_broker::time::Timestamp;
+use mqcore_cluster::filter::Sender;
+use mqcore_cluster::log::Masters;
 use mqcore_wire::tmqp::header::{self, key, nack_reason};
 use mqcore_wire::tmqp::operation::{Operation, status};
 use mqcore_wire::tmqp::{self, Frame, Kind};
 
 use super::answer::{self, Asked};
 use super::message_id::MessageIds;
+use super::passing::{self, Greeting, Names, Passing};
 use super::pending::{Form, Pending, PendingAnswer, UNANSWERED};
 use super::publish::{ChannelNames, Publisher};
 use super::topic::TopicNames;
 use super::{delivery, information, misbehaved, occurrence, operation, pull, subscription, topic};
+use crate::node::{Forwards, NodeTerms};
 use crate::session::{SessionConfig, SessionError};
 
 /// What remains of a client's conversation between two frames.
@@ -32,6 +36,18 @@ pub(super) struct Exchange {
     topics: TopicNames,
     pending: Pending,
     ignored: u64,
+    /// Boxed, because most brokers stand alone.
+    node: Option<Box<AmongNodes>>,
+}
+
+/// What a session has to do with other brokers.
+#[derive(Debug)]
+struct AmongNodes {
+    terms: Arc<NodeTerms>,
+    /// The peer is one.
+    passing: Option<Passing>,
+    /// What the peer, a client, asked for that goes to others too.
+    forwards: Forwards,
 }
 
 /// Whether the conversation goes on after a frame.
@@ -51,6 +67,10 @@ impl Exchange {
             topics: TopicNames::default(),
             pending: Pending::default(),
             ignored: 0,
+            node: config
+                .node
+                .clone()
+                .map(|terms| Box::new(AmongNodes { terms, passing: None, forwards: Forwards::default() })),
         }
     }
 
@@ -60,6 +80,29 @@ impl Exchange {
 
     pub(super) fn fresh_id(&mut self) -> [u8; 32] {
         self.ids.next()
+    }
+
+    /// The peer is another broker.
+    pub(super) fn pass_on(&mut self, client: &Client, greeting: &Greeting) {
+        if let Some(node) = &mut self.node {
+            node.passing = Some(Passing::new(client, greeting));
+        }
+    }
+
+    pub(super) fn take_forwards(&mut self) -> Option<Forwards> {
+        let forwards = &mut self.node.as_mut()?.forwards;
+        (!forwards.is_empty()).then(|| std::mem::take(forwards))
+    }
+
+    fn passing(&mut self) -> Option<&mut Passing> {
+        self.node.as_mut()?.passing.as_mut()
+    }
+
+    /// Tells a node up to where what it passed on is done, if that is news.
+    pub(super) fn tell_node(&mut self, output: &mut Vec<u8>) {
+        if let Some(passing) = self.passing() {
+            passing.tell(output);
+        }
     }
 
     /// Takes one frame of the client, which lies in `octets`.
@@ -72,6 +115,9 @@ impl Exchange {
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) -> Result<Next, SessionError> {
+        if self.node.is_some() && passing::is_passed_on(frame.kind) && self.passing().is_some() {
+            return self.passed_on(frame, octets, commands);
+        }
         if frame.hops == 0 {
             self.ignored += 1;
             return Ok(Next::Continue);
@@ -82,6 +128,74 @@ impl Exchange {
         if !frame.source.is_empty() && frame.source != client.id.as_bytes() {
             return Err(misbehaved("the source of a frame is not the client that sent it"));
         }
+        if self.node.is_some() {
+            return self.forward_and_take(client, frame, octets, commands, output);
+        }
+        self.take(client, frame, octets, commands, output)
+    }
+
+    /// A frame that another broker passes on, or a number of its own.
+    fn passed_on(
+        &mut self,
+        frame: Frame<'_>,
+        octets: &[u8],
+        commands: &mut Vec<Command>,
+    ) -> Result<Next, SessionError> {
+        if let Some(AmongNodes { terms, passing: Some(passing), .. }) = self.node.as_deref_mut() {
+            let (channels, topics, ids) = (&mut self.channels, &mut self.topics, &mut self.ids);
+            passing.frame(terms, frame, octets, &mut Names { channels, topics, ids }, commands)?;
+        }
+        Ok(Next::Continue)
+    }
+
+    fn forward(&mut self, masters: Masters, frame: &Frame<'_>) {
+        if let Some(node) = &mut self.node {
+            node.forwards.push(masters, frame);
+        }
+    }
+
+    /// Notes a frame for the masters that it goes to, and takes it here.
+    fn forward_and_take(
+        &mut self,
+        client: &Arc<Client>,
+        frame: Frame<'_>,
+        octets: &[u8],
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<Next, SessionError> {
+        let masters = match &self.node {
+            Some(node) if frame.hops > 0 => {
+                let (id, name) = (&*client.id, client.name.as_deref());
+                node.terms.masters(&frame, &Sender { id, name, kind: client.kind.as_deref(), node: None })
+            }
+            _ => Masters::default(),
+        };
+        if masters.is_empty() {
+            return self.take(client, frame, octets, commands, output);
+        }
+        let source = client.id.as_bytes();
+        if !frame.id.is_empty() || !matches!(frame.kind, Kind::QUEUE | Kind::ROUTER | Kind::DIRECT) {
+            self.forward(masters, &Frame { source, ..frame });
+            return self.take(client, frame, octets, commands, output);
+        }
+        // One id for all nodes: each would make another.
+        let id = self.ids.next();
+        let frame = Frame { id: &id, ..frame };
+        self.forward(masters, &Frame { source, ..frame });
+        let mut octets = Vec::new();
+        tmqp::encode(&frame, &mut octets);
+        self.take(client, frame, &octets, commands, output)
+    }
+
+    #[inline]
+    fn take(
+        &mut self,
+        client: &Arc<Client>,
+        frame: Frame<'_>,
+        octets: &[u8],
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<Next, SessionError> {
         match frame.kind {
             Kind::QUEUE if frame.target.starts_with(topic::PREFIX) => {
                 let (topics, pending) = (&mut self.topics, &mut self.pending);
@@ -255,9 +369,19 @@ impl Exchange {
         }
     }
 
-    /// Writes what the broker says.
-    pub(super) fn event(&mut self, client: &Arc<Client>, event: Event, output: &mut Vec<u8>) {
+    /// Writes what the broker says. False: the conversation is to end, and begin anew some other time.
+    pub(super) fn event(&mut self, client: &Arc<Client>, event: Event, output: &mut Vec<u8>) -> bool {
         match event {
+            Event::Confirmed(tickets) => {
+                if let Some(passing) = self.passing() {
+                    passing.confirmed(&tickets);
+                    passing.tell(output);
+                }
+            }
+            // It comes again on a new connection, with all that is behind it: so the order stays.
+            Event::PutOff(..) => return false,
+            // A node told its client itself.
+            Event::PublishRefused { .. } | Event::DirectRefused { .. } if self.passing().is_some() => {}
             Event::Acknowledged { queue, message, negative, relayed } => {
                 let (channel, id, negative) =
                     (queue.channel.as_str().as_bytes(), queue.id, negative.as_deref());
@@ -297,7 +421,7 @@ impl Exchange {
                 }
             }
             // Its consumers join channels: it has no subscriptions that could end.
-            Event::SubscriptionEnded { .. } => {}
+            Event::SubscriptionEnded { .. } | Event::Rebound { .. } => {}
             Event::Direct { to, message } => {
                 delivery::relay(Kind::DIRECT, &message, pattern_text(&to).as_bytes(), output);
             }
@@ -315,6 +439,7 @@ impl Exchange {
             // Said once, before there was a client.
             Event::Welcomed(_) | Event::Refused(_) => {}
         }
+        true
     }
 }
 
@@ -387,14 +512,14 @@ fn direct_refused(
 }
 
 /// The client that a frame is for, if it can be one's id.
-fn addressee<'a>(frame: &Frame<'a>) -> Option<&'a str> {
+pub(super) fn addressee<'a>(frame: &Frame<'a>) -> Option<&'a str> {
     str::from_utf8(frame.target).ok().filter(|id| !id.is_empty() && !frame.id.is_empty())
 }
 
 const BY_NAME: &str = "@name:";
 const BY_TYPE: &str = "@type:";
 
-fn client_pattern(target: &str) -> ClientPattern {
+pub(super) fn client_pattern(target: &str) -> ClientPattern {
     if let Some(name) = target.strip_prefix(BY_NAME) {
         ClientPattern::Name(unquoted(name).into())
     } else if let Some(kind) = target.strip_prefix(BY_TYPE) {

@@ -32,7 +32,7 @@ struct Known {
 }
 
 impl TopicNames {
-    fn name(&mut self, octets: &[u8]) -> Result<TopicName, Rejection> {
+    pub(super) fn name(&mut self, octets: &[u8]) -> Result<TopicName, Rejection> {
         let Known { known, oldest } = &mut **self.0.get_or_insert_default();
         if let Some(name) = known.iter().flatten().find(|name| name.as_bytes() == octets) {
             return Ok(name.clone());

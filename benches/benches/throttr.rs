@@ -1,0 +1,83 @@
+//! What a Throttr request costs to decode and its answer to encode, and what the store behind it needs for one step.
+
+use std::hash::RandomState;
+use std::hint::black_box;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use mqcore_limiter::limiter::{Adjust, Config, Limiter};
+use mqcore_limiter::rule::{Algorithm, Mode, Rule};
+use mqcore_limiter::time::{Nanos, Ttl};
+use mqcore_wire::codec::Limits;
+use mqcore_wire::throttr::request::{DECREASE, QUOTA, Request, decode, encode};
+use mqcore_wire::throttr::{Dialect, answer};
+
+/// Requests in one buffer: what a pipeline of 64 brings.
+const REQUESTS: usize = 64;
+
+fn codec(criterion: &mut Criterion) {
+    let dialect = Dialect::default();
+    let limits = Limits::default();
+    let request = Request::Update { attribute: QUOTA, change: DECREASE, value: 1, key: b"user:00000012345" };
+    let mut octets = Vec::new();
+    for _ in 0..REQUESTS {
+        encode(&request, dialect, &mut octets).expect("a short key");
+    }
+    let mut group = criterion.benchmark_group("throttr_codec");
+    group.throughput(Throughput::Elements(REQUESTS as u64));
+    group.bench_function("decode_update", |bencher| {
+        bencher.iter(|| {
+            let mut rest = black_box(&octets[..]);
+            let mut found = 0;
+            while let Ok(Some((request, consumed))) = decode(rest, dialect, &limits) {
+                black_box(&request);
+                rest = &rest[consumed..];
+                found += 1;
+            }
+            found
+        });
+    });
+    group.bench_function("encode_status", |bencher| {
+        let mut output = Vec::with_capacity(REQUESTS);
+        bencher.iter(|| {
+            output.clear();
+            for _ in 0..REQUESTS {
+                answer::status(black_box(true), &mut output);
+            }
+            black_box(&output);
+        });
+    });
+    group.finish();
+}
+
+/// One step on a store of a hundred thousand counters, always on the same one, as a busy client makes it.
+fn store(criterion: &mut Criterion) {
+    let store = Limiter::new(Config::default(), RandomState::new());
+    let hour = Ttl { unit: 6, amount: 1 };
+    for number in 0..100_000_u64 {
+        store.insert(&number.to_le_bytes(), u64::MAX, 64, hour, Nanos(1));
+    }
+    let key = 77_777_u64.to_le_bytes();
+    let mut group = criterion.benchmark_group("limiter");
+    group.bench_function("decrease", |bencher| {
+        bencher.iter(|| store.adjust_quota(black_box(&key), Adjust::Decrease, 1, Nanos(2)));
+    });
+    group.bench_function("query", |bencher| bencher.iter(|| store.query(black_box(&key), Nanos(2))));
+    for (name, algorithm) in [
+        ("fixed_window", Algorithm::FixedWindow),
+        ("sliding_window", Algorithm::SlidingWindow),
+        ("gcra", Algorithm::Gcra),
+    ] {
+        let rule = Rule { algorithm, limit: 1 << 50, cost: 1, period: hour };
+        let mut now = 2;
+        group.bench_function(format!("check/{name}"), |bencher| {
+            bencher.iter(|| {
+                now += 1;
+                store.consume(black_box(name.as_bytes()), &rule, Mode::Take, 64, Nanos(now))
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, codec, store);
+criterion_main!(benches);

@@ -1,0 +1,91 @@
+//! Places by number, in chunks: growing copies nothing that is there.
+
+/// Places in a chunk.
+const CHUNK: usize = 256;
+
+/// The number of no place.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// Values that stay where they are. A free place holds the default.
+#[derive(Debug)]
+pub(crate) struct Arena<T> {
+    chunks: Vec<Vec<T>>,
+    free: Vec<u32>,
+}
+
+impl<T: Default> Arena<T> {
+    pub(crate) const fn new() -> Self {
+        Self { chunks: Vec::new(), free: Vec::new() }
+    }
+
+    /// Stores a value and answers with its place.
+    pub(crate) fn insert(&mut self, value: T) -> u32 {
+        if let Some(place) = self.free.pop() {
+            *self.get_mut(place) = value;
+            return place;
+        }
+        match self.chunks.last_mut() {
+            Some(chunk) if chunk.len() < CHUNK => chunk.push(value),
+            _ => {
+                let mut chunk = Vec::with_capacity(CHUNK);
+                chunk.push(value);
+                self.chunks.push(chunk);
+            }
+        }
+        let full = self.chunks.len() - 1;
+        (full * CHUNK + self.chunks[full].len() - 1) as u32
+    }
+
+    /// Frees a place and answers with what was there.
+    pub(crate) fn remove(&mut self, place: u32) -> T {
+        self.free.push(place);
+        std::mem::take(self.get_mut(place))
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, place: u32) -> &T {
+        &self.chunks[place as usize / CHUNK][place as usize % CHUNK]
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, place: u32) -> &mut T {
+        &mut self.chunks[place as usize / CHUNK][place as usize % CHUNK]
+    }
+
+    /// Makes sure that a place exists that another arena has given out.
+    pub(crate) fn reach(&mut self, place: u32) {
+        let (chunk, within) = (place as usize / CHUNK, place as usize % CHUNK);
+        while self.chunks.len() <= chunk {
+            self.chunks.push(Vec::with_capacity(CHUNK));
+        }
+        let chunk = &mut self.chunks[chunk];
+        if chunk.len() <= within {
+            chunk.resize_with(within + 1, T::default);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_used_again_and_values_stay_where_they_are() {
+        let mut arena = Arena::new();
+        let places: Vec<u32> = (0..1000_u64).map(|value| arena.insert(value)).collect();
+        assert!(places.iter().zip(0..).all(|(place, value)| *arena.get(*place) == value));
+        assert_eq!(arena.remove(places[7]), 7);
+        assert_eq!(arena.insert(1234), places[7]);
+        assert_eq!(*arena.get(places[999]), 999);
+        assert_eq!(arena.insert(1), 1000);
+    }
+
+    #[test]
+    fn an_arena_beside_another_reaches_its_places() {
+        let mut beside: Arena<u64> = Arena::new();
+        beside.reach(600);
+        *beside.get_mut(600) = 5;
+        beside.reach(3);
+        assert_eq!((*beside.get(600), *beside.get(3)), (5, 0));
+    }
+}

@@ -1,0 +1,279 @@
+//! Which entries are due next: a hierarchical timing wheel whose lists run through the entries themselves.
+//!
+//! Eight levels of 64 slots. A slot of the lowest level is a *tick*, about a millisecond; of each further level, 64 times
+//! as much. An entry waits in the lowest level whose current round its deadline lies in, and moves down when its slot
+//! comes up. Taking something in or out, and finding the next slot, is a handful of steps whatever is stored.
+//!
+//! The wheel only decides when memory is given back. Whether an entry still counts is decided by its deadline.
+
+use crate::arena::{Arena, NONE};
+use crate::entry::{Entry, Links};
+use crate::time::Nanos;
+
+/// A tick is 2^20 ns.
+const TICK_BITS: u32 = 20;
+const SLOT_BITS: u32 = 6;
+const SLOTS: usize = 1 << SLOT_BITS;
+const LEVELS: usize = 8;
+
+/// Entries of one list that are compared to find which of them is due first.
+const COMPARED_MAX: usize = 32;
+
+#[derive(Debug)]
+pub(crate) struct Wheel {
+    /// Everything up to this tick has left its slot.
+    elapsed: u64,
+    /// Bit `n`: slot `n` of the level is not empty.
+    occupied: [u64; LEVELS],
+    /// First entries, by level and slot.
+    heads: Box<[u32; LEVELS * SLOTS]>,
+    /// The first of those that left their slot because its time came, and were not looked at yet.
+    due: u32,
+}
+
+/// The tick at whose beginning a deadline has passed.
+#[inline]
+const fn tick(deadline: Nanos) -> u64 {
+    (deadline.0 >> TICK_BITS) + 1
+}
+
+impl Wheel {
+    pub(crate) fn new() -> Self {
+        Self { elapsed: 0, occupied: [0; LEVELS], heads: Box::new([NONE; LEVELS * SLOTS]), due: NONE }
+    }
+
+    /// Takes an entry in that is in no list.
+    pub(crate) fn insert(&mut self, place: u32, entries: &mut Arena<Entry>) {
+        let tick = tick(entries.get(place).deadline);
+        if tick <= self.elapsed {
+            let first = self.due;
+            self.due = place;
+            return push_front(place, first, entries);
+        }
+        // The highest bit in which both differ lies in the digit that the slot is chosen by.
+        let level = ((63 - (self.elapsed ^ tick).leading_zeros()) / SLOT_BITS) as usize;
+        let digit = (tick >> (level as u32 * SLOT_BITS)) as usize % SLOTS;
+        let slot = level * SLOTS + digit;
+        self.occupied[level] |= 1 << digit;
+        let first = std::mem::replace(&mut self.heads[slot], place);
+        entries.get_mut(place).slot = slot as u16;
+        push_front(place, first, entries);
+    }
+
+    /// Takes an entry out.
+    pub(crate) fn remove(&mut self, place: u32, entries: &mut Arena<Entry>) {
+        let entry = entries.get_mut(place);
+        let Links { previous, next } = std::mem::take(&mut entry.wheel);
+        let slot = usize::from(entry.slot);
+        if next != NONE {
+            entries.get_mut(next).wheel.previous = previous;
+        }
+        if previous != NONE {
+            entries.get_mut(previous).wheel.next = next;
+        } else if self.due == place {
+            self.due = next;
+        } else {
+            self.heads[slot] = next;
+            if next == NONE {
+                self.occupied[slot / SLOTS] &= !(1 << (slot % SLOTS));
+            }
+        }
+    }
+
+    /// Looks at up to `budget` entries whose slot has come up by `now`, and answers with one that has expired. Taking
+    /// entries to lower levels costs budget too. `None`: the budget is used up, or nothing more is due.
+    pub(crate) fn next_expired(
+        &mut self,
+        now: Nanos,
+        budget: &mut usize,
+        entries: &mut Arena<Entry>,
+    ) -> Option<u32> {
+        let now = now.0 >> TICK_BITS;
+        while *budget > 0 {
+            if self.due == NONE {
+                match self.next_slot() {
+                    Some((slot, begins)) if begins <= now => self.come_up(slot, begins),
+                    _ => {
+                        // No slot begins before `now`, so nobody changes places by that.
+                        self.elapsed = self.elapsed.max(now);
+                        return None;
+                    }
+                }
+            }
+            *budget -= 1;
+            let place = self.due;
+            if tick(entries.get(place).deadline) <= now {
+                return Some(place);
+            }
+            self.remove(place, entries);
+            self.insert(place, entries);
+        }
+        None
+    }
+
+    /// Whether anything waits to be looked at by `now`.
+    pub(crate) fn is_due(&self, now: Nanos) -> bool {
+        let now = now.0 >> TICK_BITS;
+        self.due != NONE || self.next_slot().is_some_and(|(_, begins)| begins <= now)
+    }
+
+    /// Of the entries that are due first one that is due first of these, apart from those in `keep`: exactly so up to a few
+    /// entries in a slot, and within a sixty-fourth of how far they are away beyond that.
+    pub(crate) fn soonest(&self, keep: &[u32], entries: &Arena<Entry>) -> Option<u32> {
+        if let Some(place) = soonest_of(self.due, keep, entries) {
+            return Some(place);
+        }
+        // What waits on a lower level is due before everything on a higher one.
+        for level in 0..LEVELS {
+            let mut occupied = self.occupied[level];
+            while occupied != 0 {
+                let digit = occupied.trailing_zeros() as usize;
+                occupied &= occupied - 1;
+                let head = self.heads[level * SLOTS + digit];
+                if let Some(place) = soonest_of(head, keep, entries) {
+                    return Some(place);
+                }
+            }
+        }
+        None
+    }
+
+    /// The slot that comes up next, and the tick at which it does. On each level only slots ahead are occupied.
+    fn next_slot(&self) -> Option<(usize, u64)> {
+        let level = self.occupied.iter().position(|occupied| *occupied != 0)?;
+        let digit = self.occupied[level].trailing_zeros() as usize;
+        let shift = level as u32 * SLOT_BITS;
+        let round = self.elapsed >> (shift + SLOT_BITS) << (shift + SLOT_BITS);
+        Some((level * SLOTS + digit, round + ((digit as u64) << shift)))
+    }
+
+    /// All of a slot becomes due at once, however much it is.
+    fn come_up(&mut self, slot: usize, begins: u64) {
+        self.elapsed = begins;
+        self.due = std::mem::replace(&mut self.heads[slot], NONE);
+        self.occupied[slot / SLOTS] &= !(1 << (slot % SLOTS));
+    }
+}
+
+fn push_front(place: u32, first: u32, entries: &mut Arena<Entry>) {
+    entries.get_mut(place).wheel = Links { previous: NONE, next: first };
+    if first != NONE {
+        entries.get_mut(first).wheel.previous = place;
+    }
+}
+
+fn soonest_of(head: u32, keep: &[u32], entries: &Arena<Entry>) -> Option<u32> {
+    let mut place = head;
+    let mut found: Option<(Nanos, u32)> = None;
+    for _ in 0..COMPARED_MAX + keep.len() {
+        if place == NONE {
+            break;
+        }
+        let entry = entries.get(place);
+        if found.is_none_or(|(deadline, _)| entry.deadline < deadline) && !keep.contains(&place) {
+            found = Some((entry.deadline, place));
+        }
+        place = entry.wheel.next;
+    }
+    found.map(|(_, place)| place)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    struct Timed {
+        wheel: Wheel,
+        entries: Arena<Entry>,
+    }
+
+    impl Timed {
+        fn new() -> Self {
+            Self { wheel: Wheel::new(), entries: Arena::new() }
+        }
+
+        fn add(&mut self, deadline: u64) -> u32 {
+            let place = self.entries.insert(Entry { deadline: Nanos(deadline), ..Entry::default() });
+            self.wheel.insert(place, &mut self.entries);
+            place
+        }
+
+        fn expire(&mut self, now: u64, mut budget: usize) -> Vec<u32> {
+            let mut expired = Vec::new();
+            while let Some(place) = self.wheel.next_expired(Nanos(now), &mut budget, &mut self.entries) {
+                self.wheel.remove(place, &mut self.entries);
+                expired.push(place);
+            }
+            expired
+        }
+    }
+
+    #[test]
+    fn an_entry_that_never_expires_stays() {
+        let mut timed = Timed::new();
+        timed.add(u64::MAX);
+        assert!(timed.expire(u64::MAX - 1, 1000).is_empty());
+    }
+
+    #[test]
+    fn many_that_are_due_at_once_are_taken_in_bounded_steps() {
+        let mut timed = Timed::new();
+        for _ in 0..10_000 {
+            timed.add(5_000_000_000);
+        }
+        let now = 6_000_000_000;
+        let mut steps = 0;
+        let mut taken = 0;
+        while timed.wheel.is_due(Nanos(now)) {
+            let step = timed.expire(now, 100).len();
+            assert!(step <= 100);
+            taken += step;
+            steps += 1;
+        }
+        assert_eq!(taken, 10_000);
+        assert!(steps < 400, "{steps}");
+    }
+
+    proptest! {
+        #[test]
+        fn everything_expires_within_two_ticks_and_nothing_early(
+            deadlines in proptest::collection::vec(prop_oneof![0_u64..5_000_000, 0_u64..4_000_000_000_000, any::<u64>()], 1..60),
+            steps in proptest::collection::vec((1_u64..3_000_000_000_000, 1_usize..40), 1..60),
+            taken_out in proptest::collection::vec(any::<proptest::sample::Index>(), 0..10),
+        ) {
+            let mut timed = Timed::new();
+            let places: Vec<u32> = deadlines.iter().map(|deadline| timed.add(*deadline)).collect();
+            let mut left: std::collections::BTreeMap<u32, u64> = places.iter().copied().zip(deadlines.iter().copied()).collect();
+            for index in taken_out {
+                let place = *index.get(&places);
+                if left.remove(&place).is_some() {
+                    timed.wheel.remove(place, &mut timed.entries);
+                }
+            }
+            let mut now = 0_u64;
+            for (step, budget) in steps {
+                now = now.saturating_add(step);
+                let mut rounds = 0;
+                loop {
+                    for place in timed.expire(now, budget) {
+                        let deadline = left.remove(&place).unwrap();
+                        prop_assert!(deadline <= now);
+                    }
+                    rounds += 1;
+                    prop_assert!(rounds < 10_000);
+                    if !timed.wheel.is_due(Nanos(now)) { break; }
+                }
+                let tick = 1 << TICK_BITS;
+                prop_assert!(left.values().all(|deadline| deadline.saturating_add(2 * tick) > now));
+                let first = left.values().min().copied();
+                let found = timed.wheel.soonest(&[], &timed.entries).map(|place| timed.entries.get(place).deadline.0);
+                prop_assert_eq!(found.is_some(), first.is_some());
+                if let (Some(found), Some(first)) = (found, first) {
+                    prop_assert!(found.saturating_sub(now) <= first.saturating_sub(now).saturating_add(first.saturating_sub(now) / 8).saturating_add(64 * tick) || left.len() > COMPARED_MAX || found == first, "{found} and {first} at {now}");
+                }
+            }
+        }
+    }
+}

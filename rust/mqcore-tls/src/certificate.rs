@@ -1,0 +1,138 @@
+//! What a certificate says: whom it is for, which one it is, and until when it is valid.
+
+use std::fmt::Write as _;
+
+use ring::digest;
+use x509_cert::certificate::{CertificateInner, Raw};
+use x509_cert::der::Decode;
+use x509_cert::der::asn1::OctetString;
+use x509_cert::ext::pkix::SubjectAltName;
+use x509_cert::ext::pkix::name::GeneralName;
+
+/// A certificate, read and not judged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Certificate {
+    /// The common name of its subject; empty if it has none.
+    pub subject: String,
+    /// Its alternative names, each with its kind: `dns:host`, `email:a@b`, `uri:spiffe://x/y`, `ip:192.0.2.7`.
+    pub names: Vec<String>,
+    /// SHA-256 of the whole certificate, 64 lower-case hexadecimal digits.
+    pub fingerprint: String,
+    /// The first second of its validity, Unix time.
+    pub not_before: u64,
+    /// The last second of its validity, Unix time.
+    pub not_after: u64,
+}
+
+/// Octets that are no certificate.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("it is no X.509 certificate: {0}")]
+pub struct NoCertificate(String);
+
+impl Certificate {
+    /// Reads the DER form.
+    ///
+    /// # Errors
+    ///
+    /// [`NoCertificate`] says what is wrong with it.
+    pub fn read(der: &[u8]) -> Result<Self, NoCertificate> {
+        // The raw profile: judging is the verifier's business, and old certificates have strange serial numbers.
+        let parsed =
+            CertificateInner::<Raw>::from_der(der).map_err(|error| NoCertificate(error.to_string()))?;
+        let content = parsed.tbs_certificate();
+        let names = match content.get_extension::<SubjectAltName>() {
+            Ok(Some((_, names))) => names.0.iter().filter_map(spelled).collect(),
+            Ok(None) => Vec::new(),
+            Err(error) => return Err(NoCertificate(error.to_string())),
+        };
+        let subject = content.subject().common_name().ok().flatten();
+        let validity = content.validity();
+        Ok(Self {
+            subject: subject.map(|name| name.value().into_owned()).unwrap_or_default(),
+            names,
+            fingerprint: hexadecimal(digest::digest(&digest::SHA256, der).as_ref()),
+            not_before: validity.not_before.to_unix_duration().as_secs(),
+            not_after: validity.not_after.to_unix_duration().as_secs(),
+        })
+    }
+
+    /// Seconds until it expires, at `now` (Unix time); negative once it has.
+    pub fn expires_in(&self, now: u64) -> i64 {
+        seconds_between(now, self.not_after)
+    }
+}
+
+/// From one moment to another, in seconds.
+pub fn seconds_between(from: u64, to: u64) -> i64 {
+    let cut = |moment: u64| i64::try_from(moment).unwrap_or(i64::MAX);
+    cut(to) - cut(from)
+}
+
+/// An alternative name with its kind in front; `None` for kinds that nobody asks for.
+fn spelled(name: &GeneralName) -> Option<String> {
+    match name {
+        GeneralName::DnsName(host) => Some(format!("dns:{}", host.as_str())),
+        GeneralName::Rfc822Name(mail) => Some(format!("email:{}", mail.as_str())),
+        GeneralName::UniformResourceIdentifier(uri) => Some(format!("uri:{}", uri.as_str())),
+        GeneralName::IpAddress(octets) => address(octets).map(|address| format!("ip:{address}")),
+        _ => None,
+    }
+}
+
+fn address(octets: &OctetString) -> Option<core::net::IpAddr> {
+    let octets = octets.as_bytes();
+    match octets.len() {
+        4 => <[u8; 4]>::try_from(octets).ok().map(Into::into),
+        _ => <[u8; 16]>::try_from(octets).ok().map(Into::into),
+    }
+}
+
+fn hexadecimal(octets: &[u8]) -> String {
+    octets.iter().fold(String::with_capacity(octets.len() * 2), |mut text, octet| {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{octet:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, DnType, KeyPair, SanType, date_time_ymd};
+
+    use super::*;
+
+    #[test]
+    fn subject_names_fingerprint_and_validity_are_read() {
+        let mut params =
+            CertificateParams::new(["worker.example".to_owned(), "192.0.2.7".to_owned()]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, "wörker");
+        params.subject_alt_names.push(SanType::Rfc822Name("ann@example.org".try_into().unwrap()));
+        params.subject_alt_names.push(SanType::URI("spiffe://shop/worker".try_into().unwrap()));
+        params.not_before = date_time_ymd(2001, 9, 9);
+        params.not_after = date_time_ymd(2033, 5, 18);
+        let certificate = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+        let read = Certificate::read(certificate.der()).unwrap();
+        assert_eq!(read.subject, "wörker");
+        let names =
+            ["dns:worker.example", "ip:192.0.2.7", "email:ann@example.org", "uri:spiffe://shop/worker"];
+        assert_eq!(read.names, names);
+        assert_eq!(read.fingerprint.len(), 64);
+        assert_eq!(read.not_before, 1_000_000_000 - 6400);
+        assert_eq!(read.expires_in(read.not_after - 5), 5);
+        assert_eq!(read.expires_in(read.not_after + 5), -5);
+    }
+
+    #[test]
+    fn octets_that_are_no_certificate_are_an_error_and_no_panic() {
+        let key = KeyPair::generate().unwrap();
+        let sound = CertificateParams::new(["a".to_owned()]).unwrap().self_signed(&key).unwrap();
+        let der = sound.der();
+        for cut in 0..der.len() {
+            assert!(Certificate::read(&der[..cut]).is_err(), "{cut} octets of a certificate");
+            let mut flipped = der.to_vec();
+            flipped[cut] ^= 0x55;
+            // Some octets may be anything; none may be a panic.
+            let _ = Certificate::read(&flipped);
+        }
+    }
+}

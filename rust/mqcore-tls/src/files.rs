@@ -1,0 +1,78 @@
+//! Reading PEM files.
+
+use std::path::Path;
+
+use rustls::RootCertStore;
+use rustls_pki_types::pem::{self, PemObject};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+
+use crate::error::TlsConfigError;
+
+/// All certificates of a file, in its order; at least one.
+pub(crate) fn certificates(
+    what: &'static str,
+    path: &Path,
+) -> Result<Vec<CertificateDer<'static>>, TlsConfigError> {
+    let pem = read(what, path)?;
+    let certificates = CertificateDer::pem_slice_iter(&pem)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| broken(what, path, &error))?;
+    if certificates.is_empty() {
+        return Err(TlsConfigError::NoCertificate { what, path: path.into() });
+    }
+    Ok(certificates)
+}
+
+/// The first private key of a file.
+pub(crate) fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsConfigError> {
+    let pem = read("key", path)?;
+    match PrivateKeyDer::from_pem_slice(&pem) {
+        Ok(key) => Ok(key),
+        Err(pem::Error::NoItemsFound) if contains(&pem, b"ENCRYPTED PRIVATE KEY") => {
+            Err(TlsConfigError::EncryptedKey { path: path.into() })
+        }
+        Err(pem::Error::NoItemsFound) => Err(TlsConfigError::NoKey { path: path.into() }),
+        Err(_) if contains(&pem, b"Proc-Type: 4,ENCRYPTED") => {
+            Err(TlsConfigError::EncryptedKey { path: path.into() })
+        }
+        Err(error) => Err(broken("key", path, &error)),
+    }
+}
+
+/// The authorities of a file.
+pub(crate) fn authorities(what: &'static str, path: &Path) -> Result<RootCertStore, TlsConfigError> {
+    let mut store = RootCertStore::empty();
+    for certificate in certificates(what, path)? {
+        store.add(certificate).map_err(|error| {
+            let why = format!("a certificate in it is no authority's: {error}");
+            TlsConfigError::Broken { what, path: path.into(), why }
+        })?;
+    }
+    Ok(store)
+}
+
+/// Whether others than the owner and the group may read a file.
+#[cfg(unix)]
+pub(crate) fn is_open_to_others(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+
+    std::fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o007 != 0)
+}
+
+/// Whether others than the owner and the group may read a file: not known here.
+#[cfg(not(unix))]
+pub(crate) fn is_open_to_others(_path: &Path) -> bool {
+    false
+}
+
+fn read(what: &'static str, path: &Path) -> Result<Vec<u8>, TlsConfigError> {
+    std::fs::read(path).map_err(|source| TlsConfigError::Unreadable { what, path: path.into(), source })
+}
+
+fn broken(what: &'static str, path: &Path, why: &dyn std::fmt::Display) -> TlsConfigError {
+    TlsConfigError::Broken { what, path: path.into(), why: why.to_string() }
+}
+
+fn contains(octets: &[u8], wanted: &[u8]) -> bool {
+    octets.windows(wanted.len()).any(|window| window == wanted)
+}

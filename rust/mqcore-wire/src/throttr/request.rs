@@ -1,0 +1,466 @@
+//! What clients send.
+
+use super::{Dialect, Family, ID_BYTES, RULES_MAX, Ttl, Width};
+use crate::codec::Limits;
+use crate::error::WireError;
+
+/// The first octet of each request.
+#[allow(missing_docs, reason = "the names are those of the requests")]
+pub mod code {
+    pub const INSERT: u8 = 0x01;
+    pub const QUERY: u8 = 0x02;
+    pub const UPDATE: u8 = 0x03;
+    pub const PURGE: u8 = 0x04;
+    pub const SET: u8 = 0x05;
+    pub const GET: u8 = 0x06;
+    pub const LIST: u8 = 0x07;
+    pub const INFO: u8 = 0x08;
+    pub const STAT: u8 = 0x09;
+    pub const STATS: u8 = 0x10;
+    pub const SUBSCRIBE: u8 = 0x11;
+    pub const UNSUBSCRIBE: u8 = 0x12;
+    pub const PUBLISH: u8 = 0x13;
+    pub const CONNECTIONS: u8 = 0x14;
+    pub const CONNECTION: u8 = 0x15;
+    pub const CHANNELS: u8 = 0x16;
+    pub const CHANNEL: u8 = 0x17;
+    pub const WHOAMI: u8 = 0x18;
+    pub const EVENT: u8 = 0x19;
+    pub const CONSUME: u8 = 0xC0;
+    pub const CONSUME_ALL: u8 = 0xC1;
+}
+
+/// UPDATE's attribute: the quota.
+pub const QUOTA: u8 = 0;
+/// UPDATE's attribute: the time to live.
+pub const TTL: u8 = 1;
+/// UPDATE's change: replace.
+pub const PATCH: u8 = 0;
+/// UPDATE's change: add.
+pub const INCREASE: u8 = 1;
+/// UPDATE's change: subtract.
+pub const DECREASE: u8 = 2;
+
+/// CONSUME's mode: take the cost, if there is enough left.
+pub const TAKE: u8 = 0;
+/// CONSUME's mode: tell what is left; nothing is created and the cost means nothing.
+pub const PEEK: u8 = 1;
+/// CONSUME's mode: tell what TAKE would answer, and take nothing.
+pub const DRY_RUN: u8 = 2;
+/// CONSUME's mode: give the cost back.
+pub const REFUND: u8 = 3;
+
+/// One request, borrowing from the buffer that it was decoded from. Numbers that have no meaning are kept: what is
+/// answered to them is for others to say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are those of the picture in the module above")]
+pub enum Request<'a> {
+    /// Create a counter.
+    Insert { quota: u64, ttl: Ttl, key: &'a [u8] },
+    /// Read a counter.
+    Query { key: &'a [u8] },
+    /// Change a quota or a time to live.
+    Update { attribute: u8, change: u8, value: u64, key: &'a [u8] },
+    /// Remove a counter or buffer.
+    Purge { key: &'a [u8] },
+    /// Create or replace a buffer.
+    Set { ttl: Ttl, key: &'a [u8], value: &'a [u8] },
+    /// Read a buffer.
+    Get { key: &'a [u8] },
+    /// Everything that is stored.
+    List,
+    /// What the server counts.
+    Info,
+    /// How often a record was read and written.
+    Stat { key: &'a [u8] },
+    /// The same of every record.
+    Stats,
+    /// Receive what is published to a channel.
+    Subscribe { channel: &'a [u8] },
+    /// No longer.
+    Unsubscribe { channel: &'a [u8] },
+    /// Send to whoever has subscribed.
+    Publish { channel: &'a [u8], payload: &'a [u8] },
+    /// Who is connected.
+    Connections,
+    /// One of them.
+    Connection { id: [u8; ID_BYTES] },
+    /// Which channels have subscribers.
+    Channels,
+    /// The subscribers of one.
+    Channel { channel: &'a [u8] },
+    /// The id of this connection.
+    WhoAmI,
+    /// A request inside of another one; 7.3 only. What is inside is not looked at here.
+    Event { channel: &'a [u8], request: &'a [u8] },
+    /// Create, check and subtract in one step.
+    Consume { mode: u8, rule: Rule<'a> },
+    /// The same for several keys, all or nothing.
+    ConsumeAll { mode: u8, rules: Rules<'a> },
+}
+
+/// What CONSUME checks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rule<'a> {
+    /// 0 fixed window, 1 sliding window, 2 GCRA (token bucket).
+    pub algorithm: u8,
+    /// How much may be taken in one period.
+    pub limit: u64,
+    /// How much is taken now.
+    pub cost: u64,
+    /// How long a period is.
+    pub period: Ttl,
+    /// Whose quota it is.
+    pub key: &'a [u8],
+}
+
+/// The rules of a CONSUME ALL: between 1 and [`RULES_MAX`] of them, known to be whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rules<'a> {
+    count: u8,
+    width: Width,
+    octets: &'a [u8],
+}
+
+impl<'a> Rules<'a> {
+    /// How many.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.count as usize
+    }
+
+    /// Never: there is at least one.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Each of them, in the order of the request.
+    pub fn iter(&self) -> impl Iterator<Item = Rule<'a>> + use<'a> {
+        let Self { count, width, octets } = *self;
+        let mut at = 0;
+        (0..count).map_while(move |_| {
+            let (rule, size) = rule(&octets[at..], width)?;
+            at += size;
+            Some(rule)
+        })
+    }
+}
+
+/// Reads a request from the front of `input`.
+///
+/// # Errors
+/// [`WireError::Malformed`] for an unknown code, [`WireError::TooLarge`] for a request beyond `frame_bytes_max`.
+#[inline]
+pub fn decode<'a>(
+    input: &'a [u8],
+    dialect: Dialect,
+    limits: &Limits,
+) -> Result<Option<(Request<'a>, usize)>, WireError> {
+    let Some(&first) = input.first() else { return Ok(None) };
+    let Some(size) = size(first, input, dialect, limits)? else { return Ok(None) };
+    if input.len() < size {
+        return Ok(None);
+    }
+    Ok(Some((read(first, &input[..size], dialect.width), size)))
+}
+
+/// How large the buffer must be to hold the request that begins at the front of `input`; 0 if that is not known yet.
+///
+/// # Errors
+/// As [`decode`].
+pub fn needed(input: &[u8], dialect: Dialect, limits: &Limits) -> Result<usize, WireError> {
+    let Some(&first) = input.first() else { return Ok(0) };
+    Ok(size(first, input, dialect, limits)?.unwrap_or(0))
+}
+
+/// The size of the whole request, once enough of it is there.
+#[inline]
+fn size(first: u8, input: &[u8], dialect: Dialect, limits: &Limits) -> Result<Option<usize>, WireError> {
+    let n = dialect.width.bytes();
+    // Where the key's length stands; the key follows everything of fixed size.
+    let keyed = |at: usize| Ok(input.get(at).map(|&length| at + 1 + usize::from(length)));
+    match first {
+        code::QUERY | code::PURGE | code::GET | code::STAT => keyed(1),
+        code::SUBSCRIBE | code::UNSUBSCRIBE | code::CHANNEL => keyed(1),
+        code::UPDATE => keyed(3 + n),
+        code::INSERT => keyed(2 + 2 * n),
+        code::LIST | code::INFO | code::STATS => Ok(Some(1)),
+        code::CONNECTIONS | code::CHANNELS | code::WHOAMI => Ok(Some(1)),
+        code::CONNECTION => Ok(Some(1 + ID_BYTES)),
+        code::SET => sized(input, 2 + n, dialect.width, limits),
+        code::PUBLISH => sized(input, 1, dialect.width, limits),
+        code::EVENT if dialect.family == Family::V73 => sized(input, 1, dialect.width, limits),
+        code::CONSUME => {
+            Ok(input.get(2..).and_then(|rule| rule_size(rule, dialect.width)).map(|size| 2 + size))
+        }
+        code::CONSUME_ALL => rules_size(input, dialect.width),
+        _ => Err(WireError::Malformed { part: "request", why: "its first octet is the code of none" }),
+    }
+}
+
+/// A key's length at `at`, a size behind it, then both parts.
+#[inline]
+fn sized(input: &[u8], at: usize, width: Width, limits: &Limits) -> Result<Option<usize>, WireError> {
+    let head = at + 1 + width.bytes();
+    if input.len() < head {
+        return Ok(None);
+    }
+    let size = width.read(input, at + 1).saturating_add((head + usize::from(input[at])) as u64);
+    match usize::try_from(size) {
+        Ok(fits) if size <= limits.frame_bytes_max => Ok(Some(fits)),
+        _ => Err(WireError::TooLarge { part: "request", size, max: limits.frame_bytes_max }),
+    }
+}
+
+/// Octets of a rule, once its key's length is there.
+#[inline]
+fn rule_size(input: &[u8], width: Width) -> Option<usize> {
+    let at = 2 + 3 * width.bytes();
+    input.get(at).map(|&length| at + 1 + usize::from(length))
+}
+
+fn rules_size(input: &[u8], width: Width) -> Result<Option<usize>, WireError> {
+    let Some(&count) = input.get(2) else { return Ok(None) };
+    if count == 0 || usize::from(count) > RULES_MAX {
+        return Err(WireError::Malformed { part: "request", why: "between 1 and 32 rules belong to it" });
+    }
+    let mut at = 3;
+    for _ in 0..count {
+        let Some(size) = input.get(at..).and_then(|rest| rule_size(rest, width)) else { return Ok(None) };
+        at += size;
+    }
+    Ok(Some(at))
+}
+
+/// Takes a request apart that is known to be whole.
+#[inline]
+fn read(first: u8, input: &[u8], width: Width) -> Request<'_> {
+    let n = width.bytes();
+    match first {
+        code::INSERT => Request::Insert {
+            quota: width.read(input, 1),
+            ttl: Ttl { unit: input[1 + n], amount: width.read(input, 2 + n) },
+            key: &input[3 + 2 * n..],
+        },
+        code::QUERY => Request::Query { key: &input[2..] },
+        code::UPDATE => Request::Update {
+            attribute: input[1],
+            change: input[2],
+            value: width.read(input, 3),
+            key: &input[4 + n..],
+        },
+        code::PURGE => Request::Purge { key: &input[2..] },
+        code::SET => {
+            let ttl = Ttl { unit: input[1], amount: width.read(input, 2) };
+            let (key, value) = input[3 + 2 * n..].split_at(usize::from(input[2 + n]));
+            Request::Set { ttl, key, value }
+        }
+        code::GET => Request::Get { key: &input[2..] },
+        code::LIST => Request::List,
+        code::INFO => Request::Info,
+        code::STAT => Request::Stat { key: &input[2..] },
+        code::STATS => Request::Stats,
+        code::SUBSCRIBE => Request::Subscribe { channel: &input[2..] },
+        code::UNSUBSCRIBE => Request::Unsubscribe { channel: &input[2..] },
+        code::PUBLISH => {
+            let (channel, payload) = input[2 + n..].split_at(usize::from(input[1]));
+            Request::Publish { channel, payload }
+        }
+        code::CONNECTIONS => Request::Connections,
+        code::CONNECTION => {
+            let mut id = [0; ID_BYTES];
+            id.copy_from_slice(&input[1..]);
+            Request::Connection { id }
+        }
+        code::CHANNELS => Request::Channels,
+        code::CHANNEL => Request::Channel { channel: &input[2..] },
+        code::WHOAMI => Request::WhoAmI,
+        code::CONSUME => Request::Consume { mode: input[1], rule: whole_rule(&input[2..], width) },
+        code::CONSUME_ALL => Request::ConsumeAll {
+            mode: input[1],
+            rules: Rules { count: input[2], width, octets: &input[3..] },
+        },
+        // `size` knows no other code.
+        _ => {
+            let (channel, request) = input[2 + n..].split_at(usize::from(input[1]));
+            Request::Event { channel, request }
+        }
+    }
+}
+
+fn rule(input: &[u8], width: Width) -> Option<(Rule<'_>, usize)> {
+    let size = rule_size(input, width)?;
+    input.get(..size).map(|input| (whole_rule(input, width), size))
+}
+
+#[inline]
+fn whole_rule(input: &[u8], width: Width) -> Rule<'_> {
+    let n = width.bytes();
+    Rule {
+        algorithm: input[0],
+        limit: width.read(input, 1),
+        cost: width.read(input, 1 + n),
+        period: Ttl { unit: input[1 + 2 * n], amount: width.read(input, 2 + 2 * n) },
+        key: &input[3 + 3 * n..],
+    }
+}
+
+/// A part that is too long for its place in a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{part} of {size} octets is longer than {max}")]
+pub struct TooLong {
+    /// `"key"`, `"channel"`, `"value"`, `"payload"`, `"rules"`.
+    pub part: &'static str,
+    /// How long it is.
+    pub size: u64,
+    /// How long it may be in this width.
+    pub max: u64,
+}
+
+/// Appends a request. Numbers that do not fit the width are written as the largest that does.
+///
+/// # Errors
+/// [`TooLong`]; nothing is appended then.
+pub fn encode(request: &Request<'_>, dialect: Dialect, output: &mut Vec<u8>) -> Result<(), TooLong> {
+    let before = output.len();
+    let written = write(request, dialect.width, output);
+    if written.is_err() {
+        output.truncate(before);
+    }
+    written
+}
+
+fn write(request: &Request<'_>, width: Width, output: &mut Vec<u8>) -> Result<(), TooLong> {
+    match *request {
+        Request::Insert { quota, ttl, key } => {
+            output.push(code::INSERT);
+            width.write(quota, output);
+            write_ttl(ttl, width, output);
+            write_name("key", key, output)
+        }
+        Request::Query { key } => write_keyed(code::QUERY, key, output),
+        Request::Update { attribute, change, value, key } => {
+            output.extend_from_slice(&[code::UPDATE, attribute, change]);
+            width.write(value, output);
+            write_name("key", key, output)
+        }
+        Request::Purge { key } => write_keyed(code::PURGE, key, output),
+        Request::Set { ttl, key, value } => {
+            output.push(code::SET);
+            write_ttl(ttl, width, output);
+            write_pair(("key", key), ("value", value), width, output)
+        }
+        Request::Get { key } => write_keyed(code::GET, key, output),
+        Request::List => bare(code::LIST, output),
+        Request::Info => bare(code::INFO, output),
+        Request::Stat { key } => write_keyed(code::STAT, key, output),
+        Request::Stats => bare(code::STATS, output),
+        Request::Subscribe { channel } => write_channel(code::SUBSCRIBE, channel, output),
+        Request::Unsubscribe { channel } => write_channel(code::UNSUBSCRIBE, channel, output),
+        Request::Publish { channel, payload } => {
+            output.push(code::PUBLISH);
+            write_pair(("channel", channel), ("payload", payload), width, output)
+        }
+        Request::Connections => bare(code::CONNECTIONS, output),
+        Request::Connection { id } => {
+            output.push(code::CONNECTION);
+            output.extend_from_slice(&id);
+            Ok(())
+        }
+        Request::Channels => bare(code::CHANNELS, output),
+        Request::Channel { channel } => write_channel(code::CHANNEL, channel, output),
+        Request::WhoAmI => bare(code::WHOAMI, output),
+        Request::Event { channel, request } => {
+            output.push(code::EVENT);
+            write_pair(("channel", channel), ("request", request), width, output)
+        }
+        Request::Consume { mode, rule } => {
+            output.extend_from_slice(&[code::CONSUME, mode]);
+            write_rule(&rule, width, output)
+        }
+        Request::ConsumeAll { mode, rules } => {
+            output.extend_from_slice(&[code::CONSUME_ALL, mode, rules.count]);
+            rules.iter().try_for_each(|rule| write_rule(&rule, width, output))
+        }
+    }
+}
+
+/// Appends a CONSUME ALL, for which a client has its rules in a list.
+///
+/// # Errors
+/// [`TooLong`] also for more than [`RULES_MAX`] rules; nothing is appended then.
+pub fn encode_consume_all(
+    mode: u8,
+    rules: &[Rule<'_>],
+    dialect: Dialect,
+    output: &mut Vec<u8>,
+) -> Result<(), TooLong> {
+    if rules.len() > RULES_MAX {
+        return Err(TooLong { part: "rules", size: rules.len() as u64, max: RULES_MAX as u64 });
+    }
+    let before = output.len();
+    output.extend_from_slice(&[code::CONSUME_ALL, mode, rules.len() as u8]);
+    for rule in rules {
+        if let Err(error) = write_rule(rule, dialect.width, output) {
+            output.truncate(before);
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+fn bare(code: u8, output: &mut Vec<u8>) -> Result<(), TooLong> {
+    output.push(code);
+    Ok(())
+}
+
+fn write_keyed(code: u8, key: &[u8], output: &mut Vec<u8>) -> Result<(), TooLong> {
+    output.push(code);
+    write_name("key", key, output)
+}
+
+fn write_channel(code: u8, channel: &[u8], output: &mut Vec<u8>) -> Result<(), TooLong> {
+    output.push(code);
+    write_name("channel", channel, output)
+}
+
+fn write_ttl(ttl: Ttl, width: Width, output: &mut Vec<u8>) {
+    output.push(ttl.unit);
+    width.write(ttl.amount, output);
+}
+
+fn name_length(part: &'static str, name: &[u8]) -> Result<u8, TooLong> {
+    u8::try_from(name.len()).map_err(|_| TooLong { part, size: name.len() as u64, max: 255 })
+}
+
+fn write_name(part: &'static str, name: &[u8], output: &mut Vec<u8>) -> Result<(), TooLong> {
+    output.push(name_length(part, name)?);
+    output.extend_from_slice(name);
+    Ok(())
+}
+
+fn write_pair(
+    name: (&'static str, &[u8]),
+    body: (&'static str, &[u8]),
+    width: Width,
+    output: &mut Vec<u8>,
+) -> Result<(), TooLong> {
+    let size = body.1.len() as u64;
+    if size > width.max() {
+        return Err(TooLong { part: body.0, size, max: width.max() });
+    }
+    output.push(name_length(name.0, name.1)?);
+    width.write(size, output);
+    output.extend_from_slice(name.1);
+    output.extend_from_slice(body.1);
+    Ok(())
+}
+
+fn write_rule(rule: &Rule<'_>, width: Width, output: &mut Vec<u8>) -> Result<(), TooLong> {
+    output.push(rule.algorithm);
+    width.write(rule.limit, output);
+    width.write(rule.cost, output);
+    write_ttl(rule.period, width, output);
+    write_name("key", rule.key, output)
+}
