@@ -7,7 +7,6 @@ use mqcore_broker::command::Command;
 use mqcore_broker::effect::{Deliver, Event, Publication};
 use mqcore_broker::time::Timestamp;
 
-use crate::node::Forwards;
 use crate::session::{Session, SessionConfig, SessionError};
 use crate::tmqp::{self, TmqpSession};
 
@@ -70,11 +69,11 @@ impl AnySession {
         }
     }
 
-    /// What its peer asked for that is to be passed on to other nodes, since the last call. Before the commands of the same
-    /// `receive` are carried out.
-    pub fn take_forwards(&mut self) -> Option<Forwards> {
+    /// Whether its peer is another broker.
+    #[must_use]
+    pub fn is_node(&self) -> bool {
         match self {
-            Self::Tmqp(session) => session.take_forwards(),
+            Self::Tmqp(session) => session.is_node(),
         }
     }
 

@@ -40,10 +40,13 @@ use mqcore_broker::time::Timestamp;
 use mqcore_wire::tmqp::{self, Frame, Kind};
 
 pub use self::delivery::{delivery_size, encode_delivery, encode_publication};
+pub(crate) use self::exchange::pattern_text;
 use self::exchange::{Exchange, Next};
 use self::keep_alive::{Due, KeepAlive};
+pub(crate) use self::message_id::MessageIds;
 use self::passing::Greeting;
-use crate::node::Forwards;
+pub(crate) use self::publish::copied_headers;
+pub(crate) use self::topic::PREFIX as TOPIC_PREFIX;
 use crate::session::{Session, SessionConfig, SessionError};
 
 /// Operations and pulls of one session that may wait for their answers; more are refused as busy.
@@ -98,9 +101,10 @@ impl TmqpSession {
         }
     }
 
-    /// What the peer asked for that goes to other nodes too, since the last call.
-    pub fn take_forwards(&mut self) -> Option<Forwards> {
-        self.exchange.take_forwards()
+    /// Whether the peer is another broker, which passes on what its clients asked for.
+    #[must_use]
+    pub fn is_node(&self) -> bool {
+        self.exchange.is_node()
     }
 
     /// Frames of the peer that meant nothing and were ignored.

@@ -9,8 +9,6 @@ use mqcore_broker::id::{QueueAddress, Tag};
 use mqcore_broker::message::{Message, Properties};
 use mqcore_broker::rejection::{Rejection, RejectionKind};
 use mqcore_broker::time::Timestamp;
-use mqcore_cluster::filter::Sender;
-use mqcore_cluster::log::Masters;
 use mqcore_wire::tmqp::header::{self, key, nack_reason};
 use mqcore_wire::tmqp::operation::{Operation, status};
 use mqcore_wire::tmqp::{self, Frame, Kind};
@@ -22,7 +20,7 @@ use super::pending::{Form, Pending, PendingAnswer, UNANSWERED};
 use super::publish::{ChannelNames, Publisher};
 use super::topic::TopicNames;
 use super::{delivery, information, misbehaved, occurrence, operation, pull, subscription, topic};
-use crate::node::{Forwards, NodeTerms};
+use crate::node::NodeTerms;
 use crate::session::{SessionConfig, SessionError};
 
 /// What remains of a client's conversation between two frames.
@@ -46,8 +44,6 @@ struct AmongNodes {
     terms: Arc<NodeTerms>,
     /// The peer is one.
     passing: Option<Passing>,
-    /// What the peer, a client, asked for that goes to others too.
-    forwards: Forwards,
 }
 
 /// Whether the conversation goes on after a frame.
@@ -67,10 +63,7 @@ impl Exchange {
             topics: TopicNames::default(),
             pending: Pending::default(),
             ignored: 0,
-            node: config
-                .node
-                .clone()
-                .map(|terms| Box::new(AmongNodes { terms, passing: None, forwards: Forwards::default() })),
+            node: config.node.clone().map(|terms| Box::new(AmongNodes { terms, passing: None })),
         }
     }
 
@@ -89,9 +82,9 @@ impl Exchange {
         }
     }
 
-    pub(super) fn take_forwards(&mut self) -> Option<Forwards> {
-        let forwards = &mut self.node.as_mut()?.forwards;
-        (!forwards.is_empty()).then(|| std::mem::take(forwards))
+    /// Whether the peer is another broker.
+    pub(super) fn is_node(&self) -> bool {
+        self.node.as_ref().is_some_and(|node| node.passing.is_some())
     }
 
     fn passing(&mut self) -> Option<&mut Passing> {
@@ -128,74 +121,6 @@ impl Exchange {
         if !frame.source.is_empty() && frame.source != client.id.as_bytes() {
             return Err(misbehaved("the source of a frame is not the client that sent it"));
         }
-        if self.node.is_some() {
-            return self.forward_and_take(client, frame, octets, commands, output);
-        }
-        self.take(client, frame, octets, commands, output)
-    }
-
-    /// A frame that another broker passes on, or a number of its own.
-    fn passed_on(
-        &mut self,
-        frame: Frame<'_>,
-        octets: &[u8],
-        commands: &mut Vec<Command>,
-    ) -> Result<Next, SessionError> {
-        if let Some(AmongNodes { terms, passing: Some(passing), .. }) = self.node.as_deref_mut() {
-            let (channels, topics, ids) = (&mut self.channels, &mut self.topics, &mut self.ids);
-            passing.frame(terms, frame, octets, &mut Names { channels, topics, ids }, commands)?;
-        }
-        Ok(Next::Continue)
-    }
-
-    fn forward(&mut self, masters: Masters, frame: &Frame<'_>) {
-        if let Some(node) = &mut self.node {
-            node.forwards.push(masters, frame);
-        }
-    }
-
-    /// Notes a frame for the masters that it goes to, and takes it here.
-    fn forward_and_take(
-        &mut self,
-        client: &Arc<Client>,
-        frame: Frame<'_>,
-        octets: &[u8],
-        commands: &mut Vec<Command>,
-        output: &mut Vec<u8>,
-    ) -> Result<Next, SessionError> {
-        let masters = match &self.node {
-            Some(node) if frame.hops > 0 => {
-                let (id, name) = (&*client.id, client.name.as_deref());
-                node.terms.masters(&frame, &Sender { id, name, kind: client.kind.as_deref(), node: None })
-            }
-            _ => Masters::default(),
-        };
-        if masters.is_empty() {
-            return self.take(client, frame, octets, commands, output);
-        }
-        let source = client.id.as_bytes();
-        if !frame.id.is_empty() || !matches!(frame.kind, Kind::QUEUE | Kind::ROUTER | Kind::DIRECT) {
-            self.forward(masters, &Frame { source, ..frame });
-            return self.take(client, frame, octets, commands, output);
-        }
-        // One id for all nodes: each would make another.
-        let id = self.ids.next();
-        let frame = Frame { id: &id, ..frame };
-        self.forward(masters, &Frame { source, ..frame });
-        let mut octets = Vec::new();
-        tmqp::encode(&frame, &mut octets);
-        self.take(client, frame, &octets, commands, output)
-    }
-
-    #[inline]
-    fn take(
-        &mut self,
-        client: &Arc<Client>,
-        frame: Frame<'_>,
-        octets: &[u8],
-        commands: &mut Vec<Command>,
-        output: &mut Vec<u8>,
-    ) -> Result<Next, SessionError> {
         match frame.kind {
             Kind::QUEUE if frame.target.starts_with(topic::PREFIX) => {
                 let (topics, pending) = (&mut self.topics, &mut self.pending);
@@ -214,6 +139,20 @@ impl Exchange {
             Kind::ROUTER => answer::unrouted(&frame, client.id.as_bytes(), output),
             Kind::TERMINATE => return Ok(Next::Close),
             _ => self.ignored += 1,
+        }
+        Ok(Next::Continue)
+    }
+
+    /// A frame that another broker passes on, or a number of its own.
+    fn passed_on(
+        &mut self,
+        frame: Frame<'_>,
+        octets: &[u8],
+        commands: &mut Vec<Command>,
+    ) -> Result<Next, SessionError> {
+        if let Some(AmongNodes { terms, passing: Some(passing), .. }) = self.node.as_deref_mut() {
+            let (channels, topics, ids) = (&mut self.channels, &mut self.topics, &mut self.ids);
+            passing.frame(terms, frame, octets, &mut Names { channels, topics, ids }, commands)?;
         }
         Ok(Next::Continue)
     }
@@ -529,7 +468,7 @@ pub(super) fn client_pattern(target: &str) -> ClientPattern {
     }
 }
 
-fn pattern_text(pattern: &ClientPattern) -> String {
+pub(crate) fn pattern_text(pattern: &ClientPattern) -> String {
     match pattern {
         ClientPattern::Id(id) => id.to_string(),
         ClientPattern::Name(name) => format!("{BY_NAME}{name}"),

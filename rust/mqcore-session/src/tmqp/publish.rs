@@ -155,7 +155,7 @@ impl Publisher<'_> {
 }
 
 /// The header text of a copy: it asks for no copies itself.
-pub(super) fn copied_headers(headers: &[u8]) -> Vec<u8> {
+pub(crate) fn copied_headers(headers: &[u8]) -> Vec<u8> {
     answer::without(headers, key::CC)
 }
 

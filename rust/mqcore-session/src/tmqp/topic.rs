@@ -14,7 +14,7 @@ use super::pending::{Form, Pending, PendingAnswer};
 use super::publish::{refuse, stored};
 
 /// What targets that name topics begin with. No channel can have such a name.
-pub(super) const PREFIX: &[u8] = b"@topic:";
+pub(crate) const PREFIX: &[u8] = b"@topic:";
 
 /// Names remembered by one session.
 const NAMES: usize = 4;

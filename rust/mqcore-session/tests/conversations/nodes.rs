@@ -4,17 +4,18 @@ use std::sync::Arc;
 
 use mqcore_broker::command::{Command, PassedOn};
 use mqcore_broker::effect::Event;
+use mqcore_broker::id::ConnectionId;
 use mqcore_broker::rejection::{Rejection, RejectionKind};
 use mqcore_cluster::filter::{Filter, ForwardKind, Pattern, Rule};
 use mqcore_cluster::log::Masters;
 use mqcore_cluster::message::{ID_KEY, LinkMessage, VERSION_KEY};
-use mqcore_session::node::NodeTerms;
+use mqcore_session::node::{Forwards, NodeTerms};
 use mqcore_session::session::{Session, SessionConfig};
 use mqcore_wire::codec::Limits;
 use mqcore_wire::tmqp::hello::{self, Hello};
 use mqcore_wire::tmqp::{self, Frame, Kind, PREAMBLE, header, operation};
 
-use crate::talk::{Talk, client, config, encoded, introduction, is_generated};
+use crate::talk::{Talk, client, config, encoded, introduction, is_generated, only_frame};
 
 fn terms() -> NodeTerms {
     NodeTerms {
@@ -177,49 +178,91 @@ fn a_node_is_sent_away_when_something_has_to_come_again() {
     assert!(talk.session.is_closing());
 }
 
-#[test]
-fn a_clients_frames_go_to_the_masters_that_the_filters_say_with_its_id_as_source() {
-    let queues = Filter {
-        allow: vec![Rule { kinds: vec![ForwardKind::Queue], ..Rule::default() }],
-        deny: vec![Rule {
-            client_name: Some(Pattern::new("nm")),
-            channel: Some(Pattern::new("own*")),
-            ..Rule::default()
-        }],
-    };
-    let mut talk =
-        Talk::open_with(among_nodes(NodeTerms { sends: vec![Filter::default(), queues], ..terms() }));
-    let of_client = |target| Frame { source: b"", ..to_queue(target) };
-    let direct = Frame { id: b"", target: b"x", ..Frame::new(Kind::DIRECT) };
-    let spent = Frame { hops: 1, ..of_client("ch") };
-    for frame in
-        [of_client("ch"), of_client("own"), direct, spent, Frame::new(Kind::PULL), Frame::new(Kind::EVENT)]
-    {
-        talk.hear(&encoded(&frame));
+/// What a client's frames become, and what of them is noted for which masters.
+fn noted(
+    talk: &mut Talk,
+    terms: &NodeTerms,
+    frames: &[Frame<'_>],
+) -> (Vec<Command>, Vec<(Masters, Vec<u8>)>) {
+    let octets: Vec<u8> = frames.iter().flat_map(|frame| encoded(frame)).collect();
+    let (mut commands, _) = talk.hear(&octets);
+    let mut forwards = Forwards::new(ConnectionId(1), talk.now);
+    for command in &mut commands {
+        forwards.note(terms, &client("cli"), command);
     }
-    let forwards = talk.session.take_forwards().expect("there are some");
-    let seen: Vec<_> = forwards
-        .iter()
-        .map(|(masters, octets)| {
-            let (frame, _) = tmqp::decode(octets, &Limits::default()).expect("a frame").expect("whole");
-            assert_eq!((frame.source, frame.hops), (&b"cli"[..], 15));
-            (masters, frame.kind, frame.id.to_vec())
-        })
-        .collect();
-    assert_eq!(seen.len(), 3, "{seen:?}");
-    assert_eq!((seen[0].0, seen[1].0, seen[2].0), (Masters(3), Masters(1), Masters(1)));
-    assert!(is_generated(&seen[2].2), "one id for all nodes");
-    assert!(talk.session.take_forwards().is_none());
+    let noted = forwards.take().map_or_else(Vec::new, |noted| {
+        noted.iter().map(|(masters, octets)| (masters, octets.to_vec())).collect()
+    });
+    assert!(forwards.take().is_none());
+    (commands, noted)
 }
 
 #[test]
-fn a_message_gets_the_same_id_here_and_on_every_master() {
-    let mut talk = Talk::open_with(among_nodes(NodeTerms { sends: vec![Filter::default()], ..terms() }));
-    let without_id = Frame { id: b"", source: b"", headers: b"A:b\r\n", ..to_queue("ch") };
-    let Command::Publish { message, .. } = talk.command(&encoded(&without_id)) else { panic!() };
-    let forwards = talk.session.take_forwards().expect("it goes to the master");
-    let octets = forwards.iter().next().map(|(_, octets)| octets.to_vec()).expect("one");
-    let (frame, _) = tmqp::decode(&octets, &Limits::default()).expect("a frame").expect("whole");
+fn what_a_client_asks_for_goes_to_the_masters_that_the_filters_say_with_its_id_as_source() {
+    let own = Rule {
+        client_name: Some(Pattern::new("nm")),
+        channel: Some(Pattern::new("own*")),
+        ..Rule::default()
+    };
+    let queues =
+        Filter { allow: vec![Rule { kinds: vec![ForwardKind::Queue], ..Rule::default() }], deny: vec![own] };
+    let terms = NodeTerms { sends: vec![Filter::default(), queues], ..terms() };
+    let of_client = |target| Frame { source: b"", ..to_queue(target) };
+    let direct = Frame { id: b"", target: b"@name:x", ..Frame::new(Kind::DIRECT) };
+    let spent = Frame { hops: 1, ..of_client("ch") };
+    let acknowledge =
+        Frame { id: b"i", target: b"ch", headers: b"Nack-Reason:no\r\n", ..Frame::new(Kind::ACKNOWLEDGE) };
+    let list = Frame { content_type: 606, id: b"i", pending_response: true, ..Frame::new(Kind::SERVER) };
+    let frames = [of_client("ch"), of_client("own"), of_client("@topic:t"), direct, spent, acknowledge, list];
+    let (_, noted) = noted(&mut Talk::open(), &terms, &frames);
+    let seen: Vec<_> = noted
+        .iter()
+        .map(|(masters, octets)| {
+            let frame = only_frame(octets);
+            assert_eq!((frame.source, frame.hops), (&b"cli"[..], 15));
+            (masters.0, frame.kind, str::from_utf8(frame.target).expect("text"))
+        })
+        .collect();
+    let expected = [
+        (3, Kind::QUEUE, "ch"),
+        (1, Kind::QUEUE, "own"),
+        (3, Kind::QUEUE, "@topic:t"),
+        (1, Kind::DIRECT, "@name:x"),
+        (1, Kind::ACKNOWLEDGE, "ch"),
+    ];
+    assert_eq!(seen, expected);
+    assert!(is_generated(only_frame(&noted[3].1).id));
+    assert_eq!(only_frame(&noted[4].1).headers, b"Nack-Reason:no\r\n");
+}
+
+#[test]
+fn a_message_gets_the_same_id_here_and_on_every_master_and_its_copies_are_noted_once() {
+    let terms = NodeTerms { sends: vec![Filter::default()], ..terms() };
+    let headers = b"A:b\r\nCC:other;5;copy\r\n";
+    let without_id = Frame { id: b"", source: b"", headers, ..to_queue("ch") };
+    let (commands, noted) = noted(&mut Talk::open(), &terms, &[without_id]);
+    let [Command::Publish { message, .. }, Command::Publish { message: copy, .. }] = &commands[..] else {
+        panic!("{commands:?}")
+    };
+    let (frame, copied) = (only_frame(&noted[0].1), only_frame(&noted[1].1));
     assert!(is_generated(message.id()));
-    assert_eq!((message.id(), message.headers(), message.body()), (frame.id, &b"A:b\r\n"[..], &b"body"[..]));
+    assert_eq!((message.id(), message.source(), message.body()), (frame.id, &b"cli"[..], frame.payload));
+    assert_eq!(
+        (message.headers(), frame.headers),
+        (&headers[..], &b"A:b\r\n"[..]),
+        "a master makes no copies again"
+    );
+    assert_eq!((copy.id(), copied.id, copied.target), (&b"copy"[..], &b"copy"[..], &b"other"[..]));
+    assert_eq!((copied.content_type, copied.hops, copied.headers), (5, 16, &b"A:b\r\n"[..]));
+}
+
+#[test]
+fn what_another_broker_passed_on_is_not_passed_on_again() {
+    let terms = NodeTerms { sends: vec![Filter::default()], ..terms() };
+    for properties in [NUMBERED.to_vec(), Vec::new()] {
+        let (mut talk, _) = linked(terms.clone(), properties);
+        assert!(talk.session.is_node());
+        let (commands, noted) = noted(&mut talk, &terms, &[to_queue("ch"), to_queue("@topic:t")]);
+        assert_eq!((commands.len(), noted.len()), (2, 0));
+    }
 }
