@@ -11,8 +11,9 @@ use arrow_array::builder::{
 };
 use arrow_array::{ArrayRef, RecordBatch};
 use arrow_schema::{ArrowError, DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
-use mqcore_broker::broker::Restored;
 use mqcore_broker::history::{Kind, LifeStep, Who};
+use mqcore_broker::id::Sequence;
+use mqcore_broker::record::{Progress, PutMessage};
 
 /// A table: what a row of it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -274,21 +275,27 @@ impl Rows {
     ///
     /// # Errors
     /// As for [`Self::push_step`].
-    pub fn push_stored(&mut self, shard: u32, stored: &Restored, attempts: u16) -> Result<(), ArrowError> {
-        let message = &stored.put.message;
-        let number = stored.put.number.0;
+    pub fn push_stored(
+        &mut self,
+        shard: u32,
+        sequence: Sequence,
+        put: &PutMessage,
+        progress: Progress,
+    ) -> Result<(), ArrowError> {
+        let message = &put.message;
+        let number = put.number.0;
         let mut row = self.row(120 + message.headers().len() + message.body().len());
-        row.time(stored.put.received.0)?;
+        row.time(put.received.0)?;
         row.int(Some(shard.cast_signed()))?;
-        row.long(Some(signed(stored.sequence.0)))?;
-        row.text(Some(&stored.put.queue.to_string()))?;
+        row.long(Some(signed(sequence.0)))?;
+        row.text(Some(&put.queue.to_string()))?;
         row.long((number > 0).then(|| signed(number)))?;
         row.lossy(Some(message.id()))?;
         row.lossy(Some(message.source()))?;
         row.flag(message.properties().high_priority)?;
         row.int(Some(message.properties().content_type.into()))?;
-        row.int(Some(attempts.into()))?;
-        row.int(Some(stored.progress.put_backs.into()))?;
+        row.int(Some(progress.attempts.into()))?;
+        row.int(Some(progress.put_backs.into()))?;
         row.headers(message.headers())?;
         row.octets(Some(message.body()))
     }

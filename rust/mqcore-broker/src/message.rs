@@ -205,6 +205,19 @@ impl Message {
         self.0.header.header.producer.as_ref()
     }
 
+    /// The same message of this producer, who may be there still although the message was read back.
+    #[must_use]
+    pub(crate) fn produced_by(&self, producer: Arc<Client>) -> Self {
+        let head = &self.0.header.header;
+        let head = Head { producer: Some(producer), ticket: head.ticket.clone(), ..*head };
+        Self(ThinArc::from_header_and_slice(head, &self.0.slice))
+    }
+
+    /// Octets that a message with parts of this length in all keeps in memory.
+    pub fn memory_bytes_of(parts: usize) -> u64 {
+        (size_of::<Head>() + 2 * size_of::<usize>() + parts) as u64
+    }
+
     /// Octets that this message keeps in memory.
     pub fn memory_bytes(&self) -> usize {
         size_of::<Head>() + 2 * size_of::<usize>() + self.0.slice.len()

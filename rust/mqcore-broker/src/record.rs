@@ -158,15 +158,51 @@ pub struct PutMessage {
     pub number: MessageNumber,
 }
 
+/// What can be told of a put message without reading all of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PutHead<'a> {
+    /// Where it is, as text for [`decode_address`].
+    pub queue: &'a str,
+    /// Whether it goes before all messages that have this not.
+    pub high_priority: bool,
+    /// Octets that the message takes in memory.
+    pub memory_bytes: u64,
+    /// Its number in the history; 0 if there was none.
+    pub number: MessageNumber,
+    /// Which message of another broker it is, if that passed it on.
+    pub ticket: Option<Ticket>,
+}
+
+/// Reads the beginning of what [`encode_put`] wrote.
+pub fn decode_put_head(input: &[u8]) -> Result<PutHead<'_>, RecordError> {
+    let mut reader = Reader { what: MESSAGE, rest: input };
+    let (numbered, passed_on) = reader.form()?;
+    let flags = reader.take::<1>()?[0];
+    let _hops_and_content_type_and_received = reader.take::<11>()?;
+    let address_len = usize::from(u16::from_le_bytes(reader.take()?));
+    let lengths = reader.take::<4>()?;
+    let ticket = if passed_on { Some(reader.ticket()?) } else { None };
+    let number = MessageNumber(if numbered { u64::from_le_bytes(reader.take()?) } else { 0 });
+    let queue = reader.text(address_len)?;
+    let parts = usize::from(lengths[0])
+        + usize::from(lengths[1])
+        + usize::from(u16::from_le_bytes([lengths[2], lengths[3]]));
+    if reader.rest.len() < parts {
+        return Err(RecordError::Malformed { what: MESSAGE, why: "it ends before its body" });
+    }
+    let memory_bytes = Message::memory_bytes_of(reader.rest.len());
+    Ok(PutHead { queue, high_priority: flags & 1 != 0, memory_bytes, number, ticket })
+}
+
+/// Reads a queue's address as [`PutHead`] has it.
+pub fn decode_address(text: &str) -> Result<QueueAddress, RecordError> {
+    address(text).ok_or(RecordError::Malformed { what: MESSAGE, why: "the queue's address" })
+}
+
 /// Reads what [`encode_put`] wrote.
 pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
     let mut reader = Reader { what: MESSAGE, rest: input };
-    let (numbered, passed_on) = match reader.take::<1>()?[0] {
-        VERSION => (false, false),
-        NUMBERED => (true, false),
-        PASSED_ON => (true, true),
-        version => return Err(RecordError::Version { what: MESSAGE, version }),
-    };
+    let (numbered, passed_on) = reader.form()?;
     let flags = reader.take::<1>()?[0];
     let hops = reader.take::<1>()?[0];
     let content_type = u16::from_le_bytes(reader.take()?);
@@ -179,7 +215,7 @@ pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
     let number = if numbered { u64::from_le_bytes(reader.take()?) } else { 0 };
     let number = MessageNumber(number);
     let queue = reader.text(address_len)?;
-    let queue = address(queue).ok_or(RecordError::Malformed { what: MESSAGE, why: "the queue's address" })?;
+    let queue = decode_address(queue)?;
     let block = reader.rest;
     let body = id_len + source_len + headers_len;
     if block.len() < body {
@@ -237,6 +273,16 @@ impl<'a> Reader<'a> {
     fn version(&mut self) -> Result<(), RecordError> {
         match self.take::<1>()?[0] {
             VERSION => Ok(()),
+            version => Err(RecordError::Version { what: self.what, version }),
+        }
+    }
+
+    /// Whether a message's number follows its lengths, and whether a ticket does before.
+    fn form(&mut self) -> Result<(bool, bool), RecordError> {
+        match self.take::<1>()?[0] {
+            VERSION => Ok((false, false)),
+            NUMBERED => Ok((true, false)),
+            PASSED_ON => Ok((true, true)),
             version => Err(RecordError::Version { what: self.what, version }),
         }
     }
@@ -492,7 +538,11 @@ mod tests {
             assert_eq!(put.message.properties(), properties);
             assert_eq!((put.message.id(), put.message.headers()), (&b"id-1"[..], &b"A:1\r\n"[..]));
             assert_eq!((put.message.source(), put.message.body()), (&b""[..], &b"body"[..]));
+            let head = decode_put_head(&octets).expect("just written");
+            assert_eq!((head.queue, head.high_priority, head.number), ("logs/eu/1001", true, number));
+            assert_eq!(head.memory_bytes, put.message.memory_bytes() as u64);
             for cut in 0..octets.len() - 4 {
+                assert!(decode_put_head(&octets[..cut]).is_err(), "cut at {cut}");
                 assert!(decode_put(&octets[..cut]).is_err(), "cut at {cut}");
             }
         }

@@ -16,14 +16,14 @@ use crate::message::Message;
 use crate::options::Durability;
 use crate::policy;
 use crate::queue::Face;
-use crate::ready::Entry;
+use crate::ready::{Entry, Meter, Unread};
 use crate::record::Record;
 use crate::rejection::{Rejection, RejectionKind};
-use crate::stats::{DropReason, QueueStats};
+use crate::stats::{BodyStats, DropReason, QueueStats};
 use crate::time::Timestamp;
 
 /// Which queue something is about. The serial makes sure that it is still the same queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Place {
     pub(crate) channel: usize,
     pub(crate) queue: u16,
@@ -95,6 +95,17 @@ pub(crate) struct Books {
     /// Who waits for records to be written, and who for them to be synced; in their order.
     written: VecDeque<(Sequence, Awaiting)>,
     synced: VecDeque<(Sequence, Awaiting)>,
+    /// The latest record that is committed, at whichever level.
+    committed: Sequence,
+    /// Records that may have been refused, although a later one is committed: first and last number.
+    doubtful: Vec<(Sequence, Sequence)>,
+    /// Octets of saved messages that wait in memory.
+    pub(crate) meter: Meter,
+    /// Queues with bodies that may leave memory.
+    pub(crate) backlogs: VecDeque<Place>,
+    /// Bodies that were asked for and have not come.
+    pub(crate) loading: u64,
+    pub(crate) bodies: BodyStats,
     serial: u64,
     ids: u64,
     /// Commands refused.
@@ -131,6 +142,12 @@ impl Books {
             sequence: Sequence(0),
             written: VecDeque::new(),
             synced: VecDeque::new(),
+            committed: Sequence(0),
+            doubtful: Vec::new(),
+            meter: Meter::default(),
+            backlogs: VecDeque::new(),
+            loading: 0,
+            bodies: BodyStats::default(),
             serial: 0,
             ids: 0,
             refused: 0,
@@ -183,6 +200,7 @@ impl Books {
 
     /// Who waited for records up to `sequence` at this level of durability, in their order.
     pub(crate) fn committed(&mut self, level: Durability, sequence: Sequence) -> Vec<Awaiting> {
+        self.committed = self.committed.max(sequence);
         let list = if level == Durability::Fsync { &mut self.synced } else { &mut self.written };
         let done = list.partition_point(|(waits_for, _)| *waits_for <= sequence);
         list.drain(..done).map(|(_, awaiting)| awaiting).collect()
@@ -191,6 +209,30 @@ impl Books {
     /// Everybody who waits for a commit: it will not come.
     pub(crate) fn uncommitted(&mut self) -> Vec<Awaiting> {
         self.written.drain(..).chain(self.synced.drain(..)).map(|(_, awaiting)| awaiting).collect()
+    }
+
+    /// The journal refused some of the records behind the last commit.
+    pub(crate) fn doubt_uncommitted(&mut self) {
+        if self.committed < self.sequence {
+            self.doubtful.push((Sequence(self.committed.0 + 1), self.sequence));
+        }
+        // Many refusals in a row: one long doubt costs some memory, never a message.
+        if self.doubtful.len() > 16 {
+            let first = self.doubtful[0].0;
+            self.doubtful = vec![(first, self.sequence)];
+        }
+    }
+
+    /// Everything so far is in the journal: it came from there.
+    pub(crate) fn committed_all(&mut self) {
+        self.committed = self.sequence;
+    }
+
+    /// Whether the journal is sure to have this record.
+    pub(crate) fn is_committed(&self, sequence: Sequence) -> bool {
+        sequence.0 > 0
+            && sequence <= self.committed
+            && !self.doubtful.iter().any(|(first, last)| (first..=last).contains(&&sequence))
     }
 
     /// Waits for the latest record to be committed as `durability` says, which must not be `None`.
@@ -327,6 +369,20 @@ impl Turn<'_> {
     pub(crate) fn life(&mut self, queue: &Arc<QueueAddress>, entry: &Entry, what: Happened<'_>) {
         if let Some(history) = &mut self.books.history {
             history.write(self.now, queue, entry, what);
+        }
+    }
+
+    /// The same of a message whose body is not in memory: neither its id nor its sizes can be told.
+    pub(crate) fn life_unread(&mut self, queue: &Arc<QueueAddress>, unread: &Unread, what: Happened<'_>) {
+        if self.books.history.is_some() {
+            self.life(queue, &unread.bare(), what);
+        }
+    }
+
+    /// Writes down that a message whose body is not in memory left for good.
+    pub(crate) fn end_of_life_unread(&mut self, queue: &Arc<QueueAddress>, unread: &Unread) {
+        if self.books.history.is_some() {
+            self.end_of_life(queue, &unread.bare());
         }
     }
 
@@ -521,6 +577,25 @@ fn ask(face: &Face, entry: &Entry, inquiry: Inquiry<'_>, turn: &mut Turn<'_>) {
     let asked = Asked { place: face.place, asker: inquiry.asker, handler: face.handler };
     let id = turn.books.ask(asked, turn.now);
     turn.effects.push(Effect::Ask(question(id, face, entry, inquiry, true)));
+}
+
+/// Tells a handler that overrides `message_dequeued` that a message left for good whose body is not here.
+pub(crate) fn bid_farewell(face: &Face, sequence: Sequence, attempt: u16, turn: &mut Turn<'_>) {
+    if face.overrides.contains(Step::MessageDequeued) {
+        let question = Question {
+            id: QuestionId(0),
+            handler: face.handler,
+            step: Step::MessageDequeued,
+            queue: face.address.clone(),
+            status: face.options.status,
+            message: None,
+            attempt,
+            consumer: None,
+            acknowledgement: None,
+            wants_answer: false,
+        };
+        turn.effects.push(Effect::Farewell(sequence, question));
+    }
 }
 
 /// Tells a handler that overrides `message_dequeued` that a message left for good.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::broker::{BrokerConfig, Restored};
+use mqcore_broker::broker::{BrokerConfig, Recollection, Restored};
 use mqcore_broker::client::Client;
 use mqcore_broker::command::{Command, PassedOn, Request};
 use mqcore_broker::effect::{Effect, Event};
@@ -99,28 +99,49 @@ impl Disk {
             .iter()
             .map(|(key, value)| decode_definition(key, value).expect("just encoded"))
             .collect();
+        let (mut queues, mut tickets) = (Vec::new(), Vec::new());
         let messages = puts
             .iter()
             .map(|(sequence, octets)| {
-                let initial = Progress { rank: sequence.0 as i64, ..Progress::default() };
-                let progress = progress
-                    .get(sequence)
-                    .map_or(initial, |octets| Progress::decode(octets).expect("encoded"));
-                Restored { put: decode_put(octets).expect("just encoded"), sequence: *sequence, progress }
+                let put = decode_put(octets).expect("just encoded");
+                tickets.extend(put.message.ticket().cloned());
+                let queue = queues.iter().position(|known| *known == put.queue).unwrap_or_else(|| {
+                    queues.push(put.queue);
+                    queues.len() - 1
+                });
+                Restored {
+                    sequence: *sequence,
+                    queue: queue as u32,
+                    bytes: put.message.memory_bytes() as u32,
+                    number: put.number,
+                    high_priority: put.message.properties().high_priority,
+                }
             })
             .collect();
-        let last = self.records[..kept].last().map_or(Sequence(0), |(sequence, _)| *sequence);
+        let progress = progress
+            .iter()
+            .map(|(sequence, octets)| (*sequence, Progress::decode(octets).expect("encoded")))
+            .collect();
+        let sequence = self.records[..kept].last().map_or(Sequence(0), |(sequence, _)| *sequence);
         let mut world = World::new();
         world.now = Timestamp(9_000_000);
-        world.broker.restore(definitions, messages, last, world.now, &mut world.effects);
+        for (sequence, octets) in &puts {
+            world.journal.insert(*sequence, decode_put(octets).expect("just encoded").message);
+        }
+        let had = Recollection { definitions, queues, messages, progress, tickets, sequence };
+        world.broker.restore(had, world.now, &mut world.effects);
         world.turn();
         world
     }
 }
 
 fn durable() -> (World, Disk) {
-    let mut world = World::new();
-    world.broker.restore(Vec::new(), Vec::new(), Sequence(0), world.now, &mut world.effects);
+    durable_with(BrokerConfig { seed: 7, ..BrokerConfig::default() })
+}
+
+fn durable_with(config: BrokerConfig) -> (World, Disk) {
+    let mut world = World::with(config);
+    world.broker.restore(Recollection::default(), world.now, &mut world.effects);
     (world, Disk::default())
 }
 
@@ -305,7 +326,11 @@ struct Run {
 
 impl Run {
     fn new(seed: u64) -> Self {
-        let (mut world, mut disk) = durable();
+        // Most runs keep next to nothing in memory, and read late, in pieces.
+        let memory_watermark = [0, 0, 300, 1 << 20][seed as usize % 4];
+        let (mut world, mut disk) =
+            durable_with(BrokerConfig { seed, memory_watermark, ..BrokerConfig::default() });
+        world.prompt = false;
         let (producer, consumer) = (world.client("p"), world.client("c"));
         let statuses = [Status::Push, Status::RoundRobin, Status::Pull];
         let options = QueueChanges {
@@ -333,7 +358,7 @@ impl Run {
     }
 
     fn step(&mut self) {
-        match self.below(10) {
+        match self.below(11) {
             0..4 => {
                 self.published += 1;
                 let id = format!("m{}", self.published);
@@ -355,6 +380,7 @@ impl Run {
                 self.world.pull(&consumer, "ch/1", 3);
             }
             8 => self.disk.commit(&mut self.world),
+            9 => self.bring(),
             _ => {
                 let millis = self.below(1_500);
                 self.world.advance(Duration::from_millis(millis));
@@ -368,6 +394,24 @@ impl Run {
         }
         self.world.delivered();
         self.remember_settled();
+    }
+
+    /// The journal answers a part of what it was asked for; rarely, that it cannot read it.
+    fn bring(&mut self) {
+        if self.world.loads.is_empty() {
+            return;
+        }
+        let readable = self.below(8) > 0;
+        let at = self.below(self.world.loads.len() as u64) as usize;
+        let mut load = self.world.loads.swap_remove(at);
+        let part = 1 + self.below(load.sequences.len() as u64) as usize;
+        let rest = load.sequences.split_off(part);
+        self.world.bring(&load, &load.sequences, readable);
+        if !rest.is_empty() {
+            load.sequences = rest;
+            self.world.loads.push(load);
+        }
+        self.world.turn();
     }
 
     fn remember_settled(&mut self) {
@@ -392,7 +436,7 @@ impl Run {
         let kept = self.disk.committed + self.below(uncommitted + 1) as usize;
         let again = self.disk.start(kept);
         let waiting = again.broker.waiting(&queue("ch/1"), usize::MAX).expect("the queue came back");
-        let found: Vec<_> = waiting.iter().map(|waiting| id_of(&waiting.message)).collect();
+        let found: Vec<_> = waiting.iter().map(|waiting| id_of(&again.journal[&waiting.sequence])).collect();
         let unique: BTreeSet<_> = found.iter().cloned().collect();
         assert_eq!(unique.len(), found.len(), "nothing comes twice");
         for id in &self.promised {
@@ -515,7 +559,8 @@ fn wherever_a_crash_cuts_what_is_passed_on_is_there_once() {
         let mut taken = BTreeMap::<String, u32>::new();
         for address in ["ch/1", "ch/2"] {
             for waiting in w.broker.waiting(&queue(address), 100).unwrap_or_default() {
-                *taken.entry(id_of(&waiting.message)).or_default() += 1;
+                let message = waiting.message.as_ref().unwrap_or_else(|| &w.journal[&waiting.sequence]);
+                *taken.entry(id_of(message)).or_default() += 1;
             }
         }
         assert!(taken.values().all(|times| *times == 1), "after {kept} records: {taken:?}");
@@ -549,5 +594,6 @@ fn what_finds_no_room_is_put_off_and_nothing_overtakes_it() {
     disk.commit(&mut w);
     assert_eq!(confirmed(&mut w, &again), [1, 2]);
     let waiting = w.broker.waiting(&queue("ch/1"), 10).expect("it is there");
-    assert_eq!(waiting.iter().map(|waiting| id_of(&waiting.message)).collect::<Vec<_>>(), ["m1", "m2"]);
+    let ids: Vec<_> = waiting.iter().filter_map(|waiting| waiting.message.as_ref()).map(id_of).collect();
+    assert_eq!(ids, ["m1", "m2"]);
 }

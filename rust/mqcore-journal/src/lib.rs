@@ -11,7 +11,9 @@
 //! | [`recovery`] | what opening found, in words and numbers |
 //! | [`inspection`] | the same without opening: reading alone |
 //! | [`notes`] | the notes of sealed segments, read by others than the writer |
+//! | [`snapshot`] | which parts of which files make a whole copy |
 //! | [`storage`] | files: real ones, and some in memory that crash on demand |
+//! | [`reading`] | many records at once, while others are written |
 //! | [`options`], [`stats`], [`error`] | limits and sizes, what is counted, what can go wrong |
 
 mod compaction;
@@ -23,8 +25,10 @@ pub mod journal;
 pub mod maintenance;
 pub mod notes;
 pub mod options;
+pub mod reading;
 pub mod recovery;
 mod scan;
+pub mod snapshot;
 mod state;
 pub mod stats;
 pub mod storage;

@@ -4,9 +4,9 @@
 //! for that, and tells the shard. What arrives during one sync is the next batch: batches form by themselves, the
 //! larger the busier the shard is, and no timer delays anybody.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use mqcore_broker::history::Block;
@@ -23,6 +23,8 @@ use mqcore_journal::stats::Health;
 use mqcore_journal::storage::FileStorage;
 
 use crate::archiver::Archiver;
+use crate::backup::Pin;
+use crate::body_reader::{BodyReader, Wanted};
 use crate::config::HistoryConfig;
 use crate::data_dir::DataDir;
 use crate::hub::Hub;
@@ -44,8 +46,10 @@ const HOUSEKEEPING_BYTES: usize = 4 * 1024 * 1024;
 const HISTORY_BYTES_MAX: usize = 32 * 1024 * 1024;
 
 /// The records of one turn of a shard.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Turn {
+    /// What is to be read back; of records that stand before those of this turn.
+    pub(crate) wanted: Vec<Wanted>,
     pub(crate) records: Vec<(Sequence, Record)>,
     /// What happened to messages. Written before the records, so that what is durable has its history.
     pub(crate) history: Vec<Block>,
@@ -92,16 +96,19 @@ impl JournalWriter {
     ) -> std::io::Result<Self> {
         journal.retain_notes(history.age_ms, Some(history.bytes));
         let alive = hub.shutdown.enter();
+        let reader = BodyReader::start(shard, hub)?;
         let (turns, receiver) = channel();
         let writer = Writer {
             shard,
             journal,
+            reader,
             hub: Arc::clone(hub),
             waiting: Vec::new(),
             settled: Vec::new(),
             last: Sequence(0),
             state: State::Healthy,
             housekept: Instant::now(),
+            pin: Weak::new(),
             pending: Arc::default(),
             missed: 0,
             missing: false,
@@ -145,6 +152,7 @@ enum State {
 struct Writer {
     shard: usize,
     journal: Journal<FileStorage>,
+    reader: BodyReader,
     hub: Arc<Hub>,
     /// Records that found no space and must not be lost: all but messages, whose publishers were refused.
     waiting: Vec<Record>,
@@ -154,6 +162,8 @@ struct Writer {
     last: Sequence,
     state: State,
     housekept: Instant,
+    /// Alive while a backup needs the files as they are.
+    pin: Weak<Pin>,
     pending: Arc<AtomicUsize>,
     /// Steps that the history misses, and does not say so yet.
     missed: u64,
@@ -176,6 +186,7 @@ impl Writer {
                         self.take(turn);
                     }
                     self.commit(sync);
+                    self.meet();
                     if self.housekept.elapsed() >= HOUSEKEEPING {
                         // Consumers that go on must not keep publishers out: nobody else would look for space then.
                         self.retry();
@@ -185,6 +196,7 @@ impl Writer {
                 Err(RecvTimeoutError::Timeout) => {
                     self.retry();
                     self.commit(true);
+                    self.meet();
                     self.keep_house();
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -199,6 +211,10 @@ impl Writer {
     }
 
     fn take(&mut self, turn: Turn) {
+        // Before the records: some may settle what is to be read.
+        for wanted in turn.wanted {
+            self.reader.read(&self.journal, wanted);
+        }
         self.miss(turn.missed);
         for block in turn.history {
             self.note(&block);
@@ -418,6 +434,19 @@ impl Writer {
         }
     }
 
+    /// Takes part in a backup, if one is asked for: says what there is, and stands still until all shards have.
+    fn meet(&mut self) {
+        let Some(meeting) = self.hub.backups.take(self.shard) else { return };
+        let snapshot = self.journal.snapshot();
+        if let Err(error) = &snapshot
+            && self.journal.health() == Health::Failed
+        {
+            self.fail(error);
+        }
+        self.pin = meeting.pin();
+        meeting.attend(self.shard, snapshot.map_err(|error| error.to_string()));
+    }
+
     fn keep_house(&mut self) {
         self.housekept = Instant::now();
         if self.state == State::Failed {
@@ -427,6 +456,7 @@ impl Writer {
         if self.state == State::Failed {
             return;
         }
+        self.journal.pin(self.pin.strong_count() > 0);
         match self.journal.maintain(self.hub.clock.now().0, HOUSEKEEPING_BYTES) {
             Ok(_) | Err(JournalError::Full { .. }) => {}
             Err(error) => self.fail(&error),
@@ -444,6 +474,7 @@ mod tests {
 
     use super::*;
     use crate::authority::{Authority, AuthorityConfig};
+    use crate::backup::BackupDesk;
     use crate::clock::Clock;
     use crate::config::ClockConfig;
     use crate::counters::Counters;
@@ -483,6 +514,7 @@ mod tests {
             spare_commands: SpareCommands::new(),
             spare_bytes: SpareBytes::new(),
             runtime: tokio::runtime::Handle::current(),
+            backups: BackupDesk::new(1, None),
             activity: AtomicU64::new(0),
         };
         (Arc::new(hub), inbox)
@@ -498,12 +530,14 @@ mod tests {
         let mut writer = Writer {
             shard: 0,
             journal,
+            reader: BodyReader::start(0, &hub).unwrap(),
             hub: Arc::clone(&hub),
             waiting: Vec::new(),
             settled: Vec::new(),
             last: Sequence(0),
             state: State::Healthy,
             housekept: Instant::now(),
+            pin: Weak::new(),
             pending: Arc::default(),
             missed: 0,
             missing: false,
@@ -518,12 +552,7 @@ mod tests {
         let accepted = loop {
             // Never idle: that would be the other way to find it.
             turns
-                .send(Turn {
-                    records: vec![(Sequence(2), Record::Settle(Sequence(1)))],
-                    history: Vec::new(),
-                    missed: 0,
-                    sync: false,
-                })
+                .send(Turn { records: vec![(Sequence(2), Record::Settle(Sequence(1)))], ..Turn::default() })
                 .unwrap();
             match inbox.urgent.try_recv() {
                 Ok(urgent) => break matches!(urgent, Urgent::StorageAccepts),

@@ -18,6 +18,7 @@
 //! | `journal_writer`, `data_dir` | the thread that writes a shard's records down, and where they are kept |
 //! | `archiver` | the thread that carries history over to Parquet files |
 //! | [`inspection`], [`compaction`] | the same place, looked at and made small while no broker uses it |
+//! | [`backup`], [`archive`], `admin_backup` | a copy of that place while the broker works; as a stream; by HTTP |
 //! | `shard`, `hub`, `registry`, `spares` | how tasks reach each other, and what they share |
 //! | `shutdown`, `clock` | stopping, and time |
 //! | `counters`, `survey`, `metrics`, `admin` | numbers, and HTTP to look at them |
@@ -26,7 +27,9 @@
 //! knew is lost.
 
 pub mod address;
+pub mod archive;
 pub mod authority;
+pub mod backup;
 pub mod compaction;
 pub mod config;
 pub mod data_dir;
@@ -35,7 +38,9 @@ pub mod inspection;
 pub mod server;
 
 mod admin;
+mod admin_backup;
 mod archiver;
+mod body_reader;
 mod clock;
 mod connection;
 mod counters;
