@@ -253,6 +253,12 @@ class BrokerOptions(TypedDict, total=False):
     data_dir: str | None
     history: bool
     history_bodies: bool
+    history_max_age: Duration
+    history_max_bytes: int
+    archive: bool
+    archive_interval: Duration
+    archive_max_age: Duration
+    archive_max_bytes: int
     allow_remote: bool
     shards: int
     channel: ChannelOptions

@@ -277,6 +277,19 @@ class BrokerConfig:
     """Whether every step of every message's life is written down, in the data directory. Default no."""
     history_bodies: bool = True
     """Whether the history keeps the bodies of messages too, and not only their sizes. Default yes."""
+    history_max_age: Duration = 0.0
+    """How long the journal keeps history that is not archived; 0: for ever. Default 0."""
+    history_max_bytes: int = 2 * 1024 * 1024 * 1024
+    """Octets of history that the journal keeps at most; the oldest goes first. Default 2 GiB."""
+    archive: bool = True
+    """Whether history is carried over to Parquet files, in the directory ``archive`` of the data directory. Default
+    yes."""
+    archive_interval: Duration = 300.0
+    """How old history may become before it is archived even if there is little of it. Default 5 minutes."""
+    archive_max_age: Duration = 0.0
+    """How long the archive keeps a file, counted from the latest row in it; 0: for ever. Default 0."""
+    archive_max_bytes: int = 0
+    """Octets of the archive at most; the oldest files go first; 0: no limit. Default 0."""
     allow_remote: bool = False
     """Whether addresses other than loopback may be bound although nobody has to log in. Default no."""
     shards: int = 0

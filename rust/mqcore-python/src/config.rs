@@ -9,7 +9,7 @@ use mqcore_broker::id::QueueAddress;
 use mqcore_broker::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges, Status};
 use mqcore_broker::router::RouterDefinition;
 use mqcore_server::authority::AuthorityConfig;
-use mqcore_server::config::{ClockConfig, Config};
+use mqcore_server::config::{ArchiveConfig, ClockConfig, Config, HistoryConfig};
 use mqcore_wire::codec::Limits;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -67,9 +67,26 @@ fn routers(config: &Bound<'_, PyAny>) -> PyResult<Vec<RouterDefinition>> {
     Ok(routers)
 }
 
-fn history(config: &Bound<'_, PyAny>) -> PyResult<Option<HistoryOptions>> {
-    let bodies = field(config, "history_bodies")?;
-    Ok(field::<bool>(config, "history")?.then_some(HistoryOptions { bodies }))
+fn history(config: &Bound<'_, PyAny>) -> PyResult<Option<HistoryConfig>> {
+    if !field::<bool>(config, "history")? {
+        return Ok(None);
+    }
+    let archive = ArchiveConfig {
+        interval: duration(config, "archive_interval")?,
+        max_age: limit(duration(config, "archive_max_age")?, Duration::ZERO),
+        max_bytes: limit(field(config, "archive_max_bytes")?, 0),
+    };
+    Ok(Some(HistoryConfig {
+        options: HistoryOptions { bodies: field(config, "history_bodies")? },
+        max_age: limit(duration(config, "history_max_age")?, Duration::ZERO),
+        max_bytes: field(config, "history_max_bytes")?,
+        archive: field::<bool>(config, "archive")?.then_some(archive),
+    }))
+}
+
+/// A limit, where `none` stands for there being none.
+fn limit<T: PartialEq>(value: T, none: T) -> Option<T> {
+    (value != none).then_some(value)
 }
 
 fn channel_changes(options: &Bound<'_, PyAny>) -> PyResult<ChannelChanges> {
