@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mqcore.config import BrokerConfig, ChannelOptions, Durability, QueueOptions, QueueStatus
     from mqcore.errors import MqcoreError
     from mqcore.handlers import DeliveryHandler, PutBack, SendAck
+    from mqcore.tls import Listener, ListenerTLS, TLSConfig
 
 __all__ = [
     "Acknowledgement",
@@ -32,6 +33,8 @@ __all__ = [
     "Delivery",
     "DeliveryHandler",
     "Durability",
+    "Listener",
+    "ListenerTLS",
     "Message",
     "MqcoreError",
     "PutBack",
@@ -39,6 +42,7 @@ __all__ = [
     "QueueStatus",
     "QueueView",
     "SendAck",
+    "TLSConfig",
     "__version__",
     "connect",
 ]
@@ -60,6 +64,7 @@ _MODULES = {
     "mqcore.config": ("BrokerConfig", "ChannelOptions", "Durability", "QueueOptions", "QueueStatus"),
     "mqcore.errors": ("MqcoreError",),
     "mqcore.handlers": ("DeliveryHandler", "PutBack", "SendAck"),
+    "mqcore.tls": ("Listener", "ListenerTLS", "TLSConfig"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -14,6 +14,7 @@ mod frame;
 mod handler;
 mod journal;
 mod load;
+mod log;
 mod message;
 mod port;
 mod selection;
@@ -52,6 +53,7 @@ mod _core {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::client::register(module)?;
+        crate::log::begin(module)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }
