@@ -100,7 +100,7 @@ class QueueStats:
     """Failed, late and missing answers of handlers."""
     dropped: Mapping[str, int]
     """Dropped messages by reason: ``no-consumer``, ``slow``, ``limit``, ``expired``, ``refused``,
-    ``erased``."""
+    ``erased``, ``unreadable``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +224,7 @@ class BrokerOptions(TypedDict, total=False):
     ping_interval: Duration
     pong_timeout: Duration
     undecided_max: int
+    memory_watermark: int
 
 
 class DeliveryHandlers(Mapping[str, DeliveryHandler]):

@@ -48,6 +48,12 @@ _OF_THE_PROGRAM = frozenset(
 )
 @click.option("--history", is_flag=True, help="Write down every step of every message's life, in the data directory.")
 @click.option(
+    "--memory-watermark",
+    type=click.IntRange(min=0),
+    metavar="OCTETS",
+    help="How much of saved messages may wait in memory; the rest is read back when needed. [default: 256 MiB]",
+)
+@click.option(
     "--app", metavar="MODULE:ATTR", envvar="MQCORE_APP", help="A Broker, or a mapping of delivery handlers by key."
 )
 @click.option("--auto-create", is_flag=True, help="Publishing to, or joining, what is missing creates it.")
@@ -81,6 +87,7 @@ def serve(
     tls_client_ca: str | None,
     tls_client_cert: str | None,
     data_dir: str | None,
+    memory_watermark: int | None,
     history: bool,
     app: str | None,
     auto_create: bool,
@@ -101,6 +108,7 @@ def serve(
         "admin": admin,
         "tls": {name: value for name, value in tls.items() if value is not None} or None,
         "data_dir": data_dir,
+        "memory_watermark": memory_watermark,
         "history": history or None,
         "auto_create_channels": auto_create or None,
         "auto_create_queues": auto_create or None,

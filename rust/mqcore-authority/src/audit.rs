@@ -4,7 +4,6 @@ use serde::Serialize;
 
 use crate::action::Action;
 use crate::login::{Identity, Refusal};
-use crate::resource::Resource;
 
 /// Octets of what a peer says of itself that are written down, at most.
 const WORD_BYTES_MAX: usize = 255;
@@ -138,14 +137,14 @@ impl Line {
         speaker: &Speaker<'_>,
         identity: &Identity,
         action: Action,
-        resource: &Resource<'_>,
+        resource: &str,
         denied: Option<&str>,
     ) -> Self {
         let verdict = if denied.is_none() { Verdict::Allowed } else { Verdict::Denied };
         let line = Self::new(time_ms, Subject::Action, verdict).said_by(speaker).identified(identity);
         Self {
             action: Some(action.as_str()),
-            resource: Some(resource.to_string()),
+            resource: Some(resource.to_owned()),
             why: denied.map(str::to_owned),
             ..line
         }
@@ -182,8 +181,7 @@ mod tests {
     #[test]
     fn a_denial_says_who_wanted_what_and_why_not() {
         let identity = Identity::trusted(Holder::Open);
-        let resource = Resource::Queue("orders", 1);
-        let line = Line::action(5, &SPEAKER, &identity, Action::Push, &resource, Some("no rule allows it"));
+        let line = Line::action(5, &SPEAKER, &identity, Action::Push, "orders/1", Some("no rule allows it"));
         assert_eq!(line.verdict, Verdict::Denied);
         assert_eq!((line.action, line.resource.as_deref()), (Some("push"), Some("orders/1")));
         assert_eq!((line.who.as_deref(), line.connection), (Some("open"), Some(7)));

@@ -11,17 +11,6 @@ use crate::record::{Records, Token, User};
 use crate::rule::Rule;
 use crate::token;
 
-/// What a TLS handshake has proven about a peer.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct PeerCertificate {
-    /// The distinguished name of its subject, such as `CN=worker-1,O=Example`.
-    pub subject: String,
-    /// Its alternative names: of hosts, mail addresses and URIs.
-    pub names: Vec<String>,
-    /// SHA-256 of the certificate, hexadecimal.
-    pub fingerprint: String,
-}
-
 /// What is known of a peer beside what it shows.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Applicant<'a> {
@@ -33,8 +22,9 @@ pub struct Applicant<'a> {
     pub kind: Option<&'a str>,
     /// Where it comes from; `None` within the process.
     pub address: Option<IpAddr>,
-    /// Its certificate, verified.
-    pub certificate: Option<&'a PeerCertificate>,
+    /// What a verified certificate names it, each with its kind in front: `cn:worker-1`, `dns:worker.example`. Empty
+    /// without one.
+    pub certificate: &'a [&'a str],
 }
 
 /// Why somebody counts as somebody.
@@ -205,8 +195,10 @@ impl Records {
 
     fn without_credentials(&self, applicant: &Applicant<'_>) -> Result<Identity, Refusal> {
         let certified = |user: &&User| {
-            let pattern = user.certificate.as_ref().zip(applicant.certificate);
-            pattern.is_some_and(|(pattern, shown)| pattern.matches(shown.subject.as_bytes()))
+            let wanted = user.certificate.as_ref();
+            wanted.is_some_and(|wanted| {
+                applicant.certificate.iter().any(|name| wanted.matches(name.as_bytes()))
+            })
         };
         if let Some(user) = self.users.iter().find(certified) {
             return admit_user(user, applicant);
@@ -309,7 +301,7 @@ mod tests {
         let user = User {
             name: "ann".into(),
             password: Some(PasswordHash::of("correct horse", [5; 16]).unwrap()),
-            certificate: Some("CN=ann,*".parse().unwrap()),
+            certificate: Some("cn:ann".parse().unwrap()),
             allow: vec![Rule::everything()],
             restrict: Restrictions::default(),
         };
@@ -329,7 +321,7 @@ mod tests {
     }
 
     const ROBOT: Applicant<'_> =
-        Applicant { id: None, name: None, kind: Some("robot"), address: None, certificate: None };
+        Applicant { id: None, name: None, kind: Some("robot"), address: None, certificate: &[] };
 
     #[test]
     fn a_token_lets_in_until_it_expires_and_where_it_counts() {
@@ -373,13 +365,9 @@ mod tests {
     #[test]
     fn a_certificate_is_as_good_as_a_password() {
         let (records, _) = records();
-        let certificate =
-            PeerCertificate { subject: "CN=ann,O=Example".into(), ..PeerCertificate::default() };
-        let applicant = Applicant { certificate: Some(&certificate), ..ROBOT };
+        let applicant = Applicant { certificate: &["dns:laptop", "cn:ann"], ..ROBOT };
         assert_eq!(&*log_in(&records, "", &applicant, 0).unwrap().name, "ann");
-        let certificate =
-            PeerCertificate { subject: "CN=annabel,O=Example".into(), ..PeerCertificate::default() };
-        let applicant = Applicant { certificate: Some(&certificate), ..ROBOT };
+        let applicant = Applicant { certificate: &["cn:annabel", "dns:cn:ann"], ..ROBOT };
         assert_eq!(log_in(&records, "", &applicant, 0), Err(Refusal::NoCredentials));
     }
 

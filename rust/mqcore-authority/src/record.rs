@@ -44,7 +44,7 @@ pub struct User {
     /// The hash of the password; without one, nobody logs in with a password.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub password: Option<PasswordHash>,
-    /// The subject of a client certificate that is as good as the password.
+    /// A name in a client certificate that is as good as the password: `cn:worker-1`, `dns:*.workers.example`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<Pattern>,
     /// What the user may do.

@@ -28,7 +28,9 @@ pub enum Resource<'a> {
     /// A router.
     Router(&'a str),
     /// A topic.
-    Topic(&'a str),
+    Topic(&'a [u8]),
+    /// Every topic whose name begins so. Covered by what covers all of them.
+    TopicsFrom(&'a [u8]),
     /// The key of a limit.
     LimitKey(&'a [u8]),
     /// A page of the admin side, with its leading slash.
@@ -60,8 +62,10 @@ impl Resource<'_> {
             Self::ClientId(id) => matches(id),
             Self::ClientName(name) => matches(&format!("@name:{name}")),
             Self::ClientType(kind) => matches(&format!("@type:{kind}")),
-            Self::Router(name) | Self::Topic(name) | Self::Page(name) => matches(name),
-            Self::LimitKey(key) => pattern.matches(key),
+            Self::Router(name) | Self::Page(name) => matches(name),
+            Self::Topic(name) | Self::LimitKey(name) => pattern.matches(name),
+            // What matches the beginning matches all that begins so, if a star follows.
+            Self::TopicsFrom(prefix) => pattern.as_str().ends_with('*') && pattern.matches(prefix),
         }
     }
 }
@@ -123,7 +127,7 @@ impl fmt::Display for Resource<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Server => formatter.write_str("*"),
-            Self::Channel(name) | Self::Router(name) | Self::Topic(name) | Self::Page(name) => {
+            Self::Channel(name) | Self::Router(name) | Self::Page(name) => {
                 formatter.write_str(&cut(name.as_bytes()))
             }
             Self::AllQueues(name) => write!(formatter, "{}/*", cut(name.as_bytes())),
@@ -131,7 +135,8 @@ impl fmt::Display for Resource<'_> {
             Self::ClientId(id) => formatter.write_str(&cut(id.as_bytes())),
             Self::ClientName(name) => write!(formatter, "@name:{}", cut(name.as_bytes())),
             Self::ClientType(kind) => write!(formatter, "@type:{}", cut(kind.as_bytes())),
-            Self::LimitKey(key) => formatter.write_str(&cut(key)),
+            Self::Topic(name) | Self::LimitKey(name) => formatter.write_str(&cut(name)),
+            Self::TopicsFrom(prefix) => write!(formatter, "{}*", cut(prefix)),
         }
     }
 }
@@ -187,6 +192,17 @@ mod tests {
         assert!(covered("@name:worker-*", Resource::ClientName("worker-1")));
         assert!(covered("@type:*", Resource::ClientType("printer")));
         assert!(!covered("Worker-*", Resource::ClientId("worker-1")));
+    }
+
+    #[test]
+    fn topics_of_one_beginning_are_covered_by_what_covers_them_all() {
+        assert!(covered("news.*", Resource::Topic(b"news.sport")));
+        assert!(covered("news.*", Resource::TopicsFrom(b"news.")));
+        assert!(covered("n*", Resource::TopicsFrom(b"news.")));
+        assert!(covered("*", Resource::TopicsFrom(b"")));
+        assert!(!covered("news.*", Resource::TopicsFrom(b"news")));
+        assert!(!covered("news.", Resource::TopicsFrom(b"news.")));
+        assert!(!covered("n*t", Resource::TopicsFrom(b"news.")));
     }
 
     #[test]

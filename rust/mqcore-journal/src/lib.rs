@@ -11,6 +11,7 @@
 //! | [`recovery`] | what opening found, in words and numbers |
 //! | [`inspection`] | the same without opening: reading alone |
 //! | [`storage`] | files: real ones, and some in memory that crash on demand |
+//! | [`reading`] | many records at once, while others are written |
 //! | [`options`], [`stats`], [`error`] | limits and sizes, what is counted, what can go wrong |
 
 mod compaction;
@@ -21,6 +22,7 @@ pub mod inspection;
 pub mod journal;
 pub mod maintenance;
 pub mod options;
+pub mod reading;
 pub mod recovery;
 mod scan;
 mod state;

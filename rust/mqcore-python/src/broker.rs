@@ -362,9 +362,10 @@ impl Broker {
         let queue = config::queue_address(queue)?;
         let waiting = py.detach(|| running.handle.block_on(running.server.waiting(queue, limit)));
         let shown = |waiting: Waiting| {
-            (Message::new(waiting.message), waiting.attempts, waiting.put_backs, waiting.saved)
+            let message = Message::new(waiting.message?);
+            Some((message, waiting.attempts, waiting.put_backs, waiting.saved))
         };
-        Ok(waiting.map(|messages| messages.into_iter().map(shown).collect()))
+        Ok(waiting.map(|messages| messages.into_iter().filter_map(shown).collect()))
     }
 
     /// Handlers may refer to the broker that they belong to; while it is stopped, the garbage collector may see that.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use mqcore_broker::history::HistoryOptions;
 use mqcore_broker::id::QueueAddress;
 use mqcore_broker::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges, Status};
+use mqcore_server::authority::AuthorityConfig;
 use mqcore_server::config::{
     ClientCertificates, ClockConfig, Config, Encryption, ListenerConfig, ListenerTls,
 };
@@ -46,7 +47,9 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         pong_timeout: duration(config, "pong_timeout")?,
         clock: if manual_clock { ClockConfig::Manual } else { ClockConfig::System },
         undecided_max: field(config, "undecided_max")?,
+        memory_watermark: field(config, "memory_watermark")?,
         data_dir: field::<Option<PathBuf>>(config, "data_dir")?,
+        authority: AuthorityConfig::default(),
         history: history(config)?,
         tls: field::<Option<Bound<'_, PyAny>>>(config, "tls")?.as_ref().map(listener_tls).transpose()?,
         tls_handshakes_max: field(config, "tls_handshakes_max")?,

@@ -7,27 +7,30 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::extract::State;
-use axum::http::{StatusCode, Uri, header};
+use axum::extract::{Request, State};
+use axum::http::{Method, StatusCode, Uri, header};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use axum::{Json, Router};
+use axum::routing::{get, post};
+use axum::{Extension, Json, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use mqcore_broker::client::{Peer, PeerCertificate};
 use mqcore_broker::stats::{DropReason, QueueInformation, QueueStats, Survey, TopicInformation, TopicStats};
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio_rustls::server::TlsStream;
 
 use crate::address::Listening;
+use crate::authority::{Denial, PageRequest, admit_request};
 use crate::hub::Hub;
 use crate::metrics;
+use crate::server;
 use crate::shutdown::TaskGuard;
 use crate::survey::{self, Totals};
-use crate::tls::{self, ListenerCertificate, TlsEndpoint};
+use crate::tls::{self, ListenerCertificate, Secured, TlsEndpoint};
 
 /// Connections at the same time at most; others wait.
 const CONNECTIONS_MAX: usize = 64;
@@ -87,10 +90,10 @@ pub(crate) async fn serve(door: Door, admin: Admin, alive: TaskGuard) {
         let guard = admin.hub.shutdown.enter();
         tokio::spawn(async move {
             match endpoint {
-                None => converse(stream, router, &hub).await,
+                None => converse(stream, router.layer(caller(peer, None)), &hub).await,
                 Some(endpoint) => {
-                    if let Some(stream) = enter(&hub, &endpoint, stream, peer).await {
-                        converse(stream, router, &hub).await;
+                    if let Some((stream, certificate)) = enter(&hub, &endpoint, stream, peer).await {
+                        converse(stream, router.layer(caller(peer, Some(certificate))), &hub).await;
                     }
                 }
             }
@@ -101,16 +104,11 @@ pub(crate) async fn serve(door: Door, admin: Admin, alive: TaskGuard) {
 }
 
 /// Shakes hands, unless the server ends meanwhile.
-async fn enter(
-    hub: &Hub,
-    endpoint: &TlsEndpoint,
-    stream: TcpStream,
-    peer: SocketAddr,
-) -> Option<TlsStream<TcpStream>> {
+async fn enter(hub: &Hub, endpoint: &TlsEndpoint, stream: TcpStream, peer: SocketAddr) -> Option<Secured> {
     hub.tls.handshakes.room().await;
     let place = hub.tls.handshakes.enter();
     tokio::select! {
-        secured = tls::secure(hub, endpoint, stream, peer, &place, None) => Some(secured?.0),
+        secured = tls::secure(hub, endpoint, stream, peer, &place, None) => secured,
         () = hub.shutdown.ended() => None,
     }
 }
@@ -129,14 +127,29 @@ where
     }
 }
 
+/// Where a request comes from, and what is known of who sends it.
+#[derive(Clone)]
+struct Caller(SocketAddr, Arc<Peer>);
+
+/// `certificate` is what a TLS handshake has brought, if there was one.
+fn caller(address: SocketAddr, certificate: Option<Option<Arc<PeerCertificate>>>) -> Extension<Caller> {
+    let peer = match certificate {
+        Some(certificate) => tls::peer(address, certificate),
+        None => Peer { address: Some(address.to_string().into()), ..Peer::default() },
+    };
+    Extension(Caller(address, Arc::new(peer)))
+}
+
 fn router(admin: Admin) -> Router {
     Router::new()
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics_page))
         .route("/overview", get(overview))
+        .route("/authority/reload", post(reload_authority))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
+        .layer(from_fn_with_state(admin.clone(), guard))
         .with_state(admin)
 }
 
@@ -144,13 +157,69 @@ fn error(status: StatusCode, code: &str, message: &str) -> Response {
     (status, Json(json!({"error": {"code": code, "message": message}}))).into_response()
 }
 
+/// Stands before every page but the two that orchestrators look at, which say nothing but yes or no.
+async fn guard(
+    State(admin): State<Admin>,
+    Extension(Caller(address, peer)): Extension<Caller>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+    let page = request.uri().path();
+    if reads && matches!(page, "/livez" | "/readyz") {
+        return next.run(request).await;
+    }
+    let authorization = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let wanted = PageRequest { authorization, page, changes: !reads };
+    match admit_request(&admin.hub, address, peer, wanted).await {
+        Ok(()) => next.run(request).await,
+        Err(Denial::Forbidden) => {
+            error(StatusCode::FORBIDDEN, "forbidden", "you are not allowed to administer this page")
+        }
+        Err(Denial::Unknown(refusal)) if refusal.is_temporary() => {
+            error(StatusCode::TOO_MANY_REQUESTS, "busy", refusal.for_peer())
+        }
+        Err(Denial::Unknown(refusal)) => {
+            let message = if reads { refusal.for_peer().to_owned() } else { how_to_get_a_token(&admin.hub) };
+            let challenge = if reads { "Bearer, Basic realm=\"mqcore\"" } else { "Bearer" };
+            let response = error(StatusCode::UNAUTHORIZED, "unauthorized", &message);
+            ([(header::WWW_AUTHENTICATE, challenge)], response).into_response()
+        }
+    }
+}
+
+fn how_to_get_a_token(hub: &Hub) -> String {
+    let place = match hub.authority.store() {
+        Some(store) => format!("--store {}", store.path().display()),
+        None => "--data-dir DIR, with a broker that is started with the same --data-dir".into(),
+    };
+    let lead = if hub.authority.has_tokens() {
+        "this needs a token"
+    } else {
+        "this needs a token, and there is none yet"
+    };
+    format!(
+        "{lead}, shown as 'Authorization: Bearer TOKEN'; make one: mqcore token create NAME --allow administer {place}"
+    )
+}
+
+async fn reload_authority(State(admin): State<Admin>) -> Response {
+    match server::reload_authority(&admin.hub, true).await {
+        Ok(()) => Json(json!({"status": "reloaded"})).into_response(),
+        Err(broken) => error(StatusCode::CONFLICT, "unreadable", &broken.to_string()),
+    }
+}
+
 async fn unknown_path(uri: Uri) -> Response {
-    let message = format!("there is no {}; there are /livez, /readyz, /metrics and /overview", uri.path());
+    let message = format!(
+        "there is no {}; there are /livez, /readyz, /metrics, /overview and /authority/reload",
+        uri.path()
+    );
     error(StatusCode::NOT_FOUND, "not-found", &message)
 }
 
 async fn unknown_method() -> Response {
-    error(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "only GET and HEAD are understood here")
+    error(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "this page does not understand that method")
 }
 
 async fn livez() -> Json<Value> {

@@ -14,6 +14,7 @@ pub use mqcore_session::any::Protocol;
 pub use mqcore_tls::listener::{ClientCertificates, ListenerTls};
 
 use crate::address::{ListenAddress, ListenerUrl};
+use crate::authority::AuthorityConfig;
 use crate::data_dir::FRAME_BYTES_MAX;
 
 /// Everything that can be set. `Config::default()` listens nowhere and is still a whole broker, reached by
@@ -31,8 +32,8 @@ pub struct Config {
     pub tls_handshakes_max: usize,
     /// How long before its end a certificate is called about to expire. Default 30 days.
     pub tls_expiry_warning: Duration,
-    /// Whether addresses other than loopback may be bound. Default no: as long as nobody has to log in,
-    /// whoever reaches a listener may do everything.
+    /// Whether addresses other than loopback may be bound although nobody has to log in. Default no: whoever reaches such
+    /// a listener may do everything but administer. Without effect once there is a user, a token or an authenticator.
     pub allow_remote: bool,
     /// How many shards; 0: one for each core, at most [`SHARDS_MAX`]. Default 0.
     pub shards: usize,
@@ -73,9 +74,16 @@ pub struct Config {
     /// Messages of one queue at most that wait for a handler's decision; more are refused as busy.
     /// Default 100,000.
     pub undecided_max: usize,
+    /// Octets of saved messages that may wait in memory, of all shards together, each of which has an equal share.
+    /// Above it the bodies that are furthest from being handed out leave memory, and are read back before they are
+    /// needed. Bodies about to be handed out stay: up to 1 MiB a queue that is being emptied comes on top.
+    /// Default 256 MiB.
+    pub memory_watermark: u64,
     /// Where definitions and saved messages are kept. Default nowhere: everything stays in memory, and queues
     /// whose policy saves refuse messages.
     pub data_dir: Option<PathBuf>,
+    /// Who may do what. Default: whoever reaches a listener, which must be on loopback, may do everything.
+    pub authority: AuthorityConfig,
     /// Whether, and how, what happens to each message is written down. Needs a data directory. Default no.
     pub history: Option<HistoryOptions>,
 }
@@ -109,7 +117,9 @@ impl Default for Config {
             pong_timeout: Duration::from_secs(10),
             clock: ClockConfig::System,
             undecided_max: 100_000,
+            memory_watermark: 256 << 20,
             data_dir: None,
+            authority: AuthorityConfig::default(),
             history: None,
         }
     }

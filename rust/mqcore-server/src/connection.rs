@@ -20,6 +20,7 @@ use std::time::Duration;
 use bytes::BufMut;
 use mqcore_broker::client::{Client, Peer};
 use mqcore_broker::command::{Command, Destination};
+use mqcore_broker::effect::Event;
 use mqcore_broker::time::Timestamp;
 use mqcore_session::any::AnySession;
 use mqcore_session::session::{Session, SessionError, provisional_client};
@@ -27,6 +28,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, TryAcquireError, mpsc};
 use tokio::time::{Instant, Sleep};
 
+use crate::authority::{Gate, Origin, Step};
 use crate::clock::Alarm;
 use crate::counters::{CloseReason, ProtocolCounters};
 use crate::hub::Hub;
@@ -62,6 +64,8 @@ type Room = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, AcquireErro
 pub(crate) struct Connection<S> {
     stream: S,
     session: AnySession,
+    /// What the peer asks for passes here first.
+    gate: Gate,
     /// Stands for the peer in what it asks for: provisional until it was welcomed.
     client: Arc<Client>,
     welcomed: bool,
@@ -87,6 +91,8 @@ pub(crate) struct Connection<S> {
     /// Octets that this round added to what is to be written, and removed from it.
     added: usize,
     removed: usize,
+    /// The session was told something that no shard said: it may go on where it waited.
+    told: bool,
     /// Whether any shard may know of this connection, and has not been told that it is gone.
     known_to_shards: bool,
     outbox: Arc<Outbox>,
@@ -130,13 +136,30 @@ enum Round {
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     /// Starts the task of a connection that the registry has opened.
     pub(crate) fn spawn(hub: &Arc<Hub>, stream: S, outbox: Arc<Outbox>, admin: bool, peer: Peer) {
+        Self::start(hub, stream, outbox, admin, peer, false);
+    }
+
+    /// The same for a connection within this process, which nobody asks who it is.
+    pub(crate) fn spawn_inside(hub: &Arc<Hub>, stream: S, outbox: Arc<Outbox>) {
+        Self::start(hub, stream, outbox, true, Peer::default(), true);
+    }
+
+    fn start(hub: &Arc<Hub>, stream: S, outbox: Arc<Outbox>, admin: bool, peer: Peer, inside: bool) {
         let now = hub.clock.now();
-        let config = hub.session_config(outbox.connection, admin, Arc::new(peer));
+        let peer = Arc::new(peer);
+        let origin = Origin {
+            connection: Some(outbox.connection.0),
+            address: peer.address.as_deref().and_then(|address| address.parse().ok()),
+            protocol: outbox.protocol.as_str(),
+        };
+        let gate = Gate::new(&hub.authority, origin, Arc::clone(&peer), inside);
+        let config = hub.session_config(outbox.connection, admin, peer);
         hub.counters.of(outbox.protocol).accepted.add(1);
         hub.runtime.spawn(Self {
             stream,
             client: provisional_client(&config, outbox.protocol.as_str(), now),
             session: AnySession::new(outbox.protocol, config, now),
+            gate,
             welcomed: false,
             input: Vec::new(),
             usual_commands: 0,
@@ -152,6 +175,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             probe: None,
             added: 0,
             removed: 0,
+            told: false,
             known_to_shards: false,
             outbox,
             hub: Arc::clone(hub),
@@ -172,6 +196,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 return Round::Over;
             }
         }
+        moved |= self.pass_gate(context, now);
         moved |= self.write(context);
         moved |= self.send(context);
         if matches!(self.stage, Stage::Open) {
@@ -202,6 +227,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                     let ((), added) = self.output.append(|output| self.session.shutdown(output));
                     self.added += added;
                     self.begin_leaving(false, true);
+                }
+                return false;
+            }
+            Order::Revoke => {
+                self.gate.shut();
+                if matches!(self.stage, Stage::Open) {
+                    self.count_closed(CloseReason::Revoked);
+                    let ((), added) = self.output.append(|output| self.session.shutdown(output));
+                    self.added += added;
+                    self.begin_leaving(false, false);
                 }
                 return false;
             }
@@ -262,7 +297,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         };
     }
 
-    fn give_event(&mut self, event: mqcore_broker::effect::Event, now: Timestamp) {
+    fn give_event(&mut self, event: Event, now: Timestamp) {
         if !matches!(self.stage, Stage::Open) {
             return;
         }
@@ -276,6 +311,36 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             self.client = Arc::clone(client);
             self.welcomed = true;
             self.hub.registry.welcomed(self.outbox.connection);
+        }
+    }
+
+    /// Looks whether the gate has found out who this is, or whether something is allowed.
+    fn pass_gate(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
+        if self.gate.is_open() {
+            return false;
+        }
+        let mut steps = Vec::new();
+        let moved = self.gate.poll(context, &self.client, &self.hub, &mut steps);
+        self.follow(steps, now);
+        if std::mem::take(&mut self.told) {
+            self.resume(now);
+        }
+        moved
+    }
+
+    fn follow(&mut self, steps: Vec<Step>, now: Timestamp) {
+        for step in steps {
+            match step {
+                Step::Pass(commands, octets) => self.route(commands, octets),
+                Step::Become(client) => self.client = client,
+                Step::Tell(event) => {
+                    if matches!(event, Event::Refused(_)) {
+                        self.count_closed(CloseReason::Refused);
+                    }
+                    self.give_event(event, now);
+                    self.told = true;
+                }
+            }
         }
     }
 
@@ -317,10 +382,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             let until = Box::pin(tokio::time::sleep(patience));
             self.stage = Stage::Leaving(Leave { until, shut: false, eof, at_stop });
             self.input = Vec::new();
+            self.gate.peer_gone();
         }
     }
 
     fn die(&mut self) {
+        self.gate.peer_gone();
         self.removed += self.output.len();
         self.output.clear();
         self.unflushed = false;
@@ -404,7 +471,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     }
 
     fn read(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
-        if self.stalled || self.hushed || !self.unsent.is_empty() {
+        if self.stalled || self.hushed || !self.unsent.is_empty() || self.gate.is_holding() {
             return false;
         }
         let result = if self.input.len() < LARGE_BYTES {
@@ -500,7 +567,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             );
         }
         // What was decoded before an error was asked for in good faith.
-        self.route(commands, consumed);
+        if self.gate.is_open() {
+            self.route(commands, consumed);
+        } else {
+            let mut steps = Vec::new();
+            self.gate.take(commands, consumed, &self.client, &self.hub, &mut steps);
+            self.follow(steps, now);
+        }
         self.look_at_session(result.map(drop));
     }
 
@@ -564,7 +637,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             Stage::Leaving(leave) => !leave.at_stop,
             Stage::Dead => true,
         };
-        if !gone || !self.known_to_shards || !self.unsent.is_empty() {
+        if !gone || !self.known_to_shards || self.has_commands() {
             return false;
         }
         self.tell_shards_closed();
@@ -573,14 +646,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
 
     /// Carries the end of the conversation on. True when it is over.
     fn leave(&mut self, context: &mut Context<'_>) -> bool {
+        let has_commands = self.has_commands();
         let leave = match &mut self.stage {
             Stage::Open => return false,
-            Stage::Dead => return self.unsent.is_empty(),
+            Stage::Dead => return !has_commands,
             Stage::Leaving(leave) => leave,
         };
         if leave.until.as_mut().poll(context).is_ready() {
             self.die();
-            return self.unsent.is_empty();
+            return !has_commands;
         }
         while !leave.eof {
             match read_and_forget(&mut self.stream, context) {
@@ -588,7 +662,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 Poll::Ready(eof) => leave.eof = eof,
             }
         }
-        if !self.output.is_empty() || self.unflushed || !self.unsent.is_empty() {
+        let quiet = self.output.is_empty() && !self.unflushed;
+        if !quiet || has_commands {
             return false;
         }
         if !leave.shut && Pin::new(&mut self.stream).poll_shutdown(context).is_ready() {
@@ -645,6 +720,11 @@ impl<S> Connection<S> {
         }
     }
 
+    /// Whether the peer has asked for something that no shard has got yet.
+    fn has_commands(&self) -> bool {
+        !self.unsent.is_empty() || self.gate.is_holding()
+    }
+
     fn counters(&self) -> &ProtocolCounters {
         self.hub.counters.of(self.outbox.protocol)
     }
@@ -664,7 +744,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Future for Connection<S
                 Round::Moved => {}
                 Round::Over => return Poll::Ready(()),
                 Round::Idle => {
-                    if this.unsent.is_empty() {
+                    if !this.has_commands() {
                         this.probe = None;
                     }
                     return Poll::Pending;
@@ -683,6 +763,7 @@ impl<S> Drop for Connection<S> {
             self.count_closed(CloseReason::Fault);
         }
         self.hub.registry.close(self.outbox.connection);
+        self.hub.authority.leave(self.outbox.connection);
         self.counters().ignored_frames.add(self.session.ignored_frames());
         self.tell_shards_closed();
     }

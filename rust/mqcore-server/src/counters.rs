@@ -38,18 +38,21 @@ pub(crate) enum CloseReason {
     SlowConsumer,
     /// The broker refused it.
     Refused,
+    /// What it logged in with has changed or is gone.
+    Revoked,
     /// A fault of ours: the connection's task panicked.
     Fault,
 }
 
 impl CloseReason {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::ProtocolError,
         Self::HandshakeTimeout,
         Self::PingTimeout,
         Self::HalfOpenLimit,
         Self::SlowConsumer,
         Self::Refused,
+        Self::Revoked,
         Self::Fault,
     ];
 
@@ -61,6 +64,7 @@ impl CloseReason {
             Self::HalfOpenLimit => "half-open-limit",
             Self::SlowConsumer => "slow-consumer",
             Self::Refused => "refused",
+            Self::Revoked => "revoked",
             Self::Fault => "fault",
         }
     }

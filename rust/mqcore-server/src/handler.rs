@@ -4,12 +4,20 @@ use std::sync::Arc;
 
 use mqcore_broker::effect::{Answer, Question};
 
+use crate::authority::port::AuthorityPort;
+
 /// Where questions go. Called by shards; must never block and never wait for Python.
 pub trait HandlerPort: Send + Sync {
     /// Takes a shard's questions of one turn, in their order. The answers go to `answers` whenever they are
     /// known, in batches as large as convenient, from any thread. Questions with `wants_answer == false` are
     /// only told.
     fn ask(&self, questions: Vec<Question>, answers: &Arc<dyn AnswerSink>);
+
+    /// Who decides about logins and actions beside the users and tokens of the server. Asked for once, at the start.
+    /// Default nobody.
+    fn authority(&self) -> Option<Arc<dyn AuthorityPort>> {
+        None
+    }
 }
 
 /// Where answers go: the shard that asked.

@@ -9,6 +9,7 @@ use mqcore_broker::id::ConnectionId;
 use mqcore_session::session::SessionConfig;
 use mqcore_wire::codec::Limits;
 
+use crate::authority::Authority;
 use crate::clock::Clock;
 use crate::counters::Counters;
 use crate::registry::Registry;
@@ -24,6 +25,7 @@ pub(crate) struct Hub {
     pub(crate) counters: Counters,
     pub(crate) tls: Tls,
     pub(crate) registry: Registry,
+    pub(crate) authority: Authority,
     pub(crate) shards: Box<[ShardHandle]>,
     pub(crate) shutdown: Arc<Shutdown>,
     pub(crate) session: SessionTerms,
@@ -61,6 +63,7 @@ impl Hub {
             pong_timeout: self.session.pong_timeout,
             admin,
             peer,
+            node: None,
         }
     }
 

@@ -13,13 +13,15 @@ use mqcore_broker::history::Block;
 use mqcore_broker::id::Sequence;
 use mqcore_broker::options::Durability;
 use mqcore_broker::record::{
-    NUMBERS_KEY, Record, channel_key, encode_channel, encode_numbers, encode_put, encode_queue, queue_key,
+    NUMBERS_KEY, Record, channel_key, encode_channel, encode_intake, encode_numbers, encode_put,
+    encode_queue, intake_key, queue_key,
 };
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::stats::Health;
 use mqcore_journal::storage::FileStorage;
 
+use crate::body_reader::{BodyReader, Wanted};
 use crate::data_dir::DataDir;
 use crate::hub::Hub;
 use crate::shard::Urgent;
@@ -40,8 +42,10 @@ const HOUSEKEEPING_BYTES: usize = 4 * 1024 * 1024;
 const HISTORY_BYTES_MAX: usize = 32 * 1024 * 1024;
 
 /// The records of one turn of a shard.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Turn {
+    /// What is to be read back; of records that stand before those of this turn.
+    pub(crate) wanted: Vec<Wanted>,
     pub(crate) records: Vec<(Sequence, Record)>,
     /// What happened to messages. Written before the records, so that what is durable has its history.
     pub(crate) history: Vec<Block>,
@@ -68,10 +72,12 @@ impl JournalWriter {
         directory: Arc<DataDir>,
     ) -> std::io::Result<Self> {
         let alive = hub.shutdown.enter();
+        let reader = BodyReader::start(shard, hub)?;
         let (turns, receiver) = channel();
         let writer = Writer {
             shard,
             journal,
+            reader,
             hub: Arc::clone(hub),
             waiting: Vec::new(),
             settled: Vec::new(),
@@ -119,6 +125,7 @@ enum State {
 struct Writer {
     shard: usize,
     journal: Journal<FileStorage>,
+    reader: BodyReader,
     hub: Arc<Hub>,
     /// Records that found no space and must not be lost: all but messages, whose publishers were refused.
     waiting: Vec<Record>,
@@ -170,6 +177,10 @@ impl Writer {
     }
 
     fn take(&mut self, turn: Turn) {
+        // Before the records: some may settle what is to be read.
+        for wanted in turn.wanted {
+            self.reader.read(&self.journal, wanted);
+        }
         self.miss(turn.missed);
         for block in turn.history {
             self.note(&block);
@@ -269,6 +280,10 @@ impl Writer {
             Record::DefineQueue(queue, options) => {
                 self.journal.define(&queue_key(queue), &encode_queue(queue, options))
             }
+            Record::DefineIntake(node, progress) => {
+                self.journal.define(&intake_key(node), &encode_intake(node, progress))
+            }
+            Record::RemoveIntake(node) => self.journal.undefine(&intake_key(node)),
             Record::Numbers(below) => self.journal.define(NUMBERS_KEY, &encode_numbers(*below)),
             Record::RemoveChannel(name) => self.journal.undefine(&channel_key(name)),
             Record::RemoveQueue(queue) => self.journal.undefine(&queue_key(queue)),
@@ -390,6 +405,7 @@ mod tests {
     use mqcore_wire::codec::Limits;
 
     use super::*;
+    use crate::authority::{Authority, AuthorityConfig};
     use crate::clock::Clock;
     use crate::config::ClockConfig;
     use crate::counters::Counters;
@@ -417,6 +433,7 @@ mod tests {
             counters: Counters::default(),
             tls: Tls::new(1, patience),
             registry: Registry::new(1, 1, 1),
+            authority: Authority::open(&AuthorityConfig::default(), None, None).unwrap(),
             shards: [handle].into(),
             shutdown: Shutdown::new(),
             session: SessionTerms {
@@ -443,6 +460,7 @@ mod tests {
         let mut writer = Writer {
             shard: 0,
             journal,
+            reader: BodyReader::start(0, &hub).unwrap(),
             hub: Arc::clone(&hub),
             waiting: Vec::new(),
             settled: Vec::new(),
@@ -461,12 +479,7 @@ mod tests {
         let accepted = loop {
             // Never idle: that would be the other way to find it.
             turns
-                .send(Turn {
-                    records: vec![(Sequence(2), Record::Settle(Sequence(1)))],
-                    history: Vec::new(),
-                    missed: 0,
-                    sync: false,
-                })
+                .send(Turn { records: vec![(Sequence(2), Record::Settle(Sequence(1)))], ..Turn::default() })
                 .unwrap();
             match inbox.urgent.try_recv() {
                 Ok(urgent) => break matches!(urgent, Urgent::StorageAccepts),

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`config`], [`address`] | what a server is started with, and where it listens |
 //! | [`server`] | start, look, settle, stop |
+//! | [`authority`] | who may do what: logins, the gate of each connection, the audit log |
 //! | [`handler`] | the seam behind which delivery handlers run |
 //! | `listener`, `connection`, `output` | sockets: accepting, reading, writing |
 //! | `tls` | what encrypted listeners show, and handshakes |
@@ -24,6 +25,7 @@
 //! knew is lost.
 
 pub mod address;
+pub mod authority;
 pub mod compaction;
 pub mod config;
 pub mod data_dir;
@@ -32,6 +34,7 @@ pub mod inspection;
 pub mod server;
 
 mod admin;
+mod body_reader;
 mod clock;
 mod connection;
 mod counters;

@@ -27,6 +27,7 @@ pub(crate) fn render(hub: &Hub, survey: &Survey, uptime_seconds: f64, per_queue:
     messages(&mut page, survey);
     topics(&mut page, survey);
     connections(&mut page, hub);
+    authority(&mut page, hub);
     tls(&mut page, &hub.tls);
     handlers(&mut page, hub);
     journal(&mut page, hub);
@@ -80,6 +81,17 @@ fn messages(page: &mut Page, survey: &Survey) {
         page.family(name, "gauge", help);
         page.sample(name, &[], value);
     }
+    let bodies = &survey.bodies;
+    page.family("mqcore_bodies_memory_bytes", "gauge", "Octets of saved messages that wait in memory.");
+    page.sample("mqcore_bodies_memory_bytes", &[], bodies.memory_bytes);
+    for (name, help, value) in [
+        ("mqcore_bodies_evicted_total", "Bodies of saved messages that left memory.", bodies.evicted),
+        ("mqcore_bodies_loaded_total", "Bodies that were read back from the journal.", bodies.loaded),
+        ("mqcore_bodies_unreadable_total", "Bodies that could not be read back.", bodies.unreadable),
+    ] {
+        page.family(name, "counter", help);
+        page.sample(name, &[], value);
+    }
     page.family("mqcore_commands_refused_total", "counter", "What peers asked for and the broker refused.");
     page.sample("mqcore_commands_refused_total", &[], survey.refused);
     page.family(
@@ -88,6 +100,34 @@ fn messages(page: &mut Page, survey: &Survey) {
         "Acknowledgements of what was not in flight: late, or sent twice.",
     );
     page.sample("mqcore_acks_unknown_total", &[], survey.unknown_acks);
+}
+
+fn authority(page: &mut Page, hub: &Hub) {
+    let counters = &hub.authority.counters;
+    page.family("mqcore_logins_total", "counter", "Peers that said who they are, by verdict.");
+    for (verdict, counter) in [("allowed", &counters.logins), ("denied", &counters.logins_refused)] {
+        page.sample("mqcore_logins_total", &[("verdict", &verdict)], counter.get());
+    }
+    for (name, help, count) in [
+        (
+            "mqcore_actions_denied_total",
+            "What peers wanted to do and were not allowed to.",
+            counters.actions_denied.get(),
+        ),
+        (
+            "mqcore_connections_revoked_total",
+            "Connections ended because their rights have changed.",
+            counters.revoked.get(),
+        ),
+        (
+            "mqcore_audit_lines_lost_total",
+            "Audit lines that were not written, because the disk did not keep up.",
+            hub.authority.audit_lost(),
+        ),
+    ] {
+        page.family(name, "counter", help);
+        page.sample(name, &[], count);
+    }
 }
 
 fn topics(page: &mut Page, survey: &Survey) {

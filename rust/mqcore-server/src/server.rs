@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use mqcore_broker::broker::{BrokerConfig, HandlerSpec};
-use mqcore_broker::client::Peer;
 use mqcore_broker::id::{HandlerId, QueueAddress};
 use mqcore_broker::policy;
 use mqcore_broker::stats::{Survey, Waiting};
@@ -21,12 +20,14 @@ use tokio::sync::mpsc;
 
 use crate::address::{AdminAddress, Listening};
 use crate::admin::{self, Admin};
+use crate::authority::store::StoreError;
+use crate::authority::{Authority, LOOK_INTERVAL};
 use crate::clock::Clock;
 use crate::config::{AdminConfig, Config, ConfigError, Encryption, ListenerTls, Protocol};
 use crate::connection::Connection;
 use crate::counters::Counters;
 use crate::data_dir::{DataDir, DataDirError, Opened};
-use crate::engine::{Engine, Recalled};
+use crate::engine::Engine;
 use crate::handler::HandlerPort;
 use crate::hub::{Hub, SessionTerms};
 use crate::journal_writer::JournalWriter;
@@ -67,13 +68,16 @@ pub enum StartError {
     Config(#[from] ConfigError),
     /// An address that others could reach, while nobody has to log in.
     #[error(
-        "{address} is not a loopback address, and no user exists who could log in; listen on 127.0.0.1, \
-         or set allow_remote if the network around is trusted"
+        "{address} is not a loopback address, and nobody has to log in; make a user first (mqcore user add) or a token \
+         (mqcore token create), listen on 127.0.0.1, or set allow_remote if everybody in the network around is trusted"
     )]
     NotLoopback {
         /// What should have been bound.
         address: SocketAddr,
     },
+    /// Users and tokens cannot be read, or the audit log not be written.
+    #[error("users and tokens: {0}")]
+    Authority(#[from] StoreError),
     /// Certificates and keys cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsConfigError),
@@ -110,8 +114,9 @@ impl Server {
         let clock = Clock::new(config.clock);
         // Bound first: an address in use is found before minutes go into reading a journal. Nothing is accepted
         // until everything is back.
+        let authority = Authority::open(&config.authority, config.data_dir.as_ref(), port.authority())?;
         let tls = Tls::new(config.tls_handshakes_max, config.tls_expiry_warning);
-        let bound = bind_all(&config, &tls).await?;
+        let bound = bind_all(&config, &tls, config.allow_remote || !authority.is_open()).await?;
         let recovered = recover(&config, clock.now().0).await?;
         let count = recovered.as_ref().map_or(config.shard_count(), |recovered| recovered.directory.shards());
         let (shards, inboxes): (Vec<_>, Vec<_>) = (0..count).map(|_| shard::channel()).unzip();
@@ -120,6 +125,7 @@ impl Server {
             counters: Counters::default(),
             tls,
             registry: Registry::new(config.connections_max, config.half_open_max, config.output_bytes_max),
+            authority,
             shards: shards.into(),
             shutdown: Shutdown::new(),
             session: SessionTerms {
@@ -141,10 +147,10 @@ impl Server {
             let config = broker_config(&config, shard, hub.shards.len(), &seeds);
             let mut engine = Engine::new(config, &handlers, &hub, Arc::clone(&port));
             if let Some((opened, directory)) = opened.next().zip(directory.clone()) {
-                let Opened { journal, definitions, messages, sequence, .. } = opened;
+                let Opened { journal, had, .. } = opened;
                 let writer = JournalWriter::start(shard, journal, &hub, directory)
                     .map_err(|source| StartError::Thread { source })?;
-                engine.restore(Recalled { definitions, messages, sequence }, writer);
+                engine.restore(had, writer);
             }
             engines.push(engine);
         }
@@ -180,6 +186,7 @@ impl Server {
             });
         }
         tokio::spawn(supervise(Arc::clone(&inner.hub), inner.hub.shutdown.enter()));
+        tokio::spawn(watch_authority(Arc::clone(&inner.hub), inner.hub.shutdown.enter()));
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -214,7 +221,7 @@ impl Server {
         let (ours, theirs) = tokio::io::duplex(LOCAL_BUFFER_BYTES);
         let hub = &self.inner.hub;
         match hub.registry.open(protocol) {
-            Ok(outbox) => Connection::spawn(hub, ours, outbox, true, Peer::default()),
+            Ok(outbox) => Connection::spawn_inside(hub, ours, outbox),
             Err(_) => hub.counters.of(protocol).turned_away.add(1),
         }
         theirs
@@ -285,6 +292,15 @@ impl Server {
             }
             tokio::time::sleep(HANDLER_PATIENCE).await;
         }
+    }
+
+    /// Reads users and tokens again, and ends the connections whose rights have changed. Also done by itself, a moment
+    /// after their file has changed.
+    ///
+    /// # Errors
+    /// [`StoreError`] if they cannot be read; those that are known then go on to hold.
+    pub async fn reload_authority(&self) -> Result<(), StoreError> {
+        reload_authority(&self.inner.hub, true).await
     }
 
     /// Stops: accepts nothing, lets the shards finish what they have, lets every session say goodbye and waits
@@ -360,7 +376,7 @@ fn read_shard(directory: &DataDir, shard: usize, now_ms: u64) -> Result<Opened, 
         }
     };
     let opened = directory.open_shard(shard, now_ms, &mut progress)?;
-    let (messages, unreadable) = (opened.messages.len(), opened.unreadable);
+    let (messages, unreadable) = (opened.had.messages.len(), opened.unreadable);
     let report = &opened.report;
     if !report.is_alarming() && unreadable == 0 {
         tracing::info!(shard, messages, "the journal is whole");
@@ -377,12 +393,12 @@ struct Bound {
 }
 
 /// All or nothing: whoever learns of one address can rely on the others.
-async fn bind_all(config: &Config, tls: &Tls) -> Result<Bound, StartError> {
+async fn bind_all(config: &Config, tls: &Tls, allow_remote: bool) -> Result<Bound, StartError> {
     let mut listeners = Vec::new();
     for listener in &config.listeners {
         // Read before anything is bound: a file that cannot be used is found without a port being taken.
         let loaded = load(config, &listener.encryption, &[])?;
-        let (socket, address) = listener::bind(&listener.address, config.allow_remote).await?;
+        let (socket, address) = listener::bind(&listener.address, allow_remote).await?;
         let listening = Listening { protocol: listener.protocol, address, encrypted: loaded.is_some() };
         let socket = match (socket, loaded) {
             (Socket::Tcp(listener), Some((files, loaded))) => {
@@ -394,7 +410,7 @@ async fn bind_all(config: &Config, tls: &Tls) -> Result<Bound, StartError> {
         listeners.push((socket, listening));
     }
     let admin = match &config.admin {
-        Some(admin) => Some(bind_admin(config, admin, tls).await?),
+        Some(admin) => Some(bind_admin(config, admin, tls, allow_remote).await?),
         None => None,
     };
     Ok(Bound { listeners, admin })
@@ -404,9 +420,10 @@ async fn bind_admin(
     config: &Config,
     admin: &AdminConfig,
     tls: &Tls,
+    allow_remote: bool,
 ) -> Result<(admin::Door, AdminAddress), StartError> {
     let loaded = load(config, &admin.encryption, HTTP)?;
-    let (socket, address) = listener::bind_tcp(&admin.address.to_string(), config.allow_remote).await?;
+    let (socket, address) = listener::bind_tcp(&admin.address.to_string(), allow_remote).await?;
     let bound = AdminAddress { address, encrypted: loaded.is_some() };
     let endpoint = loaded.map(|(files, loaded)| tls.add(bound.url(), files, HTTP, loaded));
     Ok((admin::Door { socket, endpoint }, bound))
@@ -444,6 +461,7 @@ fn broker_config(config: &Config, shard: usize, shards: usize, seeds: &RandomSta
         delivery_handler: config.delivery_handler.as_str().into(),
         slow_consumer_timeout: config.slow_consumer_timeout,
         undecided_max: config.undecided_max,
+        memory_watermark: config.memory_watermark / shards as u64,
         history: config.history,
         seed: seed.finish(),
     }
@@ -469,6 +487,41 @@ async fn fence(hub: &Hub) {
 }
 
 /// Stops everything, in order, once somebody has asked for it.
+/// Looks now and then whether users and tokens have changed, and whether the time of one is over.
+async fn watch_authority(hub: Arc<Hub>, _alive: TaskGuard) {
+    if hub.authority.store().is_none() && hub.authority.is_open() {
+        return;
+    }
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(LOOK_INTERVAL) => {}
+            () = hub.shutdown.ended() => return,
+        }
+        if let Err(error) = reload_authority(&hub, false).await {
+            tracing::error!(%error, "users and tokens could not be read; those that were known go on to hold");
+        }
+    }
+}
+
+pub(crate) async fn reload_authority(hub: &Arc<Hub>, forced: bool) -> Result<(), StoreError> {
+    let now_ms = hub.clock.now().0;
+    let reader = Arc::clone(hub);
+    let read = hub.runtime.spawn_blocking(move || reader.authority.reload(forced, now_ms)).await;
+    let changed = match read {
+        Ok(changed) => changed?,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    };
+    if changed || hub.authority.any_expired(now_ms) {
+        let open: Vec<_> = hub.registry.all();
+        let connections: Vec<_> = open.iter().map(|outbox| outbox.connection).collect();
+        let fallen = hub.authority.fallen(&connections, now_ms);
+        for outbox in open.iter().filter(|outbox| fallen.contains(&outbox.connection)) {
+            outbox.order(Order::Revoke);
+        }
+    }
+    Ok(())
+}
+
 async fn supervise(hub: Arc<Hub>, _alive: TaskGuard) {
     hub.shutdown.begun().await;
     let open = hub.registry.stop();

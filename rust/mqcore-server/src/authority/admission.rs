@@ -1,0 +1,271 @@
+//! From what a peer shows to an identity: the part that takes time, outside the task of its connection.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, PoisonError};
+
+use mqcore_authority::action::Action;
+use mqcore_authority::audit::{Line, Speaker};
+use mqcore_authority::credentials::Credentials;
+use mqcore_authority::login::{Applicant, Identity, PasswordCheck, Progress, Refusal};
+use mqcore_authority::resource::Resource;
+use mqcore_broker::client::{Client, Introduction, Peer};
+use mqcore_broker::id::ConnectionId;
+use mqcore_broker::time::Timestamp;
+use tokio::sync::oneshot;
+
+use super::port::{About, AuthorityAnswer, AuthorityPort, AuthorityQuestion, LoginView};
+use super::{Authority, Origin, gate, guesser};
+use crate::hub::Hub;
+
+/// Somebody who wants to come in.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    pub(crate) origin: Origin,
+    pub(crate) peer: Arc<Peer>,
+    /// What it says of itself. Its token is taken out of it.
+    pub(crate) introduction: Introduction,
+}
+
+/// What became of it.
+#[derive(Debug)]
+pub(crate) struct Applied {
+    /// To be passed on, without its secrets.
+    pub(crate) introduction: Introduction,
+    pub(crate) result: Result<Arc<Identity>, Refusal>,
+}
+
+/// Finds out who somebody is. Ends after the time that an authenticator has, whatever happens.
+pub(crate) async fn apply(hub: Arc<Hub>, arrival: Arrival) -> Applied {
+    let Arrival { origin, peer, mut introduction } = arrival;
+    let credentials = Credentials::read(introduction.token.take().as_deref());
+    let authority = &hub.authority;
+    let result = authority.identify(&hub, &origin, &peer, &introduction, credentials).await;
+    let speaker = Speaker {
+        client: introduction.id.as_deref(),
+        connection: origin.connection,
+        address: origin.address,
+        protocol: origin.protocol,
+    };
+    let now_ms = hub.clock.now().0;
+    authority.audit.write(Line::login(now_ms, &speaker, result.as_deref().map_err(|refusal| *refusal)));
+    let counter =
+        if result.is_ok() { &authority.counters.logins } else { &authority.counters.logins_refused };
+    counter.add(1);
+    Applied { introduction, result }
+}
+
+impl Authority {
+    async fn identify(
+        &self,
+        hub: &Hub,
+        origin: &Origin,
+        peer: &Arc<Peer>,
+        introduction: &Introduction,
+        credentials: Credentials,
+    ) -> Result<Arc<Identity>, Refusal> {
+        let guesses = matches!(credentials, Credentials::Password { .. });
+        let from = guesser(origin.address);
+        let attempts = || self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
+        if guesses && !attempts().take(from, hub.clock.now().0) {
+            return Err(Refusal::TooManyAttempts);
+        }
+        let known = self.look_up(hub, origin.address, peer, introduction, &credentials).await;
+        let result = match self.port.as_ref().filter(|port| port.authenticates()) {
+            Some(_) if known.as_ref().is_err_and(|refusal| refusal.is_temporary()) => known,
+            Some(port) => ask(&**port, origin.protocol, peer, introduction, credentials, known).await,
+            None => known,
+        };
+        if guesses && result.is_ok() {
+            attempts().give_back(from);
+        }
+        result
+    }
+
+    /// Who it is by the records.
+    async fn look_up(
+        &self,
+        hub: &Hub,
+        address: Option<SocketAddr>,
+        peer: &Peer,
+        introduction: &Introduction,
+        credentials: &Credentials,
+    ) -> Result<Arc<Identity>, Refusal> {
+        let names = certificate_names(peer);
+        let names: Vec<&str> = names.iter().map(|name| &**name).collect();
+        let text =
+            |value: &'_ Option<String>| value.as_deref().filter(|text| !text.is_empty()).map(str::to_owned);
+        let (id, name, kind) = (text(&introduction.id), text(&introduction.name), text(&introduction.kind));
+        let applicant = Applicant {
+            id: id.as_deref(),
+            name: name.as_deref(),
+            kind: kind.as_deref(),
+            address: address.map(|address| address.ip()),
+            certificate: &names,
+        };
+        let records = self.records();
+        let authenticator = self.port.as_ref().is_some_and(|port| port.authenticates());
+        // Where there is no password to be right, checking one would only cost.
+        if authenticator && records.users.is_empty() && matches!(credentials, Credentials::Password { .. }) {
+            return Err(Refusal::WrongPassword);
+        }
+        // The last user is gone, but this broker has asked before and goes on asking.
+        if records.is_empty() && !self.is_open() && !authenticator {
+            return Err(Refusal::NoCredentials);
+        }
+        match records.log_in(credentials, &applicant, hub.clock.now().0) {
+            Progress::Done(result) => result.map(Arc::new),
+            Progress::Check(check) => self.check(hub, check).await.map(Arc::new),
+        }
+    }
+
+    /// Whether somebody without a connection may do something: by the rules, and by the authorizer if there is one.
+    async fn may(
+        &self,
+        identity: &Arc<Identity>,
+        action: Action,
+        resource: Resource<'_>,
+        protocol: &'static str,
+    ) -> bool {
+        if !identity.grants.allow(action, &resource) {
+            return false;
+        }
+        let Some(authorizer) = self.authorizer() else { return true };
+        let client = Arc::new(Client {
+            connection: ConnectionId(0),
+            id: protocol.into(),
+            protocol,
+            name: Some(identity.name.clone()),
+            kind: None,
+            admin: true,
+            connected_at: Timestamp(0),
+        });
+        let wanted = vec![(action, Box::from(resource.to_string()))];
+        let answers = gate::ask(Arc::clone(authorizer), client, Arc::clone(identity), wanted).await;
+        answers.iter().all(|(_, allowed)| *allowed)
+    }
+
+    /// Checks a password on a thread that may take its time.
+    async fn check(&self, hub: &Hub, check: PasswordCheck) -> Result<Identity, Refusal> {
+        let place = Arc::clone(&self.waiting).try_acquire_owned().map_err(|_| Refusal::Busy)?;
+        let turn = Arc::clone(&self.checks).acquire_owned().await.map_err(|_| Refusal::Busy)?;
+        let checked = hub.runtime.spawn_blocking(move || {
+            // Held until it is done, also if the peer is gone by then.
+            let _held = (place, turn);
+            check.finish()
+        });
+        checked.await.unwrap_or(Err(Refusal::Busy))
+    }
+}
+
+/// Why a request to the admin side is not answered.
+#[derive(Debug)]
+pub(crate) enum Denial {
+    /// It is not known who asks.
+    Unknown(Refusal),
+    /// It is, and that is not enough.
+    Forbidden,
+}
+
+/// What a request to the admin side wants.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PageRequest<'a> {
+    /// What its `Authorization` header says.
+    pub(crate) authorization: Option<&'a str>,
+    /// The page, with its leading slash.
+    pub(crate) page: &'a str,
+    /// Whether something is to be changed: then a token has to be shown, whoever may read.
+    pub(crate) changes: bool,
+}
+
+/// Whether a request to the admin side is to be answered. Written down if not, and if it changes something.
+pub(crate) async fn admit_request(
+    hub: &Hub,
+    address: SocketAddr,
+    peer: Arc<Peer>,
+    request: PageRequest<'_>,
+) -> Result<(), Denial> {
+    let authority = &hub.authority;
+    if authority.is_open() && !request.changes {
+        return Ok(());
+    }
+    let address = Some(address);
+    let origin = Origin { connection: None, address, protocol: "http" };
+    let credentials = Credentials::read(request.authorization);
+    // What a browser sends by itself must not change anything: it may do so for another site.
+    let identified = if request.changes && !matches!(credentials, Credentials::Token(_)) {
+        Err(Refusal::NoCredentials)
+    } else {
+        let nothing_said = Introduction::default();
+        authority.identify(hub, &origin, &peer, &nothing_said, credentials).await
+    };
+    let speaker = Speaker { client: None, connection: None, address, protocol: origin.protocol };
+    let now_ms = hub.clock.now().0;
+    let identity = match identified {
+        Ok(identity) => identity,
+        Err(refusal) => {
+            authority.counters.logins_refused.add(1);
+            authority.audit.write(Line::login(now_ms, &speaker, Err(refusal)));
+            return Err(Denial::Unknown(refusal));
+        }
+    };
+    let page = request.page;
+    let allowed = authority.may(&identity, Action::Administer, Resource::Page(page), origin.protocol).await;
+    if !allowed || request.changes {
+        let why = (!allowed).then_some("no rule allows it, or the authorizer says no");
+        let shown = Resource::Page(page).to_string();
+        authority.audit.write(Line::action(now_ms, &speaker, &identity, Action::Administer, &shown, why));
+    }
+    if allowed {
+        return Ok(());
+    }
+    authority.counters.actions_denied.add(1);
+    Err(Denial::Forbidden)
+}
+
+/// All that a certificate names, each with its kind.
+fn certificate_names(peer: &Peer) -> Vec<Box<str>> {
+    let Some(certificate) = &peer.certificate else { return Vec::new() };
+    let subject = Some(&certificate.subject).filter(|subject| !subject.is_empty());
+    let subject = subject.map(|subject| format!("cn:{subject}").into());
+    subject.into_iter().chain(certificate.names.iter().cloned()).collect()
+}
+
+async fn ask(
+    port: &dyn AuthorityPort,
+    protocol: &'static str,
+    peer: &Arc<Peer>,
+    introduction: &Introduction,
+    credentials: Credentials,
+    known: Result<Arc<Identity>, Refusal>,
+) -> Result<Arc<Identity>, Refusal> {
+    // "Nobody has to log in" is no knowledge about anybody.
+    let known =
+        known.ok().filter(|identity| !matches!(identity.holder, mqcore_authority::login::Holder::Open));
+    let (token, login) = match credentials {
+        Credentials::Token(token) => (Some(token), None),
+        Credentials::Password { user, password } => (None, Some((user, password))),
+        Credentials::None => (None, None),
+        Credentials::Unreadable => return Err(Refusal::Unreadable),
+    };
+    let view = LoginView {
+        protocol,
+        peer: Arc::clone(peer),
+        id: introduction.id.clone(),
+        name: introduction.name.clone(),
+        kind: introduction.kind.clone(),
+        token,
+        login,
+        properties: introduction.properties.clone(),
+        identity: known.clone(),
+    };
+    let (reply, answer) = oneshot::channel();
+    port.ask(vec![AuthorityQuestion { about: About::Login(Box::new(view)), reply }]);
+    match tokio::time::timeout(port.timeout(), answer).await {
+        Ok(Ok(AuthorityAnswer::Identity { name, allow })) => Ok(Arc::new(Identity::named(&name, &allow))),
+        Ok(Ok(AuthorityAnswer::Known)) => known.ok_or(Refusal::Authenticator),
+        Ok(Ok(AuthorityAnswer::Denied)) => Err(Refusal::Authenticator),
+        Ok(Ok(AuthorityAnswer::Allowed | AuthorityAnswer::Failed) | Err(_)) | Err(_) => {
+            Err(Refusal::AuthenticatorFailed)
+        }
+    }
+}

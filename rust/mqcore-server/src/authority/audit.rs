@@ -1,0 +1,222 @@
+//! Where audit lines go: through a bounded queue to a thread of their own, which writes them.
+//!
+//! Whoever denies something never waits for a disk. If the thread does not keep up, lines are lost, and the next one that is
+//! written says how many.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+
+use mqcore_authority::audit::{Line, Subject, Verdict};
+
+/// Lines that may wait to be written.
+const LINES_MAX: usize = 8192;
+/// Octets of a file that are reached before it is put aside, as `FILE.1`, and a new one begun.
+pub const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
+
+/// Where audit lines go.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum AuditTarget {
+    /// To standard error, beside the log.
+    #[default]
+    Stderr,
+    /// To a file, at whose end they are added. It grows to [`FILE_BYTES_MAX`] and has one predecessor.
+    File(PathBuf),
+    /// Nowhere.
+    Off,
+}
+
+/// The sending side.
+#[derive(Debug)]
+pub(crate) struct Audit {
+    lines: Option<SyncSender<Line>>,
+    lost: Arc<AtomicU64>,
+    /// Lost since the start, for the metrics.
+    lost_ever: AtomicU64,
+}
+
+impl Audit {
+    /// Starts the thread. A file is only made when there is something to write, but that it can be is looked at now if
+    /// `named` by somebody.
+    pub(crate) fn start(target: &AuditTarget, named: bool) -> io::Result<Self> {
+        if let AuditTarget::File(path) = target
+            && named
+        {
+            open_to_append(path)?;
+        }
+        let lost = Arc::new(AtomicU64::new(0));
+        let output: Box<dyn Output> = match target {
+            AuditTarget::Off => return Ok(Self { lines: None, lost, lost_ever: AtomicU64::new(0) }),
+            AuditTarget::Stderr => Box::new(io::stderr()),
+            AuditTarget::File(path) => Box::new(AuditFile { path: path.clone(), open: None }),
+        };
+        let (lines, inbox) = sync_channel(LINES_MAX);
+        let counter = Arc::clone(&lost);
+        std::thread::Builder::new()
+            .name("mqcore-audit".into())
+            .spawn(move || write_lines(&inbox, output, &counter))?;
+        Ok(Self { lines: Some(lines), lost, lost_ever: AtomicU64::new(0) })
+    }
+
+    /// Has a line written, sooner or later. Never waits.
+    pub(crate) fn write(&self, line: Line) {
+        let Some(lines) = &self.lines else { return };
+        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = lines.try_send(line) {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+            self.lost_ever.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Lines that were not written since the start.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost_ever.load(Ordering::Relaxed)
+    }
+}
+
+trait Output: Send {
+    fn put(&mut self, octets: &[u8]) -> io::Result<()>;
+}
+
+impl Output for io::Stderr {
+    fn put(&mut self, octets: &[u8]) -> io::Result<()> {
+        self.write_all(octets)
+    }
+}
+
+/// Ends when nobody can send any more.
+fn write_lines(inbox: &Receiver<Line>, mut output: Box<dyn Output>, lost: &AtomicU64) {
+    let mut octets = Vec::new();
+    while let Ok(first) = inbox.recv() {
+        let mut taken = 0;
+        let mut next = Some(first);
+        while let Some(line) = next.take() {
+            let missing = lost.swap(0, Ordering::Relaxed);
+            if missing > 0 {
+                let mut gap = Line::new(line.time_ms, Subject::Lost, Verdict::Denied);
+                gap.count = Some(missing);
+                push(&gap, &mut octets);
+            }
+            push(&line, &mut octets);
+            taken += 1;
+            if octets.len() < 64 * 1024 {
+                next = inbox.try_recv().ok();
+            }
+        }
+        if let Err(error) = output.put(&octets) {
+            lost.fetch_add(taken, Ordering::Relaxed);
+            tracing::error!(%error, lines = taken, "audit lines could not be written");
+        }
+        octets.clear();
+    }
+}
+
+fn push(line: &Line, octets: &mut Vec<u8>) {
+    // Numbers and text cannot fail to become JSON.
+    if serde_json::to_writer(&mut *octets, line).is_ok() {
+        octets.push(b'\n');
+    }
+}
+
+/// Made when the first line is written: most brokers have none to write.
+struct AuditFile {
+    path: PathBuf,
+    open: Option<(File, u64)>,
+}
+
+impl AuditFile {
+    fn file(&mut self) -> io::Result<&mut (File, u64)> {
+        let open = match self.open.take() {
+            Some(open) => open,
+            None => open_to_append(&self.path)?,
+        };
+        Ok(self.open.insert(open))
+    }
+}
+
+impl Output for AuditFile {
+    fn put(&mut self, octets: &[u8]) -> io::Result<()> {
+        let (_, size) = self.file()?;
+        if *size > 0 && *size + octets.len() as u64 > FILE_BYTES_MAX {
+            let mut aside = self.path.clone().into_os_string();
+            aside.push(".1");
+            fs::rename(&self.path, aside)?;
+            self.open = None;
+        }
+        let (file, size) = self.file()?;
+        file.write_all(octets)?;
+        *size += octets.len() as u64;
+        Ok(())
+    }
+}
+
+/// The file and its size. Made readable by its owner alone.
+fn open_to_append(path: &Path) -> io::Result<(File, u64)> {
+    if let Some(directory) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        fs::create_dir_all(directory)?;
+    }
+    let mut options = File::options();
+    options.create(true).append(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        options.mode(0o600);
+    }
+    let file = options.open(path)?;
+    let size = file.metadata()?.len();
+    Ok((file, size))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(time_ms: u64) -> Line {
+        Line::new(time_ms, Subject::Action, Verdict::Denied)
+    }
+
+    #[test]
+    fn what_did_not_fit_is_counted_by_the_next_line() {
+        let (sender, inbox) = sync_channel(2);
+        let lost = Arc::new(AtomicU64::new(0));
+        let audit = Audit { lines: Some(sender), lost: Arc::clone(&lost), lost_ever: AtomicU64::new(0) };
+        for time in 0..5 {
+            audit.write(line(time));
+        }
+        assert_eq!(audit.lost(), 3);
+        drop(audit);
+        let written = Arc::new(std::sync::Mutex::new(Vec::new()));
+        struct Kept(Arc<std::sync::Mutex<Vec<u8>>>);
+        impl Output for Kept {
+            fn put(&mut self, octets: &[u8]) -> io::Result<()> {
+                self.0.lock().unwrap().extend_from_slice(octets);
+                Ok(())
+            }
+        }
+        write_lines(&inbox, Box::new(Kept(Arc::clone(&written))), &lost);
+        let text = String::from_utf8(written.lock().unwrap().clone()).unwrap();
+        let lines: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines.len(), 3);
+        assert_eq!((&lines[0]["event"], &lines[0]["count"]), (&"lost".into(), &3.into()));
+        assert_eq!(lines[2]["time_ms"], 1);
+    }
+
+    #[test]
+    fn a_file_that_is_full_is_put_aside_once() {
+        let path = std::env::temp_dir().join(format!("mqcore-audit-{}.jsonl", std::process::id()));
+        let _ = fs::remove_file(&path);
+        let mut file = AuditFile { path: path.clone(), open: None };
+        file.put(b"old\n").unwrap();
+        file.file().unwrap().1 = FILE_BYTES_MAX;
+        file.put(b"new\n").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new\n");
+        assert_eq!(file.file().unwrap().1, 4);
+        let aside = PathBuf::from(format!("{}.1", path.display()));
+        assert_eq!(fs::read(&aside).unwrap(), b"old\n");
+        fs::remove_file(path).unwrap();
+        fs::remove_file(aside).unwrap();
+    }
+}

@@ -1,0 +1,184 @@
+//! What each command demands, and how it is refused: the one place through which every protocol passes.
+//!
+//! The matches name every command there is, so that a new one cannot be added without saying what it demands.
+
+use mqcore_authority::action::Action;
+use mqcore_authority::resource::Resource;
+use mqcore_broker::command::{ClientPattern, Command, Destination, EventScope, EventSubscription, Request};
+use mqcore_broker::effect::{Event, PullOutcome};
+use mqcore_broker::id::{ChannelName, QueueAddress, TopicName};
+use mqcore_broker::options::QueueChanges;
+use mqcore_broker::rejection::Rejection;
+use mqcore_broker::topic::TopicPattern;
+
+/// Tells `visit` everything that `command` demands; all of it must be allowed.
+pub(crate) fn demands<'a>(command: &'a Command, visit: &mut impl FnMut(Action, Resource<'a>)) {
+    match command {
+        Command::Publish { queue: address, .. } => visit(Action::Push, queue(address)),
+        Command::Pull(pull) => visit(Action::Pull, queue(&pull.queue)),
+        Command::Direct { to, .. } => visit(Action::Direct, clients(to)),
+        // An answer reaches any client whose id somebody knows, so it is no less than a message.
+        Command::AcknowledgeDirect { to, .. } | Command::Respond { to, .. } => {
+            visit(Action::Direct, Resource::ClientId(to));
+        }
+        Command::PublishTopic { topic, .. } => visit(Action::Publish, Resource::Topic(topic.as_bytes())),
+        // A client of another broker, which that one allowed it. What may come from there, this broker's filter says.
+        Command::PassedOn(_) => {}
+        // Whoever was handed a delivery may settle it, and nobody else can.
+        Command::Acknowledge(_) | Command::AcknowledgeAll { .. } => {}
+        // Comes before there is anybody who could be allowed something.
+        Command::Introduce(_) => {}
+        Command::Request(_, request) => of_request(request, visit),
+    }
+}
+
+fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<'a>)) {
+    match request {
+        // Whoever joins a channel is handed what comes to any of its queues.
+        Request::Join { channel } => {
+            visit(Action::Join, Resource::Channel(channel.as_str()));
+            visit(Action::Receive, all_queues(channel));
+        }
+        // Where a protocol makes the queues that are consumed, this needs no permission of its own.
+        Request::SubscribeQueue(subscription) => {
+            visit(Action::Receive, queue(&subscription.queue));
+            if let Some(changes) = &subscription.create {
+                dead_letters(changes, visit);
+            }
+        }
+        Request::SubscribeTopic { pattern, .. } => visit(Action::Subscribe, topics(pattern)),
+        // To take less is always allowed.
+        Request::Leave { .. } | Request::UnsubscribeQueue { .. } | Request::UnsubscribeTopic { .. } => {}
+        // The queue receives the topic for whoever bound it.
+        Request::BindTopic { pattern, queue: address } => {
+            visit(Action::Subscribe, topics(pattern));
+            visit(Action::Push, queue(address));
+        }
+        // Its consumers say what a queue of theirs is bound to; what they add they must be allowed to hear.
+        Request::RebindQueue { queue: address, binding } => {
+            visit(Action::Receive, queue(address));
+            for name in binding.replace.iter().flatten().chain(&binding.add) {
+                visit(Action::Subscribe, named_topics(name));
+            }
+        }
+        // Reaches into what another connection has; as a rule one of the same client.
+        Request::ToSubscriptions { name, .. } => {
+            visit(Action::Direct, str::from_utf8(name).map_or(Resource::Server, Resource::ClientId));
+        }
+        Request::DropQueue { queue: address } => visit(Action::Administer, queue(address)),
+        Request::UnbindTopic { queue: address, .. } | Request::ListTopicBindings { queue: address } => {
+            visit(Action::Administer, queue(address));
+        }
+        Request::ListSubscribers { topic } => visit(Action::Administer, Resource::Topic(topic.as_bytes())),
+        Request::CreateChannel { channel, changes } => {
+            visit(Action::Create, Resource::Channel(channel.as_str()));
+            dead_letters(&changes.queue, visit);
+        }
+        Request::CreateQueue { queue: address, changes } => {
+            visit(Action::Create, queue(address));
+            dead_letters(changes, visit);
+        }
+        Request::UpdateQueue { queue: address, changes } => {
+            visit(Action::Administer, queue(address));
+            dead_letters(changes, visit);
+        }
+        Request::RemoveQueue { queue: address }
+        | Request::ClearQueue { queue: address, .. }
+        | Request::QueueInformation { queue: address } => visit(Action::Administer, queue(address)),
+        Request::RemoveChannel { channel } | Request::ListQueues { channel } => {
+            visit(Action::Administer, all_queues(channel));
+        }
+        Request::ChannelInformation { channel } | Request::ListConsumers { channel } => {
+            visit(Action::Administer, Resource::Channel(channel.as_str()));
+        }
+        Request::ListChannels { .. }
+        | Request::ListClients { .. }
+        | Request::ListNodes
+        | Request::ListTopics => {
+            visit(Action::Administer, Resource::Server);
+        }
+        Request::Subscribe(subscription) => of_subscription(subscription, visit),
+    }
+}
+
+fn of_subscription<'a>(subscription: &'a EventSubscription, visit: &mut impl FnMut(Action, Resource<'a>)) {
+    // To stop listening is always allowed.
+    if !subscription.on {
+        return;
+    }
+    let resource = match (subscription.kind.scope(), &subscription.channel, subscription.queue) {
+        (EventScope::Queue, Some(channel), Some(id)) => Resource::Queue(channel.as_str(), id),
+        (EventScope::Queue | EventScope::Channel, Some(channel), _) => Resource::Channel(channel.as_str()),
+        _ => Resource::Server,
+    };
+    visit(Action::Events, resource);
+}
+
+/// A queue that dead-letters into another one publishes there, for whoever said so.
+fn dead_letters<'a>(changes: &'a QueueChanges, visit: &mut impl FnMut(Action, Resource<'a>)) {
+    if let Some(Some(address)) = &changes.dead_letter {
+        visit(Action::Push, queue(address));
+    }
+}
+
+fn queue(address: &QueueAddress) -> Resource<'_> {
+    Resource::Queue(address.channel.as_str(), address.id)
+}
+
+fn all_queues(channel: &ChannelName) -> Resource<'_> {
+    Resource::AllQueues(channel.as_str())
+}
+
+fn topics(pattern: &TopicPattern) -> Resource<'_> {
+    match pattern {
+        TopicPattern::Exact(topic) => Resource::Topic(topic.as_bytes()),
+        TopicPattern::Prefix(prefix) => Resource::TopicsFrom(prefix.as_bytes()),
+        TopicPattern::Mask(mask) => named_topics(mask),
+    }
+}
+
+/// A topic, or a mask: names that fit one begin with what stands before its first star.
+fn named_topics(name: &TopicName) -> Resource<'_> {
+    let name = name.as_bytes();
+    match name.iter().position(|octet| *octet == b'*') {
+        Some(star) => Resource::TopicsFrom(&name[..star]),
+        None => Resource::Topic(name),
+    }
+}
+
+fn clients(pattern: &ClientPattern) -> Resource<'_> {
+    match pattern {
+        ClientPattern::Id(id) => Resource::ClientId(id),
+        ClientPattern::Name(name) => Resource::ClientName(name),
+        ClientPattern::Kind(kind) => Resource::ClientType(kind),
+    }
+}
+
+/// What the broker would say if it refused `command`, in a broker of `shards` shards: the session cannot tell who did.
+/// Some commands are never answered, and their refusals neither.
+pub(crate) fn refuse(command: Command, rejection: Rejection, shards: usize, tell: &mut impl FnMut(Event)) {
+    match command {
+        Command::Publish { queue, message } => tell(Event::PublishRefused { queue, message, rejection }),
+        Command::Pull(pull) => {
+            tell(Event::PullEnded { request: pull.request, outcome: PullOutcome::Unauthorized });
+        }
+        Command::Direct { to, message } => tell(Event::DirectRefused { to, message, rejection }),
+        Command::Introduce(_) => tell(Event::Refused(rejection)),
+        Command::PublishTopic { answer: Some(id), .. } => tell(Event::Answered(id, Err(rejection))),
+        Command::Request(id, request) => {
+            let parts = match request.destination(shards) {
+                Destination::Every => shards,
+                Destination::Shard(_) | Destination::Home => 1,
+            };
+            for _ in 0..parts {
+                tell(Event::Answered(id, Err(rejection.clone())));
+            }
+        }
+        Command::PublishTopic { answer: None, .. }
+        | Command::Acknowledge(_)
+        | Command::AcknowledgeAll { .. }
+        | Command::AcknowledgeDirect { .. }
+        | Command::PassedOn(_)
+        | Command::Respond { .. } => {}
+    }
+}

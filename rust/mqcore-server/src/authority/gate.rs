@@ -1,0 +1,492 @@
+//! Where a connection's commands pass before they go to shards.
+//!
+//! Most gates are open: one look at one flag for a whole batch. Behind a closed one, commands wait in their order while it
+//! is found out who the peer is, or while an authorizer thinks about one of them; nobody else waits for that.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use hashbrown::HashMap;
+use mqcore_authority::action::Action;
+use mqcore_authority::audit::{Detail, Line, Speaker};
+use mqcore_authority::login::{Holder, Identity, Refusal};
+use mqcore_broker::client::{Client, Introduction, Peer};
+use mqcore_broker::command::Command;
+use mqcore_broker::effect::Event;
+use mqcore_broker::id::{ConnectionId, QueueAddress};
+use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_broker::time::Timestamp;
+use tokio::sync::oneshot;
+
+use super::admission::{self, Applied, Arrival};
+use super::demand;
+use super::port::{About, AuthorityAnswer, AuthorityPort, AuthorityQuestion};
+use super::{Authority, Origin};
+use crate::hub::Hub;
+
+/// Verdicts of an authorizer that are remembered for one connection at most.
+const VERDICTS_MAX: usize = 1024;
+
+/// The gate of one connection.
+pub(crate) struct Gate {
+    state: State,
+    /// Batches that wait, each with the octets that it was made of.
+    held: VecDeque<(VecDeque<Command>, usize)>,
+    origin: Origin,
+    peer: Arc<Peer>,
+}
+
+enum State {
+    /// Everything is allowed.
+    Open,
+    /// Nobody knows who it is.
+    Stranger,
+    /// It is being found out.
+    Arriving(Pin<Box<dyn Future<Output = Applied> + Send>>),
+    /// It is somebody, who may do some things.
+    Known(Box<Known>),
+    /// It was turned away, or its rights have ended: nothing passes any more.
+    Shut,
+}
+
+struct Known {
+    identity: Arc<Identity>,
+    authorizer: Option<Arc<dyn AuthorityPort>>,
+    /// By action, the queue on which it was last found to be allowed by the rules.
+    last: [Option<QueueAddress>; Action::COUNT],
+    /// What the authorizer said.
+    verdicts: HashMap<(Action, Box<str>), Said, foldhash::fast::RandomState>,
+    /// Grows when commands that had to wait have passed.
+    round: u64,
+    asking: Option<Pin<Box<dyn Future<Output = Answers> + Send>>>,
+}
+
+/// A verdict of the authorizer.
+#[derive(Debug, Clone, Copy)]
+struct Said {
+    allowed: bool,
+    /// How long it may be used again.
+    until: Timestamp,
+    /// The round for whose commands it was asked, which it serves however long they took.
+    round: u64,
+}
+
+/// What came of the questions about one batch.
+pub(super) type Answers = Vec<((Action, Box<str>), bool)>;
+
+/// What has to be done after commands have passed, or not.
+pub(crate) enum Step {
+    /// These go to the shards.
+    Pass(Vec<Command>, usize),
+    /// The peer is told this.
+    Tell(Event),
+    /// From now on this stands for the peer.
+    Become(Arc<Client>),
+}
+
+/// How a command fares.
+enum Fate {
+    Allowed,
+    Denied(Action, String),
+    Undecided,
+}
+
+impl Gate {
+    /// The gate of a connection that was opened just now. `local` connections are inside this process, and trusted.
+    pub(crate) fn new(authority: &Authority, origin: Origin, peer: Arc<Peer>, local: bool) -> Self {
+        let free = local || (authority.is_open() && authority.authorizer().is_none());
+        let state = if free { State::Open } else { State::Stranger };
+        if local {
+            let identity = Arc::new(Identity::trusted(Holder::Local));
+            if let Some(connection) = origin.connection {
+                authority.enter(ConnectionId(connection), &identity, 0);
+            }
+        }
+        Self { state, held: VecDeque::new(), origin, peer }
+    }
+
+    /// Whether commands need not be shown to it at all.
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self.state, State::Open)
+    }
+
+    /// Whether commands wait here, so that no more should be read.
+    #[inline]
+    pub(crate) fn is_holding(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// Nothing more passes: the peer is gone before anybody knew it, or its rights are.
+    pub(crate) fn shut(&mut self) {
+        self.state = State::Shut;
+        self.held.clear();
+    }
+
+    /// The peer is gone. What somebody who is known has asked for still counts.
+    pub(crate) fn peer_gone(&mut self) {
+        if matches!(self.state, State::Stranger | State::Arriving(_)) {
+            self.shut();
+        }
+    }
+
+    /// Takes commands; what can be done at once is added to `steps`.
+    pub(crate) fn take(
+        &mut self,
+        commands: Vec<Command>,
+        octets: usize,
+        client: &Arc<Client>,
+        hub: &Arc<Hub>,
+        steps: &mut Vec<Step>,
+    ) {
+        if commands.is_empty() {
+            return;
+        }
+        self.held.push_back((commands.into(), octets));
+        self.advance(client, hub, steps);
+    }
+
+    /// Looks whether what was waited for has come. True if it has.
+    pub(crate) fn poll(
+        &mut self,
+        context: &mut Context<'_>,
+        client: &Arc<Client>,
+        hub: &Arc<Hub>,
+        steps: &mut Vec<Step>,
+    ) -> bool {
+        match &mut self.state {
+            State::Arriving(arriving) => {
+                let Poll::Ready(applied) = arriving.as_mut().poll(context) else { return false };
+                self.arrived(applied, client, hub, steps);
+            }
+            State::Known(known) => {
+                let Some(asking) = &mut known.asking else { return false };
+                let Poll::Ready(answers) = asking.as_mut().poll(context) else { return false };
+                known.asking = None;
+                known.remember(answers, hub.clock.now());
+            }
+            State::Open | State::Stranger | State::Shut => return false,
+        }
+        hub.moved();
+        let client = became(steps).unwrap_or_else(|| Arc::clone(client));
+        self.advance(&client, hub, steps);
+        true
+    }
+
+    fn arrived(&mut self, applied: Applied, client: &Client, hub: &Hub, steps: &mut Vec<Step>) {
+        let Applied { introduction, result } = applied;
+        let connection = client.connection;
+        let upheld = |identity: &Arc<Identity>| hub.authority.enter(connection, identity, hub.clock.now().0);
+        match result {
+            Ok(identity) if upheld(&identity) => {
+                steps.push(Step::Become(Arc::new(Client {
+                    admin: is_admin(&identity, client),
+                    ..client.clone()
+                })));
+                self.held.push_front((VecDeque::from([Command::Introduce(Box::new(introduction))]), 0));
+                self.state = known(identity, &hub.authority);
+            }
+            Ok(_) => self.turn_away(Refusal::UnknownToken, steps),
+            Err(refusal) => self.turn_away(refusal, steps),
+        }
+    }
+
+    fn turn_away(&mut self, refusal: Refusal, steps: &mut Vec<Step>) {
+        let kind = if refusal.is_temporary() { RejectionKind::Busy } else { RejectionKind::Unauthorized };
+        steps.push(Step::Tell(Event::Refused(Rejection::new(kind, refusal.for_peer()))));
+        self.shut();
+    }
+
+    /// Passes on, or refuses, what can be decided now, in order.
+    fn advance(&mut self, client: &Arc<Client>, hub: &Arc<Hub>, steps: &mut Vec<Step>) {
+        while let Some((mut commands, octets)) = self.held.pop_front() {
+            match &mut self.state {
+                State::Open => steps.push(Step::Pass(commands.into(), octets)),
+                State::Shut => {}
+                State::Arriving(_) => return self.held.push_front((commands, octets)),
+                State::Stranger => {
+                    let first = commands.pop_front();
+                    if !commands.is_empty() {
+                        self.held.push_front((commands, octets));
+                    }
+                    match first {
+                        // Its session has seen a node's token, which is all that a node shows.
+                        Some(Command::Introduce(introduction)) if introduction.node.is_some() => {
+                            commands_of_node(&mut self.held, introduction, octets);
+                            self.state = State::Open;
+                        }
+                        Some(Command::Introduce(introduction)) => {
+                            let peer = Arc::clone(&self.peer);
+                            let arrival = Arrival { origin: self.origin, peer, introduction: *introduction };
+                            self.state =
+                                State::Arriving(Box::pin(admission::apply(Arc::clone(hub), arrival)));
+                            if self.held.is_empty() {
+                                // Keeps reading from going on while it is found out who this is.
+                                self.held.push_front((VecDeque::new(), 0));
+                            }
+                            return;
+                        }
+                        // No session speaks before it has introduced its peer.
+                        Some(command) => refuse_stranger(command, hub, steps),
+                        None => {}
+                    }
+                }
+                State::Known(known) => {
+                    let rest = known.judge(commands, octets, &self.origin, client, hub, steps);
+                    if let Some(rest) = rest {
+                        return self.held.push_front((rest, octets));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A node comes in front of everything that it has sent behind its Hello.
+fn commands_of_node(
+    held: &mut VecDeque<(VecDeque<Command>, usize)>,
+    introduction: Box<Introduction>,
+    octets: usize,
+) {
+    held.push_front((VecDeque::from([Command::Introduce(introduction)]), octets));
+}
+
+fn became(steps: &[Step]) -> Option<Arc<Client>> {
+    steps.iter().rev().find_map(|step| match step {
+        Step::Become(client) => Some(Arc::clone(client)),
+        Step::Pass(..) | Step::Tell(_) => None,
+    })
+}
+
+fn known(identity: Arc<Identity>, authority: &Authority) -> State {
+    let authorizer = authority.authorizer().cloned();
+    if identity.grants.is_everything() && authorizer.is_none() && authority.detail == Detail::Denied {
+        return State::Open;
+    }
+    State::Known(Box::new(Known {
+        identity,
+        authorizer,
+        last: [const { None }; Action::COUNT],
+        verdicts: HashMap::default(),
+        round: 0,
+        asking: None,
+    }))
+}
+
+/// Where nobody has to log in, administrators are those of this machine; else those who may administer anything.
+fn is_admin(identity: &Identity, client: &Client) -> bool {
+    match identity.holder {
+        Holder::Open => client.admin,
+        _ => identity.grants.allow_some(Action::Administer),
+    }
+}
+
+fn refuse_stranger(command: Command, hub: &Hub, steps: &mut Vec<Step>) {
+    let rejection = Rejection::new(RejectionKind::Unauthorized, Refusal::NoCredentials.for_peer());
+    hub.authority.counters.actions_denied.add(1);
+    demand::refuse(command, rejection, hub.shards.len(), &mut |event| steps.push(Step::Tell(event)));
+}
+
+impl Said {
+    fn holds(&self, now: Timestamp, round: u64) -> bool {
+        now < self.until || self.round == round
+    }
+}
+
+impl Known {
+    /// Judges commands in order. Gives back those from the first on that an authorizer has to be asked about; it is asked
+    /// about all of them at once.
+    fn judge(
+        &mut self,
+        commands: VecDeque<Command>,
+        octets: usize,
+        origin: &Origin,
+        client: &Arc<Client>,
+        hub: &Arc<Hub>,
+        steps: &mut Vec<Step>,
+    ) -> Option<VecDeque<Command>> {
+        let now = hub.clock.now();
+        let octets_each = octets.checked_div(commands.len()).unwrap_or(0);
+        let mut passed = Vec::with_capacity(commands.len());
+        let mut commands = commands.into_iter();
+        let mut held = None;
+        while let Some(command) = commands.next() {
+            match self.fate(&command, now) {
+                Fate::Allowed => {
+                    self.write_allowed(&command, origin, client, hub, now);
+                    passed.push(command);
+                }
+                Fate::Denied(action, resource) => {
+                    self.write_denied((action, &resource), origin, client, hub, now);
+                    let reason = format!("you are not allowed to {action} on {resource}");
+                    let rejection = Rejection::new(RejectionKind::Unauthorized, reason);
+                    // What came before it goes to its shard before the peer hears of this one.
+                    pass(&mut passed, octets_each, steps);
+                    demand::refuse(command, rejection, hub.shards.len(), &mut |event| {
+                        steps.push(Step::Tell(event));
+                    });
+                }
+                Fate::Undecided => {
+                    held = Some(std::iter::once(command).chain(commands).collect::<VecDeque<_>>());
+                    break;
+                }
+            }
+        }
+        pass(&mut passed, octets_each, steps);
+        let Some(held) = held else {
+            self.round += 1;
+            return None;
+        };
+        self.ask(&held, client, now);
+        Some(held)
+    }
+
+    fn fate(&mut self, command: &Command, now: Timestamp) -> Fate {
+        if let (Command::Publish { queue, .. }, None) = (command, &self.authorizer)
+            && self.last[Action::Push as usize].as_ref().is_some_and(|last| same(last, queue))
+        {
+            return Fate::Allowed;
+        }
+        let mut fate = Fate::Allowed;
+        let (grants, authorizer, verdicts) = (&self.identity.grants, &self.authorizer, &self.verdicts);
+        let round = self.round;
+        demand::demands(command, &mut |action, resource| {
+            if matches!(fate, Fate::Denied(..)) {
+                return;
+            }
+            if !grants.allow(action, &resource) {
+                fate = Fate::Denied(action, resource.to_string());
+            } else if authorizer.is_some() {
+                let name = resource.to_string();
+                let said = verdicts.get(&(action, name.as_str().into()));
+                match said.filter(|said| said.holds(now, round)) {
+                    Some(said) if said.allowed => {}
+                    Some(_) => fate = Fate::Denied(action, name),
+                    None => fate = Fate::Undecided,
+                }
+            }
+        });
+        if let (Fate::Allowed, Command::Publish { queue, .. }) = (&fate, command) {
+            self.last[Action::Push as usize] = Some(queue.clone());
+        }
+        fate
+    }
+
+    /// Asks about everything in `commands` of which nothing is known, each thing once.
+    fn ask(&mut self, commands: &VecDeque<Command>, client: &Arc<Client>, now: Timestamp) {
+        let Some(authorizer) = &self.authorizer else { return };
+        let mut wanted: Vec<(Action, Box<str>)> = Vec::new();
+        for command in commands {
+            demand::demands(command, &mut |action, resource| {
+                let key = (action, Box::from(resource.to_string()));
+                let fresh = self.verdicts.get(&key).is_some_and(|said| said.holds(now, self.round));
+                if !fresh && wanted.len() < VERDICTS_MAX / 2 && !wanted.contains(&key) {
+                    wanted.push(key);
+                }
+            });
+        }
+        self.asking = Some(Box::pin(ask(
+            Arc::clone(authorizer),
+            Arc::clone(client),
+            Arc::clone(&self.identity),
+            wanted,
+        )));
+    }
+
+    fn remember(&mut self, answers: Answers, now: Timestamp) {
+        if self.verdicts.len() + answers.len() > VERDICTS_MAX {
+            self.verdicts.retain(|_, said| now < said.until);
+        }
+        if self.verdicts.len() + answers.len() > VERDICTS_MAX {
+            self.verdicts.clear();
+        }
+        let cache = self.authorizer.as_ref().map(|port| port.cache()).unwrap_or_default();
+        let (until, round) = (now.after(cache), self.round);
+        for (key, allowed) in answers {
+            self.verdicts.insert(key, Said { allowed, until, round });
+        }
+    }
+
+    fn write_denied(
+        &self,
+        wanted: (Action, &str),
+        origin: &Origin,
+        client: &Client,
+        hub: &Hub,
+        now: Timestamp,
+    ) {
+        hub.authority.counters.actions_denied.add(1);
+        let (action, resource) = wanted;
+        let by_rules = self.verdicts.get(&(action, resource.into())).is_none_or(|said| said.allowed);
+        let why = if by_rules { "no rule allows it" } else { "the authorizer says no" };
+        self.write(wanted, origin, client, hub, now, Some(why));
+    }
+
+    fn write_allowed(&self, command: &Command, origin: &Origin, client: &Client, hub: &Hub, now: Timestamp) {
+        if hub.authority.detail == Detail::All {
+            demand::demands(command, &mut |action, resource| {
+                self.write((action, &resource.to_string()), origin, client, hub, now, None);
+            });
+        }
+    }
+
+    fn write(
+        &self,
+        (action, resource): (Action, &str),
+        origin: &Origin,
+        client: &Client,
+        hub: &Hub,
+        now: Timestamp,
+        denied: Option<&str>,
+    ) {
+        let speaker = Speaker {
+            client: Some(&client.id),
+            connection: origin.connection,
+            address: origin.address,
+            protocol: origin.protocol,
+        };
+        let line = Line::action(now.0, &speaker, &self.identity, action, resource, denied);
+        hub.authority.audit.write(line);
+    }
+}
+
+fn same(last: &QueueAddress, queue: &QueueAddress) -> bool {
+    last.id == queue.id && (last.channel.is_same(&queue.channel) || last.channel == queue.channel)
+}
+
+fn pass(passed: &mut Vec<Command>, octets_each: usize, steps: &mut Vec<Step>) {
+    if !passed.is_empty() {
+        let octets = octets_each * passed.len();
+        steps.push(Step::Pass(mem::take(passed), octets));
+    }
+}
+
+/// Asks, and takes silence for no.
+pub(super) async fn ask(
+    authorizer: Arc<dyn AuthorityPort>,
+    client: Arc<Client>,
+    identity: Arc<Identity>,
+    wanted: Vec<(Action, Box<str>)>,
+) -> Answers {
+    let mut questions = Vec::with_capacity(wanted.len());
+    let mut answers = Vec::with_capacity(wanted.len());
+    for (action, resource) in &wanted {
+        let (reply, answer) = oneshot::channel();
+        let (client, identity) = (Arc::clone(&client), Arc::clone(&identity));
+        let about = About::Action { client, identity, action: *action, resource: resource.clone() };
+        questions.push(AuthorityQuestion { about, reply });
+        answers.push(answer);
+    }
+    authorizer.ask(questions);
+    let deadline = tokio::time::Instant::now() + authorizer.timeout();
+    let mut verdicts = Vec::with_capacity(wanted.len());
+    for (key, answer) in wanted.into_iter().zip(answers) {
+        let answer = tokio::time::timeout_at(deadline, answer).await;
+        verdicts.push((key, matches!(answer, Ok(Ok(AuthorityAnswer::Allowed)))));
+    }
+    verdicts
+}

@@ -1,0 +1,269 @@
+//! The file in which users and tokens are kept: JSON, replaced as a whole, readable by its owner alone.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use mqcore_authority::record::{RecordError, Records};
+use serde::{Deserialize, Serialize};
+
+/// What the file is called in a data directory.
+pub const FILE_NAME: &str = "authority.json";
+/// The version of the file's form.
+const VERSION: u32 = 1;
+/// Octets of the file at most.
+const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
+
+/// Why users and tokens cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The file system says no.
+    #[error("{path}: {source}")]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The file is not what this version writes.
+    #[error("{path} holds no users and tokens of this version: {why}")]
+    Format {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong. Quotes nothing of the file, which has secrets.
+        why: String,
+    },
+    /// What should be kept cannot be.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// The system has no random numbers.
+    #[error("no random numbers from the system: {0}")]
+    Random(io::Error),
+}
+
+/// The file's form.
+#[derive(Serialize, Deserialize)]
+struct Contents {
+    version: u32,
+    #[serde(flatten)]
+    records: Records,
+}
+
+/// A file of users and tokens, which need not exist yet.
+#[derive(Debug, Clone)]
+pub struct Store {
+    path: PathBuf,
+}
+
+/// What tells one state of the file from another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Stamp(Option<(SystemTime, u64)>);
+
+impl Store {
+    /// The file at `path`.
+    #[must_use]
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
+    /// The file of a data directory.
+    #[must_use]
+    pub fn of_data_dir(directory: &Path) -> Self {
+        Self::at(directory.join(FILE_NAME))
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What it has; nothing if it does not exist.
+    ///
+    /// # Errors
+    /// [`StoreError`] if it exists and cannot be read or understood.
+    pub fn read(&self) -> Result<Records, StoreError> {
+        let format = |why: String| StoreError::Format { path: self.path.clone(), why };
+        let octets = match fs::metadata(&self.path) {
+            Ok(found) if found.len() > FILE_BYTES_MAX => return Err(format("it is too large".into())),
+            Ok(_) => fs::read(&self.path).map_err(|source| self.io(source))?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Records::default()),
+            Err(source) => return Err(self.io(source)),
+        };
+        let contents: Contents = serde_json::from_slice(&octets)
+            .map_err(|error| format(format!("line {}, column {}", error.line(), error.column())))?;
+        if contents.version != VERSION {
+            return Err(format(format!("its version is {}, not {VERSION}", contents.version)));
+        }
+        contents.records.check()?;
+        Ok(contents.records)
+    }
+
+    /// Reads, lets `change` do its work, and writes. Two that do so at the same time wait for each other, and one who reads
+    /// meanwhile sees the old state or the new.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the file is then as it was.
+    pub fn change<T>(
+        &self,
+        change: impl FnOnce(&mut Records) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let directory = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        if let Some(directory) = directory {
+            fs::create_dir_all(directory).map_err(|source| self.io(source))?;
+        }
+        let lock = private_file(&self.beside("lock")).map_err(|source| self.io(source))?;
+        lock.lock().map_err(|source| self.io(source))?;
+        let mut records = self.read()?;
+        let outcome = change(&mut records)?;
+        records.check()?;
+        self.replace(&records).map_err(|source| self.io(source))?;
+        Ok(outcome)
+    }
+
+    fn replace(&self, records: &Records) -> io::Result<()> {
+        let contents = Contents { version: VERSION, records: records.clone() };
+        let mut octets = serde_json::to_vec_pretty(&contents)?;
+        octets.push(b'\n');
+        let new = self.beside("new");
+        // One that was left behind by somebody who died.
+        match fs::remove_file(&new) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = private_file(&new)?;
+        file.write_all(&octets)?;
+        file.sync_all()?;
+        fs::rename(&new, &self.path)?;
+        #[cfg(unix)]
+        if let Some(directory) = self.path.parent() {
+            let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+            File::open(directory)?.sync_all()?;
+        }
+        Ok(())
+    }
+
+    fn beside(&self, extension: &str) -> PathBuf {
+        let mut path = self.path.clone().into_os_string();
+        path.push(".");
+        path.push(extension);
+        path.into()
+    }
+
+    fn io(&self, source: io::Error) -> StoreError {
+        StoreError::Io { path: self.path.clone(), source }
+    }
+
+    /// Changes whenever the file does.
+    pub(crate) fn stamp(&self) -> Stamp {
+        let found = fs::metadata(&self.path).ok();
+        Stamp(found.and_then(|found| Some((found.modified().ok()?, identity(&found)))))
+    }
+
+    /// Whether others than its owner may read it.
+    pub(crate) fn is_exposed(&self) -> bool {
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            fs::metadata(&self.path).is_ok_and(|found| found.permissions().mode() & 0o077 != 0)
+        }
+        #[cfg(not(unix))]
+        false
+    }
+}
+
+/// Two writes within the clock's step differ in their file, because each makes a new one.
+fn identity(found: &fs::Metadata) -> u64 {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        found.ino() ^ found.len().rotate_left(32)
+    }
+    #[cfg(not(unix))]
+    found.len()
+}
+
+fn private_file(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.create(true).truncate(false).write(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        options.mode(0o600);
+    }
+    options.open(path)
+}
+
+/// Fresh random octets of the system.
+///
+/// # Errors
+/// [`StoreError::Random`] if it has none.
+pub fn random<const N: usize>() -> Result<[u8; N], StoreError> {
+    let mut octets = [0; N];
+    getrandom::fill(&mut octets).map_err(|error| StoreError::Random(io::Error::other(error.to_string())))?;
+    Ok(octets)
+}
+
+#[cfg(test)]
+mod tests {
+    use mqcore_authority::record::{Restrictions, User};
+
+    use super::*;
+
+    fn place(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("mqcore-store-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        path
+    }
+
+    fn user(name: &str) -> User {
+        User {
+            name: name.into(),
+            password: None,
+            certificate: None,
+            allow: vec!["push:orders/*".parse().unwrap()],
+            restrict: Restrictions::default(),
+        }
+    }
+
+    #[test]
+    fn what_is_kept_comes_back_and_only_its_owner_may_read_it() {
+        let directory = place("kept");
+        let store = Store::of_data_dir(&directory);
+        assert_eq!(store.read().unwrap(), Records::default());
+        store.change(|records| Ok(records.add_user(user("ann"))?)).unwrap();
+        let before = store.stamp();
+        store.change(|records| Ok(records.add_user(user("bob"))?)).unwrap();
+        assert_ne!(store.stamp(), before);
+        assert_eq!(store.read().unwrap().users, [user("ann"), user("bob")]);
+        assert!(!store.is_exposed());
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_change_that_is_refused_changes_nothing() {
+        let directory = place("refused");
+        let store = Store::of_data_dir(&directory);
+        store.change(|records| Ok(records.add_user(user("ann"))?)).unwrap();
+        let before = (fs::read(store.path()).unwrap(), store.stamp());
+        assert!(store.change(|records| Ok(records.add_user(user("ann"))?)).is_err());
+        assert_eq!((fs::read(store.path()).unwrap(), store.stamp()), before);
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_file_of_something_else_is_refused_without_being_quoted() {
+        let directory = place("other");
+        fs::create_dir_all(&directory).unwrap();
+        let store = Store::of_data_dir(&directory);
+        for text in [r#"{"version":1,"users":[{"name":"hunter2"}]}"#, r#"{"version":2}"#, "hunter2", "[]"] {
+            fs::write(store.path(), text).unwrap();
+            let error = store.read().unwrap_err();
+            assert!(matches!(error, StoreError::Format { .. }), "{text}");
+            assert!(!error.to_string().contains("hunter2"));
+        }
+        fs::remove_dir_all(directory).unwrap();
+    }
+}
