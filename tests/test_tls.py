@@ -378,7 +378,7 @@ async def test_a_client_that_is_cut_off_comes_back_with_the_same_settings(
         async with mqcore.connect(f"tmqps://localhost:{proxy.port}", tls=tls, backoff_first=0.01) as client:
             await client.create_queue("mail/1", mqcore.QueueOptions(status=mqcore.QueueStatus.PULL))
             await proxy.cut()
-            receipt = await client.publish("mail/1", b"again", message_id="again", retry=True)
+            receipt = await client.publish("mail/1", b"again", id="again", retry=True)
             assert receipt.by == "server"
             assert proxy.accepted >= 2
 

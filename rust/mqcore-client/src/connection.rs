@@ -232,6 +232,10 @@ async fn converse(shared: &Arc<Shared>, link: Link) -> End {
             read = reader.read_buf(&mut input), if reading => {
                 match read {
                     Ok(0) => return End::Lost("the broker closed the connection".into()),
+                    // As TLS calls an end without a goodbye.
+                    Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                        return End::Lost("the broker closed the connection without a word".into());
+                    }
                     Err(error) => return End::Lost(error.to_string().into()),
                     Ok(_) => {}
                 }

@@ -5,8 +5,8 @@
 //! Python does.
 
 use std::fmt::{Debug, Write as _};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -42,55 +42,78 @@ struct Logs {
 }
 
 static LOST: AtomicU64 = AtomicU64::new(0);
-static WRITER: OnceLock<Mutex<Option<Writer>>> = OnceLock::new();
+
+/// Whether there is a thread, or none is wanted any more.
+static SETTLED: AtomicBool = AtomicBool::new(false);
+
+static WRITER: Mutex<Option<Writer>> = Mutex::new(None);
+
+enum Writer {
+    /// Nothing was said yet, so there is no thread.
+    Idle(Receiver<Line>),
+    Busy(Thread),
+}
 
 /// The thread that hands lines on.
-struct Writer {
+struct Thread {
     end: Sender<()>,
     done: Receiver<()>,
-    thread: JoinHandle<()>,
+    handle: JoinHandle<()>,
     /// The process that it is a thread of: after a fork the child has this, but not the thread.
     process: u32,
 }
 
-/// Begins to hand lines to Python, and sees to it that this ends before Python does.
+/// From now on lines go to Python, until Python ends.
 pub(crate) fn begin(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let (sender, lines) = crossbeam_channel::bounded(WAITING_MAX);
     // Somebody else in this process may listen already; then lines are theirs.
     if tracing::subscriber::set_global_default(Logs { lines: sender }).is_err() {
         return Ok(());
     }
-    let (end, ended) = crossbeam_channel::bounded(1);
-    let (all_done, done) = crossbeam_channel::bounded(1);
-    let write = move || {
-        hand_on(&lines, &ended);
-        drop(all_done);
-    };
-    let thread = std::thread::Builder::new().name("mqcore-logs".into()).spawn(write)?;
-    let writer = Mutex::new(Some(Writer { end, done, thread, process: std::process::id() }));
-    let _ = WRITER.set(writer);
+    *writer() = Some(Writer::Idle(lines));
     // Functions registered first are called last: brokers and clients are gone by then, and have said all they had to.
     let register = module.py().import("atexit")?.getattr("register")?;
     register.call1((wrap_pyfunction!(end_logging, module)?,))?;
     Ok(())
 }
 
+fn writer() -> MutexGuard<'static, Option<Writer>> {
+    WRITER.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts the thread with the first line: importing the module starts none.
+fn start() {
+    let mut writer = writer();
+    if let Some(Writer::Idle(lines)) = &*writer {
+        let lines = lines.clone();
+        let (end, ended) = crossbeam_channel::bounded(1);
+        let (all_done, done) = crossbeam_channel::bounded(1);
+        let write = move || {
+            hand_on(&lines, &ended);
+            drop(all_done);
+        };
+        // Without a thread lines wait, and the next one tries again.
+        let Ok(handle) = std::thread::Builder::new().name("mqcore-logs".into()).spawn(write) else { return };
+        *writer = Some(Writer::Busy(Thread { end, done, handle, process: std::process::id() }));
+    }
+    SETTLED.store(true, Ordering::Release);
+}
+
 /// Hands on what is left, and ends.
 #[pyfunction]
 fn end_logging(py: Python<'_>) {
-    let Some(writer) = WRITER.get() else { return };
-    let Some(writer) = writer.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
-    if writer.process != std::process::id() {
-        std::mem::forget(writer);
+    let Some(Writer::Busy(thread)) = writer().take() else { return };
+    if thread.process != std::process::id() {
+        std::mem::forget(thread);
         return;
     }
     py.detach(|| {
         // There is room for one word, and nobody else says it.
-        let _ = writer.end.send(());
+        let _ = thread.end.send(());
         // A logging handler that hangs keeps its thread, not the end of the program.
-        let hangs = writer.done.recv_timeout(END_PATIENCE).is_err_and(|error| error.is_timeout());
+        let hangs = thread.done.recv_timeout(END_PATIENCE).is_err_and(|error| error.is_timeout());
         if !hangs {
-            let _ = writer.thread.join();
+            let _ = thread.handle.join();
         }
     });
 }
@@ -160,6 +183,9 @@ impl Subscriber for Logs {
         let (level, target) = (*event.metadata().level(), event.metadata().target());
         if self.lines.try_send(Line { level, target, text: text.finish() }).is_err() {
             LOST.fetch_add(1, Ordering::Relaxed);
+        }
+        if !SETTLED.load(Ordering::Acquire) {
+            start();
         }
     }
 
