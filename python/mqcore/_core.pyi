@@ -9,6 +9,7 @@ from mqcore.handlers import PutBack, SendAck
 
 __all__ = [
     "Acknowledgement",
+    "BackupArchive",
     "Broker",
     "Burst",
     "Client",
@@ -27,6 +28,8 @@ __all__ = [
     "QueueView",
     "Received",
     "States",
+    "ZstdReader",
+    "ZstdWriter",
     "__version__",
     "connect",
     "end_delivering",
@@ -229,6 +232,7 @@ class Broker:
     ) -> None: ...
     def certificates(self) -> list[dict[str, Any]]: ...
     def reload_tls(self) -> None: ...
+    def backup(self) -> BackupArchive: ...
     def survey(self) -> dict[str, Any]: ...
     def waiting(self, queue: str, limit: int) -> list[tuple[Message, int, int, bool]] | None: ...
     def advance(self, seconds: float) -> None: ...
@@ -305,6 +309,35 @@ def policy_decision(policy: str, step: str, *, positive: bool = True) -> Decisio
 def policies() -> list[str]: ...
 
 # journal
+
+@final
+class BackupArchive:
+    """A tar archive that is made while it is read."""
+
+    @staticmethod
+    def of_stopped(path: str) -> BackupArchive: ...
+    @property
+    def file_bytes(self) -> int:
+        """Octets of files in it."""
+    def read(self, size: int) -> bytes: ...
+    def close(self) -> None:
+        """Let the broker remove files again."""
+
+@final
+class ZstdWriter:
+    """Writes a compressed file."""
+
+    def __new__(cls, path: str) -> ZstdWriter: ...
+    def write(self, octets: bytes) -> None: ...
+    def finish(self) -> None:
+        """End the file and make it durable."""
+
+@final
+class ZstdReader:
+    """Reads a compressed file."""
+
+    def __new__(cls, path: str) -> ZstdReader: ...
+    def read(self, size: int) -> bytes: ...
 
 def journal_compact(
     path: str, drop_quarantined: bool, progress: Callable[[int, int, int], object]

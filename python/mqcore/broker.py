@@ -20,11 +20,13 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import os
 import threading
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
 from mqcore import _core, errors, handlers
@@ -35,6 +37,7 @@ from mqcore.tls import Listener, ListenerTLS
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from mqcore.backup import BackedUp, Copied
     from mqcore.client import Client, _Options
 
 
@@ -325,6 +328,18 @@ class Broker:
     def stats(self) -> BrokerStats:
         """Return what is there and what was counted."""
         return _stats(self._core.survey())
+
+    def backup(self, to: str | os.PathLike[str], *, progress: Copied | None = None) -> BackedUp:
+        """Copy everything that is saved into a new directory, ``.tar`` or ``.tar.zst``, and go on meanwhile.
+
+        Blocks while it copies: with asyncio, call it with `asyncio.to_thread`. `mqcore.backup.restore` is the way back.
+        Raises `NotRunning`, `Unacceptable` without a data directory, `Busy` while another backup is made, `ConfigError`
+        if something is at `to`, and `DataDirFull`.
+        """
+        from mqcore.backup import check_new, take
+
+        check_new(Path(to))
+        return take(self._core.backup(), Path(to), progress)
 
     def start(self) -> None:
         """Bind every listener and start. Raises `ListenFailed` if an address cannot be bound.

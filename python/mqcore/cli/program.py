@@ -56,7 +56,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def root() -> click.Group:
     """Put all commands together."""
-    from mqcore.cli import channel, client, consume, direct, journal, publish, queue, serve, tail, version
+    from mqcore.cli import backup, channel, client, consume, direct, journal, publish, queue, serve, tail, version
 
     commands = [
         serve.serve,
@@ -70,6 +70,8 @@ def root() -> click.Group:
         queue.queue,
         client.client,
         journal.journal,
+        backup.backup,
+        backup.restore,
         version.version,
     ]
     group = CommandGroup(

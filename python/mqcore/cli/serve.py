@@ -24,7 +24,15 @@ _DEFAULT_LISTENERS = ("tmqp://127.0.0.1:2622",)
 
 # Settings of the program, which the broker's own settings would not know.
 _OF_THE_PROGRAM = frozenset(
-    {"MQCORE_APP", "MQCORE_CONFIG", "MQCORE_DEBUG", "MQCORE_DRAIN_TIMEOUT", "MQCORE_LOG_FORMAT", "MQCORE_URL"}
+    {
+        "MQCORE_APP",
+        "MQCORE_CONFIG",
+        "MQCORE_DEBUG",
+        "MQCORE_DRAIN_TIMEOUT",
+        "MQCORE_LOG_FORMAT",
+        "MQCORE_TOKEN",
+        "MQCORE_URL",
+    }
 )
 
 

@@ -43,6 +43,8 @@ pub struct Journal<S: Storage> {
     pub(crate) spare: Option<Spare<S::File>>,
     pub(crate) next_segment: u32,
     pub(crate) moving: Option<Move>,
+    /// A snapshot needs the files as they are: nothing is removed.
+    pub(crate) pinned: bool,
     pub(crate) quarantined: u64,
     files: RefCell<Vec<(u32, Arc<S::File>)>>,
 }
@@ -166,6 +168,7 @@ impl<S: Storage> Journal<S> {
             spare: None,
             next_segment,
             moving: None,
+            pinned: false,
             quarantined,
             files: RefCell::default(),
         };
@@ -325,6 +328,11 @@ impl<S: Storage> Journal<S> {
     pub(crate) fn close_in_place(&mut self) -> Result<(), JournalError> {
         self.write()?;
         self.sync()?;
+        self.mark_end()
+    }
+
+    /// Leaves the word that all before was durable, and makes that durable too.
+    pub(crate) fn mark_end(&mut self) -> Result<(), JournalError> {
         if self.tail.back().is_some_and(Writer::wants_mark) {
             self.push_mark();
         }

@@ -21,6 +21,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use tokio::runtime::{Handle, Runtime};
 
+use crate::backup::BackupArchive;
 use crate::decision::{Decision, policy_of};
 use crate::dispatcher::Dispatcher;
 use crate::handler::Handler;
@@ -354,6 +355,13 @@ impl Broker {
         let running = self.running("be surveyed")?;
         let seen = py.detach(|| running.handle.block_on(running.server.survey()));
         survey::to_python(py, &seen, &running.dispatchers.counts())
+    }
+
+    /// Everything that is saved now, to be read while the broker goes on.
+    fn backup(&self, py: Python<'_>) -> PyResult<BackupArchive> {
+        let running = self.running("be backed up")?;
+        let begun = py.detach(|| running.handle.block_on(running.server.backup()));
+        begun.map(BackupArchive::new).map_err(|refused| error::backup(&refused))
     }
 
     /// Messages that wait in a queue: each with its attempts, its put backs and whether it was saved.

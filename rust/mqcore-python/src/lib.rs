@@ -1,6 +1,7 @@
 //! The Python face of mqcore, as `mqcore._core`: what is exported, and nothing else.
 
 mod answers;
+mod backup;
 pub mod broker;
 mod burst;
 mod call;
@@ -29,6 +30,8 @@ mod view;
 mod _core {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::backup::{BackupArchive, ZstdReader, ZstdWriter};
     #[pymodule_export]
     use crate::broker::Broker;
     #[pymodule_export]

@@ -23,6 +23,7 @@ use mqcore_broker::command::{Command, Destination};
 use mqcore_broker::effect::Event;
 use mqcore_broker::time::Timestamp;
 use mqcore_session::any::AnySession;
+use mqcore_session::complaint::Complaint;
 use mqcore_session::session::{Session, SessionError, provisional_client};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, TryAcquireError, mpsc};
@@ -75,6 +76,8 @@ pub(crate) struct Connection<S> {
     usual_commands: usize,
     /// The session has whole frames, and takes no more of them before the next event.
     stalled: bool,
+    /// The peer says nothing more; answers to what it said are still to come.
+    ended: bool,
     /// The server is about to stop.
     hushed: bool,
     output: Output,
@@ -164,6 +167,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             input: Vec::new(),
             usual_commands: 0,
             stalled: false,
+            ended: false,
             hushed: false,
             output: Output::default(),
             unflushed: false,
@@ -284,6 +288,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             }
         }
         self.taken = taken;
+        self.log_complaints();
         self.resume(now);
         true
     }
@@ -471,7 +476,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     }
 
     fn read(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
-        if self.stalled || self.hushed || !self.unsent.is_empty() || self.gate.is_holding() {
+        if self.stalled || self.hushed || self.ended || !self.unsent.is_empty() || self.gate.is_holding() {
             return false;
         }
         let result = if self.input.len() < LARGE_BYTES {
@@ -482,7 +487,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         match result {
             Poll::Pending => false,
             Poll::Ready(Ok(0)) => {
-                self.begin_leaving(true, false);
+                self.end_of_input(now);
                 true
             }
             Poll::Ready(Ok(read)) => {
@@ -493,6 +498,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 self.die();
                 true
             }
+        }
+    }
+
+    /// The peer says nothing more. Where its protocol wants that, its last words are still done and answered.
+    fn end_of_input(&mut self, now: Timestamp) {
+        self.ended = true;
+        let rest = std::mem::take(&mut self.input);
+        self.receive(&rest, now);
+        if !self.session.outlives_input() {
+            self.begin_leaving(true, false);
         }
     }
 
@@ -517,7 +532,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     /// Reads a frame that is larger than the scratch into its own buffer, and nothing beyond its end.
     fn read_large(&mut self, context: &mut Context<'_>, now: Timestamp) -> Poll<io::Result<usize>> {
         let arrived = self.input.len();
-        let needed = match self.session.needed(&self.input) {
+        let known = self.session.needed(&self.input);
+        let needed = match known {
             0 => usize::try_from(self.hub.session.limits.frame_bytes_max).unwrap_or(usize::MAX),
             needed => needed,
         };
@@ -530,7 +546,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 Poll::Ready(result) => result?,
             }
         };
-        if self.input.len() >= needed {
+        if known == 0 || self.input.len() >= needed {
             let input = std::mem::take(&mut self.input);
             self.receive(&input, now);
         } else {
@@ -554,8 +570,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     fn receive(&mut self, octets: &[u8], now: Timestamp) {
         let mut commands = self.hub.spare_commands.take(self.usual_commands);
         let session = &mut self.session;
-        let (result, added) =
-            self.output.append(|output| session.receive(octets, now, &mut commands, output));
+        let (result, added) = self.output.append(|output| match self.ended {
+            false => session.receive(octets, now, &mut commands, output),
+            true => session.receive_last(octets, now, &mut commands, output),
+        });
         self.added += added;
         let consumed = *result.as_ref().unwrap_or(&octets.len());
         self.keep(&octets[consumed..]);
@@ -574,7 +592,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             self.gate.take(commands, consumed, &self.client, &self.hub, &mut steps);
             self.follow(steps, now);
         }
+        self.log_complaints();
         self.look_at_session(result.map(drop));
+    }
+
+    /// What the peer was told only a number of.
+    fn log_complaints(&mut self) {
+        for Complaint { error, request, why } in self.session.complaints() {
+            self.counters().complaints.add(1);
+            tracing::warn!(
+                error,
+                request = %request.escape_ascii(),
+                connection = self.outbox.connection.0,
+                client = &*self.client.id,
+                protocol = self.outbox.protocol.as_str(),
+                why,
+                "a request could not be done"
+            );
+        }
     }
 
     fn keep(&mut self, rest: &[u8]) {

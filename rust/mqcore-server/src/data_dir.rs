@@ -3,6 +3,7 @@
 //! ```text
 //! DIR/lock        held while a broker runs on it: two would destroy each other's work
 //! DIR/format      "mqcore data 1, shards N": a channel's shard depends on their number, so it cannot change
+//! DIR/admin       the URL of the admin side of the broker that holds the lock, if it has one
 //! DIR/shard-K/    the journal of shard K
 //! ```
 
@@ -148,6 +149,23 @@ impl DataDir {
         self.shards
     }
 
+    /// Leaves word of where the admin side listens, for programs that know the directory only.
+    pub(crate) fn tell_admin(&self, url: Option<&str>) -> io::Result<()> {
+        let path = self.path.join("admin");
+        match url {
+            Some(url) => fs::write(path, format!("{url}\n")),
+            None => match fs::remove_file(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                outcome => outcome,
+            },
+        }
+    }
+
+    /// Where a shard's journal is.
+    pub(crate) fn shard_path(&self, shard: usize) -> PathBuf {
+        self.path.join(format!("shard-{shard}"))
+    }
+
     /// Opens a shard's journal and reads everything that it has. `progress` is told octets done and in all.
     pub(crate) fn open_shard(
         &self,
@@ -156,7 +174,7 @@ impl DataDir {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Opened, DataDirError> {
         let failed = |source| DataDirError::Journal { shard, source };
-        let path = self.path.join(format!("shard-{shard}"));
+        let path = self.shard_path(shard);
         let storage = FileStorage::open(&path).map_err(|source| DataDirError::Io { path, source })?;
         let options = journal_options(shard, now_ms);
         let mut seen = Seen::default();

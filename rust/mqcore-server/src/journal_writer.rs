@@ -4,9 +4,9 @@
 //! for that, and tells the shard. What arrives during one sync is the next batch: batches form by themselves, the
 //! larger the busier the shard is, and no timer delays anybody.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use mqcore_broker::history::Block;
@@ -21,6 +21,7 @@ use mqcore_journal::journal::Journal;
 use mqcore_journal::stats::Health;
 use mqcore_journal::storage::FileStorage;
 
+use crate::backup::Pin;
 use crate::body_reader::{BodyReader, Wanted};
 use crate::data_dir::DataDir;
 use crate::hub::Hub;
@@ -84,6 +85,7 @@ impl JournalWriter {
             last: Sequence(0),
             state: State::Healthy,
             housekept: Instant::now(),
+            pin: Weak::new(),
             pending: Arc::default(),
             missed: 0,
             missing: false,
@@ -135,6 +137,8 @@ struct Writer {
     last: Sequence,
     state: State,
     housekept: Instant,
+    /// Alive while a backup needs the files as they are.
+    pin: Weak<Pin>,
     pending: Arc<AtomicUsize>,
     /// Steps that the history misses, and does not say so yet.
     missed: u64,
@@ -154,6 +158,7 @@ impl Writer {
                         self.take(turn);
                     }
                     self.commit(sync);
+                    self.meet();
                     if self.housekept.elapsed() >= HOUSEKEEPING {
                         // Consumers that go on must not keep publishers out: nobody else would look for space then.
                         self.retry();
@@ -163,6 +168,7 @@ impl Writer {
                 Err(RecvTimeoutError::Timeout) => {
                     self.retry();
                     self.commit(true);
+                    self.meet();
                     self.keep_house();
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -384,11 +390,25 @@ impl Writer {
         }
     }
 
+    /// Takes part in a backup, if one is asked for: says what there is, and stands still until all shards have.
+    fn meet(&mut self) {
+        let Some(meeting) = self.hub.backups.take(self.shard) else { return };
+        let snapshot = self.journal.snapshot();
+        if let Err(error) = &snapshot
+            && self.journal.health() == Health::Failed
+        {
+            self.fail(error);
+        }
+        self.pin = meeting.pin();
+        meeting.attend(self.shard, snapshot.map_err(|error| error.to_string()));
+    }
+
     fn keep_house(&mut self) {
         self.housekept = Instant::now();
         if self.state == State::Failed {
             return;
         }
+        self.journal.pin(self.pin.strong_count() > 0);
         match self.journal.maintain(self.hub.clock.now().0, HOUSEKEEPING_BYTES) {
             Ok(_) | Err(JournalError::Full { .. }) => {}
             Err(error) => self.fail(&error),
@@ -406,6 +426,7 @@ mod tests {
 
     use super::*;
     use crate::authority::{Authority, AuthorityConfig};
+    use crate::backup::BackupDesk;
     use crate::clock::Clock;
     use crate::config::ClockConfig;
     use crate::counters::Counters;
@@ -445,6 +466,7 @@ mod tests {
             spare_commands: SpareCommands::new(),
             spare_bytes: SpareBytes::new(),
             runtime: tokio::runtime::Handle::current(),
+            backups: BackupDesk::new(1, None),
             activity: AtomicU64::new(0),
         };
         (Arc::new(hub), inbox)
@@ -467,6 +489,7 @@ mod tests {
             last: Sequence(0),
             state: State::Healthy,
             housekept: Instant::now(),
+            pin: Weak::new(),
             pending: Arc::default(),
             missed: 0,
             missing: false,

@@ -184,6 +184,10 @@ fn connections(page: &mut Page, hub: &Hub) {
         ("mqcore_connections_accepted_total", "Connections accepted."),
         ("mqcore_connections_turned_away_total", "Connections turned away: there were too many."),
         ("mqcore_frames_ignored_total", "Frames without hops or of unknown type, of connections that ended."),
+        (
+            "mqcore_requests_failed_total",
+            "Requests of protocols that tell their peer only a number; the log has the rest.",
+        ),
         ("mqcore_received_bytes_total", "Octets read from clients."),
         ("mqcore_sent_bytes_total", "Octets written to clients."),
     ];
@@ -195,6 +199,7 @@ fn connections(page: &mut Page, hub: &Hub) {
                 &counters.accepted,
                 &counters.turned_away,
                 &counters.ignored_frames,
+                &counters.complaints,
                 &counters.bytes_in,
                 &counters.bytes_out,
             ];

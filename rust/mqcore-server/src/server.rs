@@ -22,6 +22,7 @@ use crate::address::{AdminAddress, Listening};
 use crate::admin::{self, Admin};
 use crate::authority::store::StoreError;
 use crate::authority::{Authority, LOOK_INTERVAL};
+use crate::backup::{Backup, BackupDesk, BackupError};
 use crate::clock::Clock;
 use crate::config::{AdminConfig, Config, ConfigError, Encryption, ListenerTls, Protocol};
 use crate::connection::Connection;
@@ -137,8 +138,16 @@ impl Server {
             spare_commands: SpareCommands::new(),
             spare_bytes: SpareBytes::new(),
             runtime: tokio::runtime::Handle::current(),
+            backups: BackupDesk::new(count, recovered.as_ref().map(|recovered| &recovered.directory)),
             activity: AtomicU64::new(0),
         });
+        let admin_url = bound.admin.as_ref().map(|(_, address)| address.url());
+        if let Some(Err(error)) =
+            recovered.as_ref().map(|recovered| recovered.directory.tell_admin(admin_url.as_deref()))
+        {
+            // Only those who know nothing but the directory miss it.
+            tracing::warn!(%error, "the data directory does not say where the admin side is");
+        }
         let seeds = RandomState::new();
         let directory = recovered.as_ref().map(|recovered| Arc::clone(&recovered.directory));
         let mut opened = recovered.into_iter().flat_map(|recovered| recovered.shards);
@@ -253,6 +262,19 @@ impl Server {
     /// Messages that wait in a queue, the next one first, at most `max` of them. `None`: there is no such queue.
     pub async fn waiting(&self, queue: QueueAddress, max: usize) -> Option<Vec<Waiting>> {
         survey::waiting(&self.inner.hub, queue, max).await
+    }
+
+    /// A consistent copy of everything that is saved, as files that stay until it is dropped. Nobody is disturbed, apart
+    /// from the moment in which all journals are synced together.
+    ///
+    /// # Errors
+    /// [`BackupError`]; nothing was changed then.
+    pub async fn backup(&self) -> Result<Backup, BackupError> {
+        let hub = Arc::clone(&self.inner.hub);
+        match tokio::task::spawn_blocking(move || hub.backups.meet()).await {
+            Ok(backup) => backup,
+            Err(_) => Err(BackupError::Stopping),
+        }
     }
 
     /// Turns a manual clock forward, and wakes whoever waits for it. Without effect on the system's clock.
