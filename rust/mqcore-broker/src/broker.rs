@@ -648,6 +648,11 @@ impl Broker {
         }
     }
 
+    /// Somebody waits until the records so far are written.
+    pub fn waits_for_write(&self) -> bool {
+        self.books.waits_for_write()
+    }
+
     /// Somebody waits until the records so far are synced.
     pub fn waits_for_sync(&self) -> bool {
         self.books.waits_for_sync()
@@ -757,6 +762,7 @@ impl Broker {
             channels: channels.clone().map(Channel::information).collect(),
             queues: channels.flat_map(|channel| channel.queues.values()).map(Queue::information).collect(),
             clients: self.directory.list(None, now),
+            nodes: self.directory.nodes(now),
             refused: self.books.refused,
             unknown_acks: self.books.unknown_acks,
             questions_open: self.books.questions_open() as u64,

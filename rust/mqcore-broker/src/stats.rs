@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::client::Client;
+use crate::effect::NodeInformation;
 use crate::id::{ChannelName, QueueAddress, Sequence, TopicName};
 use crate::message::Message;
 use crate::options::{ChannelOptions, QueueOptions};
@@ -275,6 +276,8 @@ pub struct Survey {
     pub queues: Vec<QueueInformation>,
     /// The clients; only the home shard knows them.
     pub clients: Vec<ClientInformation>,
+    /// Other brokers; only the home shard knows them.
+    pub nodes: Vec<NodeInformation>,
     /// Commands refused.
     pub refused: u64,
     /// Acknowledgements of something that is not in flight: late, or sent twice.

@@ -24,15 +24,17 @@ use mqcore_broker::effect::Event;
 use mqcore_broker::time::Timestamp;
 use mqcore_session::any::AnySession;
 use mqcore_session::complaint::Complaint;
+use mqcore_session::node::Forwards;
 use mqcore_session::session::{Session, SessionError, provisional_client};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
-use tokio::sync::{AcquireError, OwnedSemaphorePermit, TryAcquireError, mpsc};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, TryAcquireError, mpsc, oneshot};
 use tokio::time::{Instant, Sleep};
 
 use crate::authority::{Gate, Origin, Step};
 use crate::clock::Alarm;
 use crate::counters::{CloseReason, ProtocolCounters};
 use crate::hub::Hub;
+use crate::nodes::Nodes;
 use crate::outbox::{Order, Outbox, Outgoing, event_bytes};
 use crate::output::Output;
 use crate::shard::{Batch, Input, permits_for};
@@ -86,6 +88,10 @@ pub(crate) struct Connection<S> {
     /// Scratch for what comes out of the outbox; empty between rounds.
     taken: Vec<Outgoing>,
     unsent: VecDeque<Unsent>,
+    /// Notes what is passed on; `None` where nothing is.
+    forwards: Option<Box<Forwards>>,
+    /// What `unsent` waits for: that what is passed on of it is safe.
+    passing_on: VecDeque<oneshot::Receiver<()>>,
     /// Where the first of `unsent` waits in line.
     room: Option<Room>,
     alarm: Alarm,
@@ -173,6 +179,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             unflushed: false,
             taken: Vec::new(),
             unsent: VecDeque::new(),
+            forwards: hub
+                .nodes
+                .as_ref()
+                .filter(|nodes| nodes.outlet.is_some())
+                .map(|_| Box::new(Forwards::new(outbox.connection, now))),
+            passing_on: VecDeque::new(),
             room: None,
             alarm: Alarm::new(),
             stage: Stage::Open,
@@ -433,6 +445,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     /// Hands commands to their shards, as far as there is room.
     fn send(&mut self, context: &mut Context<'_>) -> bool {
         let mut moved = false;
+        while let Some(safe) = self.passing_on.front_mut() {
+            if Pin::new(safe).poll(context).is_pending() {
+                return moved;
+            }
+            self.passing_on.pop_front();
+            moved = true;
+        }
         while let Some(first) = self.unsent.front() {
             let handle = &self.hub.shards[first.shard];
             let room = match &mut self.room {
@@ -476,7 +495,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     }
 
     fn read(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
-        if self.stalled || self.hushed || self.ended || !self.unsent.is_empty() || self.gate.is_holding() {
+        if self.stalled || self.hushed || self.ended || self.has_commands() {
             return false;
         }
         let result = if self.input.len() < LARGE_BYTES {
@@ -623,8 +642,25 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         self.stalled = needed > 0 && needed <= rest.len();
     }
 
+    /// Offers what clients ask for to the masters. Until it is safe for them nothing of it goes to a shard. What came from
+    /// another node is not passed on again.
+    fn pass_on(&mut self, commands: &mut [Command]) {
+        let Some(forwards) = &mut self.forwards else { return };
+        let Some(Nodes { terms, outlet: Some(outlet), .. }) = &self.hub.nodes else { return };
+        if self.session.is_node() {
+            return;
+        }
+        for command in commands {
+            forwards.note(terms, &self.client, command);
+        }
+        if let Some(noted) = forwards.take() {
+            self.passing_on.push_back(outlet.take(noted));
+        }
+    }
+
     /// Groups commands by shard: one batch each. `octets` is what they were made of.
-    fn route(&mut self, commands: Vec<Command>, octets: usize) {
+    fn route(&mut self, mut commands: Vec<Command>, octets: usize) {
+        self.pass_on(&mut commands);
         let Some(first) = commands.first() else { return };
         let shards = self.hub.shards.len();
         let destination = first.destination(shards);
@@ -757,7 +793,7 @@ impl<S> Connection<S> {
 
     /// Whether the peer has asked for something that no shard has got yet.
     fn has_commands(&self) -> bool {
-        !self.unsent.is_empty() || self.gate.is_holding()
+        !self.unsent.is_empty() || self.gate.is_holding() || !self.passing_on.is_empty()
     }
 
     fn counters(&self) -> &ProtocolCounters {
