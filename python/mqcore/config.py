@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeAlias, TypeVar, Union
 
 from mqcore.errors import ConfigError
+from mqcore.tls import Listener, ListenerTLS
 
 __all__ = [
     "Binding",
@@ -269,7 +270,15 @@ class BrokerConfig:
     listen: tuple[str, ...] = ()
     """URLs where clients connect, ``tmqp://127.0.0.1:2622``; port 0 picks a free one. Default nowhere."""
     admin: str | None = None
-    """URL of the admin side, ``http://127.0.0.1:2627``. Default nowhere."""
+    """URL of the admin side, ``http://127.0.0.1:2627`` or ``https://``. Default nowhere."""
+    listener: tuple[Listener, ...] = ()
+    """Further listeners, each with TLS of its own: ``[[listener]]`` in a file. Default none."""
+    tls: ListenerTLS | None = None
+    """What listeners with TLS show that name no files themselves. Default nothing, and such a listener is an error."""
+    tls_handshakes_max: int = 1024
+    """TLS handshakes under way at most; beyond that the oldest gives way. Default 1,024."""
+    tls_expiry_warning: Duration = timedelta(days=30)
+    """How long before its end a certificate is called about to expire in the log. Default 30 days."""
     data_dir: str | None = None
     """The directory for definitions and saved messages, made if it is missing. Default none: everything stays in
     memory, and queues whose policy saves refuse messages."""
@@ -319,7 +328,7 @@ class BrokerConfig:
     slow_consumer_timeout: Duration = 30.0
     """How long a consumer may be unable to take more before it is disconnected. Default 30 s."""
     handshake_timeout: Duration = 10.0
-    """How long a peer may take to say who it is. Default 10 s."""
+    """How long a peer may take for the TLS handshake, if there is one, and again to say who it is. Default 10 s."""
     ping_interval: Duration = 60.0
     """A peer from which nothing came for this long is pinged. Default 60 s."""
     pong_timeout: Duration = 10.0
@@ -409,16 +418,35 @@ _TABLES: Final = {"router": "routers", "binding": "bindings"}
 
 def _build(cls: type[Any], settings: Mapping[str, Any], path: str) -> Any:
     fields = {entry.name: entry for entry in dataclasses.fields(cls)}
+    hints = typing.get_type_hints(cls)
     arguments = {}
     for written, value in settings.items():
         key = _TABLES.get(written, written)
         if key not in fields:
             known = ", ".join(sorted(fields))
             raise ConfigError(f"there is no setting {path + written!r}; there are: {known}")
-        inner: Any = fields[key].default_factory
-        nested = dataclasses.is_dataclass(inner) and isinstance(value, Mapping)
-        arguments[key] = _build(inner, value, f"{path}{key}.") if nested else value
+        arguments[key] = _nested(hints[key], value, f"{path}{key}.")
+    missing = [entry.name for entry in fields.values() if _is_required(entry) and entry.name not in arguments]
+    if missing:
+        raise ConfigError(f"the setting {path + missing[0]!r} is missing")
     return cls(**arguments)
+
+
+def _is_required(entry: dataclasses.Field[Any]) -> bool:
+    return entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
+
+
+def _nested(hint: Any, value: Any, path: str) -> Any:
+    """Make a table what its field's type says; what is no table stays as it is."""
+    choices = typing.get_args(hint) or (hint,)
+    inner = next((choice for choice in choices if dataclasses.is_dataclass(choice)), None)
+    if inner is None:
+        return value
+    if isinstance(value, Mapping):
+        return _build(typing.cast("type[Any]", inner), value, path)
+    if isinstance(value, list):
+        return [_nested(inner, entry, path) for entry in value]
+    return value
 
 
 def _check(options: Any) -> None:
@@ -475,7 +503,7 @@ def _converter(hint: Any) -> _Converter:
         return _Converter(lambda value: tuple(map(_count, _several(value))), "a list of numbers", optional)
     if typing.get_origin(kind) is tuple:
         part = typing.get_args(kind)[0]
-        return _Converter(lambda value: _all_built(value, part), f"a list of {part.__name__}", optional)
+        return _Converter(lambda value: _all_built(value, part), f"a list of {part.__name__}s", optional)
     return _Converter(lambda value: _instance(value, kind), f"a {kind.__name__}", optional)
 
 

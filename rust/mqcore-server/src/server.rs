@@ -166,14 +166,14 @@ impl Server {
         let seeds = RandomState::new();
         let mut opened = recovered.into_iter().flat_map(|recovered| recovered.shards);
         let archiver = start_archiver(&config, &hub, directory.as_ref())?;
-        let terms = HistoryTerms::new(config.history.as_ref(), hub.shards.len(), archiver);
+        let history = HistoryTerms::new(config.history.as_ref(), hub.shards.len(), archiver);
         let mut engines = Vec::new();
         for shard in 0..hub.shards.len() {
             let terms = broker_config(&config, shard, hub.shards.len(), &seeds);
             let mut engine = Engine::new(terms, &handlers, &hub, Arc::clone(&port));
             if let Some((opened, directory)) = opened.next().zip(directory.clone()) {
                 let Opened { journal, had, .. } = opened;
-                let writer = JournalWriter::start(shard, journal, &hub, directory, terms.clone())
+                let writer = JournalWriter::start(shard, journal, &hub, directory, history.clone())
                     .map_err(|source| StartError::Thread { source })?;
                 engine.restore(had, writer);
             }
