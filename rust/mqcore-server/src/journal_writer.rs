@@ -487,6 +487,7 @@ mod tests {
     use crate::clock::Clock;
     use crate::config::{ClockConfig, Config};
     use crate::counters::Counters;
+    use crate::failures::Failures;
     use crate::hub::SessionTerms;
     use crate::limits;
     use crate::registry::Registry;
@@ -510,6 +511,7 @@ mod tests {
         let hub = Hub {
             clock: Clock::new(ClockConfig::System),
             counters: Counters::default(),
+            failures: Failures::default(),
             tls: Tls::new(1, patience),
             registry: Registry::new(1, 1, 1),
             authority: Authority::open(&AuthorityConfig::default(), None, None).unwrap(),

@@ -22,6 +22,7 @@
 //! | [`backup`], [`archive`], `admin_backup` | a copy of that place while the broker works; as a stream; by HTTP |
 //! | `shard`, `hub`, `registry`, `spares` | how tasks reach each other, and what they share |
 //! | `shutdown`, `clock` | stopping, and time |
+//! | [`failures`] | the last requests that could not be done |
 //! | `counters`, `survey`, `metrics`, `admin` | numbers, and HTTP to look at them |
 //!
 //! A panic in a connection's task ends that connection; one in a shard's task ends the server, because what that shard
@@ -34,6 +35,7 @@ pub mod backup;
 pub mod compaction;
 pub mod config;
 pub mod data_dir;
+pub mod failures;
 pub mod handler;
 pub mod inspection;
 pub mod nodes;
