@@ -62,6 +62,10 @@ class MqksPeer:
                 raise EOFError(line)
             self._read += part
 
+    def unread(self, lines: list[bytes]) -> None:
+        """Put lines back in front of those that are still to be received."""
+        self._read = bytearray(b"".join(line + b"\n" for line in lines)) + self._read
+
     def lines(self, count: int) -> list[bytes]:
         """Receive so many lines."""
         return [self.line() for _ in range(count)]

@@ -56,7 +56,20 @@ def run(arguments: Sequence[str]) -> int:
 
 def root() -> click.Group:
     """Put all commands together."""
-    from mqcore.cli import backup, channel, client, consume, direct, errors, journal, publish, queue, serve, tail, version
+    from mqcore.cli import (
+        backup,
+        channel,
+        client,
+        consume,
+        direct,
+        errors,
+        journal,
+        publish,
+        queue,
+        serve,
+        tail,
+        version,
+    )
 
     commands = [
         serve.serve,
