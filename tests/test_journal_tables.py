@@ -197,6 +197,6 @@ def test_what_progress_raises_ends_the_writing_and_leaves_no_file(tmp_path: Path
 
     with pytest.raises(InterruptedError, match="after"):
         journal.history(stopped).write(tmp_path / "steps.parquet", "parquet", progress=enough)
-    with pytest.raises(ValueError, match="csv.* is no format"):
+    with pytest.raises(ValueError, match="is no format"):
         journal.history(stopped).write(tmp_path / "steps.csv", "csv")  # type: ignore[arg-type]
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
