@@ -12,111 +12,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
-import socket
 import ssl
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import trustme
-
-BODY_BYTES = 128
-PIECE_BYTES = 64 * 1024
-PREAMBLE = b"TMQP/2.0"
-SERVER, QUEUE = 0x10, 0x11
-HELLO, JOIN = 101, 601
-
-
-def frame(
-    kind: int, content_type: int, *, target: bytes = b"", wants_response: bool = False, body: bytes = b""
-) -> bytes:
-    """One frame whose payload length fits one octet."""
-    second = wants_response << 7 | 16
-    head = bytes((kind, second, 4, 0, len(target))) + struct.pack("<H", content_type) + bytes((len(body),))
-    return head + b"0001" + target + body
-
-
-PUBLICATION = frame(QUEUE, 0, target=b"bench", body=b"x" * BODY_BYTES)
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where to connect, and how."""
-
-    port: int
-    authority: str | None = None
-
-    def context(self) -> ssl.SSLContext | None:
-        """The settings of its connections, if they are encrypted."""
-        return ssl.create_default_context(cafile=self.authority) if self.authority else None
-
-    def connect(self, context: ssl.SSLContext | None, session: ssl.SSLSession | None = None) -> socket.socket:
-        """A connection that has said nothing yet."""
-        plain = socket.create_connection(("127.0.0.1", self.port))
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if context is None:
-            return plain
-        return context.wrap_socket(plain, server_hostname="localhost", session=session)
-
-    def client(self) -> socket.socket:
-        """A connection that has said Hello and was accepted."""
-        stream = self.connect(self.context())
-        stream.sendall(PREAMBLE + frame(SERVER, HELLO, body=b"CONNECT /\r\n"))
-        received = b""
-        while len(received) < len(PREAMBLE) + 8:
-            received += stream.recv(4096)
-        return stream
-
-
-def produce(address: Address, seconds: float, begin: Any) -> None:
-    """Write publications as fast as they are taken."""
-    stream = address.client()
-    piece = PUBLICATION * (PIECE_BYTES // len(PUBLICATION))
-    begin.wait()
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        stream.sendall(piece)
-    stream.close()
-
-
-def consume(address: Address, seconds: float, begin: Any, result: Any) -> None:
-    """Read for a while, and tell how many messages a second came."""
-    stream = address.client()
-    stream.sendall(frame(SERVER, JOIN, target=b"bench", wants_response=True))
-    stream.recv(4096)
-    begin.wait()
-    buffer, octets, start = bytearray(1 << 20), 0, None
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        octets += stream.recv_into(buffer)
-        start = start or time.monotonic()
-    # A delivery is what was published and the producer's id.
-    size = len(PUBLICATION) + 32
-    result.put(octets / size / (time.monotonic() - (start or end)))
-
-
-def throughput(address: Address, seconds: float) -> float:
-    """Messages a second from one producer to one consumer."""
-    processes = multiprocessing.get_context("spawn")
-    begin, result = processes.Barrier(2), processes.Queue()
-    workers = [
-        processes.Process(target=consume, args=(address, seconds, begin, result)),
-        processes.Process(target=produce, args=(address, seconds + 0.5, begin)),
-    ]
-    for worker in workers:
-        worker.start()
-    rate: float = result.get(timeout=seconds + 60)
-    for worker in workers:
-        worker.join()
-    return rate
+from loops import BODY_BYTES, PREAMBLE, QUEUE, Address, publication, throughput
 
 
 def cpu_seconds(pid: int) -> float:
@@ -174,11 +80,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         broker, plain, encrypted = serve(Path(folder))
         try:
+            message = publication(QUEUE, b"bench")
             rates = {name: [] for name in ("plain", "TLS")}
             # Taken in turn, so that whatever else the machine does meets both.
             for _ in range(options.runs):
-                rates["plain"].append(throughput(plain, options.seconds))
-                rates["TLS"].append(throughput(encrypted, options.seconds))
+                rates["plain"].append(throughput(plain, message, options.seconds))
+                rates["TLS"].append(throughput(encrypted, message, options.seconds))
             middle = {name: statistics.median(values) for name, values in rates.items()}
             print(f"one producer to one consumer, {BODY_BYTES} octets, messages a second")
             for name, rate in middle.items():
