@@ -17,6 +17,7 @@ pub mod durable;
 pub mod fanout;
 pub mod latency;
 pub mod memory;
+pub mod mqks;
 pub mod peers;
 pub mod plain_loop;
 pub mod process;
