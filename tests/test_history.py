@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 import time
+import urllib.request
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pyarrow.parquet
 import pytest
 
 import mqcore
-from conftest import serving
+from conftest import ServedBroker, serving
 from mqcore import QueueOptions, QueueStatus
 
 HISTORY = {"MQCORE_SHARDS": "2", "MQCORE_HISTORY": "on", "MQCORE_ARCHIVE_INTERVAL": "100ms"}
@@ -280,3 +282,58 @@ def compare(
     assert sum(reasons.values()) + sum(steps["expired"] for steps in found.values()) >= len(dropped)
     assert reasons["no-consumer"] == 7
     assert sum(found[body]["expired"] for body in dropped) == 6
+
+
+def metric(broker: ServedBroker, name: str) -> int:
+    """A number of the metrics page."""
+    with urllib.request.urlopen(f"{broker.admin_url}/metrics", timeout=5) as page:
+        for line in page.read().decode().splitlines():
+            if line.startswith(f"{name} "):
+                return int(line.split()[1])
+    raise AssertionError(f"the metrics do not have {name}")
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not come true"
+        await asyncio.sleep(0.05)
+
+
+def fill_up(path: Path) -> None:
+    """Take all the space that is left on a disk."""
+    with path.open("wb", buffering=0) as file:
+        for size in (1024 * 1024, 4096):
+            with contextlib.suppress(OSError):
+                while file.write(bytes(size)):
+                    pass
+
+
+async def test_a_full_disk_stops_only_the_archive_until_there_is_space_again(tmp_path: Path, small_disk: Path) -> None:
+    directory, archive, filler = tmp_path / "data", small_disk / "archive", small_disk / "filler"
+    # Of its own disk, so that the journal goes on while this one is full.
+    archive.mkdir()
+    directory.mkdir()
+    (directory / "archive").symlink_to(archive)
+    fill_up(filler)
+    account = Account()
+    with serving("--data-dir", str(directory), "--admin", "http://127.0.0.1:0", environment=HISTORY) as broker:
+        async with mqcore.connect(broker.url, name="tester") as mq:
+            await declare(mq)
+            await account.publish(mq, "work/3", *(f"before {number}" for number in range(10)))
+            await until(lambda: metric(broker, "mqcore_archive_failing") == 1, "the alarm")
+            assert metric(broker, "mqcore_archive_failures_total") >= 1
+            await account.publish(mq, "work/3", *(f"meanwhile {number}" for number in range(5)))
+            messages = await account.pull(mq, "work/3", 10)
+            assert len(messages) == 10
+            await account.ack(*messages)
+            assert newest(archive) is None
+            filler.unlink()
+            await until(lambda: metric(broker, "mqcore_archive_failing") == 0, "the end of the alarm")
+            await archived(archive, "saved", 15)
+            await archived(archive, "acked", 10)
+        assert metric(broker, "mqcore_archive_missing_total") == 0
+        assert metric(broker, "mqcore_history_missed_total") == 0
+        assert broker.terminate() == 0
+    assert sorted(row["body"].decode() for row in rows(archive, "messages")) == sorted(account.published)
+    assert not any((archive / "_tmp").glob("*"))

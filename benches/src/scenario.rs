@@ -11,7 +11,7 @@ use crate::peers::{nats, redis};
 use crate::plain_loop::Target;
 use crate::process::{Process, cpu_seconds_of_others};
 use crate::report::{Figure, Goal};
-use crate::serve::{Saving, Serve};
+use crate::serve::{History, Saving, Serve};
 use crate::tmqp::Tmqp;
 use crate::wire::Wire;
 use crate::{backlog, durable, fanout, latency, memory, plain_loop, work_queue};
@@ -58,11 +58,13 @@ pub enum Scenario {
     RestartMillion,
     /// A long queue of saved messages of 1 KiB.
     Backlog,
+    /// The same work without history, with it, and with the archive.
+    History,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Broadcast1To1,
         Self::Broadcast1To100,
         Self::RoundRobinAck,
@@ -73,6 +75,7 @@ impl Scenario {
         Self::DurableWindow1,
         Self::RestartMillion,
         Self::Backlog,
+        Self::History,
     ];
 
     /// Its name on the command line.
@@ -88,6 +91,7 @@ impl Scenario {
             Self::DurableWindow1 => "durable-window-1",
             Self::RestartMillion => "restart-million",
             Self::Backlog => "backlog",
+            Self::History => "history",
         }
     }
 
@@ -112,6 +116,7 @@ impl Scenario {
             Self::DurableWindow1 => self.durable_window_1(plan),
             Self::RestartMillion => self.restart(plan),
             Self::Backlog => self.backlog(plan),
+            Self::History => self.history(plan),
         }
     }
 
@@ -370,6 +375,56 @@ impl Scenario {
     }
 }
 
+impl Scenario {
+    /// The work of `round-robin-ack` and of `durable-window-512`, with the three in turn, so that a disturbance hits all
+    /// alike. Each begins with an empty directory.
+    fn history(self, plan: Plan) -> io::Result<Vec<Figure>> {
+        let kept = Goal::AtLeast(75.0);
+        let names = [
+            ("messages/s acknowledged, in memory, no history", Goal::None),
+            ("messages/s acknowledged, in memory, history", Goal::None),
+            ("messages/s acknowledged, in memory, history and archive", Goal::None),
+            ("receipts/s, 64 producers with 8 each, no history", Goal::None),
+            ("receipts/s, 64 producers with 8 each, history", Goal::None),
+            ("receipts/s, 64 producers with 8 each, history and archive", Goal::None),
+            ("% left with history, in memory", kept),
+            ("% left with history and archive, in memory", kept),
+            ("% left with history, receipts", kept),
+            ("% left with history and archive, receipts", kept),
+            // A history with gaps would have cost too little.
+            ("steps missed", Goal::AtMost(0.0)),
+        ];
+        let mut figures = names.map(|(what, goal)| Figure::new(self.name(), "mqcore", what, goal));
+        for _ in 0..plan.runs {
+            let [mut worked, mut saved] = [[0.0; 3]; 2];
+            let mut missed = 0.0;
+            for (index, history) in [History::Off, History::Journal, History::Archive].into_iter().enumerate()
+            {
+                let directory = Scratch::new(self.name())?;
+                let memory = policy::MEMORY.key;
+                let process = plan.keeping(&directory, Status::RoundRobin, true, memory, history)?;
+                worked[index] = work_queue::measure(&process, 4, WARM_UP, plan.duration)?.rate();
+                missed += process.metric(MISSED)?;
+                drop((process, directory));
+                let directory = Scratch::new(self.name())?;
+                let durable = policy::AT_LEAST_ONCE.key;
+                let process = plan.keeping(&directory, Status::Pull, false, durable, history)?;
+                saved[index] = durable::measure(&process, 64, 8, WARM_UP, plan.duration)?.rate();
+                missed += process.metric(MISSED)?;
+            }
+            let left = |rates: [f64; 3]| [rates[1], rates[2]].map(|rate| rate / rates[0] * 100.0);
+            let values =
+                worked.into_iter().chain(saved).chain(left(worked)).chain(left(saved)).chain([missed]);
+            for (figure, value) in figures.iter_mut().zip(values) {
+                figure.values.push(value);
+            }
+        }
+        Ok(figures.into())
+    }
+}
+
+const MISSED: &str = "mqcore_history_missed_total";
+
 const MIB: f64 = 1024.0 * 1024.0;
 
 /// The figures of [`Scenario::receipts`].
@@ -420,9 +475,21 @@ impl Plan {
     }
 
     fn saving_in(&self, directory: &Scratch, status: Status, acknowledge: bool) -> io::Result<Process> {
+        self.keeping(directory, status, acknowledge, policy::AT_LEAST_ONCE.key, History::Off)
+    }
+
+    fn keeping(
+        &self,
+        directory: &Scratch,
+        status: Status,
+        acknowledge: bool,
+        delivery_handler: &str,
+        history: History,
+    ) -> io::Result<Process> {
         let saving = Saving {
-            delivery_handler: policy::AT_LEAST_ONCE.key.into(),
+            delivery_handler: delivery_handler.into(),
             data_dir: directory.path().join("data"),
+            history,
         };
         let (shards, workers) = (self.shards, self.workers);
         Process::mqcore(&Serve { status, acknowledge, shards, workers, saving: Some(saving) }, None)
