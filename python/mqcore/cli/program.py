@@ -56,7 +56,20 @@ def run(arguments: Sequence[str]) -> int:
 
 def root() -> click.Group:
     """Put all commands together."""
-    from mqcore.cli import backup, channel, client, consume, direct, journal, publish, queue, serve, tail, version
+    from mqcore.cli import (
+        backup,
+        channel,
+        client,
+        consume,
+        direct,
+        journal,
+        publish,
+        queue,
+        router,
+        serve,
+        tail,
+        version,
+    )
 
     commands = [
         serve.serve,
@@ -68,6 +81,7 @@ def root() -> click.Group:
         tail.tail,
         channel.channel,
         queue.queue,
+        router.router,
         client.client,
         journal.journal,
         backup.backup,
