@@ -301,6 +301,8 @@ class BrokerOptions(TypedDict, total=False):
     ping_interval: Duration
     pong_timeout: Duration
     undecided_max: int
+    publish_limit: str | None
+    connect_limit: str | None
     limiter_keys_max: int
     limiter_bytes_max: int
     routers: Sequence[RouterOptions]
