@@ -28,7 +28,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
 from mqcore import _core, errors, handlers
-from mqcore.config import BrokerConfig, ChannelOptions, Duration, QueueOptions, seconds
+from mqcore.authority import Authority, _register
+from mqcore.config import (
+    AuthorityOptions,
+    BrokerConfig,
+    ChannelOptions,
+    Duration,
+    QueueOptions,
+    TokenOptions,
+    UserOptions,
+    seconds,
+)
 from mqcore.handlers import DeliveryHandler
 
 if TYPE_CHECKING:
@@ -200,6 +210,9 @@ class BrokerOptions(TypedDict, total=False):
     ping_interval: Duration
     pong_timeout: Duration
     undecided_max: int
+    authority: AuthorityOptions
+    user: Sequence[UserOptions]
+    token: Sequence[TokenOptions]
 
 
 class DeliveryHandlers(Mapping[str, DeliveryHandler]):
@@ -257,6 +270,7 @@ class Broker:
         self._core = self._new_core(self._config)
         self._handler_loop = _HandlerLoop()
         self._handlers = DeliveryHandlers(self._core, self._handler_loop)
+        self._authority: Authority | None = None
         self._waiters: set[asyncio.Future[None]] = set()
 
     def _new_core(self, config: BrokerConfig) -> _core.Broker:
@@ -271,6 +285,24 @@ class Broker:
     def delivery_handlers(self) -> DeliveryHandlers:
         """The delivery handlers by key: ``broker.delivery_handlers["orders"] = Orders()``."""
         return self._handlers
+
+    @property
+    def authority(self) -> Authority | None:
+        """Who decides in Python about logins and actions: ``broker.authority = Staff()``, before the broker starts."""
+        return self._authority
+
+    @authority.setter
+    def authority(self, authority: Authority) -> None:
+        _register(self._core, authority, self._handler_loop.get)
+        self._authority = authority
+
+    def reload_authority(self) -> None:
+        """Read users and tokens again, and end the connections whose rights have changed.
+
+        A running broker also does so by itself, a moment after their file has changed. Raises `AuthorityError` if they
+        cannot be read; those that are known then go on to hold.
+        """
+        self._core.reload_authority()
 
     @property
     def is_running(self) -> bool:

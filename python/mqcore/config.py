@@ -8,6 +8,7 @@ from the broker.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import re
@@ -23,7 +24,18 @@ from typing import Any, Final, Self, TypeAlias, Union
 
 from mqcore.errors import ConfigError
 
-__all__ = ["BrokerConfig", "ChannelOptions", "Durability", "Duration", "QueueOptions", "QueueStatus", "seconds"]
+__all__ = [
+    "AuthorityOptions",
+    "BrokerConfig",
+    "ChannelOptions",
+    "Durability",
+    "Duration",
+    "QueueOptions",
+    "QueueStatus",
+    "TokenOptions",
+    "UserOptions",
+    "seconds",
+]
 
 Duration: TypeAlias = float | timedelta | str
 """Seconds, a timedelta, or text such as ``"30s"``."""
@@ -156,6 +168,76 @@ class ChannelOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UserOptions:
+    """A user that the configuration names. Those of ``mqcore user add`` are kept elsewhere and need not be here."""
+
+    name: str
+    """Unique among users."""
+    allow: tuple[str, ...] = ()
+    """Rules: ``push,pull:orders/*``, ``*``. Default nothing."""
+    password_hash: str | None = field(default=None, repr=False)
+    """What ``mqcore user hash`` prints. Default none: no password is the right one."""
+    certificate: str | None = None
+    """A name in a client certificate that is as good as the password: ``cn:worker-1``. Default none."""
+    client_ids: tuple[str, ...] = ()
+    """Patterns of client ids that the peer may take. Default all."""
+    client_names: tuple[str, ...] = ()
+    """Patterns of client names. Default all."""
+    client_types: tuple[str, ...] = ()
+    """Patterns of client types. Default all."""
+    addresses: tuple[str, ...] = ()
+    """Where it may come from: ``10.0.0.0/8``. Default everywhere."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOptions:
+    """A token that the configuration names, without its secret."""
+
+    id: str
+    """The part of the token between the first two underscores."""
+    name: str
+    """For people."""
+    hash: str = field(repr=False)
+    """SHA-256 of the part behind the second underscore, hexadecimal."""
+    allow: tuple[str, ...] = ()
+    """Rules: ``push,pull:orders/*``, ``*``. Default nothing."""
+    expires_ms: int | None = None
+    """From when on it is worth nothing, Unix milliseconds. Default never."""
+    client_ids: tuple[str, ...] = ()
+    """Patterns of client ids that the peer may take. Default all."""
+    client_names: tuple[str, ...] = ()
+    """Patterns of client names. Default all."""
+    client_types: tuple[str, ...] = ()
+    """Patterns of client types. Default all."""
+    addresses: tuple[str, ...] = ()
+    """Where it may come from: ``10.0.0.0/8``. Default everywhere."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthorityOptions:
+    """Who may do what, beside users and tokens."""
+
+    anonymous: tuple[str, ...] = ()
+    """Rules for peers that show nothing, once there is a user or a token. Default none: they are turned away."""
+    store: str | None = None
+    """The file of users and tokens that the command line changes. Default ``authority.json`` in the data directory."""
+    audit: str | None = None
+    """Where audit lines go: a file, ``stderr`` or ``off``. Default ``audit.jsonl`` in the data directory, without one
+    standard error."""
+    audit_allowed: bool = False
+    """Whether what was allowed is written too, where it had to be looked up. Default no."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
     """Everything that a broker can be told."""
 
@@ -171,7 +253,8 @@ class BrokerConfig:
     history_bodies: bool = True
     """Whether the history keeps the bodies of messages too, and not only their sizes. Default yes."""
     allow_remote: bool = False
-    """Whether addresses other than loopback may be bound although nobody has to log in. Default no."""
+    """Whether addresses other than loopback may be bound although nobody has to log in. Default no. Without meaning
+    once there is a user, a token or an authenticator."""
     shards: int = 0
     """Parts that work side by side, at most 16; 0: one for each core. Default 0."""
     channel: ChannelOptions = field(default_factory=ChannelOptions)
@@ -207,8 +290,44 @@ class BrokerConfig:
     undecided_max: int = 100_000
     """Messages of one queue at most that wait for a handler's decision. Default 100,000."""
 
+    authority: AuthorityOptions = field(default_factory=AuthorityOptions)
+    """Who may do what, beside users and tokens."""
+    user: tuple[UserOptions, ...] = ()
+    """Users, each a table ``[[user]]``. Default none."""
+    token: tuple[TokenOptions, ...] = ()
+    """Tokens, each a table ``[[token]]``. Default none."""
+
     def __post_init__(self) -> None:
         _check(self)
+
+    def _authority(self) -> str:
+        """Return what the core wants to know about users and tokens, as JSON."""
+        return json.dumps(
+            {
+                "users": [
+                    {
+                        "name": user.name,
+                        "password": user.password_hash,
+                        "certificate": user.certificate,
+                        "allow": user.allow,
+                        "restrict": _restrictions(user),
+                    }
+                    for user in self.user
+                ],
+                "tokens": [
+                    {
+                        "id": token.id,
+                        "name": token.name,
+                        "hash": token.hash,
+                        "allow": token.allow,
+                        "expires_ms": token.expires_ms,
+                        "restrict": _restrictions(token),
+                    }
+                    for token in self.token
+                ],
+                **dataclasses.asdict(self.authority),
+            }
+        )
 
     @classmethod
     def load(
@@ -234,9 +353,31 @@ class BrokerConfig:
         return loaded
 
 
+def _restrictions(options: UserOptions | TokenOptions) -> dict[str, tuple[str, ...]]:
+    return {
+        "client_ids": options.client_ids,
+        "client_names": options.client_names,
+        "client_types": options.client_types,
+        "addresses": options.addresses,
+    }
+
+
 # Variables with the prefix that are not settings of a broker but of the command line.
 _COMMAND_LINE: Final = frozenset(
-    {"APP", "CONFIG", "CONTEXT", "DEBUG", "DRAIN_TIMEOUT", "LOG_FORMAT", "LOG_LEVEL", "TIMEOUT", "TOKEN", "URL"}
+    {
+        "APP",
+        "CONFIG",
+        "CONTEXT",
+        "DEBUG",
+        "DRAIN_TIMEOUT",
+        "LOG_FORMAT",
+        "LOG_LEVEL",
+        "PASSWORD",
+        "TIMEOUT",
+        "TOKEN",
+        "URL",
+        "USER",
+    }
 )
 
 
@@ -337,6 +478,9 @@ def _converter(hint: Any) -> _Converter:
         return _Converter(lambda value: tuple(map(_text, _several(value))), "a list of texts", optional)
     if kind == tuple[int, ...]:
         return _Converter(lambda value: tuple(map(_count, _several(value))), "a list of numbers", optional)
+    entry: Any = (typing.get_args(kind) or (None,))[0]
+    if typing.get_origin(kind) is tuple and isinstance(entry, type):
+        return _Converter(lambda value: _tables(value, entry), f"a list of {entry.__name__}", optional)
     return _Converter(lambda value: _instance(value, kind), f"a {kind.__name__}", optional)
 
 
@@ -374,6 +518,22 @@ def _several(value: Any) -> list[Any]:
     if isinstance(value, str):
         return [part for part in (part.strip() for part in value.split(",")) if part]
     return list(value)
+
+
+def _tables(value: Any, kind: type[Any]) -> tuple[Any, ...]:
+    """Take instances, or the tables of a file that stand for them."""
+    if isinstance(value, (str, Mapping)):
+        raise TypeError
+    return tuple(item if isinstance(item, kind) else _table(item, kind) for item in value)
+
+
+def _table(item: Any, kind: type[Any]) -> Any:
+    if not isinstance(item, Mapping):
+        raise TypeError
+    try:
+        return _build(kind, item, "")
+    except TypeError as missing:
+        raise ConfigError(str(missing).partition(" ")[2]) from None
 
 
 def _instance(value: object, kind: type[Any]) -> object:

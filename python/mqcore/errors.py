@@ -132,6 +132,14 @@ class Draining(TransportError):
     """The client is closing and takes nothing new."""
 
 
+class AuthorityError(MqcoreError):
+    """Users and tokens cannot be read or changed as asked."""
+
+
+class AuthorityMissing(AuthorityError, LookupError):
+    """There is no such user or token."""
+
+
 class ListenFailed(TransportError):
     """An address could not be bound."""
 

@@ -14,6 +14,7 @@ from mqcore.cli.exit_code import ExitCode
 if TYPE_CHECKING:
     import asyncio
 
+    from mqcore.authority import Authority
     from mqcore.broker import Broker
     from mqcore.config import BrokerConfig
 
@@ -38,7 +39,10 @@ _OF_THE_PROGRAM = frozenset(
 )
 @click.option("--history", is_flag=True, help="Write down every step of every message's life, in the data directory.")
 @click.option(
-    "--app", metavar="MODULE:ATTR", envvar="MQCORE_APP", help="A Broker, or a mapping of delivery handlers by key."
+    "--app",
+    metavar="MODULE:ATTR",
+    envvar="MQCORE_APP",
+    help="A Broker, a mapping of delivery handlers by key, or an Authority; a mapping may have one too.",
 )
 @click.option("--auto-create", is_flag=True, help="Publishing to, or joining, what is missing creates it.")
 @click.option(
@@ -95,6 +99,7 @@ def serve(
 
 
 def _broker(app: str | None, config_file: str | None, flags: dict[str, Any]) -> Broker:
+    from mqcore.authority import Authority
     from mqcore.broker import Broker
 
     loaded = _load_app(app) if app is not None else {}
@@ -109,7 +114,12 @@ def _broker(app: str | None, config_file: str | None, flags: dict[str, Any]) -> 
             raise click.UsageError(f"{app} is a Broker that listens nowhere; give it listen='{_DEFAULT_LISTENERS[0]}'")
         return loaded
     broker = Broker(_config(config_file, flags))
+    if isinstance(loaded, Authority):
+        loaded = {"authority": loaded}
     for key, handler in loaded.items():
+        if isinstance(handler, Authority):
+            broker.authority = handler
+            continue
         try:
             broker.delivery_handlers[key] = handler
         except TypeError as error:
@@ -127,10 +137,11 @@ def _config(config_file: str | None, flags: dict[str, Any]) -> BrokerConfig:
     return config if config.listen else dataclasses.replace(config, listen=_DEFAULT_LISTENERS)
 
 
-def _load_app(app: str) -> Broker | Mapping[str, Any]:
+def _load_app(app: str) -> Authority | Broker | Mapping[str, Any]:
     import importlib
     import sys
 
+    from mqcore.authority import Authority
     from mqcore.broker import Broker
 
     module_name, colon, attribute = app.partition(":")
@@ -145,10 +156,11 @@ def _load_app(app: str) -> Broker | Mapping[str, Any]:
     except Exception as error:
         raise click.UsageError(f"--app {app}: importing it raised {type(error).__name__}: {error}") from error
     found = getattr(module, attribute, None)
-    if not isinstance(found, Broker | Mapping):
+    if not isinstance(found, Authority | Broker | Mapping):
         what = "missing" if found is None else f"a {type(found).__name__}"
         raise click.UsageError(
-            f"--app {app}: {attribute} is {what}; it must be a mqcore.Broker or a mapping of handlers"
+            f"--app {app}: {attribute} is {what}; it must be a mqcore.Broker, a mapping of handlers, "
+            "or a mqcore.authority.Authority"
         )
     return found
 

@@ -21,6 +21,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use tokio::runtime::{Handle, Runtime};
 
+use crate::authority::{self, AuthorityThread};
 use crate::decision::{Decision, policy_of};
 use crate::dispatcher::Dispatcher;
 use crate::handler::Handler;
@@ -43,6 +44,7 @@ const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 pub struct Broker {
     config: Config,
     handlers: Mutex<Vec<Definition>>,
+    authority: Mutex<Option<authority::Definition>>,
     state: Mutex<State>,
     /// What connectors connect to; `None` while the broker is stopped.
     local: Arc<RwLock<Option<Local>>>,
@@ -155,6 +157,9 @@ impl Broker {
             dispatchers.set(&definition.spec.key, definition.dispatcher(py)?);
             specs.push(definition.spec.clone());
         }
+        if let Some(definition) = &*lock(&self.authority) {
+            dispatchers.set_authority(AuthorityThread::start(py, definition)?);
+        }
         let config = self.config.clone();
         let port = dispatchers.clone();
         py.detach(|| {
@@ -188,6 +193,7 @@ impl Broker {
         Ok(Self {
             config: config::server(config, manual_clock)?,
             handlers: Mutex::default(),
+            authority: Mutex::default(),
             state: Mutex::new(State::Stopped),
             local: Arc::default(),
             process: AtomicU32::new(0),
@@ -327,6 +333,37 @@ impl Broker {
         Ok(())
     }
 
+    /// Registers the program's own authenticator; `None` for a method says that it is not overridden.
+    fn set_authority(
+        &self,
+        authenticate: Option<Py<PyAny>>,
+        authorize: Option<Py<PyAny>>,
+        timeout: f64,
+        cache: f64,
+        submit: Py<PyAny>,
+    ) -> PyResult<()> {
+        self.check_process()?;
+        if !matches!(&*lock(&self.state), State::Stopped) {
+            return Err(PyRuntimeError::new_err(
+                "the authority of a running broker cannot be changed; stop it first",
+            ));
+        }
+        let (timeout, cache) =
+            (config::seconds(timeout, "timeout")?, config::seconds(cache, "cache_seconds")?);
+        let definition = authority::Definition { authenticate, authorize, timeout, cache, submit };
+        // The old one's Python objects are released after the lock: that may run Python code.
+        let replaced = lock(&self.authority).replace(definition);
+        drop(replaced);
+        Ok(())
+    }
+
+    /// Reads users and tokens again, and ends the connections whose rights have changed.
+    fn reload_authority(&self, py: Python<'_>) -> PyResult<()> {
+        let running = self.running("read its users and tokens")?;
+        py.detach(|| running.handle.block_on(running.server.reload_authority()))
+            .map_err(|broken| error::authority(&broken))
+    }
+
     /// What all shards know, as plain dicts.
     fn survey<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let running = self.running("be surveyed")?;
@@ -355,12 +392,20 @@ impl Broker {
                 visit.call(method)?;
             }
         }
+        drop(handlers);
+        let Ok(authority) = self.authority.try_lock() else { return Ok(()) };
+        if let Some(definition) = &*authority {
+            visit.call(&definition.authenticate)?;
+            visit.call(&definition.authorize)?;
+            visit.call(&definition.submit)?;
+        }
         Ok(())
     }
 
     fn __clear__(&self) {
         let released = std::mem::take(&mut *lock(&self.handlers));
-        drop(released);
+        let authority = lock(&self.authority).take();
+        drop((released, authority));
     }
 
     /// Turns a manual clock forward.

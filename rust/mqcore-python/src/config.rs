@@ -7,13 +7,12 @@ use std::time::Duration;
 use mqcore_broker::history::HistoryOptions;
 use mqcore_broker::id::QueueAddress;
 use mqcore_broker::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges, Status};
-use mqcore_server::authority::AuthorityConfig;
 use mqcore_server::config::{ClockConfig, Config};
 use mqcore_wire::codec::Limits;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use crate::error;
+use crate::{authority, error};
 
 /// Reads a `mqcore.BrokerConfig`.
 pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<Config> {
@@ -50,7 +49,7 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         clock: if manual_clock { ClockConfig::Manual } else { ClockConfig::System },
         undecided_max: field(config, "undecided_max")?,
         data_dir: field::<Option<PathBuf>>(config, "data_dir")?,
-        authority: AuthorityConfig::default(),
+        authority: authority::config(&config.call_method0("_authority")?.extract::<String>()?)?,
         history: history(config)?,
         ..Config::default()
     })

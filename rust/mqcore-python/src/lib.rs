@@ -1,6 +1,7 @@
 //! The Python face of mqcore, as `mqcore._core`: what is exported, and nothing else.
 
 mod answers;
+mod authority;
 pub mod broker;
 mod burst;
 mod call;
@@ -28,6 +29,8 @@ mod view;
 mod _core {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::authority::{AuthorityReply, AuthorityStore, hash_password};
     #[pymodule_export]
     use crate::broker::Broker;
     #[pymodule_export]
