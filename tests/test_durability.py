@@ -107,11 +107,16 @@ async def _drain(url: str) -> list[Delivered[str]]:
 
 
 @pytest.mark.timeout(60 + 5 * ROUNDS)
-async def test_killed_at_random_moments_nothing_saved_is_lost_and_nothing_settled_comes_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("watermark", [None, 1000], ids=["bodies-in-memory", "bodies-on-disk"])
+async def test_killed_at_random_moments_nothing_saved_is_lost_and_nothing_settled_comes_back(
+    tmp_path: Path, watermark: int | None
+) -> None:
     seed = int.from_bytes(os.urandom(4))
     print(f"seed {seed}")
     chance = random.Random(seed)
-    arguments = ("--data-dir", str(tmp_path / "data"))
+    arguments = ["--data-dir", str(tmp_path / "data")]
+    if watermark is not None:
+        arguments += ["--memory-watermark", str(watermark)]
     ledger = Ledger()
     with serving(*arguments) as broker:
         await _declare(broker.url)
@@ -152,6 +157,37 @@ async def test_definitions_and_saved_messages_come_back_and_unsaved_ones_do_not(
             assert (await mq.queue("passing", 1).information()).messages == 0
             batch = await mq.queue("kept", 1).pull(20, str)
             assert [message.body for message in batch] == ["7", *(str(n) for n in range(10) if n != 7)]
+
+
+async def test_bodies_above_the_watermark_leave_memory_and_come_back_in_order(tmp_path: Path) -> None:
+    """Through all that looks at a stored message: a look, both orders of pulling, a restart, expiry."""
+    config = mqcore.BrokerConfig(data_dir=str(tmp_path / "data"), memory_watermark=10_000, shards=1)
+    kept = QueueOptions(status=QueueStatus.PULL, delivery_handler="at-least-once")
+    graves = QueueOptions(status=QueueStatus.PULL, delivery_handler="at-least-once")
+    mortal = QueueOptions(
+        status=QueueStatus.PULL, delivery_handler="at-least-once", message_timeout=0.3, dead_letter="dead/1"
+    )
+    bodies = [f"{number:04}" + "x" * 1000 for number in range(500)]
+    async with mqcore.Broker(config) as broker, broker.client() as mq:
+        await mq.declare("kept", 1, kept)
+        await mq.publish_many("kept/1", bodies)
+        memory = sum(queue.memory_bytes for queue in broker.stats().queues)
+        assert memory < 100_000, "bodies stay in memory above the watermark"
+        assert [message.body for message in await mq.queue("kept", 1).pull(3, str)] == bodies[:3]
+        assert [message.body for message in await mq.queue("kept", 1).pull(3, str, order="lifo")] == bodies[-1:-4:-1]
+    async with mqcore.Broker(config) as broker, broker.client() as mq:
+        left = bodies[3:-3]
+        assert (await mq.queue("kept", 1).information()).messages == len(left)
+        assert [message.body for message in await mq.queue("kept", 1).pull(1000, str)] == left
+        await mq.declare("dead", 1, graves)
+        await mq.declare("mortal", 1, mortal)
+        await mq.publish_many("mortal/1", bodies)
+        for _ in range(200):
+            buried = (await mq.queue("dead", 1).information()).messages
+            if buried == len(bodies):
+                break
+            await asyncio.sleep(0.05)
+        assert sorted(message.body for message in await mq.queue("dead", 1).pull(1000, str)) == bodies
 
 
 async def test_a_queue_that_saves_refuses_where_nothing_can_be_saved() -> None:

@@ -24,6 +24,7 @@ FORBIDDEN = {
     "mqcore-authority": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-limiter": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-journal": rf"\b({NO_RUNTIME_NO_CLOCK})\b",
+    "mqcore-cluster": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-tls": rf"\b({NO_RUNTIME_NO_CLOCK})\b",
 }
 
@@ -33,14 +34,16 @@ MAY_KNOW = {
     "mqcore-broker": set(),
     "mqcore-journal": set(),
     "mqcore-authority": set(),
+    "mqcore-cluster": {"mqcore-wire"},
     "mqcore-limiter": set(),
     "mqcore-tls": set(),
-    "mqcore-session": {"mqcore-wire", "mqcore-broker", "mqcore-limiter"},
+    "mqcore-session": {"mqcore-wire", "mqcore-broker", "mqcore-cluster", "mqcore-limiter"},
     "mqcore-server": {
         "mqcore-wire",
         "mqcore-broker",
         "mqcore-session",
         "mqcore-journal",
+        "mqcore-cluster",
         "mqcore-authority",
         "mqcore-limiter",
         "mqcore-tls",

@@ -12,6 +12,7 @@
 //! | [`process`], [`serve`] | the process under test, and what runs in it |
 //! | [`report`] | figures as a table and as JSON |
 
+pub mod backlog;
 pub mod durable;
 pub mod fanout;
 pub mod latency;

@@ -14,7 +14,7 @@ use crate::report::{Figure, Goal};
 use crate::serve::{Saving, Serve};
 use crate::tmqp::Tmqp;
 use crate::wire::Wire;
-use crate::{durable, fanout, latency, memory, plain_loop, work_queue};
+use crate::{backlog, durable, fanout, latency, memory, plain_loop, work_queue};
 
 /// How a measurement is to be run.
 #[derive(Debug, Clone, Copy)]
@@ -29,6 +29,8 @@ pub struct Plan {
     pub shards: usize,
     /// Threads of the server's runtime; 0: one for each core.
     pub workers: usize,
+    /// Messages of the backlog.
+    pub messages: u64,
     /// The command that serves instead of this program, for example one that does so in Python.
     pub server: Option<&'static str>,
 }
@@ -54,11 +56,13 @@ pub enum Scenario {
     DurableWindow1,
     /// A million saved messages, and a crash.
     RestartMillion,
+    /// A long queue of saved messages of 1 KiB.
+    Backlog,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Broadcast1To1,
         Self::Broadcast1To100,
         Self::RoundRobinAck,
@@ -68,6 +72,7 @@ impl Scenario {
         Self::DurableWindow512,
         Self::DurableWindow1,
         Self::RestartMillion,
+        Self::Backlog,
     ];
 
     /// Its name on the command line.
@@ -82,6 +87,7 @@ impl Scenario {
             Self::DurableWindow512 => "durable-window-512",
             Self::DurableWindow1 => "durable-window-1",
             Self::RestartMillion => "restart-million",
+            Self::Backlog => "backlog",
         }
     }
 
@@ -105,6 +111,7 @@ impl Scenario {
             Self::DurableWindow512 => self.durable_window_512(plan),
             Self::DurableWindow1 => self.durable_window_1(plan),
             Self::RestartMillion => self.restart(plan),
+            Self::Backlog => self.backlog(plan),
         }
     }
 
@@ -315,6 +322,54 @@ impl Scenario {
     }
 }
 
+impl Scenario {
+    fn backlog(self, plan: Plan) -> io::Result<Vec<Figure>> {
+        let peak = Goal::AtMost(1024.0);
+        let names = [
+            ("messages of 1 KiB", Goal::None),
+            ("messages/s taken", Goal::None),
+            ("MiB at most, while taken", peak),
+            ("MiB, held", peak),
+            ("messages/s, the first half drained", Goal::None),
+            ("MiB at most, while drained", peak),
+            ("seconds until ready after a crash", Goal::None),
+            ("MiB, ready after the crash", peak),
+            ("messages/s, the rest drained", Goal::None),
+            ("MiB at most, while the rest is drained", peak),
+        ];
+        let mut figures = names.map(|(what, goal)| Figure::new(self.name(), "mqcore", what, goal));
+        let directory = Scratch::new(self.name())?;
+        let process = plan.saving_in(&directory, Status::RoundRobin, true)?;
+        let taken = backlog::take(&process, plan.messages)?;
+        let held = process.resident_bytes()? as f64;
+        let first = backlog::drain(&process, plan.messages / 2)?;
+        process.crash()?;
+        let start = Instant::now();
+        let process = plan.saving_in(&directory, Status::RoundRobin, true)?;
+        let ready = process.totals()?["ready"].as_u64().unwrap_or_default();
+        let seconds = start.elapsed().as_secs_f64();
+        let restarted = process.resident_bytes()? as f64;
+        let rest = backlog::drain(&process, ready)?;
+        process.totals_when(|totals| totals["ready"] == 0 && totals["in_flight"] == 0)?;
+        let values = [
+            plan.messages as f64,
+            taken.rate(),
+            taken.peak_bytes as f64 / MIB,
+            held / MIB,
+            first.rate(),
+            first.peak_bytes as f64 / MIB,
+            seconds,
+            restarted / MIB,
+            rest.rate(),
+            rest.peak_bytes as f64 / MIB,
+        ];
+        for (figure, value) in figures.iter_mut().zip(values) {
+            figure.values.push(value);
+        }
+        Ok(figures.into())
+    }
+}
+
 const MIB: f64 = 1024.0 * 1024.0;
 
 /// The figures of [`Scenario::receipts`].
@@ -361,12 +416,15 @@ impl Plan {
 
     /// This program's own server, whatever else is measured: another one need not know how to save.
     fn saving(&self, directory: &Scratch) -> io::Result<Process> {
+        self.saving_in(directory, Status::Pull, false)
+    }
+
+    fn saving_in(&self, directory: &Scratch, status: Status, acknowledge: bool) -> io::Result<Process> {
         let saving = Saving {
             delivery_handler: policy::AT_LEAST_ONCE.key.into(),
             data_dir: directory.path().join("data"),
         };
         let (shards, workers) = (self.shards, self.workers);
-        let status = Status::Pull;
-        Process::mqcore(&Serve { status, acknowledge: false, shards, workers, saving: Some(saving) }, None)
+        Process::mqcore(&Serve { status, acknowledge, shards, workers, saving: Some(saving) }, None)
     }
 }

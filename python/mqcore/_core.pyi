@@ -13,6 +13,7 @@ __all__ = [
     "Acknowledgement",
     "AuthorityReply",
     "AuthorityStore",
+    "BackupArchive",
     "Broker",
     "Burst",
     "Client",
@@ -31,6 +32,8 @@ __all__ = [
     "QueueView",
     "Received",
     "States",
+    "ZstdReader",
+    "ZstdWriter",
     "__version__",
     "connect",
     "end_delivering",
@@ -269,6 +272,7 @@ class Broker:
         submit: Callable[[list[tuple[Awaitable[object], AuthorityReply]]], None],
     ) -> None: ...
     def reload_authority(self) -> None: ...
+    def backup(self) -> BackupArchive: ...
     def survey(self) -> dict[str, Any]: ...
     def waiting(self, queue: str, limit: int) -> list[tuple[Message, int, int, bool]] | None: ...
     def advance(self, seconds: float) -> None: ...
@@ -345,6 +349,35 @@ def policy_decision(policy: str, step: str, *, positive: bool = True) -> Decisio
 def policies() -> list[str]: ...
 
 # journal
+
+@final
+class BackupArchive:
+    """A tar archive that is made while it is read."""
+
+    @staticmethod
+    def of_stopped(path: str) -> BackupArchive: ...
+    @property
+    def file_bytes(self) -> int:
+        """Octets of files in it."""
+    def read(self, size: int) -> bytes: ...
+    def close(self) -> None:
+        """Let the broker remove files again."""
+
+@final
+class ZstdWriter:
+    """Writes a compressed file."""
+
+    def __new__(cls, path: str) -> ZstdWriter: ...
+    def write(self, octets: bytes) -> None: ...
+    def finish(self) -> None:
+        """End the file and make it durable."""
+
+@final
+class ZstdReader:
+    """Reads a compressed file."""
+
+    def __new__(cls, path: str) -> ZstdReader: ...
+    def read(self, size: int) -> bytes: ...
 
 def journal_compact(
     path: str, drop_quarantined: bool, progress: Callable[[int, int, int], object]

@@ -20,11 +20,13 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import os
 import threading
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
 from mqcore import _core, errors, handlers
@@ -44,6 +46,7 @@ from mqcore.handlers import DeliveryHandler
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from mqcore.backup import BackedUp, Copied
     from mqcore.client import Client, _Options
 
 
@@ -108,7 +111,7 @@ class QueueStats:
     """Failed, late and missing answers of handlers."""
     dropped: Mapping[str, int]
     """Dropped messages by reason: ``no-consumer``, ``slow``, ``limit``, ``expired``, ``refused``,
-    ``erased``."""
+    ``erased``, ``unreadable``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +216,7 @@ class BrokerOptions(TypedDict, total=False):
     authority: AuthorityOptions
     user: Sequence[UserOptions]
     token: Sequence[TokenOptions]
+    memory_watermark: int
 
 
 class DeliveryHandlers(Mapping[str, DeliveryHandler]):
@@ -332,6 +336,18 @@ class Broker:
     def stats(self) -> BrokerStats:
         """Return what is there and what was counted."""
         return _stats(self._core.survey())
+
+    def backup(self, to: str | os.PathLike[str], *, progress: Copied | None = None) -> BackedUp:
+        """Copy everything that is saved into a new directory, ``.tar`` or ``.tar.zst``, and go on meanwhile.
+
+        Blocks while it copies: with asyncio, call it with `asyncio.to_thread`. `mqcore.backup.restore` is the way back.
+        Raises `NotRunning`, `Unacceptable` without a data directory, `Busy` while another backup is made, `ConfigError`
+        if something is at `to`, and `DataDirFull`.
+        """
+        from mqcore.backup import check_new, take
+
+        check_new(Path(to))
+        return take(self._core.backup(), Path(to), progress)
 
     def start(self) -> None:
         """Bind every listener and start. Raises `ListenFailed` if an address cannot be bound.

@@ -289,6 +289,9 @@ class BrokerConfig:
     """How long after a ping something has to come. Default 10 s."""
     undecided_max: int = 100_000
     """Messages of one queue at most that wait for a handler's decision. Default 100,000."""
+    memory_watermark: int = 256 * 1024 * 1024
+    """Octets of saved messages that may wait in memory. Above it, bodies that are far from being handed out leave it
+    and are read back from the data directory before they are needed. Default 256 MiB."""
 
     authority: AuthorityOptions = field(default_factory=AuthorityOptions)
     """Who may do what, beside users and tokens."""

@@ -22,6 +22,7 @@ Measures mqcore, in a process of its own, and prints a table.
   --server CMD  what to measure instead of this program's own server: started as CMD serve STATUS ACK SHARDS WORKERS,
                 it prints the line of JSON that `load serve` prints, and serves until its standard input is closed;
                 scenarios that save measure this program's own server all the same
+  --messages N  messages of the scenario backlog (1000000)
   --workers N   threads of the server's runtime (0: one for each core)
   --json        JSON instead of the table
 ";
@@ -40,6 +41,7 @@ fn parse(arguments: &[String]) -> Result<Wanted, String> {
             peers: true,
             shards: 0,
             workers: 0,
+            messages: 1_000_000,
             server: None,
         },
         scenarios: Vec::new(),
@@ -55,6 +57,7 @@ fn parse(arguments: &[String]) -> Result<Wanted, String> {
             "--seconds" => wanted.plan.duration = Duration::from_secs(number()?.max(1) as u64),
             "--runs" => wanted.plan.runs = number()?.max(1),
             "--shards" => wanted.plan.shards = number()?,
+            "--messages" => wanted.plan.messages = number()?.max(2) as u64,
             "--workers" => wanted.plan.workers = number()?,
             "--server" => {
                 let command = rest.next().ok_or("--server wants a command")?;

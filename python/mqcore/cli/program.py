@@ -56,7 +56,20 @@ def run(arguments: Sequence[str]) -> int:
 
 def root() -> click.Group:
     """Put all commands together."""
-    from mqcore.cli import authority, channel, client, consume, direct, journal, publish, queue, serve, tail, version
+    from mqcore.cli import (
+        authority,
+        backup,
+        channel,
+        client,
+        consume,
+        direct,
+        journal,
+        publish,
+        queue,
+        serve,
+        tail,
+        version,
+    )
 
     commands = [
         serve.serve,
@@ -72,6 +85,8 @@ def root() -> click.Group:
         authority.user,
         authority.token,
         journal.journal,
+        backup.backup,
+        backup.restore,
         version.version,
     ]
     group = CommandGroup(

@@ -25,7 +25,15 @@ _DEFAULT_LISTENERS = ("tmqp://127.0.0.1:2622",)
 
 # Settings of the program, which the broker's own settings would not know.
 _OF_THE_PROGRAM = frozenset(
-    {"MQCORE_APP", "MQCORE_CONFIG", "MQCORE_DEBUG", "MQCORE_DRAIN_TIMEOUT", "MQCORE_LOG_FORMAT", "MQCORE_URL"}
+    {
+        "MQCORE_APP",
+        "MQCORE_CONFIG",
+        "MQCORE_DEBUG",
+        "MQCORE_DRAIN_TIMEOUT",
+        "MQCORE_LOG_FORMAT",
+        "MQCORE_TOKEN",
+        "MQCORE_URL",
+    }
 )
 
 
@@ -38,6 +46,12 @@ _OF_THE_PROGRAM = frozenset(
     help="Where definitions and saved messages are kept. [default: nowhere, everything stays in memory]",
 )
 @click.option("--history", is_flag=True, help="Write down every step of every message's life, in the data directory.")
+@click.option(
+    "--memory-watermark",
+    type=click.IntRange(min=0),
+    metavar="OCTETS",
+    help="How much of saved messages may wait in memory; the rest is read back when needed. [default: 256 MiB]",
+)
 @click.option(
     "--app",
     metavar="MODULE:ATTR",
@@ -71,6 +85,7 @@ def serve(
     listen: tuple[str, ...],
     admin: str | None,
     data_dir: str | None,
+    memory_watermark: int | None,
     history: bool,
     app: str | None,
     auto_create: bool,
@@ -89,6 +104,7 @@ def serve(
         "listen": listen or None,
         "admin": admin,
         "data_dir": data_dir,
+        "memory_watermark": memory_watermark,
         "history": history or None,
         "auto_create_channels": auto_create or None,
         "auto_create_queues": auto_create or None,

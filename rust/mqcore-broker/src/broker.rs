@@ -11,27 +11,30 @@ use crate::bindings::{Bindings, Names, QueueBinding, QueueBindings};
 use crate::channel::{Channel, check_handler, no_queue};
 use crate::client::Client;
 use crate::command::{
-    Acknowledgement, ClientPattern, Command, EventKind, EventScope, EventSubscription, Pull, Request,
+    Acknowledgement, ClientPattern, Command, EventKind, EventScope, EventSubscription, PassedOn, Pull,
+    Request,
 };
 use crate::decision::{Acknowledge, Decision, PutBack, Steps};
 use crate::directory::Directory;
 use crate::effect::{
-    Answer, Effect, Event, Forwarded, Occurrence, Origin, PullOutcome, Reply, Subject, Transfer,
+    Answer, Effect, Event, Forwarded, Loaded, Occurrence, Origin, PullOutcome, Reply, Subject, Transfer,
 };
 use crate::filter;
 use crate::history::{Block, Happened, HistoryOptions};
 use crate::id::{
     ChannelName, ConnectionId, HandlerId, MessageNumber, QueueAddress, Sequence, Tag, TopicName,
 };
+use crate::intake::{Arrival, Ticket};
 use crate::members::{Consumer, ConsumerKey, Members};
 use crate::message::Message;
+use crate::nodes::Master;
 use crate::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges};
 use crate::policy::Policy;
 use crate::queue::Queue;
-use crate::ready::Entry;
-use crate::record::{Definition, Progress, PutMessage, Record};
+use crate::ready::Unread;
+use crate::record::{Definition, Progress, Record};
 use crate::rejection::{Rejection, RejectionKind};
-use crate::stats::{DropReason, Survey, Waiting};
+use crate::stats::{BodyStats, DropReason, Survey, Waiting};
 use crate::subscription::{QueueSubscription, Remote};
 use crate::time::Timestamp;
 use crate::topic::{TopicPattern, Topics};
@@ -60,6 +63,9 @@ pub struct BrokerConfig {
     pub slow_consumer_timeout: Duration,
     /// Messages of one queue that may wait for a handler's decision; more are refused as busy. Default 100,000.
     pub undecided_max: usize,
+    /// Octets of saved messages that may wait in the memory of this shard. Above it, the bodies that are furthest from
+    /// being handed out leave memory, and are asked for before they are needed. Default 256 MiB.
+    pub memory_watermark: u64,
     /// Whether, and how, what happens to each message is written down: [`Broker::take_history`]. Default no.
     pub history: Option<HistoryOptions>,
     /// Makes generated ids unguessable and unique: random, different for each start and shard.
@@ -79,6 +85,7 @@ impl Default for BrokerConfig {
             delivery_handler: crate::policy::MEMORY.key.into(),
             slow_consumer_timeout: Duration::from_secs(30),
             undecided_max: 100_000,
+            memory_watermark: 256 << 20,
             history: None,
             seed: 0,
         }
@@ -117,15 +124,36 @@ impl HandlerSpec {
         Decision { allow: true, save: false, put_back: PutBack::End, acknowledge: Acknowledge::None };
 }
 
+/// What a journal had when the broker starts. Messages stay there until they are wanted: millions of them may wait.
+#[derive(Debug, Clone, Default)]
+pub struct Recollection {
+    /// Channels and queues.
+    pub definitions: Vec<Definition>,
+    /// The queues that messages name by their place here.
+    pub queues: Vec<QueueAddress>,
+    /// Messages that are not settled, by ascending sequence.
+    pub messages: Vec<Restored>,
+    /// How far those got of which something was written about that, by ascending sequence.
+    pub progress: Vec<(Sequence, Progress)>,
+    /// Of the messages that other brokers passed on: which of theirs they are.
+    pub tickets: Vec<Ticket>,
+    /// The highest sequence that was ever given.
+    pub sequence: Sequence,
+}
+
 /// A message that the journal had.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Restored {
-    /// The message and its queue.
-    pub put: PutMessage,
     /// The sequence under which it was put.
     pub sequence: Sequence,
-    /// How far it got; its rank is its sequence if nothing was written about that.
-    pub progress: Progress,
+    /// Its queue's place in [`Recollection::queues`].
+    pub queue: u32,
+    /// About how much memory it takes once it is read, in octets; at most 4 GiB - 1.
+    pub bytes: u32,
+    /// Its number in the history; 0 if there was none.
+    pub number: MessageNumber,
+    /// Whether it goes before all messages that have this not.
+    pub high_priority: bool,
 }
 
 /// What a shard remembers of a connection.
@@ -230,6 +258,7 @@ impl Broker {
                 self.relay(&to, Event::DirectAcknowledged(message), effects);
             }
             Command::Respond { to, message } => self.relay(&to, Event::Responded(message), effects),
+            Command::PassedOn(passed_on) => self.passed_on(client, *passed_on, now, effects),
             Command::Request(id, request) => {
                 let before = self.books.sequence;
                 let result = self.request(client, *request, now, effects);
@@ -251,8 +280,15 @@ impl Broker {
         }
     }
 
+    /// A broker that this one passes on to came, went, or said who it is. Told to the home shard.
+    pub fn master(&mut self, master: Master, now: Timestamp, effects: &mut Vec<Effect>) {
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        self.directory.master(master, &mut turn);
+    }
+
     /// A connection ended. Every shard is told.
     pub fn closed(&mut self, connection: ConnectionId, now: Timestamp, effects: &mut Vec<Effect>) {
+        self.books.links.retain(|_, link| *link != connection);
         if self.books.congested.remove(&connection).is_some() {
             self.books.congestion += 1;
         }
@@ -380,15 +416,9 @@ impl Broker {
 
     /// There is a journal: what it had is taken over, and from now on it is told what must survive. Call this
     /// before anything else. Queues whose definition was lost are made anew with the server's defaults, so
-    /// that no message is lost with them. `sequence` is the highest that was ever given.
-    pub fn restore(
-        &mut self,
-        definitions: Vec<Definition>,
-        mut messages: Vec<Restored>,
-        sequence: Sequence,
-        now: Timestamp,
-        effects: &mut Vec<Effect>,
-    ) {
+    /// that no message is lost with them.
+    pub fn restore(&mut self, had: Recollection, now: Timestamp, effects: &mut Vec<Effect>) {
+        let Recollection { definitions, queues, messages, progress, tickets, sequence } = had;
         self.start_history(&definitions, &messages, now);
         // While definitions are read back they are not written again.
         self.books.storage = Storage::Absent;
@@ -398,19 +428,56 @@ impl Broker {
         }
         self.books.storage = Storage::Ready;
         // Ranks were given from later sequences too, of records that leave no trace; new ones must be larger.
-        let ranks = messages.iter().map(|message| message.progress.rank.unsigned_abs());
-        self.books.sequence = Sequence(ranks.max().unwrap_or(0).max(sequence.0));
+        let ranks = progress.iter().map(|(_, progress)| progress.rank.unsigned_abs());
+        let last = messages.last().map_or(Sequence(0), |message| message.sequence);
+        self.books.sequence = Sequence(ranks.max().unwrap_or(0).max(sequence.0).max(last.0));
         if let Some(numbers) = numbers {
             Turn { now, books: &mut self.books, effects }.record(Record::Numbers(numbers));
         }
-        messages.sort_unstable_by_key(|message| message.progress.rank);
-        for restored in messages {
-            self.restore_message(restored, now, effects);
+        for ticket in &tickets {
+            self.books.intake.restore_saved(ticket);
         }
+        let keys: Vec<usize> = queues.iter().map(|queue| self.restore_queue(queue, now, effects)).collect();
+        // Those without progress are in order already; the others go where their ranks say.
+        let mut moved = Vec::new();
+        let mut known = progress.iter().peekable();
+        for message in &messages {
+            while known.next_if(|(sequence, _)| *sequence < message.sequence).is_some() {}
+            if let Some((_, progress)) = known.next_if(|(sequence, _)| *sequence == message.sequence) {
+                moved.push((*progress, *message));
+            }
+        }
+        moved.sort_unstable_by_key(|(progress, _)| progress.rank);
+        let mut moved = moved.into_iter().peekable();
+        let mut restore = |message: Restored, progress: Progress| {
+            let place = message.queue as usize;
+            if let Some((queue, key)) = queues.get(place).zip(keys.get(place)) {
+                self.restore_message(queue, *key, message, progress, now, effects);
+            }
+        };
+        let mut known = progress.iter().peekable();
+        for message in messages {
+            while known.next_if(|(sequence, _)| *sequence < message.sequence).is_some() {}
+            if known.next_if(|(sequence, _)| *sequence == message.sequence).is_some() {
+                continue;
+            }
+            let rank = message.sequence.0 as i64;
+            while let Some((progress, earlier)) = moved.next_if(|(progress, _)| progress.rank < rank) {
+                restore(earlier, progress);
+            }
+            restore(message, Progress { rank, ..Progress::default() });
+        }
+        for (progress, message) in moved {
+            restore(message, progress);
+        }
+        self.books.committed_all();
     }
 
     fn restore_definition(&mut self, definition: Definition, now: Timestamp, effects: &mut Vec<Effect>) {
         let key = match &definition {
+            Definition::Intake(node, progress) => {
+                return self.books.intake.restore(Arc::clone(node), progress.clone());
+            }
             Definition::Channel(name, options) => {
                 let key = self.restore_channel(name);
                 self.channels[key].options = (**options).clone();
@@ -438,30 +505,74 @@ impl Broker {
         })
     }
 
-    fn restore_message(&mut self, restored: Restored, now: Timestamp, effects: &mut Vec<Effect>) {
-        let Restored { put, sequence, progress } = restored;
-        let key = self.restore_channel(&put.queue.channel);
+    /// Makes the queue of a restored message, if its definition is missing; answers with its channel's key.
+    fn restore_queue(&mut self, address: &QueueAddress, now: Timestamp, effects: &mut Vec<Effect>) -> usize {
+        let key = self.restore_channel(&address.channel);
         let mut turn = Turn { now, books: &mut self.books, effects };
         let channel = &mut self.channels[key];
-        let id = put.queue.id;
-        if !channel.queues.contains_key(&id) {
+        if !channel.queues.contains_key(&address.id) {
             let options = channel.options.queue.clone();
-            turn.record(Record::DefineQueue(put.queue.clone(), Box::new(options.clone())));
-            let queue = Queue::new(put.queue, key, options, turn.books);
-            channel.queues.insert(id, queue);
+            turn.record(Record::DefineQueue(address.clone(), Box::new(options.clone())));
+            let queue = Queue::new(address.clone(), key, options, turn.books);
+            channel.queues.insert(address.id, queue);
         }
-        let entry = Entry {
+        key
+    }
+
+    fn restore_message(
+        &mut self,
+        address: &QueueAddress,
+        channel: usize,
+        message: Restored,
+        progress: Progress,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        let unread = Unread {
+            deadline: Timestamp::NEVER,
             attempts: progress.attempts,
             put_backs: progress.put_backs,
-            sequence,
-            number: put.number,
-            saved: true,
+            sequence: message.sequence,
+            number: message.number,
             // Its producer was told before the restart, or will never ask again.
             answered: true,
-            ..Entry::new(put.message, Timestamp::NEVER)
+            bytes: message.bytes.into(),
         };
-        if let Some(queue) = channel.queues.get_mut(&id) {
-            queue.restore(entry, &mut turn);
+        if let Some(queue) = self.channels[channel].queues.get_mut(&address.id) {
+            queue.restore(unread, message.high_priority, &mut turn);
+        }
+    }
+
+    /// Bodies came back that [`Effect::Load`] asked for, or could not be read.
+    pub fn loaded(&mut self, loaded: Loaded, now: Timestamp, effects: &mut Vec<Effect>) {
+        let Loaded { place, messages } = loaded;
+        self.books.loading = self.books.loading.saturating_sub(messages.len() as u64);
+        self.books.bodies.loaded += messages.iter().filter(|(_, message)| message.is_some()).count() as u64;
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        if let Some((_, queue)) = at(&mut self.channels, place) {
+            queue.loaded(messages, &mut turn);
+        }
+    }
+
+    /// Bodies are on their way from the journal.
+    pub fn waits_for_bodies(&self) -> bool {
+        self.books.loading > 0
+    }
+
+    /// Lets bodies leave memory until there are few enough.
+    fn relieve(&mut self) {
+        for _ in 0..self.books.backlogs.len() {
+            if self.books.meter.get() <= self.books.config.memory_watermark {
+                return;
+            }
+            let Some(place) = self.books.backlogs.pop_front() else { return };
+            let Some((_, queue)) = at(&mut self.channels, place) else { continue };
+            if queue.relieve(&mut self.books) {
+                self.books.backlogs.push_front(place);
+            } else if queue.backlogged {
+                self.books.backlogs.push_back(place);
+            }
         }
     }
 
@@ -473,13 +584,21 @@ impl Broker {
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) {
-        for awaiting in self.books.committed(level, sequence) {
+        let mut done = self.books.committed(level, sequence);
+        if level == Durability::Fsync {
+            // What is synced is written, whether or not somebody said so before.
+            done.extend(self.books.committed(Durability::Os, sequence));
+        }
+        for awaiting in done {
             match awaiting {
                 Awaiting::Save(place, asker) => {
                     self.resume(place, asker, Some(Decision::ALLOW), now, effects);
                 }
                 Awaiting::Answer(connection, event) => effects.push(Effect::Tell(connection, event)),
                 Awaiting::Transfer(origin) => effects.push(Effect::Transferred(origin)),
+                Awaiting::Confirm(link, numbers) => {
+                    effects.push(Effect::Tell(link, Event::Confirmed(numbers)));
+                }
             }
         }
     }
@@ -488,6 +607,7 @@ impl Broker {
     /// not come; queues that promise to save refuse; consumers go on.
     pub fn storage_refuses(&mut self, why: &str, now: Timestamp, effects: &mut Vec<Effect>) {
         self.books.storage = Storage::Refusing(why.into());
+        self.books.doubt_uncommitted();
         for awaiting in self.books.uncommitted() {
             match awaiting {
                 Awaiting::Save(place, asker) => {
@@ -502,6 +622,10 @@ impl Broker {
                 Awaiting::Answer(connection, event) => effects.push(Effect::Tell(connection, event)),
                 // Its old shard keeps it: after a restart it is there once more, which is better than never.
                 Awaiting::Transfer(_) => {}
+                // The messages themselves were taken. At worst they come once more after a crash.
+                Awaiting::Confirm(link, numbers) => {
+                    effects.push(Effect::Tell(link, Event::Confirmed(numbers)));
+                }
             }
         }
     }
@@ -545,7 +669,7 @@ impl Broker {
             }
         }
         // Only a journal that somebody put together by hand has larger ones.
-        let largest = messages.iter().map(|message| message.put.number).max().unwrap_or_default();
+        let largest = messages.iter().map(|message| message.number).max().unwrap_or_default();
         history.skip(MessageNumber(largest.0.saturating_add(1)));
         history.started(now);
     }
@@ -592,9 +716,20 @@ impl Broker {
 
     /// Hands out stored messages, about `budget` of them (large ones count more). True if there is more to
     /// hand out at once: carry out the effects and call again.
-    pub fn work(&mut self, now: Timestamp, mut budget: usize, effects: &mut Vec<Effect>) -> bool {
+    pub fn work(&mut self, now: Timestamp, budget: usize, effects: &mut Vec<Effect>) -> bool {
+        let more = self.hand_out(now, budget, effects);
+        if self.books.meter.get() > self.books.config.memory_watermark {
+            self.relieve();
+        }
+        more
+    }
+
+    fn hand_out(&mut self, now: Timestamp, mut budget: usize, effects: &mut Vec<Effect>) -> bool {
         /// What one queue gets before the next one has its turn.
         const SHARE: usize = 256;
+        if self.books.intake.is_dirty() {
+            Turn { now, books: &mut self.books, effects }.write_intake();
+        }
         while budget > 0 {
             let Some(place) = self.books.work.pop_front() else { return false };
             let Some((members, queue)) = at(&mut self.channels, place) else { continue };
@@ -627,6 +762,7 @@ impl Broker {
             questions_open: self.books.questions_open() as u64,
             answers_late: self.answers_late,
             retired: self.books.retired,
+            bodies: BodyStats { memory_bytes: self.books.meter.get(), ..self.books.bodies },
             topics: self.topics.information(),
             retired_topics: self.topics.retired(),
         }
@@ -637,22 +773,67 @@ impl Broker {
     pub fn waiting(&self, queue: &QueueAddress, max: usize) -> Option<Vec<Waiting>> {
         let channel = &self.channels[*self.names.get(&folded(&queue.channel))?];
         let entries = channel.queues.get(&queue.id)?.ready.iter().take(max);
-        let look = |entry: &Entry| Waiting {
-            message: entry.message.clone(),
-            attempts: entry.attempts,
-            put_backs: entry.put_backs,
-            saved: entry.saved,
+        let look = |(unread, saved, message): (Unread, bool, Option<&Message>)| Waiting {
+            message: message.cloned(),
+            sequence: unread.sequence,
+            attempts: unread.attempts,
+            put_backs: unread.put_backs,
+            saved,
         };
         Some(entries.map(look).collect())
     }
 
     // ---- Messages ----------------------------------------------------------------------------------------
 
+    /// Another broker passes something on, perhaps not for the first time.
+    fn passed_on(
+        &mut self,
+        link: &Arc<Client>,
+        passed_on: PassedOn,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
+        let PassedOn { ticket, command } = passed_on;
+        let latest = self.books.links.entry(Arc::clone(&ticket.node)).or_insert(link.connection);
+        if link.connection < *latest {
+            // The node has connected anew, and sends again there what is not confirmed.
+            return;
+        }
+        *latest = link.connection;
+        match self.books.intake.arrive(&ticket) {
+            Arrival::New => {}
+            Arrival::Done => return self.books.intake.again(&ticket),
+            Arrival::Pending | Arrival::Later => return,
+        }
+        match command {
+            // Its queue says when it is done, which may be much later.
+            Command::Publish { queue, message } => return self.publish(&queue, message, now, effects),
+            Command::Direct { to, message } => {
+                let receivers = self.directory.receivers(&to, message.properties().first_acquirer);
+                for receiver in receivers {
+                    let event = Event::Direct { to: to.clone(), message: message.clone() };
+                    effects.push(Effect::Tell(receiver, event));
+                }
+            }
+            Command::AcknowledgeDirect { to, message } => {
+                self.relay(&to, Event::DirectAcknowledged(message), effects);
+            }
+            Command::Respond { to, message } => self.relay(&to, Event::Responded(message), effects),
+            Command::PublishTopic { topic, message, to_producer, .. } => {
+                self.publish_topic(&topic, &message, to_producer, now, effects);
+            }
+            // What was handed out there is settled there; here it is only passed by.
+            _ => {}
+        }
+        self.books.intake.done(&ticket);
+    }
+
     fn publish(&mut self, to: &QueueAddress, message: Message, now: Timestamp, effects: &mut Vec<Effect>) {
         let key = match self.channel_for_publishing(to, now, effects) {
             Ok(key) => key,
             Err(rejection) => {
                 self.books.refused += 1;
+                Turn { now, books: &mut self.books, effects }.refuse_passed_on(&message, &rejection);
                 if let Some(producer) = message.producer() {
                     let connection = producer.connection;
                     let event = Event::PublishRefused { queue: to.clone(), message, rejection };
@@ -962,7 +1143,7 @@ impl Broker {
                 })
             }
             Request::ListClients { kind } => Ok(Reply::Clients(self.directory.list(kind.as_deref(), now))),
-            Request::ListNodes => Ok(Reply::Nodes(Vec::new())),
+            Request::ListNodes => Ok(Reply::Nodes(self.directory.nodes(now))),
         }
     }
 

@@ -64,4 +64,8 @@ pub struct Introduction {
     pub token: Option<String>,
     /// Everything else it sent.
     pub properties: Vec<(String, String)>,
+    /// `Some`: the peer is another broker, which passes on what its clients produce; its host, if it told one. It is no
+    /// client: it counts to no limit of clients, is listed with the nodes, and its id belongs to it even while an
+    /// older connection of it seems to be there.
+    pub node: Option<String>,
 }

@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 use crate::bindings::QueueBinding;
 use crate::client::Introduction;
 use crate::id::{ChannelName, QueueAddress, RequestId, Tag, TopicName};
+use crate::intake::Ticket;
 use crate::message::Message;
 use crate::options::{ChannelChanges, QueueChanges};
 use crate::subscription::{QueueSubscription, Remote};
@@ -71,8 +72,20 @@ pub enum Command {
         /// The response; `content_type` is the status.
         message: Message,
     },
+    /// Another broker passes on what a client of its own asked for. Nobody is answered but that broker, by
+    /// `Event::Confirmed` or `Event::PutOff`.
+    PassedOn(Box<PassedOn>),
     /// Anything that is rare enough to be boxed.
     Request(RequestId, Box<Request>),
+}
+
+/// What another broker passes on.
+#[derive(Debug, Clone)]
+pub struct PassedOn {
+    /// Which of its messages this is.
+    pub ticket: Ticket,
+    /// What it asks for: to publish, or one of the commands between clients. A message that is published carries the ticket too.
+    pub command: Command,
 }
 
 /// A consumer's word about a delivery.
@@ -146,11 +159,13 @@ pub enum EventKind {
     QueueUpdated,
     QueueRemoved,
     MessageProduced,
+    NodeConnected,
+    NodeDisconnected,
 }
 
 impl EventKind {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::ClientConnected,
         Self::ClientDisconnected,
         Self::ClientJoined,
@@ -161,6 +176,8 @@ impl EventKind {
         Self::QueueUpdated,
         Self::QueueRemoved,
         Self::MessageProduced,
+        Self::NodeConnected,
+        Self::NodeDisconnected,
     ];
 
     /// The name on the wire.
@@ -176,6 +193,8 @@ impl EventKind {
             Self::QueueUpdated => "QueueUpdated",
             Self::QueueRemoved => "QueueRemoved",
             Self::MessageProduced => "MessageProduced",
+            Self::NodeConnected => "NodeConnected",
+            Self::NodeDisconnected => "NodeDisconnected",
         }
     }
 
@@ -189,6 +208,8 @@ impl EventKind {
         match self {
             Self::ClientConnected
             | Self::ClientDisconnected
+            | Self::NodeConnected
+            | Self::NodeDisconnected
             | Self::ChannelCreated
             | Self::ChannelRemoved => EventScope::Server,
             Self::ClientJoined
@@ -317,6 +338,7 @@ impl Command {
             | Self::Direct { .. }
             | Self::AcknowledgeDirect { .. }
             | Self::Respond { .. } => Destination::Home,
+            Self::PassedOn(passed_on) => passed_on.command.destination(shards),
             Self::Request(_, request) => request.destination(shards),
         }
     }

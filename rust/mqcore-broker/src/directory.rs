@@ -7,9 +7,10 @@ use foldhash::{HashMap, HashMapExt};
 
 use crate::client::{Client, Introduction};
 use crate::command::{ClientPattern, EventKind};
-use crate::effect::{Event, Occurrence, Subject};
+use crate::effect::{Effect, Event, NodeInformation, Occurrence, Subject};
 use crate::filter;
 use crate::id::ConnectionId;
+use crate::nodes::{Master, Nodes};
 use crate::rejection::{Rejection, RejectionKind};
 use crate::stats::ClientInformation;
 use crate::time::Timestamp;
@@ -26,6 +27,7 @@ pub(crate) struct Directory {
     by_name: Namesakes,
     by_kind: Namesakes,
     watchers: Vec<(EventKind, ConnectionId)>,
+    nodes: Nodes,
 }
 
 impl Directory {
@@ -36,6 +38,7 @@ impl Directory {
             by_name: HashMap::new(),
             by_kind: HashMap::new(),
             watchers: Vec::new(),
+            nodes: Nodes::default(),
         }
     }
 
@@ -46,6 +49,9 @@ impl Directory {
         introduction: Introduction,
         turn: &mut Turn<'_>,
     ) -> Result<Arc<Client>, Rejection> {
+        if introduction.node.is_some() {
+            return self.welcome_node(provisional, introduction, turn);
+        }
         let text = |value: Option<String>| value.filter(|text| !text.is_empty()).map(String::into_boxed_str);
         let limit = turn.books.config.client_limit as usize;
         if limit > 0 && self.by_id.len() >= limit {
@@ -78,6 +84,55 @@ impl Directory {
         Ok(client)
     }
 
+    /// Takes another broker in. It says truly that it is here: an older connection of the same id is one that died unnoticed.
+    fn welcome_node(
+        &mut self,
+        provisional: &Client,
+        introduction: Introduction,
+        turn: &mut Turn<'_>,
+    ) -> Result<Arc<Client>, Rejection> {
+        let text = |value: Option<String>| value.filter(|text| !text.is_empty()).map(String::into_boxed_str);
+        let id = text(introduction.id).unwrap_or_else(|| turn.books.next_id().into());
+        let (name, kind) = (text(introduction.name), text(introduction.kind));
+        let host = introduction.node.unwrap_or_default();
+        for (what, value) in [("node id", Some(&*id)), ("node name", name.as_deref()), ("host", Some(&*host))]
+        {
+            check_text(what, value)?;
+        }
+        if let Some(older) = self.nodes.connection(&id) {
+            let rejection = Rejection::new(RejectionKind::Unacceptable, "this node has connected anew");
+            turn.effects.push(Effect::Close(older, rejection));
+            self.leave_node(older, turn);
+        }
+        let connected_at = turn.now;
+        let connection = provisional.connection;
+        let protocol = provisional.protocol;
+        let client = Arc::new(Client { connection, id, name, kind, admin: false, connected_at, protocol });
+        let information = self.nodes.add(&client, host, turn.now);
+        self.notify_node(EventKind::NodeConnected, information, turn);
+        Ok(client)
+    }
+
+    fn leave_node(&mut self, connection: ConnectionId, turn: &mut Turn<'_>) {
+        if let Some(information) = self.nodes.remove(connection, turn.now) {
+            self.notify_node(EventKind::NodeDisconnected, information, turn);
+        }
+    }
+
+    /// A broker that this one passes on to came or went.
+    pub(crate) fn master(&mut self, master: Master, turn: &mut Turn<'_>) {
+        let connected = master.connected_since.is_some();
+        if let Some(information) = self.nodes.master(master, turn.now) {
+            let kind = if connected { EventKind::NodeConnected } else { EventKind::NodeDisconnected };
+            self.notify_node(kind, information, turn);
+        }
+    }
+
+    /// All nodes.
+    pub(crate) fn nodes(&self, now: Timestamp) -> Vec<NodeInformation> {
+        self.nodes.list(now)
+    }
+
     fn add(&mut self, client: &Arc<Client>) {
         self.by_connection.insert(client.connection, client.clone());
         self.by_id.insert(client.id.clone(), client.clone());
@@ -91,6 +146,7 @@ impl Directory {
     /// A connection ended.
     pub(crate) fn leave(&mut self, connection: ConnectionId, turn: &mut Turn<'_>) {
         self.watchers.retain(|(_, watcher)| *watcher != connection);
+        self.leave_node(connection, turn);
         let Some(client) = self.by_connection.remove(&connection) else { return };
         self.by_id.remove(&client.id);
         for (index, key) in [(&mut self.by_name, &client.name), (&mut self.by_kind, &client.kind)] {
@@ -138,12 +194,28 @@ impl Directory {
     }
 
     fn notify(&self, kind: EventKind, client: &Client, turn: &mut Turn<'_>) {
-        let watchers: Vec<_> = self.watchers.iter().filter(|(watched, _)| *watched == kind).collect();
-        if watchers.is_empty() {
-            return;
+        if self.is_watched(kind) {
+            let subject = Subject::Client {
+                id: client.id.clone(),
+                name: client.name.clone(),
+                kind: client.kind.clone(),
+            };
+            self.tell_watchers(kind, subject, turn);
         }
-        let subject =
-            Subject::Client { id: client.id.clone(), name: client.name.clone(), kind: client.kind.clone() };
+    }
+
+    fn notify_node(&self, kind: EventKind, information: NodeInformation, turn: &mut Turn<'_>) {
+        if self.is_watched(kind) {
+            self.tell_watchers(kind, Subject::Node(Box::new(information)), turn);
+        }
+    }
+
+    fn is_watched(&self, kind: EventKind) -> bool {
+        self.watchers.iter().any(|(watched, _)| *watched == kind)
+    }
+
+    fn tell_watchers(&self, kind: EventKind, subject: Subject, turn: &mut Turn<'_>) {
+        let watchers = self.watchers.iter().filter(|(watched, _)| *watched == kind);
         let occurrence = Arc::new(Occurrence { kind, channel: None, queue: None, subject });
         for (_, watcher) in watchers {
             turn.tell(*watcher, Event::Occurred(occurrence.clone()));

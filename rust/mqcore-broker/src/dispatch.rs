@@ -6,9 +6,8 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::client::Client;
-use crate::command::Pull;
 use crate::decision::Step;
-use crate::effect::{Deliver, Event, PullOutcome, Recipients};
+use crate::effect::{Deliver, Event, Recipients};
 use crate::history::Happened;
 use crate::id::{ConnectionId, Tag};
 use crate::members::{Consumer, Members};
@@ -32,12 +31,15 @@ impl Queue {
     /// Hands out stored messages until the budget is used up or nobody can take more. Leaves what is left of
     /// the budget; true if there is more to do at once.
     pub(crate) fn work(&mut self, members: &Members, budget: &mut usize, turn: &mut Turn<'_>) -> bool {
+        if !self.pulls.is_empty() {
+            self.go_on_pulling(members, turn);
+        }
         let asks = self.asks_while_sending(turn.books);
         while *budget > 0 {
             if !self.can_start(members, turn) {
                 return false;
             }
-            let Some(entry) = self.ready.pop(false) else { return false };
+            let Some(entry) = self.next(false, turn) else { return false };
             if entry.deadline <= turn.now {
                 self.expired(entry, turn);
                 continue;
@@ -303,54 +305,13 @@ impl Queue {
         self.send_to(entry, &untagged, &free, turn);
     }
 
-    /// A consumer asks for messages.
-    pub(crate) fn pull(&mut self, client: &Arc<Client>, pull: &Pull, members: &Members, turn: &mut Turn<'_>) {
-        let request = pull.request;
-        let end = |outcome| Event::PullEnded { request, outcome };
-        if !members.has_joined(client.connection) {
-            return turn.tell(client.connection, end(PullOutcome::Unauthorized));
-        }
-        match self.face.options.status {
-            Status::Pull if pull.count == 0 => turn.tell(client.connection, end(PullOutcome::Unacceptable)),
-            Status::Pull => self.pull_stored(client, pull, members, turn),
-            Status::Cache => self.pull_cached(client, pull, turn),
-            _ => turn.tell(client.connection, end(PullOutcome::Unacceptable)),
-        }
-    }
-
-    fn pull_stored(&mut self, client: &Arc<Client>, pull: &Pull, members: &Members, turn: &mut Turn<'_>) {
-        self.expire(turn);
-        let available = self.ready.len();
-        let count = available.min(pull.count as usize);
-        if count == 0 {
-            self.clear(pull.clear, turn);
-            let event = Event::PullEnded { request: pull.request, outcome: PullOutcome::Empty };
-            return turn.tell(client.connection, event);
-        }
-        let taken: Vec<_> = (0..count)
-            .filter_map(|_| {
-                let entry = self.ready.pop(pull.lifo)?;
-                Some((entry, pull.info.then(|| self.ready.counts())))
-            })
-            .collect();
-        self.clear(pull.clear, turn);
-        let asks = self.asks_while_sending(turn.books) || !self.flows.is_empty();
-        let count = taken.len() as u32;
-        for (index, (entry, left)) in (1..).zip(taken) {
-            let parcel = Parcel { request: pull.request, index, count, left };
-            if asks {
-                self.start_flow(entry, Mode::Pulled(client.clone(), parcel), members, turn);
-            } else {
-                self.send_pulled(entry, client, parcel, turn);
-            }
-        }
-        if !asks {
-            let event = Event::PullEnded { request: pull.request, outcome: PullOutcome::Complete };
-            turn.tell(client.connection, event);
-        }
-    }
-
-    fn send_pulled(&mut self, mut entry: Entry, client: &Arc<Client>, parcel: Parcel, turn: &mut Turn<'_>) {
+    pub(crate) fn send_pulled(
+        &mut self,
+        mut entry: Entry,
+        client: &Arc<Client>,
+        parcel: Parcel,
+        turn: &mut Turn<'_>,
+    ) {
         self.deliver_pulled(&mut entry, client.connection, parcel, turn);
         self.conclude(entry, &[Consumer::of_channel(client.clone())], turn);
     }
@@ -380,22 +341,6 @@ impl Queue {
             left: parcel.left,
         };
         turn.tell(to, event);
-    }
-
-    fn pull_cached(&mut self, client: &Arc<Client>, pull: &Pull, turn: &mut Turn<'_>) {
-        let request = pull.request;
-        let latest = self.ready.newest().filter(|entry| entry.deadline > turn.now);
-        let Some(entry) = latest else {
-            return turn.tell(client.connection, Event::PullEnded { request, outcome: PullOutcome::Empty });
-        };
-        turn.life(&self.face.address, entry, Happened::Delivered(client));
-        let message = entry.message.clone();
-        let stats = &mut self.face.stats;
-        stats.sent += 1;
-        stats.deliveries += 1;
-        stats.last_sent_ms = turn.now.0;
-        let hide_source = self.face.options.hide_client_names;
-        turn.tell(client.connection, Event::Cached { request, message, hide_source });
     }
 
     /// Nobody was there after all: the message stays the next one.

@@ -16,6 +16,7 @@ use crate::stats::{
     ChannelInformation, ClientInformation, QueueInformation, SubscriberInformation, TopicInformation,
 };
 use crate::topic::TopicPattern;
+use crate::turn::Place;
 
 /// One thing to do. Effects are carried out in their order.
 #[derive(Debug, Clone)]
@@ -32,6 +33,11 @@ pub enum Effect {
     Close(ConnectionId, Rejection),
     /// Write a record down. Answered by `Broker::committed` where somebody waits for it.
     Record(Sequence, Record),
+    /// Read messages back from the journal. Answered by `Broker::loaded`, in any order; every one of them.
+    Load(Load),
+    /// Tell a handler that a message left for good whose body only the journal has: read it, put it into the question,
+    /// and ask. It stands before the record that settles the message, so it can still be read.
+    Farewell(Sequence, Question),
     /// A dead-lettered message is safe in its new queue: tell its old shard, by `Broker::transferred`.
     Transferred(Origin),
     /// Hand a dead-lettered message to the queue of another shard (or of this one), by `Broker::transfer`.
@@ -79,6 +85,29 @@ pub struct Publication {
     pub message: Message,
     /// To whom. Many publications in a row share one list.
     pub to: Recipients,
+}
+
+/// Messages of one queue that are to be read back, the one that is needed first at the front.
+#[derive(Debug, Clone)]
+pub struct Load {
+    pub(crate) place: Place,
+    /// Under which numbers they were put.
+    pub sequences: Vec<Sequence>,
+}
+
+impl Load {
+    /// What a part of it brought: each message, or `None` for one that cannot be read. All parts together must name
+    /// each number once.
+    pub fn brought(&self, messages: Vec<(Sequence, Option<Message>)>) -> Loaded {
+        Loaded { place: self.place, messages }
+    }
+}
+
+/// What [`Load::brought`].
+#[derive(Debug, Clone)]
+pub struct Loaded {
+    pub(crate) place: Place,
+    pub(crate) messages: Vec<(Sequence, Option<Message>)>,
 }
 
 /// A message for one or many consumers.
@@ -219,6 +248,10 @@ pub enum Event {
     DirectAcknowledged(Message),
     /// A response to a direct message that this peer sent.
     Responded(Message),
+    /// To a broker that passes on: what came under these numbers is done, as safe as its queue keeps it.
+    Confirmed(Vec<u64>),
+    /// To a broker that passes on: what came under this number cannot be taken now, and must come again later.
+    PutOff(u64, Rejection),
     /// A message of a topic, for a subscriber that wants to be told of each.
     Published {
         /// The topic.
@@ -299,6 +332,7 @@ pub enum Subject {
     Subscription { client_id: Box<str>, client_name: Option<Box<str>>, client_kind: Option<Box<str>> },
     Queue { tag: Option<Box<str>>, status: crate::options::Status, high_priority: u64, normal: u64 },
     Message { id: Box<[u8]>, saved: bool, producer: Option<Arc<Client>> },
+    Node(Box<NodeInformation>),
 }
 
 /// A question to a delivery handler.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use triomphe::ThinArc;
 
 use crate::client::Client;
+use crate::intake::Ticket;
 
 /// Where the parts of a message lie in its block, and what was said about it.
 ///
@@ -44,6 +45,7 @@ pub struct Properties {
 #[derive(Debug)]
 struct Head {
     producer: Option<Arc<Client>>,
+    ticket: Option<Box<Ticket>>,
     properties: Properties,
     id_len: u8,
     source_len: u8,
@@ -68,6 +70,24 @@ impl Message {
     /// # Panics
     /// If the layout breaks its invariant: that is a fault of the session that made it, never of a peer.
     pub fn new(block: &[u8], layout: &Layout, properties: Properties, producer: Option<Arc<Client>>) -> Self {
+        Self::build(block, layout, properties, producer, None)
+    }
+
+    /// A message that another broker passes on: nobody here produced it, and `ticket` says which of the other's it is.
+    ///
+    /// # Panics
+    /// As [`Message::new`].
+    pub fn passed_on(block: &[u8], layout: &Layout, properties: Properties, ticket: Ticket) -> Self {
+        Self::build(block, layout, properties, None, Some(Box::new(ticket)))
+    }
+
+    fn build(
+        block: &[u8],
+        layout: &Layout,
+        properties: Properties,
+        producer: Option<Arc<Client>>,
+        ticket: Option<Box<Ticket>>,
+    ) -> Self {
         assert!(block.len() <= BLOCK_BYTES_MAX, "codecs limit frames far below this");
         assert!(
             layout.id.end <= layout.source.start.max(layout.id.end)
@@ -79,6 +99,7 @@ impl Message {
         );
         let head = Head {
             producer,
+            ticket,
             properties,
             id_len: u8::try_from(layout.id.len()).expect("ids have at most 255 octets"),
             source_len: u8::try_from(layout.source.len()).expect("sources have at most 255 octets"),
@@ -115,6 +136,26 @@ impl Message {
         Self::new(&block, &layout, properties, producer)
     }
 
+    /// The same message under another id.
+    pub fn with_id(&self, id: &[u8]) -> Self {
+        let (source, headers, body) = (self.own_source(), self.headers(), self.body());
+        let mut block = Vec::with_capacity(id.len() + source.len() + headers.len() + body.len());
+        for part in [id, source, headers, body] {
+            block.extend_from_slice(part);
+        }
+        let source_at = id.len();
+        let headers_at = source_at + source.len();
+        let body_at = headers_at + headers.len();
+        let layout = Layout {
+            id: 0..source_at,
+            source: source_at..headers_at,
+            headers: headers_at..body_at,
+            body: body_at..block.len(),
+        };
+        let head = &self.0.header.header;
+        Self::build(&block, &layout, head.properties, head.producer.clone(), head.ticket.clone())
+    }
+
     fn part(&self, at: u32, len: usize) -> &[u8] {
         &self.0.slice[at as usize..at as usize + len]
     }
@@ -128,10 +169,20 @@ impl Message {
     pub fn source(&self) -> &[u8] {
         let head = &self.0.header.header;
         match &head.producer {
-            _ if head.source_len > 0 => self.part(head.source_at, head.source_len.into()),
+            _ if head.source_len > 0 => self.own_source(),
             Some(producer) => producer.id.as_bytes(),
             None => &[],
         }
+    }
+
+    /// The source as far as the block says it.
+    fn own_source(&self) -> &[u8] {
+        self.part(self.0.header.header.source_at, self.0.header.header.source_len.into())
+    }
+
+    /// Which message of another broker this is, if one passed it on.
+    pub fn ticket(&self) -> Option<&Ticket> {
+        self.0.header.header.ticket.as_deref()
     }
 
     /// Header text, `key:value` lines ended by CR LF; empty if there is none.
@@ -152,6 +203,19 @@ impl Message {
     /// The connected client that published it here; `None` for what came from elsewhere.
     pub fn producer(&self) -> Option<&Arc<Client>> {
         self.0.header.header.producer.as_ref()
+    }
+
+    /// The same message of this producer, who may be there still although the message was read back.
+    #[must_use]
+    pub(crate) fn produced_by(&self, producer: Arc<Client>) -> Self {
+        let head = &self.0.header.header;
+        let head = Head { producer: Some(producer), ticket: head.ticket.clone(), ..*head };
+        Self(ThinArc::from_header_and_slice(head, &self.0.slice))
+    }
+
+    /// Octets that a message with parts of this length in all keeps in memory.
+    pub fn memory_bytes_of(parts: usize) -> u64 {
+        (size_of::<Head>() + 2 * size_of::<usize>() + parts) as u64
     }
 
     /// Octets that this message keeps in memory.

@@ -14,11 +14,12 @@ use crate::decision::{Acknowledge, PutBack, Step, Steps};
 use crate::delivery::{Deliveries, Outstanding};
 use crate::effect::{Effect, Event, Occurrence, Origin, Subject, Transfer};
 use crate::history::Happened;
-use crate::id::{ConnectionId, HandlerId, MessageNumber, QueueAddress, Tag};
+use crate::id::{ConnectionId, HandlerId, MessageNumber, QueueAddress, Sequence, Tag};
 use crate::members::{Consumer, ConsumerKey, Member, Members};
 use crate::message::Message;
 use crate::options::{Durability, QueueChanges, QueueOptions, Status};
-use crate::ready::{Entry, Ready};
+use crate::pulling::Pulling;
+use crate::ready::{Entry, Ready, Taken, Unread};
 use crate::record::{Progress, Record};
 use crate::rejection::{Rejection, RejectionKind};
 use crate::settlement::Settlement;
@@ -70,6 +71,14 @@ pub(crate) struct Queue {
     own: Option<Arc<Members>>,
     /// Who wants to know of each message produced.
     pub(crate) watchers: Vec<ConnectionId>,
+    /// Pull requests that have not got everything yet.
+    pub(crate) pulls: VecDeque<Pulling>,
+    /// Messages that waited too long, until their bodies are here for whoever wants to see them.
+    pub(crate) expiring: VecDeque<Unread>,
+    /// Producers that wait to hear of messages whose bodies left memory, and they with them.
+    pub(crate) debts: HashMap<Sequence, Arc<Client>>,
+    /// The queue is in the shard's list of those with bodies that may leave memory.
+    pub(crate) backlogged: bool,
     /// The queue is in the shard's list of work.
     pub(crate) scheduled: bool,
     /// The earliest moment for which the shard was told to look at this queue.
@@ -97,7 +106,7 @@ impl Queue {
                 overrides: Steps::NONE,
                 stats: QueueStats::default(),
             },
-            ready: Ready::default(),
+            ready: Ready::new(books.meter.clone()),
             deliveries: Deliveries::new(seed),
             flows: Flows::default(),
             settling: HashMap::default(),
@@ -107,6 +116,10 @@ impl Queue {
             cursor: 0,
             own: None,
             watchers: Vec::new(),
+            pulls: VecDeque::new(),
+            expiring: VecDeque::new(),
+            debts: HashMap::default(),
+            backlogged: false,
             scheduled: false,
             armed: Timestamp::NEVER,
         };
@@ -140,7 +153,7 @@ impl Queue {
             normal,
             in_flight: self.deliveries.open() as u64,
             undecided: self.undecided.len() as u64,
-            unsettled: (self.deliveries.messages() + self.expiring()) as u64,
+            unsettled: (self.deliveries.messages() + self.expiring() + self.held_by_pulls()) as u64,
             memory_bytes: self.ready.bytes() + self.deliveries.bytes(),
             stats: self.face.stats,
         }
@@ -242,11 +255,13 @@ impl Queue {
             && self.deliveries.messages() == 0
             && self.undecided.is_empty()
             && self.settling.is_empty()
+            && self.expiring.is_empty()
+            && self.held_by_pulls() == 0
     }
 
     /// Messages whose waiting time is over, while their handler decides what becomes of them.
     fn expiring(&self) -> usize {
-        self.settling.values().filter(|settlement| settlement.is_expiry()).count()
+        self.settling.values().filter(|settlement| settlement.is_expiry()).count() + self.expiring.len()
     }
 
     // ---- In ----------------------------------------------------------------------------------------------
@@ -325,24 +340,38 @@ impl Queue {
         self.store(entry, members, turn);
     }
 
-    /// A message that the journal had when the broker started. Messages come in the order of their places.
-    pub(crate) fn restore(&mut self, mut entry: Entry, turn: &mut Turn<'_>) {
-        entry.deadline = self.deadline(turn.now);
+    /// A message that the journal had when the broker started. Messages come in the order of their places, and stay in
+    /// the journal until they are wanted.
+    pub(crate) fn restore(&mut self, mut unread: Unread, high: bool, turn: &mut Turn<'_>) {
+        unread.deadline = self.deadline(turn.now);
         self.face.stats.received += 1;
-        if entry.number == MessageNumber(0) {
-            entry.number = turn.number();
+        if unread.number == MessageNumber(0) {
+            unread.number = turn.number();
         }
-        turn.life(&self.face.address, &entry, Happened::Restored);
+        turn.life_unread(&self.face.address, &unread, Happened::Restored);
         match self.face.options.status {
-            Status::Stopped => return self.discard(entry, DropReason::Erased, turn),
-            Status::Cache => {
-                for replaced in self.ready.clear(Clear { high_priority: true, normal: true }) {
-                    self.replace(replaced, turn);
-                }
+            Status::Stopped => {
+                return self.discard_taken(Taken::Unread(unread), DropReason::Erased, turn);
             }
+            Status::Cache => self.replace_cached(turn),
             _ => {}
         }
-        self.keep(entry, PutBack::End, turn);
+        self.arm(unread.deadline, turn);
+        self.ready.push_unread(unread, high);
+        self.schedule(turn);
+    }
+
+    /// Something newer takes the place of what a cache holds.
+    fn replace_cached(&mut self, turn: &mut Turn<'_>) {
+        for replaced in self.ready.clear(Clear { high_priority: true, normal: true }) {
+            match replaced {
+                Taken::Read(entry) => self.replace(entry, turn),
+                Taken::Unread(unread) => {
+                    turn.life_unread(&self.face.address, &unread, Happened::Replaced);
+                    self.remove_unread(unread, turn);
+                }
+            }
+        }
     }
 
     fn check(&self, message: &Message, turn: &Turn<'_>) -> Result<(), Rejection> {
@@ -403,6 +432,7 @@ impl Queue {
     }
 
     fn refuse(&self, message: Message, rejection: Rejection, turn: &mut Turn<'_>) {
+        turn.refuse_passed_on(&message, &rejection);
         if let Some(producer) = message.producer() {
             let to = producer.connection;
             let queue = (*self.face.address).clone();
@@ -415,8 +445,7 @@ impl Queue {
             return message;
         }
         let id = turn.books.next_id();
-        let producer = message.producer().cloned();
-        Message::from_parts(id.as_bytes(), message.headers(), message.body(), message.properties(), producer)
+        message.with_id(id.as_bytes())
     }
 
     pub(crate) fn deadline(&self, now: Timestamp) -> Timestamp {
@@ -472,6 +501,7 @@ impl Queue {
             self.refuse(entry.message.clone(), rejection, turn);
             return self.discard(entry, DropReason::Refused, turn);
         }
+        turn.finish_passed_on(&entry.message);
         self.acknowledge(&mut entry, verdict, None, "none", turn);
         if verdict.decision.allow {
             self.announce(&entry, turn);
@@ -527,10 +557,7 @@ impl Queue {
             Status::Broadcast => self.broadcast(entry, members, turn),
             Status::Stopped => self.discard(entry, DropReason::Erased, turn),
             Status::Cache => {
-                let all = Clear { high_priority: true, normal: true };
-                for replaced in self.ready.clear(all) {
-                    self.replace(replaced, turn);
-                }
+                self.replace_cached(turn);
                 self.keep(entry, place, turn);
             }
             Status::Push | Status::RoundRobin | Status::Pull | Status::Paused => {
@@ -541,10 +568,14 @@ impl Queue {
 
     fn keep(&mut self, entry: Entry, place: PutBack, turn: &mut Turn<'_>) {
         self.arm(entry.deadline, turn);
+        let saved = entry.saved;
         if place == PutBack::Start {
             self.ready.push_front(entry);
         } else {
             self.ready.push_back(entry);
+        }
+        if saved {
+            self.note_backlog(turn);
         }
         self.schedule(turn);
     }
@@ -642,9 +673,11 @@ impl Queue {
     pub(crate) fn clear(&mut self, clear: Clear, turn: &mut Turn<'_>) -> u64 {
         let cleared = self.ready.clear(clear);
         let count = cleared.len() as u64;
-        for entry in cleared {
-            self.discard(entry, DropReason::Erased, turn);
+        for taken in cleared {
+            self.discard_taken(taken, DropReason::Erased, turn);
         }
+        // A pull may have waited for what is gone now.
+        self.schedule(turn);
         count
     }
 
@@ -653,10 +686,13 @@ impl Queue {
         self.clear(Clear { high_priority: true, normal: true }, turn);
         for mut admission in std::mem::take(&mut self.undecided) {
             self.first_undecided += 1;
+            turn.finish_passed_on(&admission.entry.message);
             self.answer_producer(&mut admission.entry, Some("erased"), None, true, turn);
             self.discard(admission.entry, DropReason::Erased, turn);
         }
         self.flows.forget();
+        self.end_pulls(turn);
+        self.erase_expiring(turn);
         for settlement in std::mem::take(&mut self.settling).into_values() {
             if let Some(entry) = settlement.into_expired() {
                 self.discard(entry, DropReason::Erased, turn);
@@ -734,16 +770,14 @@ impl Queue {
     }
 
     fn keep_latest(&mut self, turn: &mut Turn<'_>) {
-        let latest = self.ready.pop(true);
-        self.clear(Clear { high_priority: true, normal: true }, turn);
-        if let Some(entry) = latest {
-            self.ready.push_back(entry);
+        for taken in self.ready.keep_newest() {
+            self.discard_taken(taken, DropReason::Erased, turn);
         }
     }
 
     /// Puts the queue on the shard's list of work, if it is not there.
     pub(crate) fn schedule(&mut self, turn: &mut Turn<'_>) {
-        if !self.scheduled && !self.ready.is_empty() {
+        if !self.scheduled && (!self.ready.is_empty() || !self.pulls.is_empty()) {
             self.scheduled = true;
             turn.books.work.push_back(self.face.place);
         }

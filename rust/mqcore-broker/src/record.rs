@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::id::{ChannelName, MessageNumber, QueueAddress, Sequence};
+use crate::intake::{self, Ticket};
 use crate::message::{Layout, Message, Properties};
 use crate::options::{ChannelOptions, Durability, QueueOptions, Status};
 use crate::time::Timestamp;
@@ -37,6 +38,10 @@ pub enum Record {
     RemoveChannel(ChannelName),
     /// A queue is gone (its messages are settled themselves).
     RemoveQueue(QueueAddress),
+    /// Which messages of another broker are done; the latest of each holds.
+    DefineIntake(Arc<str>, intake::Progress),
+    /// Another broker is not remembered any more.
+    RemoveIntake(Arc<str>),
     /// The history has used, or will soon use, message numbers below this one.
     Numbers(MessageNumber),
 }
@@ -76,6 +81,10 @@ pub enum RecordError {
 }
 
 const VERSION: u8 = 1;
+/// A message that another broker passed on, with its ticket in front of its number in the history. A version that does not
+/// know it would take that message twice.
+const PASSED_ON: u8 = 3;
+const INTAKE_KEY: &str = "intake ";
 /// A message with its number in the history. Versions without a history go on writing the first.
 const NUMBERED: u8 = 2;
 const CHANNEL_KEY: &str = "channel ";
@@ -107,8 +116,12 @@ pub fn encode_put(
     let (id, source, headers, body) = (message.id(), message.source(), message.headers(), message.body());
     let parts = address.len() + id.len() + source.len() + headers.len() + body.len();
     let mut output = Vec::with_capacity(28 + parts);
-    let numbered = number != MessageNumber(0);
-    output.push(if numbered { NUMBERED } else { VERSION });
+    let numbered = number != MessageNumber(0) || message.ticket().is_some();
+    output.push(match message.ticket() {
+        Some(_) => PASSED_ON,
+        None if numbered => NUMBERED,
+        None => VERSION,
+    });
     output.push(flags);
     output.push(properties.hops);
     output.extend_from_slice(&properties.content_type.to_le_bytes());
@@ -117,6 +130,12 @@ pub fn encode_put(
     output.push(id.len() as u8);
     output.push(source.len() as u8);
     output.extend_from_slice(&(headers.len() as u16).to_le_bytes());
+    if let Some(ticket) = message.ticket() {
+        output.push(ticket.node.len() as u8);
+        output.extend_from_slice(ticket.node.as_bytes());
+        output.extend_from_slice(&ticket.epoch.to_le_bytes());
+        output.extend_from_slice(&ticket.number.to_le_bytes());
+    }
     if numbered {
         output.extend_from_slice(&number.0.to_le_bytes());
     }
@@ -139,14 +158,51 @@ pub struct PutMessage {
     pub number: MessageNumber,
 }
 
+/// What can be told of a put message without reading all of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PutHead<'a> {
+    /// Where it is, as text for [`decode_address`].
+    pub queue: &'a str,
+    /// Whether it goes before all messages that have this not.
+    pub high_priority: bool,
+    /// Octets that the message takes in memory.
+    pub memory_bytes: u64,
+    /// Its number in the history; 0 if there was none.
+    pub number: MessageNumber,
+    /// Which message of another broker it is, if that passed it on.
+    pub ticket: Option<Ticket>,
+}
+
+/// Reads the beginning of what [`encode_put`] wrote.
+pub fn decode_put_head(input: &[u8]) -> Result<PutHead<'_>, RecordError> {
+    let mut reader = Reader { what: MESSAGE, rest: input };
+    let (numbered, passed_on) = reader.form()?;
+    let flags = reader.take::<1>()?[0];
+    let _hops_and_content_type_and_received = reader.take::<11>()?;
+    let address_len = usize::from(u16::from_le_bytes(reader.take()?));
+    let lengths = reader.take::<4>()?;
+    let ticket = if passed_on { Some(reader.ticket()?) } else { None };
+    let number = MessageNumber(if numbered { u64::from_le_bytes(reader.take()?) } else { 0 });
+    let queue = reader.text(address_len)?;
+    let parts = usize::from(lengths[0])
+        + usize::from(lengths[1])
+        + usize::from(u16::from_le_bytes([lengths[2], lengths[3]]));
+    if reader.rest.len() < parts {
+        return Err(RecordError::Malformed { what: MESSAGE, why: "it ends before its body" });
+    }
+    let memory_bytes = Message::memory_bytes_of(reader.rest.len());
+    Ok(PutHead { queue, high_priority: flags & 1 != 0, memory_bytes, number, ticket })
+}
+
+/// Reads a queue's address as [`PutHead`] has it.
+pub fn decode_address(text: &str) -> Result<QueueAddress, RecordError> {
+    address(text).ok_or(RecordError::Malformed { what: MESSAGE, why: "the queue's address" })
+}
+
 /// Reads what [`encode_put`] wrote.
 pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
     let mut reader = Reader { what: MESSAGE, rest: input };
-    let numbered = match reader.take::<1>()?[0] {
-        VERSION => false,
-        NUMBERED => true,
-        version => return Err(RecordError::Version { what: MESSAGE, version }),
-    };
+    let (numbered, passed_on) = reader.form()?;
     let flags = reader.take::<1>()?[0];
     let hops = reader.take::<1>()?[0];
     let content_type = u16::from_le_bytes(reader.take()?);
@@ -155,10 +211,11 @@ pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
     let id_len = usize::from(reader.take::<1>()?[0]);
     let source_len = usize::from(reader.take::<1>()?[0]);
     let headers_len = usize::from(u16::from_le_bytes(reader.take()?));
+    let ticket = if passed_on { Some(reader.ticket()?) } else { None };
     let number = if numbered { u64::from_le_bytes(reader.take()?) } else { 0 };
     let number = MessageNumber(number);
     let queue = reader.text(address_len)?;
-    let queue = address(queue).ok_or(RecordError::Malformed { what: MESSAGE, why: "the queue's address" })?;
+    let queue = decode_address(queue)?;
     let block = reader.rest;
     let body = id_len + source_len + headers_len;
     if block.len() < body {
@@ -178,7 +235,11 @@ pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
         hops,
         content_type,
     };
-    Ok(PutMessage { queue, message: Message::new(block, &layout, properties, None), received, number })
+    let message = match ticket {
+        None => Message::new(block, &layout, properties, None),
+        Some(ticket) => Message::passed_on(block, &layout, properties, ticket),
+    };
+    Ok(PutMessage { queue, message, received, number })
 }
 
 impl Progress {
@@ -214,6 +275,23 @@ impl<'a> Reader<'a> {
             VERSION => Ok(()),
             version => Err(RecordError::Version { what: self.what, version }),
         }
+    }
+
+    /// Whether a message's number follows its lengths, and whether a ticket does before.
+    fn form(&mut self) -> Result<(bool, bool), RecordError> {
+        match self.take::<1>()?[0] {
+            VERSION => Ok((false, false)),
+            NUMBERED => Ok((true, false)),
+            PASSED_ON => Ok((true, true)),
+            version => Err(RecordError::Version { what: self.what, version }),
+        }
+    }
+
+    fn ticket(&mut self) -> Result<Ticket, RecordError> {
+        let len = usize::from(self.take::<1>()?[0]);
+        let node = self.text(len)?.into();
+        let epoch = u64::from_le_bytes(self.take()?);
+        Ok(Ticket { node, epoch, number: u64::from_le_bytes(self.take()?) })
     }
 
     fn take<const N: usize>(&mut self) -> Result<[u8; N], RecordError> {
@@ -252,6 +330,11 @@ pub fn queue_key(queue: &QueueAddress) -> Vec<u8> {
     format!("{QUEUE_KEY}{}", queue.to_string().to_ascii_lowercase()).into_bytes()
 }
 
+/// The key under which is kept what is done of another broker.
+pub fn intake_key(node: &str) -> Vec<u8> {
+    format!("{INTAKE_KEY}{node}").into_bytes()
+}
+
 /// A definition that was read back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Definition {
@@ -259,6 +342,8 @@ pub enum Definition {
     Channel(ChannelName, Box<ChannelOptions>),
     /// Of a queue.
     Queue(QueueAddress, Box<QueueOptions>),
+    /// What is done of another broker.
+    Intake(Arc<str>, intake::Progress),
     /// The history has used message numbers below this one.
     Numbers(MessageNumber),
 }
@@ -284,6 +369,30 @@ pub fn encode_queue(queue: &QueueAddress, options: &QueueOptions) -> Vec<u8> {
     let mut text = format!("{VERSION}\nname={queue}\n");
     write_queue_options(options, &mut text);
     text.into_bytes()
+}
+
+/// See [`encode_channel`].
+pub fn encode_intake(node: &str, progress: &intake::Progress) -> Vec<u8> {
+    let mut text = format!("{VERSION}\nname={node}\n");
+    line(&mut text, "epoch", progress.epoch);
+    line(&mut text, "through", progress.through);
+    if !progress.above.is_empty() {
+        let above: Vec<_> = progress.above.iter().map(u64::to_string).collect();
+        line(&mut text, "above", above.join(","));
+    }
+    text.into_bytes()
+}
+
+fn read_intake(pairs: &[(&str, &str)]) -> Option<intake::Progress> {
+    let value = |key: &str| pairs.iter().find(|(name, _)| *name == key).map(|(_, value)| *value);
+    let above = value("above").map_or(Some(Default::default()), |numbers| {
+        numbers.split(',').map(|number| number.parse().ok()).collect()
+    });
+    Some(intake::Progress {
+        epoch: value("epoch")?.parse().ok()?,
+        through: value("through")?.parse().ok()?,
+        above: above?,
+    })
 }
 
 fn line(text: &mut String, name: &str, value: impl std::fmt::Display) {
@@ -348,6 +457,10 @@ pub fn decode_definition(key: &[u8], value: &[u8]) -> Result<Definition, RecordE
             read_queue_option(&mut options, name, value);
         }
         Ok(Definition::Queue(queue, Box::new(options)))
+    } else if key.starts_with(INTAKE_KEY) {
+        // Unlike an option, a number that is not understood cannot be guessed: something would come twice, or never.
+        let progress = read_intake(&pairs).ok_or(malformed("the numbers of a node"))?;
+        Ok(Definition::Intake(name.into(), progress))
     } else if key.as_bytes() == NUMBERS_KEY {
         let below = name.parse().map_err(|_| malformed("the message numbers"))?;
         Ok(Definition::Numbers(MessageNumber(below)))
@@ -425,10 +538,29 @@ mod tests {
             assert_eq!(put.message.properties(), properties);
             assert_eq!((put.message.id(), put.message.headers()), (&b"id-1"[..], &b"A:1\r\n"[..]));
             assert_eq!((put.message.source(), put.message.body()), (&b""[..], &b"body"[..]));
+            let head = decode_put_head(&octets).expect("just written");
+            assert_eq!((head.queue, head.high_priority, head.number), ("logs/eu/1001", true, number));
+            assert_eq!(head.memory_bytes, put.message.memory_bytes() as u64);
             for cut in 0..octets.len() - 4 {
+                assert!(decode_put_head(&octets[..cut]).is_err(), "cut at {cut}");
                 assert!(decode_put(&octets[..cut]).is_err(), "cut at {cut}");
             }
         }
+    }
+
+    #[test]
+    fn a_message_of_another_broker_keeps_its_source_and_its_ticket() {
+        let layout = Layout { id: 0..1, source: 1..3, headers: 3..3, body: 3..4 };
+        let ticket = Ticket { node: "node-1".into(), epoch: 7, number: u64::MAX };
+        let message = Message::passed_on(b"icib", &layout, Properties::default(), ticket.clone());
+        let renamed = message.with_id(b"other");
+        assert_eq!((renamed.id(), renamed.source(), renamed.body()), (&b"other"[..], &b"ci"[..], &b"b"[..]));
+        assert_eq!(renamed.ticket(), Some(&ticket));
+        let queue = QueueAddress::parse("ch/1").expect("a good name");
+        let octets = encode_put(&queue, &message, Timestamp(77), MessageNumber(4));
+        let put = decode_put(&octets).expect("just written");
+        assert_eq!((put.message.ticket(), put.number), (Some(&ticket), MessageNumber(4)));
+        assert_eq!((put.message.source(), put.message.body()), (&b"ci"[..], &b"b"[..]));
     }
 
     #[test]
@@ -456,6 +588,12 @@ mod tests {
         let name = ChannelName::new("Orders/EU").expect("a good name");
         let read = decode_definition(&channel_key(&name), &encode_channel(&name, &options));
         assert_eq!(read, Ok(Definition::Channel(name.clone(), Box::new(options))));
+        for above in [vec![], vec![9, 12]] {
+            let progress = intake::Progress { epoch: 3, through: 7, above: above.into_iter().collect() };
+            let read = decode_definition(&intake_key("n"), &encode_intake("n", &progress));
+            assert_eq!(read, Ok(Definition::Intake("n".into(), progress)));
+        }
+        assert!(decode_definition(&intake_key("n"), b"1\nname=n\nepoch=1\n").is_err());
         let address = QueueAddress { channel: name, id: 0 };
         let read = decode_definition(&queue_key(&address), &encode_queue(&address, &queue));
         assert_eq!(read, Ok(Definition::Queue(address, Box::new(queue))));

@@ -8,7 +8,7 @@ use crate::history::Happened;
 use crate::id::{ConnectionId, Tag};
 use crate::members::{Consumer, ConsumerKey};
 use crate::queue::Queue;
-use crate::ready::Entry;
+use crate::ready::{Entry, Taken};
 use crate::stats::DropReason;
 use crate::subscription::Settling;
 use crate::turn::{Asker, Deciding, Inquiry, Turn, Verdict, decide};
@@ -302,9 +302,16 @@ impl Queue {
 
     /// Takes out of the queue what waited too long.
     pub(crate) fn expire(&mut self, turn: &mut Turn<'_>) {
-        for entry in self.ready.expire(turn.now) {
-            self.expired(entry, turn);
+        for taken in self.ready.expire(turn.now) {
+            match taken {
+                Taken::Read(entry) => {
+                    let entry = self.indebted(entry);
+                    self.expired(entry, turn);
+                }
+                Taken::Unread(unread) => self.expired_unread(unread, turn),
+            }
         }
+        self.go_on_expiring(turn);
     }
 
     /// A message that waited too long, and is out of the queue already.

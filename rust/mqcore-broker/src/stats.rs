@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::client::Client;
-use crate::id::{ChannelName, QueueAddress, TopicName};
+use crate::id::{ChannelName, QueueAddress, Sequence, TopicName};
 use crate::message::Message;
 use crate::options::{ChannelOptions, QueueOptions};
 use crate::time::Timestamp;
@@ -24,12 +24,21 @@ pub enum DropReason {
     Refused,
     /// Its queue was stopped, cleared or removed, or a newer message took its place in a cache.
     Erased,
+    /// Its body had left memory, and the journal could not read it back. Its record stays, for the next start to judge.
+    Unreadable,
 }
 
 impl DropReason {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 6] =
-        [Self::NoConsumer, Self::Slow, Self::Limit, Self::Expired, Self::Refused, Self::Erased];
+    pub const ALL: [Self; 7] = [
+        Self::NoConsumer,
+        Self::Slow,
+        Self::Limit,
+        Self::Expired,
+        Self::Refused,
+        Self::Erased,
+        Self::Unreadable,
+    ];
 
     /// The reason as metrics and headers spell it.
     pub fn as_str(self) -> &'static str {
@@ -40,6 +49,7 @@ impl DropReason {
             Self::Expired => "expired",
             Self::Refused => "refused",
             Self::Erased => "erased",
+            Self::Unreadable => "unreadable",
         }
     }
 }
@@ -72,7 +82,7 @@ pub struct QueueStats {
     /// Handler failures and late or missing answers.
     pub errors: u64,
     /// Dropped, by [`DropReason`] number. For `Slow`, deliveries.
-    pub dropped: [u64; 6],
+    pub dropped: [u64; DropReason::ALL.len()],
     /// When the last one arrived, Unix milliseconds; 0: never.
     pub last_received_ms: u64,
     /// When the last one was handed out, Unix milliseconds; 0: never.
@@ -129,8 +139,10 @@ pub struct QueueInformation {
 /// A message that waits in a queue, and what the queue remembers of it.
 #[derive(Debug, Clone)]
 pub struct Waiting {
-    /// The message, shared with the queue.
-    pub message: Message,
+    /// The message, shared with the queue; `None` if only the journal has it.
+    pub message: Option<Message>,
+    /// Under which number the journal has it; 0 if it does not.
+    pub sequence: Sequence,
     /// How often it was handed out.
     pub attempts: u16,
     /// How often it was put back.
@@ -235,8 +247,23 @@ pub struct Survey {
     pub answers_late: u64,
     /// Drops and counts of queues that are gone.
     pub retired: QueueStats,
+    /// Bodies that left memory, came back, and could not be read.
+    pub bodies: BodyStats,
     /// Its topics: those with a subscriber or a queue, and others that were published to lately.
     pub topics: Vec<TopicInformation>,
     /// Counts of topics that are forgotten.
     pub retired_topics: TopicStats,
+}
+
+/// Where the bodies of saved messages that wait are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct BodyStats {
+    /// Octets of those in memory, now.
+    pub memory_bytes: u64,
+    /// How many left memory.
+    pub evicted: u64,
+    /// How many came back.
+    pub loaded: u64,
+    /// How many could not be read back.
+    pub unreadable: u64,
 }

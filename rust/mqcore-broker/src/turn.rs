@@ -11,17 +11,19 @@ use crate::decision::{Decision, PutBack, Step};
 use crate::effect::{AcknowledgementView, Effect, Event, Forwarded, Origin, Question};
 use crate::history::{Happened, Log};
 use crate::id::{ConnectionId, HandlerId, MessageNumber, QuestionId, QueueAddress, Sequence};
+use crate::intake::Intake;
 use crate::message::Message;
 use crate::options::Durability;
 use crate::policy;
 use crate::queue::Face;
-use crate::ready::Entry;
+use crate::ready::{Entry, Meter, Unread};
 use crate::record::Record;
-use crate::stats::{DropReason, QueueStats};
+use crate::rejection::{Rejection, RejectionKind};
+use crate::stats::{BodyStats, DropReason, QueueStats};
 use crate::time::Timestamp;
 
 /// Which queue something is about. The serial makes sure that it is still the same queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Place {
     pub(crate) channel: usize,
     pub(crate) queue: u16,
@@ -67,6 +69,8 @@ pub(crate) enum Awaiting {
     Answer(ConnectionId, Event),
     /// A dead letter is safe here: its old shard may forget it.
     Transfer(Origin),
+    /// A broker that passes on is told that these numbers are done.
+    Confirm(ConnectionId, Vec<u64>),
 }
 
 /// The books that all queues of a shard share.
@@ -91,6 +95,17 @@ pub(crate) struct Books {
     /// Who waits for records to be written, and who for them to be synced; in their order.
     written: VecDeque<(Sequence, Awaiting)>,
     synced: VecDeque<(Sequence, Awaiting)>,
+    /// The latest record that is committed, at whichever level.
+    committed: Sequence,
+    /// Records that may have been refused, although a later one is committed: first and last number.
+    doubtful: Vec<(Sequence, Sequence)>,
+    /// Octets of saved messages that wait in memory.
+    pub(crate) meter: Meter,
+    /// Queues with bodies that may leave memory.
+    pub(crate) backlogs: VecDeque<Place>,
+    /// Bodies that were asked for and have not come.
+    pub(crate) loading: u64,
+    pub(crate) bodies: BodyStats,
     serial: u64,
     ids: u64,
     /// Commands refused.
@@ -99,6 +114,10 @@ pub(crate) struct Books {
     pub(crate) unknown_acks: u64,
     /// Counters of queues that are gone.
     pub(crate) retired: QueueStats,
+    /// What other brokers passed on.
+    pub(crate) intake: Intake,
+    /// The connection of each broker that passes on, by its id.
+    pub(crate) links: HashMap<Arc<str>, ConnectionId>,
     /// What happens to messages is written down here; `None`: it is not.
     pub(crate) history: Option<Box<Log>>,
     /// What was handed to other shards so far.
@@ -123,11 +142,19 @@ impl Books {
             sequence: Sequence(0),
             written: VecDeque::new(),
             synced: VecDeque::new(),
+            committed: Sequence(0),
+            doubtful: Vec::new(),
+            meter: Meter::default(),
+            backlogs: VecDeque::new(),
+            loading: 0,
+            bodies: BodyStats::default(),
             serial: 0,
             ids: 0,
             refused: 0,
             unknown_acks: 0,
             retired: QueueStats::default(),
+            intake: Intake::new(),
+            links: HashMap::default(),
             forwards: 0,
         }
     }
@@ -173,6 +200,7 @@ impl Books {
 
     /// Who waited for records up to `sequence` at this level of durability, in their order.
     pub(crate) fn committed(&mut self, level: Durability, sequence: Sequence) -> Vec<Awaiting> {
+        self.committed = self.committed.max(sequence);
         let list = if level == Durability::Fsync { &mut self.synced } else { &mut self.written };
         let done = list.partition_point(|(waits_for, _)| *waits_for <= sequence);
         list.drain(..done).map(|(_, awaiting)| awaiting).collect()
@@ -181,6 +209,30 @@ impl Books {
     /// Everybody who waits for a commit: it will not come.
     pub(crate) fn uncommitted(&mut self) -> Vec<Awaiting> {
         self.written.drain(..).chain(self.synced.drain(..)).map(|(_, awaiting)| awaiting).collect()
+    }
+
+    /// The journal refused some of the records behind the last commit.
+    pub(crate) fn doubt_uncommitted(&mut self) {
+        if self.committed < self.sequence {
+            self.doubtful.push((Sequence(self.committed.0 + 1), self.sequence));
+        }
+        // Many refusals in a row: one long doubt costs some memory, never a message.
+        if self.doubtful.len() > 16 {
+            let first = self.doubtful[0].0;
+            self.doubtful = vec![(first, self.sequence)];
+        }
+    }
+
+    /// Everything so far is in the journal: it came from there.
+    pub(crate) fn committed_all(&mut self) {
+        self.committed = self.sequence;
+    }
+
+    /// Whether the journal is sure to have this record.
+    pub(crate) fn is_committed(&self, sequence: Sequence) -> bool {
+        sequence.0 > 0
+            && sequence <= self.committed
+            && !self.doubtful.iter().any(|(first, last)| (first..=last).contains(&&sequence))
     }
 
     /// Waits for the latest record to be committed as `durability` says, which must not be `None`.
@@ -267,16 +319,70 @@ impl Turn<'_> {
         if self.books.storage == Storage::Absent {
             return None;
         }
+        if self.books.intake.is_dirty() && matches!(record, Record::Settle(_)) {
+            // The record that may go now could be the only one that says which message of another broker it was.
+            self.write_intake();
+        }
         self.books.sequence.0 += 1;
         let sequence = self.books.sequence;
         self.effects.push(Effect::Record(sequence, record));
         Some(sequence)
     }
 
+    /// A message that another broker passed on is where it belongs, or was dropped for good.
+    pub(crate) fn finish_passed_on(&mut self, message: &Message) {
+        if let Some(ticket) = message.ticket() {
+            self.books.intake.done(ticket);
+        }
+    }
+
+    /// A message that another broker passed on was refused: for good, or, if there is only no room for it, for now.
+    pub(crate) fn refuse_passed_on(&mut self, message: &Message, rejection: &Rejection) {
+        let Some(ticket) = message.ticket() else { return };
+        if rejection.kind != RejectionKind::Busy {
+            return self.books.intake.done(ticket);
+        }
+        self.books.intake.put_off(ticket);
+        if let Some(link) = self.books.links.get(&ticket.node).copied() {
+            self.tell(link, Event::PutOff(ticket.number, rejection.clone()));
+        }
+    }
+
+    /// Writes down what is done of other brokers since the last time, and has them told once that is safe.
+    pub(crate) fn write_intake(&mut self) {
+        for node in self.books.intake.take_forgotten() {
+            self.record(Record::RemoveIntake(node));
+        }
+        for (node, progress, numbers) in self.books.intake.flush() {
+            let link = self.books.links.get(&node).copied();
+            self.record(Record::DefineIntake(node, progress));
+            let Some(link) = link else { continue };
+            if self.books.storage == Storage::Ready {
+                self.books.wait(Durability::Os, Awaiting::Confirm(link, numbers));
+            } else {
+                self.tell(link, Event::Confirmed(numbers));
+            }
+        }
+    }
+
     /// Writes down what happened to a message, if there is a history.
     pub(crate) fn life(&mut self, queue: &Arc<QueueAddress>, entry: &Entry, what: Happened<'_>) {
         if let Some(history) = &mut self.books.history {
             history.write(self.now, queue, entry, what);
+        }
+    }
+
+    /// The same of a message whose body is not in memory: neither its id nor its sizes can be told.
+    pub(crate) fn life_unread(&mut self, queue: &Arc<QueueAddress>, unread: &Unread, what: Happened<'_>) {
+        if self.books.history.is_some() {
+            self.life(queue, &unread.bare(), what);
+        }
+    }
+
+    /// Writes down that a message whose body is not in memory left for good.
+    pub(crate) fn end_of_life_unread(&mut self, queue: &Arc<QueueAddress>, unread: &Unread) {
+        if self.books.history.is_some() {
+            self.end_of_life(queue, &unread.bare());
         }
     }
 
@@ -471,6 +577,25 @@ fn ask(face: &Face, entry: &Entry, inquiry: Inquiry<'_>, turn: &mut Turn<'_>) {
     let asked = Asked { place: face.place, asker: inquiry.asker, handler: face.handler };
     let id = turn.books.ask(asked, turn.now);
     turn.effects.push(Effect::Ask(question(id, face, entry, inquiry, true)));
+}
+
+/// Tells a handler that overrides `message_dequeued` that a message left for good whose body is not here.
+pub(crate) fn bid_farewell(face: &Face, sequence: Sequence, attempt: u16, turn: &mut Turn<'_>) {
+    if face.overrides.contains(Step::MessageDequeued) {
+        let question = Question {
+            id: QuestionId(0),
+            handler: face.handler,
+            step: Step::MessageDequeued,
+            queue: face.address.clone(),
+            status: face.options.status,
+            message: None,
+            attempt,
+            consumer: None,
+            acknowledgement: None,
+            wants_answer: false,
+        };
+        turn.effects.push(Effect::Farewell(sequence, question));
+    }
 }
 
 /// Tells a handler that overrides `message_dequeued` that a message left for good.

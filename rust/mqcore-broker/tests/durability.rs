@@ -7,15 +7,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::broker::{BrokerConfig, Restored};
+use mqcore_broker::broker::{BrokerConfig, Recollection, Restored};
 use mqcore_broker::client::Client;
-use mqcore_broker::command::{Command, Request};
+use mqcore_broker::command::{Command, PassedOn, Request};
 use mqcore_broker::effect::{Effect, Event};
 use mqcore_broker::id::{RequestId, Sequence};
+use mqcore_broker::intake::Ticket;
+use mqcore_broker::message::{Layout, Message, Properties};
 use mqcore_broker::options::{Durability, QueueChanges, Status};
 use mqcore_broker::record::{
-    NUMBERS_KEY, Progress, Record, channel_key, decode_definition, decode_put, encode_channel,
-    encode_numbers, encode_put, encode_queue, queue_key,
+    NUMBERS_KEY, Progress, Record, channel_key, decode_definition, decode_put, encode_channel, encode_intake,
+    encode_numbers, encode_put, encode_queue, intake_key, queue_key,
 };
 use mqcore_broker::time::Timestamp;
 use world::{World, acknowledged, changes, id_of, queue};
@@ -76,6 +78,12 @@ impl Disk {
                 Record::DefineQueue(address, options) => {
                     definitions.insert(queue_key(address), encode_queue(address, options));
                 }
+                Record::DefineIntake(node, progress) => {
+                    definitions.insert(intake_key(node), encode_intake(node, progress));
+                }
+                Record::RemoveIntake(node) => {
+                    definitions.remove(&intake_key(node));
+                }
                 Record::RemoveChannel(name) => {
                     definitions.remove(&channel_key(name));
                 }
@@ -91,28 +99,49 @@ impl Disk {
             .iter()
             .map(|(key, value)| decode_definition(key, value).expect("just encoded"))
             .collect();
+        let (mut queues, mut tickets) = (Vec::new(), Vec::new());
         let messages = puts
             .iter()
             .map(|(sequence, octets)| {
-                let initial = Progress { rank: sequence.0 as i64, ..Progress::default() };
-                let progress = progress
-                    .get(sequence)
-                    .map_or(initial, |octets| Progress::decode(octets).expect("encoded"));
-                Restored { put: decode_put(octets).expect("just encoded"), sequence: *sequence, progress }
+                let put = decode_put(octets).expect("just encoded");
+                tickets.extend(put.message.ticket().cloned());
+                let queue = queues.iter().position(|known| *known == put.queue).unwrap_or_else(|| {
+                    queues.push(put.queue);
+                    queues.len() - 1
+                });
+                Restored {
+                    sequence: *sequence,
+                    queue: queue as u32,
+                    bytes: put.message.memory_bytes() as u32,
+                    number: put.number,
+                    high_priority: put.message.properties().high_priority,
+                }
             })
             .collect();
-        let last = self.records[..kept].last().map_or(Sequence(0), |(sequence, _)| *sequence);
+        let progress = progress
+            .iter()
+            .map(|(sequence, octets)| (*sequence, Progress::decode(octets).expect("encoded")))
+            .collect();
+        let sequence = self.records[..kept].last().map_or(Sequence(0), |(sequence, _)| *sequence);
         let mut world = World::new();
         world.now = Timestamp(9_000_000);
-        world.broker.restore(definitions, messages, last, world.now, &mut world.effects);
+        for (sequence, octets) in &puts {
+            world.journal.insert(*sequence, decode_put(octets).expect("just encoded").message);
+        }
+        let had = Recollection { definitions, queues, messages, progress, tickets, sequence };
+        world.broker.restore(had, world.now, &mut world.effects);
         world.turn();
         world
     }
 }
 
 fn durable() -> (World, Disk) {
-    let mut world = World::new();
-    world.broker.restore(Vec::new(), Vec::new(), Sequence(0), world.now, &mut world.effects);
+    durable_with(BrokerConfig { seed: 7, ..BrokerConfig::default() })
+}
+
+fn durable_with(config: BrokerConfig) -> (World, Disk) {
+    let mut world = World::with(config);
+    world.broker.restore(Recollection::default(), world.now, &mut world.effects);
     (world, Disk::default())
 }
 
@@ -297,7 +326,11 @@ struct Run {
 
 impl Run {
     fn new(seed: u64) -> Self {
-        let (mut world, mut disk) = durable();
+        // Most runs keep next to nothing in memory, and read late, in pieces.
+        let memory_watermark = [0, 0, 300, 1 << 20][seed as usize % 4];
+        let (mut world, mut disk) =
+            durable_with(BrokerConfig { seed, memory_watermark, ..BrokerConfig::default() });
+        world.prompt = false;
         let (producer, consumer) = (world.client("p"), world.client("c"));
         let statuses = [Status::Push, Status::RoundRobin, Status::Pull];
         let options = QueueChanges {
@@ -325,7 +358,7 @@ impl Run {
     }
 
     fn step(&mut self) {
-        match self.below(10) {
+        match self.below(11) {
             0..4 => {
                 self.published += 1;
                 let id = format!("m{}", self.published);
@@ -347,6 +380,7 @@ impl Run {
                 self.world.pull(&consumer, "ch/1", 3);
             }
             8 => self.disk.commit(&mut self.world),
+            9 => self.bring(),
             _ => {
                 let millis = self.below(1_500);
                 self.world.advance(Duration::from_millis(millis));
@@ -360,6 +394,24 @@ impl Run {
         }
         self.world.delivered();
         self.remember_settled();
+    }
+
+    /// The journal answers a part of what it was asked for; rarely, that it cannot read it.
+    fn bring(&mut self) {
+        if self.world.loads.is_empty() {
+            return;
+        }
+        let readable = self.below(8) > 0;
+        let at = self.below(self.world.loads.len() as u64) as usize;
+        let mut load = self.world.loads.swap_remove(at);
+        let part = 1 + self.below(load.sequences.len() as u64) as usize;
+        let rest = load.sequences.split_off(part);
+        self.world.bring(&load, &load.sequences, readable);
+        if !rest.is_empty() {
+            load.sequences = rest;
+            self.world.loads.push(load);
+        }
+        self.world.turn();
     }
 
     fn remember_settled(&mut self) {
@@ -384,7 +436,7 @@ impl Run {
         let kept = self.disk.committed + self.below(uncommitted + 1) as usize;
         let again = self.disk.start(kept);
         let waiting = again.broker.waiting(&queue("ch/1"), usize::MAX).expect("the queue came back");
-        let found: Vec<_> = waiting.iter().map(|waiting| id_of(&waiting.message)).collect();
+        let found: Vec<_> = waiting.iter().map(|waiting| id_of(&again.journal[&waiting.sequence])).collect();
         let unique: BTreeSet<_> = found.iter().cloned().collect();
         assert_eq!(unique.len(), found.len(), "nothing comes twice");
         for id in &self.promised {
@@ -418,4 +470,130 @@ fn without_a_journal_nothing_is_recorded() {
     w.create(&p, "ch/1", changes(Status::Push));
     w.publish(&p, "ch/1", "1");
     assert!(!w.effects.iter().any(|effect| matches!(effect, Effect::Record(..))));
+}
+
+// ---- What other brokers pass on ---------------------------------------------------------------------------
+
+fn passed_on(epoch: u64, number: u64, body: &str, to: &str) -> Command {
+    let ticket = Ticket { node: "node-1".into(), epoch, number };
+    let layout = Layout { id: 0..body.len(), source: 0..0, headers: 0..0, body: 0..body.len() };
+    let layout = Layout { headers: body.len()..body.len(), body: body.len()..2 * body.len(), ..layout };
+    let block = body.repeat(2);
+    let properties = Properties { pending_acknowledge: true, ..Properties::default() };
+    let message = Message::passed_on(block.as_bytes(), &layout, properties, ticket.clone());
+    let command = Command::Publish { queue: queue(to), message };
+    Command::PassedOn(Box::new(PassedOn { ticket, command }))
+}
+
+fn confirmed(world: &mut World, link: &Arc<Client>) -> Vec<u64> {
+    let told = world.told(link.connection).into_iter();
+    let numbers =
+        told.filter_map(|event| if let Event::Confirmed(numbers) = event { Some(numbers) } else { None });
+    numbers.flatten().collect()
+}
+
+#[test]
+fn what_another_broker_passes_on_is_confirmed_when_it_is_saved_and_taken_once() {
+    let (mut w, mut disk) = durable();
+    let (p, link, a) = (w.client("p"), w.client("link"), w.client("a"));
+    create(&mut w, &mut disk, &p, "ch/1", saving(Status::Push));
+    w.join(&a, "ch").unwrap();
+    w.command(&link, passed_on(1, 5, "m5", "ch/1"));
+    w.command(&link, passed_on(1, 5, "m5", "ch/1"));
+    w.command(&link, passed_on(1, 6, "m6", "nowhere/1"));
+    w.turn();
+    assert_eq!(confirmed(&mut w, &link), [0; 0]);
+    disk.commit(&mut w);
+    disk.commit(&mut w);
+    assert_eq!(confirmed(&mut w, &link).into_iter().collect::<BTreeSet<_>>(), [5, 6].into());
+    assert_eq!(w.delivered(), ["a:m5"]);
+    w.command(&link, passed_on(1, 5, "m5", "ch/1"));
+    w.turn();
+    disk.commit(&mut w);
+    assert_eq!(
+        (confirmed(&mut w, &link), w.delivered()),
+        (vec![5], vec![]),
+        "once more: only confirmed again"
+    );
+    assert_eq!(w.told(link.connection).len(), 0, "and nothing of what producers are told");
+}
+
+/// Sends everything, lets consumers settle some of it, crashes after every record, and sends again what was not confirmed.
+#[test]
+fn wherever_a_crash_cuts_what_is_passed_on_is_there_once() {
+    let (mut w, mut disk) = durable();
+    let (p, link, a) = (w.client("p"), w.client("link"), w.client("a"));
+    create(&mut w, &mut disk, &p, "ch/1", saving(Status::Push));
+    create(&mut w, &mut disk, &p, "ch/2", saving(Status::Pull));
+    w.join(&a, "ch").unwrap();
+    let numbers: Vec<u64> = (1..=12).collect();
+    // How many records there were when a number was confirmed, and when its message was settled.
+    let (mut known, mut settled) = (BTreeMap::new(), BTreeMap::new());
+    for &number in &numbers {
+        let to = if number % 3 == 0 { "ch/2" } else { "ch/1" };
+        w.command(&link, passed_on(1, number, &format!("m{number}"), to));
+        if number % 2 == 0 {
+            disk.commit(&mut w);
+        }
+        for delivered in w.delivered() {
+            let id = delivered.trim_start_matches("a:");
+            w.ack(&a, "ch/1", id);
+            settled
+                .insert(id.trim_start_matches('m').parse::<u64>().expect("its number"), disk.records.len());
+        }
+        for number in confirmed(&mut w, &link) {
+            known.insert(number, disk.committed);
+        }
+    }
+    disk.commit(&mut w);
+    assert!(!known.is_empty() && !settled.is_empty());
+    for kept in 0..=disk.records.len() {
+        let mut w = disk.start(kept);
+        let link = w.client("link");
+        let open = numbers.iter().filter(|number| known.get(number).is_none_or(|records| *records > kept));
+        for &number in open {
+            let to = if number % 3 == 0 { "ch/2" } else { "ch/1" };
+            w.command(&link, passed_on(1, number, &format!("m{number}"), to));
+        }
+        Disk::default().commit(&mut w);
+        let mut taken = BTreeMap::<String, u32>::new();
+        for address in ["ch/1", "ch/2"] {
+            for waiting in w.broker.waiting(&queue(address), 100).unwrap_or_default() {
+                let message = waiting.message.as_ref().unwrap_or_else(|| &w.journal[&waiting.sequence]);
+                *taken.entry(id_of(message)).or_default() += 1;
+            }
+        }
+        assert!(taken.values().all(|times| *times == 1), "after {kept} records: {taken:?}");
+        let gone = disk.records[..kept].iter().filter(|(_, r)| matches!(r, Record::Settle(_))).count();
+        let exists = |address| w.broker.waiting(&queue(address), 0).is_some();
+        if exists("ch/1") && exists("ch/2") {
+            assert_eq!(taken.len() + gone, numbers.len(), "after {kept} records: {taken:?}");
+        }
+    }
+}
+
+#[test]
+fn what_finds_no_room_is_put_off_and_nothing_overtakes_it() {
+    let (mut w, mut disk) = durable();
+    let (p, link) = (w.client("p"), w.client("link"));
+    create(&mut w, &mut disk, &p, "ch/1", saving(Status::Pull));
+    w.broker.storage_refuses("the disk is full", w.now, &mut w.effects);
+    w.turn();
+    w.command(&link, passed_on(1, 1, "m1", "ch/1"));
+    assert!(matches!(&w.told(link.connection)[..], [Event::PutOff(1, _)]));
+    w.broker.storage_accepts(w.now, &mut w.effects);
+    w.command(&link, passed_on(1, 2, "m2", "ch/1"));
+    disk.commit(&mut w);
+    assert_eq!(confirmed(&mut w, &link), [0; 0]);
+    let again = w.client("link-again");
+    for number in [1, 2] {
+        w.command(&again, passed_on(1, number, &format!("m{number}"), "ch/1"));
+    }
+    w.command(&link, passed_on(9, 1, "old", "ch/1"));
+    disk.commit(&mut w);
+    disk.commit(&mut w);
+    assert_eq!(confirmed(&mut w, &again), [1, 2]);
+    let waiting = w.broker.waiting(&queue("ch/1"), 10).expect("it is there");
+    let ids: Vec<_> = waiting.iter().filter_map(|waiting| waiting.message.as_ref()).map(id_of).collect();
+    assert_eq!(ids, ["m1", "m2"]);
 }

@@ -5,7 +5,7 @@ mod world;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::broker::{BrokerConfig, Restored};
+use mqcore_broker::broker::{BrokerConfig, Recollection, Restored};
 use mqcore_broker::client::Client;
 use mqcore_broker::command::{Clear, Command, Request};
 use mqcore_broker::decision::{Decision, Step};
@@ -13,7 +13,7 @@ use mqcore_broker::effect::{Effect, Transfer};
 use mqcore_broker::history::{Block, HistoryOptions, Kind, each_step};
 use mqcore_broker::id::{MessageNumber, RequestId, Sequence};
 use mqcore_broker::options::{Durability, QueueChanges, Status};
-use mqcore_broker::record::{Definition, NUMBERS_KEY, Progress, Record, decode_definition, decode_put};
+use mqcore_broker::record::{Definition, NUMBERS_KEY, Record, decode_definition, decode_put_head};
 use mqcore_broker::record::{encode_numbers, encode_put};
 use world::ledger::Ledger;
 use world::{World, acknowledged, changes, handler, queue};
@@ -243,7 +243,7 @@ fn commit(world: &mut World) -> Vec<(Sequence, Record)> {
 #[test]
 fn a_message_keeps_its_number_over_a_restart_and_no_number_is_used_twice() {
     let mut w = recorded();
-    w.broker.restore(Vec::new(), Vec::new(), Sequence(0), w.now, &mut w.effects);
+    w.broker.restore(Recollection::default(), w.now, &mut w.effects);
     let p = w.client("p");
     let saving = QueueChanges { delivery_handler: Some("at-least-once".into()), ..changes(Status::Pull) };
     let create = Request::CreateQueue { queue: queue("ch/1"), changes: saving };
@@ -267,21 +267,30 @@ fn a_message_keeps_its_number_over_a_restart_and_no_number_is_used_twice() {
         .filter_map(|(sequence, record)| match record {
             Record::Put { queue, message, received, number } => {
                 let octets = encode_put(queue, message, *received, *number);
-                let progress = Progress { rank: sequence.0 as i64, ..Progress::default() };
+                let head = decode_put_head(&octets).expect("just encoded");
                 Some(Restored {
-                    put: decode_put(&octets).expect("just encoded"),
                     sequence: *sequence,
-                    progress,
+                    queue: 0,
+                    bytes: head.memory_bytes as u32,
+                    number: head.number,
+                    high_priority: head.high_priority,
                 })
             }
             _ => None,
         })
         .collect();
-    let number = restored[0].put.number;
+    let number = restored[0].number;
     assert_eq!((restored.len(), number), (1, MessageNumber(1)));
-    let last = records.last().expect("there are some").0;
     let mut again = recorded();
-    again.broker.restore(vec![read.expect("just compared")], restored, last, again.now, &mut again.effects);
+    let had = Recollection {
+        definitions: vec![read.expect("just compared")],
+        queues: vec![queue("ch/1")],
+        messages: restored,
+        progress: Vec::new(),
+        tickets: Vec::new(),
+        sequence: records.last().expect("there are some").0,
+    };
+    again.broker.restore(had, again.now, &mut again.effects);
     again.publish(&p, "ch/1", "3");
     let mut blocks: Vec<Block> = Vec::new();
     again.broker.take_history(&mut blocks);

@@ -2,16 +2,20 @@
 
 mod world;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use mqcore_broker::broker::BrokerConfig;
-use mqcore_broker::command::{Clear, ClientPattern, EventKind, Request};
+use mqcore_broker::client::{Client, Introduction};
+use mqcore_broker::command::{Clear, ClientPattern, Command, EventKind, Request};
 use mqcore_broker::decision::{Acknowledge, Decision, PutBack, Step};
 use mqcore_broker::effect::{Effect, Event, HandlerFailure, PullOutcome, Reply};
-use mqcore_broker::id::ChannelName;
+use mqcore_broker::id::{ChannelName, ConnectionId};
+use mqcore_broker::nodes::Master;
 use mqcore_broker::options::{ChannelChanges, QueueChanges, Status};
 use mqcore_broker::rejection::RejectionKind;
 use mqcore_broker::stats::DropReason;
+use mqcore_broker::time::Timestamp;
 use world::{ALLOW, World, acknowledged, changes, handler, putting_back, queue, telling};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -922,6 +926,44 @@ fn a_removed_channel_tells_of_its_queues_that_go_with_it() {
     assert_eq!(w.events(&s), ["QueueRemoved", "QueueRemoved", "ChannelRemoved"]);
 }
 
+fn master(connected_since: Option<Timestamp>) -> Master {
+    let (id, name, host) = ("m-1".into(), "north".into(), "127.0.0.1:1".into());
+    Master { index: 0, id, name, host, connected_since }
+}
+
+#[test]
+fn nodes_are_listed_with_how_long_they_are_there_and_are_no_clients() {
+    let mut w = World::new();
+    let p = w.client("p");
+    let since = w.now;
+    w.broker.master(master(Some(since)), since, &mut w.effects);
+    let provisional = Client { connection: ConnectionId(77), ..(*p).clone() };
+    let introduction = Introduction {
+        id: Some("s-1".into()),
+        name: Some("south".into()),
+        node: Some("10.0.0.1".into()),
+        ..Introduction::default()
+    };
+    w.command(&Arc::new(provisional), Command::Introduce(Box::new(introduction.clone())));
+    w.now = since.after(Duration::from_millis(250));
+    let nodes = |w: &mut World| match w.request(&p, Request::ListNodes) {
+        Ok(Reply::Nodes(nodes)) => nodes
+            .iter()
+            .map(|n| format!("{} {} {} {} {} {}", n.id, n.name, n.host, n.slave, n.connected, n.lifetime_ms))
+            .collect::<Vec<_>>(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(nodes(&mut w), ["m-1 north 127.0.0.1:1 false true 250", "s-1 south 10.0.0.1 true true 250"]);
+    let Ok(Reply::Clients(clients)) = w.request(&p, Request::ListClients { kind: None }) else { panic!() };
+    assert_eq!(clients.len(), 1);
+    let again = Client { connection: ConnectionId(78), ..(*p).clone() };
+    w.command(&Arc::new(again), Command::Introduce(Box::new(introduction)));
+    let closed = w.effects.iter().any(|effect| matches!(effect, Effect::Close(ConnectionId(77), _)));
+    assert!(closed, "a node that comes anew replaces what was left of it");
+    w.broker.master(master(None), w.now, &mut w.effects);
+    assert_eq!(nodes(&mut w), ["m-1 north 127.0.0.1:1 false false 0", "s-1 south 10.0.0.1 true true 0"]);
+}
+
 #[test]
 fn events_come_while_subscribed_and_not_after() {
     let mut w = World::new();
@@ -932,6 +974,8 @@ fn events_come_while_subscribed_and_not_after() {
         EventKind::ClientDisconnected,
         EventKind::ChannelCreated,
         EventKind::ChannelRemoved,
+        EventKind::NodeConnected,
+        EventKind::NodeDisconnected,
     ];
     let of_channel = [
         EventKind::ClientJoined,
@@ -953,6 +997,9 @@ fn events_come_while_subscribed_and_not_after() {
         let channel = ChannelName::new(&format!("temporary{n}")).unwrap();
         w.request(&p, Request::RemoveChannel { channel }).unwrap();
         w.close(&c);
+        for connected_since in [Some(w.now), None] {
+            w.broker.master(master(connected_since), w.now, &mut w.effects);
+        }
     };
     for on in [true, false] {
         for kind in everywhere {

@@ -75,7 +75,7 @@ impl<S: Storage> Inspection<S> {
         options: Options,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, JournalError> {
-        let (journal, recovered, endings) = Journal::unopened(storage, options, progress)?;
+        let (journal, recovered, endings) = Journal::unopened(storage, options, progress, &mut |_, _| {})?;
         let open = endings.closings.iter().filter(|closing| !closing.closed).map(|closing| closing.segment);
         let open = open.collect();
         let unbegun = endings

@@ -8,11 +8,13 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use crate::error::{JournalError, says_full};
 use crate::format::{self, Checked, HEADER_BYTES, Header, Kind, Location, MARK_BYTES, Record};
 use crate::maintenance::Move;
 use crate::options::{Options, SMALLEST_SEGMENT};
+use crate::reading::Show;
 use crate::recovery::{self, Found, Recovered};
 use crate::state::{Segment, State};
 use crate::stats::{Health, SegmentStats, Stats};
@@ -41,8 +43,10 @@ pub struct Journal<S: Storage> {
     pub(crate) spare: Option<Spare<S::File>>,
     pub(crate) next_segment: u32,
     pub(crate) moving: Option<Move>,
+    /// A snapshot needs the files as they are: nothing is removed.
+    pub(crate) pinned: bool,
     pub(crate) quarantined: u64,
-    files: RefCell<Vec<(u32, S::File)>>,
+    files: RefCell<Vec<(u32, Arc<S::File>)>>,
 }
 
 /// What opening has to put in order before anything is written.
@@ -106,7 +110,22 @@ impl<S: Storage> Journal<S> {
         options: Options,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(Self, Recovered), JournalError> {
-        let (mut journal, mut recovered, endings) = Self::unopened(storage, options, progress)?;
+        Self::open_watching(storage, options, progress, &mut |_, _| {})
+    }
+
+    /// As [`Self::open`], and shows number and payload of each put that it comes by, in no certain order: of those that
+    /// turn out to be settled too, and of one that was moved perhaps twice. So whoever wants to know something of each
+    /// live record need not read them all again: [`Self::live`] says which they are.
+    ///
+    /// # Errors
+    /// As for [`Self::open`].
+    pub fn open_watching(
+        storage: S,
+        options: Options,
+        progress: &mut dyn FnMut(u64, u64),
+        seen: &mut dyn FnMut(u64, &[u8]),
+    ) -> Result<(Self, Recovered), JournalError> {
+        let (mut journal, mut recovered, endings) = Self::unopened(storage, options, progress, seen)?;
         journal.put_leftovers_away(&endings.leftovers)?;
         journal.begin_anew(&endings.tails, &endings.closings)?;
         recovered.next_sequence = journal.state.next_sequence;
@@ -119,6 +138,7 @@ impl<S: Storage> Journal<S> {
         storage: S,
         options: Options,
         progress: &mut dyn FnMut(u64, u64),
+        seen: &mut dyn FnMut(u64, &[u8]),
     ) -> Result<(Self, Recovered, Endings), JournalError> {
         let options = options.bounded();
         let Found {
@@ -131,7 +151,7 @@ impl<S: Storage> Journal<S> {
             closings,
             leftovers,
             quarantined,
-        } = recovery::recover(&storage, &options, progress)?;
+        } = recovery::recover(&storage, &options, progress, seen)?;
         report.live = state.puts.len() as u64;
         let recovered = Recovered {
             definitions: definitions.into_iter().map(|(key, value)| (key.into_vec(), value)).collect(),
@@ -148,6 +168,7 @@ impl<S: Storage> Journal<S> {
             spare: None,
             next_segment,
             moving: None,
+            pinned: false,
             quarantined,
             files: RefCell::default(),
         };
@@ -307,6 +328,11 @@ impl<S: Storage> Journal<S> {
     pub(crate) fn close_in_place(&mut self) -> Result<(), JournalError> {
         self.write()?;
         self.sync()?;
+        self.mark_end()
+    }
+
+    /// Leaves the word that all before was durable, and makes that durable too.
+    pub(crate) fn mark_end(&mut self) -> Result<(), JournalError> {
         if self.tail.back().is_some_and(Writer::wants_mark) {
             self.push_mark();
         }
@@ -359,6 +385,27 @@ impl<S: Storage> Journal<S> {
                 }),
             });
             show(sequence, live);
+        }
+    }
+
+    /// The numbers of all live records, ascending.
+    pub fn live(&self) -> impl Iterator<Item = u64> {
+        self.state.puts.iter_from(0).map(|(sequence, _)| sequence)
+    }
+
+    /// Shows the latest touch of each live record that has one, in ascending order of numbers.
+    pub fn each_touch(&self, show: &mut Show<'_>) {
+        let mut touches = ReadAhead::default();
+        for (sequence, at) in self.state.touches.iter_from(0) {
+            let touch = touches.record(self, at).and_then(|record| match format::decode(record) {
+                Some(Record::Touch { sequence: found, payload }) if found == sequence => Ok(payload),
+                _ => Err(JournalError::Damaged {
+                    segment: at.segment,
+                    offset: at.offset,
+                    why: "another record stands here",
+                }),
+            });
+            show(sequence, touch);
         }
     }
 
@@ -554,7 +601,7 @@ impl<S: Storage> Journal<S> {
         let segment =
             Segment { file_bytes: u64::from(spare.capacity), end: HEADER_BYTES, ..Segment::default() };
         self.state.segments.insert(spare.number, segment);
-        self.tail.push_back(Writer::new(spare.number, spare.file, spare.capacity));
+        self.tail.push_back(Writer::new(spare.number, Arc::new(spare.file), spare.capacity));
     }
 
     fn push_begin(&mut self) {
@@ -823,8 +870,7 @@ impl<S: Storage> Journal<S> {
     /// Replaces `record` by the verified record at `at`.
     fn read_record(&self, at: Location, record: &mut Vec<u8>) -> Result<(), JournalError> {
         record.clear();
-        let writing = self.tail.iter().find(|writer| writer.number == at.segment);
-        if let Some(buffered) = writing.and_then(|writer| writer.buffered(at)) {
+        if let Some(buffered) = self.buffered(at) {
             record.extend_from_slice(buffered);
             return Ok(());
         }
@@ -846,22 +892,32 @@ impl<S: Storage> Journal<S> {
     }
 
     fn read_file(&self, number: u32, offset: u64, buffer: &mut [u8]) -> Result<usize, JournalError> {
-        let name = || format::segment_name(number);
-        let failed = |error| JournalError::io("reading", &name(), &error);
-        if let Some(writer) = self.tail.iter().find(|writer| writer.number == number) {
-            return read_most(&self.storage, &writer.file, offset, buffer).map_err(failed);
-        }
-        let cached = self.files.borrow().iter().any(|(cached, _)| *cached == number);
-        if !cached {
-            let file = self.storage.open(&name()).map_err(failed)?;
-            self.keep_open(number, file);
-        }
-        let files = self.files.borrow();
-        let Some((_, file)) = files.iter().find(|(cached, _)| *cached == number) else { return Ok(0) };
-        read_most(&self.storage, file, offset, buffer).map_err(failed)
+        let failed = |error| JournalError::io("reading", &format::segment_name(number), &error);
+        let file = self.shared_file(number)?;
+        read_most(&self.storage, &file, offset, buffer).map_err(failed)
     }
 
-    fn keep_open(&self, number: u32, file: S::File) {
+    /// A segment's file, open for as long as anybody has it.
+    pub(crate) fn shared_file(&self, number: u32) -> Result<Arc<S::File>, JournalError> {
+        if let Some(writer) = self.tail.iter().find(|writer| writer.number == number) {
+            return Ok(Arc::clone(&writer.file));
+        }
+        if let Some((_, file)) = self.files.borrow().iter().find(|(cached, _)| *cached == number) {
+            return Ok(Arc::clone(file));
+        }
+        let name = format::segment_name(number);
+        let file = self.storage.open(&name).map_err(|error| JournalError::io("reading", &name, &error))?;
+        let file = Arc::new(file);
+        self.keep_open(number, Arc::clone(&file));
+        Ok(file)
+    }
+
+    /// A record's bytes, if they are not all in a file yet.
+    pub(crate) fn buffered(&self, at: Location) -> Option<&[u8]> {
+        self.tail.iter().find(|writer| writer.number == at.segment)?.buffered(at)
+    }
+
+    fn keep_open(&self, number: u32, file: Arc<S::File>) {
         let mut files = self.files.borrow_mut();
         if files.len() >= OPEN_FILES {
             files.remove(0);

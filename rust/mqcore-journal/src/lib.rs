@@ -10,7 +10,9 @@
 //! | [`maintenance`] | housekeeping: what is unlinked, what is moved, what is set aside; `compaction`: all of it at once |
 //! | [`recovery`] | what opening found, in words and numbers |
 //! | [`inspection`] | the same without opening: reading alone |
+//! | [`snapshot`] | which parts of which files make a whole copy |
 //! | [`storage`] | files: real ones, and some in memory that crash on demand |
+//! | [`reading`] | many records at once, while others are written |
 //! | [`options`], [`stats`], [`error`] | limits and sizes, what is counted, what can go wrong |
 
 mod compaction;
@@ -21,8 +23,10 @@ pub mod inspection;
 pub mod journal;
 pub mod maintenance;
 pub mod options;
+pub mod reading;
 pub mod recovery;
 mod scan;
+pub mod snapshot;
 mod state;
 pub mod stats;
 pub mod storage;

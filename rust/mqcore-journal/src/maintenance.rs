@@ -45,7 +45,7 @@ pub(crate) struct Move {
 impl<S: Storage> Journal<S> {
     /// One step of housekeeping: looks whether space is back if there was none, makes the next segment in advance,
     /// removes dead segments, and copies at most about `budget_bytes` of survivors. Writes and syncs what is pending
-    /// when a segment goes. `now_ms` is compared with the times of notes.
+    /// when a segment goes. `now_ms` is compared with the times of notes. While the journal is pinned, no segment goes.
     ///
     /// # Errors
     /// [`JournalError::Full`] if space is still missing: what could be removed without space was. And the journal's
@@ -64,6 +64,10 @@ impl<S: Storage> Journal<S> {
         self.check_failed()?;
         let mut done = Maintenance::default();
         self.expire_notes(now_ms);
+        if self.pinned {
+            self.look_for_space()?;
+            return Ok(done);
+        }
         while done.removed + done.quarantined.len() as u64 <= REMOVALS {
             let Some(number) = self.find_dead() else { break };
             self.let_go(number, &mut done)?;

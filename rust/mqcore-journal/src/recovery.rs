@@ -282,6 +282,7 @@ pub(crate) fn recover<S: Storage>(
     storage: &S,
     options: &Options,
     progress: &mut dyn FnMut(u64, u64),
+    seen: &mut dyn FnMut(u64, &[u8]),
 ) -> Result<Found, JournalError> {
     let names = storage.list().map_err(|error| JournalError::io("listing", "the directory", &error))?;
     let parsed: Vec<(u32, bool)> = names.iter().filter_map(|name| format::parse_name(name)).collect();
@@ -297,6 +298,7 @@ pub(crate) fn recover<S: Storage>(
         total: candidates.values().map(|candidate| candidate.length).sum(),
         done: 0,
         progress,
+        seen,
         state: State::default(),
         definitions: BTreeMap::new(),
         report: Report { quarantined, ..Report::default() },
@@ -359,6 +361,7 @@ struct Reader<'a, S> {
     total: u64,
     done: u64,
     progress: &'a mut dyn FnMut(u64, u64),
+    seen: &'a mut dyn FnMut(u64, &[u8]),
     state: State,
     definitions: BTreeMap<Box<[u8]>, Vec<u8>>,
     report: Report,
@@ -570,6 +573,7 @@ impl<S: Storage> Reader<'_, S> {
             Record::Undefine { key } => {
                 self.definitions.remove(key);
             }
+            Record::Put { sequence, payload, .. } => (self.seen)(sequence, payload),
             _ => {}
         }
         self.state.apply(record, at);

@@ -1,6 +1,7 @@
 //! One segment that is being written: what is buffered, what is written, what is durable.
 
 use std::io;
+use std::sync::Arc;
 
 use crate::format::{self, HEADER_BYTES, Kind, Location, SEAL_BYTES};
 use crate::storage::Storage;
@@ -42,7 +43,7 @@ pub(crate) fn capacity_for(needed: u64) -> u64 {
 #[derive(Debug)]
 pub(crate) struct Writer<F> {
     pub(crate) number: u32,
-    pub(crate) file: F,
+    pub(crate) file: Arc<F>,
     pub(crate) capacity: u32,
     /// Where the buffer begins in the file.
     start: u32,
@@ -56,7 +57,7 @@ pub(crate) struct Writer<F> {
 }
 
 impl<F> Writer<F> {
-    pub(crate) fn new(number: u32, file: F, capacity: u32) -> Self {
+    pub(crate) fn new(number: u32, file: Arc<F>, capacity: u32) -> Self {
         Self {
             number,
             file,

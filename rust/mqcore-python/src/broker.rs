@@ -22,6 +22,7 @@ use pyo3::types::PyDict;
 use tokio::runtime::{Handle, Runtime};
 
 use crate::authority::{self, AuthorityThread};
+use crate::backup::BackupArchive;
 use crate::decision::{Decision, policy_of};
 use crate::dispatcher::Dispatcher;
 use crate::handler::Handler;
@@ -371,15 +372,23 @@ impl Broker {
         survey::to_python(py, &seen, &running.dispatchers.counts())
     }
 
+    /// Everything that is saved now, to be read while the broker goes on.
+    fn backup(&self, py: Python<'_>) -> PyResult<BackupArchive> {
+        let running = self.running("be backed up")?;
+        let begun = py.detach(|| running.handle.block_on(running.server.backup()));
+        begun.map(BackupArchive::new).map_err(|refused| error::backup(&refused))
+    }
+
     /// Messages that wait in a queue: each with its attempts, its put backs and whether it was saved.
     fn waiting(&self, py: Python<'_>, queue: &str, limit: usize) -> PyResult<Option<Vec<Look>>> {
         let running = self.running("show its messages")?;
         let queue = config::queue_address(queue)?;
         let waiting = py.detach(|| running.handle.block_on(running.server.waiting(queue, limit)));
         let shown = |waiting: Waiting| {
-            (Message::new(waiting.message), waiting.attempts, waiting.put_backs, waiting.saved)
+            let message = Message::new(waiting.message?);
+            Some((message, waiting.attempts, waiting.put_backs, waiting.saved))
         };
-        Ok(waiting.map(|messages| messages.into_iter().map(shown).collect()))
+        Ok(waiting.map(|messages| messages.into_iter().filter_map(shown).collect()))
     }
 
     /// Handlers may refer to the broker that they belong to; while it is stopped, the garbage collector may see that.

@@ -3,6 +3,7 @@
 
 use mqcore_broker::id::NameError;
 use mqcore_server::authority::store::{RecordError, StoreError};
+use mqcore_server::backup::BackupError;
 use mqcore_server::config::ConfigError as ServerConfigError;
 use mqcore_server::data_dir::{DataDirError, JournalError};
 use mqcore_server::server::StartError;
@@ -13,6 +14,7 @@ use pyo3::prelude::*;
 pyo3::import_exception!(mqcore.errors, AuthorityError);
 pyo3::import_exception!(mqcore.errors, AuthorityMissing);
 pyo3::import_exception!(mqcore.errors, BadFrame);
+pyo3::import_exception!(mqcore.errors, Busy);
 pyo3::import_exception!(mqcore.errors, ConfigError);
 pyo3::import_exception!(mqcore.errors, DataDirBusy);
 pyo3::import_exception!(mqcore.errors, DataDirDamaged);
@@ -23,6 +25,7 @@ pyo3::import_exception!(mqcore.errors, Forked);
 pyo3::import_exception!(mqcore.errors, ListenFailed);
 pyo3::import_exception!(mqcore.errors, NotRunning);
 pyo3::import_exception!(mqcore.errors, TooLarge);
+pyo3::import_exception!(mqcore.errors, Unacceptable);
 
 /// What a peer's, or a test's, bytes broke.
 pub(crate) fn wire(error: &WireError) -> PyErr {
@@ -66,6 +69,18 @@ pub(crate) fn data_dir(error: &DataDirError) -> PyErr {
         DataDirError::Record { .. } => DataDirDamaged::new_err(words),
         DataDirError::Journal { source: JournalError::Full { .. }, .. } => DataDirFull::new_err(words),
         DataDirError::Journal { source, .. } if source.is_damage() => DataDirDamaged::new_err(words),
+        _ => DataDirUnreadable::new_err(words),
+    }
+}
+
+/// Why there is no backup.
+pub(crate) fn backup(refused: &BackupError) -> PyErr {
+    let words = refused.to_string();
+    match refused {
+        BackupError::Directory(error) => data_dir(error),
+        BackupError::NothingKept => Unacceptable::new_err((words, 406)),
+        BackupError::Busy | BackupError::TooSlow => Busy::new_err((words, 503)),
+        BackupError::Stopping => NotRunning::new_err(words),
         _ => DataDirUnreadable::new_err(words),
     }
 }

@@ -146,7 +146,7 @@ impl JournalMessages {
 }
 
 impl JournalMessages {
-    fn take(&self) -> Result<Option<(mqcore_broker::broker::Restored, u16)>, DataDirError> {
+    fn take(&self) -> Result<Option<(mqcore_server::data_dir::SavedMessage, u16)>, DataDirError> {
         let mut rest = self.rest.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(first) = rest.first_mut() {
             if let Some(place) = first.places.next() {

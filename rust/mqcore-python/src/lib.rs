@@ -2,6 +2,7 @@
 
 mod answers;
 mod authority;
+mod backup;
 pub mod broker;
 mod burst;
 mod call;
@@ -31,6 +32,8 @@ mod _core {
 
     #[pymodule_export]
     use crate::authority::{AuthorityReply, AuthorityStore, hash_password};
+    #[pymodule_export]
+    use crate::backup::{BackupArchive, ZstdReader, ZstdWriter};
     #[pymodule_export]
     use crate::broker::Broker;
     #[pymodule_export]

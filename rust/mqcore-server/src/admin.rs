@@ -24,6 +24,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 use crate::address::Listening;
+use crate::admin_backup;
 use crate::authority::{Denial, PageRequest, admit_request};
 use crate::hub::Hub;
 use crate::metrics;
@@ -47,7 +48,7 @@ const LIST_LIMIT: (usize, usize) = (100, 10_000);
 /// What every request may look at.
 #[derive(Clone)]
 pub(crate) struct Admin {
-    hub: Arc<Hub>,
+    pub(crate) hub: Arc<Hub>,
     listeners: Arc<[Listening]>,
     started: Instant,
 }
@@ -85,7 +86,8 @@ pub(crate) async fn serve(door: Door, admin: Admin, alive: TaskGuard) {
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let (hub, router) = (Arc::clone(&admin.hub), router.clone());
+        let hub = Arc::clone(&admin.hub);
+        let router = router.clone();
         let endpoint = door.endpoint.clone();
         let guard = admin.hub.shutdown.enter();
         tokio::spawn(async move {
@@ -129,7 +131,7 @@ where
 
 /// Where a request comes from, and what is known of who sends it.
 #[derive(Clone)]
-struct Caller(SocketAddr, Arc<Peer>);
+pub(crate) struct Caller(pub(crate) SocketAddr, Arc<Peer>);
 
 /// `certificate` is what a TLS handshake has brought, if there was one.
 fn caller(address: SocketAddr, certificate: Option<Option<Arc<PeerCertificate>>>) -> Extension<Caller> {
@@ -146,6 +148,7 @@ fn router(admin: Admin) -> Router {
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics_page))
         .route("/overview", get(overview))
+        .route("/backup", get(admin_backup::download))
         .route("/authority/reload", post(reload_authority))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
@@ -153,7 +156,7 @@ fn router(admin: Admin) -> Router {
         .with_state(admin)
 }
 
-fn error(status: StatusCode, code: &str, message: &str) -> Response {
+pub(crate) fn error(status: StatusCode, code: &str, message: &str) -> Response {
     (status, Json(json!({"error": {"code": code, "message": message}}))).into_response()
 }
 
@@ -212,7 +215,7 @@ async fn reload_authority(State(admin): State<Admin>) -> Response {
 
 async fn unknown_path(uri: Uri) -> Response {
     let message = format!(
-        "there is no {}; there are /livez, /readyz, /metrics, /overview and /authority/reload",
+        "there is no {}; there are /livez, /readyz, /metrics, /overview, /backup and /authority/reload",
         uri.path()
     );
     error(StatusCode::NOT_FOUND, "not-found", &message)

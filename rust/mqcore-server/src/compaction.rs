@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use mqcore_journal::journal::Journal;
+use mqcore_journal::options::Options;
 use mqcore_journal::storage::FileStorage;
 
 use crate::data_dir::{DataDir, DataDirError, journal_options};
@@ -86,8 +87,10 @@ impl Compaction {
         let before = sizes(&path, ".segment").map_err(io)?;
         let storage = FileStorage::open(&path).map_err(io)?;
         let mut go_on = true;
-        let (mut journal, recovered) =
-            Journal::open(storage, journal_options(shard, now_ms), &mut |_, _| {}).map_err(failed)?;
+        // How long history is kept is for the broker to say, which has the settings.
+        let options =
+            Options { retain_notes_ms: None, retain_notes_bytes: None, ..journal_options(shard, now_ms) };
+        let (mut journal, recovered) = Journal::open(storage, options, &mut |_, _| {}).map_err(failed)?;
         let until = journal.newest_segment();
         let total = journal.compactable_bytes(until);
         let mut lost = 0;

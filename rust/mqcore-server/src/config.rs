@@ -74,6 +74,11 @@ pub struct Config {
     /// Messages of one queue at most that wait for a handler's decision; more are refused as busy.
     /// Default 100,000.
     pub undecided_max: usize,
+    /// Octets of saved messages that may wait in memory, of all shards together, each of which has an equal share.
+    /// Above it the bodies that are furthest from being handed out leave memory, and are read back before they are
+    /// needed. Bodies about to be handed out stay: up to 1 MiB a queue that is being emptied comes on top.
+    /// Default 256 MiB.
+    pub memory_watermark: u64,
     /// Where definitions and saved messages are kept. Default nowhere: everything stays in memory, and queues
     /// whose policy saves refuse messages.
     pub data_dir: Option<PathBuf>,
@@ -112,6 +117,7 @@ impl Default for Config {
             pong_timeout: Duration::from_secs(10),
             clock: ClockConfig::System,
             undecided_max: 100_000,
+            memory_watermark: 256 << 20,
             data_dir: None,
             authority: AuthorityConfig::default(),
             history: None,

@@ -3,16 +3,22 @@
 //! ```text
 //! DIR/lock        held while a broker runs on it: two would destroy each other's work
 //! DIR/format      "mqcore data 1, shards N": a channel's shard depends on their number, so it cannot change
+//! DIR/admin       the URL of the admin side of the broker that holds the lock, if it has one
 //! DIR/shard-K/    the journal of shard K
 //! ```
 
+use std::collections::HashMap;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use mqcore_broker::broker::Restored;
-use mqcore_broker::id::{ChannelName, Sequence};
-use mqcore_broker::record::{Definition, Progress, RecordError, decode_definition, decode_put};
+use mqcore_broker::broker::{Recollection, Restored};
+use mqcore_broker::id::{QueueAddress, Sequence};
+use mqcore_broker::intake::Ticket;
+use mqcore_broker::record::{
+    Definition, Progress, PutMessage, RecordError, decode_address, decode_definition, decode_put,
+    decode_put_head,
+};
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::recovery::Report;
@@ -99,9 +105,7 @@ pub(crate) struct DataDir {
 /// A shard's journal, opened, and what it had.
 pub(crate) struct Opened {
     pub(crate) journal: Journal<FileStorage>,
-    pub(crate) definitions: Vec<Definition>,
-    pub(crate) messages: Vec<Restored>,
-    pub(crate) sequence: Sequence,
+    pub(crate) had: Recollection,
     pub(crate) report: Report,
     /// Live records that could not be read back.
     pub(crate) unreadable: u64,
@@ -145,6 +149,23 @@ impl DataDir {
         self.shards
     }
 
+    /// Leaves word of where the admin side listens, for programs that know the directory only.
+    pub(crate) fn tell_admin(&self, url: Option<&str>) -> io::Result<()> {
+        let path = self.path.join("admin");
+        match url {
+            Some(url) => fs::write(path, format!("{url}\n")),
+            None => match fs::remove_file(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                outcome => outcome,
+            },
+        }
+    }
+
+    /// Where a shard's journal is.
+    pub(crate) fn shard_path(&self, shard: usize) -> PathBuf {
+        self.path.join(format!("shard-{shard}"))
+    }
+
     /// Opens a shard's journal and reads everything that it has. `progress` is told octets done and in all.
     pub(crate) fn open_shard(
         &self,
@@ -153,40 +174,46 @@ impl DataDir {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Opened, DataDirError> {
         let failed = |source| DataDirError::Journal { shard, source };
-        let path = self.path.join(format!("shard-{shard}"));
+        let path = self.shard_path(shard);
         let storage = FileStorage::open(&path).map_err(|source| DataDirError::Io { path, source })?;
         let options = journal_options(shard, now_ms);
-        let (journal, recovered) = Journal::open(storage, options, progress).map_err(failed)?;
+        let mut seen = Seen::default();
+        let (journal, recovered) =
+            Journal::open_watching(storage, options, progress, &mut |sequence, payload| {
+                seen.see(sequence, payload);
+            })
+            .map_err(failed)?;
         let unknown = |source| DataDirError::Record { shard, source };
-        let definitions = recovered
+        let definitions: Vec<Definition> = recovered
             .definitions
             .iter()
             .map(|(key, value)| decode_definition(key, value))
             .collect::<Result<_, _>>()
             .map_err(unknown)?;
-        let mut messages: Vec<Restored> = Vec::new();
-        let mut unreadable = 0;
+        let unreadable = seen.keep(journal.live()).map_err(unknown)?;
+        for sequence in &unreadable {
+            tracing::error!(shard, sequence, "a saved message cannot be read back");
+        }
+        let mut progress = Vec::new();
         let mut refused = None;
-        journal.each_live(0, &mut |sequence, live| match live {
-            Ok(live) => match restored(sequence, live.payload, live.touch) {
-                Ok(mut message) => {
-                    if let Some(previous) = messages.last() {
-                        share_name(&mut message.put.queue.channel, &previous.put.queue.channel);
-                    }
-                    messages.push(message);
-                }
-                Err(error) => refused = Some(error),
-            },
+        journal.each_touch(&mut |sequence, touch| match touch.map(Progress::decode) {
+            Ok(Ok(touched)) => progress.push((Sequence(sequence), touched)),
+            Ok(Err(error)) => refused = Some(error),
             Err(error) => {
-                unreadable += 1;
-                tracing::error!(shard, sequence, %error, "a saved message cannot be read back");
+                tracing::error!(shard, sequence, %error, "how far a saved message got cannot be read back");
             }
         });
         if let Some(error) = refused {
             return Err(unknown(error));
         }
         let sequence = Sequence(recovered.next_sequence.saturating_sub(1));
-        Ok(Opened { journal, definitions, messages, sequence, report: recovered.report, unreadable })
+        let Seen { queues, messages, tickets, .. } = seen;
+        let kept =
+            |sequence: &Sequence| messages.binary_search_by_key(sequence, |message| message.sequence).is_ok();
+        let tickets =
+            tickets.into_iter().filter(|(sequence, _)| kept(sequence)).map(|(_, ticket)| ticket).collect();
+        let had = Recollection { definitions, queues, messages, progress, tickets, sequence };
+        Ok(Opened { journal, had, report: recovered.report, unreadable: unreadable.len() as u64 })
     }
 }
 
@@ -195,20 +222,95 @@ pub(crate) fn journal_options(shard: usize, now_ms: u64) -> Options {
     Options { shard: shard as u32, now_ms, max_record_bytes: RECORD_BYTES_MAX as u32, ..Options::default() }
 }
 
-pub(crate) fn restored(sequence: u64, payload: &[u8], touch: Option<&[u8]>) -> Result<Restored, RecordError> {
+/// What is remembered of each message while a journal is read: small, because there may be many millions.
+#[derive(Default)]
+struct Seen {
+    queues: Vec<QueueAddress>,
+    /// Places in `queues` by the queue's name.
+    places: HashMap<Box<str>, u32>,
+    /// The queue of the message before: most messages follow one of their own queue.
+    last: (Box<str>, u32),
+    messages: Vec<Restored>,
+    tickets: Vec<(Sequence, Ticket)>,
+    refused: Vec<(u64, RecordError)>,
+}
+
+impl Seen {
+    fn see(&mut self, sequence: u64, payload: &[u8]) {
+        match decode_put_head(payload).and_then(|head| Ok((self.place(head.queue)?, head))) {
+            Ok((queue, head)) => {
+                self.tickets.extend(head.ticket.map(|ticket| (Sequence(sequence), ticket)));
+                self.messages.push(Restored {
+                    sequence: Sequence(sequence),
+                    queue,
+                    bytes: u32::try_from(head.memory_bytes).unwrap_or(u32::MAX),
+                    number: head.number,
+                    high_priority: head.high_priority,
+                });
+            }
+            Err(error) => self.refused.push((sequence, error)),
+        }
+    }
+
+    fn place(&mut self, queue: &str) -> Result<u32, RecordError> {
+        if *self.last.0 != *queue {
+            let place = match self.places.get(queue) {
+                Some(place) => *place,
+                None => {
+                    self.queues.push(decode_address(queue)?);
+                    let place = self.queues.len() as u32 - 1;
+                    self.places.insert(queue.into(), place);
+                    place
+                }
+            };
+            self.last = (queue.into(), place);
+        }
+        Ok(self.last.1)
+    }
+
+    /// Forgets all messages that are not among the live ones, which ascend; answers which of these were not seen.
+    fn keep(&mut self, live: impl Iterator<Item = u64>) -> Result<Vec<u64>, RecordError> {
+        self.messages.sort_unstable_by_key(|message| message.sequence);
+        self.messages.dedup_by_key(|message| message.sequence);
+        let mut refused = std::mem::take(&mut self.refused);
+        let mut live = live.peekable();
+        let mut unseen = Vec::new();
+        self.messages.retain(|message| {
+            while let Some(earlier) = live.next_if(|live| *live < message.sequence.0) {
+                unseen.push(earlier);
+            }
+            live.next_if(|live| *live == message.sequence.0).is_some()
+        });
+        unseen.extend(live);
+        self.messages.shrink_to_fit();
+        match refused.iter().position(|(sequence, _)| unseen.contains(sequence)) {
+            Some(found) => Err(refused.swap_remove(found).1),
+            None => Ok(unseen),
+        }
+    }
+}
+
+/// A saved message, read in full.
+#[derive(Debug, Clone)]
+pub struct SavedMessage {
+    /// The message and its queue.
+    pub put: PutMessage,
+    /// The sequence under which it was put.
+    pub sequence: Sequence,
+    /// How far it got; its rank is its sequence if nothing was written about that.
+    pub progress: Progress,
+}
+
+pub(crate) fn restored(
+    sequence: u64,
+    payload: &[u8],
+    touch: Option<&[u8]>,
+) -> Result<SavedMessage, RecordError> {
     let progress = match touch {
         Some(touch) => Progress::decode(touch)?,
         None => Progress { rank: sequence as i64, ..Progress::default() },
     };
-    Ok(Restored { put: decode_put(payload)?, sequence: Sequence(sequence), progress })
-}
-
-/// Most messages follow one of their own channel. With a name each, freed later, the heap would be left with a hole
-/// beside every message.
-fn share_name(name: &mut ChannelName, previous: &ChannelName) {
-    if name == previous {
-        name.clone_from(previous);
-    }
+    Ok(SavedMessage { put: decode_put(payload)?, sequence: Sequence(sequence), progress })
 }
 
 pub(crate) fn read_format(text: &str) -> Option<usize> {

@@ -6,15 +6,17 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 
-use mqcore_broker::broker::{Broker, BrokerConfig, HandlerSpec, Restored};
+use mqcore_broker::broker::{Broker, BrokerConfig, HandlerSpec, Recollection};
 use mqcore_broker::effect::{Effect, Forwarded, Origin, Question, Transfer};
 use mqcore_broker::history::Block;
-use mqcore_broker::id::{ConnectionId, Sequence};
-use mqcore_broker::record::{Definition, Record};
+use mqcore_broker::id::{ConnectionId, QueueAddress, Sequence};
+use mqcore_broker::record::Record;
 use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_broker::stats::Waiting;
 use mqcore_broker::time::Timestamp;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
+use crate::body_reader::Wanted;
 use crate::clock::Alarm;
 use crate::counters::CloseReason;
 use crate::handler::{AnswerSink, HandlerPort};
@@ -33,14 +35,6 @@ const COMMANDS_MAX: usize = 1024;
 
 /// Stored messages handed out before looking for new commands.
 const WORK_BUDGET: usize = 1024;
-
-/// What a shard's journal had when the server started.
-#[derive(Debug)]
-pub(crate) struct Recalled {
-    pub(crate) definitions: Vec<Definition>,
-    pub(crate) messages: Vec<Restored>,
-    pub(crate) sequence: Sequence,
-}
 
 /// One shard and everything that its task needs.
 pub(crate) struct Engine {
@@ -67,6 +61,8 @@ pub(crate) struct Engine {
     records: Vec<(Sequence, Record)>,
     history: Vec<Block>,
     journal: Option<JournalWriter>,
+    /// What is to be read back.
+    wanted: Vec<Wanted>,
     /// The broker has more to hand out at once.
     more: bool,
     fences: Vec<mpsc::Sender<()>>,
@@ -98,6 +94,7 @@ impl Engine {
             records: Vec::new(),
             history: Vec::new(),
             journal: None,
+            wanted: Vec::new(),
             more: false,
             fences: Vec::new(),
             alive: hub.shutdown.enter(),
@@ -110,11 +107,10 @@ impl Engine {
     }
 
     /// Takes over what a journal had, and writes to it from now on. Before anything else.
-    pub(crate) fn restore(&mut self, restored: Recalled, journal: JournalWriter) {
+    pub(crate) fn restore(&mut self, had: Recollection, journal: JournalWriter) {
         let now = self.hub.clock.now();
-        let Recalled { definitions, messages, sequence } = restored;
         self.journal = Some(journal);
-        self.broker.restore(definitions, messages, sequence, now, &mut self.effects);
+        self.broker.restore(had, now, &mut self.effects);
     }
 
     /// Runs until the server ends.
@@ -148,9 +144,10 @@ impl Engine {
             if !self.turn(&mut urgent, &mut inputs) {
                 return;
             }
-            if quiet && !self.more && !self.broker.waits_for_commit() {
+            let waits = self.broker.waits_for_commit() || self.broker.waits_for_bodies();
+            if quiet && !self.more && !waits {
                 self.fences.clear();
-            } else if !self.fences.is_empty() && !self.broker.waits_for_commit() {
+            } else if !self.fences.is_empty() && !waits {
                 // Somebody waits for quiet: look again at once.
                 self.more = true;
             }
@@ -239,13 +236,15 @@ impl Engine {
                     self.broker.transferred(origin, now, &mut self.effects);
                 }
             }
+            Urgent::Loaded(loaded) => self.broker.loaded(loaded, now, &mut self.effects),
+            Urgent::Farewell(question) => self.effects.push(Effect::Ask(*question)),
             Urgent::Handler(spec) => self.register(*spec),
             Urgent::Survey(reply) => {
                 // Whoever asked may have gone; nobody misses the answer then.
                 let _ = reply.send(self.broker.survey(now));
             }
             Urgent::Waiting(queue, max, reply) => {
-                let _ = reply.send(self.broker.waiting(&queue, max));
+                self.look(&queue, max, reply);
             }
             Urgent::Ping(reply) => {
                 let _ = reply.send(());
@@ -300,6 +299,10 @@ impl Engine {
                 }
                 Effect::Forward(shard, forwarded) => self.forwards[shard].push(forwarded),
                 Effect::Record(sequence, record) => self.records.push((sequence, record)),
+                Effect::Load(load) => self.wanted.push(Wanted::Load(load)),
+                Effect::Farewell(sequence, question) => {
+                    self.wanted.push(Wanted::Farewell(sequence, Box::new(question)));
+                }
                 Effect::Transferred(origin) => self.transferred[origin.shard].push(origin),
             }
         }
@@ -326,13 +329,27 @@ impl Engine {
     fn write_down(&mut self) {
         let Some(journal) = &self.journal else { return };
         self.broker.take_history(&mut self.history);
-        if self.records.is_empty() && self.history.is_empty() {
+        if self.records.is_empty() && self.history.is_empty() && self.wanted.is_empty() {
             return;
         }
         self.hub.moved();
         let sync = self.broker.waits_for_sync();
         let (records, history) = (std::mem::take(&mut self.records), std::mem::take(&mut self.history));
-        journal.write(Turn { records, history, missed: 0, sync });
+        let wanted = std::mem::take(&mut self.wanted);
+        journal.write(Turn { wanted, records, history, missed: 0, sync });
+    }
+
+    /// Shows messages that wait in a queue; those that are not in memory are read for it.
+    fn look(&mut self, queue: &QueueAddress, max: usize, reply: oneshot::Sender<Option<Vec<Waiting>>>) {
+        match (self.broker.waiting(queue, max), &self.journal) {
+            (Some(waiting), Some(journal)) if waiting.iter().any(|waiting| waiting.message.is_none()) => {
+                journal.write(Turn { wanted: vec![Wanted::Look(waiting, reply)], ..Turn::default() });
+            }
+            (waiting, _) => {
+                // Whoever asked may have gone; nobody misses the answer then.
+                let _ = reply.send(waiting);
+            }
+        }
     }
 
     fn ask(&mut self) {

@@ -10,6 +10,7 @@ use mqcore_session::session::SessionConfig;
 use mqcore_wire::codec::Limits;
 
 use crate::authority::Authority;
+use crate::backup::BackupDesk;
 use crate::clock::Clock;
 use crate::counters::Counters;
 use crate::registry::Registry;
@@ -33,6 +34,7 @@ pub(crate) struct Hub {
     pub(crate) spare_bytes: SpareBytes,
     /// Where tasks are started, also from threads that are not the runtime's.
     pub(crate) runtime: tokio::runtime::Handle,
+    pub(crate) backups: BackupDesk,
     /// Grows whenever something moved; two looks at the same number saw nothing happen in between.
     pub(crate) activity: AtomicU64,
 }
@@ -63,6 +65,7 @@ impl Hub {
             pong_timeout: self.session.pong_timeout,
             admin,
             peer,
+            node: None,
         }
     }
 

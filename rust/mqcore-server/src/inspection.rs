@@ -5,7 +5,6 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use mqcore_broker::broker::Restored;
 use mqcore_broker::id::QueueAddress;
 use mqcore_broker::record::{Definition, decode_definition};
 use mqcore_journal::error::JournalError;
@@ -16,7 +15,7 @@ use mqcore_journal::storage::ReadOnlyStorage;
 pub use mqcore_journal::inspection::{InspectedSegment, SegmentState};
 pub use mqcore_journal::recovery::Report;
 
-use crate::data_dir::{DataDirError, read_format, restored};
+use crate::data_dir::{DataDirError, SavedMessage, read_format, restored};
 
 /// A data directory that no broker can start on until this is dropped.
 #[derive(Debug)]
@@ -197,12 +196,14 @@ impl InspectedShard {
             let live = live.ok().and_then(|live| restored(sequence, live.payload, live.touch).ok());
             match live {
                 None => unreadable += 1,
-                Some(Restored { put, progress, .. }) if is_same(&put.queue, queue) => places.push(Place {
-                    normal: !put.message.properties().high_priority,
-                    rank: progress.rank,
-                    sequence,
-                    attempts: progress.attempts,
-                }),
+                Some(SavedMessage { put, progress, .. }) if is_same(&put.queue, queue) => {
+                    places.push(Place {
+                        normal: !put.message.properties().high_priority,
+                        rank: progress.rank,
+                        sequence,
+                        attempts: progress.attempts,
+                    })
+                }
                 Some(_) => {}
             }
         });
@@ -218,7 +219,7 @@ impl InspectedShard {
         let mut matches = BTreeMap::<QueueAddress, bool>::new();
         journal.each_live(0, &mut |sequence, live| {
             let live = live.ok().and_then(|live| restored(sequence, live.payload, live.touch).ok());
-            let Some(Restored { put, progress, .. }) = live else {
+            let Some(SavedMessage { put, progress, .. }) = live else {
                 unreadable += 1;
                 return;
             };
@@ -250,7 +251,7 @@ impl InspectedShard {
     ///
     /// # Errors
     /// [`DataDirError::Journal`] and [`DataDirError::Record`] if it cannot be read any more.
-    pub fn message(&self, place: Place) -> Result<(Restored, u16), DataDirError> {
+    pub fn message(&self, place: Place) -> Result<(SavedMessage, u16), DataDirError> {
         let shard = self.shard;
         let failed = |source| DataDirError::Journal { shard, source };
         let journal = self.journal.as_ref().ok_or(failed(JournalError::NotLive(place.sequence)))?;

@@ -4,22 +4,25 @@
 //! for that, and tells the shard. What arrives during one sync is the next batch: batches form by themselves, the
 //! larger the busier the shard is, and no timer delays anybody.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use mqcore_broker::history::Block;
 use mqcore_broker::id::Sequence;
 use mqcore_broker::options::Durability;
 use mqcore_broker::record::{
-    NUMBERS_KEY, Record, channel_key, encode_channel, encode_numbers, encode_put, encode_queue, queue_key,
+    NUMBERS_KEY, Record, channel_key, encode_channel, encode_intake, encode_numbers, encode_put,
+    encode_queue, intake_key, queue_key,
 };
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::stats::Health;
 use mqcore_journal::storage::FileStorage;
 
+use crate::backup::Pin;
+use crate::body_reader::{BodyReader, Wanted};
 use crate::data_dir::DataDir;
 use crate::hub::Hub;
 use crate::shard::Urgent;
@@ -40,8 +43,10 @@ const HOUSEKEEPING_BYTES: usize = 4 * 1024 * 1024;
 const HISTORY_BYTES_MAX: usize = 32 * 1024 * 1024;
 
 /// The records of one turn of a shard.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Turn {
+    /// What is to be read back; of records that stand before those of this turn.
+    pub(crate) wanted: Vec<Wanted>,
     pub(crate) records: Vec<(Sequence, Record)>,
     /// What happened to messages. Written before the records, so that what is durable has its history.
     pub(crate) history: Vec<Block>,
@@ -68,16 +73,19 @@ impl JournalWriter {
         directory: Arc<DataDir>,
     ) -> std::io::Result<Self> {
         let alive = hub.shutdown.enter();
+        let reader = BodyReader::start(shard, hub)?;
         let (turns, receiver) = channel();
         let writer = Writer {
             shard,
             journal,
+            reader,
             hub: Arc::clone(hub),
             waiting: Vec::new(),
             settled: Vec::new(),
             last: Sequence(0),
             state: State::Healthy,
             housekept: Instant::now(),
+            pin: Weak::new(),
             pending: Arc::default(),
             missed: 0,
             missing: false,
@@ -119,6 +127,7 @@ enum State {
 struct Writer {
     shard: usize,
     journal: Journal<FileStorage>,
+    reader: BodyReader,
     hub: Arc<Hub>,
     /// Records that found no space and must not be lost: all but messages, whose publishers were refused.
     waiting: Vec<Record>,
@@ -128,6 +137,8 @@ struct Writer {
     last: Sequence,
     state: State,
     housekept: Instant,
+    /// Alive while a backup needs the files as they are.
+    pin: Weak<Pin>,
     pending: Arc<AtomicUsize>,
     /// Steps that the history misses, and does not say so yet.
     missed: u64,
@@ -147,6 +158,7 @@ impl Writer {
                         self.take(turn);
                     }
                     self.commit(sync);
+                    self.meet();
                     if self.housekept.elapsed() >= HOUSEKEEPING {
                         // Consumers that go on must not keep publishers out: nobody else would look for space then.
                         self.retry();
@@ -156,6 +168,7 @@ impl Writer {
                 Err(RecvTimeoutError::Timeout) => {
                     self.retry();
                     self.commit(true);
+                    self.meet();
                     self.keep_house();
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -170,6 +183,10 @@ impl Writer {
     }
 
     fn take(&mut self, turn: Turn) {
+        // Before the records: some may settle what is to be read.
+        for wanted in turn.wanted {
+            self.reader.read(&self.journal, wanted);
+        }
         self.miss(turn.missed);
         for block in turn.history {
             self.note(&block);
@@ -269,6 +286,10 @@ impl Writer {
             Record::DefineQueue(queue, options) => {
                 self.journal.define(&queue_key(queue), &encode_queue(queue, options))
             }
+            Record::DefineIntake(node, progress) => {
+                self.journal.define(&intake_key(node), &encode_intake(node, progress))
+            }
+            Record::RemoveIntake(node) => self.journal.undefine(&intake_key(node)),
             Record::Numbers(below) => self.journal.define(NUMBERS_KEY, &encode_numbers(*below)),
             Record::RemoveChannel(name) => self.journal.undefine(&channel_key(name)),
             Record::RemoveQueue(queue) => self.journal.undefine(&queue_key(queue)),
@@ -369,11 +390,25 @@ impl Writer {
         }
     }
 
+    /// Takes part in a backup, if one is asked for: says what there is, and stands still until all shards have.
+    fn meet(&mut self) {
+        let Some(meeting) = self.hub.backups.take(self.shard) else { return };
+        let snapshot = self.journal.snapshot();
+        if let Err(error) = &snapshot
+            && self.journal.health() == Health::Failed
+        {
+            self.fail(error);
+        }
+        self.pin = meeting.pin();
+        meeting.attend(self.shard, snapshot.map_err(|error| error.to_string()));
+    }
+
     fn keep_house(&mut self) {
         self.housekept = Instant::now();
         if self.state == State::Failed {
             return;
         }
+        self.journal.pin(self.pin.strong_count() > 0);
         match self.journal.maintain(self.hub.clock.now().0, HOUSEKEEPING_BYTES) {
             Ok(_) | Err(JournalError::Full { .. }) => {}
             Err(error) => self.fail(&error),
@@ -391,6 +426,7 @@ mod tests {
 
     use super::*;
     use crate::authority::{Authority, AuthorityConfig};
+    use crate::backup::BackupDesk;
     use crate::clock::Clock;
     use crate::config::ClockConfig;
     use crate::counters::Counters;
@@ -430,6 +466,7 @@ mod tests {
             spare_commands: SpareCommands::new(),
             spare_bytes: SpareBytes::new(),
             runtime: tokio::runtime::Handle::current(),
+            backups: BackupDesk::new(1, None),
             activity: AtomicU64::new(0),
         };
         (Arc::new(hub), inbox)
@@ -445,12 +482,14 @@ mod tests {
         let mut writer = Writer {
             shard: 0,
             journal,
+            reader: BodyReader::start(0, &hub).unwrap(),
             hub: Arc::clone(&hub),
             waiting: Vec::new(),
             settled: Vec::new(),
             last: Sequence(0),
             state: State::Healthy,
             housekept: Instant::now(),
+            pin: Weak::new(),
             pending: Arc::default(),
             missed: 0,
             missing: false,
@@ -463,12 +502,7 @@ mod tests {
         let accepted = loop {
             // Never idle: that would be the other way to find it.
             turns
-                .send(Turn {
-                    records: vec![(Sequence(2), Record::Settle(Sequence(1)))],
-                    history: Vec::new(),
-                    missed: 0,
-                    sync: false,
-                })
+                .send(Turn { records: vec![(Sequence(2), Record::Settle(Sequence(1)))], ..Turn::default() })
                 .unwrap();
             match inbox.urgent.try_recv() {
                 Ok(urgent) => break matches!(urgent, Urgent::StorageAccepts),

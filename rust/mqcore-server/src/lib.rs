@@ -17,6 +17,7 @@
 //! | `engine`, `staging`, `questions` | a shard's task, what its turn sends, what it asked |
 //! | `journal_writer`, `data_dir` | the thread that writes a shard's records down, and where they are kept |
 //! | [`inspection`], [`compaction`] | the same place, looked at and made small while no broker uses it |
+//! | [`backup`], [`archive`], `admin_backup` | a copy of that place while the broker works; as a stream; by HTTP |
 //! | `shard`, `hub`, `registry`, `spares` | how tasks reach each other, and what they share |
 //! | `shutdown`, `clock` | stopping, and time |
 //! | `counters`, `survey`, `metrics`, `admin` | numbers, and HTTP to look at them |
@@ -25,7 +26,9 @@
 //! knew is lost.
 
 pub mod address;
+pub mod archive;
 pub mod authority;
+pub mod backup;
 pub mod compaction;
 pub mod config;
 pub mod data_dir;
@@ -34,6 +37,8 @@ pub mod inspection;
 pub mod server;
 
 mod admin;
+mod admin_backup;
+mod body_reader;
 mod clock;
 mod connection;
 mod counters;

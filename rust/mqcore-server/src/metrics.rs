@@ -81,6 +81,17 @@ fn messages(page: &mut Page, survey: &Survey) {
         page.family(name, "gauge", help);
         page.sample(name, &[], value);
     }
+    let bodies = &survey.bodies;
+    page.family("mqcore_bodies_memory_bytes", "gauge", "Octets of saved messages that wait in memory.");
+    page.sample("mqcore_bodies_memory_bytes", &[], bodies.memory_bytes);
+    for (name, help, value) in [
+        ("mqcore_bodies_evicted_total", "Bodies of saved messages that left memory.", bodies.evicted),
+        ("mqcore_bodies_loaded_total", "Bodies that were read back from the journal.", bodies.loaded),
+        ("mqcore_bodies_unreadable_total", "Bodies that could not be read back.", bodies.unreadable),
+    ] {
+        page.family(name, "counter", help);
+        page.sample(name, &[], value);
+    }
     page.family("mqcore_commands_refused_total", "counter", "What peers asked for and the broker refused.");
     page.sample("mqcore_commands_refused_total", &[], survey.refused);
     page.family(

@@ -22,12 +22,13 @@ use crate::address::{AdminAddress, Listening};
 use crate::admin::{self, Admin};
 use crate::authority::store::StoreError;
 use crate::authority::{Authority, LOOK_INTERVAL};
+use crate::backup::{Backup, BackupDesk, BackupError};
 use crate::clock::Clock;
 use crate::config::{AdminConfig, Config, ConfigError, Encryption, ListenerTls, Protocol};
 use crate::connection::Connection;
 use crate::counters::Counters;
 use crate::data_dir::{DataDir, DataDirError, Opened};
-use crate::engine::{Engine, Recalled};
+use crate::engine::Engine;
 use crate::handler::HandlerPort;
 use crate::hub::{Hub, SessionTerms};
 use crate::journal_writer::JournalWriter;
@@ -137,8 +138,16 @@ impl Server {
             spare_commands: SpareCommands::new(),
             spare_bytes: SpareBytes::new(),
             runtime: tokio::runtime::Handle::current(),
+            backups: BackupDesk::new(count, recovered.as_ref().map(|recovered| &recovered.directory)),
             activity: AtomicU64::new(0),
         });
+        let admin_url = bound.admin.as_ref().map(|(_, address)| address.url());
+        if let Some(Err(error)) =
+            recovered.as_ref().map(|recovered| recovered.directory.tell_admin(admin_url.as_deref()))
+        {
+            // Only those who know nothing but the directory miss it.
+            tracing::warn!(%error, "the data directory does not say where the admin side is");
+        }
         let seeds = RandomState::new();
         let directory = recovered.as_ref().map(|recovered| Arc::clone(&recovered.directory));
         let mut opened = recovered.into_iter().flat_map(|recovered| recovered.shards);
@@ -147,10 +156,10 @@ impl Server {
             let config = broker_config(&config, shard, hub.shards.len(), &seeds);
             let mut engine = Engine::new(config, &handlers, &hub, Arc::clone(&port));
             if let Some((opened, directory)) = opened.next().zip(directory.clone()) {
-                let Opened { journal, definitions, messages, sequence, .. } = opened;
+                let Opened { journal, had, .. } = opened;
                 let writer = JournalWriter::start(shard, journal, &hub, directory)
                     .map_err(|source| StartError::Thread { source })?;
-                engine.restore(Recalled { definitions, messages, sequence }, writer);
+                engine.restore(had, writer);
             }
             engines.push(engine);
         }
@@ -253,6 +262,19 @@ impl Server {
     /// Messages that wait in a queue, the next one first, at most `max` of them. `None`: there is no such queue.
     pub async fn waiting(&self, queue: QueueAddress, max: usize) -> Option<Vec<Waiting>> {
         survey::waiting(&self.inner.hub, queue, max).await
+    }
+
+    /// A consistent copy of everything that is saved, as files that stay until it is dropped. Nobody is disturbed, apart
+    /// from the moment in which all journals are synced together.
+    ///
+    /// # Errors
+    /// [`BackupError`]; nothing was changed then.
+    pub async fn backup(&self) -> Result<Backup, BackupError> {
+        let hub = Arc::clone(&self.inner.hub);
+        match tokio::task::spawn_blocking(move || hub.backups.meet()).await {
+            Ok(backup) => backup,
+            Err(_) => Err(BackupError::Stopping),
+        }
     }
 
     /// Turns a manual clock forward, and wakes whoever waits for it. Without effect on the system's clock.
@@ -376,7 +398,7 @@ fn read_shard(directory: &DataDir, shard: usize, now_ms: u64) -> Result<Opened, 
         }
     };
     let opened = directory.open_shard(shard, now_ms, &mut progress)?;
-    let (messages, unreadable) = (opened.messages.len(), opened.unreadable);
+    let (messages, unreadable) = (opened.had.messages.len(), opened.unreadable);
     let report = &opened.report;
     if !report.is_alarming() && unreadable == 0 {
         tracing::info!(shard, messages, "the journal is whole");
@@ -461,6 +483,7 @@ fn broker_config(config: &Config, shard: usize, shards: usize, seeds: &RandomSta
         delivery_handler: config.delivery_handler.as_str().into(),
         slow_consumer_timeout: config.slow_consumer_timeout,
         undecided_max: config.undecided_max,
+        memory_watermark: config.memory_watermark / shards as u64,
         history: config.history,
         seed: seed.finish(),
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mqcore_broker::broker::HandlerSpec;
 use mqcore_broker::client::Client;
 use mqcore_broker::command::Command;
-use mqcore_broker::effect::{Answer, Forwarded, Origin, Transfer};
+use mqcore_broker::effect::{Answer, Forwarded, Loaded, Origin, Question, Transfer};
 use mqcore_broker::id::{ConnectionId, QueueAddress, Sequence};
 use mqcore_broker::options::Durability;
 use mqcore_broker::stats::{Survey, Waiting};
@@ -61,6 +61,10 @@ pub(crate) enum Urgent {
     StorageRefuses(Box<str>),
     /// It does again.
     StorageAccepts,
+    /// Bodies came back from the journal.
+    Loaded(Loaded),
+    /// A message was read that left for good, for the handler that is told of it.
+    Farewell(Box<Question>),
     /// Another shard has saved dead letters of this one.
     Transferred(Vec<Origin>),
     /// A handler is added or replaced.

@@ -1,7 +1,7 @@
 //! What all shards know, joined into one answer.
 
 use mqcore_broker::id::QueueAddress;
-use mqcore_broker::stats::{QueueStats, Survey, TopicStats, Waiting};
+use mqcore_broker::stats::{BodyStats, QueueStats, Survey, TopicStats, Waiting};
 use tokio::sync::oneshot;
 
 use crate::hub::Hub;
@@ -59,6 +59,7 @@ fn join(joined: &mut Survey, survey: Survey) {
         questions_open,
         answers_late,
         retired,
+        bodies,
         topics,
         retired_topics,
     } = survey;
@@ -70,6 +71,11 @@ fn join(joined: &mut Survey, survey: Survey) {
     joined.questions_open += questions_open;
     joined.answers_late += answers_late;
     add_stats(&mut joined.retired, &retired);
+    let BodyStats { memory_bytes, evicted, loaded, unreadable } = bodies;
+    joined.bodies.memory_bytes += memory_bytes;
+    joined.bodies.evicted += evicted;
+    joined.bodies.loaded += loaded;
+    joined.bodies.unreadable += unreadable;
     joined.topics.extend(topics);
     joined.retired_topics.add(&retired_topics);
 }

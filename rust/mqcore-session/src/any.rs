@@ -69,6 +69,14 @@ impl AnySession {
         }
     }
 
+    /// Whether its peer is another broker.
+    #[must_use]
+    pub fn is_node(&self) -> bool {
+        match self {
+            Self::Tmqp(session) => session.is_node(),
+        }
+    }
+
     /// Frames that its peer sent and that meant nothing: no hops left, unknown types, acknowledgements of nothing.
     #[must_use]
     pub const fn ignored_frames(&self) -> u64 {

@@ -16,6 +16,8 @@ use mqcore_broker::time::Timestamp;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
 
+use crate::node::NodeTerms;
+
 /// What a session is told when its connection opens.
 #[derive(Debug, Clone)]
 pub struct SessionConfig {
@@ -35,6 +37,8 @@ pub struct SessionConfig {
     pub admin: bool,
     /// What is known of the peer before it has said anything.
     pub peer: Arc<Peer>,
+    /// What this broker is among others; `None`: it stands alone.
+    pub node: Option<Arc<NodeTerms>>,
 }
 
 /// Why a session ends its connection.

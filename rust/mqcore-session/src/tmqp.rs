@@ -5,6 +5,7 @@
 //! | `handshake` | the first octets and the first frame, and what is said to them |
 //! | `keep_alive` | when the peer was heard last, and when it is asked whether it is there |
 //! | `exchange` | what frames ask of the broker, what events tell the peer |
+//! | `passing` | a peer that is another broker |
 //! | `publish`, `topic`, `pull`, `operation`, `subscription` | frames of one kind, as commands |
 //! | `options` | the JSON that clients send |
 //! | `pending` | what was asked and is not answered yet |
@@ -22,6 +23,7 @@ mod message_id;
 mod occurrence;
 mod operation;
 mod options;
+mod passing;
 mod pending;
 mod publish;
 mod pull;
@@ -38,8 +40,13 @@ use mqcore_broker::time::Timestamp;
 use mqcore_wire::tmqp::{self, Frame, Kind};
 
 pub use self::delivery::{delivery_size, encode_delivery, encode_publication};
+pub(crate) use self::exchange::pattern_text;
 use self::exchange::{Exchange, Next};
 use self::keep_alive::{Due, KeepAlive};
+pub(crate) use self::message_id::MessageIds;
+use self::passing::Greeting;
+pub(crate) use self::publish::copied_headers;
+pub(crate) use self::topic::PREFIX as TOPIC_PREFIX;
 use crate::session::{Session, SessionConfig, SessionError};
 
 /// Operations and pulls of one session that may wait for their answers; more are refused as busy.
@@ -75,6 +82,8 @@ pub struct TmqpSession {
     client: Option<Arc<Client>>,
     keep_alive: KeepAlive,
     exchange: Exchange,
+    /// What the peer said of its numbers, if it is another broker.
+    greeting: Option<Box<Greeting>>,
 }
 
 impl TmqpSession {
@@ -87,8 +96,15 @@ impl TmqpSession {
             client: None,
             keep_alive: KeepAlive::new(config.ping_interval, config.pong_timeout, now),
             exchange: Exchange::new(&config, now),
+            greeting: None,
             config,
         }
+    }
+
+    /// Whether the peer is another broker, which passes on what its clients asked for.
+    #[must_use]
+    pub fn is_node(&self) -> bool {
+        self.exchange.is_node()
     }
 
     /// Frames of the peer that meant nothing and were ignored.
@@ -129,8 +145,11 @@ impl TmqpSession {
         let Some((frame, size)) = handshake::first_frame(input, &self.config.limits)? else {
             return Ok(None);
         };
-        match handshake::introduction(&frame) {
-            Ok(introduction) => commands.push(Command::Introduce(Box::new(introduction))),
+        match handshake::introduction(&frame, self.config.node.as_deref()) {
+            Ok((introduction, greeting)) => {
+                self.greeting = greeting.map(Box::new);
+                commands.push(Command::Introduce(Box::new(introduction)));
+            }
             Err(rejection) => {
                 handshake::refuse(&self.exchange.fresh_id(), &rejection, output);
                 return Err(SessionError::Misbehaved(rejection.reason));
@@ -157,7 +176,14 @@ impl TmqpSession {
     }
 
     fn welcomed(&mut self, client: Arc<Client>, now: Timestamp, output: &mut Vec<u8>) {
-        handshake::accept(&self.exchange.fresh_id(), &client, output);
+        let numbered_by = match self.greeting.as_deref() {
+            Some(Greeting { epoch: Some(_) }) => self.config.node.as_deref(),
+            _ => None,
+        };
+        handshake::accept(&self.exchange.fresh_id(), &client, numbered_by, output);
+        if let Some(greeting) = &self.greeting {
+            self.exchange.pass_on(&client, greeting);
+        }
         self.client = Some(client);
         self.keep_alive.start(now);
         self.stage = Stage::Open;
@@ -204,6 +230,7 @@ impl Session for TmqpSession {
                 None => break,
             }
         }
+        self.exchange.tell_node(output);
         self.keep_alive.left(input.len() - consumed);
         Ok(consumed)
     }
@@ -227,8 +254,10 @@ impl Session for TmqpSession {
                 self.stage = Stage::Over;
             }
             (event, Stage::Open) => {
-                if let Some(client) = &self.client {
-                    self.exchange.event(client, event, output);
+                if let Some(client) = &self.client
+                    && !self.exchange.event(client, event, output)
+                {
+                    self.shutdown(output);
                 }
             }
             // Nobody is there whom it could concern.

@@ -4,6 +4,7 @@
 
 pub mod ledger;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,11 +14,12 @@ use mqcore_broker::command::{
     Acknowledgement, Clear, ClientPattern, Command, EventKind, EventSubscription, Pull, Request,
 };
 use mqcore_broker::decision::{Acknowledge, Decision, PutBack, Step, Steps};
-use mqcore_broker::effect::{Answer, Effect, Event, HandlerFailure, PullOutcome, Question, Reply};
-use mqcore_broker::id::{ChannelName, ConnectionId, QueueAddress, RequestId, Tag};
+use mqcore_broker::effect::{Answer, Effect, Event, HandlerFailure, Load, PullOutcome, Question, Reply};
+use mqcore_broker::id::{ChannelName, ConnectionId, QueueAddress, RequestId, Sequence, Tag};
 use mqcore_broker::message::{Message, Properties};
-use mqcore_broker::options::{ChannelChanges, QueueChanges, Status};
+use mqcore_broker::options::{ChannelChanges, Durability, QueueChanges, Status};
 use mqcore_broker::policy;
+use mqcore_broker::record::{Record, decode_put, encode_put};
 use mqcore_broker::rejection::Rejection;
 use mqcore_broker::stats::QueueInformation;
 use mqcore_broker::time::Timestamp;
@@ -32,6 +34,14 @@ pub struct World {
     pub effects: Vec<Effect>,
     /// Questions that are out.
     pub questions: Vec<Question>,
+    /// Messages that were put into the journal, as it would give them back.
+    pub journal: BTreeMap<Sequence, Message>,
+    /// Whether bodies are read back at once.
+    pub prompt: bool,
+    /// Whether records are committed at once.
+    pub commits: bool,
+    /// Bodies that were asked for and have not come.
+    pub loads: Vec<Load>,
     names: Vec<String>,
     requests: u32,
 }
@@ -75,6 +85,10 @@ impl World {
             now: Timestamp(1_000_000),
             effects: Vec::new(),
             questions: Vec::new(),
+            journal: BTreeMap::new(),
+            prompt: true,
+            commits: false,
+            loads: Vec::new(),
             names: Vec::new(),
             requests: 0,
         }
@@ -276,7 +290,19 @@ impl World {
 
     /// What the engine does after each batch: hands out, and keeps questions apart.
     pub fn turn(&mut self) {
-        while self.broker.work(self.now, 1024, &mut self.effects) {}
+        loop {
+            while self.broker.work(self.now, 1024, &mut self.effects) {}
+            self.note_journal();
+            if self.commits && self.commit() {
+                continue;
+            }
+            if !self.prompt || self.loads.is_empty() {
+                break;
+            }
+            for load in std::mem::take(&mut self.loads) {
+                self.bring(&load, &load.sequences, true);
+            }
+        }
         let (asked, rest) = std::mem::take(&mut self.effects)
             .into_iter()
             .partition(|effect| matches!(effect, Effect::Ask(_)));
@@ -286,6 +312,44 @@ impl World {
             Effect::Ask(question) => Some(question),
             _ => None,
         }));
+    }
+
+    /// Keeps what the journal would, and what it is asked for. Records stay among the effects.
+    fn note_journal(&mut self) {
+        for effect in &self.effects {
+            if let Effect::Record(sequence, Record::Put { queue, message, received, number }) = effect
+                && !self.journal.contains_key(sequence)
+            {
+                let octets = encode_put(queue, message, *received, *number);
+                self.journal.insert(*sequence, decode_put(&octets).expect("just encoded").message);
+            }
+        }
+        let loads = self.effects.extract_if(.., |effect| matches!(effect, Effect::Load(_)));
+        self.loads.extend(loads.filter_map(|effect| match effect {
+            Effect::Load(load) => Some(load),
+            _ => None,
+        }));
+    }
+
+    /// Answers a part of what was asked for.
+    pub fn bring(&mut self, load: &Load, sequences: &[Sequence], readable: bool) {
+        let messages = sequences
+            .iter()
+            .map(|sequence| (*sequence, self.journal.get(sequence).filter(|_| readable).cloned()))
+            .collect();
+        self.broker.loaded(load.brought(messages), self.now, &mut self.effects);
+    }
+
+    /// Commits all records, and takes them off the effects. False if there was none.
+    fn commit(&mut self) -> bool {
+        let records = self.effects.extract_if(.., |effect| matches!(effect, Effect::Record(..)));
+        let sequences = records.filter_map(|effect| match effect {
+            Effect::Record(sequence, _) => Some(sequence),
+            _ => None,
+        });
+        let Some(last) = sequences.max() else { return false };
+        self.broker.committed(Durability::Fsync, last, self.now, &mut self.effects);
+        true
     }
 
     pub fn advance(&mut self, by: Duration) {

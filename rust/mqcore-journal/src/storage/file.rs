@@ -3,18 +3,20 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::Storage;
 
 /// The file whose lock says that the directory is in use.
 pub(super) const LOCK: &str = "lock";
 
-/// A directory of real files. One process holds it at a time: two writers of one log would destroy it.
-#[derive(Debug)]
+/// A directory of real files. One process holds it at a time, until the last clone of this is gone: two writers of one
+/// log would destroy it.
+#[derive(Debug, Clone)]
 pub struct FileStorage {
     directory: PathBuf,
     /// Held open, and so locked, for as long as this lives. The system gives it back after any end of the process.
-    _lock: File,
+    _lock: Arc<File>,
 }
 
 impl FileStorage {
@@ -27,7 +29,7 @@ impl FileStorage {
         let directory = directory.as_ref().to_path_buf();
         fs::create_dir_all(&directory)?;
         let lock = exclusive::open(&directory.join(LOCK))?;
-        Ok(Self { directory, _lock: lock })
+        Ok(Self { directory, _lock: Arc::new(lock) })
     }
 
     /// The directory.

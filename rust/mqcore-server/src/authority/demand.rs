@@ -22,6 +22,8 @@ pub(crate) fn demands<'a>(command: &'a Command, visit: &mut impl FnMut(Action, R
             visit(Action::Direct, Resource::ClientId(to));
         }
         Command::PublishTopic { topic, .. } => visit(Action::Publish, Resource::Topic(topic.as_bytes())),
+        // A client of another broker, which that one allowed it. What may come from there, this broker's filter says.
+        Command::PassedOn(_) => {}
         // Whoever was handed a delivery may settle it, and nobody else can.
         Command::Acknowledge(_) | Command::AcknowledgeAll { .. } => {}
         // Comes before there is anybody who could be allowed something.
@@ -176,6 +178,7 @@ pub(crate) fn refuse(command: Command, rejection: Rejection, shards: usize, tell
         | Command::Acknowledge(_)
         | Command::AcknowledgeAll { .. }
         | Command::AcknowledgeDirect { .. }
+        | Command::PassedOn(_)
         | Command::Respond { .. } => {}
     }
 }

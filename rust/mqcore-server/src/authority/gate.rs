@@ -14,7 +14,7 @@ use hashbrown::HashMap;
 use mqcore_authority::action::Action;
 use mqcore_authority::audit::{Detail, Line, Speaker};
 use mqcore_authority::login::{Holder, Identity, Refusal};
-use mqcore_broker::client::{Client, Peer};
+use mqcore_broker::client::{Client, Introduction, Peer};
 use mqcore_broker::command::Command;
 use mqcore_broker::effect::Event;
 use mqcore_broker::id::{ConnectionId, QueueAddress};
@@ -214,6 +214,11 @@ impl Gate {
                         self.held.push_front((commands, octets));
                     }
                     match first {
+                        // Its session has seen a node's token, which is all that a node shows.
+                        Some(Command::Introduce(introduction)) if introduction.node.is_some() => {
+                            commands_of_node(&mut self.held, introduction, octets);
+                            self.state = State::Open;
+                        }
                         Some(Command::Introduce(introduction)) => {
                             let peer = Arc::clone(&self.peer);
                             let arrival = Arrival { origin: self.origin, peer, introduction: *introduction };
@@ -239,6 +244,15 @@ impl Gate {
             }
         }
     }
+}
+
+/// A node comes in front of everything that it has sent behind its Hello.
+fn commands_of_node(
+    held: &mut VecDeque<(VecDeque<Command>, usize)>,
+    introduction: Box<Introduction>,
+    octets: usize,
+) {
+    held.push_front((VecDeque::from([Command::Introduce(introduction)]), octets));
 }
 
 fn became(steps: &[Step]) -> Option<Arc<Client>> {

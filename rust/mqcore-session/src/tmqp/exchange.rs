@@ -15,10 +15,12 @@ use mqcore_wire::tmqp::{self, Frame, Kind};
 
 use super::answer::{self, Asked};
 use super::message_id::MessageIds;
+use super::passing::{self, Greeting, Names, Passing};
 use super::pending::{Form, Pending, PendingAnswer, UNANSWERED};
 use super::publish::{ChannelNames, Publisher};
 use super::topic::TopicNames;
 use super::{delivery, information, misbehaved, occurrence, operation, pull, subscription, topic};
+use crate::node::NodeTerms;
 use crate::session::{SessionConfig, SessionError};
 
 /// What remains of a client's conversation between two frames.
@@ -32,6 +34,16 @@ pub(super) struct Exchange {
     topics: TopicNames,
     pending: Pending,
     ignored: u64,
+    /// Boxed, because most brokers stand alone.
+    node: Option<Box<AmongNodes>>,
+}
+
+/// What a session has to do with other brokers.
+#[derive(Debug)]
+struct AmongNodes {
+    terms: Arc<NodeTerms>,
+    /// The peer is one.
+    passing: Option<Passing>,
 }
 
 /// Whether the conversation goes on after a frame.
@@ -51,6 +63,7 @@ impl Exchange {
             topics: TopicNames::default(),
             pending: Pending::default(),
             ignored: 0,
+            node: config.node.clone().map(|terms| Box::new(AmongNodes { terms, passing: None })),
         }
     }
 
@@ -60,6 +73,29 @@ impl Exchange {
 
     pub(super) fn fresh_id(&mut self) -> [u8; 32] {
         self.ids.next()
+    }
+
+    /// The peer is another broker.
+    pub(super) fn pass_on(&mut self, client: &Client, greeting: &Greeting) {
+        if let Some(node) = &mut self.node {
+            node.passing = Some(Passing::new(client, greeting));
+        }
+    }
+
+    /// Whether the peer is another broker.
+    pub(super) fn is_node(&self) -> bool {
+        self.node.as_ref().is_some_and(|node| node.passing.is_some())
+    }
+
+    fn passing(&mut self) -> Option<&mut Passing> {
+        self.node.as_mut()?.passing.as_mut()
+    }
+
+    /// Tells a node up to where what it passed on is done, if that is news.
+    pub(super) fn tell_node(&mut self, output: &mut Vec<u8>) {
+        if let Some(passing) = self.passing() {
+            passing.tell(output);
+        }
     }
 
     /// Takes one frame of the client, which lies in `octets`.
@@ -72,6 +108,9 @@ impl Exchange {
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) -> Result<Next, SessionError> {
+        if self.node.is_some() && passing::is_passed_on(frame.kind) && self.passing().is_some() {
+            return self.passed_on(frame, octets, commands);
+        }
         if frame.hops == 0 {
             self.ignored += 1;
             return Ok(Next::Continue);
@@ -100,6 +139,20 @@ impl Exchange {
             Kind::ROUTER => answer::unrouted(&frame, client.id.as_bytes(), output),
             Kind::TERMINATE => return Ok(Next::Close),
             _ => self.ignored += 1,
+        }
+        Ok(Next::Continue)
+    }
+
+    /// A frame that another broker passes on, or a number of its own.
+    fn passed_on(
+        &mut self,
+        frame: Frame<'_>,
+        octets: &[u8],
+        commands: &mut Vec<Command>,
+    ) -> Result<Next, SessionError> {
+        if let Some(AmongNodes { terms, passing: Some(passing), .. }) = self.node.as_deref_mut() {
+            let (channels, topics, ids) = (&mut self.channels, &mut self.topics, &mut self.ids);
+            passing.frame(terms, frame, octets, &mut Names { channels, topics, ids }, commands)?;
         }
         Ok(Next::Continue)
     }
@@ -255,9 +308,19 @@ impl Exchange {
         }
     }
 
-    /// Writes what the broker says.
-    pub(super) fn event(&mut self, client: &Arc<Client>, event: Event, output: &mut Vec<u8>) {
+    /// Writes what the broker says. False: the conversation is to end, and begin anew some other time.
+    pub(super) fn event(&mut self, client: &Arc<Client>, event: Event, output: &mut Vec<u8>) -> bool {
         match event {
+            Event::Confirmed(tickets) => {
+                if let Some(passing) = self.passing() {
+                    passing.confirmed(&tickets);
+                    passing.tell(output);
+                }
+            }
+            // It comes again on a new connection, with all that is behind it: so the order stays.
+            Event::PutOff(..) => return false,
+            // A node told its client itself.
+            Event::PublishRefused { .. } | Event::DirectRefused { .. } if self.passing().is_some() => {}
             Event::Acknowledged { queue, message, negative, relayed } => {
                 let (channel, id, negative) =
                     (queue.channel.as_str().as_bytes(), queue.id, negative.as_deref());
@@ -315,6 +378,7 @@ impl Exchange {
             // Said once, before there was a client.
             Event::Welcomed(_) | Event::Refused(_) => {}
         }
+        true
     }
 }
 
@@ -387,14 +451,14 @@ fn direct_refused(
 }
 
 /// The client that a frame is for, if it can be one's id.
-fn addressee<'a>(frame: &Frame<'a>) -> Option<&'a str> {
+pub(super) fn addressee<'a>(frame: &Frame<'a>) -> Option<&'a str> {
     str::from_utf8(frame.target).ok().filter(|id| !id.is_empty() && !frame.id.is_empty())
 }
 
 const BY_NAME: &str = "@name:";
 const BY_TYPE: &str = "@type:";
 
-fn client_pattern(target: &str) -> ClientPattern {
+pub(super) fn client_pattern(target: &str) -> ClientPattern {
     if let Some(name) = target.strip_prefix(BY_NAME) {
         ClientPattern::Name(unquoted(name).into())
     } else if let Some(kind) = target.strip_prefix(BY_TYPE) {
@@ -404,7 +468,7 @@ fn client_pattern(target: &str) -> ClientPattern {
     }
 }
 
-fn pattern_text(pattern: &ClientPattern) -> String {
+pub(crate) fn pattern_text(pattern: &ClientPattern) -> String {
     match pattern {
         ClientPattern::Id(id) => id.to_string(),
         ClientPattern::Name(name) => format!("{BY_NAME}{name}"),

@@ -2,11 +2,15 @@
 
 use mqcore_broker::client::{Client, Introduction};
 use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_cluster::message;
 use mqcore_wire::codec::Limits;
+use mqcore_wire::tmqp::header::push_header;
 use mqcore_wire::tmqp::hello::{self, Hello};
 use mqcore_wire::tmqp::{self, Frame, Kind, NAME_BYTES_MAX, PREAMBLE, PREAMBLE_V1, operation};
 
+use super::passing::Greeting;
 use super::{answer, misbehaved};
+use crate::node::NodeTerms;
 use crate::session::SessionError;
 
 /// A peer that has not said who it is may not make the server keep more than this for it.
@@ -47,8 +51,11 @@ pub(super) fn first_frame<'a>(
     Ok(Some((frame, size)))
 }
 
-/// What the Hello says about the peer.
-pub(super) fn introduction(frame: &Frame<'_>) -> Result<Introduction, Rejection> {
+/// What the Hello says about the peer, and, if it is another broker that may pass on to this one, about its numbers.
+pub(super) fn introduction(
+    frame: &Frame<'_>,
+    terms: Option<&NodeTerms>,
+) -> Result<(Introduction, Option<Greeting>), Rejection> {
     let hello = hello::decode(frame.payload)
         .map_err(|error| Rejection::new(RejectionKind::BadRequest, error.to_string()))?;
     for (what, value) in [("Client-Name", hello.client_name), ("Client-Type", hello.client_type)] {
@@ -58,7 +65,27 @@ pub(super) fn introduction(frame: &Frame<'_>) -> Result<Introduction, Rejection>
             return Err(Rejection::new(RejectionKind::BadRequest, reason));
         }
     }
-    Ok(owned(&hello))
+    let mut introduction = owned(&hello);
+    let Some(terms) = terms.filter(|terms| terms.accepts && is_node(&hello)) else {
+        return Ok((introduction, None));
+    };
+    if !terms.admits(hello.client_token) {
+        return Err(Rejection::new(
+            RejectionKind::Unauthorized,
+            "this node's token is not the one expected here",
+        ));
+    }
+    let property = |wanted: &str| {
+        hello.properties.iter().find(|(key, _)| key.eq_ignore_ascii_case(wanted)).map(|(_, value)| *value)
+    };
+    introduction.node = Some(property(message::HOST_KEY).unwrap_or_default().to_owned());
+    let numbered = property(message::VERSION_KEY) == Some(message::VERSION);
+    let epoch = property(message::EPOCH_KEY).and_then(|epoch| epoch.parse().ok()).filter(|_| numbered);
+    Ok((introduction, Some(Greeting { epoch })))
+}
+
+fn is_node(hello: &Hello<'_>) -> bool {
+    hello.client_type.is_some_and(|kind| kind.eq_ignore_ascii_case(message::CLIENT_TYPE))
 }
 
 fn owned(hello: &Hello<'_>) -> Introduction {
@@ -69,16 +96,30 @@ fn owned(hello: &Hello<'_>) -> Introduction {
         kind: text(hello.client_type),
         token: text(hello.client_token),
         properties: hello.properties.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect(),
+        node: None,
     }
 }
 
-/// Tells the peer that it is a client now, and under which id.
-pub(super) fn accept(id: &[u8], client: &Client, output: &mut Vec<u8>) {
+/// Tells the peer that it is a client now, and under which id; and a node, that its numbers are understood here.
+pub(super) fn accept(id: &[u8], client: &Client, numbered_by: Option<&NodeTerms>, output: &mut Vec<u8>) {
+    let mut headers = Vec::new();
+    if let Some(terms) = numbered_by {
+        let lines = [
+            (message::VERSION_KEY, message::VERSION),
+            (message::ID_KEY, &terms.id),
+            (message::NAME_KEY, &terms.name),
+        ];
+        for (key, value) in lines {
+            // A name that fits no line was refused when the broker was configured.
+            let _ = push_header(&mut headers, key, value.as_bytes());
+        }
+    }
     let frame = Frame {
         first_acquirer: true,
         content_type: operation::ACCEPTED,
         id,
         target: answer::name(client.id.as_bytes()),
+        headers: &headers,
         ..Frame::new(Kind::SERVER)
     };
     tmqp::encode(&frame, output);

@@ -196,7 +196,7 @@ impl Serialize for Dropped<'_> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
-struct Node<'a> {
+pub(super) struct Node<'a> {
     id: &'a str,
     name: &'a str,
     host: &'a str,

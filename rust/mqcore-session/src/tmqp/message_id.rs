@@ -8,17 +8,17 @@ use mqcore_broker::time::Timestamp;
 /// Within a session they differ for sure. Between sessions, and between runs of a server, they differ as surely as
 /// 64 scrambled bits do. They are names, no secrets: whoever has seen one can guess the next.
 #[derive(Debug)]
-pub(super) struct MessageIds {
+pub(crate) struct MessageIds {
     stem: u64,
     made: u64,
 }
 
 impl MessageIds {
-    pub(super) fn new(connection: ConnectionId, opened_at: Timestamp) -> Self {
+    pub(crate) fn new(connection: ConnectionId, opened_at: Timestamp) -> Self {
         Self { stem: scramble(connection.0 ^ scramble(opened_at.0)), made: 0 }
     }
 
-    pub(super) fn next(&mut self) -> [u8; 32] {
+    pub(crate) fn next(&mut self) -> [u8; 32] {
         self.made += 1;
         let mut id = [0; 32];
         hex(self.stem, &mut id[..16]);

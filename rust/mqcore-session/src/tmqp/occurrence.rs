@@ -6,7 +6,7 @@ use mqcore_broker::options::Status;
 use mqcore_wire::tmqp::{self, Frame, Kind};
 use serde::Serialize;
 
-use super::information::json;
+use super::information::{self, json};
 
 /// Writes an event: it has no id, its source is the event's name, its target the channel.
 pub(super) fn encode(occurrence: &Occurrence, output: &mut Vec<u8>) {
@@ -54,6 +54,7 @@ fn body(occurrence: &Occurrence, channel: &str) -> Vec<u8> {
             messages: *normal,
             node: None,
         }),
+        Subject::Node(node) => json(&information::Node::from(&**node)),
         Subject::Message { id, saved, producer } => json(&MessageEvent {
             channel,
             queue,

@@ -107,7 +107,7 @@ impl Publisher<'_> {
         let mut headers = None;
         let mut room = self.copied_bytes_max;
         for (index, (_, value)) in wanted.enumerate() {
-            let headers = headers.get_or_insert_with(|| answer::without(frame.headers, key::CC));
+            let headers = headers.get_or_insert_with(|| copied_headers(frame.headers));
             let size = (headers.len() + frame.payload.len()) as u64;
             if index == COPIES_MAX || size > room {
                 refuse_rest(frame, output);
@@ -154,17 +154,22 @@ impl Publisher<'_> {
     }
 }
 
+/// The header text of a copy: it asks for no copies itself.
+pub(crate) fn copied_headers(headers: &[u8]) -> Vec<u8> {
+    answer::without(headers, key::CC)
+}
+
 /// One CC header: `channel[;queue id[;message id]]`.
-struct CopyRequest<'a> {
-    channel: &'a [u8],
+pub(super) struct CopyRequest<'a> {
+    pub(super) channel: &'a [u8],
     /// Empty: the queue id of the original.
-    queue: &'a [u8],
+    pub(super) queue: &'a [u8],
     /// Empty: one is made.
-    message_id: &'a [u8],
+    pub(super) message_id: &'a [u8],
 }
 
 impl<'a> CopyRequest<'a> {
-    fn read(value: &'a [u8]) -> Self {
+    pub(super) fn read(value: &'a [u8]) -> Self {
         let mut parts = value.splitn(3, |&octet| octet == b';').map(<[u8]>::trim_ascii);
         let mut part = || parts.next().unwrap_or_default();
         Self { channel: part(), queue: part(), message_id: part() }

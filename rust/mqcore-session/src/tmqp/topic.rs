@@ -14,7 +14,7 @@ use super::pending::{Form, Pending, PendingAnswer};
 use super::publish::{refuse, stored};
 
 /// What targets that name topics begin with. No channel can have such a name.
-pub(super) const PREFIX: &[u8] = b"@topic:";
+pub(crate) const PREFIX: &[u8] = b"@topic:";
 
 /// Names remembered by one session.
 const NAMES: usize = 4;
@@ -32,7 +32,7 @@ struct Known {
 }
 
 impl TopicNames {
-    fn name(&mut self, octets: &[u8]) -> Result<TopicName, Rejection> {
+    pub(super) fn name(&mut self, octets: &[u8]) -> Result<TopicName, Rejection> {
         let Known { known, oldest } = &mut **self.0.get_or_insert_default();
         if let Some(name) = known.iter().flatten().find(|name| name.as_bytes() == octets) {
             return Ok(name.clone());

@@ -85,7 +85,7 @@ fn an_event_of_every_shard_is_answered_once() {
 fn a_subscription_to_nothing_is_answered_with_no() {
     let mut talk = Talk::open();
     for frame in [
-        subscribe("NodeConnected", ""),
+        subscribe("NodeSeen", ""),
         subscribe("clientconnected", ""),
         subscribe("", ""),
         subscribe("ClientJoined", ""),

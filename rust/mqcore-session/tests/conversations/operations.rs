@@ -373,7 +373,7 @@ fn queue_information_has_the_members_that_clients_know_and_then_its_own() {
             put_back: 15,
             dead_lettered: 16,
             errors: 17,
-            dropped: [18, 19, 20, 21, 22, 23],
+            dropped: [18, 19, 20, 21, 22, 23, 27],
             last_received_ms: 24,
             last_sent_ms: 25,
         },
@@ -388,7 +388,7 @@ fn queue_information_has_the_members_that_clients_know_and_then_its_own() {
         r#""Tag":"tag","MessageDeliveryHandler":null,"PutBackLimit":16,"DeadLetter":"dead/1","Durability":"fsync","InFlight":3,"#,
         r#""Undecided":4,"Unsettled":26,"MemoryBytes":5,"PutBackMessages":15,"DeadLetteredMessages":16,"#,
         r#""SaveFailedMessages":13,"DroppedMessages":{"no-consumer":18,"slow":19,"limit":20,"expired":21,"#,
-        r#""refused":22,"erased":23}}"#
+        r#""refused":22,"erased":23,"unreadable":27}}"#
     );
     assert_eq!(answer_text(Reply::Queue(Box::new(information.clone()))), expected);
     assert_eq!(answer_text(Reply::Queues(vec![information])), format!("[{expected}]"));

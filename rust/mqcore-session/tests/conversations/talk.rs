@@ -34,6 +34,7 @@ pub(crate) fn config() -> SessionConfig {
         pong_timeout: Duration::from_secs(10),
         admin: true,
         peer: Arc::default(),
+        node: None,
     }
 }
 

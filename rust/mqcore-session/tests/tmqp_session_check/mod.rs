@@ -13,7 +13,9 @@ use std::time::Duration;
 
 use mqcore_broker::client::Client;
 use mqcore_broker::command::{Acknowledgement, ClientPattern, Command, EventKind, Request};
-use mqcore_broker::effect::{Deliver, Event, Occurrence, PullOutcome, Recipients, Reply, Subject};
+use mqcore_broker::effect::{
+    Deliver, Event, NodeInformation, Occurrence, PullOutcome, Recipients, Reply, Subject,
+};
 use mqcore_broker::id::{ConnectionId, QueueAddress, RequestId, Tag};
 use mqcore_broker::message::Message;
 use mqcore_broker::options::{ChannelOptions, QueueOptions, Status};
@@ -240,6 +242,7 @@ impl Side {
             pong_timeout: Duration::from_secs(10),
             admin: true,
             peer: Arc::default(),
+            node: None,
         };
         Self {
             session: AnySession::new(Protocol::Tmqp, config, now),
@@ -282,6 +285,14 @@ fn answers(command: &Command, how: u8, now: Timestamp) -> (Vec<Event>, bool) {
             (vec![event], true)
         }
         Command::Publish { queue, message } => (vec![published(queue, message, how)], true),
+        Command::PassedOn(passed_on) => {
+            let number = passed_on.ticket.number;
+            let event = match how {
+                0..=13 => Event::Confirmed(vec![number]),
+                _ => Event::PutOff(number, rejection(how)),
+            };
+            (vec![event], true)
+        }
         Command::PublishTopic { topic, message, answer, .. } => {
             let mut events = vec![Event::Published { topic: topic.clone(), message: message.clone() }];
             let reply = if how < 12 { Ok(Reply::Published(u32::from(how & 1))) } else { Err(rejection(how)) };
@@ -445,6 +456,14 @@ fn occurred(kind: EventKind) -> Event {
         EventKind::QueueCreated | EventKind::QueueUpdated | EventKind::QueueRemoved => {
             Subject::Queue { tag: None, status: Status::Push, high_priority: 0, normal: 0 }
         }
+        EventKind::NodeConnected | EventKind::NodeDisconnected => Subject::Node(Box::new(NodeInformation {
+            id: "n".into(),
+            name: "node".into(),
+            host: String::new(),
+            slave: true,
+            connected: true,
+            lifetime_ms: 0,
+        })),
         EventKind::MessageProduced => Subject::Message { id: b"M"[..].into(), saved: false, producer: None },
     };
     let (channel, queue) = (Some(address.channel), Some(address.id));
@@ -463,6 +482,10 @@ fn describe_all(commands: &[Command]) -> String {
 
 fn describe(command: &Command, text: &mut String) -> std::fmt::Result {
     match command {
+        Command::PassedOn(passed_on) => {
+            write!(text, "{:?} ", passed_on.ticket)?;
+            describe(&passed_on.command, text)
+        }
         Command::Publish { queue, message } => {
             write!(text, "publish {queue} ")?;
             describe_message(message, text)

@@ -1,0 +1,212 @@
+//! A long queue of saved messages: taken with receipts, held, drained by half, crashed, drained to its end. How fast, and
+//! how much memory the server has in use meanwhile.
+
+use std::io::{self, Read, Write};
+use std::time::{Duration, Instant};
+
+use mio::net::TcpStream;
+use mio::{Events, Interest, Poll, Token};
+use mqcore_wire::codec::Limits;
+use mqcore_wire::tmqp::{self, Frame, Kind};
+
+use crate::fanout::unblocked;
+use crate::process::Process;
+use crate::tmqp::{CHANNEL, Tmqp};
+use crate::wire::Wire;
+
+/// Octets of a body.
+pub const BODY_BYTES: usize = 1024;
+/// Messages that wait for their receipts.
+const WINDOW: u64 = 4096;
+const SCRATCH_BYTES: usize = 1 << 20;
+/// How often memory is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+/// Nothing for this long, and nothing will come.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What came of a phase.
+#[derive(Debug, Clone, Copy)]
+pub struct Phase {
+    /// Messages taken, or drained.
+    pub messages: u64,
+    /// How long that took.
+    pub elapsed: Duration,
+    /// The most memory that the server had in use, in octets.
+    pub peak_bytes: u64,
+}
+
+impl Phase {
+    /// Messages a second.
+    pub fn rate(&self) -> f64 {
+        self.messages as f64 / self.elapsed.as_secs_f64()
+    }
+}
+
+/// Publishes `count` messages and waits for all receipts.
+///
+/// # Errors
+/// If a message is refused, or the connection breaks.
+pub fn take(process: &Process, count: u64) -> io::Result<Phase> {
+    let mut peer = Peer::new(Tmqp { address: process.address }.producer()?)?;
+    let mut watch = Watch::new(process);
+    let (mut published, mut receipts) = (0, 0);
+    while receipts < count {
+        while published < count && published - receipts < WINDOW {
+            let id = (published as u32).to_be_bytes();
+            let frame = Frame {
+                id: &id,
+                target: CHANNEL.as_bytes(),
+                payload: &[7; BODY_BYTES],
+                pending_acknowledge: true,
+                ..Frame::new(Kind::QUEUE)
+            };
+            tmqp::encode(&frame, &mut peer.output);
+            published += 1;
+        }
+        let before = receipts;
+        peer.turn(&mut |frame, _| {
+            // A receipt has no header lines; a refusal has one with the reason.
+            if frame.kind != Kind::ACKNOWLEDGE || !frame.headers.is_empty() {
+                return Err(io::Error::other(format!("expected a receipt, got {frame:?}")));
+            }
+            receipts += 1;
+            Ok(())
+        })?;
+        watch.look(receipts > before)?;
+    }
+    watch.phase(count)
+}
+
+/// Receives and acknowledges `count` messages; the queue must be round robin.
+///
+/// # Errors
+/// If a body is not what was published, or nothing comes any more.
+pub fn drain(process: &Process, count: u64) -> io::Result<Phase> {
+    let mut peer = Peer::new(Tmqp { address: process.address }.consumer(0)?)?;
+    let mut watch = Watch::new(process);
+    let mut received = 0;
+    while received < count {
+        let before = received;
+        peer.turn(&mut |frame, output| {
+            if frame.kind != Kind::QUEUE || frame.payload != [7; BODY_BYTES] {
+                return Err(io::Error::other(format!("expected a message, got {:?}", frame.kind)));
+            }
+            let word = Frame { id: frame.id, target: CHANNEL.as_bytes(), ..Frame::new(Kind::ACKNOWLEDGE) };
+            tmqp::encode(&word, output);
+            received += 1;
+            Ok(())
+        })?;
+        watch.look(received > before)?;
+    }
+    peer.finish()?;
+    watch.phase(received)
+}
+
+/// Memory while something goes on.
+struct Watch<'a> {
+    process: &'a Process,
+    start: Instant,
+    moved: Instant,
+    looked: Instant,
+    peak_bytes: u64,
+}
+
+impl<'a> Watch<'a> {
+    fn new(process: &'a Process) -> Self {
+        let now = Instant::now();
+        Self { process, start: now, moved: now, looked: now, peak_bytes: 0 }
+    }
+
+    fn look(&mut self, moved: bool) -> io::Result<()> {
+        if moved {
+            self.moved = Instant::now();
+        } else if self.moved.elapsed() > PATIENCE {
+            return Err(io::Error::other("nothing comes any more"));
+        }
+        if self.looked.elapsed() >= LOOK {
+            self.looked = Instant::now();
+            self.peak_bytes = self.peak_bytes.max(self.process.resident_bytes()?);
+        }
+        Ok(())
+    }
+
+    fn phase(mut self, messages: u64) -> io::Result<Phase> {
+        let elapsed = self.start.elapsed();
+        self.peak_bytes = self.peak_bytes.max(self.process.resident_bytes()?);
+        Ok(Phase { messages, elapsed, peak_bytes: self.peak_bytes })
+    }
+}
+
+/// One connection, written and read without blocking.
+struct Peer {
+    poll: Poll,
+    events: Events,
+    stream: TcpStream,
+    output: Vec<u8>,
+    output_at: usize,
+    input: Vec<u8>,
+    filled: usize,
+}
+
+impl Peer {
+    fn new(stream: std::net::TcpStream) -> io::Result<Self> {
+        let poll = Poll::new()?;
+        let mut stream = unblocked(stream)?;
+        poll.registry().register(&mut stream, Token(0), Interest::READABLE | Interest::WRITABLE)?;
+        Ok(Self {
+            poll,
+            events: Events::with_capacity(8),
+            stream,
+            output: Vec::new(),
+            output_at: 0,
+            input: vec![0; SCRATCH_BYTES],
+            filled: 0,
+        })
+    }
+
+    /// Writes what can be written, and shows each frame that came, with the place for what is to be written then.
+    fn turn(&mut self, show: &mut dyn FnMut(&Frame<'_>, &mut Vec<u8>) -> io::Result<()>) -> io::Result<()> {
+        self.flush()?;
+        match self.stream.read(&mut self.input[self.filled..]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => self.filled += read,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.poll.poll(&mut self.events, Some(LOOK))?;
+            }
+            Err(error) => return Err(error),
+        }
+        let mut at = 0;
+        while let Some((frame, size)) =
+            tmqp::decode(&self.input[at..self.filled], &Limits::default()).map_err(io::Error::other)?
+        {
+            show(&frame, &mut self.output)?;
+            at += size;
+        }
+        self.input.copy_within(at..self.filled, 0);
+        self.filled -= at;
+        self.flush()
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        while self.output_at < self.output.len() {
+            match self.stream.write(&self.output[self.output_at..]) {
+                Ok(written) => self.output_at += written,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        self.output.clear();
+        self.output_at = 0;
+        Ok(())
+    }
+
+    /// Writes the rest.
+    fn finish(&mut self) -> io::Result<()> {
+        let start = Instant::now();
+        while !self.output.is_empty() && start.elapsed() < PATIENCE {
+            self.flush()?;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,499 @@
+"""Whole copies of what a broker has saved, made while it works, and the way back.
+
+::
+
+    from mqcore.backup import backup, restore
+
+    backup("monday.tar.zst", url="http://127.0.0.1:2627")
+    restore("monday.tar.zst", "/var/lib/mqcore-new")
+
+A backup holds everything that was confirmed as saved before it began. It is a directory, a ``.tar`` or a
+``.tar.zst``, and complete with its ``manifest.json``, which names each file with its length and SHA-256.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import http.client
+import json
+import os
+import re
+import shutil
+import tarfile
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final, Protocol, Self
+
+from mqcore import _core, errors
+from mqcore.config import Duration, seconds
+
+if TYPE_CHECKING:
+    from mqcore.journal import Finding
+
+__all__ = ["BackedUp", "Copied", "Restored", "backup", "restore"]
+
+_SCHEMA: Final = "mqcore.backup/1"
+_MANIFEST: Final = "manifest.json"
+_MANIFEST_OCTETS_MAX: Final = 64 * 1024 * 1024
+_NAME: Final = re.compile(r"format|shard-\d{1,5}/\d{10}\.segment")
+"""What may be in a backup: nothing that leads out of the directory that it is restored to."""
+_PIECE: Final = 1024 * 1024
+_ZSTD: Final = b"\x28\xb5\x2f\xfd"
+"""What a compressed file begins with."""
+
+
+class Copied(Protocol):
+    """Called while files are copied, with the octets that are done, and how many there are, if that is known."""
+
+    def __call__(self, done: int, total: int | None, /) -> object:
+        """Take note; what is raised here ends it, and leaves nothing behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackedUp:
+    """A backup that was made."""
+
+    path: str
+    files: int
+    bytes: int
+    """Octets of its files, before compression."""
+    messages: int | None
+    """Saved messages in it; ``None`` if the broker was stopped: `restore` tells."""
+    created: datetime
+    """When it was begun, in UTC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What came back."""
+
+    data_dir: str
+    shards: int
+    files: int
+    bytes: int
+    messages: int
+    """Saved messages that are not settled."""
+    definitions: int
+    """Channels and queues."""
+    created: datetime
+    """When the backup was begun, in UTC."""
+    findings: tuple[Finding, ...]
+    """What `mqcore.journal.verify` found in the new directory: damage that was in the broker's files already."""
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether something that was confirmed was lost before the backup was made."""
+        return any(finding.is_damage for finding in self.findings)
+
+
+class _Source(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    name: str
+    bytes: int
+    length: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Manifest:
+    created: datetime
+    shards: int
+    messages: int | None
+    files: dict[str, _File]
+
+
+def backup(
+    to: str | os.PathLike[str],
+    *,
+    url: str | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
+    token: str | None = None,
+    timeout: Duration = 60.0,
+    progress: Copied | None = None,
+) -> BackedUp:
+    """Copy everything that a broker has saved, without disturbing it, into a new directory, ``.tar`` or ``.tar.zst``.
+
+    The broker is that whose admin side is at `url`, or the one that runs on `data_dir` of this machine; if none runs
+    there, the directory is copied as it is. A broker with users wants the `token` of one who may administer it.
+    `timeout` is how long the broker may send nothing. `to` appears when it is complete.
+
+    Raises `ConfigError` if `to` exists, `ConnectFailed` and `ConnectionLost`, `Unacceptable` if the broker keeps
+    nothing, `Unauthorized`, `Busy` while another backup is made, `DataDirFull`, and what `mqcore.journal.segments`
+    raises.
+    """
+    if (url is None) == (data_dir is None):
+        raise errors.InvalidArgument(
+            "a backup is of the broker at a url, or of the one on a data_dir: name one of them"
+        )
+    path = Path(to)
+    check_new(path)
+    if data_dir is not None:
+        try:
+            stopped = _core.BackupArchive.of_stopped(os.fspath(data_dir))
+        except errors.DataDirBusy:
+            url = _admin_of(Path(data_dir))
+        else:
+            return take(stopped, path, progress)
+    assert url is not None
+    with _download(url, token, seconds(timeout)) as (source, total):
+        return _take(source, total, path, progress)
+
+
+def take(archive: _core.BackupArchive, to: Path, progress: Copied | None) -> BackedUp:
+    """Write an archive of this process to `to`, and let its files go."""
+    try:
+        return _take(archive, archive.file_bytes, to, progress)
+    finally:
+        archive.close()
+
+
+def check_new(to: Path) -> None:
+    """Raise `ConfigError` if something is there that would be overwritten; an empty directory is nothing."""
+    if to.exists() and not (to.is_dir() and not any(to.iterdir())):
+        raise errors.ConfigError(f"{to} is there already and not empty; nothing is overwritten, so name a new place")
+
+
+def restore(
+    source: str | os.PathLike[str], data_dir: str | os.PathLike[str], *, progress: Copied | None = None
+) -> Restored:
+    """Make a data directory from a backup, for a broker to be started on.
+
+    All checksums are verified, and the new directory is read as `mqcore.journal.verify` does, before it appears at
+    `data_dir`, which must not exist or be empty. It is the same journal as the one that was copied: start only one of
+    the two brokers where clients could take them for one.
+
+    Raises `DataDirMissing` if `source` is no backup, `DataDirDamaged` if it is not complete or not what was written,
+    `ConfigError` if something is at `data_dir`, and `DataDirFull`.
+    """
+    from mqcore import journal
+
+    path, target = Path(source), Path(data_dir)
+    check_new(target)
+    total = _octets(path)
+    unfinished = target.with_name(f"{target.name}.{os.getpid()}.part")
+    with _cleared(unfinished, target):
+        unfinished.mkdir(parents=True)
+        manifest = _unpack(path, unfinished, total, progress)
+        for file in manifest.files.values():
+            _finish_file(unfinished / file.name, file.length)
+        verified = journal.verify(unfinished)
+        if target.exists():
+            target.rmdir()
+        unfinished.rename(target)
+        _sync_directory(target.parent)
+    return Restored(
+        data_dir=str(target),
+        shards=manifest.shards,
+        files=len(manifest.files),
+        bytes=sum(file.bytes for file in manifest.files.values()),
+        messages=verified.listing.live,
+        definitions=verified.listing.definitions,
+        created=manifest.created,
+        findings=verified.findings,
+    )
+
+
+def _take(source: _Source, total: int, to: Path, progress: Copied | None) -> BackedUp:
+    """Write what comes, and see meanwhile that it is whole."""
+    unfinished = to.with_name(f"{to.name}.{os.getpid()}.part")
+    with _cleared(unfinished, to):
+        if to.name.endswith((".tar", ".tar.zst")):
+            with _Sink(unfinished, compressed=to.name.endswith(".zst")) as sink:
+                manifest = _read_archive(_Tee(source, sink), None, total, progress)
+                sink.finish()
+        else:
+            unfinished.mkdir(parents=True)
+            manifest = _read_archive(source, unfinished, total, progress)
+            for file in manifest.files.values():
+                _finish_file(unfinished / file.name, file.bytes)
+            _finish_file(unfinished / _MANIFEST, None)
+            if to.exists():
+                to.rmdir()
+        unfinished.rename(to)
+        _sync_directory(to.parent)
+    octets = sum(file.bytes for file in manifest.files.values())
+    return BackedUp(str(to), len(manifest.files), octets, manifest.messages, manifest.created)
+
+
+def _read_archive(source: _Source, into: Path | None, total: int | None, progress: Copied | None) -> _Manifest:
+    """Read a tar archive to its end, keep its files if there is a place for them, and compare with its manifest."""
+    seen: dict[str, tuple[int, str]] = {}
+    manifest: _Manifest | None = None
+    done = 0
+    try:
+        with tarfile.open(fileobj=source, mode="r|", bufsize=_PIECE) as archive:  # type: ignore[call-overload]
+            for member in archive:
+                content = archive.extractfile(member)
+                if content is None or manifest is not None:
+                    raise errors.DataDirDamaged(f"{member.name} does not belong into a backup")
+                if member.name == _MANIFEST:
+                    text = content.read(_MANIFEST_OCTETS_MAX)
+                    manifest = _manifest(text)
+                    if into is not None:
+                        (into / _MANIFEST).write_bytes(text)
+                    continue
+                if not _NAME.fullmatch(member.name):
+                    raise errors.DataDirDamaged(f"{member.name} does not belong into a backup")
+                seen[member.name] = _copy(content, into and into / member.name)
+                done += member.size
+                if progress is not None:
+                    progress(done, total)
+    except tarfile.TarError as error:
+        raise errors.DataDirDamaged(f"the backup is not whole: {error}") from error
+    if manifest is None:
+        raise errors.DataDirDamaged("the backup is not whole: its manifest is missing, so its making was interrupted")
+    # What is behind the end: padding, or nothing.
+    while source.read(_PIECE):
+        pass
+    _compare(manifest, seen)
+    return manifest
+
+
+def _unpack(path: Path, into: Path, total: int | None, progress: Copied | None) -> _Manifest:
+    """Copy the files of a backup of any form, verified."""
+    if not path.exists():
+        raise errors.DataDirMissing(f"there is no backup at {path}")
+    if not path.is_dir():
+        with path.open("rb") as plain:
+            compressed = plain.read(4) == _ZSTD
+            plain.seek(0)
+            manifest = _read_archive(_Compressed(path) if compressed else plain, into, total, progress)
+        (into / _MANIFEST).unlink()
+        return manifest
+    try:
+        manifest = _manifest((path / _MANIFEST).read_bytes())
+    except FileNotFoundError:
+        raise errors.DataDirMissing(f"{path} is no backup: {_MANIFEST} is missing") from None
+    seen: dict[str, tuple[int, str]] = {}
+    done = 0
+    for name, file in manifest.files.items():
+        try:
+            with (path / name).open("rb") as content:
+                seen[name] = _copy(content, into / name)
+        except FileNotFoundError:
+            continue
+        done += file.bytes
+        if progress is not None:
+            progress(done, total)
+    _compare(manifest, seen)
+    return manifest
+
+
+class _Compressed:
+    """A compressed file, whose damage shows itself while it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._reader = _core.ZstdReader(str(path))
+
+    def read(self, size: int, /) -> bytes:
+        try:
+            return self._reader.read(size)
+        except OSError as error:
+            raise errors.DataDirDamaged(f"{self._path} is not whole: {error}") from error
+
+
+class _Sink:
+    """A file that is being written, compressed or not."""
+
+    def __init__(self, path: Path, *, compressed: bool) -> None:
+        self._plain: IO[bytes] | None = None if compressed else path.open("wb")
+        self._compressed = _core.ZstdWriter(str(path)) if compressed else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_unused: object) -> None:
+        if self._plain is not None:
+            self._plain.close()
+        self._plain = self._compressed = None
+
+    def write(self, octets: bytes) -> None:
+        if self._plain is not None:
+            self._plain.write(octets)
+        elif self._compressed is not None:
+            self._compressed.write(octets)
+
+    def finish(self) -> None:
+        if self._plain is not None:
+            self._plain.flush()
+            os.fsync(self._plain.fileno())
+        elif self._compressed is not None:
+            self._compressed.finish()
+
+
+class _Tee:
+    """Gives what is read to a sink too."""
+
+    def __init__(self, source: _Source, sink: _Sink) -> None:
+        self._source = source
+        self._sink = sink
+
+    def read(self, size: int, /) -> bytes:
+        octets = self._source.read(size)
+        self._sink.write(octets)
+        return octets
+
+
+def _copy(content: IO[bytes], to: Path | None) -> tuple[int, str]:
+    """Read a file to its end, write it if there is a place for it, and return its length and its sum."""
+    digest, length = hashlib.sha256(), 0
+    if to is None:
+        while piece := content.read(_PIECE):
+            digest.update(piece)
+            length += len(piece)
+        return length, digest.hexdigest()
+    to.parent.mkdir(exist_ok=True)
+    with to.open("wb") as file:
+        while piece := content.read(_PIECE):
+            digest.update(piece)
+            length += len(piece)
+            file.write(piece)
+    return length, digest.hexdigest()
+
+
+def _manifest(text: bytes) -> _Manifest:
+    try:
+        found: dict[str, Any] = json.loads(text)
+        if found["schema"] != _SCHEMA:
+            raise errors.DataDirUnreadable(f"the backup is {found['schema']}; this version of mqcore reads {_SCHEMA}")
+        files = [_File(**file) for file in found["files"]]
+        created = datetime.fromtimestamp(found["created_ms"] / 1000, UTC)
+        manifest = _Manifest(created, found["shards"], found["messages"], {file.name: file for file in files})
+        if not all(_NAME.fullmatch(file.name) and 0 <= file.bytes <= file.length for file in files):
+            raise ValueError("a file that does not belong here")
+    except (ValueError, KeyError, TypeError) as error:
+        raise errors.DataDirDamaged(f"the manifest of the backup cannot be read: {error}") from error
+    return manifest
+
+
+def _compare(manifest: _Manifest, seen: dict[str, tuple[int, str]]) -> None:
+    for name, file in manifest.files.items():
+        if name not in seen:
+            raise errors.DataDirDamaged(f"the backup is not whole: {name} is missing")
+        if seen[name] != (file.bytes, file.sha256):
+            raise errors.DataDirDamaged(f"the backup is damaged: {name} is not what was written")
+    if extra := seen.keys() - manifest.files.keys():
+        raise errors.DataDirDamaged(f"the backup is damaged: its manifest does not know {min(extra)}")
+
+
+def _octets(path: Path) -> int | None:
+    """How much there is to read, for a progress bar; ``None`` if a compressed file would have to be read for that."""
+    try:
+        if path.is_dir():
+            return sum(file.stat().st_size for file in path.glob("shard-*/*.segment"))
+        return None if path.suffix == ".zst" else path.stat().st_size
+    except OSError:
+        return None
+
+
+def _finish_file(path: Path, length: int | None) -> None:
+    """Give a file the length that its journal expects, with zeros, and make it durable."""
+    with path.open("r+b") as file:
+        if length is not None:
+            file.truncate(length)
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    if os.name != "posix":
+        return
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+@contextmanager
+def _cleared(unfinished: Path, target: Path) -> Iterator[None]:
+    """Leave nothing half-done behind, and say in words that there was no space."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise errors.DataDirFull(f"there is no space for {target}; nothing was left there") from error
+    finally:
+        if unfinished.is_dir():
+            shutil.rmtree(unfinished, ignore_errors=True)
+        else:
+            unfinished.unlink(missing_ok=True)
+
+
+def _admin_of(data_dir: Path) -> str:
+    """Where the broker that runs on a directory can be asked."""
+    try:
+        return (data_dir / "admin").read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        raise errors.DataDirBusy(
+            f"the broker that runs on {data_dir} has no admin side; start it with --admin, "
+            "or call Broker.backup in the program that runs it"
+        ) from None
+
+
+class _Answer:
+    """The body of an answer. An end in the middle is a lost connection, and never the end."""
+
+    def __init__(self, answer: http.client.HTTPResponse, url: str) -> None:
+        self._answer = answer
+        self._url = url
+
+    def read(self, size: int, /) -> bytes:
+        try:
+            return self._answer.read(size)
+        except (http.client.HTTPException, OSError) as error:
+            why = str(error) or type(error).__name__
+            raise errors.ConnectionLost(f"the backup from {self._url} broke off: {why}") from error
+
+
+@contextmanager
+def _download(url: str, token: str | None, patience: float) -> Iterator[tuple[_Source, int]]:
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        raise errors.ConfigError(
+            f"{url} is no admin side; write http://HOST:PORT as the ready line of the broker tells"
+        )
+    connection = http.client.HTTPConnection(parts.hostname, parts.port or 2627, timeout=patience)
+    try:
+        try:
+            authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
+            connection.request("GET", "/backup", headers={"Mqcore-Request": "backup", **authorization})
+            answer = connection.getresponse()
+        except (http.client.HTTPException, OSError) as error:
+            raise errors.ConnectFailed(f"{url} does not answer: {error}") from error
+        if answer.status != http.client.OK:
+            raise _refusal(answer, url)
+        yield _Answer(answer, url), int(answer.headers.get("Mqcore-Backup-Bytes", "0"))
+    finally:
+        connection.close()
+
+
+def _refusal(answer: http.client.HTTPResponse, url: str) -> errors.MqcoreError:
+    try:
+        refusal = json.loads(answer.read(_PIECE))["error"]
+        code, message = str(refusal["code"]), str(refusal["message"])
+    except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
+        return errors.BadAnswer(f"{url} answers {answer.status}, and not as the admin side of a broker does")
+    match code:
+        case "nothing-kept":
+            return errors.Unacceptable(message, 406)
+        case "busy":
+            return errors.Busy(message, 503)
+        case "unauthorized" | "forbidden":
+            return errors.Unauthorized(message, 401)
+        case "stopping":
+            return errors.ConnectionLost(message, sent=False)
+        case "not-found" | "method-not-allowed":
+            return errors.NotFound(f"{url} makes no backups: {message}", 404)
+        case _:
+            return errors.DataDirUnreadable(message)

@@ -1,0 +1,297 @@
+//! Messages that another broker passes on: numbered there, so that one that comes twice is taken once.
+//!
+//! A sender numbers what it sends, ascending, and sends again what was not confirmed. Of each number it holds: never seen, being
+//! decided, or done. What is done is written down with the messages themselves: a saved message carries its number in its own record, and
+//! before that record may go, the sender's [`Progress`] is written behind it. So after a crash a number is known exactly if what
+//! came of it is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Where a message came from: which number of which sender.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ticket {
+    /// The sender's id.
+    pub node: Arc<str>,
+    /// Which of the sender's countings. It begins anew, with an epoch larger than all before, when a sender forgets what it sent.
+    pub epoch: u64,
+    /// The number.
+    pub number: u64,
+}
+
+/// What is known of a number that comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arrival {
+    /// Never seen: go on.
+    New,
+    /// It came before and is not decided yet: it will be confirmed then.
+    Pending,
+    /// It came before and is done: confirm it again.
+    Done,
+    /// One before it was put off: it must come again behind that one.
+    Later,
+}
+
+/// Which numbers of a sender are done.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Progress {
+    /// The counting that the numbers belong to.
+    pub epoch: u64,
+    /// All numbers up to this one that will ever come here are done.
+    pub through: u64,
+    /// Larger ones that are.
+    pub above: BTreeSet<u64>,
+}
+
+impl Progress {
+    fn knows(&self, number: u64) -> bool {
+        number <= self.through || self.above.contains(&number)
+    }
+}
+
+/// One sender.
+#[derive(Debug, Default)]
+struct Sender {
+    done: Progress,
+    /// Being decided.
+    pending: BTreeSet<u64>,
+    /// Sent back for now: they will come again.
+    owed: BTreeSet<u64>,
+    /// The highest number that came since this process started. Senders go through their numbers in order, so whatever will
+    /// come here came up to it; of higher ones that are known to be done, those between may still be missing.
+    highest: u64,
+    /// Done since the progress was written down last.
+    fresh: Vec<u64>,
+}
+
+impl Sender {
+    fn advance(&mut self) {
+        let open = [self.pending.first(), self.owed.first()].into_iter().flatten().min();
+        self.done.through = open.map_or(self.highest, |first| first - 1).max(self.done.through);
+        self.done.above = self.done.above.split_off(&(self.done.through + 1));
+    }
+}
+
+/// All senders.
+#[derive(Debug, Default)]
+pub struct Intake {
+    senders: BTreeMap<Arc<str>, Sender>,
+    /// Senders with something fresh.
+    dirty: Vec<Arc<str>>,
+    /// Senders that are not remembered any more, and whose progress is to be forgotten where it was written down.
+    forgotten: Vec<Arc<str>>,
+}
+
+/// Senders remembered at most. Beyond it the one with the smallest epoch, which is the one that began to count first, is forgotten.
+pub const SENDERS_MAX: usize = 1024;
+
+impl Intake {
+    /// Nobody sent anything yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A number comes. If it is [`Arrival::New`], [`Intake::done`] or [`Intake::put_off`] must follow some day.
+    pub fn arrive(&mut self, ticket: &Ticket) -> Arrival {
+        if self.senders.len() >= SENDERS_MAX && !self.senders.contains_key(&ticket.node) {
+            self.forget_oldest();
+        }
+        let sender = self.senders.entry(Arc::clone(&ticket.node)).or_default();
+        // Not only a later one: a clock may have been turned back. Whoever calls knows which connection is the latest.
+        if ticket.epoch != sender.done.epoch {
+            *sender =
+                Sender { done: Progress { epoch: ticket.epoch, ..Progress::default() }, ..Sender::default() };
+        }
+        let number = ticket.number;
+        if sender.done.knows(number) {
+            sender.highest = sender.highest.max(number);
+            return Arrival::Done;
+        }
+        if sender.owed.first().is_some_and(|owed| number > *owed) {
+            return Arrival::Later;
+        }
+        if !sender.pending.insert(number) {
+            return Arrival::Pending;
+        }
+        sender.owed.remove(&number);
+        sender.highest = sender.highest.max(number);
+        Arrival::New
+    }
+
+    fn forget_oldest(&mut self) {
+        let idle =
+            self.senders.iter().filter(|(_, sender)| sender.pending.is_empty() && sender.fresh.is_empty());
+        let oldest = idle.min_by_key(|(_, sender)| sender.done.epoch).map(|(node, _)| Arc::clone(node));
+        if let Some(node) = oldest {
+            self.senders.remove(&node);
+            self.forgotten.push(node);
+        }
+    }
+
+    /// Senders that were forgotten since the last call.
+    pub fn take_forgotten(&mut self) -> Vec<Arc<str>> {
+        std::mem::take(&mut self.forgotten)
+    }
+
+    /// What a number brought is where it belongs, or was dropped for good.
+    pub fn done(&mut self, ticket: &Ticket) {
+        let Some(sender) = self.senders.get_mut(&ticket.node) else { return };
+        if sender.done.epoch != ticket.epoch || !sender.pending.remove(&ticket.number) {
+            return;
+        }
+        sender.done.above.insert(ticket.number);
+        sender.advance();
+        self.refresh(&ticket.node, ticket.number);
+    }
+
+    /// A number that was done before came again: it is to be confirmed again.
+    pub fn again(&mut self, ticket: &Ticket) {
+        self.refresh(&Arc::clone(&ticket.node), ticket.number);
+    }
+
+    fn refresh(&mut self, node: &Arc<str>, number: u64) {
+        let Some(sender) = self.senders.get_mut(node) else { return };
+        if sender.fresh.is_empty() {
+            self.dirty.push(Arc::clone(node));
+        }
+        sender.fresh.push(number);
+    }
+
+    /// A number could not be taken now; it has to come again.
+    pub fn put_off(&mut self, ticket: &Ticket) {
+        let Some(sender) = self.senders.get_mut(&ticket.node) else { return };
+        if sender.done.epoch == ticket.epoch && sender.pending.remove(&ticket.number) {
+            sender.owed.insert(ticket.number);
+        }
+    }
+
+    /// Whether [`Intake::flush`] has anything.
+    #[must_use]
+    pub fn is_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    /// The senders of which numbers are done since the last call: what to write down, and the numbers to confirm once it is.
+    pub fn flush(&mut self) -> Vec<(Arc<str>, Progress, Vec<u64>)> {
+        let dirty = std::mem::take(&mut self.dirty);
+        let fresh = dirty.into_iter().filter_map(|node| {
+            let sender = self.senders.get_mut(&node)?;
+            let fresh = std::mem::take(&mut sender.fresh);
+            Some((node, sender.done.clone(), fresh))
+        });
+        fresh.collect()
+    }
+
+    /// What was written down of a sender, when the broker starts.
+    pub fn restore(&mut self, node: Arc<str>, done: Progress) {
+        let highest = done.through;
+        self.senders.insert(node, Sender { done, highest, ..Sender::default() });
+    }
+
+    /// A saved message carried this ticket, when the broker starts. Behind all [`Intake::restore`].
+    pub fn restore_saved(&mut self, ticket: &Ticket) {
+        let sender = self.senders.entry(Arc::clone(&ticket.node)).or_default();
+        if ticket.epoch > sender.done.epoch {
+            *sender =
+                Sender { done: Progress { epoch: ticket.epoch, ..Progress::default() }, ..Sender::default() };
+        }
+        if ticket.epoch == sender.done.epoch && ticket.number > sender.done.through {
+            sender.done.above.insert(ticket.number);
+        }
+    }
+
+    /// Which numbers of a sender are done.
+    #[must_use]
+    pub fn progress(&self, node: &str) -> Option<&Progress> {
+        self.senders.get(node).map(|sender| &sender.done)
+    }
+
+    /// All senders and which of their numbers are done.
+    pub fn all(&self) -> impl Iterator<Item = (&Arc<str>, &Progress)> {
+        self.senders.iter().map(|(node, sender)| (node, &sender.done))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ticket(epoch: u64, number: u64) -> Ticket {
+        Ticket { node: "n".into(), epoch, number }
+    }
+
+    #[test]
+    fn a_number_is_taken_once_whatever_order_decisions_come_in() {
+        let mut intake = Intake::new();
+        for number in [1, 4, 6] {
+            assert_eq!(intake.arrive(&ticket(1, number)), Arrival::New);
+        }
+        intake.done(&ticket(1, 4));
+        assert_eq!(intake.arrive(&ticket(1, 1)), Arrival::Pending);
+        assert_eq!(intake.arrive(&ticket(1, 4)), Arrival::Done);
+        let expected = Progress { epoch: 1, through: 0, above: [4].into() };
+        assert_eq!(intake.flush(), [("n".into(), expected, vec![4])]);
+        intake.done(&ticket(1, 1));
+        intake.done(&ticket(1, 6));
+        let expected = Progress { epoch: 1, through: 6, above: BTreeSet::new() };
+        assert_eq!(intake.flush(), [("n".into(), expected, vec![1, 6])]);
+        assert!(!intake.is_dirty());
+    }
+
+    #[test]
+    fn what_was_put_off_comes_again_and_holds_back_what_is_known_as_done() {
+        let mut intake = Intake::new();
+        intake.arrive(&ticket(1, 1));
+        intake.arrive(&ticket(1, 2));
+        intake.put_off(&ticket(1, 1));
+        intake.done(&ticket(1, 2));
+        assert_eq!(intake.progress("n").map(|done| done.through), Some(0));
+        assert_eq!(intake.arrive(&ticket(1, 3)), Arrival::Later, "it would overtake");
+        assert_eq!(intake.arrive(&ticket(1, 1)), Arrival::New);
+    }
+
+    #[test]
+    fn another_counting_begins_anew() {
+        let mut intake = Intake::new();
+        intake.arrive(&ticket(5, 9));
+        intake.done(&ticket(5, 9));
+        assert_eq!(intake.arrive(&ticket(6, 1)), Arrival::New);
+        intake.done(&ticket(5, 9));
+        assert_eq!(intake.progress("n").map(|done| done.epoch), Some(6));
+    }
+
+    #[test]
+    fn only_so_many_senders_are_remembered() {
+        let mut intake = Intake::new();
+        for sender in 0..=SENDERS_MAX as u64 {
+            let ticket = Ticket { node: format!("n{sender}").into(), epoch: 10 + sender, number: 1 };
+            intake.arrive(&ticket);
+            intake.done(&ticket);
+            intake.flush();
+        }
+        assert_eq!(intake.all().count(), SENDERS_MAX);
+        assert_eq!(intake.take_forgotten(), ["n0".into()]);
+    }
+
+    #[test]
+    fn after_a_crash_saved_messages_and_what_was_written_down_tell_what_is_done() {
+        let mut intake = Intake::new();
+        intake.restore("n".into(), Progress { epoch: 2, through: 10, above: [12].into() });
+        intake.restore_saved(&ticket(2, 14));
+        intake.restore_saved(&ticket(1, 99));
+        let known: Vec<_> = [10, 11, 12, 13, 14].map(|number| intake.arrive(&ticket(2, number))).into();
+        assert_eq!(known, [Arrival::Done, Arrival::New, Arrival::Done, Arrival::New, Arrival::Done]);
+    }
+
+    #[test]
+    fn what_is_known_beyond_a_gap_after_a_crash_does_not_close_the_gap() {
+        let mut intake = Intake::new();
+        intake.restore("n".into(), Progress { epoch: 1, through: 27, above: [30].into() });
+        assert_eq!(intake.arrive(&ticket(1, 28)), Arrival::New);
+        intake.done(&ticket(1, 28));
+        assert_eq!(intake.arrive(&ticket(1, 29)), Arrival::New, "it was lost in the crash");
+        intake.done(&ticket(1, 29));
+        assert_eq!(intake.arrive(&ticket(1, 30)), Arrival::Done);
+    }
+}

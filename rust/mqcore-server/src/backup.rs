@@ -1,0 +1,280 @@
+//! A whole copy of the data directory of a broker that goes on working.
+//!
+//! All journal writers meet: each writes and syncs what it has, says which beginnings of which files hold it, and waits a
+//! moment until all others have done so. A message that moves from one shard to another is settled in the first only
+//! after it is saved in the second, so at such a moment it is in at least one of them. From then on no writer removes
+//! a file until the [`Backup`] is dropped, and everything else goes on: what is copied later is what was there then.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use mqcore_journal::snapshot::Snapshot;
+
+use crate::data_dir::{DataDir, DataDirError};
+use crate::inspection::StoppedDataDir;
+
+/// How long all writers may take to meet: each finishes what it is at. Those that came early wait for so long.
+const MEETING: Duration = Duration::from_secs(5);
+
+/// Why there is no backup. Nothing was changed by the attempt.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackupError {
+    /// The broker has no data directory.
+    #[error("this broker keeps everything in memory: without a data directory there is nothing to back up")]
+    NothingKept,
+    /// There is one already.
+    #[error("another backup is being made; wait until it is done")]
+    Busy,
+    /// The server stops or has stopped.
+    #[error("the server stops")]
+    Stopping,
+    /// A shard's journal cannot vouch for what it holds.
+    #[error("the journal of shard {shard} cannot be copied: {why}")]
+    Shard {
+        /// Which.
+        shard: usize,
+        /// In words.
+        why: String,
+    },
+    /// A disk did not answer in time.
+    #[error("not all journals could be synced within 5 s; the disk is very slow, try again later")]
+    TooSlow,
+    /// A stopped broker's directory cannot be used.
+    #[error(transparent)]
+    Directory(#[from] DataDirError),
+    /// A file of a stopped broker's directory cannot be looked at.
+    #[error("{path}: {source}")]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+/// A consistent set of files, kept from being removed until this is dropped.
+#[derive(Debug)]
+pub struct Backup {
+    pub(crate) files: Vec<BackupFile>,
+    /// The file `format`, word by word.
+    pub(crate) format: String,
+    pub(crate) shards: usize,
+    /// Saved messages in it; unknown of a stopped broker.
+    pub(crate) live: Option<u64>,
+    pub(crate) created_ms: u64,
+    _held: Held,
+}
+
+/// A file to be copied.
+#[derive(Debug, Clone)]
+pub(crate) struct BackupFile {
+    /// Relative to the data directory, with `/`.
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+    /// How much of it counts.
+    pub(crate) bytes: u64,
+    /// How long the copy must be in the end.
+    pub(crate) length: u64,
+}
+
+/// What a backup keeps from happening meanwhile.
+#[derive(Debug)]
+enum Held {
+    /// Removals, and another broker on the directory should this one stop.
+    Running { _pin: Arc<Pin>, _directory: Arc<DataDir> },
+    /// Any broker on the directory.
+    Stopped { _directory: StoppedDataDir },
+}
+
+/// While anybody holds it, journals remove nothing.
+#[derive(Debug)]
+pub(crate) struct Pin;
+
+impl Backup {
+    /// The files of a directory that no broker uses.
+    ///
+    /// # Errors
+    /// [`BackupError::Directory`], with [`DataDirError::Running`] if a broker has it; and [`BackupError::Io`].
+    pub fn of_stopped(path: &Path) -> Result<Self, BackupError> {
+        let directory = StoppedDataDir::open(path)?;
+        let shards = directory.shards();
+        let mut files = Vec::new();
+        for shard in 0..shards {
+            let folder = path.join(format!("shard-{shard}"));
+            let io = |source| BackupError::Io { path: folder.clone(), source };
+            for entry in std::fs::read_dir(&folder).map_err(io)? {
+                let entry = entry.map_err(io)?;
+                let Ok(name) = entry.file_name().into_string() else { continue };
+                if name.ends_with(".segment") {
+                    let bytes = entry.metadata().map_err(io)?.len();
+                    let name = format!("shard-{shard}/{name}");
+                    files.push(BackupFile { name, path: entry.path(), bytes, length: bytes });
+                }
+            }
+        }
+        files.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        let held = Held::Stopped { _directory: directory };
+        Ok(Self { files, format: format_of(shards), shards, live: None, created_ms: now_ms(), _held: held })
+    }
+
+    /// Octets of files to be copied.
+    pub fn total_bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).sum()
+    }
+}
+
+fn format_of(shards: usize) -> String {
+    format!("mqcore data 1, shards {shards}\n")
+}
+
+fn now_ms() -> u64 {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Where writers are asked to meet. One for a server.
+#[derive(Debug)]
+pub(crate) struct BackupDesk {
+    /// What each writer is asked for, until it takes it.
+    asked: Box<[Mutex<Option<Arc<Meeting>>>]>,
+    /// Whether there is a data directory.
+    kept: bool,
+    /// The server's own hold on the directory belongs to its writers, so that it ends with them.
+    directory: Weak<DataDir>,
+    /// The pin of the backup that is being made.
+    current: Mutex<Weak<Pin>>,
+}
+
+impl BackupDesk {
+    pub(crate) fn new(shards: usize, directory: Option<&Arc<DataDir>>) -> Self {
+        Self {
+            asked: (0..shards).map(|_| Mutex::new(None)).collect(),
+            kept: directory.is_some(),
+            directory: directory.map_or_else(Weak::new, Arc::downgrade),
+            current: Mutex::new(Weak::new()),
+        }
+    }
+
+    /// What a writer is asked for. Looked at between two batches.
+    pub(crate) fn take(&self, shard: usize) -> Option<Arc<Meeting>> {
+        lock(self.asked.get(shard)?).take()
+    }
+
+    /// Has all writers meet. Blocks for 5 s at most.
+    pub(crate) fn meet(&self) -> Result<Backup, BackupError> {
+        if !self.kept {
+            return Err(BackupError::NothingKept);
+        }
+        let Some(directory) = self.directory.upgrade() else { return Err(BackupError::Stopping) };
+        let pin = Arc::new(Pin);
+        {
+            let mut current = lock(&self.current);
+            if current.upgrade().is_some() {
+                return Err(BackupError::Busy);
+            }
+            *current = Arc::downgrade(&pin);
+        }
+        let meeting = Arc::new(Meeting::new(self.asked.len(), &pin));
+        for slot in &self.asked {
+            *lock(slot) = Some(Arc::clone(&meeting));
+        }
+        let snapshots = meeting.all_there();
+        for slot in &self.asked {
+            // Whoever comes after it failed need not stop for it.
+            lock(slot).take();
+        }
+        let snapshots = snapshots?;
+        let live = Some(snapshots.iter().map(|snapshot| snapshot.live).sum());
+        let mut files = Vec::new();
+        for (shard, snapshot) in snapshots.into_iter().enumerate() {
+            let folder = directory.shard_path(shard);
+            files.extend(snapshot.segments.into_iter().map(|segment| BackupFile {
+                name: format!("shard-{shard}/{}", segment.name),
+                path: folder.join(&segment.name),
+                bytes: segment.bytes,
+                length: segment.length,
+            }));
+        }
+        let shards = self.asked.len();
+        let held = Held::Running { _pin: pin, _directory: directory };
+        Ok(Backup { files, format: format_of(shards), shards, live, created_ms: now_ms(), _held: held })
+    }
+}
+
+/// A moment at which all writers stand still.
+#[derive(Debug)]
+pub(crate) struct Meeting {
+    pin: Weak<Pin>,
+    until: Instant,
+    state: Mutex<Attendance>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Attendance {
+    there: Vec<Option<Snapshot>>,
+    missing: usize,
+    failed: Option<(usize, String)>,
+    /// Nobody waits any more.
+    over: bool,
+}
+
+impl Meeting {
+    fn new(shards: usize, pin: &Arc<Pin>) -> Self {
+        let there = (0..shards).map(|_| None).collect();
+        Self {
+            pin: Arc::downgrade(pin),
+            until: Instant::now() + MEETING,
+            state: Mutex::new(Attendance { there, missing: shards, failed: None, over: false }),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// What a writer that takes part must look at before it removes anything.
+    pub(crate) fn pin(&self) -> Weak<Pin> {
+        Weak::clone(&self.pin)
+    }
+
+    /// A writer is there, and does nothing until all are, or until it is clear that they will not be.
+    pub(crate) fn attend(&self, shard: usize, snapshot: Result<Snapshot, String>) {
+        let mut state = lock(&self.state);
+        match snapshot {
+            Ok(snapshot) => {
+                // Whoever comes when it is over finds no place any more.
+                if let Some(place) = state.there.get_mut(shard)
+                    && place.replace(snapshot).is_none()
+                {
+                    state.missing -= 1;
+                }
+            }
+            Err(why) => state.failed = Some((shard, why)),
+        }
+        self.changed.notify_all();
+        drop(self.wait(state));
+    }
+
+    fn wait<'a>(&'a self, state: MutexGuard<'a, Attendance>) -> MutexGuard<'a, Attendance> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        let undecided = |state: &mut Attendance| state.missing > 0 && state.failed.is_none() && !state.over;
+        let (state, _) =
+            self.changed.wait_timeout_while(state, left, undecided).unwrap_or_else(PoisonError::into_inner);
+        state
+    }
+
+    fn all_there(&self) -> Result<Vec<Snapshot>, BackupError> {
+        let mut state = self.wait(lock(&self.state));
+        state.over = true;
+        self.changed.notify_all();
+        if let Some((shard, why)) = state.failed.take() {
+            return Err(BackupError::Shard { shard, why });
+        }
+        state.there.drain(..).collect::<Option<_>>().ok_or(BackupError::TooSlow)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

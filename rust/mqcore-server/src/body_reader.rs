@@ -1,0 +1,127 @@
+//! The thread that reads bodies back which left a shard's memory.
+//!
+//! The journal belongs to the thread that writes; that one only says where records stand, between two batches. Reading
+//! is done here, so that neither commits wait for reads nor reads for syncs.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use mqcore_broker::effect::{Load, Question};
+use mqcore_broker::id::Sequence;
+use mqcore_broker::message::Message;
+use mqcore_broker::record::decode_put;
+use mqcore_broker::stats::Waiting;
+use mqcore_journal::journal::Journal;
+use mqcore_journal::reading::Located;
+use mqcore_journal::storage::FileStorage;
+use tokio::sync::oneshot;
+
+use crate::hub::Hub;
+use crate::shard::Urgent;
+
+/// Octets of bodies after which the shard gets a part of what it asked for.
+const PART_BYTES: usize = 256 * 1024;
+
+/// What is to be read, and for whom.
+#[derive(Debug)]
+pub(crate) enum Wanted {
+    /// Messages that a queue will hand out.
+    Load(Load),
+    /// A message that left for good, for the handler that is told of it.
+    Farewell(Sequence, Box<Question>),
+    /// Messages that somebody looks at: those that are not in memory.
+    Look(Vec<Waiting>, oneshot::Sender<Option<Vec<Waiting>>>),
+}
+
+/// The way to the thread. Dropping it lets the thread end when all is read.
+#[derive(Debug)]
+pub(crate) struct BodyReader {
+    jobs: Sender<(Wanted, Located<FileStorage>)>,
+}
+
+impl BodyReader {
+    /// Starts the thread.
+    pub(crate) fn start(shard: usize, hub: &Arc<Hub>) -> std::io::Result<Self> {
+        let (jobs, receiver) = channel();
+        let alive = hub.shutdown.enter();
+        let hub = Arc::clone(hub);
+        std::thread::Builder::new().name(format!("mqcore-bodies-{shard}")).spawn(move || {
+            run(shard, &hub, &receiver);
+            drop(alive);
+        })?;
+        Ok(Self { jobs })
+    }
+
+    /// Locates what is wanted, before the journal changes, and has it read.
+    pub(crate) fn read(&self, journal: &Journal<FileStorage>, wanted: Wanted) {
+        let sequences: Vec<u64> = match &wanted {
+            Wanted::Load(load) => load.sequences.iter().map(|sequence| sequence.0).collect(),
+            Wanted::Farewell(sequence, _) => vec![sequence.0],
+            Wanted::Look(waiting, _) => {
+                let absent = waiting.iter().filter(|waiting| waiting.message.is_none());
+                absent.map(|waiting| waiting.sequence.0).collect()
+            }
+        };
+        // The thread ends only when this is dropped.
+        let _ = self.jobs.send((wanted, journal.locate(&sequences)));
+    }
+}
+
+fn run(shard: usize, hub: &Hub, jobs: &Receiver<(Wanted, Located<FileStorage>)>) {
+    while let Ok((wanted, located)) = jobs.recv() {
+        match wanted {
+            Wanted::Load(load) => bring(shard, hub, &load, &located),
+            Wanted::Farewell(_, mut question) => {
+                each(shard, &located, &mut |_, message| question.message = message);
+                if question.message.is_some() {
+                    tell(shard, hub, Urgent::Farewell(question));
+                }
+            }
+            Wanted::Look(mut waiting, reply) => {
+                let mut absent = waiting.iter_mut().filter(|waiting| waiting.message.is_none());
+                each(shard, &located, &mut |_, message| {
+                    if let Some(waiting) = absent.next() {
+                        waiting.message = message;
+                    }
+                });
+                waiting.retain(|waiting| waiting.message.is_some());
+                let _ = reply.send(Some(waiting));
+            }
+        }
+    }
+}
+
+/// Gives a queue what it asked for, in parts, so that the first can be handed out while the next is read.
+fn bring(shard: usize, hub: &Hub, load: &Load, located: &Located<FileStorage>) {
+    let (mut part, mut bytes) = (Vec::new(), 0);
+    each(shard, located, &mut |sequence, message| {
+        bytes += message.as_ref().map_or(0, Message::memory_bytes);
+        part.push((sequence, message));
+        if bytes >= PART_BYTES {
+            tell(shard, hub, Urgent::Loaded(load.brought(std::mem::take(&mut part))));
+            bytes = 0;
+        }
+    });
+    if !part.is_empty() {
+        tell(shard, hub, Urgent::Loaded(load.brought(part)));
+    }
+}
+
+fn tell(shard: usize, hub: &Hub, urgent: Urgent) {
+    hub.moved();
+    hub.shards[shard].send_urgent(urgent);
+}
+
+/// Shows each message; one that cannot be read is an alarm in the log.
+fn each(shard: usize, located: &Located<FileStorage>, show: &mut dyn FnMut(Sequence, Option<Message>)) {
+    located.read(&mut |sequence, payload| {
+        let message = match payload {
+            Ok(payload) => decode_put(payload).map(|put| put.message).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        if let Err(error) = &message {
+            tracing::error!(shard, sequence, %error, "a saved message cannot be read back");
+        }
+        show(Sequence(sequence), message.ok());
+    });
+}

@@ -1,0 +1,233 @@
+//! What a session has to know of other brokers: which of its peer's frames go to which of them, and who may pass on to here.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use mqcore_broker::client::Client;
+use mqcore_broker::command::Command;
+use mqcore_broker::id::ConnectionId;
+use mqcore_broker::message::Message;
+use mqcore_broker::time::Timestamp;
+use mqcore_cluster::filter::{Filter, ForwardKind, Sender};
+use mqcore_cluster::log::Masters;
+use mqcore_wire::tmqp::{self, Frame, Kind, header};
+
+use crate::tmqp::{MessageIds, TOPIC_PREFIX, copied_headers, pattern_text};
+
+/// What a broker is among nodes.
+#[derive(Clone, Default)]
+pub struct NodeTerms {
+    /// Its id, unique among nodes.
+    pub id: String,
+    /// Its name, for people.
+    pub name: String,
+    /// Whether other brokers may pass on to this one.
+    pub accepts: bool,
+    /// What they have to say then; `None`: nothing.
+    pub token: Option<String>,
+    /// Which of their frames are taken.
+    pub accept: Filter,
+    /// What is passed on, for each master in the order of the configuration.
+    pub sends: Vec<Filter>,
+}
+
+impl fmt::Debug for NodeTerms {
+    /// Without the token.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("NodeTerms")
+            .field("id", &self.id)
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl NodeTerms {
+    /// Whether a token opens this node to another one. Takes the same time wherever the tokens differ.
+    #[must_use]
+    pub fn admits(&self, token: Option<&str>) -> bool {
+        let Some(expected) = self.token.as_deref().map(str::as_bytes) else { return true };
+        let given = token.unwrap_or_default().as_bytes();
+        let differing = expected
+            .iter()
+            .enumerate()
+            .fold(0, |bits, (at, octet)| bits | (octet ^ given.get(at).copied().unwrap_or_default()));
+        differing == 0 && expected.len() == given.len()
+    }
+
+    fn masters(&self, frame: &Frame<'_>, sender: &Sender<'_>) -> Masters {
+        let mut masters = Masters::default();
+        if let Some(kind) = ForwardKind::of(frame.kind) {
+            for (index, filter) in self.sends.iter().enumerate() {
+                if filter.passes(kind, frame, sender) {
+                    masters.insert(index);
+                }
+            }
+        }
+        masters
+    }
+}
+
+/// Frames to be passed on, in their order.
+#[derive(Debug)]
+pub struct Forwards {
+    ids: MessageIds,
+    octets: Vec<u8>,
+    /// For whom, and where in `octets` each ends.
+    frames: Vec<(Masters, usize)>,
+}
+
+impl Forwards {
+    /// Nothing yet, of a connection's commands. To be kept for the connection, because ids are counted.
+    #[must_use]
+    pub fn new(connection: ConnectionId, now: Timestamp) -> Self {
+        Self { ids: MessageIds::new(connection, Timestamp(!now.0)), octets: Vec::new(), frames: Vec::new() }
+    }
+
+    /// Takes out what was noted; `None` if that is nothing.
+    pub fn take(&mut self) -> Option<Noted> {
+        (!self.frames.is_empty()).then(|| Noted {
+            octets: std::mem::take(&mut self.octets),
+            frames: std::mem::take(&mut self.frames),
+        })
+    }
+
+    /// Notes what a client asks for, as a frame, for the masters that the filters say. What it asks of this broker alone
+    /// (operations, pulls, events), what has no hops left and what another broker passed on is not noted.
+    ///
+    /// A message without an id gets one: each node would make another.
+    pub fn note(&mut self, terms: &NodeTerms, client: &Client, command: &mut Command) {
+        match command {
+            Command::Publish { queue, message } if message.producer().is_some() => {
+                *message = self.identified(message);
+                let headers = without_copies(message.headers());
+                let target = queue.channel.as_str().as_bytes();
+                let frame = Frame { target, content_type: queue.id, ..frame(Kind::QUEUE, message) };
+                self.push(terms, client, &Frame { headers: &headers, ..frame });
+            }
+            Command::PublishTopic { topic, message, .. } if message.producer().is_some() => {
+                let target = [TOPIC_PREFIX, topic.as_bytes()].concat();
+                *message = self.identified(message);
+                self.push(terms, client, &Frame { target: &target, ..frame(Kind::QUEUE, message) });
+            }
+            Command::Direct { to, message } => {
+                let target = pattern_text(to);
+                self.push(
+                    terms,
+                    client,
+                    &Frame { target: target.as_bytes(), ..frame(Kind::DIRECT, message) },
+                );
+            }
+            Command::AcknowledgeDirect { to, message } => {
+                let frame =
+                    Frame { high_priority: true, target: to.as_bytes(), ..frame(Kind::ACKNOWLEDGE, message) };
+                self.push(terms, client, &frame);
+            }
+            Command::Respond { to, message } => {
+                self.push(terms, client, &Frame { target: to.as_bytes(), ..frame(Kind::RESPONSE, message) });
+            }
+            Command::Acknowledge(word) => {
+                let frame = Frame {
+                    first_acquirer: word.first_acquirer,
+                    hops: word.hops,
+                    content_type: word.queue.id,
+                    id: &word.message_id,
+                    source: client.id.as_bytes(),
+                    target: word.queue.channel.as_str().as_bytes(),
+                    headers: &word.headers,
+                    ..Frame::new(Kind::ACKNOWLEDGE)
+                };
+                self.push(terms, client, &frame);
+            }
+            _ => {}
+        }
+    }
+
+    fn identified(&mut self, message: &Message) -> Message {
+        if message.id().is_empty() { message.with_id(&self.ids.next()) } else { message.clone() }
+    }
+
+    /// Names of other protocols may be longer than a frame can say; such a message stays here.
+    fn push(&mut self, terms: &NodeTerms, client: &Client, frame: &Frame<'_>) {
+        let (id, name) = (&*client.id, client.name.as_deref());
+        let masters = terms.masters(frame, &Sender { id, name, kind: client.kind.as_deref(), node: None });
+        if frame.hops > 0 && !masters.is_empty() && frame.check().is_ok() {
+            tmqp::encode(frame, &mut self.octets);
+            self.frames.push((masters, self.octets.len()));
+        }
+    }
+}
+
+/// Frames that were noted, in their order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Noted {
+    octets: Vec<u8>,
+    frames: Vec<(Masters, usize)>,
+}
+
+impl Noted {
+    /// For whom, and the octets of each.
+    pub fn iter(&self) -> impl Iterator<Item = (Masters, &[u8])> {
+        let begins = std::iter::once(0).chain(self.frames.iter().map(|(_, end)| *end));
+        begins.zip(&self.frames).map(|(begin, (masters, end))| (*masters, &self.octets[begin..*end]))
+    }
+
+    /// How many.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// Never: nothing noted is `None`.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+}
+
+/// What a message says, as a frame of this kind without a target.
+fn frame(kind: Kind, message: &Message) -> Frame<'_> {
+    let properties = message.properties();
+    Frame {
+        first_acquirer: properties.first_acquirer,
+        high_priority: properties.high_priority,
+        pending_response: properties.pending_response,
+        pending_acknowledge: properties.pending_acknowledge,
+        hops: properties.hops,
+        content_type: properties.content_type,
+        id: message.id(),
+        source: message.source(),
+        headers: message.headers(),
+        payload: message.body(),
+        ..Frame::new(kind)
+    }
+}
+
+/// Copies are noted for themselves, so the message must not ask for them again.
+fn without_copies(headers: &[u8]) -> Cow<'_, [u8]> {
+    if header::header_value(headers, header::key::CC).is_none() {
+        return Cow::Borrowed(headers);
+    }
+    Cow::Owned(copied_headers(headers))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_opens_only_if_it_is_the_same() {
+        let terms = NodeTerms { token: Some("secret".into()), ..NodeTerms::default() };
+        for (token, expected) in [
+            (Some("secret"), true),
+            (Some("secres"), false),
+            (Some("secret "), false),
+            (Some("secre"), false),
+            (None, false),
+        ] {
+            assert_eq!(terms.admits(token), expected, "{token:?}");
+        }
+        assert!(NodeTerms::default().admits(None));
+        assert!(!format!("{terms:?}").contains("secret"));
+    }
+}
