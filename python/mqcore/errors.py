@@ -29,6 +29,8 @@ from __future__ import annotations
 __all__ = [
     "AlreadyExists",
     "AuthFailed",
+    "AuthorityError",
+    "AuthorityMissing",
     "BadAnswer",
     "BadFrame",
     "BadRequest",
