@@ -34,7 +34,7 @@ use crate::queue::Queue;
 use crate::ready::Unread;
 use crate::record::{Definition, Progress, Record};
 use crate::rejection::{Rejection, RejectionKind};
-use crate::stats::{BodyStats, DropReason, Survey, Waiting};
+use crate::stats::{BodyStats, Census, DropReason, Survey, Waiting};
 use crate::subscription::{QueueSubscription, Remote};
 use crate::time::Timestamp;
 use crate::topic::{TopicPattern, Topics};
@@ -648,6 +648,11 @@ impl Broker {
         }
     }
 
+    /// Somebody waits until the records so far are written.
+    pub fn waits_for_write(&self) -> bool {
+        self.books.waits_for_write()
+    }
+
     /// Somebody waits until the records so far are synced.
     pub fn waits_for_sync(&self) -> bool {
         self.books.waits_for_sync()
@@ -757,6 +762,7 @@ impl Broker {
             channels: channels.clone().map(Channel::information).collect(),
             queues: channels.flat_map(|channel| channel.queues.values()).map(Queue::information).collect(),
             clients: self.directory.list(None, now),
+            nodes: self.directory.nodes(now),
             refused: self.books.refused,
             unknown_acks: self.books.unknown_acks,
             questions_open: self.books.questions_open() as u64,
@@ -766,6 +772,31 @@ impl Broker {
             topics: self.topics.information(),
             retired_topics: self.topics.retired(),
         }
+    }
+
+    fn census(&self) -> Census {
+        let topics = self.topics.information();
+        let mut passed = self.books.retired;
+        let mut published = self.topics.retired().published;
+        published += topics.iter().map(|topic| topic.stats.published).sum::<u64>();
+        let mut census = Census {
+            clients: self.directory.len() as u64,
+            topics: topics.len() as u64,
+            published,
+            ..Census::default()
+        };
+        for (_, channel) in &self.channels {
+            census.consumers += channel.members.len() as u64;
+            for queue in channel.queues.values() {
+                census.queues += 1;
+                census.consumers += queue.subscriptions().count() as u64;
+                census.waiting += queue.ready.len() as u64;
+                census.unsettled += queue.deliveries.open() as u64;
+                passed.add(&queue.face.stats);
+            }
+        }
+        (census.queued, census.consumed) = (passed.received, passed.deliveries);
+        census
     }
 
     /// Messages that wait in a queue, the next one first, at most `max` of them. Looking changes nothing. `None`: there
@@ -1072,6 +1103,7 @@ impl Broker {
             Request::RebindQueue { queue, binding } => {
                 self.rebind(&queue, *binding, None, now, effects).map(|()| Reply::Done)
             }
+            Request::Census => Ok(Reply::Census(self.census())),
             Request::DropQueue { queue } => {
                 self.drop_queue(&queue, now, effects);
                 Ok(Reply::Done)

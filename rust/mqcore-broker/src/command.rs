@@ -291,6 +291,8 @@ pub enum Request {
     ToSubscriptions { name: Box<[u8]>, what: Remote },
     /// Change what a queue is bound to, whether or not it exists yet. Answered when no message can be missed any more.
     RebindQueue { queue: QueueAddress, binding: Box<QueueBinding> },
+    /// How much there is of what. Asked of every shard.
+    Census,
     /// Remove a queue that its consumers made, and what it is bound to, whether or not it exists. Who consumes it is told of
     /// its bindings once more.
     DropQueue { queue: QueueAddress },
@@ -364,7 +366,7 @@ impl Request {
             | Self::UnsubscribeQueue { queue, .. }
             | Self::RebindQueue { queue, .. }
             | Self::DropQueue { queue } => of(&queue.channel),
-            Self::ToSubscriptions { .. } => Destination::Every,
+            Self::ToSubscriptions { .. } | Self::Census => Destination::Every,
             Self::SubscribeQueue(subscription) => of(&subscription.queue.channel),
             Self::ListChannels { .. } => Destination::Every,
             Self::ListClients { .. } | Self::ListNodes => Destination::Home,

@@ -171,6 +171,11 @@ impl Directory {
         namesakes.into_iter().flat_map(BTreeMap::keys).take(most).copied().collect()
     }
 
+    /// How many are connected.
+    pub(crate) fn len(&self) -> usize {
+        self.by_connection.len()
+    }
+
     /// Clients whose type passes the filter, oldest first.
     pub(crate) fn list(&self, kind: Option<&str>, now: Timestamp) -> Vec<ClientInformation> {
         let passes = |client: &&Arc<Client>| {

@@ -221,22 +221,23 @@ impl Queue {
 
     /// The delivery to one consumer, counted.
     pub(crate) fn deliver_to(&mut self, entry: &mut Entry, consumer: &Consumer, turn: &mut Turn<'_>) {
-        let (to, tag) = (Recipients::One(consumer.client.connection), consumer.tag);
+        let to = Recipients::One(consumer.client.connection);
+        let subscription = (consumer.tag, consumer.name.clone());
         let acknowledge = consumer.terms.settling != Settling::AtOnce && self.stays_open(consumer);
-        self.deliver_tagged(entry, to, tag, acknowledge, turn);
+        self.deliver_tagged(entry, to, subscription, acknowledge, turn);
     }
 
     /// The delivery to those without a tag, counted.
     fn deliver(&mut self, entry: &mut Entry, to: Recipients, turn: &mut Turn<'_>) {
         let acknowledge = self.face.options.request_acknowledge;
-        self.deliver_tagged(entry, to, Tag::CHANNEL, acknowledge, turn);
+        self.deliver_tagged(entry, to, (Tag::CHANNEL, None), acknowledge, turn);
     }
 
     fn deliver_tagged(
         &mut self,
         entry: &mut Entry,
         to: Recipients,
-        tag: Tag,
+        (tag, name): (Tag, Option<Arc<[u8]>>),
         acknowledge: bool,
         turn: &mut Turn<'_>,
     ) {
@@ -255,6 +256,7 @@ impl Queue {
             first,
             tag,
             put_backs: entry.put_backs,
+            name,
         }));
     }
 

@@ -13,7 +13,7 @@ use crate::message::Message;
 use crate::record::Record;
 use crate::rejection::Rejection;
 use crate::stats::{
-    ChannelInformation, ClientInformation, QueueInformation, SubscriberInformation, TopicInformation,
+    Census, ChannelInformation, ClientInformation, QueueInformation, SubscriberInformation, TopicInformation,
 };
 use crate::topic::TopicPattern;
 use crate::turn::Place;
@@ -129,6 +129,8 @@ pub struct Deliver {
     pub tag: Tag,
     /// How often the message was put back before.
     pub put_backs: u16,
+    /// The name of that subscription, if it has one.
+    pub name: Option<Arc<[u8]>>,
 }
 
 /// Who gets a delivery.
@@ -296,6 +298,7 @@ pub enum Reply {
     Subscribers(Vec<SubscriberInformation>),
     /// Subscribers and queues that a topic's message was handed to.
     Published(u32),
+    Census(Census),
 }
 
 /// A node, as `Reply::Nodes` lists it.

@@ -3,10 +3,49 @@
 use std::sync::Arc;
 
 use crate::client::Client;
+use crate::effect::NodeInformation;
 use crate::id::{ChannelName, QueueAddress, Sequence, TopicName};
 use crate::message::Message;
 use crate::options::{ChannelOptions, QueueOptions};
 use crate::time::Timestamp;
+
+/// How much there is of what, and how much has passed: of one shard, or of several added up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Census {
+    /// Clients connected; counted by the home shard.
+    pub clients: u64,
+    pub queues: u64,
+    /// Subscriptions to queues, and consumers who joined channels.
+    pub consumers: u64,
+    /// Topics that have a subscriber or a queue, or were published to lately.
+    pub topics: u64,
+    /// Messages that wait in queues.
+    pub waiting: u64,
+    /// Deliveries that are not settled.
+    pub unsettled: u64,
+    /// Messages published to topics.
+    pub published: u64,
+    /// Messages that came into queues.
+    pub queued: u64,
+    /// Deliveries made by queues.
+    pub consumed: u64,
+}
+
+impl Census {
+    /// Counts what another shard has too.
+    pub fn add(&mut self, other: &Self) {
+        self.clients += other.clients;
+        self.queues += other.queues;
+        self.consumers += other.consumers;
+        self.topics += other.topics;
+        self.waiting += other.waiting;
+        self.unsettled += other.unsettled;
+        self.published += other.published;
+        self.queued += other.queued;
+        self.consumed += other.consumed;
+    }
+}
 
 /// Why a message was dropped. Never silently: each reason has a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -237,6 +276,8 @@ pub struct Survey {
     pub queues: Vec<QueueInformation>,
     /// The clients; only the home shard knows them.
     pub clients: Vec<ClientInformation>,
+    /// Other brokers; only the home shard knows them.
+    pub nodes: Vec<NodeInformation>,
     /// Commands refused.
     pub refused: u64,
     /// Acknowledgements of something that is not in flight: late, or sent twice.

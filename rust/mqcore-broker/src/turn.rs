@@ -242,6 +242,11 @@ impl Books {
         list.push_back((self.sequence, awaiting));
     }
 
+    /// Somebody waits until records are written.
+    pub(crate) fn waits_for_write(&self) -> bool {
+        !self.written.is_empty()
+    }
+
     /// Somebody waits until records are synced.
     pub(crate) fn waits_for_sync(&self) -> bool {
         !self.synced.is_empty()

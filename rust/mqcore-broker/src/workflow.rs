@@ -197,6 +197,9 @@ impl Queue {
             match run {
                 Run::Parked => self.flows.set(number, Slot::Parked(flow)),
                 Run::Over(end) => {
+                    if matches!(end, End::Nobody) {
+                        self.recall(number + 1, turn);
+                    }
                     self.finish(*flow, end, turn);
                     self.flows.set(number, Slot::Done);
                 }
@@ -403,6 +406,23 @@ impl Queue {
         {
             let event = Event::PullEnded { request: parcel.request, outcome: PullOutcome::Complete };
             turn.tell(client.connection, event);
+        }
+    }
+
+    /// A message goes back to the head of the queue because nobody is there: so do those that set out after it and have
+    /// not reached anybody, the last one first. Otherwise each would be put before the one that it followed.
+    fn recall(&mut self, from: u64, turn: &mut Turn<'_>) {
+        let end = self.flows.first + self.flows.slots.len() as u64;
+        for number in (from..end).rev() {
+            let Some(Slot::Parked(flow)) = self.flows.slot(number) else { continue };
+            if flow.sent > 0 || matches!(flow.mode, Mode::Pulled(..)) {
+                continue;
+            }
+            let held = flow.held;
+            self.flows.set(number, Slot::Done);
+            if let Some(held) = self.deliveries.release(held) {
+                self.nobody(held.entry, turn);
+            }
         }
     }
 

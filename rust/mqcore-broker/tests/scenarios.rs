@@ -1056,3 +1056,27 @@ fn answers_for_a_queue_made_anew_under_the_same_address_are_not_mixed_up() {
     w.answer(Step::ReceivedFromProducer, ALLOW);
     assert_eq!(w.stored("ch/1"), 1);
 }
+
+#[test]
+fn messages_on_their_way_keep_their_order_when_the_last_consumer_leaves() {
+    let mut world = World::new();
+    let (producer, one) = (world.client("producer"), world.client("one"));
+    world.broker.register_handler(handler("slow", &[Step::BeginSend]));
+    let slow = QueueChanges { delivery_handler: Some("slow".into()), ..changes(Status::RoundRobin) };
+    world.create(&producer, "ch/1", slow);
+    world.join(&one, "ch").unwrap();
+    for id in ["a", "b", "c", "d"] {
+        world.publish(&producer, "ch/1", id);
+    }
+    assert_eq!(world.questions.len(), 4);
+    world.leave(&one, "ch");
+    for _ in 0..4 {
+        world.answer(Step::BeginSend, ALLOW);
+    }
+    assert_eq!(world.stored("ch/1"), 4);
+    world.join(&one, "ch").unwrap();
+    while !world.questions.is_empty() {
+        world.answer(Step::BeginSend, ALLOW);
+    }
+    assert_eq!(world.delivered(), ["one:a", "one:b", "one:c", "one:d"]);
+}

@@ -315,6 +315,20 @@ fn describe(admin: &Admin, mut survey: Survey, limit: usize) -> Value {
             })
         })
         .collect();
+    let nodes: Vec<Value> = survey
+        .nodes
+        .iter()
+        .map(|node| {
+            json!({
+                "id": node.id,
+                "name": node.name,
+                "host": node.host,
+                "role": if node.slave { "slave" } else { "master" },
+                "connected": node.connected,
+                "lifetime_ms": node.lifetime_ms,
+            })
+        })
+        .collect();
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "pid": std::process::id(),
@@ -322,6 +336,7 @@ fn describe(admin: &Admin, mut survey: Survey, limit: usize) -> Value {
         "shards": admin.hub.shards.len(),
         "listeners": listeners,
         "certificates": certificates,
+        "nodes": nodes,
         "totals": {
             "channels": survey.channels.len(),
             "queues": survey.queues.len(),

@@ -16,6 +16,7 @@ pub use mqcore_tls::listener::{ClientCertificates, ListenerTls};
 use crate::address::{ListenAddress, ListenerUrl};
 use crate::authority::AuthorityConfig;
 use crate::data_dir::FRAME_BYTES_MAX;
+use crate::nodes::config::NodeConfig;
 
 /// Everything that can be set. `Config::default()` listens nowhere and is still a whole broker, reached by
 /// [`connect_local`](crate::server::Server::connect_local).
@@ -84,6 +85,8 @@ pub struct Config {
     pub data_dir: Option<PathBuf>,
     /// Who may do what. Default: whoever reaches a listener, which must be on loopback, may do everything.
     pub authority: AuthorityConfig,
+    /// What this broker is among others. Default nothing: it stands alone, and other brokers are clients like any.
+    pub node: Option<NodeConfig>,
     /// Whether, and how, what happens to each message is written down. Needs a data directory. Default no.
     pub history: Option<HistoryOptions>,
 }
@@ -120,6 +123,7 @@ impl Default for Config {
             memory_watermark: 256 << 20,
             data_dir: None,
             authority: AuthorityConfig::default(),
+            node: None,
             history: None,
         }
     }
@@ -144,6 +148,9 @@ impl Config {
             |name, value: usize, why| Err(ConfigError::OutOfRange { name, value: value as u64, why });
         if self.shards > SHARDS_MAX {
             return out_of_range("shards", self.shards, "at most 16 (0: one for each core)");
+        }
+        if let Some(node) = &self.node {
+            node.check(self.data_dir.is_some())?;
         }
         if self.connections_max == 0 {
             return out_of_range("connections_max", 0, "at least 1");
@@ -348,6 +355,14 @@ pub enum ConfigError {
         option: String,
         /// What there is.
         known: String,
+    },
+    /// What this broker is told about others cannot work.
+    #[error("node: {what}: {why}")]
+    Node {
+        /// The field of [`NodeConfig`].
+        what: &'static str,
+        /// What is wrong with it.
+        why: String,
     },
     /// A number with which no server could work.
     #[error("{name} is {value}, but must be {why}")]

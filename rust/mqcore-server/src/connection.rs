@@ -23,15 +23,18 @@ use mqcore_broker::command::{Command, Destination};
 use mqcore_broker::effect::Event;
 use mqcore_broker::time::Timestamp;
 use mqcore_session::any::AnySession;
+use mqcore_session::complaint::Complaint;
+use mqcore_session::node::Forwards;
 use mqcore_session::session::{Session, SessionError, provisional_client};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
-use tokio::sync::{AcquireError, OwnedSemaphorePermit, TryAcquireError, mpsc};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, TryAcquireError, mpsc, oneshot};
 use tokio::time::{Instant, Sleep};
 
 use crate::authority::{Gate, Origin, Step};
 use crate::clock::Alarm;
 use crate::counters::{CloseReason, ProtocolCounters};
 use crate::hub::Hub;
+use crate::nodes::Nodes;
 use crate::outbox::{Order, Outbox, Outgoing, event_bytes};
 use crate::output::Output;
 use crate::shard::{Batch, Input, permits_for};
@@ -75,6 +78,8 @@ pub(crate) struct Connection<S> {
     usual_commands: usize,
     /// The session has whole frames, and takes no more of them before the next event.
     stalled: bool,
+    /// The peer says nothing more; answers to what it said are still to come.
+    ended: bool,
     /// The server is about to stop.
     hushed: bool,
     output: Output,
@@ -83,6 +88,10 @@ pub(crate) struct Connection<S> {
     /// Scratch for what comes out of the outbox; empty between rounds.
     taken: Vec<Outgoing>,
     unsent: VecDeque<Unsent>,
+    /// Notes what is passed on; `None` where nothing is.
+    forwards: Option<Box<Forwards>>,
+    /// What `unsent` waits for: that what is passed on of it is safe.
+    passing_on: VecDeque<oneshot::Receiver<()>>,
     /// Where the first of `unsent` waits in line.
     room: Option<Room>,
     alarm: Alarm,
@@ -164,11 +173,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             input: Vec::new(),
             usual_commands: 0,
             stalled: false,
+            ended: false,
             hushed: false,
             output: Output::default(),
             unflushed: false,
             taken: Vec::new(),
             unsent: VecDeque::new(),
+            forwards: hub
+                .nodes
+                .as_ref()
+                .filter(|nodes| nodes.outlet.is_some())
+                .map(|_| Box::new(Forwards::new(outbox.connection, now))),
+            passing_on: VecDeque::new(),
             room: None,
             alarm: Alarm::new(),
             stage: Stage::Open,
@@ -284,6 +300,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             }
         }
         self.taken = taken;
+        self.log_complaints();
         self.resume(now);
         true
     }
@@ -428,6 +445,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     /// Hands commands to their shards, as far as there is room.
     fn send(&mut self, context: &mut Context<'_>) -> bool {
         let mut moved = false;
+        while let Some(safe) = self.passing_on.front_mut() {
+            if Pin::new(safe).poll(context).is_pending() {
+                return moved;
+            }
+            self.passing_on.pop_front();
+            moved = true;
+        }
         while let Some(first) = self.unsent.front() {
             let handle = &self.hub.shards[first.shard];
             let room = match &mut self.room {
@@ -471,7 +495,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     }
 
     fn read(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
-        if self.stalled || self.hushed || !self.unsent.is_empty() || self.gate.is_holding() {
+        if self.stalled || self.hushed || self.ended || self.has_commands() {
             return false;
         }
         let result = if self.input.len() < LARGE_BYTES {
@@ -482,7 +506,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         match result {
             Poll::Pending => false,
             Poll::Ready(Ok(0)) => {
-                self.begin_leaving(true, false);
+                self.end_of_input(now);
                 true
             }
             Poll::Ready(Ok(read)) => {
@@ -493,6 +517,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 self.die();
                 true
             }
+        }
+    }
+
+    /// The peer says nothing more. Where its protocol wants that, its last words are still done and answered.
+    fn end_of_input(&mut self, now: Timestamp) {
+        self.ended = true;
+        let rest = std::mem::take(&mut self.input);
+        self.receive(&rest, now);
+        if !self.session.outlives_input() {
+            self.begin_leaving(true, false);
         }
     }
 
@@ -517,7 +551,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     /// Reads a frame that is larger than the scratch into its own buffer, and nothing beyond its end.
     fn read_large(&mut self, context: &mut Context<'_>, now: Timestamp) -> Poll<io::Result<usize>> {
         let arrived = self.input.len();
-        let needed = match self.session.needed(&self.input) {
+        let known = self.session.needed(&self.input);
+        let needed = match known {
             0 => usize::try_from(self.hub.session.limits.frame_bytes_max).unwrap_or(usize::MAX),
             needed => needed,
         };
@@ -530,7 +565,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 Poll::Ready(result) => result?,
             }
         };
-        if self.input.len() >= needed {
+        if known == 0 || self.input.len() >= needed {
             let input = std::mem::take(&mut self.input);
             self.receive(&input, now);
         } else {
@@ -554,8 +589,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     fn receive(&mut self, octets: &[u8], now: Timestamp) {
         let mut commands = self.hub.spare_commands.take(self.usual_commands);
         let session = &mut self.session;
-        let (result, added) =
-            self.output.append(|output| session.receive(octets, now, &mut commands, output));
+        let (result, added) = self.output.append(|output| match self.ended {
+            false => session.receive(octets, now, &mut commands, output),
+            true => session.receive_last(octets, now, &mut commands, output),
+        });
         self.added += added;
         let consumed = *result.as_ref().unwrap_or(&octets.len());
         self.keep(&octets[consumed..]);
@@ -568,7 +605,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             self.gate.take(commands, consumed, &self.client, &self.hub, &mut steps);
             self.follow(steps, now);
         }
+        self.log_complaints();
         self.look_at_session(result.map(drop));
+    }
+
+    /// What the peer was told only a number of.
+    fn log_complaints(&mut self) {
+        for Complaint { error, request, why } in self.session.complaints() {
+            self.counters().complaints.add(1);
+            tracing::warn!(
+                error,
+                request = %request.escape_ascii(),
+                connection = self.outbox.connection.0,
+                client = &*self.client.id,
+                protocol = self.outbox.protocol.as_str(),
+                why,
+                "a request could not be done"
+            );
+        }
     }
 
     fn keep(&mut self, rest: &[u8]) {
@@ -582,8 +636,25 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         self.stalled = needed > 0 && needed <= rest.len();
     }
 
+    /// Offers what clients ask for to the masters. Until it is safe for them nothing of it goes to a shard. What came from
+    /// another node is not passed on again.
+    fn pass_on(&mut self, commands: &mut [Command]) {
+        let Some(forwards) = &mut self.forwards else { return };
+        let Some(Nodes { terms, outlet: Some(outlet), .. }) = &self.hub.nodes else { return };
+        if self.session.is_node() {
+            return;
+        }
+        for command in commands {
+            forwards.note(terms, &self.client, command);
+        }
+        if let Some(noted) = forwards.take() {
+            self.passing_on.push_back(outlet.take(noted));
+        }
+    }
+
     /// Groups commands by shard: one batch each. `octets` is what they were made of.
-    fn route(&mut self, commands: Vec<Command>, octets: usize) {
+    fn route(&mut self, mut commands: Vec<Command>, octets: usize) {
+        self.pass_on(&mut commands);
         let Some(first) = commands.first() else { return };
         let shards = self.hub.shards.len();
         let destination = first.destination(shards);
@@ -716,7 +787,7 @@ impl<S> Connection<S> {
 
     /// Whether the peer has asked for something that no shard has got yet.
     fn has_commands(&self) -> bool {
-        !self.unsent.is_empty() || self.gate.is_holding()
+        !self.unsent.is_empty() || self.gate.is_holding() || !self.passing_on.is_empty()
     }
 
     fn counters(&self) -> &ProtocolCounters {

@@ -79,6 +79,8 @@ pub(crate) struct ProtocolCounters {
     pub(crate) turned_away: Counter,
     /// Frames that meant nothing, of connections that have ended: no hops left, or of an unknown type.
     pub(crate) ignored_frames: Counter,
+    /// Requests whose peers were told only the number under which the log says what was wrong with them.
+    pub(crate) complaints: Counter,
     /// Octets read.
     pub(crate) bytes_in: Counter,
     /// Octets written.

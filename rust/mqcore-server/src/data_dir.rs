@@ -28,7 +28,7 @@ pub use mqcore_journal::error::JournalError;
 
 /// The largest record in octets. Frames are limited to less (see [`FRAME_BYTES_MAX`]), so a peer's message always fits:
 /// one that did not would be taken for a fault of the disk.
-const RECORD_BYTES_MAX: u64 = 1 << 30;
+pub(crate) const RECORD_BYTES_MAX: u64 = 1 << 30;
 
 /// How large frames may be at most where messages are saved: a record adds the queue's address and a few octets.
 pub const FRAME_BYTES_MAX: u64 = RECORD_BYTES_MAX - 4096;
@@ -80,6 +80,12 @@ pub enum DataDirError {
     Journal {
         /// Which.
         shard: usize,
+        /// Why.
+        source: JournalError,
+    },
+    /// The journal of what is kept for other brokers cannot be opened.
+    #[error("the journal of what is kept for other nodes: {source}")]
+    Nodes {
         /// Why.
         source: JournalError,
     },

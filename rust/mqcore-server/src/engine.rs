@@ -246,6 +246,7 @@ impl Engine {
             Urgent::Waiting(queue, max, reply) => {
                 self.look(&queue, max, reply);
             }
+            Urgent::Master(master) => self.broker.master(*master, now, &mut self.effects),
             Urgent::Ping(reply) => {
                 let _ = reply.send(());
             }
@@ -333,10 +334,10 @@ impl Engine {
             return;
         }
         self.hub.moved();
-        let sync = self.broker.waits_for_sync();
+        let (written, sync) = (self.broker.waits_for_write(), self.broker.waits_for_sync());
         let (records, history) = (std::mem::take(&mut self.records), std::mem::take(&mut self.history));
         let wanted = std::mem::take(&mut self.wanted);
-        journal.write(Turn { wanted, records, history, missed: 0, sync });
+        journal.write(Turn { wanted, records, history, missed: 0, written, sync });
     }
 
     /// Shows messages that wait in a queue; those that are not in memory are read for it.

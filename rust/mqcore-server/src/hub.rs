@@ -13,6 +13,7 @@ use crate::authority::Authority;
 use crate::backup::BackupDesk;
 use crate::clock::Clock;
 use crate::counters::Counters;
+use crate::nodes::Nodes;
 use crate::registry::Registry;
 use crate::shard::ShardHandle;
 use crate::shutdown::Shutdown;
@@ -27,6 +28,8 @@ pub(crate) struct Hub {
     pub(crate) tls: Tls,
     pub(crate) registry: Registry,
     pub(crate) authority: Authority,
+    /// `None`: this broker stands alone.
+    pub(crate) nodes: Option<Nodes>,
     pub(crate) shards: Box<[ShardHandle]>,
     pub(crate) shutdown: Arc<Shutdown>,
     pub(crate) session: SessionTerms,
@@ -65,7 +68,7 @@ impl Hub {
             pong_timeout: self.session.pong_timeout,
             admin,
             peer,
-            node: None,
+            node: self.nodes.as_ref().map(|nodes| Arc::clone(&nodes.terms)),
         }
     }
 

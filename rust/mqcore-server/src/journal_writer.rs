@@ -52,6 +52,8 @@ pub(crate) struct Turn {
     pub(crate) history: Vec<Block>,
     /// Steps left out of it, because too much waits already.
     pub(crate) missed: u64,
+    /// Somebody waits until these are written.
+    pub(crate) written: bool,
     /// Somebody waits until these are durable.
     pub(crate) sync: bool,
 }
@@ -151,13 +153,14 @@ impl Writer {
         loop {
             match turns.recv_timeout(IDLE) {
                 Ok(first) => {
-                    let mut sync = first.sync;
+                    let (mut written, mut sync) = (first.written, first.sync);
                     self.take(first);
                     for turn in turns.try_iter().take(TURNS_MAX) {
+                        written |= turn.written;
                         sync |= turn.sync;
                         self.take(turn);
                     }
-                    self.commit(sync);
+                    self.commit(written, sync);
                     self.meet();
                     if self.housekept.elapsed() >= HOUSEKEEPING {
                         // Consumers that go on must not keep publishers out: nobody else would look for space then.
@@ -167,7 +170,7 @@ impl Writer {
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     self.retry();
-                    self.commit(true);
+                    self.commit(false, true);
                     self.meet();
                     self.keep_house();
                 }
@@ -296,12 +299,14 @@ impl Writer {
         }
     }
 
-    /// Writes what was taken, makes it durable if anybody waits for that, and says so.
-    fn commit(&mut self, sync: bool) {
+    /// Writes what was taken, makes it durable if anybody waits for that, and says so: once, unless somebody waits for
+    /// each. What is durable is written, and waking the shard for the lesser word costs it a turn while the disk works.
+    fn commit(&mut self, written: bool, sync: bool) {
         if self.state == State::Failed {
             return;
         }
         match self.settle().and_then(|()| self.journal.write()) {
+            Ok(()) if sync && !written => {}
             Ok(()) => self.tell(Durability::Os),
             Err(JournalError::Full { .. }) => {
                 return self.refuse(State::Full, NO_SPACE);
@@ -455,6 +460,7 @@ mod tests {
             tls: Tls::new(1, patience),
             registry: Registry::new(1, 1, 1),
             authority: Authority::open(&AuthorityConfig::default(), None, None).unwrap(),
+            nodes: None,
             shards: [handle].into(),
             shutdown: Shutdown::new(),
             session: SessionTerms {

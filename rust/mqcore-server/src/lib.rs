@@ -13,6 +13,7 @@
 //! | [`handler`] | the seam behind which delivery handlers run |
 //! | `listener`, `connection`, `output` | sockets: accepting, reading, writing |
 //! | `tls` | what encrypted listeners show, and handshakes |
+//! | [`nodes`] | this broker among others: what is passed on, and the links to its masters |
 //! | `outbox` | what waits for one connection to be written |
 //! | `engine`, `staging`, `questions` | a shard's task, what its turn sends, what it asked |
 //! | `journal_writer`, `data_dir` | the thread that writes a shard's records down, and where they are kept |
@@ -34,6 +35,7 @@ pub mod config;
 pub mod data_dir;
 pub mod handler;
 pub mod inspection;
+pub mod nodes;
 pub mod server;
 
 mod admin;

@@ -4,6 +4,7 @@
 //! not more than [`QUEUES_MAX`] of them.
 
 use std::fmt::{self, Display, Write as _};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use mqcore_broker::stats::{DropReason, QueueInformation, Survey};
 use mqcore_session::any::Protocol;
@@ -11,6 +12,7 @@ use mqcore_tls::refusal::Refusal;
 
 use crate::counters::CloseReason;
 use crate::hub::Hub;
+use crate::nodes::outlet::{Backlog, DROP_REASONS};
 use crate::survey::Totals;
 use crate::tls::Tls;
 
@@ -30,6 +32,7 @@ pub(crate) fn render(hub: &Hub, survey: &Survey, uptime_seconds: f64, per_queue:
     authority(&mut page, hub);
     tls(&mut page, &hub.tls);
     handlers(&mut page, hub);
+    nodes(&mut page, hub, survey);
     journal(&mut page, hub);
     history(&mut page, hub);
     if per_queue {
@@ -184,6 +187,10 @@ fn connections(page: &mut Page, hub: &Hub) {
         ("mqcore_connections_accepted_total", "Connections accepted."),
         ("mqcore_connections_turned_away_total", "Connections turned away: there were too many."),
         ("mqcore_frames_ignored_total", "Frames without hops or of unknown type, of connections that ended."),
+        (
+            "mqcore_requests_failed_total",
+            "Requests of protocols that tell their peer only a number; the log has the rest.",
+        ),
         ("mqcore_received_bytes_total", "Octets read from clients."),
         ("mqcore_sent_bytes_total", "Octets written to clients."),
     ];
@@ -195,6 +202,7 @@ fn connections(page: &mut Page, hub: &Hub) {
                 &counters.accepted,
                 &counters.turned_away,
                 &counters.ignored_frames,
+                &counters.complaints,
                 &counters.bytes_in,
                 &counters.bytes_out,
             ];
@@ -278,6 +286,49 @@ fn history(page: &mut Page, hub: &Hub) {
         page.family(name, kind, help);
         page.sample(name, &[], value);
     }
+}
+
+type BacklogFamily = (&'static str, &'static str, &'static str, fn(&Backlog) -> &AtomicU64);
+
+const BACKLOG_FAMILIES: [BacklogFamily; 3] = [
+    ("mqcore_node_confirmed_total", "counter", "Messages that a master confirmed.", |backlog| {
+        &backlog.confirmed
+    }),
+    ("mqcore_node_backlog", "gauge", "Messages taken for a master and not confirmed.", |backlog| {
+        &backlog.messages
+    }),
+    ("mqcore_node_backlog_bytes", "gauge", "Their octets.", |backlog| &backlog.bytes),
+];
+
+/// Only of a broker among others.
+fn nodes(page: &mut Page, hub: &Hub, survey: &Survey) {
+    let Some(nodes) = &hub.nodes else { return };
+    page.family("mqcore_nodes", "gauge", "Nodes that are connected.");
+    for (role, slave) in [("master", false), ("slave", true)] {
+        let connected = survey.nodes.iter().filter(|node| node.slave == slave && node.connected);
+        page.sample("mqcore_nodes", &[("role", &role)], connected.count());
+    }
+    let Some(outlet) = &nodes.outlet else { return };
+    let masters = || nodes.masters.iter().zip(&outlet.shared.backlogs);
+    for (name, kind, help, value) in BACKLOG_FAMILIES {
+        page.family(name, kind, help);
+        for (master, backlog) in masters() {
+            page.sample(name, &[("master", master)], value(backlog).load(Ordering::Relaxed));
+        }
+    }
+    page.family(
+        "mqcore_node_dropped_total",
+        "counter",
+        "Messages that were not passed on to a master, by reason.",
+    );
+    for (master, backlog) in masters() {
+        for (reason, dropped) in DROP_REASONS.iter().zip(&backlog.dropped) {
+            let labels: [(&str, &dyn Display); 2] = [("master", master), ("reason", reason)];
+            page.sample("mqcore_node_dropped_total", &labels, dropped.load(Ordering::Relaxed));
+        }
+    }
+    page.family("mqcore_node_unkept_total", "counter", "Messages lost for masters because the disk failed.");
+    page.sample("mqcore_node_unkept_total", &[], outlet.shared.unkept.load(Ordering::Relaxed));
 }
 
 fn handlers(page: &mut Page, hub: &Hub) {

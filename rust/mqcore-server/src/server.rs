@@ -33,6 +33,7 @@ use crate::handler::HandlerPort;
 use crate::hub::{Hub, SessionTerms};
 use crate::journal_writer::JournalWriter;
 use crate::listener::{self, Socket, TlsSocket};
+use crate::nodes::OpenedNodes;
 use crate::outbox::Order;
 use crate::registry::Registry;
 use crate::shard::{self, Urgent};
@@ -118,17 +119,26 @@ impl Server {
         let authority = Authority::open(&config.authority, config.data_dir.as_ref(), port.authority())?;
         let tls = Tls::new(config.tls_handshakes_max, config.tls_expiry_warning);
         let bound = bind_all(&config, &tls, config.allow_remote || !authority.is_open()).await?;
-        let recovered = recover(&config, clock.now().0).await?;
+        let mut recovered = recover(&config, clock.now().0).await?;
+        let nodes = open_nodes(&config, recovered.as_mut(), clock.now().0)?;
         let count = recovered.as_ref().map_or(config.shard_count(), |recovered| recovered.directory.shards());
         let (shards, inboxes): (Vec<_>, Vec<_>) = (0..count).map(|_| shard::channel()).unzip();
+        let shutdown = Shutdown::new();
+        let directory = recovered.as_ref().map(|recovered| Arc::clone(&recovered.directory));
+        let (nodes, links) = nodes
+            .map(|nodes| nodes.start(&shutdown, directory.clone()))
+            .transpose()
+            .map_err(|source| StartError::Thread { source })?
+            .unzip();
         let hub = Arc::new(Hub {
             clock,
             counters: Counters::default(),
             tls,
             registry: Registry::new(config.connections_max, config.half_open_max, config.output_bytes_max),
             authority,
+            nodes,
             shards: shards.into(),
-            shutdown: Shutdown::new(),
+            shutdown,
             session: SessionTerms {
                 limits: config.limits,
                 handshake_timeout: config.handshake_timeout,
@@ -149,7 +159,6 @@ impl Server {
             tracing::warn!(%error, "the data directory does not say where the admin side is");
         }
         let seeds = RandomState::new();
-        let directory = recovered.as_ref().map(|recovered| Arc::clone(&recovered.directory));
         let mut opened = recovered.into_iter().flat_map(|recovered| recovered.shards);
         let mut engines = Vec::new();
         for shard in 0..hub.shards.len() {
@@ -193,6 +202,9 @@ impl Server {
                 tls::watch_expiry(hub).await;
                 drop(alive);
             });
+        }
+        if let Some(links) = links {
+            links.start(&inner.hub);
         }
         tokio::spawn(supervise(Arc::clone(&inner.hub), inner.hub.shutdown.enter()));
         tokio::spawn(watch_authority(Arc::clone(&inner.hub), inner.hub.shutdown.enter()));
@@ -362,12 +374,27 @@ impl Drop for Inner {
 struct Recovery {
     directory: Arc<DataDir>,
     shards: Vec<Opened>,
+    nodes: Option<OpenedNodes>,
+}
+
+/// What a node knows of itself: read with the data directory, or made up.
+fn open_nodes(
+    config: &Config,
+    recovered: Option<&mut Recovery>,
+    now_ms: u64,
+) -> Result<Option<OpenedNodes>, StartError> {
+    match (recovered, &config.node) {
+        (Some(recovered), _) => Ok(recovered.nodes.take()),
+        (None, Some(node)) => Ok(Some(OpenedNodes::open(node, None, now_ms)?)),
+        (None, None) => Ok(None),
+    }
 }
 
 /// Reads the data directory, if there is one, on a thread that may block.
 async fn recover(config: &Config, now_ms: u64) -> Result<Option<Recovery>, StartError> {
     let Some(path) = config.data_dir.clone() else { return Ok(None) };
     let wanted = config.shard_count();
+    let node = config.node.clone();
     let read = tokio::task::spawn_blocking(move || {
         let directory = DataDir::open(&path, wanted)?;
         if directory.shards() != wanted {
@@ -381,7 +408,8 @@ async fn recover(config: &Config, now_ms: u64) -> Result<Option<Recovery>, Start
         let shards = (0..directory.shards())
             .map(|shard| read_shard(&directory, shard, now_ms))
             .collect::<Result<Vec<_>, _>>()?;
-        Ok(Recovery { directory: Arc::new(directory), shards })
+        let nodes = node.map(|node| OpenedNodes::open(&node, Some(&path), now_ms)).transpose()?;
+        Ok(Recovery { directory: Arc::new(directory), shards, nodes })
     });
     match read.await {
         Ok(recovery) => recovery.map(Some).map_err(StartError::Data),
@@ -567,6 +595,9 @@ async fn supervise(hub: Arc<Hub>, _alive: TaskGuard) {
     hub.registry.emptied().await;
     for shard in &hub.shards {
         shard.send_urgent(Urgent::End);
+    }
+    if let Some(outlet) = hub.nodes.as_ref().and_then(|nodes| nodes.outlet.as_ref()) {
+        outlet.end();
     }
     hub.shutdown.end();
 }

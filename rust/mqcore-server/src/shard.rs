@@ -7,6 +7,7 @@ use mqcore_broker::client::Client;
 use mqcore_broker::command::Command;
 use mqcore_broker::effect::{Answer, Forwarded, Loaded, Origin, Question, Transfer};
 use mqcore_broker::id::{ConnectionId, QueueAddress, Sequence};
+use mqcore_broker::nodes::Master;
 use mqcore_broker::options::Durability;
 use mqcore_broker::stats::{Survey, Waiting};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
@@ -73,6 +74,8 @@ pub(crate) enum Urgent {
     Survey(oneshot::Sender<Survey>),
     /// Somebody looks into a queue of this shard: up to so many messages.
     Waiting(QueueAddress, usize, oneshot::Sender<Option<Vec<Waiting>>>),
+    /// A broker that this one passes on to came, went, or said who it is.
+    Master(Box<Master>),
     /// Somebody wants to know whether the shard still takes turns.
     Ping(oneshot::Sender<()>),
     /// Dropped when there is nothing left to do.

@@ -54,6 +54,7 @@ fn join(joined: &mut Survey, survey: Survey) {
         channels,
         queues,
         clients,
+        nodes,
         refused,
         unknown_acks,
         questions_open,
@@ -66,6 +67,7 @@ fn join(joined: &mut Survey, survey: Survey) {
     joined.channels.extend(channels);
     joined.queues.extend(queues);
     joined.clients.extend(clients);
+    joined.nodes.extend(nodes);
     joined.refused += refused;
     joined.unknown_acks += unknown_acks;
     joined.questions_open += questions_open;

@@ -7,6 +7,8 @@ use mqcore_broker::command::Command;
 use mqcore_broker::effect::{Deliver, Event, Publication};
 use mqcore_broker::time::Timestamp;
 
+use crate::complaint::Complaint;
+use crate::mqks::{self, MqksSession};
 use crate::session::{Session, SessionConfig, SessionError};
 use crate::tmqp::{self, TmqpSession};
 
@@ -16,16 +18,19 @@ use crate::tmqp::{self, TmqpSession};
 pub enum Protocol {
     /// TMQP/2.0 (Twino MQ 3.0).
     Tmqp,
+    /// MQKS.
+    Mqks,
 }
 
 impl Protocol {
     /// All of them.
-    pub const ALL: [Self; 1] = [Self::Tmqp];
+    pub const ALL: [Self; 2] = [Self::Tmqp, Self::Mqks];
 
     /// The scheme of its URLs, and its name in metrics and on the ready line.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Tmqp => "tmqp",
+            Self::Mqks => "mqks",
         }
     }
 
@@ -33,6 +38,7 @@ impl Protocol {
     pub const fn default_port(self) -> u16 {
         match self {
             Self::Tmqp => 2622,
+            Self::Mqks => 25_000,
         }
     }
 
@@ -50,6 +56,8 @@ impl Protocol {
 pub enum AnySession {
     /// TMQP/2.0.
     Tmqp(TmqpSession),
+    /// MQKS.
+    Mqks(MqksSession),
 }
 
 impl AnySession {
@@ -58,6 +66,7 @@ impl AnySession {
     pub fn new(protocol: Protocol, config: SessionConfig, now: Timestamp) -> Self {
         match protocol {
             Protocol::Tmqp => Self::Tmqp(TmqpSession::new(config, now)),
+            Protocol::Mqks => Self::Mqks(MqksSession::new(config, now)),
         }
     }
 
@@ -66,6 +75,7 @@ impl AnySession {
     pub const fn protocol(&self) -> Protocol {
         match self {
             Self::Tmqp(_) => Protocol::Tmqp,
+            Self::Mqks(_) => Protocol::Mqks,
         }
     }
 
@@ -73,6 +83,7 @@ impl AnySession {
     #[must_use]
     pub fn is_node(&self) -> bool {
         match self {
+            Self::Mqks(_) => false,
             Self::Tmqp(session) => session.is_node(),
         }
     }
@@ -82,6 +93,17 @@ impl AnySession {
     pub const fn ignored_frames(&self) -> u64 {
         match self {
             Self::Tmqp(session) => session.ignored_frames(),
+            Self::Mqks(session) => session.ignored_frames(),
+        }
+    }
+}
+
+impl AnySession {
+    /// What could not be done since the last look, where the peer was told only a number.
+    pub fn complaints(&mut self) -> Vec<Complaint> {
+        match self {
+            Self::Tmqp(_) => Vec::new(),
+            Self::Mqks(session) => session.complaints(),
         }
     }
 }
@@ -91,6 +113,7 @@ impl AnySession {
 pub fn encode_delivery(protocol: Protocol, deliver: &Deliver, first: bool, output: &mut Vec<u8>) {
     match protocol {
         Protocol::Tmqp => tmqp::encode_delivery(deliver, first, output),
+        Protocol::Mqks => mqks::encode_delivery(deliver, first, output),
     }
 }
 
@@ -98,6 +121,7 @@ pub fn encode_delivery(protocol: Protocol, deliver: &Deliver, first: bool, outpu
 pub fn encode_publication(protocol: Protocol, publication: &Publication, output: &mut Vec<u8>) {
     match protocol {
         Protocol::Tmqp => tmqp::encode_publication(publication, output),
+        Protocol::Mqks => mqks::encode_publication(publication, output),
     }
 }
 
@@ -106,6 +130,7 @@ pub fn encode_publication(protocol: Protocol, publication: &Publication, output:
 pub fn delivery_size(protocol: Protocol, deliver: &Deliver) -> usize {
     match protocol {
         Protocol::Tmqp => tmqp::delivery_size(deliver),
+        Protocol::Mqks => mqks::delivery_size(deliver),
     }
 }
 
@@ -120,12 +145,34 @@ impl Session for AnySession {
     ) -> Result<usize, SessionError> {
         match self {
             Self::Tmqp(session) => session.receive(input, now, commands, output),
+            Self::Mqks(session) => session.receive(input, now, commands, output),
+        }
+    }
+
+    fn receive_last(
+        &mut self,
+        input: &[u8],
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<usize, SessionError> {
+        match self {
+            Self::Tmqp(session) => session.receive_last(input, now, commands, output),
+            Self::Mqks(session) => session.receive_last(input, now, commands, output),
+        }
+    }
+
+    fn outlives_input(&self) -> bool {
+        match self {
+            Self::Tmqp(session) => session.outlives_input(),
+            Self::Mqks(session) => session.outlives_input(),
         }
     }
 
     fn needed(&self, input: &[u8]) -> usize {
         match self {
             Self::Tmqp(session) => session.needed(input),
+            Self::Mqks(session) => session.needed(input),
         }
     }
 
@@ -133,36 +180,42 @@ impl Session for AnySession {
     fn event(&mut self, event: Event, now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError> {
         match self {
             Self::Tmqp(session) => session.event(event, now, output),
+            Self::Mqks(session) => session.event(event, now, output),
         }
     }
 
     fn next_timeout(&self) -> Timestamp {
         match self {
             Self::Tmqp(session) => session.next_timeout(),
+            Self::Mqks(session) => session.next_timeout(),
         }
     }
 
     fn timeout(&mut self, now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError> {
         match self {
             Self::Tmqp(session) => session.timeout(now, output),
+            Self::Mqks(session) => session.timeout(now, output),
         }
     }
 
     fn shutdown(&mut self, output: &mut Vec<u8>) {
         match self {
             Self::Tmqp(session) => session.shutdown(output),
+            Self::Mqks(session) => session.shutdown(output),
         }
     }
 
     fn client(&self) -> Option<&Arc<Client>> {
         match self {
             Self::Tmqp(session) => session.client(),
+            Self::Mqks(session) => session.client(),
         }
     }
 
     fn is_closing(&self) -> bool {
         match self {
             Self::Tmqp(session) => session.is_closing(),
+            Self::Mqks(session) => session.is_closing(),
         }
     }
 }

@@ -6,10 +6,14 @@
 //! |---|---|
 //! | [`session`] | what every session can do |
 //! | [`any`] | the session of a listener's protocol, and what is encoded once for many peers |
+//! | [`complaint`] | what could not be done, for the log |
 //! | [`node`] | what a session has to know of other brokers |
 //! | [`tmqp`] | TMQP/2.0 |
+//! | [`mqks`] | MQKS |
 
 pub mod any;
+pub mod complaint;
+pub mod mqks;
 pub mod node;
 pub mod session;
 pub mod tmqp;

@@ -77,6 +77,23 @@ pub trait Session: Send {
         output: &mut Vec<u8>,
     ) -> Result<usize, SessionError>;
 
+    /// As [`Session::receive`], when nothing more will come: the rest of the input is all there is. Answers may still be
+    /// written until [`Session::is_closing`]. By default the conversation is over with the last whole frame.
+    fn receive_last(
+        &mut self,
+        input: &[u8],
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<usize, SessionError> {
+        self.receive(input, now, commands, output)
+    }
+
+    /// Whether answers are still to come although the peer says nothing more. By default nobody waits for them.
+    fn outlives_input(&self) -> bool {
+        false
+    }
+
     /// How large the buffer must be to hold the frame that begins at the front of `input`: 0 if that is not
     /// known yet. Never more than the limits. If it is no more than `input` has, the session waits for the broker
     /// and there is no point in reading on.

@@ -4,8 +4,12 @@
 //! |---|---|
 //! | [`throttr`] | Throttr 7.1 and 7.3 |
 //! | [`tmqp`] | TMQP/2.0, the protocol of Twino MQ 3.0 |
+//! | [`micromessage`] | MicroMessage2, negotiated extensions |
+//! | [`mqks`] | MQKS, one line of text a request |
 
 pub mod codec;
 pub mod error;
+pub mod micromessage;
+pub mod mqks;
 pub mod throttr;
 pub mod tmqp;

@@ -4,6 +4,7 @@
 
 use mqcore_authority::action::Action;
 use mqcore_authority::resource::Resource;
+use mqcore_broker::bindings::QueueBinding;
 use mqcore_broker::command::{ClientPattern, Command, Destination, EventScope, EventSubscription, Request};
 use mqcore_broker::effect::{Event, PullOutcome};
 use mqcore_broker::id::{ChannelName, QueueAddress, TopicName};
@@ -45,6 +46,9 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
             if let Some(changes) = &subscription.create {
                 dead_letters(changes, visit);
             }
+            if let Some(binding) = &subscription.binding {
+                heard(binding, visit);
+            }
         }
         Request::SubscribeTopic { pattern, .. } => visit(Action::Subscribe, topics(pattern)),
         // To take less is always allowed.
@@ -57,9 +61,7 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
         // Its consumers say what a queue of theirs is bound to; what they add they must be allowed to hear.
         Request::RebindQueue { queue: address, binding } => {
             visit(Action::Receive, queue(address));
-            for name in binding.replace.iter().flatten().chain(&binding.add) {
-                visit(Action::Subscribe, named_topics(name));
-            }
+            heard(binding, visit);
         }
         // Reaches into what another connection has; as a rule one of the same client.
         Request::ToSubscriptions { name, .. } => {
@@ -94,10 +96,18 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
         Request::ListChannels { .. }
         | Request::ListClients { .. }
         | Request::ListNodes
-        | Request::ListTopics => {
+        | Request::ListTopics
+        | Request::Census => {
             visit(Action::Administer, Resource::Server);
         }
         Request::Subscribe(subscription) => of_subscription(subscription, visit),
+    }
+}
+
+/// What a queue hears when it is bound so.
+fn heard<'a>(binding: &'a QueueBinding, visit: &mut impl FnMut(Action, Resource<'a>)) {
+    for name in binding.replace.iter().flatten().chain(&binding.add) {
+        visit(Action::Subscribe, named_topics(name));
     }
 }
 

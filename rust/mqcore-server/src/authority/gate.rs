@@ -216,6 +216,10 @@ impl Gate {
                     match first {
                         // Its session has seen a node's token, which is all that a node shows.
                         Some(Command::Introduce(introduction)) if introduction.node.is_some() => {
+                            if hub.nodes.as_ref().is_none_or(|nodes| nodes.terms.token.is_none()) {
+                                // Clients have to log in here, so nodes have to as well.
+                                return self.turn_away(Refusal::UnknownToken, steps);
+                            }
                             commands_of_node(&mut self.held, introduction, octets);
                             self.state = State::Open;
                         }

@@ -18,7 +18,8 @@ pub(super) fn body(reply: &Reply) -> Vec<u8> {
         | Reply::Topics(_)
         | Reply::TopicBindings(_)
         | Reply::Subscribers(_)
-        | Reply::Published(_) => Vec::new(),
+        | Reply::Published(_)
+        | Reply::Census(_) => Vec::new(),
         Reply::Channel(channel) => json(&Channel::from(&**channel)),
         Reply::Channels(channels) => {
             let mut models: Vec<_> = channels.iter().map(Channel::from).collect();

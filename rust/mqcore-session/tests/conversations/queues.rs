@@ -357,6 +357,7 @@ fn delivery(to: &str, message: Message, acknowledge: bool) -> Deliver {
     Deliver {
         tag: Tag::CHANNEL,
         put_backs: 0,
+        name: None,
         queue: Arc::new(queue(to)),
         message,
         to: Recipients::One(ConnectionId(1)),

@@ -342,6 +342,7 @@ fn published(queue: &QueueAddress, message: &Message, how: u8) -> Event {
             first: how & 4 != 0,
             tag: Tag::CHANNEL,
             put_backs: 0,
+            name: None,
         };
         let mut output = Vec::new();
         encode_delivery(Protocol::Tmqp, &deliver, how & 4 != 0, &mut output);

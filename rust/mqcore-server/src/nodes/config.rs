@@ -1,0 +1,167 @@
+//! What a broker is told about other brokers.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use mqcore_cluster::filter::Filter;
+use mqcore_cluster::link::LinkOptions;
+use mqcore_cluster::log::{LogOptions, MASTERS_MAX};
+use mqcore_tls::client::ClientTls;
+
+use crate::address::ListenerUrl;
+use crate::config::ConfigError;
+
+/// A broker among others.
+#[derive(Debug, Clone)]
+pub struct NodeConfig {
+    /// Its name, for people, and its id where no data directory keeps one: unique among the nodes that know each other. Default
+    /// empty: it is named by its id.
+    pub name: String,
+    /// Whether other brokers may pass on to this one. Default yes.
+    pub accepts: bool,
+    /// What they have to say then. Default nothing; once clients have to log in here, nodes without a token are refused.
+    pub token: Option<String>,
+    /// What of theirs is taken. Default everything.
+    pub accept: Filter,
+    /// Where this broker passes on what its clients produce. Default nowhere; at most [`MASTERS_MAX`].
+    pub masters: Vec<MasterConfig>,
+    /// Whether messages are kept in the journal for a master that is away. Needs a data directory. Default no.
+    pub keep_messages: bool,
+    /// Octets that are kept at most; the oldest are dropped beyond it. Default 1 GiB.
+    pub keep_bytes_max: u64,
+    /// How long a message is kept. `None`: until it is sent. Default `None`.
+    pub keep_age_max: Option<Duration>,
+    /// Octets on their way to masters that are there, without `keep_messages`; beyond it, producers wait. Default 64 MiB.
+    pub buffer_bytes_max: u64,
+    /// The shortest pause before a master is dialled again; it doubles up to 30 s. Default 500 ms.
+    pub reconnect_wait: Duration,
+    /// How long a master that is connected may go without confirming anything of what it was sent before it counts as away.
+    /// Default 30 s.
+    pub confirm_timeout: Duration,
+}
+
+impl Default for NodeConfig {
+    fn default() -> Self {
+        let link = LinkOptions::default();
+        Self {
+            name: String::new(),
+            accepts: true,
+            token: None,
+            accept: Filter::default(),
+            masters: Vec::new(),
+            keep_messages: false,
+            keep_bytes_max: LogOptions::new(true).bytes_max,
+            keep_age_max: None,
+            buffer_bytes_max: LogOptions::new(false).bytes_max,
+            reconnect_wait: Duration::from_millis(link.reconnect_ms),
+            confirm_timeout: Duration::from_millis(link.patience_ms),
+        }
+    }
+}
+
+impl NodeConfig {
+    pub(crate) fn check(&self, has_data_dir: bool) -> Result<(), ConfigError> {
+        let bad = |what: &'static str, why: String| Err(ConfigError::Node { what, why });
+        if self.masters.len() > MASTERS_MAX {
+            return bad("masters", format!("at most {MASTERS_MAX}, and {} are given", self.masters.len()));
+        }
+        if self.keep_messages && !has_data_dir {
+            return bad("keep_messages", "messages are kept in the data directory, and there is none".into());
+        }
+        if self.name.len() > 255 || self.name.chars().any(char::is_control) {
+            return bad("name", "at most 255 octets, without control characters".into());
+        }
+        for (index, master) in self.masters.iter().enumerate() {
+            if self.masters[..index].iter().any(|earlier| earlier.address == master.address) {
+                return bad("masters", format!("{} is given twice", master.address));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn log_options(&self) -> LogOptions {
+        let bytes_max = if self.keep_messages { self.keep_bytes_max } else { self.buffer_bytes_max };
+        let age_max_ms = self.keep_age_max.map(|age| age.as_millis() as u64);
+        LogOptions { bytes_max, age_max_ms, ..LogOptions::new(self.keep_messages) }
+    }
+
+    pub(crate) fn link_options(&self) -> LinkOptions {
+        let default = LinkOptions::default();
+        let reconnect_ms = (self.reconnect_wait.as_millis() as u64).max(1);
+        LinkOptions {
+            reconnect_ms,
+            reconnect_max_ms: default.reconnect_max_ms.max(reconnect_ms),
+            patience_ms: (self.confirm_timeout.as_millis() as u64).max(1),
+            ..default
+        }
+    }
+}
+
+/// A broker to which this one passes on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MasterConfig {
+    /// `host:port`.
+    pub address: String,
+    /// How it is dialled through TLS; `None`: without.
+    pub tls: Option<ClientTls>,
+    /// What this node has to say there. Default nothing.
+    pub token: Option<String>,
+    /// What is passed on to it. Default everything.
+    pub send: Filter,
+}
+
+impl FromStr for MasterConfig {
+    type Err = ConfigError;
+
+    /// Reads `tmqp://127.0.0.1:2622`, or `tmqps://` with `?ca=FILE&cert=FILE&key=FILE&server_name=NAME`, the fields of
+    /// [`ClientTls`]. `?token=TOKEN` is what this node says there.
+    fn from_str(url: &str) -> Result<Self, ConfigError> {
+        let mut parsed = ListenerUrl::parse(url)?;
+        let encrypted = match parsed.scheme {
+            "tmqp" => false,
+            "tmqps" => true,
+            _ => return Err(parsed.bad("a master is dialled as tmqp://host:port or tmqps://host:port")),
+        };
+        let address = parsed.host_and_port(2622)?;
+        let token = parsed.take("token");
+        let tls = encrypted.then(|| ClientTls {
+            ca: parsed.take("ca").map(PathBuf::from),
+            cert: parsed.take("cert").map(PathBuf::from),
+            key: parsed.take("key").map(PathBuf::from),
+            server_name: parsed.take("server_name"),
+            ..ClientTls::default()
+        });
+        parsed.finish()?;
+        Ok(Self { address, tls, token, send: Filter::default() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_url_of_a_master_says_where_how_and_with_which_token() {
+        let master: MasterConfig = "tmqp://10.0.0.1?token=a%20b".parse().unwrap();
+        assert_eq!((&*master.address, master.token.as_deref()), ("10.0.0.1:2622", Some("a b")));
+        let master: MasterConfig = "tmqps://north:7?ca=/ca.pem&server_name=north.example".parse().unwrap();
+        let tls = master.tls.expect("it is encrypted");
+        assert_eq!((tls.ca, tls.server_name.as_deref()), (Some("/ca.pem".into()), Some("north.example")));
+        for url in ["http://x:1", "tmqp://x:1?ca=/x", "tmqp://", "tmqp://x/path"] {
+            assert!(url.parse::<MasterConfig>().is_err(), "{url}");
+        }
+    }
+
+    #[test]
+    fn a_configuration_that_cannot_work_is_refused_by_name() {
+        let master: MasterConfig = "tmqp://x:1".parse().unwrap();
+        let twice = NodeConfig { masters: vec![master.clone(), master.clone()], ..NodeConfig::default() };
+        assert!(matches!(twice.check(true), Err(ConfigError::Node { what: "masters", .. })));
+        let keeps = NodeConfig { keep_messages: true, ..NodeConfig::default() };
+        assert!(matches!(keeps.check(false), Err(ConfigError::Node { what: "keep_messages", .. })));
+        assert_eq!(keeps.check(true), Ok(()));
+        let named = NodeConfig { name: "a\nb".into(), ..NodeConfig::default() };
+        assert!(matches!(named.check(true), Err(ConfigError::Node { what: "name", .. })));
+    }
+}

@@ -1,0 +1,176 @@
+//! A connection to a master: the transport, the preamble, Hello and its answer.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Buf, BytesMut};
+use mqcore_cluster::message::{CLIENT_TYPE, EPOCH_KEY, HOST_KEY, ID_KEY, NAME_KEY, VERSION, VERSION_KEY};
+use mqcore_wire::codec::Limits;
+use mqcore_wire::tmqp::hello::{self, Hello};
+use mqcore_wire::tmqp::{Frame, Kind, PREAMBLE, decode, encode, header, operation};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::nodes::config::MasterConfig;
+use crate::nodes::store::Identity;
+
+/// Octets of an answer to Hello at most.
+const ANSWER_BYTES_MAX: u64 = 64 * 1024;
+
+/// A connection, plain or through TLS.
+pub(crate) enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+/// How a node shows itself.
+#[derive(Debug, Clone)]
+pub(crate) struct Introduced {
+    pub(crate) identity: Identity,
+    pub(crate) name: String,
+}
+
+/// A master that took this node in.
+pub(crate) struct Accepted {
+    pub(crate) stream: Stream,
+    /// What came behind its answer.
+    pub(crate) input: BytesMut,
+    /// Whether it confirms numbers.
+    pub(crate) numbered: bool,
+    pub(crate) id: String,
+    pub(crate) name: String,
+}
+
+/// Makes the transport.
+pub(crate) async fn connect(master: &MasterConfig) -> Result<Stream, String> {
+    let stream = TcpStream::connect(&*master.address).await.map_err(|error| error.to_string())?;
+    // Frames are gathered here already; waiting for more would only add latency.
+    stream.set_nodelay(true).map_err(|error| error.to_string())?;
+    let Some(tls) = &master.tls else { return Ok(Stream::Plain(stream)) };
+    // Read for each attempt: a certificate that was renewed is shown the next time.
+    let loaded = tls.load().map_err(|error| error.to_string())?;
+    let host = master.address.rsplit_once(':').map_or(&*master.address, |(host, _)| host);
+    let name = loaded.server_name(host.trim_matches(['[', ']'])).map_err(|error| error.to_string())?;
+    let connector = TlsConnector::from(loaded.config);
+    let stream = connector.connect(name, stream).await.map_err(|error| error.to_string())?;
+    Ok(Stream::Tls(Box::new(stream)))
+}
+
+/// Says Hello and reads the answer.
+pub(crate) async fn greet(
+    mut stream: Stream,
+    master: &MasterConfig,
+    me: &Introduced,
+) -> Result<Accepted, String> {
+    let octets = hello_octets(master, me)?;
+    let broken = |error: io::Error| error.to_string();
+    stream.write_all(&octets).await.map_err(broken)?;
+    stream.flush().await.map_err(broken)?;
+    let mut input = BytesMut::with_capacity(4096);
+    let limits = Limits { frame_bytes_max: ANSWER_BYTES_MAX, ..Limits::default() };
+    let mut echoed = false;
+    loop {
+        if stream.read_buf(&mut input).await.map_err(broken)? == 0 {
+            return Err("it closed the connection without an answer; does it take nodes in?".into());
+        }
+        if !echoed && input.len() >= PREAMBLE.len() {
+            if input[..PREAMBLE.len()] != PREAMBLE {
+                return Err("it does not speak TMQP/2.0".into());
+            }
+            input.advance(PREAMBLE.len());
+            echoed = true;
+        }
+        if !echoed {
+            continue;
+        }
+        let Some((frame, size)) = decode(&input, &limits).map_err(|error| error.to_string())? else {
+            continue;
+        };
+        let (numbered, id, name) = read_answer(&frame)?;
+        input.advance(size);
+        return Ok(Accepted { stream, input, numbered, id, name });
+    }
+}
+
+fn hello_octets(master: &MasterConfig, me: &Introduced) -> Result<Vec<u8>, String> {
+    let (epoch, host) = (me.identity.epoch.to_string(), "");
+    let mut properties = vec![(VERSION_KEY, VERSION), (EPOCH_KEY, &*epoch)];
+    if !host.is_empty() {
+        properties.push((HOST_KEY, host));
+    }
+    let hello = Hello {
+        client_id: Some(&me.identity.id),
+        client_name: Some(&me.name),
+        client_type: Some(CLIENT_TYPE),
+        client_token: master.token.as_deref(),
+        properties,
+        ..Hello::default()
+    };
+    let mut payload = Vec::new();
+    hello::encode(&hello, &mut payload).map_err(|error| error.to_string())?;
+    let mut octets = PREAMBLE.to_vec();
+    let frame = Frame {
+        first_acquirer: true,
+        content_type: operation::HELLO,
+        id: b"node-hello",
+        source: me.identity.id.as_bytes(),
+        payload: &payload,
+        ..Frame::new(Kind::SERVER)
+    };
+    encode(&frame, &mut octets);
+    Ok(octets)
+}
+
+fn read_answer(frame: &Frame<'_>) -> Result<(bool, String, String), String> {
+    if frame.kind != Kind::SERVER || frame.content_type != operation::ACCEPTED {
+        let why = String::from_utf8_lossy(frame.payload);
+        return Err(match frame.content_type {
+            operation::status::UNAUTHORIZED => "it refused this node's token".into(),
+            code => format!("it refused this node with {code}: {why}"),
+        });
+    }
+    let text = |key| {
+        let value = header::header_value(frame.headers, key).unwrap_or_default();
+        String::from_utf8_lossy(value).trim().to_owned()
+    };
+    Ok((text(VERSION_KEY) == VERSION, text(ID_KEY), text(NAME_KEY)))
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            Self::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, octets: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write(context, octets),
+            Self::Tls(stream) => Pin::new(stream).poll_write(context, octets),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}

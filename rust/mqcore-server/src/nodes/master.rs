@@ -1,0 +1,286 @@
+//! The task that looks after one master: dials, sends, hears what is confirmed, and begins anew.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Buf, BytesMut};
+use mqcore_broker::nodes::Master;
+use mqcore_cluster::link::{Action, Link};
+use mqcore_cluster::message::LinkMessage;
+use mqcore_wire::codec::Limits;
+use mqcore_wire::tmqp::{self, Kind};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf, split};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep_until};
+
+use crate::hub::Hub;
+use crate::nodes::config::MasterConfig;
+use crate::nodes::dial::{self, Accepted, Introduced, Stream};
+use crate::nodes::outlet::{Frames, Outlet};
+use crate::shard::Urgent;
+use crate::shutdown::TaskGuard;
+
+/// Octets that are fetched and written at a time.
+const CHUNK_BYTES: usize = 256 * 1024;
+/// What a master may say in one frame: confirmations are small, and so is everything else that it sends to a node.
+const LIMITS: Limits = Limits { frame_bytes_max: 1024 * 1024, header_bytes_max: 65_535 };
+
+/// One master, and what its task needs.
+pub(crate) struct MasterTask {
+    pub(crate) index: usize,
+    pub(crate) config: MasterConfig,
+    pub(crate) me: Introduced,
+    pub(crate) link: Link,
+    pub(crate) outlet: Outlet,
+    pub(crate) hub: Arc<Hub>,
+    /// Where `Link`'s time begins.
+    pub(crate) started: Instant,
+    pub(crate) _alive: TaskGuard,
+}
+
+/// What is read and written on a connection.
+struct Conversation {
+    reader: ReadHalf<Stream>,
+    writer: WriteHalf<Stream>,
+    input: BytesMut,
+    output: BytesMut,
+    /// The number that the master expects next; `None`: it was told none yet.
+    expects: Option<u64>,
+    /// Asked for, and not there yet.
+    asked: Option<oneshot::Receiver<Frames>>,
+    /// There was nothing more the last time; something new will be announced.
+    exhausted: bool,
+}
+
+/// What a turn of the conversation waited for.
+enum Turn {
+    Stopped,
+    Read(io::Result<usize>),
+    Written(io::Result<usize>),
+    Frames(Frames),
+    News,
+    Time,
+}
+
+impl MasterTask {
+    /// Runs until the server has ended.
+    pub(crate) async fn run(mut self) {
+        self.tell_home(None);
+        let hub = Arc::clone(&self.hub);
+        let mut quiet = false;
+        loop {
+            match self.link.poll(self.now()) {
+                Some(Action::Dial) => {}
+                Some(_) => continue,
+                None => {
+                    let until = self.instant(self.link.next_timeout());
+                    tokio::select! {
+                        () = hub.shutdown.ended() => return,
+                        () = sleep_until(until) => continue,
+                    }
+                }
+            }
+            let accepted = tokio::select! {
+                () = hub.shutdown.ended() => return,
+                accepted = self.dial() => accepted,
+            };
+            match accepted {
+                Ok(accepted) => {
+                    quiet = false;
+                    if !self.converse(accepted).await {
+                        return;
+                    }
+                }
+                Err(why) => {
+                    self.link.lost(self.now());
+                    // Once for each time that it is away, however long.
+                    if !std::mem::replace(&mut quiet, true) {
+                        tracing::warn!(
+                            master = self.config.address,
+                            why,
+                            "a master cannot be reached; it is tried again"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    fn now(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    fn instant(&self, at: u64) -> Instant {
+        self.started + Duration::from_millis(at.min(u64::from(u32::MAX)))
+    }
+
+    async fn dial(&mut self) -> Result<Accepted, String> {
+        let until = self.instant(self.link.next_timeout());
+        let late = |_| "it did not answer in time".to_owned();
+        let stream = tokio::time::timeout_at(until, dial::connect(&self.config)).await.map_err(late)??;
+        self.link.connected(self.now());
+        let until = self.instant(self.link.next_timeout());
+        tokio::time::timeout_at(until, dial::greet(stream, &self.config, &self.me)).await.map_err(late)?
+    }
+
+    /// Tells the home shard how this master is doing.
+    fn tell_home(&self, accepted: Option<(&str, &str)>) {
+        let (id, name) = accepted.unwrap_or_default();
+        let master = Master {
+            index: self.index,
+            id: id.to_owned(),
+            name: if name.is_empty() { self.config.address.clone() } else { name.to_owned() },
+            host: self.config.address.clone(),
+            connected_since: accepted.map(|_| self.hub.clock.now()),
+        };
+        self.hub.moved();
+        self.hub.shards[0].send_urgent(Urgent::Master(Box::new(master)));
+    }
+
+    /// Talks until the connection ends; false: the server has.
+    async fn converse(&mut self, accepted: Accepted) -> bool {
+        let Accepted { stream, input, numbered, id, name } = accepted;
+        self.link.accepted(numbered, self.now());
+        self.outlet.here(self.index, true);
+        self.tell_home(Some((&id, &name)));
+        tracing::info!(master = self.config.address, name, numbered, "connected to a master");
+        let (reader, writer) = split(stream);
+        let output = BytesMut::new();
+        let mut talk =
+            Conversation { reader, writer, input, output, expects: None, asked: None, exhausted: false };
+        let ended = self.talk(&mut talk).await;
+        self.outlet.here(self.index, false);
+        self.tell_home(None);
+        match ended {
+            None => {
+                // A last word, if it can be written at once; whoever stops does not wait for masters.
+                let mut octets = Vec::new();
+                tmqp::encode(&tmqp::Frame::new(Kind::TERMINATE), &mut octets);
+                let last = talk.writer.write_all(&octets);
+                let _ = tokio::time::timeout(Duration::from_millis(100), last).await;
+                false
+            }
+            Some(why) => {
+                self.link.lost(self.now());
+                tracing::warn!(
+                    master = self.config.address,
+                    why,
+                    "the connection to a master ended; it is dialled again"
+                );
+                true
+            }
+        }
+    }
+
+    /// Until the connection ends, and why; `None`: the server ends.
+    async fn talk(&mut self, talk: &mut Conversation) -> Option<String> {
+        let hub = Arc::clone(&self.hub);
+        let shared = Arc::clone(&self.outlet.shared);
+        let news = &shared.news[self.index];
+        loop {
+            if let Err(why) = self.read_frames(talk) {
+                return Some(why);
+            }
+            while let Some(action) = self.link.poll(self.now()) {
+                match action {
+                    Action::Ping => talk.output.extend_from_slice(&tmqp::PING),
+                    Action::Close(reason) => return Some(format!("given up: {reason:?}")),
+                    Action::Dial => {}
+                }
+            }
+            let room = talk.output.len() < CHUNK_BYTES && !talk.exhausted && talk.asked.is_none();
+            if let Some(after) = self.link.may_send().filter(|_| room) {
+                talk.asked = Some(self.outlet.next(self.index, after, CHUNK_BYTES));
+            }
+            let until = self.instant(self.link.next_timeout());
+            let Conversation { reader, writer, input, output, asked, .. } = talk;
+            let turn = tokio::select! {
+                () = hub.shutdown.ended() => Turn::Stopped,
+                read = reader.read_buf(input) => Turn::Read(read),
+                written = writer.write_buf(output), if !output.is_empty() => Turn::Written(written),
+                frames = fetched(asked) => Turn::Frames(frames),
+                () = news.notified() => Turn::News,
+                () = sleep_until(until) => Turn::Time,
+            };
+            match turn {
+                Turn::Stopped => return None,
+                Turn::Read(Ok(0)) => return Some("the master closed it".into()),
+                Turn::Read(Ok(_)) => self.link.heard(self.now()),
+                Turn::Written(Ok(_)) => {
+                    if talk.output.is_empty()
+                        && let Err(error) = talk.writer.flush().await
+                    {
+                        return Some(error.to_string());
+                    }
+                }
+                Turn::Read(Err(error)) | Turn::Written(Err(error)) => return Some(error.to_string()),
+                Turn::Frames(frames) => {
+                    talk.asked = None;
+                    talk.exhausted = frames.is_empty();
+                    self.send(talk, frames);
+                }
+                Turn::News => talk.exhausted = false,
+                Turn::Time => {}
+            }
+        }
+    }
+
+    fn send(&mut self, talk: &mut Conversation, frames: Frames) {
+        let now = self.now();
+        for (number, frame) in frames {
+            // The window may be full by now; the rest is fetched again.
+            if self.link.may_send().is_none() {
+                return;
+            }
+            if self.link.is_numbered() && talk.expects != Some(number) {
+                let mut position = Vec::new();
+                LinkMessage::Position(number).encode(&mut position);
+                talk.output.extend_from_slice(&position);
+            }
+            talk.expects = Some(number + 1);
+            talk.output.extend_from_slice(&frame);
+            self.link.sent(number, frame.len() as u32, now);
+        }
+    }
+
+    /// Takes what the master said.
+    fn read_frames(&mut self, talk: &mut Conversation) -> Result<(), String> {
+        loop {
+            let (kind, message, size) = match tmqp::decode(&talk.input, &LIMITS) {
+                Ok(None) => return Ok(()),
+                Ok(Some((frame, size))) => (frame.kind, LinkMessage::read(&frame), size),
+                Err(error) => return Err(error.to_string()),
+            };
+            talk.input.advance(size);
+            let now = self.now();
+            let through = match (kind, message) {
+                (Kind::PING, _) => {
+                    talk.output.extend_from_slice(&tmqp::PONG);
+                    None
+                }
+                (Kind::PONG, _) => self.link.pong(now),
+                (Kind::TERMINATE, _) => return Err("the master stops".into()),
+                (_, Some(LinkMessage::Confirm(through))) => {
+                    self.link.confirm(through, now).then_some(through)
+                }
+                // An original master may answer what it was sent; its clients are none of ours.
+                _ => None,
+            };
+            if through.is_some() {
+                // What was confirmed may have been all that there was room for.
+                talk.exhausted = false;
+                self.outlet.confirm(self.index, self.link.confirmed());
+            }
+        }
+    }
+}
+
+/// What was asked for; never, if nothing was.
+async fn fetched(asked: &mut Option<oneshot::Receiver<Frames>>) -> Frames {
+    match asked {
+        // The thread ends only with the server.
+        Some(answer) => answer.await.unwrap_or_default(),
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,404 @@
+//! The thread through which everything goes that is passed on: it numbers, keeps, hands out to links and forgets.
+//!
+//! A connection that offers frames waits for the answer before its commands go to their shards: so a message is safe for its
+//! masters before this broker processes it, and whoever produces faster than masters take it waits. All that was offered
+//! during one sync is the next batch.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use mqcore_cluster::log::{Dropped, LogOptions, Masters, OutgoingLog};
+use mqcore_journal::error::JournalError;
+use mqcore_session::node::Noted;
+use tokio::sync::{Notify, oneshot};
+
+use crate::clock::Clock;
+use crate::config::ClockConfig;
+use crate::nodes::store::{Kept, Store};
+
+/// How long the thread sleeps when nothing comes; then it makes durable what nobody waited for.
+const IDLE: Duration = Duration::from_millis(200);
+/// Requests taken in one batch.
+const BATCH_MAX: usize = 256;
+/// How often housekeeping has its turn while there is work.
+const HOUSEKEEPING: Duration = Duration::from_millis(200);
+/// Octets that housekeeping may move at a time.
+const HOUSEKEEPING_BYTES: usize = 4 << 20;
+
+/// What a link is given to send.
+pub(crate) type Frames = Vec<(u64, Bytes)>;
+
+/// What is asked of the thread.
+enum Ask {
+    /// Take these; the answer comes once they are safe.
+    Take(Noted, oneshot::Sender<()>),
+    /// What comes for a master behind a number, about so many octets.
+    Next { master: usize, after: u64, bytes: usize, answer: oneshot::Sender<Frames> },
+    /// A master confirmed up to a number.
+    Confirm { master: usize, through: u64 },
+    /// A master is there, or away.
+    Here { master: usize, here: bool },
+    /// The server ends.
+    End,
+}
+
+/// What others see of one master's backlog.
+#[derive(Debug, Default)]
+pub(crate) struct Backlog {
+    pub(crate) messages: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+    /// Of messages that were not passed on: away, full, old.
+    pub(crate) dropped: [AtomicU64; 3],
+    /// Messages confirmed since the start.
+    pub(crate) confirmed: AtomicU64,
+}
+
+/// The reasons of [`Backlog::dropped`], as metrics spell them.
+pub(crate) const DROP_REASONS: [&str; 3] = ["node-away", "node-full", "node-old"];
+
+/// The other end of the thread.
+#[derive(Debug, Clone)]
+pub(crate) struct Outlet {
+    asks: Sender<Ask>,
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// What the thread tells without being asked.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// By master.
+    pub(crate) backlogs: Vec<Backlog>,
+    /// Rung when there is something new for a master.
+    pub(crate) news: Vec<Notify>,
+    /// Messages that should have been kept and could not be written down.
+    pub(crate) unkept: AtomicU64,
+}
+
+/// What the thread begins with.
+pub(crate) struct Beginning {
+    pub(crate) options: LogOptions,
+    pub(crate) masters: usize,
+    pub(crate) next: u64,
+    pub(crate) kept: Vec<Kept>,
+    /// Where messages are kept; `None`: in memory alone.
+    pub(crate) store: Option<Store>,
+}
+
+impl Outlet {
+    /// Starts the thread. `alive` is dropped at its end.
+    pub(crate) fn start<T: Send + 'static>(beginning: Beginning, alive: T) -> std::io::Result<Self> {
+        let (asks, receiver) = channel();
+        let shared = Arc::new(Shared {
+            backlogs: (0..beginning.masters).map(|_| Backlog::default()).collect(),
+            news: (0..beginning.masters).map(|_| Notify::new()).collect(),
+            unkept: AtomicU64::new(0),
+        });
+        let mut log = OutgoingLog::new(beginning.options, beginning.masters, beginning.next);
+        for kept in beginning.kept {
+            log.restore(kept.number, kept.masters, kept.bytes, kept.taken_ms);
+        }
+        let keeper = Keeper {
+            keeps: beginning.options.keep,
+            log,
+            store: beginning.store,
+            failed: false,
+            full_until: None,
+            held: VecDeque::new(),
+            taken: Vec::new(),
+            settled: Vec::new(),
+            // How long messages are kept is a matter of days, also for tests that turn their own clock.
+            clock: Clock::new(ClockConfig::System),
+            housekept: Instant::now(),
+            shared: Arc::clone(&shared),
+        };
+        std::thread::Builder::new().name("mqcore-nodes".into()).spawn(move || {
+            keeper.run(&receiver);
+            drop(alive);
+        })?;
+        Ok(Self { asks, shared })
+    }
+
+    /// Offers frames. The answer comes when they are safe, or never if the thread is gone: either way they are its business.
+    pub(crate) fn take(&self, noted: Noted) -> oneshot::Receiver<()> {
+        let (sender, receiver) = oneshot::channel();
+        self.ask(Ask::Take(noted, sender));
+        receiver
+    }
+
+    /// What comes for a master behind the number `after`.
+    pub(crate) fn next(&self, master: usize, after: u64, bytes: usize) -> oneshot::Receiver<Frames> {
+        let (answer, receiver) = oneshot::channel();
+        self.ask(Ask::Next { master, after, bytes, answer });
+        receiver
+    }
+
+    pub(crate) fn confirm(&self, master: usize, through: u64) {
+        self.ask(Ask::Confirm { master, through });
+    }
+
+    /// The thread writes what is left and ends. What is asked behind this is not answered.
+    pub(crate) fn end(&self) {
+        self.ask(Ask::End);
+    }
+
+    pub(crate) fn here(&self, master: usize, here: bool) {
+        self.ask(Ask::Here { master, here });
+    }
+
+    /// When the thread has ended nobody waits for anything any more.
+    fn ask(&self, ask: Ask) {
+        let _ = self.asks.send(ask);
+    }
+}
+
+/// Frames that were offered, and how many of them are taken.
+struct Offer {
+    noted: Noted,
+    taken: usize,
+    answer: oneshot::Sender<()>,
+}
+
+struct Keeper {
+    keeps: bool,
+    log: OutgoingLog<Bytes>,
+    store: Option<Store>,
+    /// The disk broke its word: nothing is kept any more until the next start.
+    failed: bool,
+    /// The disk was full; when to try again.
+    full_until: Option<Instant>,
+    /// Offers that wait for room, in their order.
+    held: VecDeque<Offer>,
+    /// Whoever offered what is taken and not safe yet.
+    taken: Vec<oneshot::Sender<()>>,
+    /// Done with, and not written down yet.
+    settled: Vec<u64>,
+    clock: Clock,
+    housekept: Instant,
+    shared: Arc<Shared>,
+}
+
+impl Keeper {
+    fn run(mut self, asks: &Receiver<Ask>) {
+        loop {
+            let first = match asks.recv_timeout(IDLE) {
+                Ok(first) => Some(first),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
+            let idle = first.is_none();
+            let mut ended = false;
+            for ask in first.into_iter().chain(asks.try_iter().take(BATCH_MAX)) {
+                ended |= matches!(ask, Ask::End);
+                self.obey(ask);
+            }
+            self.take_held();
+            if idle {
+                self.write_settled();
+            }
+            if idle || self.housekept.elapsed() >= HOUSEKEEPING {
+                self.keep_house();
+            }
+            self.show();
+            if ended {
+                break;
+            }
+        }
+        self.write_settled();
+        if let Some(store) = self.store.take()
+            && !self.failed
+            && let Err(error) = store.close()
+        {
+            tracing::error!(%error, "the journal of what is kept for masters could not be closed in order");
+        }
+    }
+
+    fn obey(&mut self, ask: Ask) {
+        match ask {
+            Ask::Take(noted, answer) => self.held.push_back(Offer { noted, taken: 0, answer }),
+            Ask::Next { master, after, bytes, answer } => {
+                let frames = self.next(master, after, bytes);
+                // A link that is gone asks again when it is back.
+                let _ = answer.send(frames);
+            }
+            Ask::Confirm { master, through } => {
+                let before = self.log.backlog(master).0;
+                let done = self.log.confirm(master, through);
+                self.settled.extend(done);
+                let confirmed = before - self.log.backlog(master).0;
+                self.shared.backlogs[master].confirmed.fetch_add(confirmed, Ordering::Relaxed);
+            }
+            Ask::Here { master, here } => self.log.set_here(master, here),
+            Ask::End => {}
+        }
+    }
+
+    /// Takes what was offered, as far as there is room, makes it safe and says so.
+    fn take_held(&mut self) {
+        let mut anything = !self.taken.is_empty();
+        while let Some(mut offer) = self.held.pop_front() {
+            let whole = self.take_offer(&mut offer);
+            anything |= offer.taken > 0;
+            if !whole {
+                self.held.push_front(offer);
+                break;
+            }
+            self.taken.push(offer.answer);
+        }
+        if anything && self.make_safe() {
+            for answer in self.taken.drain(..) {
+                // Whoever offered may be gone; the messages are here all the same.
+                let _ = answer.send(());
+            }
+            self.shared.news.iter().for_each(Notify::notify_one);
+        }
+    }
+
+    /// False: it has to wait for room with what is left of it.
+    fn take_offer(&mut self, offer: &mut Offer) -> bool {
+        let now_ms = self.clock.now().0;
+        for (masters, frame) in offer.noted.iter().skip(offer.taken) {
+            if !self.log.has_room() || !self.put(masters, frame, now_ms) {
+                return false;
+            }
+            offer.taken += 1;
+        }
+        true
+    }
+
+    /// False: the disk is full, try again later.
+    fn put(&mut self, masters: Masters, frame: &[u8], now_ms: u64) -> bool {
+        let number = self.log.next_number();
+        if self.keeps && !self.failed {
+            if self.full_until.is_some_and(|until| Instant::now() < until) {
+                return false;
+            }
+            let Some(store) = &mut self.store else { return true };
+            match store.put(number, masters, now_ms, frame) {
+                Ok(()) => self.full_until = None,
+                Err(JournalError::Full { .. }) => {
+                    if self.full_until.is_none() {
+                        tracing::error!("no space is left to keep messages for masters: producers wait");
+                    }
+                    self.full_until = Some(Instant::now() + IDLE);
+                    return false;
+                }
+                Err(error) => self.fail(&error),
+            }
+        }
+        if self.failed {
+            self.shared.unkept.fetch_add(1, Ordering::Relaxed);
+            return true;
+        }
+        self.log.take(masters, Bytes::copy_from_slice(frame), frame.len() as u32, now_ms);
+        true
+    }
+
+    /// False: the disk is full, and what is buffered not safe yet.
+    fn make_safe(&mut self) -> bool {
+        if !self.keeps || self.failed {
+            return true;
+        }
+        self.settle();
+        match self.store.as_mut().map_or(Ok(()), Store::commit) {
+            Ok(()) => {}
+            Err(JournalError::Full { .. }) => {
+                self.full_until = Some(Instant::now() + IDLE);
+                return false;
+            }
+            Err(error) => {
+                self.fail(&error);
+                return true;
+            }
+        }
+        self.log.commit();
+        self.log.trim_cache();
+        let gone = self.log.enforce(self.clock.now().0);
+        self.settled.extend(gone);
+        true
+    }
+
+    fn fail(&mut self, error: &JournalError) {
+        self.failed = true;
+        tracing::error!(%error, "the journal of what is kept for masters failed: from now on nothing is passed on");
+    }
+
+    fn settle(&mut self) {
+        if let Some(store) = &mut self.store {
+            match store.settle(&self.settled) {
+                Ok(()) => self.settled.clear(),
+                Err(JournalError::Full { .. }) => {}
+                Err(error) => self.fail(&error),
+            }
+        } else {
+            self.settled.clear();
+        }
+    }
+
+    /// Nobody waits for it: what is lost of it in a crash is sent once more, and known there.
+    fn write_settled(&mut self) {
+        let gone = self.log.enforce(self.clock.now().0);
+        self.settled.extend(gone);
+        if self.settled.is_empty() || self.failed {
+            return;
+        }
+        self.settle();
+        if let Some(store) = &mut self.store
+            && let Err(error) = store.commit()
+            && !matches!(error, JournalError::Full { .. })
+        {
+            self.fail(&error);
+        }
+    }
+
+    fn keep_house(&mut self) {
+        self.housekept = Instant::now();
+        if self.failed {
+            return;
+        }
+        let now_ms = self.clock.now().0;
+        if let Some(store) = &mut self.store
+            && let Err(error) = store.keep_house(now_ms, HOUSEKEEPING_BYTES)
+            && !matches!(error, JournalError::Full { .. })
+        {
+            self.fail(&error);
+        }
+    }
+
+    fn next(&self, master: usize, mut after: u64, bytes: usize) -> Frames {
+        let (mut frames, mut size) = (Vec::new(), 0);
+        while size < bytes
+            && let Some((number, entry)) = self.log.next_for(master, after)
+        {
+            after = number;
+            let frame = match (&entry.payload, &self.store) {
+                (Some(payload), _) => payload.clone(),
+                (None, Some(store)) => match store.read(number) {
+                    Ok(frame) => Bytes::from(frame),
+                    Err(error) => {
+                        tracing::error!(number, %error, "a message that was kept cannot be read back");
+                        continue;
+                    }
+                },
+                (None, None) => continue,
+            };
+            size += frame.len();
+            frames.push((number, frame));
+        }
+        frames
+    }
+
+    fn show(&self) {
+        for (master, backlog) in self.shared.backlogs.iter().enumerate() {
+            let (messages, bytes, Dropped { away, full, old }) = self.log.backlog(master);
+            backlog.messages.store(messages, Ordering::Relaxed);
+            backlog.bytes.store(bytes, Ordering::Relaxed);
+            for (shown, dropped) in backlog.dropped.iter().zip([away, full, old]) {
+                shown.store(dropped, Ordering::Relaxed);
+            }
+        }
+    }
+}

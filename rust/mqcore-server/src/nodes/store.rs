@@ -1,0 +1,211 @@
+//! What a node keeps on the disk about others: who it is, and what is on its way to masters.
+//!
+//! One journal, `nodes/` in the data directory. The number of a message is its number there.
+
+use std::path::Path;
+
+use mqcore_cluster::log::{MASTERS_MAX, Masters};
+use mqcore_journal::error::JournalError;
+use mqcore_journal::journal::Journal;
+use mqcore_journal::options::Options;
+use mqcore_journal::storage::FileStorage;
+
+use crate::data_dir::{DataDirError, RECORD_BYTES_MAX};
+use crate::nodes::config::MasterConfig;
+
+/// The shard that the journal is made for: none that there can be.
+const SHARD: u32 = u32::MAX;
+/// Octets in front of the frame: for which masters it is, and when it was taken.
+const HEAD_BYTES: usize = 12;
+
+/// Who a node is, and how it counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) id: String,
+    pub(crate) epoch: u64,
+}
+
+/// A message that was kept.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kept {
+    pub(crate) number: u64,
+    pub(crate) masters: Masters,
+    pub(crate) bytes: u32,
+    pub(crate) taken_ms: u64,
+}
+
+/// The journal.
+#[derive(Debug)]
+pub(crate) struct Store {
+    journal: Journal<FileStorage>,
+    /// The bit of each master in the journal, which stays when the configuration changes.
+    slots: Vec<usize>,
+}
+
+/// What opening brings.
+pub(crate) struct OpenedStore {
+    pub(crate) store: Store,
+    pub(crate) identity: Identity,
+    pub(crate) kept: Vec<Kept>,
+    pub(crate) next: u64,
+}
+
+impl Store {
+    /// Opens the journal, or makes it. `keeps`: the numbers go on where they were; else they begin anew, in an epoch of
+    /// their own. `fresh_id` is who the node is if nothing says so yet.
+    pub(crate) fn open(
+        path: &Path,
+        masters: &[MasterConfig],
+        keeps: bool,
+        fresh_id: &str,
+        now_ms: u64,
+    ) -> Result<OpenedStore, DataDirError> {
+        let failed = |source| DataDirError::Nodes { source };
+        let directory = path.to_path_buf();
+        let storage =
+            FileStorage::open(path).map_err(|source| DataDirError::Io { path: directory, source })?;
+        let options =
+            Options { shard: SHARD, now_ms, max_record_bytes: RECORD_BYTES_MAX as u32, ..Options::default() };
+        let (mut journal, recovered) = Journal::open(storage, options, &mut |_, _| {}).map_err(failed)?;
+        if recovered.report.is_alarming() {
+            tracing::error!(report = %recovered.report, "the journal of what is kept for masters was damaged");
+        }
+        let text = |key: &str| {
+            let value = recovered.definitions.iter().find(|(known, _)| **known == *key.as_bytes());
+            value.and_then(|(_, value)| String::from_utf8(value.to_vec()).ok())
+        };
+        let id = text("id").unwrap_or_else(|| fresh_id.to_owned());
+        let before: Option<u64> = text("epoch").and_then(|epoch| epoch.parse().ok());
+        // Kept messages keep their numbers, and so their epoch. Without them, numbers begin anew.
+        let epoch = match before {
+            Some(epoch) if keeps => epoch,
+            before => now_ms.max(before.unwrap_or(0) + 1),
+        };
+        let known = (0..MASTERS_MAX).map(|slot| text(&format!("master {slot}"))).collect();
+        let slots = allot(known, masters);
+        journal.define(b"id", id.as_bytes()).map_err(failed)?;
+        journal.define(b"epoch", epoch.to_string().as_bytes()).map_err(failed)?;
+        for (slot, master) in slots.iter().zip(masters) {
+            journal.define(format!("master {slot}").as_bytes(), master.address.as_bytes()).map_err(failed)?;
+        }
+        let store = Self { journal, slots };
+        let (kept, gone) = store.read_kept(keeps);
+        let next = store.journal.next_sequence().max(1);
+        let mut opened = OpenedStore { store, identity: Identity { id, epoch }, kept, next };
+        opened.store.journal.settle(&gone).map_err(failed)?;
+        opened.store.commit().map_err(failed)?;
+        Ok(opened)
+    }
+
+    /// What is there, and the numbers of what nobody wants any more.
+    fn read_kept(&self, keeps: bool) -> (Vec<Kept>, Vec<u64>) {
+        let (mut kept, mut gone) = (Vec::new(), Vec::new());
+        self.journal.each_live(0, &mut |number, live| {
+            let payload = live.ok().map(|live| live.payload);
+            let head =
+                payload.and_then(|payload| Some((payload.len(), payload.first_chunk::<HEAD_BYTES>()?)));
+            match head {
+                Some((length, head)) if keeps => {
+                    let masters = self.configured(u32::from_le_bytes([head[0], head[1], head[2], head[3]]));
+                    let mut taken = [0; 8];
+                    taken.copy_from_slice(&head[4..]);
+                    let (bytes, taken_ms) = ((length - HEAD_BYTES) as u32, u64::from_le_bytes(taken));
+                    if masters.is_empty() {
+                        gone.push(number);
+                    } else {
+                        kept.push(Kept { number, masters, bytes, taken_ms });
+                    }
+                }
+                _ => gone.push(number),
+            }
+        });
+        (kept, gone)
+    }
+
+    /// The masters that slots stand for, as the configuration counts them.
+    fn configured(&self, slots: u32) -> Masters {
+        let mut masters = Masters::default();
+        for (index, slot) in self.slots.iter().enumerate() {
+            if slots & (1 << slot) != 0 {
+                masters.insert(index);
+            }
+        }
+        masters
+    }
+
+    /// Buffers a message.
+    pub(crate) fn put(
+        &mut self,
+        number: u64,
+        masters: Masters,
+        taken_ms: u64,
+        frame: &[u8],
+    ) -> Result<(), JournalError> {
+        let slots = self.slots.iter().enumerate().filter(|(index, _)| masters.contains(*index));
+        let slots = slots.fold(0_u32, |bits, (_, slot)| bits | (1 << slot));
+        self.journal.put(number, 0, &[&slots.to_le_bytes(), &taken_ms.to_le_bytes(), frame])
+    }
+
+    /// Buffers that messages are done with.
+    pub(crate) fn settle(&mut self, numbers: &[u64]) -> Result<(), JournalError> {
+        self.journal.settle(numbers)
+    }
+
+    /// Makes durable what was buffered.
+    pub(crate) fn commit(&mut self) -> Result<(), JournalError> {
+        self.journal.write()?;
+        self.journal.sync()
+    }
+
+    /// Gives space back.
+    pub(crate) fn keep_house(&mut self, now_ms: u64, bytes: usize) -> Result<(), JournalError> {
+        self.journal.maintain(now_ms, bytes).map(drop)
+    }
+
+    /// The frame of a message.
+    pub(crate) fn read(&self, number: u64) -> Result<Vec<u8>, JournalError> {
+        let mut payload = self.journal.read(number)?;
+        payload.drain(..HEAD_BYTES.min(payload.len()));
+        Ok(payload)
+    }
+
+    /// Ends in order.
+    pub(crate) fn close(self) -> Result<(), JournalError> {
+        self.journal.close()
+    }
+}
+
+/// Gives each master the slot that it had, or one that was never given, or one of a master that is not configured any more.
+fn allot(known: Vec<Option<String>>, masters: &[MasterConfig]) -> Vec<usize> {
+    let had = |address: &str| known.iter().position(|known| known.as_deref() == Some(address));
+    let mut slots: Vec<Option<usize>> = masters.iter().map(|master| had(&master.address)).collect();
+    for index in 0..slots.len() {
+        if slots[index].is_some() {
+            continue;
+        }
+        let taken = |slot: usize| slots.contains(&Some(slot));
+        let free = (0..MASTERS_MAX).filter(|slot| !taken(*slot));
+        slots[index] = free.min_by_key(|slot| (known[*slot].is_some(), *slot));
+    }
+    slots.into_iter().map(|slot| slot.unwrap_or_default()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn masters(addresses: &[&str]) -> Vec<MasterConfig> {
+        let url = |address| format!("tmqp://{address}").parse().expect("a master");
+        addresses.iter().map(url).collect()
+    }
+
+    #[test]
+    fn a_master_keeps_its_slot_wherever_it_stands_in_the_configuration() {
+        let mut known = vec![None; MASTERS_MAX];
+        known[0] = Some("a:1".to_owned());
+        known[2] = Some("b:1".to_owned());
+        assert_eq!(allot(known.clone(), &masters(&["new:1", "b:1", "a:1"])), [1, 2, 0]);
+        known.fill(Some("gone:1".to_owned()));
+        assert_eq!(allot(known, &masters(&["new:1", "newer:1"])), [0, 1]);
+    }
+}

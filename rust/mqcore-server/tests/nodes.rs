@@ -1,0 +1,367 @@
+//! Servers on loopback that pass on to each other, and peers of the original's sort on either side.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use mqcore_broker::id::QueueAddress;
+use mqcore_broker::message::Message;
+use mqcore_broker::options::{ChannelOptions, QueueOptions, Status};
+use mqcore_cluster::filter::{Filter, Pattern, Rule};
+use mqcore_server::config::{Config, ConfigError, Protocol};
+use mqcore_server::handler::NoHandlers;
+use mqcore_server::nodes::config::{MasterConfig, NodeConfig};
+use mqcore_server::server::{Server, StartError};
+use mqcore_wire::codec::Limits;
+use mqcore_wire::tmqp::hello::{self, Hello};
+use mqcore_wire::tmqp::{self, Frame, Kind, PREAMBLE, operation};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A directory of its own, gone with the test.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("mqcore-nodes-{}-{number}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        Self(path)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn config(data_dir: Option<&Path>, node: NodeConfig) -> Config {
+    let queue = QueueOptions {
+        status: Status::Pull,
+        delivery_handler: data_dir.map(|_| "at-least-once".into()),
+        ..QueueOptions::default()
+    };
+    Config {
+        listeners: vec!["tmqp://127.0.0.1:0".parse().expect("a listener")],
+        shards: 2,
+        data_dir: data_dir.map(Path::to_path_buf),
+        channel: ChannelOptions { queue, ..ChannelOptions::default() },
+        auto_create_channels: true,
+        auto_create_queues: true,
+        node: Some(node),
+        ..Config::default()
+    }
+}
+
+async fn start(config: Config) -> Server {
+    Server::start(config, Vec::new(), Arc::new(NoHandlers)).await.expect("it starts")
+}
+
+fn address(server: &Server) -> String {
+    server.listeners()[0].address.to_string()
+}
+
+fn named(name: &str) -> NodeConfig {
+    NodeConfig { name: name.into(), reconnect_wait: Duration::from_millis(20), ..NodeConfig::default() }
+}
+
+fn slave_of(name: &str, masters: &[String]) -> NodeConfig {
+    let url = |address: &String| format!("tmqp://{address}").parse::<MasterConfig>().expect("a master");
+    NodeConfig { masters: masters.iter().map(url).collect(), ..named(name) }
+}
+
+/// Polls until `holds`, within a limit.
+async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
+    let waiting = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    assert!(timeout(PATIENCE, waiting).await.is_ok(), "never: {what}");
+}
+
+async fn bodies(server: &Server, queue: &str) -> Vec<String> {
+    let address = QueueAddress::parse(queue).expect("a good address");
+    let waiting = server.waiting(address, 10_000).await.unwrap_or_default();
+    let body = |message: &Message| String::from_utf8_lossy(message.body()).into_owned();
+    waiting.iter().filter_map(|waiting| waiting.message.as_ref().map(body)).collect()
+}
+
+async fn connected(server: &Server) -> usize {
+    server.survey().await.nodes.iter().filter(|node| node.connected).count()
+}
+
+/// Somebody who speaks TMQP.
+struct Peer<S> {
+    stream: S,
+    input: Vec<u8>,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
+    async fn greet(stream: S, hello: Hello<'_>) -> Self {
+        let mut peer = Self { stream, input: Vec::new() };
+        let mut body = Vec::new();
+        hello::encode(&hello, &mut body).expect("a plain Hello");
+        let hello =
+            Frame { content_type: operation::HELLO, id: b"h", payload: &body, ..Frame::new(Kind::SERVER) };
+        peer.stream.write_all(&PREAMBLE).await.expect("the server reads");
+        peer.send(&hello).await;
+        let mut preamble = [0; 8];
+        peer.stream.read_exact(&mut preamble).await.expect("the preamble comes back");
+        peer.receive().await;
+        peer
+    }
+
+    async fn send(&mut self, frame: &Frame<'_>) {
+        let mut octets = Vec::new();
+        tmqp::encode(frame, &mut octets);
+        self.stream.write_all(&octets).await.expect("the other side reads");
+    }
+
+    /// The next frame's kind, id, source and payload.
+    async fn receive(&mut self) -> (Kind, String, String, Vec<u8>) {
+        let text = |octets: &[u8]| String::from_utf8_lossy(octets).into_owned();
+        loop {
+            if let Some((frame, size)) = tmqp::decode(&self.input, &Limits::default()).expect("sound frames")
+            {
+                let read = (frame.kind, text(frame.id), text(frame.source), frame.payload.to_vec());
+                self.input.drain(..size);
+                return read;
+            }
+            let read = timeout(PATIENCE, self.stream.read_buf(&mut self.input)).await;
+            assert!(read.expect("something comes in time").expect("a sound stream") > 0, "it was closed");
+        }
+    }
+
+    /// Publishes, and waits until it is acknowledged.
+    async fn publish(&mut self, channel: &str, body: &str) {
+        let frame = Frame {
+            id: body.as_bytes(),
+            target: channel.as_bytes(),
+            payload: body.as_bytes(),
+            pending_acknowledge: true,
+            ..Frame::new(Kind::QUEUE)
+        };
+        self.send(&frame).await;
+        let (kind, id, ..) = self.receive().await;
+        assert_eq!((kind, &*id), (Kind::ACKNOWLEDGE, body));
+    }
+}
+
+async fn client(server: &Server) -> Peer<tokio::io::DuplexStream> {
+    Peer::greet(server.connect_local(Protocol::Tmqp), Hello { client_id: Some("c-1"), ..Hello::default() })
+        .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_client_publishes_is_at_the_master_with_its_source_and_goes_no_further() {
+    let (top, middle_directory, bottom_directory) = (Directory::new(), Directory::new(), Directory::new());
+    let top = start(config(Some(&top.0), named("top"))).await;
+    let middle = start(config(Some(&middle_directory.0), slave_of("middle", &[address(&top)]))).await;
+    let bottom = start(config(Some(&bottom_directory.0), slave_of("bottom", &[address(&middle)]))).await;
+    until("links are up", async || connected(&top).await == 1 && connected(&middle).await == 2).await;
+    client(&bottom).await.publish("ch", "from-bottom").await;
+    client(&middle).await.publish("ch", "from-middle").await;
+    until("both are at the middle", async || bodies(&middle, "ch").await.len() == 2).await;
+    until("one is at the top", async || bodies(&top, "ch").await == ["from-middle"]).await;
+    assert_eq!(bodies(&bottom, "ch").await, ["from-bottom"]);
+    let address = QueueAddress::parse("ch").expect("a good address");
+    let waiting = top.waiting(address, 1).await.expect("it is there");
+    assert_eq!(waiting[0].message.as_ref().expect("it is in memory").source(), b"c-1");
+    for server in [bottom, middle, top] {
+        server.stop(Duration::ZERO).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_mesh_of_four_has_everything_everywhere_once() {
+    let mut sockets = Vec::new();
+    for _ in 0..4 {
+        sockets.push(TcpListener::bind("127.0.0.1:0").await.expect("a port"));
+    }
+    let addresses: Vec<_> =
+        sockets.iter().map(|socket| socket.local_addr().expect("bound").to_string()).collect();
+    drop(sockets);
+    let mut servers = Vec::new();
+    for (index, own) in addresses.iter().enumerate() {
+        let others: Vec<_> = addresses.iter().filter(|address| *address != own).cloned().collect();
+        let mut config = config(None, slave_of(&format!("n{index}"), &others));
+        config.listeners = vec![format!("tmqp://{own}").parse().expect("a listener")];
+        servers.push(start(config).await);
+    }
+    for server in &servers {
+        until("the mesh is whole", async || connected(server).await == 6).await;
+    }
+    for (index, server) in servers.iter().enumerate() {
+        let mut client = client(server).await;
+        for number in 0..25 {
+            client.publish("ch", &format!("{index}-{number:02}")).await;
+        }
+    }
+    for server in &servers {
+        until("everything is there", async || bodies(server, "ch").await.len() >= 100).await;
+    }
+    // Whatever would come by a way around is behind what set it off, and in front of this.
+    for server in &servers {
+        client(server).await.publish("end", "x").await;
+    }
+    for server in &servers {
+        until("the last of each is there", async || bodies(server, "end").await.len() >= 4).await;
+        assert_eq!(bodies(server, "end").await.len(), 4);
+    }
+    for server in &servers {
+        let all = bodies(server, "ch").await;
+        for index in 0..4 {
+            let prefix = format!("{index}-");
+            let of_one: Vec<_> = all.iter().filter(|body| body.starts_with(&prefix)).cloned().collect();
+            let expected: Vec<_> = (0..25).map(|number| format!("{index}-{number:02}")).collect();
+            assert_eq!(of_one, expected, "once each, in order");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_are_kept_for_a_master_that_is_away_and_come_in_order_after_both_restarted() {
+    let (up, down) = (Directory::new(), Directory::new());
+    let master = start(config(Some(&up.0), named("up"))).await;
+    let there = address(&master);
+    let keeping = || NodeConfig { keep_messages: true, ..slave_of("down", std::slice::from_ref(&there)) };
+    let slave = start(config(Some(&down.0), keeping())).await;
+    until("the link is up", async || connected(&slave).await == 1).await;
+    client(&slave).await.publish("ch", "0").await;
+    until("the first is there", async || bodies(&master, "ch").await.len() == 1).await;
+    master.stop(Duration::ZERO).await;
+    drop(master);
+    let mut producer = client(&slave).await;
+    for number in 1..50 {
+        producer.publish("ch", &number.to_string()).await;
+    }
+    drop(producer);
+    slave.stop(Duration::ZERO).await;
+    drop(slave);
+    let slave = start(config(Some(&down.0), keeping())).await;
+    client(&slave).await.publish("ch", "50").await;
+    let mut again = config(Some(&up.0), named("up"));
+    again.listeners = vec![format!("tmqp://{there}").parse().expect("a listener")];
+    let master = start(again).await;
+    until("all are there", async || bodies(&master, "ch").await.len() >= 51).await;
+    let expected: Vec<_> = (0..=50).map(|number: u32| number.to_string()).collect();
+    assert_eq!(bodies(&master, "ch").await, expected);
+    slave.stop(Duration::ZERO).await;
+    master.stop(Duration::ZERO).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_keeping_what_is_published_while_a_master_is_away_stays_here() {
+    let slave = start(config(None, slave_of("down", &["127.0.0.1:9".into()]))).await;
+    client(&slave).await.publish("ch", "x").await;
+    assert_eq!(bodies(&slave, "ch").await, ["x"]);
+    let survey = slave.survey().await;
+    assert_eq!((survey.nodes.len(), survey.nodes[0].connected, survey.nodes[0].slave), (1, false, false));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn filters_of_both_sides_and_the_token_are_kept() {
+    let rule = |channel| Rule { channel: Some(Pattern::new(channel)), ..Rule::default() };
+    let accept = Filter { allow: Vec::new(), deny: vec![rule("refused-there")] };
+    let token = Some("secret".to_owned());
+    let master = start(config(None, NodeConfig { accept, token, ..named("up") })).await;
+    let mut node = slave_of("down", &[address(&master)]);
+    node.masters[0].send = Filter { allow: Vec::new(), deny: vec![rule("kept-here")] };
+    let stranger = start(config(None, node.clone())).await;
+    until("it was tried", async || !stranger.survey().await.nodes.is_empty()).await;
+    node.masters[0].token = Some("secret".into());
+    let slave = start(config(None, node)).await;
+    until("the link is up", async || connected(&slave).await == 1).await;
+    let mut producer = client(&slave).await;
+    for channel in ["kept-here", "refused-there", "ch"] {
+        producer.publish(channel, channel).await;
+    }
+    until("the last is there", async || bodies(&master, "ch").await.len() == 1).await;
+    assert_eq!(
+        (bodies(&master, "kept-here").await.len(), bodies(&master, "refused-there").await.len()),
+        (0, 0)
+    );
+    assert_eq!(connected(&stranger).await, 0, "a wrong token opens nothing");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_of_the_originals_sort_may_pass_on_here() {
+    let master = start(config(None, named("up"))).await;
+    let stream = TcpStream::connect(address(&master)).await.expect("it listens");
+    let hello = Hello {
+        client_id: Some("twino"),
+        client_name: Some("old"),
+        client_type: Some("server"),
+        ..Hello::default()
+    };
+    let mut node = Peer::greet(stream, hello).await;
+    let frame =
+        Frame { id: b"i", source: b"its-client", target: b"ch", payload: b"x", ..Frame::new(Kind::QUEUE) };
+    node.send(&frame).await;
+    until("it is there", async || bodies(&master, "ch").await == ["x"]).await;
+    let nodes = master.survey().await.nodes;
+    assert_eq!(
+        (&*nodes[0].id, &*nodes[0].name, nodes[0].slave, nodes[0].connected),
+        ("twino", "old", true, true)
+    );
+    assert!(master.survey().await.clients.is_empty());
+    drop(node);
+    until("it is gone", async || master.survey().await.nodes.is_empty()).await;
+}
+
+/// Takes one node in as the original would, and answers its pings.
+async fn original_master(listener: &TcpListener) -> Peer<TcpStream> {
+    let (mut stream, _) = listener.accept().await.expect("a node dials");
+    let mut preamble = [0; 8];
+    stream.read_exact(&mut preamble).await.expect("it speaks first");
+    let mut peer = Peer { stream, input: Vec::new() };
+    let (kind, _, _, body) = peer.receive().await;
+    let hello = hello::decode(&body).expect("a hello");
+    assert_eq!((kind, hello.client_type, hello.client_name), (Kind::SERVER, Some("server"), Some("down")));
+    peer.stream.write_all(&PREAMBLE).await.expect("it reads");
+    let accepted = Frame {
+        content_type: operation::ACCEPTED,
+        target: hello.client_id.unwrap_or_default().as_bytes(),
+        ..Frame::new(Kind::SERVER)
+    };
+    peer.send(&accepted).await;
+    peer
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_of_the_originals_sort_gets_plain_frames_and_again_what_it_did_not_read() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let down = Directory::new();
+    let there = listener.local_addr().expect("bound").to_string();
+    let node = NodeConfig { keep_messages: true, ..slave_of("down", &[there]) };
+    let slave = start(config(Some(&down.0), node)).await;
+    let mut master = original_master(&listener).await;
+    let mut producer = client(&slave).await;
+    producer.publish("ch", "1").await;
+    let (kind, id, source, payload) = master.receive().await;
+    assert_eq!((kind, &*id, &*source, &payload[..]), (Kind::QUEUE, "1", "c-1", &b"1"[..]));
+    assert_eq!(master.receive().await.0, Kind::PING, "whether it has read so far");
+    master.stream.write_all(&tmqp::PONG).await.expect("it reads");
+    producer.publish("ch", "2").await;
+    assert_eq!(&*master.receive().await.1, "2");
+    drop(master);
+    let mut master = original_master(&listener).await;
+    assert_eq!(&*master.receive().await.1, "2", "nobody knows whether it was read");
+    slave.stop(Duration::ZERO).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_keeping_needs_is_said_at_the_start() {
+    let node = NodeConfig { keep_messages: true, ..slave_of("down", &["127.0.0.1:9".into()]) };
+    let refused = Server::start(config(None, node), Vec::new(), Arc::new(NoHandlers)).await;
+    let expected =
+        matches!(refused, Err(StartError::Config(ConfigError::Node { what: "keep_messages", .. })));
+    assert!(expected);
+}

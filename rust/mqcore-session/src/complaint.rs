@@ -1,0 +1,89 @@
+//! What a session could not do, for the log: protocols that tell their peer only a number need a place for the rest.
+
+use mqcore_broker::id::ConnectionId;
+use mqcore_broker::time::Timestamp;
+
+/// Something that a peer asked for and that was not done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Complaint {
+    /// The number that the peer was told: 24 characters.
+    pub error: String,
+    /// The request's id, as the peer wrote it.
+    pub request: Box<[u8]>,
+    /// What was wrong and what to do.
+    pub why: String,
+}
+
+/// Numbers of errors: the time in UTC as 20 digits, and four characters that make it unique.
+#[derive(Debug, Clone)]
+pub(crate) struct ErrorIds {
+    seed: u64,
+    count: u64,
+}
+
+impl ErrorIds {
+    pub(crate) fn new(connection: ConnectionId) -> Self {
+        Self { seed: connection.0, count: 0 }
+    }
+
+    pub(crate) fn next(&mut self, now: Timestamp) -> String {
+        const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+        self.count += 1;
+        let mut mixed = (self.seed << 24 ^ self.count).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+        let mut text = digits(now);
+        for _ in 0..4 {
+            text.push(DIGITS[(mixed % 62) as usize] as char);
+            mixed /= 62;
+        }
+        text
+    }
+}
+
+/// `YYYYMMDDhhmmssffffff`.
+fn digits(now: Timestamp) -> String {
+    let (seconds, millis) = (now.0 / 1000, now.0 % 1000);
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    let (year, month, day) = date(days);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}{month:02}{day:02}{hour:02}{minute:02}{second:02}{:06}", millis * 1000)
+}
+
+/// The date so many days after the first of January 1970. Eras of 400 years begin in March, so that leap days come last.
+fn date(days: u64) -> (u64, u64, u64) {
+    let shifted = days + 719_468;
+    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let from_march = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    (year_of_era + era * 400 + u64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_id_is_the_time_in_utc_and_four_characters() {
+        let mut ids = ErrorIds::new(ConnectionId(7));
+        let (one, two) = (ids.next(Timestamp(1_795_216_278_989)), ids.next(Timestamp(1_795_216_278_989)));
+        assert!(one.starts_with("20261120231118989000"), "{one}");
+        assert_eq!(one.len(), 24);
+        assert_ne!(one, two);
+    }
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (days, wanted) in [
+            (0, (1970, 1, 1)),
+            (59, (1970, 3, 1)),
+            (11_016, (2000, 2, 29)),
+            (19_782, (2024, 2, 29)),
+            (47_540, (2100, 2, 28)),
+            (47_541, (2100, 3, 1)),
+        ] {
+            assert_eq!(date(days), wanted);
+        }
+    }
+}

@@ -1,0 +1,481 @@
+//! A peer that speaks MQKS: lines both ways, from the first octet on.
+//!
+//! | module | what lives there |
+//! |---|---|
+//! | `names` | queues and events as the broker knows them |
+//! | `consumers` | the consumers of this connection |
+//! | `pending` | what was asked and is not answered yet |
+//! | `statistics` | the expressions that `_eval` knows, none of which is evaluated |
+//! | `delivery` | messages as lines |
+//!
+//! A consumer is a subscription of the broker whose name is the consumer's id: so anybody may acknowledge for it, as the
+//! original allows. There is no handshake; the peer becomes a client with its first octet.
+
+mod consumers;
+mod delivery;
+mod names;
+mod pending;
+mod statistics;
+
+use std::sync::Arc;
+
+use mqcore_broker::bindings::{QueueBinding, QueueBindings, Unused};
+use mqcore_broker::client::{Client, Introduction};
+use mqcore_broker::command::{Acknowledgement, Command, Destination, MessageId, Request};
+use mqcore_broker::effect::{Event, Reply};
+use mqcore_broker::id::{QueueAddress, RequestId, Tag};
+use mqcore_broker::options::{QueueChanges, Status};
+use mqcore_broker::rejection::Rejection;
+use mqcore_broker::subscription::{QueueSubscription, Remote, Settling, Terms};
+use mqcore_broker::time::Timestamp;
+use mqcore_wire::mqks::answer::{encode_done, encode_failed, encode_update};
+use mqcore_wire::mqks::arguments::{Consume, Rebind, WhenUnused};
+use mqcore_wire::mqks::{Action, Line, Lines, NO_ID, Which, parse};
+
+use self::consumers::Consumers;
+pub use self::delivery::{delivery_size, encode_delivery, encode_publication};
+use self::names::EventNames;
+use self::pending::{Asked, Pending};
+use crate::complaint::{Complaint, ErrorIds};
+use crate::session::{Session, SessionConfig, SessionError};
+
+/// Consumers of one connection; more are refused.
+pub const CONSUMERS_MAX: usize = consumers::CONSUMERS_MAX;
+/// Requests of one connection that may wait for their answers; while there are so many, nothing more is read.
+pub const OPEN_REQUESTS_MAX: usize = pending::OPEN_MAX;
+
+/// How far the conversation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Nothing came yet.
+    Silent,
+    /// The broker was asked to take the peer; nothing is read until it answers.
+    Introduced,
+    /// The peer is a client.
+    Open,
+    /// The peer says nothing more: what it asked is answered, then it is over.
+    Finishing,
+    /// Nothing is read or written any more.
+    Over,
+}
+
+/// One MQKS conversation.
+#[derive(Debug)]
+pub struct MqksSession {
+    config: SessionConfig,
+    stage: Stage,
+    client: Option<Arc<Client>>,
+    lines: Lines,
+    events: EventNames,
+    consumers: Consumers,
+    pending: Pending,
+    errors: ErrorIds,
+    complaints: Vec<Complaint>,
+}
+
+impl MqksSession {
+    /// The session of a connection that was opened just now.
+    #[must_use]
+    pub fn new(config: SessionConfig, _now: Timestamp) -> Self {
+        Self {
+            stage: Stage::Silent,
+            client: None,
+            lines: Lines::new(),
+            events: EventNames::default(),
+            consumers: Consumers::default(),
+            pending: Pending::default(),
+            errors: ErrorIds::new(config.connection),
+            complaints: Vec::new(),
+            config,
+        }
+    }
+
+    /// Frames that meant nothing: there are none, every line is answered or done.
+    #[must_use]
+    pub const fn ignored_frames(&self) -> u64 {
+        0
+    }
+
+    /// Lines that could not be done, since the last look; for the log.
+    pub fn complaints(&mut self) -> Vec<Complaint> {
+        std::mem::take(&mut self.complaints)
+    }
+
+    fn may_read(&self) -> bool {
+        matches!(self.stage, Stage::Open | Stage::Finishing) && !self.pending.is_full()
+    }
+
+    /// Does what a line asks for.
+    fn line(&mut self, line: &[u8], now: Timestamp, commands: &mut Vec<Command>, output: &mut Vec<u8>) {
+        let Line { id, confirm, action } = parse(line);
+        let Some(client) = self.client.clone() else { return };
+        let done = match action {
+            Err(mistake) => Err(mistake.to_string()),
+            Ok(Action::Publish { event, data }) => {
+                self.publish(&client, id, event, data, confirm, commands);
+                Ok(())
+            }
+            Ok(Action::Consume(consume)) => self.consume(id, &consume, confirm, commands),
+            Ok(Action::Rebind(rebind)) => self.rebind(id, &rebind, confirm, commands),
+            Ok(Action::Ack { consumer, which }) => {
+                self.settle(id, consumer, which, None, confirm, commands, output);
+                Ok(())
+            }
+            Ok(Action::Reject { consumer, which }) => {
+                self.settle(id, consumer, which, Some("rejected"), confirm, commands, output);
+                Ok(())
+            }
+            Ok(Action::DeleteConsumer { consumer }) => {
+                self.consumers.forget(consumer);
+                let name = consumer.into();
+                self.ask_all(
+                    id,
+                    confirm,
+                    Request::ToSubscriptions { name, what: Remote::Unsubscribe },
+                    commands,
+                );
+                Ok(())
+            }
+            Ok(Action::DeleteQueue { queue }) => {
+                match names::queue(queue) {
+                    Ok(queue) => self.ask(Asked::new(id, confirm), Request::DropQueue { queue }, commands),
+                    // No queue can have this name, so none is left behind.
+                    Err(_) if confirm => encode_done(id, b"", output),
+                    Err(_) => {}
+                }
+                Ok(())
+            }
+            Ok(Action::Ping { data }) => {
+                encode_done(id, data, output);
+                Ok(())
+            }
+            Ok(Action::Eval { worker, code }) => self.evaluate(id, worker, code, commands),
+        };
+        if let Err(why) = done {
+            self.fail(id, why, now, output);
+        }
+    }
+
+    /// Answers with an error, and keeps why for the log.
+    fn fail(&mut self, id: &[u8], why: String, now: Timestamp, output: &mut Vec<u8>) {
+        let error = self.errors.next(now);
+        encode_failed(id, error.as_bytes(), output);
+        self.complaints.push(Complaint { error, request: id.into(), why });
+    }
+
+    fn publish(
+        &mut self,
+        client: &Arc<Client>,
+        id: &[u8],
+        event: &[u8],
+        data: &[u8],
+        confirm: bool,
+        commands: &mut Vec<Command>,
+    ) {
+        let topic = self.events.topic(event);
+        let message = delivery::message(id, event, data, client);
+        let answer = confirm.then(|| self.pending.expect(Asked::new(id, true)));
+        commands.push(Command::PublishTopic { topic, message, to_producer: true, answer });
+    }
+
+    fn consume(
+        &mut self,
+        id: &[u8],
+        consume: &Consume<'_>,
+        confirm: bool,
+        commands: &mut Vec<Command>,
+    ) -> Result<(), String> {
+        let queue = names::queue(consume.queue)?;
+        let tag = self.consumers.add(id, &queue, consume.manual_ack)?;
+        let settling = if consume.manual_ack { Settling::Explicit } else { Settling::AtOnce };
+        let binding = QueueBinding {
+            replace: (!consume.replace.is_empty()).then(|| names::topics(&consume.replace)),
+            add: names::topics(&consume.add),
+            unused: Some(unused(consume.when_unused)),
+            ..QueueBinding::default()
+        };
+        let subscription = QueueSubscription {
+            queue: queue.clone(),
+            tag,
+            terms: Terms { settling, ..Terms::default() },
+            create: Some(Box::new(made_by_consumers())),
+            name: Some(id.into()),
+            binding: Some(Box::new(binding)),
+            told: consume.adds,
+        };
+        let asked = Asked { consumes: Some((queue, tag)), ..Asked::new(id, confirm) };
+        self.ask(asked, Request::SubscribeQueue(Box::new(subscription)), commands);
+        Ok(())
+    }
+
+    fn rebind(
+        &mut self,
+        id: &[u8],
+        rebind: &Rebind<'_>,
+        confirm: bool,
+        commands: &mut Vec<Command>,
+    ) -> Result<(), String> {
+        let queue = names::queue(rebind.queue)?;
+        let binding = QueueBinding {
+            replace: rebind.replace.as_deref().map(names::topics),
+            remove: names::topics(&rebind.remove),
+            remove_matching: names::masks(&rebind.remove_masks),
+            add: names::topics(&rebind.add),
+            unused: None,
+        };
+        let request = Request::RebindQueue { queue, binding: Box::new(binding) };
+        self.ask(Asked::new(id, confirm), request, commands);
+        Ok(())
+    }
+
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "they are the words of one line, and where the answer goes"
+    )]
+    fn settle(
+        &mut self,
+        id: &[u8],
+        consumer: &[u8],
+        which: Which<'_>,
+        negative: Option<&str>,
+        confirm: bool,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) {
+        let own = self.consumers.of(consumer);
+        if own.is_empty() {
+            // Somebody else's, if anybody's.
+            let message_id = match which {
+                Which::One(id) => Some(MessageId::from_slice(id)),
+                Which::All => None,
+            };
+            let what = Remote::Settle { message_id, negative: negative.map(Into::into) };
+            return self.ask_all(
+                id,
+                confirm,
+                Request::ToSubscriptions { name: consumer.into(), what },
+                commands,
+            );
+        }
+        for (queue, tag) in own {
+            commands.push(settlement(queue, tag, which, negative));
+        }
+        if confirm {
+            encode_done(id, b"", output);
+        }
+    }
+
+    fn evaluate(
+        &mut self,
+        id: &[u8],
+        worker: Option<u32>,
+        code: &[u8],
+        commands: &mut Vec<Command>,
+    ) -> Result<(), String> {
+        if worker.is_some_and(|worker| worker != 0) {
+            return Err(format!("there is one worker, number 0, and not {}", worker.unwrap_or_default()));
+        }
+        let statistic = statistics::find(code)?;
+        let asked = Asked { statistic: Some(statistic), ..Asked::new(id, true) };
+        self.ask(asked, Request::Census, commands);
+        Ok(())
+    }
+
+    /// Asks the broker. Errors are told in any case, that it was done only if somebody wants to know.
+    fn ask(&mut self, mut asked: Asked, request: Request, commands: &mut Vec<Command>) {
+        asked.parts = match request.destination(self.config.shards.max(1)) {
+            Destination::Every => self.config.shards.max(1),
+            Destination::Shard(_) | Destination::Home => 1,
+        };
+        let number = self.pending.expect(asked);
+        commands.push(Command::Request(number, Box::new(request)));
+    }
+
+    /// Asks every shard for a consumer that one of them may have. If none has it, nobody says anything.
+    fn ask_all(&mut self, id: &[u8], confirm: bool, request: Request, commands: &mut Vec<Command>) {
+        self.ask(Asked { silent_if_missing: true, ..Asked::new(id, confirm) }, request, commands);
+    }
+
+    fn answered(
+        &mut self,
+        number: RequestId,
+        part: Result<Reply, Rejection>,
+        now: Timestamp,
+        output: &mut Vec<u8>,
+    ) {
+        let Some((asked, answer)) = self.pending.answered(number, part) else { return };
+        match answer {
+            Ok(Reply::Census(census)) => {
+                let number = asked.statistic.map_or(0, |statistic| statistic.of(&census));
+                encode_done(&asked.id, number.to_string().as_bytes(), output);
+            }
+            Ok(_) if asked.confirm => encode_done(&asked.id, b"", output),
+            Ok(_) => {}
+            Err(_) if asked.silent_if_missing => {}
+            Err(rejection) => {
+                if let Some((queue, tag)) = &asked.consumes {
+                    self.consumers.ended(queue, *tag);
+                }
+                self.fail(&asked.id, rejection.to_string(), now, output);
+            }
+        }
+    }
+
+    fn rebound(&self, tag: Tag, bindings: &QueueBindings, output: &mut Vec<u8>) {
+        let Some(consumer) = self.consumers.get(&bindings.queue, tag) else { return };
+        let queue = names::shown(&bindings.queue);
+        let events: Vec<_> = bindings.topics.iter().map(|topic| topic.as_bytes()).collect();
+        let when_unused = when_unused(bindings.unused);
+        encode_update(&consumer.id, queue.as_bytes(), &events, when_unused, consumer.manual_ack, output);
+    }
+
+    /// After the peer's last word: over as soon as everything is answered.
+    fn finish(&mut self) {
+        if self.stage == Stage::Finishing && self.pending.is_empty() {
+            self.stage = Stage::Over;
+        }
+    }
+}
+
+/// Queues that exist because somebody consumes them: one consumer after the other, put back as often as it takes.
+fn made_by_consumers() -> QueueChanges {
+    QueueChanges {
+        status: Some(Status::RoundRobin),
+        request_acknowledge: Some(false),
+        put_back_limit: Some(u16::MAX),
+        ..QueueChanges::default()
+    }
+}
+
+fn settlement(queue: QueueAddress, tag: Tag, which: Which<'_>, negative: Option<&str>) -> Command {
+    let negative = negative.map(Into::into);
+    match which {
+        Which::All => Command::AcknowledgeAll { queue, tag, negative },
+        Which::One(id) => Command::Acknowledge(Acknowledgement {
+            tag,
+            queue,
+            message_id: MessageId::from_slice(id),
+            negative,
+            headers: Box::default(),
+            hops: 0,
+            first_acquirer: false,
+        }),
+    }
+}
+
+fn unused(when: WhenUnused) -> Unused {
+    match when {
+        WhenUnused::Keep => Unused::Keep,
+        WhenUnused::Delete => Unused::Delete,
+        WhenUnused::DeleteAfter(seconds) => {
+            Unused::DeleteAfter(std::time::Duration::try_from_secs_f64(seconds).unwrap_or_default())
+        }
+    }
+}
+
+fn when_unused(unused: Unused) -> WhenUnused {
+    match unused {
+        Unused::Keep => WhenUnused::Keep,
+        Unused::Delete => WhenUnused::Delete,
+        Unused::DeleteAfter(time) => WhenUnused::DeleteAfter(time.as_secs_f64()),
+    }
+}
+
+impl Session for MqksSession {
+    fn receive(
+        &mut self,
+        input: &[u8],
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<usize, SessionError> {
+        if self.stage == Stage::Silent && !input.is_empty() {
+            commands.push(Command::Introduce(Box::<Introduction>::default()));
+            self.stage = Stage::Introduced;
+        }
+        let mut consumed = 0;
+        while self.may_read() {
+            match self.lines.next(&input[consumed..], &self.config.limits) {
+                Ok(Some((line, size))) => {
+                    self.line(line, now, commands, output);
+                    consumed += size;
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    self.stage = Stage::Over;
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok(consumed)
+    }
+
+    fn receive_last(
+        &mut self,
+        input: &[u8],
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<usize, SessionError> {
+        let consumed = self.receive(input, now, commands, output)?;
+        if !self.may_read() {
+            return Ok(consumed);
+        }
+        if let Some(line) = Lines::last(&input[consumed..]) {
+            self.line(line, now, commands, output);
+        }
+        self.stage = Stage::Finishing;
+        self.finish();
+        Ok(input.len())
+    }
+
+    fn outlives_input(&self) -> bool {
+        matches!(self.stage, Stage::Introduced | Stage::Finishing) || self.pending.is_full()
+    }
+
+    fn needed(&self, input: &[u8]) -> usize {
+        // How long a line gets is not known before its end is there.
+        if self.may_read() || self.stage == Stage::Silent { 0 } else { input.len() }
+    }
+
+    fn event(&mut self, event: Event, now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError> {
+        match event {
+            Event::Welcomed(client) if self.stage == Stage::Introduced => {
+                self.client = Some(client);
+                self.stage = Stage::Open;
+            }
+            Event::Refused(rejection) if self.stage == Stage::Introduced => {
+                self.fail(NO_ID, rejection.to_string(), now, output);
+                self.stage = Stage::Over;
+            }
+            Event::Answered(number, part) => self.answered(number, part, now, output),
+            Event::Rebound { tag, bindings } => self.rebound(tag, &bindings, output),
+            Event::SubscriptionEnded { queue, tag } => self.consumers.ended(&queue, tag),
+            // What other protocols' clients ask for cannot concern this one.
+            _ => {}
+        }
+        self.finish();
+        Ok(())
+    }
+
+    fn next_timeout(&self) -> Timestamp {
+        Timestamp::NEVER
+    }
+
+    fn timeout(&mut self, _now: Timestamp, _output: &mut Vec<u8>) -> Result<(), SessionError> {
+        Ok(())
+    }
+
+    fn shutdown(&mut self, _output: &mut Vec<u8>) {
+        // The protocol has no goodbye: the end of the connection says it.
+        self.stage = Stage::Over;
+    }
+
+    fn client(&self) -> Option<&Arc<Client>> {
+        self.client.as_ref()
+    }
+
+    fn is_closing(&self) -> bool {
+        self.stage == Stage::Over
+    }
+}

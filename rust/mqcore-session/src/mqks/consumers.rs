@@ -1,0 +1,84 @@
+//! The consumers of one connection.
+
+use foldhash::HashMap;
+
+use mqcore_broker::id::{QueueAddress, Tag};
+
+/// Consumers of one connection; more are refused.
+pub(super) const CONSUMERS_MAX: usize = 16_384;
+
+/// One consumer of one queue. The same id may consume several.
+#[derive(Debug, Clone)]
+pub(super) struct Consumer {
+    pub(super) id: Box<[u8]>,
+    pub(super) queue: QueueAddress,
+    pub(super) manual_ack: bool,
+}
+
+/// All of a connection, by the number of their subscription, and by id.
+#[derive(Debug, Default)]
+pub(super) struct Consumers {
+    by_tag: HashMap<Tag, Consumer>,
+    by_id: HashMap<Box<[u8]>, Vec<Tag>>,
+    last: u32,
+}
+
+impl Consumers {
+    /// Begins a consumer, or changes it if it consumes that queue already; its subscription.
+    pub(super) fn add(&mut self, id: &[u8], queue: &QueueAddress, manual_ack: bool) -> Result<Tag, String> {
+        let known =
+            self.by_id.get(id).into_iter().flatten().copied().find(|tag| self.by_tag[tag].queue == *queue);
+        if let Some(tag) = known {
+            self.by_tag.insert(tag, Consumer { id: id.into(), queue: queue.clone(), manual_ack });
+            return Ok(tag);
+        }
+        if self.by_tag.len() >= CONSUMERS_MAX {
+            return Err(format!(
+                "a connection has {CONSUMERS_MAX} consumers at most; use another connection"
+            ));
+        }
+        self.last = self.last.checked_add(1).ok_or("this connection has begun too many consumers")?;
+        let tag = Tag(self.last);
+        self.by_tag.insert(tag, Consumer { id: id.into(), queue: queue.clone(), manual_ack });
+        self.by_id.entry(id.into()).or_default().push(tag);
+        Ok(tag)
+    }
+
+    /// What a consumer consumes.
+    pub(super) fn of(&self, id: &[u8]) -> Vec<(QueueAddress, Tag)> {
+        let tags = self.by_id.get(id).into_iter().flatten();
+        tags.map(|tag| (self.by_tag[tag].queue.clone(), *tag)).collect()
+    }
+
+    /// The consumer of a subscription.
+    pub(super) fn get(&self, queue: &QueueAddress, tag: Tag) -> Option<&Consumer> {
+        self.by_tag.get(&tag).filter(|consumer| same(&consumer.queue, queue))
+    }
+
+    /// A consumer was deleted.
+    pub(super) fn forget(&mut self, id: &[u8]) {
+        for tag in self.by_id.remove(id).unwrap_or_default() {
+            self.by_tag.remove(&tag);
+        }
+    }
+
+    /// A subscription ended.
+    pub(super) fn ended(&mut self, queue: &QueueAddress, tag: Tag) {
+        if self.get(queue, tag).is_none() {
+            return;
+        }
+        if let Some(consumer) = self.by_tag.remove(&tag)
+            && let Some(tags) = self.by_id.get_mut(&consumer.id)
+        {
+            tags.retain(|other| *other != tag);
+            if tags.is_empty() {
+                self.by_id.remove(&consumer.id);
+            }
+        }
+    }
+}
+
+/// Channels are the same whatever the case of their names.
+fn same(one: &QueueAddress, other: &QueueAddress) -> bool {
+    one.id == other.id && one.channel.as_str().eq_ignore_ascii_case(other.channel.as_str())
+}

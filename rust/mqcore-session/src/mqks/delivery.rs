@@ -1,0 +1,91 @@
+//! Messages as lines, and lines as messages.
+//!
+//! The event of a message stands in its header `Topic`, so that it is still known when the message comes out of a queue. A
+//! message that came into its queue in another way gets the queue's name for an event. A body with line ends or TABs in it,
+//! which only other protocols can send, is written with `\n`, `\r` and `\t` in their place.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use mqcore_broker::client::Client;
+use mqcore_broker::effect::{Deliver, Publication};
+use mqcore_broker::message::{Message, Properties};
+use mqcore_wire::mqks::answer::{Delivered, encode_delivered};
+
+use super::names;
+
+/// The header that names the topic a message was published to.
+const TOPIC: &[u8] = b"Topic:";
+
+/// What is published under an event.
+pub(super) fn message(id: &[u8], event: &[u8], data: &[u8], client: &Arc<Client>) -> Message {
+    let mut headers = Vec::with_capacity(TOPIC.len() + event.len() + 2);
+    headers.extend_from_slice(TOPIC);
+    headers.extend_from_slice(event);
+    headers.extend_from_slice(b"\r\n");
+    let properties = Properties { hops: 16, ..Properties::default() };
+    Message::from_parts(id, &headers, data, properties, Some(client.clone()))
+}
+
+/// The topic that a message was published to, if its headers say it.
+fn topic(headers: &[u8]) -> Option<&[u8]> {
+    let mut lines = headers.split(|octet| *octet == b'\n');
+    let line =
+        lines.find(|line| line.len() >= TOPIC.len() && line[..TOPIC.len()].eq_ignore_ascii_case(TOPIC))?;
+    let name = line[TOPIC.len()..].trim_ascii();
+    (!name.is_empty() && !name.contains(&b' ')).then_some(name)
+}
+
+/// A body as the data of a line.
+fn data(body: &[u8]) -> Cow<'_, [u8]> {
+    if !body.iter().any(|octet| matches!(octet, b'\n' | b'\r' | b'\t')) {
+        return Cow::Borrowed(body);
+    }
+    let mut escaped = Vec::with_capacity(body.len() + 16);
+    for octet in body {
+        match octet {
+            b'\n' => escaped.extend_from_slice(b"\\n"),
+            b'\r' => escaped.extend_from_slice(b"\\r"),
+            b'\t' => escaped.extend_from_slice(b"\\t"),
+            other => escaped.push(*other),
+        }
+    }
+    Cow::Owned(escaped)
+}
+
+/// Appends a delivery to the consumer that its subscription is named after.
+pub fn encode_delivery(deliver: &Deliver, _first: bool, output: &mut Vec<u8>) {
+    let consumer = deliver.name.as_deref().unwrap_or_default();
+    let message = &deliver.message;
+    let queue;
+    let event = match topic(message.headers()) {
+        Some(event) => event,
+        None => {
+            queue = names::shown(&deliver.queue);
+            queue.as_bytes()
+        }
+    };
+    let delivered = Delivered {
+        message: id(message),
+        event,
+        retry: deliver.put_backs.into(),
+        data: &data(message.body()),
+    };
+    encode_delivered(consumer, &delivered, output);
+}
+
+/// Ids of other protocols' messages may hold what would part a line.
+fn id(message: &Message) -> &[u8] {
+    let id = message.id();
+    if id.iter().any(|octet| matches!(octet, b' ' | b'\n' | b'\r' | b'\t')) { b"-" } else { id }
+}
+
+/// About how many octets [`encode_delivery`] appends.
+#[must_use]
+pub fn delivery_size(deliver: &Deliver) -> usize {
+    let names = deliver.name.as_deref().map_or(0, <[u8]>::len) + deliver.message.id().len();
+    names + deliver.message.headers().len() + deliver.message.body().len() + 32
+}
+
+/// Subscribers of this protocol consume queues: there is nothing that a topic itself could tell them.
+pub fn encode_publication(_publication: &Publication, _output: &mut Vec<u8>) {}

@@ -1,0 +1,88 @@
+//! What was asked of the broker and is not answered yet.
+
+use mqcore_broker::effect::Reply;
+use mqcore_broker::id::{QueueAddress, RequestId, Tag};
+use mqcore_broker::rejection::Rejection;
+use slab::Slab;
+
+use super::statistics::Statistic;
+
+/// A peer that asks faster than it is answered is not read any further at this many.
+pub(super) const OPEN_MAX: usize = 65_536;
+
+/// Who waits for an answer, and for which.
+#[derive(Debug)]
+pub(super) struct Asked {
+    /// The request's id.
+    pub(super) id: Box<[u8]>,
+    /// Whether it is told that it was done.
+    pub(super) confirm: bool,
+    /// Nothing is said if nobody has what it is about.
+    pub(super) silent_if_missing: bool,
+    /// The consumer that begins if it is done.
+    pub(super) consumes: Option<(QueueAddress, Tag)>,
+    /// The number that is wanted.
+    pub(super) statistic: Option<Statistic>,
+    /// Shards that have not answered yet.
+    pub(super) parts: usize,
+    /// The parts so far, if there are several.
+    pub(super) gathered: Option<Result<Reply, Rejection>>,
+}
+
+impl Asked {
+    pub(super) fn new(id: &[u8], confirm: bool) -> Self {
+        Self {
+            id: id.into(),
+            confirm,
+            silent_if_missing: false,
+            consumes: None,
+            statistic: None,
+            parts: 1,
+            gathered: None,
+        }
+    }
+}
+
+/// Everything that waits, by the number that the broker was given for it.
+#[derive(Debug, Default)]
+pub(super) struct Pending {
+    open: Slab<Asked>,
+}
+
+impl Pending {
+    pub(super) fn is_full(&self) -> bool {
+        self.open.len() >= OPEN_MAX
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    pub(super) fn expect(&mut self, asked: Asked) -> RequestId {
+        RequestId(u32::try_from(self.open.insert(asked)).expect("there are never so many as to overflow"))
+    }
+
+    /// Takes a part of an answer; the whole, once it was the last. What one shard could do was done.
+    pub(super) fn answered(
+        &mut self,
+        number: RequestId,
+        part: Result<Reply, Rejection>,
+    ) -> Option<(Asked, Result<Reply, Rejection>)> {
+        let asked = self.open.get_mut(number.0 as usize)?;
+        asked.parts = asked.parts.saturating_sub(1);
+        let answer = match (asked.gathered.take(), part) {
+            (None, part) => part,
+            (Some(Ok(Reply::Census(mut all))), Ok(Reply::Census(more))) => {
+                all.add(&more);
+                Ok(Reply::Census(all))
+            }
+            (Some(Ok(done)), _) => Ok(done),
+            (Some(Err(_)), part) => part,
+        };
+        if asked.parts > 0 {
+            asked.gathered = Some(answer);
+            return None;
+        }
+        Some((self.open.remove(number.0 as usize), answer))
+    }
+}

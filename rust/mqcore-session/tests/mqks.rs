@@ -1,0 +1,354 @@
+//! MQKS conversations: the recorded dialogues of the original, replayed between sessions and a broker of several shards.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqcore_broker::broker::{Broker, BrokerConfig};
+use mqcore_broker::client::Client;
+use mqcore_broker::command::Destination;
+use mqcore_broker::effect::{Effect, Forwarded};
+use mqcore_broker::id::ConnectionId;
+use mqcore_broker::time::Timestamp;
+use mqcore_session::mqks::{MqksSession, encode_delivery};
+use mqcore_session::session::{Session, SessionConfig, SessionError, provisional_client};
+use mqcore_wire::codec::Limits;
+use serde_json::Value;
+
+/// One peer: its session, what it has written and nobody has read yet.
+struct Peer {
+    session: MqksSession,
+    provisional: Arc<Client>,
+    unread: Vec<u8>,
+    written: Vec<u8>,
+    error: Option<SessionError>,
+}
+
+/// Sessions, shards and the clock between them.
+struct World {
+    shards: Vec<Broker>,
+    peers: BTreeMap<ConnectionId, Peer>,
+    now: Timestamp,
+    next: u64,
+}
+
+impl World {
+    fn new(shards: usize) -> Self {
+        let shard = |shard| Broker::new(BrokerConfig { shard, shards, seed: 7, ..BrokerConfig::default() });
+        let now = Timestamp(1_795_216_278_000);
+        Self { shards: (0..shards).map(shard).collect(), peers: BTreeMap::new(), now, next: 0 }
+    }
+
+    fn connect(&mut self) -> ConnectionId {
+        self.next += 1;
+        let connection = ConnectionId(self.next);
+        let config = SessionConfig {
+            connection,
+            shards: self.shards.len(),
+            limits: Limits { frame_bytes_max: 1 << 20, ..Limits::default() },
+            handshake_timeout: Duration::from_secs(10),
+            ping_interval: Duration::from_secs(60),
+            pong_timeout: Duration::from_secs(10),
+            admin: true,
+            peer: Arc::default(),
+            node: None,
+        };
+        let peer = Peer {
+            provisional: provisional_client(&config, "mqks", self.now),
+            session: MqksSession::new(config, self.now),
+            unread: Vec::new(),
+            written: Vec::new(),
+            error: None,
+        };
+        self.peers.insert(connection, peer);
+        connection
+    }
+
+    fn send(&mut self, connection: ConnectionId, octets: &[u8], last: bool) {
+        self.peers.get_mut(&connection).unwrap().unread.extend_from_slice(octets);
+        // Twice, because nothing is read while the broker takes the peer in.
+        for _ in 0..2 {
+            self.read(connection, last);
+        }
+    }
+
+    fn read(&mut self, connection: ConnectionId, last: bool) {
+        let now = self.now;
+        let peer = self.peers.get_mut(&connection).unwrap();
+        if peer.session.is_closing() {
+            return;
+        }
+        let (mut commands, Peer { session, unread, written, .. }) = (Vec::new(), &mut *peer);
+        let read = if last {
+            session.receive_last(unread, now, &mut commands, written)
+        } else {
+            session.receive(unread, now, &mut commands, written)
+        };
+        match read {
+            Ok(consumed) => drop(unread.drain(..consumed)),
+            Err(error) => peer.error = Some(error),
+        }
+        let mut effects = VecDeque::new();
+        for command in commands {
+            let to = match command.destination(self.shards.len()) {
+                Destination::Shard(shard) => vec![shard],
+                Destination::Home => vec![0],
+                Destination::Every => (0..self.shards.len()).collect(),
+            };
+            for shard in to {
+                let peer = &self.peers[&connection];
+                let client = peer.session.client().unwrap_or(&peer.provisional).clone();
+                let mut out = Vec::new();
+                self.shards[shard].command(&client, command.clone(), now, &mut out);
+                effects.extend(out.into_iter().map(|effect| (shard, effect)));
+            }
+            self.carry_out(&mut effects);
+        }
+        self.carry_out(&mut effects);
+    }
+
+    /// Carries out effects until there are none.
+    fn carry_out(&mut self, effects: &mut VecDeque<(usize, Effect)>) {
+        loop {
+            while let Some((shard, effect)) = effects.pop_front() {
+                self.effect(shard, effect, effects);
+            }
+            for shard in 0..self.shards.len() {
+                let mut out = Vec::new();
+                self.shards[shard].work(self.now, 1024, &mut out);
+                effects.extend(out.into_iter().map(|effect| (shard, effect)));
+            }
+            if effects.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn effect(&mut self, _shard: usize, effect: Effect, effects: &mut VecDeque<(usize, Effect)>) {
+        match effect {
+            Effect::Tell(to, event) => {
+                if let Some(peer) = self.peers.get_mut(&to) {
+                    peer.session.event(event, self.now, &mut peer.written).unwrap();
+                }
+            }
+            Effect::Deliver(deliver) => {
+                for to in deliver.to.as_slice() {
+                    if let Some(peer) = self.peers.get_mut(to) {
+                        encode_delivery(&deliver, deliver.first, &mut peer.written);
+                    }
+                }
+            }
+            Effect::Forward(to, forwarded) => self.forward(to, forwarded, effects),
+            other => panic!("nothing here leads to {other:?}"),
+        }
+    }
+
+    fn forward(&mut self, to: usize, forwarded: Forwarded, effects: &mut VecDeque<(usize, Effect)>) {
+        let mut out = Vec::new();
+        self.shards[to].forwarded(forwarded, self.now, &mut out);
+        effects.extend(out.into_iter().map(|effect| (to, effect)));
+    }
+
+    fn close(&mut self, connection: ConnectionId) {
+        self.peers.remove(&connection);
+        self.everywhere(|broker, now, out| broker.closed(connection, now, out));
+    }
+
+    fn advance(&mut self, by: Duration) {
+        self.now = self.now.after(by);
+        self.everywhere(|broker, now, out| broker.timeout(now, out));
+    }
+
+    fn everywhere(&mut self, act: impl Fn(&mut Broker, Timestamp, &mut Vec<Effect>)) {
+        let mut effects = VecDeque::new();
+        for shard in 0..self.shards.len() {
+            let mut out = Vec::new();
+            act(&mut self.shards[shard], self.now, &mut out);
+            effects.extend(out.into_iter().map(|effect| (shard, effect)));
+        }
+        self.carry_out(&mut effects);
+    }
+
+    /// The lines that a peer got since the last look. `<EOF>` is the end of its connection.
+    fn lines(&mut self, connection: ConnectionId) -> Vec<Vec<u8>> {
+        let peer = self.peers.get_mut(&connection).unwrap();
+        let written = std::mem::take(&mut peer.written);
+        let mut lines: Vec<_> = written.split(|octet| *octet == b'\n').map(<[u8]>::to_vec).collect();
+        assert_eq!(lines.pop(), Some(Vec::new()), "every line has its end");
+        if peer.session.is_closing() {
+            lines.push(b"<EOF>".to_vec());
+        }
+        lines
+    }
+}
+
+fn dialogues() -> Vec<Value> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/mqks.jsonl");
+    fs::read_to_string(path).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn unhex(hex: &str) -> Vec<u8> {
+    (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
+}
+
+/// Where an answer of the original's other workers would have been lost, ours is better: one broker is all workers.
+fn is_about_wrong_workers(name: &str) -> bool {
+    matches!(
+        name,
+        "routing_publish_wrong_worker" | "routing_consume_wrong_worker" | "routing_ack_wrong_worker"
+    )
+}
+
+/// What is compared: error ids differ each time, and lines to several consumers may come in any order.
+fn comparable(mut lines: Vec<Vec<u8>>) -> Vec<String> {
+    for line in &mut lines {
+        if let Some(at) = line.windows(7).position(|part| part == b" error ") {
+            let id = line.split_off(at + 7);
+            assert!(id.len() == 24 || id == b"{ERROR_ID}", "{}", String::from_utf8_lossy(&id));
+        }
+    }
+    let mut lines: Vec<_> = lines.iter().map(|line| line.escape_ascii().to_string()).collect();
+    lines.sort();
+    lines
+}
+
+fn replay(dialogue: &Value, shards: usize) {
+    let name = dialogue["name"].as_str().unwrap();
+    let mut world = World::new(shards);
+    let mut connections: HashMap<String, ConnectionId> = HashMap::new();
+    // The transcript of the real client says what came after a line, not to which line it belongs.
+    let gathers = name == "real_python_client_session";
+    let (mut wanted, mut got) =
+        (BTreeMap::<String, Vec<Vec<u8>>>::new(), BTreeMap::<String, Vec<Vec<u8>>>::new());
+    for step in dialogue["steps"].as_array().unwrap() {
+        let conn = step["conn"].as_str().unwrap_or("nobody").to_owned();
+        let connection = *connections.entry(conn.clone()).or_insert_with(|| world.connect());
+        if let Some(line) = step["send"].as_str() {
+            world.send(connection, format!("{line}\n").as_bytes(), false);
+        }
+        if let Some(hex) = step["send_raw_hex"].as_str() {
+            world.send(connection, &unhex(hex), false);
+        }
+        match step["op"].as_str() {
+            Some("close") => {
+                world.close(connection);
+                connections.remove(&conn);
+                continue;
+            }
+            Some("half-close") => world.send(connection, b"", true),
+            Some("sleep") => world.advance(Duration::from_secs_f64(step["seconds"].as_f64().unwrap())),
+            _ => {}
+        }
+        let lines = step["expect_lines"].as_array().unwrap().iter();
+        let raw = step["expect_raw_hex"].as_array().into_iter().flatten();
+        let wants: Vec<_> = lines
+            .map(|line| line.as_str().unwrap().as_bytes().to_vec())
+            .chain(raw.map(|hex| unhex(hex.as_str().unwrap())))
+            .collect();
+        let gets = if conn == "nobody" { Vec::new() } else { world.lines(connection) };
+        if gathers {
+            wanted.entry(conn.clone()).or_default().extend(wants);
+            got.entry(conn).or_default().extend(gets);
+            continue;
+        }
+        assert_eq!(comparable(gets), comparable(wants), "{name}, {shards} shards, after {step}");
+    }
+    for (conn, wants) in wanted {
+        assert_eq!(comparable(got.remove(&conn).unwrap()), comparable(wants), "{name}, {conn}");
+    }
+}
+
+#[test]
+fn every_dialogue_of_the_original_goes_as_it_went_there() {
+    let mut replayed = 0;
+    for dialogue in dialogues() {
+        if is_about_wrong_workers(dialogue["name"].as_str().unwrap()) {
+            continue;
+        }
+        for shards in [1, 3] {
+            replay(&dialogue, shards);
+        }
+        replayed += 1;
+    }
+    assert_eq!(replayed, 27);
+}
+
+#[test]
+fn every_port_reaches_every_queue() {
+    let mut world = World::new(3);
+    let (one, two) = (world.connect(), world.connect());
+    world.send(one, b"c1 consume --confirm q1 e1\n", false);
+    world.send(two, b"m1 publish --confirm e1 d\n", false);
+    assert_eq!(world.lines(one), [&b"c1 ok "[..], b"c1 ok m1 event=e1 d"]);
+    assert_eq!(world.lines(two), [b"m1 ok "]);
+}
+
+#[test]
+fn what_cannot_be_done_is_told_by_a_number_and_to_the_log_in_words() {
+    let mut world = World::new(2);
+    let peer = world.connect();
+    world.send(
+        peer,
+        b"x1 consume bad@name e1\nx2 _eval __import__('os')\nx3 _eval --worker=7 len(state.queues)\n",
+        false,
+    );
+    let complaints = world.peers.get_mut(&peer).unwrap().session.complaints();
+    let lines = world.lines(peer);
+    assert_eq!(lines.len(), 3);
+    for ((line, complaint), (id, why)) in lines.iter().zip(&complaints).zip([
+        ("x1", "'@'"),
+        ("x2", "nothing is evaluated"),
+        ("x3", "one worker"),
+    ]) {
+        assert_eq!(line, format!("{id} error {}", complaint.error).as_bytes());
+        assert_eq!(&*complaint.request, id.as_bytes());
+        assert!(complaint.why.contains(why), "{}", complaint.why);
+    }
+}
+
+#[test]
+fn known_statistics_are_answered_with_numbers_of_all_shards() {
+    let mut world = World::new(3);
+    let peer = world.connect();
+    for number in 0..8 {
+        world.send(peer, format!("c{number} consume --manual-ack q{number} e{number}\n").as_bytes(), false);
+        world.send(peer, format!("m{number} publish e{number} d\n").as_bytes(), false);
+    }
+    let deliveries: Vec<_> = (0..8).map(|n| format!("c{n} ok m{n} event=e{n} d").into_bytes()).collect();
+    assert_eq!(world.lines(peer), deliveries);
+    for (expression, value) in [
+        ("len(state.queues)", 8),
+        ("len(state.consumers)", 8),
+        ("len(state.clients)", 1),
+        ("len(state.unacked)", 8),
+        ("state.published", 8),
+        ("state.queued", 8),
+        ("state.consumed", 8),
+        ("len(config['workers'])", 1),
+    ] {
+        world.send(peer, format!("ev _eval {expression}\n").as_bytes(), false);
+        assert_eq!(world.lines(peer), [format!("ev ok {value}").as_bytes()], "{expression}");
+    }
+}
+
+#[test]
+fn bodies_of_other_protocols_stay_one_line() {
+    use mqcore_broker::id::{QueueAddress, Tag};
+    use mqcore_broker::message::{Message, Properties};
+    let deliver = mqcore_broker::effect::Deliver {
+        queue: Arc::new(QueueAddress::parse("orders/7").unwrap()),
+        message: Message::from_parts(b"an id", b"a:b\r\n", b"one\r\ntwo\tthree", Properties::default(), None),
+        to: mqcore_broker::effect::Recipients::One(ConnectionId(1)),
+        acknowledge: false,
+        hide_source: false,
+        first: true,
+        tag: Tag(1),
+        put_backs: 2,
+        name: Some((*b"c1").into()),
+    };
+    let mut line = Vec::new();
+    encode_delivery(&deliver, true, &mut line);
+    assert_eq!(line, b"c1 ok - event=orders/7,retry=2 one\\r\\ntwo\\tthree\n");
+}

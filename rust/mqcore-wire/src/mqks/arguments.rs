@@ -1,0 +1,197 @@
+//! What stands behind `consume` and `rebind`: names and flags.
+
+use super::{Mistake, Shown, named, words};
+
+/// Names of events, as they were written.
+pub type Events<'a> = Vec<&'a [u8]>;
+
+const ADD: &[u8] = b"--add";
+const REMOVE: &[u8] = b"--remove";
+const REMOVE_MASK: &[u8] = b"--remove-mask";
+const REPLACE: &[u8] = b"--replace";
+const MANUAL_ACK: &[u8] = b"--manual-ack";
+const DELETE_WHEN_UNUSED: &[u8] = b"--delete-queue-when-unused";
+
+/// The longest that a queue may be told to outlive its last consumer, in seconds: a year.
+pub const UNUSED_SECONDS_MAX: f64 = 31_536_000.0;
+
+/// When a queue without consumers goes.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum WhenUnused {
+    /// Never by itself.
+    #[default]
+    Keep,
+    /// With its last consumer.
+    Delete,
+    /// So many seconds after its last consumer, unless another one comes.
+    DeleteAfter(f64),
+}
+
+impl WhenUnused {
+    /// Appends the flag that says it, with a space before it; nothing for `Keep`.
+    pub fn encode(self, output: &mut Vec<u8>) {
+        if self != Self::Keep {
+            output.push(b' ');
+            output.extend_from_slice(DELETE_WHEN_UNUSED);
+        }
+        if let Self::DeleteAfter(seconds) = self {
+            // With a fraction in any case: that is how the original's clients know the number.
+            output.extend_from_slice(format!("={seconds:?}").as_bytes());
+        }
+    }
+}
+
+/// The arguments of a consume.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Consume<'a> {
+    /// The queue.
+    pub queue: &'a [u8],
+    /// What it is to be bound to from now on; empty: what it is bound to already.
+    pub replace: Events<'a>,
+    /// What it is to be bound to in addition.
+    pub add: Events<'a>,
+    /// `--add` was written: the consumer wants to be told what the queue is bound to.
+    pub adds: bool,
+    /// When the queue goes.
+    pub when_unused: WhenUnused,
+    /// The consumer acknowledges each message.
+    pub manual_ack: bool,
+}
+
+impl<'a> Consume<'a> {
+    pub(super) fn parse(data: &'a [u8]) -> Result<Self, Mistake> {
+        let mut consume = Self::default();
+        let mut names = Vec::new();
+        for word in words(data) {
+            match word {
+                ADD => consume.adds = true,
+                MANUAL_ACK => consume.manual_ack = true,
+                DELETE_WHEN_UNUSED => consume.when_unused = WhenUnused::Delete,
+                flag if flag.starts_with(b"--") => consume.when_unused = delete_after(flag)?,
+                name => names.push((name, consume.adds)),
+            }
+        }
+        // Flags may stand anywhere, so the queue is the first word that is none.
+        let mut names = names.into_iter();
+        consume.queue = queue("consume", names.next().map(|(name, _)| name))?;
+        for (event, adds) in names {
+            let events = if adds { &mut consume.add } else { &mut consume.replace };
+            events.push(named("the event's name", event)?);
+        }
+        Ok(consume)
+    }
+
+    /// Appends what stands behind `consume`, without a space before it.
+    pub fn encode(&self, output: &mut Vec<u8>) {
+        output.extend_from_slice(self.queue);
+        append(None, &self.replace, output);
+        if self.adds {
+            append(Some(ADD), &self.add, output);
+        }
+        self.when_unused.encode(output);
+        encode_manual_ack(self.manual_ack, output);
+    }
+}
+
+/// Appends `--manual-ack` with a space before it, if it is wanted.
+pub(super) fn encode_manual_ack(manual_ack: bool, output: &mut Vec<u8>) {
+    if manual_ack {
+        output.push(b' ');
+        output.extend_from_slice(MANUAL_ACK);
+    }
+}
+
+fn delete_after(flag: &[u8]) -> Result<WhenUnused, Mistake> {
+    let unknown = || Mistake::UnknownFlag { action: "consume", flag: Shown::new(flag) };
+    let number = flag.strip_prefix(DELETE_WHEN_UNUSED).and_then(|rest| rest.strip_prefix(b"="));
+    let number = number.ok_or_else(unknown)?;
+    let seconds = std::str::from_utf8(number).ok().and_then(|number| number.parse::<f64>().ok());
+    seconds
+        .filter(|seconds| (0.0..=UNUSED_SECONDS_MAX).contains(seconds))
+        .map(WhenUnused::DeleteAfter)
+        .ok_or_else(|| Mistake::BadNumber {
+            flag: "--delete-queue-when-unused",
+            wanted: "seconds, from 0 to 31536000",
+            found: Shown::new(number),
+        })
+}
+
+/// The arguments of a rebind. They hold in the order of the fields, however they were written.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Rebind<'a> {
+    /// The queue.
+    pub queue: &'a [u8],
+    /// What it is to be bound to instead of all it was; `None`: it keeps that.
+    pub replace: Option<Events<'a>>,
+    /// What it is no longer to be bound to.
+    pub remove: Events<'a>,
+    /// Masks of what it is no longer to be bound to.
+    pub remove_masks: Events<'a>,
+    /// What it is to be bound to in addition.
+    pub add: Events<'a>,
+}
+
+impl<'a> Rebind<'a> {
+    pub(super) fn parse(data: &'a [u8]) -> Result<Self, Mistake> {
+        let mut words = words(data).peekable();
+        let mut rebind = Self { queue: queue("rebind", words.next())?, ..Self::default() };
+        if words.peek().is_none() {
+            return Err(Mistake::Missing {
+                action: "rebind",
+                what: "events, --remove, --remove-mask or --add",
+            });
+        }
+        let mut list = REPLACE;
+        for word in words {
+            match word {
+                ADD | REMOVE | REMOVE_MASK => list = word,
+                REPLACE => {
+                    list = word;
+                    rebind.replace.get_or_insert_default();
+                }
+                flag if flag.starts_with(b"--") => {
+                    return Err(Mistake::UnknownFlag { action: "rebind", flag: Shown::new(flag) });
+                }
+                event => rebind.list(list).push(named("the event's name", event)?),
+            }
+        }
+        Ok(rebind)
+    }
+
+    fn list(&mut self, flag: &[u8]) -> &mut Events<'a> {
+        match flag {
+            ADD => &mut self.add,
+            REMOVE => &mut self.remove,
+            REMOVE_MASK => &mut self.remove_masks,
+            _ => self.replace.get_or_insert_default(),
+        }
+    }
+
+    /// Appends what stands behind `rebind`, without a space before it.
+    pub fn encode(&self, output: &mut Vec<u8>) {
+        output.extend_from_slice(self.queue);
+        if let Some(replace) = &self.replace {
+            let flag = replace.is_empty().then_some(REPLACE);
+            append(flag, replace, output);
+        }
+        for (flag, events) in [(REMOVE, &self.remove), (REMOVE_MASK, &self.remove_masks), (ADD, &self.add)] {
+            if !events.is_empty() {
+                append(Some(flag), events, output);
+            }
+        }
+    }
+}
+
+fn queue<'a>(action: &'static str, word: Option<&'a [u8]>) -> Result<&'a [u8], Mistake> {
+    match word {
+        Some(name) if !name.starts_with(b"--") => named("the queue's name", name),
+        _ => Err(Mistake::Missing { action, what: "a queue" }),
+    }
+}
+
+fn append(flag: Option<&[u8]>, events: &[&[u8]], output: &mut Vec<u8>) {
+    for word in flag.into_iter().chain(events.iter().copied()) {
+        output.push(b' ');
+        output.extend_from_slice(word);
+    }
+}
