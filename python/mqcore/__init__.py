@@ -16,12 +16,25 @@ if TYPE_CHECKING:
     )
     from mqcore.broker import Broker
     from mqcore.client import Client, ClientOptions, connect
-    from mqcore.config import BrokerConfig, ChannelOptions, Durability, QueueOptions, QueueStatus
+    from mqcore.config import (
+        Binding,
+        BrokerConfig,
+        ChannelOptions,
+        Durability,
+        Interaction,
+        QueueOptions,
+        QueueStatus,
+        RouteMethod,
+        RouterOptions,
+    )
     from mqcore.errors import MqcoreError
     from mqcore.handlers import DeliveryHandler, PutBack, SendAck
+    from mqcore.routing import BindingHandler, Router
 
 __all__ = [
     "Acknowledgement",
+    "Binding",
+    "BindingHandler",
     "Broker",
     "BrokerConfig",
     "ChannelOptions",
@@ -32,12 +45,16 @@ __all__ = [
     "Delivery",
     "DeliveryHandler",
     "Durability",
+    "Interaction",
     "Message",
     "MqcoreError",
     "PutBack",
     "QueueOptions",
     "QueueStatus",
     "QueueView",
+    "RouteMethod",
+    "Router",
+    "RouterOptions",
     "SendAck",
     "__version__",
     "connect",
@@ -57,9 +74,20 @@ _MODULES = {
     ),
     "mqcore.broker": ("Broker",),
     "mqcore.client": ("Client", "ClientOptions", "connect"),
-    "mqcore.config": ("BrokerConfig", "ChannelOptions", "Durability", "QueueOptions", "QueueStatus"),
+    "mqcore.config": (
+        "Binding",
+        "BrokerConfig",
+        "ChannelOptions",
+        "Durability",
+        "Interaction",
+        "QueueOptions",
+        "QueueStatus",
+        "RouteMethod",
+        "RouterOptions",
+    ),
     "mqcore.errors": ("MqcoreError",),
     "mqcore.handlers": ("DeliveryHandler", "PutBack", "SendAck"),
+    "mqcore.routing": ("BindingHandler", "Router"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

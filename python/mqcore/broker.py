@@ -24,7 +24,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
@@ -37,11 +37,14 @@ from mqcore.config import (
     ChannelOptions,
     Duration,
     QueueOptions,
+    RouteMethod,
+    RouterOptions,
     TokenOptions,
     UserOptions,
     seconds,
 )
 from mqcore.handlers import DeliveryHandler
+from mqcore.routing import BindingHandlers, Routers
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "BindingStats",
     "Broker",
     "BrokerOptions",
     "BrokerStats",
@@ -59,6 +63,8 @@ __all__ = [
     "DeliveryHandlers",
     "HandlerStats",
     "QueueStats",
+    "RouterStats",
+    "TopicStats",
 ]
 
 _LOG: Final = logging.getLogger("mqcore.broker")
@@ -159,6 +165,66 @@ class HandlerStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BindingStats:
+    """A binding of a router, and what it has counted."""
+
+    name: str
+    """Unique within its router."""
+    target: str
+    """Where it leads."""
+    priority: int
+    """Higher is sooner."""
+    taken: int
+    """Messages that it took."""
+    refused: int
+    """Messages that it did not take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterStats:
+    """A router, and what it has counted since it was made."""
+
+    name: str
+    """Its name."""
+    method: RouteMethod
+    """Which bindings get a message."""
+    enabled: bool
+    """Whether it takes messages."""
+    bindings: tuple[BindingStats, ...]
+    """Its bindings, the highest priority first."""
+    received: int
+    """Messages that came to it."""
+    routed: int
+    """Messages that a binding took."""
+    unrouted: int
+    """Messages that no binding took."""
+    errors: int
+    """Questions to Python that were not answered in time, or not at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicStats:
+    """A topic, and what it has counted since it was first used."""
+
+    name: str
+    """Its name; octets that are no text are replaced."""
+    subscribers: int
+    """Connections that get its messages."""
+    queues: int
+    """Queues that get copies."""
+    published: int
+    """Messages published."""
+    published_bytes: int
+    """Octets of their bodies."""
+    delivered: int
+    """Deliveries to subscribers."""
+    copied: int
+    """Copies for queues."""
+    dropped: Mapping[str, int]
+    """``no-consumer``: messages that nobody got; ``slow``: deliveries that a subscriber was too slow for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerStats:
     """Everything at one moment."""
 
@@ -178,6 +244,10 @@ class BrokerStats:
     """Questions to handlers that wait for their answer."""
     answers_late: int
     """Answers of handlers that came too late."""
+    routers: tuple[RouterStats, ...]
+    """All routers."""
+    topics: tuple[TopicStats, ...]
+    """Topics that have a subscriber or a queue, or were published to lately."""
 
     def queue(self, address: str) -> QueueStats:
         """Return the queue with this address, ``orders/1001``. Raises `KeyError` if there is none."""
@@ -216,6 +286,7 @@ class BrokerOptions(TypedDict, total=False):
     authority: AuthorityOptions
     user: Sequence[UserOptions]
     token: Sequence[TokenOptions]
+    routers: Sequence[RouterOptions]
     memory_watermark: int
 
 
@@ -275,6 +346,8 @@ class Broker:
         self._handler_loop = _HandlerLoop()
         self._handlers = DeliveryHandlers(self._core, self._handler_loop)
         self._authority: Authority | None = None
+        self._routers = Routers(self._core, self._runner, self._config.routers)
+        self._binding_handlers = BindingHandlers(self._core, self._runner)
         self._waiters: set[asyncio.Future[None]] = set()
 
     def _new_core(self, config: BrokerConfig) -> _core.Broker:
@@ -307,6 +380,21 @@ class Broker:
         cannot be read; those that are known then go on to hold.
         """
         self._core.reload_authority()
+
+    @property
+    def routers(self) -> Routers:
+        """The routers by name: ``broker.routers.add("order-events", "only-first")``, ``broker.routers["orders"] =
+        ByCountry()``."""
+        return self._routers
+
+    @property
+    def binding_handlers(self) -> BindingHandlers:
+        """Bindings written in Python by key: ``broker.binding_handlers["audit"] = Audit()``, bound as
+        ``@handler:audit``."""
+        return self._binding_handlers
+
+    def _runner(self, key: str, timeout: float) -> Callable[[_core.Burst], None]:
+        return handlers.LoopRunner(key, timeout, self._handler_loop.get).submit
 
     @property
     def is_running(self) -> bool:
@@ -492,7 +580,14 @@ def _stats(survey: dict[str, Any]) -> BrokerStats:
         unknown_acks=survey["unknown_acks"],
         questions_open=survey["questions_open"],
         answers_late=survey["answers_late"],
+        routers=tuple(_router_stats(router) for router in survey["routers"]),
+        topics=tuple(TopicStats(**topic) for topic in survey["topics"]),
     )
+
+
+def _router_stats(router: dict[str, Any]) -> RouterStats:
+    bindings = tuple(BindingStats(**binding) for binding in router["bindings"])
+    return RouterStats(**{**router, "method": RouteMethod(router["method"]), "bindings": bindings})
 
 
 _RUNNING: Final[weakref.WeakSet[Broker]] = weakref.WeakSet()

@@ -20,18 +20,22 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, Self, TypeAlias, Union
+from typing import Any, Final, Self, TypeAlias, TypeVar, Union
 
 from mqcore.errors import ConfigError
 
 __all__ = [
     "AuthorityOptions",
+    "Binding",
     "BrokerConfig",
     "ChannelOptions",
     "Durability",
     "Duration",
+    "Interaction",
     "QueueOptions",
     "QueueStatus",
+    "RouteMethod",
+    "RouterOptions",
     "TokenOptions",
     "UserOptions",
     "seconds",
@@ -167,6 +171,101 @@ class ChannelOptions:
         _check(self)
 
 
+class RouteMethod(StrEnum):
+    """Which bindings of a router, or which clients of a binding, get a message."""
+
+    DISTRIBUTE = "distribute"
+    """All of them."""
+    ROUND_ROBIN = "round-robin"
+    """One after the other; one that does not take it is passed over."""
+    ONLY_FIRST = "only-first"
+    """The one of the highest priority; the next one if it does not take it."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> RouteMethod | None:
+        """Take the other spellings in use: ``OnlyFirst``, ``round_robin``."""
+        return _same_word(cls, value)
+
+
+class Interaction(StrEnum):
+    """What a binding's receiver is asked for, and so who answers the producer."""
+
+    NONE = "none"
+    """Nothing: the receiver's copy has an id of its own, and the router answers."""
+    ACKNOWLEDGE = "acknowledge"
+    """An acknowledgement, which the producer gets."""
+    RESPONSE = "response"
+    """A response, which the producer gets."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Interaction | None:
+        return _same_word(cls, value)
+
+
+_Word = TypeVar("_Word", bound=StrEnum)
+
+
+def _same_word(cls: type[_Word], value: object) -> _Word | None:
+    if not isinstance(value, str):
+        return None
+    word = re.sub("[-_ ]", "", value).lower()
+    return next((member for member in cls if member.replace("-", "") == word), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One rule of a router: where a message may go.
+
+    Raises `ConfigError` for values that cannot be; the target is judged when a broker gets to know it.
+    """
+
+    target: str
+    """A queue (``orders/1001``), a topic (``@topic:orders.new``), clients (``@client:ID``, ``@name:NAME``,
+    ``@type:TYPE``), or a binding written in Python (``@handler:KEY``)."""
+    name: str | None = None
+    """Unique within its router. Default the target."""
+    priority: int = field(default=0, kw_only=True)
+    """Higher is sooner; may be negative. Default 0."""
+    interaction: Interaction = field(default=Interaction.NONE, kw_only=True)
+    """What the receiver is asked for. Default nothing."""
+    content_type: int | None = field(default=None, kw_only=True)
+    """What the message's content type becomes, up to 65535, unless it goes to a queue. Default it stays."""
+    method: RouteMethod = field(default=RouteMethod.DISTRIBUTE, kw_only=True)
+    """Which of the clients of a name or a type get the message. Default all."""
+
+    def __post_init__(self) -> None:
+        for name, convert, wanted in (
+            ("target", _text, "text"),
+            ("name", lambda value: None if value is None else _text(value), "text"),
+            ("priority", int, "a whole number"),
+            ("interaction", Interaction, "one of " + ", ".join(Interaction)),
+            ("content_type", lambda value: None if value is None else _count(value), "a number up to 65535"),
+            ("method", RouteMethod, "one of " + ", ".join(RouteMethod)),
+        ):
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, convert(value))
+            except (TypeError, ValueError):
+                raise ConfigError(f"{name} of a binding cannot be {value!r}; it is {wanted}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class RouterOptions:
+    """A router with its bindings, as a program or a configuration file declares it."""
+
+    name: str
+    """Its name, under the rules of channels' names; compared with respect to case."""
+    method: RouteMethod = RouteMethod.DISTRIBUTE
+    """Which bindings get a message. Default all."""
+    bindings: tuple[Binding, ...] = ()
+    """Where messages may go. Default nowhere."""
+    enabled: bool = field(default=True, kw_only=True)
+    """A router that is not enabled takes nothing. Default yes."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserOptions:
     """A user that the configuration names. Those of ``mqcore user add`` are kept elsewhere and need not be here."""
@@ -289,6 +388,9 @@ class BrokerConfig:
     """How long after a ping something has to come. Default 10 s."""
     undecided_max: int = 100_000
     """Messages of one queue at most that wait for a handler's decision. Default 100,000."""
+    routers: tuple[RouterOptions, ...] = ()
+    """Routers that are there from the start, as they are written here whatever clients made of them before. In a file,
+    ``[[router]]`` and ``[[router.binding]]``. Default none."""
     memory_watermark: int = 256 * 1024 * 1024
     """Octets of saved messages that may wait in memory. Above it, bodies that are far from being handed out leave it
     and are read back from the data directory before they are needed. Default 256 MiB."""
@@ -416,13 +518,18 @@ def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> None:
             below[key] = dict(value) if isinstance(value, Mapping) else value
 
 
+# Each table of a list is one of its things.
+_TABLES: Final = {"router": "routers", "binding": "bindings"}
+
+
 def _build(cls: type[Any], settings: Mapping[str, Any], path: str) -> Any:
     fields = {entry.name: entry for entry in dataclasses.fields(cls)}
     arguments = {}
-    for key, value in settings.items():
+    for written, value in settings.items():
+        key = _TABLES.get(written, written)
         if key not in fields:
             known = ", ".join(sorted(fields))
-            raise ConfigError(f"there is no setting {path + key!r}; there are: {known}")
+            raise ConfigError(f"there is no setting {path + written!r}; there are: {known}")
         inner: Any = fields[key].default_factory
         nested = dataclasses.is_dataclass(inner) and isinstance(value, Mapping)
         arguments[key] = _build(inner, value, f"{path}{key}.") if nested else value

@@ -35,6 +35,8 @@ from tmqp_peer import (
 
 ROUTER = 0x17
 REMOVE_CHANNEL, CHANNEL_INFORMATION, CHANNEL_LIST, CHANNEL_CONSUMERS = 604, 605, 606, 607
+ROUTER_LIST, CREATE_ROUTER, REMOVE_ROUTER, TEST_ROUTE = 651, 652, 653, 654
+BINDING_LIST, ADD_BINDING, REMOVE_BINDING = 661, 662, 663
 REMOVE_QUEUE, CLEAR_MESSAGES, QUEUE_LIST, NODE_LIST, CLIENT_LIST = 611, 613, 616, 621, 631
 
 OK, FAILED, BAD_REQUEST, UNAUTHORIZED, NOT_FOUND = 0, 1, 400, 401, 404
@@ -259,6 +261,29 @@ class Client(TmqpPeer):
         )
         self.send(frame)
         return frame.id
+
+    # --- routers -------------------------------------------------------------------------------------------
+
+    def create_router(self, router: str, method: int | str = 0) -> None:
+        """A new router; the method by its number (0 distribute, 1 round robin, 2 only first) or its name."""
+        self.do(CREATE_ROUTER, router, headers={"Route-Method": str(method)})
+
+    def bind(self, router: str, target: str, **members: Any) -> None:
+        """One more binding, its members by their names on the wire."""
+        self.do(ADD_BINDING, router, body=json.dumps({"Target": target, **members}).encode())
+
+    def route(self, router: str, body: bytes = b"", **fields: Any) -> bytes:
+        """Send a message to a router; its id."""
+        frame = RawFrame(
+            kind=ROUTER, id=self.new_id(), source=self.client_id, target=router.encode(), payload=body, **fields
+        )
+        self.send(frame)
+        return frame.id
+
+    def routed(self, router: str, body: bytes = b"", **fields: Any) -> RawFrame:
+        """Send a message to a router, and wait for the acknowledgement; all receivers have been told by then."""
+        message = self.route(router, body, pending_acknowledge=True, **fields)
+        return self.answer(message, (ACKNOWLEDGE,))
 
     # --- events --------------------------------------------------------------------------------------------
 

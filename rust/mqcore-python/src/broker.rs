@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use mqcore_broker::broker::HandlerSpec;
+use mqcore_broker::router::RouterDefinition;
 use mqcore_broker::stats::Waiting;
 use mqcore_client::config::LocalFactory;
 use mqcore_server::address::Listening;
@@ -29,7 +30,7 @@ use crate::handler::Handler;
 use crate::message::Message;
 use crate::port::Dispatchers;
 use crate::signal::Signal;
-use crate::{config, error, survey};
+use crate::{config, error, routing, survey};
 
 /// Handlers of one broker at most. Each has a thread, so that a program with as many has gone wrong before.
 const HANDLERS_MAX: usize = 10_000;
@@ -46,6 +47,8 @@ pub struct Broker {
     config: Config,
     handlers: Mutex<Vec<Definition>>,
     authority: Mutex<Option<authority::Definition>>,
+    /// Routers of the program, beside those of the configuration.
+    routers: Mutex<Vec<RouterDefinition>>,
     state: Mutex<State>,
     /// What connectors connect to; `None` while the broker is stopped.
     local: Arc<RwLock<Option<Local>>>,
@@ -161,7 +164,8 @@ impl Broker {
         if let Some(definition) = &*lock(&self.authority) {
             dispatchers.set_authority(AuthorityThread::start(py, definition)?);
         }
-        let config = self.config.clone();
+        let mut config = self.config.clone();
+        config.routers.extend(lock(&self.routers).iter().cloned());
         let port = dispatchers.clone();
         py.detach(|| {
             let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -195,6 +199,7 @@ impl Broker {
             config: config::server(config, manual_clock)?,
             handlers: Mutex::default(),
             authority: Mutex::default(),
+            routers: Mutex::default(),
             state: Mutex::new(State::Stopped),
             local: Arc::default(),
             process: AtomicU32::new(0),
@@ -363,6 +368,32 @@ impl Broker {
         let running = self.running("read its users and tokens")?;
         py.detach(|| running.handle.block_on(running.server.reload_authority()))
             .map_err(|broken| error::authority(&broken))
+    }
+
+    /// Puts a router in the place of the one of its name, also while the broker runs.
+    fn set_router(&self, options: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.check_process()?;
+        let router = routing::router(options)?;
+        if let Ok(running) = self.running("take a router") {
+            running.server.set_router(router.clone());
+        }
+        let mut routers = lock(&self.routers);
+        match routers.iter_mut().find(|known| known.name == router.name) {
+            Some(known) => *known = router,
+            None => routers.push(router),
+        }
+        Ok(())
+    }
+
+    /// Removes a router of the program; fine if there is none.
+    fn remove_router(&self, name: &str) -> PyResult<()> {
+        self.check_process()?;
+        let name = routing::router_name(name)?;
+        lock(&self.routers).retain(|known| known.name != name);
+        if let Ok(running) = self.running("remove a router") {
+            running.server.remove_router(&name);
+        }
+        Ok(())
     }
 
     /// What all shards know, as plain dicts.

@@ -7,12 +7,13 @@ use std::time::Duration;
 use mqcore_broker::history::HistoryOptions;
 use mqcore_broker::id::QueueAddress;
 use mqcore_broker::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges, Status};
+use mqcore_broker::router::RouterDefinition;
 use mqcore_server::config::{ClockConfig, Config};
 use mqcore_wire::codec::Limits;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use crate::{authority, error};
+use crate::{authority, error, routing};
 
 /// Reads a `mqcore.BrokerConfig`.
 pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<Config> {
@@ -51,9 +52,18 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         memory_watermark: field(config, "memory_watermark")?,
         data_dir: field::<Option<PathBuf>>(config, "data_dir")?,
         authority: authority::config(&config.call_method0("_authority")?.extract::<String>()?)?,
+        routers: routers(config)?,
         history: history(config)?,
         ..Config::default()
     })
+}
+
+fn routers(config: &Bound<'_, PyAny>) -> PyResult<Vec<RouterDefinition>> {
+    let mut routers = Vec::new();
+    for options in config.getattr("routers")?.try_iter()? {
+        routers.push(routing::router(&options?)?);
+    }
+    Ok(routers)
 }
 
 fn history(config: &Bound<'_, PyAny>) -> PyResult<Option<HistoryOptions>> {
@@ -107,7 +117,7 @@ pub(crate) fn seconds(value: f64, what: &str) -> PyResult<Duration> {
         .map_err(|broken| error::ConfigError::new_err(format!("{what} cannot be {value} seconds: {broken}")))
 }
 
-fn field<'py, T>(config: &Bound<'py, PyAny>, name: &str) -> PyResult<T>
+pub(crate) fn field<'py, T>(config: &Bound<'py, PyAny>, name: &str) -> PyResult<T>
 where
     T: FromPyObjectOwned<'py>,
 {

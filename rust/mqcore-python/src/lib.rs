@@ -18,6 +18,7 @@ mod journal;
 mod load;
 mod message;
 mod port;
+mod routing;
 mod selection;
 mod signal;
 mod stray;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use mqcore_broker::history::HistoryOptions;
 use mqcore_broker::options::ChannelOptions;
 use mqcore_broker::policy;
+use mqcore_broker::router::RouterDefinition;
 use mqcore_wire::codec::Limits;
 
 pub use mqcore_session::any::Protocol;
@@ -83,6 +84,8 @@ pub struct Config {
     /// Where definitions and saved messages are kept. Default nowhere: everything stays in memory, and queues
     /// whose policy saves refuse messages.
     pub data_dir: Option<PathBuf>,
+    /// Routers that are there from the start, as they are written here whatever a peer made of them before. Default none.
+    pub routers: Vec<RouterDefinition>,
     /// Who may do what. Default: whoever reaches a listener, which must be on loopback, may do everything.
     pub authority: AuthorityConfig,
     /// What this broker is among others. Default nothing: it stands alone, and other brokers are clients like any.
@@ -122,6 +125,7 @@ impl Default for Config {
             undecided_max: 100_000,
             memory_watermark: 256 << 20,
             data_dir: None,
+            routers: Vec::new(),
             authority: AuthorityConfig::default(),
             node: None,
             history: None,

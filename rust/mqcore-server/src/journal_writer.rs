@@ -14,7 +14,7 @@ use mqcore_broker::id::Sequence;
 use mqcore_broker::options::Durability;
 use mqcore_broker::record::{
     NUMBERS_KEY, Record, channel_key, encode_channel, encode_intake, encode_numbers, encode_put,
-    encode_queue, intake_key, queue_key,
+    encode_queue, encode_router, intake_key, queue_key, router_key,
 };
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
@@ -296,6 +296,10 @@ impl Writer {
             Record::Numbers(below) => self.journal.define(NUMBERS_KEY, &encode_numbers(*below)),
             Record::RemoveChannel(name) => self.journal.undefine(&channel_key(name)),
             Record::RemoveQueue(queue) => self.journal.undefine(&queue_key(queue)),
+            Record::DefineRouter(router) => {
+                self.journal.define(&router_key(&router.name), &encode_router(router))
+            }
+            Record::RemoveRouter(name) => self.journal.undefine(&router_key(name)),
         }
     }
 

@@ -6,7 +6,7 @@
 use std::fmt::{self, Display, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use mqcore_broker::stats::{DropReason, QueueInformation, Survey};
+use mqcore_broker::stats::{DropReason, QueueInformation, RouterCounts, Survey};
 use mqcore_session::any::Protocol;
 use mqcore_tls::refusal::Refusal;
 
@@ -28,6 +28,7 @@ pub(crate) fn render(hub: &Hub, survey: &Survey, uptime_seconds: f64, per_queue:
     page.sample("mqcore_uptime_seconds", &[], uptime_seconds);
     messages(&mut page, survey);
     topics(&mut page, survey);
+    routers(&mut page, survey);
     connections(&mut page, hub);
     authority(&mut page, hub);
     tls(&mut page, &hub.tls);
@@ -158,6 +159,29 @@ fn topics(page: &mut Page, survey: &Survey) {
         [(DropReason::NoConsumer, stats.dropped_no_consumer), (DropReason::Slow, stats.dropped_slow)]
     {
         page.sample("mqcore_topic_messages_dropped_total", &[("reason", &reason.as_str())], count);
+    }
+}
+
+fn routers(page: &mut Page, survey: &Survey) {
+    let mut sum = RouterCounts::default();
+    for (_, counts) in &survey.router_counts {
+        sum.add(counts);
+    }
+    page.family("mqcore_routers", "gauge", "Routers.");
+    page.sample("mqcore_routers", &[], survey.routers.len());
+    page.family(
+        "mqcore_router_messages_total",
+        "counter",
+        "Messages that came to routers and what became of them; no-consumer: no binding took them; late: a handler did \
+         not say where they go.",
+    );
+    for (outcome, count) in [
+        ("in", sum.received),
+        ("routed", sum.routed),
+        ("no-consumer", sum.dropped_no_consumer),
+        ("late", sum.errors),
+    ] {
+        page.sample("mqcore_router_messages_total", &[("outcome", &outcome)], count);
     }
 }
 

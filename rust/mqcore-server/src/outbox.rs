@@ -34,6 +34,7 @@ pub(crate) fn event_bytes(event: &Event) -> usize {
         | Event::Cached { message, .. }
         | Event::Direct { message, .. }
         | Event::Published { message, .. }
+        | Event::Routed { message, .. }
         | Event::DirectRefused { message, .. }
         | Event::DirectAcknowledged(message)
         | Event::Responded(message) => PLAIN + message.memory_bytes(),

@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use mqcore_broker::broker::{BrokerConfig, HandlerSpec};
-use mqcore_broker::id::{HandlerId, QueueAddress};
+use mqcore_broker::id::{HandlerId, QueueAddress, RouterName};
 use mqcore_broker::policy;
+use mqcore_broker::router::RouterDefinition;
 use mqcore_broker::stats::{Survey, Waiting};
 use mqcore_tls::error::TlsConfigError;
 use mqcore_tls::listener::Loaded;
@@ -162,13 +163,18 @@ impl Server {
         let mut opened = recovered.into_iter().flat_map(|recovered| recovered.shards);
         let mut engines = Vec::new();
         for shard in 0..hub.shards.len() {
-            let config = broker_config(&config, shard, hub.shards.len(), &seeds);
-            let mut engine = Engine::new(config, &handlers, &hub, Arc::clone(&port));
+            let terms = broker_config(&config, shard, hub.shards.len(), &seeds);
+            let mut engine = Engine::new(terms, &handlers, &hub, Arc::clone(&port));
             if let Some((opened, directory)) = opened.next().zip(directory.clone()) {
                 let Opened { journal, had, .. } = opened;
                 let writer = JournalWriter::start(shard, journal, &hub, directory)
                     .map_err(|source| StartError::Thread { source })?;
                 engine.restore(had, writer);
+            }
+            for router in &config.routers {
+                if router.name.shard(hub.shards.len()) == shard {
+                    engine.define_router(router.clone());
+                }
             }
             engines.push(engine);
         }
@@ -258,6 +264,24 @@ impl Server {
         }
         self.inner.hub.moved();
         id
+    }
+
+    /// Puts a router in the place of the one of its name, if there is one. It is the program's: nothing of it is saved.
+    pub fn set_router(&self, router: RouterDefinition) {
+        let name = router.name.clone();
+        self.tell_router(name, Some(Box::new(router)));
+    }
+
+    /// Removes a router; fine if there is none.
+    pub fn remove_router(&self, name: &RouterName) {
+        self.tell_router(name.clone(), None);
+    }
+
+    fn tell_router(&self, name: RouterName, router: Option<Box<RouterDefinition>>) {
+        let hub = &self.inner.hub;
+        let shard = name.shard(hub.shards.len());
+        hub.shards[shard].send_urgent(Urgent::Router(name, router));
+        hub.moved();
     }
 
     /// The id by which questions name the handler of this key.

@@ -623,7 +623,7 @@ impl HandlerPort for Slow {
         let (delay, answers) = (self.delay, Arc::clone(answers));
         std::thread::spawn(move || {
             std::thread::sleep(delay);
-            let go_on = |question: Question| Answer { id: question.id, result: Ok(Decision::ALLOW) };
+            let go_on = |question: Question| Answer::new(question.id, Ok(Decision::ALLOW));
             answers.answer(questions.into_iter().map(go_on).collect());
         });
     }
