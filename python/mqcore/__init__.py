@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mqcore.errors import MqcoreError
     from mqcore.handlers import DeliveryHandler, PutBack, SendAck
     from mqcore.routing import BindingHandler, Router
+    from mqcore.tls import Listener, ListenerTLS, TLSConfig
 
 __all__ = [
     "Acknowledgement",
@@ -46,6 +47,8 @@ __all__ = [
     "DeliveryHandler",
     "Durability",
     "Interaction",
+    "Listener",
+    "ListenerTLS",
     "Message",
     "MqcoreError",
     "PutBack",
@@ -56,6 +59,7 @@ __all__ = [
     "Router",
     "RouterOptions",
     "SendAck",
+    "TLSConfig",
     "__version__",
     "connect",
 ]
@@ -88,6 +92,7 @@ _MODULES = {
     "mqcore.errors": ("MqcoreError",),
     "mqcore.handlers": ("DeliveryHandler", "PutBack", "SendAck"),
     "mqcore.routing": ("BindingHandler", "Router"),
+    "mqcore.tls": ("Listener", "ListenerTLS", "TLSConfig"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -45,6 +45,7 @@ from mqcore.config import (
 )
 from mqcore.handlers import DeliveryHandler
 from mqcore.routing import BindingHandlers, Routers
+from mqcore.tls import Listener, ListenerTLS
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -58,6 +59,7 @@ __all__ = [
     "Broker",
     "BrokerOptions",
     "BrokerStats",
+    "CertificateStats",
     "ChannelStats",
     "ClientStats",
     "DeliveryHandlers",
@@ -225,6 +227,24 @@ class TopicStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CertificateStats:
+    """What an encrypted listener shows."""
+
+    listener: str
+    """Its URL."""
+    subject: str
+    """The common name of the certificate's subject; empty if it has none."""
+    names: tuple[str, ...]
+    """Its alternative names, each with its kind: ``dns:broker.example``, ``ip:192.0.2.7``."""
+    fingerprint: str
+    """SHA-256 of the certificate, 64 hexadecimal digits."""
+    not_after: int
+    """The last second at which it, and what leads to its authority, is valid: Unix time."""
+    expires_in: int
+    """Seconds until then; negative once it is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerStats:
     """Everything at one moment."""
 
@@ -262,9 +282,19 @@ class BrokerOptions(TypedDict, total=False):
 
     listen: str | Sequence[str]
     admin: str | None
+    listener: Sequence[Listener]
+    tls: ListenerTLS | None
+    tls_handshakes_max: int
+    tls_expiry_warning: Duration
     data_dir: str | None
     history: bool
     history_bodies: bool
+    history_max_age: Duration
+    history_max_bytes: int
+    archive: bool
+    archive_interval: Duration
+    archive_max_age: Duration
+    archive_max_bytes: int
     allow_remote: bool
     shards: int
     channel: ChannelOptions
@@ -465,6 +495,20 @@ class Broker:
     async def aclose(self, grace: Duration = 5.0) -> None:
         """Stop like `stop`, without blocking the event loop."""
         await asyncio.shield(asyncio.to_thread(self.stop, grace))
+
+    def certificates(self) -> tuple[CertificateStats, ...]:
+        """Return what each encrypted listener shows now, the admin side among them."""
+        return tuple(
+            CertificateStats(**{**shown, "names": tuple(shown["names"])}) for shown in self._core.certificates()
+        )
+
+    def reload_tls(self) -> None:
+        """Read certificates, keys and client authorities again, of every encrypted listener.
+
+        Who connects from now on is shown what is new; who is connected stays so. `mqcore serve` does this on SIGHUP.
+        Raises `ConfigError` if files cannot be used: their listener keeps what it had, the others have what is new.
+        """
+        self._core.reload_tls()
 
     def wait(self, timeout: Duration | None = None) -> bool:
         """Block until the broker is stopped by another thread, or for `timeout`; return whether it is.

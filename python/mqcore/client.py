@@ -25,6 +25,7 @@ import dataclasses
 import inspect
 import itertools
 import logging
+import re
 import warnings
 import weakref
 from collections import deque
@@ -38,6 +39,7 @@ import msgspec
 
 from mqcore import _core, bodies, errors
 from mqcore.config import ChannelOptions, Duration, QueueOptions, seconds
+from mqcore.tls import TLSConfig
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
         user: str | None
         password: str | None
         properties: Mapping[str, str]
+        tls: TLSConfig | None
         connect_timeout: Duration
         patience: Duration
         request_timeout: Duration
@@ -138,6 +141,8 @@ class ClientOptions:
     """That user's password."""
     properties: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Anything else to tell in the handshake."""
+    tls: TLSConfig | None = None
+    """Whom it trusts and what it proves on ``tmqps://``, unless the URL says it. Default whom the system trusts."""
     connect_timeout: Duration = 5.0
     """How long one attempt to connect may take."""
     patience: Duration = 0.0
@@ -202,9 +207,10 @@ def without_credentials(urls: Sequence[str], options: ClientOptions) -> tuple[li
     plain = []
     for url in urls:
         scheme, separator, rest = url.partition("://")
-        place, slash, path = rest.partition("/")
+        # What stands before the host ends before any path or option, which may have an @ of their own.
+        place = re.split("[/?]", rest, maxsplit=1)[0]
         shown, at, host = place.rpartition("@")
-        plain.append(f"{scheme}{separator}{host}{slash}{path}")
+        plain.append(f"{scheme}{separator}{host}{rest[len(place) :]}")
         if at:
             user, colon, password = shown.partition(":")
             found.add(_basic(unquote(user), unquote(password)) if colon else unquote(shown))
@@ -1154,9 +1160,10 @@ def connect(urls: str | Sequence[str] | Broker = DEFAULT_URL, **options: Unpack[
 
     An embedded `mqcore.Broker` in the place of URLs is reached without a socket.
 
-    Keyword arguments are the fields of `ClientOptions`. Raises `ConnectFailed` if no broker is there, `AuthFailed` if
-    it does not let the client in. From then on the connection is kept: lost ones are made again. A URL may say who the
-    client is: ``tmqp://user:password@host``, ``tmqp://token@host``.
+    Keyword arguments are the fields of `ClientOptions`. Raises `ConnectFailed` if no broker is there, `TLSError` or its
+    `CertificateError` if the two do not come to terms on TLS, `AuthFailed` if it does not let the client in. From then
+    on the connection is kept: lost ones are made again. A URL may say who
+    the client is: ``tmqp://user:password@host``, ``tmqp://token@host``.
     """
     return Client(*reached(urls, ClientOptions(**options)))
 

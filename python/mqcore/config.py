@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeAlias, TypeVar, Union
 
 from mqcore.errors import ConfigError
+from mqcore.tls import Listener, ListenerTLS
 
 __all__ = [
     "AuthorityOptions",
@@ -343,7 +344,15 @@ class BrokerConfig:
     listen: tuple[str, ...] = ()
     """URLs where clients connect, ``tmqp://127.0.0.1:2622``; port 0 picks a free one. Default nowhere."""
     admin: str | None = None
-    """URL of the admin side, ``http://127.0.0.1:2627``. Default nowhere."""
+    """URL of the admin side, ``http://127.0.0.1:2627`` or ``https://``. Default nowhere."""
+    listener: tuple[Listener, ...] = ()
+    """Further listeners, each with TLS of its own: ``[[listener]]`` in a file. Default none."""
+    tls: ListenerTLS | None = None
+    """What listeners with TLS show that name no files themselves. Default nothing, and such a listener is an error."""
+    tls_handshakes_max: int = 1024
+    """TLS handshakes under way at most; beyond that the oldest gives way. Default 1,024."""
+    tls_expiry_warning: Duration = timedelta(days=30)
+    """How long before its end a certificate is called about to expire in the log. Default 30 days."""
     data_dir: str | None = None
     """The directory for definitions and saved messages, made if it is missing. Default none: everything stays in
     memory, and queues whose policy saves refuse messages."""
@@ -351,6 +360,19 @@ class BrokerConfig:
     """Whether every step of every message's life is written down, in the data directory. Default no."""
     history_bodies: bool = True
     """Whether the history keeps the bodies of messages too, and not only their sizes. Default yes."""
+    history_max_age: Duration = 0.0
+    """How long the journal keeps history that is not archived; 0: for ever. Default 0."""
+    history_max_bytes: int = 2 * 1024 * 1024 * 1024
+    """Octets of history that the journal keeps at most; the oldest goes first. Default 2 GiB."""
+    archive: bool = True
+    """Whether history is carried over to Parquet files, in the directory ``archive`` of the data directory. Default
+    yes."""
+    archive_interval: Duration = 300.0
+    """How old history may become before it is archived even if there is little of it. Default 5 minutes."""
+    archive_max_age: Duration = 0.0
+    """How long the archive keeps a file, counted from the latest row in it; 0: for ever. Default 0."""
+    archive_max_bytes: int = 0
+    """Octets of the archive at most; the oldest files go first; 0: no limit. Default 0."""
     allow_remote: bool = False
     """Whether addresses other than loopback may be bound although nobody has to log in. Default no. Without meaning
     once there is a user, a token or an authenticator."""
@@ -381,7 +403,7 @@ class BrokerConfig:
     slow_consumer_timeout: Duration = 30.0
     """How long a consumer may be unable to take more before it is disconnected. Default 30 s."""
     handshake_timeout: Duration = 10.0
-    """How long a peer may take to say who it is. Default 10 s."""
+    """How long a peer may take for the TLS handshake, if there is one, and again to say who it is. Default 10 s."""
     ping_interval: Duration = 60.0
     """A peer from which nothing came for this long is pinged. Default 60 s."""
     pong_timeout: Duration = 10.0
@@ -524,16 +546,35 @@ _TABLES: Final = {"router": "routers", "binding": "bindings"}
 
 def _build(cls: type[Any], settings: Mapping[str, Any], path: str) -> Any:
     fields = {entry.name: entry for entry in dataclasses.fields(cls)}
+    hints = typing.get_type_hints(cls)
     arguments = {}
     for written, value in settings.items():
         key = _TABLES.get(written, written)
         if key not in fields:
             known = ", ".join(sorted(fields))
             raise ConfigError(f"there is no setting {path + written!r}; there are: {known}")
-        inner: Any = fields[key].default_factory
-        nested = dataclasses.is_dataclass(inner) and isinstance(value, Mapping)
-        arguments[key] = _build(inner, value, f"{path}{key}.") if nested else value
+        arguments[key] = _nested(hints[key], value, f"{path}{key}.")
+    missing = [entry.name for entry in fields.values() if _is_required(entry) and entry.name not in arguments]
+    if missing:
+        raise ConfigError(f"the setting {path + missing[0]!r} is missing")
     return cls(**arguments)
+
+
+def _is_required(entry: dataclasses.Field[Any]) -> bool:
+    return entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
+
+
+def _nested(hint: Any, value: Any, path: str) -> Any:
+    """Make a table what its field's type says; what is no table stays as it is."""
+    choices = typing.get_args(hint) or (hint,)
+    inner = next((choice for choice in choices if dataclasses.is_dataclass(choice)), None)
+    if inner is None:
+        return value
+    if isinstance(value, Mapping):
+        return _build(typing.cast("type[Any]", inner), value, path)
+    if isinstance(value, list):
+        return [_nested(inner, entry, path) for entry in value]
+    return value
 
 
 def _check(options: Any) -> None:

@@ -7,6 +7,7 @@ comes from the part of the broker that hands out the channel's messages, behind 
 from __future__ import annotations
 
 import json
+import ssl
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -61,8 +62,8 @@ def vector(name: str) -> bytes:
 class Client(TmqpPeer):
     """One connection. `octets` are those of the frame that was received last."""
 
-    def __init__(self, host: str, port: int, *, timeout: float = 10.0) -> None:
-        super().__init__(host, port, timeout=timeout)
+    def __init__(self, host: str, port: int, *, timeout: float = 10.0, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(host, port, timeout=timeout, tls=tls)
         self.octets = b""
         self._buffer = bytearray()
         self._frame = bytearray()
@@ -319,7 +320,7 @@ Eventually = Callable[[Callable[[], bool]], None]
 
 def address(broker: mqcore.Broker) -> tuple[str, int]:
     """Host and port of a broker's first listener."""
-    host, _, port = broker.listeners[0].removeprefix("tmqp://").rpartition(":")
+    host, _, port = broker.listeners[0].partition("://")[2].rpartition(":")
     return host, int(port)
 
 

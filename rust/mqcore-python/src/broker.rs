@@ -15,7 +15,7 @@ use mqcore_broker::stats::Waiting;
 use mqcore_client::config::LocalFactory;
 use mqcore_server::address::Listening;
 use mqcore_server::config::{Config, Protocol};
-use mqcore_server::server::Server;
+use mqcore_server::server::{ListenerCertificate, Server};
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -394,6 +394,28 @@ impl Broker {
             running.server.remove_router(&name);
         }
         Ok(())
+    }
+
+    /// What each encrypted listener shows, as plain dicts.
+    fn certificates<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let shown = self.running("show its certificates")?.server.certificates();
+        let describe = |certificate: ListenerCertificate| {
+            let dict = PyDict::new(py);
+            dict.set_item("listener", certificate.url)?;
+            dict.set_item("subject", certificate.subject)?;
+            dict.set_item("names", certificate.names)?;
+            dict.set_item("fingerprint", certificate.fingerprint)?;
+            dict.set_item("not_after", certificate.not_after)?;
+            dict.set_item("expires_in", certificate.expires_in)?;
+            Ok(dict)
+        };
+        shown.into_iter().map(describe).collect()
+    }
+
+    /// Reads certificates and keys again.
+    fn reload_tls(&self, py: Python<'_>) -> PyResult<()> {
+        let running = self.running("read its certificates again")?;
+        py.detach(|| running.server.reload_certificates()).map_err(|failed| error::reload(&failed))
     }
 
     /// What all shards know, as plain dicts.

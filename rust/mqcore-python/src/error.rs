@@ -6,7 +6,7 @@ use mqcore_server::authority::store::{RecordError, StoreError};
 use mqcore_server::backup::BackupError;
 use mqcore_server::config::ConfigError as ServerConfigError;
 use mqcore_server::data_dir::{DataDirError, JournalError};
-use mqcore_server::server::StartError;
+use mqcore_server::server::{ReloadError, StartError};
 use mqcore_wire::error::WireError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -53,6 +53,12 @@ pub(crate) fn authority(error: &StoreError) -> PyErr {
         StoreError::Record(RecordError::Missing { .. }) => AuthorityMissing::new_err(error.to_string()),
         _ => AuthorityError::new_err(error.to_string()),
     }
+}
+
+/// Why listeners go on with the certificates that they had.
+pub(crate) fn reload(errors: &[ReloadError]) -> PyErr {
+    let words: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    ConfigError::new_err(words.join("; "))
 }
 
 /// What is wrong with a setting.

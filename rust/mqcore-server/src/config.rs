@@ -91,7 +91,48 @@ pub struct Config {
     /// What this broker is among others. Default nothing: it stands alone, and other brokers are clients like any.
     pub node: Option<NodeConfig>,
     /// Whether, and how, what happens to each message is written down. Needs a data directory. Default no.
-    pub history: Option<HistoryOptions>,
+    pub history: Option<HistoryConfig>,
+}
+
+/// What becomes of the history.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HistoryConfig {
+    /// What of it is kept.
+    pub options: HistoryOptions,
+    /// How long the journal keeps history that is not archived. `None`: for ever. Default for ever.
+    pub max_age: Option<Duration>,
+    /// Octets of history that the journals of all shards keep together; the oldest goes first. Default 2 GiB.
+    pub max_bytes: u64,
+    /// Whether, and how, history is carried over to Parquet files. Default yes.
+    pub archive: Option<ArchiveConfig>,
+}
+
+impl Default for HistoryConfig {
+    fn default() -> Self {
+        Self {
+            options: HistoryOptions::default(),
+            max_age: None,
+            max_bytes: 2 << 30,
+            archive: Some(ArchiveConfig::default()),
+        }
+    }
+}
+
+/// How history is archived, in the directory `archive` of the data directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ArchiveConfig {
+    /// How old history may become before it is archived even if there is little of it. Default 5 minutes.
+    pub interval: Duration,
+    /// How long the archive keeps a file. `None`: for ever. Default for ever.
+    pub max_age: Option<Duration>,
+    /// Octets of all files; the oldest go first. `None`: no limit. Default none.
+    pub max_bytes: Option<u64>,
+}
+
+impl Default for ArchiveConfig {
+    fn default() -> Self {
+        Self { interval: Duration::from_secs(300), max_age: None, max_bytes: None }
+    }
 }
 
 /// Shards at most: connections remember in the bits of a small number which shards wait for them.
@@ -468,7 +509,7 @@ mod tests {
         let limits = Limits { frame_bytes_max: 1 << 30, ..Limits::default() };
         let broken = Config { limits, data_dir: Some("data".into()), ..Config::default() };
         assert!(matches!(broken.check(), Err(ConfigError::OutOfRange { name: "frame_bytes_max", .. })));
-        let broken = Config { history: Some(HistoryOptions::default()), ..Config::default() };
+        let broken = Config { history: Some(HistoryConfig::default()), ..Config::default() };
         assert_eq!(broken.check(), Err(ConfigError::HistoryNowhere));
         let broken = Config { output_bytes_max: 1, ..Config::default() };
         assert!(matches!(broken.check(), Err(ConfigError::OutOfRange { name: "output_bytes_max", .. })));

@@ -597,6 +597,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         let consumed = *result.as_ref().unwrap_or(&octets.len());
         self.keep(&octets[consumed..]);
         self.usual_commands = commands.len();
+        if result.is_err() && !self.welcomed && matches!(octets, [0x16, 3, ..]) {
+            tracing::info!(
+                connection = self.outbox.connection.0,
+                "it speaks TLS, and this listener does not: write its URL with an 's', or the client's without"
+            );
+        }
         // What was decoded before an error was asked for in good faith.
         if self.gate.is_open() {
             self.route(commands, consumed);

@@ -36,6 +36,7 @@ pub(crate) fn render(hub: &Hub, survey: &Survey, uptime_seconds: f64, per_queue:
     nodes(&mut page, hub, survey);
     journal(&mut page, hub);
     history(&mut page, hub);
+    archive(&mut page, hub);
     if per_queue {
         queues(&mut page, survey);
     }
@@ -306,6 +307,53 @@ fn history(page: &mut Page, hub: &Hub) {
             counters.missed.get(),
         ),
         ("mqcore_history_missing", "gauge", "Shards whose history misses steps now.", counters.missing()),
+    ] {
+        page.family(name, kind, help);
+        page.sample(name, &[], value);
+    }
+}
+
+fn archive(page: &mut Page, hub: &Hub) {
+    let counters = &hub.counters.archive;
+    let gauge = |value: &AtomicU64| value.load(Ordering::Relaxed);
+    let waiting = counters.waiting.iter().map(gauge).sum();
+    for (name, kind, help, value) in [
+        (
+            "mqcore_archive_rounds_total",
+            "counter",
+            "Rounds that carried history over.",
+            counters.rounds.get(),
+        ),
+        ("mqcore_archive_rows_total", "counter", "Rows written to the archive.", counters.rows.get()),
+        ("mqcore_archive_written_bytes_total", "counter", "Octets written to it.", counters.bytes.get()),
+        (
+            "mqcore_archive_missing_total",
+            "counter",
+            "Notes that were gone or unreadable before they could be archived.",
+            counters.missing.get(),
+        ),
+        ("mqcore_archive_failures_total", "counter", "Rounds that failed.", counters.failures.get()),
+        (
+            "mqcore_archive_removed_files_total",
+            "counter",
+            "Files that retention removed.",
+            counters.removed_files.get(),
+        ),
+        (
+            "mqcore_archive_removed_bytes_total",
+            "counter",
+            "Octets that retention removed.",
+            counters.removed_bytes.get(),
+        ),
+        (
+            "mqcore_archive_failing",
+            "gauge",
+            "1 while archiving fails: look at the log.",
+            gauge(&counters.failing),
+        ),
+        ("mqcore_archive_files", "gauge", "Files of the archive.", gauge(&counters.files)),
+        ("mqcore_archive_bytes", "gauge", "Octets of the archive.", gauge(&counters.file_bytes)),
+        ("mqcore_archive_waiting_notes", "gauge", "Notes that are not archived yet.", waiting),
     ] {
         page.family(name, kind, help);
         page.sample(name, &[], value);

@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 
 use crate::address::{AdminAddress, Listening};
 use crate::admin::{self, Admin};
+use crate::archiver::Archiver;
 use crate::authority::store::StoreError;
 use crate::authority::{Authority, LOOK_INTERVAL};
 use crate::backup::{Backup, BackupDesk, BackupError};
@@ -32,7 +33,7 @@ use crate::data_dir::{DataDir, DataDirError, Opened};
 use crate::engine::Engine;
 use crate::handler::HandlerPort;
 use crate::hub::{Hub, SessionTerms};
-use crate::journal_writer::JournalWriter;
+use crate::journal_writer::{HistoryTerms, JournalWriter};
 use crate::listener::{self, Socket, TlsSocket};
 use crate::nodes::OpenedNodes;
 use crate::outbox::Order;
@@ -161,13 +162,15 @@ impl Server {
         }
         let seeds = RandomState::new();
         let mut opened = recovered.into_iter().flat_map(|recovered| recovered.shards);
+        let archiver = start_archiver(&config, &hub, directory.as_ref())?;
+        let terms = HistoryTerms::new(config.history.as_ref(), hub.shards.len(), archiver);
         let mut engines = Vec::new();
         for shard in 0..hub.shards.len() {
             let terms = broker_config(&config, shard, hub.shards.len(), &seeds);
             let mut engine = Engine::new(terms, &handlers, &hub, Arc::clone(&port));
             if let Some((opened, directory)) = opened.next().zip(directory.clone()) {
                 let Opened { journal, had, .. } = opened;
-                let writer = JournalWriter::start(shard, journal, &hub, directory)
+                let writer = JournalWriter::start(shard, journal, &hub, directory, terms.clone())
                     .map_err(|source| StartError::Thread { source })?;
                 engine.restore(had, writer);
             }
@@ -460,6 +463,18 @@ fn read_shard(directory: &DataDir, shard: usize, now_ms: u64) -> Result<Opened, 
     Ok(opened)
 }
 
+/// Starts the thread that archives, if there is history to archive.
+fn start_archiver(
+    config: &Config,
+    hub: &Arc<Hub>,
+    directory: Option<&Arc<DataDir>>,
+) -> Result<Option<Archiver>, StartError> {
+    let archive = config.history.as_ref().and_then(|history| history.archive.as_ref());
+    let Some((archive, directory)) = archive.zip(directory) else { return Ok(None) };
+    let archiver = Archiver::start(archive.clone(), hub, Arc::clone(directory));
+    archiver.map(Some).map_err(|source| StartError::Thread { source })
+}
+
 /// What is bound, and what is shown there.
 struct Bound {
     listeners: Vec<(Socket, Listening)>,
@@ -536,7 +551,7 @@ fn broker_config(config: &Config, shard: usize, shards: usize, seeds: &RandomSta
         slow_consumer_timeout: config.slow_consumer_timeout,
         undecided_max: config.undecided_max,
         memory_watermark: config.memory_watermark / shards as u64,
-        history: config.history,
+        history: config.history.as_ref().map(|history| history.options),
         seed: seed.finish(),
     }
 }
