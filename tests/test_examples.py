@@ -17,6 +17,10 @@ SAYS = {
     "handler": ["with a schema: accepted", "without one: refused, none"],
     "consume": [f"{number} done at attempt {attempt}" for number, attempt in ((1, 1), (2, 1), (4, 1), (3, 2))],
     "request": ["17 characters"],
+    "routing": [
+        "alarms, only-first: @type:operator, alarms/1",
+        "orders, only-first: @handler:router orders, orders-elsewhere/1",
+    ],
 }
 
 

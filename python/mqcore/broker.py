@@ -316,6 +316,8 @@ class BrokerOptions(TypedDict, total=False):
     authority: AuthorityOptions
     user: Sequence[UserOptions]
     token: Sequence[TokenOptions]
+    limiter_keys_max: int
+    limiter_bytes_max: int
     routers: Sequence[RouterOptions]
     memory_watermark: int
 

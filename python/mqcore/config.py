@@ -410,6 +410,11 @@ class BrokerConfig:
     """How long after a ping something has to come. Default 10 s."""
     undecided_max: int = 100_000
     """Messages of one queue at most that wait for a handler's decision. Default 100,000."""
+    limiter_keys_max: int = 1 << 24
+    """Counters and buffers of the limiter at most; one more takes the place of the one that expires soonest.
+    Default 16,777,216."""
+    limiter_bytes_max: int = 2 << 30
+    """Octets at most that they take: 120 each, keys beyond 16 octets and values of buffers besides. Default 2 GiB."""
     routers: tuple[RouterOptions, ...] = ()
     """Routers that are there from the start, as they are written here whatever clients made of them before. In a file,
     ``[[router]]`` and ``[[router.binding]]``. Default none."""

@@ -48,6 +48,8 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         pong_timeout: duration(config, "pong_timeout")?,
         clock: if manual_clock { ClockConfig::Manual } else { ClockConfig::System },
         undecided_max: field(config, "undecided_max")?,
+        limiter_keys_max: field(config, "limiter_keys_max")?,
+        limiter_bytes_max: field(config, "limiter_bytes_max")?,
         memory_watermark: field(config, "memory_watermark")?,
         data_dir: field::<Option<PathBuf>>(config, "data_dir")?,
         authority: authority::config(&config.call_method0("_authority")?.extract::<String>()?)?,

@@ -485,9 +485,10 @@ mod tests {
     use crate::authority::{Authority, AuthorityConfig};
     use crate::backup::BackupDesk;
     use crate::clock::Clock;
-    use crate::config::ClockConfig;
+    use crate::config::{ClockConfig, Config};
     use crate::counters::Counters;
     use crate::hub::SessionTerms;
+    use crate::limits;
     use crate::registry::Registry;
     use crate::shard::{self, ShardInbox};
     use crate::shutdown::Shutdown;
@@ -526,6 +527,7 @@ mod tests {
             runtime: tokio::runtime::Handle::current(),
             backups: BackupDesk::new(1, None),
             activity: AtomicU64::new(0),
+            throttr: limits::directory(&Config::default(), &Clock::new(ClockConfig::System)),
         };
         (Arc::new(hub), inbox)
     }

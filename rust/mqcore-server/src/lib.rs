@@ -49,6 +49,7 @@ mod counters;
 mod engine;
 mod hub;
 mod journal_writer;
+mod limits;
 mod listener;
 mod metrics;
 mod outbox;

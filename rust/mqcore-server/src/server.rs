@@ -34,7 +34,8 @@ use crate::engine::Engine;
 use crate::handler::HandlerPort;
 use crate::hub::{Hub, SessionTerms};
 use crate::journal_writer::{HistoryTerms, JournalWriter};
-use crate::listener::{self, Socket, TlsSocket};
+use crate::limits;
+use crate::listener::{self, Socket, Spoken, TlsSocket};
 use crate::nodes::OpenedNodes;
 use crate::outbox::Order;
 use crate::registry::Registry;
@@ -124,6 +125,7 @@ impl Server {
         let mut recovered = recover(&config, clock.now().0).await?;
         let nodes = open_nodes(&config, recovered.as_mut(), clock.now().0)?;
         let count = recovered.as_ref().map_or(config.shard_count(), |recovered| recovered.directory.shards());
+        let throttr = limits::directory(&config, &clock);
         let (shards, inboxes): (Vec<_>, Vec<_>) = (0..count).map(|_| shard::channel()).unzip();
         let shutdown = Shutdown::new();
         let directory = recovered.as_ref().map(|recovered| Arc::clone(&recovered.directory));
@@ -152,6 +154,7 @@ impl Server {
             runtime: tokio::runtime::Handle::current(),
             backups: BackupDesk::new(count, recovered.as_ref().map(|recovered| &recovered.directory)),
             activity: AtomicU64::new(0),
+            throttr,
         });
         let admin_url = bound.admin.as_ref().map(|(_, address)| address.url());
         if let Some(Err(error)) =
@@ -163,14 +166,14 @@ impl Server {
         let seeds = RandomState::new();
         let mut opened = recovered.into_iter().flat_map(|recovered| recovered.shards);
         let archiver = start_archiver(&config, &hub, directory.as_ref())?;
-        let terms = HistoryTerms::new(config.history.as_ref(), hub.shards.len(), archiver);
+        let history = HistoryTerms::new(config.history.as_ref(), hub.shards.len(), archiver);
         let mut engines = Vec::new();
         for shard in 0..hub.shards.len() {
             let terms = broker_config(&config, shard, hub.shards.len(), &seeds);
             let mut engine = Engine::new(terms, &handlers, &hub, Arc::clone(&port));
             if let Some((opened, directory)) = opened.next().zip(directory.clone()) {
                 let Opened { journal, had, .. } = opened;
-                let writer = JournalWriter::start(shard, journal, &hub, directory, terms.clone())
+                let writer = JournalWriter::start(shard, journal, &hub, directory, history.clone())
                     .map_err(|source| StartError::Thread { source })?;
                 engine.restore(had, writer);
             }
@@ -189,9 +192,9 @@ impl Server {
             handler_id(&mut keys, &handler.key);
         }
         let mut listeners = Vec::new();
-        for (socket, listening) in bound.listeners {
+        for (socket, listening, spoken) in bound.listeners {
             let alive = hub.shutdown.enter();
-            tokio::spawn(listener::accept(socket, listening.protocol, Arc::clone(&hub), alive));
+            tokio::spawn(listener::accept(socket, spoken, Arc::clone(&hub), alive));
             listeners.push(listening);
         }
         let inner = Inner {
@@ -215,6 +218,7 @@ impl Server {
         if let Some(links) = links {
             links.start(&inner.hub);
         }
+        tokio::spawn(limits::sweep(Arc::clone(&inner.hub), inner.hub.shutdown.enter()));
         tokio::spawn(supervise(Arc::clone(&inner.hub), inner.hub.shutdown.enter()));
         tokio::spawn(watch_authority(Arc::clone(&inner.hub), inner.hub.shutdown.enter()));
         Ok(Self { inner: Arc::new(inner) })
@@ -477,7 +481,7 @@ fn start_archiver(
 
 /// What is bound, and what is shown there.
 struct Bound {
-    listeners: Vec<(Socket, Listening)>,
+    listeners: Vec<(Socket, Listening, Spoken)>,
     admin: Option<(admin::Door, AdminAddress)>,
 }
 
@@ -496,7 +500,8 @@ async fn bind_all(config: &Config, tls: &Tls, allow_remote: bool) -> Result<Boun
             }
             (socket, _) => socket,
         };
-        listeners.push((socket, listening));
+        let spoken = Spoken { protocol: listener.protocol, throttr: listener.throttr };
+        listeners.push((socket, listening, spoken));
     }
     let admin = match &config.admin {
         Some(admin) => Some(bind_admin(config, admin, tls, allow_remote).await?),
