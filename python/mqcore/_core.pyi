@@ -25,6 +25,7 @@ __all__ = [
     "Frame",
     "Headers",
     "Incoming",
+    "JournalHistory",
     "JournalMessages",
     "JournalSelection",
     "Membership",
@@ -389,6 +390,19 @@ def journal_compact(
 def journal_inspect(path: str, progress: Callable[[int, int, int], object], thorough: bool) -> dict[str, Any]: ...
 
 @final
+class JournalHistory:
+    """Steps of messages' lives, of one queue or of all."""
+
+    def __new__(cls, path: str, queue: str | None, progress: Callable[[int, int, int], object]) -> JournalHistory: ...
+    @property
+    def damaged(self) -> bool:
+        """Whether steps may be missing here."""
+    @property
+    def blocks(self) -> int:
+        """Blocks of steps in the journals."""
+    def write(self, path: str, table_format: str, progress: Callable[[int], object]) -> tuple[int, bool]: ...
+
+@final
 class JournalMessages:
     """Saved messages of one queue: its address, the message, attempts, and when it was received, in Unix ms."""
 
@@ -399,6 +413,7 @@ class JournalMessages:
     @property
     def count(self) -> int:
         """How many there were at first."""
+    def write(self, path: str, table_format: str, progress: Callable[[int], object]) -> int: ...
     def __iter__(self) -> JournalMessages: ...
     def __next__(self) -> tuple[str, Message, int, int]: ...
 
