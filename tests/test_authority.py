@@ -27,6 +27,7 @@ from mqcore.authority import Action, Authority, Hello, Identity
 from mqcore.client import ClientOptions, without_credentials
 from mqcore.config import AuthorityOptions, BrokerConfig, UserOptions
 from mqcore.sync import connect
+from throttr_peer import Cut, ThrottrPeer
 from tmqp_peer import PREAMBLE, TmqpPeer
 
 
@@ -324,6 +325,23 @@ def test_an_authority_is_registered_before_the_start_and_is_one() -> None:
         broker.authority = "everybody"  # type: ignore[assignment]
     with broker, pytest.raises(RuntimeError):
         broker.authority = Judge()
+
+
+@pytest.mark.parametrize(
+    ("anonymous", "let_in"), [((), False), (("push", "publish"), False), (("limit:mine/*",), False), (("limit",), True)]
+)
+def test_whoever_speaks_throttr_must_be_allowed_limits(anonymous: tuple[str, ...], let_in: bool) -> None:
+    user = UserOptions(name="ann", allow=("*",))
+    options = AuthorityOptions(audit="off", anonymous=anonymous)
+    with mqcore.Broker(listen="throttr://127.0.0.1:0", user=[user], authority=options) as broker:
+        host, port = broker.listeners[0].removeprefix("throttr://").partition("?")[0].rsplit(":", 1)
+        with ThrottrPeer((host, int(port))) as peer:
+            if let_in:
+                assert peer.status(peer.insert(b"key", 5, 60))
+                assert peer.query(b"key") is not None
+            else:
+                with pytest.raises((Cut, ConnectionError)):
+                    peer.status(peer.insert(b"key", 5, 60))
 
 
 @pytest.fixture(scope="module")
