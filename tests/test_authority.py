@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import signal
 import socket
 import struct
 import subprocess
@@ -20,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mqcore
-from conftest import clean_environment, wait_until
+from conftest import clean_environment, serving, wait_until
 from mqcore import errors
 from mqcore._core import AuthorityStore, hash_password
 from mqcore.authority import Action, Authority, Hello, Identity
@@ -94,6 +95,34 @@ def test_a_running_broker_takes_up_what_the_command_line_changes(tmp_path: Path)
             assert peer.is_closed_within(10)
         cli("user", "passwd", "ann", *place, given="another horse\n")
         wait_until(lambda: knock(broker, Client_Token="ann:another horse") == 202, what="the new password")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
+def test_a_broker_alone_reads_users_again_on_sighup_and_takes_an_authority(tmp_path: Path) -> None:
+    (tmp_path / "gatekeeper.py").write_text(
+        "from mqcore.authority import Authority, Identity\n"
+        "class Gatekeeper(Authority):\n"
+        "    def authenticate(self, hello):\n"
+        "        return Identity('friend') if hello.token == 'friend' else hello.identity\n"
+        "gatekeeper = Gatekeeper()\n"
+    )
+    store = AuthorityStore.of_data_dir(tmp_path)
+    listen = ("--listen", "tmqp://127.0.0.1:0")
+    with serving(*listen, "--app", "gatekeeper:gatekeeper", "--data-dir", str(tmp_path), cwd=tmp_path) as served:
+
+        def answer(token: str) -> int:
+            with TmqpPeer(*served.address) as peer:
+                return peer.hello(Client_Token=token).content_type
+
+        assert [answer("friend"), answer("foe")] == [202, 401]
+        _, token = store.add_token(json.dumps({"name": "t", "allow": ["*"]}))
+        served.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: answer(token) == 202, what="the new token")
+        (tmp_path / "authority.json").write_text("{")
+        served.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: any("users and tokens" in line for line in served.stderr_lines), what="the complaint")
+        assert answer(token) == 202
+        assert token not in "".join(served.stderr_lines)
 
 
 def test_users_of_the_configuration_log_in(tmp_path: Path) -> None:

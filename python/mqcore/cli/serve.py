@@ -229,7 +229,7 @@ def _say_ready(broker: Broker) -> None:
 
 
 class _Reload:
-    """Reads certificates again on SIGHUP, where the system has it, until the program ends."""
+    """Reads certificates, users and tokens again on SIGHUP, where the system has it, until the program ends."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -250,13 +250,20 @@ class _Reload:
             asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
 
     def _reload(self) -> None:
+        import contextlib
+        import logging
+
         from mqcore.errors import MqcoreError
 
-        try:
+        with contextlib.suppress(MqcoreError):
+            # The broker itself logs which listener keeps its certificate, and why.
             self._broker.reload_tls()
-        except MqcoreError:
-            # The broker itself has logged which listener keeps its certificate, and why.
-            return
+        try:
+            self._broker.reload_authority()
+        except MqcoreError as error:
+            logging.getLogger("mqcore.serve").error(
+                "users and tokens could not be read; those that were known go on to hold: %s", error
+            )
 
 
 class _Signals:
