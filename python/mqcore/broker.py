@@ -316,6 +316,8 @@ class BrokerOptions(TypedDict, total=False):
     authority: AuthorityOptions
     user: Sequence[UserOptions]
     token: Sequence[TokenOptions]
+    publish_limit: str | None
+    connect_limit: str | None
     limiter_keys_max: int
     limiter_bytes_max: int
     routers: Sequence[RouterOptions]

@@ -410,6 +410,11 @@ class BrokerConfig:
     """How long after a ping something has to come. Default 10 s."""
     undecided_max: int = 100_000
     """Messages of one queue at most that wait for a handler's decision. Default 100,000."""
+    publish_limit: str | None = None
+    """How often one client may publish, ``"1000/s"`` or ``"6000/1m"``; more is refused with the time after which to try
+    again. Default no limit."""
+    connect_limit: str | None = None
+    """How often one address may connect and say who it is, written likewise. Default no limit."""
     limiter_keys_max: int = 1 << 24
     """Counters and buffers of the limiter at most; one more takes the place of the one that expires soonest.
     Default 16,777,216."""

@@ -12,6 +12,7 @@ use mqcore_server::config::{
     ArchiveConfig, ClientCertificates, ClockConfig, Config, Encryption, HistoryConfig, ListenerConfig,
     ListenerTls,
 };
+use mqcore_server::guard::Limit;
 use mqcore_wire::codec::Limits;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -48,6 +49,8 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         pong_timeout: duration(config, "pong_timeout")?,
         clock: if manual_clock { ClockConfig::Manual } else { ClockConfig::System },
         undecided_max: field(config, "undecided_max")?,
+        publish_limit: rate_limit(config, "publish_limit")?,
+        connect_limit: rate_limit(config, "connect_limit")?,
         limiter_keys_max: field(config, "limiter_keys_max")?,
         limiter_bytes_max: field(config, "limiter_bytes_max")?,
         memory_watermark: field(config, "memory_watermark")?,
@@ -180,6 +183,13 @@ where
         let broken: PyErr = broken.into();
         error::ConfigError::new_err(format!("{name} cannot be {value}: {broken}"))
     })
+}
+
+fn rate_limit(config: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Limit>> {
+    let text: Option<String> = field(config, name)?;
+    text.map(|text| text.parse::<Limit>())
+        .transpose()
+        .map_err(|broken| error::ConfigError::new_err(format!("{name}: {broken}")))
 }
 
 fn duration(config: &Bound<'_, PyAny>, name: &str) -> PyResult<Duration> {
