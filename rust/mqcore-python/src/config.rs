@@ -8,7 +8,6 @@ use mqcore_broker::history::HistoryOptions;
 use mqcore_broker::id::QueueAddress;
 use mqcore_broker::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges, Status};
 use mqcore_broker::router::RouterDefinition;
-use mqcore_server::authority::AuthorityConfig;
 use mqcore_server::config::{
     ArchiveConfig, ClientCertificates, ClockConfig, Config, Encryption, HistoryConfig, ListenerConfig,
     ListenerTls,
@@ -18,7 +17,7 @@ use mqcore_wire::codec::Limits;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use crate::{error, routing};
+use crate::{authority, error, routing};
 
 /// Reads a `mqcore.BrokerConfig`.
 pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<Config> {
@@ -56,8 +55,8 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         limiter_bytes_max: field(config, "limiter_bytes_max")?,
         memory_watermark: field(config, "memory_watermark")?,
         data_dir: field::<Option<PathBuf>>(config, "data_dir")?,
+        authority: authority::config(&config.call_method0("_authority")?.extract::<String>()?)?,
         routers: routers(config)?,
-        authority: AuthorityConfig::default(),
         history: history(config)?,
         tls: field::<Option<Bound<'_, PyAny>>>(config, "tls")?.as_ref().map(listener_tls).transpose()?,
         tls_handshakes_max: field(config, "tls_handshakes_max")?,
