@@ -1,6 +1,8 @@
 """The Rust core. Import these names from `mqcore`, not from here."""
 
+import os
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal, TypeVar, final, overload
 
 from mqcore.client import ClientOptions
@@ -9,6 +11,8 @@ from mqcore.handlers import PutBack, SendAck
 
 __all__ = [
     "Acknowledgement",
+    "AuthorityReply",
+    "AuthorityStore",
     "BackupArchive",
     "Broker",
     "Burst",
@@ -34,6 +38,7 @@ __all__ = [
     "__version__",
     "connect",
     "end_delivering",
+    "hash_password",
     "join_strays",
     "journal_compact",
     "journal_inspect",
@@ -208,6 +213,34 @@ class Burst:
     def abandon(self) -> None: ...
 
 @final
+class AuthorityReply:
+    """The way back for one answer of an authority."""
+
+    @property
+    def method(self) -> str: ...
+    def settle(self, result: object) -> None: ...
+    def fail(self) -> None: ...
+
+@final
+class AuthorityStore:
+    """The file of users and tokens of a broker, stopped or running."""
+
+    def __new__(cls, path: str | os.PathLike[str]) -> AuthorityStore: ...
+    @staticmethod
+    def of_data_dir(directory: str | os.PathLike[str]) -> AuthorityStore: ...
+    @property
+    def path(self) -> Path: ...
+    def show(self) -> str: ...
+    def add_user(self, user: str, password: str | None = None) -> None: ...
+    def set_password(self, name: str, password: str) -> None: ...
+    def remove_user(self, name: str) -> None: ...
+    def add_token(self, token: str) -> tuple[str, str]: ...
+    def remove_token(self, id: str) -> None: ...  # noqa: A002
+
+def hash_password(password: str) -> str:
+    """Return the hash of a password, as configurations hold it."""
+
+@final
 class Broker:
     """What `mqcore.Broker` stands on."""
 
@@ -231,6 +264,15 @@ class Broker:
         fallback: Decision,
         submit: Callable[[Burst], None],
     ) -> None: ...
+    def set_authority(
+        self,
+        authenticate: Callable[..., object] | None,
+        authorize: Callable[..., object] | None,
+        timeout: float,
+        cache: float,
+        submit: Callable[[list[tuple[Awaitable[object], AuthorityReply]]], None],
+    ) -> None: ...
+    def reload_authority(self) -> None: ...
     def set_router(self, options: RouterOptions) -> None: ...
     def remove_router(self, name: str) -> None: ...
     def certificates(self) -> list[dict[str, Any]]: ...

@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import base64
 import dataclasses
 import inspect
 import itertools
 import logging
+import re
 import warnings
 import weakref
 from collections import deque
@@ -31,6 +33,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeAlias, TypeVar, Unpack, overload
+from urllib.parse import unquote
 
 import msgspec
 
@@ -49,6 +52,8 @@ if TYPE_CHECKING:
         name: str | None
         kind: str | None
         token: str | None
+        user: str | None
+        password: str | None
         properties: Mapping[str, str]
         tls: TLSConfig | None
         connect_timeout: Duration
@@ -131,8 +136,12 @@ class ClientOptions:
     """A name that several clients may share; reached as ``@name:NAME``."""
     kind: str | None = None
     """What sort of program it is; reached as ``@type:KIND``."""
-    token: str | None = None
-    """What authenticates it."""
+    token: str | None = dataclasses.field(default=None, repr=False)
+    """What authenticates it: a token of the broker's, or whatever its authenticator knows."""
+    user: str | None = None
+    """A user of the broker's, instead of a token."""
+    password: str | None = dataclasses.field(default=None, repr=False)
+    """That user's password."""
     properties: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Anything else to tell in the handshake."""
     tls: TLSConfig | None = None
@@ -177,6 +186,42 @@ class ClientOptions:
         ):
             object.__setattr__(self, name, seconds(getattr(self, name)))
         object.__setattr__(self, "properties", list(dict(self.properties).items()))
+        if (self.user is None) != (self.password is None):
+            raise errors.ConfigError("a user needs a password, and a password a user")
+        if self.user is not None and self.password is not None:
+            if self.token is not None:
+                raise errors.ConfigError("give a token, or a user and a password, not both")
+            object.__setattr__(self, "token", _basic(self.user, self.password))
+
+
+def _basic(user: str, password: str) -> str:
+    """Return a user and a password as one text, in the form that HTTP has for it."""
+    if ":" in user:
+        raise errors.ConfigError(f"a user's name has no colon, as {user!r} has")
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode("ascii")
+
+
+def without_credentials(urls: Sequence[str], options: ClientOptions) -> tuple[list[str], ClientOptions]:
+    """Take ``user:password@`` or ``token@`` out of URLs, into the options.
+
+    Raises `ConfigError` if URLs disagree, or if the options say who it is too.
+    """
+    found: set[str] = set()
+    plain = []
+    for url in urls:
+        scheme, separator, rest = url.partition("://")
+        # What stands before the host ends before any path or option, which may have an @ of their own.
+        place = re.split("[/?]", rest, maxsplit=1)[0]
+        shown, at, host = place.rpartition("@")
+        plain.append(f"{scheme}{separator}{host}{rest[len(place) :]}")
+        if at:
+            user, colon, password = shown.partition(":")
+            found.add(_basic(unquote(user), unquote(password)) if colon else unquote(shown))
+    if not found:
+        return plain, options
+    if len(found) > 1 or options.token is not None:
+        raise errors.ConfigError("say once who the client is: the same in every URL, or as token, user and password")
+    return plain, dataclasses.replace(options, token=found.pop())
 
 
 @dataclass(frozen=True, slots=True)
@@ -1193,9 +1238,10 @@ def connect(urls: str | Sequence[str] | Broker = DEFAULT_URL, **options: Unpack[
 
     Keyword arguments are the fields of `ClientOptions`. Raises `ConnectFailed` if no broker is there, `TLSError` or its
     `CertificateError` if the two do not come to terms on TLS, `AuthFailed` if it does not let the client in. From then
-    on the connection is kept: lost ones are made again.
+    on the connection is kept: lost ones are made again. A URL may say who
+    the client is: ``tmqp://user:password@host``, ``tmqp://token@host``.
     """
-    return Client(target_of(urls), ClientOptions(**options))
+    return Client(*reached(urls, ClientOptions(**options)))
 
 
 # --- shared with mqcore.sync ---------------------------------------------------------------------------------------
@@ -1219,13 +1265,15 @@ def warn_if_open(client: Any) -> None:
         client._abort()
 
 
-def target_of(urls: str | Sequence[str] | Broker) -> list[str] | _core.Broker:
-    """Return what the core connects to: a list of URLs, or an embedded broker."""
+def reached(
+    urls: str | Sequence[str] | Broker, options: ClientOptions
+) -> tuple[list[str] | _core.Broker, ClientOptions]:
+    """Return what the core connects to, a list of URLs or an embedded broker, and with which options."""
     if isinstance(urls, str):
-        return [urls]
+        return without_credentials([urls], options)
     from mqcore.broker import Broker
 
-    return urls._core if isinstance(urls, Broker) else list(urls)
+    return (urls._core, options) if isinstance(urls, Broker) else without_credentials(urls, options)
 
 
 def address(channel: str, id: int | None) -> str:  # noqa: A002 (as in the protocol)

@@ -699,6 +699,7 @@ def connect(urls: str | Sequence[str] | Broker = DEFAULT_URL, **options: Unpack[
 
     Keyword arguments are the fields of `mqcore.client.ClientOptions`. Raises `ConnectFailed` if no broker is there,
     `TLSError` or its `CertificateError` if the two do not come to terms on TLS, `AuthFailed` if it does not let the
-    client in. From then on the connection is kept: lost ones are made again.
+    client in. From then on the connection is kept: lost ones are made again. A URL may say who
+    the client is: ``tmqp://user:password@host``, ``tmqp://token@host``.
     """
-    return Client(shared.target_of(urls), ClientOptions(**options))
+    return Client(*shared.reached(urls, ClientOptions(**options)))

@@ -57,6 +57,7 @@ def run(arguments: Sequence[str]) -> int:
 def root() -> click.Group:
     """Put all commands together."""
     from mqcore.cli import (
+        authority,
         backup,
         channel,
         client,
@@ -85,6 +86,8 @@ def root() -> click.Group:
         router.router,
         client.client,
         errors.errors,
+        authority.user,
+        authority.token,
         journal.journal,
         backup.backup,
         backup.restore,
@@ -106,6 +109,14 @@ def root() -> click.Group:
                 expose_value=False,
             ),
             click.Option(
+                ["--token"],
+                metavar="TOKEN",
+                envvar="MQCORE_TOKEN",
+                help="What to show the broker. [env: MQCORE_TOKEN, which others cannot see in the list of processes]",
+                callback=_remember_token,
+                expose_value=False,
+            ),
+            click.Option(
                 ["--version"],
                 is_flag=True,
                 is_eager=True,
@@ -122,6 +133,10 @@ def root() -> click.Group:
 
 def _remember_url(ctx: click.Context, _option: click.Parameter, value: str | None) -> None:
     ctx.meta["mqcore.url"] = value
+
+
+def _remember_token(ctx: click.Context, _option: click.Parameter, value: str | None) -> None:
+    ctx.meta["mqcore.token"] = value
 
 
 def _print_version(ctx: click.Context, _option: click.Parameter, value: bool) -> None:

@@ -2,6 +2,7 @@
 //! its own.
 
 use mqcore_broker::id::NameError;
+use mqcore_server::authority::store::{RecordError, StoreError};
 use mqcore_server::backup::BackupError;
 use mqcore_server::config::ConfigError as ServerConfigError;
 use mqcore_server::data_dir::{DataDirError, JournalError};
@@ -11,6 +12,8 @@ use mqcore_wire::error::WireError;
 use pyo3::exceptions::{PyOSError, PyRuntimeError};
 use pyo3::prelude::*;
 
+pyo3::import_exception!(mqcore.errors, AuthorityError);
+pyo3::import_exception!(mqcore.errors, AuthorityMissing);
 pyo3::import_exception!(mqcore.errors, BadFrame);
 pyo3::import_exception!(mqcore.errors, Busy);
 pyo3::import_exception!(mqcore.errors, ConfigError);
@@ -37,9 +40,19 @@ pub(crate) fn wire(error: &WireError) -> PyErr {
 pub(crate) fn start(error: &StartError) -> PyErr {
     match error {
         StartError::Config(broken) => config(broken),
-        StartError::NotLoopback { .. } | StartError::Tls(_) => ConfigError::new_err(error.to_string()),
+        StartError::NotLoopback { .. } | StartError::Tls(_) | StartError::Authority(_) => {
+            ConfigError::new_err(error.to_string())
+        }
         StartError::Bind { .. } => ListenFailed::new_err(error.to_string()),
         _ => PyRuntimeError::new_err(error.to_string()),
+    }
+}
+
+/// Why users and tokens cannot be read or changed.
+pub(crate) fn authority(error: &StoreError) -> PyErr {
+    match error {
+        StoreError::Record(RecordError::Missing { .. }) => AuthorityMissing::new_err(error.to_string()),
+        _ => AuthorityError::new_err(error.to_string()),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The Python face of mqcore, as `mqcore._core`: what is exported, and nothing else.
 
 mod answers;
+mod authority;
 mod backup;
 pub mod broker;
 mod burst;
@@ -32,6 +33,8 @@ mod view;
 mod _core {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::authority::{AuthorityReply, AuthorityStore, hash_password};
     #[pymodule_export]
     use crate::backup::{BackupArchive, ZstdReader, ZstdWriter};
     #[pymodule_export]

@@ -18,6 +18,7 @@ use crate::backup::BackupDesk;
 use crate::clock::Clock;
 use crate::counters::Counters;
 use crate::failures::Failures;
+use crate::guard::Guard;
 use crate::nodes::Nodes;
 use crate::outbox::Outbox;
 use crate::registry::Registry;
@@ -49,6 +50,7 @@ pub(crate) struct Hub {
     pub(crate) activity: AtomicU64,
     /// What all Throttr sessions share: the store of limits among it.
     pub(crate) throttr: Arc<Directory>,
+    pub(crate) guard: Guard,
 }
 
 /// What holds for every session.

@@ -488,6 +488,7 @@ mod tests {
     use crate::config::{ClockConfig, Config};
     use crate::counters::Counters;
     use crate::failures::Failures;
+    use crate::guard::Guard;
     use crate::hub::SessionTerms;
     use crate::limits;
     use crate::registry::Registry;
@@ -529,6 +530,7 @@ mod tests {
             runtime: tokio::runtime::Handle::current(),
             backups: BackupDesk::new(1, None),
             activity: AtomicU64::new(0),
+            guard: Guard::default(),
             throttr: limits::directory(&Config::default(), &Clock::new(ClockConfig::System)),
         };
         (Arc::new(hub), inbox)

@@ -10,6 +10,7 @@
 //! | [`config`], [`address`] | what a server is started with, and where it listens |
 //! | [`server`] | start, look, settle, stop |
 //! | [`authority`] | who may do what: logins, the gate of each connection, the audit log |
+//! | [`guard`] | limits on publishing and connecting |
 //! | [`handler`] | the seam behind which delivery handlers run |
 //! | `listener`, `connection`, `output` | sockets: accepting, reading, writing |
 //! | `tls` | what encrypted listeners show, and handshakes |
@@ -38,6 +39,7 @@ pub mod config;
 pub mod data_dir;
 pub mod export;
 pub mod failures;
+pub mod guard;
 pub mod handler;
 pub mod inspection;
 pub mod nodes;
