@@ -29,6 +29,8 @@ def test_every_promise_of_the_demonstration_is_kept() -> None:
     for status in ("broadcast", "push", "roundrobin", "pull", "cache", "paused", "stopped"):
         assert f"library-{status}/0" in result.stdout
     assert "library-durable/0" in result.stdout
+    assert "north" in result.stdout
+    assert "archive" in result.stdout
     assert " NO" not in result.stdout
 
 

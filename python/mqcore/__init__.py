@@ -16,7 +16,17 @@ if TYPE_CHECKING:
     )
     from mqcore.broker import Broker
     from mqcore.client import Client, ClientOptions, connect
-    from mqcore.config import BrokerConfig, ChannelOptions, Durability, QueueOptions, QueueStatus
+    from mqcore.config import (
+        BrokerConfig,
+        ChannelOptions,
+        Durability,
+        MasterConfig,
+        NodeConfig,
+        NodeFilter,
+        NodeRule,
+        QueueOptions,
+        QueueStatus,
+    )
     from mqcore.errors import MqcoreError
     from mqcore.handlers import DeliveryHandler, PutBack, SendAck
 
@@ -32,8 +42,12 @@ __all__ = [
     "Delivery",
     "DeliveryHandler",
     "Durability",
+    "MasterConfig",
     "Message",
     "MqcoreError",
+    "NodeConfig",
+    "NodeFilter",
+    "NodeRule",
     "PutBack",
     "QueueOptions",
     "QueueStatus",
@@ -57,7 +71,17 @@ _MODULES = {
     ),
     "mqcore.broker": ("Broker",),
     "mqcore.client": ("Client", "ClientOptions", "connect"),
-    "mqcore.config": ("BrokerConfig", "ChannelOptions", "Durability", "QueueOptions", "QueueStatus"),
+    "mqcore.config": (
+        "BrokerConfig",
+        "ChannelOptions",
+        "Durability",
+        "MasterConfig",
+        "NodeConfig",
+        "NodeFilter",
+        "NodeRule",
+        "QueueOptions",
+        "QueueStatus",
+    ),
     "mqcore.errors": ("MqcoreError",),
     "mqcore.handlers": ("DeliveryHandler", "PutBack", "SendAck"),
 }

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
 from mqcore import _core, errors, handlers
-from mqcore.config import BrokerConfig, ChannelOptions, Duration, QueueOptions, seconds
+from mqcore.config import BrokerConfig, ChannelOptions, Duration, NodeConfig, QueueOptions, seconds
 from mqcore.handlers import DeliveryHandler
 
 if TYPE_CHECKING:
@@ -185,6 +185,7 @@ class BrokerOptions(TypedDict, total=False):
     data_dir: str | None
     history: bool
     history_bodies: bool
+    node: NodeConfig | None
     allow_remote: bool
     shards: int
     channel: ChannelOptions

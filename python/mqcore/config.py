@@ -23,7 +23,19 @@ from typing import Any, Final, Self, TypeAlias, Union
 
 from mqcore.errors import ConfigError
 
-__all__ = ["BrokerConfig", "ChannelOptions", "Durability", "Duration", "QueueOptions", "QueueStatus", "seconds"]
+__all__ = [
+    "BrokerConfig",
+    "ChannelOptions",
+    "Durability",
+    "Duration",
+    "MasterConfig",
+    "NodeConfig",
+    "NodeFilter",
+    "NodeRule",
+    "QueueOptions",
+    "QueueStatus",
+    "seconds",
+]
 
 Duration: TypeAlias = float | timedelta | str
 """Seconds, a timedelta, or text such as ``"30s"``."""
@@ -156,6 +168,97 @@ class ChannelOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRule:
+    """A rule about what is passed on. All that it names must hold; in texts, ``*`` stands for any characters."""
+
+    kinds: tuple[str, ...] = ()
+    """Of ``queue``, ``router``, ``direct``, ``acknowledge``, ``response``; empty: any."""
+    channel: str | None = None
+    """The channel of a queue message, or of its acknowledgement."""
+    queue: int | None = None
+    """The id of its queue."""
+    router: str | None = None
+    """The router of a router message."""
+    client_id: str | None = None
+    """The id of the client that produced it."""
+    client_name: str | None = None
+    """Its name; a master does not learn it."""
+    client_type: str | None = None
+    """Its type; a master does not learn it."""
+    node: str | None = None
+    """The name of the node that passes it on; only its master looks at that."""
+    header: str | None = None
+    """A header that it has,"""
+    value: str = "*"
+    """and what the header says."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+        kinds = {"queue", "router", "direct", "acknowledge", "response"}
+        if unknown := set(self.kinds) - kinds:
+            raise ConfigError(f"kinds: there is no {', '.join(sorted(unknown))}; there are: {', '.join(sorted(kinds))}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFilter:
+    """What is passed on to a master, or taken from a node. Without rules, everything."""
+
+    allow: tuple[NodeRule, ...] = ()
+    """If there are any, one of them must match."""
+    deny: tuple[NodeRule, ...] = ()
+    """None of them may match."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MasterConfig:
+    """A broker to which this one passes on what its clients produce."""
+
+    url: str
+    """``tmqp://host:port``, or ``tmqps://`` with ``?ca=FILE&cert=FILE&key=FILE&server_name=NAME``."""
+    token: str | None = None
+    """What this broker says there. Default nothing."""
+    send: NodeFilter = field(default_factory=NodeFilter)
+    """What is passed on. Default everything."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """What a broker is among others: a master of those that dial it, a slave of its own masters, or both."""
+
+    name: str = ""
+    """Its name, unique among the nodes that know each other. Default its id."""
+    accepts: bool = True
+    """Whether other brokers may pass on to this one. Default yes."""
+    token: str | None = None
+    """What they have to say then. Default nothing; where clients log in, nodes without a token are refused."""
+    accept: NodeFilter = field(default_factory=NodeFilter)
+    """What of theirs is taken. Default everything."""
+    masters: tuple[MasterConfig, ...] = ()
+    """Where this broker passes on, at most 32: configurations, or URLs. Default nowhere."""
+    keep_messages: bool = False
+    """Whether messages are kept in the data directory for a master that is away. Default no."""
+    keep_bytes_max: int = 1 << 30
+    """Octets that are kept at most; the oldest are dropped beyond it, and counted. Default 1 GiB."""
+    keep_age_max: Duration | None = None
+    """How long a message is kept. Default until it is sent."""
+    buffer_bytes_max: int = 64 << 20
+    """Octets on their way without `keep_messages`; beyond it, producers wait. Default 64 MiB."""
+    reconnect_wait: Duration = 0.5
+    """The shortest pause before a master is dialled again; it doubles up to 30 s. Default 500 ms."""
+    confirm_timeout: Duration = 30.0
+    """How long a connected master may go without confirming anything before it counts as away. Default 30 s."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
     """Everything that a broker can be told."""
 
@@ -170,6 +273,8 @@ class BrokerConfig:
     """Whether every step of every message's life is written down, in the data directory. Default no."""
     history_bodies: bool = True
     """Whether the history keeps the bodies of messages too, and not only their sizes. Default yes."""
+    node: NodeConfig | None = None
+    """What the broker is among others. Default nothing: it stands alone."""
     allow_remote: bool = False
     """Whether addresses other than loopback may be bound although nobody has to log in. Default no."""
     shards: int = 0
@@ -233,6 +338,10 @@ class BrokerConfig:
             _merge(settings, _from_file(Path(file)))
         _merge(settings, _from_environ(os.environ if environ is None else environ))
         _merge(settings, {name: value for name, value in flags.items() if value is not None})
+        masters = settings.pop("master", None)
+        if masters is not None:
+            # A table of its own, as `[[master]]` reads better than `[[node.masters]]`.
+            _merge(settings, {"node": {"masters": masters}})
         loaded: Self = _build(cls, settings, "")
         return loaded
 
@@ -340,7 +449,11 @@ def _converter(hint: Any) -> _Converter:
         return _Converter(lambda value: tuple(map(_text, _several(value))), "a list of texts", optional)
     if kind == tuple[int, ...]:
         return _Converter(lambda value: tuple(map(_count, _several(value))), "a list of numbers", optional)
-    return _Converter(lambda value: _instance(value, kind), f"a {kind.__name__}", optional)
+    if typing.get_origin(kind) is tuple:
+        (model, _) = typing.get_args(kind)
+        wanted = f"a list of {model.__name__}"
+        return _Converter(lambda value: tuple(_model(entry, model) for entry in _several(value)), wanted, optional)
+    return _Converter(lambda value: _model(value, kind), f"a {kind.__name__}", optional)
 
 
 def _flag(value: object) -> bool:
@@ -379,7 +492,11 @@ def _several(value: Any) -> list[Any]:
     return list(value)
 
 
-def _instance(value: object, kind: type[Any]) -> object:
+def _model(value: object, kind: type[Any]) -> object:
+    if isinstance(value, Mapping):
+        return _build(kind, value, "")
+    if kind is MasterConfig and isinstance(value, str):
+        return MasterConfig(url=value)
     if not isinstance(value, kind):
         raise TypeError
     return value
