@@ -19,6 +19,10 @@ SAYS = {
     "nodes_leader": ["east has 3 and west has 3"],
     "nodes_mesh": ["each has 3 3 3"],
     "request": ["17 characters"],
+    "routing": [
+        "alarms, only-first: @type:operator, alarms/1",
+        "orders, only-first: @handler:router orders, orders-elsewhere/1",
+    ],
 }
 
 

@@ -24,6 +24,7 @@ FORBIDDEN = {
     "mqcore-authority": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-limiter": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-journal": rf"\b({NO_RUNTIME_NO_CLOCK})\b",
+    "mqcore-archive": rf"\b({NO_RUNTIME_NO_CLOCK})\b",
     "mqcore-cluster": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-tls": rf"\b({NO_RUNTIME_NO_CLOCK})\b",
 }
@@ -33,6 +34,7 @@ MAY_KNOW = {
     "mqcore-wire": set(),
     "mqcore-broker": set(),
     "mqcore-journal": set(),
+    "mqcore-archive": {"mqcore-broker", "mqcore-journal"},
     "mqcore-authority": set(),
     "mqcore-cluster": {"mqcore-wire"},
     "mqcore-limiter": set(),
@@ -43,6 +45,7 @@ MAY_KNOW = {
         "mqcore-broker",
         "mqcore-session",
         "mqcore-journal",
+        "mqcore-archive",
         "mqcore-cluster",
         "mqcore-authority",
         "mqcore-limiter",

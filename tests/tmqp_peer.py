@@ -6,6 +6,7 @@ Tests that look at octets use this one, so that a mistake in our codec cannot hi
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import uuid
 from dataclasses import dataclass, field
@@ -69,10 +70,19 @@ class PeerClosed(ConnectionError):
 
 
 class TmqpPeer:
-    """One connection, read and written frame by frame. Everything waits `timeout` seconds at most."""
+    """One connection, read and written frame by frame. Everything waits `timeout` seconds at most.
 
-    def __init__(self, host: str, port: int, *, timeout: float = 10.0) -> None:
+    With `tls` it goes through TLS, to a broker that is called `localhost`.
+    """
+
+    def __init__(self, host: str, port: int, *, timeout: float = 10.0, tls: ssl.SSLContext | None = None) -> None:
         self.socket = socket.create_connection((host, port), timeout=timeout)
+        if tls is not None:
+            try:
+                self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
+            except OSError:
+                self.socket.close()
+                raise
         self.client_id = b""
 
     def hello(self, **properties: str) -> RawFrame:

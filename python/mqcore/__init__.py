@@ -17,21 +17,29 @@ if TYPE_CHECKING:
     from mqcore.broker import Broker
     from mqcore.client import Client, ClientOptions, connect
     from mqcore.config import (
+        Binding,
         BrokerConfig,
         ChannelOptions,
         Durability,
+        Interaction,
         MasterConfig,
         NodeConfig,
         NodeFilter,
         NodeRule,
         QueueOptions,
         QueueStatus,
+        RouteMethod,
+        RouterOptions,
     )
     from mqcore.errors import MqcoreError
     from mqcore.handlers import DeliveryHandler, PutBack, SendAck
+    from mqcore.routing import BindingHandler, Router
+    from mqcore.tls import Listener, ListenerTLS, TLSConfig
 
 __all__ = [
     "Acknowledgement",
+    "Binding",
+    "BindingHandler",
     "Broker",
     "BrokerConfig",
     "ChannelOptions",
@@ -42,6 +50,9 @@ __all__ = [
     "Delivery",
     "DeliveryHandler",
     "Durability",
+    "Interaction",
+    "Listener",
+    "ListenerTLS",
     "MasterConfig",
     "Message",
     "MqcoreError",
@@ -52,7 +63,11 @@ __all__ = [
     "QueueOptions",
     "QueueStatus",
     "QueueView",
+    "RouteMethod",
+    "Router",
+    "RouterOptions",
     "SendAck",
+    "TLSConfig",
     "__version__",
     "connect",
 ]
@@ -72,18 +87,24 @@ _MODULES = {
     "mqcore.broker": ("Broker",),
     "mqcore.client": ("Client", "ClientOptions", "connect"),
     "mqcore.config": (
+        "Binding",
         "BrokerConfig",
         "ChannelOptions",
         "Durability",
+        "Interaction",
         "MasterConfig",
         "NodeConfig",
         "NodeFilter",
         "NodeRule",
         "QueueOptions",
         "QueueStatus",
+        "RouteMethod",
+        "RouterOptions",
     ),
     "mqcore.errors": ("MqcoreError",),
     "mqcore.handlers": ("DeliveryHandler", "PutBack", "SendAck"),
+    "mqcore.routing": ("BindingHandler", "Router"),
+    "mqcore.tls": ("Listener", "ListenerTLS", "TLSConfig"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -24,14 +24,25 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
 from mqcore import _core, errors, handlers
-from mqcore.config import BrokerConfig, ChannelOptions, Duration, NodeConfig, QueueOptions, seconds
+from mqcore.config import (
+    BrokerConfig,
+    ChannelOptions,
+    Duration,
+    NodeConfig,
+    QueueOptions,
+    RouteMethod,
+    RouterOptions,
+    seconds,
+)
 from mqcore.handlers import DeliveryHandler
+from mqcore.routing import BindingHandlers, Routers
+from mqcore.tls import Listener, ListenerTLS
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -41,14 +52,18 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "BindingStats",
     "Broker",
     "BrokerOptions",
     "BrokerStats",
+    "CertificateStats",
     "ChannelStats",
     "ClientStats",
     "DeliveryHandlers",
     "HandlerStats",
     "QueueStats",
+    "RouterStats",
+    "TopicStats",
 ]
 
 _LOG: Final = logging.getLogger("mqcore.broker")
@@ -149,6 +164,84 @@ class HandlerStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BindingStats:
+    """A binding of a router, and what it has counted."""
+
+    name: str
+    """Unique within its router."""
+    target: str
+    """Where it leads."""
+    priority: int
+    """Higher is sooner."""
+    taken: int
+    """Messages that it took."""
+    refused: int
+    """Messages that it did not take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterStats:
+    """A router, and what it has counted since it was made."""
+
+    name: str
+    """Its name."""
+    method: RouteMethod
+    """Which bindings get a message."""
+    enabled: bool
+    """Whether it takes messages."""
+    bindings: tuple[BindingStats, ...]
+    """Its bindings, the highest priority first."""
+    received: int
+    """Messages that came to it."""
+    routed: int
+    """Messages that a binding took."""
+    unrouted: int
+    """Messages that no binding took."""
+    errors: int
+    """Questions to Python that were not answered in time, or not at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicStats:
+    """A topic, and what it has counted since it was first used."""
+
+    name: str
+    """Its name; octets that are no text are replaced."""
+    subscribers: int
+    """Connections that get its messages."""
+    queues: int
+    """Queues that get copies."""
+    published: int
+    """Messages published."""
+    published_bytes: int
+    """Octets of their bodies."""
+    delivered: int
+    """Deliveries to subscribers."""
+    copied: int
+    """Copies for queues."""
+    dropped: Mapping[str, int]
+    """``no-consumer``: messages that nobody got; ``slow``: deliveries that a subscriber was too slow for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertificateStats:
+    """What an encrypted listener shows."""
+
+    listener: str
+    """Its URL."""
+    subject: str
+    """The common name of the certificate's subject; empty if it has none."""
+    names: tuple[str, ...]
+    """Its alternative names, each with its kind: ``dns:broker.example``, ``ip:192.0.2.7``."""
+    fingerprint: str
+    """SHA-256 of the certificate, 64 hexadecimal digits."""
+    not_after: int
+    """The last second at which it, and what leads to its authority, is valid: Unix time."""
+    expires_in: int
+    """Seconds until then; negative once it is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerStats:
     """Everything at one moment."""
 
@@ -168,6 +261,10 @@ class BrokerStats:
     """Questions to handlers that wait for their answer."""
     answers_late: int
     """Answers of handlers that came too late."""
+    routers: tuple[RouterStats, ...]
+    """All routers."""
+    topics: tuple[TopicStats, ...]
+    """Topics that have a subscriber or a queue, or were published to lately."""
 
     def queue(self, address: str) -> QueueStats:
         """Return the queue with this address, ``orders/1001``. Raises `KeyError` if there is none."""
@@ -182,10 +279,20 @@ class BrokerOptions(TypedDict, total=False):
 
     listen: str | Sequence[str]
     admin: str | None
+    listener: Sequence[Listener]
+    tls: ListenerTLS | None
+    tls_handshakes_max: int
+    tls_expiry_warning: Duration
     data_dir: str | None
     history: bool
     history_bodies: bool
     node: NodeConfig | None
+    history_max_age: Duration
+    history_max_bytes: int
+    archive: bool
+    archive_interval: Duration
+    archive_max_age: Duration
+    archive_max_bytes: int
     allow_remote: bool
     shards: int
     channel: ChannelOptions
@@ -204,6 +311,9 @@ class BrokerOptions(TypedDict, total=False):
     ping_interval: Duration
     pong_timeout: Duration
     undecided_max: int
+    limiter_keys_max: int
+    limiter_bytes_max: int
+    routers: Sequence[RouterOptions]
     memory_watermark: int
 
 
@@ -262,6 +372,8 @@ class Broker:
         self._core = self._new_core(self._config)
         self._handler_loop = _HandlerLoop()
         self._handlers = DeliveryHandlers(self._core, self._handler_loop)
+        self._routers = Routers(self._core, self._runner, self._config.routers)
+        self._binding_handlers = BindingHandlers(self._core, self._runner)
         self._waiters: set[asyncio.Future[None]] = set()
 
     def _new_core(self, config: BrokerConfig) -> _core.Broker:
@@ -276,6 +388,21 @@ class Broker:
     def delivery_handlers(self) -> DeliveryHandlers:
         """The delivery handlers by key: ``broker.delivery_handlers["orders"] = Orders()``."""
         return self._handlers
+
+    @property
+    def routers(self) -> Routers:
+        """The routers by name: ``broker.routers.add("order-events", "only-first")``, ``broker.routers["orders"] =
+        ByCountry()``."""
+        return self._routers
+
+    @property
+    def binding_handlers(self) -> BindingHandlers:
+        """Bindings written in Python by key: ``broker.binding_handlers["audit"] = Audit()``, bound as
+        ``@handler:audit``."""
+        return self._binding_handlers
+
+    def _runner(self, key: str, timeout: float) -> Callable[[_core.Burst], None]:
+        return handlers.LoopRunner(key, timeout, self._handler_loop.get).submit
 
     @property
     def is_running(self) -> bool:
@@ -346,6 +473,20 @@ class Broker:
     async def aclose(self, grace: Duration = 5.0) -> None:
         """Stop like `stop`, without blocking the event loop."""
         await asyncio.shield(asyncio.to_thread(self.stop, grace))
+
+    def certificates(self) -> tuple[CertificateStats, ...]:
+        """Return what each encrypted listener shows now, the admin side among them."""
+        return tuple(
+            CertificateStats(**{**shown, "names": tuple(shown["names"])}) for shown in self._core.certificates()
+        )
+
+    def reload_tls(self) -> None:
+        """Read certificates, keys and client authorities again, of every encrypted listener.
+
+        Who connects from now on is shown what is new; who is connected stays so. `mqcore serve` does this on SIGHUP.
+        Raises `ConfigError` if files cannot be used: their listener keeps what it had, the others have what is new.
+        """
+        self._core.reload_tls()
 
     def wait(self, timeout: Duration | None = None) -> bool:
         """Block until the broker is stopped by another thread, or for `timeout`; return whether it is.
@@ -461,7 +602,14 @@ def _stats(survey: dict[str, Any]) -> BrokerStats:
         unknown_acks=survey["unknown_acks"],
         questions_open=survey["questions_open"],
         answers_late=survey["answers_late"],
+        routers=tuple(_router_stats(router) for router in survey["routers"]),
+        topics=tuple(TopicStats(**topic) for topic in survey["topics"]),
     )
+
+
+def _router_stats(router: dict[str, Any]) -> RouterStats:
+    bindings = tuple(BindingStats(**binding) for binding in router["bindings"])
+    return RouterStats(**{**router, "method": RouteMethod(router["method"]), "bindings": bindings})
 
 
 _RUNNING: Final[weakref.WeakSet[Broker]] = weakref.WeakSet()

@@ -36,6 +36,7 @@ import msgspec
 
 from mqcore import _core, bodies, errors
 from mqcore.config import ChannelOptions, Duration, QueueOptions, seconds
+from mqcore.tls import TLSConfig
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
         kind: str | None
         token: str | None
         properties: Mapping[str, str]
+        tls: TLSConfig | None
         connect_timeout: Duration
         patience: Duration
         request_timeout: Duration
@@ -130,6 +132,8 @@ class ClientOptions:
     """What authenticates it."""
     properties: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Anything else to tell in the handshake."""
+    tls: TLSConfig | None = None
+    """Whom it trusts and what it proves on ``tmqps://``, unless the URL says it. Default whom the system trusts."""
     connect_timeout: Duration = 5.0
     """How long one attempt to connect may take."""
     patience: Duration = 0.0
@@ -1111,8 +1115,9 @@ def connect(urls: str | Sequence[str] | Broker = DEFAULT_URL, **options: Unpack[
 
     An embedded `mqcore.Broker` in the place of URLs is reached without a socket.
 
-    Keyword arguments are the fields of `ClientOptions`. Raises `ConnectFailed` if no broker is there, `AuthFailed` if
-    it does not let the client in. From then on the connection is kept: lost ones are made again.
+    Keyword arguments are the fields of `ClientOptions`. Raises `ConnectFailed` if no broker is there, `TLSError` or its
+    `CertificateError` if the two do not come to terms on TLS, `AuthFailed` if it does not let the client in. From then
+    on the connection is kept: lost ones are made again.
     """
     return Client(target_of(urls), ClientOptions(**options))
 

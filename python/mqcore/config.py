@@ -19,21 +19,26 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, Self, TypeAlias, Union
+from typing import Any, Final, Self, TypeAlias, TypeVar, Union
 
 from mqcore.errors import ConfigError
+from mqcore.tls import Listener, ListenerTLS
 
 __all__ = [
+    "Binding",
     "BrokerConfig",
     "ChannelOptions",
     "Durability",
     "Duration",
+    "Interaction",
     "MasterConfig",
     "NodeConfig",
     "NodeFilter",
     "NodeRule",
     "QueueOptions",
     "QueueStatus",
+    "RouteMethod",
+    "RouterOptions",
     "seconds",
 ]
 
@@ -167,6 +172,101 @@ class ChannelOptions:
         _check(self)
 
 
+class RouteMethod(StrEnum):
+    """Which bindings of a router, or which clients of a binding, get a message."""
+
+    DISTRIBUTE = "distribute"
+    """All of them."""
+    ROUND_ROBIN = "round-robin"
+    """One after the other; one that does not take it is passed over."""
+    ONLY_FIRST = "only-first"
+    """The one of the highest priority; the next one if it does not take it."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> RouteMethod | None:
+        """Take the other spellings in use: ``OnlyFirst``, ``round_robin``."""
+        return _same_word(cls, value)
+
+
+class Interaction(StrEnum):
+    """What a binding's receiver is asked for, and so who answers the producer."""
+
+    NONE = "none"
+    """Nothing: the receiver's copy has an id of its own, and the router answers."""
+    ACKNOWLEDGE = "acknowledge"
+    """An acknowledgement, which the producer gets."""
+    RESPONSE = "response"
+    """A response, which the producer gets."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Interaction | None:
+        return _same_word(cls, value)
+
+
+_Word = TypeVar("_Word", bound=StrEnum)
+
+
+def _same_word(cls: type[_Word], value: object) -> _Word | None:
+    if not isinstance(value, str):
+        return None
+    word = re.sub("[-_ ]", "", value).lower()
+    return next((member for member in cls if member.replace("-", "") == word), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One rule of a router: where a message may go.
+
+    Raises `ConfigError` for values that cannot be; the target is judged when a broker gets to know it.
+    """
+
+    target: str
+    """A queue (``orders/1001``), a topic (``@topic:orders.new``), clients (``@client:ID``, ``@name:NAME``,
+    ``@type:TYPE``), or a binding written in Python (``@handler:KEY``)."""
+    name: str | None = None
+    """Unique within its router. Default the target."""
+    priority: int = field(default=0, kw_only=True)
+    """Higher is sooner; may be negative. Default 0."""
+    interaction: Interaction = field(default=Interaction.NONE, kw_only=True)
+    """What the receiver is asked for. Default nothing."""
+    content_type: int | None = field(default=None, kw_only=True)
+    """What the message's content type becomes, up to 65535, unless it goes to a queue. Default it stays."""
+    method: RouteMethod = field(default=RouteMethod.DISTRIBUTE, kw_only=True)
+    """Which of the clients of a name or a type get the message. Default all."""
+
+    def __post_init__(self) -> None:
+        for name, convert, wanted in (
+            ("target", _text, "text"),
+            ("name", lambda value: None if value is None else _text(value), "text"),
+            ("priority", int, "a whole number"),
+            ("interaction", Interaction, "one of " + ", ".join(Interaction)),
+            ("content_type", lambda value: None if value is None else _count(value), "a number up to 65535"),
+            ("method", RouteMethod, "one of " + ", ".join(RouteMethod)),
+        ):
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, convert(value))
+            except (TypeError, ValueError):
+                raise ConfigError(f"{name} of a binding cannot be {value!r}; it is {wanted}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class RouterOptions:
+    """A router with its bindings, as a program or a configuration file declares it."""
+
+    name: str
+    """Its name, under the rules of channels' names; compared with respect to case."""
+    method: RouteMethod = RouteMethod.DISTRIBUTE
+    """Which bindings get a message. Default all."""
+    bindings: tuple[Binding, ...] = ()
+    """Where messages may go. Default nowhere."""
+    enabled: bool = field(default=True, kw_only=True)
+    """A router that is not enabled takes nothing. Default yes."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRule:
     """A rule about what is passed on. All that it names must hold; in texts, ``*`` stands for any characters."""
@@ -265,7 +365,15 @@ class BrokerConfig:
     listen: tuple[str, ...] = ()
     """URLs where clients connect, ``tmqp://127.0.0.1:2622``; port 0 picks a free one. Default nowhere."""
     admin: str | None = None
-    """URL of the admin side, ``http://127.0.0.1:2627``. Default nowhere."""
+    """URL of the admin side, ``http://127.0.0.1:2627`` or ``https://``. Default nowhere."""
+    listener: tuple[Listener, ...] = ()
+    """Further listeners, each with TLS of its own: ``[[listener]]`` in a file. Default none."""
+    tls: ListenerTLS | None = None
+    """What listeners with TLS show that name no files themselves. Default nothing, and such a listener is an error."""
+    tls_handshakes_max: int = 1024
+    """TLS handshakes under way at most; beyond that the oldest gives way. Default 1,024."""
+    tls_expiry_warning: Duration = timedelta(days=30)
+    """How long before its end a certificate is called about to expire in the log. Default 30 days."""
     data_dir: str | None = None
     """The directory for definitions and saved messages, made if it is missing. Default none: everything stays in
     memory, and queues whose policy saves refuse messages."""
@@ -275,6 +383,19 @@ class BrokerConfig:
     """Whether the history keeps the bodies of messages too, and not only their sizes. Default yes."""
     node: NodeConfig | None = None
     """What the broker is among others. Default nothing: it stands alone."""
+    history_max_age: Duration = 0.0
+    """How long the journal keeps history that is not archived; 0: for ever. Default 0."""
+    history_max_bytes: int = 2 * 1024 * 1024 * 1024
+    """Octets of history that the journal keeps at most; the oldest goes first. Default 2 GiB."""
+    archive: bool = True
+    """Whether history is carried over to Parquet files, in the directory ``archive`` of the data directory. Default
+    yes."""
+    archive_interval: Duration = 300.0
+    """How old history may become before it is archived even if there is little of it. Default 5 minutes."""
+    archive_max_age: Duration = 0.0
+    """How long the archive keeps a file, counted from the latest row in it; 0: for ever. Default 0."""
+    archive_max_bytes: int = 0
+    """Octets of the archive at most; the oldest files go first; 0: no limit. Default 0."""
     allow_remote: bool = False
     """Whether addresses other than loopback may be bound although nobody has to log in. Default no."""
     shards: int = 0
@@ -304,13 +425,21 @@ class BrokerConfig:
     slow_consumer_timeout: Duration = 30.0
     """How long a consumer may be unable to take more before it is disconnected. Default 30 s."""
     handshake_timeout: Duration = 10.0
-    """How long a peer may take to say who it is. Default 10 s."""
+    """How long a peer may take for the TLS handshake, if there is one, and again to say who it is. Default 10 s."""
     ping_interval: Duration = 60.0
     """A peer from which nothing came for this long is pinged. Default 60 s."""
     pong_timeout: Duration = 10.0
     """How long after a ping something has to come. Default 10 s."""
     undecided_max: int = 100_000
     """Messages of one queue at most that wait for a handler's decision. Default 100,000."""
+    limiter_keys_max: int = 1 << 24
+    """Counters and buffers of the limiter at most; one more takes the place of the one that expires soonest.
+    Default 16,777,216."""
+    limiter_bytes_max: int = 2 << 30
+    """Octets at most that they take: 120 each, keys beyond 16 octets and values of buffers besides. Default 2 GiB."""
+    routers: tuple[RouterOptions, ...] = ()
+    """Routers that are there from the start, as they are written here whatever clients made of them before. In a file,
+    ``[[router]]`` and ``[[router.binding]]``. Default none."""
     memory_watermark: int = 256 * 1024 * 1024
     """Octets of saved messages that may wait in memory. Above it, bodies that are far from being handed out leave it
     and are read back from the data directory before they are needed. Default 256 MiB."""
@@ -384,17 +513,41 @@ def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> None:
             below[key] = dict(value) if isinstance(value, Mapping) else value
 
 
+# Each table of a list is one of its things.
+_TABLES: Final = {"router": "routers", "binding": "bindings"}
+
+
 def _build(cls: type[Any], settings: Mapping[str, Any], path: str) -> Any:
     fields = {entry.name: entry for entry in dataclasses.fields(cls)}
+    hints = typing.get_type_hints(cls)
     arguments = {}
-    for key, value in settings.items():
+    for written, value in settings.items():
+        key = _TABLES.get(written, written)
         if key not in fields:
             known = ", ".join(sorted(fields))
-            raise ConfigError(f"there is no setting {path + key!r}; there are: {known}")
-        inner: Any = fields[key].default_factory
-        nested = dataclasses.is_dataclass(inner) and isinstance(value, Mapping)
-        arguments[key] = _build(inner, value, f"{path}{key}.") if nested else value
+            raise ConfigError(f"there is no setting {path + written!r}; there are: {known}")
+        arguments[key] = _nested(hints[key], value, f"{path}{key}.")
+    missing = [entry.name for entry in fields.values() if _is_required(entry) and entry.name not in arguments]
+    if missing:
+        raise ConfigError(f"the setting {path + missing[0]!r} is missing")
     return cls(**arguments)
+
+
+def _is_required(entry: dataclasses.Field[Any]) -> bool:
+    return entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
+
+
+def _nested(hint: Any, value: Any, path: str) -> Any:
+    """Make a table what its field's type says; what is no table stays as it is."""
+    choices = typing.get_args(hint) or (hint,)
+    inner = next((choice for choice in choices if dataclasses.is_dataclass(choice)), None)
+    if inner is None:
+        return value
+    if isinstance(value, Mapping):
+        return _build(typing.cast("type[Any]", inner), value, path)
+    if isinstance(value, list):
+        return [_nested(inner, entry, path) for entry in value]
+    return value
 
 
 def _check(options: Any) -> None:
@@ -450,10 +603,16 @@ def _converter(hint: Any) -> _Converter:
     if kind == tuple[int, ...]:
         return _Converter(lambda value: tuple(map(_count, _several(value))), "a list of numbers", optional)
     if typing.get_origin(kind) is tuple:
-        (model, _) = typing.get_args(kind)
-        wanted = f"a list of {model.__name__}"
-        return _Converter(lambda value: tuple(_model(entry, model) for entry in _several(value)), wanted, optional)
+        part = typing.get_args(kind)[0]
+        return _Converter(lambda value: _all_built(value, part), f"a list of {part.__name__}s", optional)
     return _Converter(lambda value: _model(value, kind), f"a {kind.__name__}", optional)
+
+
+def _all_built(values: Any, kind: type[Any]) -> tuple[Any, ...]:
+    """Take instances as they are, and make those of tables that a file has in their place."""
+    if isinstance(values, str):
+        raise TypeError
+    return tuple(_model(value, kind) for value in values)
 
 
 def _flag(value: object) -> bool:

@@ -11,6 +11,7 @@
     │                                          DataDirMissing (LookupError) · DataDirUnreadable
     ├── TransportError (ConnectionError)       ConnectFailed · ConnectionLost · Draining · ListenFailed
     ├── HandshakeError                         VersionMismatch · AuthFailed (PermissionError)
+    │   └── TLSError                           CertificateError
     ├── ProtocolError                          BadFrame · TooLarge · BadAnswer
     ├── OperationError                         BadRequest 400 · Unauthorized 401 · NotFound 404 (LookupError)
     │                                          Unacceptable 406 · AlreadyExists 481 · LimitExceeded 482
@@ -34,6 +35,7 @@ __all__ = [
     "BadRequest",
     "BodyError",
     "Busy",
+    "CertificateError",
     "ConfigError",
     "ConfirmTimeout",
     "ConnectFailed",
@@ -58,6 +60,7 @@ __all__ = [
     "ProtocolError",
     "RequestTimeout",
     "SendError",
+    "TLSError",
     "TooLarge",
     "TransportError",
     "Unacceptable",
@@ -146,6 +149,24 @@ class VersionMismatch(HandshakeError):
 
 class AuthFailed(HandshakeError, PermissionError):
     """The broker does not let this client in."""
+
+
+class TLSError(HandshakeError):
+    """The peers did not come to terms on TLS; the text says why, and what to do."""
+
+    def __init__(self, message: str = "", reason: str = "other") -> None:
+        super().__init__(message)
+        self.reason = reason
+        """One word: ``not-tls``, ``tls-wanted``, ``nothing-in-common``, ``closed``, ``other``, or one of
+        `CertificateError`."""
+
+
+class CertificateError(TLSError):
+    """A certificate is what it failed on.
+
+    `reason`, of the broker's certificate: ``unknown-authority``, ``expired``, ``not-yet-valid``, ``wrong-name``,
+    ``bad-certificate``; of the client's: ``certificate-required``, ``certificate-refused``.
+    """
 
 
 class ProtocolError(MqcoreError):

@@ -665,6 +665,7 @@ def connect(urls: str | Sequence[str] | Broker = DEFAULT_URL, **options: Unpack[
     """Connect to the broker at `urls`, several of which are tried in turn.
 
     Keyword arguments are the fields of `mqcore.client.ClientOptions`. Raises `ConnectFailed` if no broker is there,
-    `AuthFailed` if it does not let the client in. From then on the connection is kept: lost ones are made again.
+    `TLSError` or its `CertificateError` if the two do not come to terms on TLS, `AuthFailed` if it does not let the
+    client in. From then on the connection is kept: lost ones are made again.
     """
     return Client(shared.target_of(urls), ClientOptions(**options))

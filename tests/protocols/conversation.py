@@ -7,6 +7,7 @@ comes from the part of the broker that hands out the channel's messages, behind 
 from __future__ import annotations
 
 import json
+import ssl
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -35,6 +36,8 @@ from tmqp_peer import (
 
 ROUTER = 0x17
 REMOVE_CHANNEL, CHANNEL_INFORMATION, CHANNEL_LIST, CHANNEL_CONSUMERS = 604, 605, 606, 607
+ROUTER_LIST, CREATE_ROUTER, REMOVE_ROUTER, TEST_ROUTE = 651, 652, 653, 654
+BINDING_LIST, ADD_BINDING, REMOVE_BINDING = 661, 662, 663
 REMOVE_QUEUE, CLEAR_MESSAGES, QUEUE_LIST, NODE_LIST, CLIENT_LIST = 611, 613, 616, 621, 631
 
 OK, FAILED, BAD_REQUEST, UNAUTHORIZED, NOT_FOUND = 0, 1, 400, 401, 404
@@ -59,8 +62,8 @@ def vector(name: str) -> bytes:
 class Client(TmqpPeer):
     """One connection. `octets` are those of the frame that was received last."""
 
-    def __init__(self, host: str, port: int, *, timeout: float = 10.0) -> None:
-        super().__init__(host, port, timeout=timeout)
+    def __init__(self, host: str, port: int, *, timeout: float = 10.0, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(host, port, timeout=timeout, tls=tls)
         self.octets = b""
         self._buffer = bytearray()
         self._frame = bytearray()
@@ -260,6 +263,29 @@ class Client(TmqpPeer):
         self.send(frame)
         return frame.id
 
+    # --- routers -------------------------------------------------------------------------------------------
+
+    def create_router(self, router: str, method: int | str = 0) -> None:
+        """A new router; the method by its number (0 distribute, 1 round robin, 2 only first) or its name."""
+        self.do(CREATE_ROUTER, router, headers={"Route-Method": str(method)})
+
+    def bind(self, router: str, target: str, **members: Any) -> None:
+        """One more binding, its members by their names on the wire."""
+        self.do(ADD_BINDING, router, body=json.dumps({"Target": target, **members}).encode())
+
+    def route(self, router: str, body: bytes = b"", **fields: Any) -> bytes:
+        """Send a message to a router; its id."""
+        frame = RawFrame(
+            kind=ROUTER, id=self.new_id(), source=self.client_id, target=router.encode(), payload=body, **fields
+        )
+        self.send(frame)
+        return frame.id
+
+    def routed(self, router: str, body: bytes = b"", **fields: Any) -> RawFrame:
+        """Send a message to a router, and wait for the acknowledgement; all receivers have been told by then."""
+        message = self.route(router, body, pending_acknowledge=True, **fields)
+        return self.answer(message, (ACKNOWLEDGE,))
+
     # --- events --------------------------------------------------------------------------------------------
 
     def subscribe(self, event: str, *, content_type: int = SUBSCRIBE, **headers: str) -> int:
@@ -294,7 +320,7 @@ Eventually = Callable[[Callable[[], bool]], None]
 
 def address(broker: mqcore.Broker) -> tuple[str, int]:
     """Host and port of a broker's first listener."""
-    host, _, port = broker.listeners[0].removeprefix("tmqp://").rpartition(":")
+    host, _, port = broker.listeners[0].partition("://")[2].rpartition(":")
     return host, int(port)
 
 

@@ -255,7 +255,7 @@ def test_frames_of_unknown_types_are_ignored_and_counted(
     eventually(lambda: metrics(broker)[ignored] == len(unknown))
 
 
-@pytest.mark.parametrize("operation", [0, 1, 100, 102, 106, 199, 206, 600, 608, 614, 642, 651, 661, 65535])
+@pytest.mark.parametrize("operation", [0, 1, 100, 102, 106, 199, 206, 600, 608, 614, 642, 650, 655, 664, 65535])
 def test_unknown_operations_are_refused_to_who_waits(bystander: Client, connect: Connect, operation: int) -> None:
     client = connect("cli")
     answer = client.ask(operation, "ch", headers={"Queue-Id": "1"})

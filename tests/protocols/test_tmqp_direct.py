@@ -11,7 +11,6 @@ from protocols.conversation import (
     NOT_FOUND,
     OK,
     RESPONSE,
-    ROUTER,
     Client,
     Connect,
     vector,
@@ -215,18 +214,3 @@ def test_a_client_may_write_to_itself(producer: Client) -> None:
     assert (frame.kind, frame.payload) == (DIRECT, b"me")
     producer.send(RawFrame(kind=RESPONSE, id=message, target=b"prod", content_type=OK))
     assert producer.receive().kind == RESPONSE
-
-
-def test_a_publish_to_a_router_that_does_not_exist_is_acknowledged_negatively(connect: Connect) -> None:
-    """Twino case 73, as far as there are no routers: vector V41, and the response to who waits for one."""
-    client = connect("cli")
-    octets = vector("V41")
-    client.send(RawFrame(kind=ROUTER, id=octets[8:10], target=b"zzz", pending_acknowledge=True))
-    client.receive()
-    # The original sets no bit of the first octet; only whether it is an acknowledgement counts there.
-    assert client.octets == octets
-    client.send(RawFrame(kind=ROUTER, id=b"S4", target=b"zzz", pending_response=True))
-    answer = client.receive()
-    assert (answer.kind, answer.id, answer.content_type) == (RESPONSE, b"S4", NOT_FOUND)
-    client.send(RawFrame(kind=ROUTER, id=b"S5", target=b"zzz"))
-    assert client.arrived() == []

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 # Where every protocol that is spoken so far is served if nothing else is said.
-_DEFAULT_LISTENERS = ("tmqp://127.0.0.1:2622",)
+_DEFAULT_LISTENERS = ("tmqp://127.0.0.1:2622", "throttr://127.0.0.1:9000?value=uint16")
 
 # Settings of the program, which the broker's own settings would not know.
 _OF_THE_PROGRAM = frozenset(
@@ -39,6 +39,16 @@ _OF_THE_PROGRAM = frozenset(
 @click.command(short_help="Run a broker.")
 @click.option("--listen", "listen", multiple=True, metavar="URL", help="Where clients connect; may be repeated.")
 @click.option("--admin", metavar="URL", help="Where health, metrics and the overview are served.")
+@click.option("--tls-cert", metavar="FILE", help="The certificate of listeners with TLS (tmqps://), in PEM.")
+@click.option("--tls-key", metavar="FILE", help="Its private key. [default: in the same file]")
+@click.option(
+    "--tls-client-ca", metavar="FILE", help="The authorities of clients' certificates, which are then required."
+)
+@click.option(
+    "--tls-client-cert",
+    type=click.Choice(["required", "optional"]),
+    help="Whether clients must show a certificate. [default: required]",
+)
 @click.option(
     "--data-dir",
     metavar="DIR",
@@ -89,6 +99,10 @@ _OF_THE_PROGRAM = frozenset(
 def serve(
     listen: tuple[str, ...],
     admin: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_client_ca: str | None,
+    tls_client_cert: str | None,
     data_dir: str | None,
     memory_watermark: int | None,
     history: bool,
@@ -108,9 +122,11 @@ def serve(
     import asyncio
 
     log.set_up(log_format)
+    tls = {"cert": tls_cert, "key": tls_key, "client_ca": tls_client_ca, "client_cert": tls_client_cert}
     flags = {
         "listen": listen or None,
         "admin": admin,
+        "tls": {name: value for name, value in tls.items() if value is not None} or None,
         "data_dir": data_dir,
         "memory_watermark": memory_watermark,
         "history": history or None,
@@ -154,7 +170,7 @@ def _config(config_file: str | None, flags: dict[str, Any]) -> BrokerConfig:
 
     environ = {name: value for name, value in os.environ.items() if name not in _OF_THE_PROGRAM}
     config = BrokerConfig.load(config_file, environ=environ, **flags)
-    return config if config.listen else dataclasses.replace(config, listen=_DEFAULT_LISTENERS)
+    return config if config.listen or config.listener else dataclasses.replace(config, listen=_DEFAULT_LISTENERS)
 
 
 def _load_app(app: str) -> Broker | Mapping[str, Any]:
@@ -189,7 +205,7 @@ async def _serve(broker: Broker, drain_timeout: float) -> int:
 
     logger = logging.getLogger("mqcore.serve")
     stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    with _Signals(stop):
+    with _Signals(stop), _Reload(broker):
         async with broker:
             if broker.config.data_dir is None:
                 logger.warning("messages are kept in memory only: what is not consumed is lost when this process ends")
@@ -212,6 +228,37 @@ def _say_ready(broker: Broker) -> None:
     admin = broker.admin_url.split("://", 1)[1] if broker.admin_url else None
     ready = {"event": "ready", "listeners": listeners, "admin": admin, "pid": os.getpid()}
     print(json.dumps(ready, separators=(",", ":")), flush=True)
+
+
+class _Reload:
+    """Reads certificates again on SIGHUP, where the system has it, until the program ends."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def __enter__(self) -> None:
+        import asyncio
+        import signal
+
+        if hasattr(signal, "SIGHUP"):
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, loop.run_in_executor, None, self._reload)
+
+    def __exit__(self, *_unused: object) -> None:
+        import asyncio
+        import signal
+
+        if hasattr(signal, "SIGHUP"):
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+
+    def _reload(self) -> None:
+        from mqcore.errors import MqcoreError
+
+        try:
+            self._broker.reload_tls()
+        except MqcoreError:
+            # The broker itself has logged which listener keeps its certificate, and why.
+            return
 
 
 class _Signals:

@@ -34,10 +34,12 @@ use crate::queue::Queue;
 use crate::ready::Unread;
 use crate::record::{Definition, Progress, Record};
 use crate::rejection::{Rejection, RejectionKind};
+use crate::routing::Routers;
 use crate::stats::{BodyStats, Census, DropReason, Survey, Waiting};
 use crate::subscription::{QueueSubscription, Remote};
 use crate::time::Timestamp;
 use crate::topic::{TopicPattern, Topics};
+use crate::travel::no_router;
 use crate::turn::{Asked, Asker, Awaiting, Books, Place, Storage, Turn};
 
 /// What a shard is told when it starts.
@@ -170,16 +172,17 @@ struct Peer {
 
 /// One shard.
 pub struct Broker {
-    books: Books,
-    channels: Slab<Channel>,
+    pub(crate) books: Books,
+    pub(crate) channels: Slab<Channel>,
     /// Keys of `channels` by lower-case name.
     names: HashMap<Box<str>, usize>,
     /// The channel looked up last, as most peers stay with one for a while. The very same name, not an equal
     /// one: comparing pointers is what makes it cheap.
     last: Option<(ChannelName, usize)>,
     peers: HashMap<ConnectionId, Peer>,
-    directory: Directory,
-    topics: Topics,
+    pub(crate) directory: Directory,
+    pub(crate) topics: Topics,
+    pub(crate) routers: Routers,
     bindings: Bindings,
     /// Subscriptions that have a name.
     named: Names<(Place, ConsumerKey)>,
@@ -201,6 +204,7 @@ impl Broker {
             peers: HashMap::new(),
             directory: Directory::new(),
             topics: Topics::default(),
+            routers: Routers::default(),
             bindings: Bindings::default(),
             named: Names::default(),
             ticket: None,
@@ -233,6 +237,7 @@ impl Broker {
     ) {
         match command {
             Command::Publish { queue, message } => self.publish(&queue, message, now, effects),
+            Command::Route { router, message } => self.route(router, message, now, effects),
             Command::PublishTopic { topic, message, to_producer, answer } => {
                 let receivers = self.publish_topic(&topic, &message, to_producer, now, effects);
                 if let Some(request) = answer {
@@ -260,6 +265,9 @@ impl Broker {
             Command::Respond { to, message } => self.relay(&to, Event::Responded(message), effects),
             Command::PassedOn(passed_on) => self.passed_on(client, *passed_on, now, effects),
             Command::Request(id, request) => {
+                if let Request::TestRoute { router, message } = *request {
+                    return self.test_route(client, id, router, message, now, effects);
+                }
                 let before = self.books.sequence;
                 let result = self.request(client, *request, now, effects);
                 if result.is_err() {
@@ -354,6 +362,9 @@ impl Broker {
     /// A handler answers a question.
     pub fn answer(&mut self, answer: Answer, now: Timestamp, effects: &mut Vec<Effect>) {
         match self.books.answered(answer.id) {
+            Some(Asked { asker: Asker::Trip(number), handler, .. }) => {
+                self.route_answered(handler, number, Some(answer), now, effects);
+            }
             Some(asked) => self.answered(asked, answer.result.ok(), now, effects),
             None => self.answers_late += 1,
         }
@@ -383,6 +394,11 @@ impl Broker {
     pub fn forwarded(&mut self, forwarded: Forwarded, now: Timestamp, effects: &mut Vec<Effect>) {
         match forwarded {
             Forwarded::Copy { to, message } => self.copy_to_queue(&to, message, now, effects),
+            Forwarded::Trip(trip) => self.travel(*trip, now, effects),
+            Forwarded::ForgetRouter(router, None) => self.routers.counts.forget(&router),
+            Forwarded::ForgetRouter(router, Some(binding)) => {
+                self.routers.counts.forget_binding(&router, &binding);
+            }
             Forwarded::Bind { queue, bind, unbind, from, ticket } => {
                 for topic in bind {
                     // Its own shard keeps the count below the limit; what was bound by others does not matter here.
@@ -475,6 +491,7 @@ impl Broker {
 
     fn restore_definition(&mut self, definition: Definition, now: Timestamp, effects: &mut Vec<Effect>) {
         let key = match &definition {
+            Definition::Router(router) => return self.restore_router((**router).clone()),
             Definition::Intake(node, progress) => {
                 return self.books.intake.restore(Arc::clone(node), progress.clone());
             }
@@ -635,6 +652,9 @@ impl Broker {
         self.books.storage = Storage::Ready;
         let numbers = self.books.history.as_ref().map(|history| history.reserved());
         let mut turn = Turn { now, books: &mut self.books, effects };
+        for router in self.routers.iter().filter(|router| router.saved) {
+            turn.record(Record::DefineRouter(Box::new(router.definition.clone())));
+        }
         if let Some(numbers) = numbers {
             turn.record(Record::Numbers(numbers));
         }
@@ -692,7 +712,11 @@ impl Broker {
     /// Lets everything happen whose time has come. Call it when [`Broker::next_timeout`] has passed.
     pub fn timeout(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
         while let Some(asked) = self.books.overdue(now) {
-            self.answered(asked, None, now, effects);
+            if let Asker::Trip(number) = asked.asker {
+                self.route_answered(asked.handler, number, None, now, effects);
+            } else {
+                self.answered(asked, None, now, effects);
+            }
         }
         while let Some((deadline, place)) = self.books.timers.first().copied() {
             if deadline > now {
@@ -771,6 +795,8 @@ impl Broker {
             bodies: BodyStats { memory_bytes: self.books.meter.get(), ..self.books.bodies },
             topics: self.topics.information(),
             retired_topics: self.topics.retired(),
+            routers: self.routers.iter().map(|router| router.definition.clone()).collect(),
+            router_counts: self.routers.counts.all(),
         }
     }
 
@@ -853,6 +879,7 @@ impl Broker {
             Command::PublishTopic { topic, message, to_producer, .. } => {
                 self.publish_topic(&topic, &message, to_producer, now, effects);
             }
+            Command::Route { router, message } => self.route(router, message, now, effects),
             // What was handed out there is settled there; here it is only passed by.
             _ => {}
         }
@@ -881,7 +908,7 @@ impl Broker {
     }
 
     /// The channel that has the queue `to`, both created if that is allowed.
-    fn channel_for_publishing(
+    pub(crate) fn channel_for_publishing(
         &mut self,
         to: &QueueAddress,
         now: Timestamp,
@@ -905,7 +932,7 @@ impl Broker {
     }
 
     /// How many subscribers and queues it was for.
-    fn publish_topic(
+    pub(crate) fn publish_topic(
         &mut self,
         topic: &TopicName,
         message: &Message,
@@ -1052,6 +1079,8 @@ impl Broker {
             Asker::Admission(number) => queue.admission_answered(number, answer, &members, &mut turn),
             Asker::Flow(number) => queue.flow_answered(number, answer, &members, &mut turn),
             Asker::Settlement(number) => queue.settlement_answered(number, answer, &mut turn),
+            // It is at no queue.
+            Asker::Trip(_) => {}
         }
     }
 
@@ -1174,6 +1203,22 @@ impl Broker {
                     Ok(())
                 })
             }
+            Request::CreateRouter { router, method } => self.create_router(router, method, now, effects),
+            Request::RemoveRouter { router } => {
+                self.remove_router(&router, now, effects);
+                Ok(Reply::Done)
+            }
+            Request::ListRouters { filter } => Ok(Reply::Routers(self.list_routers(filter.as_deref()))),
+            Request::ListBindings { router } => {
+                let found = self.routers.get(&router).ok_or_else(|| no_router(&router))?;
+                Ok(Reply::Bindings(found.definition.bindings.clone()))
+            }
+            Request::AddBinding { router, binding } => self.add_binding(&router, binding, now, effects),
+            Request::RemoveBinding { router, binding } => {
+                self.remove_binding(&router, &binding, now, effects)
+            }
+            // Answered by the last step of its trip.
+            Request::TestRoute { .. } => Ok(Reply::Done),
             Request::ListClients { kind } => Ok(Reply::Clients(self.directory.list(kind.as_deref(), now))),
             Request::ListNodes => Ok(Reply::Nodes(self.directory.nodes(now))),
         }
@@ -1528,7 +1573,7 @@ impl Broker {
 
     // ---- Looking up --------------------------------------------------------------------------------------
 
-    fn lookup(&mut self, name: &ChannelName) -> Option<usize> {
+    pub(crate) fn lookup(&mut self, name: &ChannelName) -> Option<usize> {
         if let Some((last, key)) = &self.last
             && last.is_same(name)
         {

@@ -4,10 +4,11 @@ use smallvec::SmallVec;
 
 use crate::bindings::QueueBinding;
 use crate::client::Introduction;
-use crate::id::{ChannelName, QueueAddress, RequestId, Tag, TopicName};
+use crate::id::{ChannelName, QueueAddress, RequestId, RouterName, Tag, TopicName};
 use crate::intake::Ticket;
 use crate::message::Message;
 use crate::options::{ChannelChanges, QueueChanges};
+use crate::router::{Binding, RouterMethod};
 use crate::subscription::{QueueSubscription, Remote};
 use crate::topic::TopicPattern;
 
@@ -35,6 +36,14 @@ pub enum Command {
         to_producer: bool,
         /// `Some`: answered by `Event::Answered` with `Reply::Published`.
         answer: Option<RequestId>,
+    },
+    /// Give a message to a router. If its producer waits for something and no receiver answers it, the router does, by
+    /// `Event::Routed`.
+    Route {
+        /// The router.
+        router: RouterName,
+        /// What. It has an id.
+        message: Message,
     },
     /// A consumer acknowledges a delivery of a queue.
     Acknowledge(Acknowledgement),
@@ -313,6 +322,20 @@ pub enum Request {
     ListTopics,
     /// Who gets the messages of a topic.
     ListSubscribers { topic: TopicName },
+    /// Create a router; fine if there is one of this name and method. For administrators.
+    CreateRouter { router: RouterName, method: RouterMethod },
+    /// Remove a router with its bindings; fine if there is none. For administrators.
+    RemoveRouter { router: RouterName },
+    /// Routers whose name matches (see [`crate::filter`]). Asked of every shard. For administrators.
+    ListRouters { filter: Option<Box<str>> },
+    /// The bindings of a router. For administrators.
+    ListBindings { router: RouterName },
+    /// Add a binding to a router. For administrators.
+    AddBinding { router: RouterName, binding: Binding },
+    /// Remove a binding of a router; fine if there is none. For administrators.
+    RemoveBinding { router: RouterName, binding: Box<str> },
+    /// Say where a message would go, and why; nothing is sent, but handlers are asked. For administrators.
+    TestRoute { router: RouterName, message: Message },
 }
 
 /// Which shard or shards a command is for.
@@ -333,6 +356,7 @@ impl Command {
         match self {
             Self::Publish { queue, .. } => of(&queue.channel),
             Self::PublishTopic { topic, .. } => Destination::Shard(topic.shard(shards)),
+            Self::Route { router, .. } => Destination::Shard(router.shard(shards)),
             Self::Acknowledge(acknowledgement) => of(&acknowledgement.queue.channel),
             Self::AcknowledgeAll { queue, .. } => of(&queue.channel),
             Self::Pull(pull) => of(&pull.queue.channel),
@@ -382,7 +406,15 @@ impl Request {
                 TopicPattern::Exact(topic) => Destination::Shard(topic.shard(shards)),
                 TopicPattern::Mask(_) | TopicPattern::Prefix(_) => Destination::Every,
             },
-            Self::ListTopicBindings { .. } | Self::ListTopics => Destination::Every,
+            Self::ListTopicBindings { .. } | Self::ListTopics | Self::ListRouters { .. } => {
+                Destination::Every
+            }
+            Self::CreateRouter { router, .. }
+            | Self::RemoveRouter { router }
+            | Self::ListBindings { router }
+            | Self::AddBinding { router, .. }
+            | Self::RemoveBinding { router, .. }
+            | Self::TestRoute { router, .. } => Destination::Shard(router.shard(shards)),
             Self::ListSubscribers { topic } => Destination::Shard(topic.shard(shards)),
         }
     }

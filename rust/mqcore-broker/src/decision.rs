@@ -104,11 +104,14 @@ pub enum Step {
     ExceptionThrown,
     /// A decision says save: the answer's `allow` tells whether the handler saved it.
     SaveMessage,
+    /// A message came through a router: the answer's targets tell where it goes, or, without any, `allow` whether the
+    /// handler took it itself. Asked of handlers that routers name, never for a queue.
+    Route,
 }
 
 impl Step {
     /// All steps, in the order of their numbers.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::ReceivedFromProducer,
         Self::BeginSend,
         Self::CanConsumerReceive,
@@ -121,9 +124,10 @@ impl Step {
         Self::MessageDequeued,
         Self::ExceptionThrown,
         Self::SaveMessage,
+        Self::Route,
     ];
 
-    /// The method of `mqcore.DeliveryHandler` for this step.
+    /// The method of `mqcore.DeliveryHandler` (of `mqcore.Router` for the last) for this step.
     pub fn method(self) -> &'static str {
         match self {
             Self::ReceivedFromProducer => "received_from_producer",
@@ -138,6 +142,7 @@ impl Step {
             Self::MessageDequeued => "message_dequeued",
             Self::ExceptionThrown => "exception_thrown",
             Self::SaveMessage => "save_message",
+            Self::Route => "route",
         }
     }
 }

@@ -7,11 +7,14 @@ use crate::client::Client;
 use crate::command::{Acknowledgement, EventKind, MessageId};
 use crate::decision::{Decision, Step};
 use crate::id::{
-    ChannelName, ConnectionId, HandlerId, QuestionId, QueueAddress, RequestId, Sequence, Tag, TopicName,
+    ChannelName, ConnectionId, HandlerId, QuestionId, QueueAddress, RequestId, RouterName, Sequence, Tag,
+    TopicName,
 };
 use crate::message::Message;
 use crate::record::Record;
 use crate::rejection::Rejection;
+use crate::router::{Binding, RouterDefinition};
+use crate::routing::{RouteTest, Trip};
 use crate::stats::{
     Census, ChannelInformation, ClientInformation, QueueInformation, SubscriberInformation, TopicInformation,
 };
@@ -56,6 +59,10 @@ pub enum Forwarded {
         /// What.
         message: Message,
     },
+    /// Go on with a message's trip through a router.
+    Trip(Box<Trip>),
+    /// Forget what was counted about a router, or one of its bindings.
+    ForgetRouter(RouterName, Option<Box<str>>),
     /// Bind a queue to topics and unbind it from others, and say so.
     Bind {
         /// The queue.
@@ -261,6 +268,15 @@ pub enum Event {
         /// What.
         message: Message,
     },
+    /// What a router did with a message whose producer waits, and whom no receiver will answer.
+    Routed {
+        /// The router.
+        router: RouterName,
+        /// The message as it was published.
+        message: Message,
+        /// `None`: it was taken. `NotFound`: nobody took it, or there is no such router.
+        refusal: Option<Rejection>,
+    },
     /// Something happened that this peer subscribed to. Shared by all subscribers.
     Occurred(Arc<Occurrence>),
 }
@@ -296,6 +312,9 @@ pub enum Reply {
     Topics(Vec<TopicInformation>),
     TopicBindings(Vec<TopicPattern>),
     Subscribers(Vec<SubscriberInformation>),
+    Routers(Vec<RouterDefinition>),
+    Bindings(Vec<Binding>),
+    RouteTest(Box<RouteTest>),
     /// Subscribers and queues that a topic's message was handed to.
     Published(u32),
     Census(Census),
@@ -347,7 +366,7 @@ pub struct Question {
     pub handler: HandlerId,
     /// At which step.
     pub step: Step,
-    /// About which queue.
+    /// About which queue. At `Step::Route`: queue 0 of a channel that is called as the router is.
     pub queue: Arc<QueueAddress>,
     /// The queue's status when it was asked.
     pub status: crate::options::Status,
@@ -379,6 +398,15 @@ pub struct Answer {
     pub id: QuestionId,
     /// What it decided; `Err` if it raised and `exception_thrown` did not decide either.
     pub result: Result<Decision, HandlerFailure>,
+    /// At `Step::Route`: where the message goes, if the handler says so instead of taking it. `None` elsewhere.
+    pub targets: Option<Box<[Binding]>>,
+}
+
+impl Answer {
+    /// An answer that is a decision, or none at all.
+    pub fn new(id: QuestionId, result: Result<Decision, HandlerFailure>) -> Self {
+        Self { id, result, targets: None }
+    }
 }
 
 /// Why a handler gave no decision. Its registered fallback applies.

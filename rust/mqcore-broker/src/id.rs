@@ -98,6 +98,46 @@ impl fmt::Display for ChannelName {
     }
 }
 
+/// A router's name, under the same rules as a channel's, but compared with respect to case. Cheap to clone.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RouterName(ChannelName);
+
+impl RouterName {
+    /// Checks and takes a name; see [`ChannelName::new`].
+    ///
+    /// # Errors
+    /// [`NameError`].
+    pub fn new(name: &str) -> Result<Self, NameError> {
+        ChannelName::new(name).map(Self)
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        self.0.as_str()
+    }
+
+    /// Whether this is the very same name, not only an equal one. Cheap, and never wrong when it says yes.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.0.is_same(&other.0)
+    }
+
+    /// The channel's name that is written the same.
+    pub(crate) fn as_channel(&self) -> &ChannelName {
+        &self.0
+    }
+
+    /// Which of `shards` this router lives on.
+    pub fn shard(&self, shards: usize) -> usize {
+        self.0.shard(shards)
+    }
+}
+
+impl fmt::Display for RouterName {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
+    }
+}
+
 /// A topic's name: up to 255 octets of any kind, since every protocol that has topics writes them its own way. Compared
 /// octet by octet. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -9,7 +9,7 @@
 //! | [`id`], [`time`], [`client`] | names, numbers, moments, peers |
 //! | [`message`], [`options`], [`rejection`] | what is published, how queues behave, how the broker says no |
 //! | [`decision`], [`policy`] | what handlers answer; ready-made answers |
-//! | [`topic`] | names that fan out |
+//! | [`topic`], [`router`], [`routing`] | names that fan out; what maps messages to queues, clients and topics, and how |
 //! | [`command`], [`effect`], [`stats`] | what comes in, what goes out, what is counted |
 //! | [`record`], [`history`] | what must survive a crash; what happened to each message |
 
@@ -37,12 +37,15 @@ mod queue;
 mod ready;
 pub mod record;
 pub mod rejection;
+pub mod router;
+pub mod routing;
 mod settlement;
 mod shelf;
 pub mod stats;
 pub mod subscription;
 pub mod time;
 pub mod topic;
+mod travel;
 mod turn;
 mod unread;
 mod workflow;

@@ -91,7 +91,8 @@ impl Policy {
             | Step::ConsumerReceived
             | Step::MessageDequeued
             | Step::ExceptionThrown
-            | Step::SaveMessage => ALLOW,
+            | Step::SaveMessage
+            | Step::Route => ALLOW,
         }
     }
 }

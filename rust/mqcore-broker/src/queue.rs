@@ -290,6 +290,22 @@ impl Queue {
         self.take(entry, members, turn);
     }
 
+    /// A message that a router brings. Refused, nobody is told but the router. `answers`: its producer hears what becomes
+    /// of it.
+    pub(crate) fn publish_routed(
+        &mut self,
+        message: Message,
+        answers: bool,
+        members: &Members,
+        turn: &mut Turn<'_>,
+    ) -> Result<(), Rejection> {
+        self.check(&message, turn)?;
+        let message = self.with_id(message, turn);
+        let entry = Entry { answered: !answers, ..Entry::new(message, self.deadline(turn.now)) };
+        self.take(entry, members, turn);
+        Ok(())
+    }
+
     fn take(&mut self, mut entry: Entry, members: &Members, turn: &mut Turn<'_>) {
         self.face.stats.received += 1;
         self.face.stats.last_received_ms = turn.now.0;
@@ -374,7 +390,7 @@ impl Queue {
         }
     }
 
-    fn check(&self, message: &Message, turn: &Turn<'_>) -> Result<(), Rejection> {
+    pub(crate) fn check(&self, message: &Message, turn: &Turn<'_>) -> Result<(), Rejection> {
         let options = &self.face.options;
         let refuse = |kind, reason: String| Err(Rejection::new(kind, reason));
         let address = &self.face.address;

@@ -6,10 +6,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::id::{ChannelName, MessageNumber, QueueAddress, Sequence};
+use crate::id::{ChannelName, MessageNumber, QueueAddress, RouterName, Sequence};
 use crate::intake::{self, Ticket};
 use crate::message::{Layout, Message, Properties};
 use crate::options::{ChannelOptions, Durability, QueueOptions, Status};
+use crate::router::{Binding, Interaction, RouterDefinition, RouterMethod, Target};
 use crate::time::Timestamp;
 
 /// One durable fact.
@@ -38,6 +39,10 @@ pub enum Record {
     RemoveChannel(ChannelName),
     /// A queue is gone (its messages are settled themselves).
     RemoveQueue(QueueAddress),
+    /// A router exists, with these bindings.
+    DefineRouter(Box<RouterDefinition>),
+    /// A router is gone.
+    RemoveRouter(RouterName),
     /// Which messages of another broker are done; the latest of each holds.
     DefineIntake(Arc<str>, intake::Progress),
     /// Another broker is not remembered any more.
@@ -89,6 +94,7 @@ const INTAKE_KEY: &str = "intake ";
 const NUMBERED: u8 = 2;
 const CHANNEL_KEY: &str = "channel ";
 const QUEUE_KEY: &str = "queue ";
+const ROUTER_KEY: &str = "router ";
 /// The key under which it is kept which message numbers are used.
 pub const NUMBERS_KEY: &[u8] = b"numbers";
 const MESSAGE: &str = "message";
@@ -330,6 +336,10 @@ pub fn queue_key(queue: &QueueAddress) -> Vec<u8> {
     format!("{QUEUE_KEY}{}", queue.to_string().to_ascii_lowercase()).into_bytes()
 }
 
+/// The key under which a router's definition is kept.
+pub fn router_key(name: &RouterName) -> Vec<u8> {
+    format!("{ROUTER_KEY}{name}").into_bytes()
+}
 /// The key under which is kept what is done of another broker.
 pub fn intake_key(node: &str) -> Vec<u8> {
     format!("{INTAKE_KEY}{node}").into_bytes()
@@ -342,6 +352,8 @@ pub enum Definition {
     Channel(ChannelName, Box<ChannelOptions>),
     /// Of a queue.
     Queue(QueueAddress, Box<QueueOptions>),
+    /// Of a router.
+    Router(Box<RouterDefinition>),
     /// What is done of another broker.
     Intake(Arc<str>, intake::Progress),
     /// The history has used message numbers below this one.
@@ -371,6 +383,24 @@ pub fn encode_queue(queue: &QueueAddress, options: &QueueOptions) -> Vec<u8> {
     text.into_bytes()
 }
 
+/// See [`encode_channel`]. Each binding is a group of lines that its name begins.
+pub fn encode_router(router: &RouterDefinition) -> Vec<u8> {
+    let mut text = format!("{VERSION}\nname={}\n", router.name);
+    line(&mut text, "method", router.method.as_str());
+    line(&mut text, "enabled", router.enabled);
+    for binding in &router.bindings {
+        line(&mut text, "binding", &binding.name);
+        line(&mut text, "target", &binding.target);
+        line(&mut text, "priority", binding.priority);
+        line(&mut text, "interaction", binding.interaction.as_str());
+        line(&mut text, "spread", binding.method.as_str());
+        if let Some(content_type) = binding.content_type {
+            line(&mut text, "content_type", content_type);
+        }
+    }
+    text.into_bytes()
+}
+
 /// See [`encode_channel`].
 pub fn encode_intake(node: &str, progress: &intake::Progress) -> Vec<u8> {
     let mut text = format!("{VERSION}\nname={node}\n");
@@ -381,6 +411,38 @@ pub fn encode_intake(node: &str, progress: &intake::Progress) -> Vec<u8> {
         line(&mut text, "above", above.join(","));
     }
     text.into_bytes()
+}
+
+fn read_router(name: &str, pairs: &[(&str, &str)]) -> Option<RouterDefinition> {
+    let mut router = RouterDefinition::new(RouterName::new(name).ok()?, RouterMethod::Distribute);
+    let mut bindings: Vec<Binding> = Vec::new();
+    // The binding whose target was not read yet. One whose target a later version invented is left out.
+    let mut begun = None;
+    for (name, value) in pairs {
+        match (*name, bindings.last_mut()) {
+            ("binding", _) => begun = Some(*value),
+            ("target", _) => {
+                if let (Some(name), Ok(target)) = (begun, Target::parse(value)) {
+                    bindings.push(Binding::new(name, target));
+                    begun = None;
+                }
+            }
+            (_, _) if begun.is_some() => {}
+            ("method", None) => router.method = RouterMethod::from_text(value).unwrap_or_default(),
+            ("enabled", None) => set(&mut router.enabled, value),
+            ("priority", Some(binding)) => set(&mut binding.priority, value),
+            ("interaction", Some(binding)) => {
+                binding.interaction = Interaction::from_text(value).unwrap_or_default();
+            }
+            ("spread", Some(binding)) => binding.method = RouterMethod::from_text(value).unwrap_or_default(),
+            ("content_type", Some(binding)) => binding.content_type = value.parse().ok(),
+            _ => {}
+        }
+    }
+    for binding in bindings {
+        router.add(binding).ok()?;
+    }
+    Some(router)
 }
 
 fn read_intake(pairs: &[(&str, &str)]) -> Option<intake::Progress> {
@@ -457,6 +519,9 @@ pub fn decode_definition(key: &[u8], value: &[u8]) -> Result<Definition, RecordE
             read_queue_option(&mut options, name, value);
         }
         Ok(Definition::Queue(queue, Box::new(options)))
+    } else if key.starts_with(ROUTER_KEY) {
+        let router = read_router(name, &pairs).ok_or(malformed("the router's names"))?;
+        Ok(Definition::Router(Box::new(router)))
     } else if key.starts_with(INTAKE_KEY) {
         // Unlike an option, a number that is not understood cannot be guessed: something would come twice, or never.
         let progress = read_intake(&pairs).ok_or(malformed("the numbers of a node"))?;
@@ -599,6 +664,37 @@ mod tests {
         assert_eq!(read, Ok(Definition::Queue(address, Box::new(queue))));
         let read = decode_definition(NUMBERS_KEY, &encode_numbers(MessageNumber(77)));
         assert_eq!(read, Ok(Definition::Numbers(MessageNumber(77))));
+    }
+
+    #[test]
+    fn a_router_comes_back_as_it_was() {
+        let mut router = RouterDefinition::new(
+            RouterName::new("Order-Events").expect("a good name"),
+            RouterMethod::OnlyFirst,
+        );
+        router.enabled = false;
+        for (name, target) in [
+            ("a=b", "orders/7"),
+            ("b", "@topic:a=b"),
+            ("c", "@type:x y"),
+            ("d", "@client:1"),
+            ("e", "@handler:h"),
+        ] {
+            let binding = Binding {
+                content_type: (name == "c").then_some(9),
+                priority: name.len() as i32 - 2,
+                interaction: Interaction::Acknowledge,
+                method: RouterMethod::RoundRobin,
+                ..Binding::new(name, Target::parse(target).expect("a good target"))
+            };
+            router.add(binding).expect("a new name");
+        }
+        let read = decode_definition(&router_key(&router.name), &encode_router(&router));
+        assert_eq!(read, Ok(Definition::Router(Box::new(router))));
+        let text = b"1\nname=r\nbinding=x\ntarget=@later:y\npriority=3\nbinding=y\ntarget=q\n";
+        let read = decode_definition(b"router r", text).expect("what is unknown is left out");
+        let Definition::Router(read) = read else { panic!("{read:?}") };
+        assert_eq!(read.bindings, [Binding::new("y", Target::parse("q").expect("a queue"))]);
     }
 
     #[test]

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use crate::client::Client;
 use crate::effect::NodeInformation;
-use crate::id::{ChannelName, QueueAddress, Sequence, TopicName};
+use crate::id::{ChannelName, QueueAddress, RouterName, Sequence, TopicName};
 use crate::message::Message;
 use crate::options::{ChannelOptions, QueueOptions};
+use crate::router::RouterDefinition;
 use crate::time::Timestamp;
 
 /// How much there is of what, and how much has passed: of one shard, or of several added up.
@@ -254,6 +255,49 @@ pub struct TopicInformation {
     pub stats: TopicStats,
 }
 
+/// What a router has counted.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RouterCounts {
+    /// Messages that came to it.
+    pub received: u64,
+    /// Messages that a binding took.
+    pub routed: u64,
+    /// Messages that no binding took.
+    pub dropped_no_consumer: u64,
+    /// Questions to handlers that were not answered in time, or not at all.
+    pub errors: u64,
+    /// The same for each binding that was tried, by its name.
+    pub bindings: Vec<(Box<str>, BindingCounts)>,
+}
+
+/// What a binding has counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct BindingCounts {
+    /// Messages that it took.
+    pub taken: u64,
+    /// Messages that it did not take.
+    pub refused: u64,
+}
+
+impl RouterCounts {
+    /// Adds what another shard counted about the same router.
+    pub fn add(&mut self, other: &Self) {
+        self.received += other.received;
+        self.routed += other.routed;
+        self.dropped_no_consumer += other.dropped_no_consumer;
+        self.errors += other.errors;
+        for (name, counts) in &other.bindings {
+            match self.bindings.iter_mut().find(|(known, _)| known == name) {
+                Some((_, sum)) => {
+                    sum.taken += counts.taken;
+                    sum.refused += counts.refused;
+                }
+                None => self.bindings.push((name.clone(), *counts)),
+            }
+        }
+    }
+}
+
 /// One subscriber of a topic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubscriberInformation {
@@ -294,6 +338,10 @@ pub struct Survey {
     pub topics: Vec<TopicInformation>,
     /// Counts of topics that are forgotten.
     pub retired_topics: TopicStats,
+    /// Its routers.
+    pub routers: Vec<RouterDefinition>,
+    /// What it counted about routers, those of other shards among them.
+    pub router_counts: Vec<(RouterName, RouterCounts)>,
 }
 
 /// Where the bodies of saved messages that wait are.

@@ -133,6 +133,11 @@ struct Topic {
 }
 
 impl Topic {
+    fn new(name: TopicName) -> Self {
+        let stats = TopicStats::default();
+        Self { name, subscribers: Vec::new(), queues: Vec::new(), cast: None, stats }
+    }
+
     /// It exists only because somebody published to it.
     fn is_passing(&self) -> bool {
         self.subscribers.is_empty() && self.queues.is_empty()
@@ -462,6 +467,19 @@ impl Topics {
             .collect()
     }
 
+    /// How many subscribers and queues a message to this topic would reach.
+    pub(crate) fn reach(&self, name: &TopicName) -> (usize, usize) {
+        let unknown;
+        let topic = match self.names.get(name) {
+            Some(key) => &self.entries[*key],
+            None => {
+                unknown = Topic::new(name.clone());
+                &unknown
+            }
+        };
+        (self.subscribers(topic).len(), self.queues(topic).len())
+    }
+
     /// Counts of topics that are forgotten.
     pub(crate) fn retired(&self) -> TopicStats {
         self.retired
@@ -492,15 +510,8 @@ impl Topics {
         if self.passing >= PASSING_MAX {
             self.forget_passing();
         }
-        let topic = Topic {
-            name: name.clone(),
-            subscribers: Vec::new(),
-            queues: Vec::new(),
-            cast: None,
-            stats: TopicStats::default(),
-        };
         self.passing += 1;
-        let key = self.entries.insert(topic);
+        let key = self.entries.insert(Topic::new(name.clone()));
         self.names.insert(name.clone(), key);
         key
     }

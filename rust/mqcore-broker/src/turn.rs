@@ -30,7 +30,12 @@ pub(crate) struct Place {
     pub(crate) serial: u64,
 }
 
-/// What of a queue waits for an answer.
+impl Place {
+    /// Where what is at no queue is.
+    pub(crate) const NOWHERE: Self = Self { channel: usize::MAX, queue: 0, serial: 0 };
+}
+
+/// What of a queue, or of a router, waits for an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Asker {
     /// A message that is not admitted yet, by its number.
@@ -39,6 +44,8 @@ pub(crate) enum Asker {
     Flow(u64),
     /// A delivery that is being settled, or a message that expired, by its number.
     Settlement(u64),
+    /// A message on its way through a router, by its number at the handler's gate. It is at no queue.
+    Trip(u64),
 }
 
 /// A question that is out.
@@ -289,7 +296,7 @@ impl Books {
         self.questions.len()
     }
 
-    fn ask(&mut self, asked: Asked, now: Timestamp) -> QuestionId {
+    pub(crate) fn ask(&mut self, asked: Asked, now: Timestamp) -> QuestionId {
         self.next_question += 1;
         let id = QuestionId(self.next_question);
         let deadline = now.after(self.spec(asked.handler).timeout);

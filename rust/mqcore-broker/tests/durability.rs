@@ -11,14 +11,15 @@ use mqcore_broker::broker::{BrokerConfig, Recollection, Restored};
 use mqcore_broker::client::Client;
 use mqcore_broker::command::{Command, PassedOn, Request};
 use mqcore_broker::effect::{Effect, Event};
-use mqcore_broker::id::{RequestId, Sequence};
+use mqcore_broker::id::{RequestId, RouterName, Sequence};
 use mqcore_broker::intake::Ticket;
 use mqcore_broker::message::{Layout, Message, Properties};
 use mqcore_broker::options::{Durability, QueueChanges, Status};
 use mqcore_broker::record::{
     NUMBERS_KEY, Progress, Record, channel_key, decode_definition, decode_put, encode_channel, encode_intake,
-    encode_numbers, encode_put, encode_queue, intake_key, queue_key,
+    encode_numbers, encode_put, encode_queue, encode_router, intake_key, queue_key, router_key,
 };
+use mqcore_broker::router::{Binding, RouterDefinition, RouterMethod, Target};
 use mqcore_broker::time::Timestamp;
 use world::{World, acknowledged, changes, id_of, queue};
 
@@ -89,6 +90,12 @@ impl Disk {
                 }
                 Record::RemoveQueue(address) => {
                     definitions.remove(&queue_key(address));
+                }
+                Record::DefineRouter(router) => {
+                    definitions.insert(router_key(&router.name), encode_router(router));
+                }
+                Record::RemoveRouter(name) => {
+                    definitions.remove(&router_key(name));
                 }
                 Record::Numbers(below) => {
                     definitions.insert(NUMBERS_KEY.to_vec(), encode_numbers(*below));
@@ -250,6 +257,40 @@ fn definitions_messages_order_priority_and_attempts_come_back() {
             .map(|(id, first)| (id.to_owned(), first)),
         "in their old order, the one put back behind them, and all marked as seen before"
     );
+}
+
+#[test]
+fn routers_that_peers_made_come_back_with_their_bindings() {
+    let (mut w, mut disk) = durable();
+    let p = w.client("p");
+    let name = |text: &str| RouterName::new(text).expect("a good name");
+    let binding = |target: &str| Binding::new(target, Target::parse(target).expect("a good target"));
+    let ask = |w: &mut World, disk: &mut Disk, request: Request| {
+        w.command(&p, Command::Request(RequestId(99_999), Box::new(request)));
+        disk.commit(w);
+        let answered =
+            w.told(p.connection).into_iter().any(|event| matches!(event, Event::Answered(_, Ok(_))));
+        assert!(answered, "it is answered once it is durable");
+    };
+    for router in ["kept", "gone"] {
+        let method = RouterMethod::OnlyFirst;
+        ask(&mut w, &mut disk, Request::CreateRouter { router: name(router), method });
+        for target in ["q/1", "@topic:t", "@client:x"] {
+            let binding = binding(target);
+            ask(&mut w, &mut disk, Request::AddBinding { router: name(router), binding });
+        }
+    }
+    ask(&mut w, &mut disk, Request::RemoveBinding { router: name("kept"), binding: "q/1".into() });
+    ask(&mut w, &mut disk, Request::RemoveRouter { router: name("gone") });
+    w.broker.define_router(RouterDefinition::new(name("declared"), RouterMethod::Distribute)).expect("few");
+    disk.take(&mut w);
+    let again = disk.start(disk.records.len());
+    let routers = again.broker.survey(again.now).routers;
+    let mut expected = RouterDefinition::new(name("kept"), RouterMethod::OnlyFirst);
+    for target in ["@topic:t", "@client:x"] {
+        expected.add(binding(target)).expect("a new one");
+    }
+    assert_eq!(routers, [expected], "and what the program declares is not saved");
 }
 
 #[test]

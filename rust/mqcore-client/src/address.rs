@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use mqcore_tls::client::ClientTls;
 use mqcore_wire::tmqp::NAME_BYTES_MAX;
 
 use crate::error::ClientError;
@@ -77,29 +78,54 @@ pub fn channel_name(name: &str) -> Result<Arc<str>, ClientError> {
 /// Where a broker listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrokerAddress {
-    /// Name or address of the machine.
+    /// Name or address of the machine; of a Unix socket, its file.
     pub host: String,
-    /// TCP port.
+    /// TCP port; 0 for a Unix socket.
     pub port: u16,
     /// What the handshake gives as path; `/` as a rule.
     pub path: String,
+    /// What the conversation goes through.
+    pub carrier: Carrier,
+}
+
+/// What a conversation goes through.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Carrier {
+    /// TCP, to be read by whoever is on the way.
+    Tcp,
+    /// TLS, with settings of the address, or with those of the client.
+    Tls(Option<ClientTls>),
+    /// A Unix socket.
+    Unix,
 }
 
 impl BrokerAddress {
-    /// Reads `tmqp://host[:port][/path]`; `tmq://` is the same, and so is `host:port`.
+    /// Reads `tmqp://host[:port][/path]`; `tmq://` is the same, and so is `host:port`. `tmqps://` and `tmqs://` are TLS
+    /// and may have `?ca=FILE&cert=FILE&key=FILE&server_name=NAME`; `tmqp+unix:///run/mqcore.sock` is a Unix socket.
     ///
     /// # Errors
     ///
-    /// [`ClientError::InvalidArgument`] for another scheme, a missing host or a port that is none.
+    /// [`ClientError::InvalidArgument`] for another scheme, a missing host, a port that is none or an unknown option.
     pub fn parse(text: &str) -> Result<Self, ClientError> {
         let wrong = |why: &str| ClientError::invalid("address", format!("{text:?}: {why}"));
-        let rest = match text.split_once("://") {
-            None => text,
-            Some(("tmqp" | "tmq", rest)) => rest,
-            Some((scheme, _)) => {
-                return Err(wrong(&format!("{scheme:?} is not spoken here; write tmqp://host:port")));
-            }
+        let (scheme, rest) = text.split_once("://").unwrap_or(("tmqp", text));
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let carrier = match scheme {
+            "tmqp" | "tmq" => Carrier::Tcp,
+            "tmqps" | "tmqs" => Carrier::Tls(tls_options(query).map_err(|why| wrong(&why))?),
+            "tmqp+unix" if cfg!(unix) => Carrier::Unix,
+            _ => return Err(wrong(&format!("{scheme:?} is not spoken here; write tmqp://host:port"))),
         };
+        if !query.is_empty() && !matches!(carrier, Carrier::Tls(_)) {
+            return Err(wrong("only tmqps:// has options"));
+        }
+        if carrier == Carrier::Unix {
+            let host = percent_decoded(rest).ok_or_else(|| wrong("a percent escape is broken"))?;
+            if !host.starts_with('/') {
+                return Err(wrong("a Unix socket is an absolute path"));
+            }
+            return Ok(Self { host, port: 0, path: "/".into(), carrier });
+        }
         let (authority, path) = rest.find('/').map_or((rest, "/"), |slash| rest.split_at(slash));
         let (host, port) = match authority.rsplit_once(':') {
             // A colon inside brackets belongs to an IPv6 address.
@@ -112,16 +138,56 @@ impl BrokerAddress {
         if host.is_empty() {
             return Err(wrong("the host is missing"));
         }
-        Ok(Self { host: host.to_owned(), port, path: path.to_owned() })
+        Ok(Self { host: host.to_owned(), port, path: path.to_owned(), carrier })
     }
+}
+
+/// The settings of an address; `None` if it has none of its own.
+fn tls_options(query: &str) -> Result<Option<ClientTls>, String> {
+    if query.is_empty() {
+        return Ok(None);
+    }
+    let mut tls = ClientTls::default();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').ok_or("options are written ?name=value&other=value")?;
+        let value = percent_decoded(value).ok_or("a percent escape is broken")?;
+        match name {
+            "ca" => tls.ca = Some(value.into()),
+            "cert" => tls.cert = Some(value.into()),
+            "key" => tls.key = Some(value.into()),
+            "server_name" => tls.server_name = Some(value),
+            _ => return Err(format!("there is no option {name:?}; there are ca, cert, key and server_name")),
+        }
+    }
+    Ok(Some(tls))
+}
+
+fn percent_decoded(text: &str) -> Option<String> {
+    let mut octets = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(octet) = rest.next() {
+        if octet == b'%' {
+            let mut digit = || char::from(rest.next()?).to_digit(16);
+            let (high, low) = (digit()?, digit()?);
+            octets.push((high * 16 + low) as u8);
+        } else {
+            octets.push(octet);
+        }
+    }
+    String::from_utf8(octets).ok()
 }
 
 impl fmt::Display for BrokerAddress {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = match self.carrier {
+            Carrier::Unix => return write!(formatter, "tmqp+unix://{}", self.host),
+            Carrier::Tcp => "tmqp",
+            Carrier::Tls(_) => "tmqps",
+        };
         if self.host.contains(':') {
-            write!(formatter, "tmqp://[{}]:{}", self.host, self.port)
+            write!(formatter, "{scheme}://[{}]:{}", self.host, self.port)
         } else {
-            write!(formatter, "tmqp://{}:{}", self.host, self.port)
+            write!(formatter, "{scheme}://{}:{}", self.host, self.port)
         }
     }
 }
@@ -161,5 +227,33 @@ mod tests {
             assert!(BrokerAddress::parse(wrong).is_err(), "{wrong:?}");
         }
         assert_eq!(BrokerAddress::parse("tmqp://[::1]:7").unwrap().to_string(), "tmqp://[::1]:7");
+    }
+
+    #[test]
+    fn an_address_says_what_the_conversation_goes_through() {
+        let read = |text: &str| BrokerAddress::parse(text).unwrap();
+        assert_eq!(read("tmqps://h").carrier, Carrier::Tls(None));
+        let url = "tmqps://h:9/p?ca=/a%20b&cert=c&key=k&server_name=n";
+        let own = ClientTls {
+            ca: Some("/a b".into()),
+            cert: Some("c".into()),
+            key: Some("k".into()),
+            server_name: Some("n".into()),
+            ..ClientTls::default()
+        };
+        assert_eq!(read(url).carrier, Carrier::Tls(Some(own)));
+        assert_eq!((read(url).path.as_str(), read(url).to_string().as_str()), ("/p", "tmqps://h:9"));
+        for wrong in ["tmqps://h?insecure=1", "tmqps://h?ca", "tmqps://h?ca=%f", "tmqp://h?ca=c"] {
+            assert!(BrokerAddress::parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_unix_socket_is_an_address_too() {
+        let address = BrokerAddress::parse("tmqp+unix:///run/a%20b.sock").unwrap();
+        assert_eq!((address.host.as_str(), &address.carrier), ("/run/a b.sock", &Carrier::Unix));
+        assert_eq!(address.to_string(), "tmqp+unix:///run/a b.sock");
+        assert!(BrokerAddress::parse("tmqp+unix://a.sock").is_err());
     }
 }

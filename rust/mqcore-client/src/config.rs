@@ -8,6 +8,8 @@ use std::time::Duration;
 use mqcore_wire::codec::Limits;
 use tokio::io::DuplexStream;
 
+pub use mqcore_tls::client::ClientTls;
+
 use crate::address::BrokerAddress;
 
 /// Who the client is, how patient it is and how much it may hold.
@@ -24,6 +26,9 @@ pub struct ClientConfig {
     pub token: Option<String>,
     /// Anything else to tell in the handshake.
     pub properties: Vec<(String, String)>,
+    /// Whom it trusts and what it proves on addresses that ask for TLS and say nothing of it themselves. Default:
+    /// whom the system trusts, and nothing. Given, an address without TLS is an error.
+    pub tls: Option<ClientTls>,
     /// How long to wait between attempts to connect.
     pub backoff: Backoff,
     /// How long one attempt may take, handshake included. Default 5 s.
@@ -58,6 +63,7 @@ impl Default for ClientConfig {
             kind: None,
             token: None,
             properties: Vec::new(),
+            tls: None,
             backoff: Backoff::default(),
             connect_timeout: Duration::from_secs(5),
             patience: Duration::ZERO,
@@ -104,7 +110,7 @@ pub type LocalFactory = Arc<dyn Fn() -> io::Result<DuplexStream> + Send + Sync>;
 /// How to reach the broker.
 #[derive(Clone)]
 pub enum Transport {
-    /// Over TCP. The first address to try is drawn by lot, the others follow in turn.
+    /// Over the network, or a Unix socket. The first address to try is drawn by lot, the others follow in turn.
     Tcp(Vec<BrokerAddress>),
     /// Inside this process. Called once a connection.
     Local(LocalFactory),

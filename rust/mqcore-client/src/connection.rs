@@ -3,6 +3,7 @@
 //! Nothing of the program runs in it, so a program that is busy, or holds Python's lock, delays neither a PONG nor a
 //! reconnect.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use tokio::time::Instant;
 use bytes::{Buf, BytesMut};
 use mqcore_wire::tmqp::header::nack_reason;
 use mqcore_wire::tmqp::{decode, needed};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, WriteHalf};
 use tokio::sync::oneshot;
 
 use crate::client::State;
@@ -23,6 +24,7 @@ use crate::error::ClientError;
 use crate::mailbox::{Mailbox, lock};
 use crate::random::{jittered, random_u64};
 use crate::received::Received;
+use crate::route::{Route, Routes};
 use crate::shared::{Core, Counters, Shared, Waiter};
 
 /// Octets that a read has room for, at least.
@@ -44,14 +46,16 @@ enum End {
 /// Connects for the first time, and goes on in a task of its own. Answers when the first connection stands, or with
 /// why there is none.
 pub(crate) async fn start(shared: Arc<Shared>, transport: Transport) -> Result<(), ClientError> {
+    let routes =
+        Routes::prepare(&transport, &shared.config).inspect_err(|error| shared.ended(&error.to_string()))?;
     let (first, answer) = oneshot::channel();
-    tokio::spawn(run(shared, transport, first));
+    tokio::spawn(run(shared, routes, first));
     answer.await.unwrap_or(Err(ClientError::Closed))
 }
 
-async fn run(shared: Arc<Shared>, transport: Transport, first: oneshot::Sender<Result<(), ClientError>>) {
+async fn run(shared: Arc<Shared>, routes: Routes, first: oneshot::Sender<Result<(), ClientError>>) {
     let link = tokio::select! {
-        link = first_link(&shared, &transport) => link,
+        link = first_link(&shared, &routes) => link,
         () = closed_or_abandoned(&shared, &first) => Err(ClientError::Closed),
     };
     let link = match link {
@@ -65,7 +69,7 @@ async fn run(shared: Arc<Shared>, transport: Transport, first: oneshot::Sender<R
     };
     let stood_since = shared.opened(&link);
     drop(first.send(Ok(())));
-    let cause = keep_connected(&shared, &transport, link, stood_since).await;
+    let cause = keep_connected(&shared, &routes, link, stood_since).await;
     shared.ended(&cause);
 }
 
@@ -78,11 +82,11 @@ async fn closed_or_abandoned(shared: &Shared, first: &oneshot::Sender<Result<(),
 }
 
 /// Tries every address, again and again while patience lasts.
-async fn first_link(shared: &Shared, transport: &Transport) -> Result<Link, ClientError> {
+async fn first_link(shared: &Shared, routes: &Routes) -> Result<Link, ClientError> {
     let deadline = Instant::now() + shared.config.patience;
     let mut attempt = 1;
     loop {
-        let error = match dial_all(shared, transport).await {
+        let error = match dial_all(shared, routes).await {
             Ok(link) => return Ok(link),
             Err(error) => error,
         };
@@ -97,29 +101,30 @@ async fn first_link(shared: &Shared, transport: &Transport) -> Result<Link, Clie
 }
 
 /// Tries each address once, starting anywhere.
-async fn dial_all(shared: &Shared, transport: &Transport) -> Result<Link, ClientError> {
+async fn dial_all(shared: &Shared, routes: &Routes) -> Result<Link, ClientError> {
     let config = &shared.config;
-    match transport {
-        Transport::Local(factory) => dial(Endpoint::Local(factory), config).await,
-        Transport::Tcp(addresses) => {
-            let start = random_u64() as usize % addresses.len().max(1);
+    match routes {
+        Routes::Local(factory) => dial(Endpoint::Local(factory), config).await,
+        Routes::Remote(routes) => {
+            let start = random_u64() as usize % routes.len().max(1);
             let mut last = ClientError::invalid("addresses", "there is none");
-            for address in addresses[start..].iter().chain(&addresses[..start]) {
-                match dial(Endpoint::Tcp(address), config).await {
+            for route in routes[start..].iter().chain(&routes[..start]) {
+                match dial(Endpoint::Remote(route), config).await {
                     Ok(link) => return Ok(link),
                     Err(error) => last = error,
                 }
             }
-            Err(of_all(last, transport))
+            Err(of_all(last, routes))
         }
     }
 }
 
 /// The same error, naming all addresses that were tried and not only the last.
-fn of_all(error: ClientError, transport: &Transport) -> ClientError {
+fn of_all(error: ClientError, routes: &[Route]) -> ClientError {
     match error {
         ClientError::ConnectFailed { cause, .. } => {
-            ClientError::ConnectFailed { addresses: transport.to_string().into(), cause }
+            let addresses: Vec<String> = routes.iter().map(|route| route.address().to_string()).collect();
+            ClientError::ConnectFailed { addresses: addresses.join(", ").into(), cause }
         }
         other => other,
     }
@@ -128,7 +133,7 @@ fn of_all(error: ClientError, transport: &Transport) -> ClientError {
 /// Converses, and dials again after every loss, until the client closes or the backoff is used up. Answers why.
 async fn keep_connected(
     shared: &Arc<Shared>,
-    transport: &Transport,
+    routes: &Routes,
     mut link: Link,
     mut stood_since: Instant,
 ) -> Arc<str> {
@@ -155,7 +160,7 @@ async fn keep_connected(
                 () = tokio::time::sleep(delay) => {
                     shared.set_state(State::Connecting { attempt });
                     tokio::select! {
-                        next = dial_all(shared, transport) => next,
+                        next = dial_all(shared, routes) => next,
                         () = shared.closing() => return "closed by the program".into(),
                     }
                 }
@@ -200,8 +205,11 @@ impl Timers {
 
 async fn converse(shared: &Arc<Shared>, link: Link) -> End {
     let Link { stream, mut input, .. } = link;
+    let encrypted = matches!(stream, Stream::Tls(_));
     let (mut reader, mut writer) = tokio::io::split::<Stream>(stream);
     let (mut octets, mut written) = (Vec::new(), 0);
+    // What TLS took may still be in it.
+    let mut unflushed = false;
     let mut timers = Timers::new();
     if let Err(cause) = shared.receive(&mut input, &mut timers) {
         return End::Lost(cause);
@@ -224,6 +232,10 @@ async fn converse(shared: &Arc<Shared>, link: Link) -> End {
             read = reader.read_buf(&mut input), if reading => {
                 match read {
                     Ok(0) => return End::Lost("the broker closed the connection".into()),
+                    // As TLS calls an end without a goodbye.
+                    Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                        return End::Lost("the broker closed the connection without a word".into());
+                    }
                     Err(error) => return End::Lost(error.to_string().into()),
                     Ok(_) => {}
                 }
@@ -231,9 +243,12 @@ async fn converse(shared: &Arc<Shared>, link: Link) -> End {
                     return End::Lost(cause);
                 }
             }
-            wrote = writer.write(&octets[written..]), if written < octets.len() => {
+            wrote = write_or_flush(&mut writer, &octets[written..]), if unflushed || written < octets.len() => {
                 match wrote {
-                    Ok(count) => written += count,
+                    Ok(count) => {
+                        unflushed = encrypted && count > 0;
+                        written += count;
+                    }
                     Err(error) => return End::Lost(error.to_string().into()),
                 }
                 timers.spoke = Instant::now();
@@ -246,6 +261,14 @@ async fn converse(shared: &Arc<Shared>, link: Link) -> End {
             }
         }
     }
+}
+
+/// Writes some of `octets`; when there is nothing to write, sees to it that what was written leaves.
+async fn write_or_flush(writer: &mut WriteHalf<Stream>, octets: &[u8]) -> io::Result<usize> {
+    if octets.is_empty() {
+        return writer.flush().await.map(|()| 0);
+    }
+    writer.write(octets).await
 }
 
 /// What the connection task may do next.

@@ -6,21 +6,27 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{Buf, BytesMut};
+use mqcore_tls::failure::{Failure, FailureReason};
 use mqcore_wire::tmqp::hello::{self, Hello};
 use mqcore_wire::tmqp::operation::{ACCEPTED, HELLO, status};
 use mqcore_wire::tmqp::{Frame, Kind, PREAMBLE, decode, encode, header};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
 
-use crate::address::BrokerAddress;
 use crate::config::{ClientConfig, LocalFactory};
 use crate::error::ClientError;
 use crate::random::random_u64;
+use crate::route::Route;
 
 /// An open connection, of whatever sort.
 #[derive(Debug)]
 pub(crate) enum Stream {
     Tcp(TcpStream),
+    /// Large, and not needed by the others.
+    Tls(Box<TlsStream<TcpStream>>),
+    #[cfg(unix)]
+    Unix(tokio::net::UnixStream),
     Local(DuplexStream),
 }
 
@@ -39,33 +45,30 @@ pub(crate) struct Link {
 /// Where one attempt goes.
 #[derive(Clone)]
 pub(crate) enum Endpoint<'a> {
-    Tcp(&'a BrokerAddress),
+    Remote(&'a Route),
     Local(&'a LocalFactory),
 }
 
 impl Endpoint<'_> {
     fn name(&self) -> Arc<str> {
         match self {
-            Self::Tcp(address) => address.to_string().into(),
+            Self::Remote(route) => route.address().to_string().into(),
             Self::Local(_) => "the embedded broker".into(),
         }
     }
 
     fn path(&self) -> &str {
         match self {
-            Self::Tcp(address) => &address.path,
+            Self::Remote(route) => &route.address().path,
             Self::Local(_) => hello::PATH_ROOT,
         }
     }
 
-    async fn open(&self) -> io::Result<Stream> {
+    async fn open(&self) -> Result<Stream, ClientError> {
         match self {
-            Self::Local(factory) => factory().map(Stream::Local),
-            Self::Tcp(address) => {
-                let stream = TcpStream::connect((address.host.as_str(), address.port)).await?;
-                // Writes are gathered here already; waiting for more would only add latency.
-                stream.set_nodelay(true)?;
-                Ok(Stream::Tcp(stream))
+            Self::Remote(route) => route.open().await,
+            Self::Local(factory) => {
+                factory().map(Stream::Local).map_err(|error| connect_failed(&self.name(), error.to_string()))
             }
         }
     }
@@ -75,7 +78,7 @@ impl Endpoint<'_> {
 pub(crate) async fn dial(endpoint: Endpoint<'_>, config: &ClientConfig) -> Result<Link, ClientError> {
     let address = endpoint.name();
     let attempt = async {
-        let stream = endpoint.open().await.map_err(|error| connect_failed(&address, error.to_string()))?;
+        let stream = endpoint.open().await?;
         let hello = hello_octets(config, endpoint.path(), &hello_id())?;
         shake_hands(stream, &hello, config, &address).await
     };
@@ -128,7 +131,11 @@ async fn shake_hands(
     config: &ClientConfig,
     address: &Arc<str>,
 ) -> Result<Link, ClientError> {
-    let broken = |error: io::Error| connect_failed(address, error.to_string());
+    // A server tells only now what it thinks of the client's certificate.
+    let broken = |error: io::Error| match Failure::of_conversation(&error) {
+        Some(failure) => tls_failed(address, failure),
+        None => connect_failed(address, error.to_string()),
+    };
     stream.write_all(hello).await.map_err(broken)?;
     stream.flush().await.map_err(broken)?;
     let mut input = BytesMut::with_capacity(4096);
@@ -157,6 +164,9 @@ fn check_echo(input: &[u8], address: &Arc<str>) -> Result<(), ClientError> {
     if input.starts_with(&PREAMBLE) {
         return Ok(());
     }
+    if is_tls_alert(input) {
+        return Err(tls_wanted(address));
+    }
     let got = String::from_utf8_lossy(&input[..PREAMBLE.len()]).into();
     Err(ClientError::VersionMismatch { address: address.clone(), got })
 }
@@ -182,10 +192,27 @@ fn closed_early(address: &Arc<str>, echoed: bool, input: &[u8]) -> ClientError {
         let reason = "it closed the connection without a word; is the client id in use, or a limit reached?";
         return ClientError::HandshakeRefused { address: address.clone(), code: 0, reason: reason.into() };
     }
+    if is_tls_alert(input) {
+        return tls_wanted(address);
+    }
     if input.is_empty() {
         return connect_failed(address, "it closed the connection at once".to_owned());
     }
     ClientError::VersionMismatch { address: address.clone(), got: String::from_utf8_lossy(input).into() }
+}
+
+/// What a listener with TLS answers to somebody without.
+fn is_tls_alert(input: &[u8]) -> bool {
+    matches!(input, [0x15, 3, ..])
+}
+
+fn tls_wanted(address: &Arc<str>) -> ClientError {
+    let words = "that port speaks TLS; write tmqps:// in front of the address".into();
+    tls_failed(address, Failure { reason: FailureReason::TlsWanted, words })
+}
+
+fn tls_failed(address: &Arc<str>, failure: Failure) -> ClientError {
+    ClientError::Tls { address: address.clone(), reason: failure.reason, words: failure.words.into() }
 }
 
 fn connect_failed(address: &Arc<str>, cause: String) -> ClientError {
@@ -200,6 +227,9 @@ impl AsyncRead for Stream {
     ) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
+            Self::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+            #[cfg(unix)]
+            Self::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
             Self::Local(stream) => Pin::new(stream).poll_read(context, buffer),
         }
     }
@@ -209,6 +239,9 @@ impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, octets: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_write(context, octets),
+            Self::Tls(stream) => Pin::new(stream).poll_write(context, octets),
+            #[cfg(unix)]
+            Self::Unix(stream) => Pin::new(stream).poll_write(context, octets),
             Self::Local(stream) => Pin::new(stream).poll_write(context, octets),
         }
     }
@@ -216,6 +249,9 @@ impl AsyncWrite for Stream {
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_flush(context),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(context),
+            #[cfg(unix)]
+            Self::Unix(stream) => Pin::new(stream).poll_flush(context),
             Self::Local(stream) => Pin::new(stream).poll_flush(context),
         }
     }
@@ -223,6 +259,9 @@ impl AsyncWrite for Stream {
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+            #[cfg(unix)]
+            Self::Unix(stream) => Pin::new(stream).poll_shutdown(context),
             Self::Local(stream) => Pin::new(stream).poll_shutdown(context),
         }
     }

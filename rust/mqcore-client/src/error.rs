@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use mqcore_tls::failure::FailureReason;
 use mqcore_wire::error::WireError;
 use mqcore_wire::tmqp::operation::status;
 
@@ -37,6 +38,16 @@ pub enum ClientError {
         address: Arc<str>,
         /// Its first octets, as text.
         got: Arc<str>,
+    },
+    /// The peers did not come to terms on TLS.
+    #[error("no TLS with {address}: {words}")]
+    Tls {
+        /// With whom.
+        address: Arc<str>,
+        /// What sort of failure it was.
+        reason: FailureReason,
+        /// What happened, and what to do.
+        words: Arc<str>,
     },
     /// The broker does not let this client in.
     #[error("{address} refused the client: {reason}; check its token")]
@@ -140,9 +151,10 @@ impl ClientError {
     pub fn family(&self) -> Family {
         match self {
             Self::ConnectFailed { .. } | Self::ConnectionLost { .. } | Self::Closed => Family::Transport,
-            Self::VersionMismatch { .. } | Self::AuthFailed { .. } | Self::HandshakeRefused { .. } => {
-                Family::Handshake
-            }
+            Self::Tls { .. }
+            | Self::VersionMismatch { .. }
+            | Self::AuthFailed { .. }
+            | Self::HandshakeRefused { .. } => Family::Handshake,
             Self::BadFrame(_) | Self::TooLarge { .. } | Self::BadAnswer { .. } => Family::Protocol,
             Self::Refused(_) => Family::Operation,
             Self::Nacked { .. } => Family::Nacked,
@@ -154,7 +166,13 @@ impl ClientError {
     /// Whether nothing can have reached the broker, so that trying again is safe.
     #[must_use]
     pub fn is_unsent(&self) -> bool {
-        matches!(self, Self::ConnectFailed { .. } | Self::ConnectionLost { sent: false, .. } | Self::Closed)
+        matches!(
+            self,
+            Self::ConnectFailed { .. }
+                | Self::Tls { .. }
+                | Self::ConnectionLost { sent: false, .. }
+                | Self::Closed
+        )
     }
 
     pub(crate) fn invalid(what: &'static str, why: impl Into<Arc<str>>) -> Self {

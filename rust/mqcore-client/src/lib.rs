@@ -33,4 +33,5 @@ pub mod pull;
 mod random;
 pub mod received;
 pub mod request;
+mod route;
 mod shared;

@@ -3,11 +3,12 @@
 //! Opening begins a new segment, cuts torn ends and removes what was never begun. Whoever only wants to know what is
 //! there must leave all that to the next opening, which then finds what this saw.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use crate::error::JournalError;
 use crate::format;
-use crate::journal::{Journal, Live};
+use crate::journal::{Journal, Live, Note};
 use crate::options::Options;
 use crate::recovery::Recovered;
 use crate::stats::SegmentStats;
@@ -118,6 +119,21 @@ impl<S: Storage> Inspection<S> {
     /// See [`Journal::each_live`].
     pub fn each_live(&self, first: u64, show: &mut dyn FnMut(u64, Result<Live<'_>, JournalError>)) {
         self.journal.each_live(first, show);
+    }
+
+    /// Shows every note that is there, once; in the order of their numbers, unless housekeeping rearranged them. Segments that
+    /// cannot be read are passed over: the report names them.
+    pub fn each_note(&self, show: &mut dyn FnMut(Note<'_>)) {
+        let mut segments: Vec<_> = self.journal.state.segments.iter().collect();
+        segments.sort_unstable_by_key(|(_, segment)| segment.note_numbers);
+        let mut seen = HashSet::new();
+        for (&number, _) in segments {
+            let _ = self.journal.each_note(number, &mut |note| {
+                if seen.insert(note.number) {
+                    show(note);
+                }
+            });
+        }
     }
 
     /// See [`Journal::read`].

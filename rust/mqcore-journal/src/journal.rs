@@ -13,6 +13,7 @@ use std::sync::Arc;
 use crate::error::{JournalError, says_full};
 use crate::format::{self, Checked, HEADER_BYTES, Header, Kind, Location, MARK_BYTES, Record};
 use crate::maintenance::Move;
+use crate::notes::{Inventory, SealedNotes};
 use crate::options::{Options, SMALLEST_SEGMENT};
 use crate::reading::Show;
 use crate::recovery::{self, Found, Recovered};
@@ -46,6 +47,8 @@ pub struct Journal<S: Storage> {
     /// A snapshot needs the files as they are: nothing is removed.
     pub(crate) pinned: bool,
     pub(crate) quarantined: u64,
+    /// Notes below this number are kept elsewhere and keep no segment any more.
+    pub(crate) released_notes: u64,
     files: RefCell<Vec<(u32, Arc<S::File>)>>,
 }
 
@@ -170,6 +173,7 @@ impl<S: Storage> Journal<S> {
             moving: None,
             pinned: false,
             quarantined,
+            released_notes: 0,
             files: RefCell::default(),
         };
         Ok((journal, recovered, Endings { tails, closings, leftovers }))
@@ -426,6 +430,50 @@ impl<S: Storage> Journal<S> {
         Ok(())
     }
 
+    /// Which sealed segments hold notes that are kept, for [`notes::read`](crate::notes::read).
+    pub fn sealed_notes(&self) -> Inventory {
+        let open = self.tail.front().map_or(u32::MAX, |writer| writer.number);
+        let mut inventory = Inventory { journal: self.identity, ..Inventory::default() };
+        for (&segment, state) in &self.state.segments {
+            let Some((first, last)) = state.note_numbers.filter(|_| !state.notes_expired) else { continue };
+            if segment < open {
+                let (end, bytes) = (state.end, state.note_bytes);
+                inventory.sealed.push(SealedNotes { segment, end, first, last, bytes });
+            } else {
+                inventory.open_from = inventory.open_from.min(first);
+            }
+        }
+        inventory.next = self.state.next_note;
+        inventory
+    }
+
+    /// Ends the segment that is being written if it holds notes that are older than `time_ms`, so that they can be read
+    /// by others. Writes and syncs what is pending.
+    ///
+    /// # Errors
+    /// As for [`Self::write`].
+    pub fn seal_notes(&mut self, time_ms: u64) -> Result<(), JournalError> {
+        self.check_failed()?;
+        let old = |segment: &Segment| segment.notes > 0 && segment.oldest_note_ms < time_ms;
+        let last = self.tail.back().and_then(|writer| self.state.segments.get(&writer.number));
+        if self.condition != Condition::Healthy || !last.is_some_and(old) {
+            return Ok(());
+        }
+        self.roll(0)?;
+        self.write()
+    }
+
+    /// How long notes keep their segments from now on; see [`Options::retain_notes_ms`] and
+    /// [`Options::retain_notes_bytes`].
+    pub fn retain_notes(&mut self, age_ms: Option<u64>, bytes: Option<u64>) {
+        (self.options.retain_notes_ms, self.options.retain_notes_bytes) = (age_ms, bytes);
+    }
+
+    /// Notes below this number are kept elsewhere: housekeeping may remove them. To be said again after each opening.
+    pub fn release_notes(&mut self, below: u64) {
+        self.released_notes = self.released_notes.max(below);
+    }
+
     /// The smallest number that [`Self::put`] takes.
     pub fn next_sequence(&self) -> u64 {
         self.state.next_sequence
@@ -468,6 +516,11 @@ impl<S: Storage> Journal<S> {
             quarantined: self.quarantined + segments.iter().filter(|segment| segment.damaged).count() as u64,
             segments,
         }
+    }
+
+    /// What tells this journal from all others.
+    pub fn identity(&self) -> u64 {
+        self.identity
     }
 
     /// The storage, for those who look at the files from outside.

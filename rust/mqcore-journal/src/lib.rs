@@ -10,6 +10,7 @@
 //! | [`maintenance`] | housekeeping: what is unlinked, what is moved, what is set aside; `compaction`: all of it at once |
 //! | [`recovery`] | what opening found, in words and numbers |
 //! | [`inspection`] | the same without opening: reading alone |
+//! | [`notes`] | the notes of sealed segments, read by others than the writer |
 //! | [`snapshot`] | which parts of which files make a whole copy |
 //! | [`storage`] | files: real ones, and some in memory that crash on demand |
 //! | [`reading`] | many records at once, while others are written |
@@ -22,6 +23,7 @@ mod index;
 pub mod inspection;
 pub mod journal;
 pub mod maintenance;
+pub mod notes;
 pub mod options;
 pub mod reading;
 pub mod recovery;

@@ -103,6 +103,10 @@ impl<S: Storage> Journal<S> {
     }
 
     fn expire_notes(&mut self, now_ms: u64) {
+        let released = self.released_notes;
+        for segment in self.state.segments.values_mut() {
+            segment.notes_expired |= segment.note_numbers.is_some_and(|(_, last)| last < released);
+        }
         if let Some(age) = self.options.retain_notes_ms {
             for segment in self.state.segments.values_mut() {
                 segment.notes_expired |= segment.newest_note_ms.saturating_add(age) < now_ms;
@@ -217,8 +221,9 @@ impl<S: Storage> Journal<S> {
             return Ok(self.emit(Class::Keep, Kind::Settle, &body, &[])?.length);
         }
         let needless = match decoded {
-            Record::Note { .. } => {
-                self.state.segments.get(&at.segment).is_none_or(|segment| segment.notes_expired)
+            Record::Note { number, .. } => {
+                let expired = |segment: &crate::state::Segment| segment.notes_expired;
+                number < self.released_notes || self.state.segments.get(&at.segment).is_none_or(expired)
             }
             Record::Undefine { .. } => !self.state.is_pinned(at.segment),
             _ => false,

@@ -37,6 +37,9 @@ pub(crate) struct Segment {
     pub(crate) notes: u32,
     pub(crate) note_bytes: u64,
     pub(crate) newest_note_ms: u64,
+    pub(crate) oldest_note_ms: u64,
+    /// The smallest and largest of their numbers.
+    pub(crate) note_numbers: Option<(u64, u64)>,
     /// Past their time: the notes no longer keep the segment.
     pub(crate) notes_expired: bool,
     /// Set aside when emptied, never removed.
@@ -156,7 +159,10 @@ impl State {
     fn note(&mut self, number: u64, time_ms: u64, at: Location) {
         self.next_note = self.next_note.max(number.saturating_add(1));
         let segment = self.segment(at);
+        segment.oldest_note_ms =
+            if segment.notes == 0 { time_ms } else { segment.oldest_note_ms.min(time_ms) };
         segment.notes += 1;
+        segment.note_numbers = Some(widen(segment.note_numbers, number, number));
         segment.note_bytes += u64::from(at.length);
         segment.newest_note_ms = segment.newest_note_ms.max(time_ms);
         segment.notes_expired = false;

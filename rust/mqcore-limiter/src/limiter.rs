@@ -387,7 +387,7 @@ impl Limiter {
     /// Begins to walk through everything that is stored now.
     #[must_use]
     pub fn list(self: &Arc<Self>) -> Listing {
-        Listing::new(Arc::clone(self))
+        Listing::new(Arc::clone(self), self.sequence.load(Ordering::Relaxed).saturating_sub(1))
     }
 
     // --- persistence --------------------------------------------------------------------------------------------

@@ -42,6 +42,8 @@ pub struct Listing {
     /// The next entry of each part that has one: the oldest of all comes first.
     heads: BinaryHeap<Reverse<(u64, usize)>>,
     begun: bool,
+    /// The last entry that was created before it began.
+    until: u64,
 }
 
 #[derive(Debug)]
@@ -51,11 +53,19 @@ struct Part {
 }
 
 impl Listing {
-    pub(crate) fn new(limiter: Arc<Limiter>) -> Self {
+    /// `until` was read before this is called. Sequences are given out under the lock of the part that they belong to, so
+    /// whoever has a smaller one is in its list by the time that lock is taken here.
+    pub(crate) fn new(limiter: Arc<Limiter>, until: u64) -> Self {
         let parts = (0..SHARDS)
-            .map(|shard| Part { cursor: limiter.lock(shard).open_cursor(), copied: VecDeque::new() })
+            .map(|shard| Part { cursor: limiter.lock(shard).open_cursor(until), copied: VecDeque::new() })
             .collect();
-        Self { limiter, parts, heads: BinaryHeap::with_capacity(SHARDS), begun: false }
+        Self { limiter, parts, heads: BinaryHeap::with_capacity(SHARDS), begun: false, until }
+    }
+
+    /// Another walk from the beginning, that leaves out what this one does.
+    #[must_use]
+    pub fn again(&self) -> Self {
+        Self::new(Arc::clone(&self.limiter), self.until)
     }
 
     /// The next entry that has not expired. Looking at it counts as a read if `count` says so.

@@ -109,6 +109,8 @@ pub enum Adjust {
     Patch,
     /// Add to it. A quota wraps at the width of its counter.
     Increase,
+    /// Add to it, and stay at the largest value instead of wrapping.
+    Raise,
     /// Subtract from it. A quota never goes below zero: the change is refused.
     Decrease,
 }
@@ -381,6 +383,7 @@ impl Shard {
         let adjusted = match (entry.kind, adjust) {
             (Kind::Counter, Adjust::Patch) => Some(by & top(entry.bits)),
             (Kind::Counter, Adjust::Increase) => Some(entry.value.wrapping_add(by) & top(entry.bits)),
+            (Kind::Counter, Adjust::Raise) => Some(entry.value.saturating_add(by).min(top(entry.bits))),
             (Kind::Counter, Adjust::Decrease) => entry.value.checked_sub(by),
             _ => None,
         };
@@ -402,7 +405,7 @@ impl Shard {
         let nanos = crate::time::Ttl { unit: entry.unit, amount: by }.nanos();
         let deadline = match adjust {
             Adjust::Patch => now.after(nanos),
-            Adjust::Increase => entry.deadline.after(nanos),
+            Adjust::Increase | Adjust::Raise => entry.deadline.after(nanos),
             Adjust::Decrease => entry.deadline.before(nanos),
         };
         if deadline <= now {
@@ -579,8 +582,7 @@ impl Shard {
 
     // --- listings -----------------------------------------------------------------------------------------------
 
-    pub(crate) fn open_cursor(&mut self) -> usize {
-        let until = if self.last == NONE { 0 } else { self.entries.get(self.last).sequence };
+    pub(crate) fn open_cursor(&mut self, until: u64) -> usize {
         let cursor = Some(Cursor { at: self.first, until });
         if let Some(free) = self.cursors.iter().position(Option::is_none) {
             self.cursors[free] = cursor;

@@ -107,6 +107,7 @@ impl Model {
                     (false, _) => None,
                     (_, Adjust::Patch) => Some(u128::from(*by) % top),
                     (_, Adjust::Increase) => Some((quota + u128::from(*by)) % top),
+                    (_, Adjust::Raise) => Some((quota + u128::from(*by)).min(top - 1)),
                     (_, Adjust::Decrease) => quota.checked_sub(u128::from(*by)),
                 };
                 if let Some(changed) = changed {
@@ -118,7 +119,7 @@ impl Model {
                 let by = u128::from(*by) * unit_nanos(record.unit);
                 let moved = match adjust {
                     Adjust::Patch => u128::from(now) + by,
-                    Adjust::Increase => record.deadline + by,
+                    Adjust::Increase | Adjust::Raise => record.deadline + by,
                     Adjust::Decrease => record.deadline.saturating_sub(by),
                 };
                 record.deadline = moved.min(u128::from(u64::MAX));
@@ -188,7 +189,7 @@ fn number() -> impl Strategy<Value = u64> {
 }
 
 fn adjust() -> impl Strategy<Value = Adjust> {
-    prop_oneof![Just(Adjust::Patch), Just(Adjust::Increase), Just(Adjust::Decrease)]
+    prop_oneof![Just(Adjust::Patch), Just(Adjust::Increase), Just(Adjust::Raise), Just(Adjust::Decrease)]
 }
 
 fn step() -> impl Strategy<Value = Step> {

@@ -10,11 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use mqcore_broker::broker::HandlerSpec;
+use mqcore_broker::router::RouterDefinition;
 use mqcore_broker::stats::Waiting;
 use mqcore_client::config::LocalFactory;
 use mqcore_server::address::Listening;
 use mqcore_server::config::{Config, Protocol};
-use mqcore_server::server::Server;
+use mqcore_server::server::{ListenerCertificate, Server};
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -28,7 +29,7 @@ use crate::handler::Handler;
 use crate::message::Message;
 use crate::port::Dispatchers;
 use crate::signal::Signal;
-use crate::{config, error, survey};
+use crate::{config, error, routing, survey};
 
 /// Handlers of one broker at most. Each has a thread, so that a program with as many has gone wrong before.
 const HANDLERS_MAX: usize = 10_000;
@@ -44,6 +45,8 @@ const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 pub struct Broker {
     config: Config,
     handlers: Mutex<Vec<Definition>>,
+    /// Routers of the program, beside those of the configuration.
+    routers: Mutex<Vec<RouterDefinition>>,
     state: Mutex<State>,
     /// What connectors connect to; `None` while the broker is stopped.
     local: Arc<RwLock<Option<Local>>>,
@@ -156,7 +159,8 @@ impl Broker {
             dispatchers.set(&definition.spec.key, definition.dispatcher(py)?);
             specs.push(definition.spec.clone());
         }
-        let config = self.config.clone();
+        let mut config = self.config.clone();
+        config.routers.extend(lock(&self.routers).iter().cloned());
         let port = dispatchers.clone();
         py.detach(|| {
             let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -189,6 +193,7 @@ impl Broker {
         Ok(Self {
             config: config::server(config, manual_clock)?,
             handlers: Mutex::default(),
+            routers: Mutex::default(),
             state: Mutex::new(State::Stopped),
             local: Arc::default(),
             process: AtomicU32::new(0),
@@ -326,6 +331,54 @@ impl Broker {
             None => handlers.push(definition),
         }
         Ok(())
+    }
+
+    /// Puts a router in the place of the one of its name, also while the broker runs.
+    fn set_router(&self, options: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.check_process()?;
+        let router = routing::router(options)?;
+        if let Ok(running) = self.running("take a router") {
+            running.server.set_router(router.clone());
+        }
+        let mut routers = lock(&self.routers);
+        match routers.iter_mut().find(|known| known.name == router.name) {
+            Some(known) => *known = router,
+            None => routers.push(router),
+        }
+        Ok(())
+    }
+
+    /// Removes a router of the program; fine if there is none.
+    fn remove_router(&self, name: &str) -> PyResult<()> {
+        self.check_process()?;
+        let name = routing::router_name(name)?;
+        lock(&self.routers).retain(|known| known.name != name);
+        if let Ok(running) = self.running("remove a router") {
+            running.server.remove_router(&name);
+        }
+        Ok(())
+    }
+
+    /// What each encrypted listener shows, as plain dicts.
+    fn certificates<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let shown = self.running("show its certificates")?.server.certificates();
+        let describe = |certificate: ListenerCertificate| {
+            let dict = PyDict::new(py);
+            dict.set_item("listener", certificate.url)?;
+            dict.set_item("subject", certificate.subject)?;
+            dict.set_item("names", certificate.names)?;
+            dict.set_item("fingerprint", certificate.fingerprint)?;
+            dict.set_item("not_after", certificate.not_after)?;
+            dict.set_item("expires_in", certificate.expires_in)?;
+            Ok(dict)
+        };
+        shown.into_iter().map(describe).collect()
+    }
+
+    /// Reads certificates and keys again.
+    fn reload_tls(&self, py: Python<'_>) -> PyResult<()> {
+        let running = self.running("read its certificates again")?;
+        py.detach(|| running.server.reload_certificates()).map_err(|failed| error::reload(&failed))
     }
 
     /// What all shards know, as plain dicts.

@@ -3,15 +3,16 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use mqcore_broker::decision::{Decision as BrokerDecision, Step};
-use mqcore_broker::effect::{Answer, HandlerFailure};
+use mqcore_broker::decision::Step;
+use mqcore_broker::effect::HandlerFailure;
 use mqcore_broker::id::QuestionId;
 use mqcore_server::handler::AnswerSink;
 use pyo3::prelude::*;
 
 use crate::answers::Answers;
 use crate::call::About;
-use crate::handler::{Handler, Outcome};
+use crate::dispatcher::answer;
+use crate::handler::{Handler, Outcome, Verdict};
 use crate::load::Load;
 
 /// A batch of awaitables on its way to the event loop, and the way back for their answers.
@@ -83,7 +84,7 @@ impl Burst {
     }
 
     /// True if this is the first answer since the last `flush`.
-    fn settle(&self, entry: &Entry, result: Result<BrokerDecision, HandlerFailure>) -> bool {
+    fn settle(&self, entry: &Entry, result: Result<Verdict, HandlerFailure>) -> bool {
         if entry.settled.swap(true, Ordering::AcqRel) {
             return false;
         }
@@ -93,7 +94,7 @@ impl Burst {
         }
         let mut answers = self.answers();
         let first = answers.is_empty();
-        answers.push(&entry.sink, Answer { id: entry.id, result });
+        answers.push(&entry.sink, answer(entry.id, result));
         first
     }
 
@@ -125,17 +126,17 @@ impl Burst {
     /// Takes what the awaited method returned. True if a `flush` has to be arranged.
     fn decide(&self, index: usize, result: &Bound<'_, PyAny>) -> PyResult<bool> {
         let entry = &self.entries[index];
-        let decision = self.handler.awaited(entry.step, result)?;
+        let verdict = self.handler.awaited(entry.step, result)?;
         let recovered = entry.step == Step::ExceptionThrown;
-        let decision = if recovered { entry.about.recovered(decision) } else { decision };
-        Ok(self.settle(entry, Ok(decision)))
+        let verdict = if recovered { entry.about.recovered(verdict.decision).into() } else { verdict };
+        Ok(self.settle(entry, Ok(verdict)))
     }
 
     /// Takes the answer of `exception_thrown` once it was awaited. True if a `flush` has to be arranged.
     fn recover(&self, index: usize, result: &Bound<'_, PyAny>) -> PyResult<bool> {
         let entry = &self.entries[index];
-        let decision = self.handler.awaited(Step::ExceptionThrown, result)?;
-        Ok(self.settle(entry, Ok(entry.about.recovered(decision))))
+        let verdict = self.handler.awaited(Step::ExceptionThrown, result)?;
+        Ok(self.settle(entry, Ok(entry.about.recovered(verdict.decision).into())))
     }
 
     /// Asks `exception_thrown` about what the awaited method raised: true or false as `decide` if it answered, or
@@ -152,8 +153,8 @@ impl Burst {
             return Err(exception);
         }
         match self.handler.exception_thrown(py, exception, entry.about.clone_ref(py)) {
-            Outcome::Decided(decision) => {
-                let first = self.settle(entry, Ok(decision));
+            Outcome::Decided(verdict) => {
+                let first = self.settle(entry, Ok(verdict));
                 Ok(first.into_pyobject(py)?.to_owned().into_any())
             }
             Outcome::Waiting(_, awaitable, _) => Ok(awaitable.into_bound(py)),

@@ -71,6 +71,10 @@ impl Call {
                 let producer = views.producer(py, message.as_ref())?;
                 (&queue, &message, producer).into_pyobject(py)?
             }
+            Step::Route => {
+                let producer = views.producer(py, message.as_ref())?;
+                (&message, producer).into_pyobject(py)?
+            }
             Step::CanConsumerReceive => {
                 let consumer = views.consumer(py, consumer)?;
                 (&queue, &message, consumer).into_pyobject(py)?

@@ -7,14 +7,18 @@ use std::time::Duration;
 use mqcore_broker::history::HistoryOptions;
 use mqcore_broker::id::QueueAddress;
 use mqcore_broker::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges, Status};
+use mqcore_broker::router::RouterDefinition;
 use mqcore_server::authority::AuthorityConfig;
-use mqcore_server::config::{ClockConfig, Config};
+use mqcore_server::config::{
+    ArchiveConfig, ClientCertificates, ClockConfig, Config, Encryption, HistoryConfig, ListenerConfig,
+    ListenerTls,
+};
 use mqcore_server::nodes::config::{Filter, ForwardKind, MasterConfig, NodeConfig, Pattern, Rule};
 use mqcore_wire::codec::Limits;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use crate::error;
+use crate::{error, routing};
 
 /// Reads a `mqcore.BrokerConfig`.
 pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<Config> {
@@ -23,11 +27,7 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
     let mut channel = ChannelOptions::default();
     channel_changes(&config.getattr("channel")?)?.apply_to(&mut channel);
     Ok(Config {
-        listeners: listen
-            .iter()
-            .map(|url| url.parse())
-            .collect::<Result<_, _>>()
-            .map_err(|broken| error::config(&broken))?,
+        listeners: listeners(config, &listen)?,
         admin: admin.as_deref().map(str::parse).transpose().map_err(|broken| error::config(&broken))?,
         allow_remote: field(config, "allow_remote")?,
         shards: field(config, "shards")?,
@@ -50,11 +50,17 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         pong_timeout: duration(config, "pong_timeout")?,
         clock: if manual_clock { ClockConfig::Manual } else { ClockConfig::System },
         undecided_max: field(config, "undecided_max")?,
+        limiter_keys_max: field(config, "limiter_keys_max")?,
+        limiter_bytes_max: field(config, "limiter_bytes_max")?,
         memory_watermark: field(config, "memory_watermark")?,
         data_dir: field::<Option<PathBuf>>(config, "data_dir")?,
+        routers: routers(config)?,
         authority: AuthorityConfig::default(),
         node: node(config)?,
         history: history(config)?,
+        tls: field::<Option<Bound<'_, PyAny>>>(config, "tls")?.as_ref().map(listener_tls).transpose()?,
+        tls_handshakes_max: field(config, "tls_handshakes_max")?,
+        tls_expiry_warning: duration(config, "tls_expiry_warning")?,
         ..Config::default()
     })
 }
@@ -69,7 +75,11 @@ fn node(config: &Bound<'_, PyAny>) -> PyResult<Option<NodeConfig>> {
         accepts: field(&node, "accepts")?,
         token: field(&node, "token")?,
         accept: node_filter(&node.getattr("accept")?)?,
-        masters: node.getattr("masters")?.try_iter()?.map(|entry| master(&entry?)).collect::<PyResult<_>>()?,
+        masters: node
+            .getattr("masters")?
+            .try_iter()?
+            .map(|entry| master(&entry?))
+            .collect::<PyResult<_>>()?,
         keep_messages: field(&node, "keep_messages")?,
         keep_bytes_max: field(&node, "keep_bytes_max")?,
         keep_age_max: optional_duration(&node, "keep_age_max")?,
@@ -114,9 +124,67 @@ fn node_rule(rule: &Bound<'_, PyAny>) -> PyResult<Rule> {
     })
 }
 
-fn history(config: &Bound<'_, PyAny>) -> PyResult<Option<HistoryOptions>> {
-    let bodies = field(config, "history_bodies")?;
-    Ok(field::<bool>(config, "history")?.then_some(HistoryOptions { bodies }))
+fn routers(config: &Bound<'_, PyAny>) -> PyResult<Vec<RouterDefinition>> {
+    let mut routers = Vec::new();
+    for options in config.getattr("routers")?.try_iter()? {
+        routers.push(routing::router(&options?)?);
+    }
+    Ok(routers)
+}
+
+fn history(config: &Bound<'_, PyAny>) -> PyResult<Option<HistoryConfig>> {
+    if !field::<bool>(config, "history")? {
+        return Ok(None);
+    }
+    let archive = ArchiveConfig {
+        interval: duration(config, "archive_interval")?,
+        max_age: limit(duration(config, "archive_max_age")?, Duration::ZERO),
+        max_bytes: limit(field(config, "archive_max_bytes")?, 0),
+    };
+    Ok(Some(HistoryConfig {
+        options: HistoryOptions { bodies: field(config, "history_bodies")? },
+        max_age: limit(duration(config, "history_max_age")?, Duration::ZERO),
+        max_bytes: field(config, "history_max_bytes")?,
+        archive: field::<bool>(config, "archive")?.then_some(archive),
+    }))
+}
+
+/// A limit, where `none` stands for there being none.
+fn limit<T: PartialEq>(value: T, none: T) -> Option<T> {
+    (value != none).then_some(value)
+}
+
+/// The listeners of URLs, and behind them those of tables.
+fn listeners(config: &Bound<'_, PyAny>, urls: &[String]) -> PyResult<Vec<ListenerConfig>> {
+    let parse = |url: &str| url.parse::<ListenerConfig>().map_err(|broken| error::config(&broken));
+    let mut listeners = urls.iter().map(|url| parse(url)).collect::<PyResult<Vec<_>>>()?;
+    for table in field::<Vec<Bound<'_, PyAny>>>(config, "listener")? {
+        let url: String = field(&table, "url")?;
+        let mut listener = parse(&url)?;
+        if let Some(tls) = field::<Option<Bound<'_, PyAny>>>(&table, "tls")? {
+            if listener.encryption != Encryption::Shared {
+                return Err(error::ConfigError::new_err(format!(
+                    "the listener {url} has a table tls, but its URL asks for no TLS or names files itself; write an \
+                     's' behind the protocol, and the files in one place"
+                )));
+            }
+            listener.encryption = Encryption::Own(listener_tls(&tls)?);
+        }
+        listeners.push(listener);
+    }
+    Ok(listeners)
+}
+
+/// Reads a `mqcore.ListenerTLS`.
+fn listener_tls(tls: &Bound<'_, PyAny>) -> PyResult<ListenerTls> {
+    let client_cert: String = field(tls, "client_cert")?;
+    Ok(ListenerTls {
+        cert: field(tls, "cert")?,
+        key: field(tls, "key")?,
+        client_ca: field(tls, "client_ca")?,
+        // The dataclass lets no other word pass.
+        client_cert: ClientCertificates::from_text(&client_cert).unwrap_or_default(),
+    })
 }
 
 fn channel_changes(options: &Bound<'_, PyAny>) -> PyResult<ChannelChanges> {
@@ -165,7 +233,7 @@ pub(crate) fn seconds(value: f64, what: &str) -> PyResult<Duration> {
         .map_err(|broken| error::ConfigError::new_err(format!("{what} cannot be {value} seconds: {broken}")))
 }
 
-fn field<'py, T>(config: &Bound<'py, PyAny>, name: &str) -> PyResult<T>
+pub(crate) fn field<'py, T>(config: &Bound<'py, PyAny>, name: &str) -> PyResult<T>
 where
     T: FromPyObjectOwned<'py>,
 {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendError, Sender, TryRecvError};
 use mqcore_broker::decision::Step;
 use mqcore_broker::effect::{Answer, HandlerFailure, Question};
+use mqcore_broker::id::QuestionId;
 use mqcore_server::handler::AnswerSink;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -18,7 +19,7 @@ use pyo3::sync::PyOnceLock;
 use crate::answers::Answers;
 use crate::burst::{Burst, Entry};
 use crate::call::{Call, Views};
-use crate::handler::{Handler, Outcome};
+use crate::handler::{Handler, Outcome, Verdict};
 use crate::load::{Counts, Load};
 
 /// Questions answered at most before the answers are sent.
@@ -107,12 +108,20 @@ impl Dispatcher {
     }
 }
 
+/// An answer as the broker takes it.
+pub(crate) fn answer(id: QuestionId, result: Result<Verdict, HandlerFailure>) -> Answer {
+    match result {
+        Ok(Verdict { decision, targets }) => Answer { id, result: Ok(decision), targets },
+        Err(failure) => Answer::new(id, Err(failure)),
+    }
+}
+
 /// Answers that the handler will not decide.
 fn refuse(questions: Vec<Question>, sink: &Arc<dyn AnswerSink>) {
     let answers: Vec<_> = questions
         .into_iter()
         .filter(|question| question.wants_answer)
-        .map(|question| Answer { id: question.id, result: Err(HandlerFailure::Gone) })
+        .map(|question| Answer::new(question.id, Err(HandlerFailure::Gone)))
         .collect();
     if !answers.is_empty() {
         sink.answer(answers);
@@ -193,7 +202,7 @@ impl Turn {
             Err(broken) => Outcome::Failed(broken),
         };
         let result = match outcome {
-            Outcome::Decided(decision) => Ok(decision),
+            Outcome::Decided(verdict) => Ok(verdict),
             Outcome::Failed(exception) => {
                 self.remember(step, exception);
                 Err(HandlerFailure::Raised)
@@ -205,7 +214,7 @@ impl Turn {
         };
         self.answered += 1;
         if wants_answer {
-            self.answers.push(sink, Answer { id, result });
+            self.answers.push(sink, answer(id, result));
         }
     }
 

@@ -5,7 +5,7 @@ use mqcore_broker::id::NameError;
 use mqcore_server::backup::BackupError;
 use mqcore_server::config::ConfigError as ServerConfigError;
 use mqcore_server::data_dir::{DataDirError, JournalError};
-use mqcore_server::server::StartError;
+use mqcore_server::server::{ReloadError, StartError};
 use mqcore_wire::error::WireError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -40,6 +40,12 @@ pub(crate) fn start(error: &StartError) -> PyErr {
         StartError::Bind { .. } => ListenFailed::new_err(error.to_string()),
         _ => PyRuntimeError::new_err(error.to_string()),
     }
+}
+
+/// Why listeners go on with the certificates that they had.
+pub(crate) fn reload(errors: &[ReloadError]) -> PyErr {
+    let words: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    ConfigError::new_err(words.join("; "))
 }
 
 /// What is wrong with a setting.

@@ -1,12 +1,14 @@
 //! A delivery handler written in Python: its overridden methods, called, and what they answered.
 
 use mqcore_broker::decision::{Decision as BrokerDecision, Step, Steps};
+use mqcore_broker::router::Binding;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyString};
 
 use crate::call::{About, Call};
 use crate::decision::{Decision, step_of};
+use crate::routing;
 
 /// The user's object as its dispatcher needs it: everything looked up once, at registration.
 pub(crate) struct Handler {
@@ -16,10 +18,23 @@ pub(crate) struct Handler {
     methods: [Option<Py<PyAny>>; Step::ALL.len()],
 }
 
+/// What a method answered.
+pub(crate) struct Verdict {
+    pub(crate) decision: BrokerDecision,
+    /// Where a router wants a message to go.
+    pub(crate) targets: Option<Box<[Binding]>>,
+}
+
+impl From<BrokerDecision> for Verdict {
+    fn from(decision: BrokerDecision) -> Self {
+        Self { decision, targets: None }
+    }
+}
+
 /// What came of a call.
 pub(crate) enum Outcome {
     /// An answer. The exception, if there was one, is dealt with.
-    Decided(BrokerDecision),
+    Decided(Verdict),
     /// An exception, and `exception_thrown` did not decide what to do about it.
     Failed(PyErr),
     /// Something to be awaited before there is an answer, and of which step.
@@ -56,7 +71,7 @@ impl Handler {
             )));
         };
         match method.bind(py).call1(arguments.into_bound(py)).and_then(|result| self.read(step, result)) {
-            Ok(Reading::Answer(decision)) => Outcome::Decided(decision),
+            Ok(Reading::Answer(verdict)) => Outcome::Decided(verdict),
             Ok(Reading::Awaitable(awaitable)) => Outcome::Waiting(step, awaitable.unbind(), about),
             Err(exception) => self.exception_thrown(py, exception, about),
         }
@@ -68,20 +83,20 @@ impl Handler {
         let Some(method) = &self.methods[step as usize] else { return Outcome::Failed(exception) };
         let arguments = (&about.queue, &about.message, exception.value(py));
         match method.bind(py).call1(arguments).and_then(|result| self.read(step, result)) {
-            Ok(Reading::Answer(decision)) => Outcome::Decided(about.recovered(decision)),
+            Ok(Reading::Answer(verdict)) => Outcome::Decided(about.recovered(verdict.decision).into()),
             Ok(Reading::Awaitable(awaitable)) => Outcome::Waiting(step, awaitable.unbind(), about),
             Err(second) => Outcome::Failed(second),
         }
     }
 
     /// The answer in what an awaited method returned.
-    pub(crate) fn awaited(&self, step: Step, result: &Bound<'_, PyAny>) -> PyResult<BrokerDecision> {
-        answer(step, result).ok_or_else(|| self.no_answer(step, result))
+    pub(crate) fn awaited(&self, step: Step, result: &Bound<'_, PyAny>) -> PyResult<Verdict> {
+        answer(step, result)?.ok_or_else(|| self.no_answer(step, result))
     }
 
     fn read<'py>(&self, step: Step, result: Bound<'py, PyAny>) -> PyResult<Reading<'py>> {
-        if let Some(decision) = answer(step, &result) {
-            return Ok(Reading::Answer(decision));
+        if let Some(verdict) = answer(step, &result)? {
+            return Ok(Reading::Answer(verdict));
         }
         if result.get_type().hasattr(pyo3::intern!(result.py(), "__await__"))? {
             return Ok(Reading::Awaitable(result));
@@ -93,6 +108,7 @@ impl Handler {
         let wanted = match step {
             Step::SaveMessage => "a bool",
             Step::MessageDequeued => "None",
+            Step::Route => "targets, a bool, or None",
             _ => "a mqcore.Decision",
         };
         let given = result.repr().unwrap_or_else(|_| PyString::new(result.py(), "something unprintable"));
@@ -101,18 +117,20 @@ impl Handler {
 }
 
 enum Reading<'py> {
-    Answer(BrokerDecision),
+    Answer(Verdict),
     Awaitable(Bound<'py, PyAny>),
 }
 
-fn answer(step: Step, result: &Bound<'_, PyAny>) -> Option<BrokerDecision> {
-    match step {
-        Step::SaveMessage => {
-            let saved = result.cast::<PyBool>().ok()?.is_true();
-            Some(BrokerDecision { allow: saved, ..BrokerDecision::ALLOW })
-        }
+fn answer(step: Step, result: &Bound<'_, PyAny>) -> PyResult<Option<Verdict>> {
+    let decision = match step {
+        Step::SaveMessage => result
+            .cast::<PyBool>()
+            .ok()
+            .map(|saved| BrokerDecision { allow: saved.is_true(), ..BrokerDecision::ALLOW }),
         // Told, not asked: there is nothing to decide.
         Step::MessageDequeued => result.is_none().then_some(BrokerDecision::ALLOW),
+        Step::Route => return routing::verdict(result),
         _ => result.cast::<Decision>().ok().map(|decision| decision.get().decision),
-    }
+    };
+    Ok(decision.map(Verdict::from))
 }

@@ -15,8 +15,10 @@ mod frame;
 mod handler;
 mod journal;
 mod load;
+mod log;
 mod message;
 mod port;
+mod routing;
 mod selection;
 mod signal;
 mod stray;
@@ -55,6 +57,7 @@ mod _core {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::client::register(module)?;
+        crate::log::begin(module)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -98,6 +98,6 @@ fn gone(questions: Vec<Question>) -> Vec<Answer> {
     questions
         .into_iter()
         .filter(|question| question.wants_answer)
-        .map(|question| Answer { id: question.id, result: Err(HandlerFailure::Gone) })
+        .map(|question| Answer::new(question.id, Err(HandlerFailure::Gone)))
         .collect()
 }

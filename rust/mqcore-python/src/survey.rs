@@ -1,8 +1,10 @@
 //! What the shards and handlers have counted, as plain Python values for the dataclasses of `mqcore.broker`.
 
 use mqcore_broker::options::QueueOptions;
+use mqcore_broker::router::{Binding, RouterDefinition};
 use mqcore_broker::stats::{
-    ChannelInformation, ClientInformation, DropReason, QueueInformation, QueueStats, Survey,
+    ChannelInformation, ClientInformation, DropReason, QueueInformation, QueueStats, RouterCounts, Survey,
+    TopicInformation,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -24,6 +26,8 @@ pub(crate) fn to_python<'py>(
     dict.set_item("unknown_acks", survey.unknown_acks)?;
     dict.set_item("questions_open", survey.questions_open)?;
     dict.set_item("answers_late", survey.answers_late)?;
+    dict.set_item("routers", each(&survey.routers, |router| router_dict(py, router, survey))?)?;
+    dict.set_item("topics", each(&survey.topics, |topic| topic_dict(py, topic))?)?;
     Ok(dict)
 }
 
@@ -32,6 +36,57 @@ fn each<'py, T>(
     dict: impl Fn(&T) -> PyResult<Bound<'py, PyDict>>,
 ) -> PyResult<Vec<Bound<'py, PyDict>>> {
     items.iter().map(dict).collect()
+}
+
+fn router_dict<'py>(
+    py: Python<'py>,
+    router: &RouterDefinition,
+    survey: &Survey,
+) -> PyResult<Bound<'py, PyDict>> {
+    let counts = survey.router_counts.iter().find(|(name, _)| *name == router.name);
+    let counts = counts.map(|(_, counts)| counts.clone()).unwrap_or_default();
+    let dict = PyDict::new(py);
+    dict.set_item("name", router.name.as_str())?;
+    dict.set_item("method", router.method.as_str())?;
+    dict.set_item("enabled", router.enabled)?;
+    dict.set_item("bindings", each(&router.bindings, |binding| binding_dict(py, binding, &counts))?)?;
+    dict.set_item("received", counts.received)?;
+    dict.set_item("routed", counts.routed)?;
+    dict.set_item("unrouted", counts.dropped_no_consumer)?;
+    dict.set_item("errors", counts.errors)?;
+    Ok(dict)
+}
+
+fn binding_dict<'py>(
+    py: Python<'py>,
+    binding: &Binding,
+    counts: &RouterCounts,
+) -> PyResult<Bound<'py, PyDict>> {
+    let found = counts.bindings.iter().find(|(name, _)| *name == binding.name);
+    let counts = found.map(|(_, counts)| *counts).unwrap_or_default();
+    let dict = PyDict::new(py);
+    dict.set_item("name", &*binding.name)?;
+    dict.set_item("target", binding.target.to_string())?;
+    dict.set_item("priority", binding.priority)?;
+    dict.set_item("taken", counts.taken)?;
+    dict.set_item("refused", counts.refused)?;
+    Ok(dict)
+}
+
+fn topic_dict<'py>(py: Python<'py>, topic: &TopicInformation) -> PyResult<Bound<'py, PyDict>> {
+    let dropped = PyDict::new(py);
+    dropped.set_item("no-consumer", topic.stats.dropped_no_consumer)?;
+    dropped.set_item("slow", topic.stats.dropped_slow)?;
+    let dict = PyDict::new(py);
+    dict.set_item("name", topic.topic.to_string())?;
+    dict.set_item("subscribers", topic.subscribers)?;
+    dict.set_item("queues", topic.queues)?;
+    dict.set_item("published", topic.stats.published)?;
+    dict.set_item("published_bytes", topic.stats.published_bytes)?;
+    dict.set_item("delivered", topic.stats.delivered)?;
+    dict.set_item("copied", topic.stats.copied)?;
+    dict.set_item("dropped", dropped)?;
+    Ok(dict)
 }
 
 fn channel_dict<'py>(py: Python<'py>, channel: &ChannelInformation) -> PyResult<Bound<'py, PyDict>> {

@@ -17,6 +17,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use mqcore_broker::client::{Peer, PeerCertificate};
+use mqcore_broker::router::RouterDefinition;
 use mqcore_broker::stats::{DropReason, QueueInformation, QueueStats, Survey, TopicInformation, TopicStats};
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -299,6 +300,9 @@ fn describe(admin: &Admin, mut survey: Survey, limit: usize) -> Value {
     let certificates: Vec<Value> =
         admin.hub.tls.certificates().into_iter().map(describe_certificate).collect();
     let queues: Vec<Value> = survey.queues.iter().take(limit).map(describe_queue).collect();
+    survey.routers.sort_unstable_by(|left, right| left.name.cmp(&right.name));
+    let routers: Vec<Value> =
+        survey.routers.iter().take(limit).map(|router| describe_router(router, &survey)).collect();
     let topics: Vec<Value> = survey.topics.iter().take(limit).map(describe_topic).collect();
     let clients: Vec<Value> = survey
         .clients
@@ -348,10 +352,12 @@ fn describe(admin: &Admin, mut survey: Survey, limit: usize) -> Value {
             "commands_refused": survey.refused,
             "messages": describe_stats(&totals.stats),
             "topics": survey.topics.len(),
+            "routers": survey.routers.len(),
             "topic_messages": describe_topic_stats(&totals.topics),
         },
         "queues": queues,
         "topics": topics,
+        "routers": routers,
         "clients": clients,
         "limit": limit,
     })
@@ -379,6 +385,38 @@ fn describe_queue(queue: &QueueInformation) -> Value {
         "undecided": queue.undecided,
         "memory_bytes": queue.memory_bytes,
         "messages": describe_stats(&queue.stats),
+    })
+}
+
+fn describe_router(router: &RouterDefinition, survey: &Survey) -> Value {
+    let counts = survey::router_counts(survey, &router.name);
+    let bindings: Vec<Value> = router
+        .bindings
+        .iter()
+        .map(|binding| {
+            let found = counts.bindings.iter().find(|(name, _)| *name == binding.name);
+            let (taken, refused) = found.map_or((0, 0), |(_, counts)| (counts.taken, counts.refused));
+            json!({
+                "name": binding.name,
+                "target": binding.target.to_string(),
+                "priority": binding.priority,
+                "interaction": binding.interaction.as_str(),
+                "taken": taken,
+                "refused": refused,
+            })
+        })
+        .collect();
+    json!({
+        "router": router.name.as_str(),
+        "method": router.method.as_str(),
+        "enabled": router.enabled,
+        "bindings": bindings,
+        "messages": {
+            "received": counts.received,
+            "routed": counts.routed,
+            "errors": counts.errors,
+            "dropped": {"no-consumer": counts.dropped_no_consumer},
+        },
     })
 }
 

@@ -8,6 +8,9 @@ use std::time::Duration;
 use mqcore_broker::history::HistoryOptions;
 use mqcore_broker::options::ChannelOptions;
 use mqcore_broker::policy;
+use mqcore_broker::router::RouterDefinition;
+use mqcore_limiter::limiter;
+use mqcore_session::throttr::terms::{CHOICES, Terms};
 use mqcore_wire::codec::Limits;
 
 pub use mqcore_session::any::Protocol;
@@ -83,12 +86,60 @@ pub struct Config {
     /// Where definitions and saved messages are kept. Default nowhere: everything stays in memory, and queues
     /// whose policy saves refuse messages.
     pub data_dir: Option<PathBuf>,
+    /// Counters and buffers of the limiter at most; at this number a new one takes the place of the one that expires
+    /// soonest. Default 16,777,216.
+    pub limiter_keys_max: u64,
+    /// Octets at most that they take: 120 each, keys beyond 16 octets and values of buffers besides. Default 2 GiB.
+    pub limiter_bytes_max: u64,
+    /// Routers that are there from the start, as they are written here whatever a peer made of them before. Default none.
+    pub routers: Vec<RouterDefinition>,
     /// Who may do what. Default: whoever reaches a listener, which must be on loopback, may do everything.
     pub authority: AuthorityConfig,
     /// What this broker is among others. Default nothing: it stands alone, and other brokers are clients like any.
     pub node: Option<NodeConfig>,
     /// Whether, and how, what happens to each message is written down. Needs a data directory. Default no.
-    pub history: Option<HistoryOptions>,
+    pub history: Option<HistoryConfig>,
+}
+
+/// What becomes of the history.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HistoryConfig {
+    /// What of it is kept.
+    pub options: HistoryOptions,
+    /// How long the journal keeps history that is not archived. `None`: for ever. Default for ever.
+    pub max_age: Option<Duration>,
+    /// Octets of history that the journals of all shards keep together; the oldest goes first. Default 2 GiB.
+    pub max_bytes: u64,
+    /// Whether, and how, history is carried over to Parquet files. Default yes.
+    pub archive: Option<ArchiveConfig>,
+}
+
+impl Default for HistoryConfig {
+    fn default() -> Self {
+        Self {
+            options: HistoryOptions::default(),
+            max_age: None,
+            max_bytes: 2 << 30,
+            archive: Some(ArchiveConfig::default()),
+        }
+    }
+}
+
+/// How history is archived, in the directory `archive` of the data directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ArchiveConfig {
+    /// How old history may become before it is archived even if there is little of it. Default 5 minutes.
+    pub interval: Duration,
+    /// How long the archive keeps a file. `None`: for ever. Default for ever.
+    pub max_age: Option<Duration>,
+    /// Octets of all files; the oldest go first. `None`: no limit. Default none.
+    pub max_bytes: Option<u64>,
+}
+
+impl Default for ArchiveConfig {
+    fn default() -> Self {
+        Self { interval: Duration::from_secs(300), max_age: None, max_bytes: None }
+    }
 }
 
 /// Shards at most: connections remember in the bits of a small number which shards wait for them.
@@ -122,6 +173,9 @@ impl Default for Config {
             undecided_max: 100_000,
             memory_watermark: 256 << 20,
             data_dir: None,
+            limiter_keys_max: limiter::Config::default().keys_max,
+            limiter_bytes_max: limiter::Config::default().bytes_max,
+            routers: Vec::new(),
             authority: AuthorityConfig::default(),
             node: None,
             history: None,
@@ -206,6 +260,8 @@ pub struct ListenerConfig {
     pub address: ListenAddress,
     /// Whether it is spoken through TLS.
     pub encryption: Encryption,
+    /// How Throttr is spoken there; of no meaning for other protocols.
+    pub throttr: Terms,
 }
 
 /// Whether a listener speaks TLS, and with what.
@@ -239,8 +295,9 @@ impl FromStr for ListenerConfig {
             _ => return Err(unknown()),
         };
         let encryption = if encrypted { encryption(&mut parsed)? } else { Encryption::None };
+        let throttr = if protocol == Protocol::Throttr { throttr(&mut parsed)? } else { Terms::default() };
         parsed.finish()?;
-        Ok(Self { protocol, address, encryption })
+        Ok(Self { protocol, address, encryption, throttr })
     }
 }
 
@@ -250,6 +307,17 @@ fn scheme(name: &str) -> Option<(Protocol, bool)> {
         return Some((protocol, false));
     }
     Some((Protocol::from_scheme(name.strip_suffix(['s', 'S'])?)?, true))
+}
+
+/// The options of a URL that say how Throttr is spoken.
+fn throttr(url: &mut ListenerUrl<'_>) -> Result<Terms, ConfigError> {
+    let mut terms = Terms::default();
+    for (name, choices) in CHOICES {
+        if let Some(value) = url.take(name) {
+            terms = terms.with(name, &value).ok_or_else(|| url.bad(choices))?;
+        }
+    }
+    Ok(terms)
 }
 
 /// The options of a URL that say what an encrypted listener shows.
@@ -323,7 +391,7 @@ pub enum ConfigError {
     },
     /// A URL of something that is not served here.
     #[error(
-        "no listener speaks {scheme:?}; known are tmqp, tmqps and tmqp+unix (clients), http and https (the admin side)"
+        "no listener speaks {scheme:?}; known are tmqp and throttr (clients), each also with s or +unix behind it, http and https (the admin side)"
     )]
     UnknownScheme {
         /// What was given.
@@ -392,9 +460,25 @@ mod tests {
         let listener: ListenerConfig = "tmqp://127.0.0.1:0".parse().unwrap();
         let address = ListenAddress::Tcp("127.0.0.1:0".into());
         let encryption = Encryption::None;
-        assert_eq!(listener, ListenerConfig { protocol: Protocol::Tmqp, address, encryption });
+        let throttr = Terms::default();
+        assert_eq!(listener, ListenerConfig { protocol: Protocol::Tmqp, address, encryption, throttr });
         assert_eq!(parsed("TMQP://localhost:99/").unwrap(), "localhost:99");
         assert_eq!(parsed("tmqp://[::1]:7").unwrap(), "[::1]:7");
+    }
+
+    #[test]
+    fn a_throttr_listener_says_how_wide_its_values_are() {
+        let listener: ListenerConfig =
+            "throttr://127.0.0.1?value=uint64&protocol=7.3&metrics=off".parse().unwrap();
+        assert_eq!(listener.address, ListenAddress::Tcp("127.0.0.1:9000".into()));
+        assert_eq!(
+            (listener.throttr.dialect.width.as_str(), listener.throttr.dialect.family.as_str()),
+            ("uint64", "7.3")
+        );
+        assert!(!listener.throttr.metrics);
+        assert!(matches!(parsed("throttr://h?value=uint128"), Err(ConfigError::BadAddress { .. })));
+        assert!(matches!(parsed("throttr://h?values=uint8"), Err(ConfigError::UnknownOption { .. })));
+        assert!(matches!(parsed("tmqp://h?value=uint8"), Err(ConfigError::UnknownOption { .. })));
     }
 
     #[test]
@@ -464,7 +548,7 @@ mod tests {
         let limits = Limits { frame_bytes_max: 1 << 30, ..Limits::default() };
         let broken = Config { limits, data_dir: Some("data".into()), ..Config::default() };
         assert!(matches!(broken.check(), Err(ConfigError::OutOfRange { name: "frame_bytes_max", .. })));
-        let broken = Config { history: Some(HistoryOptions::default()), ..Config::default() };
+        let broken = Config { history: Some(HistoryConfig::default()), ..Config::default() };
         assert_eq!(broken.check(), Err(ConfigError::HistoryNowhere));
         let broken = Config { output_bytes_max: 1, ..Config::default() };
         assert!(matches!(broken.check(), Err(ConfigError::OutOfRange { name: "output_bytes_max", .. })));

@@ -22,6 +22,7 @@ use mqcore_broker::client::{Client, Peer};
 use mqcore_broker::command::{Command, Destination};
 use mqcore_broker::effect::Event;
 use mqcore_broker::time::Timestamp;
+use mqcore_limiter::time::Nanos;
 use mqcore_session::any::AnySession;
 use mqcore_session::complaint::Complaint;
 use mqcore_session::node::Forwards;
@@ -46,6 +47,9 @@ const SCRATCH_BYTES: usize = 64 * 1024;
 /// From here on an unfinished frame is read into its own buffer, which at most doubles with each read: what a peer
 /// announced reserves nothing, what it has sent does.
 const LARGE_BYTES: usize = SCRATCH_BYTES / 2;
+
+/// Octets of answers that wait for the peer, at which a session that answers by itself reads nothing more.
+const ANSWERED_BYTES_MAX: usize = 256 * 1024;
 
 /// Rounds before other tasks get their turn.
 const ROUNDS_MAX: usize = 16;
@@ -164,10 +168,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         let gate = Gate::new(&hub.authority, origin, Arc::clone(&peer), inside);
         let config = hub.session_config(outbox.connection, admin, peer);
         hub.counters.of(outbox.protocol).accepted.add(1);
-        hub.runtime.spawn(Self {
+        let client = provisional_client(&config, outbox.protocol.as_str(), now);
+        let mut connection = Self {
             stream,
-            client: provisional_client(&config, outbox.protocol.as_str(), now),
-            session: AnySession::new(outbox.protocol, config, now),
+            client,
+            session: hub.session(&outbox, config),
             gate,
             welcomed: false,
             input: Vec::new(),
@@ -196,7 +201,64 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             outbox,
             hub: Arc::clone(hub),
             _alive: hub.shutdown.enter(),
-        });
+        };
+        connection.open();
+        hub.runtime.spawn(connection);
+    }
+
+    /// Sessions without a handshake know their client at once, and may ask for something before their peer does.
+    fn open(&mut self) {
+        let AnySession::Throttr(session) = &mut self.session else { return };
+        let mut commands = Vec::new();
+        if !self.gate.is_open() {
+            session.introduce(&mut commands);
+        }
+        session.open(&mut commands);
+        self.look_for_client();
+        self.pass(commands, 0, self.hub.clock.now());
+    }
+
+    fn look_for_client(&mut self) {
+        if !self.welcomed
+            && let Some(client) = self.session.client()
+        {
+            self.client = Arc::clone(client);
+            self.welcomed = true;
+            self.hub.registry.welcomed(self.outbox.connection);
+        }
+    }
+
+    /// Limits expire to the nanosecond; nobody else wants the time that exactly.
+    #[inline]
+    fn tell_time(&mut self) {
+        if let AnySession::Throttr(session) = &mut self.session {
+            session.set_now(Nanos(self.hub.clock.nanos()));
+        }
+    }
+
+    /// Lets the session write on what is too long to be written at once, when the peer has taken most of what is there.
+    fn pump(&mut self, now: Timestamp) -> bool {
+        let AnySession::Throttr(session) = &mut self.session else { return false };
+        if !session.has_more() || self.output.len() > ANSWERED_BYTES_MAX / 4 {
+            return false;
+        }
+        session.set_now(Nanos(self.hub.clock.nanos()));
+        let ((), added) = self.output.append(|output| session.pump(output));
+        self.added += added;
+        if !session.has_more() {
+            self.stalled = false;
+            self.resume(now);
+            self.look_at_session(Ok(()));
+        }
+        true
+    }
+
+    /// What was asked at once is answered at once, but not faster than the peer takes the answers.
+    fn holds_back(&self) -> bool {
+        match &self.session {
+            AnySession::Throttr(session) => session.has_more() || self.output.len() >= ANSWERED_BYTES_MAX,
+            _ => false,
+        }
     }
 
     fn round(&mut self, context: &mut Context<'_>) -> Round {
@@ -217,6 +279,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         moved |= self.send(context);
         if matches!(self.stage, Stage::Open) {
             moved |= self.look_at_clock(context, now);
+        }
+        if matches!(self.stage, Stage::Open) {
+            moved |= self.pump(now);
         }
         if matches!(self.stage, Stage::Open) {
             moved |= self.read(context, now);
@@ -278,6 +343,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         if self.taken.is_empty() {
             return false;
         }
+        self.tell_time();
         let mut taken = std::mem::take(&mut self.taken);
         for outgoing in taken.drain(..) {
             if !matches!(self.stage, Stage::Open) {
@@ -322,13 +388,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         self.added += added;
         self.stalled = false;
         self.look_at_session(result);
-        if !self.welcomed
-            && let Some(client) = self.session.client()
-        {
-            self.client = Arc::clone(client);
-            self.welcomed = true;
-            self.hub.registry.welcomed(self.outbox.connection);
-        }
+        self.look_for_client();
     }
 
     /// Looks whether the gate has found out who this is, or whether something is allowed.
@@ -495,7 +555,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     }
 
     fn read(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
-        if self.stalled || self.hushed || self.ended || self.has_commands() {
+        if self.stalled || self.hushed || self.ended || self.has_commands() || self.holds_back() {
             return false;
         }
         let result = if self.input.len() < LARGE_BYTES {
@@ -587,6 +647,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
 
     /// Lets the session read; keeps what it leaves.
     fn receive(&mut self, octets: &[u8], now: Timestamp) {
+        self.tell_time();
         let mut commands = self.hub.spare_commands.take(self.usual_commands);
         let session = &mut self.session;
         let (result, added) = self.output.append(|output| match self.ended {
@@ -597,16 +658,26 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         let consumed = *result.as_ref().unwrap_or(&octets.len());
         self.keep(&octets[consumed..]);
         self.usual_commands = commands.len();
-        // What was decoded before an error was asked for in good faith.
-        if self.gate.is_open() {
-            self.route(commands, consumed);
-        } else {
-            let mut steps = Vec::new();
-            self.gate.take(commands, consumed, &self.client, &self.hub, &mut steps);
-            self.follow(steps, now);
+        if result.is_err() && !self.welcomed && matches!(octets, [0x16, 3, ..]) {
+            tracing::info!(
+                connection = self.outbox.connection.0,
+                "it speaks TLS, and this listener does not: write its URL with an 's', or the client's without"
+            );
         }
+        // What was decoded before an error was asked for in good faith.
+        self.pass(commands, consumed, now);
         self.log_complaints();
         self.look_at_session(result.map(drop));
+    }
+
+    fn pass(&mut self, commands: Vec<Command>, octets: usize, now: Timestamp) {
+        if self.gate.is_open() {
+            self.route(commands, octets);
+        } else {
+            let mut steps = Vec::new();
+            self.gate.take(commands, octets, &self.client, &self.hub, &mut steps);
+            self.follow(steps, now);
+        }
     }
 
     /// What the peer was told only a number of.
@@ -778,6 +849,9 @@ impl<S> Connection<S> {
     fn tell_shards_closed(&mut self) {
         self.outbox.end();
         self.hub.moved();
+        if let AnySession::Throttr(session) = &mut self.session {
+            session.leave();
+        }
         if std::mem::take(&mut self.known_to_shards) {
             for handle in &self.hub.shards {
                 handle.send(Input::Closed(self.outbox.connection));

@@ -179,6 +179,29 @@ impl HistoryCounters {
     }
 }
 
+/// What the archive does.
+#[derive(Debug, Default)]
+pub(crate) struct ArchiveCounters {
+    /// Rounds that carried history over.
+    pub(crate) rounds: Counter,
+    /// Rows written, of both tables.
+    pub(crate) rows: Counter,
+    /// Octets written.
+    pub(crate) bytes: Counter,
+    /// Notes that were gone, or unreadable, before they could be archived.
+    pub(crate) missing: Counter,
+    /// Attempts that failed.
+    pub(crate) failures: Counter,
+    /// Files, and their octets, that retention removed.
+    pub(crate) removed_files: Counter,
+    pub(crate) removed_bytes: Counter,
+    /// 1 while it fails; files it has; their octets; notes that wait for it, by shard.
+    pub(crate) failing: AtomicU64,
+    pub(crate) files: AtomicU64,
+    pub(crate) file_bytes: AtomicU64,
+    pub(crate) waiting: [AtomicU64; SHARDS_MAX],
+}
+
 /// All of them.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -186,6 +209,7 @@ pub(crate) struct Counters {
     pub(crate) handlers: HandlerCounters,
     pub(crate) journal: JournalCounters,
     pub(crate) history: HistoryCounters,
+    pub(crate) archive: ArchiveCounters,
 }
 
 impl Counters {

@@ -26,6 +26,9 @@ use mqcore_journal::storage::FileStorage;
 
 pub use mqcore_journal::error::JournalError;
 
+/// The directory of the archive.
+pub const ARCHIVE: &str = "archive";
+
 /// The largest record in octets. Frames are limited to less (see [`FRAME_BYTES_MAX`]), so a peer's message always fits:
 /// one that did not would be taken for a fault of the disk.
 pub(crate) const RECORD_BYTES_MAX: u64 = 1 << 30;
@@ -148,6 +151,16 @@ impl DataDir {
             Err(source) => return Err(DataDirError::Io { path: format_path, source }),
         };
         Ok(Self { path: path.to_path_buf(), shards, _lock: lock })
+    }
+
+    /// Where a shard's journal is.
+    pub(crate) fn shard(&self, shard: usize) -> PathBuf {
+        self.path.join(format!("shard-{shard}"))
+    }
+
+    /// Where history is archived.
+    pub(crate) fn archive(&self) -> PathBuf {
+        self.path.join(ARCHIVE)
     }
 
     /// How many shards the directory was made for.

@@ -12,6 +12,7 @@ use mqcore_broker::history::Block;
 use mqcore_broker::id::{ConnectionId, QueueAddress, Sequence};
 use mqcore_broker::record::Record;
 use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_broker::router::RouterDefinition;
 use mqcore_broker::stats::Waiting;
 use mqcore_broker::time::Timestamp;
 use tokio::sync::{mpsc, oneshot};
@@ -221,9 +222,14 @@ impl Engine {
                     self.broker.transfer(transfer, now, &mut self.effects);
                 }
             }
-            Urgent::Forwarded(forwarded, _room) => {
+            Urgent::Forwarded(forwarded, rooms) => {
+                let before = self.broker.forwards();
                 for forwarded in forwarded {
                     self.broker.forwarded(forwarded, now, &mut self.effects);
+                }
+                if self.broker.forwards() != before {
+                    // It goes on to yet another shard, and takes its room along.
+                    self.rooms.extend(rooms.iter().cloned());
                 }
             }
             Urgent::Committed(level, sequence) => {
@@ -239,6 +245,8 @@ impl Engine {
             Urgent::Loaded(loaded) => self.broker.loaded(loaded, now, &mut self.effects),
             Urgent::Farewell(question) => self.effects.push(Effect::Ask(*question)),
             Urgent::Handler(spec) => self.register(*spec),
+            Urgent::Router(_, Some(router)) => self.define_router(*router),
+            Urgent::Router(name, None) => self.broker.remove_router(&name, now, &mut self.effects),
             Urgent::Survey(reply) => {
                 // Whoever asked may have gone; nobody misses the answer then.
                 let _ = reply.send(self.broker.survey(now));
@@ -261,6 +269,14 @@ impl Engine {
         let timeout = spec.timeout;
         let handler = self.broker.register_handler(spec);
         self.questions.set_timeout(handler, timeout);
+    }
+
+    /// Takes a router of the program, unless there are as many as there may be.
+    pub(crate) fn define_router(&mut self, router: RouterDefinition) {
+        let name = router.name.clone();
+        if let Err(rejection) = self.broker.define_router(router) {
+            tracing::error!(router = %name, reason = %rejection, "the router cannot be made");
+        }
     }
 
     /// Lets due things happen, hands out what is stored, and carries everything out.

@@ -6,7 +6,11 @@ use std::time::Duration;
 
 use mqcore_broker::client::Peer;
 use mqcore_broker::id::ConnectionId;
+use mqcore_limiter::time::Nanos;
+use mqcore_session::any::{AnySession, Protocol};
 use mqcore_session::session::SessionConfig;
+use mqcore_session::throttr::ThrottrSession;
+use mqcore_session::throttr::directory::Directory;
 use mqcore_wire::codec::Limits;
 
 use crate::authority::Authority;
@@ -14,6 +18,7 @@ use crate::backup::BackupDesk;
 use crate::clock::Clock;
 use crate::counters::Counters;
 use crate::nodes::Nodes;
+use crate::outbox::Outbox;
 use crate::registry::Registry;
 use crate::shard::ShardHandle;
 use crate::shutdown::Shutdown;
@@ -40,6 +45,8 @@ pub(crate) struct Hub {
     pub(crate) backups: BackupDesk,
     /// Grows whenever something moved; two looks at the same number saw nothing happen in between.
     pub(crate) activity: AtomicU64,
+    /// What all Throttr sessions share: the store of limits among it.
+    pub(crate) throttr: Arc<Directory>,
 }
 
 /// What holds for every session.
@@ -69,6 +76,18 @@ impl Hub {
             admin,
             peer,
             node: self.nodes.as_ref().map(|nodes| Arc::clone(&nodes.terms)),
+        }
+    }
+
+    /// The session of a connection that was opened just now.
+    pub(crate) fn session(&self, outbox: &Outbox, config: SessionConfig) -> AnySession {
+        let now = self.clock.now();
+        match outbox.protocol {
+            Protocol::Throttr => {
+                let at = Nanos(self.clock.nanos());
+                AnySession::Throttr(ThrottrSession::new(outbox.terms, &self.throttr, &config, at, now))
+            }
+            protocol => AnySession::new(protocol, config, now),
         }
     }
 

@@ -14,15 +14,18 @@ use mqcore_broker::id::Sequence;
 use mqcore_broker::options::Durability;
 use mqcore_broker::record::{
     NUMBERS_KEY, Record, channel_key, encode_channel, encode_intake, encode_numbers, encode_put,
-    encode_queue, intake_key, queue_key,
+    encode_queue, encode_router, intake_key, queue_key, router_key,
 };
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
+use mqcore_journal::notes::Inventory;
 use mqcore_journal::stats::Health;
 use mqcore_journal::storage::FileStorage;
 
+use crate::archiver::Archiver;
 use crate::backup::Pin;
 use crate::body_reader::{BodyReader, Wanted};
+use crate::config::HistoryConfig;
 use crate::data_dir::DataDir;
 use crate::hub::Hub;
 use crate::shard::Urgent;
@@ -58,6 +61,24 @@ pub(crate) struct Turn {
     pub(crate) sync: bool,
 }
 
+/// What becomes of history in a journal.
+#[derive(Debug, Clone)]
+pub(crate) struct HistoryTerms {
+    age_ms: Option<u64>,
+    bytes: u64,
+    archiver: Option<Archiver>,
+}
+
+impl HistoryTerms {
+    /// For each of so many shards. Without a history, what an earlier run left is kept as long as by default.
+    pub(crate) fn new(config: Option<&HistoryConfig>, shards: usize, archiver: Option<Archiver>) -> Self {
+        let usual = HistoryConfig::default();
+        let config = config.unwrap_or(&usual);
+        let age_ms = config.max_age.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
+        Self { age_ms, bytes: config.max_bytes / shards.max(1) as u64, archiver }
+    }
+}
+
 /// The shard's end of it. Dropping it makes the thread write what is left, close the journal and end.
 #[derive(Debug)]
 pub(crate) struct JournalWriter {
@@ -70,10 +91,12 @@ impl JournalWriter {
     /// Starts the thread.
     pub(crate) fn start(
         shard: usize,
-        journal: Journal<FileStorage>,
+        mut journal: Journal<FileStorage>,
         hub: &Arc<Hub>,
         directory: Arc<DataDir>,
+        history: HistoryTerms,
     ) -> std::io::Result<Self> {
+        journal.retain_notes(history.age_ms, Some(history.bytes));
         let alive = hub.shutdown.enter();
         let reader = BodyReader::start(shard, hub)?;
         let (turns, receiver) = channel();
@@ -91,6 +114,8 @@ impl JournalWriter {
             pending: Arc::default(),
             missed: 0,
             missing: false,
+            history,
+            offered: None,
         };
         let pending = Arc::clone(&writer.pending);
         std::thread::Builder::new().name(format!("mqcore-journal-{shard}")).spawn(move || {
@@ -146,6 +171,9 @@ struct Writer {
     missed: u64,
     /// That was logged; said once, not a million times.
     missing: bool,
+    history: HistoryTerms,
+    /// What the archiver was told last.
+    offered: Option<Inventory>,
 }
 
 impl Writer {
@@ -296,6 +324,10 @@ impl Writer {
             Record::Numbers(below) => self.journal.define(NUMBERS_KEY, &encode_numbers(*below)),
             Record::RemoveChannel(name) => self.journal.undefine(&channel_key(name)),
             Record::RemoveQueue(queue) => self.journal.undefine(&queue_key(queue)),
+            Record::DefineRouter(router) => {
+                self.journal.define(&router_key(&router.name), &encode_router(router))
+            }
+            Record::RemoveRouter(name) => self.journal.undefine(&router_key(name)),
         }
     }
 
@@ -395,6 +427,22 @@ impl Writer {
         }
     }
 
+    /// Tells the archiver what it may read, and the journal what is archived.
+    fn hand_over(&mut self) {
+        let Some(archiver) = &self.history.archiver else { return };
+        let old = self.hub.clock.now().0.saturating_sub(archiver.interval_ms());
+        self.journal.release_notes(archiver.archived(self.shard));
+        match self.journal.seal_notes(old) {
+            Ok(()) | Err(JournalError::Full { .. }) => {}
+            Err(error) => return self.fail(&error),
+        }
+        let inventory = self.journal.sealed_notes();
+        if self.offered.as_ref() != Some(&inventory) {
+            archiver.offer(self.shard, inventory.clone());
+            self.offered = Some(inventory);
+        }
+    }
+
     /// Takes part in a backup, if one is asked for: says what there is, and stands still until all shards have.
     fn meet(&mut self) {
         let Some(meeting) = self.hub.backups.take(self.shard) else { return };
@@ -410,6 +458,10 @@ impl Writer {
 
     fn keep_house(&mut self) {
         self.housekept = Instant::now();
+        if self.state == State::Failed {
+            return;
+        }
+        self.hand_over();
         if self.state == State::Failed {
             return;
         }
@@ -433,9 +485,10 @@ mod tests {
     use crate::authority::{Authority, AuthorityConfig};
     use crate::backup::BackupDesk;
     use crate::clock::Clock;
-    use crate::config::ClockConfig;
+    use crate::config::{ClockConfig, Config};
     use crate::counters::Counters;
     use crate::hub::SessionTerms;
+    use crate::limits;
     use crate::registry::Registry;
     use crate::shard::{self, ShardInbox};
     use crate::shutdown::Shutdown;
@@ -474,6 +527,7 @@ mod tests {
             runtime: tokio::runtime::Handle::current(),
             backups: BackupDesk::new(1, None),
             activity: AtomicU64::new(0),
+            throttr: limits::directory(&Config::default(), &Clock::new(ClockConfig::System)),
         };
         (Arc::new(hub), inbox)
     }
@@ -499,6 +553,8 @@ mod tests {
             pending: Arc::default(),
             missed: 0,
             missing: false,
+            history: HistoryTerms::new(None, 1, None),
+            offered: None,
         };
         writer.refuse(State::Full, "the disk was full a moment ago");
         let (turns, receiver) = channel();

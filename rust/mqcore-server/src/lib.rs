@@ -17,6 +17,7 @@
 //! | `outbox` | what waits for one connection to be written |
 //! | `engine`, `staging`, `questions` | a shard's task, what its turn sends, what it asked |
 //! | `journal_writer`, `data_dir` | the thread that writes a shard's records down, and where they are kept |
+//! | `archiver` | the thread that carries history over to Parquet files |
 //! | [`inspection`], [`compaction`] | the same place, looked at and made small while no broker uses it |
 //! | [`backup`], [`archive`], `admin_backup` | a copy of that place while the broker works; as a stream; by HTTP |
 //! | `shard`, `hub`, `registry`, `spares` | how tasks reach each other, and what they share |
@@ -40,6 +41,7 @@ pub mod server;
 
 mod admin;
 mod admin_backup;
+mod archiver;
 mod body_reader;
 mod clock;
 mod connection;
@@ -47,6 +49,7 @@ mod counters;
 mod engine;
 mod hub;
 mod journal_writer;
+mod limits;
 mod listener;
 mod metrics;
 mod outbox;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use mqcore_broker::client::Peer;
 use mqcore_session::any::Protocol;
+use mqcore_session::throttr::terms::Terms;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 
 use crate::address::{BoundAddress, ListenAddress};
@@ -89,13 +90,21 @@ fn bind_one(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
+/// What is spoken on a listener.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Spoken {
+    pub(crate) protocol: Protocol,
+    /// How Throttr is, where it is.
+    pub(crate) throttr: Terms,
+}
+
 /// Accepts until the server stops.
-pub(crate) async fn accept(socket: Socket, protocol: Protocol, hub: Arc<Hub>, alive: TaskGuard) {
+pub(crate) async fn accept(socket: Socket, spoken: Spoken, hub: Arc<Hub>, alive: TaskGuard) {
     match socket {
-        Socket::Tcp(listener) => accept_from(listener, protocol, hub, alive).await,
-        Socket::Tls(listener) => accept_from(listener, protocol, hub, alive).await,
+        Socket::Tcp(listener) => accept_from(listener, spoken, hub, alive).await,
+        Socket::Tls(listener) => accept_from(listener, spoken, hub, alive).await,
         #[cfg(unix)]
-        Socket::Unix(listener) => accept_from(listener, protocol, hub, alive).await,
+        Socket::Unix(listener) => accept_from(listener, spoken, hub, alive).await,
     }
 }
 
@@ -198,7 +207,8 @@ impl Drop for Opening {
 }
 
 /// Accepts until the server stops.
-async fn accept_from<L: Source>(listener: L, protocol: Protocol, hub: Arc<Hub>, _alive: TaskGuard) {
+async fn accept_from<L: Source>(listener: L, spoken: Spoken, hub: Arc<Hub>, _alive: TaskGuard) {
+    let Spoken { protocol, throttr } = spoken;
     let shutdown = Arc::clone(&hub.shutdown);
     let mut stop = pin!(shutdown.begun());
     let mut back_off = BACK_OFF.0;
@@ -210,7 +220,7 @@ async fn accept_from<L: Source>(listener: L, protocol: Protocol, hub: Arc<Hub>, 
         match accepted {
             Ok(accepted) => {
                 back_off = BACK_OFF.0;
-                match hub.registry.open(protocol) {
+                match hub.registry.open_as(protocol, throttr) {
                     Ok(outbox) => {
                         let opening = Opening { hub: Arc::clone(&hub), outbox, opened: false };
                         listener.take_in(&hub, opening, accepted);

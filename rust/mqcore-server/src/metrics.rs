@@ -6,7 +6,7 @@
 use std::fmt::{self, Display, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use mqcore_broker::stats::{DropReason, QueueInformation, Survey};
+use mqcore_broker::stats::{DropReason, QueueInformation, RouterCounts, Survey};
 use mqcore_session::any::Protocol;
 use mqcore_tls::refusal::Refusal;
 
@@ -28,6 +28,7 @@ pub(crate) fn render(hub: &Hub, survey: &Survey, uptime_seconds: f64, per_queue:
     page.sample("mqcore_uptime_seconds", &[], uptime_seconds);
     messages(&mut page, survey);
     topics(&mut page, survey);
+    routers(&mut page, survey);
     connections(&mut page, hub);
     authority(&mut page, hub);
     tls(&mut page, &hub.tls);
@@ -35,6 +36,7 @@ pub(crate) fn render(hub: &Hub, survey: &Survey, uptime_seconds: f64, per_queue:
     nodes(&mut page, hub, survey);
     journal(&mut page, hub);
     history(&mut page, hub);
+    archive(&mut page, hub);
     if per_queue {
         queues(&mut page, survey);
     }
@@ -161,6 +163,29 @@ fn topics(page: &mut Page, survey: &Survey) {
     }
 }
 
+fn routers(page: &mut Page, survey: &Survey) {
+    let mut sum = RouterCounts::default();
+    for (_, counts) in &survey.router_counts {
+        sum.add(counts);
+    }
+    page.family("mqcore_routers", "gauge", "Routers.");
+    page.sample("mqcore_routers", &[], survey.routers.len());
+    page.family(
+        "mqcore_router_messages_total",
+        "counter",
+        "Messages that came to routers and what became of them; no-consumer: no binding took them; late: a handler did \
+         not say where they go.",
+    );
+    for (outcome, count) in [
+        ("in", sum.received),
+        ("routed", sum.routed),
+        ("no-consumer", sum.dropped_no_consumer),
+        ("late", sum.errors),
+    ] {
+        page.sample("mqcore_router_messages_total", &[("outcome", &outcome)], count);
+    }
+}
+
 fn connections(page: &mut Page, hub: &Hub) {
     page.family(
         "mqcore_connections",
@@ -282,6 +307,53 @@ fn history(page: &mut Page, hub: &Hub) {
             counters.missed.get(),
         ),
         ("mqcore_history_missing", "gauge", "Shards whose history misses steps now.", counters.missing()),
+    ] {
+        page.family(name, kind, help);
+        page.sample(name, &[], value);
+    }
+}
+
+fn archive(page: &mut Page, hub: &Hub) {
+    let counters = &hub.counters.archive;
+    let gauge = |value: &AtomicU64| value.load(Ordering::Relaxed);
+    let waiting = counters.waiting.iter().map(gauge).sum();
+    for (name, kind, help, value) in [
+        (
+            "mqcore_archive_rounds_total",
+            "counter",
+            "Rounds that carried history over.",
+            counters.rounds.get(),
+        ),
+        ("mqcore_archive_rows_total", "counter", "Rows written to the archive.", counters.rows.get()),
+        ("mqcore_archive_written_bytes_total", "counter", "Octets written to it.", counters.bytes.get()),
+        (
+            "mqcore_archive_missing_total",
+            "counter",
+            "Notes that were gone or unreadable before they could be archived.",
+            counters.missing.get(),
+        ),
+        ("mqcore_archive_failures_total", "counter", "Rounds that failed.", counters.failures.get()),
+        (
+            "mqcore_archive_removed_files_total",
+            "counter",
+            "Files that retention removed.",
+            counters.removed_files.get(),
+        ),
+        (
+            "mqcore_archive_removed_bytes_total",
+            "counter",
+            "Octets that retention removed.",
+            counters.removed_bytes.get(),
+        ),
+        (
+            "mqcore_archive_failing",
+            "gauge",
+            "1 while archiving fails: look at the log.",
+            gauge(&counters.failing),
+        ),
+        ("mqcore_archive_files", "gauge", "Files of the archive.", gauge(&counters.files)),
+        ("mqcore_archive_bytes", "gauge", "Octets of the archive.", gauge(&counters.file_bytes)),
+        ("mqcore_archive_waiting_notes", "gauge", "Notes that are not archived yet.", waiting),
     ] {
         page.family(name, kind, help);
         page.sample(name, &[], value);

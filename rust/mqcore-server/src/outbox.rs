@@ -7,6 +7,7 @@ use bytes::Bytes;
 use mqcore_broker::effect::Event;
 use mqcore_broker::id::ConnectionId;
 use mqcore_session::any::Protocol;
+use mqcore_session::throttr::terms::Terms;
 use tokio::sync::mpsc;
 
 use crate::counters::CloseReason;
@@ -34,6 +35,7 @@ pub(crate) fn event_bytes(event: &Event) -> usize {
         | Event::Cached { message, .. }
         | Event::Direct { message, .. }
         | Event::Published { message, .. }
+        | Event::Routed { message, .. }
         | Event::DirectRefused { message, .. }
         | Event::DirectAcknowledged(message)
         | Event::Responded(message) => PLAIN + message.memory_bytes(),
@@ -68,6 +70,12 @@ pub(crate) enum Order {
     Abort,
 }
 
+/// Connections of this protocol read nothing more while their peer does not take what is there, so what they produce
+/// themselves is bounded by one answer, however large that is.
+const fn reads_no_more_than_it_writes(protocol: Protocol) -> bool {
+    matches!(protocol, Protocol::Throttr)
+}
+
 /// Where the marks are, in octets. Invariant: `low < high < max`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Marks {
@@ -98,6 +106,8 @@ pub(crate) enum Pushed {
 pub(crate) struct Outbox {
     pub(crate) connection: ConnectionId,
     pub(crate) protocol: Protocol,
+    /// How Throttr is spoken there, where it is.
+    pub(crate) terms: Terms,
     marks: Marks,
     state: Mutex<State>,
 }
@@ -125,7 +135,7 @@ pub(crate) struct Taken {
 }
 
 impl Outbox {
-    pub(crate) fn new(connection: ConnectionId, protocol: Protocol, marks: Marks) -> Self {
+    pub(crate) fn new(connection: ConnectionId, protocol: Protocol, terms: Terms, marks: Marks) -> Self {
         let state = State {
             queue: Vec::new(),
             bytes: 0,
@@ -135,7 +145,7 @@ impl Outbox {
             waker: None,
             ended: false,
         };
-        Self { connection, protocol, marks, state: Mutex::new(state) }
+        Self { connection, protocol, terms, marks, state: Mutex::new(state) }
     }
 
     /// Nothing in here can panic half-way, so a poisoned lock guards a sound state.
@@ -228,7 +238,7 @@ impl Outbox {
     pub(crate) fn settle(&self, added: usize, removed: usize) -> u16 {
         let mut state = self.lock();
         state.bytes = (state.bytes + added).saturating_sub(removed);
-        if state.bytes > self.marks.max && added > removed {
+        if state.bytes > self.marks.max && added > removed && !reads_no_more_than_it_writes(self.protocol) {
             // Pongs and errors, asked for again and again by a peer that reads none of them.
             state.order = Some(Order::Overflow);
         }
@@ -274,7 +284,7 @@ mod tests {
     }
 
     fn outbox() -> Outbox {
-        Outbox::new(ConnectionId(1), Protocol::Tmqp, Marks::new(4000))
+        Outbox::new(ConnectionId(1), Protocol::Tmqp, Terms::default(), Marks::new(4000))
     }
 
     fn frames(bytes: usize) -> Vec<Outgoing> {

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hashbrown::HashMap;
 use mqcore_broker::id::ConnectionId;
 use mqcore_session::any::Protocol;
+use mqcore_session::throttr::terms::Terms;
 use tokio::sync::Notify;
 
 use crate::outbox::{Marks, Order, Outbox};
@@ -52,9 +53,14 @@ impl Registry {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// As [`Registry::open_as`], of a protocol that needs no terms or on its usual ones.
+    pub(crate) fn open(&self, protocol: Protocol) -> Result<Arc<Outbox>, Refusal> {
+        self.open_as(protocol, Terms::default())
+    }
+
     /// Makes room for one more connection, half-open at first. If too many are half-open, the oldest goes: whoever
     /// wants to keep clients out must then finish handshakes faster than they do.
-    pub(crate) fn open(&self, protocol: Protocol) -> Result<Arc<Outbox>, Refusal> {
+    pub(crate) fn open_as(&self, protocol: Protocol, terms: Terms) -> Result<Arc<Outbox>, Refusal> {
         let mut state = self.lock();
         if state.stopping {
             return Err(Refusal::Stopping);
@@ -66,7 +72,7 @@ impl Registry {
             if state.half_open.len() >= self.half_open_max { state.half_open.pop_first() } else { None };
         let evicted = evicted.and_then(|connection| state.open.get(&connection).cloned());
         let connection = ConnectionId(NEXT_CONNECTION.fetch_add(1, Ordering::Relaxed));
-        let outbox = Arc::new(Outbox::new(connection, protocol, self.marks));
+        let outbox = Arc::new(Outbox::new(connection, protocol, terms, self.marks));
         state.open.insert(connection, Arc::clone(&outbox));
         state.half_open.insert(connection);
         drop(state);

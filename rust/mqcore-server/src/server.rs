@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use mqcore_broker::broker::{BrokerConfig, HandlerSpec};
-use mqcore_broker::id::{HandlerId, QueueAddress};
+use mqcore_broker::id::{HandlerId, QueueAddress, RouterName};
 use mqcore_broker::policy;
+use mqcore_broker::router::RouterDefinition;
 use mqcore_broker::stats::{Survey, Waiting};
 use mqcore_tls::error::TlsConfigError;
 use mqcore_tls::listener::Loaded;
@@ -20,6 +21,7 @@ use tokio::sync::mpsc;
 
 use crate::address::{AdminAddress, Listening};
 use crate::admin::{self, Admin};
+use crate::archiver::Archiver;
 use crate::authority::store::StoreError;
 use crate::authority::{Authority, LOOK_INTERVAL};
 use crate::backup::{Backup, BackupDesk, BackupError};
@@ -31,8 +33,9 @@ use crate::data_dir::{DataDir, DataDirError, Opened};
 use crate::engine::Engine;
 use crate::handler::HandlerPort;
 use crate::hub::{Hub, SessionTerms};
-use crate::journal_writer::JournalWriter;
-use crate::listener::{self, Socket, TlsSocket};
+use crate::journal_writer::{HistoryTerms, JournalWriter};
+use crate::limits;
+use crate::listener::{self, Socket, Spoken, TlsSocket};
 use crate::nodes::OpenedNodes;
 use crate::outbox::Order;
 use crate::registry::Registry;
@@ -122,6 +125,7 @@ impl Server {
         let mut recovered = recover(&config, clock.now().0).await?;
         let nodes = open_nodes(&config, recovered.as_mut(), clock.now().0)?;
         let count = recovered.as_ref().map_or(config.shard_count(), |recovered| recovered.directory.shards());
+        let throttr = limits::directory(&config, &clock);
         let (shards, inboxes): (Vec<_>, Vec<_>) = (0..count).map(|_| shard::channel()).unzip();
         let shutdown = Shutdown::new();
         let directory = recovered.as_ref().map(|recovered| Arc::clone(&recovered.directory));
@@ -150,6 +154,7 @@ impl Server {
             runtime: tokio::runtime::Handle::current(),
             backups: BackupDesk::new(count, recovered.as_ref().map(|recovered| &recovered.directory)),
             activity: AtomicU64::new(0),
+            throttr,
         });
         let admin_url = bound.admin.as_ref().map(|(_, address)| address.url());
         if let Some(Err(error)) =
@@ -160,15 +165,22 @@ impl Server {
         }
         let seeds = RandomState::new();
         let mut opened = recovered.into_iter().flat_map(|recovered| recovered.shards);
+        let archiver = start_archiver(&config, &hub, directory.as_ref())?;
+        let history = HistoryTerms::new(config.history.as_ref(), hub.shards.len(), archiver);
         let mut engines = Vec::new();
         for shard in 0..hub.shards.len() {
-            let config = broker_config(&config, shard, hub.shards.len(), &seeds);
-            let mut engine = Engine::new(config, &handlers, &hub, Arc::clone(&port));
+            let terms = broker_config(&config, shard, hub.shards.len(), &seeds);
+            let mut engine = Engine::new(terms, &handlers, &hub, Arc::clone(&port));
             if let Some((opened, directory)) = opened.next().zip(directory.clone()) {
                 let Opened { journal, had, .. } = opened;
-                let writer = JournalWriter::start(shard, journal, &hub, directory)
+                let writer = JournalWriter::start(shard, journal, &hub, directory, history.clone())
                     .map_err(|source| StartError::Thread { source })?;
                 engine.restore(had, writer);
+            }
+            for router in &config.routers {
+                if router.name.shard(hub.shards.len()) == shard {
+                    engine.define_router(router.clone());
+                }
             }
             engines.push(engine);
         }
@@ -180,9 +192,9 @@ impl Server {
             handler_id(&mut keys, &handler.key);
         }
         let mut listeners = Vec::new();
-        for (socket, listening) in bound.listeners {
+        for (socket, listening, spoken) in bound.listeners {
             let alive = hub.shutdown.enter();
-            tokio::spawn(listener::accept(socket, listening.protocol, Arc::clone(&hub), alive));
+            tokio::spawn(listener::accept(socket, spoken, Arc::clone(&hub), alive));
             listeners.push(listening);
         }
         let inner = Inner {
@@ -206,6 +218,7 @@ impl Server {
         if let Some(links) = links {
             links.start(&inner.hub);
         }
+        tokio::spawn(limits::sweep(Arc::clone(&inner.hub), inner.hub.shutdown.enter()));
         tokio::spawn(supervise(Arc::clone(&inner.hub), inner.hub.shutdown.enter()));
         tokio::spawn(watch_authority(Arc::clone(&inner.hub), inner.hub.shutdown.enter()));
         Ok(Self { inner: Arc::new(inner) })
@@ -258,6 +271,24 @@ impl Server {
         }
         self.inner.hub.moved();
         id
+    }
+
+    /// Puts a router in the place of the one of its name, if there is one. It is the program's: nothing of it is saved.
+    pub fn set_router(&self, router: RouterDefinition) {
+        let name = router.name.clone();
+        self.tell_router(name, Some(Box::new(router)));
+    }
+
+    /// Removes a router; fine if there is none.
+    pub fn remove_router(&self, name: &RouterName) {
+        self.tell_router(name.clone(), None);
+    }
+
+    fn tell_router(&self, name: RouterName, router: Option<Box<RouterDefinition>>) {
+        let hub = &self.inner.hub;
+        let shard = name.shard(hub.shards.len());
+        hub.shards[shard].send_urgent(Urgent::Router(name, router));
+        hub.moved();
     }
 
     /// The id by which questions name the handler of this key.
@@ -436,9 +467,21 @@ fn read_shard(directory: &DataDir, shard: usize, now_ms: u64) -> Result<Opened, 
     Ok(opened)
 }
 
+/// Starts the thread that archives, if there is history to archive.
+fn start_archiver(
+    config: &Config,
+    hub: &Arc<Hub>,
+    directory: Option<&Arc<DataDir>>,
+) -> Result<Option<Archiver>, StartError> {
+    let archive = config.history.as_ref().and_then(|history| history.archive.as_ref());
+    let Some((archive, directory)) = archive.zip(directory) else { return Ok(None) };
+    let archiver = Archiver::start(archive.clone(), hub, Arc::clone(directory));
+    archiver.map(Some).map_err(|source| StartError::Thread { source })
+}
+
 /// What is bound, and what is shown there.
 struct Bound {
-    listeners: Vec<(Socket, Listening)>,
+    listeners: Vec<(Socket, Listening, Spoken)>,
     admin: Option<(admin::Door, AdminAddress)>,
 }
 
@@ -457,7 +500,8 @@ async fn bind_all(config: &Config, tls: &Tls, allow_remote: bool) -> Result<Boun
             }
             (socket, _) => socket,
         };
-        listeners.push((socket, listening));
+        let spoken = Spoken { protocol: listener.protocol, throttr: listener.throttr };
+        listeners.push((socket, listening, spoken));
     }
     let admin = match &config.admin {
         Some(admin) => Some(bind_admin(config, admin, tls, allow_remote).await?),
@@ -512,7 +556,7 @@ fn broker_config(config: &Config, shard: usize, shards: usize, seeds: &RandomSta
         slow_consumer_timeout: config.slow_consumer_timeout,
         undecided_max: config.undecided_max,
         memory_watermark: config.memory_watermark / shards as u64,
-        history: config.history,
+        history: config.history.as_ref().map(|history| history.options),
         seed: seed.finish(),
     }
 }

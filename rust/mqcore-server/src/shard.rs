@@ -6,9 +6,10 @@ use mqcore_broker::broker::HandlerSpec;
 use mqcore_broker::client::Client;
 use mqcore_broker::command::Command;
 use mqcore_broker::effect::{Answer, Forwarded, Loaded, Origin, Question, Transfer};
-use mqcore_broker::id::{ConnectionId, QueueAddress, Sequence};
+use mqcore_broker::id::{ConnectionId, QueueAddress, RouterName, Sequence};
 use mqcore_broker::nodes::Master;
 use mqcore_broker::options::Durability;
+use mqcore_broker::router::RouterDefinition;
 use mqcore_broker::stats::{Survey, Waiting};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
@@ -70,6 +71,8 @@ pub(crate) enum Urgent {
     Transferred(Vec<Origin>),
     /// A handler is added or replaced.
     Handler(Box<HandlerSpec>),
+    /// The program has, or has no longer, a router of this shard.
+    Router(RouterName, Option<Box<RouterDefinition>>),
     /// Somebody looks.
     Survey(oneshot::Sender<Survey>),
     /// Somebody looks into a queue of this shard: up to so many messages.

@@ -1,7 +1,7 @@
 //! What all shards know, joined into one answer.
 
-use mqcore_broker::id::QueueAddress;
-use mqcore_broker::stats::{BodyStats, QueueStats, Survey, TopicStats, Waiting};
+use mqcore_broker::id::{QueueAddress, RouterName};
+use mqcore_broker::stats::{BodyStats, QueueStats, RouterCounts, Survey, TopicStats, Waiting};
 use tokio::sync::oneshot;
 
 use crate::hub::Hub;
@@ -63,6 +63,8 @@ fn join(joined: &mut Survey, survey: Survey) {
         bodies,
         topics,
         retired_topics,
+        routers,
+        router_counts,
     } = survey;
     joined.channels.extend(channels);
     joined.queues.extend(queues);
@@ -80,6 +82,13 @@ fn join(joined: &mut Survey, survey: Survey) {
     joined.bodies.unreadable += unreadable;
     joined.topics.extend(topics);
     joined.retired_topics.add(&retired_topics);
+    joined.routers.extend(routers);
+    for (name, counts) in router_counts {
+        match joined.router_counts.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, sum)) => sum.add(&counts),
+            None => joined.router_counts.push((name, counts)),
+        }
+    }
 }
 
 /// Adds the counters of `stats` to those of `sum`; of moments, the later remains.
@@ -119,6 +128,12 @@ pub(crate) fn add_stats(sum: &mut QueueStats, stats: &QueueStats) {
     }
     sum.last_received_ms = sum.last_received_ms.max(*last_received_ms);
     sum.last_sent_ms = sum.last_sent_ms.max(*last_sent_ms);
+}
+
+/// What was counted about a router.
+pub(crate) fn router_counts(survey: &Survey, name: &RouterName) -> RouterCounts {
+    let found = survey.router_counts.iter().find(|(known, _)| known == name);
+    found.map(|(_, counts)| counts.clone()).unwrap_or_default()
 }
 
 /// Sums over queues and topics, those that are gone included in the counters.

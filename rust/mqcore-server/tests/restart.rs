@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use mqcore_archive::manifest::Manifest;
 use mqcore_broker::id::QueueAddress;
 use mqcore_broker::options::{ChannelOptions, QueueOptions, Status};
-use mqcore_server::config::{Config, Protocol};
+use mqcore_server::config::{ArchiveConfig, Config, HistoryConfig, Protocol};
 use mqcore_server::data_dir::DataDirError;
 use mqcore_server::handler::NoHandlers;
 use mqcore_server::server::{Server, StartError};
@@ -40,6 +41,14 @@ impl Drop for Directory {
 }
 
 async fn start(path: &Path, shards: usize) -> Result<Server, StartError> {
+    start_with(path, shards, None).await
+}
+
+async fn start_with(
+    path: &Path,
+    shards: usize,
+    history: Option<HistoryConfig>,
+) -> Result<Server, StartError> {
     let queue = QueueOptions {
         status: Status::RoundRobin,
         request_acknowledge: true,
@@ -49,6 +58,7 @@ async fn start(path: &Path, shards: usize) -> Result<Server, StartError> {
     let config = Config {
         shards,
         data_dir: Some(path.to_path_buf()),
+        history,
         channel: ChannelOptions { queue, ..ChannelOptions::default() },
         auto_create_channels: true,
         auto_create_queues: true,
@@ -224,4 +234,70 @@ async fn the_largest_message_that_a_peer_can_send_is_saved_like_any_other() {
         waiting.iter().filter_map(|waiting| Some(waiting.message.as_ref()?.body().len())).collect();
     assert_eq!(sizes, [payload.len(), b"payload".len()]);
     server.stop(Duration::ZERO).await;
+}
+
+/// Rows of the archive, as its newest manifest has them: messages and steps.
+fn archived(directory: &Path) -> (u64, u64) {
+    let Ok(manifests) = std::fs::read_dir(directory.join("archive/_manifests")) else { return (0, 0) };
+    let newest = manifests.filter_map(|entry| Some(entry.ok()?.path())).max();
+    // Old ones are removed while this looks: then there is a newer one at the next look.
+    let Some(octets) = newest.and_then(|path| std::fs::read(path).ok()) else { return (0, 0) };
+    let manifest = Manifest::parse(&octets).expect("a manifest is whole or not there");
+    let rows = |table: &str| {
+        let files = manifest.files.iter().filter(|file| file.table == table);
+        files
+            .map(|file| {
+                let length =
+                    std::fs::metadata(directory.join("archive").join(&file.path)).expect("it is there").len();
+                assert_eq!(length, file.bytes);
+                file.rows
+            })
+            .sum()
+    };
+    (rows("messages"), rows("steps"))
+}
+
+/// Waits until the archive has so many rows, and makes sure that it is not one more.
+async fn archive_reaches(directory: &Path, rows: (u64, u64)) {
+    let limit = std::time::Instant::now() + PATIENCE;
+    loop {
+        let found = archived(directory);
+        assert!(found.0 <= rows.0 && found.1 <= rows.1, "{found:?} are more than {rows:?}");
+        if found == rows {
+            return;
+        }
+        assert!(std::time::Instant::now() < limit, "{found:?} instead of {rows:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_step_of_every_message_is_archived_once_also_over_a_restart() {
+    let directory = Directory::new();
+    let archive = ArchiveConfig { interval: Duration::ZERO, ..ArchiveConfig::default() };
+    let history = HistoryConfig { archive: Some(archive), ..HistoryConfig::default() };
+    let server = start_with(&directory.0, 2, Some(history.clone())).await.expect("it starts");
+    let mut peer = Peer::connect(&server).await;
+    for number in 0..20 {
+        peer.save("a", &format!("a{number}")).await;
+    }
+    for number in 0..5 {
+        peer.save("b", &format!("b{number}")).await;
+    }
+    // Each shard has started; each message was produced and saved.
+    archive_reaches(&directory.0, (25, 2 + 50)).await;
+    peer.join("a").await;
+    for number in 0..20 {
+        peer.receive().await;
+        peer.acknowledge("a", &format!("a{number}")).await;
+    }
+    archive_reaches(&directory.0, (25, 52 + 40)).await;
+    server.settle().await;
+    server.stop(Duration::from_secs(5)).await;
+
+    // Both shards start again, and five messages are restored. The archive goes on where it was.
+    let server = start_with(&directory.0, 2, Some(history)).await.expect("it starts again");
+    archive_reaches(&directory.0, (25, 92 + 2 + 5)).await;
+    server.stop(Duration::from_secs(5)).await;
+    assert_eq!(archived(&directory.0), (25, 99));
 }

@@ -15,6 +15,7 @@ use mqcore_server::address::ListenAddress;
 use mqcore_server::config::{ClockConfig, Config, Encryption, ListenerConfig, Protocol};
 use mqcore_server::handler::{AnswerSink, HandlerPort, NoHandlers};
 use mqcore_server::server::{Server, StartError};
+use mqcore_session::throttr::terms::Terms;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::tmqp::hello::{self, Hello};
 use mqcore_wire::tmqp::operation::{self, Operation};
@@ -589,6 +590,7 @@ async fn only_loopback_is_bound_unless_told_otherwise() {
         protocol: Protocol::Tmqp,
         address: ListenAddress::Tcp("0.0.0.0:0".into()),
         encryption: Encryption::None,
+        throttr: Terms::default(),
     }];
     let refused =
         Server::start(Config { listeners: listeners.clone(), ..config() }, Vec::new(), Arc::new(NoHandlers));
@@ -604,6 +606,7 @@ async fn a_port_in_use_is_an_error_that_names_it() {
         protocol: Protocol::Tmqp,
         address: ListenAddress::Tcp(address(&server).to_string()),
         encryption: Encryption::None,
+        throttr: Terms::default(),
     }];
     let error = Server::start(Config { listeners, ..config() }, Vec::new(), Arc::new(NoHandlers)).await;
     let error = error.expect_err("the port is taken").to_string();
@@ -623,7 +626,7 @@ impl HandlerPort for Slow {
         let (delay, answers) = (self.delay, Arc::clone(answers));
         std::thread::spawn(move || {
             std::thread::sleep(delay);
-            let go_on = |question: Question| Answer { id: question.id, result: Ok(Decision::ALLOW) };
+            let go_on = |question: Question| Answer::new(question.id, Ok(Decision::ALLOW));
             answers.answer(questions.into_iter().map(go_on).collect());
         });
     }

@@ -10,6 +10,7 @@ use mqcore_broker::time::Timestamp;
 use crate::complaint::Complaint;
 use crate::mqks::{self, MqksSession};
 use crate::session::{Session, SessionConfig, SessionError};
+use crate::throttr::ThrottrSession;
 use crate::tmqp::{self, TmqpSession};
 
 /// What clients speak on a listener.
@@ -18,18 +19,21 @@ use crate::tmqp::{self, TmqpSession};
 pub enum Protocol {
     /// TMQP/2.0 (Twino MQ 3.0).
     Tmqp,
+    /// Throttr 7.1 or 7.3.
+    Throttr,
     /// MQKS.
     Mqks,
 }
 
 impl Protocol {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Tmqp, Self::Mqks];
+    pub const ALL: [Self; 3] = [Self::Tmqp, Self::Throttr, Self::Mqks];
 
     /// The scheme of its URLs, and its name in metrics and on the ready line.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Tmqp => "tmqp",
+            Self::Throttr => "throttr",
             Self::Mqks => "mqks",
         }
     }
@@ -38,6 +42,7 @@ impl Protocol {
     pub const fn default_port(self) -> u16 {
         match self {
             Self::Tmqp => 2622,
+            Self::Throttr => 9000,
             Self::Mqks => 25_000,
         }
     }
@@ -56,16 +61,20 @@ impl Protocol {
 pub enum AnySession {
     /// TMQP/2.0.
     Tmqp(TmqpSession),
+    /// Throttr.
+    Throttr(ThrottrSession),
     /// MQKS.
     Mqks(MqksSession),
 }
 
 impl AnySession {
-    /// The session of a connection that was opened just now.
+    /// The session of a connection that was opened just now. A Throttr session gets a store of its own this way; one that
+    /// shares a server's is made by [`ThrottrSession::new`].
     #[must_use]
     pub fn new(protocol: Protocol, config: SessionConfig, now: Timestamp) -> Self {
         match protocol {
             Protocol::Tmqp => Self::Tmqp(TmqpSession::new(config, now)),
+            Protocol::Throttr => Self::Throttr(ThrottrSession::alone(&config, now)),
             Protocol::Mqks => Self::Mqks(MqksSession::new(config, now)),
         }
     }
@@ -75,6 +84,7 @@ impl AnySession {
     pub const fn protocol(&self) -> Protocol {
         match self {
             Self::Tmqp(_) => Protocol::Tmqp,
+            Self::Throttr(_) => Protocol::Throttr,
             Self::Mqks(_) => Protocol::Mqks,
         }
     }
@@ -85,6 +95,7 @@ impl AnySession {
         match self {
             Self::Mqks(_) => false,
             Self::Tmqp(session) => session.is_node(),
+            Self::Throttr(_) => false,
         }
     }
 
@@ -93,6 +104,7 @@ impl AnySession {
     pub const fn ignored_frames(&self) -> u64 {
         match self {
             Self::Tmqp(session) => session.ignored_frames(),
+            Self::Throttr(_) => 0,
             Self::Mqks(session) => session.ignored_frames(),
         }
     }
@@ -103,6 +115,7 @@ impl AnySession {
     pub fn complaints(&mut self) -> Vec<Complaint> {
         match self {
             Self::Tmqp(_) => Vec::new(),
+            Self::Throttr(_) => Vec::new(),
             Self::Mqks(session) => session.complaints(),
         }
     }
@@ -113,6 +126,8 @@ impl AnySession {
 pub fn encode_delivery(protocol: Protocol, deliver: &Deliver, first: bool, output: &mut Vec<u8>) {
     match protocol {
         Protocol::Tmqp => tmqp::encode_delivery(deliver, first, output),
+        // Throttr has no queues, and its sessions are told of each message of a channel.
+        Protocol::Throttr => {}
         Protocol::Mqks => mqks::encode_delivery(deliver, first, output),
     }
 }
@@ -121,6 +136,7 @@ pub fn encode_delivery(protocol: Protocol, deliver: &Deliver, first: bool, outpu
 pub fn encode_publication(protocol: Protocol, publication: &Publication, output: &mut Vec<u8>) {
     match protocol {
         Protocol::Tmqp => tmqp::encode_publication(publication, output),
+        Protocol::Throttr => {}
         Protocol::Mqks => mqks::encode_publication(publication, output),
     }
 }
@@ -130,6 +146,7 @@ pub fn encode_publication(protocol: Protocol, publication: &Publication, output:
 pub fn delivery_size(protocol: Protocol, deliver: &Deliver) -> usize {
     match protocol {
         Protocol::Tmqp => tmqp::delivery_size(deliver),
+        Protocol::Throttr => 0,
         Protocol::Mqks => mqks::delivery_size(deliver),
     }
 }
@@ -145,6 +162,7 @@ impl Session for AnySession {
     ) -> Result<usize, SessionError> {
         match self {
             Self::Tmqp(session) => session.receive(input, now, commands, output),
+            Self::Throttr(session) => session.receive(input, now, commands, output),
             Self::Mqks(session) => session.receive(input, now, commands, output),
         }
     }
@@ -158,6 +176,7 @@ impl Session for AnySession {
     ) -> Result<usize, SessionError> {
         match self {
             Self::Tmqp(session) => session.receive_last(input, now, commands, output),
+            Self::Throttr(session) => session.receive_last(input, now, commands, output),
             Self::Mqks(session) => session.receive_last(input, now, commands, output),
         }
     }
@@ -165,6 +184,7 @@ impl Session for AnySession {
     fn outlives_input(&self) -> bool {
         match self {
             Self::Tmqp(session) => session.outlives_input(),
+            Self::Throttr(session) => session.outlives_input(),
             Self::Mqks(session) => session.outlives_input(),
         }
     }
@@ -172,6 +192,7 @@ impl Session for AnySession {
     fn needed(&self, input: &[u8]) -> usize {
         match self {
             Self::Tmqp(session) => session.needed(input),
+            Self::Throttr(session) => session.needed(input),
             Self::Mqks(session) => session.needed(input),
         }
     }
@@ -180,6 +201,7 @@ impl Session for AnySession {
     fn event(&mut self, event: Event, now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError> {
         match self {
             Self::Tmqp(session) => session.event(event, now, output),
+            Self::Throttr(session) => session.event(event, now, output),
             Self::Mqks(session) => session.event(event, now, output),
         }
     }
@@ -187,6 +209,7 @@ impl Session for AnySession {
     fn next_timeout(&self) -> Timestamp {
         match self {
             Self::Tmqp(session) => session.next_timeout(),
+            Self::Throttr(session) => session.next_timeout(),
             Self::Mqks(session) => session.next_timeout(),
         }
     }
@@ -194,6 +217,7 @@ impl Session for AnySession {
     fn timeout(&mut self, now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError> {
         match self {
             Self::Tmqp(session) => session.timeout(now, output),
+            Self::Throttr(session) => session.timeout(now, output),
             Self::Mqks(session) => session.timeout(now, output),
         }
     }
@@ -201,6 +225,7 @@ impl Session for AnySession {
     fn shutdown(&mut self, output: &mut Vec<u8>) {
         match self {
             Self::Tmqp(session) => session.shutdown(output),
+            Self::Throttr(session) => session.shutdown(output),
             Self::Mqks(session) => session.shutdown(output),
         }
     }
@@ -208,6 +233,7 @@ impl Session for AnySession {
     fn client(&self) -> Option<&Arc<Client>> {
         match self {
             Self::Tmqp(session) => session.client(),
+            Self::Throttr(session) => session.client(),
             Self::Mqks(session) => session.client(),
         }
     }
@@ -215,6 +241,7 @@ impl Session for AnySession {
     fn is_closing(&self) -> bool {
         match self {
             Self::Tmqp(session) => session.is_closing(),
+            Self::Throttr(session) => session.is_closing(),
             Self::Mqks(session) => session.is_closing(),
         }
     }

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`session`] | what every session can do |
 //! | [`any`] | the session of a listener's protocol, and what is encoded once for many peers |
+//! | [`throttr`] | Throttr 7.1 and 7.3 |
 //! | [`complaint`] | what could not be done, for the log |
 //! | [`node`] | what a session has to know of other brokers |
 //! | [`tmqp`] | TMQP/2.0 |
@@ -16,4 +17,5 @@ pub mod complaint;
 pub mod mqks;
 pub mod node;
 pub mod session;
+pub mod throttr;
 pub mod tmqp;

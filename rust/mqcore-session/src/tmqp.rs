@@ -5,8 +5,8 @@
 //! | `handshake` | the first octets and the first frame, and what is said to them |
 //! | `keep_alive` | when the peer was heard last, and when it is asked whether it is there |
 //! | `exchange` | what frames ask of the broker, what events tell the peer |
+//! | `publish`, `topic`, `routers`, `pull`, `operation`, `subscription` | frames of one kind, as commands |
 //! | `passing` | a peer that is another broker |
-//! | `publish`, `topic`, `pull`, `operation`, `subscription` | frames of one kind, as commands |
 //! | `options` | the JSON that clients send |
 //! | `pending` | what was asked and is not answered yet |
 //! | `answer`, `delivery` | frames that answer, and frames that hand over |
@@ -27,6 +27,7 @@ mod passing;
 mod pending;
 mod publish;
 mod pull;
+mod routers;
 mod subscription;
 mod topic;
 

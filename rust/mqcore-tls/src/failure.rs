@@ -32,6 +32,8 @@ pub enum FailureReason {
     CertificateRefused,
     /// The peer speaks something else.
     NotTls,
+    /// The peer speaks TLS, and the client does not.
+    TlsWanted,
     /// The two have no version of TLS, or nothing else that is needed, in common.
     NothingInCommon,
     /// The peer closed the connection during the handshake.
@@ -52,6 +54,7 @@ impl FailureReason {
             Self::CertificateRequired => "certificate-required",
             Self::CertificateRefused => "certificate-refused",
             Self::NotTls => "not-tls",
+            Self::TlsWanted => "tls-wanted",
             Self::NothingInCommon => "nothing-in-common",
             Self::Closed => "closed",
             Self::Other => "other",

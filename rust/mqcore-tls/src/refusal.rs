@@ -5,8 +5,11 @@ use std::io;
 
 use rustls::{AlertDescription, CertificateError, Error, InvalidMessage, PeerIncompatible};
 
-/// How many of the peer's first octets tell what it speaks.
-pub const FIRST_OCTETS: usize = 8;
+/// How many of the peer's first octets tell what it speaks: up to the version in a hello.
+pub const FIRST_OCTETS: usize = 11;
+
+/// How many of them are shown.
+const SHOWN_OCTETS: usize = 8;
 
 /// Why a handshake was ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -97,14 +100,16 @@ fn of_protocol(error: &Error, first: &[u8]) -> (Refusal, Cow<'static, str>) {
                     "it begins with a hello of SSL 2; TLS 1.2 or newer is needed".into(),
                 );
             }
-            let begin = first.escape_ascii();
+            let begin = first[..first.len().min(SHOWN_OCTETS)].escape_ascii();
             (Refusal::NotTls, format!("it does not speak TLS: it begins with \"{begin}\"").into())
         }
         Error::PeerIncompatible(
             PeerIncompatible::Tls12NotOffered
             | PeerIncompatible::Tls12NotOfferedOrEnabled
             | PeerIncompatible::SupportedVersionsExtensionRequired,
-        ) => (Refusal::OldVersion, "it offers nothing newer than TLS 1.1; TLS 1.2 or newer is needed".into()),
+        ) => old_version(),
+        // What else an old hello lacks is found before its version is looked at.
+        Error::PeerIncompatible(_) if is_old_hello(first) => old_version(),
         Error::PeerIncompatible(why) => {
             (Refusal::NothingInCommon, format!("there is no common ground: {why:?}").into())
         }
@@ -116,6 +121,10 @@ fn of_protocol(error: &Error, first: &[u8]) -> (Refusal, Cow<'static, str>) {
         Error::AlertReceived(alert) => (Refusal::Declined, declined(*alert)),
         other => (Refusal::Malformed, other.to_string().into()),
     }
+}
+
+fn old_version() -> (Refusal, Cow<'static, str>) {
+    (Refusal::OldVersion, "it offers nothing newer than TLS 1.1; TLS 1.2 or newer is needed".into())
 }
 
 fn of_certificate(why: &CertificateError) -> (Refusal, Cow<'static, str>) {
@@ -152,4 +161,9 @@ fn begins_like_tls(first: &[u8]) -> bool {
 /// The hello of SSL 2, in which clients of the last century also offered newer versions.
 fn begins_like_ssl2(first: &[u8]) -> bool {
     matches!(first, [0x80..=0xff, _, 1, ..])
+}
+
+/// A ClientHello whose own version, which newer ones leave at TLS 1.2, is older.
+fn is_old_hello(first: &[u8]) -> bool {
+    matches!(first, [0x16, 3, _, _, _, 1, _, _, _, 3, 0..=2])
 }

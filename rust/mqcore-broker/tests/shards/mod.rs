@@ -193,6 +193,12 @@ impl Shards {
             all.topics.extend(survey.topics);
             all.retired_topics.add(&survey.retired_topics);
             all.retired.add(&survey.retired);
+            for (name, counts) in survey.router_counts {
+                match all.router_counts.iter_mut().find(|(known, _)| *known == name) {
+                    Some((_, sum)) => sum.add(&counts),
+                    None => all.router_counts.push((name, counts)),
+                }
+            }
         }
         all
     }

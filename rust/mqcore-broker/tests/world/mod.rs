@@ -380,7 +380,7 @@ impl World {
     }
 
     pub fn reply(&mut self, question: &Question, result: Result<Decision, HandlerFailure>) {
-        self.broker.answer(Answer { id: question.id, result }, self.now, &mut self.effects);
+        self.broker.answer(Answer::new(question.id, result), self.now, &mut self.effects);
         self.turn();
     }
 

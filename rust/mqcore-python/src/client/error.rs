@@ -10,6 +10,7 @@ pyo3::import_exception!(mqcore.errors, AuthFailed);
 pyo3::import_exception!(mqcore.errors, BadAnswer);
 pyo3::import_exception!(mqcore.errors, BadRequest);
 pyo3::import_exception!(mqcore.errors, Busy);
+pyo3::import_exception!(mqcore.errors, CertificateError);
 pyo3::import_exception!(mqcore.errors, ConfirmTimeout);
 pyo3::import_exception!(mqcore.errors, ConnectFailed);
 pyo3::import_exception!(mqcore.errors, ConnectionLost);
@@ -22,6 +23,7 @@ pyo3::import_exception!(mqcore.errors, NotFound);
 pyo3::import_exception!(mqcore.errors, OperationError);
 pyo3::import_exception!(mqcore.errors, RequestTimeout);
 pyo3::import_exception!(mqcore.errors, SendError);
+pyo3::import_exception!(mqcore.errors, TLSError);
 pyo3::import_exception!(mqcore.errors, Unacceptable);
 pyo3::import_exception!(mqcore.errors, Unauthorized);
 pyo3::import_exception!(mqcore.errors, VersionMismatch);
@@ -33,6 +35,10 @@ pub(crate) fn client(failed: ClientError) -> PyErr {
         ClientError::ConnectFailed { .. } => ConnectFailed::new_err(text),
         ClientError::ConnectionLost { sent, .. } => ConnectionLost::new_err((text, sent)),
         ClientError::Closed => Draining::new_err(text),
+        ClientError::Tls { reason, .. } if reason.is_about_certificates() => {
+            CertificateError::new_err((text, reason.as_str()))
+        }
+        ClientError::Tls { reason, .. } => TLSError::new_err((text, reason.as_str())),
         ClientError::VersionMismatch { .. } => VersionMismatch::new_err(text),
         ClientError::AuthFailed { .. } => AuthFailed::new_err(text),
         ClientError::HandshakeRefused { .. } => HandshakeError::new_err(text),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mqcore_client::address::BrokerAddress;
-use mqcore_client::config::{Backoff, ClientConfig, Transport};
+use mqcore_client::config::{Backoff, ClientConfig, ClientTls, Transport};
 use mqcore_client::models::{ChannelOptions, QueueOptions, QueueStatus};
 use mqcore_wire::codec::Limits;
 use pyo3::prelude::*;
@@ -31,6 +31,7 @@ pub(super) fn client(options: &Bound<'_, PyAny>) -> PyResult<ClientConfig> {
         kind: field(options, "kind")?,
         token: field(options, "token")?,
         properties: field(options, "properties")?,
+        tls: tls(options)?,
         backoff: Backoff {
             first: duration(options, "backoff_first")?,
             max: duration(options, "backoff_max")?,
@@ -47,6 +48,18 @@ pub(super) fn client(options: &Bound<'_, PyAny>) -> PyResult<ClientConfig> {
         write_buffer_bytes: field(options, "write_buffer_bytes")?,
         read_buffer_bytes: field(options, "read_buffer_bytes")?,
     })
+}
+
+/// Reads the `mqcore.TLSConfig` of the options, if there is one.
+fn tls(options: &Bound<'_, PyAny>) -> PyResult<Option<ClientTls>> {
+    let Some(tls) = field::<Option<Bound<'_, PyAny>>>(options, "tls")? else { return Ok(None) };
+    Ok(Some(ClientTls {
+        ca: field(&tls, "ca")?,
+        cert: field(&tls, "cert")?,
+        key: field(&tls, "key")?,
+        server_name: field(&tls, "server_name")?,
+        dangerously_accept_any_certificate: field(&tls, "dangerously_accept_any_certificate")?,
+    }))
 }
 
 /// Reads a `mqcore.QueueOptions`.

@@ -10,6 +10,7 @@ use mqcore_broker::effect::{Event, PullOutcome};
 use mqcore_broker::id::{ChannelName, QueueAddress, TopicName};
 use mqcore_broker::options::QueueChanges;
 use mqcore_broker::rejection::Rejection;
+use mqcore_broker::router::Target;
 use mqcore_broker::topic::TopicPattern;
 
 /// Tells `visit` everything that `command` demands; all of it must be allowed.
@@ -23,6 +24,7 @@ pub(crate) fn demands<'a>(command: &'a Command, visit: &mut impl FnMut(Action, R
             visit(Action::Direct, Resource::ClientId(to));
         }
         Command::PublishTopic { topic, .. } => visit(Action::Publish, Resource::Topic(topic.as_bytes())),
+        Command::Route { router, .. } => visit(Action::Route, Resource::Router(router.as_str())),
         // A client of another broker, which that one allowed it. What may come from there, this broker's filter says.
         Command::PassedOn(_) => {}
         // Whoever was handed a delivery may settle it, and nobody else can.
@@ -93,7 +95,23 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
         Request::ChannelInformation { channel } | Request::ListConsumers { channel } => {
             visit(Action::Administer, Resource::Channel(channel.as_str()));
         }
-        Request::ListChannels { .. }
+        // A binding publishes, or sends, for whoever made it.
+        Request::AddBinding { router, binding } => {
+            visit(Action::Administer, Resource::Router(router.as_str()));
+            match &binding.target {
+                Target::Queue(address) => visit(Action::Push, queue(address)),
+                Target::Client(pattern) => visit(Action::Direct, clients(pattern)),
+                Target::Topic(topic) => visit(Action::Publish, Resource::Topic(topic.as_bytes())),
+                Target::Handler(_) => visit(Action::Administer, Resource::Server),
+            }
+        }
+        Request::CreateRouter { router, .. }
+        | Request::RemoveRouter { router }
+        | Request::ListBindings { router }
+        | Request::RemoveBinding { router, .. }
+        | Request::TestRoute { router, .. } => visit(Action::Administer, Resource::Router(router.as_str())),
+        Request::ListRouters { .. }
+        | Request::ListChannels { .. }
         | Request::ListClients { .. }
         | Request::ListNodes
         | Request::ListTopics
@@ -173,6 +191,12 @@ pub(crate) fn refuse(command: Command, rejection: Rejection, shards: usize, tell
             tell(Event::PullEnded { request: pull.request, outcome: PullOutcome::Unauthorized });
         }
         Command::Direct { to, message } => tell(Event::DirectRefused { to, message, rejection }),
+        Command::Route { router, message } => {
+            let properties = message.properties();
+            if properties.pending_acknowledge || properties.pending_response {
+                tell(Event::Routed { router, message, refusal: Some(rejection) });
+            }
+        }
         Command::Introduce(_) => tell(Event::Refused(rejection)),
         Command::PublishTopic { answer: Some(id), .. } => tell(Event::Answered(id, Err(rejection))),
         Command::Request(id, request) => {

@@ -4,7 +4,6 @@ use mqcore_broker::command::Acknowledgement;
 use mqcore_broker::message::Message;
 use mqcore_broker::rejection::Rejection;
 use mqcore_wire::tmqp::header::{self, key, nack_reason};
-use mqcore_wire::tmqp::operation::status;
 use mqcore_wire::tmqp::{self, Frame, HEADER_BYTES_MAX, HOPS_MAX, Kind, NAME_BYTES_MAX};
 
 /// Octets of a reason that travels in a header, at most.
@@ -184,19 +183,4 @@ fn one_line(reason: &str) -> String {
     let ends = reason.char_indices().map(|(at, character)| at + character.len_utf8());
     let end = ends.take_while(|&end| end <= REASON_BYTES_MAX).last().unwrap_or(0);
     reason[..end].replace(char::is_control, " ")
-}
-
-/// The answer to whoever sent to a router that does not exist.
-pub(super) fn unrouted(frame: &Frame<'_>, client_id: &[u8], output: &mut Vec<u8>) {
-    let asked = Asked::by_frame(frame);
-    if frame.id.is_empty() {
-        return;
-    }
-    if frame.pending_acknowledge {
-        let asked = Asked { high_priority: false, ..asked };
-        acknowledgement(&asked, frame.target, frame.content_type, Some(nack_reason::NO_CONSUMERS), output);
-    }
-    if frame.pending_response {
-        response(&asked, client_id, status::NOT_FOUND, b"no router of this name", output);
-    }
 }

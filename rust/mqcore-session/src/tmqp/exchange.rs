@@ -19,7 +19,7 @@ use super::passing::{self, Greeting, Names, Passing};
 use super::pending::{Form, Pending, PendingAnswer, UNANSWERED};
 use super::publish::{ChannelNames, Publisher};
 use super::topic::TopicNames;
-use super::{delivery, information, misbehaved, occurrence, operation, pull, subscription, topic};
+use super::{delivery, information, misbehaved, occurrence, operation, pull, routers, subscription, topic};
 use crate::node::NodeTerms;
 use crate::session::{SessionConfig, SessionError};
 
@@ -136,7 +136,7 @@ impl Exchange {
             Kind::RESPONSE => self.respond(client, &frame, commands),
             Kind::SERVER => self.operate(client, &frame, commands, output),
             Kind::EVENT => self.subscribe(client, &frame, commands, output),
-            Kind::ROUTER => answer::unrouted(&frame, client.id.as_bytes(), output),
+            Kind::ROUTER => self.route(client, &frame, commands, output),
             Kind::TERMINATE => return Ok(Next::Close),
             _ => self.ignored += 1,
         }
@@ -227,6 +227,26 @@ impl Exchange {
         commands.push(Command::Direct { to: client_pattern(to), message: message(client, frame, id) });
     }
 
+    fn route(
+        &mut self,
+        client: &Arc<Client>,
+        frame: &Frame<'_>,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) {
+        match routers::read(client, frame, &mut self.ids) {
+            Ok(command) => commands.push(command),
+            Err(_) => {
+                // A name that no router can have is one that no router has.
+                let refusal = Rejection::new(RejectionKind::NotFound, "no router of this name");
+                let waits = (frame.pending_acknowledge, frame.pending_response);
+                let to = (frame.target, frame.content_type);
+                let id = client.id.as_bytes();
+                routers::answered(&Asked::by_frame(frame), waits, to, id, Some(&refusal), output);
+            }
+        }
+    }
+
     fn pull(&mut self, frame: &Frame<'_>, commands: &mut Vec<Command>, output: &mut Vec<u8>) {
         match pull::read(frame, &mut self.channels, &mut self.pending) {
             Ok(pull) => commands.push(Command::Pull(Box::new(pull))),
@@ -246,7 +266,7 @@ impl Exchange {
         let asked = Asked::by_frame(frame);
         let form = answer_form(frame);
         let request = match Operation::from_code(frame.content_type) {
-            Some(operation) => operation::request(operation, frame),
+            Some(operation) => operation::request(operation, client, frame),
             None => {
                 self.ignored += 1;
                 let reason = format!("there is no operation {}", frame.content_type);
@@ -365,6 +385,13 @@ impl Exchange {
                 delivery::relay(Kind::DIRECT, &message, pattern_text(&to).as_bytes(), output);
             }
             Event::Published { topic, message } => delivery::published(&topic, &message, output),
+            Event::Routed { router, message, refusal } => {
+                let properties = message.properties();
+                let waits = (properties.pending_acknowledge, properties.pending_response);
+                let to = (router.as_str().as_bytes(), properties.content_type);
+                let (asked, id) = (Asked::by_message(&message), client.id.as_bytes());
+                routers::answered(&asked, waits, to, id, refusal.as_ref(), output);
+            }
             Event::DirectAcknowledged(message) => {
                 delivery::relay(Kind::ACKNOWLEDGE, &message, client.id.as_bytes(), output);
             }

@@ -5,10 +5,15 @@
 
 use std::time::Duration;
 
+use mqcore_broker::command::ClientPattern;
 use mqcore_broker::effect::{NodeInformation, Reply};
+use mqcore_broker::router::{Binding, RouterDefinition, Target};
+use mqcore_broker::routing::RouteTest;
 use mqcore_broker::stats::{ChannelInformation, ClientInformation, DropReason, QueueInformation};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
+
+use super::routers::BindingType;
 
 /// The body of a response with this reply. `Done` has none.
 pub(super) fn body(reply: &Reply) -> Vec<u8> {
@@ -33,7 +38,101 @@ pub(super) fn body(reply: &Reply) -> Vec<u8> {
             json(&models)
         }
         Reply::Clients(clients) => json(&clients.iter().map(Client::from).collect::<Vec<_>>()),
+        Reply::Routers(routers) => {
+            let mut models: Vec<_> = routers.iter().map(Router::from).collect();
+            models.sort_by_key(|model| model.name);
+            json(&models)
+        }
+        Reply::Bindings(bindings) => json(&bindings.iter().map(RouterBinding::from).collect::<Vec<_>>()),
+        Reply::RouteTest(test) => json(&Route::from(&**test)),
         Reply::Nodes(nodes) => json(&nodes.iter().map(Node::from).collect::<Vec<_>>()),
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct Router<'a> {
+    name: &'a str,
+    is_enabled: bool,
+    method: u8,
+}
+
+impl<'a> From<&'a RouterDefinition> for Router<'a> {
+    fn from(router: &'a RouterDefinition) -> Self {
+        Self { name: router.name.as_str(), is_enabled: router.enabled, method: router.method as u8 }
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct RouterBinding<'a> {
+    name: &'a str,
+    target: String,
+    content_type: Option<u16>,
+    priority: i32,
+    interaction: u8,
+    binding_type: u8,
+    method: u8,
+    // From here on mqcore's own.
+    address: String,
+}
+
+impl<'a> From<&'a Binding> for RouterBinding<'a> {
+    fn from(binding: &'a Binding) -> Self {
+        let address = binding.target.to_string();
+        let (target, content_type) = match &binding.target {
+            Target::Queue(queue) => (queue.channel.to_string(), Some(queue.id)),
+            Target::Client(ClientPattern::Id(id)) => (id.to_string(), binding.content_type),
+            _ => (address.clone(), binding.content_type),
+        };
+        Self {
+            name: &binding.name,
+            target,
+            content_type,
+            priority: binding.priority,
+            interaction: binding.interaction as u8,
+            binding_type: BindingType::of(&binding.target) as u8,
+            method: binding.method as u8,
+            address,
+        }
+    }
+}
+
+/// Where a message would go: mqcore's own.
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct Route<'a> {
+    method: &'static str,
+    taken: bool,
+    refusal: Option<&'a str>,
+    steps: Vec<RouteStep<'a>>,
+    skipped: &'a [Box<str>],
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct RouteStep<'a> {
+    binding: Option<&'a str>,
+    target: String,
+    takes: bool,
+    why: &'a str,
+}
+
+impl<'a> From<&'a RouteTest> for Route<'a> {
+    fn from(test: &'a RouteTest) -> Self {
+        let steps = test.steps.iter().map(|step| RouteStep {
+            binding: (!step.binding.is_empty()).then_some(&*step.binding),
+            target: step.target.to_string(),
+            takes: step.takes,
+            why: &step.why,
+        });
+        Self {
+            method: test.method.as_str(),
+            taken: test.refusal.is_none(),
+            refusal: test.refusal.as_ref().map(|refusal| &*refusal.reason),
+            steps: steps.collect(),
+            skipped: &test.skipped,
+        }
     }
 }
 

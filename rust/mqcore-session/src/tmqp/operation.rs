@@ -1,5 +1,8 @@
 //! Server operations as requests to the broker.
 
+use std::sync::Arc;
+
+use mqcore_broker::client::Client;
 use mqcore_broker::command::{Clear, Request};
 use mqcore_broker::id::{ChannelName, QueueAddress};
 use mqcore_broker::rejection::{Rejection, RejectionKind};
@@ -8,10 +11,14 @@ use mqcore_wire::tmqp::header::{self, key};
 use mqcore_wire::tmqp::operation::Operation;
 
 use super::publish::{channel_name, queue_id};
-use super::{options, topic};
+use super::{options, routers, topic};
 
 /// Reads what an operation asks for.
-pub(super) fn request(operation: Operation, frame: &Frame<'_>) -> Result<Request, Rejection> {
+pub(super) fn request(
+    operation: Operation,
+    client: &Arc<Client>,
+    frame: &Frame<'_>,
+) -> Result<Request, Rejection> {
     use Operation as O;
     if let O::JoinChannel | O::LeaveChannel = operation
         && let Some(pattern) = topic::pattern(frame.target)
@@ -51,6 +58,13 @@ pub(super) fn request(operation: Operation, frame: &Frame<'_>) -> Result<Request
         O::QueueList => Request::ListQueues { channel: channel(frame)? },
         O::NodeList => Request::ListNodes,
         O::ClientList => Request::ListClients { kind: text_filter(frame.target)? },
+        O::RouterList => Request::ListRouters { filter: text_filter(frame.target)? },
+        O::CreateRouter => routers::create(frame)?,
+        O::RemoveRouter => Request::RemoveRouter { router: routers::router_name(frame.target)? },
+        O::BindingList => Request::ListBindings { router: routers::router_name(frame.target)? },
+        O::AddBinding => routers::add_binding(frame)?,
+        O::RemoveBinding => routers::remove_binding(frame)?,
+        O::TestRoute => routers::test(client, frame)?,
         other => {
             let reason = format!("this server does not do operation {}", other.code());
             return Err(Rejection::new(RejectionKind::Unacceptable, reason));

@@ -99,7 +99,7 @@ impl PendingAnswer {
 
 /// Two parts as one: the first refusal wins, lists grow.
 fn join(one: Result<Reply, Rejection>, other: Result<Reply, Rejection>) -> Result<Reply, Rejection> {
-    use Reply::{Channels, Clients, Nodes, Queues, TopicBindings, Topics};
+    use Reply::{Channels, Clients, Nodes, Queues, Routers, TopicBindings, Topics};
     let joined = match (one?, other?) {
         (Channels(mut all), Channels(more)) => {
             all.extend(more);
@@ -116,6 +116,10 @@ fn join(one: Result<Reply, Rejection>, other: Result<Reply, Rejection>) -> Resul
         (Nodes(mut all), Nodes(more)) => {
             all.extend(more);
             Nodes(all)
+        }
+        (Routers(mut all), Routers(more)) => {
+            all.extend(more);
+            Routers(all)
         }
         (Topics(mut all), Topics(more)) => {
             all.extend(more);

@@ -10,6 +10,7 @@ mod nodes;
 mod operations;
 mod pulls;
 mod queues;
+mod routers;
 mod rules;
 mod talk;
 mod topics;

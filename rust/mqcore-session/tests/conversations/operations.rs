@@ -165,7 +165,11 @@ fn what_cannot_be_asked_is_answered_and_nobody_is_closed() {
         (operation(999, "ch"), 400),
         (operation(614, "ch"), 400),
         (operation(641, "ch"), 406),
-        (operation(652, "rt"), 406),
+        (operation(652, "a b"), 400),
+        (operation(653, ""), 400),
+        (operation(661, "@r"), 400),
+        (operation(662, "rt"), 400),
+        (operation(663, "rt"), 400),
     ] {
         let output = talk.answer(&encoded(&frame));
         let answer = only_frame(&output);

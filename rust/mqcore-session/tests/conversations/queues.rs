@@ -411,17 +411,3 @@ fn a_full_header_block_is_delivered() {
     let octets = delivered(&delivery("ch/1", message("M", "p", &headers, ""), false), true);
     assert_eq!(only_frame(&octets).headers.len(), HEADER_BYTES_MAX);
 }
-
-#[test]
-fn a_router_that_does_not_exist_refuses_like_one() {
-    let mut talk = Talk::open();
-    let frame = Frame { pending_acknowledge: true, id: b"R3", target: b"zzz", ..Frame::new(Kind::ROUTER) };
-    assert_eq!(talk.answer(&encoded(&frame)), vector("V41"));
-    let output =
-        talk.answer(&encoded(&Frame { pending_acknowledge: false, pending_response: true, ..frame }));
-    let response = only_frame(&output);
-    assert_eq!((response.kind, response.content_type, response.target), (Kind::RESPONSE, 404, &b"cli"[..]));
-    assert_eq!(talk.answer(&encoded(&Frame { pending_acknowledge: false, ..frame })), b"");
-    let output = talk.answer(&vector("V40"));
-    assert_eq!(only_frame(&output).id, b"id-023");
-}

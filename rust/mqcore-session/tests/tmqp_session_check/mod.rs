@@ -285,6 +285,10 @@ fn answers(command: &Command, how: u8, now: Timestamp) -> (Vec<Event>, bool) {
             (vec![event], true)
         }
         Command::Publish { queue, message } => (vec![published(queue, message, how)], true),
+        Command::Route { router, message } => {
+            let refusal = (how & 1 == 0).then(|| rejection(how));
+            (vec![Event::Routed { router: router.clone(), message: message.clone(), refusal }], true)
+        }
         Command::PassedOn(passed_on) => {
             let number = passed_on.ticket.number;
             let event = match how {
@@ -491,6 +495,10 @@ fn describe(command: &Command, text: &mut String) -> std::fmt::Result {
             write!(text, "publish {queue} ")?;
             describe_message(message, text)
         }
+        Command::Route { router, message } => {
+            write!(text, "route {router} ")?;
+            describe_message(message, text)
+        }
         Command::PublishTopic { topic, message, to_producer, answer } => {
             write!(text, "publish topic {topic} {to_producer} {answer:?} ")?;
             describe_message(message, text)
@@ -536,6 +544,7 @@ fn carried_octets(command: &Command) -> Option<usize> {
     match command {
         Command::Publish { message, .. }
         | Command::PublishTopic { message, .. }
+        | Command::Route { message, .. }
         | Command::Direct { message, .. }
         | Command::AcknowledgeDirect { message, .. }
         | Command::Respond { message, .. } => {

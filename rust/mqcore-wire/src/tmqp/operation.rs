@@ -81,6 +81,8 @@ pub enum Operation {
     CreateRouter = 652,
     /// 3.7: remove a router.
     RemoveRouter = 653,
+    /// mqcore's own: say where a message would go.
+    TestRoute = 654,
     /// 3.7: describe the bindings of a router.
     BindingList = 661,
     /// 3.7: add a binding to a router.
@@ -113,6 +115,7 @@ impl Operation {
             651 => Self::RouterList,
             652 => Self::CreateRouter,
             653 => Self::RemoveRouter,
+            654 => Self::TestRoute,
             661 => Self::BindingList,
             662 => Self::AddBinding,
             663 => Self::RemoveBinding,
@@ -135,7 +138,7 @@ mod tests {
     fn every_operation_is_found_by_the_number_it_is_sent_with() {
         let known: Vec<_> =
             (0..=u16::MAX).filter_map(|code| Some((code, Operation::from_code(code)?))).collect();
-        assert_eq!(known.len(), 22 + 13);
+        assert_eq!(known.len(), 23 + 13);
         for (code, operation) in known {
             assert_eq!(Operation::from_code(operation.code()), Some(operation));
             assert!(operation.code() == code || code < 600);

@@ -1,0 +1,495 @@
+//! From notes to files, each exactly once.
+//!
+//! One round takes the notes of some sealed segments and ends with one manifest:
+//!
+//! ```text
+//! 1. each file is written under `_tmp/`, synced, and given its own name     a crash leaves files that no manifest names
+//! 2. the directories are synced
+//! 3. the manifest that names them is written, synced, renamed, synced       from here on the round has happened
+//! 4. the journal may forget the notes                                       a crash before: they are skipped by number
+//! ```
+//!
+//! What a crash or an error leaves is put away by the next opening, before anything else. After an error nothing is believed of
+//! what is in memory: open the archive anew.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+
+use mqcore_broker::history::{LifeStep, each_step};
+use mqcore_broker::record::RecordError;
+use mqcore_journal::notes::{self, Inventory, SealedNotes};
+use mqcore_journal::storage::Storage;
+
+use crate::export::{ExportError, Exporter, Format};
+use crate::manifest::{self, FileEntry, Manifest, Reach};
+use crate::partition::Partition;
+use crate::tables::{StepPlace, Table};
+
+/// Octets of notes after which no further segment is taken into a round.
+const ROUND_BYTES: u64 = 32 * 1024 * 1024;
+/// Steps after which a round takes no further note: each of them takes some 200 octets of memory until its file is written.
+const ROUND_STEPS: u64 = 256 * 1024;
+/// Manifests that are kept, the newest among them: a reader that has just chosen one finds it.
+const MANIFESTS_KEPT: u64 = 8;
+/// Where files are written before they have their name.
+const TEMPORARY: &str = "_tmp/";
+
+/// How long the archive keeps what it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Retention {
+    /// Milliseconds after which a file goes, counted from the latest row in it. `None`: never. Default never.
+    pub age_ms: Option<u64>,
+    /// Octets of all files; the oldest go first. `None`: no limit. Default none.
+    pub bytes: Option<u64>,
+}
+
+/// Why the archive could not do what it was asked for.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ArchiveError {
+    /// The disk refused.
+    #[error("{doing} {path}: {source}")]
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// With which file.
+        path: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The newest manifest cannot be read. Nothing is changed, because nobody knows what belongs to the archive.
+    #[error("the manifest {path} cannot be used: {why}; move the archive away, or use a newer mqcore")]
+    Manifest {
+        /// Which.
+        path: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The journal holds history that a later version wrote.
+    #[error(transparent)]
+    Record(RecordError),
+    /// Rows could not be encoded.
+    #[error(transparent)]
+    Export(#[from] ExportError),
+}
+
+/// The archive, as its newest manifest has it.
+#[derive(Debug)]
+pub struct Archive<S: Storage> {
+    storage: S,
+    manifest: Manifest,
+}
+
+/// What one round did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Round {
+    /// Notes below this number are in the archive durably: the journal may forget them.
+    pub archived: u64,
+    /// Files written.
+    pub files: u64,
+    /// Rows in them, of both tables.
+    pub rows: u64,
+    /// Octets of them.
+    pub bytes: u64,
+    /// Notes that were gone or unreadable.
+    pub missing: u64,
+    /// There is more to archive at once.
+    pub more: bool,
+}
+
+/// What the archive holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Size {
+    /// Files.
+    pub files: u64,
+    /// Rows in them.
+    pub rows: u64,
+    /// Octets of them.
+    pub bytes: u64,
+}
+
+impl<S: Storage> Archive<S> {
+    /// Opens the archive in `storage`, or begins one. Puts away what a crash left of rounds that did not happen.
+    ///
+    /// # Errors
+    /// [`ArchiveError::Manifest`] before anything is changed; [`ArchiveError::Io`].
+    pub fn open(storage: S) -> Result<Self, ArchiveError> {
+        let names = storage.list().map_err(failed("listing", "the archive"))?;
+        let newest = names.iter().filter_map(|name| manifest::number(name)).max();
+        let manifest = match newest {
+            Some(number) => read_manifest(&storage, number)?,
+            None => Manifest::empty(),
+        };
+        let archive = Self { storage, manifest };
+        // That the manifest is there may so far be known to the system's cache only; from here on it is relied on.
+        archive.sync_directories()?;
+        archive.put_away(&names)?;
+        Ok(archive)
+    }
+
+    /// The newest manifest.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Where its files are.
+    pub fn storage(&self) -> &S {
+        &self.storage
+    }
+
+    /// What it holds.
+    pub fn size(&self) -> Size {
+        let files = &self.manifest.files;
+        Size {
+            files: files.len() as u64,
+            rows: files.iter().map(|file| file.rows).sum(),
+            bytes: files.iter().map(|file| file.bytes).sum(),
+        }
+    }
+
+    /// Notes of this journal below this number are in the archive.
+    pub fn archived(&self, shard: u32, journal: u64) -> u64 {
+        let reach = self.manifest.shards.get(&shard);
+        reach.filter(|reach| reach.journal == hex(journal)).map_or(0, |reach| reach.notes)
+    }
+
+    /// One round: takes notes of sealed segments that are not archived yet, some megabytes of them, and publishes them.
+    ///
+    /// # Errors
+    /// [`ArchiveError`]; open the archive anew then. [`io::ErrorKind::NotFound`] of a segment says that housekeeping has
+    /// removed it meanwhile: ask the journal for a new inventory.
+    pub fn round<J: Storage>(
+        &mut self,
+        shard: u32,
+        journal: &J,
+        inventory: &Inventory,
+        now_ms: u64,
+    ) -> Result<Round, ArchiveError> {
+        let from = self.archived(shard, inventory.journal);
+        let plan = Plan::new(inventory, from);
+        let mut round = Round { archived: from, ..Round::default() };
+        if plan.below <= from {
+            return Ok(round);
+        }
+        let mut read = Vec::new();
+        for sealed in &plan.segments {
+            let name = format!("segment {} of shard {shard}", sealed.segment);
+            read.push((*sealed, notes::read(journal, sealed).map_err(failed("reading", &name))?));
+        }
+        let taken = take(shard, inventory.journal, &read, from, plan.below)?;
+        round.missing = (taken.below - from).saturating_sub(taken.notes);
+        round.archived = taken.below;
+        round.more = taken.below < plan.below || plan.more;
+        let number = self.manifest.number + 1;
+        let mut next = Manifest { number, written_ms: now_ms, ..self.manifest.clone() };
+        for (index, (key, file)) in taken.files.into_iter().enumerate() {
+            let entry = self.write_file(number, index, shard, key, file)?;
+            round.files += 1;
+            round.rows += entry.rows;
+            round.bytes += entry.bytes;
+            next.files.push(entry);
+        }
+        let reach = next.shards.entry(shard).or_default();
+        if reach.journal != hex(inventory.journal) {
+            *reach = Reach { journal: hex(inventory.journal), ..Reach::default() };
+        }
+        reach.notes = taken.below;
+        reach.missing += round.missing;
+        self.publish(next)?;
+        Ok(round)
+    }
+
+    /// Removes files that are too old, or too many, oldest first: by a manifest without them, and then themselves. Answers
+    /// how much went.
+    ///
+    /// # Errors
+    /// [`ArchiveError`]; open the archive anew then.
+    pub fn retain(&mut self, retention: Retention, now_ms: u64) -> Result<Size, ArchiveError> {
+        let mut order: Vec<usize> = (0..self.manifest.files.len()).collect();
+        order.sort_by_key(|&index| self.manifest.files[index].max_time_ms);
+        let mut bytes = self.size().bytes;
+        let mut gone = Vec::new();
+        for index in order {
+            let file = &self.manifest.files[index];
+            let too_old = retention.age_ms.is_some_and(|age| file.max_time_ms.saturating_add(age) < now_ms);
+            let too_much = retention.bytes.is_some_and(|limit| bytes > limit);
+            if !too_old && !too_much {
+                break;
+            }
+            bytes -= file.bytes;
+            gone.push(index);
+        }
+        if gone.is_empty() {
+            return Ok(Size::default());
+        }
+        let mut next =
+            Manifest { number: self.manifest.number + 1, written_ms: now_ms, ..self.manifest.clone() };
+        gone.sort_unstable();
+        let removed: Vec<FileEntry> = gone.into_iter().rev().map(|index| next.files.remove(index)).collect();
+        let size = Size {
+            files: removed.len() as u64,
+            rows: removed.iter().map(|file| file.rows).sum(),
+            bytes: removed.iter().map(|file| file.bytes).sum(),
+        };
+        next.removed.files += size.files;
+        next.removed.rows += size.rows;
+        next.removed.bytes += size.bytes;
+        self.publish(next)?;
+        for file in removed {
+            self.storage.remove(&file.path).map_err(failed("removing", &file.path))?;
+        }
+        Ok(size)
+    }
+
+    /// Writes one file, and gives it its name. Nobody knows of it before a manifest names it.
+    fn write_file(
+        &self,
+        number: u64,
+        index: usize,
+        shard: u32,
+        (table, partition): (Table, Partition<'_>),
+        file: Growing,
+    ) -> Result<FileEntry, ArchiveError> {
+        let (rows, octets) = file.rows.finish()?;
+        let name = format!("{number:010}-{index:05}.parquet");
+        let path = format!("{}/{}/{name}", table.as_str(), partition.path());
+        let temporary = format!("{TEMPORARY}{name}");
+        self.write(&temporary, &octets)?;
+        self.storage.rename(&temporary, &path).map_err(failed("renaming", &path))?;
+        let address = partition.address();
+        Ok(FileEntry {
+            table: table.as_str().to_owned(),
+            path,
+            shard,
+            channel: address.map(|(channel, _)| channel.to_owned()),
+            queue_id: address.map(|(_, id)| id),
+            date: partition.date(),
+            bytes: octets.len() as u64,
+            rows,
+            min_time_ms: file.times.0,
+            max_time_ms: file.times.1,
+            min_number: file.numbers.map_or(0, |(min, _)| min),
+            max_number: file.numbers.map_or(0, |(_, max)| max),
+        })
+    }
+
+    /// Writes a file of this content and makes it durable under this name, which nobody looks at yet.
+    fn write(&self, path: &str, octets: &[u8]) -> Result<(), ArchiveError> {
+        let file = self.storage.create(path, 0).map_err(failed("creating", path))?;
+        let mut done = 0;
+        while done < octets.len() {
+            let wrote = self.storage.write_at(&file, done as u64, &octets[done..]);
+            match wrote.map_err(failed("writing", path))? {
+                0 => return Err(failed("writing", path)(io::ErrorKind::WriteZero.into())),
+                count => done += count,
+            }
+        }
+        self.storage.sync_data(&file).map_err(failed("syncing", path))
+    }
+
+    /// Makes a manifest the newest one.
+    fn publish(&mut self, next: Manifest) -> Result<(), ArchiveError> {
+        self.sync_directories()?;
+        let path = manifest::path(next.number);
+        let temporary = format!("{TEMPORARY}{:010}.json", next.number);
+        self.write(&temporary, &next.encode())?;
+        self.storage.rename(&temporary, &path).map_err(failed("renaming", &path))?;
+        self.sync_directories()?;
+        self.manifest = next;
+        if let Some(old) = self.manifest.number.checked_sub(MANIFESTS_KEPT) {
+            // One that stays is put away by the next opening.
+            let _ = self.storage.remove(&manifest::path(old));
+        }
+        Ok(())
+    }
+
+    fn sync_directories(&self) -> Result<(), ArchiveError> {
+        self.storage.sync_directory().map_err(failed("syncing", "the directories of the archive"))
+    }
+
+    /// Removes what no manifest names, and manifests that nobody needs any more. Other people's files are left alone.
+    fn put_away(&self, names: &[String]) -> Result<(), ArchiveError> {
+        let files = &self.manifest.files;
+        let named: std::collections::HashSet<&str> = files.iter().map(|file| file.path.as_str()).collect();
+        let tables = [Table::Messages, Table::Steps].map(|table| format!("{}/", table.as_str()));
+        for name in names {
+            let orphan = tables.iter().any(|table| name.starts_with(table)) && !named.contains(name.as_str());
+            let old =
+                manifest::number(name).is_some_and(|number| number + MANIFESTS_KEPT <= self.manifest.number);
+            if orphan || old || name.starts_with(TEMPORARY) {
+                self.storage.remove(name).map_err(failed("removing", name))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn failed(doing: &'static str, path: &str) -> impl FnOnce(io::Error) -> ArchiveError {
+    move |source| ArchiveError::Io { doing, path: path.to_owned(), source }
+}
+
+fn hex(journal: u64) -> String {
+    format!("{journal:016x}")
+}
+
+fn read_manifest<S: Storage>(storage: &S, number: u64) -> Result<Manifest, ArchiveError> {
+    let path = manifest::path(number);
+    let read = || {
+        let file = storage.open(&path)?;
+        let mut octets = vec![0; usize::try_from(storage.length(&file)?).unwrap_or(usize::MAX)];
+        let mut done = 0;
+        while done < octets.len() {
+            match storage.read_at(&file, done as u64, &mut octets[done..])? {
+                0 => break,
+                count => done += count,
+            }
+        }
+        octets.truncate(done);
+        storage.sync_data(&file)?;
+        Ok(octets)
+    };
+    let octets = read().map_err(failed("reading", &path))?;
+    let found = Manifest::parse(&octets).map_err(|why| ArchiveError::Manifest { path: path.clone(), why })?;
+    if found.number != number {
+        let why = format!("it says that it is number {}", found.number);
+        return Err(ArchiveError::Manifest { path, why });
+    }
+    Ok(found)
+}
+
+/// Which segments a round reads, and up to which note it may archive.
+struct Plan {
+    segments: Vec<SealedNotes>,
+    /// All notes below this number that are left stand in `segments`, or in none.
+    below: u64,
+    more: bool,
+}
+
+impl Plan {
+    /// Segments by the smallest number in them, until there are enough. Housekeeping may have copied notes to later segments:
+    /// only numbers that no other segment can hold are taken.
+    fn new(inventory: &Inventory, from: u64) -> Self {
+        let mut sealed: Vec<_> =
+            inventory.sealed.iter().filter(|sealed| sealed.last >= from).copied().collect();
+        sealed.sort_unstable_by_key(|sealed| (sealed.first, sealed.segment));
+        let mut plan = Self { segments: Vec::new(), below: from, more: false };
+        let mut bytes = 0;
+        for (index, segment) in sealed.iter().enumerate() {
+            if bytes >= ROUND_BYTES && plan.below > from {
+                plan.more = true;
+                break;
+            }
+            bytes += segment.bytes;
+            plan.segments.push(*segment);
+            let last = plan.segments.iter().map(|sealed| sealed.last.saturating_add(1)).max().unwrap_or(from);
+            let others = sealed.get(index + 1).map_or(u64::MAX, |next| next.first);
+            plan.below = last.min(others).min(inventory.open_from).max(from);
+        }
+        plan
+    }
+}
+
+/// A file of the round, before it has a place.
+struct Growing {
+    rows: Exporter<Vec<u8>>,
+    times: (u64, u64),
+    numbers: Option<(u64, u64)>,
+}
+
+impl Growing {
+    fn new(table: Table, time_ms: u64) -> Result<Self, ExportError> {
+        let rows = Exporter::new(Format::Parquet, table, Vec::new())?;
+        Ok(Self { rows, times: (time_ms, time_ms), numbers: None })
+    }
+
+    fn push(&mut self, table: Table, place: StepPlace, step: &LifeStep<'_>) -> Result<(), ExportError> {
+        match table {
+            Table::Messages => self.rows.rows.push_message(place, step)?,
+            _ => self.rows.rows.push_step(place, step)?,
+        }
+        self.times = (self.times.0.min(step.time.0), self.times.1.max(step.time.0));
+        if !step.kind.is_of_a_shard() {
+            let number = step.number.0;
+            self.numbers =
+                Some(self.numbers.map_or((number, number), |(min, max)| (min.min(number), max.max(number))));
+        }
+        self.rows.advance()
+    }
+}
+
+/// What a round archives.
+struct Taken<'a> {
+    files: BTreeMap<(Table, Partition<'a>), Growing>,
+    /// How many different notes were read.
+    notes: u64,
+    below: u64,
+}
+
+fn take<'a>(
+    shard: u32,
+    journal: u64,
+    read: &'a [(SealedNotes, Vec<u8>)],
+    from: u64,
+    below: u64,
+) -> Result<Taken<'a>, ArchiveError> {
+    let mut found: Vec<(u64, &'a [u8])> = Vec::new();
+    for (sealed, bytes) in read {
+        notes::each(journal, sealed, bytes, &mut |note| {
+            if (from..below).contains(&note.number) {
+                found.push((note.number, note.payload));
+            }
+        });
+    }
+    found.sort_unstable_by_key(|(number, _)| *number);
+    // Housekeeping that was interrupted leaves a note twice.
+    found.dedup_by_key(|(number, _)| *number);
+    let mut files: HashMap<(Table, Partition<'a>), Growing> = HashMap::new();
+    let (mut steps, mut notes, mut reached) = (0, 0, below);
+    for (number, payload) in found {
+        if steps >= ROUND_STEPS {
+            reached = number;
+            break;
+        }
+        let mut position = 0;
+        let mut broken = None;
+        let outcome = each_step(payload, &mut |step| {
+            let place = StepPlace { shard, note: number, position };
+            position += 1;
+            if broken.is_none() {
+                broken = add(&mut files, place, &step).err();
+            }
+        });
+        steps += u64::from(position);
+        if let Some(error) = broken {
+            return Err(error.into());
+        }
+        match outcome {
+            Ok(()) => notes += 1,
+            // Not written by mqcore, although its checksum fits. What was readable of it is kept.
+            Err(RecordError::Malformed { .. }) => {}
+            Err(later) => return Err(ArchiveError::Record(later)),
+        }
+    }
+    Ok(Taken { files: files.into_iter().collect(), notes, below: reached })
+}
+
+fn add<'a>(
+    files: &mut HashMap<(Table, Partition<'a>), Growing>,
+    place: StepPlace,
+    step: &LifeStep<'a>,
+) -> Result<(), ExportError> {
+    let partition = Partition::of(step.queue, step.time.0);
+    for table in [Table::Steps, Table::Messages] {
+        if table == Table::Messages && step.content.is_none() {
+            continue;
+        }
+        let file = match files.entry((table, partition)) {
+            std::collections::hash_map::Entry::Occupied(file) => file.into_mut(),
+            std::collections::hash_map::Entry::Vacant(place) => {
+                place.insert(Growing::new(table, step.time.0)?)
+            }
+        };
+        file.push(table, place, step)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,456 @@
+//! The columns of each table, and rows to record batches.
+//!
+//! Types are those that every reader has: times in microseconds of UTC, signed numbers, plain text and octets. None of them
+//! is dictionary-encoded or "large" in the schema; files compress what repeats by themselves.
+
+use std::sync::{Arc, LazyLock};
+
+use arrow_array::builder::{
+    ArrayBuilder, BinaryBuilder, BooleanBuilder, Int32Builder, Int64Builder, ListBuilder, StringBuilder,
+    StructBuilder, TimestampMicrosecondBuilder,
+};
+use arrow_array::{ArrayRef, RecordBatch};
+use arrow_schema::{ArrowError, DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
+use mqcore_broker::history::{Kind, LifeStep, Who};
+use mqcore_broker::id::Sequence;
+use mqcore_broker::record::{Progress, PutMessage};
+
+/// A table: what a row of it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Table {
+    /// A message that came to a queue, with its content.
+    Messages,
+    /// A step of a message's life.
+    Steps,
+    /// A message that a stopped broker's journal has: not in the archive, but in exports.
+    Stored,
+}
+
+impl Table {
+    /// Its name, and that of its directory.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Messages => "messages",
+            Self::Steps => "steps",
+            Self::Stored => "stored",
+        }
+    }
+
+    /// Its columns.
+    pub fn schema(self) -> SchemaRef {
+        static SCHEMAS: LazyLock<[SchemaRef; 3]> =
+            LazyLock::new(|| [schema(&messages()), schema(&steps()), schema(&stored())]);
+        let [messages, steps, stored] = &*SCHEMAS;
+        Arc::clone(match self {
+            Self::Messages => messages,
+            Self::Steps => steps,
+            Self::Stored => stored,
+        })
+    }
+}
+
+/// Columns in which few values repeat often: worth a dictionary in a file.
+pub const REPEATING: [&str; 17] = [
+    "shard",
+    "queue",
+    "kind",
+    "attempt",
+    "reason",
+    "target",
+    "content_type",
+    "producer_id",
+    "producer_name",
+    "producer_type",
+    "producer_protocol",
+    "consumer_id",
+    "consumer_name",
+    "consumer_type",
+    "consumer_protocol",
+    "source",
+    "attempts",
+];
+
+/// Columns of numbers that mostly ascend: told by their differences in a file.
+pub const ASCENDING: [&str; 5] = ["time", "note", "position", "number", "sequence"];
+
+/// Columns whose smallest and largest value nobody asks for.
+pub const OPAQUE: [&str; 1] = ["body"];
+
+fn time() -> DataType {
+    DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()))
+}
+
+fn headers() -> DataType {
+    DataType::List(Arc::new(Field::new("element", DataType::Struct(header()), true)))
+}
+
+fn header() -> Fields {
+    vec![Field::new("key", DataType::Utf8, true), Field::new("value", DataType::Binary, true)].into()
+}
+
+type Columns = Vec<(&'static str, DataType, bool)>;
+
+fn schema(columns: &Columns) -> SchemaRef {
+    let fields: Vec<_> =
+        columns.iter().map(|(name, kind, null)| Field::new(*name, kind.clone(), *null)).collect();
+    Arc::new(Schema::new(fields))
+}
+
+/// Where in the history a row stands: `note` and `position` order all rows of a shard.
+fn placed() -> Columns {
+    vec![
+        ("time", time(), false),
+        ("shard", DataType::Int32, false),
+        ("note", DataType::Int64, false),
+        ("position", DataType::Int32, false),
+    ]
+}
+
+fn who(columns: &mut Columns, names: [&'static str; 4]) {
+    columns.extend(names.map(|name| (name, DataType::Utf8, true)));
+}
+
+const PRODUCER: [&str; 4] = ["producer_id", "producer_name", "producer_type", "producer_protocol"];
+const CONSUMER: [&str; 4] = ["consumer_id", "consumer_name", "consumer_type", "consumer_protocol"];
+
+fn messages() -> Columns {
+    let mut columns = placed();
+    columns.extend([
+        ("kind", DataType::Utf8, false),
+        ("queue", DataType::Utf8, false),
+        ("number", DataType::Int64, false),
+        ("message_id", DataType::Utf8, true),
+        ("high_priority", DataType::Boolean, false),
+        ("content_type", DataType::Int32, false),
+    ]);
+    who(&mut columns, PRODUCER);
+    columns.extend([
+        ("headers", headers(), true),
+        ("header_bytes", DataType::Int64, false),
+        ("body", DataType::Binary, true),
+        ("body_bytes", DataType::Int64, false),
+    ]);
+    columns
+}
+
+fn steps() -> Columns {
+    let mut columns = placed();
+    columns.extend([
+        ("kind", DataType::Utf8, false),
+        ("queue", DataType::Utf8, true),
+        ("number", DataType::Int64, true),
+        ("message_id", DataType::Utf8, true),
+        ("attempt", DataType::Int32, true),
+        ("last", DataType::Boolean, false),
+        ("reason", DataType::Utf8, true),
+        ("target", DataType::Utf8, true),
+        ("header_bytes", DataType::Int64, true),
+        ("body_bytes", DataType::Int64, true),
+    ]);
+    who(&mut columns, PRODUCER);
+    who(&mut columns, CONSUMER);
+    columns.push(("missing", DataType::Int64, true));
+    columns
+}
+
+fn stored() -> Columns {
+    vec![
+        ("time", time(), false),
+        ("shard", DataType::Int32, false),
+        ("sequence", DataType::Int64, false),
+        ("queue", DataType::Utf8, false),
+        ("number", DataType::Int64, true),
+        ("message_id", DataType::Utf8, true),
+        ("source", DataType::Utf8, true),
+        ("high_priority", DataType::Boolean, false),
+        ("content_type", DataType::Int32, false),
+        ("attempts", DataType::Int32, false),
+        ("put_backs", DataType::Int32, false),
+        ("headers", headers(), true),
+        ("body", DataType::Binary, true),
+    ]
+}
+
+/// Rows of one table, gathered column by column.
+pub struct Rows {
+    table: Table,
+    columns: Vec<Box<dyn ArrayBuilder>>,
+    rows: usize,
+    bytes: usize,
+}
+
+/// Where a step stands in the history of its shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepPlace {
+    /// The shard.
+    pub shard: u32,
+    /// The number of its note.
+    pub note: u64,
+    /// Its place in there, from 0.
+    pub position: u32,
+}
+
+impl std::fmt::Debug for Rows {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { table, rows, bytes, .. } = self;
+        formatter
+            .debug_struct("Rows")
+            .field("table", table)
+            .field("rows", rows)
+            .field("bytes", bytes)
+            .finish()
+    }
+}
+
+impl Rows {
+    /// None yet.
+    pub fn new(table: Table) -> Self {
+        let schema = table.schema();
+        let columns = schema.fields().iter().map(|field| builder(field.data_type())).collect();
+        Self { table, columns, rows: 0, bytes: 0 }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.rows
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.rows == 0
+    }
+
+    /// About what they take, in octets.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Takes a step as a row of [`Table::Steps`].
+    ///
+    /// # Errors
+    /// A fault of this module: a column is not what its builder is.
+    pub fn push_step(&mut self, place: StepPlace, step: &LifeStep<'_>) -> Result<(), ArrowError> {
+        let of_message = !step.kind.is_of_a_shard();
+        let number = of_message.then(|| signed(step.number.0));
+        let mut row = self.row(160);
+        row.placed(step.time.0, place)?;
+        row.text(Some(step.kind.as_str()))?;
+        row.text(of_message.then_some(step.queue))?;
+        row.long(number)?;
+        row.lossy(step.id)?;
+        row.int(of_message.then(|| i32::from(step.attempt)))?;
+        row.flag(step.last)?;
+        row.text(step.reason)?;
+        row.text(step.target)?;
+        row.long(of_message.then(|| signed(step.header_bytes)))?;
+        row.long(of_message.then(|| signed(step.body_bytes)))?;
+        row.who(step.producer)?;
+        row.who(step.consumer)?;
+        row.long((step.kind == Kind::Gap).then(|| signed(step.missing)))
+    }
+
+    /// Takes a message that came as a row of [`Table::Messages`]; steps without content are left out.
+    ///
+    /// # Errors
+    /// As for [`Self::push_step`].
+    pub fn push_message(&mut self, place: StepPlace, step: &LifeStep<'_>) -> Result<(), ArrowError> {
+        let Some(content) = step.content else { return Ok(()) };
+        let octets = content.headers.len() + content.body.map_or(0, <[u8]>::len);
+        let mut row = self.row(160 + octets);
+        row.placed(step.time.0, place)?;
+        row.text(Some(step.kind.as_str()))?;
+        row.text(Some(step.queue))?;
+        row.long(Some(signed(step.number.0)))?;
+        row.lossy(step.id)?;
+        row.flag(content.high_priority)?;
+        row.int(Some(content.content_type.into()))?;
+        row.who(step.producer)?;
+        row.headers(content.headers)?;
+        row.long(Some(signed(step.header_bytes)))?;
+        row.octets(content.body)?;
+        row.long(Some(signed(step.body_bytes)))
+    }
+
+    /// Takes a message of a journal as a row of [`Table::Stored`].
+    ///
+    /// # Errors
+    /// As for [`Self::push_step`].
+    pub fn push_stored(
+        &mut self,
+        shard: u32,
+        sequence: Sequence,
+        put: &PutMessage,
+        progress: Progress,
+    ) -> Result<(), ArrowError> {
+        let message = &put.message;
+        let number = put.number.0;
+        let mut row = self.row(120 + message.headers().len() + message.body().len());
+        row.time(put.received.0)?;
+        row.int(Some(shard.cast_signed()))?;
+        row.long(Some(signed(sequence.0)))?;
+        row.text(Some(&put.queue.to_string()))?;
+        row.long((number > 0).then(|| signed(number)))?;
+        row.lossy(Some(message.id()))?;
+        row.lossy(Some(message.source()))?;
+        row.flag(message.properties().high_priority)?;
+        row.int(Some(message.properties().content_type.into()))?;
+        row.int(Some(progress.attempts.into()))?;
+        row.int(Some(progress.put_backs.into()))?;
+        row.headers(message.headers())?;
+        row.octets(Some(message.body()))
+    }
+
+    /// Makes a batch of them, and begins anew.
+    ///
+    /// # Errors
+    /// As for [`Self::push_step`].
+    pub fn take(&mut self) -> Result<RecordBatch, ArrowError> {
+        let columns: Vec<ArrayRef> = self.columns.iter_mut().map(|column| column.finish()).collect();
+        (self.rows, self.bytes) = (0, 0);
+        RecordBatch::try_new(self.table.schema(), columns)
+    }
+
+    fn row(&mut self, bytes: usize) -> Row<'_> {
+        self.rows += 1;
+        self.bytes += bytes;
+        Row { columns: self.columns.iter_mut() }
+    }
+}
+
+/// Numbers beyond 63 bits do not occur: they count messages and octets.
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+fn builder(kind: &DataType) -> Box<dyn ArrayBuilder> {
+    match kind {
+        DataType::Timestamp(..) => {
+            Box::new(TimestampMicrosecondBuilder::with_capacity(0).with_timezone("UTC"))
+        }
+        DataType::Int32 => Box::new(Int32Builder::with_capacity(0)),
+        DataType::Int64 => Box::new(Int64Builder::with_capacity(0)),
+        DataType::Boolean => Box::new(BooleanBuilder::with_capacity(0)),
+        DataType::Binary => Box::new(BinaryBuilder::with_capacity(0, 0)),
+        DataType::List(element) => {
+            let pair: Vec<Box<dyn ArrayBuilder>> = vec![
+                Box::new(StringBuilder::with_capacity(0, 0)),
+                Box::new(BinaryBuilder::with_capacity(0, 0)),
+            ];
+            let pairs = StructBuilder::new(header(), pair);
+            Box::new(ListBuilder::with_capacity(pairs, 0).with_field(Arc::clone(element)))
+        }
+        _ => Box::new(StringBuilder::with_capacity(0, 0)),
+    }
+}
+
+/// One row, column after column.
+struct Row<'a> {
+    columns: std::slice::IterMut<'a, Box<dyn ArrayBuilder>>,
+}
+
+impl Row<'_> {
+    fn next<B: ArrayBuilder>(&mut self) -> Result<&mut B, ArrowError> {
+        let column = self.columns.next().and_then(|column| column.as_any_mut().downcast_mut());
+        column
+            .ok_or_else(|| ArrowError::SchemaError("a row does not fit the columns of its table".to_owned()))
+    }
+
+    fn placed(&mut self, time_ms: u64, place: StepPlace) -> Result<(), ArrowError> {
+        self.time(time_ms)?;
+        self.int(Some(place.shard.cast_signed()))?;
+        self.long(Some(signed(place.note)))?;
+        self.int(Some(place.position.cast_signed()))
+    }
+
+    fn time(&mut self, ms: u64) -> Result<(), ArrowError> {
+        self.next::<TimestampMicrosecondBuilder>()?.append_value(signed(ms.saturating_mul(1000)));
+        Ok(())
+    }
+
+    fn int(&mut self, value: Option<i32>) -> Result<(), ArrowError> {
+        self.next::<Int32Builder>()?.append_option(value);
+        Ok(())
+    }
+
+    fn long(&mut self, value: Option<i64>) -> Result<(), ArrowError> {
+        self.next::<Int64Builder>()?.append_option(value);
+        Ok(())
+    }
+
+    fn flag(&mut self, value: bool) -> Result<(), ArrowError> {
+        self.next::<BooleanBuilder>()?.append_value(value);
+        Ok(())
+    }
+
+    /// Text that is empty is none.
+    fn text(&mut self, value: Option<&str>) -> Result<(), ArrowError> {
+        self.next::<StringBuilder>()?.append_option(value.filter(|text| !text.is_empty()));
+        Ok(())
+    }
+
+    /// Octets that are text as a rule; what is no UTF-8 in them is replaced.
+    fn lossy(&mut self, value: Option<&[u8]>) -> Result<(), ArrowError> {
+        let text = value.map(String::from_utf8_lossy);
+        self.text(text.as_deref())
+    }
+
+    fn octets(&mut self, value: Option<&[u8]>) -> Result<(), ArrowError> {
+        self.next::<BinaryBuilder>()?.append_option(value);
+        Ok(())
+    }
+
+    fn who(&mut self, who: Option<Who<'_>>) -> Result<(), ArrowError> {
+        self.text(who.map(|who| who.id))?;
+        self.text(who.map(|who| who.name))?;
+        self.text(who.map(|who| who.kind))?;
+        self.text(who.map(|who| who.protocol))
+    }
+
+    fn headers(&mut self, text: &[u8]) -> Result<(), ArrowError> {
+        let list = self.next::<ListBuilder<StructBuilder>>()?;
+        for (key, value) in pairs(text) {
+            let pair = list.values();
+            if let Some(keys) = pair.field_builder::<StringBuilder>(0) {
+                keys.append_value(String::from_utf8_lossy(key));
+            }
+            if let Some(values) = pair.field_builder::<BinaryBuilder>(1) {
+                values.append_value(value);
+            }
+            pair.append(true);
+        }
+        list.append(true);
+        Ok(())
+    }
+}
+
+/// The `key:value` lines of header text. A line without a colon is a key without a value.
+fn pairs(text: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
+    text.split(|octet| *octet == b'\n').map(<[u8]>::trim_ascii).filter(|line| !line.is_empty()).map(|line| {
+        match line.iter().position(|octet| *octet == b':') {
+            Some(colon) => (line[..colon].trim_ascii_end(), line[colon + 1..].trim_ascii_start()),
+            None => (line, &[][..]),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_text_becomes_pairs_whatever_is_in_it() {
+        let text = b"Key:value\r\nTwice: a:b \r\n\r\nalone\r\n:empty\r\n";
+        let found: Vec<_> = pairs(text).collect();
+        let expected: [(&[u8], &[u8]); 4] =
+            [(b"Key", b"value"), (b"Twice", b"a:b"), (b"alone", b""), (b"", b"empty")];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn every_column_that_files_treat_apart_exists_in_some_table() {
+        let tables = [Table::Messages, Table::Steps, Table::Stored].map(Table::schema);
+        for name in REPEATING.iter().chain(&ASCENDING).chain(&OPAQUE) {
+            assert!(tables.iter().any(|schema| schema.field_with_name(name).is_ok()), "{name}");
+        }
+    }
+}

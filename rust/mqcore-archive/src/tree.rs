@@ -1,0 +1,146 @@
+//! A directory with directories in it, as the journal's storage sees one: names are paths with `/`.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use mqcore_journal::storage::Storage;
+
+/// Real files below one directory.
+#[derive(Debug)]
+pub struct TreeStorage {
+    root: PathBuf,
+    /// Directories in which names changed since they were last made durable, relative to the root.
+    changed: RefCell<BTreeSet<PathBuf>>,
+}
+
+impl TreeStorage {
+    /// Takes a directory, made if it is missing.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn open(root: impl AsRef<Path>) -> io::Result<Self> {
+        let root = root.as_ref().to_path_buf();
+        fs::create_dir_all(&root)?;
+        Ok(Self { root, changed: RefCell::default() })
+    }
+
+    /// Makes the directory of a file, and remembers all that this changed.
+    fn make_parent(&self, name: &str) -> io::Result<()> {
+        let Some(parent) = Path::new(name).parent() else { return Ok(()) };
+        if !self.root.join(parent).is_dir() {
+            fs::create_dir_all(self.root.join(parent))?;
+            // Each of them is a name in the one above.
+            self.changed.borrow_mut().extend(parent.ancestors().map(Path::to_path_buf));
+        }
+        self.changed.borrow_mut().insert(parent.to_path_buf());
+        Ok(())
+    }
+
+    fn list_into(&self, below: &str, names: &mut Vec<String>) -> io::Result<()> {
+        for entry in fs::read_dir(self.root.join(below))? {
+            let entry = entry?;
+            // Names that are no text were never made here.
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            let path = if below.is_empty() { name } else { format!("{below}/{name}") };
+            if entry.file_type()?.is_dir() {
+                self.list_into(&path, names)?;
+            } else {
+                names.push(path);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Storage for TreeStorage {
+    type File = File;
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        self.list_into("", &mut names)?;
+        Ok(names)
+    }
+
+    /// Without reserving space: what is written here is written once and can be written again.
+    fn create(&self, name: &str, length: u64) -> io::Result<File> {
+        self.make_parent(name)?;
+        let file = File::options().read(true).write(true).create_new(true).open(self.root.join(name))?;
+        file.set_len(length)?;
+        Ok(file)
+    }
+
+    fn open(&self, name: &str) -> io::Result<File> {
+        File::options().read(true).write(true).open(self.root.join(name))
+    }
+
+    fn length(&self, file: &File) -> io::Result<u64> {
+        Ok(file.metadata()?.len())
+    }
+
+    fn read_at(&self, mut file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        file.seek(SeekFrom::Start(offset))?;
+        file.read(buffer)
+    }
+
+    fn write_at(&self, mut file: &File, offset: u64, bytes: &[u8]) -> io::Result<usize> {
+        file.seek(SeekFrom::Start(offset))?;
+        file.write(bytes)
+    }
+
+    fn set_length(&self, file: &File, length: u64) -> io::Result<()> {
+        file.set_len(length)
+    }
+
+    fn sync_data(&self, file: &File) -> io::Result<()> {
+        file.sync_data()
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.make_parent(from)?;
+        self.make_parent(to)?;
+        fs::rename(self.root.join(from), self.root.join(to))
+    }
+
+    /// Directories that are empty then go too.
+    fn remove(&self, name: &str) -> io::Result<()> {
+        fs::remove_file(self.root.join(name))?;
+        for directory in Path::new(name).ancestors().skip(1) {
+            self.changed.borrow_mut().insert(directory.to_path_buf());
+            let last = directory.as_os_str().is_empty();
+            if last || fs::remove_dir(self.root.join(directory)).is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn sync_directory(&self) -> io::Result<()> {
+        let mut changed = self.changed.borrow_mut();
+        // The root too, even if nothing is known to have changed: another process may have been here before.
+        changed.insert(PathBuf::new());
+        for directory in changed.iter() {
+            let path = self.root.join(directory);
+            match sync(&path) {
+                // It was removed since, which is a change of the one above.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                other => other?,
+            }
+        }
+        changed.clear();
+        Ok(())
+    }
+}
+
+#[cfg(unix)]
+fn sync(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
+}
+
+/// Elsewhere directories cannot be opened, and names are durable with their file.
+#[cfg(not(unix))]
+fn sync(_directory: &Path) -> io::Result<()> {
+    Ok(())
+}

@@ -1,0 +1,125 @@
+//! How each address is reached: what was read for TLS, kept over all connections to it.
+
+use std::io;
+use std::sync::Mutex;
+
+use mqcore_tls::client::{ClientTls, Loaded};
+use mqcore_tls::failure::Failure;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use crate::address::{BrokerAddress, Carrier};
+use crate::config::{ClientConfig, LocalFactory, Transport};
+use crate::dial::Stream;
+use crate::error::ClientError;
+use crate::mailbox::lock;
+
+/// Everything that a client may connect to.
+pub(crate) enum Routes {
+    Remote(Vec<Route>),
+    Local(LocalFactory),
+}
+
+/// One address.
+pub(crate) struct Route {
+    address: BrokerAddress,
+    tls: Option<RouteTls>,
+}
+
+struct RouteTls {
+    settings: ClientTls,
+    /// Replaced when a certificate was what a handshake failed on: its file may have been renewed.
+    loaded: Mutex<Loaded>,
+}
+
+impl Routes {
+    /// Reads what TLS needs, for addresses that ask for it.
+    pub(crate) fn prepare(transport: &Transport, config: &ClientConfig) -> Result<Self, ClientError> {
+        match transport {
+            Transport::Local(factory) => Ok(Self::Local(factory.clone())),
+            Transport::Tcp(addresses) => {
+                let routes = addresses.iter().map(|address| Route::prepare(address, config));
+                Ok(Self::Remote(routes.collect::<Result<_, _>>()?))
+            }
+        }
+    }
+}
+
+impl Route {
+    fn prepare(address: &BrokerAddress, config: &ClientConfig) -> Result<Self, ClientError> {
+        let settings = match &address.carrier {
+            Carrier::Tls(Some(own)) => Some(own.clone()),
+            Carrier::Tls(None) => Some(config.tls.clone().unwrap_or_default()),
+            Carrier::Tcp | Carrier::Unix if config.tls.is_none() => None,
+            Carrier::Tcp | Carrier::Unix => {
+                let why = format!("settings are given, but {address} does not ask for TLS; write tmqps://");
+                return Err(ClientError::invalid("tls", why));
+            }
+        };
+        let tls = match settings {
+            None => None,
+            Some(settings) => {
+                let wrong = |error: &dyn std::fmt::Display| ClientError::invalid("tls", error.to_string());
+                let loaded = settings.load().map_err(|error| wrong(&error))?;
+                loaded.server_name(&address.host).map_err(|error| wrong(&error))?;
+                if settings.dangerously_accept_any_certificate {
+                    tracing::warn!(%address, "any certificate is taken: whoever answers could be anybody");
+                }
+                Some(RouteTls { settings, loaded: Mutex::new(loaded) })
+            }
+        };
+        Ok(Self { address: address.clone(), tls })
+    }
+
+    pub(crate) fn address(&self) -> &BrokerAddress {
+        &self.address
+    }
+
+    /// Opens the transport.
+    pub(crate) async fn open(&self) -> Result<Stream, ClientError> {
+        let address = &self.address;
+        let failed = |error: &io::Error| {
+            let (addresses, cause) = (address.to_string().into(), error.to_string().into());
+            ClientError::ConnectFailed { addresses, cause }
+        };
+        #[cfg(unix)]
+        if matches!(address.carrier, Carrier::Unix) {
+            let stream = tokio::net::UnixStream::connect(&address.host).await;
+            return stream.map(Stream::Unix).map_err(|error| failed(&error));
+        }
+        let stream = TcpStream::connect((address.host.as_str(), address.port)).await;
+        let stream = stream.map_err(|error| failed(&error))?;
+        // Writes are gathered here already; waiting for more would only add latency.
+        stream.set_nodelay(true).map_err(|error| failed(&error))?;
+        match &self.tls {
+            None => Ok(Stream::Tcp(stream)),
+            Some(tls) => tls.shake_hands(stream, address).await,
+        }
+    }
+}
+
+impl RouteTls {
+    async fn shake_hands(&self, stream: TcpStream, address: &BrokerAddress) -> Result<Stream, ClientError> {
+        let loaded = lock(&self.loaded).clone();
+        let name = loaded
+            .server_name(&address.host)
+            .map_err(|error| ClientError::invalid("tls", error.to_string()))?;
+        match TlsConnector::from(loaded.config).connect(name, stream).await {
+            Ok(stream) => Ok(Stream::Tls(Box::new(stream))),
+            Err(error) => {
+                let Failure { reason, words } = Failure::of_handshake(&error);
+                if reason.is_about_certificates() {
+                    self.read_again();
+                }
+                Err(ClientError::Tls { address: address.to_string().into(), reason, words: words.into() })
+            }
+        }
+    }
+
+    /// For the next attempt. What cannot be read now leaves what is there.
+    fn read_again(&self) {
+        if let Ok(loaded) = self.settings.load() {
+            *lock(&self.loaded) = loaded;
+        }
+    }
+}

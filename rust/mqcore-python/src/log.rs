@@ -1,0 +1,240 @@
+//! From the log lines of the Rust side to Python's `logging`, under names such as `mqcore.server.tls`.
+//!
+//! Whoever says something never waits for Python: a line goes into a bounded channel, and a thread of its own hands
+//! lines on. What a flood of lines leaves out is counted and said. The thread is told to end, and waited for, before
+//! Python does.
+
+use std::fmt::{Debug, Write as _};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+use pyo3::prelude::*;
+use pyo3::types::PyModule;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+/// Lines that wait for Python at most.
+const WAITING_MAX: usize = 4096;
+
+/// Lines in one [`WINDOW`] at most: peers can cause lines, and each of them costs the interpreter.
+const LINES_MAX: u32 = 1000;
+
+/// After this time there may be as many lines again.
+const WINDOW: Duration = Duration::from_secs(1);
+
+/// How long the end of the program waits for a logging handler that does not come back.
+const END_PATIENCE: Duration = Duration::from_secs(2);
+
+struct Line {
+    level: Level,
+    /// The module that says it.
+    target: &'static str,
+    text: String,
+}
+
+/// Takes what the Rust side says.
+struct Logs {
+    lines: Sender<Line>,
+}
+
+static LOST: AtomicU64 = AtomicU64::new(0);
+
+/// Whether there is a thread, or none is wanted any more.
+static SETTLED: AtomicBool = AtomicBool::new(false);
+
+static WRITER: Mutex<Option<Writer>> = Mutex::new(None);
+
+enum Writer {
+    /// Nothing was said yet, so there is no thread.
+    Idle(Receiver<Line>),
+    Busy(Thread),
+}
+
+/// The thread that hands lines on.
+struct Thread {
+    end: Sender<()>,
+    done: Receiver<()>,
+    handle: JoinHandle<()>,
+    /// The process that it is a thread of: after a fork the child has this, but not the thread.
+    process: u32,
+}
+
+/// From now on lines go to Python, until Python ends.
+pub(crate) fn begin(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let (sender, lines) = crossbeam_channel::bounded(WAITING_MAX);
+    // Somebody else in this process may listen already; then lines are theirs.
+    if tracing::subscriber::set_global_default(Logs { lines: sender }).is_err() {
+        return Ok(());
+    }
+    *writer() = Some(Writer::Idle(lines));
+    // Functions registered first are called last: brokers and clients are gone by then, and have said all they had to.
+    let register = module.py().import("atexit")?.getattr("register")?;
+    register.call1((wrap_pyfunction!(end_logging, module)?,))?;
+    Ok(())
+}
+
+fn writer() -> MutexGuard<'static, Option<Writer>> {
+    WRITER.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts the thread with the first line: importing the module starts none.
+fn start() {
+    let mut writer = writer();
+    if let Some(Writer::Idle(lines)) = &*writer {
+        let lines = lines.clone();
+        let (end, ended) = crossbeam_channel::bounded(1);
+        let (all_done, done) = crossbeam_channel::bounded(1);
+        let write = move || {
+            hand_on(&lines, &ended);
+            drop(all_done);
+        };
+        // Without a thread lines wait, and the next one tries again.
+        let Ok(handle) = std::thread::Builder::new().name("mqcore-logs".into()).spawn(write) else { return };
+        *writer = Some(Writer::Busy(Thread { end, done, handle, process: std::process::id() }));
+    }
+    SETTLED.store(true, Ordering::Release);
+}
+
+/// Hands on what is left, and ends.
+#[pyfunction]
+fn end_logging(py: Python<'_>) {
+    let Some(Writer::Busy(thread)) = writer().take() else { return };
+    if thread.process != std::process::id() {
+        std::mem::forget(thread);
+        return;
+    }
+    py.detach(|| {
+        // There is room for one word, and nobody else says it.
+        let _ = thread.end.send(());
+        // A logging handler that hangs keeps its thread, not the end of the program.
+        let hangs = thread.done.recv_timeout(END_PATIENCE).is_err_and(|error| error.is_timeout());
+        if !hangs {
+            let _ = thread.handle.join();
+        }
+    });
+}
+
+fn hand_on(lines: &Receiver<Line>, ended: &Receiver<()>) {
+    let (mut since, mut said) = (Instant::now(), 0);
+    let mut batch = Vec::new();
+    loop {
+        let last = crossbeam_channel::select! {
+            recv(lines) -> line => { batch.extend(line); false }
+            recv(ended) -> _ => true,
+        };
+        batch.extend(lines.try_iter());
+        if since.elapsed() >= WINDOW {
+            (since, said) = (Instant::now(), 0);
+        }
+        let room = (LINES_MAX - said) as usize;
+        if batch.len() > room {
+            LOST.fetch_add((batch.len() - room) as u64, Ordering::Relaxed);
+            batch.truncate(room);
+        }
+        said += batch.len() as u32;
+        if said < LINES_MAX {
+            let lost = LOST.swap(0, Ordering::Relaxed);
+            if lost > 0 {
+                let text = format!("{lost} log lines were left out: there were too many at once");
+                batch.push(Line { level: Level::WARN, target: "mqcore_server", text });
+            }
+        }
+        if !batch.is_empty() {
+            // Nothing is said to an interpreter that is gone.
+            let _ = Python::try_attach(|py| say(py, &batch));
+            batch.clear();
+        }
+        if last {
+            return;
+        }
+    }
+}
+
+fn say(py: Python<'_>, batch: &[Line]) {
+    let Ok(logging) = py.import("logging") else { return };
+    for line in batch {
+        let name = line.target.replacen('_', ".", 1).replace("::", ".");
+        let level = match line.level {
+            Level::ERROR => 40,
+            Level::WARN => 30,
+            Level::INFO => 20,
+            _ => 10,
+        };
+        let logger = logging.call_method1("getLogger", (name,));
+        if let Err(failed) = logger.and_then(|logger| logger.call_method1("log", (level, "%s", &line.text))) {
+            // Python's logging reports its own failures; what it raises all the same has no other place.
+            failed.write_unraisable(py, None);
+        }
+    }
+}
+
+impl Subscriber for Logs {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::INFO && metadata.target().starts_with("mqcore")
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut text = Text::default();
+        event.record(&mut text);
+        let (level, target) = (*event.metadata().level(), event.metadata().target());
+        if self.lines.try_send(Line { level, target, text: text.finish() }).is_err() {
+            LOST.fetch_add(1, Ordering::Relaxed);
+        }
+        if !SETTLED.load(Ordering::Acquire) {
+            start();
+        }
+    }
+
+    // Nothing here uses spans.
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// A line while it is put together: what is said, and behind it in brackets what it is about.
+#[derive(Default)]
+struct Text {
+    message: String,
+    about: String,
+}
+
+impl Text {
+    fn finish(mut self) -> String {
+        if !self.about.is_empty() {
+            let _ = write!(self.message, " ({})", self.about);
+        }
+        self.message
+    }
+
+    fn add(&mut self, field: &Field, value: &dyn Debug) {
+        // Writing to a String cannot fail.
+        let _ = if field.name() == "message" {
+            write!(self.message, "{value:?}")
+        } else {
+            let comma = if self.about.is_empty() { "" } else { ", " };
+            write!(self.about, "{comma}{}={value:?}", field.name())
+        };
+    }
+}
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.add(field, value);
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.add(field, &format_args!("{value}"));
+    }
+}

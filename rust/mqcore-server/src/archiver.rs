@@ -1,0 +1,238 @@
+//! The thread that carries history over from the journals to Parquet files.
+//!
+//! The threads that write the journals say which sealed segments there are; this one reads them beside, at the lowest priority,
+//! and says how far it got. Nobody waits for it. What fails is tried again, and an alarm stands meanwhile; nothing that it
+//! does can stop the broker.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::time::{Duration, Instant};
+
+use mqcore_archive::archive::{Archive, ArchiveError, Retention};
+use mqcore_archive::tree::TreeStorage;
+use mqcore_journal::notes::Inventory;
+
+use crate::config::ArchiveConfig;
+use crate::counters::ArchiveCounters;
+use crate::data_dir::DataDir;
+use crate::hub::Hub;
+
+/// How long it waits before it tries again what failed.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often it looks for files that are too old.
+const RETENTION: Duration = Duration::from_secs(60);
+
+/// How everybody else reaches the thread. It ends when the last of these is dropped.
+#[derive(Debug, Clone)]
+pub(crate) struct Archiver {
+    offers: Sender<(usize, Inventory)>,
+    /// Notes below this number are archived durably, by shard.
+    archived: Arc<[AtomicU64]>,
+    interval_ms: u64,
+}
+
+impl Archiver {
+    /// Starts the thread.
+    pub(crate) fn start(config: ArchiveConfig, hub: &Arc<Hub>, directory: Arc<DataDir>) -> io::Result<Self> {
+        let alive = hub.shutdown.enter();
+        let (offers, receiver) = channel();
+        let archived: Arc<[AtomicU64]> = (0..hub.shards.len()).map(|_| AtomicU64::new(0)).collect();
+        let interval_ms = u64::try_from(config.interval.as_millis()).unwrap_or(u64::MAX);
+        let worker = Worker {
+            config,
+            hub: Arc::clone(hub),
+            directory,
+            archived: Arc::clone(&archived),
+            archive: None,
+            offered: BTreeMap::new(),
+            retained: None,
+            failed: None,
+        };
+        std::thread::Builder::new().name("mqcore-archive".to_owned()).spawn(move || {
+            yield_to_others();
+            worker.run(&receiver);
+            drop(alive);
+        })?;
+        Ok(Self { offers, archived, interval_ms })
+    }
+
+    /// What can be read of a shard's journal.
+    pub(crate) fn offer(&self, shard: usize, inventory: Inventory) {
+        // The thread ends only when this is dropped.
+        let _ = self.offers.send((shard, inventory));
+    }
+
+    /// Notes of this shard below this number are archived.
+    pub(crate) fn archived(&self, shard: usize) -> u64 {
+        self.archived[shard].load(Ordering::Acquire)
+    }
+
+    /// How old history may become before it is offered.
+    pub(crate) fn interval_ms(&self) -> u64 {
+        self.interval_ms
+    }
+}
+
+/// Everybody else's work comes first. Only Linux has priorities of single threads.
+fn yield_to_others() {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::nice(19) {
+        tracing::debug!(%error, "the archive has no lower priority than others");
+    }
+}
+
+struct Worker {
+    config: ArchiveConfig,
+    hub: Arc<Hub>,
+    directory: Arc<DataDir>,
+    archived: Arc<[AtomicU64]>,
+    /// `None`: it is opened when it is needed, and after each failure.
+    archive: Option<Archive<TreeStorage>>,
+    offered: BTreeMap<usize, Inventory>,
+    retained: Option<Instant>,
+    /// When it failed last, until it succeeds.
+    failed: Option<Instant>,
+}
+
+impl Worker {
+    fn run(mut self, offers: &Receiver<(usize, Inventory)>) {
+        loop {
+            match offers.recv_timeout(PATIENCE) {
+                Ok((shard, inventory)) => {
+                    self.offered.insert(shard, inventory);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            if !self.take_offers(offers) {
+                return;
+            }
+            if self.failed.is_some_and(|failed| failed.elapsed() < PATIENCE) {
+                continue;
+            }
+            match self.work(offers) {
+                Ok(true) => self.succeeded(),
+                Ok(false) => return,
+                Err(error) => self.gave_up(&error),
+            }
+        }
+    }
+
+    /// Takes what else was offered; false at the end.
+    fn take_offers(&mut self, offers: &Receiver<(usize, Inventory)>) -> bool {
+        loop {
+            match offers.try_recv() {
+                Ok((shard, inventory)) => {
+                    self.offered.insert(shard, inventory);
+                }
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    /// Archives everything that is offered, and lets go what is too old; false at the end.
+    fn work(&mut self, offers: &Receiver<(usize, Inventory)>) -> Result<bool, ArchiveError> {
+        let hub = Arc::clone(&self.hub);
+        let counters = &hub.counters.archive;
+        while let Some((shard, inventory)) = self.offered.pop_first() {
+            let journal = open(&self.directory.shard(shard))?;
+            loop {
+                let archive = self.open()?;
+                let round = archive.round(shard as u32, &journal, &inventory, hub.clock.now().0);
+                let round = match round {
+                    Err(ArchiveError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                        // Housekeeping was quicker. It has told us, or will, what there is now.
+                        self.archive = None;
+                        break;
+                    }
+                    Err(error) => {
+                        self.offered.insert(shard, inventory);
+                        return Err(error);
+                    }
+                    Ok(round) => round,
+                };
+                self.archived[shard].store(round.archived, Ordering::Release);
+                let waiting = inventory.next.saturating_sub(round.archived);
+                counters.waiting[shard].store(waiting, Ordering::Relaxed);
+                if round.missing > 0 {
+                    tracing::error!(
+                        shard,
+                        missing = round.missing,
+                        "history was gone or unreadable before it could be archived"
+                    );
+                }
+                counters.missing.add(round.missing);
+                counters.rounds.add(u64::from(round.files > 0));
+                counters.rows.add(round.rows);
+                counters.bytes.add(round.bytes);
+                self.measure(counters);
+                if !self.take_offers(offers) {
+                    return Ok(false);
+                }
+                if !round.more || self.offered.contains_key(&shard) {
+                    break;
+                }
+            }
+        }
+        self.retain(counters)?;
+        Ok(true)
+    }
+
+    fn open(&mut self) -> Result<&mut Archive<TreeStorage>, ArchiveError> {
+        let archive = match self.archive.take() {
+            Some(archive) => archive,
+            None => Archive::open(open(&self.directory.archive())?)?,
+        };
+        Ok(self.archive.insert(archive))
+    }
+
+    fn retain(&mut self, counters: &ArchiveCounters) -> Result<(), ArchiveError> {
+        if self.retained.is_some_and(|retained| retained.elapsed() < RETENTION) {
+            return Ok(());
+        }
+        let age_ms = self.config.max_age.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
+        let retention = Retention { age_ms, bytes: self.config.max_bytes };
+        let now_ms = self.hub.clock.now().0;
+        let removed = self.open()?.retain(retention, now_ms)?;
+        self.retained = Some(Instant::now());
+        counters.removed_files.add(removed.files);
+        counters.removed_bytes.add(removed.bytes);
+        self.measure(counters);
+        Ok(())
+    }
+
+    fn measure(&self, counters: &ArchiveCounters) {
+        let Some(archive) = &self.archive else { return };
+        let size = archive.size();
+        counters.files.store(size.files, Ordering::Relaxed);
+        counters.file_bytes.store(size.bytes, Ordering::Relaxed);
+    }
+
+    fn succeeded(&mut self) {
+        if self.failed.take().is_some() {
+            self.hub.counters.archive.failing.store(0, Ordering::Relaxed);
+            tracing::warn!("history is archived again");
+        }
+    }
+
+    fn gave_up(&mut self, error: &ArchiveError) {
+        self.archive = None;
+        self.hub.counters.archive.failures.add(1);
+        self.hub.counters.archive.failing.store(1, Ordering::Relaxed);
+        if self.failed.replace(Instant::now()).is_none() {
+            tracing::error!(%error, "history cannot be archived; it stays in the journal, and is tried again");
+        }
+    }
+}
+
+fn open(path: &std::path::Path) -> Result<TreeStorage, ArchiveError> {
+    TreeStorage::open(path).map_err(|source| ArchiveError::Io {
+        doing: "opening",
+        path: path.display().to_string(),
+        source,
+    })
+}

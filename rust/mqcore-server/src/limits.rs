@@ -1,0 +1,60 @@
+//! The store of limits: made with the server, shared by every session that answers from it, swept in the background.
+
+use std::hash::RandomState;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqcore_limiter::limiter::{self, Limiter, SHARDS};
+use mqcore_limiter::time::Nanos;
+use mqcore_session::any::Protocol;
+use mqcore_session::throttr::directory::Directory;
+
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::hub::Hub;
+use crate::shutdown::TaskGuard;
+
+/// How often what has expired is taken away. Until then it is memory, and nothing else.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Entries that are taken away under one lock, and before other tasks get their turn.
+const SWEPT_AT_ONCE: usize = 256;
+
+/// The store of a server that is about to start, and what Throttr sessions share besides.
+pub(crate) fn directory(config: &Config, clock: &Clock) -> Arc<Directory> {
+    let mut throttr =
+        config.listeners.iter().filter(|listener| listener.protocol == Protocol::Throttr).peekable();
+    let config = limiter::Config {
+        keys_max: config.limiter_keys_max,
+        bytes_max: config.limiter_bytes_max,
+        metrics: throttr.peek().is_none() || throttr.any(|listener| listener.throttr.metrics),
+    };
+    // Keyed with randomness of the system: nobody outside can choose keys that meet, or guess an id.
+    let limiter = Arc::new(Limiter::new(config, RandomState::new()));
+    Arc::new(Directory::new(limiter, clock.unix_origin(), RandomState::new()))
+}
+
+/// Gives memory back until the server stops.
+pub(crate) async fn sweep(hub: Arc<Hub>, _alive: TaskGuard) {
+    let shutdown = Arc::clone(&hub.shutdown);
+    let mut stop = pin!(shutdown.begun());
+    let mut interval = tokio::time::interval(SWEEP_INTERVAL);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = interval.tick() => {}
+            () = &mut stop => return,
+        }
+        let limiter = hub.throttr.limiter();
+        if limiter.keys() == 0 {
+            continue;
+        }
+        for shard in 0..SHARDS {
+            while limiter.sweep(shard, Nanos(hub.clock.nanos()), SWEPT_AT_ONCE) {
+                tokio::task::yield_now().await;
+            }
+        }
+        tokio::task::yield_now().await;
+    }
+}

@@ -1,0 +1,792 @@
+//! A peer that speaks Throttr: bare requests, each answered in its turn, from the store that all connections share.
+//!
+//! Nothing is asked of the broker but what concerns channels, which are topics there: those answers come later, and hold
+//! back the ones behind them. Everything else is answered where it is read.
+//!
+//! | module | what lives there |
+//! |---|---|
+//! | [`terms`] | what a listener says: value width, edition, metrics |
+//! | [`directory`] | what all sessions share: the store, connections, channels, numbers |
+//! | `stream` | answers in fragments |
+//! | `held` | answers that wait for the broker's |
+//! | `peer`, `minutes` | what is counted of a connection, and of the server |
+
+pub mod directory;
+pub mod terms;
+
+mod held;
+mod minutes;
+mod peer;
+mod stream;
+
+use std::collections::BTreeMap;
+use std::hash::RandomState;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use mqcore_broker::client::{Client, Introduction};
+use mqcore_broker::command::{Command, Request as BrokerRequest};
+use mqcore_broker::effect::{Event, Reply};
+use mqcore_broker::id::{ConnectionId, TopicName};
+use mqcore_broker::message::{Message, Properties};
+use mqcore_broker::time::Timestamp;
+use mqcore_broker::topic::TopicPattern;
+use mqcore_limiter::limiter::{Adjust, Limiter};
+use mqcore_limiter::rule::{Algorithm, Mode, Rule, Verdict as Ruling};
+use mqcore_limiter::time::{Nanos, Ttl};
+use mqcore_wire::codec::Limits;
+use mqcore_wire::throttr::answer::{self, Verdict};
+use mqcore_wire::throttr::request::{self, Request};
+use mqcore_wire::throttr::{self as wire, Family, IMPOSSIBLE, NO, YES};
+
+use self::directory::{Directory, SUBSCRIPTIONS_MAX, Subscription};
+use self::held::{Held, Then};
+use self::minutes::{TALLIES, Tallies, Tally};
+use self::peer::{Counted, Origin, Peer};
+use self::stream::{Stream, What};
+use self::terms::Terms;
+use crate::session::{Session, SessionConfig, SessionError};
+
+/// Octets of answers after which others get their turn, and what waits is written first.
+const OUTPUT_BYTES_MAX: usize = 256 * 1024;
+/// Octets of an answer in fragments that are made at once.
+const STREAMED_BYTES_MAX: usize = 64 * 1024;
+
+/// The name and the version that INFO tells, in 16 octets.
+const VERSION: &str = concat!("mqcore ", env!("CARGO_PKG_VERSION"));
+
+/// The channel that every connection of family 7.3 is subscribed to.
+const EVERYBODY: &[u8] = b"*";
+
+/// One Throttr conversation.
+#[derive(Debug)]
+pub struct ThrottrSession {
+    terms: Terms,
+    limits: Limits,
+    connection: ConnectionId,
+    directory: Arc<Directory>,
+    peer: Arc<Peer>,
+    client: Arc<Client>,
+    /// The moment of the call that is under way.
+    now: Nanos,
+    /// By channel.
+    subscriptions: BTreeMap<TopicName, Arc<Subscription>>,
+    /// The channel that was named last: a message to it allocates no name.
+    topic: Option<TopicName>,
+    held: Held,
+    /// Scratch for answers that are held back; empty between requests.
+    fresh: Vec<u8>,
+    stream: Option<Stream>,
+    /// What was answered is much; it is written before more is.
+    paused: bool,
+    /// What was counted since the directory was told.
+    tallies: Box<Tallies>,
+    told_read: u64,
+    told_written: u64,
+    admitted: bool,
+    /// The peer says nothing more.
+    last: bool,
+    over: bool,
+}
+
+/// Whether the request was taken.
+enum Taken {
+    Yes,
+    /// It has to wait until nothing is held back.
+    Later,
+}
+
+impl ThrottrSession {
+    /// The session of a connection that was opened just now.
+    #[must_use]
+    pub fn new(
+        terms: Terms,
+        directory: &Arc<Directory>,
+        config: &SessionConfig,
+        at: Nanos,
+        now: Timestamp,
+    ) -> Self {
+        let origin = Origin::of(config.peer.address.as_deref());
+        let peer = directory.join(config.connection, origin, at);
+        let client = Client {
+            connection: config.connection,
+            id: hexadecimal(&peer.id).into(),
+            name: None,
+            kind: None,
+            protocol: "throttr",
+            admin: config.admin,
+            connected_at: now,
+        };
+        Self {
+            terms,
+            limits: config.limits,
+            connection: config.connection,
+            directory: Arc::clone(directory),
+            peer,
+            client: Arc::new(client),
+            now: at,
+            subscriptions: BTreeMap::new(),
+            topic: None,
+            held: Held::default(),
+            fresh: Vec::new(),
+            stream: None,
+            paused: false,
+            tallies: Box::new([0; TALLIES]),
+            told_read: 0,
+            told_written: 0,
+            admitted: true,
+            last: false,
+            over: false,
+        }
+    }
+
+    /// A session with a store of its own, which nobody else answers from.
+    #[must_use]
+    pub fn alone(config: &SessionConfig, now: Timestamp) -> Self {
+        let limiter = Arc::new(Limiter::new(Default::default(), RandomState::new()));
+        let origin = now.0.saturating_mul(1_000_000);
+        let directory = Arc::new(Directory::new(limiter, origin, RandomState::new()));
+        Self::new(Terms::default(), &directory, config, Nanos(0), now)
+    }
+
+    /// Tells the time to the nanosecond. To be called before each other call: what expires, expires exactly.
+    #[inline]
+    pub fn set_now(&mut self, now: Nanos) {
+        self.now = now;
+    }
+
+    /// Asks the broker to let the peer in, who has no word for that itself; nothing is read before it has. Without this
+    /// call everybody is in.
+    pub fn introduce(&mut self, commands: &mut Vec<Command>) {
+        self.admitted = false;
+        let introduction = Introduction {
+            id: Some(self.client.id.as_ref().into()),
+            kind: Some("throttr".into()),
+            ..Introduction::default()
+        };
+        commands.push(Command::Introduce(Box::new(introduction)));
+    }
+
+    /// Whether the peer is in.
+    #[must_use]
+    pub const fn is_admitted(&self) -> bool {
+        self.admitted
+    }
+
+    /// What has to be asked of the broker before the peer says anything: the channels that everybody has in family 7.3.
+    pub fn open(&mut self, commands: &mut Vec<Command>) {
+        if self.terms.dialect.family == Family::V73 {
+            let own = self.client.id.clone();
+            for channel in [EVERYBODY, own.as_bytes()] {
+                self.subscribe(channel, Then::Joined, commands);
+            }
+        }
+    }
+
+    /// There is more to write than was written; [`ThrottrSession::pump`] goes on once there is room.
+    #[inline]
+    #[must_use]
+    pub const fn has_more(&self) -> bool {
+        self.stream.is_some() || self.paused
+    }
+
+    /// Something was asked and is not answered.
+    fn owes(&self) -> bool {
+        self.has_more() || !self.held.is_empty() || !self.admitted
+    }
+
+    /// Writes on. To be called when what was written has left.
+    pub fn pump(&mut self, output: &mut Vec<u8>) {
+        self.paused = false;
+        let before = output.len();
+        self.go_on(output);
+        self.count_written(output.len() - before);
+        self.flush_tallies();
+    }
+
+    /// The peer is gone: it is not told of any more, and has no subscriptions. Twice is fine.
+    pub fn leave(&mut self) {
+        self.flush_tallies();
+        for (topic, subscription) in std::mem::take(&mut self.subscriptions) {
+            self.directory.unsubscribe(topic.as_bytes(), &subscription);
+        }
+        self.directory.leave(self.connection);
+    }
+
+    // --- numbers ------------------------------------------------------------------------------------------------
+
+    #[inline]
+    fn count_written(&mut self, octets: usize) {
+        if self.terms.metrics {
+            self.peer.add(Counted::WriteBytes, octets as u64);
+        }
+    }
+
+    #[inline]
+    fn count_request(&mut self, tally: Tally, counted: Counted) {
+        if self.terms.metrics {
+            self.tallies[tally as usize] += 1;
+            self.peer.add(counted, 1);
+        }
+    }
+
+    /// Tells the directory what was counted.
+    fn flush_tallies(&mut self) {
+        if !self.terms.metrics {
+            return;
+        }
+        let read = self.peer.get(Counted::ReadBytes) - self.told_read;
+        let written = self.peer.get(Counted::WriteBytes) - self.told_written;
+        if read == 0 && written == 0 {
+            return;
+        }
+        self.told_read += read;
+        self.told_written += written;
+        self.tallies[Tally::ReadBytes as usize] = read;
+        self.tallies[Tally::WriteBytes as usize] = written;
+        self.directory.count(self.connection, &self.tallies, (read, written), self.now);
+        *self.tallies = [0; TALLIES];
+    }
+
+    // --- requests -----------------------------------------------------------------------------------------------
+
+    /// Answers one request into `output`, or behind what is held back.
+    #[inline]
+    fn take(
+        &mut self,
+        request: &Request<'_>,
+        size: usize,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Taken {
+        let must_wait = matches!(
+            request,
+            Request::List | Request::Stats | Request::Connections | Request::Channels | Request::Event { .. }
+        );
+        if must_wait && !self.held.is_empty() {
+            return Taken::Later;
+        }
+        if self.terms.metrics {
+            self.tallies[Tally::Requests as usize] += 1;
+            self.peer.add(Counted::ReadBytes, size as u64);
+        }
+        if self.held.is_empty() {
+            let before = output.len();
+            self.answer(request, commands, output);
+            self.count_written(output.len() - before);
+        } else {
+            let mut fresh = std::mem::take(&mut self.fresh);
+            self.answer(request, commands, &mut fresh);
+            self.held.hold(&fresh);
+            fresh.clear();
+            self.fresh = fresh;
+        }
+        Taken::Yes
+    }
+
+    #[inline]
+    fn answer(&mut self, request: &Request<'_>, commands: &mut Vec<Command>, output: &mut Vec<u8>) {
+        match *request {
+            Request::Insert { quota, ttl, key } => {
+                self.count_request(Tally::Insert, Counted::Insert);
+                let made = self.store().insert(key, quota, self.terms.bits(), of_wire(ttl), self.now);
+                answer::status(made, output);
+            }
+            Request::Query { key } => {
+                self.count_request(Tally::Query, Counted::Query);
+                self.query(key, output);
+            }
+            Request::Update { attribute, change, value, key } => {
+                self.count_request(Tally::Update, Counted::Update);
+                answer::status(self.update(attribute, change, value, key), output);
+            }
+            Request::Purge { key } => {
+                self.count_request(Tally::Purge, Counted::Purge);
+                answer::status(self.store().purge(key, self.now), output);
+            }
+            Request::Set { ttl, key, value } => {
+                self.count_request(Tally::Set, Counted::Set);
+                answer::status(self.store().set(key, value, of_wire(ttl), self.now), output);
+            }
+            Request::Get { key } => {
+                self.count_request(Tally::Get, Counted::Get);
+                self.get(key, output);
+            }
+            Request::Consume { mode, rule } => {
+                self.consume(mode, &rule).write(self.terms.dialect.width, output);
+            }
+            Request::ConsumeAll { mode, rules } => self.consume_all(mode, rules.iter(), output),
+            Request::Publish { channel, payload } => {
+                self.count_request(Tally::Publish, Counted::Publish);
+                self.publish(channel, payload, commands, output);
+            }
+            _ => self.answer_rare(request, commands, output),
+        }
+    }
+
+    /// What nobody asks a million times a second.
+    #[cold]
+    fn answer_rare(&mut self, request: &Request<'_>, commands: &mut Vec<Command>, output: &mut Vec<u8>) {
+        match *request {
+            Request::List => {
+                self.count_request(Tally::List, Counted::List);
+                self.begin(Stream::keys(What::List, &self.directory), output);
+            }
+            Request::Stats => {
+                self.count_request(Tally::Stats, Counted::Stats);
+                self.begin(Stream::keys(What::Stats, &self.directory), output);
+            }
+            Request::Connections => {
+                self.count_request(Tally::Connections, Counted::Connections);
+                let stream = Stream::connections(&self.directory, &self.terms, output);
+                self.begin(stream, output);
+            }
+            Request::Channels => {
+                self.count_request(Tally::Channels, Counted::Channels);
+                let stream = Stream::channels(&self.directory, output);
+                self.begin(stream, output);
+            }
+            Request::Info => {
+                self.count_request(Tally::Info, Counted::Info);
+                self.info(output);
+            }
+            Request::Stat { key } => {
+                self.count_request(Tally::Stat, Counted::Stat);
+                match self.store().stat(key, self.now) {
+                    Some(counts) => answer::stat(&stream::uses(counts, &self.terms), output),
+                    None => answer::status(false, output),
+                }
+            }
+            Request::Subscribe { channel } => {
+                self.count_request(Tally::Subscribe, Counted::Subscribe);
+                if !self.subscribe(channel, Then::Subscribed, commands) {
+                    answer::status(self.subscriptions.contains_key(channel), output);
+                }
+            }
+            Request::Unsubscribe { channel } => {
+                self.count_request(Tally::Unsubscribe, Counted::Unsubscribe);
+                if !self.unsubscribe(channel, commands) {
+                    answer::status(false, output);
+                }
+            }
+            Request::Connection { id } => {
+                self.count_request(Tally::Connection, Counted::Connection);
+                match self.directory.peer(&id) {
+                    Some(peer) => self.record(&peer, output),
+                    None => answer::status(false, output),
+                }
+            }
+            Request::Channel { channel } => {
+                self.count_request(Tally::Channel, Counted::Channel);
+                self.channel(channel, output);
+            }
+            Request::WhoAmI => {
+                self.count_request(Tally::WhoAmI, Counted::WhoAmI);
+                answer::whoami(&self.peer.id, output);
+            }
+            Request::Event { request, .. } => self.event_request(request, commands, output),
+            // Answered above.
+            _ => {}
+        }
+    }
+
+    /// A request inside of another: exactly one, whole, and not another of its kind.
+    fn event_request(&mut self, inner: &[u8], commands: &mut Vec<Command>, output: &mut Vec<u8>) {
+        match request::decode(inner, self.terms.dialect, &self.limits) {
+            Ok(Some((request, size))) if size == inner.len() && !matches!(request, Request::Event { .. }) => {
+                answer::status(true, output);
+                self.answer(&request, commands, output);
+            }
+            _ => answer::status(false, output),
+        }
+    }
+
+    // --- counters and buffers -----------------------------------------------------------------------------------
+
+    #[inline]
+    fn store(&self) -> &Limiter {
+        self.directory.limiter()
+    }
+
+    #[inline]
+    fn query(&self, key: &[u8], output: &mut Vec<u8>) {
+        match self.store().query(key, self.now) {
+            Some(found) => {
+                let remaining = Ttl::remaining(found.unit, found.deadline, self.now);
+                answer::counter(found.quota, to_wire(remaining), self.terms.dialect.width, output);
+            }
+            None => answer::status(false, output),
+        }
+    }
+
+    /// A value that is longer than this width can say is none here.
+    fn get(&self, key: &[u8], output: &mut Vec<u8>) {
+        let (width, now) = (self.terms.dialect.width, self.now);
+        self.store().get(key, now, |found| match found {
+            Some(found) if found.value.len() as u64 <= width.max() => {
+                let remaining = Ttl::remaining(found.unit, found.deadline, now);
+                answer::buffer(to_wire(remaining), found.value, width, output);
+            }
+            _ => answer::status(false, output),
+        });
+    }
+
+    #[inline]
+    fn update(&self, attribute: u8, change: u8, value: u64, key: &[u8]) -> bool {
+        let Some(adjust) = terms::adjust(change) else { return false };
+        match attribute {
+            request::QUOTA if self.terms.saturate && adjust == Adjust::Increase => {
+                self.store().adjust_quota(key, Adjust::Raise, value, self.now)
+            }
+            request::QUOTA => self.store().adjust_quota(key, adjust, value, self.now),
+            request::TTL => self.store().adjust_ttl(key, adjust, value, self.now),
+            _ => false,
+        }
+    }
+
+    fn consume(&self, mode: u8, rule: &request::Rule<'_>) -> Verdict {
+        let (Some(mode), Some(applied)) = (mode_of(mode), rule_of(rule)) else { return Verdict::IMPOSSIBLE };
+        let ruling = self.store().consume(rule.key, &applied, mode, self.terms.bits(), self.now);
+        ruling.map_or(Verdict::IMPOSSIBLE, verdict)
+    }
+
+    fn consume_all<'a>(
+        &self,
+        mode: u8,
+        rules: impl Iterator<Item = request::Rule<'a>>,
+        output: &mut Vec<u8>,
+    ) {
+        let rules: Vec<_> = rules.collect();
+        let applied: Option<Vec<_>> =
+            rules.iter().map(|rule| rule_of(rule).map(|applied| (rule.key, applied))).collect();
+        let mut rulings = Vec::with_capacity(rules.len());
+        let all = match (mode_of(mode), applied) {
+            (Some(mode), Some(applied)) => {
+                self.store().consume_all(&applied, mode, self.terms.bits(), self.now, &mut rulings).ok()
+            }
+            _ => None,
+        };
+        let verdicts: Vec<Verdict> = match all {
+            Some(_) => rulings.into_iter().map(verdict).collect(),
+            None => vec![Verdict::IMPOSSIBLE; rules.len()],
+        };
+        let status = match all {
+            Some(true) => YES,
+            Some(false) => NO,
+            None => IMPOSSIBLE,
+        };
+        answer::verdicts(status, &verdicts, self.terms.dialect.width, output);
+    }
+
+    // --- channels -----------------------------------------------------------------------------------------------
+
+    /// The topic of a channel's name, which has at most 255 octets.
+    fn topic(&mut self, channel: &[u8]) -> Option<TopicName> {
+        match &self.topic {
+            Some(topic) if topic.as_bytes() == channel => Some(topic.clone()),
+            _ => {
+                let topic = TopicName::new(channel).ok()?;
+                self.topic = Some(topic.clone());
+                Some(topic)
+            }
+        }
+    }
+
+    /// False if the broker need not be asked: the peer has subscribed already, or to too much.
+    fn subscribe(
+        &mut self,
+        channel: &[u8],
+        then: fn(TopicName) -> Then,
+        commands: &mut Vec<Command>,
+    ) -> bool {
+        if self.subscriptions.contains_key(channel) || self.subscriptions.len() >= SUBSCRIPTIONS_MAX {
+            return false;
+        }
+        let Some(topic) = self.topic(channel) else { return false };
+        let subscription = self.directory.subscribe(channel, self.peer.id, self.now);
+        self.subscriptions.insert(topic.clone(), subscription);
+        let request = self.held.ask(then(topic.clone()));
+        let subscribe = BrokerRequest::SubscribeTopic { pattern: TopicPattern::Exact(topic), told: true };
+        commands.push(Command::Request(request, Box::new(subscribe)));
+        true
+    }
+
+    /// False if the peer had not subscribed.
+    fn unsubscribe(&mut self, channel: &[u8], commands: &mut Vec<Command>) -> bool {
+        let Some((topic, subscription)) = self.subscriptions.remove_entry(channel) else { return false };
+        self.directory.unsubscribe(channel, &subscription);
+        let request = self.held.ask(Then::Tell);
+        let unsubscribe = BrokerRequest::UnsubscribeTopic { pattern: TopicPattern::Exact(topic) };
+        commands.push(Command::Request(request, Box::new(unsubscribe)));
+        true
+    }
+
+    fn publish(&mut self, channel: &[u8], payload: &[u8], commands: &mut Vec<Command>, output: &mut Vec<u8>) {
+        let Some(topic) = self.topic(channel) else { return answer::status(false, output) };
+        if self.terms.metrics {
+            self.peer.add(Counted::PublishedBytes, payload.len() as u64);
+            if let Some(own) = self.subscriptions.get(channel) {
+                own.write_bytes.fetch_add(payload.len() as u64, Ordering::Relaxed);
+            }
+        }
+        let producer = Some(Arc::clone(&self.client));
+        let message = Message::from_parts(&[], &[], payload, Properties::default(), producer);
+        let to_producer = self.terms.dialect.family == Family::V73;
+        // Whoever publishes to itself alone reaches a subscription too, even where it does not get its own messages.
+        let then = if self.subscriptions.contains_key(channel) { Then::Subscriber } else { Then::Tell };
+        let answer = Some(self.held.ask(then));
+        commands.push(Command::PublishTopic { topic, message, to_producer, answer });
+    }
+
+    /// A message of a channel that the peer subscribed to. One that its width cannot express is dropped, and counted.
+    fn push(&mut self, topic: &TopicName, message: &Message, output: &mut Vec<u8>) {
+        let (payload, dialect) = (message.body(), self.terms.dialect);
+        if payload.len() as u64 > dialect.width.max() {
+            return self.directory.count_inexpressible();
+        }
+        answer::push(topic.as_bytes(), payload, dialect, output);
+        if self.terms.metrics {
+            self.peer.add(Counted::ReceivedBytes, payload.len() as u64);
+            if let Some(own) = self.subscriptions.get(topic) {
+                own.read_bytes.fetch_add(payload.len() as u64, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn channel(&self, channel: &[u8], output: &mut Vec<u8>) {
+        let subscriptions = self.directory.subscriptions(channel);
+        if subscriptions.is_empty() {
+            return answer::status(false, output);
+        }
+        answer::channel(subscriptions.len() as u64, output);
+        for subscription in subscriptions {
+            let read = subscription.read_bytes.load(Ordering::Relaxed);
+            let written = subscription.write_bytes.load(Ordering::Relaxed);
+            answer::subscriber(&subscription.id, subscription.since, read, written, output);
+        }
+    }
+
+    // --- the server ---------------------------------------------------------------------------------------------
+
+    fn begin(&mut self, stream: Stream, output: &mut Vec<u8>) {
+        self.stream = Some(stream);
+        // What is short is answered at once.
+        self.go_on(output);
+    }
+
+    /// Writes a piece of the answer that is under way.
+    fn go_on(&mut self, output: &mut Vec<u8>) {
+        let end = output.len() + STREAMED_BYTES_MAX;
+        while let Some(stream) = &mut self.stream
+            && output.len() < end
+        {
+            let counted = output.len();
+            if !stream.step(&self.directory, &self.terms, self.now, output) {
+                self.stream = None;
+            } else if output.len() == counted {
+                // It walked through much of the store and wrote nothing yet: others get their turn.
+                break;
+            }
+        }
+    }
+
+    fn record(&self, peer: &Peer, output: &mut Vec<u8>) {
+        let mut record = peer.record();
+        if !self.terms.metrics {
+            record.numbers = Default::default();
+        }
+        answer::status(true, output);
+        record.write(self.terms.dialect.family, output);
+    }
+
+    fn info(&mut self, output: &mut Vec<u8>) {
+        self.flush_tallies();
+        let mut numbers = [0; 52];
+        if self.terms.metrics {
+            let (total, last) = self.directory.counted(self.now);
+            for tally in 0..Tally::ReadBytes as usize {
+                (numbers[1 + 2 * tally], numbers[2 + 2 * tally]) = (total[tally], last[tally]);
+            }
+            let (read, written) = self.directory.octets();
+            (numbers[39], numbers[40]) = (read, last[Tally::ReadBytes as usize]);
+            (numbers[41], numbers[42]) = (written, last[Tally::WriteBytes as usize]);
+        }
+        let totals = self.store().totals();
+        let (channels, subscriptions) = self.directory.channel_counts();
+        numbers[0] = self.directory.unix(self.now) / 1_000_000_000;
+        numbers[43] = totals.keys();
+        numbers[44] = totals.counters;
+        numbers[45] = totals.buffers;
+        numbers[46] = totals.counters * self.terms.dialect.width.bytes() as u64;
+        numbers[47] = totals.buffer_bytes;
+        numbers[48] = subscriptions;
+        numbers[49] = channels;
+        numbers[50] = self.directory.unix(Nanos(0));
+        numbers[51] = self.directory.peers();
+        let with_time = self.terms.metrics || self.terms.dialect.family == Family::V73;
+        answer::info(&numbers, VERSION, with_time, output);
+    }
+}
+
+impl Session for ThrottrSession {
+    fn receive(
+        &mut self,
+        input: &[u8],
+        _now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<usize, SessionError> {
+        let before = output.len();
+        let mut consumed = 0;
+        let mut result = Ok(());
+        while self.admitted && !self.has_more() && !self.held.is_full() {
+            match request::decode(&input[consumed..], self.terms.dialect, &self.limits) {
+                Ok(None) => break,
+                Ok(Some((request, size))) => {
+                    if let Taken::Later = self.take(&request, size, commands, output) {
+                        break;
+                    }
+                    consumed += size;
+                    self.paused = output.len() - before >= OUTPUT_BYTES_MAX;
+                }
+                // What was asked before is answered first.
+                Err(_) if !self.held.is_empty() => break,
+                Err(error) => {
+                    self.over = true;
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        self.flush_tallies();
+        match result {
+            Ok(()) => Ok(consumed),
+            Err(error) => Err(SessionError::Wire(error)),
+        }
+    }
+
+    fn receive_last(
+        &mut self,
+        input: &[u8],
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<usize, SessionError> {
+        self.last = true;
+        self.receive(input, now, commands, output)
+    }
+
+    /// What was asked before is answered, however long that takes.
+    fn outlives_input(&self) -> bool {
+        self.owes()
+    }
+
+    fn needed(&self, input: &[u8]) -> usize {
+        // What cannot be a request is not read on: it is refused as soon as everything before it is answered.
+        request::needed(input, self.terms.dialect, &self.limits).unwrap_or(1)
+    }
+
+    fn event(&mut self, event: Event, _now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError> {
+        let before = output.len();
+        match event {
+            Event::Published { topic, message } => self.push(&topic, &message, output),
+            Event::Answered(request, result) => {
+                let yes = match result {
+                    Ok(Reply::Published(receivers)) => receivers > 0,
+                    other => other.is_ok(),
+                };
+                let refused = self.held.answered(request, yes, output);
+                if let Some(topic) = refused
+                    && let Some(subscription) = self.subscriptions.remove(&topic)
+                {
+                    self.directory.unsubscribe(topic.as_bytes(), &subscription);
+                }
+            }
+            Event::Welcomed(client) => {
+                self.client = client;
+                self.admitted = true;
+            }
+            Event::Refused(rejection) => {
+                self.over = true;
+                return Err(SessionError::Misbehaved(rejection.reason));
+            }
+            // Nothing else is asked of the broker.
+            _ => {}
+        }
+        self.count_written(output.len() - before);
+        self.flush_tallies();
+        Ok(())
+    }
+
+    fn next_timeout(&self) -> Timestamp {
+        Timestamp::NEVER
+    }
+
+    fn timeout(&mut self, _now: Timestamp, _output: &mut Vec<u8>) -> Result<(), SessionError> {
+        Ok(())
+    }
+
+    fn shutdown(&mut self, _output: &mut Vec<u8>) {}
+
+    fn client(&self) -> Option<&Arc<Client>> {
+        self.admitted.then_some(&self.client)
+    }
+
+    fn is_closing(&self) -> bool {
+        self.over || self.last && !self.owes()
+    }
+}
+
+impl Drop for ThrottrSession {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+const fn of_wire(ttl: wire::Ttl) -> Ttl {
+    Ttl { unit: ttl.unit, amount: ttl.amount }
+}
+
+const fn to_wire(ttl: Ttl) -> wire::Ttl {
+    wire::Ttl { unit: ttl.unit, amount: ttl.amount }
+}
+
+const fn mode_of(code: u8) -> Option<Mode> {
+    match code {
+        request::TAKE => Some(Mode::Take),
+        request::PEEK => Some(Mode::Peek),
+        request::DRY_RUN => Some(Mode::DryRun),
+        request::REFUND => Some(Mode::Refund),
+        _ => None,
+    }
+}
+
+fn rule_of(rule: &request::Rule<'_>) -> Option<Rule> {
+    let algorithm = match rule.algorithm {
+        0 => Algorithm::FixedWindow,
+        1 => Algorithm::SlidingWindow,
+        2 => Algorithm::Gcra,
+        _ => return None,
+    };
+    Some(Rule { algorithm, limit: rule.limit, cost: rule.cost, period: of_wire(rule.period) })
+}
+
+fn verdict(ruling: Ruling) -> Verdict {
+    Verdict {
+        status: if ruling.allowed { YES } else { NO },
+        limit: ruling.limit,
+        remaining: ruling.remaining,
+        retry_after: ruling.retry_after,
+        reset_after: ruling.reset_after,
+    }
+}
+
+/// As it stands in the names of channels: lower case, two digits an octet.
+fn hexadecimal(octets: &[u8]) -> String {
+    use std::fmt::Write;
+    octets.iter().fold(String::new(), |mut text, octet| {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{octet:02x}");
+        text
+    })
+}

@@ -1,0 +1,243 @@
+//! What all Throttr sessions of a server share: the store, who is connected, who subscribed to what, and the numbers.
+//!
+//! Locks are held for a few steps each and never while anything is waited for. What a listing walks through is looked at
+//! a fragment at a time.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::hash::{BuildHasher, RandomState};
+use std::ops::Bound;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use mqcore_broker::id::ConnectionId;
+use mqcore_limiter::limiter::Limiter;
+use mqcore_limiter::time::Nanos;
+use mqcore_wire::throttr::ID_BYTES;
+
+use super::minutes::{Minutes, TALLIES, Tallies};
+use super::peer::{Counted, Origin, Peer};
+
+/// Places where sessions leave what they counted, so that they do not wait for each other.
+const STRIPES: usize = 16;
+
+/// Channels that one connection may subscribe to.
+pub const SUBSCRIPTIONS_MAX: usize = 16_384;
+
+/// Shared by all Throttr sessions of a server.
+#[derive(Debug)]
+pub struct Directory {
+    limiter: Arc<Limiter>,
+    /// What Unix time is at [`Nanos`] 0, nanoseconds.
+    unix_origin: u64,
+    seed: RandomState,
+    /// By connection, so in the order in which they came.
+    peers: Mutex<BTreeMap<ConnectionId, Arc<Peer>>>,
+    channels: Mutex<Channels>,
+    stripes: [Stripe; STRIPES],
+    /// Octets read from and written to those who are connected.
+    read_bytes: AtomicU64,
+    write_bytes: AtomicU64,
+    /// Messages that a subscriber's width could not express.
+    inexpressible: AtomicU64,
+}
+
+/// Two stripes are not in one cache line.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Stripe(Mutex<Minutes>);
+
+#[derive(Debug, Default)]
+struct Channels {
+    /// By name; none of them is without subscriptions.
+    names: BTreeMap<Box<[u8]>, Vec<Arc<Subscription>>>,
+    subscriptions: u64,
+}
+
+/// Somebody's subscription to a channel.
+#[derive(Debug)]
+pub(super) struct Subscription {
+    pub(super) id: [u8; ID_BYTES],
+    /// Unix nanoseconds.
+    pub(super) since: u64,
+    /// Octets that it was sent.
+    pub(super) read_bytes: AtomicU64,
+    /// Octets that its owner published there.
+    pub(super) write_bytes: AtomicU64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Directory {
+    /// Of a store whose moment 0 is `unix_origin` in Unix nanoseconds. `seed` makes ids that nobody can guess.
+    #[must_use]
+    pub fn new(limiter: Arc<Limiter>, unix_origin: u64, seed: RandomState) -> Self {
+        Self {
+            limiter,
+            unix_origin,
+            seed,
+            peers: Mutex::default(),
+            channels: Mutex::default(),
+            stripes: [const { Stripe(Mutex::new(Minutes::new())) }; STRIPES],
+            read_bytes: AtomicU64::new(0),
+            write_bytes: AtomicU64::new(0),
+            inexpressible: AtomicU64::new(0),
+        }
+    }
+
+    /// The store that every listener answers from.
+    #[must_use]
+    pub fn limiter(&self) -> &Arc<Limiter> {
+        &self.limiter
+    }
+
+    /// Messages that could not be handed to a subscriber because its listener's width cannot express their size.
+    #[must_use]
+    pub fn inexpressible(&self) -> u64 {
+        self.inexpressible.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn count_inexpressible(&self) {
+        self.inexpressible.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A moment as Unix nanoseconds.
+    #[must_use]
+    pub fn unix(&self, moment: Nanos) -> u64 {
+        self.unix_origin.saturating_add(moment.0)
+    }
+
+    // --- connections --------------------------------------------------------------------------------------------
+
+    pub(super) fn join(&self, connection: ConnectionId, origin: Origin, now: Nanos) -> Arc<Peer> {
+        let peer = Arc::new(Peer::new(self.id(connection), origin, self.unix(now)));
+        lock(&self.peers).insert(connection, Arc::clone(&peer));
+        peer
+    }
+
+    /// A random UUID of version 4, another one for each connection.
+    fn id(&self, connection: ConnectionId) -> [u8; ID_BYTES] {
+        let mut id = [0; ID_BYTES];
+        id[..8].copy_from_slice(&self.seed.hash_one((connection.0, 0_u8)).to_le_bytes());
+        id[8..].copy_from_slice(&self.seed.hash_one((connection.0, 1_u8)).to_le_bytes());
+        id[6] = id[6] & 0x0F | 0x40;
+        id[8] = id[8] & 0x3F | 0x80;
+        id
+    }
+
+    pub(super) fn leave(&self, connection: ConnectionId) {
+        let Some(peer) = lock(&self.peers).remove(&connection) else { return };
+        self.read_bytes.fetch_sub(peer.get(Counted::ReadBytes), Ordering::Relaxed);
+        self.write_bytes.fetch_sub(peer.get(Counted::WriteBytes), Ordering::Relaxed);
+    }
+
+    pub(super) fn peers(&self) -> u64 {
+        lock(&self.peers).len() as u64
+    }
+
+    /// The connection with this id. Rare, so a look at each is good enough.
+    pub(super) fn peer(&self, id: &[u8; ID_BYTES]) -> Option<Arc<Peer>> {
+        lock(&self.peers).values().find(|peer| peer.id == *id).cloned()
+    }
+
+    /// Up to `max` connections behind `last`.
+    pub(super) fn peers_behind(
+        &self,
+        last: Option<ConnectionId>,
+        max: usize,
+    ) -> Vec<(ConnectionId, Arc<Peer>)> {
+        let from = last.map_or(Bound::Unbounded, Bound::Excluded);
+        let peers = lock(&self.peers);
+        peers.range((from, Bound::Unbounded)).take(max).map(|(id, peer)| (*id, Arc::clone(peer))).collect()
+    }
+
+    // --- channels -----------------------------------------------------------------------------------------------
+
+    pub(super) fn subscribe(&self, channel: &[u8], id: [u8; ID_BYTES], now: Nanos) -> Arc<Subscription> {
+        let subscription = Arc::new(Subscription {
+            id,
+            since: self.unix(now),
+            read_bytes: AtomicU64::new(0),
+            write_bytes: AtomicU64::new(0),
+        });
+        let mut channels = lock(&self.channels);
+        channels.subscriptions += 1;
+        let subscriptions = match channels.names.entry(channel.into()) {
+            Entry::Occupied(occupied) => occupied.into_mut(),
+            Entry::Vacant(vacant) => vacant.insert(Vec::new()),
+        };
+        subscriptions.push(Arc::clone(&subscription));
+        subscription
+    }
+
+    pub(super) fn unsubscribe(&self, channel: &[u8], subscription: &Arc<Subscription>) {
+        let mut channels = lock(&self.channels);
+        let Some(subscriptions) = channels.names.get_mut(channel) else { return };
+        let Some(place) = subscriptions.iter().position(|known| Arc::ptr_eq(known, subscription)) else {
+            return;
+        };
+        subscriptions.remove(place);
+        if subscriptions.is_empty() {
+            channels.names.remove(channel);
+        }
+        channels.subscriptions -= 1;
+    }
+
+    /// Subscriptions of a channel, in the order in which they came.
+    pub(super) fn subscriptions(&self, channel: &[u8]) -> Vec<Arc<Subscription>> {
+        lock(&self.channels).names.get(channel).cloned().unwrap_or_default()
+    }
+
+    /// Channels, and subscriptions of all of them.
+    pub(super) fn channel_counts(&self) -> (u64, u64) {
+        let channels = lock(&self.channels);
+        (channels.names.len() as u64, channels.subscriptions)
+    }
+
+    /// Up to `max` channels behind `last`: name, octets read, octets written, subscriptions.
+    pub(super) fn channels_behind(&self, last: Option<&[u8]>, max: usize) -> Vec<(Box<[u8]>, [u64; 3])> {
+        let from = last.map_or(Bound::Unbounded, Bound::Excluded);
+        let channels = lock(&self.channels);
+        let behind = channels.names.range::<[u8], _>((from, Bound::Unbounded)).take(max);
+        behind
+            .map(|(name, subscriptions)| {
+                let sum = |number: fn(&Subscription) -> &AtomicU64| {
+                    subscriptions.iter().map(|one| number(one).load(Ordering::Relaxed)).sum()
+                };
+                let read = sum(|subscription| &subscription.read_bytes);
+                let written = sum(|subscription| &subscription.write_bytes);
+                (name.clone(), [read, written, subscriptions.len() as u64])
+            })
+            .collect()
+    }
+
+    // --- numbers ------------------------------------------------------------------------------------------------
+
+    pub(super) fn count(&self, connection: ConnectionId, tallies: &Tallies, octets: (u64, u64), now: Nanos) {
+        let stripe = &self.stripes[connection.0 as usize % STRIPES];
+        lock(&stripe.0).add(tallies, now.minute());
+        self.read_bytes.fetch_add(octets.0, Ordering::Relaxed);
+        self.write_bytes.fetch_add(octets.1, Ordering::Relaxed);
+    }
+
+    /// What was counted in all, and in the last whole minute.
+    pub(super) fn counted(&self, now: Nanos) -> (Tallies, Tallies) {
+        let (mut total, mut last) = ([0; TALLIES], [0; TALLIES]);
+        for stripe in &self.stripes {
+            let mut stripe = lock(&stripe.0);
+            let (in_all, of_minute) = stripe.read(now.minute());
+            for index in 0..TALLIES {
+                total[index] += in_all[index];
+                last[index] += of_minute[index];
+            }
+        }
+        (total, last)
+    }
+
+    /// Octets read from and written to those who are connected.
+    pub(super) fn octets(&self) -> (u64, u64) {
+        (self.read_bytes.load(Ordering::Relaxed), self.write_bytes.load(Ordering::Relaxed))
+    }
+}

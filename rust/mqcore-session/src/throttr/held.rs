@@ -1,0 +1,127 @@
+//! Answers that wait for the broker's, so that all leave in the order of their requests.
+
+use std::collections::VecDeque;
+
+use mqcore_broker::id::{RequestId, TopicName};
+use mqcore_wire::throttr::answer;
+
+/// Requests that may wait for the broker before nothing more is read.
+const WAITING_MAX: usize = 1024;
+/// Octets that may wait behind them.
+const BYTES_MAX: usize = 256 * 1024;
+
+/// What waits.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    waiting: VecDeque<Waiting>,
+    bytes: usize,
+    last: u32,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    request: RequestId,
+    then: Then,
+    status: Option<bool>,
+    /// What was answered to requests behind this one.
+    behind: Vec<u8>,
+}
+
+/// What the broker's answer means.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Then {
+    /// It is told to the peer.
+    Tell,
+    /// It is told to the peer, who is a subscriber of what it published to: that is one in any case.
+    Subscriber,
+    /// Whether a subscription holds, which the peer asked for.
+    Subscribed(TopicName),
+    /// The same, but nobody asked.
+    Joined(TopicName),
+}
+
+impl Held {
+    /// A request to the broker whose answer the peer waits for.
+    pub(super) fn ask(&mut self, then: Then) -> RequestId {
+        self.last = self.last.wrapping_add(1);
+        let request = RequestId(self.last);
+        self.waiting.push_back(Waiting { request, then, status: None, behind: Vec::new() });
+        request
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.waiting.len() >= WAITING_MAX || self.bytes >= BYTES_MAX
+    }
+
+    /// Keeps an answer back behind what waits; there must be something.
+    pub(super) fn hold(&mut self, answer: &[u8]) {
+        debug_assert!(!self.is_empty());
+        if let Some(last) = self.waiting.back_mut() {
+            last.behind.extend_from_slice(answer);
+            self.bytes += answer.len();
+        }
+    }
+
+    /// The broker has answered; lets out whatever waits for nothing more. Answers with the channel of a subscription that
+    /// was refused.
+    pub(super) fn answered(
+        &mut self,
+        request: RequestId,
+        yes: bool,
+        output: &mut Vec<u8>,
+    ) -> Option<TopicName> {
+        let answered = self.waiting.iter_mut().find(|waiting| waiting.request == request)?;
+        answered.status = Some(yes);
+        let refused = match &answered.then {
+            Then::Subscribed(topic) | Then::Joined(topic) if !yes => Some(topic.clone()),
+            _ => None,
+        };
+        while let Some(Waiting { status: Some(yes), then, .. }) = self.waiting.front() {
+            if !matches!(then, Then::Joined(_)) {
+                answer::status(*yes || *then == Then::Subscriber, output);
+            }
+            if let Some(first) = self.waiting.pop_front() {
+                self.bytes -= first.behind.len();
+                output.extend_from_slice(&first.behind);
+            }
+        }
+        refused
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_leave_in_the_order_of_their_requests_whichever_comes_first() {
+        let mut held = Held::default();
+        let mut output = Vec::new();
+        let first = held.ask(Then::Tell);
+        held.hold(&[7]);
+        let second = held.ask(Then::Tell);
+        held.hold(&[8]);
+        held.answered(second, false, &mut output);
+        assert!(output.is_empty());
+        held.answered(first, true, &mut output);
+        assert_eq!(output, [1, 7, 0, 8]);
+        assert!(held.is_empty());
+    }
+
+    #[test]
+    fn too_many_that_wait_are_too_many() {
+        let mut held = Held::default();
+        for _ in 0..WAITING_MAX {
+            held.ask(Then::Tell);
+        }
+        assert!(held.is_full());
+        let mut held = Held::default();
+        held.ask(Then::Tell);
+        held.hold(&[0; BYTES_MAX]);
+        assert!(held.is_full());
+    }
+}

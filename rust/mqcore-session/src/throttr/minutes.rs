@@ -1,0 +1,72 @@
+//! How often something happened, in all and in the last whole minute.
+
+/// What is counted of a server, in the order of INFO: requests by kind, then octets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub(super) enum Tally {
+    Requests,
+    Insert,
+    Query,
+    Update,
+    Purge,
+    Get,
+    Set,
+    List,
+    Info,
+    Stats,
+    Stat,
+    Subscribe,
+    Unsubscribe,
+    Publish,
+    Channel,
+    Channels,
+    WhoAmI,
+    Connection,
+    Connections,
+    ReadBytes,
+    WriteBytes,
+}
+
+/// How many there are.
+pub(super) const TALLIES: usize = 21;
+
+/// Numbers that were counted in a while, to be added at once.
+pub(super) type Tallies = [u64; TALLIES];
+
+/// Numbers in all, of this minute and of the one before.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Minutes {
+    minute: u32,
+    total: Tallies,
+    current: Tallies,
+    last: Tallies,
+}
+
+impl Minutes {
+    pub(super) const fn new() -> Self {
+        Self { minute: 0, total: [0; TALLIES], current: [0; TALLIES], last: [0; TALLIES] }
+    }
+
+    fn turn(&mut self, minute: u32) {
+        if minute != self.minute {
+            let next = minute == self.minute.wrapping_add(1);
+            self.last = if next { self.current } else { [0; TALLIES] };
+            self.current = [0; TALLIES];
+            self.minute = minute;
+        }
+    }
+
+    pub(super) fn add(&mut self, tallies: &Tallies, minute: u32) {
+        self.turn(minute);
+        for (index, by) in tallies.iter().enumerate() {
+            self.total[index] += by;
+            self.current[index] += by;
+        }
+    }
+
+    /// In all, and in the last whole minute.
+    pub(super) fn read(&mut self, minute: u32) -> (&Tallies, &Tallies) {
+        self.turn(minute);
+        (&self.total, &self.last)
+    }
+}

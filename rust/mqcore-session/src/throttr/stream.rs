@@ -1,0 +1,207 @@
+//! Answers in fragments: LIST, STATS, CONNECTIONS and CHANNELS, written a piece at a time.
+//!
+//! How many fragments there are is said before the first of them. LIST and STATS therefore walk through the store twice:
+//! once to count, once to tell. What has expired in between makes the end of the answer shorter, never longer, because
+//! nothing that came later is told; if less is left than was promised, the last fragments are empty.
+
+use std::sync::Arc;
+
+use mqcore_broker::id::ConnectionId;
+use mqcore_limiter::limiter::Uses as Counts;
+use mqcore_limiter::listing::{Listed, Listing};
+use mqcore_limiter::time::Nanos;
+use mqcore_wire::throttr::answer::{
+    self, CHANNELS_RECORD_BYTES, ConnectionRecord, FRAGMENT_BYTES, STATS_RECORD_BYTES, Uses,
+};
+use mqcore_wire::throttr::{Dialect, KeyType};
+
+use super::directory::Directory;
+use super::terms::Terms;
+
+/// Entries that are counted before others get their turn.
+const COUNTED_AT_ONCE: usize = 4096;
+
+/// An answer that is under way.
+#[derive(Debug)]
+pub(super) enum Stream {
+    Keys(Box<Keys>),
+    Connections { number: u64, fragments: u64, last: Option<ConnectionId> },
+    Channels { number: u64, fragments: u64, last: Option<Box<[u8]>> },
+}
+
+/// LIST or STATS.
+#[derive(Debug)]
+pub(super) struct Keys {
+    what: What,
+    listing: Listing,
+    /// The walk that counts, over the same entries.
+    counting: Option<Counting>,
+    number: u64,
+    fragments: u64,
+    /// What did not fit into the fragment before.
+    next: Option<Listed>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum What {
+    List,
+    Stats,
+}
+
+#[derive(Debug)]
+struct Counting {
+    listing: Listing,
+    /// Octets of the fragment that is being filled; 0: none is.
+    filled: usize,
+}
+
+impl What {
+    fn weight(self, listed: &Listed, dialect: Dialect) -> usize {
+        match self {
+            Self::List => answer::list_weight(listed.key.len(), dialect),
+            Self::Stats => STATS_RECORD_BYTES + listed.key.len(),
+        }
+    }
+}
+
+impl Stream {
+    pub(super) fn keys(what: What, directory: &Directory) -> Self {
+        let listing = directory.limiter().list();
+        let counting = Counting { listing: listing.again(), filled: 0 };
+        let keys = Keys { what, listing, counting: Some(counting), number: 0, fragments: 0, next: None };
+        Self::Keys(Box::new(keys))
+    }
+
+    pub(super) fn connections(directory: &Directory, terms: &Terms, output: &mut Vec<u8>) -> Self {
+        let each = FRAGMENT_BYTES / ConnectionRecord::weight(terms.dialect.family);
+        let fragments = directory.peers().div_ceil(each as u64);
+        answer::fragments(fragments, output);
+        Self::Connections { number: 0, fragments, last: None }
+    }
+
+    pub(super) fn channels(directory: &Directory, output: &mut Vec<u8>) -> Self {
+        let each = FRAGMENT_BYTES / CHANNELS_RECORD_BYTES;
+        let fragments = directory.channel_counts().0.div_ceil(each as u64);
+        answer::fragments(fragments, output);
+        Self::Channels { number: 0, fragments, last: None }
+    }
+
+    /// Writes the next fragment, or counts on. False when everything is written.
+    pub(super) fn step(
+        &mut self,
+        directory: &Arc<Directory>,
+        terms: &Terms,
+        now: Nanos,
+        output: &mut Vec<u8>,
+    ) -> bool {
+        match self {
+            Self::Keys(keys) => keys.step(directory, terms, now, output),
+            Self::Connections { number, fragments, last } => {
+                if number == fragments {
+                    return false;
+                }
+                *number += 1;
+                let family = terms.dialect.family;
+                let peers = directory.peers_behind(*last, FRAGMENT_BYTES / ConnectionRecord::weight(family));
+                answer::fragment(*number, peers.len() as u64, output);
+                for (connection, peer) in peers {
+                    let mut record = peer.record();
+                    if !terms.metrics {
+                        record.numbers = Default::default();
+                    }
+                    record.write(family, output);
+                    *last = Some(connection);
+                }
+                number != fragments
+            }
+            Self::Channels { number, fragments, last } => {
+                if number == fragments {
+                    return false;
+                }
+                *number += 1;
+                let each = FRAGMENT_BYTES / CHANNELS_RECORD_BYTES;
+                let channels = directory.channels_behind(last.as_deref(), each);
+                answer::fragment(*number, channels.len() as u64, output);
+                for (name, [read, written, subscriptions]) in &channels {
+                    let [read, written] = if terms.metrics { [*read, *written] } else { [0, 0] };
+                    answer::channels_record(name.len() as u8, read, written, *subscriptions, output);
+                }
+                for (name, _) in channels {
+                    output.extend_from_slice(&name);
+                    *last = Some(name);
+                }
+                number != fragments
+            }
+        }
+    }
+}
+
+impl Keys {
+    fn step(&mut self, directory: &Arc<Directory>, terms: &Terms, now: Nanos, output: &mut Vec<u8>) -> bool {
+        if let Some(mut counting) = self.counting.take() {
+            for _ in 0..COUNTED_AT_ONCE {
+                let Some(listed) = counting.listing.next(now, false) else {
+                    answer::fragments(self.fragments, output);
+                    return self.fragments > 0;
+                };
+                let weight = self.what.weight(&listed, terms.dialect);
+                if counting.filled == 0 || counting.filled + weight > FRAGMENT_BYTES {
+                    self.fragments += 1;
+                    counting.filled = 0;
+                }
+                counting.filled += weight;
+            }
+            self.counting = Some(counting);
+            return true;
+        }
+        self.number += 1;
+        let mut records = Vec::with_capacity(64);
+        let mut filled = 0;
+        while let Some(listed) = self.next.take().or_else(|| self.listing.next(now, true)) {
+            let weight = self.what.weight(&listed, terms.dialect);
+            if filled > 0 && filled + weight > FRAGMENT_BYTES {
+                self.next = Some(listed);
+                break;
+            }
+            filled += weight;
+            records.push(listed);
+        }
+        self.write(&records, directory, terms, output);
+        self.number < self.fragments
+    }
+
+    fn write(&self, records: &[Listed], directory: &Directory, terms: &Terms, output: &mut Vec<u8>) {
+        answer::fragment(self.number, records.len() as u64, output);
+        let width = terms.dialect.width;
+        for listed in records {
+            let key_bytes = listed.key.len() as u8;
+            match self.what {
+                What::List => {
+                    let (key_type, used) = match listed.buffer_bytes {
+                        None => (KeyType::Counter, width.bytes() as u64),
+                        Some(octets) => (KeyType::Buffer, octets),
+                    };
+                    let deadline = directory.unix(listed.deadline);
+                    answer::list_record(key_bytes, key_type, listed.unit, deadline, used, width, output);
+                }
+                What::Stats => answer::stats_record(key_bytes, &uses(listed.uses, terms), output),
+            }
+        }
+        for listed in records {
+            output.extend_from_slice(&listed.key);
+        }
+    }
+}
+
+/// What is told of how often something was used.
+pub(super) fn uses(counts: Counts, terms: &Terms) -> Uses {
+    if !terms.metrics {
+        return Uses::default();
+    }
+    Uses {
+        reads_per_minute: counts.reads_per_minute,
+        writes_per_minute: counts.writes_per_minute,
+        reads: counts.reads,
+        writes: counts.writes,
+    }
+}

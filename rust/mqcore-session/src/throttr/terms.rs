@@ -1,0 +1,82 @@
+//! What a listener says about the Throttr that is spoken there.
+
+use mqcore_limiter::limiter::Adjust;
+use mqcore_wire::throttr::{Dialect, Family, Width};
+
+/// The options of a listener: `throttr://127.0.0.1:9000?value=uint16&protocol=7.1&metrics=on&overflow=wrap`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Terms {
+    /// Value width and edition. Default `uint16` and 7.1.
+    pub dialect: Dialect,
+    /// Whether reads, writes and requests are counted. Without, they are told as zeros. Default yes.
+    pub metrics: bool,
+    /// Whether INCREASE beyond the width stays at the largest value instead of wrapping. Default no, as the original.
+    pub saturate: bool,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Self { dialect: Dialect::default(), metrics: true, saturate: false }
+    }
+}
+
+/// What the options of a listener can be, for messages about those that are something else.
+pub const CHOICES: [(&str, &str); 4] = [
+    ("value", "value is uint8, uint16, uint32 or uint64"),
+    ("protocol", "protocol is 7.1 or 7.3"),
+    ("metrics", "metrics is on or off"),
+    ("overflow", "overflow is wrap or saturate"),
+];
+
+impl Terms {
+    /// Sets the option of this name. `None`: its value is none of [`CHOICES`].
+    #[must_use]
+    pub fn with(mut self, name: &str, value: &str) -> Option<Self> {
+        match name {
+            "value" => self.dialect.width = Width::from_name(value)?,
+            "protocol" => self.dialect.family = Family::from_name(value)?,
+            "metrics" => self.metrics = switch(value, "on", "off")?,
+            "overflow" => self.saturate = switch(value, "saturate", "wrap")?,
+            _ => return None,
+        }
+        Some(self)
+    }
+
+    /// Bits of the counters that are made here.
+    pub(super) const fn bits(&self) -> u8 {
+        8 * self.dialect.width.bytes() as u8
+    }
+}
+
+fn switch(value: &str, yes: &str, no: &str) -> Option<bool> {
+    (value == yes || value == no).then_some(value == yes)
+}
+
+/// The change of this code.
+pub(super) const fn adjust(change: u8) -> Option<Adjust> {
+    use mqcore_wire::throttr::request::{DECREASE, INCREASE, PATCH};
+    match change {
+        PATCH => Some(Adjust::Patch),
+        INCREASE => Some(Adjust::Increase),
+        DECREASE => Some(Adjust::Decrease),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_read_by_name_and_nonsense_is_refused() {
+        let terms = Terms::default().with("value", "uint64").and_then(|terms| terms.with("protocol", "7.3"));
+        let terms = terms.and_then(|terms| terms.with("metrics", "off")).unwrap();
+        assert_eq!((terms.dialect.width, terms.dialect.family), (Width::U64, Family::V73));
+        assert!(!terms.metrics && terms.bits() == 64);
+        for (name, value) in
+            [("value", "uint128"), ("protocol", "8"), ("metrics", ""), ("overflow", "no"), ("x", "y")]
+        {
+            assert_eq!(Terms::default().with(name, value), None, "{name}={value}");
+        }
+    }
+}

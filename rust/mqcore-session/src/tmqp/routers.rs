@@ -1,0 +1,284 @@
+//! Routers: messages for them, what they answer, and the operations on them.
+
+use std::sync::Arc;
+
+use mqcore_broker::client::Client;
+use mqcore_broker::command::{Command, Request};
+use mqcore_broker::id::{QueueAddress, RouterName};
+use mqcore_broker::message::{Message, Properties};
+use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_broker::router::{Binding, Interaction, RouterMethod, Target};
+use mqcore_wire::tmqp::Frame;
+use mqcore_wire::tmqp::header::{self, key, nack_reason};
+use mqcore_wire::tmqp::operation::status;
+use serde::Deserialize;
+
+use super::answer::{self, Asked};
+use super::exchange::{client_pattern, properties};
+use super::message_id::MessageIds;
+use super::publish::channel_name;
+use super::topic;
+
+/// Octets of the JSON of one binding, at most.
+const BINDING_BYTES_MAX: usize = 64 * 1024;
+
+/// Reads a message for a router. One without an id gets one, under which receivers answer; but whoever gave none waits for
+/// nothing.
+pub(super) fn read(
+    client: &Arc<Client>,
+    frame: &Frame<'_>,
+    ids: &mut MessageIds,
+) -> Result<Command, Rejection> {
+    let router = router_name(frame.target)?;
+    let fresh;
+    let id = if frame.id.is_empty() {
+        fresh = ids.next();
+        &fresh[..]
+    } else {
+        frame.id
+    };
+    let waits = !frame.id.is_empty();
+    let properties = Properties {
+        pending_acknowledge: frame.pending_acknowledge && waits,
+        pending_response: frame.pending_response && waits,
+        ..properties(frame)
+    };
+    let message = Message::from_parts(id, frame.headers, frame.payload, properties, Some(client.clone()));
+    Ok(Command::Route { router, message })
+}
+
+/// Reads a router's name.
+pub(super) fn router_name(octets: &[u8]) -> Result<RouterName, Rejection> {
+    let bad = |why: String| {
+        Rejection::new(RejectionKind::BadRequest, format!("no router can have this name: {why}"))
+    };
+    let text = str::from_utf8(octets).map_err(|_| bad("it is not UTF-8".into()))?;
+    RouterName::new(text).map_err(|error| bad(error.to_string()))
+}
+
+/// What a router answers in its own name: an acknowledgement, a response, or both, as its producer waits for them.
+pub(super) fn answered(
+    asked: &Asked<'_>,
+    (waits_for_acknowledgement, waits_for_response): (bool, bool),
+    (router, content_type): (&[u8], u16),
+    client_id: &[u8],
+    refusal: Option<&Rejection>,
+    output: &mut Vec<u8>,
+) {
+    if asked.id.is_empty() {
+        return;
+    }
+    if waits_for_acknowledgement {
+        // High priority would make it the acknowledgement of a direct message.
+        let asked = Asked { high_priority: false, ..*asked };
+        let reason = refusal.map(|refusal| match refusal.kind {
+            RejectionKind::NotFound => nack_reason::NO_CONSUMERS,
+            _ => &*refusal.reason,
+        });
+        answer::acknowledgement(&asked, router, content_type, reason, output);
+    }
+    if waits_for_response {
+        match refusal {
+            None => answer::response(asked, client_id, status::OK, &[], output),
+            Some(refusal) => answer::refusal(asked, client_id, refusal, output),
+        }
+    }
+}
+
+/// The request to create a router.
+pub(super) fn create(frame: &Frame<'_>) -> Result<Request, Rejection> {
+    let method = match header::header_value(frame.headers, key::ROUTE_METHOD).map(<[u8]>::trim_ascii) {
+        None => RouterMethod::Distribute,
+        Some(word) => {
+            let text = str::from_utf8(word).unwrap_or_default();
+            let method = match text.parse() {
+                Ok(number) => RouterMethod::from_number(number),
+                Err(_) => RouterMethod::from_text(text),
+            };
+            method.ok_or_else(|| bad(format!("{}: there is no such method", key::ROUTE_METHOD)))?
+        }
+    };
+    Ok(Request::CreateRouter { router: router_name(frame.target)?, method })
+}
+
+/// The request to add a binding to a router; or to bind a queue to topics, where those stand for the router.
+pub(super) fn add_binding(frame: &Frame<'_>) -> Result<Request, Rejection> {
+    let binding = parse(frame.payload)?.binding()?;
+    match (topic::pattern(frame.target), binding.target) {
+        (None, target) => Ok(Request::AddBinding {
+            router: router_name(frame.target)?,
+            binding: Binding { target, ..binding },
+        }),
+        (Some(pattern), Target::Queue(queue)) => Ok(Request::BindTopic { pattern: pattern?, queue }),
+        (Some(_), _) => Err(bad("topics are bound to queues; clients subscribe to them".into())),
+    }
+}
+
+/// The request to remove a binding. A queue is unbound from topics by its address.
+pub(super) fn remove_binding(frame: &Frame<'_>) -> Result<Request, Rejection> {
+    let name = header::header_value(frame.headers, key::BINDING_NAME).map(<[u8]>::trim_ascii);
+    let name = name.and_then(|name| str::from_utf8(name).ok()).filter(|name| !name.is_empty());
+    let name = name.ok_or_else(|| bad(format!("this operation needs the header {}", key::BINDING_NAME)))?;
+    match topic::pattern(frame.target) {
+        None => Ok(Request::RemoveBinding { router: router_name(frame.target)?, binding: name.into() }),
+        Some(pattern) => {
+            let queue = QueueAddress::parse(name).map_err(|error| bad(error.to_string()))?;
+            Ok(Request::UnbindTopic { pattern: pattern?, queue })
+        }
+    }
+}
+
+/// The request to say where the message of a frame would go.
+pub(super) fn test(client: &Arc<Client>, frame: &Frame<'_>) -> Result<Request, Rejection> {
+    let properties = Properties { content_type: 0, ..properties(frame) };
+    let producer = Some(client.clone());
+    let message = Message::from_parts(frame.id, frame.headers, frame.payload, properties, producer);
+    Ok(Request::TestRoute { router: router_name(frame.target)?, message })
+}
+
+/// A binding as clients of 3.7 send it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+struct BindingModel {
+    name: Option<String>,
+    target: Option<String>,
+    content_type: Option<u16>,
+    priority: Option<i32>,
+    interaction: Option<Word>,
+    binding_type: Option<Word>,
+    method: Option<Word>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Word {
+    Number(u64),
+    Text(String),
+}
+
+impl Word {
+    fn read<T>(
+        self,
+        what: &str,
+        number: fn(u64) -> Option<T>,
+        text: fn(&str) -> Option<T>,
+    ) -> Result<T, Rejection> {
+        let read = match &self {
+            Self::Number(value) => number(*value),
+            Self::Text(value) => text(value),
+        };
+        read.ok_or_else(|| bad(format!("{what}: {self:?} means nothing here")))
+    }
+}
+
+/// What a binding leads to, by the numbers of the original; the last two are mqcore's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum BindingType {
+    Direct = 0,
+    Queue = 1,
+    Http = 2,
+    Tag = 3,
+    Topic = 4,
+    Handler = 5,
+}
+
+impl BindingType {
+    const ALL: [(Self, &'static str); 6] = [
+        (Self::Direct, "direct"),
+        (Self::Queue, "queue"),
+        (Self::Http, "http"),
+        (Self::Tag, "tag"),
+        (Self::Topic, "topic"),
+        (Self::Handler, "handler"),
+    ];
+
+    fn from_number(number: u64) -> Option<Self> {
+        Self::ALL.into_iter().map(|(kind, _)| kind).find(|kind| *kind as u64 == number)
+    }
+
+    fn from_text(text: &str) -> Option<Self> {
+        let found = Self::ALL.into_iter().find(|(_, word)| word.eq_ignore_ascii_case(text));
+        found.map(|(kind, _)| kind)
+    }
+
+    pub(super) fn of(target: &Target) -> Self {
+        match target {
+            Target::Client(_) => Self::Direct,
+            Target::Queue(_) => Self::Queue,
+            Target::Topic(_) => Self::Topic,
+            Target::Handler(_) => Self::Handler,
+        }
+    }
+}
+
+impl BindingModel {
+    fn binding(self) -> Result<Binding, Rejection> {
+        let text = self.target.filter(|target| !target.is_empty());
+        let text = text.ok_or_else(|| bad("Target: a binding leads somewhere".into()))?;
+        let kind = self
+            .binding_type
+            .map(|word| word.read("BindingType", BindingType::from_number, BindingType::from_text))
+            .transpose()?;
+        let target = target(kind, &text, self.content_type)?;
+        let name = self.name.filter(|name| !name.is_empty()).unwrap_or_else(|| target.to_string());
+        Ok(Binding {
+            content_type: self.content_type,
+            priority: self.priority.unwrap_or(0),
+            interaction: self
+                .interaction
+                .map(|word| word.read("Interaction", Interaction::from_number, Interaction::from_text))
+                .transpose()?
+                .unwrap_or_default(),
+            method: self
+                .method
+                .map(|word| word.read("Method", RouterMethod::from_number, RouterMethod::from_text))
+                .transpose()?
+                .unwrap_or_default(),
+            ..Binding::new(&name, target)
+        })
+    }
+}
+
+/// The original tells a queue as its channel and, in the content type, its id. Without a type the target says itself what
+/// it is, as it does in mqcore everywhere else.
+fn target(kind: Option<BindingType>, text: &str, content_type: Option<u16>) -> Result<Target, Rejection> {
+    match kind {
+        None => Target::parse(text),
+        Some(BindingType::Queue) => match content_type {
+            Some(id) => Ok(Target::Queue(QueueAddress { channel: channel_name(text.as_bytes())?, id })),
+            None => QueueAddress::parse(text).map(Target::Queue).map_err(|error| bad(error.to_string())),
+        },
+        Some(BindingType::Direct) => match text.strip_prefix("@client:") {
+            Some(id) => Target::parse(&format!("@client:{id}")),
+            None => Ok(Target::Client(client_pattern(text))),
+        },
+        Some(BindingType::Topic) => match topic::pattern(text.as_bytes()) {
+            Some(_) => Target::parse(text),
+            None => Target::parse(&format!("@topic:{text}")),
+        },
+        Some(BindingType::Handler) => match text.strip_prefix("@handler:") {
+            Some(_) => Target::parse(text),
+            None => Target::parse(&format!("@handler:{text}")),
+        },
+        Some(kind @ (BindingType::Http | BindingType::Tag)) => {
+            let reason = format!("BindingType: {kind:?} is not served; bind queues, clients or topics");
+            Err(Rejection::new(RejectionKind::Unacceptable, reason))
+        }
+    }
+}
+
+fn parse(json: &[u8]) -> Result<BindingModel, Rejection> {
+    if json.len() > BINDING_BYTES_MAX {
+        let reason = format!("a binding of {} octets is larger than {BINDING_BYTES_MAX}", json.len());
+        return Err(bad(reason));
+    }
+    // Serde would take an array for the members in their order.
+    if json.trim_ascii_start().starts_with(b"[") {
+        return Err(bad("a binding is a JSON object, not an array".into()));
+    }
+    serde_json::from_slice(json).map_err(|error| bad(format!("the binding is no valid JSON: {error}")))
+}
+
+fn bad(reason: String) -> Rejection {
+    Rejection::new(RejectionKind::BadRequest, reason)
+}
