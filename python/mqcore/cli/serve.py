@@ -133,7 +133,7 @@ def serve(
         "auto_create_channels": auto_create or None,
         "auto_create_queues": auto_create or None,
     }
-    node = {"name": node_name, "masters": masters or None, "keep_messages": keep_messages or None}
+    node: dict[str, Any] = {"name": node_name, "masters": masters or None, "keep_messages": keep_messages or None}
     flags["node"] = {name: value for name, value in node.items() if value is not None} or None
     given = {name: value for name, value in flags.items() if value is not None}
     broker = _broker(app, config_file, given)
