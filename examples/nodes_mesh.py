@@ -19,19 +19,17 @@ def node(ports: list[int], own: int) -> mqcore.Broker:
 
 async def main() -> None:
     """Publish one message at each of three nodes, and count them everywhere."""
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    async with contextlib.AsyncExitStack() as stack:
-        nodes = [await stack.enter_async_context(node(ports, port)) for port in ports]
-        clients = [await stack.enter_async_context(broker.client()) for broker in nodes]
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        ports = [int(probe.getsockname()[1]) for probe in probes]
+    async with contextlib.AsyncExitStack() as running:
+        nodes = [await running.enter_async_context(node(ports, port)) for port in ports]
+        clients = [await running.enter_async_context(broker.client()) for broker in nodes]
         for client in clients:
             await client.create_queue(QUEUE, mqcore.QueueOptions(status=mqcore.QueueStatus.PULL))
             while sum(n.connected for n in await client.nodes()) < 4:  # noqa: ASYNC110 (there is an event too)
                 await asyncio.sleep(0.01)
-        for client in clients:
-            await client.publish(QUEUE, "hello")
+        await asyncio.gather(*(client.publish(QUEUE, "hello") for client in clients))
         for broker in nodes:
             while broker.stats().queue(QUEUE).normal < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeAlias,
 import msgspec
 
 from mqcore import _core, bodies, errors
-from mqcore.config import ChannelOptions, Duration, QueueOptions, seconds
+from mqcore.config import Binding, ChannelOptions, Duration, Interaction, QueueOptions, RouteMethod, seconds
 from mqcore.tls import TLSConfig
 
 if TYPE_CHECKING:
@@ -85,6 +85,9 @@ __all__ = [
     "Receipt",
     "Request",
     "Requests",
+    "RouterInformation",
+    "RouterStep",
+    "RouterTest",
     "State",
     "connect",
 ]
@@ -315,6 +318,47 @@ class ClientInformation:
     """Seconds since it connected, or joined."""
     is_authenticated: bool = False
     """Whether an authenticator let it in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterInformation:
+    """A router."""
+
+    name: str
+    method: RouteMethod
+    """Which of its bindings get a message."""
+    enabled: bool
+    """Whether it takes messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterStep:
+    """What a router would do at one binding."""
+
+    binding: str | None
+    """The binding; ``None`` for a target that a router in Python named."""
+    target: str
+    """Where it leads."""
+    takes: bool
+    """Whether it would take the message."""
+    why: str
+    """Why, or why not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterTest:
+    """Where a message would go."""
+
+    method: RouteMethod
+    """How the router chooses."""
+    taken: bool
+    """Whether anybody would take it."""
+    refusal: str | None
+    """Why nobody would, if so."""
+    steps: tuple[RouterStep, ...]
+    """What would be tried, in this order."""
+    skipped: tuple[str, ...]
+    """Bindings that would not be reached, because another one takes the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -925,6 +969,7 @@ class Client:
         timeout: Duration | None = None,
     ) -> None:
         """Send a message to a client: its id, ``@name:NAME`` or ``@type:KIND``; of those only the oldest with `one`.
+        ``@router:NAME`` sends it to a router.
 
         With `confirm`, wait until the receiver acknowledges.
         """
@@ -1096,6 +1141,37 @@ class Client:
         """Describe the connected clients, or those whose type matches."""
         return many(ClientInformation, await self._connected().clients(pattern))
 
+    async def create_router(self, router: str, method: RouteMethod | str = RouteMethod.DISTRIBUTE) -> None:
+        """Create a router; fine if there is one of this name and method, else raises `AlreadyExists`."""
+        await self._connected().create_router(router, RouteMethod(method))
+
+    async def remove_router(self, router: str) -> None:
+        """Remove a router with its bindings; fine if there is none."""
+        await self._connected().remove_router(router)
+
+    async def routers(self, pattern: str | None = None) -> list[RouterInformation]:
+        """Describe the routers, or those whose name matches."""
+        return many_routers(await self._connected().routers(pattern))
+
+    async def bindings(self, router: str) -> list[Binding]:
+        """Return the bindings of a router, the highest priority first. Raises `NotFound` for no such router."""
+        return many_bindings(await self._connected().bindings(router))
+
+    async def bind(self, router: str, binding: Binding | str) -> None:
+        """Add a binding, or a target, to a router.
+
+        Raises `NotFound` for no such router, `AlreadyExists` for a second binding of one name.
+        """
+        await self._connected().add_binding(router, binding_json(binding))
+
+    async def unbind(self, router: str, binding: str) -> None:
+        """Remove the binding of this name from a router; fine if there is none."""
+        await self._connected().remove_binding(router, binding)
+
+    async def test_router(self, router: str, body: object = b"", *, headers: Headers = ()) -> RouterTest:
+        """Ask where a message would go, and why; nothing is sent, but routers in Python are asked."""
+        return router_test(await self._connected().test_router(router, bodies.encode(body), pairs(headers)))
+
     async def nodes(self) -> list[NodeInformation]:
         """Describe the nodes of the cluster."""
         return many(NodeInformation, await self._connected().nodes())
@@ -1249,6 +1325,65 @@ def one(kind: type[_I], octets: bytes) -> _I:
 def many(kind: type[_I], octets: bytes) -> list[_I]:
     """Read a list of things that the broker described."""
     return [_information(kind, members) for members in msgspec.json.decode(octets)]
+
+
+_METHODS: Final = (RouteMethod.DISTRIBUTE, RouteMethod.ROUND_ROBIN, RouteMethod.ONLY_FIRST)
+_INTERACTIONS: Final = (Interaction.NONE, Interaction.ACKNOWLEDGE, Interaction.RESPONSE)
+
+
+def many_routers(octets: bytes) -> list[RouterInformation]:
+    """Read a list of routers."""
+    return [
+        RouterInformation(name=each["Name"], method=_METHODS[each["Method"]], enabled=each["IsEnabled"])
+        for each in msgspec.json.decode(octets)
+    ]
+
+
+def many_bindings(octets: bytes) -> list[Binding]:
+    """Read a list of bindings."""
+    return [
+        Binding(
+            each["Address"],
+            each["Name"],
+            priority=each["Priority"],
+            interaction=_INTERACTIONS[each["Interaction"]],
+            content_type=each["ContentType"],
+            method=_METHODS[each["Method"]],
+        )
+        for each in msgspec.json.decode(octets)
+    ]
+
+
+def binding_json(binding: Binding | str) -> bytes:
+    """Write a binding as the protocol has it."""
+    if isinstance(binding, str):
+        binding = Binding(binding)
+    members: dict[str, object] = {
+        "Name": binding.name,
+        "Target": binding.target,
+        "Priority": binding.priority,
+        "Interaction": binding.interaction.value,
+        "Method": binding.method.value,
+    }
+    if binding.content_type is not None:
+        members["ContentType"] = binding.content_type
+    return msgspec.json.encode(members)
+
+
+def router_test(octets: bytes) -> RouterTest:
+    """Read where a message would go."""
+    told = msgspec.json.decode(octets)
+    steps = (
+        RouterStep(binding=each["Binding"], target=each["Target"], takes=each["Takes"], why=each["Why"])
+        for each in told["Steps"]
+    )
+    return RouterTest(
+        method=RouteMethod(told["Method"]),
+        taken=told["Taken"],
+        refusal=told["Refusal"],
+        steps=tuple(steps),
+        skipped=tuple(told["Skipped"]),
+    )
 
 
 def _information(kind: type[_I], members: dict[str, Any]) -> _I:

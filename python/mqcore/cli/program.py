@@ -56,7 +56,21 @@ def run(arguments: Sequence[str]) -> int:
 
 def root() -> click.Group:
     """Put all commands together."""
-    from mqcore.cli import backup, channel, client, consume, direct, journal, node, publish, queue, serve, tail, version
+    from mqcore.cli import (
+        backup,
+        channel,
+        client,
+        consume,
+        direct,
+        journal,
+        node,
+        publish,
+        queue,
+        router,
+        serve,
+        tail,
+        version,
+    )
 
     commands = [
         serve.serve,
@@ -68,6 +82,7 @@ def root() -> click.Group:
         tail.tail,
         channel.channel,
         queue.queue,
+        router.router,
         client.client,
         node.node,
         journal.journal,

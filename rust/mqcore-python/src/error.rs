@@ -5,9 +5,10 @@ use mqcore_broker::id::NameError;
 use mqcore_server::backup::BackupError;
 use mqcore_server::config::ConfigError as ServerConfigError;
 use mqcore_server::data_dir::{DataDirError, JournalError};
+use mqcore_server::export::FileError;
 use mqcore_server::server::{ReloadError, StartError};
 use mqcore_wire::error::WireError;
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyOSError, PyRuntimeError};
 use pyo3::prelude::*;
 
 pyo3::import_exception!(mqcore.errors, BadFrame);
@@ -63,6 +64,23 @@ pub(crate) fn data_dir(error: &DataDirError) -> PyErr {
         DataDirError::Journal { source: JournalError::Full { .. }, .. } => DataDirFull::new_err(words),
         DataDirError::Journal { source, .. } if source.is_damage() => DataDirDamaged::new_err(words),
         _ => DataDirUnreadable::new_err(words),
+    }
+}
+
+/// Why rows could not be written to a file. What the system says becomes the `OSError` of its number.
+pub(crate) fn table_file(error: &FileError) -> PyErr {
+    match error {
+        FileError::Io { path, source } => match source.raw_os_error() {
+            Some(number) => {
+                let words = std::io::Error::from_raw_os_error(number).to_string();
+                let words = words.split(" (os error").next().unwrap_or_default().to_owned();
+                PyOSError::new_err((number, words, path.clone()))
+            }
+            None => PyOSError::new_err(error.to_string()),
+        },
+        FileError::Directory(error) => data_dir(error),
+        FileError::History { .. } => DataDirUnreadable::new_err(error.to_string()),
+        _ => PyRuntimeError::new_err(error.to_string()),
     }
 }
 

@@ -11,6 +11,7 @@ mod config;
 mod decision;
 mod dispatcher;
 mod error;
+mod export;
 mod frame;
 mod handler;
 mod journal;
@@ -41,6 +42,8 @@ mod _core {
     use crate::compaction::journal_compact;
     #[pymodule_export]
     use crate::decision::{Decision, policies, policy_decision};
+    #[pymodule_export]
+    use crate::export::JournalHistory;
     #[pymodule_export]
     use crate::frame::{Frame, tmqp_decode, tmqp_encode};
     #[pymodule_export]
