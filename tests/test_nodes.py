@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import mqcore
-from conftest import ServedBroker, serving
+from conftest import ServedBroker, clean_environment, serving
 from mqcore import MasterConfig, NodeConfig, NodeFilter, NodeRule, QueueOptions, QueueStatus, errors
 from mqcore.config import BrokerConfig
 
@@ -164,7 +164,9 @@ async def test_three_nodes_filter_tell_of_each_other_and_pass_nothing_on_twice()
                 await until("what is allowed is there", there)
                 assert await bodies(top.url, "news/0") == ["a", "c"]
                 command = [sys.executable, "-m", "mqcore", "node", "ls", "--url", top.url, "--json"]
-                listed = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
+                listed = await asyncio.to_thread(
+                    subprocess.run, command, capture_output=True, text=True, check=True, env=clean_environment()
+                )
                 told = json.loads(listed.stdout)
                 assert told["schema"] == "mqcore.node.ls/1"
                 assert [(node["name"], node["slave"]) for node in told["nodes"]] == [("middle", True)]
@@ -210,7 +212,7 @@ def test_a_file_tells_everything_about_nodes(tmp_path: Path) -> None:
 def test_a_master_that_is_no_url_is_refused_at_the_start() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "mqcore", "serve", "--listen", "tmqp://127.0.0.1:0", "--master", "north"],
-        capture_output=True, text=True, check=False, timeout=30,
+        capture_output=True, text=True, check=False, timeout=30, env=clean_environment(),
     )  # fmt: skip
     assert ended.returncode != 0
     assert "north" in ended.stderr
