@@ -56,7 +56,20 @@ def run(arguments: Sequence[str]) -> int:
 
 def root() -> click.Group:
     """Put all commands together."""
-    from mqcore.cli import backup, channel, client, consume, direct, journal, publish, queue, serve, tail, version
+    from mqcore.cli import (
+        backup,
+        channel,
+        client,
+        consume,
+        direct,
+        journal,
+        limit,
+        publish,
+        queue,
+        serve,
+        tail,
+        version,
+    )
 
     commands = [
         serve.serve,
@@ -69,6 +82,7 @@ def root() -> click.Group:
         channel.channel,
         queue.queue,
         client.client,
+        limit.limit,
         journal.journal,
         backup.backup,
         backup.restore,
