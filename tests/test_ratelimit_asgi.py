@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import logging
+import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import uvicorn
 
 import mqcore
+from conftest import ROOT
 from mqcore import errors
 from mqcore.ratelimit import Limit, RateLimiter, RateLimitMiddleware, Rule, SyncRateLimiter
 
@@ -44,8 +47,14 @@ async def drive(app: Any, path: str = "/", *, kind: str = "http", client: str = 
     if kind == "http":
         scope.setdefault("method", "GET")
     sent: list[Any] = []
+    asked = False
 
     async def receive() -> Any:
+        nonlocal asked
+        if asked:
+            # The client stays until it has its answer.
+            await asyncio.Event().wait()
+        asked = True
         return {"type": {"http": "http.request", "websocket": "websocket.connect"}.get(kind, f"{kind}.startup")}
 
     async def send(event: Any) -> None:
@@ -196,3 +205,23 @@ async def test_the_limit_holds_to_the_unit_under_fifty_clients_of_a_real_server(
     ]
     assert sorted(left) == list(range(500)), "each of those let in saw another number"
     assert all("retry-after" in told for client in answers for status, told in client if status == 429)
+
+
+@pytest.mark.parametrize(
+    ("name", "attribute", "path", "allowed"),
+    [("ratelimit_starlette", "app", "/search", 5), ("ratelimit_django", "application", "/login", 3)],
+)
+async def test_the_examples_of_frameworks_are_limited(name: str, attribute: str, path: str, allowed: int) -> None:
+    specification = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    with pytest.MonkeyPatch.context() as patch:
+        # Django finds its routes by the module's name.
+        patch.setitem(sys.modules, name, module)
+        specification.loader.exec_module(module)
+        app = getattr(module, attribute)
+        served = [await drive(app, path, method="GET", query_string=b"") for _ in range(allowed + 1)]
+    statuses = [events[0]["status"] for events in served]
+    assert statuses == [200] * allowed + [429]
+    assert "retry-after" in headers(served[-1][0])
