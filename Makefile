@@ -130,6 +130,10 @@ bench: $(ENVIRONMENT) ## measure, on an otherwise idle machine; docs/performance
 	@rm -f $(EXTENSION) # what is installed now is no debug build any more
 	@VIRTUAL_ENV='$(abspath $(VENV))' $(BIN)/maturin develop --release --locked $(if $(UV),--uv)
 	@$(PY) benches/embed.py --load $(or $(CARGO_TARGET_DIR),target)/release/load
+	$(call step,what a router in Python costs)
+	@$(PY) benches/routing.py
+	$(call step,what TLS costs)
+	@$(PY) benches/tls.py
 	$(call step,parts of the core)
 	@cargo bench --locked -p mqcore-bench --benches
 

@@ -5,7 +5,7 @@
 //! | module | what lives there |
 //! |---|---|
 //! | [`scenario`] | what is measured, by name, and what it is compared with |
-//! | [`fanout`], [`work_queue`], [`latency`], [`memory`], [`durable`] | the measurements |
+//! | [`fanout`], [`work_queue`], [`latency`], [`memory`], [`durable`], [`limits`] | the measurements |
 //! | [`plain_loop`] | what the disk gives without a broker |
 //! | [`wire`] | what the generator has to know about a protocol |
 //! | [`tmqp`], [`peers`] | mqcore; other brokers at the same work |
@@ -16,6 +16,7 @@ pub mod backlog;
 pub mod durable;
 pub mod fanout;
 pub mod latency;
+pub mod limits;
 pub mod memory;
 pub mod peers;
 pub mod plain_loop;

@@ -19,6 +19,8 @@ pub struct Process {
     child: Child,
     /// Where its clients connect.
     pub address: SocketAddr,
+    /// Where limits are asked for, if it has such a listener.
+    pub throttr: Option<SocketAddr>,
     /// Where its admin side is, if it has one.
     pub admin: Option<SocketAddr>,
 }
@@ -49,7 +51,7 @@ impl Process {
         let ready: Value = serde_json::from_str(&line)?;
         let address = |name: &str| ready[name].as_str().and_then(|text| text.parse().ok());
         let tmqp = address("tmqp").ok_or_else(|| io::Error::other("it does not say where it listens"))?;
-        Ok(Self { child, address: tmqp, admin: address("admin") })
+        Ok(Self { child, address: tmqp, throttr: address("throttr"), admin: address("admin") })
     }
 
     /// Starts another broker that takes its port as an argument, and waits until it listens. `None` if it is not
@@ -70,7 +72,7 @@ impl Process {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
-        let process = Self { child, address, admin: None };
+        let process = Self { child, address, throttr: None, admin: None };
         let start = Instant::now();
         while let Err(error) = TcpStream::connect(address) {
             if start.elapsed() > PATIENCE {

@@ -11,10 +11,10 @@ use crate::peers::{nats, redis};
 use crate::plain_loop::Target;
 use crate::process::{Process, cpu_seconds_of_others};
 use crate::report::{Figure, Goal};
-use crate::serve::{Saving, Serve};
+use crate::serve::{History, Saving, Serve};
 use crate::tmqp::Tmqp;
 use crate::wire::Wire;
-use crate::{backlog, durable, fanout, latency, memory, plain_loop, work_queue};
+use crate::{backlog, durable, fanout, latency, limits, memory, plain_loop, work_queue};
 
 /// How a measurement is to be run.
 #[derive(Debug, Clone, Copy)]
@@ -58,11 +58,25 @@ pub enum Scenario {
     RestartMillion,
     /// A long queue of saved messages of 1 KiB.
     Backlog,
+    /// The same work without history, with it, and with the archive.
+    History,
+    /// One connection takes from a limit, one request at a time.
+    LimitsOne,
+    /// Fifty connections do.
+    LimitsFifty,
+    /// Fifty connections with 64 requests each under way.
+    LimitsPipeline,
+    /// The same, checking and subtracting in one request.
+    LimitsConsume,
+    /// Ten million counters.
+    LimitsMillions,
+    /// A million counters that expire at once.
+    LimitsExpiry,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 17] = [
         Self::Broadcast1To1,
         Self::Broadcast1To100,
         Self::RoundRobinAck,
@@ -73,6 +87,13 @@ impl Scenario {
         Self::DurableWindow1,
         Self::RestartMillion,
         Self::Backlog,
+        Self::History,
+        Self::LimitsOne,
+        Self::LimitsFifty,
+        Self::LimitsPipeline,
+        Self::LimitsConsume,
+        Self::LimitsMillions,
+        Self::LimitsExpiry,
     ];
 
     /// Its name on the command line.
@@ -88,6 +109,13 @@ impl Scenario {
             Self::DurableWindow1 => "durable-window-1",
             Self::RestartMillion => "restart-million",
             Self::Backlog => "backlog",
+            Self::History => "history",
+            Self::LimitsOne => "limits-1",
+            Self::LimitsFifty => "limits-50",
+            Self::LimitsPipeline => "limits-50-64",
+            Self::LimitsConsume => "limits-consume",
+            Self::LimitsMillions => "limits-millions",
+            Self::LimitsExpiry => "limits-expiry",
         }
     }
 
@@ -112,6 +140,13 @@ impl Scenario {
             Self::DurableWindow1 => self.durable_window_1(plan),
             Self::RestartMillion => self.restart(plan),
             Self::Backlog => self.backlog(plan),
+            Self::History => self.history(plan),
+            Self::LimitsOne => self.limits(plan, (1, 1), Goal::None, 1.3),
+            Self::LimitsFifty => self.limits(plan, (50, 1), Goal::None, 2.0),
+            Self::LimitsPipeline => self.limits(plan, (50, 64), Goal::AtLeast(3e6), 2.5),
+            Self::LimitsConsume => self.limits(plan, (50, 64), Goal::None, 4.0),
+            Self::LimitsMillions => self.limits_millions(plan),
+            Self::LimitsExpiry => self.limits_expiry(plan),
         }
     }
 
@@ -370,6 +405,56 @@ impl Scenario {
     }
 }
 
+impl Scenario {
+    /// The work of `round-robin-ack` and of `durable-window-512`, with the three in turn, so that a disturbance hits all
+    /// alike. Each begins with an empty directory.
+    fn history(self, plan: Plan) -> io::Result<Vec<Figure>> {
+        let kept = Goal::AtLeast(75.0);
+        let names = [
+            ("messages/s acknowledged, in memory, no history", Goal::None),
+            ("messages/s acknowledged, in memory, history", Goal::None),
+            ("messages/s acknowledged, in memory, history and archive", Goal::None),
+            ("receipts/s, 64 producers with 8 each, no history", Goal::None),
+            ("receipts/s, 64 producers with 8 each, history", Goal::None),
+            ("receipts/s, 64 producers with 8 each, history and archive", Goal::None),
+            ("% left with history, in memory", kept),
+            ("% left with history and archive, in memory", kept),
+            ("% left with history, receipts", kept),
+            ("% left with history and archive, receipts", kept),
+            // A history with gaps would have cost too little.
+            ("steps missed", Goal::AtMost(0.0)),
+        ];
+        let mut figures = names.map(|(what, goal)| Figure::new(self.name(), "mqcore", what, goal));
+        for _ in 0..plan.runs {
+            let [mut worked, mut saved] = [[0.0; 3]; 2];
+            let mut missed = 0.0;
+            for (index, history) in [History::Off, History::Journal, History::Archive].into_iter().enumerate()
+            {
+                let directory = Scratch::new(self.name())?;
+                let memory = policy::MEMORY.key;
+                let process = plan.keeping(&directory, Status::RoundRobin, true, memory, history)?;
+                worked[index] = work_queue::measure(&process, 4, WARM_UP, plan.duration)?.rate();
+                missed += process.metric(MISSED)?;
+                drop((process, directory));
+                let directory = Scratch::new(self.name())?;
+                let durable = policy::AT_LEAST_ONCE.key;
+                let process = plan.keeping(&directory, Status::Pull, false, durable, history)?;
+                saved[index] = durable::measure(&process, 64, 8, WARM_UP, plan.duration)?.rate();
+                missed += process.metric(MISSED)?;
+            }
+            let left = |rates: [f64; 3]| [rates[1], rates[2]].map(|rate| rate / rates[0] * 100.0);
+            let values =
+                worked.into_iter().chain(saved).chain(left(worked)).chain(left(saved)).chain([missed]);
+            for (figure, value) in figures.iter_mut().zip(values) {
+                figure.values.push(value);
+            }
+        }
+        Ok(figures.into())
+    }
+}
+
+const MISSED: &str = "mqcore_history_missed_total";
+
 const MIB: f64 = 1024.0 * 1024.0;
 
 /// The figures of [`Scenario::receipts`].
@@ -420,11 +505,101 @@ impl Plan {
     }
 
     fn saving_in(&self, directory: &Scratch, status: Status, acknowledge: bool) -> io::Result<Process> {
+        self.keeping(directory, status, acknowledge, policy::AT_LEAST_ONCE.key, History::Off)
+    }
+
+    fn keeping(
+        &self,
+        directory: &Scratch,
+        status: Status,
+        acknowledge: bool,
+        delivery_handler: &str,
+        history: History,
+    ) -> io::Result<Process> {
         let saving = Saving {
-            delivery_handler: policy::AT_LEAST_ONCE.key.into(),
+            delivery_handler: delivery_handler.into(),
             data_dir: directory.path().join("data"),
+            history,
         };
         let (shards, workers) = (self.shards, self.workers);
         Process::mqcore(&Serve { status, acknowledge, shards, workers, saving: Some(saving) }, None)
     }
+}
+
+impl Scenario {
+    /// Requests a second of mqcore and of Redis, one run of each in turn, and how many times the one is the other.
+    fn limits(
+        self,
+        plan: Plan,
+        (connections, pipeline): (usize, usize),
+        goal: Goal,
+        times: f64,
+    ) -> io::Result<Vec<Figure>> {
+        let mqcore = plan.mqcore(Status::Push, false)?;
+        let address = throttr(&mqcore)?;
+        limits::create(address)?;
+        let redis = if plan.peers { redis::start()? } else { None };
+        let consume = self == Self::LimitsConsume;
+        let ours = if consume { limits::consume() } else { limits::decrease() };
+        let theirs = match &redis {
+            Some(redis) if consume => Some((redis, limits::script(redis)?)),
+            Some(redis) => Some((redis, limits::incr())),
+            None => None,
+        };
+        let mut figure = Figure::new(self.name(), "mqcore", "requests/s", goal);
+        let mut peer = Figure::new(self.name(), "redis", "requests/s", Goal::None);
+        let mut ratio = Figure::new(self.name(), "mqcore", "times redis", Goal::AtLeast(times));
+        let all: Vec<&Process> = [Some(&mqcore), redis.as_ref()].into_iter().flatten().collect();
+        let (others, start) = (cpu_seconds_of_others(&all)?, Instant::now());
+        for _ in 0..plan.runs {
+            let cpu = mqcore.cpu_seconds()?;
+            let rate = limits::rate(address, &ours, connections, pipeline, WARM_UP, plan.duration)?;
+            figure.cpu_seconds += mqcore.cpu_seconds()? - cpu;
+            figure.values.push(rate);
+            if let Some((redis, ask)) = &theirs {
+                let cpu = redis.cpu_seconds()?;
+                let their_rate =
+                    limits::rate(redis.address, ask, connections, pipeline, WARM_UP, plan.duration)?;
+                peer.cpu_seconds += redis.cpu_seconds()? - cpu;
+                peer.values.push(their_rate);
+                ratio.values.push(rate / their_rate);
+            }
+        }
+        figure.disturbance = Some((cpu_seconds_of_others(&all)? - others) / start.elapsed().as_secs_f64());
+        let with_peer = if theirs.is_some() { vec![peer, ratio] } else { Vec::new() };
+        Ok([vec![figure], with_peer].concat())
+    }
+
+    fn limits_millions(self, plan: Plan) -> io::Result<Vec<Figure>> {
+        let process = plan.mqcore(Status::Push, false)?;
+        let hour = mqcore_wire::throttr::Ttl { unit: 6, amount: 1 };
+        let growth = limits::create_many(&process, throttr(&process)?, 10_000_000, hour)?;
+        let values = [
+            ("creations/s, the first million of ten", Goal::None, growth.first),
+            ("creations/s, the last million of ten", Goal::AtLeast(growth.first * 0.9), growth.last),
+            ("octets a counter of 10,000,000", Goal::AtMost(120.0), growth.bytes_each),
+        ];
+        Ok(values.map(|(what, goal, value)| self.one(what, goal, value)).into())
+    }
+
+    fn limits_expiry(self, plan: Plan) -> io::Result<Vec<Figure>> {
+        let process = plan.mqcore(Status::Push, false)?;
+        let (expiring, quiet) = limits::mass_expiry(&process, throttr(&process)?, 1_000_000)?;
+        let values = [
+            ("longest us for others while 1,000,000 expire", Goal::None, expiring),
+            ("longest us for others before", Goal::None, quiet),
+        ];
+        Ok(values.map(|(what, goal, value)| self.one(what, goal, value)).into())
+    }
+
+    fn one(self, what: &'static str, goal: Goal, value: f64) -> Figure {
+        let mut figure = Figure::new(self.name(), "mqcore", what, goal);
+        figure.values.push(value);
+        figure
+    }
+}
+
+/// Where limits are asked for.
+fn throttr(process: &Process) -> io::Result<std::net::SocketAddr> {
+    process.throttr.ok_or_else(|| io::Error::other("the server has no listener for limits"))
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqcore_broker::options::{ChannelOptions, QueueOptions, Status};
-use mqcore_server::config::Config;
+use mqcore_server::config::{Config, HistoryConfig};
 use mqcore_server::handler::NoHandlers;
 use mqcore_server::server::Server;
 use serde_json::json;
@@ -34,6 +34,39 @@ pub struct Saving {
     pub delivery_handler: String,
     /// The data directory.
     pub data_dir: PathBuf,
+    /// What becomes of the steps of messages' lives.
+    pub history: History,
+}
+
+/// What becomes of the steps of messages' lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum History {
+    /// Nothing.
+    Off,
+    /// They are noted in the journal.
+    Journal,
+    /// They are noted, and archived as Parquet.
+    Archive,
+}
+
+impl History {
+    const ALL: [Self; 3] = [Self::Off, Self::Journal, Self::Archive];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Journal => "journal",
+            Self::Archive => "archive",
+        }
+    }
+
+    fn config(self) -> Option<HistoryConfig> {
+        match self {
+            Self::Off => None,
+            Self::Journal => Some(HistoryConfig { archive: None, ..HistoryConfig::default() }),
+            Self::Archive => Some(HistoryConfig::default()),
+        }
+    }
 }
 
 impl Serve {
@@ -45,9 +78,10 @@ impl Serve {
             self.shards.to_string(),
             self.workers.to_string(),
         ];
-        if let Some(Saving { delivery_handler, data_dir }) = &self.saving {
+        if let Some(Saving { delivery_handler, data_dir, history }) = &self.saving {
             let data_dir = data_dir.to_string_lossy().into_owned();
             arguments.extend(["--handler".into(), delivery_handler.clone(), "--data-dir".into(), data_dir]);
+            arguments.extend(["--history".into(), history.as_str().into()]);
         }
         arguments
     }
@@ -57,10 +91,14 @@ impl Serve {
         let [status, acknowledge, shards, workers, saving @ ..] = arguments else { return None };
         let saving = match saving {
             [] => None,
-            [handler, delivery_handler, directory, data_dir]
-                if handler == "--handler" && directory == "--data-dir" =>
+            [handler, delivery_handler, directory, data_dir, history, kept]
+                if handler == "--handler" && directory == "--data-dir" && history == "--history" =>
             {
-                Some(Saving { delivery_handler: delivery_handler.clone(), data_dir: data_dir.into() })
+                Some(Saving {
+                    delivery_handler: delivery_handler.clone(),
+                    data_dir: data_dir.into(),
+                    history: History::ALL.into_iter().find(|history| history.as_str() == kept)?,
+                })
             }
             _ => return None,
         };
@@ -91,7 +129,7 @@ pub fn serve(options: Serve) -> Result<(), Box<dyn Error>> {
         ..QueueOptions::default()
     };
     let mut config = Config {
-        listeners: vec!["tmqp://127.0.0.1:0".parse()?],
+        listeners: vec!["tmqp://127.0.0.1:0".parse()?, "throttr://127.0.0.1:0?value=uint64".parse()?],
         admin: Some("http://127.0.0.1:0".parse()?),
         shards: options.shards,
         channel: ChannelOptions { queue, ..ChannelOptions::default() },
@@ -101,13 +139,15 @@ pub fn serve(options: Serve) -> Result<(), Box<dyn Error>> {
         ping_interval: Duration::from_secs(3600),
         ..Config::default()
     };
-    if let Some(Saving { delivery_handler, data_dir }) = options.saving {
+    if let Some(Saving { delivery_handler, data_dir, history }) = options.saving {
         config.delivery_handler = delivery_handler;
+        config.history = history.config();
         config.data_dir = Some(data_dir);
     }
     let server = runtime.block_on(Server::start(config, Vec::new(), Arc::new(NoHandlers)))?;
     let ready = json!({
         "tmqp": server.listeners()[0].address.to_string(),
+        "throttr": server.listeners()[1].address.to_string(),
         "admin": server.admin().map(|admin| admin.address.to_string()),
     });
     println!("{ready}");
@@ -122,7 +162,11 @@ mod tests {
 
     #[test]
     fn the_process_under_test_is_told_what_to_save_and_where() {
-        let saving = Saving { delivery_handler: "at-least-once".into(), data_dir: "/tmp/a b".into() };
+        let saving = Saving {
+            delivery_handler: "at-least-once".into(),
+            data_dir: "/tmp/a b".into(),
+            history: History::Archive,
+        };
         let told = Serve {
             status: Status::Pull,
             acknowledge: false,
@@ -132,6 +176,7 @@ mod tests {
         };
         let read = Serve::from_arguments(&told.arguments()).unwrap().saving.unwrap();
         assert_eq!((read.delivery_handler, read.data_dir), (saving.delivery_handler, saving.data_dir));
+        assert_eq!(read.history, saving.history);
         let unsaved = Serve { saving: None, ..told };
         assert!(Serve::from_arguments(&unsaved.arguments()).unwrap().saving.is_none());
         let mut unknown = unsaved.arguments();

@@ -1,6 +1,8 @@
 """The Rust core. Import these names from `mqcore`, not from here."""
 
+import os
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal, TypeVar, final, overload
 
 from mqcore.client import ClientOptions
@@ -10,6 +12,8 @@ from mqcore.tls import TLSConfig
 
 __all__ = [
     "Acknowledgement",
+    "AuthorityReply",
+    "AuthorityStore",
     "BackupArchive",
     "Broker",
     "Burst",
@@ -22,6 +26,7 @@ __all__ = [
     "Frame",
     "Headers",
     "Incoming",
+    "JournalHistory",
     "JournalMessages",
     "JournalSelection",
     "LimitRule",
@@ -38,6 +43,7 @@ __all__ = [
     "__version__",
     "connect",
     "end_delivering",
+    "hash_password",
     "join_strays",
     "journal_compact",
     "journal_inspect",
@@ -212,6 +218,34 @@ class Burst:
     def abandon(self) -> None: ...
 
 @final
+class AuthorityReply:
+    """The way back for one answer of an authority."""
+
+    @property
+    def method(self) -> str: ...
+    def settle(self, result: object) -> None: ...
+    def fail(self) -> None: ...
+
+@final
+class AuthorityStore:
+    """The file of users and tokens of a broker, stopped or running."""
+
+    def __new__(cls, path: str | os.PathLike[str]) -> AuthorityStore: ...
+    @staticmethod
+    def of_data_dir(directory: str | os.PathLike[str]) -> AuthorityStore: ...
+    @property
+    def path(self) -> Path: ...
+    def show(self) -> str: ...
+    def add_user(self, user: str, password: str | None = None) -> None: ...
+    def set_password(self, name: str, password: str) -> None: ...
+    def remove_user(self, name: str) -> None: ...
+    def add_token(self, token: str) -> tuple[str, str]: ...
+    def remove_token(self, id: str) -> None: ...  # noqa: A002
+
+def hash_password(password: str) -> str:
+    """Return the hash of a password, as configurations hold it."""
+
+@final
 class Broker:
     """What `mqcore.Broker` stands on."""
 
@@ -235,6 +269,15 @@ class Broker:
         fallback: Decision,
         submit: Callable[[Burst], None],
     ) -> None: ...
+    def set_authority(
+        self,
+        authenticate: Callable[..., object] | None,
+        authorize: Callable[..., object] | None,
+        timeout: float,
+        cache: float,
+        submit: Callable[[list[tuple[Awaitable[object], AuthorityReply]]], None],
+    ) -> None: ...
+    def reload_authority(self) -> None: ...
     def set_router(self, options: RouterOptions) -> None: ...
     def remove_router(self, name: str) -> None: ...
     def certificates(self) -> list[dict[str, Any]]: ...
@@ -352,6 +395,19 @@ def journal_compact(
 def journal_inspect(path: str, progress: Callable[[int, int, int], object], thorough: bool) -> dict[str, Any]: ...
 
 @final
+class JournalHistory:
+    """Steps of messages' lives, of one queue or of all."""
+
+    def __new__(cls, path: str, queue: str | None, progress: Callable[[int, int, int], object]) -> JournalHistory: ...
+    @property
+    def damaged(self) -> bool:
+        """Whether steps may be missing here."""
+    @property
+    def blocks(self) -> int:
+        """Blocks of steps in the journals."""
+    def write(self, path: str, table_format: str, progress: Callable[[int], object]) -> tuple[int, bool]: ...
+
+@final
 class JournalMessages:
     """Saved messages of one queue: its address, the message, attempts, and when it was received, in Unix ms."""
 
@@ -362,6 +418,7 @@ class JournalMessages:
     @property
     def count(self) -> int:
         """How many there were at first."""
+    def write(self, path: str, table_format: str, progress: Callable[[int], object]) -> int: ...
     def __iter__(self) -> JournalMessages: ...
     def __next__(self) -> tuple[str, Message, int, int]: ...
 
@@ -499,6 +556,13 @@ class Client:
     def queue_information(self, queue: str) -> Any: ...
     def queues(self, channel: str) -> Any: ...
     def clients(self, pattern: str | None = None) -> Any: ...
+    def create_router(self, router: str, method: str) -> Any: ...
+    def remove_router(self, router: str) -> Any: ...
+    def routers(self, pattern: str | None = None) -> Any: ...
+    def bindings(self, router: str) -> Any: ...
+    def add_binding(self, router: str, binding: bytes) -> Any: ...
+    def remove_binding(self, router: str, binding: str) -> Any: ...
+    def test_router(self, router: str, body: bytes, headers: list[tuple[str, str]]) -> Any: ...
     def nodes(self) -> Any: ...
 
 @final

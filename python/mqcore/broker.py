@@ -30,7 +30,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
 from mqcore import _core, errors, handlers
-from mqcore.config import BrokerConfig, ChannelOptions, Duration, QueueOptions, RouteMethod, RouterOptions, seconds
+from mqcore.authority import Authority, _register
+from mqcore.config import (
+    AuthorityOptions,
+    BrokerConfig,
+    ChannelOptions,
+    Duration,
+    QueueOptions,
+    RouteMethod,
+    RouterOptions,
+    TokenOptions,
+    UserOptions,
+    seconds,
+)
 from mqcore.handlers import DeliveryHandler
 from mqcore.routing import BindingHandlers, Routers
 from mqcore.tls import Listener, ListenerTLS
@@ -301,6 +313,11 @@ class BrokerOptions(TypedDict, total=False):
     ping_interval: Duration
     pong_timeout: Duration
     undecided_max: int
+    authority: AuthorityOptions
+    user: Sequence[UserOptions]
+    token: Sequence[TokenOptions]
+    publish_limit: str | None
+    connect_limit: str | None
     limiter_keys_max: int
     limiter_bytes_max: int
     routers: Sequence[RouterOptions]
@@ -362,6 +379,7 @@ class Broker:
         self._core = self._new_core(self._config)
         self._handler_loop = _HandlerLoop()
         self._handlers = DeliveryHandlers(self._core, self._handler_loop)
+        self._authority: Authority | None = None
         self._routers = Routers(self._core, self._runner, self._config.routers)
         self._binding_handlers = BindingHandlers(self._core, self._runner)
         self._waiters: set[asyncio.Future[None]] = set()
@@ -378,6 +396,24 @@ class Broker:
     def delivery_handlers(self) -> DeliveryHandlers:
         """The delivery handlers by key: ``broker.delivery_handlers["orders"] = Orders()``."""
         return self._handlers
+
+    @property
+    def authority(self) -> Authority | None:
+        """Who decides in Python about logins and actions: ``broker.authority = Staff()``, before the broker starts."""
+        return self._authority
+
+    @authority.setter
+    def authority(self, authority: Authority) -> None:
+        _register(self._core, authority, self._handler_loop.get)
+        self._authority = authority
+
+    def reload_authority(self) -> None:
+        """Read users and tokens again, and end the connections whose rights have changed.
+
+        A running broker also does so by itself, a moment after their file has changed. Raises `AuthorityError` if they
+        cannot be read; those that are known then go on to hold.
+        """
+        self._core.reload_authority()
 
     @property
     def routers(self) -> Routers:

@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import base64
 import dataclasses
 import inspect
 import itertools
 import logging
+import re
 import warnings
 import weakref
 from collections import deque
@@ -31,11 +33,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeAlias, TypeVar, Unpack, overload
+from urllib.parse import unquote
 
 import msgspec
 
 from mqcore import _core, bodies, errors
-from mqcore.config import ChannelOptions, Duration, QueueOptions, seconds
+from mqcore.config import Binding, ChannelOptions, Duration, Interaction, QueueOptions, RouteMethod, seconds
 from mqcore.tls import TLSConfig
 
 if TYPE_CHECKING:
@@ -49,6 +52,8 @@ if TYPE_CHECKING:
         name: str | None
         kind: str | None
         token: str | None
+        user: str | None
+        password: str | None
         properties: Mapping[str, str]
         tls: TLSConfig | None
         connect_timeout: Duration
@@ -85,6 +90,9 @@ __all__ = [
     "Receipt",
     "Request",
     "Requests",
+    "RouterInformation",
+    "RouterStep",
+    "RouterTest",
     "State",
     "connect",
 ]
@@ -128,8 +136,12 @@ class ClientOptions:
     """A name that several clients may share; reached as ``@name:NAME``."""
     kind: str | None = None
     """What sort of program it is; reached as ``@type:KIND``."""
-    token: str | None = None
-    """What authenticates it."""
+    token: str | None = dataclasses.field(default=None, repr=False)
+    """What authenticates it: a token of the broker's, or whatever its authenticator knows."""
+    user: str | None = None
+    """A user of the broker's, instead of a token."""
+    password: str | None = dataclasses.field(default=None, repr=False)
+    """That user's password."""
     properties: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Anything else to tell in the handshake."""
     tls: TLSConfig | None = None
@@ -174,6 +186,42 @@ class ClientOptions:
         ):
             object.__setattr__(self, name, seconds(getattr(self, name)))
         object.__setattr__(self, "properties", list(dict(self.properties).items()))
+        if (self.user is None) != (self.password is None):
+            raise errors.ConfigError("a user needs a password, and a password a user")
+        if self.user is not None and self.password is not None:
+            if self.token is not None:
+                raise errors.ConfigError("give a token, or a user and a password, not both")
+            object.__setattr__(self, "token", _basic(self.user, self.password))
+
+
+def _basic(user: str, password: str) -> str:
+    """Return a user and a password as one text, in the form that HTTP has for it."""
+    if ":" in user:
+        raise errors.ConfigError(f"a user's name has no colon, as {user!r} has")
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode("ascii")
+
+
+def without_credentials(urls: Sequence[str], options: ClientOptions) -> tuple[list[str], ClientOptions]:
+    """Take ``user:password@`` or ``token@`` out of URLs, into the options.
+
+    Raises `ConfigError` if URLs disagree, or if the options say who it is too.
+    """
+    found: set[str] = set()
+    plain = []
+    for url in urls:
+        scheme, separator, rest = url.partition("://")
+        # What stands before the host ends before any path or option, which may have an @ of their own.
+        place = re.split("[/?]", rest, maxsplit=1)[0]
+        shown, at, host = place.rpartition("@")
+        plain.append(f"{scheme}{separator}{host}{rest[len(place) :]}")
+        if at:
+            user, colon, password = shown.partition(":")
+            found.add(_basic(unquote(user), unquote(password)) if colon else unquote(shown))
+    if not found:
+        return plain, options
+    if len(found) > 1 or options.token is not None:
+        raise errors.ConfigError("say once who the client is: the same in every URL, or as token, user and password")
+    return plain, dataclasses.replace(options, token=found.pop())
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +363,47 @@ class ClientInformation:
     """Seconds since it connected, or joined."""
     is_authenticated: bool = False
     """Whether an authenticator let it in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterInformation:
+    """A router."""
+
+    name: str
+    method: RouteMethod
+    """Which of its bindings get a message."""
+    enabled: bool
+    """Whether it takes messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterStep:
+    """What a router would do at one binding."""
+
+    binding: str | None
+    """The binding; ``None`` for a target that a router in Python named."""
+    target: str
+    """Where it leads."""
+    takes: bool
+    """Whether it would take the message."""
+    why: str
+    """Why, or why not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterTest:
+    """Where a message would go."""
+
+    method: RouteMethod
+    """How the router chooses."""
+    taken: bool
+    """Whether anybody would take it."""
+    refusal: str | None
+    """Why nobody would, if so."""
+    steps: tuple[RouterStep, ...]
+    """What would be tried, in this order."""
+    skipped: tuple[str, ...]
+    """Bindings that would not be reached, because another one takes the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -925,6 +1014,7 @@ class Client:
         timeout: Duration | None = None,
     ) -> None:
         """Send a message to a client: its id, ``@name:NAME`` or ``@type:KIND``; of those only the oldest with `one`.
+        ``@router:NAME`` sends it to a router.
 
         With `confirm`, wait until the receiver acknowledges.
         """
@@ -1096,6 +1186,37 @@ class Client:
         """Describe the connected clients, or those whose type matches."""
         return many(ClientInformation, await self._connected().clients(pattern))
 
+    async def create_router(self, router: str, method: RouteMethod | str = RouteMethod.DISTRIBUTE) -> None:
+        """Create a router; fine if there is one of this name and method, else raises `AlreadyExists`."""
+        await self._connected().create_router(router, RouteMethod(method))
+
+    async def remove_router(self, router: str) -> None:
+        """Remove a router with its bindings; fine if there is none."""
+        await self._connected().remove_router(router)
+
+    async def routers(self, pattern: str | None = None) -> list[RouterInformation]:
+        """Describe the routers, or those whose name matches."""
+        return many_routers(await self._connected().routers(pattern))
+
+    async def bindings(self, router: str) -> list[Binding]:
+        """Return the bindings of a router, the highest priority first. Raises `NotFound` for no such router."""
+        return many_bindings(await self._connected().bindings(router))
+
+    async def bind(self, router: str, binding: Binding | str) -> None:
+        """Add a binding, or a target, to a router.
+
+        Raises `NotFound` for no such router, `AlreadyExists` for a second binding of one name.
+        """
+        await self._connected().add_binding(router, binding_json(binding))
+
+    async def unbind(self, router: str, binding: str) -> None:
+        """Remove the binding of this name from a router; fine if there is none."""
+        await self._connected().remove_binding(router, binding)
+
+    async def test_router(self, router: str, body: object = b"", *, headers: Headers = ()) -> RouterTest:
+        """Ask where a message would go, and why; nothing is sent, but routers in Python are asked."""
+        return router_test(await self._connected().test_router(router, bodies.encode(body), pairs(headers)))
+
     async def nodes(self) -> list[NodeInformation]:
         """Describe the nodes of the cluster."""
         return many(NodeInformation, await self._connected().nodes())
@@ -1117,9 +1238,10 @@ def connect(urls: str | Sequence[str] | Broker = DEFAULT_URL, **options: Unpack[
 
     Keyword arguments are the fields of `ClientOptions`. Raises `ConnectFailed` if no broker is there, `TLSError` or its
     `CertificateError` if the two do not come to terms on TLS, `AuthFailed` if it does not let the client in. From then
-    on the connection is kept: lost ones are made again.
+    on the connection is kept: lost ones are made again. A URL may say who
+    the client is: ``tmqp://user:password@host``, ``tmqp://token@host``.
     """
-    return Client(target_of(urls), ClientOptions(**options))
+    return Client(*reached(urls, ClientOptions(**options)))
 
 
 # --- shared with mqcore.sync ---------------------------------------------------------------------------------------
@@ -1143,13 +1265,15 @@ def warn_if_open(client: Any) -> None:
         client._abort()
 
 
-def target_of(urls: str | Sequence[str] | Broker) -> list[str] | _core.Broker:
-    """Return what the core connects to: a list of URLs, or an embedded broker."""
+def reached(
+    urls: str | Sequence[str] | Broker, options: ClientOptions
+) -> tuple[list[str] | _core.Broker, ClientOptions]:
+    """Return what the core connects to, a list of URLs or an embedded broker, and with which options."""
     if isinstance(urls, str):
-        return [urls]
+        return without_credentials([urls], options)
     from mqcore.broker import Broker
 
-    return urls._core if isinstance(urls, Broker) else list(urls)
+    return (urls._core, options) if isinstance(urls, Broker) else without_credentials(urls, options)
 
 
 def address(channel: str, id: int | None) -> str:  # noqa: A002 (as in the protocol)
@@ -1249,6 +1373,65 @@ def one(kind: type[_I], octets: bytes) -> _I:
 def many(kind: type[_I], octets: bytes) -> list[_I]:
     """Read a list of things that the broker described."""
     return [_information(kind, members) for members in msgspec.json.decode(octets)]
+
+
+_METHODS: Final = (RouteMethod.DISTRIBUTE, RouteMethod.ROUND_ROBIN, RouteMethod.ONLY_FIRST)
+_INTERACTIONS: Final = (Interaction.NONE, Interaction.ACKNOWLEDGE, Interaction.RESPONSE)
+
+
+def many_routers(octets: bytes) -> list[RouterInformation]:
+    """Read a list of routers."""
+    return [
+        RouterInformation(name=each["Name"], method=_METHODS[each["Method"]], enabled=each["IsEnabled"])
+        for each in msgspec.json.decode(octets)
+    ]
+
+
+def many_bindings(octets: bytes) -> list[Binding]:
+    """Read a list of bindings."""
+    return [
+        Binding(
+            each["Address"],
+            each["Name"],
+            priority=each["Priority"],
+            interaction=_INTERACTIONS[each["Interaction"]],
+            content_type=each["ContentType"],
+            method=_METHODS[each["Method"]],
+        )
+        for each in msgspec.json.decode(octets)
+    ]
+
+
+def binding_json(binding: Binding | str) -> bytes:
+    """Write a binding as the protocol has it."""
+    if isinstance(binding, str):
+        binding = Binding(binding)
+    members: dict[str, object] = {
+        "Name": binding.name,
+        "Target": binding.target,
+        "Priority": binding.priority,
+        "Interaction": binding.interaction.value,
+        "Method": binding.method.value,
+    }
+    if binding.content_type is not None:
+        members["ContentType"] = binding.content_type
+    return msgspec.json.encode(members)
+
+
+def router_test(octets: bytes) -> RouterTest:
+    """Read where a message would go."""
+    told = msgspec.json.decode(octets)
+    steps = (
+        RouterStep(binding=each["Binding"], target=each["Target"], takes=each["Takes"], why=each["Why"])
+        for each in told["Steps"]
+    )
+    return RouterTest(
+        method=RouteMethod(told["Method"]),
+        taken=told["Taken"],
+        refusal=told["Refusal"],
+        steps=tuple(steps),
+        skipped=tuple(told["Skipped"]),
+    )
 
 
 def _information(kind: type[_I], members: dict[str, Any]) -> _I:

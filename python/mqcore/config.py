@@ -8,6 +8,7 @@ from the broker.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import re
@@ -25,6 +26,7 @@ from mqcore.errors import ConfigError
 from mqcore.tls import Listener, ListenerTLS
 
 __all__ = [
+    "AuthorityOptions",
     "Binding",
     "BrokerConfig",
     "ChannelOptions",
@@ -35,6 +37,8 @@ __all__ = [
     "QueueStatus",
     "RouteMethod",
     "RouterOptions",
+    "TokenOptions",
+    "UserOptions",
     "seconds",
 ]
 
@@ -264,6 +268,76 @@ class RouterOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UserOptions:
+    """A user that the configuration names. Those of ``mqcore user add`` are kept elsewhere and need not be here."""
+
+    name: str
+    """Unique among users."""
+    allow: tuple[str, ...] = ()
+    """Rules: ``push,pull:orders/*``, ``*``. Default nothing."""
+    password_hash: str | None = field(default=None, repr=False)
+    """What ``mqcore user hash`` prints. Default none: no password is the right one."""
+    certificate: str | None = None
+    """A name in a client certificate that is as good as the password: ``cn:worker-1``. Default none."""
+    client_ids: tuple[str, ...] = ()
+    """Patterns of client ids that the peer may take. Default all."""
+    client_names: tuple[str, ...] = ()
+    """Patterns of client names. Default all."""
+    client_types: tuple[str, ...] = ()
+    """Patterns of client types. Default all."""
+    addresses: tuple[str, ...] = ()
+    """Where it may come from: ``10.0.0.0/8``. Default everywhere."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOptions:
+    """A token that the configuration names, without its secret."""
+
+    id: str
+    """The part of the token between the first two underscores."""
+    name: str
+    """For people."""
+    hash: str = field(repr=False)
+    """SHA-256 of the part behind the second underscore, hexadecimal."""
+    allow: tuple[str, ...] = ()
+    """Rules: ``push,pull:orders/*``, ``*``. Default nothing."""
+    expires_ms: int | None = None
+    """From when on it is worth nothing, Unix milliseconds. Default never."""
+    client_ids: tuple[str, ...] = ()
+    """Patterns of client ids that the peer may take. Default all."""
+    client_names: tuple[str, ...] = ()
+    """Patterns of client names. Default all."""
+    client_types: tuple[str, ...] = ()
+    """Patterns of client types. Default all."""
+    addresses: tuple[str, ...] = ()
+    """Where it may come from: ``10.0.0.0/8``. Default everywhere."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthorityOptions:
+    """Who may do what, beside users and tokens."""
+
+    anonymous: tuple[str, ...] = ()
+    """Rules for peers that show nothing, once there is a user or a token. Default none: they are turned away."""
+    store: str | None = None
+    """The file of users and tokens that the command line changes. Default ``authority.json`` in the data directory."""
+    audit: str | None = None
+    """Where audit lines go: a file, ``stderr`` or ``off``. Default ``audit.jsonl`` in the data directory, without one
+    standard error."""
+    audit_allowed: bool = False
+    """Whether what was allowed is written too, where it had to be looked up. Default no."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
     """Everything that a broker can be told."""
 
@@ -300,7 +374,8 @@ class BrokerConfig:
     archive_max_bytes: int = 0
     """Octets of the archive at most; the oldest files go first; 0: no limit. Default 0."""
     allow_remote: bool = False
-    """Whether addresses other than loopback may be bound although nobody has to log in. Default no."""
+    """Whether addresses other than loopback may be bound although nobody has to log in. Default no. Without meaning
+    once there is a user, a token or an authenticator."""
     shards: int = 0
     """Parts that work side by side, at most 16; 0: one for each core. Default 0."""
     channel: ChannelOptions = field(default_factory=ChannelOptions)
@@ -335,6 +410,11 @@ class BrokerConfig:
     """How long after a ping something has to come. Default 10 s."""
     undecided_max: int = 100_000
     """Messages of one queue at most that wait for a handler's decision. Default 100,000."""
+    publish_limit: str | None = None
+    """How often one client may publish, ``"1000/s"`` or ``"6000/1m"``; more is refused with the time after which to try
+    again. Default no limit."""
+    connect_limit: str | None = None
+    """How often one address may connect and say who it is, written likewise. Default no limit."""
     limiter_keys_max: int = 1 << 24
     """Counters and buffers of the limiter at most; one more takes the place of the one that expires soonest.
     Default 16,777,216."""
@@ -347,8 +427,44 @@ class BrokerConfig:
     """Octets of saved messages that may wait in memory. Above it, bodies that are far from being handed out leave it
     and are read back from the data directory before they are needed. Default 256 MiB."""
 
+    authority: AuthorityOptions = field(default_factory=AuthorityOptions)
+    """Who may do what, beside users and tokens."""
+    user: tuple[UserOptions, ...] = ()
+    """Users, each a table ``[[user]]``. Default none."""
+    token: tuple[TokenOptions, ...] = ()
+    """Tokens, each a table ``[[token]]``. Default none."""
+
     def __post_init__(self) -> None:
         _check(self)
+
+    def _authority(self) -> str:
+        """Return what the core wants to know about users and tokens, as JSON."""
+        return json.dumps(
+            {
+                "users": [
+                    {
+                        "name": user.name,
+                        "password": user.password_hash,
+                        "certificate": user.certificate,
+                        "allow": user.allow,
+                        "restrict": _restrictions(user),
+                    }
+                    for user in self.user
+                ],
+                "tokens": [
+                    {
+                        "id": token.id,
+                        "name": token.name,
+                        "hash": token.hash,
+                        "allow": token.allow,
+                        "expires_ms": token.expires_ms,
+                        "restrict": _restrictions(token),
+                    }
+                    for token in self.token
+                ],
+                **dataclasses.asdict(self.authority),
+            }
+        )
 
     @classmethod
     def load(
@@ -374,9 +490,31 @@ class BrokerConfig:
         return loaded
 
 
+def _restrictions(options: UserOptions | TokenOptions) -> dict[str, tuple[str, ...]]:
+    return {
+        "client_ids": options.client_ids,
+        "client_names": options.client_names,
+        "client_types": options.client_types,
+        "addresses": options.addresses,
+    }
+
+
 # Variables with the prefix that are not settings of a broker but of the command line.
 _COMMAND_LINE: Final = frozenset(
-    {"APP", "CONFIG", "CONTEXT", "DEBUG", "DRAIN_TIMEOUT", "LOG_FORMAT", "LOG_LEVEL", "TIMEOUT", "TOKEN", "URL"}
+    {
+        "APP",
+        "CONFIG",
+        "CONTEXT",
+        "DEBUG",
+        "DRAIN_TIMEOUT",
+        "LOG_FORMAT",
+        "LOG_LEVEL",
+        "PASSWORD",
+        "TIMEOUT",
+        "TOKEN",
+        "URL",
+        "USER",
+    }
 )
 
 
@@ -501,17 +639,10 @@ def _converter(hint: Any) -> _Converter:
         return _Converter(lambda value: tuple(map(_text, _several(value))), "a list of texts", optional)
     if kind == tuple[int, ...]:
         return _Converter(lambda value: tuple(map(_count, _several(value))), "a list of numbers", optional)
-    if typing.get_origin(kind) is tuple:
-        part = typing.get_args(kind)[0]
-        return _Converter(lambda value: _all_built(value, part), f"a list of {part.__name__}s", optional)
+    entry: Any = (typing.get_args(kind) or (None,))[0]
+    if typing.get_origin(kind) is tuple and isinstance(entry, type):
+        return _Converter(lambda value: _tables(value, entry), f"a list of {entry.__name__}", optional)
     return _Converter(lambda value: _instance(value, kind), f"a {kind.__name__}", optional)
-
-
-def _all_built(values: Any, kind: type[Any]) -> tuple[Any, ...]:
-    """Take instances as they are, and make those of tables that a file has in their place."""
-    if isinstance(values, str):
-        raise TypeError
-    return tuple(_build(kind, value, "") if isinstance(value, Mapping) else _instance(value, kind) for value in values)
 
 
 def _flag(value: object) -> bool:
@@ -548,6 +679,22 @@ def _several(value: Any) -> list[Any]:
     if isinstance(value, str):
         return [part for part in (part.strip() for part in value.split(",")) if part]
     return list(value)
+
+
+def _tables(value: Any, kind: type[Any]) -> tuple[Any, ...]:
+    """Take instances, or the tables of a file that stand for them."""
+    if isinstance(value, (str, Mapping)):
+        raise TypeError
+    return tuple(item if isinstance(item, kind) else _table(item, kind) for item in value)
+
+
+def _table(item: Any, kind: type[Any]) -> Any:
+    if not isinstance(item, Mapping):
+        raise TypeError
+    try:
+        return _build(kind, item, "")
+    except TypeError as missing:
+        raise ConfigError(str(missing).partition(" ")[2]) from None
 
 
 def _instance(value: object, kind: type[Any]) -> object:

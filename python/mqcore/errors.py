@@ -31,6 +31,8 @@ from __future__ import annotations
 __all__ = [
     "AlreadyExists",
     "AuthFailed",
+    "AuthorityError",
+    "AuthorityMissing",
     "BadAnswer",
     "BadFrame",
     "BadRequest",
@@ -135,6 +137,14 @@ class ConnectionLost(TransportError):
 
 class Draining(TransportError):
     """The client is closing and takes nothing new."""
+
+
+class AuthorityError(MqcoreError):
+    """Users and tokens cannot be read or changed as asked."""
+
+
+class AuthorityMissing(AuthorityError, LookupError):
+    """There is no such user or token."""
 
 
 class ListenFailed(TransportError):

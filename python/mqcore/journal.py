@@ -7,13 +7,14 @@ on it. `replay` publishes what is saved there to a queue of a running broker.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, Protocol
 
 from mqcore import _core
 from mqcore.compaction import Compacted, CompactedShard, compact
+from mqcore.export import History, TableFormat, history, unfinished
 from mqcore.replay import Advanced, Replayed, Selection, replay, replay_async, select
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Compacted",
     "CompactedShard",
     "Finding",
+    "History",
     "Listing",
     "Progress",
     "Replayed",
@@ -30,6 +32,7 @@ __all__ = [
     "StoredMessage",
     "Verification",
     "compact",
+    "history",
     "messages",
     "replay",
     "replay_async",
@@ -145,7 +148,7 @@ class StoredMessage:
 
 class SavedMessages:
     """The saved messages of one queue, in the order in which they would be handed out. Each is read when it is its
-    turn; to be iterated once."""
+    turn; to be iterated, or written, once."""
 
     def __init__(self, source: _core.JournalMessages) -> None:
         self._source = source
@@ -157,6 +160,22 @@ class SavedMessages:
 
     def __len__(self) -> int:
         return self._source.count
+
+    def write(
+        self,
+        path: str | os.PathLike[str],
+        format: TableFormat,  # noqa: A002
+        *,
+        progress: Callable[[int], object] | None = None,
+    ) -> int:
+        """Write those that were not iterated yet to a file, and return how many these are. `progress` is called with
+        the number of messages that are written; what it raises ends the writing.
+
+        The file appears under its name when it is complete and durable, in the place of one that was there. Raises
+        `OSError` if it cannot be written, and `DataDirDamaged` if a message cannot be read any more.
+        """
+        with unfinished(path) as part:
+            return self._source.write(os.fspath(part), format, progress or _unseen_rows)
 
     def __iter__(self) -> Iterator[StoredMessage]:
         for queue, message, attempts, received_ms in self._source:
@@ -222,6 +241,10 @@ _MEANINGS: dict[FindingKind, str] = {
 
 def _finding(shard: int, kind: FindingKind, text: str) -> Finding:
     return Finding(shard, kind, _TEXTS.get(kind, "{}").format(text), _MEANINGS[kind])
+
+
+def _unseen_rows(_done: int) -> None:
+    return
 
 
 def _unseen(_shard: int, _done: int, _total: int) -> None:

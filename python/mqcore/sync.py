@@ -36,9 +36,11 @@ from mqcore.client import (
     NodeInformation,
     QueueInformation,
     Receipt,
+    RouterInformation,
+    RouterTest,
     State,
 )
-from mqcore.config import ChannelOptions, Duration, QueueOptions
+from mqcore.config import Binding, ChannelOptions, Duration, QueueOptions, RouteMethod
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -647,6 +649,37 @@ class Client:
         """Describe the connected clients, or those whose type matches."""
         return shared.many(ClientInformation, self._connected().clients(pattern))
 
+    def create_router(self, router: str, method: RouteMethod | str = RouteMethod.DISTRIBUTE) -> None:
+        """Create a router; fine if there is one of this name and method, else raises `AlreadyExists`."""
+        self._connected().create_router(router, RouteMethod(method))
+
+    def remove_router(self, router: str) -> None:
+        """Remove a router with its bindings; fine if there is none."""
+        self._connected().remove_router(router)
+
+    def routers(self, pattern: str | None = None) -> list[RouterInformation]:
+        """Describe the routers, or those whose name matches."""
+        return shared.many_routers(self._connected().routers(pattern))
+
+    def bindings(self, router: str) -> list[Binding]:
+        """Return the bindings of a router, the highest priority first. Raises `NotFound` for no such router."""
+        return shared.many_bindings(self._connected().bindings(router))
+
+    def bind(self, router: str, binding: Binding | str) -> None:
+        """Add a binding, or a target, to a router.
+
+        Raises `NotFound` for no such router, `AlreadyExists` for a second binding of one name.
+        """
+        self._connected().add_binding(router, shared.binding_json(binding))
+
+    def unbind(self, router: str, binding: str) -> None:
+        """Remove the binding of this name from a router; fine if there is none."""
+        self._connected().remove_binding(router, binding)
+
+    def test_router(self, router: str, body: object = b"", *, headers: Headers = ()) -> RouterTest:
+        """Ask where a message would go, and why; nothing is sent, but routers in Python are asked."""
+        return shared.router_test(self._connected().test_router(router, bodies.encode(body), shared.pairs(headers)))
+
     def nodes(self) -> list[NodeInformation]:
         """Describe the nodes of the cluster."""
         return shared.many(NodeInformation, self._connected().nodes())
@@ -666,6 +699,7 @@ def connect(urls: str | Sequence[str] | Broker = DEFAULT_URL, **options: Unpack[
 
     Keyword arguments are the fields of `mqcore.client.ClientOptions`. Raises `ConnectFailed` if no broker is there,
     `TLSError` or its `CertificateError` if the two do not come to terms on TLS, `AuthFailed` if it does not let the
-    client in. From then on the connection is kept: lost ones are made again.
+    client in. From then on the connection is kept: lost ones are made again. A URL may say who
+    the client is: ``tmqp://user:password@host``, ``tmqp://token@host``.
     """
-    return Client(shared.target_of(urls), ClientOptions(**options))
+    return Client(*shared.reached(urls, ClientOptions(**options)))

@@ -6,13 +6,17 @@ import sys
 
 import click
 
-__all__ = ["confirm_loss"]
+__all__ = ["confirm", "confirm_loss"]
 
 
 def confirm_loss(what: str, name: str, messages: int, *, yes: bool) -> None:
     """Say how many messages will be lost by doing `what`, and go on only if `name` is typed, or `yes` was given."""
     plural = "" if messages == 1 else "s"
-    warning = f"{what} loses {messages} message{plural}"
+    confirm(f"{what} loses {messages} message{plural}", name, yes=yes)
+
+
+def confirm(warning: str, name: str, *, yes: bool) -> None:
+    """Say what will happen, and go on only if `name` is typed, or `yes` was given."""
     if yes:
         return
     if not sys.stdin.isatty():

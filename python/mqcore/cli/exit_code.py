@@ -46,6 +46,8 @@ _CODES: tuple[tuple[type[errors.MqcoreError], ExitCode], ...] = (
     (errors.DataDirDamaged, ExitCode.DAMAGED),
     (errors.DataDirMissing, ExitCode.NOT_FOUND),
     (errors.DataDirError, ExitCode.USAGE),
+    (errors.AuthorityMissing, ExitCode.NOT_FOUND),
+    (errors.AuthorityError, ExitCode.USAGE),
     (errors.ConfigError, ExitCode.USAGE),
     (errors.ListenFailed, ExitCode.USAGE),
     (errors.TransportError, ExitCode.UNREACHABLE),

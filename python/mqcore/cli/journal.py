@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mqcore.cli import options, output
 from mqcore.cli.compaction import compact
 from mqcore.cli.exit_code import ExitCode
+from mqcore.cli.export import export
 from mqcore.cli.program import CommandGroup
 from mqcore.cli.reading import reading
 from mqcore.cli.replay import replay
 
 if TYPE_CHECKING:
-    from mqcore.journal import Listing, StoredMessage
+    from mqcore.journal import Listing
 
 __all__ = ["journal"]
 
@@ -33,6 +29,7 @@ def journal() -> None:
     """The data directory DIR of a stopped broker. Only compact changes it. While a broker runs on it: code 7."""
 
 
+journal.add_command(export)
 journal.add_command(replay)
 journal.add_command(compact)
 
@@ -76,66 +73,6 @@ def verify(directory: Path, as_json: bool) -> int:
         verdict = "DAMAGED: what was confirmed as saved may be lost" if damaged else "whole: nothing saved is lost"
         click.echo(f"{_in_words(seen.listing)}; {verdict}")
     return ExitCode.DAMAGED if damaged else ExitCode.DONE
-
-
-@journal.command(short_help="Print the saved messages of a queue.")
-@_DIRECTORY
-@click.option("--queue", type=options.QUEUE, required=True, help="Of which queue.")
-@click.option("--format", type=click.Choice(["jsonl"]), default="jsonl", show_default=True, help="How.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Where to. [default: stdout]")
-def export(directory: Path, queue: tuple[str, int], format: str, out: Path | None) -> int:  # noqa: A002
-    """Print what is saved in a queue of DIR and not settled, in the queue's order, one JSON object a line.
-
-    A FILE appears when it is complete. With damage anywhere in DIR, everything readable is printed, and the code is 6.
-    """
-    from mqcore.journal import messages
-
-    name = f"{queue[0]}/{queue[1]}"
-    with reading("read", directory) as progress:
-        saved = messages(directory, name, progress=progress)
-    with _destination(out, directory) as file, output.progress(f"export {name}", len(saved)) as advance:
-        for message in saved:
-            file.write(_line(message) + "\n")
-            advance()
-    if saved.is_damaged:
-        output.talk(
-            "the journal is damaged, so messages may be missing here; 'mqcore journal verify' says what is lost"
-        )
-        return ExitCode.DAMAGED
-    return ExitCode.DONE
-
-
-def _line(message: StoredMessage) -> str:
-    content = {
-        "schema": "mqcore.journal.message/1",
-        "queue": message.queue,
-        "id": message.id,
-        "source": message.source,
-        # A list, because a key may repeat.
-        "headers": [list(pair) for pair in message.headers],
-        **output.readable_body(message.body),
-        "attempts": message.attempts,
-        "high_priority": message.high_priority,
-        "received": message.received.isoformat(timespec="milliseconds"),
-    }
-    return json.dumps(content, ensure_ascii=False)
-
-
-@contextmanager
-def _destination(out: Path | None, directory: Path) -> Iterator[IO[str]]:
-    """Stdout, or a file that is there when it is complete, and not at all before."""
-    if out is None:
-        yield sys.stdout
-        return
-    if out.resolve().is_relative_to(directory.resolve()):
-        raise click.UsageError(f"--out {out} is inside of the data directory, which is only read")
-    unfinished = out.with_name(f"{out.name}.{os.getpid()}.part")
-    try:
-        with unfinished.open("w", encoding="utf-8") as file:
-            yield file
-        unfinished.replace(out)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _rows(listing: Listing) -> list[dict[str, Any]]:

@@ -165,7 +165,11 @@ def _text(key: bytes) -> str:
 def _seconds(counter: Any) -> float:
     from mqcore.throttr import Unit
 
-    unit = Unit(counter.unit) if counter.unit in Unit else Unit.SECONDS
+    try:
+        unit = Unit(counter.unit)
+    except ValueError:
+        # What no unit has, a server takes as seconds.
+        unit = Unit.SECONDS
     return float(counter.ttl * unit.nanoseconds / 1e9)
 
 

@@ -78,8 +78,9 @@ def connect(url: str | None, timeout: float, *, name: str = "mqcore-cli") -> syn
     """Connect to the broker that the command line names."""
     from mqcore import sync
 
-    chosen = url or click.get_current_context().find_root().meta.get("mqcore.url") or DEFAULT_URL
-    return sync.connect(chosen, name=name, kind="mqcore-cli", request_timeout=timeout)
+    meta = click.get_current_context().find_root().meta
+    chosen = url or meta.get("mqcore.url") or DEFAULT_URL
+    return sync.connect(chosen, name=name, kind="mqcore-cli", token=meta.get("mqcore.token"), request_timeout=timeout)
 
 
 def split_header(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

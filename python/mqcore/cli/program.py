@@ -57,6 +57,7 @@ def run(arguments: Sequence[str]) -> int:
 def root() -> click.Group:
     """Put all commands together."""
     from mqcore.cli import (
+        authority,
         backup,
         channel,
         client,
@@ -66,6 +67,7 @@ def root() -> click.Group:
         limit,
         publish,
         queue,
+        router,
         serve,
         tail,
         version,
@@ -81,7 +83,10 @@ def root() -> click.Group:
         tail.tail,
         channel.channel,
         queue.queue,
+        router.router,
         client.client,
+        authority.user,
+        authority.token,
         limit.limit,
         journal.journal,
         backup.backup,
@@ -104,6 +109,14 @@ def root() -> click.Group:
                 expose_value=False,
             ),
             click.Option(
+                ["--token"],
+                metavar="TOKEN",
+                envvar="MQCORE_TOKEN",
+                help="What to show the broker. [env: MQCORE_TOKEN, which others cannot see in the list of processes]",
+                callback=_remember_token,
+                expose_value=False,
+            ),
+            click.Option(
                 ["--version"],
                 is_flag=True,
                 is_eager=True,
@@ -120,6 +133,10 @@ def root() -> click.Group:
 
 def _remember_url(ctx: click.Context, _option: click.Parameter, value: str | None) -> None:
     ctx.meta["mqcore.url"] = value
+
+
+def _remember_token(ctx: click.Context, _option: click.Parameter, value: str | None) -> None:
+    ctx.meta["mqcore.token"] = value
 
 
 def _print_version(ctx: click.Context, _option: click.Parameter, value: bool) -> None:

@@ -14,6 +14,7 @@ from mqcore.cli.exit_code import ExitCode
 if TYPE_CHECKING:
     import asyncio
 
+    from mqcore.authority import Authority
     from mqcore.broker import Broker
     from mqcore.config import BrokerConfig
 
@@ -62,7 +63,10 @@ _OF_THE_PROGRAM = frozenset(
     help="How much of saved messages may wait in memory; the rest is read back when needed. [default: 256 MiB]",
 )
 @click.option(
-    "--app", metavar="MODULE:ATTR", envvar="MQCORE_APP", help="A Broker, or a mapping of delivery handlers by key."
+    "--app",
+    metavar="MODULE:ATTR",
+    envvar="MQCORE_APP",
+    help="A Broker, a mapping of delivery handlers by key, or an Authority; a mapping may have one too.",
 )
 @click.option("--auto-create", is_flag=True, help="Publishing to, or joining, what is missing creates it.")
 @click.option(
@@ -127,6 +131,7 @@ def serve(
 
 
 def _broker(app: str | None, config_file: str | None, flags: dict[str, Any]) -> Broker:
+    from mqcore.authority import Authority
     from mqcore.broker import Broker
 
     loaded = _load_app(app) if app is not None else {}
@@ -141,7 +146,12 @@ def _broker(app: str | None, config_file: str | None, flags: dict[str, Any]) -> 
             raise click.UsageError(f"{app} is a Broker that listens nowhere; give it listen='{_DEFAULT_LISTENERS[0]}'")
         return loaded
     broker = Broker(_config(config_file, flags))
+    if isinstance(loaded, Authority):
+        loaded = {"authority": loaded}
     for key, handler in loaded.items():
+        if isinstance(handler, Authority):
+            broker.authority = handler
+            continue
         try:
             broker.delivery_handlers[key] = handler
         except TypeError as error:
@@ -159,10 +169,11 @@ def _config(config_file: str | None, flags: dict[str, Any]) -> BrokerConfig:
     return config if config.listen or config.listener else dataclasses.replace(config, listen=_DEFAULT_LISTENERS)
 
 
-def _load_app(app: str) -> Broker | Mapping[str, Any]:
+def _load_app(app: str) -> Authority | Broker | Mapping[str, Any]:
     import importlib
     import sys
 
+    from mqcore.authority import Authority
     from mqcore.broker import Broker
 
     module_name, colon, attribute = app.partition(":")
@@ -177,10 +188,11 @@ def _load_app(app: str) -> Broker | Mapping[str, Any]:
     except Exception as error:
         raise click.UsageError(f"--app {app}: importing it raised {type(error).__name__}: {error}") from error
     found = getattr(module, attribute, None)
-    if not isinstance(found, Broker | Mapping):
+    if not isinstance(found, Authority | Broker | Mapping):
         what = "missing" if found is None else f"a {type(found).__name__}"
         raise click.UsageError(
-            f"--app {app}: {attribute} is {what}; it must be a mqcore.Broker or a mapping of handlers"
+            f"--app {app}: {attribute} is {what}; it must be a mqcore.Broker, a mapping of handlers, "
+            "or a mqcore.authority.Authority"
         )
     return found
 
@@ -217,7 +229,7 @@ def _say_ready(broker: Broker) -> None:
 
 
 class _Reload:
-    """Reads certificates again on SIGHUP, where the system has it, until the program ends."""
+    """Reads certificates, users and tokens again on SIGHUP, where the system has it, until the program ends."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -238,13 +250,20 @@ class _Reload:
             asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
 
     def _reload(self) -> None:
+        import contextlib
+        import logging
+
         from mqcore.errors import MqcoreError
 
-        try:
+        with contextlib.suppress(MqcoreError):
+            # The broker itself logs which listener keeps its certificate, and why.
             self._broker.reload_tls()
-        except MqcoreError:
-            # The broker itself has logged which listener keeps its certificate, and why.
-            return
+        try:
+            self._broker.reload_authority()
+        except MqcoreError as error:
+            logging.getLogger("mqcore.serve").error(
+                "users and tokens could not be read; those that were known go on to hold: %s", error
+            )
 
 
 class _Signals:

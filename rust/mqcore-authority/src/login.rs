@@ -80,6 +80,17 @@ impl Identity {
         Self { name, holder, grants: Arc::new(Grants::everything()), expires_ms: None }
     }
 
+    /// The rules that it rests on.
+    #[must_use]
+    pub fn rules(&self) -> Vec<Rule> {
+        match &self.holder {
+            Holder::User(user) => user.allow.clone(),
+            Holder::Token(token) => token.allow.clone(),
+            Holder::Anonymous(rules) => rules.clone(),
+            Holder::Open | Holder::Local | Holder::Authenticator => vec![Rule::everything()],
+        }
+    }
+
     /// Somebody whom an authenticator let in.
     #[must_use]
     pub fn named(name: &str, rules: &[Rule]) -> Self {

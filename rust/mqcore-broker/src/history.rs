@@ -231,6 +231,8 @@ pub(crate) struct Log {
     last_producer: (ConnectionId, u64),
     last_consumer: (ConnectionId, u64),
     full: Vec<Block>,
+    /// Octets of the last block: the next one is as large as a rule, and then needs not grow step by step.
+    expected_bytes: usize,
 }
 
 /// Where no queue's address can be in memory.
@@ -255,6 +257,7 @@ impl Log {
             last_producer: (NOBODY, 0),
             last_consumer: (NOBODY, 0),
             full: Vec::new(),
+            expected_bytes: 0,
         }
     }
 
@@ -407,6 +410,7 @@ impl Log {
             self.close();
         }
         if self.octets.is_empty() {
+            self.octets.reserve(self.expected_bytes);
             self.octets.push(VERSION);
             push(&mut self.octets, now.0);
             (self.begun, self.now) = (now, now);
@@ -422,6 +426,8 @@ impl Log {
             return;
         }
         let octets = std::mem::take(&mut self.octets);
+        // A single large body says nothing of the next block.
+        self.expected_bytes = octets.len().min(BLOCK_BYTES);
         self.full.push(Block { octets, steps: std::mem::take(&mut self.steps), time: self.begun });
         self.last = (MessageNumber(0), 0);
         self.queues.clear();

@@ -1,7 +1,10 @@
 //! Administration: channels, queues, clients and nodes, over the same connection.
 
+use mqcore_wire::tmqp::header::key;
+use mqcore_wire::tmqp::operation::Operation;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::address::{QueueAddress, channel_name};
 use crate::client::Client;
@@ -87,6 +90,53 @@ impl Client {
     /// Describes the clients whose type matches a filter; without one, all of them.
     pub async fn clients(&self, filter: Option<&str>) -> Result<Vec<ClientInformation>, ClientError> {
         self.read(&Request::client_list(filter)).await
+    }
+
+    /// Creates a router; fine if there is one of this name and method (`distribute`, `round-robin`, `only-first`).
+    pub async fn create_router(&self, router: &str, method: &str) -> Result<(), ClientError> {
+        let what = (Operation::CreateRouter, "create router");
+        self.done(&Request::router(what, router, &[(key::ROUTE_METHOD, method)], Vec::new())?).await
+    }
+
+    /// Removes a router with its bindings; fine if there is none.
+    pub async fn remove_router(&self, router: &str) -> Result<(), ClientError> {
+        let what = (Operation::RemoveRouter, "remove router");
+        self.done(&Request::router(what, router, &[], Vec::new())?).await
+    }
+
+    /// Describes the routers whose name matches; without a filter, all of them.
+    pub async fn routers(&self, filter: Option<&str>) -> Result<Value, ClientError> {
+        let what = (Operation::RouterList, "list routers");
+        self.read(&Request::router(what, filter.unwrap_or(""), &[], Vec::new())?).await
+    }
+
+    /// Describes the bindings of a router.
+    pub async fn bindings(&self, router: &str) -> Result<Value, ClientError> {
+        let what = (Operation::BindingList, "list bindings of");
+        self.read(&Request::router(what, router, &[], Vec::new())?).await
+    }
+
+    /// Adds a binding, given as JSON with the members of the protocol, to a router.
+    pub async fn add_binding(&self, router: &str, binding: Vec<u8>) -> Result<(), ClientError> {
+        let what = (Operation::AddBinding, "add a binding to");
+        self.done(&Request::router(what, router, &[], binding)?).await
+    }
+
+    /// Removes a binding of a router; fine if there is none of this name.
+    pub async fn remove_binding(&self, router: &str, binding: &str) -> Result<(), ClientError> {
+        let what = (Operation::RemoveBinding, "remove a binding of");
+        self.done(&Request::router(what, router, &[(key::BINDING_NAME, binding)], Vec::new())?).await
+    }
+
+    /// Asks where a message would go; nothing is sent.
+    pub async fn test_router(
+        &self,
+        router: &str,
+        body: Vec<u8>,
+        headers: &[(&str, &str)],
+    ) -> Result<Value, ClientError> {
+        let what = (Operation::TestRoute, "test router");
+        self.read(&Request::router(what, router, headers, body)?).await
     }
 
     /// Describes the nodes of the cluster.

@@ -39,7 +39,7 @@ pub struct Publication<'a> {
 /// A message for clients.
 #[derive(Debug, Clone, Copy)]
 pub struct DirectMessage<'a> {
-    /// A client id, `@name:NAME` or `@type:KIND`.
+    /// A client id, `@name:NAME` or `@type:KIND`; or `@router:NAME`, which sends the message to a router.
     pub target: &'a str,
     /// Its id; `None`: a new one.
     pub id: Option<&'a str>,
@@ -56,6 +56,9 @@ pub struct DirectMessage<'a> {
     /// What is waited for.
     pub wait: Wait,
 }
+
+/// What targets that name routers begin with.
+const ROUTER: &str = "@router:";
 
 /// What the sender of a direct message waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -314,6 +317,10 @@ impl<W> Conversation<W> {
     /// As [`Conversation::publish`].
     pub fn send(&mut self, message: &DirectMessage<'_>, waiter: Option<W>) -> Result<MessageId, ClientError> {
         let id = self.id_for(message.id)?;
+        let (kind, target) = match message.target.strip_prefix(ROUTER) {
+            Some(router) => (Kind::ROUTER, router),
+            None => (Kind::DIRECT, message.target),
+        };
         self.write(&Frame {
             first_acquirer: message.only_first,
             high_priority: message.high_priority,
@@ -321,10 +328,10 @@ impl<W> Conversation<W> {
             pending_acknowledge: message.wait == Wait::Acknowledge,
             content_type: message.content_type,
             id: &id,
-            target: message.target.as_bytes(),
+            target: target.as_bytes(),
             headers: message.headers,
             payload: message.body,
-            ..Frame::new(Kind::DIRECT)
+            ..Frame::new(kind)
         })?;
         if let Some(waiter) = waiter {
             let (expect, operation) = match message.wait {

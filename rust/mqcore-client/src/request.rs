@@ -198,6 +198,24 @@ impl Request {
         Self::operation(Operation::ClientList, "list clients", filter.unwrap_or("").into())
     }
 
+    /// An operation on a router: headers of ours, and what it needs as its body.
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError::InvalidArgument`] for a value that is no header.
+    pub fn router(
+        (operation, name): (Operation, &'static str),
+        router: &str,
+        headers: &[(&str, &str)],
+        body: Vec<u8>,
+    ) -> Result<Self, ClientError> {
+        let mut request = Self { body, ..Self::operation(operation, name, router.into()) };
+        for (key, value) in headers {
+            push(&mut request.headers, key, value)?;
+        }
+        Ok(request)
+    }
+
     /// Describe the nodes.
     #[must_use]
     pub fn node_list() -> Self {

@@ -121,6 +121,11 @@ impl<S: Storage> Inspection<S> {
         self.journal.each_live(first, show);
     }
 
+    /// How many notes there are; one that a crash left twice counts twice.
+    pub fn note_count(&self) -> u64 {
+        self.journal.stats().notes
+    }
+
     /// Shows every note that is there, once; in the order of their numbers, unless housekeeping rearranged them. Segments that
     /// cannot be read are passed over: the report names them.
     pub fn each_note(&self, show: &mut dyn FnMut(Note<'_>)) {

@@ -22,6 +22,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use tokio::runtime::{Handle, Runtime};
 
+use crate::authority::{self, AuthorityThread};
 use crate::backup::BackupArchive;
 use crate::decision::{Decision, policy_of};
 use crate::dispatcher::Dispatcher;
@@ -45,6 +46,7 @@ const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 pub struct Broker {
     config: Config,
     handlers: Mutex<Vec<Definition>>,
+    authority: Mutex<Option<authority::Definition>>,
     /// Routers of the program, beside those of the configuration.
     routers: Mutex<Vec<RouterDefinition>>,
     state: Mutex<State>,
@@ -159,6 +161,9 @@ impl Broker {
             dispatchers.set(&definition.spec.key, definition.dispatcher(py)?);
             specs.push(definition.spec.clone());
         }
+        if let Some(definition) = &*lock(&self.authority) {
+            dispatchers.set_authority(AuthorityThread::start(py, definition)?);
+        }
         let mut config = self.config.clone();
         config.routers.extend(lock(&self.routers).iter().cloned());
         let port = dispatchers.clone();
@@ -193,6 +198,7 @@ impl Broker {
         Ok(Self {
             config: config::server(config, manual_clock)?,
             handlers: Mutex::default(),
+            authority: Mutex::default(),
             routers: Mutex::default(),
             state: Mutex::new(State::Stopped),
             local: Arc::default(),
@@ -333,6 +339,37 @@ impl Broker {
         Ok(())
     }
 
+    /// Registers the program's own authenticator; `None` for a method says that it is not overridden.
+    fn set_authority(
+        &self,
+        authenticate: Option<Py<PyAny>>,
+        authorize: Option<Py<PyAny>>,
+        timeout: f64,
+        cache: f64,
+        submit: Py<PyAny>,
+    ) -> PyResult<()> {
+        self.check_process()?;
+        if !matches!(&*lock(&self.state), State::Stopped) {
+            return Err(PyRuntimeError::new_err(
+                "the authority of a running broker cannot be changed; stop it first",
+            ));
+        }
+        let (timeout, cache) =
+            (config::seconds(timeout, "timeout")?, config::seconds(cache, "cache_seconds")?);
+        let definition = authority::Definition { authenticate, authorize, timeout, cache, submit };
+        // The old one's Python objects are released after the lock: that may run Python code.
+        let replaced = lock(&self.authority).replace(definition);
+        drop(replaced);
+        Ok(())
+    }
+
+    /// Reads users and tokens again, and ends the connections whose rights have changed.
+    fn reload_authority(&self, py: Python<'_>) -> PyResult<()> {
+        let running = self.running("read its users and tokens")?;
+        py.detach(|| running.handle.block_on(running.server.reload_authority()))
+            .map_err(|broken| error::authority(&broken))
+    }
+
     /// Puts a router in the place of the one of its name, also while the broker runs.
     fn set_router(&self, options: &Bound<'_, PyAny>) -> PyResult<()> {
         self.check_process()?;
@@ -417,12 +454,20 @@ impl Broker {
                 visit.call(method)?;
             }
         }
+        drop(handlers);
+        let Ok(authority) = self.authority.try_lock() else { return Ok(()) };
+        if let Some(definition) = &*authority {
+            visit.call(&definition.authenticate)?;
+            visit.call(&definition.authorize)?;
+            visit.call(&definition.submit)?;
+        }
         Ok(())
     }
 
     fn __clear__(&self) {
         let released = std::mem::take(&mut *lock(&self.handlers));
-        drop(released);
+        let authority = lock(&self.authority).take();
+        drop((released, authority));
     }
 
     /// Turns a manual clock forward.

@@ -539,6 +539,60 @@ impl Client {
         self.describe(py, move |core| async move { core.clients(pattern.as_deref()).await })
     }
 
+    fn create_router<'py>(
+        &self,
+        py: Python<'py>,
+        router: String,
+        method: String,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.run(py, move |core| async move { core.create_router(&router, &method).await })
+    }
+
+    fn remove_router<'py>(&self, py: Python<'py>, router: String) -> PyResult<Bound<'py, PyAny>> {
+        self.run(py, move |core| async move { core.remove_router(&router).await })
+    }
+
+    #[pyo3(signature = (pattern=None))]
+    fn routers<'py>(&self, py: Python<'py>, pattern: Option<String>) -> PyResult<Bound<'py, PyAny>> {
+        self.describe(py, move |core| async move { core.routers(pattern.as_deref()).await })
+    }
+
+    fn bindings<'py>(&self, py: Python<'py>, router: String) -> PyResult<Bound<'py, PyAny>> {
+        self.describe(py, move |core| async move { core.bindings(&router).await })
+    }
+
+    /// `binding` is JSON.
+    fn add_binding<'py>(
+        &self,
+        py: Python<'py>,
+        router: String,
+        binding: Vec<u8>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.run(py, move |core| async move { core.add_binding(&router, binding).await })
+    }
+
+    fn remove_binding<'py>(
+        &self,
+        py: Python<'py>,
+        router: String,
+        binding: String,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.run(py, move |core| async move { core.remove_binding(&router, &binding).await })
+    }
+
+    fn test_router<'py>(
+        &self,
+        py: Python<'py>,
+        router: String,
+        body: Vec<u8>,
+        headers: Pairs,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.describe(py, move |core| async move {
+            let headers: Vec<_> = headers.iter().map(|(key, value)| (&**key, &**value)).collect();
+            core.test_router(&router, body, &headers).await
+        })
+    }
+
     fn nodes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.describe(py, move |core| async move { core.nodes().await })
     }

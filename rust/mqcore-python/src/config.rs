@@ -8,16 +8,16 @@ use mqcore_broker::history::HistoryOptions;
 use mqcore_broker::id::QueueAddress;
 use mqcore_broker::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges, Status};
 use mqcore_broker::router::RouterDefinition;
-use mqcore_server::authority::AuthorityConfig;
 use mqcore_server::config::{
     ArchiveConfig, ClientCertificates, ClockConfig, Config, Encryption, HistoryConfig, ListenerConfig,
     ListenerTls,
 };
+use mqcore_server::guard::Limit;
 use mqcore_wire::codec::Limits;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use crate::{error, routing};
+use crate::{authority, error, routing};
 
 /// Reads a `mqcore.BrokerConfig`.
 pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<Config> {
@@ -49,12 +49,14 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         pong_timeout: duration(config, "pong_timeout")?,
         clock: if manual_clock { ClockConfig::Manual } else { ClockConfig::System },
         undecided_max: field(config, "undecided_max")?,
+        publish_limit: rate_limit(config, "publish_limit")?,
+        connect_limit: rate_limit(config, "connect_limit")?,
         limiter_keys_max: field(config, "limiter_keys_max")?,
         limiter_bytes_max: field(config, "limiter_bytes_max")?,
         memory_watermark: field(config, "memory_watermark")?,
         data_dir: field::<Option<PathBuf>>(config, "data_dir")?,
+        authority: authority::config(&config.call_method0("_authority")?.extract::<String>()?)?,
         routers: routers(config)?,
-        authority: AuthorityConfig::default(),
         history: history(config)?,
         tls: field::<Option<Bound<'_, PyAny>>>(config, "tls")?.as_ref().map(listener_tls).transpose()?,
         tls_handshakes_max: field(config, "tls_handshakes_max")?,
@@ -181,6 +183,13 @@ where
         let broken: PyErr = broken.into();
         error::ConfigError::new_err(format!("{name} cannot be {value}: {broken}"))
     })
+}
+
+fn rate_limit(config: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Limit>> {
+    let text: Option<String> = field(config, name)?;
+    text.map(|text| text.parse::<Limit>())
+        .transpose()
+        .map_err(|broken| error::ConfigError::new_err(format!("{name}: {broken}")))
 }
 
 fn duration(config: &Bound<'_, PyAny>, name: &str) -> PyResult<Duration> {

@@ -21,6 +21,7 @@ use crate::burst::{Burst, Entry};
 use crate::call::{Call, Views};
 use crate::handler::{Handler, Outcome, Verdict};
 use crate::load::{Counts, Load};
+use crate::stray::Stray;
 
 /// Questions answered at most before the answers are sent.
 const BATCH_MAX: usize = 256;
@@ -96,15 +97,15 @@ impl Dispatcher {
         self.finish();
     }
 
-    /// Waits for the end of the thread; false if it did not come by `deadline`. To be called detached from the
-    /// interpreter, which the thread needs in order to end.
-    pub(crate) fn join(&self, deadline: Instant) -> bool {
-        self.ended.recv_deadline(deadline) != Err(RecvTimeoutError::Timeout)
-    }
-
     /// Its counters.
     pub(crate) fn counts(&self) -> Counts {
         self.load.counts()
+    }
+}
+
+impl Stray for Dispatcher {
+    fn join(&self, deadline: Instant) -> bool {
+        self.ended.recv_deadline(deadline) != Err(RecvTimeoutError::Timeout)
     }
 }
 

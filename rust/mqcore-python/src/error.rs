@@ -3,14 +3,18 @@
 
 use mqcore_broker::id::NameError;
 use mqcore_limiter::rule::RuleError;
+use mqcore_server::authority::store::{RecordError, StoreError};
 use mqcore_server::backup::BackupError;
 use mqcore_server::config::ConfigError as ServerConfigError;
 use mqcore_server::data_dir::{DataDirError, JournalError};
+use mqcore_server::export::FileError;
 use mqcore_server::server::{ReloadError, StartError};
 use mqcore_wire::error::WireError;
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyOSError, PyRuntimeError};
 use pyo3::prelude::*;
 
+pyo3::import_exception!(mqcore.errors, AuthorityError);
+pyo3::import_exception!(mqcore.errors, AuthorityMissing);
 pyo3::import_exception!(mqcore.errors, BadFrame);
 pyo3::import_exception!(mqcore.errors, Busy);
 pyo3::import_exception!(mqcore.errors, ConfigError);
@@ -38,9 +42,19 @@ pub(crate) fn wire(error: &WireError) -> PyErr {
 pub(crate) fn start(error: &StartError) -> PyErr {
     match error {
         StartError::Config(broken) => config(broken),
-        StartError::NotLoopback { .. } | StartError::Tls(_) => ConfigError::new_err(error.to_string()),
+        StartError::NotLoopback { .. } | StartError::Tls(_) | StartError::Authority(_) => {
+            ConfigError::new_err(error.to_string())
+        }
         StartError::Bind { .. } => ListenFailed::new_err(error.to_string()),
         _ => PyRuntimeError::new_err(error.to_string()),
+    }
+}
+
+/// Why users and tokens cannot be read or changed.
+pub(crate) fn authority(error: &StoreError) -> PyErr {
+    match error {
+        StoreError::Record(RecordError::Missing { .. }) => AuthorityMissing::new_err(error.to_string()),
+        _ => AuthorityError::new_err(error.to_string()),
     }
 }
 
@@ -65,6 +79,23 @@ pub(crate) fn data_dir(error: &DataDirError) -> PyErr {
         DataDirError::Journal { source: JournalError::Full { .. }, .. } => DataDirFull::new_err(words),
         DataDirError::Journal { source, .. } if source.is_damage() => DataDirDamaged::new_err(words),
         _ => DataDirUnreadable::new_err(words),
+    }
+}
+
+/// Why rows could not be written to a file. What the system says becomes the `OSError` of its number.
+pub(crate) fn table_file(error: &FileError) -> PyErr {
+    match error {
+        FileError::Io { path, source } => match source.raw_os_error() {
+            Some(number) => {
+                let words = std::io::Error::from_raw_os_error(number).to_string();
+                let words = words.split(" (os error").next().unwrap_or_default().to_owned();
+                PyOSError::new_err((number, words, path.clone()))
+            }
+            None => PyOSError::new_err(error.to_string()),
+        },
+        FileError::Directory(error) => data_dir(error),
+        FileError::History { .. } => DataDirUnreadable::new_err(error.to_string()),
+        _ => PyRuntimeError::new_err(error.to_string()),
     }
 }
 

@@ -1,15 +1,17 @@
 //! A stopped broker's data directory for `mqcore.journal`: plain values, and the messages of one queue one by one.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use mqcore_broker::id::QueueAddress;
 use mqcore_server::data_dir::DataDirError;
+use mqcore_server::export::{FileError, Format, TableFile};
 use mqcore_server::inspection::{InspectedShard, Place, StoppedDataDir};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error;
+use crate::export;
 use crate::message::Message;
 
 type SegmentRow = (usize, u32, u64, u64, u64, &'static str);
@@ -135,6 +137,21 @@ impl JournalMessages {
         slf
     }
 
+    /// Writes those that are left to a file: `parquet` or `arrow`. `progress` is called with how many are written; what it
+    /// raises ends the writing. Answers the number of rows.
+    fn write(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        table_format: &str,
+        progress: &Bound<'_, PyAny>,
+    ) -> PyResult<u64> {
+        let format = export::format(table_format)?;
+        let mut reporting = export::Reporting::new(progress);
+        let outcome = py.detach(|| self.write_rest(&path, format, &mut reporting));
+        reporting.outcome(outcome)
+    }
+
     /// Queue, message, attempts and when it was received, in Unix milliseconds.
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<(String, Message, u16, u64)>> {
         let next = py.detach(|| self.take()).map_err(|error| error::data_dir(&error))?;
@@ -146,6 +163,25 @@ impl JournalMessages {
 }
 
 impl JournalMessages {
+    fn write_rest(
+        &self,
+        path: &Path,
+        format: Format,
+        reporting: &mut export::Reporting,
+    ) -> Result<u64, FileError> {
+        let mut rest = self.rest.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = TableFile::messages(path, format)?;
+        for Rest { shard, places } in rest.iter_mut() {
+            for place in places {
+                file.push_message(shard, place)?;
+                if !reporting.one_more() {
+                    return Ok(0);
+                }
+            }
+        }
+        file.finish()
+    }
+
     fn take(&self) -> Result<Option<(mqcore_server::data_dir::SavedMessage, u16)>, DataDirError> {
         let mut rest = self.rest.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(first) = rest.first_mut() {

@@ -1,6 +1,7 @@
 //! The Python face of mqcore, as `mqcore._core`: what is exported, and nothing else.
 
 mod answers;
+mod authority;
 mod backup;
 pub mod broker;
 mod burst;
@@ -11,6 +12,7 @@ mod config;
 mod decision;
 mod dispatcher;
 mod error;
+mod export;
 mod frame;
 mod handler;
 mod journal;
@@ -33,6 +35,8 @@ mod _core {
     use pyo3::prelude::*;
 
     #[pymodule_export]
+    use crate::authority::{AuthorityReply, AuthorityStore, hash_password};
+    #[pymodule_export]
     use crate::backup::{BackupArchive, ZstdReader, ZstdWriter};
     #[pymodule_export]
     use crate::broker::Broker;
@@ -42,6 +46,8 @@ mod _core {
     use crate::compaction::journal_compact;
     #[pymodule_export]
     use crate::decision::{Decision, policies, policy_decision};
+    #[pymodule_export]
+    use crate::export::JournalHistory;
     #[pymodule_export]
     use crate::frame::{Frame, tmqp_decode, tmqp_encode};
     #[pymodule_export]

@@ -6,11 +6,13 @@ use std::time::Instant;
 use mqcore_broker::effect::{Answer, HandlerFailure, Question};
 use mqcore_broker::id::HandlerId;
 use mqcore_broker::policy;
+use mqcore_server::authority::port::AuthorityPort;
 use mqcore_server::handler::{AnswerSink, HandlerPort};
 
+use crate::authority::AuthorityThread;
 use crate::dispatcher::Dispatcher;
 use crate::load::Counts;
-use crate::stray;
+use crate::stray::{self, Stray};
 
 /// The dispatchers by [`HandlerId`].
 ///
@@ -19,6 +21,8 @@ use crate::stray;
 /// the same rule, so that a dispatcher stands here before the broker can ask it.
 pub(crate) struct Dispatchers {
     slots: RwLock<Vec<Slot>>,
+    /// The program's own authenticator, if it has one.
+    authority: RwLock<Option<Arc<AuthorityThread>>>,
 }
 
 struct Slot {
@@ -29,7 +33,7 @@ struct Slot {
 impl Default for Dispatchers {
     fn default() -> Self {
         let slots = policy::ALL.iter().map(|policy| Slot { key: policy.key.into(), dispatcher: None });
-        Self { slots: RwLock::new(slots.collect()) }
+        Self { slots: RwLock::new(slots.collect()), authority: RwLock::new(None) }
     }
 }
 
@@ -47,6 +51,11 @@ impl Dispatchers {
         }
     }
 
+    /// Puts the authenticator in place, before the server starts.
+    pub(crate) fn set_authority(&self, thread: AuthorityThread) {
+        *self.authority.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(thread));
+    }
+
     /// The counters of every handler, by key.
     pub(crate) fn counts(&self) -> Vec<(Box<str>, Counts)> {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
@@ -62,11 +71,21 @@ impl Dispatchers {
         for (_, dispatcher) in &running {
             dispatcher.stop();
         }
+        let authority = self.authority.write().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(authority) = &authority {
+            authority.stop();
+        }
+        let authority = authority.filter(|authority| !authority.join(deadline));
+        let late_authority = authority.map(|authority| {
+            stray::add(authority);
+            Box::from("authority")
+        });
         let late = running.into_iter().filter(|(_, dispatcher)| !dispatcher.join(deadline));
         late.map(|(key, dispatcher)| {
             stray::add(dispatcher);
             key
         })
+        .chain(late_authority)
         .collect()
     }
 
@@ -77,6 +96,11 @@ impl Dispatchers {
 }
 
 impl HandlerPort for Dispatchers {
+    fn authority(&self) -> Option<Arc<dyn AuthorityPort>> {
+        let thread = self.authority.read().unwrap_or_else(PoisonError::into_inner).clone()?;
+        Some(thread)
+    }
+
     fn ask(&self, mut questions: Vec<Question>, answers: &Arc<dyn AnswerSink>) {
         // As a rule one turn asks one handler, and the questions move on without being looked at again.
         while let Some(handler) = questions.first().map(|question| question.handler) {

@@ -19,8 +19,10 @@ use hashbrown::HashMap;
 use mqcore_authority::attempts::Attempts;
 use mqcore_authority::audit::{Detail, Line, Subject, Verdict};
 use mqcore_authority::login::{Holder, Identity};
-use mqcore_authority::record::Records;
+use mqcore_authority::record::{Records, Token, User};
+use mqcore_authority::rule::Rule;
 use mqcore_broker::id::ConnectionId;
+use serde::Deserialize;
 use tokio::sync::Semaphore;
 
 pub(crate) use self::admission::{Denial, PageRequest, admit_request};
@@ -51,6 +53,37 @@ pub struct AuthorityConfig {
     pub audit: Option<AuditTarget>,
     /// Which lines are written. Default what was denied, and logins.
     pub audit_detail: Detail,
+}
+
+/// Settings as a configuration has them, all optional.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Settings {
+    users: Vec<User>,
+    tokens: Vec<Token>,
+    anonymous: Vec<Rule>,
+    store: Option<PathBuf>,
+    audit: Option<String>,
+    audit_allowed: bool,
+}
+
+/// Reads settings that are written as JSON: `users`, `tokens`, `anonymous`, `store`, `audit` (a path, `stderr` or `off`),
+/// `audit_allowed`.
+///
+/// # Errors
+/// [`StoreError`] says what is wrong.
+pub fn settings(text: &str) -> Result<AuthorityConfig, StoreError> {
+    let settings: Settings =
+        serde_json::from_str(text).map_err(|error| StoreError::Setting(error.to_string()))?;
+    let records = Records { users: settings.users, tokens: settings.tokens, anonymous: settings.anonymous };
+    records.check()?;
+    let audit = settings.audit.map(|target| match target.as_str() {
+        "stderr" => AuditTarget::Stderr,
+        "off" => AuditTarget::Off,
+        path => AuditTarget::File(path.into()),
+    });
+    let audit_detail = if settings.audit_allowed { Detail::All } else { Detail::Denied };
+    Ok(AuthorityConfig { records, store: settings.store, audit, audit_detail })
 }
 
 /// What happened, for the metrics.

@@ -19,6 +19,7 @@ pub use mqcore_tls::listener::{ClientCertificates, ListenerTls};
 use crate::address::{ListenAddress, ListenerUrl};
 use crate::authority::AuthorityConfig;
 use crate::data_dir::FRAME_BYTES_MAX;
+use crate::guard::Limit;
 use crate::nodes::config::NodeConfig;
 
 /// Everything that can be set. `Config::default()` listens nowhere and is still a whole broker, reached by
@@ -86,6 +87,10 @@ pub struct Config {
     /// Where definitions and saved messages are kept. Default nowhere: everything stays in memory, and queues
     /// whose policy saves refuse messages.
     pub data_dir: Option<PathBuf>,
+    /// How often one client may publish; more is refused with the time after which to try again. Default no limit.
+    pub publish_limit: Option<Limit>,
+    /// How often one address may connect and say who it is; more is refused likewise. Default no limit.
+    pub connect_limit: Option<Limit>,
     /// Counters and buffers of the limiter at most; at this number a new one takes the place of the one that expires
     /// soonest. Default 16,777,216.
     pub limiter_keys_max: u64,
@@ -173,6 +178,8 @@ impl Default for Config {
             undecided_max: 100_000,
             memory_watermark: 256 << 20,
             data_dir: None,
+            publish_limit: None,
+            connect_limit: None,
             limiter_keys_max: limiter::Config::default().keys_max,
             limiter_bytes_max: limiter::Config::default().bytes_max,
             routers: Vec::new(),

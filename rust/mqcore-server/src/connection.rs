@@ -12,6 +12,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -84,6 +85,8 @@ pub(crate) struct Connection<S> {
     stalled: bool,
     /// The peer says nothing more; answers to what it said are still to come.
     ended: bool,
+    /// Where the peer is; `None`: it needs no network to come.
+    address: Option<IpAddr>,
     /// The server is about to stop.
     hushed: bool,
     output: Output,
@@ -179,6 +182,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             usual_commands: 0,
             stalled: false,
             ended: false,
+            address: origin.address.map(|address| address.ip()),
             hushed: false,
             output: Output::default(),
             unflushed: false,
@@ -670,7 +674,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         self.look_at_session(result.map(drop));
     }
 
-    fn pass(&mut self, commands: Vec<Command>, octets: usize, now: Timestamp) {
+    fn pass(&mut self, mut commands: Vec<Command>, octets: usize, now: Timestamp) {
+        if !self.hub.guard.is_open() {
+            self.refuse_beyond_limits(&mut commands, now);
+        }
         if self.gate.is_open() {
             self.route(commands, octets);
         } else {
@@ -693,6 +700,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 why,
                 "a request could not be done"
             );
+        }
+    }
+
+    fn refuse_beyond_limits(&mut self, commands: &mut Vec<Command>, now: Timestamp) {
+        let at = Nanos(self.hub.clock.nanos());
+        let mut refused = Vec::new();
+        commands.retain(|command| {
+            let limiter = self.hub.throttr.limiter();
+            let refusal = self.hub.guard.refusal(limiter, &self.client, self.address, command, at);
+            let passes = refusal.is_none();
+            refused.extend(refusal);
+            passes
+        });
+        for event in refused {
+            self.give_event(event, now);
         }
     }
 

@@ -17,6 +17,7 @@ use crate::authority::Authority;
 use crate::backup::BackupDesk;
 use crate::clock::Clock;
 use crate::counters::Counters;
+use crate::guard::Guard;
 use crate::nodes::Nodes;
 use crate::outbox::Outbox;
 use crate::registry::Registry;
@@ -47,6 +48,7 @@ pub(crate) struct Hub {
     pub(crate) activity: AtomicU64,
     /// What all Throttr sessions share: the store of limits among it.
     pub(crate) throttr: Arc<Directory>,
+    pub(crate) guard: Guard,
 }
 
 /// What holds for every session.

@@ -6,13 +6,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use mqcore_broker::id::QueueAddress;
-use mqcore_broker::record::{Definition, decode_definition};
+use mqcore_broker::record::{Definition, Progress, decode_definition};
 use mqcore_journal::error::JournalError;
 use mqcore_journal::inspection::Inspection;
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::ReadOnlyStorage;
 
 pub use mqcore_journal::inspection::{InspectedSegment, SegmentState};
+pub use mqcore_journal::journal::Note;
 pub use mqcore_journal::recovery::Report;
 
 use crate::data_dir::{DataDirError, SavedMessage, read_format, restored};
@@ -42,6 +43,7 @@ pub struct Place {
     rank: i64,
     sequence: u64,
     attempts: u16,
+    put_backs: u16,
 }
 
 /// Which saved messages are meant.
@@ -70,6 +72,11 @@ impl Place {
     /// The message's number in its shard's journal.
     pub fn sequence(&self) -> u64 {
         self.sequence
+    }
+
+    /// How far it got.
+    pub fn progress(&self) -> Progress {
+        Progress { attempts: self.attempts, put_backs: self.put_backs, rank: self.rank }
     }
 
     /// What its queue orders it by, besides its priority and its number.
@@ -145,6 +152,23 @@ impl StoppedDataDir {
 }
 
 impl InspectedShard {
+    /// Which of the shards it is, from 0.
+    pub fn number(&self) -> usize {
+        self.shard
+    }
+
+    /// How many notes of its history there are; one that a crash left twice counts twice.
+    pub fn note_count(&self) -> u64 {
+        self.journal.as_ref().map_or(0, Inspection::note_count)
+    }
+
+    /// See [`Inspection::each_note`].
+    pub fn each_note(&self, show: &mut dyn FnMut(Note<'_>)) {
+        if let Some(journal) = &self.journal {
+            journal.each_note(show);
+        }
+    }
+
     /// What was found; `None` if there is no journal: its directory or all of its segments are missing.
     pub fn report(&self) -> Option<&Report> {
         let report = &self.journal.as_ref()?.recovered().report;
@@ -202,6 +226,7 @@ impl InspectedShard {
                         rank: progress.rank,
                         sequence,
                         attempts: progress.attempts,
+                        put_backs: progress.put_backs,
                     })
                 }
                 Some(_) => {}
@@ -240,6 +265,7 @@ impl InspectedShard {
                 rank: progress.rank,
                 sequence,
                 attempts: progress.attempts,
+                put_backs: progress.put_backs,
             });
         });
         let mut queues: Vec<_> = queues.into_values().collect();

@@ -487,6 +487,7 @@ mod tests {
     use crate::clock::Clock;
     use crate::config::{ClockConfig, Config};
     use crate::counters::Counters;
+    use crate::guard::Guard;
     use crate::hub::SessionTerms;
     use crate::limits;
     use crate::registry::Registry;
@@ -527,6 +528,7 @@ mod tests {
             runtime: tokio::runtime::Handle::current(),
             backups: BackupDesk::new(1, None),
             activity: AtomicU64::new(0),
+            guard: Guard::default(),
             throttr: limits::directory(&Config::default(), &Clock::new(ClockConfig::System)),
         };
         (Arc::new(hub), inbox)

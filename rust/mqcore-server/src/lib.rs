@@ -10,6 +10,7 @@
 //! | [`config`], [`address`] | what a server is started with, and where it listens |
 //! | [`server`] | start, look, settle, stop |
 //! | [`authority`] | who may do what: logins, the gate of each connection, the audit log |
+//! | [`guard`] | limits on publishing and connecting |
 //! | [`handler`] | the seam behind which delivery handlers run |
 //! | `listener`, `connection`, `output` | sockets: accepting, reading, writing |
 //! | `tls` | what encrypted listeners show, and handshakes |
@@ -19,6 +20,7 @@
 //! | `journal_writer`, `data_dir` | the thread that writes a shard's records down, and where they are kept |
 //! | `archiver` | the thread that carries history over to Parquet files |
 //! | [`inspection`], [`compaction`] | the same place, looked at and made small while no broker uses it |
+//! | [`export`] | what is in there as one file of rows |
 //! | [`backup`], [`archive`], `admin_backup` | a copy of that place while the broker works; as a stream; by HTTP |
 //! | `shard`, `hub`, `registry`, `spares` | how tasks reach each other, and what they share |
 //! | `shutdown`, `clock` | stopping, and time |
@@ -34,6 +36,8 @@ pub mod backup;
 pub mod compaction;
 pub mod config;
 pub mod data_dir;
+pub mod export;
+pub mod guard;
 pub mod handler;
 pub mod inspection;
 pub mod nodes;

@@ -14,6 +14,8 @@ use mqcore_broker::id::{HandlerId, QueueAddress, RouterName};
 use mqcore_broker::policy;
 use mqcore_broker::router::RouterDefinition;
 use mqcore_broker::stats::{Survey, Waiting};
+use mqcore_limiter::limiter::Limiter;
+use mqcore_limiter::time::Nanos;
 use mqcore_tls::error::TlsConfigError;
 use mqcore_tls::listener::Loaded;
 use tokio::io::DuplexStream;
@@ -31,6 +33,7 @@ use crate::connection::Connection;
 use crate::counters::Counters;
 use crate::data_dir::{DataDir, DataDirError, Opened};
 use crate::engine::Engine;
+use crate::guard::Guard;
 use crate::handler::HandlerPort;
 use crate::hub::{Hub, SessionTerms};
 use crate::journal_writer::{HistoryTerms, JournalWriter};
@@ -155,6 +158,7 @@ impl Server {
             backups: BackupDesk::new(count, recovered.as_ref().map(|recovered| &recovered.directory)),
             activity: AtomicU64::new(0),
             throttr,
+            guard: Guard { publish: config.publish_limit, connect: config.connect_limit },
         });
         let admin_url = bound.admin.as_ref().map(|(_, address)| address.url());
         if let Some(Err(error)) =
@@ -259,6 +263,18 @@ impl Server {
             Err(_) => hub.counters.of(protocol).turned_away.add(1),
         }
         theirs
+    }
+
+    /// The store of limits, which every Throttr listener answers from; to be used with [`Server::limiter_now`].
+    #[must_use]
+    pub fn limiter(&self) -> &Arc<Limiter> {
+        self.inner.hub.throttr.limiter()
+    }
+
+    /// The moment that the store of limits lives in.
+    #[must_use]
+    pub fn limiter_now(&self) -> Nanos {
+        Nanos(self.inner.hub.clock.nanos())
     }
 
     /// Registers a handler, or replaces the one of the same key, in every shard. Answers with the id by which questions

@@ -691,10 +691,10 @@ impl Session for ThrottrSession {
         match event {
             Event::Published { topic, message } => self.push(&topic, &message, output),
             Event::Answered(request, result) => {
-                let yes = match result {
-                    Ok(Reply::Published(receivers)) => receivers > 0,
-                    other => other.is_ok(),
-                };
+                let yes = result.ok().map(|reply| match reply {
+                    Reply::Published(receivers) => receivers > 0,
+                    _ => true,
+                });
                 let refused = self.held.answered(request, yes, output);
                 if let Some(topic) = refused
                     && let Some(subscription) = self.subscriptions.remove(&topic)

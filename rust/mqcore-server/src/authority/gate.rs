@@ -14,12 +14,14 @@ use hashbrown::HashMap;
 use mqcore_authority::action::Action;
 use mqcore_authority::audit::{Detail, Line, Speaker};
 use mqcore_authority::login::{Holder, Identity, Refusal};
+use mqcore_authority::resource::Resource;
 use mqcore_broker::client::{Client, Introduction, Peer};
 use mqcore_broker::command::Command;
 use mqcore_broker::effect::Event;
 use mqcore_broker::id::{ConnectionId, QueueAddress};
 use mqcore_broker::rejection::{Rejection, RejectionKind};
 use mqcore_broker::time::Timestamp;
+use mqcore_session::any::Protocol;
 use tokio::sync::oneshot;
 
 use super::admission::{self, Applied, Arrival};
@@ -182,6 +184,13 @@ impl Gate {
         let connection = client.connection;
         let upheld = |identity: &Arc<Identity>| hub.authority.enter(connection, identity, hub.clock.now().0);
         match result {
+            Ok(identity) if !self.may_limit(&identity) => {
+                let resource = Resource::LimitKey(b"*").to_string();
+                hub.authority.counters.actions_denied.add(1);
+                let wanted = (Action::Limit, resource.as_str());
+                write(hub, &self.origin, client, &identity, wanted, Some("no rule allows it"));
+                self.turn_away(Refusal::Restricted("protocol"), steps);
+            }
             Ok(identity) if upheld(&identity) => {
                 steps.push(Step::Become(Arc::new(Client {
                     admin: is_admin(&identity, client),
@@ -193,6 +202,13 @@ impl Gate {
             Ok(_) => self.turn_away(Refusal::UnknownToken, steps),
             Err(refusal) => self.turn_away(refusal, steps),
         }
+    }
+
+    /// Throttr's requests about limits are answered by its session and never come here, so whoever speaks it must be
+    /// allowed all of them.
+    fn may_limit(&self, identity: &Identity) -> bool {
+        self.origin.protocol != Protocol::Throttr.as_str()
+            || identity.grants.allow(Action::Limit, &Resource::Server)
     }
 
     fn turn_away(&mut self, refusal: Refusal, steps: &mut Vec<Step>) {
@@ -321,11 +337,11 @@ impl Known {
         while let Some(command) = commands.next() {
             match self.fate(&command, now) {
                 Fate::Allowed => {
-                    self.write_allowed(&command, origin, client, hub, now);
+                    self.write_allowed(&command, origin, client, hub);
                     passed.push(command);
                 }
                 Fate::Denied(action, resource) => {
-                    self.write_denied((action, &resource), origin, client, hub, now);
+                    self.write_denied((action, &resource), origin, client, hub);
                     let reason = format!("you are not allowed to {action} on {resource}");
                     let rejection = Rejection::new(RejectionKind::Unauthorized, reason);
                     // What came before it goes to its shard before the peer hears of this one.
@@ -415,47 +431,40 @@ impl Known {
         }
     }
 
-    fn write_denied(
-        &self,
-        wanted: (Action, &str),
-        origin: &Origin,
-        client: &Client,
-        hub: &Hub,
-        now: Timestamp,
-    ) {
+    fn write_denied(&self, wanted: (Action, &str), origin: &Origin, client: &Client, hub: &Hub) {
         hub.authority.counters.actions_denied.add(1);
         let (action, resource) = wanted;
         let by_rules = self.verdicts.get(&(action, resource.into())).is_none_or(|said| said.allowed);
         let why = if by_rules { "no rule allows it" } else { "the authorizer says no" };
-        self.write(wanted, origin, client, hub, now, Some(why));
+        write(hub, origin, client, &self.identity, wanted, Some(why));
     }
 
-    fn write_allowed(&self, command: &Command, origin: &Origin, client: &Client, hub: &Hub, now: Timestamp) {
+    fn write_allowed(&self, command: &Command, origin: &Origin, client: &Client, hub: &Hub) {
         if hub.authority.detail == Detail::All {
             demand::demands(command, &mut |action, resource| {
-                self.write((action, &resource.to_string()), origin, client, hub, now, None);
+                write(hub, origin, client, &self.identity, (action, &resource.to_string()), None);
             });
         }
     }
+}
 
-    fn write(
-        &self,
-        (action, resource): (Action, &str),
-        origin: &Origin,
-        client: &Client,
-        hub: &Hub,
-        now: Timestamp,
-        denied: Option<&str>,
-    ) {
-        let speaker = Speaker {
-            client: Some(&client.id),
-            connection: origin.connection,
-            address: origin.address,
-            protocol: origin.protocol,
-        };
-        let line = Line::action(now.0, &speaker, &self.identity, action, resource, denied);
-        hub.authority.audit.write(line);
-    }
+/// Has one verdict written down.
+fn write(
+    hub: &Hub,
+    origin: &Origin,
+    client: &Client,
+    identity: &Identity,
+    (action, resource): (Action, &str),
+    denied: Option<&str>,
+) {
+    let speaker = Speaker {
+        client: Some(&client.id),
+        connection: origin.connection,
+        address: origin.address,
+        protocol: origin.protocol,
+    };
+    let line = Line::action(hub.clock.now().0, &speaker, identity, action, resource, denied);
+    hub.authority.audit.write(line);
 }
 
 fn same(last: &QueueAddress, queue: &QueueAddress) -> bool {

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use mqcore_authority::action::Action;
 use mqcore_authority::credentials::Secret;
-use mqcore_authority::login::Identity;
+pub use mqcore_authority::login::Identity;
 use mqcore_authority::rule::Rule;
+pub use mqcore_authority::rule::RuleError;
 use mqcore_broker::client::{Client, Peer};
 use tokio::sync::oneshot;
 
@@ -28,13 +29,16 @@ pub trait AuthorityPort: Send + Sync {
     fn ask(&self, questions: Vec<AuthorityQuestion>);
 }
 
+/// The way back for one answer. Dropped, it says no.
+pub type Reply = oneshot::Sender<AuthorityAnswer>;
+
 /// A question, and where its answer goes.
 #[derive(Debug)]
 pub struct AuthorityQuestion {
     /// About what.
     pub about: About,
     /// The way back. Nobody may be there any more.
-    pub reply: oneshot::Sender<AuthorityAnswer>,
+    pub reply: Reply,
 }
 
 /// What is asked about.

@@ -5,8 +5,13 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use mqcore_authority::record::{RecordError, Records};
+use mqcore_authority::password::{PasswordError, PasswordHash};
+pub use mqcore_authority::record::RecordError;
+use mqcore_authority::record::{Records, Restrictions, Token, User};
+use mqcore_authority::rule::Rule;
+use mqcore_authority::token::{self, Minted};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 /// What the file is called in a data directory.
 pub const FILE_NAME: &str = "authority.json";
@@ -38,6 +43,12 @@ pub enum StoreError {
     /// What should be kept cannot be.
     #[error(transparent)]
     Record(#[from] RecordError),
+    /// A password that is too short or too long.
+    #[error(transparent)]
+    Password(#[from] PasswordError),
+    /// A setting, or one of a user or a token, that cannot be understood.
+    #[error("{0}")]
+    Setting(String),
     /// The system has no random numbers.
     #[error("no random numbers from the system: {0}")]
     Random(io::Error),
@@ -55,6 +66,47 @@ struct Contents {
 #[derive(Debug, Clone)]
 pub struct Store {
     path: PathBuf,
+}
+
+/// What is done to a store.
+#[derive(Clone, Copy)]
+pub enum Change<'a> {
+    /// Adds a user, written as JSON without a password.
+    AddUser {
+        /// The user.
+        user: &'a str,
+        /// Its password; without one it only logs in by certificate.
+        password: Option<&'a str>,
+    },
+    /// Gives a user another password.
+    SetPassword {
+        /// The user.
+        name: &'a str,
+        /// The password.
+        password: &'a str,
+    },
+    /// Removes a user.
+    RemoveUser {
+        /// The user.
+        name: &'a str,
+    },
+    /// Removes a token.
+    RemoveToken {
+        /// Its id.
+        id: &'a str,
+    },
+}
+
+/// A token as it is asked for: all but its id and its secret, which are made.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TokenRequest {
+    name: String,
+    allow: Vec<Rule>,
+    #[serde(default)]
+    expires_ms: Option<u64>,
+    #[serde(default)]
+    restrict: Restrictions,
 }
 
 /// What tells one state of the file from another.
@@ -121,6 +173,65 @@ impl Store {
         records.check()?;
         self.replace(&records).map_err(|source| self.io(source))?;
         Ok(outcome)
+    }
+
+    /// Does one change.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the file is then as it was.
+    pub fn apply(&self, change: Change<'_>) -> Result<(), StoreError> {
+        match change {
+            Change::AddUser { user, password } => {
+                let mut user: User = parsed(user)?;
+                user.password = password.map(password_hash).transpose()?;
+                self.change(|records| Ok(records.add_user(user)?))
+            }
+            Change::SetPassword { name, password } => {
+                let hash = password_hash(password)?;
+                self.change(|records| Ok(records.set_password(name, hash)?))
+            }
+            Change::RemoveUser { name } => self.change(|records| Ok(records.remove_user(name)?)),
+            Change::RemoveToken { id } => self.change(|records| Ok(records.remove_token(id)?)),
+        }
+    }
+
+    /// Adds a token that is written as JSON; its id and its text, which is kept nowhere.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the file is then as it was.
+    pub fn add_token(&self, request: &str) -> Result<(String, String), StoreError> {
+        let TokenRequest { name, allow, expires_ms, restrict } = parsed(request)?;
+        let Minted { id, text, hash } = token::mint(random::<{ token::ENTROPY_BYTES }>()?);
+        let record = Token { id: id.clone(), name, hash, allow, expires_ms, restrict };
+        self.change(|records| Ok(records.add_token(record)?))?;
+        Ok((id, text))
+    }
+
+    /// All that may be shown, as JSON: no hashes.
+    ///
+    /// # Errors
+    /// As [`Store::read`].
+    pub fn show(&self) -> Result<String, StoreError> {
+        let records = self.read()?;
+        let users: Vec<_> = records
+            .users
+            .iter()
+            .map(|user| {
+                let (name, allow, restrict) = (&user.name, &user.allow, &user.restrict);
+                let (password, certificate) = (user.password.is_some(), &user.certificate);
+                json!({"name": name, "password": password, "certificate": certificate, "allow": allow, "restrict": restrict})
+            })
+            .collect();
+        let tokens: Vec<_> = records
+            .tokens
+            .iter()
+            .map(|token| {
+                let (id, name, allow) = (&token.id, &token.name, &token.allow);
+                let (expires_ms, restrict) = (token.expires_ms, &token.restrict);
+                json!({"id": id, "name": name, "allow": allow, "expires_ms": expires_ms, "restrict": restrict})
+            })
+            .collect();
+        Ok(json!({"users": users, "tokens": tokens}).to_string())
     }
 
     fn replace(&self, records: &Records) -> io::Result<()> {
@@ -196,6 +307,22 @@ fn private_file(path: &Path) -> io::Result<File> {
     options.open(path)
 }
 
+fn parsed<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, StoreError> {
+    serde_json::from_str(text).map_err(|error| StoreError::Setting(error.to_string()))
+}
+
+fn password_hash(password: &str) -> Result<PasswordHash, StoreError> {
+    Ok(PasswordHash::of(password, random()?)?)
+}
+
+/// The hash of a password, as configurations hold it.
+///
+/// # Errors
+/// [`StoreError`] for a password that is too short or too long.
+pub fn hash_password(password: &str) -> Result<String, StoreError> {
+    Ok(password_hash(password)?.into())
+}
+
 /// Fresh random octets of the system.
 ///
 /// # Errors
@@ -208,8 +335,6 @@ pub fn random<const N: usize>() -> Result<[u8; N], StoreError> {
 
 #[cfg(test)]
 mod tests {
-    use mqcore_authority::record::{Restrictions, User};
-
     use super::*;
 
     fn place(name: &str) -> PathBuf {

@@ -66,23 +66,24 @@ impl Held {
         }
     }
 
-    /// The broker has answered; lets out whatever waits for nothing more. Answers with the channel of a subscription that
-    /// was refused.
+    /// The broker has answered, `None` if it refused; lets out whatever waits for nothing more. Answers with the channel of a
+    /// subscription that was refused.
     pub(super) fn answered(
         &mut self,
         request: RequestId,
-        yes: bool,
+        yes: Option<bool>,
         output: &mut Vec<u8>,
     ) -> Option<TopicName> {
         let answered = self.waiting.iter_mut().find(|waiting| waiting.request == request)?;
-        answered.status = Some(yes);
+        let is_subscriber = answered.then == Then::Subscriber;
+        answered.status = Some(yes.is_some_and(|yes| yes || is_subscriber));
         let refused = match &answered.then {
-            Then::Subscribed(topic) | Then::Joined(topic) if !yes => Some(topic.clone()),
+            Then::Subscribed(topic) | Then::Joined(topic) if yes.is_none() => Some(topic.clone()),
             _ => None,
         };
         while let Some(Waiting { status: Some(yes), then, .. }) = self.waiting.front() {
             if !matches!(then, Then::Joined(_)) {
-                answer::status(*yes || *then == Then::Subscriber, output);
+                answer::status(*yes, output);
             }
             if let Some(first) = self.waiting.pop_front() {
                 self.bytes -= first.behind.len();
@@ -105,9 +106,9 @@ mod tests {
         held.hold(&[7]);
         let second = held.ask(Then::Tell);
         held.hold(&[8]);
-        held.answered(second, false, &mut output);
+        held.answered(second, Some(false), &mut output);
         assert!(output.is_empty());
-        held.answered(first, true, &mut output);
+        held.answered(first, Some(true), &mut output);
         assert_eq!(output, [1, 7, 0, 8]);
         assert!(held.is_empty());
     }
