@@ -22,6 +22,9 @@ use super::{Way, optional_seconds, options};
 use crate::config::seconds;
 use crate::ratelimit::Verdict;
 
+/// A message: its channel, if the edition tells it, and what was published.
+type Message<'py> = (Option<Bound<'py, PyBytes>>, Bound<'py, PyBytes>);
+
 /// A client of a Throttr listener. It connects when it is needed.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(super) struct ThrottrClient {
@@ -109,11 +112,7 @@ impl ThrottrClient {
     }
 
     /// Takes messages that have come.
-    fn take<'py>(
-        &self,
-        py: Python<'py>,
-        count: usize,
-    ) -> PyResult<Vec<(Option<Bound<'py, PyBytes>>, Bound<'py, PyBytes>)>> {
+    fn take<'py>(&self, py: Python<'py>, count: usize) -> PyResult<Vec<Message<'py>>> {
         let Ok(core) = self.core() else { return Ok(Vec::new()) };
         let message = |Push { channel, payload }: Push| {
             (channel.map(|channel| PyBytes::new(py, &channel)), PyBytes::new(py, &payload))
