@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 # Where every protocol that is spoken so far is served if nothing else is said.
-_DEFAULT_LISTENERS = ("tmqp://127.0.0.1:2622", "throttr://127.0.0.1:9000?value=uint16")
+DEFAULT_LISTENERS = ("tmqp://127.0.0.1:2622", "throttr://127.0.0.1:9000?value=uint16", "mqks://127.0.0.1:25000")
 
 # Settings of the program, which the broker's own settings would not know.
 _OF_THE_PROGRAM = frozenset(
@@ -143,7 +143,7 @@ def _broker(app: str | None, config_file: str | None, flags: dict[str, Any]) -> 
                 "or let the module offer a mapping of handlers"
             )
         if not loaded.config.listen:
-            raise click.UsageError(f"{app} is a Broker that listens nowhere; give it listen='{_DEFAULT_LISTENERS[0]}'")
+            raise click.UsageError(f"{app} is a Broker that listens nowhere; give it listen='{DEFAULT_LISTENERS[0]}'")
         return loaded
     broker = Broker(_config(config_file, flags))
     if isinstance(loaded, Authority):
@@ -166,7 +166,7 @@ def _config(config_file: str | None, flags: dict[str, Any]) -> BrokerConfig:
 
     environ = {name: value for name, value in os.environ.items() if name not in _OF_THE_PROGRAM}
     config = BrokerConfig.load(config_file, environ=environ, **flags)
-    return config if config.listen or config.listener else dataclasses.replace(config, listen=_DEFAULT_LISTENERS)
+    return config if config.listen or config.listener else dataclasses.replace(config, listen=DEFAULT_LISTENERS)
 
 
 def _load_app(app: str) -> Authority | Broker | Mapping[str, Any]:

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use mqcore_broker::effect::Event;
 use mqcore_broker::id::ConnectionId;
 use mqcore_session::any::Protocol;
-use mqcore_session::throttr::terms::Terms;
+use mqcore_session::terms::ListenerTerms;
 use tokio::sync::mpsc;
 
 use crate::counters::CloseReason;
@@ -106,8 +106,8 @@ pub(crate) enum Pushed {
 pub(crate) struct Outbox {
     pub(crate) connection: ConnectionId,
     pub(crate) protocol: Protocol,
-    /// How Throttr is spoken there, where it is.
-    pub(crate) terms: Terms,
+    /// How its protocol is spoken there.
+    pub(crate) terms: ListenerTerms,
     marks: Marks,
     state: Mutex<State>,
 }
@@ -135,7 +135,12 @@ pub(crate) struct Taken {
 }
 
 impl Outbox {
-    pub(crate) fn new(connection: ConnectionId, protocol: Protocol, terms: Terms, marks: Marks) -> Self {
+    pub(crate) fn new(
+        connection: ConnectionId,
+        protocol: Protocol,
+        terms: ListenerTerms,
+        marks: Marks,
+    ) -> Self {
         let state = State {
             queue: Vec::new(),
             bytes: 0,
@@ -284,7 +289,7 @@ mod tests {
     }
 
     fn outbox() -> Outbox {
-        Outbox::new(ConnectionId(1), Protocol::Tmqp, Terms::default(), Marks::new(4000))
+        Outbox::new(ConnectionId(1), Protocol::Tmqp, ListenerTerms::default(), Marks::new(4000))
     }
 
     fn frames(bytes: usize) -> Vec<Outgoing> {

@@ -28,9 +28,10 @@ use mqcore_broker::options::{QueueChanges, Status};
 use mqcore_broker::rejection::Rejection;
 use mqcore_broker::subscription::{QueueSubscription, Remote, Settling, Terms};
 use mqcore_broker::time::Timestamp;
+use mqcore_wire::error::WireError;
 use mqcore_wire::mqks::answer::{encode_done, encode_failed, encode_update};
 use mqcore_wire::mqks::arguments::{Consume, Rebind, WhenUnused};
-use mqcore_wire::mqks::{Action, Line, Lines, NO_ID, Which, parse};
+use mqcore_wire::mqks::{Action, Line, Lines, NO_ID, Which, id_of_beginning, parse};
 
 use self::consumers::Consumers;
 pub use self::delivery::{delivery_size, encode_delivery, encode_publication};
@@ -102,7 +103,7 @@ impl MqksSession {
     }
 
     fn may_read(&self) -> bool {
-        matches!(self.stage, Stage::Open | Stage::Finishing) && !self.pending.is_full()
+        matches!(self.stage, Stage::Open | Stage::Finishing) && !self.pending.holds()
     }
 
     /// Does what a line asks for.
@@ -127,18 +128,14 @@ impl MqksSession {
             }
             Ok(Action::DeleteConsumer { consumer }) => {
                 self.consumers.forget(consumer);
-                let name = consumer.into();
-                self.ask_all(
-                    id,
-                    confirm,
-                    Request::ToSubscriptions { name, what: Remote::Unsubscribe },
-                    commands,
-                );
+                let request = Request::ToSubscriptions { name: consumer.into(), what: Remote::Unsubscribe };
+                let asked = Asked { silent_if_missing: true, ..Asked::new(id, confirm) };
+                self.change(asked, request, commands);
                 Ok(())
             }
             Ok(Action::DeleteQueue { queue }) => {
                 match names::queue(queue) {
-                    Ok(queue) => self.ask(Asked::new(id, confirm), Request::DropQueue { queue }, commands),
+                    Ok(queue) => self.change(Asked::new(id, confirm), Request::DropQueue { queue }, commands),
                     // No queue can have this name, so none is left behind.
                     Err(_) if confirm => encode_done(id, b"", output),
                     Err(_) => {}
@@ -204,7 +201,7 @@ impl MqksSession {
             told: consume.adds,
         };
         let asked = Asked { consumes: Some((queue, tag)), ..Asked::new(id, confirm) };
-        self.ask(asked, Request::SubscribeQueue(Box::new(subscription)), commands);
+        self.change(asked, Request::SubscribeQueue(Box::new(subscription)), commands);
         Ok(())
     }
 
@@ -224,7 +221,7 @@ impl MqksSession {
             unused: None,
         };
         let request = Request::RebindQueue { queue, binding: Box::new(binding) };
-        self.ask(Asked::new(id, confirm), request, commands);
+        self.change(Asked::new(id, confirm), request, commands);
         Ok(())
     }
 
@@ -289,6 +286,12 @@ impl MqksSession {
         };
         let number = self.pending.expect(asked);
         commands.push(Command::Request(number, Box::new(request)));
+    }
+
+    /// Asks for a change that the peer's next lines may rely on: a message that it publishes behind a consume must find
+    /// the queue, although another shard may take it in.
+    fn change(&mut self, asked: Asked, request: Request, commands: &mut Vec<Command>) {
+        self.ask(Asked { holds: true, ..asked }, request, commands);
     }
 
     /// Asks every shard for a consumer that one of them may have. If none has it, nobody says anything.
@@ -402,6 +405,9 @@ impl Session for MqksSession {
                 }
                 Ok(None) => break,
                 Err(error) => {
+                    if let WireError::TooLarge { .. } = error {
+                        self.fail(id_of_beginning(&input[consumed..]), error.to_string(), now, output);
+                    }
                     self.stage = Stage::Over;
                     return Err(error.into());
                 }
@@ -418,7 +424,7 @@ impl Session for MqksSession {
         output: &mut Vec<u8>,
     ) -> Result<usize, SessionError> {
         let consumed = self.receive(input, now, commands, output)?;
-        if !self.may_read() {
+        if !self.may_read() && (consumed < input.len() || self.stage != Stage::Open) {
             return Ok(consumed);
         }
         if let Some(line) = Lines::last(&input[consumed..]) {
@@ -430,7 +436,7 @@ impl Session for MqksSession {
     }
 
     fn outlives_input(&self) -> bool {
-        matches!(self.stage, Stage::Introduced | Stage::Finishing) || self.pending.is_full()
+        matches!(self.stage, Stage::Introduced | Stage::Finishing) || self.pending.holds()
     }
 
     fn needed(&self, input: &[u8]) -> usize {

@@ -68,9 +68,12 @@ impl World {
 
     fn send(&mut self, connection: ConnectionId, octets: &[u8], last: bool) {
         self.peers.get_mut(&connection).unwrap().unread.extend_from_slice(octets);
-        // Twice, because nothing is read while the broker takes the peer in.
-        for _ in 0..2 {
+        // Again and again, because nothing is read while the broker takes the peer in or changes something for it.
+        let mut idle = 0;
+        while idle < 2 {
+            let before = self.peers[&connection].unread.len();
             self.read(connection, last);
+            idle = if self.peers[&connection].unread.len() < before { 0 } else { idle + 1 };
         }
     }
 
@@ -305,6 +308,41 @@ fn what_cannot_be_done_is_told_by_a_number_and_to_the_log_in_words() {
         assert_eq!(line, format!("{id} error {}", complaint.error).as_bytes());
         assert_eq!(&*complaint.request, id.as_bytes());
         assert!(complaint.why.contains(why), "{}", complaint.why);
+    }
+}
+
+#[test]
+fn what_a_peer_publishes_behind_its_consume_finds_the_queue() {
+    for last in [false, true] {
+        let mut world = World::new(3);
+        let peer = world.connect();
+        let lines: Vec<_> =
+            (0..8).map(|n| format!("c{n} consume q{n} e{n}\nm{n} publish e{n} d\n")).collect();
+        world.send(peer, lines.concat().as_bytes(), last);
+        let mut wanted: Vec<_> = (0..8).map(|n| format!("c{n} ok m{n} event=e{n} d")).collect();
+        wanted.extend(last.then(|| "<EOF>".to_owned()));
+        wanted.sort();
+        assert_eq!(comparable(world.lines(peer)), wanted);
+    }
+}
+
+#[test]
+fn a_line_beyond_the_limit_is_told_by_its_id_before_the_end() {
+    for (line, id) in [("long1 publish e ", "long1"), ("", "None")] {
+        let mut world = World::new(1);
+        let peer = world.connect();
+        world.send(peer, b"pg ping here\n", false);
+        let octets = [line.as_bytes(), &vec![b'x'; (1 << 20) + 1]].concat();
+        // Although its end never comes.
+        world.send(peer, &octets, false);
+        let complaints = world.peers.get_mut(&peer).unwrap().session.complaints();
+        assert!(complaints[0].why.contains("limit of 1048576"), "{}", complaints[0].why);
+        let wanted: [Vec<u8>; 3] = [
+            b"pg ok here".to_vec(),
+            format!("{id} error {}", complaints[0].error).into_bytes(),
+            b"<EOF>".to_vec(),
+        ];
+        assert_eq!(world.lines(peer), wanted);
     }
 }
 
