@@ -36,6 +36,7 @@ from mqcore.config import (
     BrokerConfig,
     ChannelOptions,
     Duration,
+    NodeConfig,
     QueueOptions,
     RouteMethod,
     RouterOptions,
@@ -290,6 +291,7 @@ class BrokerOptions(TypedDict, total=False):
     data_dir: str | None
     history: bool
     history_bodies: bool
+    node: NodeConfig | None
     history_max_age: Duration
     history_max_bytes: int
     archive: bool

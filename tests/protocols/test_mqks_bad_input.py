@@ -263,6 +263,19 @@ def test_a_consumer_that_does_not_read_is_closed_and_loses_nothing() -> None:
             assert seen == {f"m{number}".encode() for number in range(count)}
 
 
+def test_who_publishes_more_than_allowed_is_told_so_confirmed_or_not() -> None:
+    with (
+        mqcore.Broker(listen=["mqks://127.0.0.1:0"], publish_limit="2/1h") as broker,
+        MqksPeer(broker.listeners[0]) as peer,
+    ):
+        assert peer.ask("c1 consume --confirm q1 e1") == b"c1 ok "
+        peer.send("m1 publish e1 a", "m2 publish e1 b", "p1 ping read")
+        assert sorted(peer.lines(3)) == [b"c1 ok m1 event=e1 a", b"c1 ok m2 event=e1 b", b"p1 ok read"]
+        for line in ("m3 publish e1 c", "m4 publish --confirm e1 d"):
+            peer.failed(line)
+            assert "publish limit reached; retry after" in broker.errors()[0].why
+
+
 # --- where errors are told -----------------------------------------------------------------------------------------
 
 

@@ -62,6 +62,15 @@ _OF_THE_PROGRAM = frozenset(
     metavar="OCTETS",
     help="How much of saved messages may wait in memory; the rest is read back when needed. [default: 256 MiB]",
 )
+@click.option("--node-name", metavar="NAME", help="Be a node of this name among other brokers.")
+@click.option(
+    "--master",
+    "masters",
+    multiple=True,
+    metavar="URL",
+    help="Pass on there what clients produce, tmqp://HOST:PORT?token=TOKEN; may be repeated.",
+)
+@click.option("--keep-messages", is_flag=True, help="Keep them in the data directory while a master is away.")
 @click.option(
     "--app",
     metavar="MODULE:ATTR",
@@ -101,6 +110,9 @@ def serve(
     data_dir: str | None,
     memory_watermark: int | None,
     history: bool,
+    node_name: str | None,
+    masters: tuple[str, ...],
+    keep_messages: bool,
     app: str | None,
     auto_create: bool,
     config_file: str | None,
@@ -125,6 +137,8 @@ def serve(
         "auto_create_channels": auto_create or None,
         "auto_create_queues": auto_create or None,
     }
+    node: dict[str, Any] = {"name": node_name, "masters": masters or None, "keep_messages": keep_messages or None}
+    flags["node"] = {name: value for name, value in node.items() if value is not None} or None
     given = {name: value for name, value in flags.items() if value is not None}
     broker = _broker(app, config_file, given)
     return asyncio.run(_serve(broker, drain_timeout))

@@ -177,6 +177,13 @@ pub enum Event {
         /// Why not.
         rejection: Rejection,
     },
+    /// A message for a topic was not taken, and its producer waits for no answer. With one, that says it.
+    TopicRefused {
+        /// The message.
+        message: Message,
+        /// Why not.
+        rejection: Rejection,
+    },
     /// A message's fate, for its producer.
     Acknowledged {
         /// The queue it was published to.

@@ -30,6 +30,7 @@ pub(crate) fn event_bytes(event: &Event) -> usize {
     const PLAIN: usize = 128;
     match event {
         Event::PublishRefused { message, .. }
+        | Event::TopicRefused { message, .. }
         | Event::Acknowledged { message, .. }
         | Event::Pulled { message, .. }
         | Event::Cached { message, .. }

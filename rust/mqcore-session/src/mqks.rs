@@ -455,6 +455,10 @@ impl Session for MqksSession {
                 self.stage = Stage::Over;
             }
             Event::Answered(number, part) => self.answered(number, part, now, output),
+            // Errors are told whether or not somebody asked to know that it was done.
+            Event::TopicRefused { message, rejection } => {
+                self.fail(message.id(), rejection.to_string(), now, output);
+            }
             Event::Rebound { tag, bindings } => self.rebound(tag, &bindings, output),
             Event::SubscriptionEnded { queue, tag } => self.consumers.ended(&queue, tag),
             // What other protocols' clients ask for cannot concern this one.

@@ -381,6 +381,8 @@ impl Exchange {
             }
             // Its consumers join channels: it has no subscriptions that could end.
             Event::SubscriptionEnded { .. } | Event::Rebound { .. } => {}
+            // As with every message whose producer did not ask.
+            Event::TopicRefused { .. } => {}
             Event::Direct { to, message } => {
                 delivery::relay(Kind::DIRECT, &message, pattern_text(&to).as_bytes(), output);
             }
