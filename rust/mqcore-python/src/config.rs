@@ -63,7 +63,6 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         tls: field::<Option<Bound<'_, PyAny>>>(config, "tls")?.as_ref().map(listener_tls).transpose()?,
         tls_handshakes_max: field(config, "tls_handshakes_max")?,
         tls_expiry_warning: duration(config, "tls_expiry_warning")?,
-        ..Config::default()
     })
 }
 
