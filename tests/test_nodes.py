@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import mqcore
+from authority import Authority
 from conftest import ServedBroker, clean_environment, serving
 from mqcore import MasterConfig, NodeConfig, NodeFilter, NodeRule, QueueOptions, QueueStatus, errors
 from mqcore.config import BrokerConfig
@@ -216,3 +217,35 @@ def test_a_master_that_is_no_url_is_refused_at_the_start() -> None:
     )  # fmt: skip
     assert ended.returncode != 0
     assert "north" in ended.stderr
+
+
+async def test_a_master_is_dialled_over_tls_and_only_if_its_certificate_is_believed(tmp_path: Path) -> None:
+    believed, other = Authority(tmp_path / "believed"), Authority(tmp_path / "other")
+    pulled = mqcore.ChannelOptions(queue=QueueOptions(status=QueueStatus.PULL))
+    async with mqcore.Broker(
+        listen=("tmqps://127.0.0.1:0",), tls=mqcore.ListenerTLS(cert=believed.issue()), node=NodeConfig(name="top"),
+        channel=pulled, auto_create_channels=True, auto_create_queues=True,
+    ) as top:  # fmt: skip
+        port = top.listeners[0].rpartition(":")[2]
+        masters = (
+            MasterConfig(url=f"tmqps://localhost:{port}?ca={believed.ca}"),
+            MasterConfig(url=f"tmqps://127.0.0.1:{port}?ca={other.ca}"),
+        )
+        async with mqcore.Broker(
+            node=NodeConfig(name="down", masters=masters, reconnect_wait=0.05), channel=pulled,
+            auto_create_channels=True, auto_create_queues=True,
+        ) as down, top.client() as above, down.client() as below:  # fmt: skip
+            await above.declare("news", 0, QueueOptions(status=QueueStatus.PULL))
+
+            async def linked() -> bool:
+                return any(node.connected for node in await below.nodes())
+
+            await until("the master that shows a certificate of the right authority is there", linked)
+            await below.publish("news", "over TLS")
+
+            async def there() -> bool:
+                return bool(await above.nodes()) and (await above.queue("news/0").information()).messages > 0
+
+            await until("the message is there", there)
+            assert [message.body for message in await above.queue("news/0").pull(1, str)] == ["over TLS"]
+            assert sorted(node.connected for node in await below.nodes()) == [False, True]
