@@ -253,6 +253,15 @@ pub enum Event {
         /// Why not.
         rejection: Rejection,
     },
+    /// A message for a topic that its producer may not publish to, and whose outcome nobody had asked for.
+    TopicRefused {
+        /// The topic.
+        topic: TopicName,
+        /// The message.
+        message: Message,
+        /// Why not.
+        rejection: Rejection,
+    },
     /// An acknowledgement of a direct message that this peer sent.
     DirectAcknowledged(Message),
     /// A response to a direct message that this peer sent.

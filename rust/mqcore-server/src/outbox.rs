@@ -37,6 +37,7 @@ pub(crate) fn event_bytes(event: &Event) -> usize {
         | Event::Published { message, .. }
         | Event::Routed { message, .. }
         | Event::DirectRefused { message, .. }
+        | Event::TopicRefused { message, .. }
         | Event::DirectAcknowledged(message)
         | Event::Responded(message) => PLAIN + message.memory_bytes(),
         Event::Confirmed(numbers) => PLAIN + size_of_val(numbers.as_slice()),

@@ -208,8 +208,10 @@ pub(crate) fn refuse(command: Command, rejection: Rejection, shards: usize, tell
                 tell(Event::Answered(id, Err(rejection.clone())));
             }
         }
-        Command::PublishTopic { answer: None, .. }
-        | Command::Acknowledge(_)
+        Command::PublishTopic { answer: None, topic, message, .. } => {
+            tell(Event::TopicRefused { topic, message, rejection });
+        }
+        Command::Acknowledge(_)
         | Command::AcknowledgeAll { .. }
         | Command::AcknowledgeDirect { .. }
         | Command::PassedOn(_)
