@@ -143,6 +143,12 @@ CRASH_ROUNDS ?= 200
 crash: $(EXTENSION) ## kill a loaded broker CRASH_ROUNDS (200) times, and compare with what its clients were told
 	@MQCORE_CRASH_ROUNDS=$(CRASH_ROUNDS) $(PY) -m pytest -q -s tests/test_durability.py
 
+NODE_ROUNDS ?= 100
+
+.PHONY: nodes
+nodes: $(EXTENSION) ## kill either of two linked brokers NODE_ROUNDS (100) times under load, and compare what both have
+	@MQCORE_NODE_ROUNDS=$(NODE_ROUNDS) $(PY) -m pytest -q -s tests/test_nodes.py
+
 .PHONY: fuzz
 fuzz: ## feed every fuzz target for FUZZ_SECONDS (60) each; needs a nightly toolchain and cargo-fuzz
 	@if ! cargo +nightly fuzz --version >/dev/null 2>&1; then \

@@ -23,6 +23,7 @@ GOALS = {
     "async": ("one async received_from_producer", None),
 }
 IDLE_GOAL_MIB = 30.0
+CHECK_GOAL_NANOS = 500.0
 
 
 def serve(style: str, arguments: list[str]) -> None:
@@ -97,6 +98,29 @@ def idle_mib() -> tuple[float, float]:
     return (imported - before) / 2**20, (running - before) / 2**20
 
 
+def check_nanos(runs: int) -> tuple[float, float]:
+    """Nanoseconds of a check of `RateLimiter.local()`, by limiter and by bound limit, in the median run: 1,000 keys."""
+    import time
+
+    from mqcore.ratelimit import RateLimiter
+
+    limiter = RateLimiter.local()
+    # So slow to refill that every key stays: what has refilled is gone, and would be created again by each check.
+    bound = limiter.bind("1000000/h")
+    keys = [f"user:{number:011}" for number in range(1000)]
+
+    def run(check: Any, *rest: str) -> float:
+        began = time.perf_counter_ns()
+        for _ in range(200):
+            for key in keys:
+                check(key, *rest)
+        return (time.perf_counter_ns() - began) / 200_000
+
+    whole = sorted(run(limiter.check, "1000000/h") for _ in range(runs))
+    ready = sorted(run(bound.check) for _ in range(runs))
+    return whole[runs // 2], ready[runs // 2]
+
+
 def measure(load: Path, runs: int, seconds: int) -> dict[str, Any]:
     """All figures of this file."""
     figures: dict[str, Any] = {}
@@ -104,6 +128,7 @@ def measure(load: Path, runs: int, seconds: int) -> dict[str, Any]:
         values = sorted(round_robin(load, style, runs, seconds))
         figures[style] = {"values": values, "median": values[len(values) // 2]}
     figures["idle_import_mib"], figures["idle_mib"] = idle_mib()
+    figures["check_ns"], figures["bound_check_ns"] = check_nanos(runs)
     return figures
 
 
@@ -127,8 +152,11 @@ def main() -> int:
         for style, (what, goal) in GOALS.items():
             wanted = f"  (goal {goal:,})" if goal else ""
             print(f"round robin, acknowledged, {what:34} {figures[style]['median']:>11,.0f} messages/s{wanted}")
+        print(f"RateLimiter.local().check {figures['check_ns']:.0f} ns  (goal {CHECK_GOAL_NANOS:.0f})")
+        print(f"the same by a bound limit {figures['bound_check_ns']:.0f} ns")
         print(f"idle, over Python's own {figures['idle_mib']:.1f} MiB  (goal {IDLE_GOAL_MIB})")
     met = all(goal is None or figures[style]["median"] >= goal for style, (_, goal) in GOALS.items())
+    met &= figures["check_ns"] <= CHECK_GOAL_NANOS
     return 0 if met and figures["idle_mib"] <= IDLE_GOAL_MIB else 1
 
 

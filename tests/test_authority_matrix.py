@@ -28,7 +28,7 @@ from mqcore._core import AuthorityStore
 from mqcore.config import AuthorityOptions
 from mqks_peer import MqksPeer
 from throttr_peer import Cut, ThrottrPeer
-from tmqp_peer import DIRECT, EVENT, PULL, RESPONSE, SERVER, RawFrame, TmqpPeer
+from tmqp_peer import DIRECT, EVENT, PULL, QUEUE, RESPONSE, SERVER, RawFrame, TmqpPeer
 
 ROUTER = 0x17
 
@@ -114,6 +114,8 @@ class Place:
     audit: Path
     shown: dict[str, str]
     peer: TmqpPeer
+    listener: TmqpPeer
+    """Hears the topics that are published to."""
     authority: Authority
     """Who has issued the certificates."""
     certificates: dict[str, Path]
@@ -147,6 +149,8 @@ class Place:
             # What an earlier attempt has pushed would go to the next one that joins.
             cleared = self.peer.ask(613, channel, headers={"Queue-Id": "1", "Messages": "yes"})
             assert cleared.content_type == 0
+        for topic in ("orders.new", "invoices.new"):
+            assert self.listener.ask(601, f"@topic:{topic}").content_type == 0
         for topic in ("orders.new", "orders.*"):
             self.peer.ask(663, f"@topic:{topic}", headers={"Binding-Name": "orders/1"})
         for router in ("fresh", "sorter"):
@@ -308,15 +312,16 @@ class Tmqp:
             operation, target, headers, body = self.operations[name]
             code = peer.ask(operation, target, headers=headers, body=body).content_type
             # 481: there is such a queue already, which only they are told who may create it.
-            assert code in (0, 401, 481), f"{name} was answered by {code}"
+            # 404: nothing is bound there, which they are told who may unbind it.
+            assert code in (0, 401, 404, 481), f"{name} was answered by {code}"
             return DENIED if code == 401 else ALLOWED
         if name in self.events:
             return self.subscribe(peer, *self.events[name])
         channel = OTHER if "elsewhere" in name else MINE
         if name == "route":
-            return self.route(peer)
+            return self.wait_for_acknowledgement(peer, ROUTER, "sorter", "route on sorter")
         if name.startswith("publish to topic"):
-            return self.push(peer, f"@topic:{channel}.new")
+            return self.wait_for_acknowledgement(peer, QUEUE, f"@topic:{channel}.new", f"publish on {channel}.new")
         if name.startswith("push"):
             return self.push(peer, channel)
         if name.startswith("pull"):
@@ -341,12 +346,12 @@ class Tmqp:
                 return DENIED
         return ALLOWED
 
-    def route(self, peer: TmqpPeer) -> str:
+    def wait_for_acknowledgement(self, peer: TmqpPeer, kind: int, target: str, denied: str) -> str:
         asked = peer.new_id()
-        peer.send(RawFrame(kind=ROUTER, id=asked, target=b"sorter", payload=b"r", pending_acknowledge=True))
+        peer.send(RawFrame(kind=kind, id=asked, target=target.encode(), payload=b"r", pending_acknowledge=True))
         reason = answer_to(peer, asked).header("Nack-Reason") or ""
-        assert reason in ("", "no-consumers") or "route on sorter" in reason, reason
-        return DENIED if "route on sorter" in reason else ALLOWED
+        assert reason in ("", "no-consumers") or denied in reason, reason
+        return DENIED if denied in reason else ALLOWED
 
     def pull(self, peer: TmqpPeer, channel: str) -> str:
         # Only members pull.
@@ -640,11 +645,9 @@ def place(directory: Path, anonymous: tuple[str, ...]) -> Iterator[Place]:
         host, port = broker.listeners[0].removeprefix("tmqp://").rsplit(":", 1)
         peer, listener = (stack.enter_context(TmqpPeer(host, int(port))) for _ in range(2))
         assert listener.hello(Client_Token=good, Client_Id="listener").content_type == 202
-        for topic in ("orders.new", "invoices.new"):
-            assert listener.ask(601, f"@topic:{topic}").content_type == 0
         names = {"Client_Id": "peer", "Client_Name": "peer", "Client_Type": "peer"}
         assert peer.hello(Client_Token=good, **names).content_type == 202
-        yield Place(broker, directory / "audit.jsonl", shown, peer, authority, certificates)
+        yield Place(broker, directory / "audit.jsonl", shown, peer, listener, authority, certificates)
 
 
 def basic(user: str, password: str) -> str:

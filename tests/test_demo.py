@@ -29,6 +29,13 @@ def test_every_promise_of_the_demonstration_is_kept() -> None:
     for status in ("broadcast", "push", "roundrobin", "pull", "cache", "paused", "stopped"):
         assert f"library-{status}/0" in result.stdout
     assert "library-durable/0" in result.stdout
+    for strategy in ("fixed-window", "sliding-window", "gcra"):
+        assert f"limit-{strategy}-broker" in result.stdout
+        assert f"limit-{strategy}-local" in result.stdout
+    for queue in ("library-lines", "greetings"):
+        assert queue in result.stdout
+    assert "north" in result.stdout
+    assert "archive" in result.stdout
     assert " NO" not in result.stdout
 
 
@@ -61,7 +68,7 @@ def run_damaged(part: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("part", ["tmqp", "durable"])
+@pytest.mark.parametrize("part", ["tmqp", "mqks", "durable", "limits"])
 def test_a_broken_promise_is_seen_and_fails(part: str) -> None:
     result = run_damaged(part)
     assert result.returncode == 1, result.stdout + result.stderr

@@ -16,7 +16,10 @@ SAYS = {
     "embed": ["confirmed by server"] * 3 + ["order 0", "order 1", "order 2"],
     "handler": ["with a schema: accepted", "without one: refused, none"],
     "consume": [f"{number} done at attempt {attempt}" for number, attempt in ((1, 1), (2, 1), (4, 1), (3, 2))],
+    "nodes_leader": ["east has 3 and west has 3"],
+    "nodes_mesh": ["has 3"] * 3,
     "request": ["17 characters"],
+    "ratelimit": ["allowed 1", "allowed 0", "refused, again in 30 s 0", "neither 10", "2"],
     "routing": [
         "alarms, only-first: @type:operator, alarms/1",
         "orders, only-first: @handler:router orders, orders-elsewhere/1",
@@ -54,7 +57,12 @@ def test_the_test_of_the_examples_passes() -> None:
 
 
 def test_no_example_is_forgotten_here() -> None:
-    assert {path.stem for path in EXAMPLES} == {*SAYS, "test_with_testbroker"}
+    assert {path.stem for path in EXAMPLES} == {
+        *SAYS,
+        "ratelimit_django",
+        "ratelimit_starlette",
+        "test_with_testbroker",
+    }
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

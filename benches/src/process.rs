@@ -19,6 +19,8 @@ pub struct Process {
     child: Child,
     /// Where its clients connect.
     pub address: SocketAddr,
+    /// Where it speaks MQKS, if it does.
+    pub mqks: Option<SocketAddr>,
     /// Where limits are asked for, if it has such a listener.
     pub throttr: Option<SocketAddr>,
     /// Where its admin side is, if it has one.
@@ -51,7 +53,13 @@ impl Process {
         let ready: Value = serde_json::from_str(&line)?;
         let address = |name: &str| ready[name].as_str().and_then(|text| text.parse().ok());
         let tmqp = address("tmqp").ok_or_else(|| io::Error::other("it does not say where it listens"))?;
-        Ok(Self { child, address: tmqp, throttr: address("throttr"), admin: address("admin") })
+        Ok(Self {
+            child,
+            address: tmqp,
+            throttr: address("throttr"),
+            mqks: address("mqks"),
+            admin: address("admin"),
+        })
     }
 
     /// Starts another broker that takes its port as an argument, and waits until it listens. `None` if it is not
@@ -72,7 +80,7 @@ impl Process {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
-        let process = Self { child, address, throttr: None, admin: None };
+        let process = Self { child, address, throttr: None, mqks: None, admin: None };
         let start = Instant::now();
         while let Err(error) = TcpStream::connect(address) {
             if start.elapsed() > PATIENCE {

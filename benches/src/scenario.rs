@@ -7,6 +7,7 @@ use mqcore_broker::options::Status;
 use mqcore_broker::policy;
 
 use crate::durable::{Receipts, Scratch};
+use crate::mqks::Mqks;
 use crate::peers::{nats, redis};
 use crate::plain_loop::Target;
 use crate::process::{Process, cpu_seconds_of_others};
@@ -42,6 +43,8 @@ pub enum Scenario {
     Broadcast1To1,
     /// One producer, a hundred consumers, a broadcast queue.
     Broadcast1To100,
+    /// One producer, one consumer, lines of MQKS.
+    MqksLines,
     /// One producer, four consumers, a round robin queue whose every message is acknowledged.
     RoundRobinAck,
     /// 10,000 messages a second, open loop.
@@ -76,9 +79,10 @@ pub enum Scenario {
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Broadcast1To1,
         Self::Broadcast1To100,
+        Self::MqksLines,
         Self::RoundRobinAck,
         Self::Latency,
         Self::IdleConnections,
@@ -101,6 +105,7 @@ impl Scenario {
         match self {
             Self::Broadcast1To1 => "broadcast-1-1",
             Self::Broadcast1To100 => "broadcast-1-100",
+            Self::MqksLines => "mqks-lines",
             Self::RoundRobinAck => "round-robin-ack",
             Self::Latency => "latency",
             Self::IdleConnections => "idle-connections",
@@ -132,6 +137,7 @@ impl Scenario {
         match self {
             Self::Broadcast1To1 => self.broadcast(plan, 1, 2e6),
             Self::Broadcast1To100 => self.broadcast(plan, 100, 5e6),
+            Self::MqksLines => self.mqks_lines(plan),
             Self::RoundRobinAck => self.round_robin(plan),
             Self::Latency => self.latency(plan),
             Self::IdleConnections => self.idle(plan),
@@ -157,6 +163,22 @@ impl Scenario {
         };
         let names = [("deliveries/s", Goal::AtLeast(goal))];
         self.compared(plan, Status::Broadcast, names, measure)
+    }
+
+    fn mqks_lines(self, plan: Plan) -> io::Result<Vec<Figure>> {
+        let goal = Goal::AtLeast(6e5);
+        let mut figure = Figure::new(self.name(), "mqcore", "messages/s, published to consumed", goal);
+        for _ in 0..plan.runs {
+            let process = plan.mqcore(Status::RoundRobin, false)?;
+            let unspoken = || io::Error::other("the server under test does not speak MQKS");
+            let wire = Mqks { address: process.mqks.ok_or_else(unspoken)? };
+            let (others, start) = (cpu_seconds_of_others(&[&process])?, Instant::now());
+            figure.values.push(fanout::measure(&wire, 1, WARM_UP, plan.duration)?.rate());
+            figure.cpu_seconds += process.cpu_seconds()?;
+            let disturbance = (cpu_seconds_of_others(&[&process])? - others) / start.elapsed().as_secs_f64();
+            figure.disturbance = Some(disturbance.max(figure.disturbance.unwrap_or(0.0)));
+        }
+        Ok(vec![figure])
     }
 
     fn latency(self, plan: Plan) -> io::Result<Vec<Figure>> {

@@ -129,7 +129,11 @@ pub fn serve(options: Serve) -> Result<(), Box<dyn Error>> {
         ..QueueOptions::default()
     };
     let mut config = Config {
-        listeners: vec!["tmqp://127.0.0.1:0".parse()?, "throttr://127.0.0.1:0?value=uint64".parse()?],
+        listeners: vec![
+            "tmqp://127.0.0.1:0".parse()?,
+            "throttr://127.0.0.1:0?value=uint64".parse()?,
+            "mqks://127.0.0.1:0".parse()?,
+        ],
         admin: Some("http://127.0.0.1:0".parse()?),
         shards: options.shards,
         channel: ChannelOptions { queue, ..ChannelOptions::default() },
@@ -148,6 +152,7 @@ pub fn serve(options: Serve) -> Result<(), Box<dyn Error>> {
     let ready = json!({
         "tmqp": server.listeners()[0].address.to_string(),
         "throttr": server.listeners()[1].address.to_string(),
+        "mqks": server.listeners()[2].address.to_string(),
         "admin": server.admin().map(|admin| admin.address.to_string()),
     });
     println!("{ready}");

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar, final, overload
 from mqcore.client import ClientOptions
 from mqcore.config import BrokerConfig, ChannelOptions, QueueOptions, QueueStatus, RouterOptions
 from mqcore.handlers import PutBack, SendAck
+from mqcore.tls import TLSConfig
 
 __all__ = [
     "Acknowledgement",
@@ -28,11 +29,15 @@ __all__ = [
     "JournalHistory",
     "JournalMessages",
     "JournalSelection",
+    "LimitRule",
+    "LimitStore",
     "Membership",
     "Message",
     "QueueView",
     "Received",
     "States",
+    "ThrottrClient",
+    "Verdict",
     "ZstdReader",
     "ZstdWriter",
     "__version__",
@@ -278,6 +283,7 @@ class Broker:
     def certificates(self) -> list[dict[str, Any]]: ...
     def reload_tls(self) -> None: ...
     def backup(self) -> BackupArchive: ...
+    def failures(self, limit: int) -> list[dict[str, Any]]: ...
     def survey(self) -> dict[str, Any]: ...
     def waiting(self, queue: str, limit: int) -> list[tuple[Message, int, int, bool]] | None: ...
     def advance(self, seconds: float) -> None: ...
@@ -637,3 +643,79 @@ class Received:
     def __bool__(self) -> bool: ...
 
 def join_strays(timeout: float) -> int: ...
+
+# limits
+
+@final
+class Verdict:
+    """What came of a check. True in a condition if it was allowed."""
+
+    def __new__(
+        cls,
+        allowed: bool,
+        limit: int,
+        remaining: int,
+        retry_after: float = 0.0,
+        reset_after: float = 0.0,
+        available: bool = True,
+    ) -> Verdict: ...
+    @property
+    def allowed(self) -> bool:
+        """Whether there was enough."""
+    @property
+    def limit(self) -> int:
+        """How much may be taken in a period."""
+    @property
+    def remaining(self) -> int:
+        """How much can be taken now."""
+    @property
+    def retry_after(self) -> float:
+        """Seconds after which the same is allowed if nobody else takes anything: 0 if it was, infinity if it never
+        is."""
+    @property
+    def reset_after(self) -> float:
+        """Seconds after which everything can be taken again if nobody takes anything."""
+    @property
+    def available(self) -> bool:
+        """Whether the limiter was asked: false if it could not be reached and `on_unavailable` decided."""
+    def __bool__(self) -> bool: ...
+
+@final
+class LimitRule:
+    """A limit of a store, made ready."""
+
+    def check(self, key: str | bytes, cost: int = 1) -> Verdict:
+        """Take `cost` from the quota of `key`, if there is enough."""
+    def apply(self, key: str | bytes, cost: int, number: int) -> Verdict: ...
+
+@final
+class LimitStore:
+    """A store of this process."""
+
+    def __new__(cls, keys_max: int, bytes_max: int) -> LimitStore: ...
+    def rule(self, number: int, limit: int, period: int) -> LimitRule: ...
+    def apply_all(self, parts: list[tuple[str | bytes, LimitRule, int]], number: int) -> tuple[bool, list[Verdict]]: ...
+    def purge(self, key: str | bytes) -> bool: ...
+    def __len__(self) -> int: ...
+
+@final
+class ThrottrClient:
+    """A client of a Throttr listener: requests as tuples, many at once, answers as plain values."""
+
+    def __new__(
+        cls, url: str, tls: TLSConfig | None, connect_timeout: float, request_timeout: float, blocking: bool
+    ) -> ThrottrClient: ...
+    @property
+    def value_max(self) -> int: ...
+    @property
+    def protocol(self) -> str: ...
+    @property
+    def dropped(self) -> int: ...
+    @property
+    def connects(self) -> int: ...
+    @property
+    def is_closed(self) -> bool: ...
+    def ask(self, requests: list[tuple[Any, ...]], timeout: float | None = None) -> Any: ...
+    def take(self, count: int) -> list[tuple[bytes | None, bytes]]: ...
+    def wait(self, timeout: float | None = None) -> Any: ...
+    def close(self) -> None: ...

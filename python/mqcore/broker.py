@@ -36,6 +36,7 @@ from mqcore.config import (
     BrokerConfig,
     ChannelOptions,
     Duration,
+    NodeConfig,
     QueueOptions,
     RouteMethod,
     RouterOptions,
@@ -50,6 +51,7 @@ from mqcore.tls import Listener, ListenerTLS
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from mqcore.admin import FailedRequest
     from mqcore.backup import BackedUp, Copied
     from mqcore.client import Client, _Options
 
@@ -289,6 +291,7 @@ class BrokerOptions(TypedDict, total=False):
     data_dir: str | None
     history: bool
     history_bodies: bool
+    node: NodeConfig | None
     history_max_age: Duration
     history_max_bytes: int
     archive: bool
@@ -458,6 +461,16 @@ class Broker:
     def stats(self) -> BrokerStats:
         """Return what is there and what was counted."""
         return _stats(self._core.survey())
+
+    def errors(self, limit: int = 100) -> tuple[FailedRequest, ...]:
+        """Return the last requests that could not be done, the latest first, `limit` of them at most.
+
+        They are those of protocols that tell their peer a number only, and say what the number stands for. The last
+        1,000 are kept, in memory. Raises `NotRunning`.
+        """
+        from mqcore.admin import FailedRequest
+
+        return tuple(FailedRequest(**failure) for failure in self._core.failures(limit))
 
     def backup(self, to: str | os.PathLike[str], *, progress: Copied | None = None) -> BackedUp:
         """Copy everything that is saved into a new directory, ``.tar`` or ``.tar.zst``, and go on meanwhile.

@@ -33,6 +33,10 @@ __all__ = [
     "Durability",
     "Duration",
     "Interaction",
+    "MasterConfig",
+    "NodeConfig",
+    "NodeFilter",
+    "NodeRule",
     "QueueOptions",
     "QueueStatus",
     "RouteMethod",
@@ -293,6 +297,51 @@ class UserOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRule:
+    """A rule about what is passed on. All that it names must hold; in texts, ``*`` stands for any characters."""
+
+    kinds: tuple[str, ...] = ()
+    """Of ``queue``, ``router``, ``direct``, ``acknowledge``, ``response``; empty: any."""
+    channel: str | None = None
+    """The channel of a queue message, or of its acknowledgement."""
+    queue: int | None = None
+    """The id of its queue."""
+    router: str | None = None
+    """The router of a router message."""
+    client_id: str | None = None
+    """The id of the client that produced it."""
+    client_name: str | None = None
+    """Its name; a master does not learn it."""
+    client_type: str | None = None
+    """Its type; a master does not learn it."""
+    node: str | None = None
+    """The name of the node that passes it on; only its master looks at that."""
+    header: str | None = None
+    """A header that it has,"""
+    value: str = "*"
+    """and what the header says."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+        kinds = {"queue", "router", "direct", "acknowledge", "response"}
+        if unknown := set(self.kinds) - kinds:
+            raise ConfigError(f"kinds: there is no {', '.join(sorted(unknown))}; there are: {', '.join(sorted(kinds))}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFilter:
+    """What is passed on to a master, or taken from a node. Without rules, everything."""
+
+    allow: tuple[NodeRule, ...] = ()
+    """If there are any, one of them must match."""
+    deny: tuple[NodeRule, ...] = ()
+    """None of them may match."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOptions:
     """A token that the configuration names, without its secret."""
 
@@ -320,6 +369,21 @@ class TokenOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MasterConfig:
+    """A broker to which this one passes on what its clients produce."""
+
+    url: str
+    """``tmqp://host:port``, or ``tmqps://`` with ``?ca=FILE&cert=FILE&key=FILE&server_name=NAME``."""
+    token: str | None = None
+    """What this broker says there. Default nothing."""
+    send: NodeFilter = field(default_factory=NodeFilter)
+    """What is passed on. Default everything."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AuthorityOptions:
     """Who may do what, beside users and tokens."""
 
@@ -332,6 +396,37 @@ class AuthorityOptions:
     standard error."""
     audit_allowed: bool = False
     """Whether what was allowed is written too, where it had to be looked up. Default no."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """What a broker is among others: a master of those that dial it, a slave of its own masters, or both."""
+
+    name: str = ""
+    """Its name, unique among the nodes that know each other. Default its id."""
+    accepts: bool = True
+    """Whether other brokers may pass on to this one. Default yes."""
+    token: str | None = None
+    """What they have to say then. Default nothing; where clients log in, nodes without a token are refused."""
+    accept: NodeFilter = field(default_factory=NodeFilter)
+    """What of theirs is taken. Default everything."""
+    masters: tuple[MasterConfig, ...] = ()
+    """Where this broker passes on, at most 32: configurations, or URLs. Default nowhere."""
+    keep_messages: bool = False
+    """Whether messages are kept in the data directory for a master that is away. Default no."""
+    keep_bytes_max: int = 1 << 30
+    """Octets that are kept at most; the oldest are dropped beyond it, and counted. Default 1 GiB."""
+    keep_age_max: Duration | None = None
+    """How long a message is kept. Default until it is sent."""
+    buffer_bytes_max: int = 64 << 20
+    """Octets on their way without `keep_messages`; beyond it, producers wait. Default 64 MiB."""
+    reconnect_wait: Duration = 0.5
+    """The shortest pause before a master is dialled again; it doubles up to 30 s. Default 500 ms."""
+    confirm_timeout: Duration = 30.0
+    """How long a connected master may go without confirming anything before it counts as away. Default 30 s."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -360,6 +455,8 @@ class BrokerConfig:
     """Whether every step of every message's life is written down, in the data directory. Default no."""
     history_bodies: bool = True
     """Whether the history keeps the bodies of messages too, and not only their sizes. Default yes."""
+    node: NodeConfig | None = None
+    """What the broker is among others. Default nothing: it stands alone."""
     history_max_age: Duration = 0.0
     """How long the journal keeps history that is not archived; 0: for ever. Default 0."""
     history_max_bytes: int = 2 * 1024 * 1024 * 1024
@@ -486,6 +583,10 @@ class BrokerConfig:
             _merge(settings, _from_file(Path(file)))
         _merge(settings, _from_environ(os.environ if environ is None else environ))
         _merge(settings, {name: value for name, value in flags.items() if value is not None})
+        masters = settings.pop("master", None)
+        if masters is not None:
+            # A table of its own, as `[[master]]` reads better than `[[node.masters]]`.
+            _merge(settings, {"node": {"masters": masters}})
         loaded: Self = _build(cls, settings, "")
         return loaded
 
@@ -639,10 +740,17 @@ def _converter(hint: Any) -> _Converter:
         return _Converter(lambda value: tuple(map(_text, _several(value))), "a list of texts", optional)
     if kind == tuple[int, ...]:
         return _Converter(lambda value: tuple(map(_count, _several(value))), "a list of numbers", optional)
-    entry: Any = (typing.get_args(kind) or (None,))[0]
-    if typing.get_origin(kind) is tuple and isinstance(entry, type):
-        return _Converter(lambda value: _tables(value, entry), f"a list of {entry.__name__}", optional)
-    return _Converter(lambda value: _instance(value, kind), f"a {kind.__name__}", optional)
+    if typing.get_origin(kind) is tuple:
+        part = typing.get_args(kind)[0]
+        return _Converter(lambda value: _all_built(value, part), f"a list of {part.__name__}s", optional)
+    return _Converter(lambda value: _model(value, kind), f"a {kind.__name__}", optional)
+
+
+def _all_built(values: Any, kind: type[Any]) -> tuple[Any, ...]:
+    """Take instances as they are, and make those of tables that a file has in their place."""
+    if isinstance(values, str):
+        raise TypeError
+    return tuple(_model(value, kind) for value in values)
 
 
 def _flag(value: object) -> bool:
@@ -681,23 +789,11 @@ def _several(value: Any) -> list[Any]:
     return list(value)
 
 
-def _tables(value: Any, kind: type[Any]) -> tuple[Any, ...]:
-    """Take instances, or the tables of a file that stand for them."""
-    if isinstance(value, (str, Mapping)):
-        raise TypeError
-    return tuple(item if isinstance(item, kind) else _table(item, kind) for item in value)
-
-
-def _table(item: Any, kind: type[Any]) -> Any:
-    if not isinstance(item, Mapping):
-        raise TypeError
-    try:
-        return _build(kind, item, "")
-    except TypeError as missing:
-        raise ConfigError(str(missing).partition(" ")[2]) from None
-
-
-def _instance(value: object, kind: type[Any]) -> object:
+def _model(value: object, kind: type[Any]) -> object:
+    if isinstance(value, Mapping):
+        return _build(kind, value, "")
+    if kind is MasterConfig and isinstance(value, str):
+        return MasterConfig(url=value)
     if not isinstance(value, kind):
         raise TypeError
     return value

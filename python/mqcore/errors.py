@@ -19,6 +19,7 @@
     ├── Nacked                                 a negative acknowledgement, with its reason
     ├── ConfirmTimeout (TimeoutError)
     ├── RequestTimeout (TimeoutError)
+    ├── RateLimited                            a limit is used up; when to try again
     └── BodyError (ValueError)                 a body that is not what was asked for
 
 Leaf classes are also what a reader of the standard library expects (``ConnectionError``, ``TimeoutError``,
@@ -60,6 +61,7 @@ __all__ = [
     "NotRunning",
     "OperationError",
     "ProtocolError",
+    "RateLimited",
     "RequestTimeout",
     "SendError",
     "TLSError",
@@ -260,6 +262,17 @@ class ConfirmTimeout(MqcoreError, TimeoutError):
 
 class RequestTimeout(MqcoreError, TimeoutError):
     """No answer came in time."""
+
+
+class RateLimited(MqcoreError):
+    """A limit is used up."""
+
+    def __init__(self, message: str = "", retry_after: float = 0.0, limit: int = 0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        """Seconds after which the same is allowed if nobody else takes anything; infinity: never."""
+        self.limit = limit
+        """How much may be taken in a period."""
 
 
 class BodyError(MqcoreError, ValueError):

@@ -40,6 +40,7 @@ _CODES: tuple[tuple[type[errors.MqcoreError], ExitCode], ...] = (
     (errors.AuthFailed, ExitCode.NOT_ALLOWED),
     (errors.Busy, ExitCode.BUSY),
     (errors.LimitExceeded, ExitCode.BUSY),
+    (errors.RateLimited, ExitCode.BUSY),
     (errors.DataDirBusy, ExitCode.BUSY),
     (errors.DataDirFull, ExitCode.BUSY),
     (errors.DataDirDamaged, ExitCode.DAMAGED),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 # Where every protocol that is spoken so far is served if nothing else is said.
-_DEFAULT_LISTENERS = ("tmqp://127.0.0.1:2622", "throttr://127.0.0.1:9000?value=uint16")
+DEFAULT_LISTENERS = ("tmqp://127.0.0.1:2622", "throttr://127.0.0.1:9000?value=uint16", "mqks://127.0.0.1:25000")
 
 # Settings of the program, which the broker's own settings would not know.
 _OF_THE_PROGRAM = frozenset(
@@ -62,6 +62,15 @@ _OF_THE_PROGRAM = frozenset(
     metavar="OCTETS",
     help="How much of saved messages may wait in memory; the rest is read back when needed. [default: 256 MiB]",
 )
+@click.option("--node-name", metavar="NAME", help="Be a node of this name among other brokers.")
+@click.option(
+    "--master",
+    "masters",
+    multiple=True,
+    metavar="URL",
+    help="Pass on there what clients produce, tmqp://HOST:PORT?token=TOKEN; may be repeated.",
+)
+@click.option("--keep-messages", is_flag=True, help="Keep them in the data directory while a master is away.")
 @click.option(
     "--app",
     metavar="MODULE:ATTR",
@@ -101,6 +110,9 @@ def serve(
     data_dir: str | None,
     memory_watermark: int | None,
     history: bool,
+    node_name: str | None,
+    masters: tuple[str, ...],
+    keep_messages: bool,
     app: str | None,
     auto_create: bool,
     config_file: str | None,
@@ -125,6 +137,8 @@ def serve(
         "auto_create_channels": auto_create or None,
         "auto_create_queues": auto_create or None,
     }
+    node: dict[str, Any] = {"name": node_name, "masters": masters or None, "keep_messages": keep_messages or None}
+    flags["node"] = {name: value for name, value in node.items() if value is not None} or None
     given = {name: value for name, value in flags.items() if value is not None}
     broker = _broker(app, config_file, given)
     return asyncio.run(_serve(broker, drain_timeout))
@@ -143,7 +157,7 @@ def _broker(app: str | None, config_file: str | None, flags: dict[str, Any]) -> 
                 "or let the module offer a mapping of handlers"
             )
         if not loaded.config.listen:
-            raise click.UsageError(f"{app} is a Broker that listens nowhere; give it listen='{_DEFAULT_LISTENERS[0]}'")
+            raise click.UsageError(f"{app} is a Broker that listens nowhere; give it listen='{DEFAULT_LISTENERS[0]}'")
         return loaded
     broker = Broker(_config(config_file, flags))
     if isinstance(loaded, Authority):
@@ -166,7 +180,7 @@ def _config(config_file: str | None, flags: dict[str, Any]) -> BrokerConfig:
 
     environ = {name: value for name, value in os.environ.items() if name not in _OF_THE_PROGRAM}
     config = BrokerConfig.load(config_file, environ=environ, **flags)
-    return config if config.listen or config.listener else dataclasses.replace(config, listen=_DEFAULT_LISTENERS)
+    return config if config.listen or config.listener else dataclasses.replace(config, listen=DEFAULT_LISTENERS)
 
 
 def _load_app(app: str) -> Authority | Broker | Mapping[str, Any]:

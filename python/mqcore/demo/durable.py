@@ -24,7 +24,7 @@ from mqcore.demo.outcome import Outcome
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["run"]
+__all__ = ["Served", "run", "serve"]
 
 _PRODUCERS = 4
 _CONSUMERS = 3
@@ -76,14 +76,15 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def _serve(directory: Path) -> AsyncIterator[Served]:
+async def serve(directory: Path, *arguments: str, listen: str = "tmqp://127.0.0.1:0") -> AsyncIterator[Served]:
     """A broker on the data of `directory`, until the block ends."""
+    os.makedirs(directory, exist_ok=True)
     log = directory / "broker.log"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MQCORE_")}
-    listen, data = ("--listen", "tmqp://127.0.0.1:0"), ("--data-dir", str(directory / "data"))
+    data = ("--listen", listen, "--data-dir", str(directory / "data"))
     with log.open("ab") as lines:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "mqcore", "serve", *listen, *data),
+            *(sys.executable, "-m", "mqcore", "serve", *data, *arguments),
             stdout=asyncio.subprocess.PIPE,
             stderr=lines,
             env=environment,
@@ -159,13 +160,13 @@ async def run(pages: Sequence[Page], progress: Progress) -> list[Outcome]:
     story = Story(pages, progress)
     with tempfile.TemporaryDirectory(prefix="mqcore-demo-") as name:
         directory = Path(name)
-        async with _serve(directory) as broker:
+        async with serve(directory) as broker:
             await _declare(broker.url)
             await _first_life(broker, story)
         before, settled = set(story.saved), set(story.settled)
         story.arrived.clear()
         story.room.set()
-        async with _serve(directory) as broker:
+        async with serve(directory) as broker:
             unfinished = await _second_life(broker, story)
     found = before & set(story.arrived)
     files = expected(pages)

@@ -177,6 +177,13 @@ pub enum Event {
         /// Why not.
         rejection: Rejection,
     },
+    /// A message for a topic was not taken, and its producer waits for no answer. With one, that says it.
+    TopicRefused {
+        /// The message.
+        message: Message,
+        /// Why not.
+        rejection: Rejection,
+    },
     /// A message's fate, for its producer.
     Acknowledged {
         /// The queue it was published to.
@@ -248,15 +255,6 @@ pub enum Event {
     DirectRefused {
         /// As the sender addressed it.
         to: crate::command::ClientPattern,
-        /// The message.
-        message: Message,
-        /// Why not.
-        rejection: Rejection,
-    },
-    /// A message for a topic that its producer may not publish to, and whose outcome nobody had asked for.
-    TopicRefused {
-        /// The topic.
-        topic: TopicName,
         /// The message.
         message: Message,
         /// Why not.

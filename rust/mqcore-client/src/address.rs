@@ -78,6 +78,8 @@ pub fn channel_name(name: &str) -> Result<Arc<str>, ClientError> {
 /// Where a broker listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrokerAddress {
+    /// What is spoken there, as its URL begins: `"tmqp"`, `"throttr"`.
+    pub protocol: &'static str,
     /// Name or address of the machine; of a Unix socket, its file.
     pub host: String,
     /// TCP port; 0 for a Unix socket.
@@ -119,31 +121,41 @@ impl BrokerAddress {
         if !query.is_empty() && !matches!(carrier, Carrier::Tls(_)) {
             return Err(wrong("only tmqps:// has options"));
         }
+        Self::located("tmqp", DEFAULT_PORT, carrier, rest).map_err(|why| wrong(&why))
+    }
+
+    /// Reads what stands between the scheme and the options.
+    pub(crate) fn located(
+        protocol: &'static str,
+        default_port: u16,
+        carrier: Carrier,
+        rest: &str,
+    ) -> Result<Self, String> {
         if carrier == Carrier::Unix {
-            let host = percent_decoded(rest).ok_or_else(|| wrong("a percent escape is broken"))?;
+            let host = percent_decoded(rest).ok_or("a percent escape is broken")?;
             if !host.starts_with('/') {
-                return Err(wrong("a Unix socket is an absolute path"));
+                return Err("a Unix socket is an absolute path".to_owned());
             }
-            return Ok(Self { host, port: 0, path: "/".into(), carrier });
+            return Ok(Self { protocol, host, port: 0, path: "/".into(), carrier });
         }
         let (authority, path) = rest.find('/').map_or((rest, "/"), |slash| rest.split_at(slash));
         let (host, port) = match authority.rsplit_once(':') {
             // A colon inside brackets belongs to an IPv6 address.
             Some((host, port)) if !port.ends_with(']') => {
-                (host, port.parse().map_err(|_| wrong("the port is a number up to 65535"))?)
+                (host, port.parse().map_err(|_| "the port is a number up to 65535")?)
             }
-            _ => (authority, DEFAULT_PORT),
+            _ => (authority, default_port),
         };
         let host = host.trim_start_matches('[').trim_end_matches(']');
         if host.is_empty() {
-            return Err(wrong("the host is missing"));
+            return Err("the host is missing".to_owned());
         }
-        Ok(Self { host: host.to_owned(), port, path: path.to_owned(), carrier })
+        Ok(Self { protocol, host: host.to_owned(), port, path: path.to_owned(), carrier })
     }
 }
 
 /// The settings of an address; `None` if it has none of its own.
-fn tls_options(query: &str) -> Result<Option<ClientTls>, String> {
+pub(crate) fn tls_options(query: &str) -> Result<Option<ClientTls>, String> {
     if query.is_empty() {
         return Ok(None);
     }
@@ -179,15 +191,15 @@ fn percent_decoded(text: &str) -> Option<String> {
 
 impl fmt::Display for BrokerAddress {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = match self.carrier {
-            Carrier::Unix => return write!(formatter, "tmqp+unix://{}", self.host),
-            Carrier::Tcp => "tmqp",
-            Carrier::Tls(_) => "tmqps",
+        let secure = match self.carrier {
+            Carrier::Unix => return write!(formatter, "{}+unix://{}", self.protocol, self.host),
+            Carrier::Tcp => "",
+            Carrier::Tls(_) => "s",
         };
         if self.host.contains(':') {
-            write!(formatter, "{scheme}://[{}]:{}", self.host, self.port)
+            write!(formatter, "{}{secure}://[{}]:{}", self.protocol, self.host, self.port)
         } else {
-            write!(formatter, "{scheme}://{}:{}", self.host, self.port)
+            write!(formatter, "{}{secure}://{}:{}", self.protocol, self.host, self.port)
         }
     }
 }

@@ -10,6 +10,8 @@
 //! connection: one task that dials, reads, writes, keeps alive and reconnects
 //! ```
 //!
+//! [`throttr`] is the client of another protocol, with the same addresses, TLS and errors.
+//!
 //! What the program wants to stand (joined channels, event subscriptions) is kept as *intent* and told to the
 //! broker again after every connect, before anything else. What was merely under way when a connection was lost
 //! fails with [`error::ClientError::ConnectionLost`]: nothing is sent twice unless the caller allowed it.
@@ -35,3 +37,4 @@ pub mod received;
 pub mod request;
 mod route;
 mod shared;
+pub mod throttr;

@@ -38,7 +38,7 @@ impl Routes {
         match transport {
             Transport::Local(factory) => Ok(Self::Local(factory.clone())),
             Transport::Tcp(addresses) => {
-                let routes = addresses.iter().map(|address| Route::prepare(address, config));
+                let routes = addresses.iter().map(|address| Route::prepare(address, config.tls.as_ref()));
                 Ok(Self::Remote(routes.collect::<Result<_, _>>()?))
             }
         }
@@ -46,13 +46,17 @@ impl Routes {
 }
 
 impl Route {
-    fn prepare(address: &BrokerAddress, config: &ClientConfig) -> Result<Self, ClientError> {
+    /// Reads what TLS needs: settings of the address itself, or these.
+    pub(crate) fn prepare(address: &BrokerAddress, tls: Option<&ClientTls>) -> Result<Self, ClientError> {
         let settings = match &address.carrier {
             Carrier::Tls(Some(own)) => Some(own.clone()),
-            Carrier::Tls(None) => Some(config.tls.clone().unwrap_or_default()),
-            Carrier::Tcp | Carrier::Unix if config.tls.is_none() => None,
+            Carrier::Tls(None) => Some(tls.cloned().unwrap_or_default()),
+            Carrier::Tcp | Carrier::Unix if tls.is_none() => None,
             Carrier::Tcp | Carrier::Unix => {
-                let why = format!("settings are given, but {address} does not ask for TLS; write tmqps://");
+                let why = format!(
+                    "settings are given, but {address} does not ask for TLS; write {}s://",
+                    address.protocol
+                );
                 return Err(ClientError::invalid("tls", why));
             }
         };

@@ -418,6 +418,12 @@ impl Broker {
         py.detach(|| running.server.reload_certificates()).map_err(|failed| error::reload(&failed))
     }
 
+    /// The last requests that could not be done, the latest first, as plain dicts.
+    fn failures<'py>(&self, py: Python<'py>, limit: usize) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let failures = self.running("tell its errors")?.server.failures(limit);
+        failures.iter().map(|failure| survey::failure_dict(py, failure)).collect()
+    }
+
     /// What all shards know, as plain dicts.
     fn survey<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let running = self.running("be surveyed")?;

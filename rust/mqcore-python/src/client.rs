@@ -7,6 +7,7 @@ mod options;
 mod process;
 mod received;
 mod streams;
+mod throttr;
 
 use std::future::Future;
 use std::time::Duration;
@@ -46,6 +47,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Membership>()?;
     module.add_class::<Received>()?;
     module.add_class::<States>()?;
+    module.add_class::<throttr::ThrottrClient>()?;
     module.add_function(wrap_pyfunction!(bridge::end_delivering, module)?)?;
     module.add_function(wrap_pyfunction!(connect, module)?)
 }

@@ -13,6 +13,7 @@ use mqcore_server::config::{
     ListenerTls,
 };
 use mqcore_server::guard::Limit;
+use mqcore_server::nodes::config::{Filter, ForwardKind, MasterConfig, NodeConfig, Pattern, Rule};
 use mqcore_wire::codec::Limits;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -57,11 +58,70 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         data_dir: field::<Option<PathBuf>>(config, "data_dir")?,
         authority: authority::config(&config.call_method0("_authority")?.extract::<String>()?)?,
         routers: routers(config)?,
+        node: node(config)?,
         history: history(config)?,
         tls: field::<Option<Bound<'_, PyAny>>>(config, "tls")?.as_ref().map(listener_tls).transpose()?,
         tls_handshakes_max: field(config, "tls_handshakes_max")?,
         tls_expiry_warning: duration(config, "tls_expiry_warning")?,
-        ..Config::default()
+    })
+}
+
+fn node(config: &Bound<'_, PyAny>) -> PyResult<Option<NodeConfig>> {
+    let node = config.getattr("node")?;
+    if node.is_none() {
+        return Ok(None);
+    }
+    Ok(Some(NodeConfig {
+        name: field(&node, "name")?,
+        accepts: field(&node, "accepts")?,
+        token: field(&node, "token")?,
+        accept: node_filter(&node.getattr("accept")?)?,
+        masters: node
+            .getattr("masters")?
+            .try_iter()?
+            .map(|entry| master(&entry?))
+            .collect::<PyResult<_>>()?,
+        keep_messages: field(&node, "keep_messages")?,
+        keep_bytes_max: field(&node, "keep_bytes_max")?,
+        keep_age_max: optional_duration(&node, "keep_age_max")?,
+        buffer_bytes_max: field(&node, "buffer_bytes_max")?,
+        reconnect_wait: duration(&node, "reconnect_wait")?,
+        confirm_timeout: duration(&node, "confirm_timeout")?,
+    }))
+}
+
+fn master(master: &Bound<'_, PyAny>) -> PyResult<MasterConfig> {
+    let url: String = field(master, "url")?;
+    let parsed: MasterConfig = url.parse().map_err(|broken| error::config(&broken))?;
+    let token: Option<String> = field(master, "token")?;
+    let send = node_filter(&master.getattr("send")?)?;
+    Ok(MasterConfig { token: token.or(parsed.token), send, ..parsed })
+}
+
+fn node_filter(filter: &Bound<'_, PyAny>) -> PyResult<Filter> {
+    let rules = |name: &str| -> PyResult<Vec<Rule>> {
+        filter.getattr(name)?.try_iter()?.map(|rule| node_rule(&rule?)).collect()
+    };
+    Ok(Filter { allow: rules("allow")?, deny: rules("deny")? })
+}
+
+fn node_rule(rule: &Bound<'_, PyAny>) -> PyResult<Rule> {
+    let pattern = |name: &str| -> PyResult<Option<Pattern>> {
+        Ok(field::<Option<String>>(rule, name)?.as_deref().map(Pattern::new))
+    };
+    let kinds: Vec<String> = field(rule, "kinds")?;
+    let header: Option<String> = field(rule, "header")?;
+    let value: String = field(rule, "value")?;
+    Ok(Rule {
+        kinds: kinds.iter().filter_map(|word| ForwardKind::from_word(word)).collect(),
+        channel: pattern("channel")?,
+        queue: field(rule, "queue")?,
+        router: pattern("router")?,
+        client_id: pattern("client_id")?,
+        client_name: pattern("client_name")?,
+        client_type: pattern("client_type")?,
+        node: pattern("node")?,
+        header: header.map(|name| (name.into(), Pattern::new(&value))),
     })
 }
 

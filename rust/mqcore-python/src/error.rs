@@ -2,6 +2,7 @@
 //! its own.
 
 use mqcore_broker::id::NameError;
+use mqcore_limiter::rule::RuleError;
 use mqcore_server::authority::store::{RecordError, StoreError};
 use mqcore_server::backup::BackupError;
 use mqcore_server::config::ConfigError as ServerConfigError;
@@ -23,6 +24,7 @@ pyo3::import_exception!(mqcore.errors, DataDirFull);
 pyo3::import_exception!(mqcore.errors, DataDirMissing);
 pyo3::import_exception!(mqcore.errors, DataDirUnreadable);
 pyo3::import_exception!(mqcore.errors, Forked);
+pyo3::import_exception!(mqcore.errors, InvalidArgument);
 pyo3::import_exception!(mqcore.errors, ListenFailed);
 pyo3::import_exception!(mqcore.errors, NotRunning);
 pyo3::import_exception!(mqcore.errors, TooLarge);
@@ -106,6 +108,15 @@ pub(crate) fn backup(refused: &BackupError) -> PyErr {
         BackupError::Busy | BackupError::TooSlow => Busy::new_err((words, 503)),
         BackupError::Stopping => NotRunning::new_err(words),
         _ => DataDirUnreadable::new_err(words),
+    }
+}
+
+/// Why a limit was not applied.
+pub(crate) fn rule(refused: RuleError) -> PyErr {
+    let words = refused.to_string();
+    match refused {
+        RuleError::OtherKind => Unacceptable::new_err((words, 406)),
+        _ => InvalidArgument::new_err(words),
     }
 }
 

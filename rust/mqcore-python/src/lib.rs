@@ -20,6 +20,7 @@ mod load;
 mod log;
 mod message;
 mod port;
+mod ratelimit;
 mod routing;
 mod selection;
 mod signal;
@@ -53,6 +54,8 @@ mod _core {
     use crate::journal::{JournalMessages, journal_inspect};
     #[pymodule_export]
     use crate::message::{Headers, Message};
+    #[pymodule_export]
+    use crate::ratelimit::{LimitRule, LimitStore, Verdict};
     #[pymodule_export]
     use crate::selection::JournalSelection;
     #[pymodule_export]

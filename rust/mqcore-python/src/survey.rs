@@ -6,6 +6,7 @@ use mqcore_broker::stats::{
     ChannelInformation, ClientInformation, DropReason, QueueInformation, QueueStats, RouterCounts, Survey,
     TopicInformation,
 };
+use mqcore_server::failures::Failure;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -149,6 +150,19 @@ fn counters(dict: &Bound<'_, PyDict>, stats: &QueueStats) -> PyResult<()> {
         dropped.set_item(reason.as_str(), stats.dropped[reason as usize])?;
     }
     dict.set_item("dropped", dropped)
+}
+
+/// A request that could not be done, under the names of `mqcore.admin.FailedRequest`.
+pub(crate) fn failure_dict<'py>(py: Python<'py>, failure: &Failure) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("id", &failure.error)?;
+    dict.set_item("request", &failure.request)?;
+    dict.set_item("why", &failure.why)?;
+    dict.set_item("at_ms", failure.at.0)?;
+    dict.set_item("client", &failure.client)?;
+    dict.set_item("connection", failure.connection.0)?;
+    dict.set_item("protocol", failure.protocol)?;
+    Ok(dict)
 }
 
 fn client_dict<'py>(py: Python<'py>, client: &ClientInformation) -> PyResult<Bound<'py, PyDict>> {

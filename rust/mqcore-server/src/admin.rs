@@ -27,6 +27,7 @@ use tokio::sync::Semaphore;
 use crate::address::Listening;
 use crate::admin_backup;
 use crate::authority::{Denial, PageRequest, admit_request};
+use crate::failures::Failure;
 use crate::hub::Hub;
 use crate::metrics;
 use crate::server;
@@ -149,6 +150,7 @@ fn router(admin: Admin) -> Router {
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics_page))
         .route("/overview", get(overview))
+        .route("/errors", get(errors_page))
         .route("/backup", get(admin_backup::download))
         .route("/authority/reload", post(reload_authority))
         .fallback(unknown_path)
@@ -216,7 +218,7 @@ async fn reload_authority(State(admin): State<Admin>) -> Response {
 
 async fn unknown_path(uri: Uri) -> Response {
     let message = format!(
-        "there is no {}; there are /livez, /readyz, /metrics, /overview, /backup and /authority/reload",
+        "there is no {}; there are /livez, /readyz, /metrics, /overview, /errors, /backup and /authority/reload",
         uri.path()
     );
     error(StatusCode::NOT_FOUND, "not-found", &message)
@@ -269,14 +271,47 @@ fn parameter<'a>(uri: &'a Uri, name: &str) -> Option<&'a str> {
     })
 }
 
-async fn overview(State(admin): State<Admin>, uri: Uri) -> Response {
-    let limit = match parameter(&uri, "limit").map(str::parse::<usize>) {
-        None => LIST_LIMIT.0,
-        Some(Ok(limit)) => limit.min(LIST_LIMIT.1),
+/// How many entries of a list are wanted.
+#[expect(clippy::result_large_err, reason = "the error is the answer to the request")]
+fn list_limit(uri: &Uri) -> Result<usize, Response> {
+    match parameter(uri, "limit").map(str::parse::<usize>) {
+        None => Ok(LIST_LIMIT.0),
+        Some(Ok(limit)) => Ok(limit.min(LIST_LIMIT.1)),
         Some(Err(_)) => {
             let message = "limit is a number of entries, such as ?limit=100";
-            return error(StatusCode::BAD_REQUEST, "bad-request", message);
+            Err(error(StatusCode::BAD_REQUEST, "bad-request", message))
         }
+    }
+}
+
+/// Looks at no shard, so it answers whatever they do.
+async fn errors_page(State(admin): State<Admin>, uri: Uri) -> Response {
+    match list_limit(&uri) {
+        Ok(limit) => {
+            let failures: Vec<Value> =
+                admin.hub.failures.latest(limit).into_iter().map(describe_failure).collect();
+            Json(json!({"errors": failures, "limit": limit})).into_response()
+        }
+        Err(response) => response,
+    }
+}
+
+fn describe_failure(failure: Failure) -> Value {
+    json!({
+        "id": failure.error,
+        "request": failure.request,
+        "why": failure.why,
+        "at_ms": failure.at.0,
+        "client": failure.client,
+        "connection": failure.connection.0,
+        "protocol": failure.protocol,
+    })
+}
+
+async fn overview(State(admin): State<Admin>, uri: Uri) -> Response {
+    let limit = match list_limit(&uri) {
+        Ok(limit) => limit,
+        Err(response) => return response,
     };
     match look(&admin).await {
         Ok(survey) => Json(describe(&admin, survey, limit)).into_response(),

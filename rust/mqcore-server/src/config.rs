@@ -10,6 +10,7 @@ use mqcore_broker::options::ChannelOptions;
 use mqcore_broker::policy;
 use mqcore_broker::router::RouterDefinition;
 use mqcore_limiter::limiter;
+use mqcore_session::terms::{LINE_BYTES_MAX, ListenerTerms};
 use mqcore_session::throttr::terms::{CHOICES, Terms};
 use mqcore_wire::codec::Limits;
 
@@ -269,6 +270,9 @@ pub struct ListenerConfig {
     pub encryption: Encryption,
     /// How Throttr is spoken there; of no meaning for other protocols.
     pub throttr: Terms,
+    /// Octets of a line at most, on a listener of MQKS; what a frame may have is a limit too. Default
+    /// [`LINE_BYTES_MAX`].
+    pub line_bytes_max: u64,
 }
 
 /// Whether a listener speaks TLS, and with what.
@@ -303,8 +307,10 @@ impl FromStr for ListenerConfig {
         };
         let encryption = if encrypted { encryption(&mut parsed)? } else { Encryption::None };
         let throttr = if protocol == Protocol::Throttr { throttr(&mut parsed)? } else { Terms::default() };
+        let line_bytes_max =
+            if protocol == Protocol::Mqks { line_bytes(&mut parsed)? } else { LINE_BYTES_MAX };
         parsed.finish()?;
-        Ok(Self { protocol, address, encryption, throttr })
+        Ok(Self { protocol, address, encryption, throttr, line_bytes_max })
     }
 }
 
@@ -325,6 +331,25 @@ fn throttr(url: &mut ListenerUrl<'_>) -> Result<Terms, ConfigError> {
         }
     }
     Ok(terms)
+}
+
+/// The option of a URL that says how long lines may be.
+fn line_bytes(url: &mut ListenerUrl<'_>) -> Result<u64, ConfigError> {
+    let Some(given) = url.take("line_bytes_max") else { return Ok(LINE_BYTES_MAX) };
+    match given.parse() {
+        Ok(octets) if octets >= LINE_BYTES_LEAST => Ok(octets),
+        _ => Err(url.bad("line_bytes_max is a number of octets, at least 1024")),
+    }
+}
+
+/// The smallest limit of lines that can be set: some names and a little data.
+const LINE_BYTES_LEAST: u64 = 1024;
+
+impl ListenerConfig {
+    /// How its protocol is spoken.
+    pub(crate) fn terms(&self) -> ListenerTerms {
+        ListenerTerms { throttr: self.throttr, line_bytes_max: self.line_bytes_max }
+    }
 }
 
 /// The options of a URL that say what an encrypted listener shows.
@@ -398,7 +423,7 @@ pub enum ConfigError {
     },
     /// A URL of something that is not served here.
     #[error(
-        "no listener speaks {scheme:?}; known are tmqp and throttr (clients), each also with s or +unix behind it, http and https (the admin side)"
+        "no listener speaks {scheme:?}; known are tmqp, throttr and mqks (clients), each also with s or +unix behind it, http and https (the admin side)"
     )]
     UnknownScheme {
         /// What was given.
@@ -468,7 +493,10 @@ mod tests {
         let address = ListenAddress::Tcp("127.0.0.1:0".into());
         let encryption = Encryption::None;
         let throttr = Terms::default();
-        assert_eq!(listener, ListenerConfig { protocol: Protocol::Tmqp, address, encryption, throttr });
+        let line_bytes_max = LINE_BYTES_MAX;
+        let wanted =
+            ListenerConfig { protocol: Protocol::Tmqp, address, encryption, throttr, line_bytes_max };
+        assert_eq!(listener, wanted);
         assert_eq!(parsed("TMQP://localhost:99/").unwrap(), "localhost:99");
         assert_eq!(parsed("tmqp://[::1]:7").unwrap(), "[::1]:7");
     }
@@ -486,6 +514,20 @@ mod tests {
         assert!(matches!(parsed("throttr://h?value=uint128"), Err(ConfigError::BadAddress { .. })));
         assert!(matches!(parsed("throttr://h?values=uint8"), Err(ConfigError::UnknownOption { .. })));
         assert!(matches!(parsed("tmqp://h?value=uint8"), Err(ConfigError::UnknownOption { .. })));
+    }
+
+    #[test]
+    fn an_mqks_listener_says_how_long_lines_may_be() {
+        let read = |url: &str| url.parse::<ListenerConfig>().map(|listener| listener.line_bytes_max);
+        assert_eq!(read("mqks://127.0.0.1"), Ok(1 << 20));
+        assert_eq!(read("mqks://127.0.0.1?line_bytes_max=4096"), Ok(4096));
+        assert_eq!(parsed("mqks://127.0.0.1").unwrap(), "127.0.0.1:25000");
+        for wrong in
+            ["mqks://h?line_bytes_max=1023", "mqks://h?line_bytes_max=1k", "mqks://h?line_bytes_max="]
+        {
+            assert!(matches!(read(wrong), Err(ConfigError::BadAddress { .. })), "{wrong}");
+        }
+        assert!(matches!(read("tmqp://h?line_bytes_max=4096"), Err(ConfigError::UnknownOption { .. })));
     }
 
     #[test]

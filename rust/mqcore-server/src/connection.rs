@@ -35,6 +35,7 @@ use tokio::time::{Instant, Sleep};
 use crate::authority::{Gate, Origin, Step};
 use crate::clock::Alarm;
 use crate::counters::{CloseReason, ProtocolCounters};
+use crate::failures::Failure;
 use crate::hub::Hub;
 use crate::nodes::Nodes;
 use crate::outbox::{Order, Outbox, Outgoing, event_bytes};
@@ -700,6 +701,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 why,
                 "a request could not be done"
             );
+            self.hub.failures.add(Failure {
+                error,
+                request: request.escape_ascii().to_string(),
+                why,
+                at: self.hub.clock.now(),
+                client: self.client.id.to_string(),
+                connection: self.outbox.connection,
+                protocol: self.outbox.protocol.as_str(),
+            });
         }
     }
 

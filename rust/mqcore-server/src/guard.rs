@@ -91,9 +91,12 @@ impl Guard {
                 let rejection = spend(limiter, self.publish?, "publish", client.id.as_bytes(), now)?;
                 Some(Event::PublishRefused { queue: queue.clone(), message: message.clone(), rejection })
             }
-            Command::PublishTopic { answer, .. } => {
+            Command::PublishTopic { answer, message, .. } => {
                 let rejection = spend(limiter, self.publish?, "publish", client.id.as_bytes(), now)?;
-                Some(Event::Answered((*answer)?, Err(rejection)))
+                Some(match answer {
+                    Some(answer) => Event::Answered(*answer, Err(rejection)),
+                    None => Event::TopicRefused { message: message.clone(), rejection },
+                })
             }
             Command::Introduce(_) => {
                 // Whoever needs no network to come is not counted.

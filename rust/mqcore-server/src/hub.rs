@@ -17,6 +17,7 @@ use crate::authority::Authority;
 use crate::backup::BackupDesk;
 use crate::clock::Clock;
 use crate::counters::Counters;
+use crate::failures::Failures;
 use crate::guard::Guard;
 use crate::nodes::Nodes;
 use crate::outbox::Outbox;
@@ -31,6 +32,7 @@ use crate::tls::Tls;
 pub(crate) struct Hub {
     pub(crate) clock: Clock,
     pub(crate) counters: Counters,
+    pub(crate) failures: Failures,
     pub(crate) tls: Tls,
     pub(crate) registry: Registry,
     pub(crate) authority: Authority,
@@ -87,7 +89,18 @@ impl Hub {
         match outbox.protocol {
             Protocol::Throttr => {
                 let at = Nanos(self.clock.nanos());
-                AnySession::Throttr(ThrottrSession::new(outbox.terms, &self.throttr, &config, at, now))
+                AnySession::Throttr(ThrottrSession::new(
+                    outbox.terms.throttr,
+                    &self.throttr,
+                    &config,
+                    at,
+                    now,
+                ))
+            }
+            Protocol::Mqks => {
+                let longest = config.limits.frame_bytes_max.min(outbox.terms.line_bytes_max);
+                let limits = Limits { frame_bytes_max: longest, ..config.limits };
+                AnySession::new(Protocol::Mqks, SessionConfig { limits, ..config }, now)
             }
             protocol => AnySession::new(protocol, config, now),
         }

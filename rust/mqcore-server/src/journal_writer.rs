@@ -487,6 +487,7 @@ mod tests {
     use crate::clock::Clock;
     use crate::config::{ClockConfig, Config};
     use crate::counters::Counters;
+    use crate::failures::Failures;
     use crate::guard::Guard;
     use crate::hub::SessionTerms;
     use crate::limits;
@@ -511,6 +512,7 @@ mod tests {
         let hub = Hub {
             clock: Clock::new(ClockConfig::System),
             counters: Counters::default(),
+            failures: Failures::default(),
             tls: Tls::new(1, patience),
             registry: Registry::new(1, 1, 1),
             authority: Authority::open(&AuthorityConfig::default(), None, None).unwrap(),

@@ -24,6 +24,7 @@
 //! | [`backup`], [`archive`], `admin_backup` | a copy of that place while the broker works; as a stream; by HTTP |
 //! | `shard`, `hub`, `registry`, `spares` | how tasks reach each other, and what they share |
 //! | `shutdown`, `clock` | stopping, and time |
+//! | [`failures`] | the last requests that could not be done |
 //! | `counters`, `survey`, `metrics`, `admin` | numbers, and HTTP to look at them |
 //!
 //! A panic in a connection's task ends that connection; one in a shard's task ends the server, because what that shard
@@ -37,6 +38,7 @@ pub mod compaction;
 pub mod config;
 pub mod data_dir;
 pub mod export;
+pub mod failures;
 pub mod guard;
 pub mod handler;
 pub mod inspection;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use mqcore_broker::client::Peer;
 use mqcore_session::any::Protocol;
-use mqcore_session::throttr::terms::Terms;
+use mqcore_session::terms::ListenerTerms;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 
 use crate::address::{BoundAddress, ListenAddress};
@@ -94,8 +94,8 @@ fn bind_one(address: SocketAddr) -> io::Result<TcpListener> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Spoken {
     pub(crate) protocol: Protocol,
-    /// How Throttr is, where it is.
-    pub(crate) throttr: Terms,
+    /// How.
+    pub(crate) terms: ListenerTerms,
 }
 
 /// Accepts until the server stops.
@@ -208,7 +208,7 @@ impl Drop for Opening {
 
 /// Accepts until the server stops.
 async fn accept_from<L: Source>(listener: L, spoken: Spoken, hub: Arc<Hub>, _alive: TaskGuard) {
-    let Spoken { protocol, throttr } = spoken;
+    let Spoken { protocol, terms } = spoken;
     let shutdown = Arc::clone(&hub.shutdown);
     let mut stop = pin!(shutdown.begun());
     let mut back_off = BACK_OFF.0;
@@ -220,7 +220,7 @@ async fn accept_from<L: Source>(listener: L, spoken: Spoken, hub: Arc<Hub>, _ali
         match accepted {
             Ok(accepted) => {
                 back_off = BACK_OFF.0;
-                match hub.registry.open_as(protocol, throttr) {
+                match hub.registry.open_as(protocol, terms) {
                     Ok(outbox) => {
                         let opening = Opening { hub: Arc::clone(&hub), outbox, opened: false };
                         listener.take_in(&hub, opening, accepted);

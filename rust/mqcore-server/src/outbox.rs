@@ -7,7 +7,7 @@ use bytes::Bytes;
 use mqcore_broker::effect::Event;
 use mqcore_broker::id::ConnectionId;
 use mqcore_session::any::Protocol;
-use mqcore_session::throttr::terms::Terms;
+use mqcore_session::terms::ListenerTerms;
 use tokio::sync::mpsc;
 
 use crate::counters::CloseReason;
@@ -30,6 +30,7 @@ pub(crate) fn event_bytes(event: &Event) -> usize {
     const PLAIN: usize = 128;
     match event {
         Event::PublishRefused { message, .. }
+        | Event::TopicRefused { message, .. }
         | Event::Acknowledged { message, .. }
         | Event::Pulled { message, .. }
         | Event::Cached { message, .. }
@@ -37,7 +38,6 @@ pub(crate) fn event_bytes(event: &Event) -> usize {
         | Event::Published { message, .. }
         | Event::Routed { message, .. }
         | Event::DirectRefused { message, .. }
-        | Event::TopicRefused { message, .. }
         | Event::DirectAcknowledged(message)
         | Event::Responded(message) => PLAIN + message.memory_bytes(),
         Event::Confirmed(numbers) => PLAIN + size_of_val(numbers.as_slice()),
@@ -107,8 +107,8 @@ pub(crate) enum Pushed {
 pub(crate) struct Outbox {
     pub(crate) connection: ConnectionId,
     pub(crate) protocol: Protocol,
-    /// How Throttr is spoken there, where it is.
-    pub(crate) terms: Terms,
+    /// How its protocol is spoken there.
+    pub(crate) terms: ListenerTerms,
     marks: Marks,
     state: Mutex<State>,
 }
@@ -136,7 +136,12 @@ pub(crate) struct Taken {
 }
 
 impl Outbox {
-    pub(crate) fn new(connection: ConnectionId, protocol: Protocol, terms: Terms, marks: Marks) -> Self {
+    pub(crate) fn new(
+        connection: ConnectionId,
+        protocol: Protocol,
+        terms: ListenerTerms,
+        marks: Marks,
+    ) -> Self {
         let state = State {
             queue: Vec::new(),
             bytes: 0,
@@ -285,7 +290,7 @@ mod tests {
     }
 
     fn outbox() -> Outbox {
-        Outbox::new(ConnectionId(1), Protocol::Tmqp, Terms::default(), Marks::new(4000))
+        Outbox::new(ConnectionId(1), Protocol::Tmqp, ListenerTerms::default(), Marks::new(4000))
     }
 
     fn frames(bytes: usize) -> Vec<Outgoing> {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hashbrown::HashMap;
 use mqcore_broker::id::ConnectionId;
 use mqcore_session::any::Protocol;
-use mqcore_session::throttr::terms::Terms;
+use mqcore_session::terms::ListenerTerms;
 use tokio::sync::Notify;
 
 use crate::outbox::{Marks, Order, Outbox};
@@ -55,12 +55,12 @@ impl Registry {
 
     /// As [`Registry::open_as`], of a protocol that needs no terms or on its usual ones.
     pub(crate) fn open(&self, protocol: Protocol) -> Result<Arc<Outbox>, Refusal> {
-        self.open_as(protocol, Terms::default())
+        self.open_as(protocol, ListenerTerms::default())
     }
 
     /// Makes room for one more connection, half-open at first. If too many are half-open, the oldest goes: whoever
     /// wants to keep clients out must then finish handshakes faster than they do.
-    pub(crate) fn open_as(&self, protocol: Protocol, terms: Terms) -> Result<Arc<Outbox>, Refusal> {
+    pub(crate) fn open_as(&self, protocol: Protocol, terms: ListenerTerms) -> Result<Arc<Outbox>, Refusal> {
         let mut state = self.lock();
         if state.stopping {
             return Err(Refusal::Stopping);

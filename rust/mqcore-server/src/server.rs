@@ -33,6 +33,7 @@ use crate::connection::Connection;
 use crate::counters::Counters;
 use crate::data_dir::{DataDir, DataDirError, Opened};
 use crate::engine::Engine;
+use crate::failures::{Failure, Failures};
 use crate::guard::Guard;
 use crate::handler::HandlerPort;
 use crate::hub::{Hub, SessionTerms};
@@ -140,6 +141,7 @@ impl Server {
         let hub = Arc::new(Hub {
             clock,
             counters: Counters::default(),
+            failures: Failures::default(),
             tls,
             registry: Registry::new(config.connections_max, config.half_open_max, config.output_bytes_max),
             authority,
@@ -316,6 +318,12 @@ impl Server {
     /// What all shards know, joined. Shards that have stopped add nothing.
     pub async fn survey(&self) -> Survey {
         survey::survey(&self.inner.hub).await
+    }
+
+    /// The last requests that could not be done, the latest first, at most `limit` of them: what the numbers stand for
+    /// that their peers were told. At most [`FAILURES_MAX`](crate::failures::FAILURES_MAX) are kept.
+    pub fn failures(&self, limit: usize) -> Vec<Failure> {
+        self.inner.hub.failures.latest(limit)
     }
 
     /// Messages that wait in a queue, the next one first, at most `max` of them. `None`: there is no such queue.
@@ -516,7 +524,7 @@ async fn bind_all(config: &Config, tls: &Tls, allow_remote: bool) -> Result<Boun
             }
             (socket, _) => socket,
         };
-        let spoken = Spoken { protocol: listener.protocol, throttr: listener.throttr };
+        let spoken = Spoken { protocol: listener.protocol, terms: listener.terms() };
         listeners.push((socket, listening, spoken));
     }
     let admin = match &config.admin {

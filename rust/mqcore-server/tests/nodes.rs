@@ -180,6 +180,20 @@ async fn what_a_client_publishes_is_at_the_master_with_its_source_and_goes_no_fu
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_that_comes_the_moment_a_link_falls_idle_is_sent_at_once() {
+    let master = start(config(None, named("up"))).await;
+    let slave = start(config(None, slave_of("down", &[address(&master)]))).await;
+    until("the link is up", async || connected(&slave).await == 1).await;
+    let mut producer = client(&slave).await;
+    for number in 0..300 {
+        producer.publish("ch", &number.to_string()).await;
+        if number % 3 == 0 {
+            until("it is there", async || bodies(&master, "ch").await.len() == number + 1).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_mesh_of_four_has_everything_everywhere_once() {
     let mut sockets = Vec::new();
     for _ in 0..4 {

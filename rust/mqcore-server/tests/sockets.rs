@@ -11,11 +11,9 @@ use mqcore_broker::effect::{Answer, Question};
 use mqcore_broker::id::{ChannelName, QueueAddress};
 use mqcore_broker::options::{ChannelOptions, QueueOptions, Status};
 use mqcore_broker::policy;
-use mqcore_server::address::ListenAddress;
-use mqcore_server::config::{ClockConfig, Config, Encryption, ListenerConfig, Protocol};
+use mqcore_server::config::{ClockConfig, Config, Protocol};
 use mqcore_server::handler::{AnswerSink, HandlerPort, NoHandlers};
 use mqcore_server::server::{Server, StartError};
-use mqcore_session::throttr::terms::Terms;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::tmqp::hello::{self, Hello};
 use mqcore_wire::tmqp::operation::{self, Operation};
@@ -586,12 +584,7 @@ async fn a_server_without_handles_stops() {
 
 #[tokio::test]
 async fn only_loopback_is_bound_unless_told_otherwise() {
-    let listeners = vec![ListenerConfig {
-        protocol: Protocol::Tmqp,
-        address: ListenAddress::Tcp("0.0.0.0:0".into()),
-        encryption: Encryption::None,
-        throttr: Terms::default(),
-    }];
+    let listeners = vec!["tmqp://0.0.0.0:0".parse().unwrap()];
     let refused =
         Server::start(Config { listeners: listeners.clone(), ..config() }, Vec::new(), Arc::new(NoHandlers));
     assert!(matches!(refused.await, Err(StartError::NotLoopback { .. })));
@@ -602,12 +595,7 @@ async fn only_loopback_is_bound_unless_told_otherwise() {
 #[tokio::test]
 async fn a_port_in_use_is_an_error_that_names_it() {
     let server = start(config()).await;
-    let listeners = vec![ListenerConfig {
-        protocol: Protocol::Tmqp,
-        address: ListenAddress::Tcp(address(&server).to_string()),
-        encryption: Encryption::None,
-        throttr: Terms::default(),
-    }];
+    let listeners = vec![format!("tmqp://{}", address(&server)).parse().unwrap()];
     let error = Server::start(Config { listeners, ..config() }, Vec::new(), Arc::new(NoHandlers)).await;
     let error = error.expect_err("the port is taken").to_string();
     assert!(error.contains(&address(&server).to_string()), "{error}");

@@ -8,6 +8,7 @@
 //! | [`any`] | the session of a listener's protocol, and what is encoded once for many peers |
 //! | [`throttr`] | Throttr 7.1 and 7.3 |
 //! | [`complaint`] | what could not be done, for the log |
+//! | [`terms`] | what a listener says about how its protocol is spoken |
 //! | [`node`] | what a session has to know of other brokers |
 //! | [`tmqp`] | TMQP/2.0 |
 //! | [`mqks`] | MQKS |
@@ -17,5 +18,6 @@ pub mod complaint;
 pub mod mqks;
 pub mod node;
 pub mod session;
+pub mod terms;
 pub mod throttr;
 pub mod tmqp;

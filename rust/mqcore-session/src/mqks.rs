@@ -29,9 +29,10 @@ use mqcore_broker::options::{QueueChanges, Status};
 use mqcore_broker::rejection::{Rejection, RejectionKind};
 use mqcore_broker::subscription::{QueueSubscription, Remote, Settling, Terms};
 use mqcore_broker::time::Timestamp;
+use mqcore_wire::error::WireError;
 use mqcore_wire::mqks::answer::{encode_done, encode_failed, encode_update};
 use mqcore_wire::mqks::arguments::{Consume, Rebind, WhenUnused};
-use mqcore_wire::mqks::{Action, Line, Lines, Which, parse};
+use mqcore_wire::mqks::{Action, Line, Lines, Which, id_of_beginning, parse};
 
 use self::consumers::Consumers;
 pub use self::delivery::{delivery_size, encode_delivery, encode_publication};
@@ -109,7 +110,7 @@ impl MqksSession {
     }
 
     fn may_read(&self) -> bool {
-        matches!(self.stage, Stage::Open | Stage::Finishing) && !self.pending.is_full()
+        matches!(self.stage, Stage::Open | Stage::Finishing) && !self.pending.holds()
     }
 
     /// Asks the broker to let the peer in who has this to say first. The line is read again once it is in.
@@ -147,18 +148,14 @@ impl MqksSession {
             }
             Ok(Action::DeleteConsumer { consumer }) => {
                 self.consumers.forget(consumer);
-                let name = consumer.into();
-                self.ask_all(
-                    id,
-                    confirm,
-                    Request::ToSubscriptions { name, what: Remote::Unsubscribe },
-                    commands,
-                );
+                let request = Request::ToSubscriptions { name: consumer.into(), what: Remote::Unsubscribe };
+                let asked = Asked { silent_if_missing: true, ..Asked::new(id, confirm) };
+                self.change(asked, request, commands);
                 Ok(())
             }
             Ok(Action::DeleteQueue { queue }) => {
                 match names::queue(queue) {
-                    Ok(queue) => self.ask(Asked::new(id, confirm), Request::DropQueue { queue }, commands),
+                    Ok(queue) => self.change(Asked::new(id, confirm), Request::DropQueue { queue }, commands),
                     // No queue can have this name, so none is left behind.
                     Err(_) if confirm => encode_done(id, b"", output),
                     Err(_) => {}
@@ -229,7 +226,7 @@ impl MqksSession {
             told: consume.adds,
         };
         let asked = Asked { consumes: Some((queue, tag)), ..Asked::new(id, confirm) };
-        self.ask(asked, Request::SubscribeQueue(Box::new(subscription)), commands);
+        self.change(asked, Request::SubscribeQueue(Box::new(subscription)), commands);
         Ok(())
     }
 
@@ -249,7 +246,7 @@ impl MqksSession {
             unused: None,
         };
         let request = Request::RebindQueue { queue, binding: Box::new(binding) };
-        self.ask(Asked::new(id, confirm), request, commands);
+        self.change(Asked::new(id, confirm), request, commands);
         Ok(())
     }
 
@@ -314,6 +311,12 @@ impl MqksSession {
         };
         let number = self.pending.expect(asked);
         commands.push(Command::Request(number, Box::new(request)));
+    }
+
+    /// Asks for a change that the peer's next lines may rely on: a message that it publishes behind a consume must find
+    /// the queue, although another shard may take it in.
+    fn change(&mut self, asked: Asked, request: Request, commands: &mut Vec<Command>) {
+        self.ask(Asked { holds: true, ..asked }, request, commands);
     }
 
     /// Asks every shard for a consumer that one of them may have. If none has it, nobody says anything.
@@ -424,6 +427,9 @@ impl Session for MqksSession {
                 }
                 Ok(None) => break,
                 Err(error) => {
+                    if let WireError::TooLarge { .. } = error {
+                        self.fail(id_of_beginning(&input[consumed..]), error.to_string(), now, output);
+                    }
                     self.stage = Stage::Over;
                     return Err(error.into());
                 }
@@ -445,7 +451,7 @@ impl Session for MqksSession {
         {
             self.arrive(line, commands);
         }
-        if !self.may_read() {
+        if !self.may_read() && (consumed < input.len() || self.stage != Stage::Open) {
             return Ok(consumed);
         }
         if let Some(line) = Lines::last(&input[consumed..]) {
@@ -457,7 +463,7 @@ impl Session for MqksSession {
     }
 
     fn outlives_input(&self) -> bool {
-        matches!(self.stage, Stage::Introduced | Stage::Finishing) || self.pending.is_full()
+        matches!(self.stage, Stage::Introduced | Stage::Finishing) || self.pending.holds()
     }
 
     fn needed(&self, input: &[u8]) -> usize {
@@ -476,10 +482,11 @@ impl Session for MqksSession {
                 self.fail(&first, rejection.to_string(), now, output);
                 self.stage = Stage::Over;
             }
-            Event::TopicRefused { message, rejection, .. } => {
+            Event::Answered(number, part) => self.answered(number, part, now, output),
+            // Errors are told whether or not somebody asked to know that it was done.
+            Event::TopicRefused { message, rejection } => {
                 self.fail(message.id(), rejection.to_string(), now, output);
             }
-            Event::Answered(number, part) => self.answered(number, part, now, output),
             Event::Rebound { tag, bindings } => self.rebound(tag, &bindings, output),
             Event::SubscriptionEnded { queue, tag } => self.consumers.ended(&queue, tag),
             // What other protocols' clients ask for cannot concern this one.

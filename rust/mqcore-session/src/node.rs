@@ -110,6 +110,10 @@ impl Forwards {
                 *message = self.identified(message);
                 self.push(terms, client, &Frame { target: &target, ..frame(Kind::QUEUE, message) });
             }
+            Command::Route { router, message } => {
+                let target = router.as_str().as_bytes();
+                self.push(terms, client, &Frame { target, ..frame(Kind::ROUTER, message) });
+            }
             Command::Direct { to, message } => {
                 let target = pattern_text(to);
                 self.push(

@@ -260,6 +260,12 @@ pub fn parse(line: &[u8]) -> Line<'_> {
     Line { id: &id[..id.len().min(NAME_BYTES_MAX)], confirm, action }
 }
 
+/// The id of a line of which only the beginning is known.
+pub fn id_of_beginning(beginning: &[u8]) -> &[u8] {
+    let end = memchr::memchr(b' ', &beginning[..beginning.len().min(NAME_BYTES_MAX + 1)]);
+    end.map_or(NO_ID, |end| &beginning[..end])
+}
+
 /// `--confirm` counts where it is the first word of the data and something stands behind it.
 fn confirm(data: &[u8]) -> (bool, &[u8]) {
     match data.strip_prefix(CONFIRM).and_then(|rest| rest.strip_prefix(b" ")) {

@@ -52,14 +52,18 @@ pub(super) fn client(options: &Bound<'_, PyAny>) -> PyResult<ClientConfig> {
 
 /// Reads the `mqcore.TLSConfig` of the options, if there is one.
 fn tls(options: &Bound<'_, PyAny>) -> PyResult<Option<ClientTls>> {
-    let Some(tls) = field::<Option<Bound<'_, PyAny>>>(options, "tls")? else { return Ok(None) };
-    Ok(Some(ClientTls {
-        ca: field(&tls, "ca")?,
-        cert: field(&tls, "cert")?,
-        key: field(&tls, "key")?,
-        server_name: field(&tls, "server_name")?,
-        dangerously_accept_any_certificate: field(&tls, "dangerously_accept_any_certificate")?,
-    }))
+    field::<Option<Bound<'_, PyAny>>>(options, "tls")?.map(|tls| tls_config(&tls)).transpose()
+}
+
+/// Reads a `mqcore.TLSConfig`.
+pub(super) fn tls_config(tls: &Bound<'_, PyAny>) -> PyResult<ClientTls> {
+    Ok(ClientTls {
+        ca: field(tls, "ca")?,
+        cert: field(tls, "cert")?,
+        key: field(tls, "key")?,
+        server_name: field(tls, "server_name")?,
+        dangerously_accept_any_certificate: field(tls, "dangerously_accept_any_certificate")?,
+    })
 }
 
 /// Reads a `mqcore.QueueOptions`.

@@ -199,6 +199,9 @@ pub(crate) fn refuse(command: Command, rejection: Rejection, shards: usize, tell
         }
         Command::Introduce(_) => tell(Event::Refused(rejection)),
         Command::PublishTopic { answer: Some(id), .. } => tell(Event::Answered(id, Err(rejection))),
+        Command::PublishTopic { answer: None, message, .. } => {
+            tell(Event::TopicRefused { message, rejection })
+        }
         Command::Request(id, request) => {
             let parts = match request.destination(shards) {
                 Destination::Every => shards,
@@ -207,9 +210,6 @@ pub(crate) fn refuse(command: Command, rejection: Rejection, shards: usize, tell
             for _ in 0..parts {
                 tell(Event::Answered(id, Err(rejection.clone())));
             }
-        }
-        Command::PublishTopic { answer: None, topic, message, .. } => {
-            tell(Event::TopicRefused { topic, message, rejection });
         }
         Command::Acknowledge(_)
         | Command::AcknowledgeAll { .. }

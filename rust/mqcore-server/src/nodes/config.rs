@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use mqcore_cluster::filter::Filter;
+pub use mqcore_cluster::filter::{Filter, ForwardKind, Pattern, Rule};
 use mqcore_cluster::link::LinkOptions;
 use mqcore_cluster::log::{LogOptions, MASTERS_MAX};
 use mqcore_tls::client::ClientTls;

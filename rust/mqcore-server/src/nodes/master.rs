@@ -51,6 +51,8 @@ struct Conversation {
     asked: Option<oneshot::Receiver<Frames>>,
     /// There was nothing more the last time; something new will be announced.
     exhausted: bool,
+    /// Something was announced since it was asked last: an empty answer may be older than that.
+    announced: bool,
 }
 
 /// What a turn of the conversation waited for.
@@ -147,8 +149,16 @@ impl MasterTask {
         tracing::info!(master = self.config.address, name, numbered, "connected to a master");
         let (reader, writer) = split(stream);
         let output = BytesMut::new();
-        let mut talk =
-            Conversation { reader, writer, input, output, expects: None, asked: None, exhausted: false };
+        let mut talk = Conversation {
+            reader,
+            writer,
+            input,
+            output,
+            expects: None,
+            asked: None,
+            exhausted: false,
+            announced: false,
+        };
         let ended = self.talk(&mut talk).await;
         self.outlet.here(self.index, false);
         self.tell_home(None);
@@ -191,6 +201,7 @@ impl MasterTask {
             }
             let room = talk.output.len() < CHUNK_BYTES && !talk.exhausted && talk.asked.is_none();
             if let Some(after) = self.link.may_send().filter(|_| room) {
+                talk.announced = false;
                 talk.asked = Some(self.outlet.next(self.index, after, CHUNK_BYTES));
             }
             let until = self.instant(self.link.next_timeout());
@@ -217,10 +228,13 @@ impl MasterTask {
                 Turn::Read(Err(error)) | Turn::Written(Err(error)) => return Some(error.to_string()),
                 Turn::Frames(frames) => {
                     talk.asked = None;
-                    talk.exhausted = frames.is_empty();
+                    talk.exhausted = frames.is_empty() && !talk.announced;
                     self.send(talk, frames);
                 }
-                Turn::News => talk.exhausted = false,
+                Turn::News => {
+                    talk.announced = true;
+                    talk.exhausted = false;
+                }
                 Turn::Time => {}
             }
         }

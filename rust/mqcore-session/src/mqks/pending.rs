@@ -21,6 +21,8 @@ pub(super) struct Asked {
     pub(super) silent_if_missing: bool,
     /// The consumer that begins if it is done.
     pub(super) consumes: Option<(QueueAddress, Tag)>,
+    /// What comes behind it is not read before it is answered.
+    pub(super) holds: bool,
     /// The number that is wanted.
     pub(super) statistic: Option<Statistic>,
     /// Shards that have not answered yet.
@@ -36,6 +38,7 @@ impl Asked {
             confirm,
             silent_if_missing: false,
             consumes: None,
+            holds: false,
             statistic: None,
             parts: 1,
             gathered: None,
@@ -47,11 +50,14 @@ impl Asked {
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     open: Slab<Asked>,
+    /// How many of them hold what comes behind them.
+    holding: usize,
 }
 
 impl Pending {
-    pub(super) fn is_full(&self) -> bool {
-        self.open.len() >= OPEN_MAX
+    /// Whether nothing more may be asked for now.
+    pub(super) fn holds(&self) -> bool {
+        self.holding > 0 || self.open.len() >= OPEN_MAX
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -59,6 +65,7 @@ impl Pending {
     }
 
     pub(super) fn expect(&mut self, asked: Asked) -> RequestId {
+        self.holding += usize::from(asked.holds);
         RequestId(u32::try_from(self.open.insert(asked)).expect("there are never so many as to overflow"))
     }
 
@@ -83,6 +90,8 @@ impl Pending {
             asked.gathered = Some(answer);
             return None;
         }
-        Some((self.open.remove(number.0 as usize), answer))
+        let asked = self.open.remove(number.0 as usize);
+        self.holding -= usize::from(asked.holds);
+        Some((asked, answer))
     }
 }

@@ -340,8 +340,7 @@ impl Exchange {
             // It comes again on a new connection, with all that is behind it: so the order stays.
             Event::PutOff(..) => return false,
             // A node told its client itself.
-            Event::PublishRefused { .. } | Event::DirectRefused { .. } | Event::TopicRefused { .. }
-                if self.passing().is_some() => {}
+            Event::PublishRefused { .. } | Event::DirectRefused { .. } if self.passing().is_some() => {}
             Event::Acknowledged { queue, message, negative, relayed } => {
                 let (channel, id, negative) =
                     (queue.channel.as_str().as_bytes(), queue.id, negative.as_deref());
@@ -357,12 +356,6 @@ impl Exchange {
                 let (asked, waits) = (Asked::by_message(&message), message.properties().pending_acknowledge);
                 let channel = queue.channel.as_str().as_bytes();
                 answer::publish_refused(&asked, waits, channel, queue.id, &rejection, output);
-            }
-            Event::TopicRefused { topic, message, rejection } => {
-                let asked = Asked::by_message(&message);
-                let (target, queue) =
-                    ([topic::PREFIX, topic.as_bytes()].concat(), message.properties().content_type);
-                answer::publish_refused(&asked, false, &target, queue, &rejection, output);
             }
             Event::Answered(request, part) => {
                 if let Some((pending, answer)) = self.pending.answered(request, part) {
@@ -388,6 +381,8 @@ impl Exchange {
             }
             // Its consumers join channels: it has no subscriptions that could end.
             Event::SubscriptionEnded { .. } | Event::Rebound { .. } => {}
+            // As with every message whose producer did not ask.
+            Event::TopicRefused { .. } => {}
             Event::Direct { to, message } => {
                 delivery::relay(Kind::DIRECT, &message, pattern_text(&to).as_bytes(), output);
             }

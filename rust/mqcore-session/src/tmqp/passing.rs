@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mqcore_broker::client::Client;
 use mqcore_broker::command::{Acknowledgement, Command, MessageId, PassedOn};
-use mqcore_broker::id::{QueueAddress, Tag};
+use mqcore_broker::id::{QueueAddress, RouterName, Tag};
 use mqcore_broker::intake::Ticket;
 use mqcore_broker::message::{Layout, Message};
 use mqcore_cluster::filter::{ForwardKind, Sender};
@@ -115,7 +115,13 @@ impl Passing {
                 }
             }
             ForwardKind::Queue => self.publish(arrived, names, commands),
-            ForwardKind::Router => {}
+            ForwardKind::Router => {
+                let name = str::from_utf8(frame.target).ok();
+                if let Some(router) = name.and_then(|name| RouterName::new(name).ok()) {
+                    let message = self.message(arrived);
+                    self.push(arrived, Command::Route { router, message }, commands);
+                }
+            }
             ForwardKind::Direct => {
                 if let Some(to) = str::from_utf8(frame.target).ok().filter(|to| !to.is_empty()) {
                     let message = self.message(arrived);

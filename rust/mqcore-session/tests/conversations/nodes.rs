@@ -154,6 +154,7 @@ fn frames_between_clients_are_passed_on_too_and_operations_are_not() {
     let base = Frame { id: b"i", source: b"c", target: b"other", ..Frame::new(Kind::DIRECT) };
     let taken = |talk: &mut Talk, frame: Frame<'_>| passed_on(talk.command(&encoded(&frame))).command;
     assert!(matches!(taken(&mut talk, base), Command::Direct { .. }));
+    assert!(matches!(taken(&mut talk, Frame { kind: Kind::ROUTER, ..base }), Command::Route { .. }));
     assert!(matches!(taken(&mut talk, Frame { kind: Kind::RESPONSE, ..base }), Command::Respond { .. }));
     let acknowledge = Frame { kind: Kind::ACKNOWLEDGE, ..base };
     assert!(matches!(taken(&mut talk, acknowledge), Command::Acknowledge(_)));
@@ -213,7 +214,9 @@ fn what_a_client_asks_for_goes_to_the_masters_that_the_filters_say_with_its_id_a
     let acknowledge =
         Frame { id: b"i", target: b"ch", headers: b"Nack-Reason:no\r\n", ..Frame::new(Kind::ACKNOWLEDGE) };
     let list = Frame { content_type: 606, id: b"i", pending_response: true, ..Frame::new(Kind::SERVER) };
-    let frames = [of_client("ch"), of_client("own"), of_client("@topic:t"), direct, spent, acknowledge, list];
+    let route = Frame { id: b"i", target: b"r", ..Frame::new(Kind::ROUTER) };
+    let frames =
+        [of_client("ch"), of_client("own"), of_client("@topic:t"), direct, spent, acknowledge, list, route];
     let (_, noted) = noted(&mut Talk::open(), &terms, &frames);
     let seen: Vec<_> = noted
         .iter()
@@ -229,6 +232,7 @@ fn what_a_client_asks_for_goes_to_the_masters_that_the_filters_say_with_its_id_a
         (3, Kind::QUEUE, "@topic:t"),
         (1, Kind::DIRECT, "@name:x"),
         (1, Kind::ACKNOWLEDGE, "ch"),
+        (1, Kind::ROUTER, "r"),
     ];
     assert_eq!(seen, expected);
     assert!(is_generated(only_frame(&noted[3].1).id));

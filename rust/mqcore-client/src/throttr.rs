@@ -1,0 +1,249 @@
+//! A client of Throttr: any number of requests under way at once on one connection, answered in their order.
+//!
+//! It connects when it is first asked something, and again when it is asked something after a loss. While channels are
+//! subscribed to, it connects again by itself and subscribes again. What was under way when a connection was lost fails
+//! with [`ClientError::ConnectionLost`]; nothing is ever sent twice.
+
+mod address;
+mod conversation;
+mod link;
+mod pushes;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqcore_wire::throttr::reply::{Expected, Listing};
+use mqcore_wire::throttr::request::{Request, Rule, TooLong, encode, encode_consume_all};
+use mqcore_wire::throttr::{Dialect, Family, Width};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+pub use self::address::ThrottrAddress;
+pub use self::conversation::{Answer, Subscriber};
+pub use self::pushes::Push;
+
+use self::link::Ask;
+use self::pushes::Pushes;
+use crate::config::{Backoff, ClientTls};
+use crate::error::ClientError;
+use crate::route::Route;
+
+/// Calls that wait to be taken by the task of a connection; further ones wait before they are sent there.
+const CALLS_MAX: usize = 1024;
+
+/// How patient a client is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ThrottrConfig {
+    /// Whom it trusts and what it proves on an address that asks for TLS and says nothing of it itself.
+    pub tls: Option<ClientTls>,
+    /// How long one attempt to connect may take. Default 5 s.
+    pub connect_timeout: Duration,
+    /// How long answers may take where the call says nothing else. A connection whose oldest request is not answered for
+    /// so long counts as lost. Default 15 s.
+    pub request_timeout: Duration,
+    /// How long it refuses by itself after failed attempts to connect. Default 100 ms, doubled up to 2 s.
+    pub backoff: Backoff,
+}
+
+impl Default for ThrottrConfig {
+    fn default() -> Self {
+        let backoff = Backoff { max: Duration::from_secs(2), ..Backoff::default() };
+        Self {
+            tls: None,
+            connect_timeout: Duration::from_secs(5),
+            request_timeout: Duration::from_secs(15),
+            backoff,
+        }
+    }
+}
+
+/// Requests that are sent together and answered together.
+#[derive(Debug)]
+pub struct Questions {
+    address: ThrottrAddress,
+    octets: Vec<u8>,
+    expected: VecDeque<Expected>,
+    subscribes: Vec<Box<[u8]>>,
+    unsubscribes: Vec<Box<[u8]>>,
+}
+
+impl Questions {
+    /// How many.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.expected.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.expected.is_empty()
+    }
+
+    /// Adds a request.
+    ///
+    /// # Errors
+    /// [`ClientError::TooLarge`] for a part that does not fit, [`ClientError::InvalidArgument`] for what is sent
+    /// otherwise (`ConsumeAll`, see [`Questions::push_all`]) or not at all (`Event`).
+    pub fn push(&mut self, request: &Request<'_>) -> Result<(), ClientError> {
+        let expected = self.expected_of(request)?;
+        encode(request, self.address.dialect, &mut self.octets).map_err(too_long)?;
+        match request {
+            Request::Subscribe { channel } => self.subscribes.push((*channel).into()),
+            Request::Unsubscribe { channel } => self.unsubscribes.push((*channel).into()),
+            _ => {}
+        }
+        self.expected.push_back(expected);
+        Ok(())
+    }
+
+    /// Adds a CONSUME ALL.
+    ///
+    /// # Errors
+    /// [`ClientError::TooLarge`] for too many rules or a key that is too long, [`ClientError::InvalidArgument`] for none.
+    pub fn push_all(&mut self, mode: u8, rules: &[Rule<'_>]) -> Result<(), ClientError> {
+        if rules.is_empty() {
+            return Err(ClientError::invalid("rules", "at least one is needed"));
+        }
+        encode_consume_all(mode, rules, self.address.dialect, &mut self.octets).map_err(too_long)?;
+        self.expected.push_back(Expected::Verdicts);
+        Ok(())
+    }
+
+    fn expected_of(&self, request: &Request<'_>) -> Result<Expected, ClientError> {
+        Ok(match request {
+            Request::Query { .. } => Expected::Counter,
+            Request::Get { .. } => Expected::Buffer,
+            Request::Stat { .. } => Expected::Stat,
+            Request::List => Expected::Fragment(Listing::List),
+            Request::Stats => Expected::Fragment(Listing::Stats),
+            Request::Connections => Expected::Fragment(Listing::Connections),
+            Request::Channels => Expected::Fragment(Listing::Channels),
+            Request::Info => {
+                let with_time = self.address.metrics || self.address.dialect.family == Family::V73;
+                Expected::Info { with_time }
+            }
+            Request::Connection { .. } => Expected::Connection,
+            Request::Channel { .. } => Expected::Channel,
+            Request::WhoAmI => Expected::Id,
+            Request::Consume { .. } => Expected::Verdict,
+            Request::ConsumeAll { .. } | Request::Event { .. } => {
+                return Err(ClientError::invalid("request", "it cannot be asked in this way"));
+            }
+            _ => Expected::Status,
+        })
+    }
+}
+
+fn too_long(error: TooLong) -> ClientError {
+    ClientError::TooLarge { part: error.part, size: error.size, limit: error.max }
+}
+
+/// A client. Dropping or closing it ends its connection.
+#[derive(Debug)]
+pub struct ThrottrClient {
+    address: ThrottrAddress,
+    request_timeout: Duration,
+    calls: mpsc::Sender<Ask>,
+    pushes: Arc<Pushes>,
+}
+
+impl ThrottrClient {
+    /// Begins the task that connects when it is needed. To be called inside of a Tokio runtime.
+    ///
+    /// # Errors
+    /// [`ClientError::InvalidArgument`] for TLS settings that cannot be used.
+    pub fn new(address: ThrottrAddress, config: &ThrottrConfig) -> Result<Self, ClientError> {
+        let route = Route::prepare(address.broker(), config.tls.as_ref())?;
+        let (calls, receiver) = mpsc::channel(CALLS_MAX);
+        let pushes = Arc::new(Pushes::default());
+        tokio::spawn(link::run(route, address.dialect, config.clone(), receiver, pushes.clone()));
+        Ok(Self { address, request_timeout: config.request_timeout, calls, pushes })
+    }
+
+    /// The width of values and the edition that are spoken.
+    #[must_use]
+    pub fn dialect(&self) -> Dialect {
+        self.address.dialect
+    }
+
+    /// The largest value that can be said.
+    #[must_use]
+    pub fn width(&self) -> Width {
+        self.address.dialect.width
+    }
+
+    /// No requests yet.
+    #[must_use]
+    pub fn questions(&self) -> Questions {
+        Questions {
+            address: self.address.clone(),
+            octets: Vec::new(),
+            expected: VecDeque::new(),
+            subscribes: Vec::new(),
+            unsubscribes: Vec::new(),
+        }
+    }
+
+    /// Sends requests and waits for all their answers, which come in the order of the requests. The future owns what it
+    /// needs. Dropping it does not take back what was sent.
+    ///
+    /// # Errors
+    /// [`ClientError::ConnectFailed`] and the errors of TLS if there is no connection and none can be had,
+    /// [`ClientError::ConnectionLost`], [`ClientError::RequestTimeout`], [`ClientError::BadFrame`],
+    /// [`ClientError::Closed`].
+    pub fn ask(
+        &self,
+        questions: Questions,
+        timeout: Option<Duration>,
+    ) -> impl Future<Output = Result<Vec<Answer>, ClientError>> + Send + 'static {
+        let calls = self.calls.clone();
+        let waited = timeout.unwrap_or(self.request_timeout);
+        let address: Arc<str> = self.address.broker().to_string().into();
+        async move {
+            if questions.is_empty() {
+                return Ok(Vec::new());
+            }
+            let (sender, answers) = oneshot::channel();
+            let deadline = Instant::now() + waited;
+            let ask = Ask { questions, deadline, answers: Some(sender) };
+            // The sender must not outlive the call, or a closed client would stay connected while somebody waits.
+            let call = async move {
+                calls.send(ask).await.map_err(|_| ClientError::Closed)?;
+                drop(calls);
+                answers.await.unwrap_or(Err(ClientError::Closed))
+            };
+            match tokio::time::timeout_at(deadline, call).await {
+                Ok(answered) => answered,
+                Err(_) => {
+                    Err(ClientError::RequestTimeout { operation: "a request to", target: address, waited })
+                }
+            }
+        }
+    }
+
+    /// Takes up to `count` of the messages that have come.
+    #[must_use]
+    pub fn take(&self, count: usize) -> Vec<Push> {
+        self.pushes.take(count)
+    }
+
+    /// Waits until there is a message to take, or the client is closed. Takes nothing.
+    pub fn ready(&self) -> impl Future<Output = ()> + Send + 'static {
+        let pushes = self.pushes.clone();
+        async move { pushes.ready().await }
+    }
+
+    /// Messages that came while too many waited, and were dropped.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.pushes.dropped()
+    }
+
+    /// Connections that were made so far.
+    #[must_use]
+    pub fn connects(&self) -> u64 {
+        self.pushes.connects()
+    }
+}

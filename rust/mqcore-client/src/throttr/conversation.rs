@@ -1,0 +1,326 @@
+//! What was asked on one connection and is not answered yet, without IO and without a clock of its own.
+
+use std::collections::VecDeque;
+
+use bytes::{Buf, Bytes, BytesMut};
+use mqcore_wire::codec::Limits;
+use mqcore_wire::error::WireError;
+use mqcore_wire::throttr::answer::{ConnectionRecord, SUBSCRIBER_BYTES, Uses, Verdict};
+use mqcore_wire::throttr::reply::{self, Expected, Fragment, Listed, Listing, Reply, decode};
+use mqcore_wire::throttr::{Dialect, ID_BYTES, Ttl};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::pushes::Push;
+use crate::error::ClientError;
+
+/// Records that one answer may bring: more than any store holds at its default ceiling.
+const RECORDS_MAX: u64 = 1 << 26;
+
+/// One subscriber of a channel, as CHANNEL tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Subscriber {
+    /// The id of its connection.
+    pub id: [u8; ID_BYTES],
+    /// When it subscribed, Unix nanoseconds.
+    pub since: u64,
+    /// Octets of payload that it was sent by this channel.
+    pub read_bytes: u64,
+    /// Octets of payload that it published there.
+    pub write_bytes: u64,
+}
+
+/// An answer. `None` where it was no.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are those of the requests")]
+pub enum Answer {
+    Status(bool),
+    Counter(Option<(u64, Ttl)>),
+    Buffer(Option<(Ttl, Bytes)>),
+    Stat(Option<Uses>),
+    List(Vec<(Bytes, Listed)>),
+    Stats(Vec<(Bytes, Uses)>),
+    Connections(Vec<ConnectionRecord>),
+    /// Octets read, octets written, subscriptions.
+    Channels(Vec<(Bytes, [u64; 3])>),
+    Info(Box<[u64; 52]>, [u8; 16]),
+    Connection(Option<Box<ConnectionRecord>>),
+    Channel(Option<Vec<Subscriber>>),
+    Id([u8; ID_BYTES]),
+    Verdict(Verdict),
+    /// One status for all, and one for each.
+    Verdicts(u8, Vec<Verdict>),
+}
+
+/// Who waits for answers.
+pub(crate) type Sender = oneshot::Sender<Result<Vec<Answer>, ClientError>>;
+
+/// Requests that were sent together.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    /// What is still to come.
+    pub(crate) expected: VecDeque<Expected>,
+    /// What has come.
+    pub(crate) answered: Vec<Answer>,
+    /// Nobody for what the client asks by itself.
+    pub(crate) answers: Option<Sender>,
+    /// Until when.
+    pub(crate) deadline: Instant,
+    /// Channels that are subscribed to when all is answered.
+    pub(crate) subscribes: Vec<Box<[u8]>>,
+}
+
+/// An answer in fragments that is not whole yet.
+#[derive(Debug)]
+struct Unfolding {
+    listing: Listing,
+    fragments_left: u64,
+    records: u64,
+    rows: Answer,
+}
+
+#[derive(Debug)]
+pub(crate) struct Conversation {
+    dialect: Dialect,
+    limits: Limits,
+    batches: VecDeque<Batch>,
+    unfolding: Option<Unfolding>,
+    outstanding: usize,
+}
+
+/// What octets have brought.
+#[derive(Debug, Default)]
+pub(crate) struct Received {
+    pub(crate) pushes: Vec<Push>,
+    /// Channels that are subscribed to from now on.
+    pub(crate) subscribed: Vec<Box<[u8]>>,
+}
+
+impl Conversation {
+    pub(crate) fn new(dialect: Dialect) -> Self {
+        let limits = Limits::default();
+        Self { dialect, limits, batches: VecDeque::new(), unfolding: None, outstanding: 0 }
+    }
+
+    /// Requests that are not answered.
+    pub(crate) fn outstanding(&self) -> usize {
+        self.outstanding
+    }
+
+    /// Until when the oldest of them has to be.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.batches.front().map(|batch| batch.deadline)
+    }
+
+    pub(crate) fn asked(&mut self, batch: Batch) {
+        self.outstanding += batch.expected.len();
+        self.batches.push_back(batch);
+    }
+
+    /// Nothing more will come.
+    pub(crate) fn fail(&mut self, error: &ClientError) {
+        for batch in self.batches.drain(..) {
+            if let Some(answers) = batch.answers {
+                // Nobody waits any more if the caller gave up.
+                drop(answers.send(Err(error.clone())));
+            }
+        }
+        self.outstanding = 0;
+    }
+
+    /// Reads whatever is whole.
+    pub(crate) fn receive(&mut self, input: &mut BytesMut) -> Result<Received, WireError> {
+        let mut received = Received::default();
+        loop {
+            let next = match (&self.unfolding, self.batches.front()) {
+                (Some(unfolding), _) => Some(Expected::Fragment(unfolding.listing)),
+                (None, Some(batch)) => batch.expected.front().copied(),
+                (None, None) => None,
+            };
+            // Of an answer in fragments the head comes first, and a fragment only where one is unfolding.
+            let expected = match next {
+                Some(Expected::Fragment(_)) if self.unfolding.is_none() => Expected::Fragments,
+                Some(expected) => expected,
+                None => Expected::Status,
+            };
+            let Some((reply, size)) = decode(input, expected, self.dialect, &self.limits)? else {
+                return Ok(received);
+            };
+            match reply {
+                Reply::Push { channel, payload } => received.pushes.push(Push {
+                    channel: channel.map(Bytes::copy_from_slice),
+                    payload: Bytes::copy_from_slice(payload),
+                }),
+                _ if next.is_none() => {
+                    return Err(WireError::Malformed { part: "answer", why: "nothing was asked" });
+                }
+                Reply::Fragments(count) => self.unfold(next, count, &mut received)?,
+                Reply::Fragment(fragment) => self.fragment(&fragment, &mut received)?,
+                whole => {
+                    if let Some(answer) = owned(whole) {
+                        self.answered(answer, &mut received);
+                    }
+                }
+            }
+            input.advance(size);
+        }
+    }
+
+    fn unfold(
+        &mut self,
+        next: Option<Expected>,
+        fragments: u64,
+        received: &mut Received,
+    ) -> Result<(), WireError> {
+        let Some(Expected::Fragment(listing)) = next else {
+            return Err(WireError::Malformed { part: "answer", why: "no fragments were asked for" });
+        };
+        let rows = match listing {
+            Listing::List => Answer::List(Vec::new()),
+            Listing::Stats => Answer::Stats(Vec::new()),
+            Listing::Connections => Answer::Connections(Vec::new()),
+            Listing::Channels => Answer::Channels(Vec::new()),
+        };
+        if fragments == 0 {
+            self.answered(rows, received);
+        } else {
+            self.unfolding = Some(Unfolding { listing, fragments_left: fragments, records: 0, rows });
+        }
+        Ok(())
+    }
+
+    fn fragment(&mut self, fragment: &Fragment<'_>, received: &mut Received) -> Result<(), WireError> {
+        let Some(unfolding) = &mut self.unfolding else { return Ok(()) };
+        unfolding.records += fragment.len() as u64;
+        if unfolding.records > RECORDS_MAX {
+            return Err(WireError::TooLarge { part: "answer", size: unfolding.records, max: RECORDS_MAX });
+        }
+        for (record, name) in fragment.iter() {
+            let name = Bytes::copy_from_slice(name);
+            match &mut unfolding.rows {
+                Answer::List(rows) => {
+                    rows.extend(reply::listed(record, self.dialect.width).map(|row| (name, row)))
+                }
+                Answer::Stats(rows) => rows.extend(reply::uses(record).map(|row| (name, row))),
+                Answer::Channels(rows) => rows.extend(reply::channel(record).map(|row| (name, row))),
+                Answer::Connections(rows) => rows.extend(reply::connection(record, self.dialect.family)),
+                _ => {}
+            }
+        }
+        unfolding.fragments_left -= 1;
+        if unfolding.fragments_left == 0
+            && let Some(done) = self.unfolding.take()
+        {
+            self.answered(done.rows, received);
+        }
+        Ok(())
+    }
+
+    fn answered(&mut self, answer: Answer, received: &mut Received) {
+        let Some(batch) = self.batches.front_mut() else { return };
+        batch.expected.pop_front();
+        batch.answered.push(answer);
+        self.outstanding -= 1;
+        if batch.expected.is_empty()
+            && let Some(batch) = self.batches.pop_front()
+        {
+            received.subscribed.extend(batch.subscribes);
+            if let Some(answers) = batch.answers {
+                drop(answers.send(Ok(batch.answered)));
+            }
+        }
+    }
+}
+
+fn owned(reply: Reply<'_>) -> Option<Answer> {
+    Some(match reply {
+        Reply::Status(yes) => Answer::Status(yes),
+        Reply::Counter(found) => Answer::Counter(found),
+        Reply::Buffer(found) => {
+            Answer::Buffer(found.map(|(ttl, value)| (ttl, Bytes::copy_from_slice(value))))
+        }
+        Reply::Stat(found) => Answer::Stat(found),
+        Reply::Info(numbers, version) => Answer::Info(numbers, version),
+        Reply::Connection(found) => Answer::Connection(found),
+        Reply::Channel(found) => Answer::Channel(found.map(subscribers)),
+        Reply::Id(id) => Answer::Id(id),
+        Reply::Verdict(verdict) => Answer::Verdict(verdict),
+        Reply::Verdicts(status, verdicts) => Answer::Verdicts(status, verdicts),
+        Reply::Push { .. } | Reply::Fragments(_) | Reply::Fragment(_) => return None,
+    })
+}
+
+fn subscribers(octets: &[u8]) -> Vec<Subscriber> {
+    let read = |record: &[u8]| {
+        let mut record = record;
+        let mut id = [0; ID_BYTES];
+        record.copy_to_slice(&mut id);
+        Subscriber {
+            id,
+            since: record.get_u64_le(),
+            read_bytes: record.get_u64_le(),
+            write_bytes: record.get_u64_le(),
+        }
+    };
+    octets.chunks_exact(SUBSCRIBER_BYTES).map(read).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(
+        conversation: &mut Conversation,
+        expected: &[Expected],
+    ) -> oneshot::Receiver<Result<Vec<Answer>, ClientError>> {
+        let (sender, receiver) = oneshot::channel();
+        conversation.asked(Batch {
+            expected: expected.iter().copied().collect(),
+            answered: Vec::new(),
+            answers: Some(sender),
+            deadline: Instant::now(),
+            subscribes: Vec::new(),
+        });
+        receiver
+    }
+
+    #[test]
+    fn answers_go_to_who_asked_with_messages_between_them_and_octet_by_octet() {
+        let mut conversation = Conversation::new(Dialect::default());
+        let mut first = ask(&mut conversation, &[Expected::Status, Expected::Counter]);
+        let mut second = ask(&mut conversation, &[Expected::Fragment(Listing::List), Expected::Status]);
+        let mut octets = vec![1, 3, 2, 0, b'h', b'i', 1, 7, 0, 4, 9, 0];
+        octets.push(1);
+        octets.extend(1u64.to_le_bytes());
+        octets.extend(1u64.to_le_bytes());
+        octets.extend(1u64.to_le_bytes());
+        octets.extend([1, 0, 4]);
+        octets.extend(5u64.to_le_bytes());
+        octets.extend([2, 0, b'k', 0]);
+        let mut input = BytesMut::new();
+        let mut pushes = Vec::new();
+        for octet in octets {
+            input.extend_from_slice(&[octet]);
+            pushes.extend(conversation.receive(&mut input).unwrap().pushes);
+        }
+        assert_eq!(pushes, [Push { channel: None, payload: Bytes::from_static(b"hi") }]);
+        let ttl = Ttl { unit: 4, amount: 9 };
+        assert_eq!(
+            first.try_recv().unwrap().unwrap(),
+            [Answer::Status(true), Answer::Counter(Some((7, ttl)))]
+        );
+        let listed = Listed { key_type: 0, unit: 4, deadline: 5, bytes_used: 2 };
+        let key = Bytes::from_static(b"k");
+        assert_eq!(
+            second.try_recv().unwrap().unwrap(),
+            [Answer::List(vec![(key, listed)]), Answer::Status(false)]
+        );
+        assert_eq!(conversation.outstanding(), 0);
+    }
+
+    #[test]
+    fn an_answer_that_nobody_asked_for_ends_the_conversation() {
+        let mut conversation = Conversation::new(Dialect::default());
+        assert!(conversation.receive(&mut BytesMut::from(&[1][..])).is_err());
+    }
+}

@@ -1,0 +1,261 @@
+//! The one task of a client: connects when it is asked something, writes, reads, and tells what was lost.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use mqcore_wire::throttr::Dialect;
+use mqcore_wire::throttr::reply::Expected;
+use mqcore_wire::throttr::request::{Request, encode};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, WriteHalf};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::conversation::{Batch, Conversation, Sender};
+use super::pushes::Pushes;
+use super::{Questions, ThrottrConfig};
+use crate::dial::Stream;
+use crate::error::ClientError;
+use crate::random::jittered;
+use crate::route::Route;
+
+/// Requests that may wait for an answer; while there are more, no further call is taken.
+const OUTSTANDING_MAX: usize = 262_144;
+/// Octets that may wait to be written, likewise.
+const OUTPUT_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Octets that a read has room for.
+const READ_BYTES: usize = 64 * 1024;
+
+/// A call.
+#[derive(Debug)]
+pub(crate) struct Ask {
+    pub(crate) questions: Questions,
+    pub(crate) deadline: Instant,
+    pub(crate) answers: Option<Sender>,
+}
+
+impl Ask {
+    fn fail(self, error: &ClientError) {
+        if let Some(answers) = self.answers {
+            // Nobody waits any more if the caller gave up.
+            drop(answers.send(Err(error.clone())));
+        }
+    }
+}
+
+/// How a connection ended.
+enum End {
+    /// The client was closed, and everything is answered.
+    Closed,
+    Lost(ClientError),
+}
+
+struct Link {
+    route: Route,
+    dialect: Dialect,
+    config: ThrottrConfig,
+    calls: mpsc::Receiver<Ask>,
+    pushes: Arc<Pushes>,
+    /// What is subscribed to, and told to every new connection before anything else.
+    wanted: BTreeSet<Box<[u8]>>,
+    /// Attempts that failed in a row.
+    failures: u32,
+    /// Until when calls are refused with what the last attempt ended with.
+    refusing: Option<(Instant, ClientError)>,
+    /// When to connect again without being asked.
+    again_at: Instant,
+}
+
+/// Until the client is closed.
+pub(crate) async fn run(
+    route: Route,
+    dialect: Dialect,
+    config: ThrottrConfig,
+    calls: mpsc::Receiver<Ask>,
+    pushes: Arc<Pushes>,
+) {
+    let wanted = BTreeSet::new();
+    let again_at = Instant::now();
+    let link = Link { route, dialect, config, calls, pushes, wanted, failures: 0, refusing: None, again_at };
+    let pushes = link.pushes.clone();
+    link.run().await;
+    pushes.end();
+}
+
+impl Link {
+    async fn run(mut self) {
+        loop {
+            let first = tokio::select! {
+                call = self.calls.recv() => match call {
+                    Some(call) => Some(call),
+                    None => return,
+                },
+                () = tokio::time::sleep_until(self.again_at), if !self.wanted.is_empty() => None,
+            };
+            if let (Some((until, error)), Some(_)) = (&self.refusing, &first)
+                && Instant::now() < *until
+            {
+                let error = error.clone();
+                first.into_iter().for_each(|call| call.fail(&error));
+                continue;
+            }
+            match self.open().await {
+                Err(error) => self.failed(first, &error),
+                Ok(stream) => {
+                    self.pushes.connected();
+                    self.refusing = None;
+                    if let End::Closed = self.converse(stream, first).await {
+                        return;
+                    }
+                    self.again_at = Instant::now() + self.delay();
+                }
+            }
+        }
+    }
+
+    fn delay(&self) -> Duration {
+        jittered(self.config.backoff.delay(self.failures.max(1)))
+    }
+
+    /// Everybody who waits is told why.
+    fn failed(&mut self, first: Option<Ask>, error: &ClientError) {
+        self.failures = self.failures.saturating_add(1);
+        let until = Instant::now() + self.delay();
+        self.again_at = until;
+        self.refusing = Some((until, error.clone()));
+        first.into_iter().for_each(|call| call.fail(error));
+        while let Ok(call) = self.calls.try_recv() {
+            call.fail(error);
+        }
+    }
+
+    async fn open(&self) -> Result<Stream, ClientError> {
+        let timeout = self.config.connect_timeout;
+        match tokio::time::timeout(timeout, self.route.open()).await {
+            Ok(opened) => opened,
+            Err(_) => Err(ClientError::ConnectFailed {
+                addresses: self.route.address().to_string().into(),
+                cause: format!("no answer within {timeout:?}").into(),
+            }),
+        }
+    }
+
+    async fn converse(&mut self, stream: Stream, first: Option<Ask>) -> End {
+        let mut conversation = Conversation::new(self.dialect);
+        let mut output = BytesMut::new();
+        self.subscribe_again(&mut conversation, &mut output);
+        if let Some(call) = first {
+            self.take(call, &mut conversation, &mut output);
+        }
+        let end = self.exchange(stream, &mut conversation, output).await;
+        if let End::Lost(error) = &end {
+            conversation.fail(error);
+        }
+        end
+    }
+
+    async fn exchange(
+        &mut self,
+        stream: Stream,
+        conversation: &mut Conversation,
+        mut output: BytesMut,
+    ) -> End {
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        let mut input = BytesMut::new();
+        let mut open = true;
+        let mut unflushed = false;
+        loop {
+            if !open && conversation.outstanding() == 0 && output.is_empty() && !unflushed {
+                // The other side learns it from the end of the connection anyway.
+                drop(writer.shutdown().await);
+                return End::Closed;
+            }
+            input.reserve(READ_BYTES);
+            let has_room = conversation.outstanding() < OUTSTANDING_MAX && output.len() < OUTPUT_BYTES_MAX;
+            let deadline = conversation.deadline();
+            let due = deadline.unwrap_or_else(Instant::now);
+            tokio::select! {
+                biased;
+                read = reader.read_buf(&mut input) => match read {
+                    Ok(0) => return End::Lost(lost("the broker closed it")),
+                    Err(error) => return End::Lost(lost(&error.to_string())),
+                    Ok(_) => match conversation.receive(&mut input) {
+                        Err(error) => return End::Lost(error.into()),
+                        Ok(received) => {
+                            self.failures = 0;
+                            self.wanted.extend(received.subscribed);
+                            self.pushes.put(received.pushes);
+                        }
+                    }
+                },
+                written = advance(&mut writer, &mut output), if !output.is_empty() || unflushed => match written {
+                    Ok(more) => unflushed = more,
+                    Err(error) => return End::Lost(lost(&error.to_string())),
+                },
+                call = self.calls.recv(), if open && has_room => match call {
+                    None => open = false,
+                    Some(call) => {
+                        self.take(call, conversation, &mut output);
+                        // What waits already goes out with the same write.
+                        while conversation.outstanding() < OUTSTANDING_MAX && output.len() < OUTPUT_BYTES_MAX {
+                            let Ok(call) = self.calls.try_recv() else { break };
+                            self.take(call, conversation, &mut output);
+                        }
+                    }
+                },
+                () = tokio::time::sleep_until(due), if deadline.is_some() => {
+                    return End::Lost(lost("an answer did not come in time"));
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, call: Ask, conversation: &mut Conversation, output: &mut BytesMut) {
+        let Ask { questions, deadline, answers } = call;
+        for channel in &questions.unsubscribes {
+            self.wanted.remove(channel);
+        }
+        output.extend_from_slice(&questions.octets);
+        let answered = Vec::with_capacity(questions.expected.len());
+        let (expected, subscribes) = (questions.expected, questions.subscribes);
+        conversation.asked(Batch { expected, answered, answers, deadline, subscribes });
+    }
+
+    fn subscribe_again(&self, conversation: &mut Conversation, output: &mut BytesMut) {
+        let mut octets = Vec::new();
+        let encoded = self.wanted.iter().filter(|channel| {
+            let request = Request::Subscribe { channel };
+            encode(&request, self.dialect, &mut octets).is_ok()
+        });
+        let expected = encoded.map(|_| Expected::Status).collect::<VecDeque<_>>();
+        if expected.is_empty() {
+            return;
+        }
+        output.extend_from_slice(&octets);
+        conversation.asked(Batch {
+            expected,
+            answered: Vec::new(),
+            answers: None,
+            deadline: Instant::now() + self.config.request_timeout,
+            subscribes: Vec::new(),
+        });
+    }
+}
+
+/// Writes what waits, or sees to it that what was written goes out. True if it may not be out yet. Being cancelled loses
+/// nothing.
+async fn advance(writer: &mut WriteHalf<Stream>, output: &mut BytesMut) -> io::Result<bool> {
+    if output.is_empty() {
+        writer.flush().await?;
+        Ok(false)
+    } else {
+        writer.write_buf(output).await?;
+        Ok(true)
+    }
+}
+
+fn lost(cause: &str) -> ClientError {
+    ClientError::ConnectionLost { cause: cause.into(), sent: true }
+}

@@ -1,0 +1,335 @@
+//! The client of Throttr for Python: requests come as tuples, many at once, and answers go as plain values.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use mqcore_client::error::ClientError;
+use mqcore_client::throttr::{
+    Answer, Push, Questions, Subscriber, ThrottrAddress, ThrottrClient as Core, ThrottrConfig,
+};
+use mqcore_wire::throttr::answer::{ConnectionRecord, Uses, Verdict as WireVerdict};
+use mqcore_wire::throttr::reply::Listed;
+use mqcore_wire::throttr::request::{Request, Rule, code};
+use mqcore_wire::throttr::{IMPOSSIBLE, Ttl, YES};
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::{PyBytes, PyList, PyTuple};
+
+use super::error::{self, InvalidArgument};
+use super::process::{self, Owned};
+use super::{Way, optional_seconds, options};
+use crate::config::seconds;
+use crate::ratelimit::Verdict;
+
+/// A message: its channel, if the edition tells it, and what was published.
+type Message<'py> = (Option<Bound<'py, PyBytes>>, Bound<'py, PyBytes>);
+
+/// A client of a Throttr listener. It connects when it is needed.
+#[pyclass(frozen, module = "mqcore._core")]
+pub(super) struct ThrottrClient {
+    core: Owned<Mutex<Option<Arc<Core>>>>,
+    way: Way,
+}
+
+impl ThrottrClient {
+    fn lock(&self) -> PyResult<MutexGuard<'_, Option<Arc<Core>>>> {
+        // Before locking: in a forked child the lock may be held by a thread that does not exist.
+        process::check()?;
+        Ok(self.core.get()?.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn core(&self) -> PyResult<Arc<Core>> {
+        self.lock()?.clone().ok_or_else(|| error::client(ClientError::Closed))
+    }
+}
+
+#[pymethods]
+impl ThrottrClient {
+    #[new]
+    fn new(
+        url: &str,
+        tls: Option<&Bound<'_, PyAny>>,
+        connect_timeout: f64,
+        request_timeout: f64,
+        blocking: bool,
+    ) -> PyResult<Self> {
+        process::check()?;
+        let address = ThrottrAddress::parse(url).map_err(error::client)?;
+        let config = ThrottrConfig {
+            tls: tls.map(options::tls_config).transpose()?,
+            connect_timeout: seconds(connect_timeout, "connect_timeout")?,
+            request_timeout: seconds(request_timeout, "request_timeout")?,
+            ..ThrottrConfig::default()
+        };
+        let _runtime = pyo3_asyncio::tokio::get_runtime().enter();
+        let core = Core::new(address, &config).map_err(error::client)?;
+        Ok(Self { core: Owned::new(Mutex::new(Some(Arc::new(core)))), way: Way { blocking } })
+    }
+
+    /// The largest value that the listener can take.
+    #[getter]
+    fn value_max(&self) -> PyResult<u64> {
+        Ok(self.core()?.width().max())
+    }
+
+    /// The edition of the protocol.
+    #[getter]
+    fn protocol(&self) -> PyResult<&'static str> {
+        Ok(self.core()?.dialect().family.as_str())
+    }
+
+    /// Messages that came while too many waited.
+    #[getter]
+    fn dropped(&self) -> PyResult<u64> {
+        Ok(self.core()?.dropped())
+    }
+
+    /// Connections so far.
+    #[getter]
+    fn connects(&self) -> PyResult<u64> {
+        Ok(self.core()?.connects())
+    }
+
+    /// Sends requests, and answers with their answers.
+    #[pyo3(signature = (requests, timeout=None))]
+    fn ask<'py>(
+        &self,
+        py: Python<'py>,
+        requests: Vec<Bound<'py, PyTuple>>,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let core = self.core()?;
+        let timeout = optional_seconds(timeout, "timeout")?;
+        let mut questions = core.questions();
+        for request in &requests {
+            push(&mut questions, &Fields { tuple: request, max: core.width().max() })?;
+        }
+        let answers = core.ask(questions, timeout);
+        // Not kept while it waits: closing the client ends its connection.
+        drop(core);
+        self.way.run(py, async move { Ok(Answers(answers.await.map_err(error::client)?)) })
+    }
+
+    /// Takes messages that have come.
+    fn take<'py>(&self, py: Python<'py>, count: usize) -> PyResult<Vec<Message<'py>>> {
+        let Ok(core) = self.core() else { return Ok(Vec::new()) };
+        let message = |Push { channel, payload }: Push| {
+            (channel.map(|channel| PyBytes::new(py, &channel)), PyBytes::new(py, &payload))
+        };
+        Ok(core.take(count).into_iter().map(message).collect())
+    }
+
+    /// Waits until there is a message, or the client is closed: true; or until `timeout`: false.
+    #[pyo3(signature = (timeout=None))]
+    fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+        let timeout = optional_seconds(timeout, "timeout")?;
+        let ready = self.core()?.ready();
+        self.way.run(py, async move {
+            Ok(match timeout {
+                None => {
+                    ready.await;
+                    true
+                }
+                Some(timeout) => tokio::time::timeout(timeout, ready).await.is_ok(),
+            })
+        })
+    }
+
+    #[getter]
+    fn is_closed(&self) -> PyResult<bool> {
+        Ok(self.lock()?.is_none())
+    }
+
+    /// Ends the connection once everything that was asked is answered.
+    fn close(&self) -> PyResult<()> {
+        let taken = self.lock()?.take();
+        drop(taken);
+        Ok(())
+    }
+}
+
+/// The fields of a request: its code, and what belongs to it.
+struct Fields<'a, 'py> {
+    tuple: &'a Bound<'py, PyTuple>,
+    /// The largest value.
+    max: u64,
+}
+
+impl Fields<'_, '_> {
+    fn octet(&self, at: usize) -> PyResult<u8> {
+        self.tuple.get_item(at)?.extract()
+    }
+
+    fn value(&self, at: usize) -> PyResult<u64> {
+        let value: u64 = self.tuple.get_item(at)?.extract()?;
+        if value <= self.max {
+            return Ok(value);
+        }
+        let max = self.max;
+        let words = format!(
+            "{value} is more than {max}, the largest value of the listener; serve one with ?value=uint64"
+        );
+        Err(InvalidArgument::new_err(words))
+    }
+
+    fn octets(&self, at: usize) -> PyResult<PyBackedBytes> {
+        Ok(self.tuple.get_item(at)?.extract()?)
+    }
+
+    fn ttl(&self, at: usize) -> PyResult<Ttl> {
+        Ok(Ttl { unit: self.octet(at)?, amount: self.value(at + 1)? })
+    }
+
+    /// Algorithm, limit, cost, unit and period from `at` on; the key is kept by the caller.
+    fn rule<'k>(&self, at: usize, key: &'k [u8]) -> PyResult<Rule<'k>> {
+        Ok(Rule {
+            algorithm: self.octet(at)?,
+            limit: self.value(at + 1)?,
+            cost: self.value(at + 2)?,
+            period: self.ttl(at + 3)?,
+            key,
+        })
+    }
+}
+
+fn push(questions: &mut Questions, fields: &Fields<'_, '_>) -> PyResult<()> {
+    // Where a request has a key or a channel, it stands behind the code.
+    let name = || fields.octets(1);
+    let pushed = match fields.octet(0)? {
+        code::INSERT => {
+            let (key, quota, ttl) = (name()?, fields.value(2)?, fields.ttl(3)?);
+            questions.push(&Request::Insert { quota, ttl, key: &key })
+        }
+        code::QUERY => questions.push(&Request::Query { key: &name()? }),
+        code::UPDATE => {
+            let (key, attribute, change) = (name()?, fields.octet(2)?, fields.octet(3)?);
+            questions.push(&Request::Update { attribute, change, value: fields.value(4)?, key: &key })
+        }
+        code::PURGE => questions.push(&Request::Purge { key: &name()? }),
+        code::SET => {
+            let (key, value, ttl) = (name()?, fields.octets(2)?, fields.ttl(3)?);
+            questions.push(&Request::Set { ttl, key: &key, value: &value })
+        }
+        code::GET => questions.push(&Request::Get { key: &name()? }),
+        code::LIST => questions.push(&Request::List),
+        code::INFO => questions.push(&Request::Info),
+        code::STAT => questions.push(&Request::Stat { key: &name()? }),
+        code::STATS => questions.push(&Request::Stats),
+        code::SUBSCRIBE => questions.push(&Request::Subscribe { channel: &name()? }),
+        code::UNSUBSCRIBE => questions.push(&Request::Unsubscribe { channel: &name()? }),
+        code::PUBLISH => {
+            let (channel, payload) = (name()?, fields.octets(2)?);
+            questions.push(&Request::Publish { channel: &channel, payload: &payload })
+        }
+        code::CONNECTIONS => questions.push(&Request::Connections),
+        code::CONNECTION => {
+            let id = <[u8; 16]>::try_from(&*name()?);
+            let id = id.map_err(|_| InvalidArgument::new_err("the id of a connection has 16 octets"))?;
+            questions.push(&Request::Connection { id })
+        }
+        code::CHANNELS => questions.push(&Request::Channels),
+        code::CHANNEL => questions.push(&Request::Channel { channel: &name()? }),
+        code::WHOAMI => questions.push(&Request::WhoAmI),
+        code::CONSUME => {
+            let key = name()?;
+            let rule = fields.rule(3, &key)?;
+            questions.push(&Request::Consume { mode: fields.octet(2)?, rule })
+        }
+        code::CONSUME_ALL => return push_all(questions, fields),
+        other => return Err(InvalidArgument::new_err(format!("there is no request {other}"))),
+    };
+    pushed.map_err(error::client)
+}
+
+/// Mode and rules, each with its key first.
+fn push_all(questions: &mut Questions, fields: &Fields<'_, '_>) -> PyResult<()> {
+    let parts: Vec<Bound<'_, PyTuple>> = fields.tuple.get_item(2)?.extract()?;
+    let of = |part| Fields { tuple: part, max: fields.max };
+    let keys = parts.iter().map(|part| of(part).octets(0)).collect::<PyResult<Vec<_>>>()?;
+    let rules = parts.iter().zip(&keys).map(|(part, key)| of(part).rule(1, key));
+    let rules = rules.collect::<PyResult<Vec<_>>>()?;
+    questions.push_all(fields.octet(1)?, &rules).map_err(error::client)
+}
+
+/// Answers that become Python's values once the interpreter is there.
+struct Answers(Vec<Answer>);
+
+impl<'py> IntoPyObject<'py> for Answers {
+    type Target = PyList;
+    type Output = Bound<'py, PyList>;
+    type Error = PyErr;
+
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
+        let list = PyList::empty(py);
+        for answer in self.0 {
+            list.append(value(py, answer)?)?;
+        }
+        Ok(list)
+    }
+}
+
+fn value(py: Python<'_>, answer: Answer) -> PyResult<Bound<'_, PyAny>> {
+    match answer {
+        Answer::Status(yes) => yes.into_bound_py_any(py),
+        Answer::Counter(found) => {
+            found.map(|(quota, ttl)| (quota, ttl.unit, ttl.amount)).into_bound_py_any(py)
+        }
+        Answer::Buffer(found) => {
+            found.map(|(ttl, value)| (PyBytes::new(py, &value), ttl.unit, ttl.amount)).into_bound_py_any(py)
+        }
+        Answer::Stat(found) => found.map(uses).into_bound_py_any(py),
+        Answer::List(rows) => {
+            let row = |(key, row): (Bytes, Listed)| {
+                (PyBytes::new(py, &key), row.key_type, row.unit, row.deadline, row.bytes_used)
+            };
+            rows.into_iter().map(row).collect::<Vec<_>>().into_bound_py_any(py)
+        }
+        Answer::Stats(rows) => {
+            let row = |(key, row): (Bytes, Uses)| (PyBytes::new(py, &key), uses(row));
+            rows.into_iter().map(row).collect::<Vec<_>>().into_bound_py_any(py)
+        }
+        Answer::Channels(rows) => {
+            let row = |(name, row): (Bytes, [u64; 3])| (PyBytes::new(py, &name), row);
+            rows.into_iter().map(row).collect::<Vec<_>>().into_bound_py_any(py)
+        }
+        Answer::Connections(rows) => {
+            rows.iter().map(|row| connection(py, row)).collect::<PyResult<Vec<_>>>()?.into_bound_py_any(py)
+        }
+        Answer::Connection(found) => found.map(|row| connection(py, &row)).transpose()?.into_bound_py_any(py),
+        Answer::Channel(found) => found.map(|rows| subscribers(py, &rows)).into_bound_py_any(py),
+        Answer::Info(numbers, version) => (numbers.to_vec(), text(&version)).into_bound_py_any(py),
+        Answer::Id(id) => PyBytes::new(py, &id).into_bound_py_any(py),
+        Answer::Verdict(verdict) => judged(&verdict).into_bound_py_any(py),
+        Answer::Verdicts(status, verdicts) => {
+            let verdicts = if status == IMPOSSIBLE { Vec::new() } else { verdicts };
+            let each: Vec<Option<Verdict>> = verdicts.iter().map(judged).collect();
+            (status, each).into_bound_py_any(py)
+        }
+    }
+}
+
+/// `None`: the rule cannot be applied to that key.
+fn judged(verdict: &WireVerdict) -> Option<Verdict> {
+    (verdict.status != IMPOSSIBLE).then(|| Verdict::answered(verdict, verdict.status == YES))
+}
+
+fn uses(uses: Uses) -> (u64, u64, u64, u64) {
+    (uses.reads_per_minute, uses.writes_per_minute, uses.reads, uses.writes)
+}
+
+fn subscribers<'py>(py: Python<'py>, rows: &[Subscriber]) -> Vec<(Bound<'py, PyBytes>, u64, u64, u64)> {
+    rows.iter().map(|row| (PyBytes::new(py, &row.id), row.since, row.read_bytes, row.write_bytes)).collect()
+}
+
+fn connection<'py>(py: Python<'py>, row: &ConnectionRecord) -> PyResult<Bound<'py, PyTuple>> {
+    let id = PyBytes::new(py, &row.id);
+    let numbers = row.numbers.to_vec();
+    (id, row.transport == 1, text(&row.address), row.port, row.connected_at, numbers).into_pyobject(py)
+}
+
+/// Text with zeros behind it.
+fn text(octets: &[u8]) -> String {
+    let end = octets.iter().position(|octet| *octet == 0).unwrap_or(octets.len());
+    String::from_utf8_lossy(&octets[..end]).into_owned()
+}

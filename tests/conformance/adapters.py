@@ -1,0 +1,209 @@
+"""Each protocol as the suite of promises sees it: who publishes, subscribes, is handed messages and settles them.
+
+A new protocol joins by one more `Party`, and by its name in `PARTIES`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from mqks_peer import MqksPeer
+from protocols.conversation import CHANNEL_LIST, QUEUE, Client
+from throttr_peer import SUBSCRIBE, UNSUBSCRIBE, WHOAMI, ThrottrPeer
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where messages meet. A queue is bound to the topic of its name, for those who can publish to topics only."""
+
+    name: str
+    is_queue: bool
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A message as it was handed out, and what its receiver needs to settle it."""
+
+    body: bytes
+    handle: Any = None
+
+
+class Party(ABC):
+    """One connection of one protocol."""
+
+    listener: ClassVar[str]
+    """The URL of a listener for it."""
+    consumes_queues: ClassVar[bool] = True
+    """Whether it can be handed messages of a queue, and settle them."""
+    octets: ClassVar[frozenset[int]] = frozenset(range(256))
+    """Octets that a body may have that comes or goes this way."""
+
+    @abstractmethod
+    def __init__(self, url: str) -> None:
+        """Connect."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave, and return once the broker knows."""
+
+    @abstractmethod
+    def publish(self, place: Place, body: bytes) -> None:
+        """Publish one message."""
+
+    @abstractmethod
+    def subscribe(self, place: Place) -> None:
+        """Be handed the messages of a place, and return once that is so. Those of a queue want to be settled."""
+
+    @abstractmethod
+    def unsubscribe(self, place: Place) -> None:
+        """End that, and return once it is so."""
+
+    @abstractmethod
+    def take(self) -> list[Delivery]:
+        """All that was handed out to this connection and not taken yet. What it has asked for is read by then."""
+
+    def ack(self, delivery: Delivery) -> None:
+        """The message was processed."""
+        raise TypeError(f"{type(self).__name__} has nothing to settle: {delivery}")
+
+    def nack(self, delivery: Delivery) -> None:
+        """The message was not processed, and is to come again."""
+        raise TypeError(f"{type(self).__name__} has nothing to settle: {delivery}")
+
+
+def _address(url: str) -> tuple[str, int]:
+    host, _, port = url.partition("://")[2].rpartition(":")
+    return host, int(port)
+
+
+class Tmqp(Party):
+    """TMQP: channels are joined; a topic is the channel `@topic:NAME`."""
+
+    listener = "tmqp://127.0.0.1:0"
+
+    def __init__(self, url: str) -> None:
+        self.client = Client(*_address(url))
+        self.client.hello()
+
+    def close(self) -> None:
+        self.client.__exit__(None, None, None)
+
+    def _channel(self, place: Place) -> str:
+        return place.name if place.is_queue else f"@topic:{place.name}"
+
+    def publish(self, place: Place, body: bytes) -> None:
+        self.client.publish(self._channel(place), 0, body)
+
+    def subscribe(self, place: Place) -> None:
+        self.client.join(self._channel(place))
+
+    def unsubscribe(self, place: Place) -> None:
+        self.client.leave(self._channel(place))
+
+    def take(self) -> list[Delivery]:
+        self.client.ask(CHANNEL_LIST)
+        frames = self.client.arrived("no-such-channel")
+        return [Delivery(frame.payload, frame) for frame in frames if frame.kind == QUEUE]
+
+    def ack(self, delivery: Delivery) -> None:
+        self.client.acknowledge(delivery.handle)
+
+    def nack(self, delivery: Delivery) -> None:
+        self.client.acknowledge(delivery.handle, "error")
+
+
+class Mqks(Party):
+    """MQKS: every receiver has a queue; who wants a topic has one of its own that is bound to it."""
+
+    listener = "mqks://127.0.0.1:0"
+    # The ends of lines and TABs would part a line; white space at the end of a line is not part of it.
+    octets = frozenset(range(256)) - frozenset(b"\t\n\r")
+    _names = itertools.count()
+
+    def __init__(self, url: str) -> None:
+        self.peer = MqksPeer(url)
+        self.consumers: dict[Place, str] = {}
+
+    def close(self) -> None:
+        self.peer.half_close()
+        self.peer.rest()
+        self.peer.close()
+
+    def _ask(self, action: str, data: str) -> None:
+        request = f"r{next(self._names)}"
+        self.peer.send(f"{request} {action} --confirm {data}")
+        self._wait(request)
+
+    def _wait(self, request: str) -> None:
+        kept = []
+        while (line := self.peer.line()) != f"{request} ok ".encode():
+            assert b" error " not in line, line
+            kept.append(line)
+        self.peer.unread(kept)
+
+    def publish(self, place: Place, body: bytes) -> None:
+        self.peer.send_octets(f"m{next(self._names)} publish {place.name} ".encode() + body + b"\n")
+
+    def subscribe(self, place: Place) -> None:
+        consumer = f"c{next(self._names)}"
+        self.consumers[place] = consumer
+        queue = place.name if place.is_queue else f"of-{consumer} {place.name} --delete-queue-when-unused"
+        self.peer.send(f"{consumer} consume --confirm {queue} --manual-ack")
+        self._wait(consumer)
+
+    def unsubscribe(self, place: Place) -> None:
+        self._ask("delete_consumer", self.consumers.pop(place))
+
+    def take(self) -> list[Delivery]:
+        deliveries = []
+        for line in self.peer.until_now():
+            consumer, verdict, data = line.split(b" ", 2)
+            assert verdict == b"ok", line
+            message, properties, body = data.split(b" ", 2)
+            assert properties.startswith(b"event="), line
+            deliveries.append(Delivery(body, (consumer.decode(), message.decode())))
+        return deliveries
+
+    def ack(self, delivery: Delivery) -> None:
+        self._ask("ack", " ".join(delivery.handle))
+
+    def nack(self, delivery: Delivery) -> None:
+        self._ask("reject", " ".join(delivery.handle))
+
+
+class Throttr(Party):
+    """Throttr: channels are topics, and nothing is kept."""
+
+    listener = "throttr://127.0.0.1:0?value=uint16"
+    consumes_queues = False
+
+    def __init__(self, url: str) -> None:
+        self.peer = ThrottrPeer(_address(url))
+
+    def close(self) -> None:
+        self.peer.leave()
+
+    def publish(self, place: Place, body: bytes) -> None:
+        self.peer.status(self.peer.publish(place.name.encode(), body))
+
+    def subscribe(self, place: Place) -> None:
+        assert self.peer.status(self.peer.keyed(SUBSCRIBE, place.name.encode()))
+
+    def unsubscribe(self, place: Place) -> None:
+        assert self.peer.status(self.peer.keyed(UNSUBSCRIBE, place.name.encode()))
+
+    def take(self) -> list[Delivery]:
+        self.peer.send(bytes([WHOAMI]))
+        bodies = []
+        while (first := self.peer.read(1)) != b"\x01":
+            assert first == b"\x03", first
+            bodies.append(self.peer.read(int.from_bytes(self.peer.read(2), "little")))
+        self.peer.read(16)
+        return [Delivery(body) for body in bodies]
+
+
+PARTIES: dict[str, type[Party]] = {"tmqp": Tmqp, "mqks": Mqks, "throttr": Throttr}
+"""All protocols that take part."""

@@ -1,0 +1,218 @@
+"""Brokers that pass on to each other, as processes: killed under load, asked for their nodes, told by a file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+import mqcore
+from conftest import ServedBroker, clean_environment, serving
+from mqcore import MasterConfig, NodeConfig, NodeFilter, NodeRule, QueueOptions, QueueStatus, errors
+from mqcore.config import BrokerConfig
+
+ROUNDS = int(os.environ.get("MQCORE_NODE_ROUNDS", "4"))
+"""How often one of the two brokers is killed; `make nodes` asks for more."""
+
+KEPT = QueueOptions(status=QueueStatus.PULL, delivery_handler="at-least-once")
+
+
+async def until(what: str, holds: Callable[[], Awaitable[bool]], limit: float = 30.0) -> None:
+    """Poll until `holds`, and fail with `what` after `limit` seconds."""
+    for _ in range(int(limit / 0.02)):
+        if await holds():
+            return
+        await asyncio.sleep(0.02)
+    pytest.fail(f"never: {what}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def bodies(url: str, queue: str) -> list[str]:
+    """Take everything out of a pull queue."""
+    async with mqcore.connect(url) as mq:
+        count = (await mq.queue(queue).information()).messages
+        return [message.body for message in await mq.queue(queue).pull(count, str)] if count else []
+
+
+async def count(url: str, queue: str) -> int:
+    async with mqcore.connect(url) as mq:
+        return (await mq.queue(queue).information()).messages
+
+
+@contextlib.asynccontextmanager
+async def load(url: str, prefix: str, taken: list[str]) -> AsyncIterator[None]:
+    """Publish meanwhile; what was acknowledged as saved is in `taken`, in order."""
+
+    async def produce() -> None:
+        number = 0
+        with contextlib.suppress(errors.MqcoreError):
+            async with mqcore.connect(url) as mq:
+                while True:
+                    names = [f"{prefix}-{number + index}" for index in range(10)]
+                    number += len(names)
+                    for _, name in zip(await mq.publish_many("work/1", names), names, strict=True):
+                        taken.append(name)
+
+    task = asyncio.create_task(produce())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.timeout(120 + 5 * ROUNDS)
+async def test_however_often_either_side_is_killed_everything_taken_is_at_the_master_once_and_in_order(
+    tmp_path: Path,
+) -> None:
+    seed = int.from_bytes(os.urandom(4))
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    port = free_port()
+    up = ("--listen", f"tmqp://127.0.0.1:{port}", "--data-dir", str(tmp_path / "up"), "--node-name", "up")
+    down = (
+        *("--data-dir", str(tmp_path / "down"), "--node-name", "down"),
+        *("--master", f"tmqp://127.0.0.1:{port}", "--keep-messages"),
+    )
+    taken: list[str] = []
+    with contextlib.ExitStack() as running:
+
+        def start(arguments: tuple[str, ...]) -> tuple[ServedBroker, contextlib.ExitStack]:
+            stack = contextlib.ExitStack()
+            running.push(stack)
+            return stack.enter_context(serving(*arguments)), stack
+
+        master, master_stack = start(up)
+        slave, slave_stack = start(down)
+        for broker in (master, slave):
+            async with mqcore.connect(broker.url) as mq:
+                await mq.declare("work", 1, KEPT)
+        for number in range(ROUNDS):
+            async with load(slave.url, str(number), taken):
+                await asyncio.sleep(chance.uniform(0.05, 0.3))
+                victim = chance.choice(["master", "slave", "both"])
+                if victim in ("master", "both"):
+                    master.process.send_signal(signal.SIGKILL)
+                    master_stack.close()
+                    await asyncio.sleep(chance.uniform(0.0, 0.2))
+                    master, master_stack = start(up)
+                if victim in ("slave", "both"):
+                    slave.process.send_signal(signal.SIGKILL)
+                    slave_stack.close()
+                    slave, slave_stack = start(down)
+        async with mqcore.connect(slave.url) as mq:
+            await mq.publish("work/1", "end")
+        everything = await count(slave.url, "work/1")
+
+        async def arrived() -> bool:
+            return await count(master.url, "work/1") >= everything
+
+        await until("everything is at the master", arrived, 60.0)
+        there = await bodies(master.url, "work/1")
+    assert len(taken) > 20 * ROUNDS, "there was load"
+    assert there[-1] == "end"
+    assert len(set(there)) == len(there), "nothing comes twice"
+    assert not set(taken) - set(there), "these were taken, and never came"
+    names = set(taken)
+    assert [name for name in there if name in names] == taken, "the order changed"
+
+
+async def test_three_nodes_filter_tell_of_each_other_and_pass_nothing_on_twice() -> None:
+    with serving("--auto-create", "--node-name", "top") as top:
+        async with mqcore.connect(top.url) as watching:
+            middle_config = NodeConfig(
+                name="middle",
+                masters=(MasterConfig(url=top.url, send=NodeFilter(deny=(NodeRule(channel="private*"),))),),
+            )
+            options = QueueOptions(status=QueueStatus.PULL)
+            channel = mqcore.ChannelOptions(queue=options)
+            async with mqcore.Broker(
+                listen=("tmqp://127.0.0.1:0",), node=middle_config, channel=channel, auto_create_channels=True,
+                auto_create_queues=True,
+            ) as middle:  # fmt: skip
+                await watching.declare("news", 0, options)
+
+                async def linked() -> bool:
+                    return [node.name for node in await watching.nodes() if node.connected] == ["middle"]
+
+                await until("the middle is there", linked)
+                async with middle.client() as client:
+                    await client.publish("news", "a")
+                    await client.publish("private-1", "b")
+                    await client.publish("news", "c")
+                    (node,) = await client.nodes()
+                    assert (node.name, node.slave, node.connected) == ("top", False, True)
+
+                async def there() -> bool:
+                    return await count(top.url, "news/0") == 2
+
+                await until("what is allowed is there", there)
+                assert await bodies(top.url, "news/0") == ["a", "c"]
+                command = [sys.executable, "-m", "mqcore", "node", "ls", "--url", top.url, "--json"]
+                listed = await asyncio.to_thread(
+                    subprocess.run, command, capture_output=True, text=True, check=True, env=clean_environment()
+                )
+                told = json.loads(listed.stdout)
+                assert told["schema"] == "mqcore.node.ls/1"
+                assert [(node["name"], node["slave"]) for node in told["nodes"]] == [("middle", True)]
+
+            async def alone() -> bool:
+                return not await watching.nodes()
+
+            await until("the middle is gone", alone)
+
+
+def test_a_file_tells_everything_about_nodes(tmp_path: Path) -> None:
+    file = tmp_path / "mqcore.toml"
+    file.write_text(
+        """
+        data_dir = "data"
+        [node]
+        name = "south"
+        token = "secret"
+        keep_messages = true
+        keep_age_max = "1h"
+        accept = {deny = [{channel = "private*"}]}
+        [[master]]
+        url = "tmqp://north:2622"
+        token = "other"
+        send = {allow = [{kinds = ["queue"], channel = "orders"}, {header = "Region", value = "eu-*"}]}
+        [[master]]
+        url = "tmqp://west"
+        """
+    )
+    node = BrokerConfig.load(file, environ={}).node
+    assert node is not None
+    assert (node.name, node.token, node.keep_messages, node.keep_age_max) == ("south", "secret", True, 3600.0)
+    assert [master.url for master in node.masters] == ["tmqp://north:2622", "tmqp://west"]
+    assert node.masters[0].send.allow[0] == NodeRule(kinds=("queue",), channel="orders")
+    assert node.masters[0].send.allow[1].value == "eu-*"
+    assert node.accept.deny == (NodeRule(channel="private*"),)
+    with pytest.raises(errors.ConfigError, match="there is no letter"):
+        NodeRule(kinds=("letter",))
+    with pytest.raises(errors.ConfigError, match="keep_messages"):
+        mqcore.Broker(node=NodeConfig(keep_messages=True, masters=(MasterConfig(url="tmqp://x:1"),))).start()
+
+
+def test_a_master_that_is_no_url_is_refused_at_the_start() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "mqcore", "serve", "--listen", "tmqp://127.0.0.1:0", "--master", "north"],
+        capture_output=True, text=True, check=False, timeout=30, env=clean_environment(),
+    )  # fmt: skip
+    assert ended.returncode != 0
+    assert "north" in ended.stderr

@@ -1,0 +1,248 @@
+"""Rate limits from Python: in this process and through a broker, decorator, slot, and when nobody answers."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import mqcore
+from mqcore import errors
+from mqcore.ratelimit import Limit, LocalRateLimiter, RateLimiter, SyncRateLimiter, Verdict
+
+WIDE = "?value=uint64"
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with mqcore.Broker(listen=(f"throttr://127.0.0.1:0{WIDE}",)) as broker:
+        yield broker.listeners[0] + WIDE
+
+
+@pytest.fixture(params=["local", "broker"])
+def limiter(request: pytest.FixtureRequest, url: str) -> Iterator[LocalRateLimiter | SyncRateLimiter]:
+    if request.param == "local":
+        yield RateLimiter.local()
+    else:
+        with SyncRateLimiter(url, on_unavailable="raise") as remote:
+            yield remote
+
+
+def test_limits_are_read_as_people_write_them() -> None:
+    assert Limit.parse("20/m") == Limit(20, 60.0)
+    assert Limit.parse("100 / 10s").nanoseconds == 10 * 10**9
+    assert Limit.parse("5/1.5h").nanoseconds == 5400 * 10**9
+    assert Limit.parse("1/250ms").nanoseconds == 250 * 10**6
+    for wrong in ("", "20", "20/", "m/20", "20/y", "-1/s", "1/0s"):
+        with pytest.raises(errors.ConfigError):
+            Limit.parse(wrong)
+    with pytest.raises(errors.ConfigError, match="strategy"):
+        RateLimiter.local(strategy="leaky")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("strategy", ["gcra", "fixed-window", "sliding-window"])
+def test_a_limit_is_never_exceeded(limiter: LocalRateLimiter | SyncRateLimiter, strategy: str) -> None:
+    limit = Limit(10, "1h", strategy)  # type: ignore[arg-type]
+    verdicts = [limiter.check(f"k-{strategy}", limit) for _ in range(15)]
+    assert [verdict.allowed for verdict in verdicts] == [True] * 10 + [False] * 5
+    assert [verdict.remaining for verdict in verdicts[:10]] == list(range(9, -1, -1))
+    assert verdicts[-1].limit == 10
+    # What a sliding window has spent goes on counting, less and less, in the period behind it.
+    assert 0 < verdicts[-1].retry_after <= 7200
+    assert verdicts[0].retry_after == 0
+    assert not verdicts[-1]
+
+
+def test_cost_peek_refund_and_dry_run_do_what_they_say(limiter: LocalRateLimiter | SyncRateLimiter) -> None:
+    assert limiter.check("k", "10/h", cost=7, dry_run=True).remaining == 10
+    assert limiter.check("k", "10/h", cost=7).remaining == 3
+    assert not limiter.check("k", "10/h", cost=4)
+    assert limiter.peek("k", "10/h").remaining == 3
+    assert limiter.refund("k", "10/h", cost=5).remaining == 8
+    assert limiter.refund("k", "10/h", cost=50).remaining == 10
+    never = limiter.check("k", "10/h", cost=11)
+    assert not never.allowed
+    assert math.isinf(never.retry_after)
+
+
+def test_several_keys_are_taken_from_together_or_not_at_all(limiter: LocalRateLimiter | SyncRateLimiter) -> None:
+    parts = [("a", "5/h"), ("b", "2/h", 2)]
+    assert limiter.check_all(parts, dry_run=True)[0]
+    allowed, verdicts = limiter.check_all(parts)
+    assert allowed
+    assert [verdict.remaining for verdict in verdicts] == [4, 0]
+    allowed, verdicts = limiter.check_all(parts)
+    assert not allowed
+    assert [verdict.remaining for verdict in verdicts] == [4, 0]
+    assert limiter.peek("a", "5/h").remaining == 4
+
+
+def test_a_key_that_another_strategy_counts_with_is_left_alone(limiter: LocalRateLimiter | SyncRateLimiter) -> None:
+    limiter.check("k", Limit(5, "1h", "fixed-window"))
+    with pytest.raises(errors.Unacceptable):
+        limiter.check("k", Limit(5, "1h", "gcra"))
+    assert limiter.reset("k")
+    assert limiter.check("k", Limit(5, "1h", "gcra")).remaining == 4
+
+
+def test_what_cannot_be_a_key_is_said() -> None:
+    local = RateLimiter.local()
+    assert local.check("k" * 255, "1/h")
+    assert local.check(b"\0\xff", "1/h")
+    with pytest.raises(errors.InvalidArgument, match="255"):
+        local.check("k" * 256, "1/h")
+    with pytest.raises(errors.InvalidArgument, match="text or bytes"):
+        local.check(7, "1/h")  # type: ignore[arg-type]
+
+
+def test_prefixes_keep_programs_apart(url: str) -> None:
+    with (
+        SyncRateLimiter(url, on_unavailable="raise", prefix="a:") as one,
+        SyncRateLimiter(url, on_unavailable="raise", prefix="b:") as other,
+        SyncRateLimiter(url, on_unavailable="raise") as bare,
+    ):
+        assert one.check("k", "1/h")
+        assert not one.check("k", "1/h")
+        assert other.check("k", "1/h")
+        assert not bare.check("a:k", "1/h")
+
+
+def test_threads_share_a_limiter_to_the_unit(limiter: LocalRateLimiter | SyncRateLimiter) -> None:
+    allowed: list[int] = []
+
+    def drain() -> None:
+        allowed.append(sum(bool(limiter.check("k", "1000/h")) for _ in range(300)))
+
+    threads = [threading.Thread(target=drain) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # Buckets refill while it runs: one in 3.6 s.
+    assert 1000 <= sum(allowed) <= 1010
+
+
+async def test_processes_that_share_a_broker_share_its_limits(url: str) -> None:
+    async with (
+        RateLimiter(url, on_unavailable="raise", strategy="fixed-window") as one,
+        RateLimiter(url, on_unavailable="raise", strategy="fixed-window") as other,
+    ):
+        checks = [limiter.check("k", "100/h") for limiter in (one, other) for _ in range(200)]
+        verdicts = await asyncio.gather(*checks)
+        assert sum(verdict.allowed for verdict in verdicts) == 100
+        assert (await one.peek("k", "100/h")).remaining == 0
+        assert (await one.refund("k", "100/h", cost=3)).remaining == 3
+        assert (await other.check_all([("k", "100/h", 3), ("l", "1/h")]))[0]
+        assert await other.reset("k")
+        assert (await one.peek("k", "100/h")).remaining == 100
+
+
+def test_a_decorated_function_takes_from_the_quota_of_its_key(limiter: LocalRateLimiter | SyncRateLimiter) -> None:
+    @limiter.limit("2/h", key=lambda user, text: f"chat:{user}")
+    def chat(user: str, text: str) -> str:
+        return text.upper()
+
+    assert [chat("a", "x"), chat("a", "y"), chat("b", "z")] == ["X", "Y", "Z"]
+    with pytest.raises(errors.RateLimited, match="chat:a: the limit of 2 is used up") as caught:
+        chat("a", "again")
+    assert caught.value.limit == 2
+    assert 0 < caught.value.retry_after <= 1800
+
+
+async def test_a_decorated_coroutine_does_too_and_cost_may_depend_on_the_call(url: str) -> None:
+    async with RateLimiter(url, on_unavailable="raise") as remote:
+        for limiter in (remote, RateLimiter.local()):
+
+            @limiter.limit("10/h", cost=lambda pages: pages)  # type: ignore[union-attr]
+            async def render(pages: int) -> int:
+                return pages
+
+            assert await render(7) == 7
+            with pytest.raises(errors.RateLimited):
+                await render(4)
+            assert await render(3) == 3
+
+        with pytest.raises(errors.ConfigError, match="not async"):
+
+            @remote.limit("1/h")
+            def plain() -> None: ...
+
+
+async def test_a_slot_waits_as_long_as_it_may_and_no_longer(url: str) -> None:
+    local = RateLimiter.local()
+    async with RateLimiter(url, on_unavailable="raise") as remote:
+        async with remote.slot("k", "1/200ms"):
+            pass
+        began = time.monotonic()
+        async with remote.slot("k", "1/200ms", wait="5s") as verdict:
+            assert verdict.remaining == 0
+        assert time.monotonic() - began > 0.05
+        with pytest.raises(errors.RateLimited):
+            async with remote.slot("k", "1/h"):
+                pytest.fail("it was let in")
+    with local.slot("k", "1/200ms"):
+        pass
+    with local.slot("k", "1/200ms", wait="5s"):
+        pass
+    with pytest.raises(errors.RateLimited), local.slot("k", "1/200ms"):
+        pytest.fail("it was let in")
+
+
+async def test_nobody_there_is_answered_as_the_program_chose() -> None:
+    with mqcore.Broker(listen=("throttr://127.0.0.1:0",)) as broker:
+        gone = broker.listeners[0]
+    async with RateLimiter(gone, on_unavailable="allow") as limiter:
+        verdict = await limiter.check("k", "5/m")
+        assert (verdict.allowed, verdict.available, verdict.limit) == (True, False, 5)
+        assert (await limiter.check_all([("k", "5/m"), ("l", "5/m")]))[0]
+    with SyncRateLimiter(gone, on_unavailable="deny") as denying:
+        verdict = denying.check("k", "5/m")
+        assert (verdict.allowed, verdict.available) == (False, False)
+        with pytest.raises(errors.RateLimited, match="cannot be reached"), denying.slot("k", "5/m"):
+            pytest.fail("it was let in")
+    async with RateLimiter(gone, on_unavailable="raise") as raising:
+        with pytest.raises(errors.ConnectFailed):
+            await raising.check("k", "5/m")
+    with pytest.raises(errors.ConfigError, match="on_unavailable"):
+        RateLimiter(gone, on_unavailable="maybe")  # type: ignore[arg-type]
+
+
+async def test_a_limiter_finds_its_broker_again() -> None:
+    with mqcore.Broker(listen=(f"throttr://127.0.0.1:0{WIDE}",)) as broker:
+        address = broker.listeners[0]
+        limiter = RateLimiter(address + WIDE, on_unavailable="deny")
+        assert (await limiter.check("k", "5/m")).remaining == 4
+    assert not (await limiter.check("k", "5/m")).available
+    with mqcore.Broker(listen=(address + WIDE,)):
+        deadline = time.monotonic() + 10
+        while not (await limiter.check("k", "5/m", dry_run=True)).available:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+        assert (await limiter.check("k", "5/m")).remaining == 4
+    await limiter.close()
+
+
+def test_limits_that_the_listeners_width_cannot_say_are_refused_with_what_to_do() -> None:
+    with (
+        mqcore.Broker(listen=("throttr://127.0.0.1:0?value=uint8",)) as broker,
+        SyncRateLimiter(broker.listeners[0] + "?value=uint8", on_unavailable="raise") as limiter,
+    ):
+        assert limiter.check("k", "255/255s").remaining == 254
+        for wrong in ("256/s", "1/256s"):
+            with pytest.raises(errors.ConfigError, match="uint64"):
+                limiter.check("k", wrong)
+        assert limiter.check("l", "1/300m"), "5 hours"
+
+
+def test_a_bound_limit_is_the_same_limit() -> None:
+    limiter = RateLimiter.local()
+    bound = limiter.bind("2/h")
+    assert bound.check("k")
+    assert limiter.check("k", "2/h")
+    assert not bound.check("k", 1)
+    assert len(limiter) == 1
+    assert isinstance(bound.check("k"), Verdict)

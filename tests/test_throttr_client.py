@@ -1,0 +1,230 @@
+"""The Throttr client of Python against a real listener: every request, pipelines, channels, loss and return."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+import mqcore
+from conftest import wait_until
+from mqcore import errors
+from mqcore.throttr import Algorithm, Buffer, Client, Counter, Message, Mode, Rule, SyncClient, Unit
+
+WIDTHS = {"uint8": 2**8 - 1, "uint16": 2**16 - 1, "uint32": 2**32 - 1, "uint64": 2**64 - 1}
+
+
+@pytest.fixture(params=["7.1", "7.3"])
+def protocol(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def url(protocol: str) -> Iterator[str]:
+    options = f"?value=uint64&protocol={protocol}"
+    with mqcore.Broker(listen=(f"throttr://127.0.0.1:0{options}",)) as broker:
+        yield broker.listeners[0] + options
+
+
+def test_counters_and_buffers_live_their_lives(url: str) -> None:
+    with SyncClient(url) as client:
+        assert client.insert("k", 5, 60)
+        assert not client.insert("k", 9, 60)
+        assert client.query("k") == Counter(5, Unit.SECONDS, 59)
+        assert client.decrease("k", 5)
+        assert not client.decrease("k")
+        assert client.increase("k", 7)
+        assert client.update("k", 3)
+        assert client.update_ttl("k", 100)
+        assert client.increase_ttl("k", 20)
+        assert client.decrease_ttl("k", 50)
+        counter = client.query("k")
+        assert counter is not None
+        assert (counter.quota, counter.ttl) == (3, 69)
+        assert client.set(b"b\0", b"\xffvalue", 2, unit=Unit.HOURS)
+        assert client.get(b"b\0") == Buffer(b"\xffvalue", Unit.HOURS, 1)
+        assert [(key.key, key.is_buffer, key.octets) for key in client.list()] == [(b"k", False, 8), (b"b\0", True, 6)]
+        assert set(client.stats()) == {b"k", b"b\0"}
+        assert client.stat("k") is not None
+        assert client.stat("missing") is None
+        assert client.get("missing") is None
+        assert client.purge("k")
+        assert not client.purge("k")
+        assert client.query("k") is None
+
+
+def test_a_server_tells_about_itself_and_who_is_there(url: str, protocol: str) -> None:
+    with SyncClient(url) as client:
+        me = client.whoami()
+        (connection,) = client.connections()
+        assert connection.id == me
+        assert connection.address == "127.0.0.1"
+        assert client.connection(me) is not None
+        assert client.connection(bytes(16)) is None
+        client.insert("k", 1, 60)
+        information = client.info()
+        assert (information["insert"], information["keys"], information["counters"]) == (1, 1, 1)
+        assert information["total_connections"] == 1
+        assert information.version.startswith("mqcore")
+        assert client.protocol == protocol
+        assert client.subscribe("news")
+        assert [subscriber.id for subscriber in client.channel("news") or []] == [me]
+        assert client.channel("nobody") is None
+        assert b"news" in [channel.name for channel in client.channels()]
+
+
+async def test_messages_reach_subscribers_until_they_unsubscribe(url: str, protocol: str) -> None:
+    async with Client(url) as subscriber, Client(url) as publisher:
+        assert await subscriber.subscribe("news")
+        for number in range(1000):
+            assert await publisher.publish("news", b"%d" % number)
+        received = []
+        async for message in subscriber.messages(idle_timeout=5):
+            received.append(message)
+            if len(received) == 1000:
+                break
+        name = b"news" if protocol == "7.3" else None
+        assert received == [Message(name, b"%d" % number) for number in range(1000)]
+        assert await subscriber.unsubscribe("news")
+        assert not await subscriber.unsubscribe("news")
+        assert not await publisher.publish("news", b"x")
+
+
+async def test_a_pipeline_answers_in_its_order_also_with_many_requests(url: str) -> None:
+    async with Client(url) as client:
+        async with client.pipeline() as pipe:
+            pipe.insert("k", 10_000, 60)
+            for _ in range(10_000):
+                pipe.decrease("k")
+            pipe.decrease("k").query("k").list()
+        assert pipe.results[:10_001] == [True] * 10_001
+        assert pipe.results[10_001] is False
+        assert pipe.results[10_002].quota == 0
+        assert [key.key for key in pipe.results[10_003]] == [b"k"]
+
+
+async def test_tasks_that_share_a_client_get_their_own_answers(url: str) -> None:
+    async with Client(url) as client:
+        await asyncio.gather(*(client.insert(f"k{number}", number, 60) for number in range(500)))
+        counters = await asyncio.gather(*(client.query(f"k{number}") for number in range(500)))
+        assert [counter and counter.quota for counter in counters] == list(range(500))
+        assert client.connects == 1
+
+
+def test_rules_are_consumed_peeked_refunded_and_tried(url: str) -> None:
+    with SyncClient(url) as client:
+        rule = Rule("r", 3, 60, algorithm=Algorithm.GCRA, cost=2)
+        assert client.consume(rule, Mode.DRY_RUN).remaining == 3
+        assert client.consume(rule).remaining == 1
+        refused = client.consume(rule)
+        assert (refused.allowed, refused.remaining) == (False, 1)
+        assert 0 < refused.retry_after <= 20
+        assert client.consume(rule, Mode.PEEK).allowed
+        assert client.consume(rule, Mode.REFUND).remaining == 3
+        allowed, verdicts = client.consume_all([rule, Rule("s", 1, 60, cost=2)])
+        assert not allowed
+        assert [verdict.remaining for verdict in verdicts] == [3, 1]
+        client.set("buffer", b"x", 60)
+        with pytest.raises(errors.Unacceptable, match="cannot be applied"):
+            client.consume(Rule("buffer", 1, 60))
+        with client.pipeline() as pipe:
+            pipe.consume(Rule("buffer", 1, 60)).consume(rule)
+        assert isinstance(pipe.results[0], errors.Unacceptable)
+        assert pipe.results[1].remaining == 1
+
+
+@pytest.mark.parametrize("value", WIDTHS)
+def test_each_width_takes_its_largest_value_and_nothing_above_it(value: str) -> None:
+    with (
+        mqcore.Broker(listen=(f"throttr://127.0.0.1:0?value={value}",)) as broker,
+        SyncClient(f"{broker.listeners[0]}?value={value}") as client,
+    ):
+        most = WIDTHS[value]
+        assert client.value_max == most
+        assert client.insert("k", most, 60)
+        counter = client.query("k")
+        assert counter is not None
+        assert counter.quota == most
+        with pytest.raises((errors.InvalidArgument, OverflowError)):
+            client.insert("l", most + 1, 60)
+        with pytest.raises(errors.InvalidArgument, match="255"):
+            client.query("k" * 256)
+        assert client.query("l") is None
+
+
+def test_what_is_wrong_with_a_url_is_said() -> None:
+    for wrong in ("tmqp://h", "throttr://h?value=uint128", "throttr://h?protocol=8", "throttr://h?color=red"):
+        with pytest.raises(errors.InvalidArgument):
+            SyncClient(wrong)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Unix sockets")
+def test_a_unix_socket_is_as_good_as_a_port(tmp_path: Path) -> None:
+    url = f"throttr+unix://{tmp_path}/t.sock"
+    with mqcore.Broker(listen=(url,)), SyncClient(url) as client:
+        assert client.insert("k", 1, 60)
+
+
+def test_tls_is_asked_for_by_the_url(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "broker.pem")
+    tls = mqcore.ListenerTLS(cert=tmp_path / "broker.pem")
+    with mqcore.Broker(listen=("throttrs://127.0.0.1:0",), tls=tls) as broker:
+        with SyncClient(f"{broker.listeners[0]}?ca={tmp_path}/ca.pem") as client:
+            assert client.insert("k", 1, 60)
+        with pytest.raises(errors.CertificateError):
+            SyncClient(broker.listeners[0]).connect()
+
+
+def test_a_broker_that_is_away_is_an_error_and_its_return_ends_it() -> None:
+    with mqcore.Broker(listen=("throttr://127.0.0.1:0",)) as broker:
+        address = broker.listeners[0]
+        client = SyncClient(address)
+        client.subscribe("news")
+        assert client.connects == 1
+    with pytest.raises(errors.TransportError):
+        client.query("k")
+    with mqcore.Broker(listen=(address,)):
+        wait_until(lambda: client.connects >= 2, what="connecting again by itself, for the subscription")
+        assert client.query("k") is None
+        assert client.channel("news"), "subscribed again before anything else is asked"
+        with SyncClient(address) as publisher:
+            assert publisher.publish("news", b"back")
+        assert [message.payload for message in client.messages(idle_timeout=0.5)] == [b"back"]
+    client.close()
+    with pytest.raises(errors.Draining):
+        client.query("k")
+
+
+def test_a_server_that_does_not_answer_is_given_up() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = SyncClient(f"throttr://127.0.0.1:{server.getsockname()[1]}", request_timeout=0.2)
+        with pytest.raises((errors.RequestTimeout, errors.ConnectionLost)):
+            client.query("k")
+        client.close()
+
+
+def test_a_program_that_ends_with_an_open_client_ends_well(url: str) -> None:
+    program = (
+        "import asyncio, sys\nfrom mqcore.throttr import Client\n"
+        "async def main():\n"
+        "    global client\n"
+        "    client = await Client(sys.argv[1]).connect()\n"
+        "    print(await client.insert('k', 1, 60))\n"
+        "asyncio.run(main())\n"
+    )
+    for _ in range(5):
+        done = subprocess.run(
+            [sys.executable, "-c", program, url], capture_output=True, text=True, timeout=30, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout in ("True\n", "False\n")
