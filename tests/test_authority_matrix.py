@@ -188,7 +188,7 @@ def attempts(needs: dict[str, tuple[tuple[str, str], ...]]) -> tuple[Attempt, ..
 class Tmqp:
     """TMQP/2.0: credentials are the Hello's Client-Token."""
 
-    entry = ()
+    entry: tuple[tuple[str, str], ...] = ()
 
     def can_show(self, name: str) -> bool:
         return True
@@ -392,7 +392,7 @@ def answer_to(peer: TmqpPeer, asked: bytes) -> RawFrame:
 class Mqks:
     """MQKS: credentials are those of the first line, `{id} auth {credentials}`."""
 
-    entry = ()
+    entry: tuple[tuple[str, str], ...] = ()
     attempts = attempts(
         {
             "publish": (("publish", "orders.new"),),
@@ -482,7 +482,7 @@ class Throttr:
     """Throttr: there is no word for credentials, so peers are known by the certificates that they show."""
 
     # Requests about limits are answered before any look at their keys.
-    entry = (("limit", "*"),)
+    entry: tuple[tuple[str, str], ...] = (("limit", "*"),)
     attempts = attempts(
         {
             "INSERT": (),
@@ -568,7 +568,7 @@ TOKENS_ONLY = ("token with a letter changed", "expired token", "token for anothe
 class Http:
     """The admin side: credentials are in the Authorization header."""
 
-    entry = ()
+    entry: tuple[tuple[str, str], ...] = ()
 
     def can_show(self, name: str) -> bool:
         return True
