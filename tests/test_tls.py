@@ -24,6 +24,7 @@ import mqcore.sync
 from authority import Authority
 from conftest import ServedBroker, clean_environment, serving, wait_until
 from mqcore import errors
+from mqcore._core import AuthorityStore
 from tcp_proxy import TcpProxy
 from tmqp_peer import PREAMBLE, TmqpPeer
 
@@ -155,6 +156,35 @@ def test_a_client_shows_its_certificate_to_a_listener_that_requires_one(authorit
     worker = authority.issue("worker.pem", "worker.example", common_name="worker")
     assert exchange(url(broker), tls=mqcore.TLSConfig(ca=authority.ca, cert=worker)) == b"through TLS"
     assert exchange(f"{url(broker)}?ca={authority.ca}&cert={worker}") == b"through TLS"
+
+
+def test_a_certificate_says_who_a_peer_is_and_what_it_may_do(
+    authority: Authority, start: StartTls, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    allow = ["create:mail/*", "push:mail/*"]
+    user = {"name": "postman", "certificate": "cn:worker", "allow": allow}
+    AuthorityStore.of_data_dir(data).add_user(json.dumps(user))
+    files = mqcore.ListenerTLS(cert=authority.issue(), client_ca=authority.ca, client_cert="optional")
+    broker = start(files, data_dir=str(data))
+    worker = authority.issue("worker.pem", "worker.example", common_name="worker")
+    with TmqpPeer(*address(broker), tls=authority.context(worker)) as peer:
+        assert peer.hello(Client_Id="w").content_type == 202
+        assert [peer.ask(603, channel).content_type for channel in ("mail", "other")] == [0, 401]
+        assert peer.ask(631, "").content_type == 401
+    nobody = authority.issue("nobody.pem", "nobody.example", common_name="worker-2")
+    for shown in (nobody, None):
+        with TmqpPeer(*address(broker), tls=authority.context(shown)) as peer:
+            assert peer.hello(Client_Id="n").content_type == 401
+            assert peer.is_closed_within(5)
+
+    def logins() -> list[tuple[object, object]]:
+        lines = [json.loads(line) for line in (data / "audit.jsonl").read_text().splitlines(keepends=True)]
+        return [(line["verdict"], line.get("who")) for line in lines if line["event"] == "login"]
+
+    wait_until(lambda: len(logins()) == 3, what="three logins are written down")
+    assert logins()[0] == ("allowed", "postman")
+    assert [verdict for verdict, _ in logins()[1:]] == ["denied", "denied"]
 
 
 def test_an_optional_certificate_may_be_left_out_but_not_be_a_strangers(

@@ -9,7 +9,8 @@
 //! | `delivery` | messages as lines |
 //!
 //! A consumer is a subscription of the broker whose name is the consumer's id: so anybody may acknowledge for it, as the
-//! original allows. There is no handshake; the peer becomes a client with its first octet.
+//! original allows. There is no handshake; the peer becomes a client with its first line. If that is `{id} auth {token}`,
+//! which the original does not know, it comes in as whoever the token says, else as nobody in particular.
 
 mod consumers;
 mod delivery;
@@ -25,13 +26,13 @@ use mqcore_broker::command::{Acknowledgement, Command, Destination, MessageId, R
 use mqcore_broker::effect::{Event, Reply};
 use mqcore_broker::id::{QueueAddress, RequestId, Tag};
 use mqcore_broker::options::{QueueChanges, Status};
-use mqcore_broker::rejection::Rejection;
+use mqcore_broker::rejection::{Rejection, RejectionKind};
 use mqcore_broker::subscription::{QueueSubscription, Remote, Settling, Terms};
 use mqcore_broker::time::Timestamp;
 use mqcore_wire::error::WireError;
 use mqcore_wire::mqks::answer::{encode_done, encode_failed, encode_update};
 use mqcore_wire::mqks::arguments::{Consume, Rebind, WhenUnused};
-use mqcore_wire::mqks::{Action, Line, Lines, NO_ID, Which, id_of_beginning, parse};
+use mqcore_wire::mqks::{Action, Line, Lines, Which, id_of_beginning, parse};
 
 use self::consumers::Consumers;
 pub use self::delivery::{delivery_size, encode_delivery, encode_publication};
@@ -72,6 +73,10 @@ pub struct MqksSession {
     pending: Pending,
     errors: ErrorIds,
     complaints: Vec<Complaint>,
+    /// The id of the line with which the peer came: it is told whether it may come in.
+    first: Box<[u8]>,
+    /// That line showed credentials, and has not been answered.
+    shows: bool,
 }
 
 impl MqksSession {
@@ -87,6 +92,8 @@ impl MqksSession {
             pending: Pending::default(),
             errors: ErrorIds::new(config.connection),
             complaints: Vec::new(),
+            first: Box::default(),
+            shows: false,
             config,
         }
     }
@@ -104,6 +111,19 @@ impl MqksSession {
 
     fn may_read(&self) -> bool {
         matches!(self.stage, Stage::Open | Stage::Finishing) && !self.pending.holds()
+    }
+
+    /// Asks the broker to let the peer in who has this to say first. The line is read again once it is in.
+    fn arrive(&mut self, line: &[u8], commands: &mut Vec<Command>) {
+        let Line { id, action, .. } = parse(line);
+        self.first = id.into();
+        let mut introduction = Introduction::default();
+        if let Ok(Action::Auth { credentials }) = action {
+            self.shows = true;
+            introduction.token = Some(String::from_utf8_lossy(credentials).into_owned());
+        }
+        commands.push(Command::Introduce(Box::new(introduction)));
+        self.stage = Stage::Introduced;
     }
 
     /// Does what a line asks for.
@@ -147,6 +167,11 @@ impl MqksSession {
                 Ok(())
             }
             Ok(Action::Eval { worker, code }) => self.evaluate(id, worker, code, commands),
+            Ok(Action::Auth { .. }) if std::mem::take(&mut self.shows) => {
+                encode_done(id, b"", output);
+                Ok(())
+            }
+            Ok(Action::Auth { .. }) => Err("auth is for the first line of a connection".to_owned()),
         };
         if let Err(why) = done {
             self.fail(id, why, now, output);
@@ -314,7 +339,7 @@ impl MqksSession {
             }
             Ok(_) if asked.confirm => encode_done(&asked.id, b"", output),
             Ok(_) => {}
-            Err(_) if asked.silent_if_missing => {}
+            Err(rejection) if asked.silent_if_missing && rejection.kind != RejectionKind::Unauthorized => {}
             Err(rejection) => {
                 if let Some((queue, tag)) = &asked.consumes {
                     self.consumers.ended(queue, *tag);
@@ -392,13 +417,10 @@ impl Session for MqksSession {
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) -> Result<usize, SessionError> {
-        if self.stage == Stage::Silent && !input.is_empty() {
-            commands.push(Command::Introduce(Box::<Introduction>::default()));
-            self.stage = Stage::Introduced;
-        }
         let mut consumed = 0;
-        while self.may_read() {
+        while self.may_read() || self.stage == Stage::Silent {
             match self.lines.next(&input[consumed..], &self.config.limits) {
+                Ok(Some((line, _))) if self.stage == Stage::Silent => self.arrive(line, commands),
                 Ok(Some((line, size))) => {
                     self.line(line, now, commands, output);
                     consumed += size;
@@ -424,6 +446,11 @@ impl Session for MqksSession {
         output: &mut Vec<u8>,
     ) -> Result<usize, SessionError> {
         let consumed = self.receive(input, now, commands, output)?;
+        if self.stage == Stage::Silent
+            && let Some(line) = Lines::last(input)
+        {
+            self.arrive(line, commands);
+        }
         if !self.may_read() && (consumed < input.len() || self.stage != Stage::Open) {
             return Ok(consumed);
         }
@@ -451,7 +478,8 @@ impl Session for MqksSession {
                 self.stage = Stage::Open;
             }
             Event::Refused(rejection) if self.stage == Stage::Introduced => {
-                self.fail(NO_ID, rejection.to_string(), now, output);
+                let first = std::mem::take(&mut self.first);
+                self.fail(&first, rejection.to_string(), now, output);
                 self.stage = Stage::Over;
             }
             Event::Answered(number, part) => self.answered(number, part, now, output),

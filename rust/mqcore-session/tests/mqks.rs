@@ -8,13 +8,17 @@ use std::time::Duration;
 
 use mqcore_broker::broker::{Broker, BrokerConfig};
 use mqcore_broker::client::Client;
-use mqcore_broker::command::Destination;
-use mqcore_broker::effect::{Effect, Forwarded};
+use mqcore_broker::command::{Command, Destination};
+use mqcore_broker::effect::{Effect, Event, Forwarded};
 use mqcore_broker::id::ConnectionId;
+use mqcore_broker::rejection::{Rejection, RejectionKind};
 use mqcore_broker::time::Timestamp;
 use mqcore_session::mqks::{MqksSession, encode_delivery};
 use mqcore_session::session::{Session, SessionConfig, SessionError, provisional_client};
 use mqcore_wire::codec::Limits;
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
 use serde_json::Value;
 
 /// One peer: its session, what it has written and nobody has read yet.
@@ -389,4 +393,87 @@ fn bodies_of_other_protocols_stay_one_line() {
     let mut line = Vec::new();
     encode_delivery(&deliver, true, &mut line);
     assert_eq!(line, b"c1 ok - event=orders/7,retry=2 one\\r\\ntwo\\tthree\n");
+}
+
+#[test]
+fn the_first_line_says_who_the_peer_is_and_no_later_one_does() {
+    for last in [false, true] {
+        let mut world = World::new(2);
+        let peer = world.connect();
+        world.send(peer, b"1 auth mqt_text\n2 ping here\n3 auth mqt_text\n", last);
+        let mut wanted = vec!["1 ok ", "2 ok here", "3 error {ERROR_ID}"];
+        wanted.extend(last.then_some("<EOF>"));
+        let wanted = wanted.into_iter().map(|line| line.as_bytes().to_vec()).collect();
+        assert_eq!(comparable(wanted), comparable(world.lines(peer)));
+    }
+}
+
+#[test]
+fn credentials_are_shown_to_the_broker_once_however_their_line_arrives() {
+    let line = b"1 auth  Bearer mqt_text \r\n";
+    for (size, last) in [(1, false), (5, false), (line.len(), false), (1, true)] {
+        let mut world = World::new(1);
+        let connection = world.connect();
+        let session = &mut world.peers.get_mut(&connection).unwrap().session;
+        let octets = if last { &line[..line.len() - 2] } else { &line[..] };
+        let (mut commands, mut output) = (Vec::new(), Vec::new());
+        for end in (0..=octets.len()).step_by(size).chain([octets.len()]) {
+            session.receive(&octets[..end], world.now, &mut commands, &mut output).unwrap();
+        }
+        if last {
+            session.receive_last(octets, world.now, &mut commands, &mut output).unwrap();
+        }
+        let [Command::Introduce(introduction)] = &commands[..] else { panic!("{commands:?}") };
+        assert_eq!(introduction.token.as_deref().map(str::trim), Some("Bearer mqt_text"));
+        assert!(output.is_empty(), "nothing is answered before it is known who this is");
+    }
+}
+
+#[test]
+fn whoever_is_turned_away_learns_it_under_the_id_of_its_first_line_and_does_nothing() {
+    for first in ["1 auth wrong", "1 publish --confirm e d"] {
+        let mut world = World::new(1);
+        let connection = world.connect();
+        let peer = world.peers.get_mut(&connection).unwrap();
+        let octets = format!("{first}\n2 delete_queue orders\n");
+        let mut commands = Vec::new();
+        peer.session.receive(octets.as_bytes(), world.now, &mut commands, &mut peer.written).unwrap();
+        assert!(matches!(commands[..], [Command::Introduce(_)]), "{commands:?}");
+        let no = Rejection::new(RejectionKind::Unauthorized, "no");
+        peer.session.event(Event::Refused(no), world.now, &mut peer.written).unwrap();
+        let read = peer.session.receive(octets.as_bytes(), world.now, &mut commands, &mut peer.written);
+        assert_eq!((read, commands.len()), (Ok(0), 1));
+        let wanted = vec![b"1 error {ERROR_ID}".to_vec(), b"<EOF>".to_vec()];
+        assert_eq!(comparable(wanted), comparable(world.lines(connection)));
+    }
+}
+
+proptest! {
+    /// Until the broker has said yes, nothing that a peer sends is asked of the broker but to let it in.
+    #[test]
+    fn nothing_but_an_introduction_comes_of_octets_from_a_stranger(
+        words in vec(prop_oneof![
+            select(vec!["1 auth ", "x publish --confirm e d", "c consume q e", "e _eval len(state.queues)", "\n", " ", "\t"])
+                .prop_map(|word| word.as_bytes().to_vec()),
+            vec(any::<u8>(), 0..20),
+        ], 0..12),
+        cut in any::<Index>(),
+        last in any::<bool>(),
+    ) {
+        let octets = words.concat();
+        let mut world = World::new(1);
+        let connection = world.connect();
+        let session = &mut world.peers.get_mut(&connection).unwrap().session;
+        let (mut commands, mut output) = (Vec::new(), Vec::new());
+        let part = cut.index(octets.len() + 1);
+        let read = session.receive(&octets[..part], world.now, &mut commands, &mut output).is_ok()
+            && session.receive(&octets, world.now, &mut commands, &mut output).is_ok();
+        if read && last {
+            let _ = session.receive_last(&octets, world.now, &mut commands, &mut output);
+        }
+        prop_assert!(commands.len() <= 1, "{:?}", commands);
+        prop_assert!(commands.iter().all(|command| matches!(command, Command::Introduce(_))));
+        prop_assert!(session.client().is_none());
+        prop_assert!(!output.windows(4).any(|part| part == b" ok "), "an answer to a stranger");
+    }
 }

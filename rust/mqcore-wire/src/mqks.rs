@@ -73,6 +73,11 @@ pub enum Action<'a> {
         /// Its name: all the data, spaces included.
         queue: &'a [u8],
     },
+    /// Says who the peer is. An extension: the original knows no credentials.
+    Auth {
+        /// A token, or a user and a password.
+        credentials: &'a [u8],
+    },
     /// Wants its data back.
     Ping {
         /// What comes back.
@@ -105,7 +110,7 @@ pub enum Mistake {
     Incomplete,
     /// Nobody knows the action.
     #[error(
-        "there is no action `{0}`; known are publish, consume, rebind, ack, reject, delete_consumer, delete_queue, ping and _eval"
+        "there is no action `{0}`; known are publish, consume, rebind, ack, reject, delete_consumer, delete_queue, ping, _eval and auth"
     )]
     UnknownAction(Shown),
     /// Nobody knows the flag.
@@ -294,6 +299,7 @@ impl<'a> Action<'a> {
             b"delete_queue" => Ok(Self::DeleteQueue { queue: named("the queue's name", data)? }),
             b"ping" => Ok(Self::Ping { data }),
             b"_eval" => eval(data),
+            b"auth" => Ok(Self::Auth { credentials: data }),
             unknown => Err(Mistake::UnknownAction(Shown::new(unknown))),
         }
     }

@@ -1,0 +1,136 @@
+//! Nobody gets in by the octets of a handshake: whatever a stranger sends, in whatever pieces, nothing is asked of the
+//! broker but to let it in, and while that is not answered it is nobody's client.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqcore_broker::command::Command;
+use mqcore_broker::effect::Event;
+use mqcore_broker::id::ConnectionId;
+use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_broker::time::Timestamp;
+use mqcore_session::mqks::MqksSession;
+use mqcore_session::session::{Session, SessionConfig};
+use mqcore_session::throttr::ThrottrSession;
+use mqcore_session::tmqp::TmqpSession;
+use mqcore_wire::codec::Limits;
+use mqcore_wire::tmqp::hello::{self, Hello};
+use mqcore_wire::tmqp::{Frame, Kind, PREAMBLE, encode, operation};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
+
+const NOW: Timestamp = Timestamp(1_795_216_278_000);
+
+fn config() -> SessionConfig {
+    SessionConfig {
+        connection: ConnectionId(1),
+        shards: 2,
+        limits: Limits { frame_bytes_max: 1 << 16, ..Limits::default() },
+        handshake_timeout: Duration::from_secs(10),
+        ping_interval: Duration::from_secs(60),
+        pong_timeout: Duration::from_secs(10),
+        admin: false,
+        peer: Arc::default(),
+        node: None,
+    }
+}
+
+fn hello_frame() -> Vec<u8> {
+    let (mut body, mut octets) = (Vec::new(), Vec::new());
+    hello::encode(&Hello { client_token: Some("mqt_guess"), ..Hello::default() }, &mut body).unwrap();
+    let frame =
+        Frame { content_type: operation::HELLO, id: b"h", payload: &body, ..Frame::new(Kind::SERVER) };
+    encode(&frame, &mut octets);
+    octets
+}
+
+fn frame(kind: u8, content_type: u16, target: &str) -> Vec<u8> {
+    let mut octets = Vec::new();
+    let frame =
+        Frame { content_type, id: b"f", target: target.as_bytes(), payload: b"p", ..Frame::new(Kind(kind)) };
+    encode(&frame, &mut octets);
+    octets
+}
+
+/// What a stranger sends: pieces of handshakes and requests of every protocol, and octets of no meaning between them.
+fn piece() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![
+        3 => Just(PREAMBLE.to_vec()),
+        3 => Just(hello_frame()),
+        3 => (0x10_u8..0x18, select(vec![0_u16, 1, 601, 603, 604, 631, 652]), select(vec!["", "orders", "@topic:a"]))
+            .prop_map(|(kind, content_type, target)| frame(kind, content_type, target)),
+        2 => select(vec!["1 auth mqt_guess\n", "2 publish --confirm e d\n", "3 delete_queue orders\n", "4 _eval x\n"])
+            .prop_map(|line| line.as_bytes().to_vec()),
+        2 => vec(any::<u8>(), 0..40),
+    ]
+}
+
+/// Handshakes that begin well more often than not, and may have one octet that is wrong.
+fn octets() -> impl Strategy<Value = Vec<u8>> {
+    let damage = proptest::option::of((any::<Index>(), any::<u8>()));
+    (any::<bool>(), vec(piece(), 0..8), damage).prop_map(|(well, pieces, damage)| {
+        let mut octets = if well { [PREAMBLE.to_vec(), hello_frame()].concat() } else { Vec::new() };
+        octets.extend(pieces.concat());
+        if let Some((at, octet)) = damage
+            && !octets.is_empty()
+        {
+            let at = at.index(octets.len());
+            octets[at] = octet;
+        }
+        octets
+    })
+}
+
+/// Offers all of it, in pieces that end at `cuts`; what the session asks for, before and after it was refused.
+fn offer(session: &mut impl Session, octets: &[u8], cuts: &[Index]) -> (Vec<Command>, Vec<Command>) {
+    let mut ends: Vec<usize> = cuts.iter().map(|cut| cut.index(octets.len() + 1)).collect();
+    ends.push(octets.len());
+    ends.sort_unstable();
+    let (mut before, mut after, mut output) = (Vec::new(), Vec::new(), Vec::new());
+    let mut consumed = 0;
+    for end in ends {
+        match session.receive(&octets[consumed.min(end)..end], NOW, &mut before, &mut output) {
+            Ok(size) => consumed += size,
+            Err(_) => return (before, after),
+        }
+    }
+    assert!(session.client().is_none(), "in, and nobody has said so");
+    let refused = Event::Refused(Rejection::new(RejectionKind::Unauthorized, "no"));
+    let asked = before.iter().any(|command| matches!(command, Command::Introduce(_)));
+    if asked && session.event(refused, NOW, &mut output).is_ok() && !session.is_closing() {
+        let _ = session.receive(&octets[consumed..], NOW, &mut after, &mut output);
+    }
+    assert!(session.client().is_none(), "in, although it was refused");
+    (before, after)
+}
+
+fn introduces_at_most(commands: &[Command]) -> bool {
+    commands.len() <= 1 && commands.iter().all(|command| matches!(command, Command::Introduce(_)))
+}
+
+proptest! {
+    #[test]
+    fn a_stranger_who_speaks_tmqp_can_only_ask_to_be_let_in(octets in octets(), cuts in vec(any::<Index>(), 0..6)) {
+        let (before, after) = offer(&mut TmqpSession::new(config(), NOW), &octets, &cuts);
+        prop_assert!(introduces_at_most(&before), "{before:?}");
+        prop_assert!(after.is_empty(), "{after:?}");
+    }
+
+    #[test]
+    fn a_stranger_who_speaks_mqks_can_only_ask_to_be_let_in(octets in octets(), cuts in vec(any::<Index>(), 0..6)) {
+        let (before, after) = offer(&mut MqksSession::new(config(), NOW), &octets, &cuts);
+        prop_assert!(introduces_at_most(&before), "{before:?}");
+        prop_assert!(after.is_empty(), "{after:?}");
+    }
+
+    #[test]
+    fn a_stranger_who_speaks_throttr_is_not_read_before_it_is_in(octets in octets(), cuts in vec(any::<Index>(), 0..6)) {
+        let mut session = ThrottrSession::alone(&config(), NOW);
+        let mut introduction = Vec::new();
+        session.introduce(&mut introduction);
+        prop_assert!(introduces_at_most(&introduction));
+        let (before, after) = offer(&mut session, &octets, &cuts);
+        prop_assert!(before.is_empty() && after.is_empty(), "{before:?} {after:?}");
+    }
+}
