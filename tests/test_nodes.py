@@ -12,15 +12,20 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import mqcore
 from authority import Authority
-from conftest import ServedBroker, clean_environment, serving
+from conftest import ServedBroker, clean_environment, serving, tmqp_address
 from mqcore import MasterConfig, NodeConfig, NodeFilter, NodeRule, QueueOptions, QueueStatus, errors
 from mqcore.config import BrokerConfig
+from protocols.conversation import OK, SUBSCRIBE
+from tmqp_peer import EVENT, RawFrame, TmqpPeer
+
+LIST_NODES = 621
 
 ROUNDS = int(os.environ.get("MQCORE_NODE_ROUNDS", "4"))
 """How often one of the two brokers is killed; `make nodes` asks for more."""
@@ -249,3 +254,30 @@ async def test_a_master_is_dialled_over_tls_and_only_if_its_certificate_is_belie
             await until("the message is there", there)
             assert [message.body for message in await above.queue("news/0").pull(1, str)] == ["over TLS"]
             assert sorted(node.connected for node in await below.nodes()) == [False, True]
+
+
+def test_over_the_wire_nodes_are_listed_and_their_coming_and_going_is_told() -> None:
+    with (
+        mqcore.Broker(listen=("tmqp://127.0.0.1:0",), node=NodeConfig(name="top")) as broker,
+        TmqpPeer(*tmqp_address(broker)) as watcher,
+    ):
+        watcher.hello(Client_Name="watcher")
+        assert json.loads(watcher.ask(LIST_NODES).payload) == []
+        for event in ("NodeConnected", "NodeDisconnected"):
+            asked = RawFrame(kind=EVENT, id=TmqpPeer.new_id(), source=watcher.client_id, target=event.encode())
+            watcher.send(replace(asked, content_type=SUBSCRIBE))
+            assert watcher.receive().content_type == OK
+        with TmqpPeer(*tmqp_address(broker)) as node:
+            node.hello(Client_Name="raw", Client_Type="server")
+            came = watcher.receive()
+            (listed,) = json.loads(watcher.ask(LIST_NODES).payload)
+            assert list(listed) == ["Id", "Name", "Host", "Slave", "Connected", "Lifetime"]
+            assert (listed["Id"], listed["Name"]) == (node.client_id.decode(), "raw")
+            assert (listed["Slave"], listed["Connected"]) == (True, True)
+        went = watcher.receive()
+        assert [(frame.kind, frame.source) for frame in (came, went)] == [
+            (EVENT, b"NodeConnected"),
+            (EVENT, b"NodeDisconnected"),
+        ]
+        assert [json.loads(frame.payload)["Name"] for frame in (came, went)] == ["raw", "raw"]
+        assert json.loads(watcher.ask(LIST_NODES).payload) == []

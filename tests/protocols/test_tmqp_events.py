@@ -319,7 +319,7 @@ def test_message_produced_needs_a_queue_that_exists(watcher: Client, queue: str)
     assert watcher.subscribe("MessageProduced", Channel_Name="ch", Queue_Id="1") == OK
 
 
-@pytest.mark.parametrize("event", ["", "clientconnected", "NodeJoined", "Nothing", "ş"])
+@pytest.mark.parametrize("event", ["", "clientconnected", "NodeRemoved", "Nothing", "ş"])
 def test_events_that_do_not_exist_are_refused(watcher: Client, event: str) -> None:
     """The original said nothing, and let its client wait."""
     assert watcher.subscribe(event) == FAILED
