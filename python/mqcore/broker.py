@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
 import logging
 import os
 import threading
@@ -246,6 +247,10 @@ class CertificateStats:
     """Seconds until then; negative once it is over."""
 
 
+def _runner(loop: _HandlerLoop, key: str, timeout: float) -> Callable[[_core.Burst], None]:
+    return handlers.LoopRunner(key, timeout, loop.get).submit
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerStats:
     """Everything at one moment."""
@@ -383,8 +388,10 @@ class Broker:
         self._handler_loop = _HandlerLoop()
         self._handlers = DeliveryHandlers(self._core, self._handler_loop)
         self._authority: Authority | None = None
-        self._routers = Routers(self._core, self._runner, self._config.routers)
-        self._binding_handlers = BindingHandlers(self._core, self._runner)
+        # No method of its own: a broker that is dropped must not have to wait for the collector of cycles.
+        runner = functools.partial(_runner, self._handler_loop)
+        self._routers = Routers(self._core, runner, self._config.routers)
+        self._binding_handlers = BindingHandlers(self._core, runner)
         self._waiters: set[asyncio.Future[None]] = set()
 
     def _new_core(self, config: BrokerConfig) -> _core.Broker:
@@ -429,9 +436,6 @@ class Broker:
         """Bindings written in Python by key: ``broker.binding_handlers["audit"] = Audit()``, bound as
         ``@handler:audit``."""
         return self._binding_handlers
-
-    def _runner(self, key: str, timeout: float) -> Callable[[_core.Burst], None]:
-        return handlers.LoopRunner(key, timeout, self._handler_loop.get).submit
 
     @property
     def is_running(self) -> bool:

@@ -49,6 +49,8 @@ pub struct Journal<S: Storage> {
     pub(crate) quarantined: u64,
     /// Notes below this number are kept elsewhere and keep no segment any more.
     pub(crate) released_notes: u64,
+    /// Somebody reads notes, and releases them.
+    pub(crate) notes_are_read: bool,
     files: RefCell<Vec<(u32, Arc<S::File>)>>,
 }
 
@@ -174,6 +176,7 @@ impl<S: Storage> Journal<S> {
             pinned: false,
             quarantined,
             released_notes: 0,
+            notes_are_read: false,
             files: RefCell::default(),
         };
         Ok((journal, recovered, Endings { tails, closings, leftovers }))
@@ -469,8 +472,10 @@ impl<S: Storage> Journal<S> {
         (self.options.retain_notes_ms, self.options.retain_notes_bytes) = (age_ms, bytes);
     }
 
-    /// Notes below this number are kept elsewhere: housekeeping may remove them. To be said again after each opening.
+    /// Notes below this number are kept elsewhere: housekeeping may remove them, and until then leaves the others where
+    /// they can be read. To be said again after each opening, also if there is nothing to release yet.
     pub fn release_notes(&mut self, below: u64) {
+        self.notes_are_read = true;
         self.released_notes = self.released_notes.max(below);
     }
 

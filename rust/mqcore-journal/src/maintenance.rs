@@ -138,10 +138,14 @@ impl<S: Storage> Journal<S> {
         })
     }
 
-    /// The oldest segment that is worth emptying: damaged, or with survivors below a quarter of a segment.
+    /// The oldest segment that is worth emptying: damaged, or with survivors below a quarter of a segment. One whose notes
+    /// somebody is to read stays where it is until they are released: else, where little happens, each would be moved on
+    /// before it is read, and no reader would ever catch up.
     fn find_sparse(&self) -> Option<u32> {
         let quarter = u64::from(self.options.segment_bytes) / 4;
-        self.find_worth(u32::MAX, |_, needed| needed < quarter)
+        let awaited =
+            |segment: &Segment| self.notes_are_read && segment.note_bytes > 0 && !segment.notes_expired;
+        self.find_worth(u32::MAX, |segment, needed| needed < quarter && !awaited(segment))
     }
 
     /// The oldest sealed segment before `until` that is damaged, or of which `worth` says so, given what of it must go
