@@ -81,7 +81,8 @@ impl Failure {
     /// Appends the ERROR frame that says it: the last one of its side. A long text is cut between characters.
     pub fn encode(&self, output: &mut Vec<u8>) {
         let text = self.to_string();
-        let end = text.floor_char_boundary(TEXT_BYTES_MAX);
+        let fits = |end: &usize| text.is_char_boundary(*end);
+        let end = (0..=text.len().min(TEXT_BYTES_MAX)).rev().find(fits).unwrap_or(0);
         encode(&Frame::Error { text: &text.as_bytes()[..end] }, output);
     }
 }
