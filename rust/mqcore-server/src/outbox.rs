@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use bytes::Bytes;
-use mqcore_broker::effect::Event;
+use mqcore_broker::effect::{Deliver, Event};
 use mqcore_broker::id::ConnectionId;
 use mqcore_session::any::Protocol;
 use mqcore_session::terms::ListenerTerms;
@@ -21,6 +21,8 @@ pub(crate) enum Outgoing {
     Shared(Bytes),
     /// For the session to encode.
     Events(Vec<Event>),
+    /// Messages for the session to encode. Taken beyond the limit as other deliveries are: the broker stops by itself.
+    Deliveries(Vec<Event>),
     /// The broker ends this connection.
     Close(CloseReason),
 }
@@ -36,6 +38,7 @@ pub(crate) fn event_bytes(event: &Event) -> usize {
         | Event::Cached { message, .. }
         | Event::Direct { message, .. }
         | Event::Published { message, .. }
+        | Event::Delivered(Deliver { message, .. })
         | Event::Routed { message, .. }
         | Event::DirectRefused { message, .. }
         | Event::DirectAcknowledged(message)

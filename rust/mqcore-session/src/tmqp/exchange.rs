@@ -380,7 +380,7 @@ impl Exchange {
                 }
             }
             // Its consumers join channels: it has no subscriptions that could end.
-            Event::SubscriptionEnded { .. } | Event::Rebound { .. } => {}
+            Event::SubscriptionEnded { .. } | Event::Rebound { .. } | Event::Delivered(_) => {}
             // As with every message whose producer did not ask.
             Event::TopicRefused { .. } => {}
             Event::Direct { to, message } => {
