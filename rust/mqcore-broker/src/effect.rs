@@ -209,6 +209,8 @@ pub enum Event {
         /// Which subscription.
         tag: Tag,
     },
+    /// A message for a subscription whose terms want its session told of each.
+    Delivered(Deliver),
     /// One message of a pull.
     Pulled {
         /// The pull.
@@ -268,9 +270,6 @@ pub enum Event {
     Confirmed(Vec<u64>),
     /// To a broker that passes on: what came under this number cannot be taken now, and must come again later.
     PutOff(u64, Rejection),
-    /// A message of a queue, for a session that numbers what it hands out. Made by whoever carries effects out, of
-    /// [`Effect::Deliver`].
-    Delivered(Deliver),
     /// A message of a topic, for a subscriber that wants to be told of each.
     Published {
         /// The topic.

@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use bytes::Bytes;
-use mqcore_broker::effect::{Deliver, Event};
+use mqcore_broker::effect::Event;
 use mqcore_broker::id::ConnectionId;
 use mqcore_session::any::Protocol;
 use mqcore_session::terms::ListenerTerms;
@@ -38,11 +38,11 @@ pub(crate) fn event_bytes(event: &Event) -> usize {
         | Event::Cached { message, .. }
         | Event::Direct { message, .. }
         | Event::Published { message, .. }
-        | Event::Delivered(Deliver { message, .. })
         | Event::Routed { message, .. }
         | Event::DirectRefused { message, .. }
         | Event::DirectAcknowledged(message)
         | Event::Responded(message) => PLAIN + message.memory_bytes(),
+        Event::Delivered(deliver) => PLAIN + deliver.message.memory_bytes(),
         Event::Confirmed(numbers) => PLAIN + size_of_val(numbers.as_slice()),
         Event::Rebound { bindings, .. } => {
             PLAIN + bindings.topics.iter().map(|topic| topic.as_bytes().len() + 1).sum::<usize>()

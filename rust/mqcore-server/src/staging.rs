@@ -132,40 +132,22 @@ impl Staging {
         Some(staged)
     }
 
-    /// Whether a connection's session is told of each message that is for it.
-    #[inline]
-    fn is_told(&mut self, connection: ConnectionId, hub: &Hub) -> bool {
-        self.know(connection, hub)
-            && self
-                .connections
-                .get(&connection)
-                .is_some_and(|staged| staged.outbox.protocol.tells_deliveries())
-    }
-
-    /// A message for a session that is told of each.
-    fn hand_over(&mut self, connection: ConnectionId, event: Event, hub: &Hub) {
-        let Some(staged) = self.place(connection, hub) else { return };
-        staged.close_own();
-        staged.bytes += event_bytes(&event);
-        if let Some(Outgoing::Deliveries(events)) = staged.outgoing.last_mut() {
-            events.push(event);
-        } else {
-            staged.outgoing.push(Outgoing::Deliveries(vec![event]));
-        }
-    }
-
     /// Something for a connection's session to say.
     pub(crate) fn tell(&mut self, connection: ConnectionId, event: Event, hub: &Hub) {
-        if matches!(event, Event::Published { .. }) && self.is_told(connection, hub) {
-            return self.hand_over(connection, event, hub);
-        }
         let Some(staged) = self.place(connection, hub) else { return };
         staged.close_own();
         staged.bytes += event_bytes(&event);
-        if let Some(Outgoing::Events(events)) = staged.outgoing.last_mut() {
-            events.push(event);
-        } else {
-            staged.outgoing.push(Outgoing::Events(vec![event]));
+        let delivery = match event {
+            Event::Delivered(_) => true,
+            Event::Published { .. } => staged.outbox.protocol.may_miss_publications(),
+            _ => false,
+        };
+        match (delivery, staged.outgoing.last_mut()) {
+            (true, Some(Outgoing::Deliveries(events))) | (false, Some(Outgoing::Events(events))) => {
+                events.push(event);
+            }
+            (true, _) => staged.outgoing.push(Outgoing::Deliveries(vec![event])),
+            (false, _) => staged.outgoing.push(Outgoing::Events(vec![event])),
         }
     }
 
@@ -186,9 +168,6 @@ impl Staging {
     }
 
     fn deliver_one(&mut self, connection: ConnectionId, deliver: &Deliver, hub: &Hub) {
-        if self.is_told(connection, hub) {
-            return self.hand_over(connection, Event::Delivered(deliver.clone()), hub);
-        }
         self.encode_one(connection, hub, |protocol, output| {
             encode_delivery(protocol, deliver, deliver.first, output);
         });

@@ -52,10 +52,10 @@ impl Protocol {
         }
     }
 
-    /// Whether its sessions are told of each delivery and each message of a topic, because they number them, filter them or
-    /// hold them back. For the others they are encoded without a session, once for many.
+    /// Whether what its sessions are told of topics is handed over like a delivery: taken however much there is, and missed and
+    /// counted from then on, until the peer keeps up. Others are closed for what they do not take.
     #[inline]
-    pub const fn tells_deliveries(self) -> bool {
+    pub const fn may_miss_publications(self) -> bool {
         matches!(self, Self::MicroMessage)
     }
 
@@ -243,6 +243,16 @@ impl Session for AnySession {
     fn events_given(&mut self, output: &mut Vec<u8>) {
         if let Self::MicroMessage(session) = self {
             session.events_given(output);
+        }
+    }
+
+    #[inline]
+    fn take_commands(&mut self) -> Vec<Command> {
+        match self {
+            Self::Tmqp(session) => session.take_commands(),
+            Self::Throttr(session) => session.take_commands(),
+            Self::Mqks(session) => session.take_commands(),
+            Self::MicroMessage(session) => session.take_commands(),
         }
     }
 

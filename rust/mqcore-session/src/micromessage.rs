@@ -459,9 +459,12 @@ impl MicroMessageSession {
             Some(acknowledging) => SubscriptionTerms {
                 settling: Settling::Explicit,
                 window: acknowledging.window.into(),
-                timeout: None,
+                told: true,
+                ..SubscriptionTerms::default()
             },
-            None => SubscriptionTerms { settling: Settling::AtOnce, ..SubscriptionTerms::default() },
+            None => {
+                SubscriptionTerms { settling: Settling::AtOnce, told: true, ..SubscriptionTerms::default() }
+            }
         };
         let create = Some(Box::new(made_by_receivers()));
         QueueSubscription { queue, tag, terms, create, name: None, binding: None, told: false }

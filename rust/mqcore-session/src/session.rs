@@ -107,6 +107,11 @@ pub trait Session: Send {
 
     /// All events that there were have been given: what was put off until then is written. By default nothing is.
     fn events_given(&mut self, _output: &mut Vec<u8>) {}
+    /// Takes what the session wants of the broker without its peer having said anything: after an event, or because of the time. By
+    /// default nothing.
+    fn take_commands(&mut self) -> Vec<Command> {
+        Vec::new()
+    }
 
     /// When `timeout` wants to be called.
     fn next_timeout(&self) -> Timestamp;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use mqcore_broker::broker::{Broker, BrokerConfig};
 use mqcore_broker::client::Client;
 use mqcore_broker::command::{Command, Destination, Request};
-use mqcore_broker::effect::{Effect, Event, Forwarded, Recipients};
+use mqcore_broker::effect::{Effect, Event, Forwarded};
 use mqcore_broker::id::{ConnectionId, QueueAddress, RequestId};
 use mqcore_broker::time::Timestamp;
 use mqcore_session::micromessage::MicroMessageSession;
@@ -251,10 +251,6 @@ impl World {
     fn effect(&mut self, effect: Effect, effects: &mut VecDeque<(usize, Effect)>) {
         match effect {
             Effect::Tell(to, event) => self.tell(to, event),
-            Effect::Deliver(deliver) => {
-                let Recipients::One(to) = deliver.to else { panic!("subscriptions are told one by one") };
-                self.tell(to, Event::Delivered(deliver));
-            }
             Effect::Forward(to, forwarded) => self.forward(to, forwarded, effects),
             other => panic!("nothing here leads to {other:?}"),
         }
