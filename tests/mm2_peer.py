@@ -88,11 +88,11 @@ def extension(number: int, payload: bytes) -> bytes:
     return bytes([EXTENSION | large, number]) + length + payload
 
 
-def subscribe(destination: str, *, id: str = "", filter: str = "") -> str:
-    """The command that subscribes."""
+def subscribe(destination: str, *, name: str = "", wanted: str = "") -> str:
+    """The command that subscribes, under the id `name`, to messages that pass the filter `wanted`."""
     text = f"subscribe;destination={quote(destination, safe='')}"
-    text += f",id={id}" if id else ""
-    return text + (f",filter={quote(filter, safe='')}" if filter else "")
+    text += f",id={name}" if name else ""
+    return text + (f",filter={quote(wanted, safe='')}" if wanted else "")
 
 
 class MM2Peer:
@@ -256,8 +256,8 @@ class MM2Peer:
         arguments = dict(pair.split("=") for pair in text.partition(";")[2].split(","))
         return self.answer(arguments["id"])
 
-    def answer(self, id: str) -> str:
-        """Receive the answer to the command of an id. What comes before it is received later."""
+    def answer(self, name: str) -> str:
+        """Receive the answer to the command of this id. What comes before it is received later."""
         early: list[Frame] = []
         while True:
             frame = self.frame()
@@ -265,7 +265,7 @@ class MM2Peer:
             if frame.kind == "command":
                 name, _, rest = frame.text.partition(";")
                 arguments = dict(pair.split("=") for pair in rest.split(","))
-                if arguments["id"] == id:
+                if arguments["id"] == name:
                     self._early = deque(early) + self._early
                     reason = unquote_to_bytes(arguments.get("reason", "")).decode()
                     return f"{name}: {reason}" if reason else name
