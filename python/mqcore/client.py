@@ -13,9 +13,9 @@ The connection lives in threads that need no Python: it answers pings and reconn
 program wants to stand (consumers, event subscriptions) stands again after every reconnect, by itself. What was under
 way when a connection was lost raises `ConnectionLost`; nothing is sent twice unless `retry` allows it.
 
-The URL says what is spoken. ``mqks://`` publishes and consumes in the same way; a name to publish to is an *event* there,
-and a queue gets what is published to the events that it is bound to, see `Queue.consume`. What a protocol lacks raises
-`NotSupported`.
+The URL says what is spoken. ``mqks://`` publishes and consumes in the same way; a name to publish to is an *event*
+there, and a queue gets what is published to the events that it is bound to, see `Queue.consume`. What a protocol lacks
+raises `NotSupported`.
 
 `mqcore.sync` is the same without ``await``.
 """
@@ -806,12 +806,12 @@ class Queue:
         The program holds up to `prefetch` messages unsettled, if the queue asks for acknowledgements; further ones
         wait in the client. The stream ends when nothing came for `idle_timeout`.
 
-        In TMQP one joins channels and not queues: messages of the channel's other queues arrive too, and are counted as
-        unclaimed unless this client consumes them. It has no `terms`.
+        In TMQP one joins channels and not queues: messages of the channel's other queues arrive too, and are counted
+        as unclaimed unless this client consumes them. It has no `terms`.
 
         In MQKS, `terms` say what the queue is bound to: `events` instead of all it was (none: it keeps that),
-        `add_events` in addition; without either the event of its own name in addition. ``delete_when_unused=True``, or a
-        duration, deletes the queue when, or so long after, nobody consumes it any more. ``manual_ack=False`` lets the
+        `add_events` in addition; without either the event of its own name in addition. ``delete_when_unused=True``, or
+        a duration, deletes the queue when, or so long after, nobody consumes it any more. ``manual_ack=False`` lets the
         broker forget messages as soon as they are sent. After a reconnect the queue is bound to what the broker said
         last that it is. The headers ``Topic`` and ``Retry`` of a message name its event, and count how often it came
         back.
