@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 # Where every protocol that is spoken so far is served if nothing else is said.
-DEFAULT_LISTENERS = ("tmqp://127.0.0.1:2622", "throttr://127.0.0.1:9000?value=uint16", "mqks://127.0.0.1:25000")
+DEFAULT_LISTENERS = (
+    "tmqp://127.0.0.1:2622",
+    "throttr://127.0.0.1:9000?value=uint16",
+    "mqks://127.0.0.1:25000",
+    "mm2://127.0.0.1:2623",
+)
 
 # Settings of the program, which the broker's own settings would not know.
 _OF_THE_PROGRAM = frozenset(

@@ -111,6 +111,8 @@ pub(crate) struct Connection<S> {
     /// Octets that this round added to what is to be written, and removed from it.
     added: usize,
     removed: usize,
+    /// Octets that wait in the session for its peer, when they were counted last.
+    waiting: usize,
     /// The session was told something that no shard said: it may go on where it waited.
     told: bool,
     /// Whether any shard may know of this connection, and has not been told that it is gone.
@@ -205,6 +207,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             probe: None,
             added: 0,
             removed: 0,
+            waiting: 0,
             told: false,
             known_to_shards: false,
             outbox,
@@ -363,7 +366,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             match outgoing {
                 Outgoing::Own(frames) => self.output.push_own(frames, &self.hub.spare_bytes),
                 Outgoing::Shared(frames) => self.output.push_shared(frames),
-                Outgoing::Events(events) => {
+                Outgoing::Events(events) | Outgoing::Deliveries(events) => {
                     for event in events {
                         self.removed += event_bytes(&event);
                         self.give_event(event, now);
@@ -378,15 +381,26 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         self.taken = taken;
         self.take_commands(now);
         self.log_complaints();
+        self.events_given();
         self.resume(now);
         true
+    }
+
+    /// The session says at once what concerns several events.
+    fn events_given(&mut self) {
+        if !matches!(self.stage, Stage::Open) {
+            return;
+        }
+        let ((), added) = self.output.append(|output| self.session.events_given(output));
+        self.added += added;
+        self.look_at_session(Ok(()));
     }
 
     fn discard(&mut self, outgoing: &Outgoing) {
         self.removed += match outgoing {
             Outgoing::Own(frames) => frames.len(),
             Outgoing::Shared(frames) => frames.len(),
-            Outgoing::Events(events) => events.iter().map(event_bytes).sum(),
+            Outgoing::Events(events) | Outgoing::Deliveries(events) => events.iter().map(event_bytes).sum(),
             Outgoing::Close(_) => 0,
         };
     }
@@ -411,6 +425,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         let moved = self.gate.poll(context, &self.client, &self.hub, &mut steps);
         self.follow(steps, now);
         if std::mem::take(&mut self.told) {
+            self.events_given();
             self.take_commands(now);
             self.resume(now);
         }
@@ -450,6 +465,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 let reason = match &error {
                     SessionError::HandshakeTimeout(_) => CloseReason::HandshakeTimeout,
                     SessionError::PingTimeout(_) => CloseReason::PingTimeout,
+                    SessionError::Refused(_) => CloseReason::Refused,
                     _ => CloseReason::ProtocolError,
                 };
                 self.count_closed(reason);
@@ -912,6 +928,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
 
     /// Tells the outbox what became of its octets, and the shards that wait for room in it.
     fn settle(&mut self) {
+        let waiting = self.session.waiting_bytes();
+        self.added += waiting.saturating_sub(self.waiting);
+        self.removed += self.waiting.saturating_sub(waiting);
+        self.waiting = waiting;
         if self.added == 0 && self.removed == 0 {
             return;
         }
