@@ -34,6 +34,7 @@ pub mod options;
 pub mod policy;
 mod pulling;
 mod queue;
+pub mod rate;
 mod ready;
 pub mod record;
 pub mod rejection;
