@@ -657,6 +657,8 @@ def place(directory: Path, anonymous: tuple[str, ...]) -> Iterator[Place]:
         data_dir=str(directory),
         tls=mqcore.ListenerTLS(cert=authority.issue(), client_ca=authority.ca, client_cert="optional"),
         authority=AuthorityOptions(anonymous=anonymous),
+        # `peer` reads nothing while the cells of the other broker have their turn, and must not be taken for dead.
+        ping_interval="1h",
     )
     with ExitStack() as stack:
         stack.enter_context(broker)

@@ -249,6 +249,7 @@ impl Broker {
             Command::AcknowledgeAll { queue, tag, negative } => {
                 self.acknowledge_all(client, &queue, tag, negative.as_deref(), now, effects);
             }
+            Command::RoomFor { queue } => self.room_for(&queue, now, effects),
             Command::Pull(pull) => self.pull(client, &pull, now, effects),
             Command::Introduce(introduction) => {
                 let mut turn = Turn { now, books: &mut self.books, effects };
@@ -1258,6 +1259,14 @@ impl Broker {
             peer.joined.push(key);
         }
         Ok(Reply::Done)
+    }
+
+    fn room_for(&mut self, address: &QueueAddress, now: Timestamp, effects: &mut Vec<Effect>) {
+        let Some(key) = self.lookup(&address.channel) else { return };
+        let mut turn = Turn { now, books: &mut self.books, effects };
+        if let Some(queue) = self.channels[key].queues.get_mut(&address.id) {
+            queue.schedule(&mut turn);
+        }
     }
 
     fn subscribe_queue(

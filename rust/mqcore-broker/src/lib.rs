@@ -31,6 +31,7 @@ mod members;
 pub mod message;
 pub mod nodes;
 pub mod options;
+pub mod packing;
 pub mod policy;
 mod pulling;
 mod queue;

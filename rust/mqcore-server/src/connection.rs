@@ -381,6 +381,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             }
         }
         self.taken = taken;
+        self.take_commands(now);
         self.log_complaints();
         self.resume(now);
         true
@@ -415,6 +416,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         let moved = self.gate.poll(context, &self.client, &self.hub, &mut steps);
         self.follow(steps, now);
         if std::mem::take(&mut self.told) {
+            self.take_commands(now);
             self.resume(now);
         }
         moved
@@ -595,8 +597,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         let now = self.hub.clock.now();
         let (result, added) = self.output.append(|output| self.session.timeout(now, output));
         self.added += added;
+        self.take_commands(now);
         self.look_at_session(result);
         true
+    }
+
+    /// What the session wants although its peer said nothing.
+    fn take_commands(&mut self, now: Timestamp) {
+        let commands = self.session.take_commands();
+        if !commands.is_empty() {
+            self.pass(commands, 0, now);
+        }
     }
 
     fn read(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {

@@ -40,6 +40,7 @@ pub(crate) fn event_bytes(event: &Event) -> usize {
         | Event::DirectRefused { message, .. }
         | Event::DirectAcknowledged(message)
         | Event::Responded(message) => PLAIN + message.memory_bytes(),
+        Event::Delivered(deliver) => PLAIN + deliver.message.memory_bytes(),
         Event::Confirmed(numbers) => PLAIN + size_of_val(numbers.as_slice()),
         Event::Rebound { bindings, .. } => {
             PLAIN + bindings.topics.iter().map(|topic| topic.as_bytes().len() + 1).sum::<usize>()

@@ -206,6 +206,15 @@ impl Session for AnySession {
         }
     }
 
+    #[inline]
+    fn take_commands(&mut self) -> Vec<Command> {
+        match self {
+            Self::Tmqp(session) => session.take_commands(),
+            Self::Throttr(session) => session.take_commands(),
+            Self::Mqks(session) => session.take_commands(),
+        }
+    }
+
     fn next_timeout(&self) -> Timestamp {
         match self {
             Self::Tmqp(session) => session.next_timeout(),

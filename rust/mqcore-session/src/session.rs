@@ -102,6 +102,12 @@ pub trait Session: Send {
     /// The broker says something.
     fn event(&mut self, event: Event, now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError>;
 
+    /// Takes what the session wants of the broker without its peer having said anything: after an event, or because of the time. By
+    /// default nothing.
+    fn take_commands(&mut self) -> Vec<Command> {
+        Vec::new()
+    }
+
     /// When `timeout` wants to be called.
     fn next_timeout(&self) -> Timestamp;
 
