@@ -208,6 +208,7 @@ mod tests {
             put_back_limit: Some(9),
             dead_letter: Some(Some(QueueAddress::parse("dead/2").unwrap())),
             delivery_handler: Some("memory".into()),
+            publish_limit: Some(Some("20/10s".parse().unwrap())),
             tag: Some("t".into()),
             durability: Some(Durability::Os),
         };
