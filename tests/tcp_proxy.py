@@ -1,132 +1,88 @@
-"""A way between two programs that a test can make bad: cut, slow, or losing what goes in one direction."""
+"""A TCP proxy in front of a broker that cuts, stalls and half-opens connections when a test says so."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-from collections.abc import AsyncIterator
-from enum import Enum
-
-READ_BYTES = 64 * 1024
-HELD_CHUNKS = 256
-"""Reads that may be on their way in one direction of a connection; then the sender has to wait, as on a full line."""
+from types import TracebackType
+from typing import Self
 
 
-class Direction(Enum):
-    """Seen from the one who dials."""
+class TcpProxy:
+    """Passes octets both ways between clients and one address, until it is told otherwise."""
 
-    THERE = "what the one who dials sends"
-    BACK = "what comes back"
-
-
-class Proxy:
-    """Listens on a port of its own and passes on to `port`, both on loopback.
-
-    It is good at first; `cut`, `slow` and `lose` make it bad, `mend` makes it good again.
-    """
-
-    def __init__(self, port: int) -> None:
-        self.target = port
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._server: asyncio.Server | None = None
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
-        """Where it listens, once it does."""
-        self.connections = 0
-        """Those taken so far."""
-        self._is_cut = False
-        self._delay = (0.0, 0.0)
-        self._lost: frozenset[Direction] = frozenset()
-        self._open: set[asyncio.Task[None]] = set()
-        self._writers: set[asyncio.StreamWriter] = set()
+        self.accepted = 0
 
-    def cut(self) -> None:
-        """End all connections, and let none come about."""
-        self._is_cut = True
-        self._abort()
+    @property
+    def url(self) -> str:
+        return f"tmqp://127.0.0.1:{self.port}"
 
-    def slow(self, shortest: float, longest: float) -> None:
-        """Let everything take so many seconds, in each direction, in its order."""
-        self._delay = (shortest, longest)
+    async def __aenter__(self) -> Self:
+        await self.listen()
+        return self
 
-    def lose(self, *directions: Direction) -> None:
-        """Let nothing more through in these directions, the end of a connection neither: nobody is told."""
-        self._lost = frozenset(directions)
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.refuse()
+        await self.cut()
 
-    def mend(self) -> None:
-        """Be good to connections that come. What was lost of others stays lost, so they go no further."""
-        self._is_cut = False
-        self._delay = (0.0, 0.0)
-        self._lost = frozenset()
+    async def listen(self) -> None:
+        """Accept connections, on the same port as before."""
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
 
-    @contextlib.asynccontextmanager
-    async def listening(self) -> AsyncIterator[Proxy]:
-        server = await asyncio.start_server(self._take, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        try:
-            yield self
-        finally:
-            server.close()
-            self._abort()
-            for task in list(self._open):
-                task.cancel()
-            await asyncio.gather(*self._open, return_exceptions=True)
+    async def refuse(self) -> None:
+        """Accept no more connections; those that stand go on."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
-    def _abort(self) -> None:
-        for writer in self._writers:
+    async def cut(self) -> None:
+        """End every connection, without a goodbye in the protocol."""
+        writers = [writer for pair in self._pairs for writer in pair]
+        for writer in writers:
             writer.transport.abort()
-        self._writers.clear()
+        self._pairs.clear()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
 
-    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._is_cut:
+    def stall(self) -> None:
+        """Pass nothing on, in either direction, and close nothing: what a dead network looks like."""
+        self._flowing.clear()
+
+    def flow(self) -> None:
+        """Pass on again, beginning with what was held back."""
+        self._flowing.set()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        try:
+            onward_reader, onward_writer = await asyncio.open_connection(*self._target)
+        except OSError:
             writer.transport.abort()
             return
-        self.connections += 1
-        task = asyncio.current_task()
-        assert task is not None
-        self._open.add(task)
-        self._writers.add(writer)
-        try:
-            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self.target)
-            self._writers.add(there_writer)
-            await asyncio.gather(
-                self._carry(reader, there_writer, Direction.THERE), self._carry(there_reader, writer, Direction.BACK)
-            )
-        except (OSError, asyncio.CancelledError):
-            # Cancelled only at the end of `listening`; the server's own callback would report it as an error.
-            writer.transport.abort()
-        finally:
-            self._open.discard(task)
+        self._pairs.add((writer, onward_writer))
+        for source, sink in ((reader, onward_writer), (onward_reader, writer)):
+            task = asyncio.ensure_future(self._pass_on(source, sink))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction) -> None:
-        """One direction of one connection. A hole in it is never closed: what comes behind it does not arrive."""
-        held: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(HELD_CHUNKS)
-        carrying = asyncio.create_task(self._deliver(held, writer))
-        loop = asyncio.get_running_loop()
-        due, torn = 0.0, False
-        try:
-            while True:
-                octets = b""
-                with contextlib.suppress(OSError):
-                    octets = await reader.read(READ_BYTES)
-                torn = torn or direction in self._lost
-                if not torn:
-                    due = max(due, loop.time() + random.uniform(*self._delay))
-                    await held.put((due, octets))
-                if not octets:
-                    break
-            if not torn:
-                await carrying
-        finally:
-            carrying.cancel()
-
-    async def _deliver(self, held: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
-        loop = asyncio.get_running_loop()
+    async def _pass_on(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
-            while True:
-                due, octets = await held.get()
-                if (wait := due - loop.time()) > 0:
-                    await asyncio.sleep(wait)
-                if not octets:
-                    break
-                writer.write(octets)
-                await writer.drain()
-        writer.close()
+            while octets := await source.read(65536):
+                await self._flowing.wait()
+                sink.write(octets)
+                await sink.drain()
+        sink.close()

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 import mqcore
+from bad_line import Direction, Proxy
 from conftest import ServedBroker, serving
 from mqcore import QueueOptions, QueueStatus, errors
 from node_client import backlogs
-from tcp_proxy import Direction, Proxy
 from test_nodes import bodies, count, free_port, until
 
 ROUNDS = int(os.environ.get("MQCORE_MESH_ROUNDS", "10"))

@@ -465,6 +465,8 @@ class Client:
     @property
     def id(self) -> str: ...
     @property
+    def protocol(self) -> Literal["tmqp", "mqks"]: ...
+    @property
     def state(self) -> dict[str, Any]: ...
     def states(self) -> States: ...
     def stats(self) -> dict[str, int]: ...
@@ -503,7 +505,26 @@ class Client:
         confirm: bool = True,
         timeout: float | None = None,
     ) -> Any: ...
-    def consume(self, queue: str, prefetch: int) -> Any: ...
+    def consume(
+        self,
+        queue: str,
+        prefetch: int,
+        *,
+        events: list[str] | None = None,
+        add_events: list[str] = ...,
+        delete_unused: float | None = None,
+        manual_ack: bool = True,
+    ) -> Any: ...
+    def rebind(
+        self,
+        queue: str,
+        *,
+        replace: list[str] | None = None,
+        remove: list[str] = ...,
+        remove_masks: list[str] = ...,
+        add: list[str] = ...,
+    ) -> Any: ...
+    def statistic(self, expression: str) -> Any: ...
     def join(self, channel: str) -> Any: ...
     def pull(
         self,

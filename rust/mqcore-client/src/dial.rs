@@ -14,8 +14,10 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
+use crate::address::Protocol;
 use crate::config::{ClientConfig, LocalFactory};
 use crate::error::ClientError;
+use crate::mqks;
 use crate::random::random_u64;
 use crate::route::Route;
 
@@ -57,6 +59,13 @@ impl Endpoint<'_> {
         }
     }
 
+    fn protocol(&self) -> Protocol {
+        match self {
+            Self::Remote(route) => route.address().protocol,
+            Self::Local(_) => Protocol::Tmqp,
+        }
+    }
+
     fn path(&self) -> &str {
         match self {
             Self::Remote(route) => &route.address().path,
@@ -79,8 +88,13 @@ pub(crate) async fn dial(endpoint: Endpoint<'_>, config: &ClientConfig) -> Resul
     let address = endpoint.name();
     let attempt = async {
         let stream = endpoint.open().await?;
-        let hello = hello_octets(config, endpoint.path(), &hello_id())?;
-        shake_hands(stream, &hello, config, &address).await
+        match endpoint.protocol() {
+            Protocol::Mqks => mqks::greeting::greet(stream, config, &address).await,
+            Protocol::Tmqp | Protocol::Throttr => {
+                let hello = hello_octets(config, endpoint.path(), &hello_id())?;
+                shake_hands(stream, &hello, config, &address).await
+            }
+        }
     };
     match tokio::time::timeout(config.connect_timeout, attempt).await {
         Ok(result) => result,
@@ -131,11 +145,7 @@ async fn shake_hands(
     config: &ClientConfig,
     address: &Arc<str>,
 ) -> Result<Link, ClientError> {
-    // A server tells only now what it thinks of the client's certificate.
-    let broken = |error: io::Error| match Failure::of_conversation(&error) {
-        Some(failure) => tls_failed(address, failure),
-        None => connect_failed(address, error.to_string()),
-    };
+    let broken = |error: io::Error| broken(address, &error);
     stream.write_all(hello).await.map_err(broken)?;
     stream.flush().await.map_err(broken)?;
     let mut input = BytesMut::with_capacity(4096);
@@ -160,6 +170,20 @@ async fn shake_hands(
     }
 }
 
+/// What an error of the handshake's octets means.
+pub(crate) fn broken(address: &Arc<str>, error: &io::Error) -> ClientError {
+    // A server tells only now what it thinks of the client's certificate.
+    match Failure::of_conversation(error) {
+        Some(failure) => tls_failed(address, failure),
+        None => connect_failed(address, error.to_string()),
+    }
+}
+
+/// It was there, and went without a word.
+pub(crate) fn closed_at_once(address: &Arc<str>) -> ClientError {
+    connect_failed(address, "it closed the connection at once".to_owned())
+}
+
 fn check_echo(input: &[u8], address: &Arc<str>) -> Result<(), ClientError> {
     if input.starts_with(&PREAMBLE) {
         return Ok(());
@@ -168,7 +192,7 @@ fn check_echo(input: &[u8], address: &Arc<str>) -> Result<(), ClientError> {
         return Err(tls_wanted(address));
     }
     let got = String::from_utf8_lossy(&input[..PREAMBLE.len()]).into();
-    Err(ClientError::VersionMismatch { address: address.clone(), got })
+    Err(ClientError::VersionMismatch { address: address.clone(), wanted: Protocol::Tmqp.name(), got })
 }
 
 /// What the broker said to Hello: the id it accepted, or why it did not.
@@ -196,18 +220,20 @@ fn closed_early(address: &Arc<str>, echoed: bool, input: &[u8]) -> ClientError {
         return tls_wanted(address);
     }
     if input.is_empty() {
-        return connect_failed(address, "it closed the connection at once".to_owned());
+        return closed_at_once(address);
     }
-    ClientError::VersionMismatch { address: address.clone(), got: String::from_utf8_lossy(input).into() }
+    let got = String::from_utf8_lossy(input).into();
+    ClientError::VersionMismatch { address: address.clone(), wanted: Protocol::Tmqp.name(), got }
 }
 
 /// What a listener with TLS answers to somebody without.
-fn is_tls_alert(input: &[u8]) -> bool {
+pub(crate) fn is_tls_alert(input: &[u8]) -> bool {
     matches!(input, [0x15, 3, ..])
 }
 
-fn tls_wanted(address: &Arc<str>) -> ClientError {
-    let words = "that port speaks TLS; write tmqps:// in front of the address".into();
+pub(crate) fn tls_wanted(address: &Arc<str>) -> ClientError {
+    let scheme = address.split_once("://").map_or("tmqp", |(scheme, _)| scheme);
+    let words = format!("that port speaks TLS; write {scheme}s:// in front of the address");
     tls_failed(address, Failure { reason: FailureReason::TlsWanted, words })
 }
 
