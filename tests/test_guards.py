@@ -103,7 +103,7 @@ async def test_a_queues_limit_is_set_changed_and_removed_while_it_is_used() -> N
     ):
         await mq.declare("orders", 1, mqcore.QueueOptions(status=mqcore.QueueStatus.PULL, publish_limit="1/1h"))
         await mq.publish("orders/1", b"1", confirm=True)
-        with pytest.raises(mqcore.MqcoreError, match="retry after 3600"):
+        with pytest.raises(mqcore.MqcoreError, match=r"retry after 3\d{3}\."):
             await mq.publish("orders/1", b"2", confirm=True)
         await mq.update_queue("orders/1", mqcore.QueueOptions(publish_limit="2/20ms"))
         await mq.publish("orders/1", b"2", confirm=True)
