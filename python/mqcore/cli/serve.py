@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 # Where every protocol that is spoken so far is served if nothing else is said.
-DEFAULT_LISTENERS = ("tmqp://127.0.0.1:2622", "throttr://127.0.0.1:9000?value=uint16", "mqks://127.0.0.1:25000")
+DEFAULT_LISTENERS = ("tmqp://127.0.0.1:2622", "throttr://127.0.0.1:9000?value=uint16", "mqks://127.0.0.1:25000", "emqp://127.0.0.1:47290")
 
 # Settings of the program, which the broker's own settings would not know.
 _OF_THE_PROGRAM = frozenset(
@@ -235,8 +235,10 @@ def _say_ready(broker: Broker) -> None:
     listeners: dict[str, str] = {}
     for url in broker.listeners:
         protocol, _, address = url.partition("://")
-        before = sum(name.partition("-")[0] == protocol for name in listeners)
-        listeners[f"{protocol}-{before + 1}" if before else protocol] = address
+        address, _, role = address.partition("?role=")
+        kind = f"{protocol}-{role}" if role not in ("", "backend") else protocol
+        before = sum(name == kind or name.rpartition("-")[0] == kind for name in listeners)
+        listeners[f"{kind}-{before + 1}" if before else kind] = address
     admin = broker.admin_url.split("://", 1)[1] if broker.admin_url else None
     ready = {"event": "ready", "listeners": listeners, "admin": admin, "pid": os.getpid()}
     print(json.dumps(ready, separators=(",", ":")), flush=True)

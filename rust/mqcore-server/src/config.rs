@@ -10,6 +10,7 @@ use mqcore_broker::options::ChannelOptions;
 use mqcore_broker::policy;
 use mqcore_broker::router::RouterDefinition;
 use mqcore_limiter::limiter;
+use mqcore_session::eventmq::terms::{Role, Terms as EventmqTerms};
 use mqcore_session::terms::{LINE_BYTES_MAX, ListenerTerms};
 use mqcore_session::throttr::terms::{CHOICES, Terms};
 use mqcore_wire::codec::Limits;
@@ -273,6 +274,8 @@ pub struct ListenerConfig {
     /// Octets of a line at most, on a listener of MQKS; what a frame may have is a limit too. Default
     /// [`LINE_BYTES_MAX`].
     pub line_bytes_max: u64,
+    /// Who connects to a listener of EventMQ. Default workers.
+    pub eventmq: EventmqTerms,
 }
 
 /// Whether a listener speaks TLS, and with what.
@@ -299,8 +302,11 @@ impl FromStr for ListenerConfig {
         let (name, carrier) = parsed.scheme.split_once('+').unwrap_or((parsed.scheme, ""));
         let unknown = || ConfigError::UnknownScheme { scheme: parsed.scheme.into() };
         let (protocol, encrypted) = scheme(name).ok_or_else(unknown)?;
+        let eventmq =
+            if protocol == Protocol::Eventmq { role(&mut parsed)? } else { EventmqTerms::default() };
+        let port = protocol.default_port() + eventmq.role.port_offset();
         let address = match carrier {
-            "" => ListenAddress::Tcp(parsed.host_and_port(protocol.default_port())?),
+            "" => ListenAddress::Tcp(parsed.host_and_port(port)?),
             "unix" if cfg!(unix) && !encrypted => parsed.unix_socket()?,
             "unix" if encrypted => return Err(parsed.bad("a Unix socket needs no TLS; leave out the 's'")),
             _ => return Err(unknown()),
@@ -310,7 +316,7 @@ impl FromStr for ListenerConfig {
         let line_bytes_max =
             if protocol == Protocol::Mqks { line_bytes(&mut parsed)? } else { LINE_BYTES_MAX };
         parsed.finish()?;
-        Ok(Self { protocol, address, encryption, throttr, line_bytes_max })
+        Ok(Self { protocol, address, encryption, throttr, line_bytes_max, eventmq })
     }
 }
 
@@ -333,6 +339,15 @@ fn throttr(url: &mut ListenerUrl<'_>) -> Result<Terms, ConfigError> {
     Ok(terms)
 }
 
+/// The option of a URL that says who connects to a listener of EventMQ.
+fn role(url: &mut ListenerUrl<'_>) -> Result<EventmqTerms, ConfigError> {
+    let Some(name) = url.take("role") else { return Ok(EventmqTerms::default()) };
+    match Role::from_name(&name) {
+        Some(role) => Ok(EventmqTerms { role }),
+        None => Err(url.bad("role is backend, frontend, admin, publish or subscribe")),
+    }
+}
+
 /// The option of a URL that says how long lines may be.
 fn line_bytes(url: &mut ListenerUrl<'_>) -> Result<u64, ConfigError> {
     let Some(given) = url.take("line_bytes_max") else { return Ok(LINE_BYTES_MAX) };
@@ -346,9 +361,46 @@ fn line_bytes(url: &mut ListenerUrl<'_>) -> Result<u64, ConfigError> {
 const LINE_BYTES_LEAST: u64 = 1024;
 
 impl ListenerConfig {
+    /// All listeners that a URL stands for: one, but for `emqp://host:port` without a role, which stands for the five sockets of
+    /// EventMQ. Workers connect to the port in the URL, or 47290; clients, administrators, publishers and subscribers 1, 3, 8
+    /// and 9 above it, or where `?frontend=PORT&admin=PORT&publish=PORT&subscribe=PORT` say. With port 0 each picks its own.
+    ///
+    /// # Errors
+    /// [`ConfigError`], as for a URL of one listener.
+    pub fn all_of(url: &str) -> Result<Vec<Self>, ConfigError> {
+        let parsed = ListenerUrl::parse(url)?;
+        let is_eventmq = scheme(parsed.scheme).is_some_and(|(protocol, _)| protocol == Protocol::Eventmq);
+        if !is_eventmq || parsed.has("role") {
+            return Ok(vec![url.parse()?]);
+        }
+        let mut own = parsed;
+        let address = own.host_and_port(Protocol::Eventmq.default_port())?;
+        let mut ports = Vec::new();
+        for role in Role::ALL.into_iter().filter(|role| *role != Role::Backend) {
+            let given = own.take(role.as_str()).map(|port| port.parse::<u16>()).transpose();
+            ports.push((role, given.map_err(|_| own.bad("a port is a number from 0 to 65535"))?));
+        }
+        let (host, port) = address.rsplit_once(':').ok_or_else(|| own.bad("the port is missing"))?;
+        let port: u16 = port.parse().map_err(|_| own.bad("the port is no number from 0 to 65535"))?;
+        let first: Self = own.without_ports(&format!("{host}:{port}")).parse()?;
+        let mut all = vec![first.clone()];
+        for (role, given) in ports {
+            let port = match given {
+                Some(given) => given,
+                None if port == 0 => 0,
+                None => port
+                    .checked_add(role.port_offset())
+                    .ok_or_else(|| own.bad("the ports above it would go beyond 65535"))?,
+            };
+            let address = ListenAddress::Tcp(format!("{host}:{port}"));
+            all.push(Self { address, eventmq: EventmqTerms { role }, ..first.clone() });
+        }
+        Ok(all)
+    }
+
     /// How its protocol is spoken.
     pub(crate) fn terms(&self) -> ListenerTerms {
-        ListenerTerms { throttr: self.throttr, line_bytes_max: self.line_bytes_max }
+        ListenerTerms { throttr: self.throttr, line_bytes_max: self.line_bytes_max, eventmq: self.eventmq }
     }
 }
 
@@ -423,7 +475,7 @@ pub enum ConfigError {
     },
     /// A URL of something that is not served here.
     #[error(
-        "no listener speaks {scheme:?}; known are tmqp, throttr and mqks (clients), each also with s or +unix behind it, http and https (the admin side)"
+        "no listener speaks {scheme:?}; known are tmqp, throttr, mqks and emqp (clients), each also with s or +unix behind it, http and https (the admin side)"
     )]
     UnknownScheme {
         /// What was given.

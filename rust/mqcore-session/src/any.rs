@@ -8,6 +8,7 @@ use mqcore_broker::effect::{Deliver, Event, Publication};
 use mqcore_broker::time::Timestamp;
 
 use crate::complaint::Complaint;
+use crate::eventmq::{self, EventmqSession};
 use crate::mqks::{self, MqksSession};
 use crate::session::{Session, SessionConfig, SessionError};
 use crate::throttr::ThrottrSession;
@@ -23,11 +24,13 @@ pub enum Protocol {
     Throttr,
     /// MQKS.
     Mqks,
+    /// eMQP/1.0 (EventMQ) over ZMTP.
+    Eventmq,
 }
 
 impl Protocol {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Tmqp, Self::Throttr, Self::Mqks];
+    pub const ALL: [Self; 4] = [Self::Tmqp, Self::Throttr, Self::Mqks, Self::Eventmq];
 
     /// The scheme of its URLs, and its name in metrics and on the ready line.
     pub const fn as_str(self) -> &'static str {
@@ -35,6 +38,7 @@ impl Protocol {
             Self::Tmqp => "tmqp",
             Self::Throttr => "throttr",
             Self::Mqks => "mqks",
+            Self::Eventmq => eventmq::NAME,
         }
     }
 
@@ -44,6 +48,7 @@ impl Protocol {
             Self::Tmqp => 2622,
             Self::Throttr => 9000,
             Self::Mqks => 25_000,
+            Self::Eventmq => 47_290,
         }
     }
 
@@ -65,17 +70,20 @@ pub enum AnySession {
     Throttr(ThrottrSession),
     /// MQKS.
     Mqks(MqksSession),
+    /// EventMQ.
+    Eventmq(Box<EventmqSession>),
 }
 
 impl AnySession {
-    /// The session of a connection that was opened just now. A Throttr session gets a store of its own this way; one that
-    /// shares a server's is made by [`ThrottrSession::new`].
+    /// The session of a connection that was opened just now. A Throttr session gets a store of its own this way, and one of
+    /// EventMQ an exchange; those that share a server's are made by [`ThrottrSession::new`] and [`EventmqSession::new`].
     #[must_use]
     pub fn new(protocol: Protocol, config: SessionConfig, now: Timestamp) -> Self {
         match protocol {
             Protocol::Tmqp => Self::Tmqp(TmqpSession::new(config, now)),
             Protocol::Throttr => Self::Throttr(ThrottrSession::alone(&config, now)),
             Protocol::Mqks => Self::Mqks(MqksSession::new(config, now)),
+            Protocol::Eventmq => Self::Eventmq(Box::new(EventmqSession::alone(config, now))),
         }
     }
 
@@ -86,6 +94,7 @@ impl AnySession {
             Self::Tmqp(_) => Protocol::Tmqp,
             Self::Throttr(_) => Protocol::Throttr,
             Self::Mqks(_) => Protocol::Mqks,
+            Self::Eventmq(_) => Protocol::Eventmq,
         }
     }
 
@@ -93,7 +102,7 @@ impl AnySession {
     #[must_use]
     pub fn is_node(&self) -> bool {
         match self {
-            Self::Mqks(_) => false,
+            Self::Mqks(_) | Self::Eventmq(_) => false,
             Self::Tmqp(session) => session.is_node(),
             Self::Throttr(_) => false,
         }
@@ -106,6 +115,7 @@ impl AnySession {
             Self::Tmqp(session) => session.ignored_frames(),
             Self::Throttr(_) => 0,
             Self::Mqks(session) => session.ignored_frames(),
+            Self::Eventmq(session) => session.ignored_frames(),
         }
     }
 }
@@ -117,6 +127,7 @@ impl AnySession {
             Self::Tmqp(_) => Vec::new(),
             Self::Throttr(_) => Vec::new(),
             Self::Mqks(session) => session.complaints(),
+            Self::Eventmq(session) => session.complaints(),
         }
     }
 }
@@ -129,6 +140,7 @@ pub fn encode_delivery(protocol: Protocol, deliver: &Deliver, first: bool, outpu
         // Throttr has no queues, and its sessions are told of each message of a channel.
         Protocol::Throttr => {}
         Protocol::Mqks => mqks::encode_delivery(deliver, first, output),
+        Protocol::Eventmq => eventmq::encode_delivery(deliver, first, output),
     }
 }
 
@@ -138,6 +150,7 @@ pub fn encode_publication(protocol: Protocol, publication: &Publication, output:
         Protocol::Tmqp => tmqp::encode_publication(publication, output),
         Protocol::Throttr => {}
         Protocol::Mqks => mqks::encode_publication(publication, output),
+        Protocol::Eventmq => eventmq::encode_publication(publication, output),
     }
 }
 
@@ -148,6 +161,7 @@ pub fn delivery_size(protocol: Protocol, deliver: &Deliver) -> usize {
         Protocol::Tmqp => tmqp::delivery_size(deliver),
         Protocol::Throttr => 0,
         Protocol::Mqks => mqks::delivery_size(deliver),
+        Protocol::Eventmq => 0,
     }
 }
 
@@ -164,6 +178,7 @@ impl Session for AnySession {
             Self::Tmqp(session) => session.receive(input, now, commands, output),
             Self::Throttr(session) => session.receive(input, now, commands, output),
             Self::Mqks(session) => session.receive(input, now, commands, output),
+            Self::Eventmq(session) => session.receive(input, now, commands, output),
         }
     }
 
@@ -178,6 +193,7 @@ impl Session for AnySession {
             Self::Tmqp(session) => session.receive_last(input, now, commands, output),
             Self::Throttr(session) => session.receive_last(input, now, commands, output),
             Self::Mqks(session) => session.receive_last(input, now, commands, output),
+            Self::Eventmq(session) => session.receive_last(input, now, commands, output),
         }
     }
 
@@ -186,6 +202,7 @@ impl Session for AnySession {
             Self::Tmqp(session) => session.outlives_input(),
             Self::Throttr(session) => session.outlives_input(),
             Self::Mqks(session) => session.outlives_input(),
+            Self::Eventmq(session) => session.outlives_input(),
         }
     }
 
@@ -194,6 +211,7 @@ impl Session for AnySession {
             Self::Tmqp(session) => session.needed(input),
             Self::Throttr(session) => session.needed(input),
             Self::Mqks(session) => session.needed(input),
+            Self::Eventmq(session) => session.needed(input),
         }
     }
 
@@ -203,6 +221,7 @@ impl Session for AnySession {
             Self::Tmqp(session) => session.event(event, now, output),
             Self::Throttr(session) => session.event(event, now, output),
             Self::Mqks(session) => session.event(event, now, output),
+            Self::Eventmq(session) => session.event(event, now, output),
         }
     }
 
@@ -212,6 +231,7 @@ impl Session for AnySession {
             Self::Tmqp(session) => session.take_commands(),
             Self::Throttr(session) => session.take_commands(),
             Self::Mqks(session) => session.take_commands(),
+            Self::Eventmq(session) => session.take_commands(),
         }
     }
 
@@ -220,6 +240,7 @@ impl Session for AnySession {
             Self::Tmqp(session) => session.next_timeout(),
             Self::Throttr(session) => session.next_timeout(),
             Self::Mqks(session) => session.next_timeout(),
+            Self::Eventmq(session) => session.next_timeout(),
         }
     }
 
@@ -228,6 +249,7 @@ impl Session for AnySession {
             Self::Tmqp(session) => session.timeout(now, output),
             Self::Throttr(session) => session.timeout(now, output),
             Self::Mqks(session) => session.timeout(now, output),
+            Self::Eventmq(session) => session.timeout(now, output),
         }
     }
 
@@ -236,6 +258,7 @@ impl Session for AnySession {
             Self::Tmqp(session) => session.shutdown(output),
             Self::Throttr(session) => session.shutdown(output),
             Self::Mqks(session) => session.shutdown(output),
+            Self::Eventmq(session) => session.shutdown(output),
         }
     }
 
@@ -244,6 +267,7 @@ impl Session for AnySession {
             Self::Tmqp(session) => session.client(),
             Self::Throttr(session) => session.client(),
             Self::Mqks(session) => session.client(),
+            Self::Eventmq(session) => session.client(),
         }
     }
 
@@ -252,6 +276,7 @@ impl Session for AnySession {
             Self::Tmqp(session) => session.is_closing(),
             Self::Throttr(session) => session.is_closing(),
             Self::Mqks(session) => session.is_closing(),
+            Self::Eventmq(session) => session.is_closing(),
         }
     }
 }

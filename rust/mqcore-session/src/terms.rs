@@ -1,6 +1,6 @@
 //! What a listener says about how its protocol is spoken, beyond which protocol it is.
 
-use crate::throttr;
+use crate::{eventmq, throttr};
 
 /// Octets of a line of MQKS, if its listener says nothing else: 1 MiB.
 pub const LINE_BYTES_MAX: u64 = 1024 * 1024;
@@ -12,10 +12,16 @@ pub struct ListenerTerms {
     pub throttr: throttr::terms::Terms,
     /// Octets of a line of MQKS at most, never more than a frame may have. Default [`LINE_BYTES_MAX`].
     pub line_bytes_max: u64,
+    /// Who connects to a listener of EventMQ.
+    pub eventmq: eventmq::terms::Terms,
 }
 
 impl Default for ListenerTerms {
     fn default() -> Self {
-        Self { throttr: throttr::terms::Terms::default(), line_bytes_max: LINE_BYTES_MAX }
+        Self {
+            throttr: throttr::terms::Terms::default(),
+            line_bytes_max: LINE_BYTES_MAX,
+            eventmq: eventmq::terms::Terms::default(),
+        }
     }
 }
