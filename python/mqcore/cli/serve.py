@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 # Where every protocol that is spoken so far is served if nothing else is said.
-DEFAULT_LISTENERS = ("tmqp://127.0.0.1:2622", "throttr://127.0.0.1:9000?value=uint16", "mqks://127.0.0.1:25000", "emqp://127.0.0.1:47290")
+DEFAULT_LISTENERS = (
+    "tmqp://127.0.0.1:2622",
+    "throttr://127.0.0.1:9000?value=uint16",
+    "mqks://127.0.0.1:25000",
+    "mm2://127.0.0.1:2623",
+    "emqp://127.0.0.1:47290",
+)
 
 # Settings of the program, which the broker's own settings would not know.
 _OF_THE_PROGRAM = frozenset(
@@ -222,10 +228,14 @@ async def _serve(broker: Broker, drain_timeout: float) -> int:
             if broker.config.data_dir is None:
                 logger.warning("messages are kept in memory only: what is not consumed is lost when this process ends")
             _say_ready(broker)
-            signal_number = await stop
-            logger.info("draining for up to %g s; a second signal stops at once", drain_timeout)
+            # Administrators of some protocols may stop a broker too.
+            stopped = asyncio.ensure_future(asyncio.to_thread(broker.wait))
+            await asyncio.wait({stop, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if stop.done():
+                logger.info("draining for up to %g s; a second signal stops at once", drain_timeout)
             await broker.aclose(drain_timeout)
-    logger.info("stopped after signal %d", signal_number)
+            await stopped
+    logger.info("stopped after signal %d", stop.result()) if stop.done() else logger.info("stopped by an administrator")
     return ExitCode.DONE
 
 
@@ -266,20 +276,22 @@ class _Reload:
             asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
 
     def _reload(self) -> None:
-        import contextlib
         import logging
 
-        from mqcore.errors import MqcoreError
-
-        with contextlib.suppress(MqcoreError):
-            # The broker itself logs which listener keeps its certificate, and why.
+        log = logging.getLogger("mqcore.serve")
+        # Whatever goes wrong with one of them, the other is read all the same.
+        try:
             self._broker.reload_tls()
+        except Exception as error:
+            log.error("certificates could not be read; listeners keep what they have: %s", error)
+        else:
+            log.info("certificates were read again")
         try:
             self._broker.reload_authority()
-        except MqcoreError as error:
-            logging.getLogger("mqcore.serve").error(
-                "users and tokens could not be read; those that were known go on to hold: %s", error
-            )
+        except Exception as error:
+            log.error("users and tokens could not be read; those that were known go on to hold: %s", error)
+        else:
+            log.info("users and tokens were read again")
 
 
 class _Signals:

@@ -10,6 +10,7 @@ use mqcore_limiter::time::Nanos;
 use mqcore_session::any::{AnySession, Protocol};
 use mqcore_session::eventmq::EventmqSession;
 use mqcore_session::eventmq::exchange::Exchange;
+use mqcore_session::micromessage::MicroMessageSession;
 use mqcore_session::session::SessionConfig;
 use mqcore_session::throttr::ThrottrSession;
 use mqcore_session::throttr::directory::Directory;
@@ -109,6 +110,11 @@ impl Hub {
             Protocol::Eventmq => {
                 let session = EventmqSession::new(outbox.terms.eventmq, &self.eventmq, config, now);
                 AnySession::Eventmq(Box::new(session))
+            }
+            Protocol::MicroMessage => {
+                let terms = Arc::clone(&outbox.terms.micromessage);
+                let session = MicroMessageSession::new(config, terms, Arc::default(), now);
+                AnySession::MicroMessage(Box::new(session))
             }
             protocol => AnySession::new(protocol, config, now),
         }

@@ -12,11 +12,13 @@
 //! | [`node`] | what a session has to know of other brokers |
 //! | [`tmqp`] | TMQP/2.0 |
 //! | [`mqks`] | MQKS |
+//! | [`micromessage`] | MicroMessage2 |
 //! | [`eventmq`] | eMQP/1.0 (EventMQ) over ZMTP |
 
 pub mod any;
 pub mod complaint;
 pub mod eventmq;
+pub mod micromessage;
 pub mod mqks;
 pub mod node;
 pub mod session;
