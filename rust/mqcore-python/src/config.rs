@@ -54,6 +54,7 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         connect_limit: rate_limit(config, "connect_limit")?,
         limiter_keys_max: field(config, "limiter_keys_max")?,
         limiter_bytes_max: field(config, "limiter_bytes_max")?,
+        limiter_persist_interval: duration(config, "limiter_persist_interval")?,
         memory_watermark: field(config, "memory_watermark")?,
         data_dir: field::<Option<PathBuf>>(config, "data_dir")?,
         authority: authority::config(&config.call_method0("_authority")?.extract::<String>()?)?,
@@ -158,7 +159,10 @@ fn limit<T: PartialEq>(value: T, none: T) -> Option<T> {
 /// The listeners of URLs, and behind them those of tables.
 fn listeners(config: &Bound<'_, PyAny>, urls: &[String]) -> PyResult<Vec<ListenerConfig>> {
     let parse = |url: &str| url.parse::<ListenerConfig>().map_err(|broken| error::config(&broken));
-    let mut listeners = urls.iter().map(|url| parse(url)).collect::<PyResult<Vec<_>>>()?;
+    let mut listeners = Vec::new();
+    for url in urls {
+        listeners.extend(ListenerConfig::all_of(url).map_err(|broken| error::config(&broken))?);
+    }
     for table in field::<Vec<Bound<'_, PyAny>>>(config, "listener")? {
         let url: String = field(&table, "url")?;
         let mut listener = parse(&url)?;
@@ -220,6 +224,7 @@ fn queue_changes(options: &Bound<'_, PyAny>) -> PyResult<QueueChanges> {
         durability: field::<Option<String>>(options, "durability")?
             .as_deref()
             .and_then(Durability::from_text),
+        publish_limit: publish_limit(options)?,
     })
 }
 
@@ -243,6 +248,14 @@ where
         let broken: PyErr = broken.into();
         error::ConfigError::new_err(format!("{name} cannot be {value}: {broken}"))
     })
+}
+
+/// What a queue says; `none` removes what it inherits.
+fn publish_limit(options: &Bound<'_, PyAny>) -> PyResult<Option<Option<Limit>>> {
+    let text: Option<String> = field(options, "publish_limit")?;
+    text.map(|text| Limit::change(&text))
+        .transpose()
+        .map_err(|broken| error::ConfigError::new_err(format!("publish_limit: {broken}")))
 }
 
 fn rate_limit(config: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Limit>> {

@@ -7,6 +7,7 @@ use std::fmt::{self, Display, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use mqcore_broker::stats::{DropReason, QueueInformation, RouterCounts, Survey};
+use mqcore_limiter::time::Nanos;
 use mqcore_session::any::Protocol;
 use mqcore_tls::refusal::Refusal;
 
@@ -30,9 +31,11 @@ pub(crate) fn render(hub: &Hub, survey: &Survey, uptime_seconds: f64, per_queue:
     topics(&mut page, survey);
     routers(&mut page, survey);
     connections(&mut page, hub);
+    eventmq(&mut page, hub);
     authority(&mut page, hub);
     tls(&mut page, &hub.tls);
     handlers(&mut page, hub);
+    limits(&mut page, hub);
     nodes(&mut page, hub, survey);
     journal(&mut page, hub);
     history(&mut page, hub);
@@ -431,6 +434,69 @@ fn handlers(page: &mut Page, hub: &Hub) {
     page.sample("mqcore_handler_questions_open", &[], counters.open());
 }
 
+/// The store of limits, what is asked of it, and what guards refused.
+fn limits(page: &mut Page, hub: &Hub) {
+    let totals = hub.throttr.limiter().totals();
+    page.family("mqcore_limiter_keys", "gauge", "Counters and buffers that are stored, by kind.");
+    for (kind, count) in [("counter", totals.counters), ("buffer", totals.buffers)] {
+        page.sample("mqcore_limiter_keys", &[("kind", &kind)], count);
+    }
+    let (requests, refused) = hub.throttr.requests(Nanos(hub.clock.nanos()));
+    page.family(
+        "mqcore_limiter_requests_total",
+        "counter",
+        "Requests of Throttr, by kind; those at listeners with metrics=off are not counted.",
+    );
+    for (kind, count) in requests {
+        page.sample("mqcore_limiter_requests_total", &[("request", &kind)], count);
+    }
+    let counters = &hub.counters.limits;
+    let failing = counters.failing.load(Ordering::Relaxed);
+    for (name, kind, help, value) in [
+        ("mqcore_limiter_bytes", "gauge", "Octets that all of them are reckoned at.", totals.bytes),
+        (
+            "mqcore_limiter_refused_total",
+            "counter",
+            "Of these requests, those that wanted to take something and got nothing.",
+            refused,
+        ),
+        (
+            "mqcore_limiter_expired_total",
+            "counter",
+            "Entries taken away because their time had come.",
+            totals.expired,
+        ),
+        ("mqcore_limiter_evicted_total", "counter", "Entries that made room for others.", totals.evicted),
+        (
+            "mqcore_limiter_saved_total",
+            "counter",
+            "Changes of entries written down, for listeners with persist=on.",
+            counters.saved.get(),
+        ),
+        (
+            "mqcore_limiter_restored_total",
+            "counter",
+            "Entries that came back when the server started.",
+            counters.restored.get(),
+        ),
+        (
+            "mqcore_limiter_saving_fails",
+            "gauge",
+            "1 while changes cannot be written: look at the log.",
+            failing,
+        ),
+    ] {
+        page.family(name, kind, help);
+        page.sample(name, &[], value);
+    }
+    page.family("mqcore_guard_refused_total", "counter", "What the broker's own limits refused, by limit.");
+    for (limit, count) in
+        [("publish", counters.publish_refused.get()), ("connect", counters.connect_refused.get())]
+    {
+        page.sample("mqcore_guard_refused_total", &[("limit", &limit)], count);
+    }
+}
+
 type QueueFamily = (&'static str, &'static str, &'static str, fn(&QueueInformation) -> u64);
 
 const QUEUE_FAMILIES: [QueueFamily; 5] = [
@@ -444,6 +510,45 @@ const QUEUE_FAMILIES: [QueueFamily; 5] = [
 ];
 
 /// The first queues by name, so that the same ones are shown each time.
+fn eventmq(page: &mut Page, hub: &Hub) {
+    let counters = &hub.eventmq.counters;
+    page.family("mqcore_eventmq_jobs_total", "counter", "Jobs of EventMQ's workers, by what became of them.");
+    for (outcome, count) in [
+        ("dispatched", &counters.dispatched),
+        ("finished", &counters.finished),
+        ("failed", &counters.failed),
+        ("retried", &counters.retried),
+        ("lost", &counters.lost),
+        ("fallen-back", &counters.fallen_back),
+    ] {
+        page.sample("mqcore_eventmq_jobs_total", &[("outcome", &outcome)], count.load(Ordering::Relaxed));
+    }
+    for (name, help, count) in [
+        (
+            "mqcore_eventmq_nudges_total",
+            "Heartbeats that made busy workers look for finished jobs.",
+            &counters.nudges,
+        ),
+        (
+            "mqcore_eventmq_ignored_total",
+            "Messages of EventMQ's peers that meant nothing.",
+            &counters.ignored,
+        ),
+    ] {
+        page.family(name, "counter", help);
+        page.sample(name, &[], count.load(Ordering::Relaxed));
+    }
+    let (workers, free, schedulers) = hub.eventmq.present();
+    for (name, help, value) in [
+        ("mqcore_eventmq_workers", "Workers that have joined.", workers as u64),
+        ("mqcore_eventmq_slots_free", "Jobs that they could take at once.", free),
+        ("mqcore_eventmq_schedulers", "Schedulers that have joined.", schedulers as u64),
+    ] {
+        page.family(name, "gauge", help);
+        page.sample(name, &[], value);
+    }
+}
+
 fn queues(page: &mut Page, survey: &Survey) {
     let mut queues: Vec<&QueueInformation> = survey.queues.iter().collect();
     queues.sort_unstable_by(|left, right| left.queue.cmp(&right.queue));

@@ -16,6 +16,8 @@ use mqcore_broker::router::RouterDefinition;
 use mqcore_broker::stats::{Survey, Waiting};
 use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::time::Nanos;
+use mqcore_session::eventmq::exchange::Exchange;
+use mqcore_session::throttr::directory::Directory;
 use mqcore_tls::error::TlsConfigError;
 use mqcore_tls::listener::Loaded;
 use tokio::io::DuplexStream;
@@ -39,6 +41,7 @@ use crate::handler::HandlerPort;
 use crate::hub::{Hub, SessionTerms};
 use crate::journal_writer::{HistoryTerms, JournalWriter};
 use crate::limits;
+use crate::limits::journal::{LimitJournal, Restored};
 use crate::listener::{self, Socket, Spoken, TlsSocket};
 use crate::nodes::OpenedNodes;
 use crate::outbox::Order;
@@ -130,6 +133,7 @@ impl Server {
         let nodes = open_nodes(&config, recovered.as_mut(), clock.now().0)?;
         let count = recovered.as_ref().map_or(config.shard_count(), |recovered| recovered.directory.shards());
         let throttr = limits::directory(&config, &clock);
+        let kept = recover_limits(&config, recovered.as_ref(), &throttr, &clock).await?;
         let (shards, inboxes): (Vec<_>, Vec<_>) = (0..count).map(|_| shard::channel()).unzip();
         let shutdown = Shutdown::new();
         let directory = recovered.as_ref().map(|recovered| Arc::clone(&recovered.directory));
@@ -160,6 +164,7 @@ impl Server {
             backups: BackupDesk::new(count, recovered.as_ref().map(|recovered| &recovered.directory)),
             activity: AtomicU64::new(0),
             throttr,
+            eventmq: Arc::new(Exchange::new(RandomState::new().hash_one(0), job_policy(&config))),
             guard: Guard { publish: config.publish_limit, connect: config.connect_limit },
         });
         let admin_url = bound.admin.as_ref().map(|(_, address)| address.url());
@@ -223,6 +228,13 @@ impl Server {
         }
         if let Some(links) = links {
             links.start(&inner.hub);
+        }
+        if let Some((journal, restored, directory)) = kept {
+            let hub = &inner.hub;
+            hub.counters.limits.restored.add(restored.entries);
+            let interval = config.limiter_persist_interval;
+            let alive = hub.shutdown.enter();
+            tokio::spawn(limits::journal::keep(Arc::clone(hub), journal, interval, directory, alive));
         }
         tokio::spawn(limits::sweep(Arc::clone(&inner.hub), inner.hub.shutdown.enter()));
         tokio::spawn(supervise(Arc::clone(&inner.hub), inner.hub.shutdown.enter()));
@@ -472,6 +484,32 @@ async fn recover(config: &Config, now_ms: u64) -> Result<Option<Recovery>, Start
     }
 }
 
+/// A journal of limits, what it brought back, and the hold on its directory.
+type KeptLimits = (LimitJournal, Restored, Arc<DataDir>);
+
+/// Fills the store with what an earlier server kept of it. `None`: no listener keeps anything.
+async fn recover_limits(
+    config: &Config,
+    recovered: Option<&Recovery>,
+    throttr: &Arc<Directory>,
+    clock: &Clock,
+) -> Result<Option<KeptLimits>, StartError> {
+    let Some(recovered) = recovered.filter(|_| config.persists_limits()) else { return Ok(None) };
+    let (directory, throttr) = (Arc::clone(&recovered.directory), Arc::clone(throttr));
+    let now = Nanos(clock.nanos());
+    let read = tokio::task::spawn_blocking(move || {
+        let (journal, restored) = LimitJournal::open(&directory.limits(), throttr.limiter(), now)?;
+        Ok((journal, restored, directory))
+    });
+    let kept: KeptLimits = match read.await {
+        Ok(kept) => kept.map_err(StartError::Data)?,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    };
+    let Restored { entries, expired, unreadable } = kept.1;
+    tracing::info!(entries, expired, unreadable, "limits are back");
+    Ok(Some(kept))
+}
+
 fn read_shard(directory: &DataDir, shard: usize, now_ms: u64) -> Result<Opened, DataDirError> {
     let mut told = Instant::now();
     let mut progress = |done: u64, all: u64| {
@@ -503,6 +541,12 @@ fn start_archiver(
     archiver.map(Some).map_err(|source| StartError::Thread { source })
 }
 
+/// The delivery handler of queues that peers of EventMQ make. They hear of a job when a worker has it, which is what `memory`
+/// would tell them too early; a handler that somebody has chosen is their choice.
+fn job_policy(config: &Config) -> Option<Box<str>> {
+    (config.delivery_handler == policy::MEMORY.key).then(|| policy::ACK_ON_SEND.key.into())
+}
+
 /// What is bound, and what is shown there.
 struct Bound {
     listeners: Vec<(Socket, Listening, Spoken)>,
@@ -516,7 +560,12 @@ async fn bind_all(config: &Config, tls: &Tls, allow_remote: bool) -> Result<Boun
         // Read before anything is bound: a file that cannot be used is found without a port being taken.
         let loaded = load(config, &listener.encryption, &[])?;
         let (socket, address) = listener::bind(&listener.address, allow_remote).await?;
-        let listening = Listening { protocol: listener.protocol, address, encrypted: loaded.is_some() };
+        let listening = Listening {
+            protocol: listener.protocol,
+            address,
+            encrypted: loaded.is_some(),
+            role: listener.eventmq.role,
+        };
         let socket = match (socket, loaded) {
             (Socket::Tcp(listener), Some((files, loaded))) => {
                 let endpoint = tls.add(listening.url(), files, &[], loaded);
