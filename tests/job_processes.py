@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from conftest import ROOT, clean_environment, wait_until
+from conftest import ROOT, ServedBroker, clean_environment, wait_until
 
 SAMPLES = ROOT / "tests" / "jobs"
 """Where `sample_jobs` is, which has to be importable by the same name here and in workers."""
@@ -110,3 +110,11 @@ def until_lines(path: Path, count: int, limit: float = 20.0) -> list[str]:
     """Wait until jobs have left so many lines."""
     wait_until(lambda: len(lines_of(path)) >= count, limit=limit, what=f"{count} lines in {path.name}")
     return lines_of(path)
+
+
+def broker_url(served: ServedBroker) -> str:
+    """The URL of a `mqcore serve --listen emqp://127.0.0.1:0`, whose sockets each have a port of their own."""
+    listeners = served.ready["listeners"]
+    ports = [address.rpartition(":")[2] for name, address in listeners.items() if name.partition("-")[0] == "emqp"]
+    backend, frontend, admin = ports[:3]
+    return f"emqp://127.0.0.1:{backend}?frontend={frontend}&admin={admin}"

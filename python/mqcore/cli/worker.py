@@ -40,7 +40,7 @@ _SUMMARY_EVERY = 10.0
     default="default",
     show_default=True,
     metavar="NAME[:WEIGHT],...",
-    help="What to serve; the broker sends to larger weights first.",
+    help="What to serve. A queue's jobs go to workers with larger weights first.",
 )
 @click.option("--concurrency", type=click.IntRange(min=1), help="Jobs at a time. [default: one a processor]")
 @click.option(

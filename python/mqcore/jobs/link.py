@@ -52,7 +52,7 @@ class Link:
         dealer = Dealer(self._endpoint, f"worker-{self._host}-{os.getpid()}")
         for descriptor in self._also:
             dealer.also_poll(descriptor)
-        join = wire.message(b"INFORM", self._queues, b"worker")
+        join = wire.message(b"INFORM", self._queues, b"worker", b"attempts")
         self._join_id = join[3]
         dealer.send(join)
         now = time.monotonic()

@@ -45,17 +45,20 @@ class Signature:
                 continue
             kind = self._signature.parameters[name].kind
             if kind is inspect.Parameter.VAR_POSITIONAL:
-                bound.arguments[name] = tuple(_convert(item, hint, name) for item in value)
+                bound.arguments[name] = tuple(_convert(item, hint, f"the argument {name!r}") for item in value)
             elif kind is inspect.Parameter.VAR_KEYWORD:
-                bound.arguments[name] = {key: _convert(item, hint, key) for key, item in value.items()}
+                bound.arguments[name] = {
+                    key: _convert(item, hint, f"the argument {key!r}") for key, item in value.items()
+                }
             else:
-                bound.arguments[name] = _convert(value, hint, name)
+                bound.arguments[name] = _convert(value, hint, f"the argument {name!r}")
         return list(bound.args), bound.kwargs
 
     def decode_result(self, value: bytes) -> Any:
         """Read a result as the type that the function returns. Raises `BodyError`."""
         hint = self._types().get("return")
-        return bodies.decode(value, Any if hint is None else hint)
+        plain = msgspec.json.decode(value)
+        return plain if hint is None else _convert(plain, hint, "the result")
 
     def _types(self) -> dict[str, Any]:
         """The annotations that JSON can be read as; all others are left as JSON has them."""
@@ -93,11 +96,11 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
         try:
             return hint.model_validate(value)
         except ValueError as error:
-            raise BodyError(f"the argument {name!r} does not fit: {error}", wanted=hint, path=name) from error
+            raise BodyError(f"{name} does not fit: {error}", wanted=hint) from error
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
-        raise BodyError(f"the argument {name!r} does not fit: {error}", wanted=hint, path=name) from error
+        raise BodyError(f"{name} does not fit: {error}", wanted=hint) from error
 
 
 def encode_arguments(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[bytes, bytes]:

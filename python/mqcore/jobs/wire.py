@@ -22,6 +22,7 @@ __all__ = [
     "Terms",
     "decode_call",
     "encode_call",
+    "encode_fault",
     "encode_queues",
     "heartbeat",
     "message",
@@ -199,8 +200,6 @@ class Fault(msgspec.Struct, frozen=True):
     traceback: str = ""
     final: bool = False
     """Trying again leads to the same."""
-    retry_after: float | None = None
-    """Seconds after which to try again, if there are attempts left."""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -208,3 +207,14 @@ class Result(msgspec.Struct, frozen=True):
 
     value: msgspec.Raw = msgspec.Raw(b"null")
     error: Fault | None = None
+
+
+def encode_fault(fault: Fault, retry_after: float | None = None) -> bytes:
+    """Write the result of a job that failed. `retry_after`: the broker is to hand it out again after so many seconds.
+
+    Who knows nothing of errors takes the text for the value, as the original's clients do.
+    """
+    result: dict[str, Any] = {"value": f"{fault.type}: {fault.message}", "error": fault}
+    if retry_after is not None:
+        result["retry_after"] = retry_after
+    return msgspec.json.encode(result)

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
-
 from mqcore.config import Duration, seconds
 from mqcore.errors import BodyError, ConfigError, JobLost, JobRefused, JobTimeout
 from mqcore.jobs import wire
@@ -103,10 +101,11 @@ class _Parked:
 class Worker:
     """Runs the jobs of a broker until it is stopped.
 
-    `queues` are names, or names with weights such as ``("email", 40)``, of which the broker uses up the larger ones
-    first; default is the queue ``default``. `concurrency` is how many jobs run at a time, `prefetch` how many more may
-    wait here so that nobody waits for the broker; more than 0 is for many short jobs, because those do not go to other
-    workers that are free. With processes, `jobs` must be an attribute of a module that they can import.
+    `queues` are names, or names with weights such as ``("email", 40)``: of the workers that serve a queue, those with
+    the larger weight get its jobs first; default is the queue ``default``. `concurrency` is how many jobs run at a
+    time, `prefetch` how many more may wait here so that nobody waits for the broker; more than 0 is for many short
+    jobs, because those do not go to other workers that are free. With processes, `jobs` must be an attribute of a
+    module that they can import.
     """
 
     def __init__(
@@ -380,7 +379,7 @@ class Worker:
         _LOG.info("job %s (%s) failed in attempt %d, next in %.1f s: %s", work.id, work.name, work.attempt, wait, said)
         if work.broker_counts:
             self.tally.retried += 1
-            self._reply(work.id, work.headers, msgspec.structs.replace(fault, retry_after=wait), b"null")
+            self._reply(work.id, work.headers, fault, b"null", retry_after=wait)
             del self._by_id[work.id]
         else:
             self._again(work, wait)
@@ -399,15 +398,18 @@ class Worker:
                 pool.abandon(run)
                 self._failed(work, fault_of(JobTimeout(f"{work.name} took longer than its limit of {work.hard:g} s")))
 
-    def _reply(self, job_id: str, headers: wire.Headers, fault: wire.Fault | None, value: bytes) -> None:
-        if not headers.reply_requested:
-            return
-        if fault is None:
-            result = b'{"value":' + value + b"}"
-        else:
-            # Who knows nothing of errors takes the text for the value, as the original's clients do.
-            result = msgspec.json.encode({"value": f"{fault.type}: {fault.message}", "error": fault})
-        self._link.send(wire.message(wire.REPLY, result, job_id.encode()))
+    def _reply(
+        self,
+        job_id: str,
+        headers: wire.Headers,
+        fault: wire.Fault | None,
+        value: bytes,
+        *,
+        retry_after: float | None = None,
+    ) -> None:
+        if headers.reply_requested:
+            result = b'{"value":' + value + b"}" if fault is None else wire.encode_fault(fault, retry_after)
+            self._link.send(wire.message(wire.REPLY, result, job_id.encode()))
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
