@@ -464,9 +464,7 @@ class History:
         """Return for each shard: its number, its journal, the earliest sequence, and that behind the latest."""
     def pieces(self, request: str, stretches: list[tuple[int, int, int]], target_bytes: int) -> list[_Piece]:
         """Part stretches into pieces of about so many octets."""
-    def advance(
-        self, request: str, stretches: list[tuple[int, int, int]], rows: int, fail_on_loss: bool
-    ) -> list[int]:
+    def advance(self, request: str, stretches: list[tuple[int, int, int]], rows: int, fail_on_loss: bool) -> list[int]:
         """Return where the next rows of the stretches end."""
     def read(self, request: str, piece: _Piece, fail_on_loss: bool) -> HistoryRows:
         """Read a piece."""

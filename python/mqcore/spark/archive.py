@@ -81,7 +81,9 @@ def archive(
     return spark.read.schema(schema).parquet(*files)
 
 
-_PLACED = "time timestamp, shard int, note bigint, position int, kind string, queue string, number bigint, message_id string"
+_PLACED = (
+    "time timestamp, shard int, note bigint, position int, kind string, queue string, number bigint, message_id string"
+)
 _PRODUCER = "producer_id string, producer_name string, producer_type string, producer_protocol string"
 _MESSAGES = (
     f"{_PLACED}, high_priority boolean, content_type int, {_PRODUCER}, headers array<struct<key:string,value:binary>>, "

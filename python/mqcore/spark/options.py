@@ -58,7 +58,6 @@ _WRITE: Final = (
     "sinkId",
     "txnAppId",
     "txnVersion",
-    "path",
     "admin",
     "adminToken",
     "timeout",
@@ -144,7 +143,9 @@ def _moment(options: Mapping[str, str], name: str) -> int | None:
             return int(text) * 1000
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise errors.ConfigError(f"{name} is Unix milliseconds or a time such as 2026-11-21T08:00:00Z, not {text!r}") from None
+        raise errors.ConfigError(
+            f"{name} is Unix milliseconds or a time such as 2026-11-21T08:00:00Z, not {text!r}"
+        ) from None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return int(moment.timestamp() * 1_000_000)
 
@@ -248,7 +249,6 @@ class WriteOptions:
     staging: str
     sink: str | None
     version: int | None
-    path: str | None
     admin: str | None
     admin_token: str | None
     timeout: float
@@ -271,11 +271,11 @@ class WriteOptions:
                 "a stream may leave it out where it has a checkpointLocation of that kind"
             )
         if ("txnAppId" in given) != ("txnVersion" in given):
-            raise errors.ConfigError("txnAppId and txnVersion belong together: who writes, and which of its writes this is")
+            raise errors.ConfigError(
+                "txnAppId and txnVersion belong together: who writes, and which of its writes this is"
+            )
         if streaming and "txnAppId" in given:
             raise errors.ConfigError("a stream counts its batches itself; txnAppId and txnVersion are for df.write")
-        if "path" in given and "admin" in given:
-            raise errors.ConfigError("say path or admin, not both: where the history of the broker is that is written to")
         retries = _count(given, "retries", 0)
         try:
             timeout = float(given.get("timeout", "60"))
@@ -290,7 +290,6 @@ class WriteOptions:
             staging=local_path("stagingLocation", staging),
             sink=given.get("txnAppId", given.get("sinkId")),
             version=_count(given, "txnVersion", 0),
-            path=None if "path" not in given else local_path("path", given["path"]),
             admin=given.get("admin"),
             admin_token=given.get("adminToken", given.get("token")),
             timeout=timeout,

@@ -108,8 +108,9 @@ class Remote(Origin):
         self._url, self._token = url, token
         self._host, self._port, self._secure = parts.hostname, parts.port or 2627, parts.scheme == "https"
 
-    def ends(self) -> list[Ends]:
-        told = self._ask({"do": "ends"})["ends"]
+    def ends(self, settled: bool = False) -> list[Ends]:
+        """See `Origin.ends`; `settled`: first the broker writes down whatever happened so far."""
+        told = self._ask({"do": "ends", "settled": settled})["ends"]
         return [Ends(ends["shard"], ends["journal"], ends["earliest"], ends["latest"]) for ends in told]
 
     def pieces(self, request: str, stretches: Sequence[Stretch], target_bytes: int) -> list[Piece]:

@@ -99,6 +99,11 @@ class Plan:
         }
         return json.dumps({name: value for name, value in words.items() if value is not None})
 
+    @staticmethod
+    def request_of(view: str, columns: Sequence[str]) -> str:
+        """Return what is asked of the core for all rows of a view."""
+        return json.dumps({"view": view, "columns": list(columns)})
+
     # --- from where to where ----------------------------------------------------------------------------------------
 
     def positions(self, ends: Sequence[Ends], wanted: Positions, name: str) -> Offsets:
@@ -106,7 +111,9 @@ class Plan:
         if isinstance(wanted, dict):
             shards = {end.shard for end in ends}
             if set(wanted) != shards:
-                raise errors.ConfigError(f"{name} has a sequence for each of the shards {sorted(shards)}, not {sorted(wanted)}")
+                raise errors.ConfigError(
+                    f"{name} has a sequence for each of the shards {sorted(shards)}, not {sorted(wanted)}"
+                )
         found: Offsets = {}
         for end in ends:
             place = wanted[end.shard] if isinstance(wanted, dict) else EARLIEST if wanted == "earliest" else LATEST
@@ -164,11 +171,11 @@ class Plan:
         target = max(1, sum(piece[6] for piece in pieces) // least)
         pieces = origin.pieces(request, stretches, min(most, target))
         while len(pieces) < least:
-            largest = max(pieces, key=lambda piece: piece[6])
-            halves = _halves(largest)
-            if halves is None:
+            by_size = sorted(range(len(pieces)), key=lambda index: -pieces[index][6])
+            halved = next(((at, halves) for at in by_size if (halves := _halves(pieces[at]))), None)
+            if halved is None:
                 break
-            at = pieces.index(largest)
+            at, halves = halved
             pieces[at : at + 1] = halves
         return pieces
 

@@ -314,9 +314,8 @@ impl Known {
 
     /// Segments that may have some of these notes.
     fn holders(&self, missing: &[Range<u64>]) -> Vec<u32> {
-        let holds = |notes: (u64, u64)| {
-            missing.iter().any(|range| notes.0 < range.end && range.start <= notes.1)
-        };
+        let holds =
+            |notes: (u64, u64)| missing.iter().any(|range| notes.0 < range.end && range.start <= notes.1);
         let held = self.segments.iter().filter(|(_, segment)| segment.notes.is_some_and(holds));
         held.map(|(number, _)| *number).collect()
     }
@@ -332,10 +331,13 @@ impl Known {
             .segments
             .iter()
             .filter_map(|(number, segment)| Some((*number, segment.notes?, segment)))
-            .filter(|(_, notes, _)| notes.1 >= reach.max(note_of(range.start)) && sequence(notes.0, 0) < range.end)
+            .filter(|(_, notes, _)| {
+                notes.1 >= reach.max(note_of(range.start)) && sequence(notes.0, 0) < range.end
+            })
             .map(|(number, (first, last), segment)| {
                 // Segments of other times are still there to be read, only at no cost.
-                let bytes = if request.overlaps_ms(segment.times.0, segment.times.1) { segment.bytes } else { 0 };
+                let bytes =
+                    if request.overlaps_ms(segment.times.0, segment.times.1) { segment.bytes } else { 0 };
                 (first.max(reach)..last + 1, bytes, Some(number))
             })
             .collect();
@@ -359,9 +361,7 @@ pub fn newest_manifest(archive: &Path) -> Result<Option<Manifest>, ReadError> {
         let path = archive.join(manifest::path(number));
         match found(fs::read(&path)).map_err(|source| failed(&path, source))? {
             Some(octets) => {
-                return Manifest::parse(&octets)
-                    .map(Some)
-                    .map_err(|why| ReadError::Manifest { path, why });
+                return Manifest::parse(&octets).map(Some).map_err(|why| ReadError::Manifest { path, why });
             }
             None if attempts < ATTEMPTS => attempts += 1,
             None => return Err(failed(&path, io::ErrorKind::NotFound.into())),
@@ -377,7 +377,8 @@ fn newest_number(archive: &Path) -> Result<Option<u64>, ReadError> {
     let mut newest = None;
     for entry in entries {
         let name = entry.map_err(|source| failed(&directory, source))?.file_name();
-        let number = name.to_str().and_then(|name| manifest::number(&format!("{}{name}", manifest::DIRECTORY)));
+        let number =
+            name.to_str().and_then(|name| manifest::number(&format!("{}{name}", manifest::DIRECTORY)));
         newest = newest.max(number);
     }
     Ok(newest)

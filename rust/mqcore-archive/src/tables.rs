@@ -194,11 +194,7 @@ pub struct StepPlace {
 impl std::fmt::Debug for Rows {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { rows, bytes, .. } = self;
-        formatter
-            .debug_struct("Rows")
-            .field("rows", rows)
-            .field("bytes", bytes)
-            .finish()
+        formatter.debug_struct("Rows").field("rows", rows).field("bytes", bytes).finish()
     }
 }
 
@@ -211,7 +207,8 @@ impl Rows {
     /// None yet, and of the table's columns only the `wanted` ones, by name.
     pub fn of(table: Table, wanted: &dyn Fn(&str) -> bool) -> Self {
         let all = table.schema();
-        let columns = all.fields().iter().map(|field| wanted(field.name()).then(|| builder(field.data_type())));
+        let columns =
+            all.fields().iter().map(|field| wanted(field.name()).then(|| builder(field.data_type())));
         let columns = columns.collect();
         let fields: Vec<_> = all.fields().iter().filter(|field| wanted(field.name())).cloned().collect();
         Self { schema: Arc::new(Schema::new(fields)), columns, rows: 0, bytes: 0 }
@@ -312,7 +309,8 @@ impl Rows {
     /// # Errors
     /// As for [`Self::push_step`].
     pub fn take(&mut self) -> Result<RecordBatch, ArrowError> {
-        let columns: Vec<ArrayRef> = self.columns.iter_mut().flatten().map(|column| column.finish()).collect();
+        let columns: Vec<ArrayRef> =
+            self.columns.iter_mut().flatten().map(|column| column.finish()).collect();
         let options = RecordBatchOptions::new().with_row_count(Some(self.rows));
         (self.rows, self.bytes) = (0, 0);
         RecordBatch::try_new_with_options(Arc::clone(&self.schema), columns, &options)

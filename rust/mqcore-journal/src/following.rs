@@ -110,7 +110,9 @@ impl<'a> Iterator for Walk<'a> {
         }
         let rest = self.rest();
         let at = Location { segment: self.identity.segment, offset: self.offset, length: 0 };
-        let Checked::Valid(length) = format::check_placed(rest, self.identity.journal, at) else { return None };
+        let Checked::Valid(length) = format::check_placed(rest, self.identity.journal, at) else {
+            return None;
+        };
         let record = format::decode(&rest[..length as usize])?;
         self.offset += length;
         Some(match record {

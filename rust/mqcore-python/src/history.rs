@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use mqcore_server::history::{Batches, Group, HistoryDir, HistoryError, Piece, Request, View};
 use mqcore_server::history::arrow_stream;
+use mqcore_server::history::{Batches, Group, HistoryDir, HistoryError, Piece, Request, View};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
@@ -80,8 +80,10 @@ impl History {
         target_bytes: u64,
     ) -> PyResult<Vec<PieceRow>> {
         let request = Request::parse(request).map_err(raised)?;
-        let stretches: Vec<_> = stretches.into_iter().map(|(shard, from, until)| (shard, from..until)).collect();
-        let pieces = py.detach(|| self.directory.pieces(&request, &stretches, target_bytes)).map_err(raised)?;
+        let stretches: Vec<_> =
+            stretches.into_iter().map(|(shard, from, until)| (shard, from..until)).collect();
+        let pieces =
+            py.detach(|| self.directory.pieces(&request, &stretches, target_bytes)).map_err(raised)?;
         let rows = pieces.into_iter().map(|piece| {
             let Piece { shard, journal, from, until, segments, kept_from, bytes } = piece;
             (shard, journal, from, until, segments, kept_from, bytes)
@@ -99,7 +101,8 @@ impl History {
         fail_on_loss: bool,
     ) -> PyResult<Vec<u64>> {
         let request = Arc::new(Request::parse(request).map_err(raised)?);
-        let stretches: Vec<_> = stretches.into_iter().map(|(shard, from, until)| (shard, from..until)).collect();
+        let stretches: Vec<_> =
+            stretches.into_iter().map(|(shard, from, until)| (shard, from..until)).collect();
         py.detach(|| self.directory.advance(&request, &stretches, rows, fail_on_loss)).map_err(raised)
     }
 
@@ -132,6 +135,6 @@ impl HistoryRows {
         drop(requested_schema);
         let batches = self.batches.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         let batches = batches.ok_or_else(|| PyValueError::new_err("these rows were taken already"))?;
-        PyCapsule::new(py, arrow_stream(batches), Some(c"arrow_array_stream".to_owned()))
+        PyCapsule::new_with_value(py, arrow_stream(batches), c"arrow_array_stream")
     }
 }

@@ -26,7 +26,6 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 use crate::address::Listening;
-use crate::{admin_backup, admin_history};
 use crate::authority::{Denial, PageRequest, admit_request};
 use crate::failures::Failure;
 use crate::history::HistoryDir;
@@ -36,6 +35,7 @@ use crate::server;
 use crate::shutdown::TaskGuard;
 use crate::survey::{self, Totals};
 use crate::tls::{self, ListenerCertificate, Secured, TlsEndpoint};
+use crate::{admin_backup, admin_history};
 
 /// Connections at the same time at most; others wait.
 const CONNECTIONS_MAX: usize = 64;

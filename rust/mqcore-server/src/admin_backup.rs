@@ -71,7 +71,8 @@ pub(crate) async fn download(
     (headers, Body::new(Pieces(receiver))).into_response()
 }
 
-fn refuse(refused: &BackupError) -> Response {
+/// Why writers did not meet.
+pub(crate) fn refuse(refused: &BackupError) -> Response {
     let (status, code) = match refused {
         BackupError::NothingKept => (StatusCode::CONFLICT, "nothing-kept"),
         BackupError::Busy | BackupError::TooSlow => (StatusCode::SERVICE_UNAVAILABLE, "busy"),

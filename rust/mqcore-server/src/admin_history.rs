@@ -22,8 +22,12 @@ use serde_json::json;
 use tokio::sync::mpsc;
 
 use crate::admin::{Admin, Caller, error};
-use crate::admin_backup::{PIECES, Pieces, REQUEST_HEADER, deliver, may_read_everything};
+use crate::admin_backup::{
+    PIECES, Pieces, REQUEST_HEADER, deliver, may_read_everything, refuse as refuse_meeting,
+};
+use crate::backup::BackupError;
 use crate::history::{Batches, HistoryDir, HistoryError, Piece, Request};
+use crate::survey;
 
 /// Stretches of one question at most: far more than there are shards.
 const STRETCHES_MAX: usize = 4096;
@@ -33,8 +37,11 @@ const CHUNK: usize = 256 * 1024;
 #[derive(Debug, Deserialize)]
 #[serde(tag = "do", rename_all = "lowercase", deny_unknown_fields)]
 enum Question {
-    /// How far each shard's history reaches.
-    Ends,
+    /// How far each shard's history reaches; if `settled`, once everything is written down that has happened so far.
+    Ends {
+        #[serde(default)]
+        settled: bool,
+    },
     /// How stretches are parted.
     Pieces { request: String, stretches: Vec<(u32, u64, u64)>, target_bytes: u64 },
     /// Where the next rows of stretches end.
@@ -65,6 +72,11 @@ pub(crate) async fn answer(
             return error(StatusCode::BAD_REQUEST, "bad-request", &message);
         }
     };
+    if let Question::Ends { settled: true } = question
+        && let Err(response) = settle(&admin).await
+    {
+        return response;
+    }
     let outcome = tokio::task::spawn_blocking(move || consult(&history, question)).await;
     match outcome {
         Ok(Ok(Found::Json(value))) => Json(value).into_response(),
@@ -74,6 +86,25 @@ pub(crate) async fn answer(
     }
 }
 
+/// How often the threads that write are asked to write what they have: they take so much at a time, and what happened before
+/// the first of these requests may not be all in one.
+const ROUNDS: usize = 2;
+
+/// Returns when shards have taken a turn and the threads that write their journals have written what they then had.
+#[expect(clippy::result_large_err, reason = "the error is the answer to the request")]
+async fn settle(admin: &Admin) -> Result<(), Response> {
+    survey::ping(&admin.hub).await;
+    for _ in 0..ROUNDS {
+        let hub = Arc::clone(&admin.hub);
+        match tokio::task::spawn_blocking(move || hub.backups.meet()).await {
+            Ok(Ok(_at_once_let_go)) => {}
+            Ok(Err(refused)) => return Err(refuse_meeting(&refused)),
+            Err(_) => return Err(refuse_meeting(&BackupError::Stopping)),
+        }
+    }
+    Ok(())
+}
+
 enum Found {
     Json(serde_json::Value),
     Rows(Box<Batches>),
@@ -81,7 +112,7 @@ enum Found {
 
 fn consult(history: &HistoryDir, question: Question) -> Result<Found, HistoryError> {
     Ok(match question {
-        Question::Ends => Found::Json(json!({"ends": history.ends()?})),
+        Question::Ends { .. } => Found::Json(json!({"ends": history.ends()?})),
         Question::Pieces { request, stretches, target_bytes } => {
             let pieces = history.pieces(&Request::parse(&request)?, &ranges(&stretches)?, target_bytes)?;
             Found::Json(json!({"pieces": pieces}))

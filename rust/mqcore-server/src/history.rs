@@ -31,8 +31,10 @@ impl HistoryDir {
     /// # Errors
     /// [`DataDirError::Missing`], [`DataDirError::Format`] and [`DataDirError::Io`].
     pub fn open(path: &Path) -> Result<Self, DataDirError> {
-        let missing =
-            |missing: &Path| DataDirError::Missing { path: path.to_path_buf(), missing: missing.to_path_buf() };
+        let missing = |missing: &Path| DataDirError::Missing {
+            path: path.to_path_buf(),
+            missing: missing.to_path_buf(),
+        };
         if !path.is_dir() {
             return Err(missing(path));
         }
@@ -98,8 +100,7 @@ impl HistoryDir {
         for (index, (shard, range)) in stretches.iter().enumerate() {
             // What the shards before did not use is shared among the others; each may take one at least.
             let share = left.div_ceil((stretches.len() - index) as u64).max(1);
-            let (end, taken) =
-                self.shard(*shard)?.advance(request, range.clone(), share, fail_on_loss)?;
+            let (end, taken) = self.shard(*shard)?.advance(request, range.clone(), share, fail_on_loss)?;
             left = left.saturating_sub(taken);
             ends.push(end);
         }

@@ -142,7 +142,10 @@ impl Reading {
         let (_, kept_from) = self.reach(Some(manifest));
         let first = notes.first().map_or(0, |range| range.start);
         if kept_from > self.kept_from && first < kept_from {
-            self.lose(kept_from.min(notes.last().map_or(0, |range| range.end)) - first, "retention has removed them")?;
+            self.lose(
+                kept_from.min(notes.last().map_or(0, |range| range.end)) - first,
+                "retention has removed them",
+            )?;
         }
         for file in &manifest.files {
             let overlaps =
@@ -254,7 +257,8 @@ impl Reading {
         };
         let broken = |error: parquet::errors::ParquetError| parquet_failed(&path, error.to_string());
         let builder = ParquetRecordBatchReaderBuilder::try_new(handle).map_err(broken)?;
-        let inside = notes.len() == 1 && notes[0].contains(&file.min_note) && notes[0].contains(&file.max_note);
+        let inside =
+            notes.len() == 1 && notes[0].contains(&file.min_note) && notes[0].contains(&file.max_note);
         let cut = self.range.start > sequence(file.min_note, 0)
             || self.range.end <= sequence(file.max_note.min(u64::MAX >> 21), u32::MAX);
         let whole = inside && !cut && self.request.wants_all();
@@ -262,8 +266,7 @@ impl Reading {
         let wanted = |name: &str| shape.needs(name) || (!whole && DECIDING.contains(&name));
         let schema = builder.parquet_schema();
         let roots = schema.root_schema().get_fields().iter().enumerate();
-        let roots: Vec<_> =
-            roots.filter(|(_, field)| wanted(field.name())).map(|(index, _)| index).collect();
+        let roots: Vec<_> = roots.filter(|(_, field)| wanted(field.name())).map(|(index, _)| index).collect();
         let mask = ProjectionMask::roots(schema, roots);
         let body = if shape.needs("body") { (2 * file.bytes / file.rows.max(1)) as usize } else { 0 };
         let rows = (BATCH_BYTES / (body + 64)).clamp(64, BATCH_ROWS);
@@ -421,11 +424,8 @@ impl Taker<'_> {
         {
             return Ok(());
         }
-        let pushed = if messages {
-            self.rows.push_message(place, step)
-        } else {
-            self.rows.push_step(place, step)
-        };
+        let pushed =
+            if messages { self.rows.push_message(place, step) } else { self.rows.push_step(place, step) };
         pushed.map_err(ReadError::Rows)?;
         if self.rows.len() >= BATCH_ROWS || self.rows.bytes() >= BATCH_BYTES {
             self.flush()?;

@@ -132,7 +132,8 @@ impl Known {
         for number in numbers {
             self.look_at_cut(directory, number)?;
         }
-        let largest = self.segments.values().filter_map(|segment| segment.notes).map(|(_, last)| last + 1).max();
+        let largest =
+            self.segments.values().filter_map(|segment| segment.notes).map(|(_, last)| last + 1).max();
         self.next_note = self.next_note.max(largest.unwrap_or(0));
         Ok(self)
     }
@@ -152,7 +153,8 @@ impl Known {
             None => {
                 let head = read_at(&mut file, 0, HEAD_BYTES).map_err(|source| failed(&path, source))?;
                 let Some(identity) = identity(&path, &head)? else { return Ok(()) };
-                if identity.segment != number || self.journal.is_some_and(|journal| journal != identity.journal)
+                if identity.segment != number
+                    || self.journal.is_some_and(|journal| journal != identity.journal)
                 {
                     return Ok(());
                 }
