@@ -66,7 +66,8 @@ async def linked(url: str, *wanted: str) -> None:
             await asyncio.sleep(0.02)
 
 
-def _backlogs(admin: str) -> list[float]:
+def backlogs(admin: str) -> list[float]:
+    """How many messages each master has not confirmed yet."""
     with urllib.request.urlopen(f"{admin}/metrics", timeout=5) as answer:
         lines = answer.read().decode().splitlines()
     names = ("mqcore_node_backlog ", "mqcore_node_backlog{")
@@ -75,18 +76,18 @@ def _backlogs(admin: str) -> list[float]:
 
 async def backlog(admin: str) -> None:
     """Tell how many messages no master has confirmed yet."""
-    tell(sum(await asyncio.to_thread(_backlogs, admin)))
+    tell(sum(await asyncio.to_thread(backlogs, admin)))
 
 
 async def settled(admin: str) -> None:
     """Wait until every master has confirmed everything: from then on nothing is sent again."""
     deadline = time.monotonic() + LIMIT
     while True:
-        backlogs = await asyncio.to_thread(_backlogs, admin)
-        if backlogs and not any(backlogs):
+        left = await asyncio.to_thread(backlogs, admin)
+        if left and not any(left):
             return
         if time.monotonic() > deadline:
-            sys.exit(f"never confirmed: {backlogs}")
+            sys.exit(f"never confirmed: {left}")
         await asyncio.sleep(0.02)
 
 

@@ -34,6 +34,8 @@ def test_every_promise_of_the_demonstration_is_kept() -> None:
         assert f"limit-{strategy}-local" in result.stdout
     for queue in ("library-lines", "greetings"):
         assert queue in result.stdout
+    assert "Dave    > Dave publish --confirm hello world\n" in result.stdout
+    assert "Charlie < Charlie ok Dave event=hello world\n" in result.stdout
     assert "north" in result.stdout
     assert "archive" in result.stdout
     assert " NO" not in result.stdout

@@ -1,7 +1,8 @@
 """Nodes that only a network connects: each broker, and its clients, in a network namespace of its own.
 
 One master and two slaves in a star of veth pairs; every message that a slave took is at the master once and in order,
-whatever was done to the network or to the brokers meanwhile.
+whatever was done to the network or to the brokers meanwhile. What needs no network of its own (delay, a full mesh) is
+in `test_nodes_faults.py`.
 """
 
 from __future__ import annotations
@@ -43,12 +44,6 @@ _runs = itertools.count()
 def ip(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `ip`; raises `CalledProcessError` with what it said."""
     return subprocess.run(["ip", *arguments], capture_output=True, text=True, check=True, timeout=10)
-
-
-def delay(netns: str, device: str) -> None:
-    """Let everything that leaves by the device take 60 to 100 ms; raises `CalledProcessError` where tc cannot."""
-    command = ["tc", "-n", netns, "qdisc", "add", "dev", device, "root", "netem", "delay", "80ms", "20ms"]
-    subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
 
 
 def why_not() -> str | None:
@@ -225,19 +220,6 @@ def namespaces() -> None:
         pytest.skip(reason)
 
 
-@pytest.fixture(scope="module")
-def netem(namespaces: None) -> None:
-    """Skip what needs a delay where the kernel has none to give."""
-    name = f"mqc{os.getpid()}-delay"
-    ip("netns", "add", name)
-    try:
-        delay(name, "lo")
-    except (OSError, subprocess.SubprocessError) as refused:
-        pytest.skip(f"no delay (tc with netem): {getattr(refused, 'stderr', None) or refused}".strip())
-    finally:
-        ip("netns", "del", name)
-
-
 @pytest.fixture
 def star(namespaces: None, tmp_path: Path) -> Iterator[Star]:
     """Three namespaces with a broker each, `top` and its slaves `east` and `west`, and a producer beside each slave."""
@@ -318,14 +300,6 @@ def test_after_a_loss_in_one_direction_only_nothing_is_missing_and_nothing_came_
     star.away(east)
     ip("-n", netns, "neighbour", "del", peer, "dev", device)
     star.linked()
-    star.go_on()
-    star.everything_is_there()
-
-
-def test_over_a_slow_network_everything_comes_in_order(netem: None, star: Star) -> None:
-    east, _ = star.slaves
-    for netns, device in ((east.netns, "uplink"), (star.master.netns, east.name)):
-        delay(netns, device)
     star.go_on()
     star.everything_is_there()
 

@@ -90,6 +90,7 @@ def test_every_error_has_the_one_root_and_is_listed() -> None:
         (errors.ConnectionLost, ConnectionError),
         (errors.AuthFailed, PermissionError),
         (errors.NotFound, LookupError),
+        (errors.NotSupported, NotImplementedError),
         (errors.ConfirmTimeout, TimeoutError),
         (errors.RequestTimeout, TimeoutError),
         (errors.BodyError, ValueError),

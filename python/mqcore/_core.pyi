@@ -35,6 +35,7 @@ __all__ = [
     "LimitStore",
     "Membership",
     "Message",
+    "NodeFrame",
     "QueueView",
     "Received",
     "States",
@@ -177,6 +178,38 @@ class ClientView:
     @property
     def admin(self) -> bool:
         """Whether it may administer."""
+
+@final
+class NodeFrame:
+    """What is passed on from node to node, as `NodeFilter.decide` sees it."""
+
+    @property
+    def kind(self) -> Literal["queue", "router", "direct", "acknowledge", "response"]:
+        """What sort of frame."""
+    @property
+    def channel(self) -> str | None:
+        """The channel of a queue message, or of its acknowledgement."""
+    @property
+    def queue(self) -> int | None:
+        """The id of its queue."""
+    @property
+    def topic(self) -> str | None:
+        """The topic that a message is published to; its kind is ``queue``."""
+    @property
+    def router(self) -> str | None:
+        """The router of a router message."""
+    @property
+    def to(self) -> str | None:
+        """To whom something goes from client to client: an id, ``@name:NAME`` or ``@type:TYPE``."""
+    @property
+    def message(self) -> Message:
+        """The message; of an acknowledgement its id, source and headers."""
+    @property
+    def producer(self) -> ClientView:
+        """Who produced it. A master knows its id and nothing else."""
+    @property
+    def node(self) -> str | None:
+        """The name of the node that passes it on; ``None`` on that node itself."""
 
 @final
 class Delivery:
@@ -496,6 +529,8 @@ class Client:
     @property
     def id(self) -> str: ...
     @property
+    def protocol(self) -> Literal["tmqp", "mqks"]: ...
+    @property
     def state(self) -> dict[str, Any]: ...
     def states(self) -> States: ...
     def stats(self) -> dict[str, int]: ...
@@ -534,7 +569,26 @@ class Client:
         confirm: bool = True,
         timeout: float | None = None,
     ) -> Any: ...
-    def consume(self, queue: str, prefetch: int) -> Any: ...
+    def consume(
+        self,
+        queue: str,
+        prefetch: int,
+        *,
+        events: list[str] | None = None,
+        add_events: list[str] = ...,
+        delete_unused: float | None = None,
+        manual_ack: bool = True,
+    ) -> Any: ...
+    def rebind(
+        self,
+        queue: str,
+        *,
+        replace: list[str] | None = None,
+        remove: list[str] = ...,
+        remove_masks: list[str] = ...,
+        add: list[str] = ...,
+    ) -> Any: ...
+    def statistic(self, expression: str) -> Any: ...
     def join(self, channel: str) -> Any: ...
     def pull(
         self,

@@ -1,4 +1,4 @@
-"""The asyncio client: publish, consume, pull, ask, serve, administer.
+"""The asyncio client: publish, consume, pull, ask, serve, administer, over TMQP; publish and consume over MQKS too.
 
 ::
 
@@ -12,6 +12,10 @@
 The connection lives in threads that need no Python: it answers pings and reconnects while Python is busy. What a
 program wants to stand (consumers, event subscriptions) stands again after every reconnect, by itself. What was under
 way when a connection was lost raises `ConnectionLost`; nothing is sent twice unless `retry` allows it.
+
+The URL says what is spoken. ``mqks://`` publishes and consumes in the same way; a name to publish to is an *event*
+there, and a queue gets what is published to the events that it is bound to, see `Queue.consume`. What a protocol lacks
+raises `NotSupported`.
 
 `mqcore.sync` is the same without ``await``.
 """
@@ -69,6 +73,12 @@ if TYPE_CHECKING:
         write_buffer_bytes: int
         read_buffer_bytes: int
         frame_bytes_max: int
+
+    class _Terms(TypedDict, total=False):
+        events: Iterable[str]
+        add_events: Iterable[str]
+        delete_when_unused: bool | Duration
+        manual_ack: bool
 
 
 __all__ = [
@@ -171,7 +181,7 @@ class ClientOptions:
     read_buffer_bytes: int = 64 * 1024 * 1024
     """Octets of received messages that nobody has taken, above which the socket is not read."""
     frame_bytes_max: int = 64 * 1024 * 1024
-    """Octets of a frame, sent or received, at most."""
+    """Octets of a frame, or of a line of MQKS, sent or received, at most."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -349,6 +359,8 @@ class QueueInformation:
     """0: no limit."""
     message_size_limit: int = 0
     """Octets; 0: no limit."""
+    publish_limit: str | None = None
+    """How much may be published to it, ``"100/s"``; ``None``: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -618,7 +630,13 @@ class Consumer(Generic[_T]):
     """
 
     def __init__(
-        self, client: Client, address: str, wanted: type[_T], prefetch: int, idle_timeout: float | None
+        self,
+        client: Client,
+        address: str,
+        wanted: type[_T],
+        prefetch: int,
+        idle_timeout: float | None,
+        terms: dict[str, Any],
     ) -> None:
         if prefetch < 1:
             raise errors.InvalidArgument(f"prefetch is at least 1, not {prefetch}")
@@ -626,6 +644,7 @@ class Consumer(Generic[_T]):
         self._address = address
         self._wanted = wanted
         self._prefetch = prefetch
+        self._terms = terms
         self._idle_timeout = idle_timeout
         self._core: _core.Consumer | None = None
         self._entered = False
@@ -633,7 +652,7 @@ class Consumer(Generic[_T]):
 
     async def __aenter__(self) -> Self:
         self._entered = True
-        self._core = await self._client._connected().consume(self._address, self._prefetch)
+        self._core = await self._client._connected().consume(self._address, self._prefetch, **self._terms)
         return self
 
     async def __aexit__(
@@ -769,23 +788,38 @@ class Queue:
         return published
 
     @overload
-    def consume(self, *, prefetch: int = ..., idle_timeout: Duration | None = ...) -> Consumer[bytes]: ...
+    def consume(
+        self, *, prefetch: int = ..., idle_timeout: Duration | None = ..., **terms: Unpack[_Terms]
+    ) -> Consumer[bytes]: ...
     @overload
     def consume(
-        self, wanted: type[_T], *, prefetch: int = ..., idle_timeout: Duration | None = ...
+        self, wanted: type[_T], *, prefetch: int = ..., idle_timeout: Duration | None = ..., **terms: Unpack[_Terms]
     ) -> Consumer[_T]: ...
     def consume(
-        self, wanted: type[Any] = bytes, *, prefetch: int = PREFETCH, idle_timeout: Duration | None = None
+        self,
+        wanted: type[Any] = bytes,
+        *,
+        prefetch: int = PREFETCH,
+        idle_timeout: Duration | None = None,
+        **terms: Unpack[_Terms],
     ) -> Consumer[Any]:
         """Become a consumer, with ``async with``, of messages whose bodies are `wanted`.
 
         The program holds up to `prefetch` messages unsettled, if the queue asks for acknowledgements; further ones
         wait in the client. The stream ends when nothing came for `idle_timeout`.
 
-        One joins channels and not queues: messages of the channel's other queues arrive too, and are counted as
-        unclaimed unless this client consumes them.
+        In TMQP one joins channels and not queues: messages of the channel's other queues arrive too, and are counted
+        as unclaimed unless this client consumes them. It has no `terms`.
+
+        In MQKS, `terms` say what the queue is bound to: `events` instead of all it was (none: it keeps that),
+        `add_events` in addition; without either the event of its own name in addition. ``delete_when_unused=True``, or
+        a duration, deletes the queue when, or so long after, nobody consumes it any more. ``manual_ack=False`` lets the
+        broker forget messages as soon as they are sent. After a reconnect the queue is bound to what the broker said
+        last that it is. The headers ``Topic`` and ``Retry`` of a message name its event, and count how often it came
+        back.
         """
-        return Consumer(self._client, self.address, wanted, prefetch, optional_seconds(idle_timeout))
+        idle = optional_seconds(idle_timeout)
+        return Consumer(self._client, self.address, wanted, prefetch, idle, consume_terms(terms))
 
     @overload
     async def pull(
@@ -887,8 +921,13 @@ class Client:
 
     @property
     def id(self) -> str:
-        """What the broker calls this client."""
+        """What the broker calls this client; empty in MQKS, where clients have no names."""
         return self._connected().id
+
+    @property
+    def protocol(self) -> Literal["tmqp", "mqks"]:
+        """What is spoken with the broker."""
+        return self._connected().protocol
 
     @property
     def state(self) -> State:
@@ -935,6 +974,10 @@ class Client:
         Raises `NotFound` for no such queue, `Nacked` if it was refused, `ConfirmTimeout` if nobody spoke in time.
         With ``confirm=False`` nobody is asked: it returns once the message is on its way, and refusals only count.
         ``retry=True``, which needs an `id`, publishes again when the connection was lost before the acknowledgement.
+
+        In MQKS `queue` is an event, and the broker takes the message whether or not a queue is bound to that. Headers,
+        priorities and copies raise `NotSupported` there; an empty body and one with line ends, TABs or white space at
+        its end, which a line cannot say, raise `InvalidArgument`.
         """
         by, latency = await self._connected().publish(
             queue,
@@ -1170,6 +1213,27 @@ class Client:
         """Remove a queue with its messages."""
         await self._connected().remove_queue(queue)
 
+    async def rebind(
+        self,
+        queue: str,
+        events: Iterable[str] | None = None,
+        *,
+        remove: Iterable[str] = (),
+        remove_masks: Iterable[str] = (),
+        add: Iterable[str] = (),
+    ) -> None:
+        """Change what a queue is bound to, in this order: `events` instead of all it was, without `remove` and what
+        matches `remove_masks` (``user.*.connected``), and `add` in addition. Only in MQKS.
+        """
+        await self._connected().rebind(queue, **rebinding(events, remove, remove_masks, add))
+
+    async def statistic(self, expression: str) -> int:
+        """Ask for a number by one of the expressions that the broker knows, ``len(state.queues)`` for example. Only in
+        MQKS; docs/protocols/mqks.md lists them.
+        """
+        told: int = await self._connected().statistic(expression)
+        return told
+
     async def clear_queue(self, queue: str, *, high_priority: bool = True, normal: bool = True) -> None:
         """Remove the stored messages of a queue: those of high priority, the others, or both."""
         await self._connected().clear_queue(queue, high_priority, normal)
@@ -1239,7 +1303,8 @@ def connect(urls: str | Sequence[str] | Broker = DEFAULT_URL, **options: Unpack[
     Keyword arguments are the fields of `ClientOptions`. Raises `ConnectFailed` if no broker is there, `TLSError` or its
     `CertificateError` if the two do not come to terms on TLS, `AuthFailed` if it does not let the client in. From then
     on the connection is kept: lost ones are made again. A URL may say who
-    the client is: ``tmqp://user:password@host``, ``tmqp://token@host``.
+    the client is: ``tmqp://user:password@host``, ``tmqp://token@host``. ``mqks://`` and ``mqkss://`` speak MQKS, all
+    URLs of a client the same.
     """
     return Client(*reached(urls, ClientOptions(**options)))
 
@@ -1326,6 +1391,29 @@ def receipts(outcomes: list[Outcome], return_exceptions: bool) -> list[Receipt] 
         outcome if isinstance(outcome, errors.MqcoreError) else Receipt(outcome[0] or "nobody", outcome[1])
         for outcome in outcomes
     ]
+
+
+def consume_terms(terms: _Terms) -> dict[str, Any]:
+    """Return the core's arguments for what a consumer agrees on with the broker."""
+    unused = terms.get("delete_when_unused", False)
+    return {
+        "events": list(terms["events"]) if "events" in terms else None,
+        "add_events": list(terms.get("add_events", ())),
+        "delete_unused": (0.0 if unused else None) if isinstance(unused, bool) else seconds(unused),
+        "manual_ack": terms.get("manual_ack", True),
+    }
+
+
+def rebinding(
+    events: Iterable[str] | None, remove: Iterable[str], remove_masks: Iterable[str], add: Iterable[str]
+) -> dict[str, Any]:
+    """Return the core's arguments of a change of bindings."""
+    return {
+        "replace": None if events is None else list(events),
+        "remove": list(remove),
+        "remove_masks": list(remove_masks),
+        "add": list(add),
+    }
 
 
 def pull_options(order: Order, clear: Clear | None, timeout: Duration | None) -> dict[str, Any]:

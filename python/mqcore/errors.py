@@ -5,6 +5,7 @@
     MqcoreError
     ├── ConfigError (ValueError)               a setting that cannot work
     ├── InvalidArgument (ValueError)           an argument that cannot be said: a name, a header, an id
+    ├── NotSupported (NotImplementedError)     something that the protocol of this client does not have
     ├── NotRunning (RuntimeError)              the embedded broker is stopped
     │   └── Forked                             broker or client, made before fork()
     ├── DataDirError                           DataDirBusy · DataDirDamaged · DataDirFull
@@ -61,6 +62,7 @@ __all__ = [
     "Nacked",
     "NotFound",
     "NotRunning",
+    "NotSupported",
     "OperationError",
     "ProtocolError",
     "RateLimited",
@@ -85,6 +87,10 @@ class ConfigError(MqcoreError, ValueError):
 
 class InvalidArgument(MqcoreError, ValueError):
     """An argument that cannot be said in the protocol: a name, a header, a message id."""
+
+
+class NotSupported(MqcoreError, NotImplementedError):
+    """The protocol of this client has no such thing; the text says which one has."""
 
 
 class NotRunning(MqcoreError, RuntimeError):

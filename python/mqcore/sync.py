@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from mqcore.broker import Broker
-    from mqcore.client import Clear, Copies, Headers, Order, Outcome, Subscription, _Options
+    from mqcore.client import Clear, Copies, Headers, Order, Outcome, Subscription, _Options, _Terms
 
 __all__ = ["Batch", "Client", "Consumer", "Delivered", "Events", "Queue", "Request", "Requests", "connect"]
 
@@ -155,7 +155,13 @@ class Consumer(Generic[_T]):
     """
 
     def __init__(
-        self, client: Client, address: str, wanted: type[_T], prefetch: int, idle_timeout: float | None
+        self,
+        client: Client,
+        address: str,
+        wanted: type[_T],
+        prefetch: int,
+        idle_timeout: float | None,
+        terms: dict[str, Any],
     ) -> None:
         if prefetch < 1:
             raise errors.InvalidArgument(f"prefetch is at least 1, not {prefetch}")
@@ -163,12 +169,13 @@ class Consumer(Generic[_T]):
         self._address = address
         self._wanted = wanted
         self._prefetch = prefetch
+        self._terms = terms
         self._idle_timeout = idle_timeout
         self._core: _core.Consumer | None = None
         self._taken: deque[_core.Received] = deque()
 
     def __enter__(self) -> Self:
-        self._core = self._client._connected().consume(self._address, self._prefetch)
+        self._core = self._client._connected().consume(self._address, self._prefetch, **self._terms)
         return self
 
     def __exit__(
@@ -288,16 +295,24 @@ class Queue:
         return published
 
     @overload
-    def consume(self, *, prefetch: int = ..., idle_timeout: Duration | None = ...) -> Consumer[bytes]: ...
+    def consume(
+        self, *, prefetch: int = ..., idle_timeout: Duration | None = ..., **terms: Unpack[_Terms]
+    ) -> Consumer[bytes]: ...
     @overload
     def consume(
-        self, wanted: type[_T], *, prefetch: int = ..., idle_timeout: Duration | None = ...
+        self, wanted: type[_T], *, prefetch: int = ..., idle_timeout: Duration | None = ..., **terms: Unpack[_Terms]
     ) -> Consumer[_T]: ...
     def consume(
-        self, wanted: type[Any] = bytes, *, prefetch: int = PREFETCH, idle_timeout: Duration | None = None
+        self,
+        wanted: type[Any] = bytes,
+        *,
+        prefetch: int = PREFETCH,
+        idle_timeout: Duration | None = None,
+        **terms: Unpack[_Terms],
     ) -> Consumer[Any]:
         """Take messages as they come, with bodies that are `wanted`; see `mqcore.client.Queue.consume`."""
-        return Consumer(self._client, self.address, wanted, prefetch, shared.optional_seconds(idle_timeout))
+        idle = shared.optional_seconds(idle_timeout)
+        return Consumer(self._client, self.address, wanted, prefetch, idle, shared.consume_terms(terms))
 
     @overload
     def pull(
@@ -385,8 +400,13 @@ class Client:
 
     @property
     def id(self) -> str:
-        """What the broker calls this client."""
+        """What the broker calls this client; empty in MQKS, where clients have no names."""
         return self._connected().id
+
+    @property
+    def protocol(self) -> Literal["tmqp", "mqks"]:
+        """What is spoken with the broker."""
+        return self._connected().protocol
 
     @property
     def state(self) -> State:
@@ -633,6 +653,23 @@ class Client:
         """Remove a queue with its messages."""
         self._connected().remove_queue(queue)
 
+    def rebind(
+        self,
+        queue: str,
+        events: Iterable[str] | None = None,
+        *,
+        remove: Iterable[str] = (),
+        remove_masks: Iterable[str] = (),
+        add: Iterable[str] = (),
+    ) -> None:
+        """Change what a queue is bound to; see `mqcore.client.Client.rebind`. Only in MQKS."""
+        self._connected().rebind(queue, **shared.rebinding(events, remove, remove_masks, add))
+
+    def statistic(self, expression: str) -> int:
+        """Ask for a number by an expression; see `mqcore.client.Client.statistic`. Only in MQKS."""
+        told: int = self._connected().statistic(expression)
+        return told
+
     def clear_queue(self, queue: str, *, high_priority: bool = True, normal: bool = True) -> None:
         """Remove the stored messages of a queue: those of high priority, the others, or both."""
         self._connected().clear_queue(queue, high_priority, normal)
@@ -700,6 +737,6 @@ def connect(urls: str | Sequence[str] | Broker = DEFAULT_URL, **options: Unpack[
     Keyword arguments are the fields of `mqcore.client.ClientOptions`. Raises `ConnectFailed` if no broker is there,
     `TLSError` or its `CertificateError` if the two do not come to terms on TLS, `AuthFailed` if it does not let the
     client in. From then on the connection is kept: lost ones are made again. A URL may say who
-    the client is: ``tmqp://user:password@host``, ``tmqp://token@host``.
+    the client is: ``tmqp://user:password@host``, ``tmqp://token@host``. ``mqks://`` and ``mqkss://`` speak MQKS.
     """
     return Client(*shared.reached(urls, ClientOptions(**options)))

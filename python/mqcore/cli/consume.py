@@ -19,34 +19,52 @@ __all__ = ["consume", "pull"]
 
 
 @click.command(short_help="Print what a queue hands out.")
-@click.argument("queue", type=options.QUEUE)
+@click.argument("queue")
 @click.option("--count", type=click.IntRange(min=1), help="Leave after so many. [default: never]")
 @click.option("--idle", type=options.DURATION, help="Leave when nothing came for this long. [default: never]")
 @click.option("--prefetch", type=click.IntRange(min=1), default=100, show_default=True, help="Messages on their way.")
 @click.option("--nack", metavar="REASON", help="Refuse the messages instead of acknowledging them.")
 @click.option("--into", type=click.Path(file_okay=False, path_type=Path), help="Write each body to a file in here.")
 @click.option("--fail-empty", is_flag=True, help="Leave with 1 if there was no message.")
+@click.option("--event", "events", multiple=True, help="MQKS: bind the queue to this and no other event; repeatable.")
+@click.option("--add-event", "added", multiple=True, help="MQKS: bind the queue to this event as well; repeatable.")
+@click.option("--keep-events", is_flag=True, help="MQKS: leave the queue bound to what it is.")
 @options.connection
 @options.as_json
 def consume(
-    queue: tuple[str, int],
+    queue: str,
     count: int | None,
     idle: float | None,
     prefetch: int,
     nack: str | None,
     into: Path | None,
     fail_empty: bool,
+    events: tuple[str, ...],
+    added: tuple[str, ...],
+    keep_events: bool,
     url: str | None,
     timeout: float,
     as_json: bool,
 ) -> int:
-    """Print each message that QUEUE hands out, and acknowledge it where the queue asks for that."""
+    """Print each message that QUEUE hands out, and acknowledge it where the queue asks for that.
+
+    Over MQKS, QUEUE is bound to the event of its own name as well, unless --event, --add-event or --keep-events say
+    otherwise.
+    """
+    if keep_events and (events or added):
+        raise click.UsageError("--keep-events binds nothing; give it, or events")
+    terms: dict[str, Any] = {}
+    if events or keep_events:
+        terms["events"] = events
+    if added:
+        terms["add_events"] = added
+    address = options.address(queue, url)
     seen = 0
     # No more is taken than will be printed: what is merely prefetched is put back, but out of order.
     window = min(prefetch, count) if count is not None else prefetch
-    with options.connect(url, timeout) as client, output.progress(f"consume {queue[0]}/{queue[1]}", count) as advance:
-        for message in client.queue(*queue).consume(prefetch=window, idle_timeout=idle):
-            show(message, queue, into, as_json=as_json)
+    with options.connect(url, timeout) as client, output.progress(f"consume {address}", count) as advance:
+        for message in client.queue(address).consume(prefetch=window, idle_timeout=idle, **terms):
+            show(message, address, into, as_json=as_json)
             if nack is not None:
                 message.nack(nack)
             else:
@@ -80,13 +98,13 @@ def pull(
     seen = 0
     with options.connect(url, timeout) as client:
         for message in client.queue(*queue).pull(count, order=order):
-            show(message, queue, into, as_json=as_json)
+            show(message, f"{queue[0]}/{queue[1]}", into, as_json=as_json)
             message.ack()
             seen += 1
     return ExitCode.REFUSED if fail_empty and not seen else ExitCode.DONE
 
 
-def show(message: Incoming[Any], queue: tuple[str, int], into: Path | None, *, as_json: bool) -> None:
+def show(message: Incoming[Any], queue: str, into: Path | None, *, as_json: bool) -> None:
     """Print one message, or write its body where it is wanted."""
     body = message.raw
     if into is not None:
@@ -96,7 +114,7 @@ def show(message: Incoming[Any], queue: tuple[str, int], into: Path | None, *, a
         (into / name).write_bytes(body)
     if as_json:
         content = {
-            "queue": f"{queue[0]}/{queue[1]}",
+            "queue": queue,
             "id": message.id,
             "source": message.source,
             "headers": dict(message.headers.items()),

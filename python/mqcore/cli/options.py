@@ -10,9 +10,12 @@ import click
 if TYPE_CHECKING:
     from mqcore import sync
 
-__all__ = ["DURATION", "QUEUE", "as_json", "connect", "connection", "split_header"]
+__all__ = ["DURATION", "QUEUE", "address", "as_json", "connect", "connection", "split_header"]
 
 DEFAULT_URL = "tmqp://127.0.0.1:2622"
+
+_PLAIN = ("mqks://", "mqkss://", "mqks+unix://")
+"""Protocols in which a name is just a name."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -74,13 +77,26 @@ def connection(command: _F) -> _F:
     return click.option("--url", metavar="URL", default=None, help="The broker. [default: MQCORE_URL]")(command)
 
 
+def address(queue: str, url: str | None) -> str:
+    """Return where to publish or what to consume, as the protocol of the broker's URL writes it: `channel/id` in TMQP,
+    and any name where names are plain."""
+    if _chosen(url).startswith(_PLAIN):
+        return queue
+    channel, number = QUEUE.convert(queue, None, click.get_current_context())
+    return f"{channel}/{number}"
+
+
 def connect(url: str | None, timeout: float, *, name: str = "mqcore-cli") -> sync.Client:
     """Connect to the broker that the command line names."""
     from mqcore import sync
 
+    chosen = _chosen(url)
     meta = click.get_current_context().find_root().meta
-    chosen = url or meta.get("mqcore.url") or DEFAULT_URL
     return sync.connect(chosen, name=name, kind="mqcore-cli", token=meta.get("mqcore.token"), request_timeout=timeout)
+
+
+def _chosen(url: str | None) -> str:
+    return url or click.get_current_context().find_root().meta.get("mqcore.url") or DEFAULT_URL
 
 
 def split_header(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

@@ -19,7 +19,7 @@ _BATCH = 256
 
 
 @click.command(short_help="Publish messages to a queue.")
-@click.argument("queue", type=options.QUEUE)
+@click.argument("queue")
 @click.argument("body", required=False)
 @click.option("--file", "files", multiple=True, metavar="FILE", help="A file, its octets as one message; repeatable.")
 @click.option("--stdin", "from_stdin", is_flag=True, help="Each line of stdin is a message.")
@@ -32,7 +32,7 @@ _BATCH = 256
 @options.connection
 @options.as_json
 def publish(
-    queue: tuple[str, int],
+    queue: str,
     body: str | None,
     files: tuple[str, ...],
     from_stdin: bool,
@@ -44,9 +44,9 @@ def publish(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Publish BODY, files, or the lines of stdin to QUEUE, such as orders/1001."""
+    """Publish BODY, files, or the lines of stdin to QUEUE, such as orders/1001; in MQKS that is an event."""
     bodies, total = _bodies(body, files, from_stdin, count)
-    address = f"{queue[0]}/{queue[1]}"
+    address = options.address(queue, url)
     published = 0
     octets = 0
     confirmed_by: set[str] = set()

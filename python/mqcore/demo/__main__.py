@@ -46,6 +46,9 @@ def main() -> int:
         data.print(table(title, outcomes))
         kept &= all(outcome.kept for outcome in outcomes)
         for outcome in outcomes:
+            for line in outcome.transcript:
+                data.print(f"  {line}", highlight=False, markup=False)
+        for outcome in outcomes:
             for broken in outcome.broken:
                 talk.print(f"[red]broken[/red] {outcome.queue}: {broken}", highlight=False)
     verdict = "every file arrived as often as promised" if kept else "a promise was broken"

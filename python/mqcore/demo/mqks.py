@@ -59,6 +59,9 @@ class _Talker:
         self._reader = reader
         self._writer = writer
         self._nc = nc
+        self.name = ""
+        self.transcript: list[str] = []
+        """Where what is said and heard is written down, by somebody who has a name."""
 
     @classmethod
     async def connect(cls, host: str, port: int, program: str | None) -> _Talker:
@@ -74,12 +77,19 @@ class _Talker:
 
     async def say(self, line: str) -> None:
         """Write a line."""
+        self._note(">", line)
         self._writer.write(f"{line}\n".encode())
         await self._writer.drain()
 
     async def hear(self) -> str:
         """Read a line; an empty one if nothing more comes."""
-        return (await self._reader.readline()).decode().removesuffix("\n")
+        line = (await self._reader.readline()).decode().removesuffix("\n")
+        self._note("<", line)
+        return line
+
+    def _note(self, direction: str, line: str) -> None:
+        if self.name:
+            self.transcript.append(f"{self.name:8}{direction} {line}")
 
     async def leave(self) -> None:
         """Close."""
@@ -166,6 +176,8 @@ async def _hello_world(host: str, port: int) -> Outcome:
         "Charlie": "greetings-and-byes hi hello bye good-bye",
     }
     talkers = {name: await _Talker.connect(host, port, program) for name in (*subscriptions, "Dave")}
+    for name, talker in talkers.items():
+        talker.name, talker.transcript = name, outcome.transcript
     try:
         async with asyncio.timeout(_LIMIT):
             for name, subscription in subscriptions.items():

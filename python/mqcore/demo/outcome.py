@@ -21,6 +21,8 @@ class Outcome(ABC):
     """In words."""
     broken: list[str] = field(default_factory=list, kw_only=True)
     """In which ways the promise was broken; empty if it was kept."""
+    transcript: list[str] = field(default_factory=list, kw_only=True)
+    """What was said, line by line, where that is worth reading."""
 
     @abstractmethod
     def numbers(self) -> dict[str, int]:

@@ -12,10 +12,13 @@
 //! What a crash or an error leaves is put away by the next opening, before anything else. After an error nothing is believed of
 //! what is in memory: open the archive anew.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
+use std::sync::Arc;
 
 use mqcore_broker::history::{LifeStep, each_step};
+use mqcore_broker::packing::unpack;
 use mqcore_broker::record::RecordError;
 use mqcore_journal::notes::{self, Inventory, SealedNotes};
 use mqcore_journal::storage::Storage;
@@ -29,6 +32,8 @@ use crate::tables::{StepPlace, Table};
 const ROUND_BYTES: u64 = 32 * 1024 * 1024;
 /// Steps after which a round takes no further note: each of them takes some 200 octets of memory until its file is written.
 const ROUND_STEPS: u64 = 256 * 1024;
+/// Octets of notes after which a round takes no further one, now that they are unpacked.
+const ROUND_UNPACKED_BYTES: usize = 64 * 1024 * 1024;
 /// Manifests that are kept, the newest among them: a reader that has just chosen one finds it.
 const MANIFESTS_KEPT: u64 = 8;
 /// Where files are written before they have their name.
@@ -253,7 +258,7 @@ impl<S: Storage> Archive<S> {
         number: u64,
         index: usize,
         shard: u32,
-        (table, partition): (Table, Partition<'_>),
+        (table, partition): (Table, Partition),
         file: Growing,
     ) -> Result<FileEntry, ArchiveError> {
         let (rows, octets) = file.rows.finish()?;
@@ -428,21 +433,21 @@ impl Growing {
 }
 
 /// What a round archives.
-struct Taken<'a> {
-    files: BTreeMap<(Table, Partition<'a>), Growing>,
+struct Taken {
+    files: BTreeMap<(Table, Partition), Growing>,
     /// How many different notes were read.
     notes: u64,
     below: u64,
 }
 
-fn take<'a>(
+fn take(
     shard: u32,
     journal: u64,
-    read: &'a [(SealedNotes, Vec<u8>)],
+    read: &[(SealedNotes, Vec<u8>)],
     from: u64,
     below: u64,
-) -> Result<Taken<'a>, ArchiveError> {
-    let mut found: Vec<(u64, &'a [u8])> = Vec::new();
+) -> Result<Taken, ArchiveError> {
+    let mut found: Vec<(u64, &[u8])> = Vec::new();
     for (sealed, bytes) in read {
         notes::each(journal, sealed, bytes, &mut |note| {
             if (from..below).contains(&note.number) {
@@ -453,21 +458,26 @@ fn take<'a>(
     found.sort_unstable_by_key(|(number, _)| *number);
     // Housekeeping that was interrupted leaves a note twice.
     found.dedup_by_key(|(number, _)| *number);
-    let mut files: HashMap<(Table, Partition<'a>), Growing> = HashMap::new();
-    let (mut steps, mut notes, mut reached) = (0, 0, below);
+    let mut files = Files::default();
+    let (mut steps, mut octets, mut notes, mut reached) = (0, 0, 0, below);
+    let mut memory = Vec::new();
     for (number, payload) in found {
-        if steps >= ROUND_STEPS {
+        if steps >= ROUND_STEPS || octets >= ROUND_UNPACKED_BYTES {
             reached = number;
             break;
         }
         let mut position = 0;
         let mut broken = None;
-        let outcome = each_step(payload, &mut |step| {
+        let mut show = |step: LifeStep<'_>| {
             let place = StepPlace { shard, note: number, position };
             position += 1;
             if broken.is_none() {
-                broken = add(&mut files, place, &step).err();
+                broken = files.add(place, &step).err();
             }
+        };
+        let outcome = unpack(payload, &mut memory).and_then(|block| {
+            octets += block.len();
+            each_step(block, &mut show)
         });
         steps += u64::from(position);
         if let Some(error) = broken {
@@ -480,26 +490,45 @@ fn take<'a>(
             Err(later) => return Err(ArchiveError::Record(later)),
         }
     }
-    Ok(Taken { files: files.into_iter().collect(), notes, below: reached })
+    Ok(Taken { files: files.growing.into_iter().collect(), notes, below: reached })
 }
 
-fn add<'a>(
-    files: &mut HashMap<(Table, Partition<'a>), Growing>,
-    place: StepPlace,
-    step: &LifeStep<'a>,
-) -> Result<(), ExportError> {
-    let (partition, note) = (Partition::of(step.queue, step.time.0), place.note);
-    for table in [Table::Steps, Table::Messages] {
-        if table == Table::Messages && step.content.is_none() {
-            continue;
+/// The files of a round, and each queue's name once, however many rows have it.
+#[derive(Default)]
+struct Files {
+    growing: HashMap<(Table, Partition), Growing>,
+    queues: HashSet<Arc<str>>,
+}
+
+impl Files {
+    fn add(&mut self, place: StepPlace, step: &LifeStep<'_>) -> Result<(), ExportError> {
+        let partition = Partition::of(self.queue(step.queue), step.time.0);
+        if step.content.is_some() {
+            self.push(Table::Messages, partition.clone(), place, step)?;
         }
-        let file = match files.entry((table, partition)) {
-            std::collections::hash_map::Entry::Occupied(file) => file.into_mut(),
-            std::collections::hash_map::Entry::Vacant(place) => {
-                place.insert(Growing::new(table, step.time.0, note)?)
-            }
-        };
-        file.push(table, place, step)?;
+        self.push(Table::Steps, partition, place, step)
     }
-    Ok(())
+
+    fn push(
+        &mut self,
+        table: Table,
+        partition: Partition,
+        place: StepPlace,
+        step: &LifeStep<'_>,
+    ) -> Result<(), ExportError> {
+        let file = match self.growing.entry((table, partition)) {
+            Entry::Occupied(file) => file.into_mut(),
+            Entry::Vacant(free) => free.insert(Growing::new(table, step.time.0, place.note)?),
+        };
+        file.push(table, place, step)
+    }
+
+    fn queue(&mut self, name: &str) -> Arc<str> {
+        if let Some(queue) = self.queues.get(name) {
+            return Arc::clone(queue);
+        }
+        let queue: Arc<str> = name.into();
+        self.queues.insert(Arc::clone(&queue));
+        queue
+    }
 }

@@ -1,6 +1,7 @@
 //! Where in the tree a row belongs: directories named as data lakes name them, `channel=orders/queue_id=7/date=2026-11-21`.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 /// What stands where there is no value, as for a step of a whole shard.
 const NOTHING: &str = "__HIVE_DEFAULT_PARTITION__";
@@ -8,22 +9,22 @@ const NOTHING: &str = "__HIVE_DEFAULT_PARTITION__";
 const NAME_BYTES_MAX: usize = 200;
 
 /// A queue and a day (UTC).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Partition<'a> {
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Partition {
     /// `channel/id`; empty: none.
-    pub queue: &'a str,
+    pub queue: Arc<str>,
     /// Days since 1970.
     pub day: u32,
 }
 
-impl<'a> Partition<'a> {
+impl Partition {
     /// Where a row of this queue and this moment belongs.
-    pub fn of(queue: &'a str, time_ms: u64) -> Self {
+    pub fn of(queue: Arc<str>, time_ms: u64) -> Self {
         Self { queue, day: u32::try_from(time_ms / 86_400_000).unwrap_or(u32::MAX) }
     }
 
     /// Channel and queue id; `None` for a step of a whole shard.
-    pub fn address(&self) -> Option<(&'a str, u16)> {
+    pub fn address(&self) -> Option<(&str, u16)> {
         let (channel, id) = self.queue.rsplit_once('/')?;
         Some((channel, id.parse().ok()?))
     }
@@ -86,18 +87,18 @@ mod tests {
 
     #[test]
     fn days_are_named_as_calendars_name_them() {
-        let date = |days: u64| Partition::of("a/0", days * 86_400_000).date();
+        let date = |days: u64| Partition::of("a/0".into(), days * 86_400_000).date();
         assert_eq!(date(0), "1970-01-01");
         assert_eq!(date(59), "1970-03-01");
         assert_eq!(date(11_016), "2000-02-29");
         assert_eq!(date(19_723), "2024-01-01");
         assert_eq!(date(20_778), "2026-11-21");
-        assert_eq!(Partition::of("a/0", 86_399_999).date(), "1970-01-01");
+        assert_eq!(Partition::of("a/0".into(), 86_399_999).date(), "1970-01-01");
     }
 
     #[test]
     fn a_name_stays_one_directory_whatever_is_in_it() {
-        let path = |queue| Partition::of(queue, 0).path();
+        let path = |queue: &str| Partition::of(queue.into(), 0).path();
         assert_eq!(path("orders/7"), "channel=orders/queue_id=7/date=1970-01-01");
         assert_eq!(path("logs/eu=%ü/7"), "channel=logs%2Feu%3D%25%C3%BC/queue_id=7/date=1970-01-01");
         assert_eq!(path("../../etc/0"), "channel=..%2F..%2Fetc/queue_id=0/date=1970-01-01");

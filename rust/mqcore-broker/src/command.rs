@@ -56,6 +56,11 @@ pub enum Command {
         /// `None`: they were processed. `Some`: they were not; why.
         negative: Option<Box<str>>,
     },
+    /// A consumer whose subscriptions share slots has some again: this queue may have something for it. Never answered.
+    RoomFor {
+        /// Which queue.
+        queue: QueueAddress,
+    },
     /// A consumer asks for messages of a pull or cache queue.
     Pull(Box<Pull>),
     /// Hello: the peer says who it is. Answered by `Event::Welcomed` or `Event::Refused`.
@@ -358,7 +363,7 @@ impl Command {
             Self::PublishTopic { topic, .. } => Destination::Shard(topic.shard(shards)),
             Self::Route { router, .. } => Destination::Shard(router.shard(shards)),
             Self::Acknowledge(acknowledgement) => of(&acknowledgement.queue.channel),
-            Self::AcknowledgeAll { queue, .. } => of(&queue.channel),
+            Self::AcknowledgeAll { queue, .. } | Self::RoomFor { queue } => of(&queue.channel),
             Self::Pull(pull) => of(&pull.queue.channel),
             Self::Introduce(_)
             | Self::Direct { .. }

@@ -134,6 +134,9 @@ impl Deliveries {
 
     /// Whether `consumer` may have one more.
     pub(crate) fn has_room(&self, consumer: &Consumer) -> bool {
+        if consumer.terms.slots.as_ref().is_some_and(|slots| slots.free() == 0) {
+            return false;
+        }
         let window = consumer.terms.window;
         window == 0 || self.windows.get(&consumer.key()).is_none_or(|open| *open < window)
     }

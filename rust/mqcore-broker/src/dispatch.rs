@@ -1,22 +1,23 @@
 //! Handing out: to whom, in which order, how much at a time. What a policy decides is decided here at once;
 //! queues whose handler decides sending steps itself go through `workflow`.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use crate::client::Client;
 use crate::decision::Step;
-use crate::effect::{Deliver, Event, Recipients};
+use crate::effect::{Deliver, Effect, Event, Recipients};
 use crate::history::Happened;
 use crate::id::{ConnectionId, Tag};
-use crate::members::{Consumer, Members};
+use crate::members::{Consumer, Member, Members};
 use crate::options::Status;
 use crate::queue::Queue;
 use crate::ready::Entry;
 use crate::record::{Progress, Record};
 use crate::stats::DropReason;
-use crate::subscription::Settling;
+use crate::subscription::{Settling, TakenSlot};
 use crate::time::Timestamp;
 use crate::turn::{Turn, Verdict};
 use crate::workflow::{FLOWS_MAX, Mode};
@@ -101,9 +102,12 @@ impl Queue {
     /// Gives a message to those it is for. Gives it back if there is nobody after all.
     fn hand_out(&mut self, entry: Entry, members: &Members, turn: &mut Turn<'_>) -> Option<Entry> {
         if self.gives_to_one() {
-            let Some(position) = self.choose(members, turn) else { return Some(entry) };
+            let Some((position, slot)) = self.choose(members, turn) else { return Some(entry) };
             let consumer = members.list()[position].consumer.clone();
-            self.send(entry, std::slice::from_ref(&consumer), turn);
+            self.send(entry, &consumer, turn);
+            if let Some(slot) = slot {
+                slot.spend();
+            }
         } else {
             self.send_to_all(entry, members, turn);
         }
@@ -112,7 +116,14 @@ impl Queue {
 
     /// The consumer whose turn it is in round robin, or the first acquirer; those that cannot take more are
     /// passed over.
-    pub(crate) fn choose(&mut self, members: &Members, turn: &Turn<'_>) -> Option<usize> {
+    pub(crate) fn choose(
+        &mut self,
+        members: &Members,
+        turn: &Turn<'_>,
+    ) -> Option<(usize, Option<TakenSlot>)> {
+        if members.has_slots() {
+            return self.choose_by_weight(members, turn);
+        }
         let count = members.len();
         let first = if self.face.options.status == Status::RoundRobin { self.cursor } else { 0 };
         let congested = &turn.books.congested;
@@ -123,7 +134,34 @@ impl Queue {
                 !members.has_windows() || self.deliveries.has_room(&members.list()[*position].consumer)
             })?;
         self.cursor = (position + 1) % count;
-        Some(position)
+        Some((position, None))
+    }
+
+    /// Of those that can take more the one with the largest weight, among equals the one that has waited longest. A slot
+    /// that another shard takes meanwhile leads to the next best.
+    fn choose_by_weight(&self, members: &Members, turn: &Turn<'_>) -> Option<(usize, Option<TakenSlot>)> {
+        let congested = &turn.books.congested;
+        loop {
+            let free = members.list().iter().enumerate().filter(|(_, member)| {
+                let consumer = &member.consumer;
+                !congested.contains_key(&consumer.client.connection) && self.deliveries.has_room(consumer)
+            });
+            let rank = |(_, member): &(usize, &Member)| {
+                let terms = &member.consumer.terms;
+                let waited = Reverse(terms.slots.as_ref().map_or(0, |slots| slots.used()));
+                (terms.weight, waited)
+            };
+            // The first of equals, where `max_by_key` would take the last.
+            let (position, member) = free.rev().max_by_key(rank)?;
+            match &member.consumer.terms.slots {
+                None => return Some((position, None)),
+                Some(slots) => {
+                    if let Some(slot) = slots.take() {
+                        return Some((position, Some(slot)));
+                    }
+                }
+            }
+        }
     }
 
     fn send_to_all(&mut self, mut entry: Entry, members: &Members, turn: &mut Turn<'_>) {
@@ -165,11 +203,9 @@ impl Queue {
     }
 
     /// Writes the delivery to one consumer down, opens it if it must be acknowledged, and ends the message's way if not.
-    fn send(&mut self, mut entry: Entry, consumer: &[Consumer], turn: &mut Turn<'_>) {
-        for consumer in consumer {
-            self.deliver_to(&mut entry, consumer, turn);
-        }
-        self.conclude(entry, consumer, turn);
+    fn send(&mut self, mut entry: Entry, consumer: &Consumer, turn: &mut Turn<'_>) {
+        self.deliver_to(&mut entry, consumer, turn);
+        self.conclude(entry, std::slice::from_ref(consumer), turn);
     }
 
     /// Whether a delivery to this consumer stays open until it is settled.
@@ -205,7 +241,7 @@ impl Queue {
 
     /// `consumer` has the message `held` now, until it settles it.
     pub(crate) fn open(&mut self, held: usize, consumer: &Consumer, turn: &mut Turn<'_>) {
-        let terms = consumer.terms;
+        let terms = &consumer.terms;
         let timeout = match terms.settling {
             Settling::Explicit if !self.face.options.request_acknowledge => terms.timeout,
             _ => Some(terms.timeout.unwrap_or(self.face.options.acknowledge_timeout)),
@@ -224,30 +260,35 @@ impl Queue {
         let to = Recipients::One(consumer.client.connection);
         let subscription = (consumer.tag, consumer.name.clone());
         let acknowledge = consumer.terms.settling != Settling::AtOnce && self.stays_open(consumer);
-        self.deliver_tagged(entry, to, subscription, acknowledge, turn);
+        let deliver = self.delivery_of(entry, to, subscription, acknowledge, turn);
+        if consumer.terms.told {
+            return turn.tell(consumer.client.connection, Event::Delivered(deliver));
+        }
+        turn.effects.push(Effect::Deliver(deliver));
     }
 
     /// The delivery to those without a tag, counted.
     fn deliver(&mut self, entry: &mut Entry, to: Recipients, turn: &mut Turn<'_>) {
         let acknowledge = self.face.options.request_acknowledge;
-        self.deliver_tagged(entry, to, (Tag::CHANNEL, None), acknowledge, turn);
+        let deliver = self.delivery_of(entry, to, (Tag::CHANNEL, None), acknowledge, turn);
+        turn.effects.push(Effect::Deliver(deliver));
     }
 
-    fn deliver_tagged(
+    fn delivery_of(
         &mut self,
         entry: &mut Entry,
         to: Recipients,
         (tag, name): (Tag, Option<Arc<[u8]>>),
         acknowledge: bool,
         turn: &mut Turn<'_>,
-    ) {
+    ) -> Deliver {
         let stats = &mut self.face.stats;
         stats.sent += 1;
         stats.deliveries += to.as_slice().len() as u64;
         stats.last_sent_ms = turn.now.0;
         let first = entry.attempts == 0;
         self.attempted(entry, acknowledge, turn);
-        turn.effects.push(crate::effect::Effect::Deliver(Deliver {
+        Deliver {
             queue: self.face.address.clone(),
             message: entry.message.clone(),
             to,
@@ -257,7 +298,7 @@ impl Queue {
             tag,
             put_backs: entry.put_backs,
             name,
-        }));
+        }
     }
 
     /// Counts an attempt. The first one of a saved message is written down, so that after a crash a consumer can

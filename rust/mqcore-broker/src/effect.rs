@@ -209,6 +209,8 @@ pub enum Event {
         /// Which subscription.
         tag: Tag,
     },
+    /// A message for a subscription whose terms want its session told of each.
+    Delivered(Deliver),
     /// One message of a pull.
     Pulled {
         /// The pull.

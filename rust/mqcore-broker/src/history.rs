@@ -508,7 +508,7 @@ fn push_text(octets: &mut Vec<u8>, text: &[u8]) {
 }
 
 /// Seven bits an octet, the lowest first; the highest bit says that more follow.
-fn push(octets: &mut Vec<u8>, mut value: u64) {
+pub(crate) fn push(octets: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         octets.push(value as u8 | 0x80);
         value >>= 7;
@@ -589,7 +589,8 @@ pub struct Content<'a> {
     pub body: Option<&'a [u8]>,
 }
 
-/// Shows every step of a block in its order. What was shown before an error is sound.
+/// Shows every step of a block in its order. What was shown before an error is sound. A block that comes from a disk may
+/// be packed: [`unpack`](crate::packing::unpack) it first.
 ///
 /// # Errors
 /// [`RecordError`] for a later version's block, and for what is none.
@@ -647,8 +648,14 @@ impl LifeStep<'_> {
     }
 }
 
-fn malformed(why: &'static str) -> RecordError {
+pub(crate) fn malformed(why: &'static str) -> RecordError {
     RecordError::Malformed { what: HISTORY, why }
+}
+
+/// A number as [`push`] writes it, and what stands behind it.
+pub(crate) fn varint(octets: &[u8]) -> Result<(u64, &[u8]), RecordError> {
+    let mut reader = Reader { rest: octets };
+    Ok((reader.varint()?, reader.rest))
 }
 
 struct Reader<'a> {

@@ -51,12 +51,20 @@ pub(crate) struct Members {
     untagged: Arc<[ConnectionId]>,
     /// Somebody's window is limited.
     windowed: bool,
+    /// Somebody's slots are shared with other queues.
+    slotted: bool,
 }
 
 impl Default for Members {
     fn default() -> Self {
         let nobody: Arc<[ConnectionId]> = Arc::new([]);
-        Self { list: Vec::new(), connections: nobody.clone(), untagged: nobody, windowed: false }
+        Self {
+            list: Vec::new(),
+            connections: nobody.clone(),
+            untagged: nobody,
+            windowed: false,
+            slotted: false,
+        }
     }
 }
 
@@ -88,6 +96,11 @@ impl Members {
     /// Whether anybody's window is limited.
     pub(crate) fn has_windows(&self) -> bool {
         self.windowed
+    }
+
+    /// Whether anybody has slots that other queues take too.
+    pub(crate) fn has_slots(&self) -> bool {
+        self.slotted
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -139,6 +152,8 @@ impl Members {
         } else {
             self.connections.clone()
         };
-        self.windowed = self.list.iter().any(|member| member.consumer.terms.window > 0);
+        let terms = || self.list.iter().map(|member| &member.consumer.terms);
+        self.slotted = terms().any(|terms| terms.slots.is_some());
+        self.windowed = self.slotted || terms().any(|terms| terms.window > 0);
     }
 }

@@ -19,6 +19,7 @@ use crate::options::Status;
 use crate::queue::Queue;
 use crate::ready::Entry;
 use crate::stats::DropReason;
+use crate::subscription::TakenSlot;
 use crate::turn::{Asker, Deciding, Inquiry, Turn, Verdict, decide};
 
 /// Messages of one queue on their way at once. As many as one batch to a handler holds.
@@ -61,6 +62,8 @@ struct Flow {
     sent: u32,
     /// What the consumers' steps decided so far, joined; `None` before the first.
     joined: Option<Verdict>,
+    /// What it takes of the one consumer that was chosen for it; dropped, it is free again.
+    slot: Option<TakenSlot>,
     /// It will not write any more, so the next one may.
     written: bool,
 }
@@ -166,6 +169,7 @@ impl Queue {
             current: None,
             sent: 0,
             joined: None,
+            slot: None,
             written: false,
         };
         self.flows.slots.push_back(Slot::Parked(Box::new(flow)));
@@ -272,8 +276,10 @@ impl Queue {
                 flow.untried = members.list().iter().rev().map(|member| member.consumer.clone()).collect();
             }
             Mode::One => {
-                let chosen = self.choose(members, turn);
-                flow.untried.extend(chosen.map(|position| members.list()[position].consumer.clone()));
+                if let Some((position, slot)) = self.choose(members, turn) {
+                    flow.untried.push(members.list()[position].consumer.clone());
+                    flow.slot = slot;
+                }
             }
             Mode::Pulled(client, _) => flow.untried.push(Consumer::of_channel(client.clone())),
         }
@@ -332,6 +338,9 @@ impl Queue {
         match &flow.mode {
             Mode::Pulled(client, parcel) => self.deliver_pulled(&mut entry, client.connection, *parcel, turn),
             Mode::All | Mode::One => self.deliver_to(&mut entry, &consumer, turn),
+        }
+        if let Some(slot) = flow.slot.take() {
+            slot.spend();
         }
         turn.life(&self.face.address, &entry, Happened::Delivered(&consumer.client));
         if flow.sent > 0 {

@@ -4,25 +4,27 @@ mod world;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use mqcore_broker::bindings::{QueueBinding, Unused};
 use mqcore_broker::client::Client;
 use mqcore_broker::command::{Command, Request};
-use mqcore_broker::decision::Step;
+use mqcore_broker::decision::{Decision, Step};
 use mqcore_broker::effect::{Effect, Event, Reply};
 use mqcore_broker::id::{RequestId, Tag, TopicName};
 use mqcore_broker::options::{QueueChanges, Status};
 use mqcore_broker::rejection::RejectionKind;
-use mqcore_broker::subscription::{QueueSubscription, Remote, Settling, Terms};
+use mqcore_broker::subscription::{QueueSubscription, Remote, Settling, Slots, Terms};
 use mqcore_broker::topic::TopicPattern;
 use proptest::prelude::*;
 use world::{ALLOW, World, acknowledged, changes, handler, id_of, queue};
 
 const Q: &str = "jobs/0";
 
-const EXPLICIT: Terms = Terms { settling: Settling::Explicit, window: 0, timeout: None };
-const AT_ONCE: Terms = Terms { settling: Settling::AtOnce, window: 0, timeout: None };
+const EXPLICIT: Terms =
+    Terms { settling: Settling::Explicit, window: 0, timeout: None, told: false, weight: 0, slots: None };
+const AT_ONCE: Terms = Terms { settling: Settling::AtOnce, ..EXPLICIT };
 
 fn window(window: u32) -> Terms {
     Terms { window, ..EXPLICIT }
@@ -503,6 +505,94 @@ fn any_connection_can_settle_or_end_the_subscriptions_of_a_name() {
     assert_eq!(to(&mut world, b"c1", ack(None)).unwrap_err(), RejectionKind::NotFound);
 }
 
+// ---- Slots -----------------------------------------------------------------------------------------------
+
+/// Workers whose slots are compared by one clock.
+#[derive(Default)]
+struct Workers(Arc<AtomicU64>);
+
+impl Workers {
+    fn slots(&self, free: u32) -> Arc<Slots> {
+        let slots = Arc::new(Slots::new(Arc::clone(&self.0)));
+        for _ in 0..free {
+            assert!(slots.give(free));
+        }
+        slots
+    }
+}
+
+fn slotted(weight: i32, slots: &Arc<Slots>) -> Terms {
+    Terms { weight, slots: Some(Arc::clone(slots)), ..EXPLICIT }
+}
+
+#[test]
+fn larger_weights_come_first_while_they_have_slots_and_equals_take_turns() {
+    let mut world = World::new();
+    let producer = world.client("producer");
+    world.create(&producer, Q, changes(Status::RoundRobin));
+    let workers = Workers::default();
+    for (name, weight) in [("a", 10), ("b", 30), ("c", 30), ("d", 20)] {
+        let client = world.client(name);
+        world.consume(&client, 1, slotted(weight, &workers.slots(2)));
+    }
+    for id in ["1", "2", "3", "4", "5", "6", "7", "8", "9"] {
+        world.publish(&producer, Q, id);
+    }
+    // b c b c d d a a, by the numbers of their connections.
+    let expected = ["3.1:1", "4.1:2", "3.1:3", "4.1:4", "5.1:5", "5.1:6", "2.1:7", "2.1:8"];
+    assert_eq!(world.tagged(), expected);
+    assert_eq!(world.stored(Q), 1, "nobody has a slot for the ninth");
+}
+
+#[test]
+fn the_queues_of_a_worker_share_its_slots_and_whoever_waits_gets_the_next() {
+    let (mut world, producer, one, _) = workers();
+    world.create(&producer, "other/0", changes(Status::RoundRobin));
+    let slots = Workers::default().slots(1);
+    world.consume(&one, 1, slotted(0, &slots));
+    let other = QueueSubscription { terms: slotted(0, &slots), ..subscription("other/0", 2) };
+    world.request(&one, Request::SubscribeQueue(Box::new(other))).unwrap();
+    world.publish(&producer, Q, "a");
+    world.publish(&producer, "other/0", "b");
+    assert_eq!((world.tagged(), slots.free()), (vec!["2.1:a".to_owned()], 0));
+    world.settle(&one, 1, "a", None);
+    assert!(world.tagged().is_empty(), "settled is not ready");
+    assert!(slots.give(1) && !slots.give(1));
+    assert!(world.tagged().is_empty(), "no queue was told");
+    world.command(&one, Command::RoomFor { queue: queue("other/0") });
+    assert_eq!((world.tagged(), slots.free()), (vec!["2.2:b".to_owned()], 0));
+}
+
+#[test]
+fn a_slot_is_free_again_if_a_handler_keeps_the_message() {
+    let (mut world, producer, one, _) = workers();
+    world.broker.register_handler(handler("picky", &[Step::CanConsumerReceive]));
+    let picky = QueueChanges { delivery_handler: Some("picky".into()), ..changes(Status::RoundRobin) };
+    world.update(&producer, Q, picky);
+    let slots = Workers::default().slots(1);
+    world.consume(&one, 1, slotted(0, &slots));
+    world.publish(&producer, Q, "a");
+    assert_eq!(slots.free(), 0, "taken while the handler thinks");
+    world.answer(Step::CanConsumerReceive, Decision::REFUSE);
+    assert_eq!((world.tagged(), slots.free()), (vec![], 1));
+    world.publish(&producer, Q, "b");
+    world.answer(Step::CanConsumerReceive, ALLOW);
+    assert_eq!((world.tagged(), slots.free()), (vec!["2.1:b".to_owned()], 0));
+}
+
+#[test]
+fn sessions_that_want_to_be_told_are_told_of_each_delivery() {
+    let (mut world, producer, one, _) = workers();
+    world.consume(&one, 1, Terms { told: true, ..EXPLICIT });
+    world.publish(&producer, Q, "a");
+    assert!(world.tagged().is_empty());
+    let told = world.told(one.connection);
+    let [.., Event::Delivered(deliver)] = told.as_slice() else { panic!("{told:?}") };
+    assert_eq!((id_of(&deliver.message).as_str(), deliver.tag, deliver.first), ("a", Tag(1), true));
+    world.settle(&one, 1, "a", None);
+    assert_eq!(world.information(Q).unsettled, 0);
+}
+
 // ---- Random runs -----------------------------------------------------------------------------------------
 
 const CLIENTS: usize = 3;
@@ -556,13 +646,14 @@ impl Model {
         while let Some((id, put_backs)) = self.waiting.front().cloned() {
             let count = self.members.len();
             let free = |at: &usize| {
-                let (client, tag, terms) = self.members[*at];
+                let (client, tag, terms) = &self.members[*at];
+                let (client, tag) = (*client, *tag);
                 let room = terms.window == 0 || self.count(client, tag) < terms.window as usize;
                 room && !self.congested[client]
             };
             let Some(at) = (0..count).map(|step| (self.cursor + step) % count).find(free) else { break };
             self.cursor = (at + 1) % count;
-            let (client, tag, terms) = self.members[at];
+            let (client, tag, terms) = self.members[at].clone();
             self.waiting.pop_front();
             let again = if put_backs > 0 { format!("+{put_backs}") } else { String::new() };
             seen.push(format!("{}.{tag}:{id}{again}", client + 2));
@@ -625,7 +716,7 @@ fn run(ops: Vec<Op>) {
                 match model.members.iter_mut().find(|member| (member.0, member.1) == (client, tag)) {
                     // What is in flight was handed out on the old terms; the model keeps to one kind.
                     Some(_) => continue,
-                    None => model.members.push((client, tag, terms)),
+                    None => model.members.push((client, tag, terms.clone())),
                 }
                 world.consume(&clients[client], tag, terms);
             }

@@ -1,5 +1,6 @@
-//! Where things are: queues (`orders/1001`) and brokers (`tmqp://host:2622`).
+//! Where things are: queues (`orders/1001`) and brokers (`tmqp://host:2622`), in each protocol's own spelling.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -8,8 +9,63 @@ use mqcore_wire::tmqp::NAME_BYTES_MAX;
 
 use crate::error::ClientError;
 
-/// The port of a TMQP listener when the address names none.
-pub const DEFAULT_PORT: u16 = 2622;
+/// What is spoken with a broker, as its URL begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Protocol {
+    /// TMQP/2.0: everything that there is.
+    Tmqp,
+    /// MQKS: lines of text.
+    Mqks,
+    /// Throttr, which has a client of its own: [`crate::throttr`].
+    Throttr,
+}
+
+impl Protocol {
+    /// The scheme of its URLs: `tmqp`, `mqks`, `throttr`.
+    #[must_use]
+    pub const fn scheme(self) -> &'static str {
+        match self {
+            Self::Tmqp => "tmqp",
+            Self::Mqks => "mqks",
+            Self::Throttr => "throttr",
+        }
+    }
+
+    /// What it is called.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tmqp => "TMQP/2.0",
+            Self::Mqks => "MQKS",
+            Self::Throttr => "Throttr",
+        }
+    }
+
+    /// The port of its listener when an address names none.
+    #[must_use]
+    pub const fn default_port(self) -> u16 {
+        match self {
+            Self::Tmqp => 2622,
+            Self::Mqks => 25_000,
+            Self::Throttr => 9000,
+        }
+    }
+
+    /// Of this client, by the scheme of a URL.
+    fn from_scheme(scheme: &str) -> Option<Self> {
+        match scheme {
+            "tmqp" | "tmq" => Some(Self::Tmqp),
+            "mqks" => Some(Self::Mqks),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.scheme())
+    }
+}
 
 /// A queue: the channel it belongs to, and its number there. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -41,6 +97,35 @@ impl QueueAddress {
         }
     }
 
+    /// Reads a name of a protocol that has plain ones: a queue, an event or a destination. `orders/1001` is that queue
+    /// and `orders` queue 0, as everywhere; [`QueueAddress::name`] gives back exactly what was written.
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError::InvalidArgument`] for what no such protocol can say: nothing, more than 255 octets, white space,
+    /// control characters, and `--` in front, which begins a flag.
+    pub fn plain(text: &str) -> Result<Self, ClientError> {
+        if text.is_empty() || text.len() > NAME_BYTES_MAX {
+            return Err(ClientError::invalid("name", format!("{text:?} must have 1 to 255 octets")));
+        }
+        if let Some(c) = text.chars().find(|c| c.is_whitespace() || c.is_control()) {
+            return Err(ClientError::invalid("name", format!("{text:?} must not contain {c:?}")));
+        }
+        if text.starts_with("--") {
+            return Err(ClientError::invalid("name", format!("{text:?} would be read as a flag")));
+        }
+        let split = text.rsplit_once('/').and_then(|(channel, id)| Some((channel, id.parse::<u16>().ok()?)));
+        let written = split.filter(|(channel, id)| *id > 0 && text.len() == channel.len() + 1 + digits(*id));
+        let (channel, id) = written.unwrap_or((text, 0));
+        Ok(Self { channel: channel.into(), id })
+    }
+
+    /// The queue as protocols with plain names write it: `orders` for queue 0, `orders/1001` for others.
+    #[must_use]
+    pub fn name(&self) -> Cow<'_, str> {
+        if self.id == 0 { Cow::Borrowed(&self.channel) } else { Cow::Owned(self.to_string()) }
+    }
+
     /// The channel's name.
     #[must_use]
     pub fn channel(&self) -> &Arc<str> {
@@ -58,6 +143,11 @@ impl fmt::Display for QueueAddress {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}/{}", self.channel, self.id)
     }
+}
+
+/// How many digits a number is written with.
+fn digits(number: u16) -> usize {
+    number.checked_ilog10().map_or(1, |log| log as usize + 1)
 }
 
 /// Takes a channel name that a broker takes: 1 to 255 octets, none of `@`, space, `;`, `*`, no control character.
@@ -78,8 +168,8 @@ pub fn channel_name(name: &str) -> Result<Arc<str>, ClientError> {
 /// Where a broker listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrokerAddress {
-    /// What is spoken there, as its URL begins: `"tmqp"`, `"throttr"`.
-    pub protocol: &'static str,
+    /// What is spoken there.
+    pub protocol: Protocol,
     /// Name or address of the machine; of a Unix socket, its file.
     pub host: String,
     /// TCP port; 0 for a Unix socket.
@@ -104,6 +194,7 @@ pub enum Carrier {
 impl BrokerAddress {
     /// Reads `tmqp://host[:port][/path]`; `tmq://` is the same, and so is `host:port`. `tmqps://` and `tmqs://` are TLS
     /// and may have `?ca=FILE&cert=FILE&key=FILE&server_name=NAME`; `tmqp+unix:///run/mqcore.sock` is a Unix socket.
+    /// `mqks://`, `mqkss://` and `mqks+unix://` are the same for MQKS.
     ///
     /// # Errors
     ///
@@ -112,25 +203,26 @@ impl BrokerAddress {
         let wrong = |why: &str| ClientError::invalid("address", format!("{text:?}: {why}"));
         let (scheme, rest) = text.split_once("://").unwrap_or(("tmqp", text));
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let carrier = match scheme {
-            "tmqp" | "tmq" => Carrier::Tcp,
-            "tmqps" | "tmqs" => Carrier::Tls(tls_options(query).map_err(|why| wrong(&why))?),
-            "tmqp+unix" if cfg!(unix) => Carrier::Unix,
-            _ => return Err(wrong(&format!("{scheme:?} is not spoken here; write tmqp://host:port"))),
+        let unknown =
+            || wrong(&format!("{scheme:?} is not spoken here; write tmqp://host:port or mqks://host:port"));
+        let (protocol, carrier) = if let Some(name) = scheme.strip_suffix("+unix")
+            && cfg!(unix)
+        {
+            (Protocol::from_scheme(name).ok_or_else(unknown)?, Carrier::Unix)
+        } else if let Some(protocol) = Protocol::from_scheme(scheme) {
+            (protocol, Carrier::Tcp)
+        } else {
+            let protocol = scheme.strip_suffix('s').and_then(Protocol::from_scheme).ok_or_else(unknown)?;
+            (protocol, Carrier::Tls(tls_options(query).map_err(|why| wrong(&why))?))
         };
         if !query.is_empty() && !matches!(carrier, Carrier::Tls(_)) {
-            return Err(wrong("only tmqps:// has options"));
+            return Err(wrong(&format!("only {protocol}s:// has options")));
         }
-        Self::located("tmqp", DEFAULT_PORT, carrier, rest).map_err(|why| wrong(&why))
+        Self::located(protocol, carrier, rest).map_err(|why| wrong(&why))
     }
 
     /// Reads what stands between the scheme and the options.
-    pub(crate) fn located(
-        protocol: &'static str,
-        default_port: u16,
-        carrier: Carrier,
-        rest: &str,
-    ) -> Result<Self, String> {
+    pub(crate) fn located(protocol: Protocol, carrier: Carrier, rest: &str) -> Result<Self, String> {
         if carrier == Carrier::Unix {
             let host = percent_decoded(rest).ok_or("a percent escape is broken")?;
             if !host.starts_with('/') {
@@ -144,7 +236,7 @@ impl BrokerAddress {
             Some((host, port)) if !port.ends_with(']') => {
                 (host, port.parse().map_err(|_| "the port is a number up to 65535")?)
             }
-            _ => (authority, default_port),
+            _ => (authority, protocol.default_port()),
         };
         let host = host.trim_start_matches('[').trim_end_matches(']');
         if host.is_empty() {
@@ -231,14 +323,39 @@ mod tests {
             (address.host, address.port, address.path)
         };
         assert_eq!(read("tmqp://localhost:2626"), ("localhost".into(), 2626, "/".into()));
-        assert_eq!(read("tmq://h/path"), ("h".into(), DEFAULT_PORT, "/path".into()));
+        assert_eq!(read("tmq://h/path"), ("h".into(), 2622, "/path".into()));
         assert_eq!(read("10.0.0.1:5"), ("10.0.0.1".into(), 5, "/".into()));
         assert_eq!(read("tmqp://[::1]:7"), ("::1".into(), 7, "/".into()));
-        assert_eq!(read("tmqp://[::1]"), ("::1".into(), DEFAULT_PORT, "/".into()));
+        assert_eq!(read("tmqp://[::1]"), ("::1".into(), 2622, "/".into()));
         for wrong in ["http://h", "tmqp://", "tmqp://:1", "h:99999", "h:x"] {
             assert!(BrokerAddress::parse(wrong).is_err(), "{wrong:?}");
         }
         assert_eq!(BrokerAddress::parse("tmqp://[::1]:7").unwrap().to_string(), "tmqp://[::1]:7");
+    }
+
+    #[test]
+    fn a_plain_name_is_given_back_as_it_was_written() {
+        for name in ["orders", "orders/7", "x/0", "x/007", "logs/eu", "a@b;*.c", "x/65536", "/7"] {
+            assert_eq!(QueueAddress::plain(name).unwrap().name(), name);
+        }
+        assert_eq!(QueueAddress::plain("orders/7").unwrap(), QueueAddress::parse("orders/7").unwrap());
+        for wrong in ["", "a b", "--add", "a\tb", &"x".repeat(256)] {
+            assert!(QueueAddress::plain(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn the_scheme_says_what_is_spoken_and_through_what() {
+        let read = |text: &str| {
+            let address = BrokerAddress::parse(text).unwrap();
+            (address.protocol, address.port, address.to_string())
+        };
+        assert_eq!(read("mqks://h"), (Protocol::Mqks, 25_000, "mqks://h:25000".into()));
+        assert_eq!(read("mqkss://h:9?ca=c"), (Protocol::Mqks, 9, "mqkss://h:9".into()));
+        assert_eq!(read("tmqs://h"), (Protocol::Tmqp, 2622, "tmqps://h:2622".into()));
+        for wrong in ["mqk://h", "throttr://h", "mqks://h?ca=c", "s://h"] {
+            assert!(BrokerAddress::parse(wrong).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::address::{QueueAddress, channel_name};
+use crate::address::{Protocol, QueueAddress, channel_name};
 use crate::client::Client;
 use crate::error::ClientError;
 use crate::models::{
@@ -69,7 +69,10 @@ impl Client {
 
     /// Removes a queue with its messages.
     pub async fn remove_queue(&self, queue: &QueueAddress) -> Result<(), ClientError> {
-        self.done(&Request::remove_queue(queue)).await
+        match self.protocol() {
+            Protocol::Mqks => self.delete_mqks_queue(queue).await,
+            _ => self.done(&Request::remove_queue(queue)).await,
+        }
     }
 
     /// Removes stored messages of a queue.

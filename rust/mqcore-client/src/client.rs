@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
+use crate::address::{Protocol, QueueAddress};
 use crate::config::{ClientConfig, Transport};
 use crate::connection;
 use crate::error::ClientError;
@@ -106,10 +107,28 @@ impl Client {
     ///
     /// What the last attempt ended with, once every address was tried and the config's patience is over.
     pub async fn connect(config: ClientConfig, transport: Transport) -> Result<Self, ClientError> {
-        let shared = Shared::new(config);
+        let shared = Shared::new(config, transport.protocol()?);
         let client = Self { shared: shared.clone(), _life: Arc::new(Life(shared.clone())) };
         connection::start(shared, transport).await?;
         Ok(client)
+    }
+
+    /// What is spoken with the broker.
+    #[must_use]
+    pub fn protocol(&self) -> Protocol {
+        lock(&self.shared.core).conversation.protocol()
+    }
+
+    /// Reads where to publish or what to consume, as this client's protocol writes it.
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError::InvalidArgument`] for what cannot be said in it.
+    pub fn address(&self, text: &str) -> Result<QueueAddress, ClientError> {
+        match self.protocol() {
+            Protocol::Tmqp | Protocol::Throttr => QueueAddress::parse(text),
+            Protocol::Mqks => QueueAddress::plain(text),
+        }
     }
 
     /// Where the connection is now.
@@ -124,7 +143,8 @@ impl Client {
         self.shared.state.subscribe()
     }
 
-    /// What the broker calls this client on the connection that stands, or on the last one.
+    /// What the broker calls this client on the connection that stands, or on the last one; empty where a protocol has
+    /// no such thing.
     #[must_use]
     pub fn id(&self) -> String {
         lock(&self.shared.core).conversation.own_id().to_owned()

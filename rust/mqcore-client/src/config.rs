@@ -10,7 +10,8 @@ use tokio::io::DuplexStream;
 
 pub use mqcore_tls::client::ClientTls;
 
-use crate::address::BrokerAddress;
+use crate::address::{BrokerAddress, Protocol};
+use crate::error::ClientError;
 
 /// Who the client is, how patient it is and how much it may hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -114,6 +115,26 @@ pub enum Transport {
     Tcp(Vec<BrokerAddress>),
     /// Inside this process. Called once a connection.
     Local(LocalFactory),
+}
+
+impl Transport {
+    /// What is spoken there. Inside this process that is TMQP.
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError::InvalidArgument`] for addresses of several protocols.
+    pub fn protocol(&self) -> Result<Protocol, ClientError> {
+        let Self::Tcp(addresses) = self else { return Ok(Protocol::Tmqp) };
+        let mut protocols = addresses.iter().map(|address| address.protocol);
+        let first = protocols.next().unwrap_or(Protocol::Tmqp);
+        match protocols.find(|other| *other != first) {
+            None => Ok(first),
+            Some(other) => {
+                let why = format!("{first}:// and {other}:// cannot stand for one another");
+                Err(ClientError::invalid("addresses", why))
+            }
+        }
+    }
 }
 
 impl fmt::Debug for Transport {

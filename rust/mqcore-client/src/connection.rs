@@ -12,7 +12,6 @@ use tokio::time::Instant;
 
 use bytes::{Buf, BytesMut};
 use mqcore_wire::tmqp::header::nack_reason;
-use mqcore_wire::tmqp::{decode, needed};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, WriteHalf};
 use tokio::sync::oneshot;
 
@@ -387,9 +386,9 @@ impl Shared {
         let since = if reading { timers.heard.min(timers.spoke) } else { timers.spoke };
         let waits = reading && timers.pong_until.is_some();
         if now - since >= self.config.ping_interval && !waits {
-            lock(&self.core).conversation.ping();
+            let answered = lock(&self.core).conversation.ping();
             timers.spoke = now;
-            if reading {
+            if reading && answered {
                 timers.pong_until = Some(now + self.config.pong_timeout);
             }
         }
@@ -404,18 +403,18 @@ impl Shared {
         let mut post = Post::default();
         let mut core = lock(&self.core);
         let end = loop {
-            match decode(&input[at..], &limits) {
+            match core.conversation.receive(&input[at..], &limits) {
                 Ok(None) => break Ok(()),
                 Err(error) => break Err(ClientError::from(error).to_string().into()),
-                Ok(Some((frame, size))) => {
+                Ok(Some((arrival, size))) => {
                     at += size;
-                    let arrival = core.conversation.receive(&frame);
                     if let Err(cause) = self.arrived(&mut core, arrival, now, timers, &mut post) {
                         break Err(cause);
                     }
                 }
             }
         };
+        let needed = core.conversation.needed(&input[at..], &limits);
         drop(core);
         post.deliver();
         if at > 0 {
@@ -423,7 +422,7 @@ impl Shared {
         }
         (timers.heard, timers.pong_until) = (now, None);
         input.advance(at);
-        make_room(input, needed(input, &limits).unwrap_or(0));
+        make_room(input, needed);
         end
     }
 
@@ -438,6 +437,11 @@ impl Shared {
         match arrival {
             Arrival::Nothing => {}
             Arrival::Settled(waiter, result) => waiter.settle(result, now),
+            Arrival::SettledMany(all) => {
+                for (waiter, result) in all {
+                    waiter.settle(result, now);
+                }
+            }
             Arrival::Delivery(message) => match core.taker(message.target(), message.content_type()) {
                 Some(mailbox) => post.put(mailbox, core, message),
                 None => self.unclaimed(core, &message),
@@ -452,8 +456,8 @@ impl Shared {
                     post.put(mailbox, core, event.clone());
                 }
             }
-            Arrival::NotRestored(intent, error) => {
-                tracing::warn!(?intent, %error, "the broker did not take this up again; asking once more soon");
+            Arrival::NotRestored(target, error) => {
+                tracing::warn!(%target, %error, "the broker did not take this up again; asking once more soon");
                 timers.restore_at = Some(now + RESTORE_AFTER);
             }
             Arrival::Terminated => return Err("the broker ended the conversation".into()),

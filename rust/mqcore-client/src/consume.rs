@@ -3,9 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use crate::address::QueueAddress;
+use crate::address::{Protocol, QueueAddress};
 use crate::client::Client;
+use crate::dialogue::Part;
 use crate::error::ClientError;
 use crate::mailbox::{Bound, Letter, Mailbox};
 use crate::membership::Membership;
@@ -19,29 +21,99 @@ pub const REASON_CONSUMER_CLOSED: &str = "consumer-closed";
 /// Messages that the program may hold unsettled by default.
 pub const PREFETCH_DEFAULT: usize = 100;
 
+/// What a consumer agrees on with the broker, in protocols where consumers have a say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConsumeTerms {
+    /// MQKS: what the queue is bound to from now on, instead of all it was; empty: it keeps that. Default `None`: it is
+    /// bound to the event of its own name as well, unless `add_events` names others.
+    pub events: Option<Vec<String>>,
+    /// MQKS: what the queue is bound to in addition.
+    pub add_events: Vec<String>,
+    /// MQKS: what becomes of the queue when nobody consumes it. Default: it stays.
+    pub delete_unused: UnusedQueue,
+    /// Whether each message is settled by the program, and comes back if the connection is lost before that. Default yes.
+    /// In TMQP that is the queue's own option, and this has no effect.
+    pub manual_ack: bool,
+}
+
+impl Default for ConsumeTerms {
+    fn default() -> Self {
+        Self { events: None, add_events: Vec::new(), delete_unused: UnusedQueue::Stays, manual_ack: true }
+    }
+}
+
+/// What becomes of a queue that nobody consumes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum UnusedQueue {
+    /// It stays.
+    #[default]
+    Stays,
+    /// It is deleted so long after its last consumer, unless another one comes.
+    Deleted(Duration),
+}
+
+/// A queue, and the terms on which it is consumed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Consumption {
+    pub(crate) queue: QueueAddress,
+    pub(crate) terms: ConsumeTerms,
+}
+
 impl Client {
+    /// Becomes a consumer of `queue`, on the default terms; see [`Client::consume_on`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::consume_on`].
+    pub async fn consume(&self, queue: &QueueAddress, prefetch: usize) -> Result<Consumer, ClientError> {
+        self.consume_on(queue, prefetch, ConsumeTerms::default()).await
+    }
+
     /// Becomes a consumer of `queue`, until the answer is dropped, over all reconnects.
     ///
     /// In TMQP one joins channels and not queues: the channel is joined with its first consumer in this client and left
     /// with the last one. Messages of its other queues arrive too; they are counted as unclaimed, and a warning names
-    /// each such queue once. Several consumers of one queue in one client share its messages in turn.
+    /// each such queue once. In other protocols one consumes queues, and a client consumes one queue on the same terms
+    /// throughout. Several consumers of one queue in one client share its messages in turn.
     ///
     /// `prefetch` (at least 1): messages that the program may hold unsettled at once, for queues that ask for
-    /// acknowledgements; further ones wait in the client. TMQP has no credit, so the broker is not held back by that:
+    /// acknowledgements; further ones wait in the client. There is no credit, so the broker is not held back by that:
     /// only by the config's `read_buffer_bytes`, over all consumers, above which the socket is not read.
     ///
     /// # Errors
     ///
     /// [`ClientError::Refused`] (no such channel, it is full, ...), [`ClientError::ConnectionLost`],
-    /// [`ClientError::RequestTimeout`].
-    pub async fn consume(&self, queue: &QueueAddress, prefetch: usize) -> Result<Consumer, ClientError> {
+    /// [`ClientError::RequestTimeout`], [`ClientError::NotSupported`] for terms that the protocol does not know.
+    pub async fn consume_on(
+        &self,
+        queue: &QueueAddress,
+        prefetch: usize,
+        terms: ConsumeTerms,
+    ) -> Result<Consumer, ClientError> {
         let shared = &self.shared;
+        let part = self.part(queue, terms)?;
         let mailbox = Mailbox::new(shared.gauge.clone(), Bound::Unsettled(prefetch.max(1)));
         // Before joining: what is stored may arrive before the answer does.
         shared.say_now(|core| core.add_taker(queue.channel().as_bytes(), queue.id(), mailbox.clone()));
         let mut consumer = Consumer { client: self.clone(), queue: queue.clone(), mailbox, membership: None };
-        consumer.membership = Some(shared.take_part(Intent::Join(queue.channel().clone()), None).await?);
+        consumer.membership = Some(shared.take_part(part, None).await?);
         Ok(consumer)
+    }
+
+    /// What a consumer takes part in.
+    fn part(&self, queue: &QueueAddress, terms: ConsumeTerms) -> Result<Part, ClientError> {
+        if self.protocol() != Protocol::Tmqp {
+            return Ok(Part::Consumption(Consumption { queue: queue.clone(), terms }));
+        }
+        let known = ConsumeTerms { manual_ack: terms.manual_ack, ..ConsumeTerms::default() };
+        if terms != known {
+            return Err(ClientError::NotSupported {
+                what: "events that a queue is bound to, or queues that go when they are unused".into(),
+                protocol: Protocol::Tmqp.name(),
+                instead: "bind queues to topics by routers, or connect to mqks://",
+            });
+        }
+        Ok(Part::Intent(Intent::Join(queue.channel().clone())))
     }
 
     /// Joins a channel without consuming, for a program that pulls from it often: each pull joins by itself, and
@@ -52,7 +124,7 @@ impl Client {
     /// As [`Client::consume`].
     pub async fn join(&self, channel: &str) -> Result<Membership, ClientError> {
         let channel = crate::address::channel_name(channel)?;
-        self.shared.take_part(Intent::Join(channel), None).await
+        self.shared.take_part(Part::Intent(Intent::Join(channel)), None).await
     }
 }
 

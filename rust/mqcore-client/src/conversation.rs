@@ -10,16 +10,13 @@ use mqcore_wire::codec::Limits;
 use mqcore_wire::tmqp::header::{header_value, key, nack_reason};
 use mqcore_wire::tmqp::operation::status;
 use mqcore_wire::tmqp::{Frame, HOPS_FRESH, Kind, PING, PONG, encode};
-use smallvec::SmallVec;
 
 use crate::address::QueueAddress;
 use crate::error::{ClientError, Refusal};
-use crate::random::random_u64;
+pub use crate::message_id::MessageId;
+use crate::message_id::MessageIds;
 use crate::received::Received;
 use crate::request::{Intent, Request, Target};
-
-/// A message id, inline when it is one of ours.
-pub type MessageId = SmallVec<[u8; 32]>;
 
 /// A message for a queue.
 #[derive(Debug, Clone, Copy)]
@@ -118,15 +115,17 @@ pub enum Arrival<W> {
     Nothing,
     /// Somebody's wait is over.
     Settled(W, Result<Answer, ClientError>),
+    /// One word ended the waits of several.
+    SettledMany(Vec<(W, Result<Answer, ClientError>)>),
     /// A message of a queue.
     Delivery(Received),
     /// A direct message.
     Direct(Received),
     /// Something happened that was subscribed to.
     Event(Received),
-    /// The broker would not let an intent stand after a reconnect. It is asked again by
+    /// The broker would not let an intent of this target stand after a reconnect. It is asked again by
     /// [`Conversation::restore`].
-    NotRestored(Intent, ClientError),
+    NotRestored(Target, ClientError),
     /// The broker says goodbye.
     Terminated,
 }
@@ -185,8 +184,7 @@ struct Standing {
 pub struct Conversation<W> {
     own_id: Box<str>,
     limits: Limits,
-    id_prefix: u64,
-    id_count: u64,
+    ids: MessageIds,
     open: bool,
     pending: HashMap<MessageId, Pending<W>, RandomState>,
     /// How many of them are pulls: without any, nobody looks for a `Request-Id`.
@@ -203,8 +201,7 @@ impl<W> Conversation<W> {
         Self {
             own_id: "".into(),
             limits,
-            id_prefix: random_u64(),
-            id_count: 0,
+            ids: MessageIds::new(),
             open: false,
             pending: HashMap::default(),
             pulls: 0,
@@ -391,7 +388,7 @@ impl<W> Conversation<W> {
         let intent = self.intents.remove(&key).map_or_else(|| intent.clone(), |standing| standing.intent);
         if self.open && was_told {
             let request = Request::give_up(&intent);
-            let id = self.new_id();
+            let id = self.ids.next();
             // Asking for no answer: nobody would do anything with it.
             let written = self.write_request(&request, &id, false);
             debug_assert!(written.is_ok(), "taking it up was longer: {written:?}");
@@ -599,7 +596,7 @@ impl<W> Conversation<W> {
                 (Err(_), Some(_)) => standing.told = false,
                 (Err(error), None) => {
                     standing.told = false;
-                    return Arrival::NotRestored(key.clone(), error.clone());
+                    return Arrival::NotRestored(pending.about, error.clone());
                 }
             }
         }
@@ -623,7 +620,7 @@ impl<W> Conversation<W> {
         expect: Expect,
         waiter: Option<W>,
     ) -> Result<MessageId, ClientError> {
-        let id = self.new_id();
+        let id = self.ids.next();
         self.write_request(request, &id, pending_response)?;
         self.wait(id.clone(), expect, request.operation, request.about.clone(), waiter);
         Ok(id)
@@ -670,7 +667,7 @@ impl<W> Conversation<W> {
     }
 
     fn id_for(&mut self, given: Option<&str>) -> Result<MessageId, ClientError> {
-        let Some(given) = given else { return Ok(self.new_id()) };
+        let Some(given) = given else { return Ok(self.ids.next()) };
         if given.is_empty() {
             return Err(ClientError::invalid("message id", "it is empty; leave it out to get a new one"));
         }
@@ -679,18 +676,6 @@ impl<W> Conversation<W> {
             return Err(ClientError::invalid("message id", why));
         }
         Ok(MessageId::from_slice(given.as_bytes()))
-    }
-
-    /// 32 lower-case hex digits: 16 of this client, 16 that count.
-    fn new_id(&mut self) -> MessageId {
-        self.id_count += 1;
-        let mut id = [0; 32];
-        for (half, number) in id.chunks_exact_mut(16).zip([self.id_prefix, self.id_count]) {
-            for (index, digit) in half.iter_mut().enumerate() {
-                *digit = b"0123456789abcdef"[(number >> (60 - 4 * index)) as usize & 0xF];
-            }
-        }
-        MessageId::from_buf(id)
     }
 }
 

@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use crate::client::Client;
 use crate::conversation::{Answer, DirectMessage, Wait};
+use crate::dialogue::DIRECT;
 use crate::error::ClientError;
 use crate::mailbox::{Bound, Mailbox};
 use crate::received::Received;
@@ -111,14 +112,20 @@ impl Client {
 
     /// Direct messages to this client from now on. There is one such stream a client: a second one takes the place of
     /// the first, which ends.
-    #[must_use]
-    pub fn incoming(&self) -> Incoming {
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError::NotSupported`] where the protocol has no such messages.
+    pub fn incoming(&self) -> Result<Incoming, ClientError> {
         let mailbox = Mailbox::new(self.shared.gauge.clone(), Bound::None);
-        let before = self.shared.say_now(|core| core.direct().replace(mailbox.clone()));
+        let before = self.shared.say_now(|core| {
+            core.conversation.tmqp(DIRECT)?;
+            Ok::<_, ClientError>(core.direct().replace(mailbox.clone()))
+        })?;
         if let Some(before) = before {
             before.close();
         }
-        Incoming { client: self.clone(), mailbox }
+        Ok(Incoming { client: self.clone(), mailbox })
     }
 
     /// Answers a direct message that asked for it. Status 0 is success, 1000 and above belong to applications.
@@ -140,7 +147,9 @@ impl Client {
         }
         let deadline = self.shared.deadline(None);
         let body = body.as_ref();
-        self.shared.say(deadline, |conversation| conversation.respond(message, status, &[], body)).await?
+        self.shared
+            .say(deadline, |dialogue| dialogue.tmqp(DIRECT)?.respond(message, status, &[], body))
+            .await?
     }
 
     /// Acknowledges a direct message to its sender, or refuses it with a reason.
@@ -157,7 +166,9 @@ impl Client {
             return Err(ClientError::invalid("message", "it has no id or no source, so nobody waits for it"));
         }
         let deadline = self.shared.deadline(None);
-        self.shared.say(deadline, |conversation| conversation.acknowledge_direct(message, refusal)).await?
+        self.shared
+            .say(deadline, |dialogue| dialogue.tmqp(DIRECT)?.acknowledge_direct(message, refusal))
+            .await?
     }
 }
 

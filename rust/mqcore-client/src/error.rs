@@ -32,10 +32,12 @@ pub enum ClientError {
     #[error("the client is closed; connect again to go on")]
     Closed,
     /// The peer speaks another protocol.
-    #[error("the peer at {address} does not speak TMQP/2.0: it answered {got:?}")]
+    #[error("the peer at {address} does not speak {wanted}: it answered {got:?}")]
     VersionMismatch {
         /// Who.
         address: Arc<str>,
+        /// What it should speak.
+        wanted: &'static str,
         /// Its first octets, as text.
         got: Arc<str>,
     },
@@ -122,6 +124,16 @@ pub enum ClientError {
         /// What is wrong with it.
         why: Arc<str>,
     },
+    /// The protocol of this client has no such thing.
+    #[error("{protocol} has no {what}{}{instead}", if .instead.is_empty() { "" } else { "; " })]
+    NotSupported {
+        /// What it has not.
+        what: Box<str>,
+        /// What is spoken.
+        protocol: &'static str,
+        /// What to do instead; empty if nothing comes near.
+        instead: &'static str,
+    },
     /// The caller asked for something that cannot be said.
     #[error("invalid {what}: {why}")]
     InvalidArgument {
@@ -159,7 +171,7 @@ impl ClientError {
             Self::Refused(_) => Family::Operation,
             Self::Nacked { .. } => Family::Nacked,
             Self::ConfirmTimeout { .. } | Self::RequestTimeout { .. } => Family::Timeout,
-            Self::InvalidArgument { .. } => Family::Argument,
+            Self::InvalidArgument { .. } | Self::NotSupported { .. } => Family::Argument,
         }
     }
 

@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use crate::address::channel_name;
 use crate::client::Client;
+use crate::dialogue::Part;
 use crate::error::ClientError;
 use crate::mailbox::{Bound, Mailbox};
 use crate::membership::Membership;
@@ -222,7 +223,9 @@ impl Client {
         self.shared.say_now(|core| core.add_event_stream(subscriptions.clone(), mailbox.clone()));
         let mut stream = EventStream { client: self.clone(), mailbox, memberships: Vec::new() };
         for subscription in subscriptions {
-            stream.memberships.push(self.shared.take_part(Intent::Event(subscription), None).await?);
+            stream
+                .memberships
+                .push(self.shared.take_part(Part::Intent(Intent::Event(subscription)), None).await?);
         }
         Ok(stream)
     }

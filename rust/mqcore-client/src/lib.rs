@@ -1,16 +1,18 @@
 //! The client side of mqcore: connect, publish, consume, pull, ask; reconnect and take up the work again.
 //!
 //! ```text
-//! client, publish, consume, pull, direct, event, admin    what a program calls
+//! client, publish, consume, pull, direct, event, admin, mqks    what a program calls
 //!        |                                    ^
 //!        v                                    |
-//! conversation: one peer's frames, without IO and without a clock
+//! dialogue: conversation (TMQP) or mqks::conversation, one peer's frames without IO and without a clock
 //!        ^                                    |
 //!        |                                    v
 //! connection: one task that dials, reads, writes, keeps alive and reconnects
 //! ```
 //!
-//! [`throttr`] is the client of another protocol, with the same addresses, TLS and errors.
+//! The address says what is spoken; a program publishes, consumes and settles in the same way whatever that is. What a
+//! protocol lacks is refused with [`error::ClientError::NotSupported`]. [`throttr`], which has neither queues nor
+//! receipts, is a client of its own with the same addresses, TLS and errors.
 //!
 //! What the program wants to stand (joined channels, event subscriptions) is kept as *intent* and told to the
 //! broker again after every connect, before anything else. What was merely under way when a connection was lost
@@ -24,12 +26,15 @@ mod connection;
 pub mod consume;
 pub mod conversation;
 mod dial;
+mod dialogue;
 pub mod direct;
 pub mod error;
 pub mod event;
 mod mailbox;
 pub mod membership;
+mod message_id;
 pub mod models;
+pub mod mqks;
 pub mod publish;
 pub mod pull;
 mod random;

@@ -2,26 +2,26 @@
 
 use std::sync::Arc;
 
-use crate::request::Intent;
+use crate::dialogue::Part;
 use crate::shared::Shared;
 
-/// That this client takes part in a channel or hears of events. Dropping it ends that, unless others in this client
+/// That this client takes part in a channel, consumes a queue or hears of events. Dropping it ends that, unless others in this client
 /// want it too.
 #[derive(Debug)]
 pub struct Membership {
     shared: Arc<Shared>,
-    intent: Intent,
+    part: Part,
 }
 
 impl Membership {
-    /// Of an intent that counts this as one of its users from now on.
-    pub(crate) fn new(shared: Arc<Shared>, intent: Intent) -> Self {
-        Self { shared, intent }
+    /// Of a part that counts this as one of its users from now on.
+    pub(crate) fn new(shared: Arc<Shared>, part: Part) -> Self {
+        Self { shared, part }
     }
 }
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        self.shared.say_now(|core| core.conversation.give_up(&self.intent));
+        self.shared.say_now(|core| core.conversation.give_up(&self.part));
     }
 }

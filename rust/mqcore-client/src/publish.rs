@@ -9,7 +9,8 @@ use bytes::Bytes;
 
 use crate::address::QueueAddress;
 use crate::client::Client;
-use crate::conversation::{Answer, By, Conversation, Publication};
+use crate::conversation::{Answer, By, Publication};
+use crate::dialogue::Dialogue;
 use crate::error::ClientError;
 use crate::request::push;
 use crate::shared::{Batch, Outcome, Question, Waited, Waiter};
@@ -124,8 +125,7 @@ impl Client {
         started: Instant,
         deadline: Instant,
     ) -> Result<Receipt, ClientError> {
-        let act =
-            |conversation: &mut Conversation<Waiter>, waiter| conversation.publish(publication, Some(waiter));
+        let act = |conversation: &mut Dialogue, waiter| conversation.publish(publication, Some(waiter));
         match self.shared.answer(deadline, act).await? {
             Waited::Answered(outcome) => receipt(outcome, started),
             Waited::TooLong(_) => Err(confirm_timeout(publication.queue, started)),
@@ -191,7 +191,7 @@ impl<'a> Together<'a> {
     }
 
     /// Says as many as fit the bounds, and at least one.
-    fn say_some(&mut self, conversation: &mut Conversation<Waiter>) {
+    fn say_some(&mut self, conversation: &mut Dialogue) {
         let config = &self.question.shared.config;
         loop {
             let index = self.said;
@@ -200,16 +200,13 @@ impl<'a> Together<'a> {
                 let waiter = Waiter::Many(self.batch.clone(), index as u32);
                 waiter.settle(Err(error), Instant::now());
             }
-            if self.said == self.messages.len()
-                || conversation.outstanding() >= config.max_outstanding
-                || conversation.output().len() >= config.write_buffer_bytes
-            {
+            if self.said == self.messages.len() || !conversation.has_room(config) {
                 return;
             }
         }
     }
 
-    fn say_one(&mut self, conversation: &mut Conversation<Waiter>, index: usize) -> Result<(), ClientError> {
+    fn say_one(&mut self, conversation: &mut Dialogue, index: usize) -> Result<(), ClientError> {
         let message = &self.messages[index];
         let headers = header_text(self.options, &message.headers)?;
         let publication = Publication {

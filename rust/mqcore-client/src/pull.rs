@@ -12,6 +12,7 @@ use crate::address::QueueAddress;
 use crate::client::Client;
 use crate::consume::{Delivered, Held};
 use crate::conversation::{Answer, PullAnswer, PullEnd};
+use crate::dialogue::Part;
 use crate::error::{ClientError, Refusal};
 use crate::mailbox::{Letter, lock};
 use crate::membership::Membership;
@@ -110,8 +111,8 @@ impl Client {
         if options.count == 0 {
             return Err(ClientError::invalid("count", "pull at least one message"));
         }
-        let membership =
-            self.shared.take_part(Intent::Join(queue.channel().clone()), options.timeout).await?;
+        let part = Part::Intent(Intent::Join(queue.channel().clone()));
+        let membership = self.shared.take_part(part, options.timeout).await?;
         let PullOptions { count, lifo, clear, info, .. } = *options;
         let request = Request::pull(queue, &PullRequest { count, lifo, clear, info });
         let waited = self.shared.answer(deadline, |conversation, waiter| conversation.pull(&request, waiter));

@@ -9,14 +9,16 @@ use tokio::time::Instant;
 use hashbrown::HashMap;
 use tokio::sync::{Notify, oneshot, watch};
 
+use crate::address::Protocol;
 use crate::client::State;
 use crate::config::ClientConfig;
-use crate::conversation::{Answer, Conversation, MessageId, PullAnswer, TakenUp};
+use crate::conversation::{Answer, MessageId, PullAnswer, TakenUp};
+use crate::dialogue::{Dialogue, Part};
 use crate::error::ClientError;
 use crate::mailbox::{Gauge, Letter, Mailbox, lock};
 use crate::membership::Membership;
 use crate::received::Received;
-use crate::request::{Intent, Request, Subscription};
+use crate::request::{Request, Subscription};
 
 /// How a wait ended, and when that was known.
 pub(crate) type Outcome = (Result<Answer, ClientError>, Instant);
@@ -102,7 +104,7 @@ struct Takers {
 /// Everything behind the one lock. Held for as long as it takes to write or read a few frames, never across a wait.
 #[derive(Debug)]
 pub(crate) struct Core {
-    pub(crate) conversation: Conversation<Waiter>,
+    pub(crate) conversation: Dialogue,
     takers: HashMap<u16, Vec<Takers>>,
     event_streams: Vec<(Vec<Subscription>, Arc<Mailbox>)>,
     direct: Option<Arc<Mailbox>>,
@@ -140,9 +142,9 @@ enum Act<R> {
 }
 
 impl Shared {
-    pub(crate) fn new(config: ClientConfig) -> Arc<Self> {
+    pub(crate) fn new(config: ClientConfig, protocol: Protocol) -> Arc<Self> {
         let core = Core {
-            conversation: Conversation::new(config.limits),
+            conversation: Dialogue::new(protocol, config.limits),
             takers: HashMap::new(),
             event_streams: Vec::new(),
             direct: None,
@@ -166,7 +168,7 @@ impl Shared {
     pub(crate) async fn say<R>(
         &self,
         deadline: Instant,
-        mut act: impl FnMut(&mut Conversation<Waiter>) -> R,
+        mut act: impl FnMut(&mut Dialogue) -> R,
     ) -> Result<R, ClientError> {
         loop {
             let room = self.room.notified();
@@ -184,16 +186,13 @@ impl Shared {
         }
     }
 
-    fn try_say<R>(&self, act: &mut impl FnMut(&mut Conversation<Waiter>) -> R) -> Act<R> {
+    fn try_say<R>(&self, act: &mut impl FnMut(&mut Dialogue) -> R) -> Act<R> {
         let mut core = lock(&self.core);
         if core.closing.is_some() || core.ended {
             return Act::Never(ClientError::Closed);
         }
         let conversation = &mut core.conversation;
-        if !conversation.is_open()
-            || conversation.outstanding() >= self.config.max_outstanding
-            || conversation.output().len() >= self.config.write_buffer_bytes
-        {
+        if !conversation.is_open() || !conversation.has_room(&self.config) {
             return Act::NotYet;
         }
         Act::Done(self.with_bell(&mut core, |core| act(&mut core.conversation)))
@@ -255,7 +254,7 @@ impl Shared {
     pub(crate) async fn answer(
         &self,
         deadline: Instant,
-        mut act: impl FnMut(&mut Conversation<Waiter>, Waiter) -> Result<MessageId, ClientError>,
+        mut act: impl FnMut(&mut Dialogue, Waiter) -> Result<MessageId, ClientError>,
     ) -> Result<Waited, ClientError> {
         let (id, receiver) = self
             .say(deadline, |conversation| {
@@ -285,17 +284,17 @@ impl Shared {
         }
     }
 
-    /// Makes an intent stand, on this connection and on those after it, for as long as the answer is kept.
+    /// Takes part in something, on this connection and on those after it, for as long as the answer is kept.
     ///
     /// Asking twice does no harm, so a connection that is lost meanwhile is no reason to fail.
     pub(crate) async fn take_part(
         self: &Arc<Self>,
-        intent: Intent,
+        part: Part,
         timeout: Option<Duration>,
     ) -> Result<Membership, ClientError> {
         let deadline = self.deadline(timeout);
         loop {
-            match self.take_part_now(&intent, deadline).await {
+            match self.take_part_now(&part, deadline).await {
                 Err(ClientError::ConnectionLost { sent: true, .. }) if Instant::now() < deadline => {}
                 result => return result,
             }
@@ -304,29 +303,25 @@ impl Shared {
 
     async fn take_part_now(
         self: &Arc<Self>,
-        intent: &Intent,
+        part: &Part,
         deadline: Instant,
     ) -> Result<Membership, ClientError> {
         let started = Instant::now();
         let (taken_up, receiver) = self
             .say(deadline, |conversation| {
                 let (sender, receiver) = oneshot::channel();
-                let taken_up = conversation.take_up(intent.clone(), Waiter::One(sender))?;
+                let taken_up = conversation.take_up(part, Waiter::One(sender))?;
                 Ok::<_, ClientError>((taken_up, receiver))
             })
             .await??;
         // From here on it is counted: whatever happens to this call, the guard takes it back.
-        let membership = Membership::new(self.clone(), intent.clone());
+        let membership = Membership::new(self.clone(), part.clone());
         let TakenUp::Asked(id) = taken_up else { return Ok(membership) };
         match self.outcome(id, receiver, deadline).await? {
             Waited::Answered((result, _)) => result.map(|_| membership),
             Waited::TooLong(_) => {
-                let request = Request::take_up(intent);
-                Err(ClientError::RequestTimeout {
-                    operation: request.operation,
-                    target: request.about.to_text(),
-                    waited: started.elapsed(),
-                })
+                let (operation, target) = part.in_words();
+                Err(ClientError::RequestTimeout { operation, target, waited: started.elapsed() })
             }
         }
     }

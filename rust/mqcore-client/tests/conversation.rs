@@ -256,7 +256,7 @@ fn an_intent_that_the_broker_refuses_after_a_reconnect_is_asked_for_again() {
     conversation.opened("me");
     let asked = written(&mut conversation);
     let arrival = conversation.receive(&response(&asked[0].3, 404));
-    assert!(matches!(arrival, Arrival::NotRestored(Intent::Join(_), ClientError::Refused(_))), "{arrival:?}");
+    assert!(matches!(arrival, Arrival::NotRestored(_, ClientError::Refused(_))), "{arrival:?}");
     conversation.restore();
     let asked = written(&mut conversation);
     assert_eq!(asked.len(), 1);

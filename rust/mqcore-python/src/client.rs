@@ -15,11 +15,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use mqcore_client::address::QueueAddress;
 use mqcore_client::client::{Client as CoreClient, State};
+use mqcore_client::consume::{ConsumeTerms, UnusedQueue};
 use mqcore_client::conversation::By;
 use mqcore_client::direct::SendOptions;
 use mqcore_client::error::ClientError;
 use mqcore_client::event::{EventKind, EventScope};
 use mqcore_client::membership::Membership as CoreMembership;
+use mqcore_client::mqks::operations::Bindings;
 use mqcore_client::publish::{CarbonCopy, Outgoing, PublishOptions, Receipt};
 use mqcore_client::pull::PullOptions;
 use mqcore_client::request::Clear;
@@ -123,6 +125,11 @@ struct Client {
 }
 
 impl Client {
+    /// A queue, or what else its protocol publishes to, as that writes it.
+    fn address(&self, text: &str) -> PyResult<QueueAddress> {
+        self.core.get()?.address(text).map_err(error::client)
+    }
+
     /// Runs an operation of the client.
     fn run<'py, F, T>(
         &self,
@@ -260,7 +267,7 @@ impl Client {
         timeout: Option<f64>,
         retry: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let queue = address(queue)?;
+        let queue = self.address(queue)?;
         let timeout = optional_seconds(timeout, "timeout")?;
         let cc = copies(cc)?;
         let options = PublishOptions { id: message_id, headers, high_priority, confirm, cc, timeout, retry };
@@ -283,7 +290,7 @@ impl Client {
         cc: Vec<(String, Option<String>)>,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let queue = address(queue)?;
+        let queue = self.address(queue)?;
         let timeout = optional_seconds(timeout, "timeout")?;
         let cc = copies(cc)?;
         let options =
@@ -303,7 +310,7 @@ impl Client {
         confirm: bool,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let queue = address(queue)?;
+        let queue = self.address(queue)?;
         let timeout = optional_seconds(timeout, "timeout")?;
         let options = PublishOptions { high_priority, confirm, timeout, ..PublishOptions::default() };
         let messages: Vec<Outgoing> = messages
@@ -313,10 +320,52 @@ impl Client {
         self.run(py, |core| async move { Ok(Receipts(core.publish_many(&queue, &messages, &options).await)) })
     }
 
-    fn consume<'py>(&self, py: Python<'py>, queue: &str, prefetch: usize) -> PyResult<Bound<'py, PyAny>> {
-        let queue = address(queue)?;
+    #[pyo3(signature = (queue, prefetch, *, events=None, add_events=Vec::new(), delete_unused=None, manual_ack=true))]
+    #[allow(clippy::too_many_arguments, reason = "the terms of consuming, named in Python")]
+    fn consume<'py>(
+        &self,
+        py: Python<'py>,
+        queue: &str,
+        prefetch: usize,
+        events: Option<Vec<String>>,
+        add_events: Vec<String>,
+        delete_unused: Option<f64>,
+        manual_ack: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let queue = self.address(queue)?;
+        let delete_unused = optional_seconds(delete_unused, "delete_unused")?;
+        let delete_unused = delete_unused.map_or(UnusedQueue::Stays, UnusedQueue::Deleted);
+        let terms = ConsumeTerms { events, add_events, delete_unused, manual_ack };
         let way = self.way;
-        self.run(py, |core| async move { Ok(Consumer::new(core.consume(&queue, prefetch).await?, way)) })
+        self.run(
+            py,
+            |core| async move { Ok(Consumer::new(core.consume_on(&queue, prefetch, terms).await?, way)) },
+        )
+    }
+
+    #[pyo3(signature = (queue, *, replace=None, remove=Vec::new(), remove_masks=Vec::new(), add=Vec::new()))]
+    fn rebind<'py>(
+        &self,
+        py: Python<'py>,
+        queue: &str,
+        replace: Option<Vec<String>>,
+        remove: Vec<String>,
+        remove_masks: Vec<String>,
+        add: Vec<String>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let queue = self.address(queue)?;
+        let bindings = Bindings { replace, remove, remove_masks, add };
+        self.run(py, |core| async move { core.rebind(&queue, &bindings).await })
+    }
+
+    fn statistic<'py>(&self, py: Python<'py>, expression: String) -> PyResult<Bound<'py, PyAny>> {
+        self.run(py, |core| async move { core.statistic(&expression).await })
+    }
+
+    /// What is spoken: the scheme of its URLs.
+    #[getter]
+    fn protocol(&self) -> PyResult<&'static str> {
+        Ok(self.core.get()?.protocol().scheme())
     }
 
     fn join<'py>(&self, py: Python<'py>, channel: String) -> PyResult<Bound<'py, PyAny>> {
@@ -337,7 +386,7 @@ impl Client {
         clear_normal: bool,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let queue = address(queue)?;
+        let queue = self.address(queue)?;
         let clear = Clear { high_priority: clear_high_priority, normal: clear_normal };
         let timeout = optional_seconds(timeout, "timeout")?;
         let options = PullOptions { count, lifo, clear, info: true, timeout };
@@ -355,7 +404,7 @@ impl Client {
         queue: &str,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let queue = address(queue)?;
+        let queue = self.address(queue)?;
         let timeout = optional_seconds(timeout, "timeout")?;
         self.run(py, |core| async move { Ok(core.get_cached(&queue, timeout).await?.map(Received::plain)) })
     }
@@ -417,7 +466,7 @@ impl Client {
 
     /// Direct messages from now on.
     fn incoming(&self) -> PyResult<Incoming> {
-        Ok(Incoming::new(self.core.get()?.incoming(), self.way))
+        Ok(Incoming::new(self.core.get()?.incoming().map_err(error::client)?, self.way))
     }
 
     fn respond<'py>(
@@ -490,7 +539,7 @@ impl Client {
         queue: &str,
         options: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let queue = address(queue)?;
+        let queue = self.address(queue)?;
         let options = options::queue(options)?;
         self.run(py, move |core| async move { core.create_queue(&queue, &options).await })
     }
@@ -501,13 +550,13 @@ impl Client {
         queue: &str,
         options: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let queue = address(queue)?;
+        let queue = self.address(queue)?;
         let options = options::queue(options)?;
         self.run(py, move |core| async move { core.update_queue(&queue, &options).await })
     }
 
     fn remove_queue<'py>(&self, py: Python<'py>, queue: &str) -> PyResult<Bound<'py, PyAny>> {
-        let queue = address(queue)?;
+        let queue = self.address(queue)?;
         self.run(py, move |core| async move { core.remove_queue(&queue).await })
     }
 
@@ -518,7 +567,7 @@ impl Client {
         high_priority: bool,
         normal: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let queue = address(queue)?;
+        let queue = self.address(queue)?;
         self.run(
             py,
             move |core| async move { core.clear_queue(&queue, Clear { high_priority, normal }).await },
@@ -526,7 +575,7 @@ impl Client {
     }
 
     fn queue_information<'py>(&self, py: Python<'py>, queue: &str) -> PyResult<Bound<'py, PyAny>> {
-        let queue = address(queue)?;
+        let queue = self.address(queue)?;
         self.describe(py, move |core| async move { core.queue(&queue).await })
     }
 
@@ -635,16 +684,15 @@ fn state<'py>(py: Python<'py>, state: &State) -> PyResult<Bound<'py, PyDict>> {
     Ok(dict)
 }
 
-fn address(queue: &str) -> PyResult<QueueAddress> {
-    QueueAddress::parse(queue).map_err(error::client)
-}
-
 fn optional_seconds(value: Option<f64>, name: &str) -> PyResult<Option<Duration>> {
     value.map(|value| seconds(value, name)).transpose()
 }
 
 fn copies(cc: Vec<(String, Option<String>)>) -> PyResult<Vec<CarbonCopy>> {
-    cc.into_iter().map(|(queue, id)| Ok(CarbonCopy { queue: address(&queue)?, id })).collect()
+    let copy = |(queue, id): (String, Option<String>)| {
+        Ok(CarbonCopy { queue: QueueAddress::parse(&queue).map_err(error::client)?, id })
+    };
+    cc.into_iter().map(copy).collect()
 }
 
 fn py_receipt(receipt: Receipt) -> PyReceipt {

@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 
 use mqcore_archive::export::{ExportError, Exporter};
 use mqcore_archive::tables::{StepPlace, Table};
-use mqcore_broker::history::each_step;
+use mqcore_broker::history::{LifeStep, each_step};
 use mqcore_broker::id::QueueAddress;
+use mqcore_broker::packing::unpack;
 use mqcore_broker::record::RecordError;
 
 use crate::data_dir::DataDirError;
@@ -119,13 +120,14 @@ impl TableFile {
         let (number, wanted) = (shard.number(), queue.map(ToString::to_string));
         let wanted = wanted.as_deref();
         let (mut outcome, mut readable, mut going_on) = (Ok(()), true, true);
+        let mut memory = Vec::new();
         shard.each_note(&mut |note| {
             if outcome.is_err() || !going_on {
                 return;
             }
             let mut position = 0;
             let mut pushed = Ok(());
-            let read = each_step(note.payload, &mut |step| {
+            let mut show = |step: LifeStep<'_>| {
                 let place = StepPlace { shard: number as u32, note: note.number, position };
                 position += 1;
                 let named = step.kind.is_of_a_shard()
@@ -134,7 +136,8 @@ impl TableFile {
                     let row = self.rows.rows.push_step(place, &step).map_err(ExportError::from);
                     pushed = row.and_then(|()| self.rows.advance());
                 }
-            });
+            };
+            let read = unpack(note.payload, &mut memory).and_then(|block| each_step(block, &mut show));
             outcome = match (pushed, read) {
                 (Err(error), _) => Err(failed(&self.path, error)),
                 (_, Ok(())) => Ok(()),

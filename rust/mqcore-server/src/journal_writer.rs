@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use mqcore_broker::history::Block;
 use mqcore_broker::id::Sequence;
 use mqcore_broker::options::Durability;
+use mqcore_broker::packing::Packer;
 use mqcore_broker::record::{
     NUMBERS_KEY, Record, channel_key, encode_channel, encode_intake, encode_numbers, encode_put,
-    encode_queue, encode_router, intake_key, queue_key, router_key,
+    encode_queue, encode_router, encode_topic_binding, intake_key, queue_key, router_key, topic_binding_key,
 };
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
@@ -115,6 +116,7 @@ impl JournalWriter {
             missed: 0,
             missing: false,
             history,
+            packer: Packer::default(),
             offered: None,
         };
         let pending = Arc::clone(&writer.pending);
@@ -172,6 +174,7 @@ struct Writer {
     /// That was logged; said once, not a million times.
     missing: bool,
     history: HistoryTerms,
+    packer: Packer,
     /// What the archiver was told last.
     offered: Option<Inventory>,
 }
@@ -258,11 +261,12 @@ impl Writer {
                 self.missed = 0;
             }
         }
-        match self.journal.note(block.time.0, &block.octets) {
+        let octets = self.packer.pack(&block.octets);
+        match self.journal.note(block.time.0, octets) {
             Ok(_) => {
                 let counters = &self.hub.counters.history;
                 counters.steps.add(block.steps);
-                counters.bytes.add(block.octets.len() as u64);
+                counters.bytes.add(octets.len() as u64);
                 if self.missing && self.missed == 0 {
                     self.missing = false;
                     counters.set_missing(self.shard, false);
@@ -327,6 +331,10 @@ impl Writer {
             Record::DefineRouter(router) => {
                 self.journal.define(&router_key(&router.name), &encode_router(router))
             }
+            Record::BindTopic(pattern, queue) => {
+                self.journal.define(&topic_binding_key(pattern, queue), &encode_topic_binding(pattern, queue))
+            }
+            Record::UnbindTopic(pattern, queue) => self.journal.undefine(&topic_binding_key(pattern, queue)),
             Record::RemoveRouter(name) => self.journal.undefine(&router_key(name)),
         }
     }
@@ -558,6 +566,7 @@ mod tests {
             missed: 0,
             missing: false,
             history: HistoryTerms::new(None, 1, None),
+            packer: Packer::default(),
             offered: None,
         };
         writer.refuse(State::Full, "the disk was full a moment ago");

@@ -21,6 +21,8 @@ pub(crate) enum Outgoing {
     Shared(Bytes),
     /// For the session to encode.
     Events(Vec<Event>),
+    /// Messages for the session to encode. Taken beyond the limit as other deliveries are: the broker stops by itself.
+    Deliveries(Vec<Event>),
     /// The broker ends this connection.
     Close(CloseReason),
 }
@@ -40,6 +42,7 @@ pub(crate) fn event_bytes(event: &Event) -> usize {
         | Event::DirectRefused { message, .. }
         | Event::DirectAcknowledged(message)
         | Event::Responded(message) => PLAIN + message.memory_bytes(),
+        Event::Delivered(deliver) => PLAIN + deliver.message.memory_bytes(),
         Event::Confirmed(numbers) => PLAIN + size_of_val(numbers.as_slice()),
         Event::Rebound { bindings, .. } => {
             PLAIN + bindings.topics.iter().map(|topic| topic.as_bytes().len() + 1).sum::<usize>()

@@ -1,4 +1,6 @@
-//! What can be wrong with bytes: every decoder's one error type.
+//! What can be wrong with bytes: every decoder's one error type, and how a peer's octets are shown in one.
+
+use std::fmt;
 
 /// A peer broke its protocol. The connection it came from cannot be read any further.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -22,4 +24,33 @@ pub enum WireError {
         /// What was expected instead.
         why: &'static str,
     },
+}
+
+/// The beginning of something a peer wrote, safe to be logged.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Shown(Box<str>);
+
+impl Shown {
+    const OCTETS_MAX: usize = 64;
+
+    /// At most 64 octets of `octets`, with everything unprintable escaped.
+    pub fn new(octets: &[u8]) -> Self {
+        let mut text = octets[..octets.len().min(Self::OCTETS_MAX)].escape_ascii().to_string();
+        if octets.len() > Self::OCTETS_MAX {
+            text.push_str("...");
+        }
+        Self(text.into())
+    }
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Shown {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, formatter)
+    }
 }

@@ -13,13 +13,18 @@
 //! ```
 //!
 //! The handshake before the first frame has its own layout: [`handshake`]. What stands inside payloads and properties is read by
-//! [`command`], [`properties`] and [`filter`].
+//! [`command`], [`properties`] and [`filter`]. Rules that both sides of a connection follow live here once: what is agreed on
+//! ([`negotiation`], [`extension`]), who still owes an acknowledgement ([`window`]), and how a side gives up ([`failure`]).
 
 pub mod command;
+pub mod extension;
+pub mod failure;
 pub mod field;
 pub mod filter;
 pub mod handshake;
+pub mod negotiation;
 pub mod properties;
+pub mod window;
 
 use crate::codec::Limits;
 use crate::error::WireError;
@@ -332,8 +337,16 @@ impl Assembly {
     /// Takes a frame.
     ///
     /// # Errors
-    /// [`WireError::TooLarge`] if all parts together exceed the limit.
+    /// [`WireError::TooLarge`] if all parts together exceed the limit; [`WireError::Malformed`] if a part names another
+    /// destination than the first one, so that two messages would become one.
     pub fn push<'a>(&mut self, frame: MessageFrame<'a>) -> Result<Assembled<'a>, WireError> {
+        if let Some(open) = &self.open
+            && !frame.destination.is_empty()
+            && *frame.destination != *open.destination
+        {
+            let why = "another message began before this one's last part";
+            return Err(WireError::Malformed { part: "message", why });
+        }
         let before = self.open.as_ref().map_or(0, |open| open.payload.len());
         let size = (before + frame.payload.len()) as u64;
         if size > self.payload_bytes_max {

@@ -10,9 +10,8 @@
 pub mod answer;
 pub mod arguments;
 
-use std::fmt;
-
 use crate::codec::Limits;
+pub use crate::error::Shown;
 use crate::error::WireError;
 use arguments::{Consume, Rebind};
 
@@ -157,35 +156,6 @@ pub enum Mistake {
         /// How long it is.
         size: usize,
     },
-}
-
-/// The beginning of something a peer wrote, safe to be logged.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Shown(Box<str>);
-
-impl Shown {
-    const OCTETS_MAX: usize = 64;
-
-    /// At most 64 octets of `octets`, with everything unprintable escaped.
-    pub fn new(octets: &[u8]) -> Self {
-        let mut text = octets[..octets.len().min(Self::OCTETS_MAX)].escape_ascii().to_string();
-        if octets.len() > Self::OCTETS_MAX {
-            text.push_str("...");
-        }
-        Self(text.into())
-    }
-}
-
-impl fmt::Display for Shown {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for Shown {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, formatter)
-    }
 }
 
 /// Cuts a stream of octets into lines. It remembers how far it has looked for the end of an unfinished line, so that

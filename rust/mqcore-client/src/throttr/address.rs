@@ -2,11 +2,8 @@
 
 use mqcore_wire::throttr::{Dialect, Family, Width};
 
-use crate::address::{BrokerAddress, Carrier, tls_options};
+use crate::address::{BrokerAddress, Carrier, Protocol, tls_options};
 use crate::error::ClientError;
-
-/// The port of a Throttr listener when the address names none.
-const DEFAULT_PORT: u16 = 9000;
 
 /// A listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,8 +56,7 @@ impl ThrottrAddress {
                 "there is no option {option:?}; there are value, protocol and metrics, and those of TLS behind throttrs://"
             )));
         }
-        let broker =
-            BrokerAddress::located("throttr", DEFAULT_PORT, carrier, rest).map_err(|why| wrong(&why))?;
+        let broker = BrokerAddress::located(Protocol::Throttr, carrier, rest).map_err(|why| wrong(&why))?;
         Ok(Self { broker, dialect, metrics })
     }
 

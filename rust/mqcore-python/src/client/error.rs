@@ -20,6 +20,7 @@ pyo3::import_exception!(mqcore.errors, InvalidArgument);
 pyo3::import_exception!(mqcore.errors, LimitExceeded);
 pyo3::import_exception!(mqcore.errors, Nacked);
 pyo3::import_exception!(mqcore.errors, NotFound);
+pyo3::import_exception!(mqcore.errors, NotSupported);
 pyo3::import_exception!(mqcore.errors, OperationError);
 pyo3::import_exception!(mqcore.errors, RequestTimeout);
 pyo3::import_exception!(mqcore.errors, SendError);
@@ -52,6 +53,7 @@ pub(crate) fn client(failed: ClientError) -> PyErr {
         ClientError::RequestTimeout { .. } => RequestTimeout::new_err(text),
         ClientError::BadAnswer { .. } => BadAnswer::new_err(text),
         ClientError::InvalidArgument { .. } => InvalidArgument::new_err(text),
+        ClientError::NotSupported { .. } => NotSupported::new_err(text),
         other => OperationError::new_err(other.to_string()),
     }
 }

@@ -28,7 +28,7 @@ pub(crate) fn demands<'a>(command: &'a Command, visit: &mut impl FnMut(Action, R
         // A client of another broker, which that one allowed it. What may come from there, this broker's filter says.
         Command::PassedOn(_) => {}
         // Whoever was handed a delivery may settle it, and nobody else can.
-        Command::Acknowledge(_) | Command::AcknowledgeAll { .. } => {}
+        Command::Acknowledge(_) | Command::AcknowledgeAll { .. } | Command::RoomFor { .. } => {}
         // Comes before there is anybody who could be allowed something.
         Command::Introduce(_) => {}
         Command::Request(_, request) => of_request(request, visit),
@@ -213,6 +213,7 @@ pub(crate) fn refuse(command: Command, rejection: Rejection, shards: usize, tell
         }
         Command::Acknowledge(_)
         | Command::AcknowledgeAll { .. }
+        | Command::RoomFor { .. }
         | Command::AcknowledgeDirect { .. }
         | Command::PassedOn(_)
         | Command::Respond { .. } => {}

@@ -379,8 +379,8 @@ impl Exchange {
                     delivery::cached(&pull, &message, hide_source, client.id.as_bytes(), output);
                 }
             }
-            // Its consumers join channels: it has no subscriptions that could end.
-            Event::SubscriptionEnded { .. } | Event::Rebound { .. } => {}
+            // Its consumers join channels: it has no subscriptions that could end, or want to be told of something.
+            Event::SubscriptionEnded { .. } | Event::Rebound { .. } | Event::Delivered(_) => {}
             // As with every message whose producer did not ask.
             Event::TopicRefused { .. } => {}
             Event::Direct { to, message } => {

@@ -312,7 +312,9 @@ fn answers(command: &Command, how: u8, now: Timestamp) -> (Vec<Event>, bool) {
                 true,
             )
         }
-        Command::AcknowledgeAll { .. } => unreachable!("consumers of this protocol settle one by one"),
+        Command::AcknowledgeAll { .. } | Command::RoomFor { .. } => {
+            unreachable!("consumers of this protocol settle one by one and share no slots")
+        }
         Command::Pull(pull) => pulled(pull.request, how),
         Command::Direct { to, message } => {
             let (to, message) = (to.clone(), message.clone());
@@ -528,7 +530,10 @@ fn describe(command: &Command, text: &mut String) -> std::fmt::Result {
             write!(text, "{queue} {message_id:?} {negative:?} {headers:?} {hops} {first_acquirer}")
         }
         Command::Request(number, request) => write!(text, "{number:?} {:?}", request as &Request),
-        Command::Pull(_) | Command::Introduce(_) | Command::AcknowledgeAll { .. } => {
+        Command::Pull(_)
+        | Command::Introduce(_)
+        | Command::AcknowledgeAll { .. }
+        | Command::RoomFor { .. } => {
             write!(text, "{command:?}")
         }
     }

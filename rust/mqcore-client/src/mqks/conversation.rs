@@ -1,0 +1,678 @@
+//! One client's side of MQKS: lines in, results out. No IO and no clock.
+//!
+//! The id of a line is what its answers carry, so a publish waits under its message's id and a consume under its
+//! consumer's. A consumer gets another id on every connection: acknowledgements reach a consumer by its id from whichever
+//! connection they come, and the broker may not have noticed yet that the last connection is gone.
+
+use foldhash::fast::RandomState;
+use hashbrown::{Equivalent, HashMap};
+use mqcore_wire::codec::Limits;
+use mqcore_wire::error::WireError;
+use mqcore_wire::mqks::answer::{Answer as Line, Delivered, Said, delivered, parse};
+use mqcore_wire::mqks::arguments::{Consume, WhenUnused};
+use mqcore_wire::mqks::{Lines, NAME_BYTES_MAX, encode_request};
+use mqcore_wire::tmqp::{Frame, Kind};
+
+use crate::address::QueueAddress;
+use crate::consume::{Consumption, UnusedQueue};
+use crate::conversation::{Answer, Arrival, By, MessageId, Publication, PullAnswer, TakenUp, Tally};
+use crate::error::{ClientError, Refusal};
+use crate::message_id::MessageIds;
+use crate::received::Received;
+use crate::request::Target;
+
+/// The id of lines that ask for a life sign.
+const KEEP_ALIVE: &[u8] = b"keep-alive";
+/// The id of lines whose answers concern nobody.
+const NOBODY: &[u8] = b"-";
+/// How the data begins that tells what a queue is bound to.
+const UPDATE: &[u8] = b"--update";
+/// The number of a refusal of which only that it is one is known.
+const FAILED: u16 = 1;
+/// The header of a received message that names its event.
+pub(crate) const TOPIC: &str = "Topic";
+/// The header of a received message that says how often it was given back, if it was.
+pub(crate) const RETRY: &str = "Retry";
+
+/// Something that only this protocol has.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Question<'a> {
+    /// For people.
+    pub(crate) operation: &'static str,
+    /// For people: of whom.
+    pub(crate) about: &'a str,
+    /// The action.
+    pub(crate) action: &'static str,
+    /// It answers only if it is told to.
+    pub(crate) confirm: bool,
+    /// What stands behind it.
+    pub(crate) data: &'a [u8],
+}
+
+#[derive(Debug)]
+struct Pending<W> {
+    /// The answer is a confirmation, and not what was asked for.
+    confirms: bool,
+    operation: &'static str,
+    about: Target,
+    waiter: W,
+}
+
+/// A queue that is consumed, and by how many.
+#[derive(Debug)]
+struct Standing<W> {
+    consumption: Consumption,
+    users: usize,
+    /// The id of the consumer on this connection; `None`: the broker has not been asked, or has refused.
+    consumer: Option<MessageId>,
+    /// The broker has agreed on this connection.
+    agreed: bool,
+    waiters: Vec<(MessageId, W)>,
+    /// What the queue was bound to when the broker last said so.
+    events: Option<Vec<Box<[u8]>>>,
+}
+
+/// The conversation over all connections of one client.
+#[derive(Debug)]
+pub(crate) struct Conversation<W> {
+    limits: Limits,
+    ids: MessageIds,
+    open: bool,
+    lines: Lines,
+    pending: HashMap<MessageId, Pending<W>, RandomState>,
+    standing: HashMap<QueueAddress, Standing<W>, RandomState>,
+    /// What the consumers of this connection consume.
+    consumers: HashMap<MessageId, QueueAddress, RandomState>,
+    output: Vec<u8>,
+    /// Kept, so that the headers of a received message cost no allocation of their own.
+    headers: Vec<u8>,
+    tally: Tally,
+}
+
+impl<W> Conversation<W> {
+    /// One that has not begun.
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            ids: MessageIds::new(),
+            open: false,
+            lines: Lines::new(),
+            pending: HashMap::default(),
+            standing: HashMap::default(),
+            consumers: HashMap::default(),
+            output: Vec::new(),
+            headers: Vec::new(),
+            tally: Tally::default(),
+        }
+    }
+
+    /// A connection stands: begins all consumers again before anything else.
+    pub(crate) fn opened(&mut self) {
+        debug_assert!(self.pending.is_empty(), "what was pending ends with its connection");
+        self.output.clear();
+        self.lines = Lines::new();
+        self.open = true;
+        self.restore();
+    }
+
+    /// The connection is gone. Answers with everybody who waited.
+    pub(crate) fn lost(&mut self) -> Vec<(W, Option<PullAnswer>)> {
+        self.open = false;
+        self.output.clear();
+        self.consumers.clear();
+        let pending = std::mem::take(&mut self.pending);
+        let mut waiters: Vec<_> = pending.into_values().map(|pending| (pending.waiter, None)).collect();
+        for standing in self.standing.values_mut() {
+            (standing.consumer, standing.agreed) = (None, false);
+            waiters.extend(standing.waiters.drain(..).map(|(_, waiter)| (waiter, None)));
+        }
+        waiters
+    }
+
+    /// Asks for every consumer that the broker has not been asked for on this connection, or has refused.
+    pub(crate) fn restore(&mut self) {
+        let missing = self.standing.iter().filter(|(_, standing)| standing.consumer.is_none());
+        let missing: Vec<QueueAddress> = missing.map(|(queue, _)| queue.clone()).collect();
+        for queue in missing {
+            self.begin_consumer(&queue);
+        }
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// How many wait for an answer.
+    pub(crate) fn outstanding(&self) -> usize {
+        self.pending.len()
+    }
+
+    pub(crate) fn tally(&self) -> Tally {
+        self.tally
+    }
+
+    pub(crate) fn output(&mut self) -> &mut Vec<u8> {
+        &mut self.output
+    }
+
+    /// Publishes an event. With a waiter, a confirmation is asked for.
+    pub(crate) fn publish(
+        &mut self,
+        publication: &Publication<'_>,
+        waiter: Option<W>,
+    ) -> Result<MessageId, ClientError> {
+        check_publication(publication)?;
+        let id = self.id_for(publication.id)?;
+        let event = publication.queue.name();
+        let size = id.len() + event.len() + publication.body.len() + " publish --confirm  \n".len();
+        if size as u64 > self.limits.frame_bytes_max {
+            let limit = self.limits.frame_bytes_max;
+            return Err(ClientError::TooLarge { part: "message", size: size as u64, limit });
+        }
+        let data = [event.as_bytes(), publication.body];
+        encode_request(&id, "publish", waiter.is_some(), &data, &mut self.output);
+        if let Some(waiter) = waiter {
+            let about = target(publication.queue);
+            let pending = Pending { confirms: true, operation: "publish to", about, waiter };
+            self.pending.insert(id.clone(), pending);
+        }
+        Ok(id)
+    }
+
+    /// Asks something that is answered once.
+    pub(crate) fn question(&mut self, question: &Question<'_>, waiter: W) -> Result<MessageId, ClientError> {
+        if question.data.iter().any(|octet| matches!(octet, b'\n' | b'\t')) {
+            return Err(ClientError::invalid("request", "line ends and TABs cannot be said in MQKS"));
+        }
+        let id = self.ids.next();
+        encode_request(&id, question.action, question.confirm, &[question.data], &mut self.output);
+        let about = Target::Name(question.about.into());
+        let pending = Pending { confirms: question.confirm, operation: question.operation, about, waiter };
+        self.pending.insert(id.clone(), pending);
+        Ok(id)
+    }
+
+    /// Somebody wants to consume, until [`Conversation::give_up`] as many times.
+    pub(crate) fn take_up(
+        &mut self,
+        consumption: &Consumption,
+        waiter: W,
+    ) -> Result<TakenUp<W>, ClientError> {
+        check_consumption(consumption)?;
+        let queue = &consumption.queue;
+        let standing = self.standing.entry(queue.clone()).or_insert_with(|| Standing {
+            consumption: consumption.clone(),
+            users: 0,
+            consumer: None,
+            agreed: false,
+            waiters: Vec::new(),
+            events: None,
+        });
+        if standing.consumption.terms != consumption.terms {
+            let why = format!("this client consumes {} already, on other terms", queue.name());
+            return Err(ClientError::invalid("consumer", why));
+        }
+        standing.users += 1;
+        if standing.agreed {
+            return Ok(TakenUp::Already(waiter));
+        }
+        let id = self.ids.next();
+        standing.waiters.push((id.clone(), waiter));
+        if standing.consumer.is_none() {
+            self.begin_consumer(queue);
+        }
+        Ok(TakenUp::Asked(id))
+    }
+
+    /// Somebody wants it no more. The last one ends the consumer.
+    pub(crate) fn give_up(&mut self, consumption: &Consumption) {
+        let Some(standing) = self.standing.get_mut(&consumption.queue) else { return };
+        standing.users -= 1;
+        if standing.users > 0 {
+            return;
+        }
+        let consumer = self.standing.remove(&consumption.queue).and_then(|standing| standing.consumer);
+        if let (true, Some(consumer)) = (self.open, consumer) {
+            self.consumers.remove(&consumer);
+            encode_request(NOBODY, "delete_consumer", false, &[&consumer], &mut self.output);
+        }
+    }
+
+    /// Acknowledges a message, or gives it back to its queue. A consumer that ended has given back what it had.
+    pub(crate) fn settle(&mut self, message: &Received, reject: bool) {
+        let Ok(channel) = str::from_utf8(message.target()) else { return };
+        let place = Place { channel, id: message.content_type() };
+        let consumer = self.standing.get(&place).and_then(|standing| standing.consumer.as_ref());
+        if let Some(consumer) = consumer {
+            let action = if reject { "reject" } else { "ack" };
+            encode_request(NOBODY, action, false, &[consumer, message.id()], &mut self.output);
+        }
+    }
+
+    /// Asks for a life sign.
+    pub(crate) fn ping(&mut self) {
+        encode_request(KEEP_ALIVE, "ping", false, &[b"."], &mut self.output);
+    }
+
+    /// Nobody waits for this any more.
+    pub(crate) fn forget(&mut self, id: &[u8]) -> Option<PullAnswer> {
+        if self.pending.remove(id).is_none() {
+            for standing in self.standing.values_mut() {
+                standing.waiters.retain(|(known, _)| known[..] != *id);
+            }
+        }
+        None
+    }
+
+    /// Reads the line at the front of `input`, and tells how many octets it took. `None`: its end is not there.
+    pub(crate) fn receive(&mut self, input: &[u8]) -> Result<Option<(Arrival<W>, usize)>, WireError> {
+        let Some((_, size)) = self.lines.next(input, &self.limits)? else { return Ok(None) };
+        // Not what the codec found, which for the sake of requests is without the spaces at its end: here they are the
+        // message's own.
+        let Some(Line { id, said }) = parse(&input[..size - 1]) else { return Err(no_answer()) };
+        let arrival = match said {
+            Said::Done(data) => self.done(id, data)?,
+            Said::Failed(error) => self.failed(id, error),
+        };
+        Ok(Some((arrival, size)))
+    }
+
+    fn done(&mut self, id: &[u8], data: &[u8]) -> Result<Arrival<W>, WireError> {
+        if let Some(queue) = self.consumers.get(id) {
+            if data.is_empty() {
+                return Ok(self.agreed(&queue.clone()));
+            }
+            if let Some(events) = data.strip_prefix(UPDATE) {
+                let queue = queue.clone();
+                return Ok(self.updated(&queue, events));
+            }
+            let delivered = delivered(data).ok_or_else(no_answer)?;
+            return self.received(&queue.clone(), &delivered).map(Arrival::Delivery);
+        }
+        let Some(pending) = self.pending.remove(id) else {
+            // Deliveries to a consumer that has just ended, and confirmations that nobody waited for.
+            self.tally.late_answers += u64::from(id != KEEP_ALIVE && data.is_empty());
+            return Ok(Arrival::Nothing);
+        };
+        let answer = if pending.confirms {
+            Answer::Confirmed(By::Server)
+        } else {
+            Answer::Response(Received::copy(&Frame { payload: data, ..Frame::new(Kind::RESPONSE) }))
+        };
+        Ok(Arrival::Settled(pending.waiter, Ok(answer)))
+    }
+
+    fn agreed(&mut self, queue: &QueueAddress) -> Arrival<W> {
+        let Some(standing) = self.standing.get_mut(queue) else { return Arrival::Nothing };
+        standing.agreed = true;
+        let settled = |(_, waiter)| (waiter, Ok(Answer::Confirmed(By::Server)));
+        Arrival::SettledMany(standing.waiters.drain(..).map(settled).collect())
+    }
+
+    /// The broker tells what the queue is bound to: that is what it is to be bound to after a reconnect.
+    fn updated(&mut self, queue: &QueueAddress, words: &[u8]) -> Arrival<W> {
+        if let Some(standing) = self.standing.get_mut(queue) {
+            let words = words.split(|octet| *octet == b' ').filter(|word| !word.is_empty());
+            // The first is the queue itself; flags are this consumer's own.
+            let events = words.skip(1).filter(|word| !word.starts_with(b"--"));
+            standing.events = Some(events.map(Box::from).collect());
+        }
+        Arrival::Nothing
+    }
+
+    fn received(&mut self, queue: &QueueAddress, delivered: &Delivered<'_>) -> Result<Received, WireError> {
+        for (part, name) in [("message id", delivered.message), ("event", delivered.event)] {
+            if name.len() > NAME_BYTES_MAX {
+                let (size, max) = (name.len() as u64, NAME_BYTES_MAX as u64);
+                return Err(WireError::TooLarge { part, size, max });
+            }
+        }
+        self.headers.clear();
+        for part in [TOPIC.as_bytes(), b":", delivered.event, b"\r\n"] {
+            self.headers.extend_from_slice(part);
+        }
+        if delivered.retry > 0 {
+            self.headers.extend_from_slice(format!("{RETRY}:{}\r\n", delivered.retry).as_bytes());
+        }
+        let manual = self.standing.get(queue).is_some_and(|standing| standing.consumption.terms.manual_ack);
+        Ok(Received::copy(&Frame {
+            id: delivered.message,
+            target: queue.channel().as_bytes(),
+            content_type: queue.id(),
+            headers: &self.headers,
+            payload: delivered.data,
+            pending_acknowledge: manual,
+            ..Frame::new(Kind::QUEUE)
+        }))
+    }
+
+    fn failed(&mut self, id: &[u8], error: &[u8]) -> Arrival<W> {
+        let refusal = |operation, target| {
+            let error = String::from_utf8_lossy(error);
+            let reason = format!("error {error}; 'mqcore errors {error}' says why").into();
+            ClientError::from(Refusal { code: FAILED, operation, target, reason })
+        };
+        if let Some(queue) = self.consumers.remove(id) {
+            let Some(standing) = self.standing.get_mut(&queue) else { return Arrival::Nothing };
+            (standing.consumer, standing.agreed) = (None, false);
+            let refused = refusal("consume", queue.name().into());
+            if standing.waiters.is_empty() {
+                return Arrival::NotRestored(target(&queue), refused);
+            }
+            let settled = |(_, waiter)| (waiter, Err(refused.clone()));
+            return Arrival::SettledMany(standing.waiters.drain(..).map(settled).collect());
+        }
+        match self.pending.remove(id) {
+            Some(pending) => {
+                let refused = refusal(pending.operation, pending.about.to_text());
+                Arrival::Settled(pending.waiter, Err(refused))
+            }
+            None => {
+                // Errors are told whether or not somebody asked to know that it was done.
+                self.tally.refused_unconfirmed += 1;
+                Arrival::Nothing
+            }
+        }
+    }
+
+    /// Writes the line that begins the consumer of a queue, bound to what it was when the broker last said so.
+    fn begin_consumer(&mut self, queue: &QueueAddress) {
+        let Some(standing) = self.standing.get_mut(queue) else { return };
+        let id = self.ids.next();
+        let (name, terms) = (queue.name(), &standing.consumption.terms);
+        let own = [name.as_bytes()];
+        let mut consume = Consume {
+            queue: name.as_bytes(),
+            when_unused: when_unused(terms.delete_unused),
+            manual_ack: terms.manual_ack,
+            ..Consume::default()
+        };
+        match &standing.events {
+            Some(events) => consume.replace = events.iter().map(|event| &event[..]).collect(),
+            None => {
+                consume.replace = terms.events.as_deref().map(octets).unwrap_or_default();
+                let by_name = terms.events.is_none() && terms.add_events.is_empty();
+                consume.add = if by_name { own.to_vec() } else { octets(&terms.add_events) };
+                consume.adds = !consume.add.is_empty();
+            }
+        }
+        let mut data = Vec::new();
+        consume.encode(&mut data);
+        encode_request(&id, "consume", true, &[&data], &mut self.output);
+        standing.consumer = Some(id.clone());
+        self.consumers.insert(id, queue.clone());
+    }
+
+    fn id_for(&mut self, given: Option<&str>) -> Result<MessageId, ClientError> {
+        let Some(given) = given else { return Ok(self.ids.next()) };
+        let breaks = |c: char| c.is_ascii_whitespace() || c == '\u{b}';
+        if given.is_empty() || given.len() > NAME_BYTES_MAX || given.contains(breaks) {
+            let why = format!("{given:?}: in MQKS it has 1 to 255 octets and no white space");
+            return Err(ClientError::invalid("message id", why));
+        }
+        let id = MessageId::from_slice(given.as_bytes());
+        if self.pending.contains_key(&id) {
+            let why = format!("{given:?} is waiting for its answer; ids are unique");
+            return Err(ClientError::invalid("message id", why));
+        }
+        Ok(id)
+    }
+}
+
+/// A queue as a message names it: found under its [`QueueAddress`], whose hash is that of the same parts.
+#[derive(Hash)]
+struct Place<'a> {
+    channel: &'a str,
+    id: u16,
+}
+
+impl Equivalent<QueueAddress> for Place<'_> {
+    fn equivalent(&self, queue: &QueueAddress) -> bool {
+        self.id == queue.id() && *self.channel == **queue.channel()
+    }
+}
+
+/// Names as a line has them.
+pub(super) fn octets(names: &[String]) -> Vec<&[u8]> {
+    names.iter().map(|name| name.as_bytes()).collect()
+}
+
+/// A queue or an event, for people; without an allocation, as a rule.
+fn target(queue: &QueueAddress) -> Target {
+    if queue.id() == 0 { Target::Name(queue.channel().clone()) } else { Target::Queue(queue.clone()) }
+}
+
+fn no_answer() -> WireError {
+    WireError::Malformed { part: "line", why: "it is neither an answer nor a message" }
+}
+
+fn when_unused(unused: UnusedQueue) -> WhenUnused {
+    match unused {
+        UnusedQueue::Stays => WhenUnused::Keep,
+        UnusedQueue::Deleted(after) if after.is_zero() => WhenUnused::Delete,
+        UnusedQueue::Deleted(after) => WhenUnused::DeleteAfter(after.as_secs_f64()),
+    }
+}
+
+/// Refuses what a line cannot say, or would say otherwise than it was meant.
+fn check_publication(publication: &Publication<'_>) -> Result<(), ClientError> {
+    let lacks = |what: &str| {
+        Err(ClientError::NotSupported {
+            what: what.into(),
+            protocol: "MQKS",
+            instead: "TMQP has; connect to tmqp://",
+        })
+    };
+    if !publication.headers.is_empty() {
+        return lacks("headers and copies");
+    }
+    if publication.high_priority {
+        return lacks("priorities");
+    }
+    let body = publication.body;
+    let why = if body.is_empty() {
+        "it is empty, and MQKS has no empty messages"
+    } else if body.iter().any(|octet| matches!(octet, b'\n' | b'\t')) {
+        "it has line ends or TABs in it, which MQKS cannot say; JSON escapes them"
+    } else if body.last().is_some_and(|octet| matches!(octet, b' ' | b'\r' | 0x0b | 0x0c)) {
+        "it ends with white space, which MQKS takes for a part of the line's end"
+    } else {
+        return Ok(());
+    };
+    Err(ClientError::invalid("body", why))
+}
+
+fn check_consumption(consumption: &Consumption) -> Result<(), ClientError> {
+    let terms = &consumption.terms;
+    for event in terms.events.iter().flatten().chain(&terms.add_events) {
+        QueueAddress::plain(event)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::consume::ConsumeTerms;
+    use std::time::Duration;
+
+    type Names = Conversation<&'static str>;
+
+    fn open() -> Names {
+        let mut conversation = Names::new(Limits::default());
+        conversation.opened();
+        conversation
+    }
+
+    fn queue(name: &str) -> QueueAddress {
+        QueueAddress::plain(name).unwrap()
+    }
+
+    fn written(conversation: &mut Names) -> String {
+        String::from_utf8(std::mem::take(conversation.output())).unwrap()
+    }
+
+    fn consumption(name: &str, terms: ConsumeTerms) -> Consumption {
+        Consumption { queue: queue(name), terms }
+    }
+
+    fn hear(conversation: &mut Names, line: &str) -> Arrival<&'static str> {
+        let (arrival, size) = conversation.receive(line.as_bytes()).unwrap().unwrap();
+        assert_eq!(size, line.len());
+        arrival
+    }
+
+    fn publication<'a>(queue: &'a QueueAddress, body: &'a [u8]) -> Publication<'a> {
+        Publication { queue, id: Some("m1"), headers: &[], body, high_priority: false }
+    }
+
+    /// Begins a consumer, and answers with its id.
+    fn consume(conversation: &mut Names, consumption: &Consumption) -> String {
+        conversation.take_up(consumption, "consumer").unwrap();
+        let line = written(conversation);
+        let id = line.split(' ').next().unwrap().to_owned();
+        let arrival = hear(conversation, &format!("{id} ok \n"));
+        assert!(matches!(&arrival, Arrival::SettledMany(all) if all.len() == 1), "{arrival:?}");
+        id
+    }
+
+    #[test]
+    fn a_publish_waits_under_its_own_id() {
+        let mut conversation = open();
+        let event = queue("hello");
+        conversation.publish(&publication(&event, b" two  words"), Some("me")).unwrap();
+        assert_eq!(written(&mut conversation), "m1 publish --confirm hello  two  words\n");
+        assert!(conversation.publish(&publication(&event, b"x"), Some("other")).is_err(), "the id waits");
+        let arrival = hear(&mut conversation, "m1 ok \n");
+        assert!(matches!(arrival, Arrival::Settled("me", Ok(Answer::Confirmed(By::Server)))), "{arrival:?}");
+        conversation.publish(&publication(&event, b"x"), None).unwrap();
+        assert_eq!(written(&mut conversation), "m1 publish hello x\n");
+        assert_eq!(conversation.outstanding(), 0);
+        hear(&mut conversation, "m1 error 2026\n");
+        assert_eq!(conversation.tally().refused_unconfirmed, 1);
+    }
+
+    #[test]
+    fn what_a_line_would_change_is_refused_before_it_is_sent() {
+        let mut conversation = open();
+        let event = queue("hello");
+        for body in [&b""[..], b"a\nb", b"a\tb", b"a ", b"a\r"] {
+            let refused = conversation.publish(&publication(&event, body), None).unwrap_err();
+            assert!(matches!(refused, ClientError::InvalidArgument { what: "body", .. }), "{refused}");
+        }
+        let headers = Publication { headers: b"a:b\r\n", ..publication(&event, b"x") };
+        let refused = conversation.publish(&headers, None).unwrap_err();
+        assert!(matches!(refused, ClientError::NotSupported { .. }), "{refused}");
+        let id = Publication { id: Some("a b"), ..publication(&event, b"x") };
+        assert!(conversation.publish(&id, None).is_err());
+        assert_eq!(written(&mut conversation), "");
+    }
+
+    #[test]
+    fn an_error_says_what_was_asked_and_under_which_number_the_broker_knows_it() {
+        let mut conversation = open();
+        let question =
+            Question { operation: "rebind", about: "q1", action: "rebind", confirm: true, data: b"q1 e1" };
+        let id = conversation.question(&question, "me").unwrap();
+        let id = String::from_utf8(id.to_vec()).unwrap();
+        assert_eq!(written(&mut conversation), format!("{id} rebind --confirm q1 e1\n"));
+        let Arrival::Settled("me", Err(error)) = hear(&mut conversation, &format!("{id} error 2026\n"))
+        else {
+            panic!("somebody waited")
+        };
+        assert_eq!(
+            error.to_string(),
+            "cannot rebind q1: error 2026; 'mqcore errors 2026' says why (status 1)"
+        );
+    }
+
+    #[test]
+    fn deliveries_tell_their_event_and_how_often_they_came_back() {
+        let mut conversation = open();
+        let terms = ConsumeTerms { events: Some(vec!["e1".into()]), ..ConsumeTerms::default() };
+        let id = consume(&mut conversation, &consumption("q/7", terms));
+        let Arrival::Delivery(message) =
+            hear(&mut conversation, &format!("{id} ok m1 event=e1,retry=2 a  b \n"))
+        else {
+            panic!("a message came")
+        };
+        assert_eq!((message.id(), message.target(), message.content_type()), (&b"m1"[..], &b"q"[..], 7));
+        assert_eq!((message.body_slice(), message.wants_acknowledge()), (&b"a  b "[..], true));
+        assert_eq!(message.header("topic").as_deref(), Some("e1"));
+        assert_eq!(message.header("retry").as_deref(), Some("2"));
+        conversation.settle(&message, false);
+        conversation.settle(&message, true);
+        assert_eq!(written(&mut conversation), format!("- ack {id} m1\n- reject {id} m1\n"));
+    }
+
+    #[test]
+    fn a_consumer_says_what_its_queue_is_bound_to() {
+        let line = |terms: ConsumeTerms| {
+            let mut conversation = open();
+            conversation.take_up(&consumption("q", terms), "me").unwrap();
+            written(&mut conversation).split_once(' ').unwrap().1.to_owned()
+        };
+        assert_eq!(line(ConsumeTerms::default()), "consume --confirm q --add q --manual-ack\n");
+        let keep = ConsumeTerms { events: Some(Vec::new()), manual_ack: false, ..ConsumeTerms::default() };
+        assert_eq!(line(keep), "consume --confirm q\n");
+        let all = ConsumeTerms {
+            events: Some(vec!["a".into()]),
+            add_events: vec!["b".into()],
+            delete_unused: UnusedQueue::Deleted(Duration::from_secs(5)),
+            manual_ack: true,
+        };
+        assert_eq!(line(all), "consume --confirm q a --add b --delete-queue-when-unused=5.0 --manual-ack\n");
+    }
+
+    #[test]
+    fn consumers_begin_again_bound_to_what_the_broker_said_last() {
+        let mut conversation = open();
+        let terms = ConsumeTerms { events: Some(vec!["old".into()]), ..ConsumeTerms::default() };
+        let one = consume(&mut conversation, &consumption("q", terms));
+        hear(&mut conversation, &format!("{one} ok --update q e1 e2 --manual-ack\n"));
+        assert_eq!(conversation.lost().len(), 0);
+        conversation.opened();
+        let line = written(&mut conversation);
+        let (other, rest) = line.split_once(' ').unwrap();
+        assert_ne!(one, other, "the consumer of the lost connection may still be there");
+        assert_eq!(rest, "consume --confirm q e1 e2 --manual-ack\n");
+        let refused = hear(&mut conversation, &format!("{other} error 2026\n"));
+        assert!(matches!(refused, Arrival::NotRestored(Target::Name(_), _)), "{refused:?}");
+        conversation.restore();
+        assert!(written(&mut conversation).ends_with("consume --confirm q e1 e2 --manual-ack\n"));
+    }
+
+    #[test]
+    fn consumers_of_one_queue_share_one_and_the_last_one_ends_it() {
+        let mut conversation = open();
+        let wanted = consumption("q", ConsumeTerms::default());
+        conversation.take_up(&wanted, "one").unwrap();
+        conversation.take_up(&wanted, "two").unwrap();
+        let line = written(&mut conversation);
+        assert_eq!(line.matches('\n').count(), 1);
+        let id = line.split(' ').next().unwrap();
+        let Arrival::SettledMany(all) = hear(&mut conversation, &format!("{id} ok \n")) else { panic!() };
+        assert_eq!(all.len(), 2);
+        let other = ConsumeTerms { manual_ack: false, ..ConsumeTerms::default() };
+        assert!(conversation.take_up(&consumption("q", other), "three").is_err());
+        conversation.give_up(&wanted);
+        assert_eq!(written(&mut conversation), "");
+        conversation.give_up(&wanted);
+        assert_eq!(written(&mut conversation), format!("- delete_consumer {id}\n"));
+        let late = hear(&mut conversation, &format!("{id} ok m1 event=q d\n"));
+        assert!(matches!(late, Arrival::Nothing), "{late:?}");
+    }
+
+    #[test]
+    fn lines_that_are_no_answers_end_the_conversation() {
+        for line in ["nonsense\n", "a b c\n", "\n", "a\tb\n"] {
+            assert!(open().receive(line.as_bytes()).is_err(), "{line:?}");
+        }
+        assert!(open().receive(b"unfinished ok").unwrap().is_none());
+        let mut conversation = open();
+        let id = consume(&mut conversation, &consumption("q", ConsumeTerms::default()));
+        let long = format!("{id} ok {} event=e d\n", "x".repeat(256));
+        assert!(conversation.receive(long.as_bytes()).is_err(), "an id that fits nowhere");
+        assert!(conversation.receive(format!("{id} ok strange\n").as_bytes()).is_err());
+    }
+}

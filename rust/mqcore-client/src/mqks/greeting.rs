@@ -1,0 +1,118 @@
+//! The first line of a connection.
+//!
+//! MQKS has no handshake. A client with a token says it in an `auth` line; one without asks for an echo, so that a peer
+//! of another protocol is found out before anything is entrusted to it.
+
+use std::sync::Arc;
+
+use bytes::{Buf, BytesMut};
+use mqcore_wire::codec::Limits;
+use mqcore_wire::mqks::answer::{Said, parse};
+use mqcore_wire::mqks::{Lines, encode_request};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::address::Protocol;
+use crate::config::ClientConfig;
+use crate::dial::{Link, Stream, broken, closed_at_once, is_tls_alert, tls_wanted};
+use crate::error::ClientError;
+
+/// The id of the first line.
+const ID: &[u8] = b"hello";
+/// What is to be echoed.
+const ECHO: &[u8] = b"mqcore";
+/// How long the answer may be.
+const ANSWER_BYTES_MAX: u64 = 1024;
+
+/// Says it, and hears the answer.
+pub(crate) async fn greet(
+    mut stream: Stream,
+    config: &ClientConfig,
+    address: &Arc<str>,
+) -> Result<Link, ClientError> {
+    stream.write_all(&first_line(config)?).await.map_err(|error| broken(address, &error))?;
+    stream.flush().await.map_err(|error| broken(address, &error))?;
+    let mut input = BytesMut::with_capacity(4096);
+    let mut lines = Lines::new();
+    let limits = Limits { frame_bytes_max: ANSWER_BYTES_MAX, ..Limits::default() };
+    loop {
+        let end = stream.read_buf(&mut input).await.map_err(|error| broken(address, &error))? == 0;
+        match lines.next(&input, &limits) {
+            Ok(Some((line, size))) => {
+                check(line, config.token.is_some(), address)?;
+                input.advance(size);
+                return Ok(Link { stream, input, own_id: String::new(), address: address.clone() });
+            }
+            Ok(None) if !end => {}
+            _ if input.is_empty() => return Err(closed_at_once(address)),
+            _ => return Err(foreign(&input, address)),
+        }
+    }
+}
+
+fn first_line(config: &ClientConfig) -> Result<Vec<u8>, ClientError> {
+    let mut line = Vec::new();
+    match &config.token {
+        None => encode_request(ID, "ping", false, &[ECHO], &mut line),
+        Some(token) if token.is_empty() || token.chars().any(|c| c == '\t' || c == '\n') => {
+            return Err(ClientError::invalid("token", "it is empty or would break its line"));
+        }
+        Some(token) => encode_request(ID, "auth", false, &[token.as_bytes()], &mut line),
+    }
+    Ok(line)
+}
+
+fn check(line: &[u8], showed: bool, address: &Arc<str>) -> Result<(), ClientError> {
+    match parse(line) {
+        Some(answer) if answer.id == ID => match answer.said {
+            Said::Done(data) if showed || data == ECHO => Ok(()),
+            Said::Done(_) => Err(foreign(line, address)),
+            Said::Failed(error) => Err(ClientError::AuthFailed {
+                address: address.clone(),
+                reason: format!("error {}", String::from_utf8_lossy(error)).into(),
+            }),
+        },
+        _ => Err(foreign(line, address)),
+    }
+}
+
+/// The peer speaks something else.
+fn foreign(input: &[u8], address: &Arc<str>) -> ClientError {
+    if is_tls_alert(input) {
+        return tls_wanted(address);
+    }
+    let got = String::from_utf8_lossy(&input[..input.len().min(64)]).into();
+    ClientError::VersionMismatch { address: address.clone(), wanted: Protocol::Mqks.name(), got }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_answer_to_the_first_line_is_judged() {
+        let address: Arc<str> = "mqks://h:1".into();
+        assert_eq!(check(b"hello ok mqcore", false, &address), Ok(()));
+        assert_eq!(check(b"hello ok", true, &address), Ok(()));
+        let refused = check(b"hello error 2026", true, &address).unwrap_err();
+        assert!(matches!(&refused, ClientError::AuthFailed { .. }), "{refused}");
+        for odd in [&b"hello ok other"[..], b"HTTP/1.1 400 Bad Request", b"other ok mqcore", b""] {
+            let error = check(odd, false, &address).unwrap_err();
+            assert!(matches!(&error, ClientError::VersionMismatch { .. }), "{error}");
+        }
+        let error = foreign(&[0x15, 3, 3, 0, 2, 2, 40], &address);
+        assert_eq!(
+            error.to_string(),
+            "no TLS with mqks://h:1: that port speaks TLS; write mqkss:// in front of the address"
+        );
+    }
+
+    #[test]
+    fn who_has_a_token_shows_it() {
+        let line = |token: Option<&str>| {
+            first_line(&ClientConfig { token: token.map(str::to_owned), ..ClientConfig::default() })
+        };
+        assert_eq!(line(None).unwrap(), b"hello ping mqcore\n");
+        assert_eq!(line(Some("Basic YTpi")).unwrap(), b"hello auth Basic YTpi\n");
+        assert!(line(Some("a\nb")).is_err() && line(Some("")).is_err());
+    }
+}

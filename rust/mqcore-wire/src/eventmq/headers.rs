@@ -1,0 +1,75 @@
+//! The headers of a job: words between commas, some with a number behind a colon.
+
+/// What the sender wishes for its job. Words that nobody knows are skipped; a number that nobody can mean counts as not
+/// given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Headers {
+    /// `reply-requested`: the sender wants the result.
+    pub reply_requested: bool,
+    /// `guarantee`: the job stays until a worker has finished it.
+    pub guarantee: bool,
+    /// `nohaste`: the first run is after the interval, not at once.
+    pub nohaste: bool,
+    /// `retry-count:N`: how often a job that failed is tried again. Default 0.
+    pub retry_count: u32,
+    /// `timeout:N`: seconds that a job may take; 0, the default: no end.
+    pub timeout: u32,
+    /// `run_count:N`: how often a schedule runs in all; 0, the default: without end.
+    pub run_count: u32,
+}
+
+impl Headers {
+    /// Reads them.
+    pub fn parse(text: &[u8]) -> Self {
+        let mut headers = Self::default();
+        for word in text.split(|octet| *octet == b',') {
+            let colon = memchr::memchr(b':', word).unwrap_or(word.len());
+            let (name, value) = (word[..colon].trim_ascii(), word.get(colon + 1..));
+            match name {
+                b"reply-requested" => headers.reply_requested = said(value),
+                b"guarantee" => headers.guarantee = said(value),
+                b"nohaste" => headers.nohaste = said(value),
+                b"retry-count" => headers.retry_count = number(value),
+                b"timeout" => headers.timeout = number(value),
+                b"run_count" | b"run-count" => headers.run_count = number(value),
+                _ => {}
+            }
+        }
+        headers
+    }
+
+    /// As it is written.
+    pub fn encode(&self, output: &mut Vec<u8>) {
+        let mut words = Vec::new();
+        for (said, word) in [
+            (self.reply_requested, "reply-requested"),
+            (self.guarantee, "guarantee"),
+            (self.nohaste, "nohaste"),
+        ] {
+            if said {
+                words.push(word.to_owned());
+            }
+        }
+        for (number, word) in
+            [(self.retry_count, "retry-count"), (self.timeout, "timeout"), (self.run_count, "run_count")]
+        {
+            if number > 0 {
+                words.push(format!("{word}:{number}"));
+            }
+        }
+        output.extend_from_slice(words.join(",").as_bytes());
+    }
+}
+
+/// A word that stands there is meant, unless it says that it is not.
+fn said(value: Option<&[u8]>) -> bool {
+    value.is_none_or(|value| {
+        let value = value.trim_ascii();
+        value != b"0" && !value.eq_ignore_ascii_case(b"false")
+    })
+}
+
+fn number(value: Option<&[u8]>) -> u32 {
+    let text = value.and_then(|value| std::str::from_utf8(value.trim_ascii()).ok());
+    text.and_then(|text| text.parse().ok()).unwrap_or(0)
+}

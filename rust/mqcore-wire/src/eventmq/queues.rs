@@ -1,0 +1,191 @@
+//! The queues that a worker serves, as it announces them: `[[30, "high"], [10, "default"]]`.
+//!
+//! Programs write JSON. The published document shows `[30, 'high'], [10, 'default']`, without a list around them and with other
+//! quotes; both are read. Nothing at all means the queue `default`.
+
+use super::{Mistake, NAME_BYTES_MAX};
+
+/// Queues that one worker may serve.
+pub const QUEUES_MAX: usize = 256;
+/// What a worker serves that names none, and where a job goes that nobody would serve elsewhere.
+pub const DEFAULT: &str = "default";
+/// The weight of a queue that was not named.
+pub const DEFAULT_WEIGHT: i32 = 10;
+
+/// A queue of a worker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WeightedQueue {
+    /// Workers with a larger one for a queue get its jobs first.
+    pub weight: i32,
+    /// The queue's name.
+    pub name: String,
+}
+
+/// Reads the queues, in the order in which they stand there. A queue that is named twice has its first weight.
+///
+/// # Errors
+/// [`Mistake::Queues`], [`Mistake::NameTooLong`].
+pub fn parse(text: &[u8]) -> Result<Vec<WeightedQueue>, Mistake> {
+    let text = std::str::from_utf8(text).map_err(|_| Mistake::Queues("it is not UTF-8"))?;
+    let mut reader = Reader { rest: text.trim() };
+    let mut queues = Vec::new();
+    if !reader.is_empty() {
+        let listed = reader.begins_list();
+        reader.pairs(&mut queues)?;
+        if listed {
+            reader.expect(']')?;
+        }
+        if !reader.is_empty() {
+            return Err(Mistake::Queues("something stands behind it"));
+        }
+    }
+    if queues.is_empty() {
+        queues.push(WeightedQueue { weight: DEFAULT_WEIGHT, name: DEFAULT.into() });
+    }
+    Ok(queues)
+}
+
+/// Appends them as JSON.
+pub fn encode(queues: &[WeightedQueue], output: &mut String) {
+    output.push('[');
+    for (index, queue) in queues.iter().enumerate() {
+        output.push_str(if index == 0 { "[" } else { ", [" });
+        output.push_str(&queue.weight.to_string());
+        output.push_str(", ");
+        encode_text(&queue.name, output);
+        output.push(']');
+    }
+    output.push(']');
+}
+
+/// Appends a text as JSON, in ASCII.
+pub fn encode_text(text: &str, output: &mut String) {
+    output.push('"');
+    for unit in text.encode_utf16() {
+        match u8::try_from(unit) {
+            Ok(octet @ (b'"' | b'\\')) => output.extend(['\\', char::from(octet)]),
+            Ok(octet @ b' '..=b'~') => output.push(char::from(octet)),
+            _ => output.push_str(&format!("\\u{unit:04x}")),
+        }
+    }
+    output.push('"');
+}
+
+struct Reader<'a> {
+    rest: &'a str,
+}
+
+impl<'a> Reader<'a> {
+    fn is_empty(&mut self) -> bool {
+        self.rest = self.rest.trim_start();
+        self.rest.is_empty()
+    }
+
+    fn take(&mut self, wanted: char) -> bool {
+        match self.rest.trim_start().strip_prefix(wanted) {
+            Some(rest) => {
+                self.rest = rest;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn expect(&mut self, wanted: char) -> Result<(), Mistake> {
+        if self.take(wanted) {
+            return Ok(());
+        }
+        Err(Mistake::Queues("each queue is a list of a weight and a name"))
+    }
+
+    /// Whether there is a list around the pairs; takes its beginning.
+    fn begins_list(&mut self) -> bool {
+        let listed = self.rest.strip_prefix('[').map(str::trim_start);
+        match listed {
+            Some(rest) if rest.starts_with(['[', ']']) => {
+                self.rest = rest;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn pairs(&mut self, queues: &mut Vec<WeightedQueue>) -> Result<(), Mistake> {
+        if self.rest.starts_with(']') {
+            return Ok(());
+        }
+        loop {
+            self.expect('[')?;
+            let weight = self.number()?;
+            self.expect(',')?;
+            let name = self.text()?;
+            self.expect(']')?;
+            if name.len() > NAME_BYTES_MAX {
+                return Err(Mistake::NameTooLong { what: "the queue's name", size: name.len() });
+            }
+            if !queues.iter().any(|queue| queue.name == name) {
+                queues.push(WeightedQueue { weight, name });
+            }
+            if queues.len() > QUEUES_MAX {
+                return Err(Mistake::Queues("a worker serves 256 queues at most"));
+            }
+            if !self.take(',') {
+                return Ok(());
+            }
+        }
+    }
+
+    fn number(&mut self) -> Result<i32, Mistake> {
+        let rest = self.rest.trim_start();
+        let end = rest.find(|c: char| c != '-' && !c.is_ascii_digit()).unwrap_or(rest.len());
+        let (number, rest) = rest.split_at(end);
+        self.rest = rest;
+        number.parse().map_err(|_| Mistake::Queues("a weight is a whole number"))
+    }
+
+    fn text(&mut self) -> Result<String, Mistake> {
+        let unfinished = Mistake::Queues("a name stands between quotes");
+        let rest = self.rest.trim_start();
+        let quote = rest.chars().next().filter(|c| matches!(c, '"' | '\'')).ok_or(unfinished.clone())?;
+        let mut chars = rest[1..].chars();
+        let mut units = Vec::new();
+        loop {
+            let c = chars.next().ok_or(unfinished.clone())?;
+            if c == quote {
+                break;
+            }
+            if c == '\\' {
+                units.push(escaped(&mut chars).ok_or(Mistake::Queues("nobody knows this escape"))?);
+            } else {
+                units.extend_from_slice(c.encode_utf16(&mut [0; 2]));
+            }
+            // Beyond this it is too long, whatever follows.
+            if units.len() > 4 * NAME_BYTES_MAX {
+                return Err(Mistake::NameTooLong { what: "the queue's name", size: units.len() });
+            }
+        }
+        self.rest = chars.as_str();
+        String::from_utf16(&units).map_err(|_| Mistake::Queues("half of a character is missing"))
+    }
+}
+
+fn escaped(chars: &mut std::str::Chars<'_>) -> Option<u16> {
+    Some(match chars.next()? {
+        c @ ('"' | '\'' | '\\' | '/') => c as u16,
+        'b' => 8,
+        'f' => 12,
+        'n' => 10,
+        'r' => 13,
+        't' => 9,
+        'u' => {
+            let digits = chars.as_str().get(..4)?;
+            *chars = chars.as_str()[4..].chars();
+            // `from_str_radix` would take a sign.
+            if !digits.bytes().all(|octet| octet.is_ascii_hexdigit()) {
+                return None;
+            }
+            u16::from_str_radix(digits, 16).ok()?
+        }
+        _ => return None,
+    })
+}

@@ -1,0 +1,280 @@
+//! What each side makes of the other's lists of extensions, so that client and server share one set of rules.
+//!
+//! ```text
+//! client  offer      required: you must have these           optional: I would like these
+//! server  reply      required: so must you, besides          optional: of yours these, and I suggest those
+//! client  last word  required: what either side requires     optional: what is taken of the rest
+//! ```
+
+use std::borrow::Cow;
+
+use super::extension::{ACK, Agreement, BATCH_ACK, Kind, MAX_COUNT, PUB_SUB, WINDOW_MAX, canonical, count};
+use super::failure::{Failure, Token};
+use super::handshake::{EXTENSIONS_MAX, Extension, Handshake, encode_list, parse_list};
+
+/// The major version that is spoken here.
+pub const MAJOR: u8 = 1;
+/// The minor version that is spoken here.
+pub const MINOR: u8 = 0;
+
+/// Refuses a peer of another major version. A minor version does not matter: the lower one is spoken, which is ours.
+///
+/// # Errors
+/// [`Failure`] names the version that is not spoken.
+pub fn check_version(handshake: &Handshake<'_>) -> Result<(), Failure> {
+    if handshake.major == MAJOR {
+        return Ok(());
+    }
+    let why = format!("{}.{} not spoken", handshake.major, handshake.minor);
+    Err(Failure::new(Token::Version, why))
+}
+
+/// The two lists of a message of the handshake.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Lists {
+    /// What must be in force.
+    pub required: Vec<Extension<'static>>,
+    /// What may be.
+    pub optional: Vec<Extension<'static>>,
+}
+
+impl Lists {
+    /// Reads both lists. What stands in both is required.
+    ///
+    /// # Errors
+    /// [`Failure`] if a list is not of its form, or if both name more than 255 extensions.
+    pub fn read(handshake: &Handshake<'_>) -> Result<Self, Failure> {
+        let own = |list: Vec<Extension<'_>>| list.into_iter().map(Extension::into_owned).collect::<Vec<_>>();
+        let required = own(parse_list(handshake.required)?);
+        let mut optional = own(parse_list(handshake.optional)?);
+        optional.retain(|extension| !names(&required, &extension.name));
+        if required.len() + optional.len() > EXTENSIONS_MAX {
+            return Err(Failure::new(Token::Malformed, "a handshake may name 255 extensions"));
+        }
+        Ok(Self { required, optional })
+    }
+
+    /// The lists as they are written: required, optional.
+    pub fn write(&self) -> (Vec<u8>, Vec<u8>) {
+        let (mut required, mut optional) = (Vec::new(), Vec::new());
+        encode_list(&self.required, &mut required);
+        encode_list(&self.optional, &mut optional);
+        (required, optional)
+    }
+
+    /// The extension of this name, in either list.
+    pub fn find(&self, name: &str) -> Option<&Extension<'static>> {
+        self.all().find(|extension| canonical(&extension.name) == canonical(name))
+    }
+
+    /// Required ones first.
+    pub fn all(&self) -> impl Iterator<Item = &Extension<'static>> {
+        self.required.iter().chain(&self.optional)
+    }
+}
+
+fn names(list: &[Extension<'_>], name: &str) -> bool {
+    list.iter().any(|extension| canonical(&extension.name) == canonical(name))
+}
+
+fn of_kind(extension: &Extension<'_>, kind: Kind) -> bool {
+    Kind::of(&extension.name) == Some(kind)
+}
+
+/// What a side can do.
+#[derive(Debug, Clone, Copy)]
+pub struct Abilities<'a> {
+    /// Extensions beside those that this crate knows by name: vendors' own, each beginning with `x-`.
+    pub vendors: &'a [Box<str>],
+    /// Unacknowledged messages that it agrees to at most, 1 to [`WINDOW_MAX`].
+    pub window_max: u16,
+}
+
+impl Default for Abilities<'_> {
+    fn default() -> Self {
+        Self { vendors: &[], window_max: WINDOW_MAX }
+    }
+}
+
+impl Abilities<'_> {
+    /// Whether an extension of this name can be in force.
+    pub fn know(&self, name: &str) -> bool {
+        match Kind::of(name) {
+            Some(Kind::Vendor) => self.vendors.iter().any(|known| **known == *name),
+            Some(_) => true,
+            None => false,
+        }
+    }
+
+    /// Refuses extensions that must be in force and cannot.
+    fn check(&self, required: &[Extension<'_>]) -> Result<(), Failure> {
+        match required.iter().find(|extension| !self.know(&extension.name)) {
+            Some(unknown) => Err(Failure::new(Token::Extension, format!("unsupported {}", unknown.name))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The server's reply to an offer: `demanded` is what it requires whatever the client says.
+///
+/// Of what the client would like it names what it can do, of several ways to write payloads or to acknowledge only the first;
+/// besides, it suggests `batch-ack` and `pub-sub` to whoever says nothing about them.
+///
+/// # Errors
+/// [`Failure`] if the client requires what the server does not know, or a `max-count` is no number.
+pub fn reply(
+    offer: &Lists,
+    demanded: &[Extension<'static>],
+    abilities: &Abilities<'_>,
+) -> Result<Lists, Failure> {
+    abilities.check(&offer.required)?;
+    let required: Vec<_> =
+        demanded.iter().filter(|extension| !names(&offer.required, &extension.name)).cloned().collect();
+    let mut optional: Vec<Extension<'static>> = Vec::new();
+    let taken = |optional: &[Extension<'_>], kind| {
+        offer.required.iter().chain(&required).chain(optional).any(|extension| of_kind(extension, kind))
+    };
+    for wish in &offer.optional {
+        let exclusive = [Kind::Serializer, Kind::Acknowledges];
+        let late = exclusive.into_iter().any(|kind| of_kind(wish, kind) && taken(&optional, kind));
+        if abilities.know(&wish.name) && !late && !names(&required, &wish.name) {
+            // What its properties say is for us; what we say to them stands in ours.
+            optional.push(Extension::new(wish.name.clone()));
+        }
+    }
+    let batch =
+        offer.find(BATCH_ACK).or_else(|| required.iter().find(|extension| extension.name == BATCH_ACK));
+    if let Some(batch) = batch {
+        let count = count(batch)?.map(|count| count.min(abilities.window_max));
+        optional.retain(|extension| extension.name != BATCH_ACK);
+        if let Some(count) = count
+            && !taken_otherwise(&offer.required, &optional)
+        {
+            optional.push(batch_ack(count));
+        } else if names(&offer.optional, BATCH_ACK) && !taken_otherwise(&offer.required, &optional) {
+            optional.push(Extension::new(BATCH_ACK));
+        }
+    } else if !taken(&optional, Kind::Acknowledges) {
+        optional.push(batch_ack(abilities.window_max));
+    }
+    if offer.find(PUB_SUB).is_none() && !names(&required, PUB_SUB) {
+        optional.push(Extension::new(PUB_SUB));
+    }
+    Ok(Lists { required, optional })
+}
+
+/// Whether `ack` is what the connection will acknowledge by.
+fn taken_otherwise(required: &[Extension<'_>], optional: &[Extension<'_>]) -> bool {
+    names(required, ACK) || names(optional, ACK)
+}
+
+/// `batch-ack` with so many unacknowledged messages.
+pub fn batch_ack(count: u16) -> Extension<'static> {
+    let count = Cow::Owned(count.to_string().into_bytes());
+    Extension { properties: vec![(MAX_COUNT.into(), count)], ..Extension::new(BATCH_ACK) }
+}
+
+/// What the server makes of the client's last word.
+///
+/// # Errors
+/// [`Failure`] if something required is missing, something was never offered, the window is larger than the server's, or the
+/// extensions exclude each other.
+pub fn conclude(
+    offer: &Lists,
+    reply: &Lists,
+    last: &Lists,
+    abilities: &Abilities<'_>,
+) -> Result<Agreement, Failure> {
+    let refuse = |why: String| Err(Failure::new(Token::Extension, why));
+    for required in [&offer.required, &reply.required] {
+        let serializers = required.iter().filter(|extension| of_kind(extension, Kind::Serializer)).count();
+        for extension in required {
+            // Of several ways to write payloads one is chosen.
+            let one_of = serializers > 1 && of_kind(extension, Kind::Serializer);
+            let instead = one_of && last.all().any(|extension| of_kind(extension, Kind::Serializer));
+            if !instead && last.find(&extension.name).is_none() {
+                return refuse(format!("{} is required, and missing in the last message", extension.name));
+            }
+        }
+    }
+    let offered = |name: &str| offer.find(name).is_some() || reply.find(name).is_some();
+    if let Some(unasked) = last.all().find(|extension| !offered(&extension.name)) {
+        return refuse(format!("{} was offered by neither side", unasked.name));
+    }
+    abilities.check(&last.required)?;
+    abilities.check(&last.optional)?;
+    let agreement = Agreement::of(last.all().cloned().collect())?;
+    if let Some(acknowledging) = agreement.acknowledging()
+        && acknowledging.window > abilities.window_max
+    {
+        let (asked, max) = (acknowledging.window, abilities.window_max);
+        return refuse(format!("max-count is {asked}, at most {max} may be unacknowledged"));
+    }
+    Ok(agreement)
+}
+
+/// The client's last word about a reply to its offer, and what is in force then.
+///
+/// Taken is what either side requires, and of what the client would like, what the server named. Where both say how many
+/// messages may be unacknowledged, the smaller number holds.
+///
+/// # Errors
+/// [`Failure`] if the server requires what the client does not know, or what excludes what the client requires.
+pub fn choose(
+    offer: &Lists,
+    reply: &Lists,
+    abilities: &Abilities<'_>,
+) -> Result<(Lists, Agreement), Failure> {
+    abilities.check(&reply.required)?;
+    let mut last = Lists::default();
+    for extension in offer.required.iter().chain(&reply.required) {
+        if !names(&last.required, &extension.name) {
+            last.required.push(merged(offer, reply, extension, abilities)?);
+        }
+    }
+    let serializers =
+        |list: &[Extension<'_>]| list.iter().filter(|one| of_kind(one, Kind::Serializer)).count();
+    if serializers(&last.required) > 1 {
+        let named = |extension: &Extension<'_>| {
+            of_kind(extension, Kind::Serializer) && offer.find(&extension.name).is_some()
+        };
+        let chosen =
+            reply.all().find(|one| named(one)).or_else(|| last.required.iter().find(|one| named(one)));
+        let chosen = chosen.map(|extension| extension.name.clone());
+        last.required.retain(|one| !of_kind(one, Kind::Serializer) || Some(&one.name) == chosen.as_ref());
+    }
+    for extension in &offer.optional {
+        let exclusive = [Kind::Serializer, Kind::Acknowledges]
+            .into_iter()
+            .any(|kind| of_kind(extension, kind) && last.all().any(|other| of_kind(other, kind)));
+        if reply.find(&extension.name).is_some() && !exclusive && !names(&last.required, &extension.name) {
+            let merged = merged(offer, reply, extension, abilities)?;
+            last.optional.push(merged);
+        }
+    }
+    let agreement = Agreement::of(last.all().cloned().collect())?;
+    Ok((last, agreement))
+}
+
+/// An extension with the client's properties, and of two windows the smaller one.
+fn merged(
+    offer: &Lists,
+    reply: &Lists,
+    extension: &Extension<'static>,
+    abilities: &Abilities<'_>,
+) -> Result<Extension<'static>, Failure> {
+    let ours = offer.find(&extension.name).unwrap_or(extension);
+    if ours.name != BATCH_ACK {
+        return Ok(ours.clone());
+    }
+    let mut smallest = None;
+    for side in [offer.find(BATCH_ACK), reply.find(BATCH_ACK)].into_iter().flatten() {
+        if let Some(count) = count(side)? {
+            smallest = Some(smallest.map_or(count, |other: u16| other.min(count)));
+        }
+    }
+    Ok(match smallest {
+        Some(count) => batch_ack(count.min(abilities.window_max)),
+        None => Extension::new(BATCH_ACK),
+    })
+}

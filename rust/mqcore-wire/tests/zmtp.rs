@@ -1,0 +1,260 @@
+//! What libzmq sends (`tests/vectors/eventmq_zmtp.jsonl`), what nobody should, and arbitrary octets, through the ZMTP codec.
+
+mod zmtp_check;
+
+use std::fs;
+use std::path::Path;
+
+use mqcore_wire::codec::Limits;
+use mqcore_wire::error::WireError;
+use mqcore_wire::zmtp::command::{Command, Ready, SocketType, subscription};
+use mqcore_wire::zmtp::{Cutter, GREETING_BYTES, Greeting, Item, PARTS_MAX, encode_message, encode_part};
+use proptest::prelude::*;
+use serde_json::Value;
+use zmtp_check::{Found, read};
+
+fn recorded() -> Vec<Value> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/eventmq_zmtp.jsonl");
+    fs::read_to_string(path).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
+}
+
+fn received(vector: &Value) -> Vec<u8> {
+    vector["received"].as_array().unwrap().iter().flat_map(|piece| unhex(piece.as_str().unwrap())).collect()
+}
+
+#[test]
+fn everything_that_libzmq_sent_is_read_whole_and_in_pieces() {
+    let vectors = recorded();
+    assert_eq!(vectors.len(), 8);
+    for vector in vectors {
+        let octets = received(&vector);
+        zmtp_check::check(&octets);
+        let (greeting, consumed) = Greeting::decode(&octets).unwrap().expect("a whole greeting");
+        let minor = u8::from(vector["peer"] == "libzmq 4.3.5");
+        assert_eq!((greeting.minor, greeting.as_server), (minor, false));
+        let behind = &octets[consumed..];
+        zmtp_check::check(behind);
+        // The beginning of another frame is left alone.
+        let tailed = [behind, &[1, 5, 7]].concat();
+        let (found, left, error) = read(&tailed, tailed.len(), &Limits::default());
+        assert_eq!((left, error), (3, None), "{}", vector["name"]);
+        let Found::Command(ready) = &found[0] else { panic!("{found:?}") };
+        let socket = SocketType::from_name(vector["socket"].as_str().unwrap().as_bytes()).unwrap();
+        let Ok(Command::Ready(ready)) = Command::parse(ready) else { panic!("{ready:?}") };
+        assert_eq!(ready.socket, socket);
+        check_rest(&vector, ready, &found[1..]);
+    }
+}
+
+/// What a recorded peer said after its READY.
+fn check_rest(vector: &Value, ready: Ready<'_>, rest: &[Found]) {
+    match vector["note"].as_str().unwrap() {
+        note if note.contains("explicit") => {
+            assert_eq!(ready.identity, b"worker-1");
+            let parts = [vec![], b"eMQP/1.0".to_vec(), b"READY".to_vec(), vec![b'x'; 300]];
+            assert_eq!(rest, [Found::Message(parts.to_vec())]);
+        }
+        note if note.contains("heartbeats") => {
+            let [Found::Command(ping)] = rest else { panic!("{rest:?}") };
+            assert_eq!(Command::parse(ping), Ok(Command::Ping { time_to_live: 20, context: b"" }));
+        }
+        note if note.contains("subscription") => {
+            let topics: Vec<_> = rest
+                .iter()
+                .map(|found| match found {
+                    Found::Message(parts) => subscription(&parts[0]),
+                    Found::Command(body) => Command::parse(body).ok(),
+                })
+                .collect();
+            assert_eq!(topics, [Some(Command::Subscribe(b"topic")), Some(Command::Cancel(b"topic"))]);
+        }
+        _ => assert_eq!(rest, []),
+    }
+}
+
+#[test]
+fn what_answered_libzmq_is_what_is_written_here() {
+    for vector in recorded() {
+        let mut greeting = Vec::new();
+        Greeting { minor: 0, as_server: false }.encode(&mut greeting);
+        assert_eq!(greeting, unhex(vector["answered_greeting"].as_str().unwrap()));
+        let socket = if vector["socket"] == "SUB" { SocketType::Pub } else { SocketType::Router };
+        let mut ready = Vec::new();
+        Command::Ready(Ready { socket, identity: b"" }).encode(&mut ready);
+        assert_eq!(ready, unhex(vector["answered_ready"].as_str().unwrap()));
+    }
+}
+
+fn greeting_with(at: usize, octets: &[u8]) -> Vec<u8> {
+    let mut greeting = Vec::new();
+    Greeting { minor: 0, as_server: false }.encode(&mut greeting);
+    greeting[at..at + octets.len()].copy_from_slice(octets);
+    greeting
+}
+
+#[test]
+fn what_is_no_greeting_is_refused_at_the_octet_that_proves_it() {
+    for (at, octets) in [
+        (0, &b"G"[..]),
+        (0, b"\x00"),
+        (9, b"\x7e"),
+        (10, b"\x02"),
+        (10, b"\x01"),
+        (12, b"PLAIN\0"),
+        (12, b"CURVE\0"),
+        (16, b"X"),
+        (31, b"X"),
+        (32, b"\x02"),
+    ] {
+        let greeting = greeting_with(at, octets);
+        let proof = Greeting::decode(&greeting[..at + octets.len()]);
+        assert!(matches!(proof, Err(WireError::Malformed { .. })), "{octets:?} at {at}: {proof:?}");
+        zmtp_check::check(&greeting);
+    }
+    // A later version is spoken as this one.
+    let later = greeting_with(10, &[4, 9]);
+    assert_eq!(Greeting::decode(&later), Ok(Some((Greeting { minor: 9, as_server: false }, GREETING_BYTES))));
+}
+
+fn refused(octets: &[u8], limits: &Limits) -> Option<WireError> {
+    zmtp_check::check(octets);
+    read(octets, octets.len(), limits).2
+}
+
+#[test]
+fn frames_that_cannot_be_are_refused() {
+    let limits = Limits::default();
+    for flags in [8, 16, 32, 64, 128, 255] {
+        assert!(matches!(refused(&[flags], &limits), Some(WireError::Malformed { part: "flags", .. })));
+    }
+    assert!(matches!(refused(&[5, 1], &limits), Some(WireError::Malformed { part: "flags", .. })));
+    let endless = [&[2][..], &u64::MAX.to_be_bytes()].concat();
+    assert!(matches!(refused(&endless, &limits), Some(WireError::TooLarge { part: "message", .. })));
+    let command = [&[6][..], &(1_u64 << 32).to_be_bytes()].concat();
+    assert!(matches!(refused(&command, &limits), Some(WireError::TooLarge { part: "command", .. })));
+}
+
+#[test]
+fn a_message_is_bounded_in_octets_and_in_frames_all_together() {
+    let limits = Limits { frame_bytes_max: 20, header_bytes_max: 10 };
+    let mut octets = Vec::new();
+    encode_message(&[&[1; 8], &[2; 8]], &mut octets);
+    assert_eq!(refused(&octets, &limits), None);
+    octets.clear();
+    encode_message(&[&[1; 8], &[2; 9]], &mut octets);
+    assert!(matches!(
+        refused(&octets, &limits),
+        Some(WireError::TooLarge { part: "message", size: 21, max: 20 })
+    ));
+
+    let mut octets = Vec::new();
+    for _ in 0..PARTS_MAX {
+        encode_part(b"", true, &mut octets);
+    }
+    assert_eq!(refused(&octets, &Limits::default()), None);
+    encode_part(b"", false, &mut octets);
+    let error = refused(&octets, &Limits::default());
+    assert!(matches!(error, Some(WireError::TooLarge { part: "number of frames", .. })));
+}
+
+#[test]
+fn a_command_inside_of_a_message_is_read_before_the_message_is_whole_and_counts_into_its_bound() {
+    let mut octets = Vec::new();
+    encode_part(b"one", true, &mut octets);
+    Command::Ping { time_to_live: 1, context: b"here" }.encode(&mut octets);
+    let mut cutter = Cutter::new();
+    let Ok(Some((Item::Command(ping), 0))) = cutter.next(&octets, &Limits::default()) else {
+        panic!("a PING")
+    };
+    assert_eq!(Command::parse(ping), Ok(Command::Ping { time_to_live: 1, context: b"here" }));
+    assert_eq!(cutter.next(&octets, &Limits::default()), Ok(None));
+    encode_part(b"two", false, &mut octets);
+    let Ok(Some((Item::Message(parts), consumed))) = cutter.next(&octets, &Limits::default()) else {
+        panic!("a message")
+    };
+    assert_eq!(consumed, octets.len());
+    assert_eq!(parts.iter().collect::<Vec<_>>(), [b"one", b"two"]);
+
+    let mut endless = Vec::new();
+    encode_part(b"one", true, &mut endless);
+    for _ in 0..20 {
+        Command::Pong(b"").encode(&mut endless);
+    }
+    let limits = Limits { frame_bytes_max: 100, header_bytes_max: 40 };
+    assert!(matches!(refused(&endless, &limits), Some(WireError::TooLarge { part: "message", .. })));
+}
+
+#[test]
+fn commands_that_cannot_be_are_refused() {
+    let long = [&b"\x05READY\x08Identity\0\0\x01\0"[..], &[7; 256]].concat();
+    for body in [
+        &b""[..],
+        b"\0",
+        b"\x05READ",
+        b"\x05READY",
+        b"\x05READY\x0bSocket-Type\0\0\0\x09DEALER",
+        b"\x05READY\x0bSocket-Type\xff\xff\xff\xffDEALER",
+        b"\x05READY\x0bSocket-Type\0\0\0\x06NOBODY",
+        b"\x05READY\0\0\0\0\0",
+        b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\x02\0x",
+        &long,
+        b"\x05ERROR",
+        b"\x05ERROR\x04why",
+        b"\x04PING\0",
+        b"\x04PING\0\x01more than sixteen",
+    ] {
+        let found = Command::parse(body);
+        assert!(matches!(found, Err(WireError::Malformed { .. })), "{}: {found:?}", body.escape_ascii());
+    }
+    let other = b"\x05READY\x01x\0\0\0\x01y\x0bsocket-TYPE\0\0\0\x03REQ";
+    assert_eq!(Command::parse(other), Ok(Command::Ready(Ready { socket: SocketType::Req, identity: b"" })));
+    assert_eq!(Command::parse(b"\x04WHAT?"), Ok(Command::Other(b"WHAT")));
+}
+
+#[test]
+fn sockets_talk_to_those_that_zeromq_lets_them() {
+    let router = SocketType::Router;
+    for (other, talks) in [(SocketType::Dealer, true), (SocketType::Req, true), (SocketType::Sub, false)] {
+        assert_eq!((router.talks_to(other), other.talks_to(router)), (talks, talks));
+    }
+    assert!(SocketType::Pub.talks_to(SocketType::XSub) && !SocketType::Pub.talks_to(SocketType::Dealer));
+}
+
+#[test]
+fn every_input_of_the_corpus_keeps_the_promises() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/zmtp_codec");
+    let mut inputs = 0;
+    for entry in fs::read_dir(corpus).unwrap() {
+        zmtp_check::check(&fs::read(entry.unwrap().path()).unwrap());
+        inputs += 1;
+    }
+    assert!(inputs >= 16, "only {inputs} inputs: what was recorded at least belongs to the corpus");
+}
+
+proptest! {
+    #[test]
+    fn any_octets_keep_the_promises(octets in proptest::collection::vec(any::<u8>(), 0..200)) {
+        zmtp_check::check(&octets);
+    }
+
+    #[test]
+    fn any_frames_keep_the_promises(
+        frames in proptest::collection::vec((0_u8..8, proptest::collection::vec(any::<u8>(), 0..40)), 0..12)
+    ) {
+        let mut octets = Vec::new();
+        for (flags, body) in frames {
+            octets.push(flags);
+            if flags & 2 == 0 {
+                octets.push(body.len() as u8);
+            } else {
+                octets.extend_from_slice(&(body.len() as u64).to_be_bytes());
+            }
+            octets.extend_from_slice(&body);
+        }
+        zmtp_check::check(&octets);
+    }
+}
