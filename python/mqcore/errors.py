@@ -11,7 +11,7 @@
     ├── DataDirError                           DataDirBusy · DataDirDamaged · DataDirFull
     │                                          DataDirMissing (LookupError) · DataDirUnreadable
     ├── TransportError (ConnectionError)       ConnectFailed · ConnectionLost · Draining · ListenFailed
-    ├── HandshakeError                         VersionMismatch · AuthFailed (PermissionError)
+    ├── HandshakeError                         VersionMismatch · AuthFailed (PermissionError) · NoAgreement
     │   └── TLSError                           CertificateError
     ├── ProtocolError                          BadFrame · TooLarge · BadAnswer
     ├── OperationError                         BadRequest 400 · Unauthorized 401 · NotFound 404 (LookupError)
@@ -58,6 +58,7 @@ __all__ = [
     "ListenFailed",
     "MqcoreError",
     "Nacked",
+    "NoAgreement",
     "NotFound",
     "NotRunning",
     "NotSupported",
@@ -163,6 +164,10 @@ class HandshakeError(MqcoreError):
 
 class VersionMismatch(HandshakeError):
     """The other side speaks another protocol, or another version of it."""
+
+
+class NoAgreement(HandshakeError):
+    """One side requires an extension of the protocol that the other does not have; the text names it."""
 
 
 class AuthFailed(HandshakeError, PermissionError):

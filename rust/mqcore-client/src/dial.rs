@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 
 use bytes::{Buf, BytesMut};
 use mqcore_tls::failure::{Failure, FailureReason};
+use mqcore_wire::micromessage::extension::Agreement;
 use mqcore_wire::tmqp::hello::{self, Hello};
 use mqcore_wire::tmqp::operation::{ACCEPTED, HELLO, status};
 use mqcore_wire::tmqp::{Frame, Kind, PREAMBLE, decode, encode, header};
@@ -17,9 +18,9 @@ use tokio_rustls::client::TlsStream;
 use crate::address::Protocol;
 use crate::config::{ClientConfig, LocalFactory};
 use crate::error::ClientError;
-use crate::mqks;
 use crate::random::random_u64;
 use crate::route::Route;
+use crate::{micromessage, mqks};
 
 /// An open connection, of whatever sort.
 #[derive(Debug)]
@@ -38,10 +39,30 @@ pub(crate) struct Link {
     pub(crate) stream: Stream,
     /// What came behind the handshake and is not read yet.
     pub(crate) input: BytesMut,
-    /// What the broker calls this client.
-    pub(crate) own_id: String,
+    /// What became of the handshake.
+    pub(crate) greeted: Greeted,
     /// Where it stands.
     pub(crate) address: Arc<str>,
+}
+
+/// What a handshake brought.
+#[derive(Debug)]
+pub(crate) enum Greeted {
+    /// What the broker calls this client.
+    Tmqp(String),
+    Mqks,
+    /// What is in force.
+    Micromessage(Box<Agreement>),
+}
+
+impl Greeted {
+    /// What the broker calls this client; empty where a protocol has no such thing.
+    pub(crate) fn own_id(&self) -> &str {
+        match self {
+            Self::Tmqp(own_id) => own_id,
+            Self::Mqks | Self::Micromessage(_) => "",
+        }
+    }
 }
 
 /// Where one attempt goes.
@@ -90,6 +111,7 @@ pub(crate) async fn dial(endpoint: Endpoint<'_>, config: &ClientConfig) -> Resul
         let stream = endpoint.open().await?;
         match endpoint.protocol() {
             Protocol::Mqks => mqks::greeting::greet(stream, config, &address).await,
+            Protocol::Micromessage => micromessage::greeting::greet(stream, config, &address).await,
             Protocol::Tmqp | Protocol::Throttr => {
                 let hello = hello_octets(config, endpoint.path(), &hello_id())?;
                 shake_hands(stream, &hello, config, &address).await
@@ -165,7 +187,7 @@ async fn shake_hands(
         if let Some((frame, size)) = decode(&input, &config.limits)? {
             let own_id = read_verdict(&frame, address)?;
             input.advance(size);
-            return Ok(Link { stream, input, own_id, address: address.clone() });
+            return Ok(Link { stream, input, greeted: Greeted::Tmqp(own_id), address: address.clone() });
         }
     }
 }

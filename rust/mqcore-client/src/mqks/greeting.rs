@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::address::Protocol;
 use crate::config::ClientConfig;
-use crate::dial::{Link, Stream, broken, closed_at_once, is_tls_alert, tls_wanted};
+use crate::dial::{Greeted, Link, Stream, broken, closed_at_once, is_tls_alert, tls_wanted};
 use crate::error::ClientError;
 
 /// The id of the first line.
@@ -40,7 +40,7 @@ pub(crate) async fn greet(
             Ok(Some((line, size))) => {
                 check(line, config.token.is_some(), address)?;
                 input.advance(size);
-                return Ok(Link { stream, input, own_id: String::new(), address: address.clone() });
+                return Ok(Link { stream, input, greeted: Greeted::Mqks, address: address.clone() });
             }
             Ok(None) if !end => {}
             _ if input.is_empty() => return Err(closed_at_once(address)),
