@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from mqcore.client import ClientOptions, without_credentials
 from mqcore.config import AuthorityOptions, BrokerConfig, UserOptions
 from mqcore.sync import connect
 from throttr_peer import Cut, ThrottrPeer
-from tmqp_peer import PREAMBLE, TmqpPeer
+from tmqp_peer import PREAMBLE, QUEUE, RawFrame, TmqpPeer
 
 
 def cli(*arguments: str, given: str = "", code: int = 0) -> str:
@@ -95,6 +96,38 @@ def test_a_running_broker_takes_up_what_the_command_line_changes(tmp_path: Path)
             assert peer.is_closed_within(10)
         cli("user", "passwd", "ann", *place, given="another horse\n")
         wait_until(lambda: knock(broker, Client_Token="ann:another horse") == 202, what="the new password")
+
+
+def test_a_denied_topic_publish_that_asked_for_no_answer_is_in_the_audit_log_and_counted(
+    tmp_path: Path,
+) -> None:
+    store = AuthorityStore.of_data_dir(tmp_path)
+    _, token = store.add_token(json.dumps({"name": "t", "allow": ["publish:orders.*"]}))
+    _, admin = store.add_token(json.dumps({"name": "a", "allow": ["*"]}))
+    with mqcore.Broker(listen="tmqp://127.0.0.1:0", admin="http://127.0.0.1:0", data_dir=str(tmp_path)) as broker:
+
+        def denied() -> int:
+            asked = urllib.request.Request(f"{broker.admin_url}/metrics", headers={"Authorization": f"Bearer {admin}"})
+            with urllib.request.urlopen(asked, timeout=5) as page:
+                lines = page.read().decode().splitlines()
+            (line,) = (line for line in lines if line.startswith("mqcore_actions_denied_total"))
+            return int(line.rpartition(" ")[2])
+
+        before = denied()
+        with TmqpPeer(*address(broker)) as peer, TmqpPeer(*address(broker)) as listener:
+            assert peer.hello(Client_Token=token).content_type == 202
+            assert listener.hello(Client_Token=admin).content_type == 202
+            for topic in ("invoices.new", "orders.new"):
+                assert listener.ask(601, f"@topic:{topic}").content_type == 0
+                peer.send(RawFrame(kind=QUEUE, target=f"@topic:{topic}".encode(), payload=topic.encode()))
+            # The one that is allowed comes, and nothing else does: not to either of them.
+            assert listener.receive().payload == b"orders.new"
+            assert denied() == before + 1
+            peer.send(RawFrame(kind=QUEUE, id=b"i", target=b"@topic:orders.new", pending_acknowledge=True))
+            assert peer.receive().id == b"i"
+        lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+        (line,) = (line for line in lines if line["event"] == "action" and line["verdict"] == "denied")
+        assert (line["action"], line["resource"], line["protocol"]) == ("publish", "invoices.new", "tmqp")
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")

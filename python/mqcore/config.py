@@ -7,7 +7,9 @@ from the broker.
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
+import inspect
 import json
 import math
 import os
@@ -20,10 +22,16 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, Self, TypeAlias, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar, Union
 
 from mqcore.errors import ConfigError
 from mqcore.tls import Listener, ListenerTLS
+
+if TYPE_CHECKING:
+    from mqcore._core import NodeFrame
+else:
+    # Annotations are read when options are made, and the extension module is not loaded for that.
+    NodeFrame = Any
 
 __all__ = [
     "AuthorityOptions",
@@ -330,15 +338,26 @@ class NodeRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFilter:
-    """What is passed on to a master, or taken from a node. Without rules, everything."""
+    """What is passed on to a master, or taken from a node. Without rules and `decide`, everything."""
 
     allow: tuple[NodeRule, ...] = ()
     """If there are any, one of them must match."""
     deny: tuple[NodeRule, ...] = ()
     """None of them may match."""
+    decide: Callable[[NodeFrame], bool] | None = None
+    """A function that has the last word: true lets through what the rules have let through. Called in batches on a
+    thread of its own, so it may take its time, but not be ``async``; whoever produced (or, on a master, passes on)
+    waits for it, and nobody else. Only a program can give one, no file. Default none."""
+    timeout: Duration = 1.0
+    """How long `decide` may take over what a client or a node sent at once. Default 1 s."""
+    fallback: bool = False
+    """What holds for what `decide` was late for, raised about, or answered with no bool: true lets it through. Counted
+    in ``mqcore_node_filter_fallbacks_total``. Default no."""
 
     def __post_init__(self) -> None:
         _check(self)
+        if inspect.iscoroutinefunction(self.decide):
+            raise ConfigError("decide: a filter of nodes is a plain function, not an async one")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -740,6 +759,8 @@ def _converter(hint: Any) -> _Converter:
         return _Converter(lambda value: tuple(map(_text, _several(value))), "a list of texts", optional)
     if kind == tuple[int, ...]:
         return _Converter(lambda value: tuple(map(_count, _several(value))), "a list of numbers", optional)
+    if typing.get_origin(kind) is collections.abc.Callable:
+        return _Converter(_function, "a function, which only a program can give", optional)
     if typing.get_origin(kind) is tuple:
         part = typing.get_args(kind)[0]
         return _Converter(lambda value: _all_built(value, part), f"a list of {part.__name__}s", optional)
@@ -772,6 +793,12 @@ def _count(value: object) -> int:
     if number < 0:
         raise ValueError
     return number
+
+
+def _function(value: object) -> object:
+    if not callable(value):
+        raise TypeError
+    return value
 
 
 def _text(value: object) -> str:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from mm2_peer import MM2Peer, subscribe
 from mqks_peer import MqksPeer
 from protocols.conversation import CHANNEL_LIST, QUEUE, Client
 from throttr_peer import SUBSCRIBE, UNSUBSCRIBE, WHOAMI, ThrottrPeer
@@ -38,6 +39,8 @@ class Party(ABC):
     """The URL of a listener for it."""
     consumes_queues: ClassVar[bool] = True
     """Whether it can be handed messages of a queue, and settle them."""
+    settles_in_order: ClassVar[bool] = False
+    """Whether an acknowledgement covers everything that was handed out before."""
     octets: ClassVar[frozenset[int]] = frozenset(range(256))
     """Octets that a body may have that comes or goes this way."""
 
@@ -205,5 +208,43 @@ class Throttr(Party):
         return [Delivery(body) for body in bodies]
 
 
-PARTIES: dict[str, type[Party]] = {"tmqp": Tmqp, "mqks": Mqks, "throttr": Throttr}
+class MicroMessage(Party):
+    """MicroMessage2: `topic/NAME` is a topic, else it is a queue; what is handed out is acknowledged up to a number."""
+
+    listener = "mm2://127.0.0.1:0"
+    settles_in_order = True
+    _names = itertools.count()
+
+    def __init__(self, url: str) -> None:
+        self.peer = MM2Peer(url).open("batch-ack:max-count=1000;x-nack;pub-sub;x-mqcore")
+        self.subscriptions: dict[Place, str] = {}
+
+    def close(self) -> None:
+        self.peer.leave()
+
+    def _destination(self, place: Place) -> str:
+        return place.name if place.is_queue else f"topic/{place.name}"
+
+    def publish(self, place: Place, body: bytes) -> None:
+        self.peer.publish(self._destination(place), body)
+
+    def subscribe(self, place: Place) -> None:
+        name = self.subscriptions[place] = f"s{next(self._names)}"
+        assert self.peer.ask(subscribe(self._destination(place), name=name)) == "ok"
+
+    def unsubscribe(self, place: Place) -> None:
+        assert self.peer.ask(f"unsubscribe;id={self.subscriptions.pop(place)}") == "ok"
+
+    def take(self) -> list[Delivery]:
+        frames = self.peer.until_now()
+        return [Delivery(frame.payload, frame.sequence) for frame in frames if frame.kind == "message"]
+
+    def ack(self, delivery: Delivery) -> None:
+        self.peer.ack(delivery.handle)
+
+    def nack(self, delivery: Delivery) -> None:
+        self.peer.nack(delivery.handle)
+
+
+PARTIES: dict[str, type[Party]] = {"tmqp": Tmqp, "mqks": Mqks, "throttr": Throttr, "mm2": MicroMessage}
 """All protocols that take part."""

@@ -28,6 +28,7 @@ use crate::decision::{Decision, policy_of};
 use crate::dispatcher::Dispatcher;
 use crate::handler::Handler;
 use crate::message::Message;
+use crate::node_filter::{self, FilterThread};
 use crate::port::Dispatchers;
 use crate::signal::Signal;
 use crate::{config, error, routing, survey};
@@ -47,6 +48,8 @@ pub struct Broker {
     config: Config,
     handlers: Mutex<Vec<Definition>>,
     authority: Mutex<Option<authority::Definition>>,
+    /// Of the configuration, which never changes.
+    node_filters: Mutex<node_filter::Definitions>,
     /// Routers of the program, beside those of the configuration.
     routers: Mutex<Vec<RouterDefinition>>,
     state: Mutex<State>,
@@ -164,6 +167,14 @@ impl Broker {
         if let Some(definition) = &*lock(&self.authority) {
             dispatchers.set_authority(AuthorityThread::start(py, definition)?);
         }
+        {
+            let filters = lock(&self.node_filters);
+            let start =
+                |definition: &node_filter::Definition| FilterThread::start(py, definition).map(Arc::new);
+            let accept = filters.accept.as_ref().map(start).transpose()?;
+            let send = filters.send.iter().map(|filter| filter.as_ref().map(start).transpose());
+            dispatchers.set_node_filters(accept, send.collect::<io::Result<_>>()?);
+        }
         let mut config = self.config.clone();
         config.routers.extend(lock(&self.routers).iter().cloned());
         let port = dispatchers.clone();
@@ -199,6 +210,7 @@ impl Broker {
             config: config::server(config, manual_clock)?,
             handlers: Mutex::default(),
             authority: Mutex::default(),
+            node_filters: Mutex::new(node_filter::Definitions::read(config)?),
             routers: Mutex::default(),
             state: Mutex::new(State::Stopped),
             local: Arc::default(),
@@ -467,13 +479,16 @@ impl Broker {
             visit.call(&definition.authorize)?;
             visit.call(&definition.submit)?;
         }
-        Ok(())
+        drop(authority);
+        let Ok(filters) = self.node_filters.try_lock() else { return Ok(()) };
+        filters.visit(&visit)
     }
 
     fn __clear__(&self) {
         let released = std::mem::take(&mut *lock(&self.handlers));
         let authority = lock(&self.authority).take();
-        drop((released, authority));
+        let filters = std::mem::take(&mut *lock(&self.node_filters));
+        drop((released, authority, filters));
     }
 
     /// Turns a manual clock forward.

@@ -252,7 +252,7 @@ fn rate_limit(config: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Limit>> 
         .map_err(|broken| error::ConfigError::new_err(format!("{name}: {broken}")))
 }
 
-fn duration(config: &Bound<'_, PyAny>, name: &str) -> PyResult<Duration> {
+pub(crate) fn duration(config: &Bound<'_, PyAny>, name: &str) -> PyResult<Duration> {
     seconds(field(config, name)?, name)
 }
 

@@ -8,10 +8,12 @@ use mqcore_broker::id::HandlerId;
 use mqcore_broker::policy;
 use mqcore_server::authority::port::AuthorityPort;
 use mqcore_server::handler::{AnswerSink, HandlerPort};
+use mqcore_server::nodes::judge::{NodeFilterPort, NodeFilters};
 
 use crate::authority::AuthorityThread;
 use crate::dispatcher::Dispatcher;
 use crate::load::Counts;
+use crate::node_filter::FilterThread;
 use crate::stray::{self, Stray};
 
 /// The dispatchers by [`HandlerId`].
@@ -23,6 +25,14 @@ pub(crate) struct Dispatchers {
     slots: RwLock<Vec<Slot>>,
     /// The program's own authenticator, if it has one.
     authority: RwLock<Option<Arc<AuthorityThread>>>,
+    filters: RwLock<Filters>,
+}
+
+/// The program's own filters of what is passed on between nodes.
+#[derive(Default)]
+struct Filters {
+    accept: Option<Arc<FilterThread>>,
+    send: Vec<Option<Arc<FilterThread>>>,
 }
 
 struct Slot {
@@ -33,7 +43,7 @@ struct Slot {
 impl Default for Dispatchers {
     fn default() -> Self {
         let slots = policy::ALL.iter().map(|policy| Slot { key: policy.key.into(), dispatcher: None });
-        Self { slots: RwLock::new(slots.collect()), authority: RwLock::new(None) }
+        Self { slots: RwLock::new(slots.collect()), authority: RwLock::new(None), filters: RwLock::default() }
     }
 }
 
@@ -56,6 +66,15 @@ impl Dispatchers {
         *self.authority.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(thread));
     }
 
+    /// Puts the filters of nodes in place, before the server starts.
+    pub(crate) fn set_node_filters(
+        &self,
+        accept: Option<Arc<FilterThread>>,
+        send: Vec<Option<Arc<FilterThread>>>,
+    ) {
+        *self.filters.write().unwrap_or_else(PoisonError::into_inner) = Filters { accept, send };
+    }
+
     /// The counters of every handler, by key.
     pub(crate) fn counts(&self) -> Vec<(Box<str>, Counts)> {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
@@ -75,6 +94,13 @@ impl Dispatchers {
         if let Some(authority) = &authority {
             authority.stop();
         }
+        let filters = std::mem::take(&mut *self.filters.write().unwrap_or_else(PoisonError::into_inner));
+        let filters: Vec<_> = filters.accept.into_iter().chain(filters.send.into_iter().flatten()).collect();
+        filters.iter().for_each(|filter| filter.stop());
+        let late_filters = filters.into_iter().filter(|filter| !filter.join(deadline)).map(|filter| {
+            stray::add(filter);
+            Box::from("node filter")
+        });
         let authority = authority.filter(|authority| !authority.join(deadline));
         let late_authority = authority.map(|authority| {
             stray::add(authority);
@@ -86,6 +112,7 @@ impl Dispatchers {
             key
         })
         .chain(late_authority)
+        .chain(late_filters)
         .collect()
     }
 
@@ -99,6 +126,14 @@ impl HandlerPort for Dispatchers {
     fn authority(&self) -> Option<Arc<dyn AuthorityPort>> {
         let thread = self.authority.read().unwrap_or_else(PoisonError::into_inner).clone()?;
         Some(thread)
+    }
+
+    fn node_filters(&self) -> NodeFilters {
+        let filters = self.filters.read().unwrap_or_else(PoisonError::into_inner);
+        let port = |filter: &Option<Arc<FilterThread>>| {
+            filter.clone().map(|filter| -> Arc<dyn NodeFilterPort> { filter })
+        };
+        NodeFilters { accept: port(&filters.accept), send: filters.send.iter().map(port).collect() }
     }
 
     fn ask(&self, mut questions: Vec<Question>, answers: &Arc<dyn AnswerSink>) {

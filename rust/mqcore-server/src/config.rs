@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use mqcore_broker::history::HistoryOptions;
@@ -10,9 +11,13 @@ use mqcore_broker::options::ChannelOptions;
 use mqcore_broker::policy;
 use mqcore_broker::router::RouterDefinition;
 use mqcore_limiter::limiter;
+use mqcore_session::micromessage;
 use mqcore_session::terms::{LINE_BYTES_MAX, ListenerTerms};
 use mqcore_session::throttr::terms::{CHOICES, Terms};
 use mqcore_wire::codec::Limits;
+use mqcore_wire::micromessage::extension::{Agreement, WINDOW_MAX};
+use mqcore_wire::micromessage::handshake::{Extension, parse_list};
+use mqcore_wire::micromessage::properties::Typing;
 
 pub use mqcore_session::any::Protocol;
 pub use mqcore_tls::listener::{ClientCertificates, ListenerTls};
@@ -273,6 +278,8 @@ pub struct ListenerConfig {
     /// Octets of a line at most, on a listener of MQKS; what a frame may have is a limit too. Default
     /// [`LINE_BYTES_MAX`].
     pub line_bytes_max: u64,
+    /// How MicroMessage2 is spoken there; of no meaning for other protocols.
+    pub micromessage: Arc<micromessage::terms::Terms>,
 }
 
 /// Whether a listener speaks TLS, and with what.
@@ -309,8 +316,12 @@ impl FromStr for ListenerConfig {
         let throttr = if protocol == Protocol::Throttr { throttr(&mut parsed)? } else { Terms::default() };
         let line_bytes_max =
             if protocol == Protocol::Mqks { line_bytes(&mut parsed)? } else { LINE_BYTES_MAX };
+        let micromessage = match protocol {
+            Protocol::MicroMessage => Arc::new(micromessage_terms(&mut parsed)?),
+            _ => Arc::default(),
+        };
         parsed.finish()?;
-        Ok(Self { protocol, address, encryption, throttr, line_bytes_max })
+        Ok(Self { protocol, address, encryption, throttr, line_bytes_max, micromessage })
     }
 }
 
@@ -342,13 +353,59 @@ fn line_bytes(url: &mut ListenerUrl<'_>) -> Result<u64, ConfigError> {
     }
 }
 
+/// The options of a URL that say how MicroMessage2 is spoken.
+fn micromessage_terms(url: &mut ListenerUrl<'_>) -> Result<micromessage::terms::Terms, ConfigError> {
+    let mut terms = micromessage::terms::Terms::default();
+    if let Some(list) = url.take("require") {
+        let known = parse_list(list.as_bytes()).ok().filter(|list| list.iter().all(is_official));
+        let required: Vec<_> = known.into_iter().flatten().map(Extension::into_owned).collect();
+        if required.is_empty() || Agreement::of(required.clone()).is_err() {
+            let why =
+                "require is a list of extensions such as batch-ack:max-count=100;json, without vendors' own";
+            return Err(url.bad(why));
+        }
+        terms.required = required;
+    }
+    if let Some(count) = url.take("window_max") {
+        let count = count.parse().ok().filter(|count| (1..=WINDOW_MAX).contains(count));
+        terms.window_max = count.ok_or_else(|| url.bad("window_max is a number of messages, 1 to 32767"))?;
+    }
+    if let Some(octets) = url.take("message_bytes_max") {
+        let octets = octets.parse().ok().filter(|octets| *octets >= LINE_BYTES_LEAST);
+        let why = "message_bytes_max is a number of octets, at least 1024";
+        terms.message_bytes_max = octets.ok_or_else(|| url.bad(why))?;
+    }
+    terms.typing = match url.take("properties").as_deref() {
+        None | Some("typed") => Typing::Typed,
+        Some("untyped") => Typing::Untyped,
+        Some(_) => return Err(url.bad("properties is 'typed' or 'untyped'")),
+    };
+    terms.default_destination =
+        url.take("default_destination").filter(|name| !name.is_empty()).map(Into::into);
+    if let Some(seconds) = url.take("idle_timeout") {
+        let timeout = seconds.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        terms.idle_timeout =
+            timeout.ok_or_else(|| url.bad("idle_timeout is a number of seconds; 0: none"))?;
+    }
+    Ok(terms)
+}
+
+fn is_official(extension: &Extension<'_>) -> bool {
+    use mqcore_wire::micromessage::extension::Kind;
+    Kind::of(&extension.name).is_some_and(|kind| kind != Kind::Vendor)
+}
+
 /// The smallest limit of lines that can be set: some names and a little data.
 const LINE_BYTES_LEAST: u64 = 1024;
 
 impl ListenerConfig {
     /// How its protocol is spoken.
     pub(crate) fn terms(&self) -> ListenerTerms {
-        ListenerTerms { throttr: self.throttr, line_bytes_max: self.line_bytes_max }
+        ListenerTerms {
+            throttr: self.throttr,
+            line_bytes_max: self.line_bytes_max,
+            micromessage: Arc::clone(&self.micromessage),
+        }
     }
 }
 
@@ -423,7 +480,7 @@ pub enum ConfigError {
     },
     /// A URL of something that is not served here.
     #[error(
-        "no listener speaks {scheme:?}; known are tmqp, throttr and mqks (clients), each also with s or +unix behind it, http and https (the admin side)"
+        "no listener speaks {scheme:?}; known are tmqp, throttr, mqks and mm2 (clients), each also with s or +unix behind it, http and https (the admin side)"
     )]
     UnknownScheme {
         /// What was given.
@@ -494,8 +551,15 @@ mod tests {
         let encryption = Encryption::None;
         let throttr = Terms::default();
         let line_bytes_max = LINE_BYTES_MAX;
-        let wanted =
-            ListenerConfig { protocol: Protocol::Tmqp, address, encryption, throttr, line_bytes_max };
+        let micromessage = Arc::default();
+        let wanted = ListenerConfig {
+            protocol: Protocol::Tmqp,
+            address,
+            encryption,
+            throttr,
+            line_bytes_max,
+            micromessage,
+        };
         assert_eq!(listener, wanted);
         assert_eq!(parsed("TMQP://localhost:99/").unwrap(), "localhost:99");
         assert_eq!(parsed("tmqp://[::1]:7").unwrap(), "[::1]:7");
@@ -528,6 +592,40 @@ mod tests {
             assert!(matches!(read(wrong), Err(ConfigError::BadAddress { .. })), "{wrong}");
         }
         assert!(matches!(read("tmqp://h?line_bytes_max=4096"), Err(ConfigError::UnknownOption { .. })));
+    }
+
+    #[test]
+    fn a_micromessage_listener_says_what_it_demands() {
+        let read = |url: &str| url.parse::<ListenerConfig>().map(|listener| (*listener.micromessage).clone());
+        assert_eq!(read("mm2://127.0.0.1"), Ok(micromessage::terms::Terms::default()));
+        assert_eq!(parsed("mm2://127.0.0.1").unwrap(), "127.0.0.1:2623");
+        let terms = read(
+            "mm2s://h?cert=c&require=batch-ack:max-count%3D5;json&window_max=50&message_bytes_max=4096&properties=untyped\
+             &default_destination=inbox&idle_timeout=1.5",
+        )
+        .unwrap();
+        let names: Vec<_> = terms.required.iter().map(|extension| &*extension.name).collect();
+        assert_eq!((names, terms.window_max), (vec!["batch-ack", "json"], 50));
+        assert_eq!((terms.message_bytes_max, terms.typing), (4096, Typing::Untyped));
+        assert_eq!(terms.default_destination.as_deref(), Some("inbox"));
+        assert_eq!(terms.idle_timeout, Duration::from_millis(1500));
+        for wrong in [
+            "require=microauth",
+            "require=",
+            "require=ack;batch-ack",
+            "require=x-own",
+            "window_max=0",
+            "window_max=40000",
+            "message_bytes_max=10",
+            "properties=some",
+            "idle_timeout=-1",
+        ] {
+            assert!(
+                matches!(read(&format!("mm2://h?{wrong}")), Err(ConfigError::BadAddress { .. })),
+                "{wrong}"
+            );
+        }
+        assert!(matches!(read("mqks://h?window_max=5"), Err(ConfigError::UnknownOption { .. })));
     }
 
     #[test]

@@ -26,7 +26,7 @@ use mqcore_broker::time::Timestamp;
 use mqcore_limiter::time::Nanos;
 use mqcore_session::any::AnySession;
 use mqcore_session::complaint::Complaint;
-use mqcore_session::node::Forwards;
+use mqcore_session::node::{Forwards, Noted};
 use mqcore_session::session::{Session, SessionError, provisional_client};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, TryAcquireError, mpsc, oneshot};
@@ -38,6 +38,7 @@ use crate::counters::{CloseReason, ProtocolCounters};
 use crate::failures::Failure;
 use crate::hub::Hub;
 use crate::nodes::Nodes;
+use crate::nodes::judge::{Judged, Judging, Shown, judge_accepted};
 use crate::outbox::{Order, Outbox, Outgoing, event_bytes};
 use crate::output::Output;
 use crate::shard::{Batch, Input, permits_for};
@@ -98,6 +99,8 @@ pub(crate) struct Connection<S> {
     unsent: VecDeque<Unsent>,
     /// Notes what is passed on; `None` where nothing is.
     forwards: Option<Box<Forwards>>,
+    /// What waits for the word of a filter that the program wrote, in order; before it goes on as commands always do.
+    judging: VecDeque<Judging>,
     /// What `unsent` waits for: that what is passed on of it is safe.
     passing_on: VecDeque<oneshot::Receiver<()>>,
     /// Where the first of `unsent` waits in line.
@@ -108,6 +111,8 @@ pub(crate) struct Connection<S> {
     /// Octets that this round added to what is to be written, and removed from it.
     added: usize,
     removed: usize,
+    /// Octets that wait in the session for its peer, when they were counted last.
+    waiting: usize,
     /// The session was told something that no shard said: it may go on where it waited.
     told: bool,
     /// Whether any shard may know of this connection, and has not been told that it is gone.
@@ -194,6 +199,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 .as_ref()
                 .filter(|nodes| nodes.outlet.is_some())
                 .map(|_| Box::new(Forwards::new(outbox.connection, now))),
+            judging: VecDeque::new(),
             passing_on: VecDeque::new(),
             room: None,
             alarm: Alarm::new(),
@@ -201,6 +207,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             probe: None,
             added: 0,
             removed: 0,
+            waiting: 0,
             told: false,
             known_to_shards: false,
             outbox,
@@ -280,6 +287,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             }
         }
         moved |= self.pass_gate(context, now);
+        moved |= self.pass_filters(context, now);
         moved |= self.write(context);
         moved |= self.send(context);
         if matches!(self.stage, Stage::Open) {
@@ -358,7 +366,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             match outgoing {
                 Outgoing::Own(frames) => self.output.push_own(frames, &self.hub.spare_bytes),
                 Outgoing::Shared(frames) => self.output.push_shared(frames),
-                Outgoing::Events(events) => {
+                Outgoing::Events(events) | Outgoing::Deliveries(events) => {
                     for event in events {
                         self.removed += event_bytes(&event);
                         self.give_event(event, now);
@@ -373,15 +381,26 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         self.taken = taken;
         self.take_commands(now);
         self.log_complaints();
+        self.events_given();
         self.resume(now);
         true
+    }
+
+    /// The session says at once what concerns several events.
+    fn events_given(&mut self) {
+        if !matches!(self.stage, Stage::Open) {
+            return;
+        }
+        let ((), added) = self.output.append(|output| self.session.events_given(output));
+        self.added += added;
+        self.look_at_session(Ok(()));
     }
 
     fn discard(&mut self, outgoing: &Outgoing) {
         self.removed += match outgoing {
             Outgoing::Own(frames) => frames.len(),
             Outgoing::Shared(frames) => frames.len(),
-            Outgoing::Events(events) => events.iter().map(event_bytes).sum(),
+            Outgoing::Events(events) | Outgoing::Deliveries(events) => events.iter().map(event_bytes).sum(),
             Outgoing::Close(_) => 0,
         };
     }
@@ -406,6 +425,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         let moved = self.gate.poll(context, &self.client, &self.hub, &mut steps);
         self.follow(steps, now);
         if std::mem::take(&mut self.told) {
+            self.events_given();
             self.take_commands(now);
             self.resume(now);
         }
@@ -445,6 +465,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 let reason = match &error {
                     SessionError::HandshakeTimeout(_) => CloseReason::HandshakeTimeout,
                     SessionError::PingTimeout(_) => CloseReason::PingTimeout,
+                    SessionError::Refused(_) => CloseReason::Refused,
                     _ => CloseReason::ProtocolError,
                 };
                 self.count_closed(reason);
@@ -750,25 +771,74 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         self.stalled = needed > 0 && needed <= rest.len();
     }
 
-    /// Offers what clients ask for to the masters. Until it is safe for them nothing of it goes to a shard. What came from
-    /// another node is not passed on again.
-    fn pass_on(&mut self, commands: &mut [Command]) {
-        let Some(forwards) = &mut self.forwards else { return };
-        let Some(Nodes { terms, outlet: Some(outlet), .. }) = &self.hub.nodes else { return };
+    /// Notes for the masters what clients ask for, and which of it has to be shown to filters of the program. What came
+    /// from another node is not passed on again.
+    fn note(&mut self, commands: &mut [Command]) -> (Option<Noted>, Shown) {
+        let mut shown = Shown::default();
+        let (Some(forwards), Some(nodes)) = (&mut self.forwards, &self.hub.nodes) else {
+            return (None, shown);
+        };
         if self.session.is_node() {
-            return;
+            return (None, shown);
         }
         for command in commands {
-            forwards.note(terms, &self.client, command);
+            let masters = forwards.note(&nodes.terms, &self.client, command);
+            if !nodes.filters.send.is_empty() {
+                shown.add(&nodes.filters, masters, command, &self.client);
+            }
         }
-        if let Some(noted) = forwards.take() {
+        (forwards.take(), shown)
+    }
+
+    /// Offers what was noted to the masters. Until it is safe for them nothing of what goes to shards from then on does.
+    fn pass_on(&mut self, noted: Option<Noted>) {
+        let Some(noted) = noted else { return };
+        if let Some(Nodes { outlet: Some(outlet), .. }) = &self.hub.nodes {
             self.passing_on.push_back(outlet.take(noted));
         }
     }
 
-    /// Groups commands by shard: one batch each. `octets` is what they were made of.
+    /// Passes commands on to masters and shards, by way of the program's own filters where there are any.
     fn route(&mut self, mut commands: Vec<Command>, octets: usize) {
-        self.pass_on(&mut commands);
+        let (noted, shown) = self.note(&mut commands);
+        let judged = Judged { commands, octets, noted, refused: Vec::new() };
+        let nodes = self.hub.nodes.as_ref();
+        let accept = nodes.and_then(|nodes| nodes.filters.accept.as_ref()).filter(|_| self.session.is_node());
+        let judging = match (nodes, accept) {
+            (Some(nodes), Some(accept)) => judge_accepted(accept, &nodes.fallen_back, &self.client, judged),
+            (Some(nodes), None) if !shown.is_empty() => {
+                shown.judge(&nodes.filters, &nodes.fallen_back, judged)
+            }
+            // What comes behind something that waits must wait as well.
+            _ if !self.judging.is_empty() => Box::pin(std::future::ready(judged)),
+            _ => return self.go_on(judged.noted, judged.commands, judged.octets),
+        };
+        self.judging.push_back(judging);
+    }
+
+    fn go_on(&mut self, noted: Option<Noted>, commands: Vec<Command>, octets: usize) {
+        self.pass_on(noted);
+        self.group(commands, octets);
+    }
+
+    /// Looks whether filters of the program have spoken.
+    fn pass_filters(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
+        let mut moved = false;
+        while let Some(first) = self.judging.front_mut() {
+            let Poll::Ready(judged) = first.as_mut().poll(context) else { break };
+            self.judging.pop_front();
+            moved = true;
+            self.hub.moved();
+            self.go_on(judged.noted, judged.commands, judged.octets);
+            if !judged.refused.is_empty() {
+                self.give_event(Event::Confirmed(judged.refused), now);
+            }
+        }
+        moved
+    }
+
+    /// Groups commands by shard: one batch each. `octets` is what they were made of.
+    fn group(&mut self, commands: Vec<Command>, octets: usize) {
         let Some(first) = commands.first() else { return };
         let shards = self.hub.shards.len();
         let destination = first.destination(shards);
@@ -858,6 +928,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
 
     /// Tells the outbox what became of its octets, and the shards that wait for room in it.
     fn settle(&mut self) {
+        let waiting = self.session.waiting_bytes();
+        self.added += waiting.saturating_sub(self.waiting);
+        self.removed += self.waiting.saturating_sub(waiting);
+        self.waiting = waiting;
         if self.added == 0 && self.removed == 0 {
             return;
         }
@@ -904,7 +978,10 @@ impl<S> Connection<S> {
 
     /// Whether the peer has asked for something that no shard has got yet.
     fn has_commands(&self) -> bool {
-        !self.unsent.is_empty() || self.gate.is_holding() || !self.passing_on.is_empty()
+        !self.unsent.is_empty()
+            || self.gate.is_holding()
+            || !self.judging.is_empty()
+            || !self.passing_on.is_empty()
     }
 
     fn counters(&self) -> &ProtocolCounters {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use mqcore_broker::effect::{Answer, Question};
 
 use crate::authority::port::AuthorityPort;
+use crate::nodes::judge::NodeFilters;
 
 /// Where questions go. Called by shards; must never block and never wait for Python.
 pub trait HandlerPort: Send + Sync {
@@ -17,6 +18,11 @@ pub trait HandlerPort: Send + Sync {
     /// Default nobody.
     fn authority(&self) -> Option<Arc<dyn AuthorityPort>> {
         None
+    }
+
+    /// The program's own filters of what is passed on between nodes. Asked for once, at the start. Default none.
+    fn node_filters(&self) -> NodeFilters {
+        NodeFilters::default()
     }
 }
 

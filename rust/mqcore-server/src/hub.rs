@@ -8,6 +8,7 @@ use mqcore_broker::client::Peer;
 use mqcore_broker::id::ConnectionId;
 use mqcore_limiter::time::Nanos;
 use mqcore_session::any::{AnySession, Protocol};
+use mqcore_session::micromessage::MicroMessageSession;
 use mqcore_session::session::SessionConfig;
 use mqcore_session::throttr::ThrottrSession;
 use mqcore_session::throttr::directory::Directory;
@@ -101,6 +102,11 @@ impl Hub {
                 let longest = config.limits.frame_bytes_max.min(outbox.terms.line_bytes_max);
                 let limits = Limits { frame_bytes_max: longest, ..config.limits };
                 AnySession::new(Protocol::Mqks, SessionConfig { limits, ..config }, now)
+            }
+            Protocol::MicroMessage => {
+                let terms = Arc::clone(&outbox.terms.micromessage);
+                let session = MicroMessageSession::new(config, terms, Arc::default(), now);
+                AnySession::MicroMessage(Box::new(session))
             }
             protocol => AnySession::new(protocol, config, now),
         }

@@ -91,7 +91,7 @@ fn bind_one(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// What is spoken on a listener.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Spoken {
     pub(crate) protocol: Protocol,
     /// How.
@@ -220,7 +220,7 @@ async fn accept_from<L: Source>(listener: L, spoken: Spoken, hub: Arc<Hub>, _ali
         match accepted {
             Ok(accepted) => {
                 back_off = BACK_OFF.0;
-                match hub.registry.open_as(protocol, terms) {
+                match hub.registry.open_as(protocol, terms.clone()) {
                     Ok(outbox) => {
                         let opening = Opening { hub: Arc::clone(&hub), outbox, opened: false };
                         listener.take_in(&hub, opening, accepted);

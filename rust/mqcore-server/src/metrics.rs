@@ -380,6 +380,12 @@ fn nodes(page: &mut Page, hub: &Hub, survey: &Survey) {
         let connected = survey.nodes.iter().filter(|node| node.slave == slave && node.connected);
         page.sample("mqcore_nodes", &[("role", &role)], connected.count());
     }
+    page.family(
+        "mqcore_node_filter_fallbacks_total",
+        "counter",
+        "Messages that a filter of the program had no answer about, so that its fallback held.",
+    );
+    page.sample("mqcore_node_filter_fallbacks_total", &[], nodes.fallen_back.load(Ordering::Relaxed));
     let Some(outlet) = &nodes.outlet else { return };
     let masters = || nodes.masters.iter().zip(&outlet.shared.backlogs);
     for (name, kind, help, value) in BACKLOG_FAMILIES {

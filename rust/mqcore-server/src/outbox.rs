@@ -21,6 +21,8 @@ pub(crate) enum Outgoing {
     Shared(Bytes),
     /// For the session to encode.
     Events(Vec<Event>),
+    /// Messages for the session to encode. Taken beyond the limit as other deliveries are: the broker stops by itself.
+    Deliveries(Vec<Event>),
     /// The broker ends this connection.
     Close(CloseReason),
 }

@@ -134,7 +134,7 @@ impl Server {
         let shutdown = Shutdown::new();
         let directory = recovered.as_ref().map(|recovered| Arc::clone(&recovered.directory));
         let (nodes, links) = nodes
-            .map(|nodes| nodes.start(&shutdown, directory.clone()))
+            .map(|nodes| nodes.start(&shutdown, directory.clone(), port.node_filters()))
             .transpose()
             .map_err(|source| StartError::Thread { source })?
             .unzip();

@@ -137,10 +137,17 @@ impl Staging {
         let Some(staged) = self.place(connection, hub) else { return };
         staged.close_own();
         staged.bytes += event_bytes(&event);
-        if let Some(Outgoing::Events(events)) = staged.outgoing.last_mut() {
-            events.push(event);
-        } else {
-            staged.outgoing.push(Outgoing::Events(vec![event]));
+        let delivery = match event {
+            Event::Delivered(_) => true,
+            Event::Published { .. } => staged.outbox.protocol.may_miss_publications(),
+            _ => false,
+        };
+        match (delivery, staged.outgoing.last_mut()) {
+            (true, Some(Outgoing::Deliveries(events))) | (false, Some(Outgoing::Events(events))) => {
+                events.push(event);
+            }
+            (true, _) => staged.outgoing.push(Outgoing::Deliveries(vec![event])),
+            (false, _) => staged.outgoing.push(Outgoing::Events(vec![event])),
         }
     }
 

@@ -8,6 +8,7 @@ use mqcore_broker::effect::{Deliver, Event, Publication};
 use mqcore_broker::time::Timestamp;
 
 use crate::complaint::Complaint;
+use crate::micromessage::MicroMessageSession;
 use crate::mqks::{self, MqksSession};
 use crate::session::{Session, SessionConfig, SessionError};
 use crate::throttr::ThrottrSession;
@@ -23,11 +24,13 @@ pub enum Protocol {
     Throttr,
     /// MQKS.
     Mqks,
+    /// MicroMessage2.
+    MicroMessage,
 }
 
 impl Protocol {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Tmqp, Self::Throttr, Self::Mqks];
+    pub const ALL: [Self; 4] = [Self::Tmqp, Self::Throttr, Self::Mqks, Self::MicroMessage];
 
     /// The scheme of its URLs, and its name in metrics and on the ready line.
     pub const fn as_str(self) -> &'static str {
@@ -35,6 +38,7 @@ impl Protocol {
             Self::Tmqp => "tmqp",
             Self::Throttr => "throttr",
             Self::Mqks => "mqks",
+            Self::MicroMessage => "mm2",
         }
     }
 
@@ -44,7 +48,15 @@ impl Protocol {
             Self::Tmqp => 2622,
             Self::Throttr => 9000,
             Self::Mqks => 25_000,
+            Self::MicroMessage => 2623,
         }
+    }
+
+    /// Whether what its sessions are told of topics is handed over like a delivery: taken however much there is, and missed and
+    /// counted from then on, until the peer keeps up. Others are closed for what they do not take.
+    #[inline]
+    pub const fn may_miss_publications(self) -> bool {
+        matches!(self, Self::MicroMessage)
     }
 
     /// The protocol of this scheme, ASCII case apart.
@@ -65,17 +77,24 @@ pub enum AnySession {
     Throttr(ThrottrSession),
     /// MQKS.
     Mqks(MqksSession),
+    /// MicroMessage2.
+    MicroMessage(Box<MicroMessageSession>),
 }
 
 impl AnySession {
     /// The session of a connection that was opened just now. A Throttr session gets a store of its own this way; one that
-    /// shares a server's is made by [`ThrottrSession::new`].
+    /// shares a server's is made by [`ThrottrSession::new`]. A MicroMessage2 session gets the default terms; others are given
+    /// to [`MicroMessageSession::new`].
     #[must_use]
     pub fn new(protocol: Protocol, config: SessionConfig, now: Timestamp) -> Self {
         match protocol {
             Protocol::Tmqp => Self::Tmqp(TmqpSession::new(config, now)),
             Protocol::Throttr => Self::Throttr(ThrottrSession::alone(&config, now)),
             Protocol::Mqks => Self::Mqks(MqksSession::new(config, now)),
+            Protocol::MicroMessage => {
+                let session = MicroMessageSession::new(config, Arc::default(), Arc::default(), now);
+                Self::MicroMessage(Box::new(session))
+            }
         }
     }
 
@@ -86,6 +105,7 @@ impl AnySession {
             Self::Tmqp(_) => Protocol::Tmqp,
             Self::Throttr(_) => Protocol::Throttr,
             Self::Mqks(_) => Protocol::Mqks,
+            Self::MicroMessage(_) => Protocol::MicroMessage,
         }
     }
 
@@ -93,9 +113,8 @@ impl AnySession {
     #[must_use]
     pub fn is_node(&self) -> bool {
         match self {
-            Self::Mqks(_) => false,
             Self::Tmqp(session) => session.is_node(),
-            Self::Throttr(_) => false,
+            Self::Throttr(_) | Self::Mqks(_) | Self::MicroMessage(_) => false,
         }
     }
 
@@ -104,7 +123,7 @@ impl AnySession {
     pub const fn ignored_frames(&self) -> u64 {
         match self {
             Self::Tmqp(session) => session.ignored_frames(),
-            Self::Throttr(_) => 0,
+            Self::Throttr(_) | Self::MicroMessage(_) => 0,
             Self::Mqks(session) => session.ignored_frames(),
         }
     }
@@ -114,9 +133,18 @@ impl AnySession {
     /// What could not be done since the last look, where the peer was told only a number.
     pub fn complaints(&mut self) -> Vec<Complaint> {
         match self {
-            Self::Tmqp(_) => Vec::new(),
-            Self::Throttr(_) => Vec::new(),
+            Self::Tmqp(_) | Self::Throttr(_) | Self::MicroMessage(_) => Vec::new(),
             Self::Mqks(session) => session.complaints(),
+        }
+    }
+
+    /// Octets of messages that wait in the session until the peer has acknowledged others.
+    #[inline]
+    #[must_use]
+    pub fn waiting_bytes(&self) -> usize {
+        match self {
+            Self::MicroMessage(session) => session.waiting_bytes(),
+            Self::Tmqp(_) | Self::Throttr(_) | Self::Mqks(_) => 0,
         }
     }
 }
@@ -126,8 +154,8 @@ impl AnySession {
 pub fn encode_delivery(protocol: Protocol, deliver: &Deliver, first: bool, output: &mut Vec<u8>) {
     match protocol {
         Protocol::Tmqp => tmqp::encode_delivery(deliver, first, output),
-        // Throttr has no queues, and its sessions are told of each message of a channel.
-        Protocol::Throttr => {}
+        // Throttr has no queues, and its sessions are told of each message of a channel; those of MicroMessage2 of both.
+        Protocol::Throttr | Protocol::MicroMessage => {}
         Protocol::Mqks => mqks::encode_delivery(deliver, first, output),
     }
 }
@@ -136,7 +164,7 @@ pub fn encode_delivery(protocol: Protocol, deliver: &Deliver, first: bool, outpu
 pub fn encode_publication(protocol: Protocol, publication: &Publication, output: &mut Vec<u8>) {
     match protocol {
         Protocol::Tmqp => tmqp::encode_publication(publication, output),
-        Protocol::Throttr => {}
+        Protocol::Throttr | Protocol::MicroMessage => {}
         Protocol::Mqks => mqks::encode_publication(publication, output),
     }
 }
@@ -146,7 +174,7 @@ pub fn encode_publication(protocol: Protocol, publication: &Publication, output:
 pub fn delivery_size(protocol: Protocol, deliver: &Deliver) -> usize {
     match protocol {
         Protocol::Tmqp => tmqp::delivery_size(deliver),
-        Protocol::Throttr => 0,
+        Protocol::Throttr | Protocol::MicroMessage => 0,
         Protocol::Mqks => mqks::delivery_size(deliver),
     }
 }
@@ -164,6 +192,7 @@ impl Session for AnySession {
             Self::Tmqp(session) => session.receive(input, now, commands, output),
             Self::Throttr(session) => session.receive(input, now, commands, output),
             Self::Mqks(session) => session.receive(input, now, commands, output),
+            Self::MicroMessage(session) => session.receive(input, now, commands, output),
         }
     }
 
@@ -178,6 +207,7 @@ impl Session for AnySession {
             Self::Tmqp(session) => session.receive_last(input, now, commands, output),
             Self::Throttr(session) => session.receive_last(input, now, commands, output),
             Self::Mqks(session) => session.receive_last(input, now, commands, output),
+            Self::MicroMessage(session) => session.receive_last(input, now, commands, output),
         }
     }
 
@@ -186,6 +216,7 @@ impl Session for AnySession {
             Self::Tmqp(session) => session.outlives_input(),
             Self::Throttr(session) => session.outlives_input(),
             Self::Mqks(session) => session.outlives_input(),
+            Self::MicroMessage(session) => session.outlives_input(),
         }
     }
 
@@ -194,6 +225,7 @@ impl Session for AnySession {
             Self::Tmqp(session) => session.needed(input),
             Self::Throttr(session) => session.needed(input),
             Self::Mqks(session) => session.needed(input),
+            Self::MicroMessage(session) => session.needed(input),
         }
     }
 
@@ -203,6 +235,14 @@ impl Session for AnySession {
             Self::Tmqp(session) => session.event(event, now, output),
             Self::Throttr(session) => session.event(event, now, output),
             Self::Mqks(session) => session.event(event, now, output),
+            Self::MicroMessage(session) => session.event(event, now, output),
+        }
+    }
+
+    #[inline]
+    fn events_given(&mut self, output: &mut Vec<u8>) {
+        if let Self::MicroMessage(session) = self {
+            session.events_given(output);
         }
     }
 
@@ -212,6 +252,7 @@ impl Session for AnySession {
             Self::Tmqp(session) => session.take_commands(),
             Self::Throttr(session) => session.take_commands(),
             Self::Mqks(session) => session.take_commands(),
+            Self::MicroMessage(session) => session.take_commands(),
         }
     }
 
@@ -220,6 +261,7 @@ impl Session for AnySession {
             Self::Tmqp(session) => session.next_timeout(),
             Self::Throttr(session) => session.next_timeout(),
             Self::Mqks(session) => session.next_timeout(),
+            Self::MicroMessage(session) => session.next_timeout(),
         }
     }
 
@@ -228,6 +270,7 @@ impl Session for AnySession {
             Self::Tmqp(session) => session.timeout(now, output),
             Self::Throttr(session) => session.timeout(now, output),
             Self::Mqks(session) => session.timeout(now, output),
+            Self::MicroMessage(session) => session.timeout(now, output),
         }
     }
 
@@ -236,6 +279,7 @@ impl Session for AnySession {
             Self::Tmqp(session) => session.shutdown(output),
             Self::Throttr(session) => session.shutdown(output),
             Self::Mqks(session) => session.shutdown(output),
+            Self::MicroMessage(session) => session.shutdown(output),
         }
     }
 
@@ -244,6 +288,7 @@ impl Session for AnySession {
             Self::Tmqp(session) => session.client(),
             Self::Throttr(session) => session.client(),
             Self::Mqks(session) => session.client(),
+            Self::MicroMessage(session) => session.client(),
         }
     }
 
@@ -252,6 +297,7 @@ impl Session for AnySession {
             Self::Tmqp(session) => session.is_closing(),
             Self::Throttr(session) => session.is_closing(),
             Self::Mqks(session) => session.is_closing(),
+            Self::MicroMessage(session) => session.is_closing(),
         }
     }
 }

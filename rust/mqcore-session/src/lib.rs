@@ -12,9 +12,11 @@
 //! | [`node`] | what a session has to know of other brokers |
 //! | [`tmqp`] | TMQP/2.0 |
 //! | [`mqks`] | MQKS |
+//! | [`micromessage`] | MicroMessage2 |
 
 pub mod any;
 pub mod complaint;
+pub mod micromessage;
 pub mod mqks;
 pub mod node;
 pub mod session;

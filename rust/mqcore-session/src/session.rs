@@ -54,6 +54,9 @@ pub enum SessionError {
     /// The handshake was not finished in time.
     #[error("the handshake took longer than {0:?}")]
     HandshakeTimeout(Duration),
+    /// The broker said no, and the protocol has no milder word for it than the end.
+    #[error("{0}")]
+    Refused(std::borrow::Cow<'static, str>),
     /// Nothing came although a ping was sent.
     #[error("no life sign within {0:?} after a ping")]
     PingTimeout(Duration),
@@ -102,6 +105,8 @@ pub trait Session: Send {
     /// The broker says something.
     fn event(&mut self, event: Event, now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError>;
 
+    /// All events that there were have been given: what was put off until then is written. By default nothing is.
+    fn events_given(&mut self, _output: &mut Vec<u8>) {}
     /// Takes what the session wants of the broker without its peer having said anything: after an event, or because of the time. By
     /// default nothing.
     fn take_commands(&mut self) -> Vec<Command> {

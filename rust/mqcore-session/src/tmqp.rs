@@ -19,7 +19,7 @@ mod exchange;
 mod handshake;
 mod information;
 mod keep_alive;
-mod message_id;
+pub(crate) mod message_id;
 mod occurrence;
 mod operation;
 mod options;

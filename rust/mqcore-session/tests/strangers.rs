@@ -9,11 +9,13 @@ use mqcore_broker::effect::Event;
 use mqcore_broker::id::ConnectionId;
 use mqcore_broker::rejection::{Rejection, RejectionKind};
 use mqcore_broker::time::Timestamp;
+use mqcore_session::micromessage::MicroMessageSession;
 use mqcore_session::mqks::MqksSession;
 use mqcore_session::session::{Session, SessionConfig};
 use mqcore_session::throttr::ThrottrSession;
 use mqcore_session::tmqp::TmqpSession;
 use mqcore_wire::codec::Limits;
+use mqcore_wire::micromessage::handshake::{self, Handshake};
 use mqcore_wire::tmqp::hello::{self, Hello};
 use mqcore_wire::tmqp::{Frame, Kind, PREAMBLE, encode, operation};
 use proptest::collection::vec;
@@ -62,8 +64,21 @@ fn piece() -> impl Strategy<Value = Vec<u8>> {
             .prop_map(|(kind, content_type, target)| frame(kind, content_type, target)),
         2 => select(vec!["1 auth mqt_guess\n", "2 publish --confirm e d\n", "3 delete_queue orders\n", "4 _eval x\n"])
             .prop_map(|line| line.as_bytes().to_vec()),
+        2 => select(vec!["", "batch-ack;pub-sub", "x-mqcore:token=mqt_guess", "ack;x-nack;json"]).prop_map(agreeing),
+        2 => select(vec![&b"\x01\x18subscribe;destination=a"[..], b"\0\0\x01\x01a\0\0\x01x", b"\x02\x01\x02\0\x01"])
+            .prop_map(<[u8]>::to_vec),
         2 => vec(any::<u8>(), 0..40),
     ]
+}
+
+/// A message of the MicroMessage2 handshake, twice.
+fn agreeing(required: &str) -> Vec<u8> {
+    let required = required.as_bytes();
+    let said = Handshake { major: 1, minor: 0, flags: 0, identity: b"guess", required, optional: b"" };
+    let mut octets = Vec::new();
+    handshake::encode(&said, &mut octets);
+    handshake::encode(&said, &mut octets);
+    octets
 }
 
 /// Handshakes that begin well more often than not, and may have one octet that is wrong.
@@ -120,6 +135,19 @@ proptest! {
     #[test]
     fn a_stranger_who_speaks_mqks_can_only_ask_to_be_let_in(octets in octets(), cuts in vec(any::<Index>(), 0..6)) {
         let (before, after) = offer(&mut MqksSession::new(config(), NOW), &octets, &cuts);
+        prop_assert!(introduces_at_most(&before), "{before:?}");
+        prop_assert!(after.is_empty(), "{after:?}");
+    }
+
+    #[test]
+    fn a_stranger_who_speaks_micromessage_can_only_ask_to_be_let_in(
+        required in select(vec!["", "batch-ack;pub-sub", "x-mqcore:token=mqt_guess"]),
+        octets in octets(),
+        cuts in vec(any::<Index>(), 0..6),
+    ) {
+        let octets = [agreeing(required), octets].concat();
+        let mut session = MicroMessageSession::new(config(), Arc::default(), Arc::default(), NOW);
+        let (before, after) = offer(&mut session, &octets, &cuts);
         prop_assert!(introduces_at_most(&before), "{before:?}");
         prop_assert!(after.is_empty(), "{after:?}");
     }

@@ -18,6 +18,24 @@ impl MessageIds {
         Self { stem: scramble(connection.0 ^ scramble(opened_at.0)), made: 0 }
     }
 
+    /// The id of the session's message of this number, from which the number can be read again. Not to be mixed with
+    /// [`MessageIds::next`] in one session.
+    pub(crate) fn of(&self, number: u64) -> [u8; 32] {
+        let mut id = [0; 32];
+        hex(self.stem, &mut id[..16]);
+        hex(number, &mut id[16..]);
+        id
+    }
+
+    /// The number of a message of [`MessageIds::of`]; `None` if it is of another session.
+    pub(crate) fn number_of(&self, id: &[u8]) -> Option<u64> {
+        let (stem, number) = id.split_at_checked(16)?;
+        let mut own = [0; 16];
+        hex(self.stem, &mut own);
+        let digits = std::str::from_utf8(number).ok().filter(|_| *stem == own && number.len() == 16)?;
+        u64::from_str_radix(digits, 16).ok()
+    }
+
     pub(crate) fn next(&mut self) -> [u8; 32] {
         self.made += 1;
         let mut id = [0; 32];
@@ -47,6 +65,17 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+
+    #[test]
+    fn the_number_of_a_message_stands_in_its_id() {
+        let (ids, others) =
+            (MessageIds::new(ConnectionId(1), Timestamp(5)), MessageIds::new(ConnectionId(2), Timestamp(5)));
+        for number in [0, 1, 0xFFFF_FFFF, u64::MAX] {
+            assert_eq!(ids.number_of(&ids.of(number)), Some(number));
+            assert_eq!(others.number_of(&ids.of(number)), None);
+        }
+        assert_eq!(ids.number_of(b"short"), None);
+    }
 
     #[test]
     fn ids_are_hex_and_differ_within_and_between_sessions() {

@@ -85,6 +85,29 @@ fn raw(text: &[u8]) -> Value<'_> {
     Value::Text(if is_encoded(text) { decode_value(text) } else { Cow::Borrowed(text) })
 }
 
+/// Looks whether [`parse`] would read these properties, and whether their values can stand in a line of text.
+///
+/// # Errors
+/// As [`parse`], and for a value with a control character.
+pub fn check(properties: &[u8]) -> Result<(), WireError> {
+    let mut count = 0;
+    for item in properties.split(|octet| *octet == b';').filter(|item| !item.is_empty()) {
+        count += 1;
+        match memchr::memchr(b':', item) {
+            Some(at) if !is_key(&item[..at]) => {
+                return malformed("a key is made of letters, digits and hyphens");
+            }
+            Some(at) if item[at..].iter().any(u8::is_ascii_control) => {
+                return malformed("a value has no control characters");
+            }
+            Some(_) if count > PROPERTIES_MAX => return malformed("a message has at most 256 properties"),
+            Some(_) => {}
+            None => return malformed("a property is `key:value`"),
+        }
+    }
+    Ok(())
+}
+
 /// The properties of a message, in their order; a key that comes twice comes twice.
 ///
 /// # Errors

@@ -207,6 +207,11 @@ impl Received {
         Some(number)
     }
 
+    /// The receipt of the oldest message that is not acknowledged, or of the next one that comes.
+    pub fn oldest(&self) -> u32 {
+        self.first
+    }
+
     /// Messages that are not acknowledged.
     pub fn unacknowledged(&self) -> usize {
         self.waiting.len()

@@ -1,0 +1,788 @@
+//! A peer that speaks MicroMessage2: the server's side of the conversation.
+//!
+//! | module | what lives there |
+//! |---|---|
+//! | [`terms`] | what a listener says about it |
+//! | `destination` | queues and topics by name |
+//! | `content` | properties, serializer and type of a message, as headers and back |
+//! | `incoming` | what the peer publishes, and what it is told became of it |
+//! | `outgoing` | what is handed out to the peer, no more at once than it acknowledges |
+//! | `subscriptions` | what the peer subscribed to, and its filters |
+//!
+//! What both sides of a connection follow, agreeing on extensions and counting acknowledgements, is in
+//! `mqcore_wire::micromessage`.
+
+mod content;
+mod destination;
+mod incoming;
+mod outgoing;
+mod subscriptions;
+pub mod terms;
+
+use std::sync::Arc;
+
+use mqcore_broker::client::{Client, Introduction};
+use mqcore_broker::command::{Command, Request};
+use mqcore_broker::effect::{Deliver, Event};
+use mqcore_broker::id::{QueueAddress, RequestId, Tag, TopicName};
+use mqcore_broker::message::Message;
+use mqcore_broker::options::{QueueChanges, Status};
+use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_broker::subscription::{QueueSubscription, Settling, Terms as SubscriptionTerms};
+use mqcore_broker::time::Timestamp;
+use mqcore_broker::topic::TopicPattern;
+use mqcore_wire::codec::Limits;
+use mqcore_wire::micromessage::extension::{Agreement, Kind, X_MQCORE};
+use mqcore_wire::micromessage::failure::{Failure, Token};
+use mqcore_wire::micromessage::field::is_field;
+use mqcore_wire::micromessage::filter::Filter;
+use mqcore_wire::micromessage::handshake::{self, Handshake, Opening};
+use mqcore_wire::micromessage::negotiation::{self, Abilities, Lists};
+use mqcore_wire::micromessage::{Assembled, Assembly, Frame, MessageFrame, command, decode, encode, needed};
+use slab::Slab;
+
+use self::content::Content;
+use self::destination::Place;
+use self::incoming::{Arrived, Incoming};
+use self::outgoing::{Outgoing, Owed, Parcel};
+use self::subscriptions::{Key, Subscription, Subscriptions};
+use self::terms::Terms;
+use crate::session::{Session, SessionConfig, SessionError};
+
+/// Subscriptions of one connection; more are refused.
+pub const SUBSCRIPTIONS_MAX: usize = subscriptions::SUBSCRIPTIONS_MAX;
+/// Commands of one connection that may wait for the broker; while there are so many, nothing more is read.
+pub const OPEN_COMMANDS_MAX: usize = 1024;
+/// Frames of vendors' extensions that may wait for their handlers; while there are so many, nothing more is read.
+pub const OPEN_FRAMES_MAX: usize = 256;
+/// Octets of a list in the handshake at most.
+pub const LIST_BYTES_MAX: u32 = 16 * 1024;
+
+/// Who says it in the server's message of the handshake.
+const IDENTITY: &str = concat!("mqcore/", env!("CARGO_PKG_VERSION"));
+
+/// How far the conversation is.
+#[derive(Debug)]
+enum Stage {
+    /// The client has not said what it offers.
+    Offering,
+    /// It has, and was told what the server makes of it.
+    Concluding { offer: Box<Lists>, reply: Box<Lists> },
+    /// The handshake is over; the broker was asked to take the peer, and nothing is read until it answers.
+    Introduced,
+    /// The peer is a client.
+    Open,
+    /// Nothing is read or written any more.
+    Over,
+}
+
+/// What waits for the broker.
+#[derive(Debug)]
+struct Asked {
+    about: About,
+    /// Under which id the peer wants to hear of it.
+    id: Option<Box<str>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum About {
+    Subscribing(Tag),
+    Unsubscribing(Tag),
+}
+
+/// A frame of a vendor's extension, for whoever handles it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VendorFrame {
+    /// The extension's number on this connection; to be repeated in what is said back.
+    pub id: u8,
+    /// The extension's name, which begins with `x-`.
+    pub name: Box<str>,
+    /// What it says.
+    pub payload: Box<[u8]>,
+}
+
+/// One MicroMessage2 conversation, from the side that accepts.
+#[derive(Debug)]
+pub struct MicroMessageSession {
+    config: SessionConfig,
+    terms: Arc<Terms>,
+    /// Extensions of vendors that somebody here handles.
+    vendors: Arc<[Box<str>]>,
+    stage: Stage,
+    client: Option<Arc<Client>>,
+    opened_at: Timestamp,
+    heard_at: Timestamp,
+    agreement: Agreement,
+    assembly: Assembly,
+    incoming: Incoming,
+    outgoing: Outgoing,
+    subscriptions: Subscriptions,
+    asked: Slab<Asked>,
+    vendor_frames: Vec<VendorFrame>,
+    /// Frames of vendors' extensions that were taken and not answered.
+    vendor_frames_open: usize,
+    /// The peer says nothing more.
+    last: bool,
+}
+
+impl MicroMessageSession {
+    /// The session of a connection that was opened just now. `vendors` are the extensions beside the known ones that the peer
+    /// may use; their frames come out of [`MicroMessageSession::take_vendor_frames`].
+    #[must_use]
+    pub fn new(config: SessionConfig, terms: Arc<Terms>, vendors: Arc<[Box<str>]>, now: Timestamp) -> Self {
+        let nothing = Agreement::default();
+        let longest = terms.message_bytes_max.min(config.limits.frame_bytes_max);
+        Self {
+            stage: Stage::Offering,
+            client: None,
+            opened_at: now,
+            heard_at: now,
+            assembly: Assembly::new(longest),
+            incoming: Incoming::new(config.connection, now, &nothing),
+            outgoing: Outgoing::new(&nothing),
+            agreement: nothing,
+            subscriptions: Subscriptions::default(),
+            asked: Slab::new(),
+            vendor_frames: Vec::new(),
+            vendor_frames_open: 0,
+            last: false,
+            config,
+            terms,
+            vendors,
+        }
+    }
+
+    /// What is in force; nothing before the handshake is over.
+    #[must_use]
+    pub fn agreement(&self) -> &Agreement {
+        &self.agreement
+    }
+
+    /// Octets of topics' messages that wait until the peer acknowledges others.
+    #[must_use]
+    pub fn waiting_bytes(&self) -> usize {
+        self.outgoing.waiting_bytes()
+    }
+
+    /// Frames of vendors' extensions since the last look, in their order. Each is to be answered by
+    /// [`MicroMessageSession::vendor_answered`].
+    pub fn take_vendor_frames(&mut self) -> Vec<VendorFrame> {
+        self.vendor_frames_open += self.vendor_frames.len();
+        std::mem::take(&mut self.vendor_frames)
+    }
+
+    /// The handler of a vendor's extension has dealt with a frame: the peer gets these frames of the same extension. Or it
+    /// has not, which ends the conversation.
+    ///
+    /// # Errors
+    /// [`SessionError`] if it has not.
+    pub fn vendor_answered(
+        &mut self,
+        id: u8,
+        answer: Result<Vec<Vec<u8>>, String>,
+        output: &mut Vec<u8>,
+    ) -> Result<(), SessionError> {
+        self.vendor_frames_open = self.vendor_frames_open.saturating_sub(1);
+        match answer {
+            Ok(payloads) => {
+                for payload in &payloads {
+                    encode(&Frame::Extension { id, payload }, output);
+                }
+                self.finish();
+                Ok(())
+            }
+            Err(why) => Err(self.fail(&Failure::new(Token::Internal, why), output)),
+        }
+    }
+
+    fn abilities(&self) -> Abilities<'_> {
+        Abilities { vendors: &self.vendors, window_max: self.terms.window_max }
+    }
+
+    fn may_read(&self) -> bool {
+        let waits = self.asked.len() >= OPEN_COMMANDS_MAX
+            || self.vendor_frames.len() + self.vendor_frames_open >= OPEN_FRAMES_MAX;
+        matches!(self.stage, Stage::Open) && !waits
+    }
+
+    fn is_shaking_hands(&self) -> bool {
+        matches!(self.stage, Stage::Offering | Stage::Concluding { .. })
+    }
+
+    /// Says why it is over.
+    fn fail(&mut self, failure: &Failure, output: &mut Vec<u8>) -> SessionError {
+        failure.encode(output);
+        self.stage = Stage::Over;
+        SessionError::Misbehaved(failure.to_string().into())
+    }
+
+    /// The same where it is no fault of the peer's.
+    fn refuse(&mut self, rejection: &Rejection, output: &mut Vec<u8>) -> SessionError {
+        let failure = Failure::new(token(rejection.kind), &*rejection.reason);
+        failure.encode(output);
+        self.stage = Stage::Over;
+        SessionError::Refused(failure.to_string().into())
+    }
+
+    // ---- The handshake -----------------------------------------------------------------------------------
+
+    /// Takes a message of the handshake, if it is there whole.
+    fn shake_hands(
+        &mut self,
+        input: &[u8],
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<usize, Failure> {
+        let longest = self.config.limits.header_bytes_max.min(LIST_BYTES_MAX);
+        // The rest is about an ERROR frame, which can stand in the place of the handshake.
+        let limits = Limits { header_bytes_max: longest, frame_bytes_max: LIST_BYTES_MAX.into() };
+        let Some((opening, size)) = handshake::decode(input, &limits)? else { return Ok(0) };
+        let said = match opening {
+            Opening::Handshake(said) => said,
+            Opening::Error { .. } => {
+                self.stage = Stage::Over;
+                return Ok(size);
+            }
+        };
+        match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Offering => self.reply(&said, output)?,
+            Stage::Concluding { offer, reply } => self.conclude(&said, &offer, &reply, now, commands)?,
+            other => self.stage = other,
+        }
+        Ok(size)
+    }
+
+    fn reply(&mut self, said: &Handshake<'_>, output: &mut Vec<u8>) -> Result<(), Failure> {
+        negotiation::check_version(said)?;
+        let offer = Lists::read(said)?;
+        let reply = negotiation::reply(&offer, &self.terms.required, &self.abilities())?;
+        let (required, optional) = reply.write();
+        let answer = Handshake {
+            major: negotiation::MAJOR,
+            minor: negotiation::MINOR,
+            flags: 0,
+            identity: IDENTITY.as_bytes(),
+            required: &required,
+            optional: &optional,
+        };
+        handshake::encode(&answer, output);
+        self.stage = Stage::Concluding { offer: offer.into(), reply: reply.into() };
+        Ok(())
+    }
+
+    fn conclude(
+        &mut self,
+        said: &Handshake<'_>,
+        offer: &Lists,
+        reply: &Lists,
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+    ) -> Result<(), Failure> {
+        let last = Lists::read(said)?;
+        self.agreement = negotiation::conclude(offer, reply, &last, &self.abilities())?;
+        self.incoming = Incoming::new(self.config.connection, now, &self.agreement);
+        self.outgoing = Outgoing::new(&self.agreement);
+        let token = [offer, &last].into_iter().find_map(|lists| lists.find(X_MQCORE)?.property("token"));
+        let text = |octets: &[u8]| String::from_utf8_lossy(octets).into_owned();
+        let introduction = Introduction {
+            name: (!said.identity.is_empty()).then(|| text(said.identity)),
+            token: token.map(text),
+            ..Introduction::default()
+        };
+        commands.push(Command::Introduce(introduction.into()));
+        self.stage = Stage::Introduced;
+        Ok(())
+    }
+
+    // ---- Frames ------------------------------------------------------------------------------------------
+
+    /// Takes a frame, if it is there whole.
+    fn frame(
+        &mut self,
+        input: &[u8],
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<usize, Failure> {
+        let Some((frame, size)) = decode(input, self.agreement.len(), &self.config.limits)? else {
+            return Ok(0);
+        };
+        match frame {
+            Frame::Message(message) => self.message(message, commands)?,
+            Frame::Extension { id, payload } => self.extension(id, payload, commands, output)?,
+            Frame::Command { .. } if self.assembly.is_open() => {
+                return Err(Failure::new(
+                    Token::Malformed,
+                    "a command stands between the parts of a message",
+                ));
+            }
+            Frame::Command { payload } => self.command(payload, commands, output)?,
+            // Whatever it was, it is the peer's last word.
+            Frame::Error { .. } => self.stage = Stage::Over,
+        }
+        Ok(size)
+    }
+
+    fn message(&mut self, frame: MessageFrame<'_>, commands: &mut Vec<Command>) -> Result<(), Failure> {
+        match self.assembly.push(frame)? {
+            Assembled::Unfinished => Ok(()),
+            Assembled::Whole(whole) => {
+                let MessageFrame { sequence, destination, properties, payload, .. } = whole;
+                self.publish(Arrived { sequence, destination, properties, payload }, commands)
+            }
+            Assembled::Joined(joined) => {
+                let arrived = Arrived {
+                    sequence: joined.sequence,
+                    destination: &joined.destination,
+                    properties: &joined.properties,
+                    payload: &joined.payload,
+                };
+                self.publish(arrived, commands)
+            }
+        }
+    }
+
+    fn publish(&mut self, arrived: Arrived<'_>, commands: &mut Vec<Command>) -> Result<(), Failure> {
+        let Some(client) = &self.client else { return Ok(()) };
+        let instead = self.terms.default_destination.as_deref().unwrap_or_default().as_bytes();
+        let destination = if arrived.destination.is_empty() { instead } else { arrived.destination };
+        commands.extend(self.incoming.publish(Arrived { destination, ..arrived }, client)?);
+        Ok(())
+    }
+
+    fn extension(
+        &mut self,
+        id: u8,
+        payload: &[u8],
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<(), Failure> {
+        let Some((extension, kind)) = self.agreement.get(id) else { return Ok(()) };
+        let number = || match *payload {
+            [high, low] => Ok(u16::from_be_bytes([high, low])),
+            _ => Err(Failure::new(Token::Malformed, "an acknowledgement is a number of two octets")),
+        };
+        match kind {
+            Some(Kind::Acknowledges) => self.outgoing.acknowledged(number()?, commands, output),
+            Some(Kind::Refuses) => self.outgoing.refused(number()?, commands, output),
+            Some(Kind::Type) => self.incoming.set_type(payload),
+            Some(Kind::Vendor) => {
+                let name = extension.name.as_ref().into();
+                self.vendor_frames.push(VendorFrame { id, name, payload: payload.into() });
+                Ok(())
+            }
+            Some(Kind::Serializer | Kind::Subscribes | Kind::Answers) | None => {
+                let why = format!("{} has no frames", extension.name);
+                Err(Failure::new(Token::Malformed, why))
+            }
+        }
+    }
+
+    // ---- Commands ----------------------------------------------------------------------------------------
+
+    fn answers_commands(&self) -> bool {
+        self.agreement.id_of_kind(Kind::Answers).is_some()
+    }
+
+    fn command(
+        &mut self,
+        payload: &[u8],
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<(), Failure> {
+        let said = command::parse(payload)?;
+        let id = match said.argument("id") {
+            Some(id) if is_field(id) => Some(Box::from(String::from_utf8_lossy(id))),
+            Some(_) => {
+                return Err(Failure::new(
+                    Token::Malformed,
+                    "an id is made of lower-case letters, digits and hyphens",
+                ));
+            }
+            None => None,
+        };
+        let done = match &*said.name {
+            "subscribe" | "unsubscribe" if self.agreement.id_of_kind(Kind::Subscribes).is_none() => {
+                Err(Failure::new(Token::Unexpected, format!("{} needs the extension pub-sub", said.name)))
+            }
+            "subscribe" => self.subscribe(&said, id.clone(), commands),
+            "unsubscribe" => self.unsubscribe(&said, id.clone(), commands, output),
+            "ping" if self.answers_commands() => {
+                if let Some(id) = &id {
+                    write_ok(id, output);
+                }
+                Ok(())
+            }
+            other => Err(Failure::new(
+                Token::UnknownCommand,
+                format!("{other}; known are subscribe and unsubscribe"),
+            )),
+        };
+        match (done, id) {
+            (Err(failure), Some(id)) if self.answers_commands() => {
+                write_fail(&id, &failure, output);
+                Ok(())
+            }
+            (done, _) => done,
+        }
+    }
+
+    fn subscribe(
+        &mut self,
+        said: &command::Command<'_>,
+        id: Option<Box<str>>,
+        commands: &mut Vec<Command>,
+    ) -> Result<(), Failure> {
+        let destination = said.argument("destination").unwrap_or_default();
+        let place = Place::parse(destination)?;
+        let filter = Filter::parse(said.argument("filter").unwrap_or_default())
+            .map_err(|error| Failure::new(Token::BadFilter, error.to_string()))?;
+        if matches!(place, Place::Queue(_)) && !filter.is_empty() {
+            let why = "a queue hands each message to one receiver, whoever it is; filters are for topics";
+            return Err(Failure::new(Token::BadFilter, why));
+        }
+        let key = id.clone().map_or_else(|| Key::Destination(destination.into()), Key::Id);
+        let subscription = Subscription { key, place: place.clone(), destination: destination.into() };
+        let tag = self.subscriptions.add(subscription, filter)?;
+        let request = match place {
+            Place::Queue(queue) => Request::SubscribeQueue(Box::new(self.consuming(queue, tag))),
+            Place::Topic(topic) => {
+                Request::SubscribeTopic { pattern: TopicPattern::Exact(topic), told: true }
+            }
+        };
+        self.ask(About::Subscribing(tag), id, request, commands);
+        Ok(())
+    }
+
+    fn consuming(&self, queue: QueueAddress, tag: Tag) -> QueueSubscription {
+        let terms = match self.agreement.acknowledging() {
+            Some(acknowledging) => SubscriptionTerms {
+                settling: Settling::Explicit,
+                window: acknowledging.window.into(),
+                told: true,
+                ..SubscriptionTerms::default()
+            },
+            None => {
+                SubscriptionTerms { settling: Settling::AtOnce, told: true, ..SubscriptionTerms::default() }
+            }
+        };
+        let create = Some(Box::new(made_by_receivers()));
+        QueueSubscription { queue, tag, terms, create, name: None, binding: None, told: false }
+    }
+
+    fn unsubscribe(
+        &mut self,
+        said: &command::Command<'_>,
+        id: Option<Box<str>>,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<(), Failure> {
+        let key = match (&id, said.argument("destination")) {
+            (Some(id), _) => Key::Id(id.clone()),
+            (None, Some(destination)) => Key::Destination(destination.into()),
+            (None, None) => {
+                return Err(Failure::new(Token::Malformed, "unsubscribe names the id of a subscription"));
+            }
+        };
+        let unknown = || Failure::new(Token::Unexpected, "there is no such subscription");
+        let tag = self.subscriptions.tag(&key).ok_or_else(unknown)?;
+        let place = self.subscriptions.get(tag).map(|subscription| subscription.place.clone());
+        match place {
+            Some(Place::Queue(queue)) => {
+                // What is on its way to it still has to find it, unless it goes back to its queue anyhow.
+                self.subscriptions.unname(tag);
+                self.outgoing.forget(tag);
+                let request = Request::UnsubscribeQueue { queue, tag };
+                self.ask(About::Unsubscribing(tag), id, request, commands);
+            }
+            Some(Place::Topic(topic)) => {
+                if let Some((_, true)) = self.subscriptions.end(tag) {
+                    let request = Request::UnsubscribeTopic { pattern: TopicPattern::Exact(topic) };
+                    self.ask(About::Unsubscribing(tag), id, request, commands);
+                } else if let Some(id) = id.filter(|_| self.answers_commands()) {
+                    write_ok(&id, output);
+                }
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, about: About, id: Option<Box<str>>, request: Request, commands: &mut Vec<Command>) {
+        let number = self.asked.insert(Asked { about, id });
+        let number = RequestId(u32::try_from(number).expect("there are never so many as to overflow"));
+        commands.push(Command::Request(number, Box::new(request)));
+    }
+
+    // ---- What the broker says ----------------------------------------------------------------------------
+
+    fn answered(
+        &mut self,
+        number: RequestId,
+        result: Result<(), Rejection>,
+        output: &mut Vec<u8>,
+    ) -> Result<(), SessionError> {
+        if let Some(receipt) = self.incoming.receipt_of_answer(number) {
+            return match result {
+                Ok(()) => {
+                    self.incoming.accepted(receipt);
+                    Ok(())
+                }
+                Err(rejection) => self.refused(Some(receipt), &rejection, output),
+            };
+        }
+        let Some(Asked { about, id }) = self.asked.try_remove(number.0 as usize) else { return Ok(()) };
+        let (About::Subscribing(tag) | About::Unsubscribing(tag)) = about;
+        if result.is_err() || matches!(about, About::Unsubscribing(_)) {
+            self.subscriptions.end(tag);
+        }
+        // Whoever ends what is ending already has what it wants.
+        let result = if matches!(about, About::Unsubscribing(_)) { result.or_else(gone) } else { result };
+        match (result, id.filter(|_| self.answers_commands())) {
+            (Ok(()), Some(id)) => write_ok(&id, output),
+            (Ok(()), None) => {}
+            (Err(rejection), Some(id)) => {
+                write_fail(&id, &Failure::new(token(rejection.kind), &*rejection.reason), output);
+            }
+            (Err(rejection), None) => return Err(self.refuse(&rejection, output)),
+        }
+        Ok(())
+    }
+
+    /// A message of the peer's was not taken.
+    fn refused(
+        &mut self,
+        receipt: Option<u32>,
+        rejection: &Rejection,
+        output: &mut Vec<u8>,
+    ) -> Result<(), SessionError> {
+        if self.incoming.refused(receipt, output) { Ok(()) } else { Err(self.refuse(rejection, output)) }
+    }
+
+    fn delivered(&mut self, deliver: Deliver, output: &mut Vec<u8>) {
+        let Deliver { queue, message, tag, acknowledge, .. } = deliver;
+        let Some(subscription) = self.subscriptions.get(tag) else { return };
+        // What a subscription that ends has not settled goes back to its queue.
+        if acknowledge && self.subscriptions.is_ending(tag) {
+            return;
+        }
+        let destination = Arc::clone(&subscription.destination);
+        let owed = acknowledge.then_some(Owed { queue, tag });
+        self.outgoing.send(Parcel { message, destination, owed }, output);
+    }
+
+    fn published(&mut self, topic: &TopicName, message: Message, output: &mut Vec<u8>) {
+        let content = Content::read(message.headers());
+        let wanted = self.subscriptions.wanted(topic, &content.properties, self.terms.typing);
+        if let Some(destination) = wanted.cloned() {
+            self.outgoing.send(Parcel { message, destination, owed: None }, output);
+        }
+    }
+
+    fn subscription_ended(&mut self, tag: Tag, output: &mut Vec<u8>) {
+        self.outgoing.forget(tag);
+        let Some((subscription, _)) = self.subscriptions.end(tag) else { return };
+        if let Key::Id(id) = &subscription.key
+            && self.answers_commands()
+        {
+            write_fail(id, &Failure::new(Token::Destination, "the queue was removed"), output);
+        }
+    }
+
+    /// After the peer's last word: over as soon as everything is answered.
+    fn finish(&mut self) {
+        let open = !self.asked.is_empty() || self.incoming.owes() || self.vendor_frames_open > 0;
+        if self.last && matches!(self.stage, Stage::Open) && !open && self.vendor_frames.is_empty() {
+            self.stage = Stage::Over;
+        }
+    }
+}
+
+/// To end what is not there is no failure.
+fn gone(rejection: Rejection) -> Result<(), Rejection> {
+    if rejection.kind == RejectionKind::NotFound { Ok(()) } else { Err(rejection) }
+}
+
+/// Queues that exist because somebody subscribed to them: each message to one receiver after the other, put back as
+/// often as it takes.
+fn made_by_receivers() -> QueueChanges {
+    QueueChanges {
+        status: Some(Status::RoundRobin),
+        request_acknowledge: Some(false),
+        put_back_limit: Some(u16::MAX),
+        ..QueueChanges::default()
+    }
+}
+
+fn token(kind: RejectionKind) -> Token {
+    match kind {
+        RejectionKind::Unauthorized => Token::Auth,
+        RejectionKind::LimitExceeded | RejectionKind::Busy => Token::Limit,
+        RejectionKind::NotFound | RejectionKind::Unacceptable => Token::Destination,
+        RejectionKind::BadRequest => Token::Malformed,
+        _ => Token::Internal,
+    }
+}
+
+fn write_ok(id: &str, output: &mut Vec<u8>) {
+    write_command("ok", &[("id", id.as_bytes())], output);
+}
+
+fn write_fail(id: &str, failure: &Failure, output: &mut Vec<u8>) {
+    write_command("fail", &[("id", id.as_bytes()), ("reason", failure.to_string().as_bytes())], output);
+}
+
+fn write_command(name: &str, arguments: &[(&str, &[u8])], output: &mut Vec<u8>) {
+    let mut payload = Vec::new();
+    command::encode(name, arguments, &mut payload);
+    encode(&Frame::Command { payload: &payload }, output);
+}
+
+impl Session for MicroMessageSession {
+    fn receive(
+        &mut self,
+        input: &[u8],
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<usize, SessionError> {
+        self.heard_at = now;
+        let mut consumed = 0;
+        while consumed < input.len() {
+            let rest = &input[consumed..];
+            let taken = if self.is_shaking_hands() {
+                self.shake_hands(rest, now, commands, output)
+            } else if self.may_read() {
+                self.frame(rest, commands, output)
+            } else {
+                break;
+            };
+            match taken {
+                Ok(0) => break,
+                Ok(size) => consumed += size,
+                Err(failure) => return Err(self.fail(&failure, output)),
+            }
+        }
+        // A message that came again is acknowledged again.
+        self.incoming.acknowledge(output);
+        Ok(consumed)
+    }
+
+    fn receive_last(
+        &mut self,
+        input: &[u8],
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<usize, SessionError> {
+        let consumed = self.receive(input, now, commands, output)?;
+        // Half a frame is nothing.
+        let waits = consumed < input.len() && !self.may_read() && !self.is_shaking_hands();
+        self.last = !waits;
+        self.finish();
+        Ok(consumed)
+    }
+
+    fn outlives_input(&self) -> bool {
+        match self.stage {
+            Stage::Introduced => true,
+            Stage::Open => {
+                !self.may_read()
+                    || !self.asked.is_empty()
+                    || self.incoming.owes()
+                    || self.vendor_frames_open > 0
+            }
+            _ => false,
+        }
+    }
+
+    fn needed(&self, input: &[u8]) -> usize {
+        if self.is_shaking_hands() {
+            return 0;
+        }
+        if !self.may_read() {
+            return input.len();
+        }
+        // What is wrong with it shows when it is read.
+        let size = needed(input, self.agreement.len(), &self.config.limits).unwrap_or(0);
+        if size > input.len() { size } else { 0 }
+    }
+
+    fn event(&mut self, event: Event, now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError> {
+        match event {
+            Event::Delivered(deliver) => self.delivered(deliver, output),
+            Event::Published { topic, message } => self.published(&topic, message, output),
+            Event::Acknowledged { message, negative, .. } => {
+                if let Some(receipt) = self.incoming.receipt_of(&message) {
+                    match negative {
+                        None => self.incoming.accepted(receipt),
+                        Some(reason) => {
+                            let rejection = Rejection::new(RejectionKind::Unacceptable, reason.into_string());
+                            self.refused(Some(receipt), &rejection, output)?;
+                        }
+                    }
+                }
+            }
+            Event::PublishRefused { message, rejection, .. } | Event::TopicRefused { message, rejection } => {
+                let receipt = self.incoming.receipt_of(&message);
+                self.refused(receipt, &rejection, output)?;
+            }
+            Event::Answered(number, result) => self.answered(number, result.map(drop), output)?,
+            Event::SubscriptionEnded { tag, .. } => self.subscription_ended(tag, output),
+            Event::Welcomed(client) if matches!(self.stage, Stage::Introduced) => {
+                self.client = Some(client);
+                self.heard_at = now;
+                self.stage = Stage::Open;
+            }
+            Event::Refused(rejection) if matches!(self.stage, Stage::Introduced) => {
+                let failure = Failure::new(token(rejection.kind), &*rejection.reason);
+                failure.encode(output);
+                self.stage = Stage::Over;
+            }
+            // What other protocols' clients ask for cannot concern this one.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn events_given(&mut self, output: &mut Vec<u8>) {
+        self.incoming.acknowledge(output);
+        self.finish();
+    }
+
+    fn next_timeout(&self) -> Timestamp {
+        match self.stage {
+            Stage::Offering | Stage::Concluding { .. } => self.opened_at.after(self.config.handshake_timeout),
+            Stage::Open if !self.terms.idle_timeout.is_zero() => self.heard_at.after(self.terms.idle_timeout),
+            _ => Timestamp::NEVER,
+        }
+    }
+
+    fn timeout(&mut self, now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError> {
+        if now < self.next_timeout() {
+            return Ok(());
+        }
+        if self.is_shaking_hands() {
+            let took = self.config.handshake_timeout;
+            self.fail(&Failure::new(Token::Timeout, format!("the handshake takes {took:?} at most")), output);
+            return Err(SessionError::HandshakeTimeout(took));
+        }
+        let idle = self.terms.idle_timeout;
+        Err(self.fail(&Failure::new(Token::Timeout, format!("nothing came for {idle:?}")), output))
+    }
+
+    fn shutdown(&mut self, output: &mut Vec<u8>) {
+        if !matches!(self.stage, Stage::Over) {
+            Failure::new(Token::Shutdown, "the broker stops").encode(output);
+            self.stage = Stage::Over;
+        }
+    }
+
+    fn client(&self) -> Option<&Arc<Client>> {
+        self.client.as_ref()
+    }
+
+    fn is_closing(&self) -> bool {
+        matches!(self.stage, Stage::Over)
+    }
+}

@@ -1,0 +1,67 @@
+//! Destinations: `topic/NAME` is a topic, anything else a queue.
+
+use mqcore_broker::id::{QueueAddress, TopicName};
+use mqcore_wire::micromessage::DESTINATION_BYTES_MAX;
+use mqcore_wire::micromessage::failure::{Failure, Token};
+
+/// What topics begin with.
+const TOPIC: &[u8] = b"topic/";
+
+/// Destinations remembered by one session.
+const REMEMBERED: usize = 4;
+
+/// Where a message goes, or a subscription looks.
+#[derive(Debug, Clone)]
+pub(super) enum Place {
+    Queue(QueueAddress),
+    Topic(TopicName),
+}
+
+impl Place {
+    /// The place that a destination names.
+    pub(super) fn parse(destination: &[u8]) -> Result<Self, Failure> {
+        let refuse = |why: String| Err(Failure::new(Token::Destination, why));
+        if destination.is_empty() {
+            return refuse("name a queue, or topic/ and a topic".into());
+        }
+        if destination.len() > DESTINATION_BYTES_MAX {
+            return refuse("a destination has 255 octets at most".into());
+        }
+        let shown = || destination.escape_ascii();
+        if let Some(name) = destination.strip_prefix(TOPIC) {
+            return match TopicName::new(name) {
+                Ok(name) if !name.as_bytes().is_empty() => Ok(Self::Topic(name)),
+                Ok(_) => refuse("behind topic/ stands the name of a topic".into()),
+                Err(error) => refuse(format!("{} cannot be a topic: {error}", shown())),
+            };
+        }
+        let Ok(text) = std::str::from_utf8(destination) else {
+            return refuse(format!("{} is not UTF-8", shown()));
+        };
+        match QueueAddress::parse(text) {
+            Ok(queue) => Ok(Self::Queue(queue)),
+            Err(error) => refuse(format!("{} cannot be a queue: {error}", shown())),
+        }
+    }
+}
+
+/// The destinations that were written to last, so that a message to a known one allocates no name.
+#[derive(Debug, Default)]
+pub(super) struct Places {
+    known: [Option<(Box<[u8]>, Place)>; REMEMBERED],
+    /// The place that the next unknown one takes.
+    oldest: usize,
+}
+
+impl Places {
+    pub(super) fn find(&mut self, destination: &[u8]) -> Result<Place, Failure> {
+        let known = self.known.iter().flatten().find(|(name, _)| **name == *destination);
+        if let Some((_, place)) = known {
+            return Ok(place.clone());
+        }
+        let place = Place::parse(destination)?;
+        self.known[self.oldest] = Some((destination.into(), place.clone()));
+        self.oldest = (self.oldest + 1) % REMEMBERED;
+        Ok(place)
+    }
+}

@@ -1,0 +1,164 @@
+//! What the peer publishes, and what it is told became of that.
+
+use std::sync::Arc;
+
+use mqcore_broker::client::Client;
+use mqcore_broker::command::Command;
+use mqcore_broker::id::{ConnectionId, RequestId};
+use mqcore_broker::message::{Layout, Message, Properties};
+use mqcore_broker::time::Timestamp;
+use mqcore_wire::micromessage::extension::{Agreement, Kind};
+use mqcore_wire::micromessage::failure::Failure;
+use mqcore_wire::micromessage::window::{Receipt, Received};
+use mqcore_wire::micromessage::{Frame, encode};
+
+use super::content;
+use super::destination::{Place, Places};
+use crate::tmqp::message_id::MessageIds;
+
+/// Answers about published messages have numbers from here on; those about other requests stay below.
+const PUBLISHED: u32 = 1 << 31;
+
+/// A message as it came, whole.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Arrived<'a> {
+    pub(super) sequence: u16,
+    pub(super) destination: &'a [u8],
+    pub(super) properties: &'a [u8],
+    pub(super) payload: &'a [u8],
+}
+
+/// Everything on its way from the peer to the broker.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    ids: MessageIds,
+    /// Messages so far: the next one's number in its id.
+    count: u64,
+    /// What is to be acknowledged; `None`: nothing is.
+    received: Option<Received>,
+    /// The extension that acknowledges.
+    acknowledges: u8,
+    /// The extension that refuses, if one was agreed on.
+    refuses: Option<u8>,
+    serializer: Option<String>,
+    /// Header lines that the messages have in common.
+    common: Vec<u8>,
+    places: Places,
+    /// Scratch for a message's block.
+    block: Vec<u8>,
+}
+
+impl Incoming {
+    pub(super) fn new(connection: ConnectionId, now: Timestamp, agreement: &Agreement) -> Self {
+        let acknowledging = agreement.acknowledging();
+        let serializer = agreement.serializer().map(str::to_owned);
+        Self {
+            ids: MessageIds::new(connection, now),
+            count: 0,
+            received: acknowledging.map(|acknowledging| Received::new(acknowledging.window)),
+            acknowledges: acknowledging.map_or(0, |acknowledging| acknowledging.id),
+            refuses: agreement.id_of_kind(Kind::Refuses),
+            common: content::common_lines(serializer.as_deref(), b""),
+            serializer,
+            places: Places::default(),
+            block: Vec::new(),
+        }
+    }
+
+    /// The messages behind this are of that type.
+    pub(super) fn set_type(&mut self, name: &[u8]) -> Result<(), Failure> {
+        content::check_type(name)?;
+        self.common = content::common_lines(self.serializer.as_deref(), name);
+        Ok(())
+    }
+
+    /// What publishes a message; `None` if it came before.
+    pub(super) fn publish(
+        &mut self,
+        arrived: Arrived<'_>,
+        client: &Arc<Client>,
+    ) -> Result<Option<Command>, Failure> {
+        if let Some(received) = &mut self.received
+            && received.receive(arrived.sequence)? == Receipt::Repeated
+        {
+            return Ok(None);
+        }
+        let place = self.places.find(arrived.destination)?;
+        let number = self.count;
+        self.count += 1;
+        let id = self.ids.of(number);
+        self.block.clear();
+        self.block.extend_from_slice(&id);
+        content::write_headers(arrived.properties, &self.common, &mut self.block)?;
+        let body_at = self.block.len();
+        self.block.extend_from_slice(arrived.payload);
+        let layout = Layout {
+            id: 0..id.len(),
+            source: id.len()..id.len(),
+            headers: id.len()..body_at,
+            body: body_at..self.block.len(),
+        };
+        let confirmed = self.received.is_some();
+        let to_queue = matches!(place, Place::Queue(_));
+        let properties =
+            Properties { hops: 16, pending_acknowledge: confirmed && to_queue, ..Properties::default() };
+        let message = Message::new(&self.block, &layout, properties, Some(Arc::clone(client)));
+        if self.block.capacity() > SCRATCH_BYTES_MAX {
+            self.block = Vec::new();
+        }
+        Ok(Some(match place {
+            Place::Queue(queue) => Command::Publish { queue, message },
+            Place::Topic(topic) => {
+                let answer = confirmed.then_some(RequestId(number as u32 | PUBLISHED));
+                Command::PublishTopic { topic, message, to_producer: true, answer }
+            }
+        }))
+    }
+
+    /// The receipt of a message by its id; `None` if it is not one of this connection, or nothing is acknowledged.
+    pub(super) fn receipt_of(&self, message: &Message) -> Option<u32> {
+        self.received.as_ref()?;
+        self.ids.number_of(message.id()).map(|number| number as u32)
+    }
+
+    /// The receipt that an answer is about; `None` if it is about something else.
+    pub(super) fn receipt_of_answer(&self, answer: RequestId) -> Option<u32> {
+        let oldest = self.received.as_ref()?.oldest();
+        let ahead = answer.0.wrapping_sub(oldest) & !PUBLISHED;
+        (answer.0 & PUBLISHED != 0).then(|| oldest.wrapping_add(ahead))
+    }
+
+    pub(super) fn accepted(&mut self, receipt: u32) {
+        if let Some(received) = &mut self.received {
+            received.accept(receipt);
+        }
+    }
+
+    /// Tells the peer that a message was refused. `false` if there is no word for it.
+    pub(super) fn refused(&mut self, receipt: Option<u32>, output: &mut Vec<u8>) -> bool {
+        let (Some(received), Some(id), Some(receipt)) = (&mut self.received, self.refuses, receipt) else {
+            return false;
+        };
+        if let Some(number) = received.refuse(receipt) {
+            encode(&Frame::Extension { id, payload: &number.to_be_bytes() }, output);
+        }
+        true
+    }
+
+    /// Acknowledges all that can be.
+    pub(super) fn acknowledge(&mut self, output: &mut Vec<u8>) {
+        if let Some(received) = &mut self.received
+            && let Some(number) = received.take_acknowledgement()
+        {
+            encode(&Frame::Extension { id: self.acknowledges, payload: &number.to_be_bytes() }, output);
+        }
+    }
+
+    /// Whether the peer waits for an acknowledgement.
+    pub(super) fn owes(&self) -> bool {
+        self.received.as_ref().is_some_and(|received| received.unacknowledged() > 0)
+    }
+}
+
+/// A large message's scratch is not kept.
+const SCRATCH_BYTES_MAX: usize = 64 * 1024;

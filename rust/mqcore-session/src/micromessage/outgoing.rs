@@ -1,0 +1,162 @@
+//! What is handed out to the peer: numbered, no more at once than it acknowledges, the rest in line.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use mqcore_broker::command::{Acknowledgement, Command, MessageId};
+use mqcore_broker::id::{QueueAddress, Tag};
+use mqcore_broker::message::Message;
+use mqcore_wire::micromessage::extension::{Agreement, Kind};
+use mqcore_wire::micromessage::failure::Failure;
+use mqcore_wire::micromessage::window::Sent;
+use mqcore_wire::micromessage::{Frame, encode, encode_split, next_sequence};
+
+use super::content::Content;
+
+/// Of which queue a message is a delivery that waits to be settled.
+#[derive(Debug, Clone)]
+pub(super) struct Owed {
+    pub(super) queue: Arc<QueueAddress>,
+    pub(super) tag: Tag,
+}
+
+/// A message for the peer.
+#[derive(Debug)]
+pub(super) struct Parcel {
+    pub(super) message: Message,
+    pub(super) destination: Arc<[u8]>,
+    /// `None`: nobody waits for its settlement.
+    pub(super) owed: Option<Owed>,
+}
+
+impl Parcel {
+    /// Octets for which the peer is called slow while they wait: those of topics, which nobody else keeps. What waits
+    /// of a queue is bounded by its window, and is the queue's.
+    fn burden(&self) -> usize {
+        if self.owed.is_some() { 0 } else { self.message.memory_bytes() }
+    }
+}
+
+/// What was sent and is not acknowledged; `None`: it is of a topic.
+type Unsettled = Option<(Owed, MessageId)>;
+
+/// Everything on its way from the broker to the peer.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    /// `None`: nothing is acknowledged, and nothing waits.
+    sent: Option<Sent<Unsettled>>,
+    /// The number of the last message, where none is acknowledged.
+    last: u16,
+    waiting: VecDeque<Parcel>,
+    /// What those burden the peer with.
+    waiting_bytes: usize,
+    /// The extension that names types, if one was agreed on.
+    types: Option<u8>,
+    /// The peer was told a type, which holds until it is told another.
+    typed: bool,
+}
+
+impl Outgoing {
+    pub(super) fn new(agreement: &Agreement) -> Self {
+        Self {
+            sent: agreement.acknowledging().map(|acknowledging| Sent::new(acknowledging.window)),
+            last: 0,
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            types: agreement.id_of_kind(Kind::Type),
+            typed: false,
+        }
+    }
+
+    /// Whether messages wait for acknowledgements of others.
+    pub(super) fn waiting_bytes(&self) -> usize {
+        self.waiting_bytes
+    }
+
+    /// Sends a message, or keeps it until its turn comes.
+    pub(super) fn send(&mut self, parcel: Parcel, output: &mut Vec<u8>) {
+        if self.waiting.is_empty() && self.sent.as_ref().is_none_or(Sent::has_room) {
+            return self.write(parcel, output);
+        }
+        self.waiting_bytes += parcel.burden();
+        self.waiting.push_back(parcel);
+    }
+
+    /// Sends what waits, as far as there is room.
+    fn go_on(&mut self, output: &mut Vec<u8>) {
+        while self.sent.as_ref().is_none_or(Sent::has_room)
+            && let Some(parcel) = self.waiting.pop_front()
+        {
+            self.waiting_bytes -= parcel.burden();
+            self.write(parcel, output);
+        }
+    }
+
+    fn write(&mut self, parcel: Parcel, output: &mut Vec<u8>) {
+        let Parcel { message, destination, owed } = parcel;
+        let sequence = match &mut self.sent {
+            Some(sent) => sent.push(owed.map(|owed| (owed, MessageId::from_slice(message.id())))),
+            None => {
+                self.last = next_sequence(self.last);
+                self.last
+            }
+        };
+        let content = Content::read(message.headers());
+        if let Some(id) = self.types {
+            let named = !content.type_name.is_empty();
+            // An empty name takes the last one back.
+            if named || self.typed {
+                encode(&Frame::Extension { id, payload: content.type_name }, output);
+            }
+            self.typed = named;
+        }
+        encode_split(sequence, &destination, &content.properties, message.body(), output);
+    }
+
+    /// The peer acknowledges everything up to a number.
+    pub(super) fn acknowledged(
+        &mut self,
+        number: u16,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<(), Failure> {
+        let Some(sent) = &mut self.sent else { return Ok(()) };
+        sent.acknowledge(number, |unsettled| {
+            commands.extend(unsettled.map(|unsettled| settlement(unsettled, None)))
+        })?;
+        self.go_on(output);
+        Ok(())
+    }
+
+    /// The peer refuses the message of a number.
+    pub(super) fn refused(
+        &mut self,
+        number: u16,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<(), Failure> {
+        let Some(sent) = &mut self.sent else { return Ok(()) };
+        if let Some(Some(unsettled)) = sent.refuse(number)? {
+            commands.push(settlement(unsettled, Some("refused")));
+        }
+        self.go_on(output);
+        Ok(())
+    }
+
+    /// A subscription ended: what waits of it goes back to its queue.
+    pub(super) fn forget(&mut self, tag: Tag) {
+        self.waiting.retain(|parcel| parcel.owed.as_ref().is_none_or(|owed| owed.tag != tag));
+    }
+}
+
+fn settlement((owed, message_id): (Owed, MessageId), negative: Option<&str>) -> Command {
+    Command::Acknowledge(Acknowledgement {
+        tag: owed.tag,
+        queue: (*owed.queue).clone(),
+        message_id,
+        negative: negative.map(Into::into),
+        headers: Box::default(),
+        hops: 0,
+        first_acquirer: false,
+    })
+}

@@ -1,0 +1,129 @@
+//! What the peer subscribed to.
+
+use std::sync::Arc;
+
+use foldhash::HashMap;
+use mqcore_broker::id::{Tag, TopicName};
+use mqcore_wire::micromessage::failure::{Failure, Token};
+use mqcore_wire::micromessage::filter::Filter;
+use mqcore_wire::micromessage::properties::{self, Typing};
+
+use super::destination::Place;
+
+/// Subscriptions of one connection; more are refused.
+pub(super) const SUBSCRIPTIONS_MAX: usize = 1024;
+
+/// By what a subscription is ended: its id, or its destination if it has none.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Key {
+    Id(Box<str>),
+    Destination(Box<[u8]>),
+}
+
+/// One subscription.
+#[derive(Debug, Clone)]
+pub(super) struct Subscription {
+    pub(super) key: Key,
+    pub(super) place: Place,
+    /// As the peer wrote it, and reads it in front of each message.
+    pub(super) destination: Arc<[u8]>,
+}
+
+/// Those who look at one topic.
+#[derive(Debug)]
+struct Listeners {
+    destination: Arc<[u8]>,
+    /// By the subscription's number.
+    filters: Vec<(Tag, Filter)>,
+}
+
+/// All of a connection.
+#[derive(Debug, Default)]
+pub(super) struct Subscriptions {
+    by_tag: HashMap<Tag, Subscription>,
+    by_key: HashMap<Key, Tag>,
+    topics: HashMap<TopicName, Listeners>,
+    last: u32,
+}
+
+impl Subscriptions {
+    pub(super) fn add(&mut self, subscription: Subscription, filter: Filter) -> Result<Tag, Failure> {
+        if self.by_key.contains_key(&subscription.key) {
+            let why = match &subscription.key {
+                Key::Id(id) => format!("the subscription {id} is there already; end it, or take another id"),
+                Key::Destination(_) => {
+                    "it is subscribed to already; a further subscription needs an id".into()
+                }
+            };
+            return Err(Failure::new(Token::Unexpected, why));
+        }
+        if self.by_tag.len() >= SUBSCRIPTIONS_MAX {
+            let why = format!("a connection has {SUBSCRIPTIONS_MAX} subscriptions at most");
+            return Err(Failure::new(Token::Limit, why));
+        }
+        let exhausted = || Failure::new(Token::Limit, "this connection has begun too many subscriptions");
+        self.last = self.last.checked_add(1).ok_or_else(exhausted)?;
+        let tag = Tag(self.last);
+        if let Place::Topic(name) = &subscription.place {
+            let destination = Arc::clone(&subscription.destination);
+            let listeners = self
+                .topics
+                .entry(name.clone())
+                .or_insert_with(|| Listeners { destination, filters: Vec::new() });
+            listeners.filters.push((tag, filter));
+        }
+        self.by_key.insert(subscription.key.clone(), tag);
+        self.by_tag.insert(tag, subscription);
+        Ok(tag)
+    }
+
+    pub(super) fn tag(&self, key: &Key) -> Option<Tag> {
+        self.by_key.get(key).copied()
+    }
+
+    pub(super) fn get(&self, tag: Tag) -> Option<&Subscription> {
+        self.by_tag.get(&tag)
+    }
+
+    /// Nobody names it any more, but what was handed out to it still comes: see [`Subscriptions::end`].
+    pub(super) fn unname(&mut self, tag: Tag) {
+        if let Some(subscription) = self.by_tag.get(&tag)
+            && self.by_key.get(&subscription.key) == Some(&tag)
+        {
+            self.by_key.remove(&subscription.key);
+        }
+    }
+
+    /// Whether it was ended by the peer, and the broker has not said yet that it has.
+    pub(super) fn is_ending(&self, tag: Tag) -> bool {
+        self.by_tag.get(&tag).is_some_and(|subscription| self.by_key.get(&subscription.key) != Some(&tag))
+    }
+
+    /// It is over. Answers with it, and whether it was the last one of its topic.
+    pub(super) fn end(&mut self, tag: Tag) -> Option<(Subscription, bool)> {
+        self.unname(tag);
+        let subscription = self.by_tag.remove(&tag)?;
+        let mut last = false;
+        if let Place::Topic(name) = &subscription.place
+            && let Some(listeners) = self.topics.get_mut(name)
+        {
+            listeners.filters.retain(|(other, _)| *other != tag);
+            last = listeners.filters.is_empty();
+            if last {
+                self.topics.remove(name);
+            }
+        }
+        Some((subscription, last))
+    }
+
+    /// Where a topic's message is wanted: the destination, or `None` if no filter lets it pass.
+    pub(super) fn wanted(&self, topic: &TopicName, list: &[u8], typing: Typing) -> Option<&Arc<[u8]>> {
+        let listeners = self.topics.get(topic)?;
+        if listeners.filters.iter().any(|(_, filter)| filter.is_empty()) {
+            return Some(&listeners.destination);
+        }
+        let properties = properties::parse(list).unwrap_or_default();
+        let passes = listeners.filters.iter().any(|(_, filter)| filter.matches(&properties, typing));
+        passes.then_some(&listeners.destination)
+    }
+}
