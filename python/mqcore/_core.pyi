@@ -23,6 +23,7 @@ __all__ = [
     "Decision",
     "Delivery",
     "EventStream",
+    "ExtensionFrames",
     "Frame",
     "Headers",
     "Incoming",
@@ -546,7 +547,7 @@ class Client:
         events: list[str] | None = None,
         add_events: list[str] = ...,
         delete_unused: float | None = None,
-        filter: str | None = None,
+        filter: str | None = None,  # noqa: A002 (as in the protocol)
         manual_ack: bool = True,
     ) -> Any: ...
     @property

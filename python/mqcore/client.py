@@ -787,7 +787,7 @@ class ExtensionFrames:
         """Send one; return once it is on its way."""
         await self._client._connected().send_extension(self._name, payload)
 
-    async def serve(self, handler: Callable[[bytes], bytes | None | Awaitable[bytes | None]]) -> None:
+    async def serve(self, handler: Callable[[bytes], bytes | Awaitable[bytes | None] | None]) -> None:
         """Give each frame that comes to `handler`, one after the other, and send back what it returns, if that is not
         ``None``, until the client closes or this is cancelled. A handler that raises ends it.
         """
@@ -1047,8 +1047,8 @@ class Client:
         its end, which a line cannot say, raise `InvalidArgument`.
 
         In MicroMessage2 it is a destination: a queue, or ``topic/NAME``. Headers are properties of the message,
-        `mqcore.micromessage.headers` gives them types. The receipt is the broker's acknowledgement, and ``confirm=True``
-        raises `NotSupported` where none was agreed on; ids, priorities and copies raise it in any case.
+        `mqcore.micromessage.headers` gives them types. The receipt is the broker's acknowledgement; ``confirm=True``
+        raises `NotSupported` where none was agreed on, ids, priorities and copies raise it in any case.
         """
         by, latency = await self._connected().publish(
             queue,
@@ -1236,8 +1236,8 @@ class Client:
         return Events(self, subscriptions(kind, channel, queue))
 
     def extension(self, name: str) -> ExtensionFrames:
-        """Take and send frames of a vendor's extension, with ``async with`` and ``async for``. Only in MicroMessage2, and
-        if both sides agreed on it, else `NotSupported`.
+        """Take and send frames of a vendor's extension, with ``async with`` and ``async for``. Raises `NotSupported`
+        unless both sides agreed on it, in MicroMessage2.
         """
         return ExtensionFrames(self, name)
 

@@ -59,11 +59,15 @@ DEFAULTS: Final = (
 """What a client offers that is not told otherwise."""
 
 
-def headers(properties: Mapping[str, Value], *, type: str | None = None) -> dict[str, str]:  # noqa: A002 (as in the protocol)
+def headers(
+    properties: Mapping[str, Value],
+    *,
+    type: str | None = None,  # noqa: A002 (as in the protocol)
+) -> dict[str, str]:
     """Return the headers of a message with these properties, and of this type, for `publish`.
 
-    Keys are made of letters, digits and hyphens. Raises `InvalidArgument` for a value that no property can have, such as
-    an instant without a time zone.
+    Keys are made of letters, digits and hyphens. Raises `InvalidArgument` for a value that no property can have, such
+    as an instant without a time zone.
     """
     found = {PROPERTIES: "".join(f"{key}:{_written(key, value)};" for key, value in properties.items())}
     if type is not None:

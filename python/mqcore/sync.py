@@ -48,7 +48,18 @@ if TYPE_CHECKING:
     from mqcore.broker import Broker
     from mqcore.client import Clear, Copies, Headers, Order, Outcome, Subscription, _Options, _Terms
 
-__all__ = ["Batch", "Client", "Consumer", "Delivered", "Events", "ExtensionFrames", "Queue", "Request", "Requests", "connect"]
+__all__ = [
+    "Batch",
+    "Client",
+    "Consumer",
+    "Delivered",
+    "Events",
+    "ExtensionFrames",
+    "Queue",
+    "Request",
+    "Requests",
+    "connect",
+]
 
 _BURST = 256
 

@@ -296,10 +296,18 @@ impl Delivered {
 
 impl Drop for Delivered {
     fn drop(&mut self) {
-        if !*self.settled.get_mut()
-            && let Some(Held::Mailbox(mailbox)) = &self.held
-        {
+        if *self.settled.get_mut() {
+            return;
+        }
+        if let Some(Held::Mailbox(mailbox)) = &self.held {
             mailbox.settled();
+        }
+        if self.message.wants_acknowledge() {
+            self.shared.say_now(|core| {
+                if core.epoch == self.epoch && core.conversation.is_open() {
+                    core.conversation.dropped(&self.message);
+                }
+            });
         }
     }
 }

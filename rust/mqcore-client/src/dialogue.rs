@@ -168,6 +168,14 @@ impl Dialogue {
         }
     }
 
+    /// The program let go of a message without settling it. Brokers know for themselves when that takes too long; where
+    /// nothing else is sent before it is settled, they have to be told.
+    pub(crate) fn dropped(&mut self, message: &Received) {
+        if let Self::Micromessage(conversation) = self {
+            conversation.settle(message, true);
+        }
+    }
+
     /// Whether a message can be refused.
     pub(crate) fn check_refusal(&self) -> Result<(), ClientError> {
         match self {

@@ -11,6 +11,7 @@ use bytes::{Buf, BytesMut};
 use mqcore_wire::codec::Limits;
 use mqcore_wire::micromessage::extension::{Agreement, Kind, X_MQCORE};
 use mqcore_wire::micromessage::failure::{Failure, Token};
+use mqcore_wire::micromessage::field::is_field;
 use mqcore_wire::micromessage::handshake::{self, Extension, Handshake, Opening};
 use mqcore_wire::micromessage::negotiation::{self, Abilities, Lists};
 use mqcore_wire::micromessage::{Frame, command, decode, encode};
@@ -77,6 +78,10 @@ fn offer(config: &ClientConfig) -> Result<Lists, ClientError> {
         }
     }
     let wrong = |why: &dyn std::fmt::Display| ClientError::invalid("extensions", why.to_string());
+    if let Some(odd) = offer.all().find(|extension| !is_field(extension.name.as_bytes())) {
+        let why = format!("{:?} is not made of lower-case letters, digits and hyphens", odd.name);
+        return Err(wrong(&why));
+    }
     let (required, optional) = offer.write();
     if required.len().max(optional.len()) > ANSWER_BYTES_MAX as usize {
         return Err(wrong(&format_args!("a list of them has {ANSWER_BYTES_MAX} octets at most")));
