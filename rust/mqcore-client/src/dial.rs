@@ -22,6 +22,9 @@ use crate::random::random_u64;
 use crate::route::Route;
 use crate::{micromessage, mqks};
 
+/// Octets of what a peer of another protocol said that are repeated, at most.
+const SHOWN_BYTES_MAX: usize = 64;
+
 /// An open connection, of whatever sort.
 #[derive(Debug)]
 pub(crate) enum Stream {
@@ -159,33 +162,16 @@ async fn shake_hands(
     let mut input = BytesMut::with_capacity(4096);
     loop {
         if stream.read_buf(&mut input).await.map_err(broken)? == 0 {
-<<<<<<< HEAD
-            return Err(closed_early(address, echoed, &input));
-        }
-        if !echoed && input.len() >= PREAMBLE.len() {
-            check_echo(&input, address)?;
-            input.advance(PREAMBLE.len());
-            echoed = true;
-        }
-        if !echoed {
-            continue;
-        }
-        if let Some((frame, size)) = decode(&input, &config.limits)? {
-            let own_id = read_verdict(&frame, address)?;
-            input.advance(size);
-            return Ok(Link { stream, input, greeted: Greeted::Tmqp(own_id), address: address.clone() });
-=======
             return Err(closed_early(address, &input));
->>>>>>> main
         }
         let (own_id, size) = match hello::answer(&input, &config.limits) {
             Ok(None) => continue,
             Ok(Some((frame, size))) => (read_verdict(&frame, address)?, size),
             Err(AnswerError::Frame(error)) => return Err(error.into()),
-            Err(_) => return Err(spoke_otherwise(&input[..PREAMBLE.len()], address)),
+            Err(_) => return Err(spoke_otherwise(&input[..PREAMBLE.len()], Protocol::Tmqp, address)),
         };
         input.advance(size);
-        return Ok(Link { stream, input, own_id, address: address.clone() });
+        return Ok(Link { stream, input, greeted: Greeted::Tmqp(own_id), address: address.clone() });
     }
 }
 
@@ -203,13 +189,13 @@ pub(crate) fn closed_at_once(address: &Arc<str>) -> ClientError {
     connect_failed(address, "it closed the connection at once".to_owned())
 }
 
-/// It answered something else than the preamble.
-fn spoke_otherwise(got: &[u8], address: &Arc<str>) -> ClientError {
+/// It does not speak the protocol that was meant: its first octets.
+pub(crate) fn spoke_otherwise(got: &[u8], wanted: Protocol, address: &Arc<str>) -> ClientError {
     if is_tls_alert(got) {
         return tls_wanted(address);
     }
-    let got = String::from_utf8_lossy(got).into();
-    ClientError::VersionMismatch { address: address.clone(), wanted: Protocol::Tmqp.name(), got }
+    let got = String::from_utf8_lossy(&got[..got.len().min(SHOWN_BYTES_MAX)]).into();
+    ClientError::VersionMismatch { address: address.clone(), wanted: wanted.name(), got }
 }
 
 /// What the broker said to Hello: the id it accepted, or why it did not.
@@ -236,15 +222,15 @@ fn closed_early(address: &Arc<str>, input: &[u8]) -> ClientError {
     if input.is_empty() {
         return closed_at_once(address);
     }
-    spoke_otherwise(input, address)
+    spoke_otherwise(input, Protocol::Tmqp, address)
 }
 
 /// What a listener with TLS answers to somebody without.
-pub(crate) fn is_tls_alert(input: &[u8]) -> bool {
+fn is_tls_alert(input: &[u8]) -> bool {
     matches!(input, [0x15, 3, ..])
 }
 
-pub(crate) fn tls_wanted(address: &Arc<str>) -> ClientError {
+fn tls_wanted(address: &Arc<str>) -> ClientError {
     let scheme = address.split_once("://").map_or("tmqp", |(scheme, _)| scheme);
     let words = format!("that port speaks TLS; write {scheme}s:// in front of the address");
     tls_failed(address, Failure { reason: FailureReason::TlsWanted, words })
@@ -351,7 +337,7 @@ mod tests {
     #[test]
     fn another_protocol_is_named_as_such() {
         let address: Arc<str> = "tmqp://h:1".into();
-        let error = spoke_otherwise(b"HTTP/1.1", &address);
+        let error = spoke_otherwise(b"HTTP/1.1", Protocol::Tmqp, &address);
         assert_eq!(
             error.to_string(),
             "the peer at tmqp://h:1 does not speak TMQP/2.0: it answered \"HTTP/1.1\""

@@ -20,7 +20,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::{default_extensions, is_vendors};
 use crate::address::Protocol;
 use crate::config::ClientConfig;
-use crate::dial::{Greeted, Link, Stream, broken, closed_at_once, is_tls_alert, tls_wanted};
+use crate::dial::{Greeted, Link, Stream, broken, closed_at_once, spoke_otherwise};
 use crate::error::ClientError;
 
 /// Octets of a list, and of an ERROR frame, that a broker may send before it is trusted with more.
@@ -220,12 +220,7 @@ impl Greeting<'_> {
 
     /// The peer speaks something else.
     fn foreign(&self) -> ClientError {
-        if is_tls_alert(&self.input) {
-            return tls_wanted(self.address);
-        }
-        let got = String::from_utf8_lossy(&self.input[..self.input.len().min(64)]).into();
-        let wanted = Protocol::Micromessage.name();
-        ClientError::VersionMismatch { address: self.address.clone(), wanted, got }
+        spoke_otherwise(&self.input, Protocol::Micromessage, self.address)
     }
 }
 
