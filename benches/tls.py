@@ -42,6 +42,8 @@ def handshakes(address: Address, seconds: float, pid: int, *, resume: bool) -> t
         stream.sendall(PREAMBLE)
         stream.recv(len(PREAMBLE))
         if resume and isinstance(stream, ssl.SSLSocket):
+            if count and not stream.session_reused:
+                raise SystemExit("the broker does not take up sessions")
             session = stream.session
         stream.close()
         count += 1

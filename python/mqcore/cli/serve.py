@@ -230,7 +230,8 @@ async def _serve(broker: Broker, drain_timeout: float) -> int:
             _say_ready(broker)
             # Administrators of some protocols may stop a broker too.
             stopped = asyncio.ensure_future(asyncio.to_thread(broker.wait))
-            await asyncio.wait({stop, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            either: set[asyncio.Future[Any]] = {stop, stopped}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
                 logger.info("draining for up to %g s; a second signal stops at once", drain_timeout)
             await broker.aclose(drain_timeout)
