@@ -149,4 +149,3 @@ def test_a_result_that_the_original_keeps_to_itself_is_waited_for_only_so_long(o
         job = tasks(original).add.enqueue(1, right=2)
         with pytest.raises(errors.RequestTimeout, match="no result of job"):
             job.result(timeout=1)
-        assert job.is_dispatched
