@@ -26,6 +26,7 @@ use crate::authority::{self, AuthorityThread};
 use crate::backup::BackupArchive;
 use crate::decision::{Decision, policy_of};
 use crate::dispatcher::Dispatcher;
+use crate::extension::{self, ExtensionThread};
 use crate::handler::Handler;
 use crate::message::Message;
 use crate::port::Dispatchers;
@@ -47,6 +48,7 @@ pub struct Broker {
     config: Config,
     handlers: Mutex<Vec<Definition>>,
     authority: Mutex<Option<authority::Definition>>,
+    extensions: Mutex<Vec<extension::Definition>>,
     /// Routers of the program, beside those of the configuration.
     routers: Mutex<Vec<RouterDefinition>>,
     state: Mutex<State>,
@@ -164,6 +166,11 @@ impl Broker {
         if let Some(definition) = &*lock(&self.authority) {
             dispatchers.set_authority(AuthorityThread::start(py, definition)?);
         }
+        let extensions = lock(&self.extensions);
+        if !extensions.is_empty() {
+            dispatchers.set_extensions(ExtensionThread::start(py, &extensions)?);
+        }
+        drop(extensions);
         let mut config = self.config.clone();
         config.routers.extend(lock(&self.routers).iter().cloned());
         let port = dispatchers.clone();
@@ -199,6 +206,7 @@ impl Broker {
             config: config::server(config, manual_clock)?,
             handlers: Mutex::default(),
             authority: Mutex::default(),
+            extensions: Mutex::default(),
             routers: Mutex::default(),
             state: Mutex::new(State::Stopped),
             local: Arc::default(),
@@ -364,6 +372,37 @@ impl Broker {
     }
 
     /// Reads users and tokens again, and ends the connections whose rights have changed.
+    /// Registers an extension of MicroMessage2 that a program handles, in the place of one of the same name.
+    fn set_extension(
+        &self,
+        name: &str,
+        received: Py<PyAny>,
+        timeout: f64,
+        submit: Py<PyAny>,
+    ) -> PyResult<()> {
+        self.check_process()?;
+        if !matches!(&*lock(&self.state), State::Stopped) {
+            return Err(PyRuntimeError::new_err(
+                "the extensions of a running broker cannot be changed; stop it first",
+            ));
+        }
+        let timeout = config::seconds(timeout, "timeout")?;
+        let definition = extension::Definition { name: name.into(), received, timeout, submit };
+        let mut extensions = lock(&self.extensions);
+        let place = extensions.iter().position(|known| known.name == definition.name);
+        // The old one's Python objects are released after the lock: that may run Python code.
+        let replaced = match place {
+            Some(place) => Some(std::mem::replace(&mut extensions[place], definition)),
+            None => {
+                extensions.push(definition);
+                None
+            }
+        };
+        drop(extensions);
+        drop(replaced);
+        Ok(())
+    }
+
     fn reload_authority(&self, py: Python<'_>) -> PyResult<()> {
         let running = self.running("read its users and tokens")?;
         py.detach(|| running.handle.block_on(running.server.reload_authority()))
@@ -467,13 +506,20 @@ impl Broker {
             visit.call(&definition.authorize)?;
             visit.call(&definition.submit)?;
         }
+        drop(authority);
+        let Ok(extensions) = self.extensions.try_lock() else { return Ok(()) };
+        for definition in extensions.iter() {
+            visit.call(&definition.received)?;
+            visit.call(&definition.submit)?;
+        }
         Ok(())
     }
 
     fn __clear__(&self) {
         let released = std::mem::take(&mut *lock(&self.handlers));
         let authority = lock(&self.authority).take();
-        drop((released, authority));
+        let extensions = std::mem::take(&mut *lock(&self.extensions));
+        drop((released, authority, extensions));
     }
 
     /// Turns a manual clock forward.

@@ -7,10 +7,12 @@ use mqcore_broker::effect::{Answer, HandlerFailure, Question};
 use mqcore_broker::id::HandlerId;
 use mqcore_broker::policy;
 use mqcore_server::authority::port::AuthorityPort;
+use mqcore_server::extension::ExtensionPort;
 use mqcore_server::handler::{AnswerSink, HandlerPort};
 
 use crate::authority::AuthorityThread;
 use crate::dispatcher::Dispatcher;
+use crate::extension::ExtensionThread;
 use crate::load::Counts;
 use crate::stray::{self, Stray};
 
@@ -23,6 +25,8 @@ pub(crate) struct Dispatchers {
     slots: RwLock<Vec<Slot>>,
     /// The program's own authenticator, if it has one.
     authority: RwLock<Option<Arc<AuthorityThread>>>,
+    /// The program's extensions of MicroMessage2, if it has any.
+    extensions: RwLock<Option<Arc<ExtensionThread>>>,
 }
 
 struct Slot {
@@ -33,7 +37,11 @@ struct Slot {
 impl Default for Dispatchers {
     fn default() -> Self {
         let slots = policy::ALL.iter().map(|policy| Slot { key: policy.key.into(), dispatcher: None });
-        Self { slots: RwLock::new(slots.collect()), authority: RwLock::new(None) }
+        Self {
+            slots: RwLock::new(slots.collect()),
+            authority: RwLock::new(None),
+            extensions: RwLock::new(None),
+        }
     }
 }
 
@@ -54,6 +62,11 @@ impl Dispatchers {
     /// Puts the authenticator in place, before the server starts.
     pub(crate) fn set_authority(&self, thread: AuthorityThread) {
         *self.authority.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(thread));
+    }
+
+    /// Puts the extensions in place, before the server starts.
+    pub(crate) fn set_extensions(&self, thread: ExtensionThread) {
+        *self.extensions.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(thread));
     }
 
     /// The counters of every handler, by key.
@@ -80,12 +93,21 @@ impl Dispatchers {
             stray::add(authority);
             Box::from("authority")
         });
+        let extensions = self.extensions.write().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(extensions) = &extensions {
+            extensions.stop();
+        }
+        let late_extensions = extensions.filter(|extensions| !extensions.join(deadline)).map(|extensions| {
+            stray::add(extensions);
+            Box::from("extensions")
+        });
         let late = running.into_iter().filter(|(_, dispatcher)| !dispatcher.join(deadline));
         late.map(|(key, dispatcher)| {
             stray::add(dispatcher);
             key
         })
         .chain(late_authority)
+        .chain(late_extensions)
         .collect()
     }
 
@@ -98,6 +120,11 @@ impl Dispatchers {
 impl HandlerPort for Dispatchers {
     fn authority(&self) -> Option<Arc<dyn AuthorityPort>> {
         let thread = self.authority.read().unwrap_or_else(PoisonError::into_inner).clone()?;
+        Some(thread)
+    }
+
+    fn extensions(&self) -> Option<Arc<dyn ExtensionPort>> {
+        let thread = self.extensions.read().unwrap_or_else(PoisonError::into_inner).clone()?;
         Some(thread)
     }
 

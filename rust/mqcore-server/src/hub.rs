@@ -18,6 +18,7 @@ use crate::authority::Authority;
 use crate::backup::BackupDesk;
 use crate::clock::Clock;
 use crate::counters::Counters;
+use crate::extension::ExtensionPort;
 use crate::failures::Failures;
 use crate::guard::Guard;
 use crate::nodes::Nodes;
@@ -29,7 +30,6 @@ use crate::spares::{SpareBytes, SpareCommands};
 use crate::tls::Tls;
 
 /// One server's middle. Lives as long as any of its tasks.
-#[derive(Debug)]
 pub(crate) struct Hub {
     pub(crate) clock: Clock,
     pub(crate) counters: Counters,
@@ -52,6 +52,10 @@ pub(crate) struct Hub {
     /// What all Throttr sessions share: the store of limits among it.
     pub(crate) throttr: Arc<Directory>,
     pub(crate) guard: Guard,
+    /// Who handles the frames of vendors' extensions of MicroMessage2.
+    pub(crate) extensions: Option<Arc<dyn ExtensionPort>>,
+    /// Their names.
+    pub(crate) extension_names: Arc<[Box<str>]>,
 }
 
 /// What holds for every session.
@@ -105,7 +109,8 @@ impl Hub {
             }
             Protocol::MicroMessage => {
                 let terms = Arc::clone(&outbox.terms.micromessage);
-                let session = MicroMessageSession::new(config, terms, Arc::default(), now);
+                let vendors = Arc::clone(&self.extension_names);
+                let session = MicroMessageSession::new(config, terms, vendors, now);
                 AnySession::MicroMessage(Box::new(session))
             }
             protocol => AnySession::new(protocol, config, now),

@@ -536,6 +536,8 @@ mod tests {
             activity: AtomicU64::new(0),
             guard: Guard::default(),
             throttr: limits::directory(&Config::default(), &Clock::new(ClockConfig::System)),
+            extensions: None,
+            extension_names: Arc::default(),
         };
         (Arc::new(hub), inbox)
     }

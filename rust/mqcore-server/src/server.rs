@@ -130,6 +130,7 @@ impl Server {
         let nodes = open_nodes(&config, recovered.as_mut(), clock.now().0)?;
         let count = recovered.as_ref().map_or(config.shard_count(), |recovered| recovered.directory.shards());
         let throttr = limits::directory(&config, &clock);
+        let extensions = port.extensions();
         let (shards, inboxes): (Vec<_>, Vec<_>) = (0..count).map(|_| shard::channel()).unzip();
         let shutdown = Shutdown::new();
         let directory = recovered.as_ref().map(|recovered| Arc::clone(&recovered.directory));
@@ -160,6 +161,8 @@ impl Server {
             backups: BackupDesk::new(count, recovered.as_ref().map(|recovered| &recovered.directory)),
             activity: AtomicU64::new(0),
             throttr,
+            extension_names: extensions.iter().flat_map(|port| port.names()).collect(),
+            extensions,
             guard: Guard { publish: config.publish_limit, connect: config.connect_limit },
         });
         let admin_url = bound.admin.as_ref().map(|(_, address)| address.url());
