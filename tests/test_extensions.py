@@ -169,7 +169,7 @@ def test_extensions_are_added_before_the_broker_starts() -> None:
     with broker_with(Note()) as broker:
         with pytest.raises(RuntimeError, match="stop it first"):
             broker.add_extension(AsyncNote())
-        with pytest.raises(TypeError, match="subclass of mqcore.extensions.Extension"):
+        with pytest.raises(TypeError, match="an extension is an instance of a subclass"):
             broker.add_extension(object())  # type: ignore[arg-type]
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         Decision,
         Delivery,
         Message,
+        NodeFrame,
         QueueView,
         __version__,
     )
@@ -58,6 +59,7 @@ __all__ = [
     "MqcoreError",
     "NodeConfig",
     "NodeFilter",
+    "NodeFrame",
     "NodeRule",
     "PutBack",
     "QueueOptions",
@@ -81,6 +83,7 @@ _MODULES = {
         "Decision",
         "Delivery",
         "Message",
+        "NodeFrame",
         "QueueView",
         "__version__",
     ),

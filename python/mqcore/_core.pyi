@@ -33,6 +33,7 @@ __all__ = [
     "LimitStore",
     "Membership",
     "Message",
+    "NodeFrame",
     "QueueView",
     "Received",
     "States",
@@ -174,6 +175,38 @@ class ClientView:
     @property
     def admin(self) -> bool:
         """Whether it may administer."""
+
+@final
+class NodeFrame:
+    """What is passed on from node to node, as `NodeFilter.decide` sees it."""
+
+    @property
+    def kind(self) -> Literal["queue", "router", "direct", "acknowledge", "response"]:
+        """What sort of frame."""
+    @property
+    def channel(self) -> str | None:
+        """The channel of a queue message, or of its acknowledgement."""
+    @property
+    def queue(self) -> int | None:
+        """The id of its queue."""
+    @property
+    def topic(self) -> str | None:
+        """The topic that a message is published to; its kind is ``queue``."""
+    @property
+    def router(self) -> str | None:
+        """The router of a router message."""
+    @property
+    def to(self) -> str | None:
+        """To whom something goes from client to client: an id, ``@name:NAME`` or ``@type:TYPE``."""
+    @property
+    def message(self) -> Message:
+        """The message; of an acknowledgement its id, source and headers."""
+    @property
+    def producer(self) -> ClientView:
+        """Who produced it. A master knows its id and nothing else."""
+    @property
+    def node(self) -> str | None:
+        """The name of the node that passes it on; ``None`` on that node itself."""
 
 @final
 class Delivery:

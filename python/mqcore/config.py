@@ -7,7 +7,9 @@ from the broker.
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
+import inspect
 import json
 import math
 import os
@@ -20,10 +22,16 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, Self, TypeAlias, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar, Union
 
 from mqcore.errors import ConfigError
 from mqcore.tls import Listener, ListenerTLS
+
+if TYPE_CHECKING:
+    from mqcore._core import NodeFrame
+else:
+    # Annotations are read when options are made, and the extension module is not loaded for that.
+    NodeFrame = Any
 
 __all__ = [
     "AuthorityOptions",
@@ -150,6 +158,9 @@ class QueueOptions:
     """A word for people and for routers."""
     durability: Durability | None = None
     """When a message that a decision saves counts as saved. Default fsync."""
+    publish_limit: str | None = None
+    """How much everybody together may publish to it, ``"100/s"`` or ``"6000/1m"``; more is refused with the time after
+    which to try again. ``"none"`` removes what would be inherited. Default no limit."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -330,15 +341,26 @@ class NodeRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFilter:
-    """What is passed on to a master, or taken from a node. Without rules, everything."""
+    """What is passed on to a master, or taken from a node. Without rules and `decide`, everything."""
 
     allow: tuple[NodeRule, ...] = ()
     """If there are any, one of them must match."""
     deny: tuple[NodeRule, ...] = ()
     """None of them may match."""
+    decide: Callable[[NodeFrame], bool] | None = None
+    """A function that has the last word: true lets through what the rules have let through. Called in batches on a
+    thread of its own, so it may take its time, but not be ``async``; whoever produced (or, on a master, passes on)
+    waits for it, and nobody else. Only a program can give one, no file. Default none."""
+    timeout: Duration = 1.0
+    """How long `decide` may take over what a client or a node sent at once. Default 1 s."""
+    fallback: bool = False
+    """What holds for what `decide` was late for, raised about, or answered with no bool: true lets it through. Counted
+    in ``mqcore_node_filter_fallbacks_total``. Default no."""
 
     def __post_init__(self) -> None:
         _check(self)
+        if inspect.iscoroutinefunction(self.decide):
+            raise ConfigError("decide: a filter of nodes is a plain function, not an async one")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -517,6 +539,9 @@ class BrokerConfig:
     Default 16,777,216."""
     limiter_bytes_max: int = 2 << 30
     """Octets at most that they take: 120 each, keys beyond 16 octets and values of buffers besides. Default 2 GiB."""
+    limiter_persist_interval: Duration = 0.1
+    """How long a change of what Throttr listeners with ``?persist=on`` keep may wait before it is written to the data
+    directory: a crash loses no more than that. Default 100 ms."""
     routers: tuple[RouterOptions, ...] = ()
     """Routers that are there from the start, as they are written here whatever clients made of them before. In a file,
     ``[[router]]`` and ``[[router.binding]]``. Default none."""
@@ -740,6 +765,8 @@ def _converter(hint: Any) -> _Converter:
         return _Converter(lambda value: tuple(map(_text, _several(value))), "a list of texts", optional)
     if kind == tuple[int, ...]:
         return _Converter(lambda value: tuple(map(_count, _several(value))), "a list of numbers", optional)
+    if typing.get_origin(kind) is collections.abc.Callable:
+        return _Converter(_function, "a function, which only a program can give", optional)
     if typing.get_origin(kind) is tuple:
         part = typing.get_args(kind)[0]
         return _Converter(lambda value: _all_built(value, part), f"a list of {part.__name__}s", optional)
@@ -772,6 +799,12 @@ def _count(value: object) -> int:
     if number < 0:
         raise ValueError
     return number
+
+
+def _function(value: object) -> object:
+    if not callable(value):
+        raise TypeError
+    return value
 
 
 def _text(value: object) -> str:

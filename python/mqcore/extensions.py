@@ -11,8 +11,8 @@
 
     broker.add_extension(Note())
 
-A client that names ``x-note`` in its handshake may then send EXTENSION frames of it; what `Extension.received` returns goes
-back to it in frames of the same extension. See docs/protocols/micromessage2.md.
+A client that names ``x-note`` in its handshake may then send EXTENSION frames of it; what `Extension.received` returns
+goes back to it in frames of the same extension. See docs/protocols/micromessage2.md.
 """
 
 from __future__ import annotations
@@ -44,22 +44,23 @@ class ExtensionRefused(MqcoreError):
 
 
 class Extension(ABC):
-    """A vendor's extension. Frames of one connection come in their order, each when the one before was answered or handed to
-    the event loop; what else the peer sends does not wait for them.
+    """A vendor's extension. Frames of one connection come in their order, each when the one before was answered or
+    handed to the event loop; what else the peer sends does not wait for them.
     """
 
     name: ClassVar[str]
     """As clients name it in the handshake: ``x-`` and lower-case letters, digits and hyphens, 64 characters at most."""
     timeout: ClassVar[Duration] = 5.0
-    """How long `received` may take for one frame. Beyond it the peer is told so and its connection ends. Default 5 s."""
+    """How long `received` may take for a frame. Beyond it the peer is told so and its connection ends. Default 5 s."""
 
     @abstractmethod
     def received(self, client: ClientView, payload: bytes) -> _Frames | Awaitable[_Frames]:
-        """Handle a frame of `client`. May be ``async def``; a plain method that blocks makes all frames of all extensions
-        wait.
+        """Handle a frame of `client`. May be ``async def``; a plain method that blocks makes all frames of all
+        extensions wait.
 
-        Return the payloads of frames to send back: `None` for none, bytes for one, an iterable of bytes for several. Raise
-        `ExtensionRefused` to refuse the frame. Any other exception is logged, and the peer is told that the handler failed.
+        Return the payloads of frames to send back: `None` for none, bytes for one, an iterable of bytes for several.
+        Raise `ExtensionRefused` to refuse the frame. Any other exception is logged, and the peer is told that the
+        handler failed.
         """
 
 
@@ -112,8 +113,8 @@ def _register(core: Any, extension: Extension, loop: Callable[[], asyncio.Abstra
     name = getattr(extension, "name", None)
     if not isinstance(name, str) or not _NAME.match(name) or name in _OWN:
         raise InvalidArgument(
-            f"an extension cannot be called {name!r}: write x- and lower-case letters, digits and hyphens, 64 characters "
-            "at most; x-nack and x-mqcore are the broker's own"
+            f"an extension cannot be called {name!r}: write x- and lower-case letters, digits and hyphens, 64 "
+            "characters at most; x-nack and x-mqcore are the broker's own"
         )
     timeout = seconds(extension.timeout)
     core.set_extension(name, extension.received, timeout, _LoopRunner(timeout, loop).submit)

@@ -184,6 +184,12 @@ def _report(key: str, method: str, exception: BaseException, count: int) -> None
     _LOG.error("delivery handler %r raised in %s%s; its fallback decides", key, method, times, exc_info=exception)
 
 
+def _report_filter(name: str, exception: BaseException, count: int) -> None:
+    """Log that a filter of nodes raised, once for a whole batch. Called from the filter's thread."""
+    times = "" if count == 1 else f" ({count} times in one batch; this is the first)"
+    _LOG.error("node filter %r raised%s; its fallback holds", name, times, exc_info=exception)
+
+
 class LoopRunner:
     """Brings the awaitables of one handler to an event loop and the answers back."""
 

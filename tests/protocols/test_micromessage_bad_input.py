@@ -269,7 +269,7 @@ def test_a_subscriber_that_does_not_acknowledge_misses_messages_and_is_let_go() 
                 assert quick.frame().payload[:4] == struct.pack(">I", number)
             assert len(silent.rest()) == 1
             (topic,) = [topic for topic in broker.stats().topics if topic.name == "t"]
-            assert topic.dropped_slow > 0
+            assert topic.dropped["slow"] > 0
 
 
 def test_a_receiver_that_does_not_read_is_closed_and_loses_nothing() -> None:

@@ -1,4 +1,4 @@
-"""MicroMessage2 as its document tells it: each demand, and each of its examples octet by octet, by a raw peer of a real listener."""
+"""MicroMessage2 as its document tells it: each demand, and each example octet by octet, by a raw peer of a listener."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_handshake_of_the_document_gives_its_three_ids(broker: TestBroker, c
     assert (reply.major, reply.minor, reply.required) == (1, 0, "")
     assert "batch-ack" in reply.optional
     peer.send(bytes.fromhex("0100000468756c6b000b6a736f6e3b646f746e657400096261746368 2d61636b".replace(" ", "")))
-    # The type of the document's example under its number, and an acknowledgement of what was not sent under that of batch-ack.
+    # The type of the document's example under its number; what is acknowledged has that of batch-ack.
     peer.send(extension(2, b"OneTrueError.Contracts.Reports,OneTrueError.Client"))
     peer.send(message(1, "topic/t", b"{}"))
     assert peer.frame() == Frame("extension", b"\x00\x01", id=3, flags=2)
@@ -84,8 +84,8 @@ def test_all_serializers_may_be_required_and_one_be_chosen(connect: Connect) -> 
     peer.shake("json;xml;protobuf;")
     peer.conclude("json", "")
     peer.send(message(1, "topic/t", b"{}"))
+    peer.socket.settimeout(0.2)
     with pytest.raises(TimeoutError):
-        peer.socket.settimeout(0.2)
         peer.frame()
 
 

@@ -269,20 +269,22 @@ class _Reload:
             asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
 
     def _reload(self) -> None:
-        import contextlib
         import logging
 
-        from mqcore.errors import MqcoreError
-
-        with contextlib.suppress(MqcoreError):
-            # The broker itself logs which listener keeps its certificate, and why.
+        log = logging.getLogger("mqcore.serve")
+        # Whatever goes wrong with one of them, the other is read all the same.
+        try:
             self._broker.reload_tls()
+        except Exception as error:
+            log.error("certificates could not be read; listeners keep what they have: %s", error)
+        else:
+            log.info("certificates were read again")
         try:
             self._broker.reload_authority()
-        except MqcoreError as error:
-            logging.getLogger("mqcore.serve").error(
-                "users and tokens could not be read; those that were known go on to hold: %s", error
-            )
+        except Exception as error:
+            log.error("users and tokens could not be read; those that were known go on to hold: %s", error)
+        else:
+            log.info("users and tokens were read again")
 
 
 class _Signals:

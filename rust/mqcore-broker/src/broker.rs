@@ -322,7 +322,7 @@ impl Broker {
             // A client may have left a channel and still hold messages of it.
             for (_, channel) in &mut self.channels {
                 for queue in channel.queues.values_mut() {
-                    queue.consumer_lost(connection, &mut turn);
+                    queue.consumer_lost(connection, None, &mut turn);
                 }
             }
             for place in peer.subscribed {
@@ -406,7 +406,7 @@ impl Broker {
                     let _ = self.topics.bind(TopicPattern::Exact(topic), &queue);
                 }
                 for topic in unbind {
-                    self.topics.unbind(&TopicPattern::Exact(topic), &queue);
+                    self.unbind_topic(&TopicPattern::Exact(topic), &queue, now, effects);
                 }
                 let mut turn = Turn { now, books: &mut self.books, effects };
                 turn.forward(from, Forwarded::Bound { ticket });
@@ -493,6 +493,11 @@ impl Broker {
     fn restore_definition(&mut self, definition: Definition, now: Timestamp, effects: &mut Vec<Effect>) {
         let key = match &definition {
             Definition::Router(router) => return self.restore_router((**router).clone()),
+            Definition::TopicBinding(pattern, queue) => {
+                // Only the limit could be in the way, and then there are as many as there may be.
+                let _ = self.topics.bind_saved(pattern.clone(), queue);
+                return;
+            }
             Definition::Intake(node, progress) => {
                 return self.books.intake.restore(Arc::clone(node), progress.clone());
             }
@@ -512,6 +517,21 @@ impl Broker {
                 replaced.erase(&mut turn);
             }
         }
+    }
+
+    /// `false` if it was not bound.
+    fn unbind_topic(
+        &mut self,
+        pattern: &TopicPattern,
+        queue: &QueueAddress,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        if self.topics.forget_saved(pattern, queue) {
+            let mut turn = Turn { now, books: &mut self.books, effects };
+            turn.record(Record::UnbindTopic(pattern.clone(), queue.clone()));
+        }
+        self.topics.unbind(pattern, queue)
     }
 
     fn restore_channel(&mut self, name: &ChannelName) -> usize {
@@ -655,6 +675,9 @@ impl Broker {
         let mut turn = Turn { now, books: &mut self.books, effects };
         for router in self.routers.iter().filter(|router| router.saved) {
             turn.record(Record::DefineRouter(Box::new(router.definition.clone())));
+        }
+        for (pattern, queue) in self.topics.saved_bindings() {
+            turn.record(Record::BindTopic(pattern.clone(), queue.clone()));
         }
         if let Some(numbers) = numbers {
             turn.record(Record::Numbers(numbers));
@@ -1145,9 +1168,16 @@ impl Broker {
                 let gone = self.topics.unsubscribe(client.connection, &pattern);
                 done_or(gone, || format!("the client has not subscribed to {}", pattern.name()))
             }
-            Request::BindTopic { pattern, queue } => self.topics.bind(pattern, &queue).map(|()| Reply::Done),
+            Request::BindTopic { pattern, queue } => {
+                let fresh = self.topics.bind_saved(pattern.clone(), &queue)?;
+                if fresh {
+                    let mut turn = Turn { now, books: &mut self.books, effects };
+                    turn.record(Record::BindTopic(pattern, queue));
+                }
+                Ok(Reply::Done)
+            }
             Request::UnbindTopic { pattern, queue } => {
-                let gone = self.topics.unbind(&pattern, &queue);
+                let gone = self.unbind_topic(&pattern, &queue, now, effects);
                 done_or(gone, || format!("queue {queue} is not bound to {}", pattern.name()))
             }
             Request::ListTopicBindings { queue } => {

@@ -6,12 +6,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::id::{ChannelName, MessageNumber, QueueAddress, RouterName, Sequence};
+use crate::id::{ChannelName, MessageNumber, QueueAddress, RouterName, Sequence, TopicName};
 use crate::intake::{self, Ticket};
 use crate::message::{Layout, Message, Properties};
 use crate::options::{ChannelOptions, Durability, QueueOptions, Status};
 use crate::router::{Binding, Interaction, RouterDefinition, RouterMethod, Target};
 use crate::time::Timestamp;
+use crate::topic::TopicPattern;
 
 /// One durable fact.
 #[derive(Debug, Clone)]
@@ -43,6 +44,10 @@ pub enum Record {
     DefineRouter(Box<RouterDefinition>),
     /// A router is gone.
     RemoveRouter(RouterName),
+    /// A queue gets copies of what is published to topics.
+    BindTopic(TopicPattern, QueueAddress),
+    /// No longer.
+    UnbindTopic(TopicPattern, QueueAddress),
     /// Which messages of another broker are done; the latest of each holds.
     DefineIntake(Arc<str>, intake::Progress),
     /// Another broker is not remembered any more.
@@ -95,6 +100,7 @@ const NUMBERED: u8 = 2;
 const CHANNEL_KEY: &str = "channel ";
 const QUEUE_KEY: &str = "queue ";
 const ROUTER_KEY: &str = "router ";
+const TOPIC_KEY: &str = "topic ";
 /// The key under which it is kept which message numbers are used.
 pub const NUMBERS_KEY: &[u8] = b"numbers";
 const MESSAGE: &str = "message";
@@ -340,6 +346,13 @@ pub fn queue_key(queue: &QueueAddress) -> Vec<u8> {
 pub fn router_key(name: &RouterName) -> Vec<u8> {
     format!("{ROUTER_KEY}{name}").into_bytes()
 }
+
+/// The key under which it is kept that a queue is bound to topics.
+pub fn topic_binding_key(pattern: &TopicPattern, queue: &QueueAddress) -> Vec<u8> {
+    let (kind, name) = pattern_words(pattern);
+    format!("{TOPIC_KEY}{kind} {name} {}", queue.to_string().to_ascii_lowercase()).into_bytes()
+}
+
 /// The key under which is kept what is done of another broker.
 pub fn intake_key(node: &str) -> Vec<u8> {
     format!("{INTAKE_KEY}{node}").into_bytes()
@@ -354,6 +367,8 @@ pub enum Definition {
     Queue(QueueAddress, Box<QueueOptions>),
     /// Of a router.
     Router(Box<RouterDefinition>),
+    /// Of a queue's binding to topics.
+    TopicBinding(TopicPattern, QueueAddress),
     /// What is done of another broker.
     Intake(Arc<str>, intake::Progress),
     /// The history has used message numbers below this one.
@@ -399,6 +414,56 @@ pub fn encode_router(router: &RouterDefinition) -> Vec<u8> {
         }
     }
     text.into_bytes()
+}
+
+/// See [`encode_channel`].
+pub fn encode_topic_binding(pattern: &TopicPattern, queue: &QueueAddress) -> Vec<u8> {
+    let (kind, name) = pattern_words(pattern);
+    let mut text = format!("{VERSION}\nname={queue}\n");
+    line(&mut text, "kind", kind);
+    line(&mut text, "topic", name);
+    text.into_bytes()
+}
+
+/// What sort of pattern, and its name with `%XX` for every octet that is no visible ASCII: topics may have any octets.
+fn pattern_words(pattern: &TopicPattern) -> (&'static str, String) {
+    use std::fmt::Write as _;
+    let kind = match pattern {
+        TopicPattern::Exact(_) => "exact",
+        TopicPattern::Mask(_) => "mask",
+        TopicPattern::Prefix(_) => "prefix",
+    };
+    let mut name = String::new();
+    for octet in pattern.name().as_bytes() {
+        if octet.is_ascii_graphic() && *octet != b'%' {
+            name.push(char::from(*octet));
+        } else {
+            let _ = write!(name, "%{octet:02x}");
+        }
+    }
+    (kind, name)
+}
+
+fn read_topic_binding(pairs: &[(&str, &str)]) -> Option<TopicPattern> {
+    let value = |key: &str| pairs.iter().find(|(name, _)| *name == key).map(|(_, value)| *value);
+    let mut octets = Vec::new();
+    let mut rest = value("topic")?.bytes();
+    while let Some(octet) = rest.next() {
+        octets.push(match octet {
+            b'%' => {
+                let digits = [rest.next()?, rest.next()?];
+                u8::from_str_radix(str::from_utf8(&digits).ok()?, 16).ok()?
+            }
+            octet => octet,
+        });
+    }
+    let name = TopicName::new(&octets).ok()?;
+    Some(match value("kind")? {
+        "exact" => TopicPattern::Exact(name),
+        "mask" => TopicPattern::Mask(name),
+        "prefix" => TopicPattern::Prefix(name),
+        _ => return None,
+    })
 }
 
 /// See [`encode_channel`].
@@ -484,6 +549,9 @@ fn write_queue_options(options: &QueueOptions, text: &mut String) {
     if let Some(dead_letter) = &options.dead_letter {
         line(text, "dead_letter", dead_letter);
     }
+    if let Some(rate) = &options.publish_limit {
+        line(text, "publish_limit", rate);
+    }
 }
 
 /// See [`NUMBERS_KEY`].
@@ -522,6 +590,10 @@ pub fn decode_definition(key: &[u8], value: &[u8]) -> Result<Definition, RecordE
     } else if key.starts_with(ROUTER_KEY) {
         let router = read_router(name, &pairs).ok_or(malformed("the router's names"))?;
         Ok(Definition::Router(Box::new(router)))
+    } else if key.starts_with(TOPIC_KEY) {
+        let queue = address(name).ok_or(malformed("the queue's address"))?;
+        let pattern = read_topic_binding(&pairs).ok_or(malformed("the topics that a queue is bound to"))?;
+        Ok(Definition::TopicBinding(pattern, queue))
     } else if key.starts_with(INTAKE_KEY) {
         // Unlike an option, a number that is not understood cannot be guessed: something would come twice, or never.
         let progress = read_intake(&pairs).ok_or(malformed("the numbers of a node"))?;
@@ -576,6 +648,7 @@ fn read_queue_option(options: &mut QueueOptions, name: &str, value: &str) {
         "delivery_handler" => options.delivery_handler = Some(value.into()),
         "tag" => options.tag = Some(value.into()),
         "dead_letter" => options.dead_letter = address(value),
+        "publish_limit" => options.publish_limit = value.parse().ok(),
         // An option of a later version: its default here is what this version does anyway.
         _ => {}
     }
@@ -695,6 +768,30 @@ mod tests {
         let read = decode_definition(b"router r", text).expect("what is unknown is left out");
         let Definition::Router(read) = read else { panic!("{read:?}") };
         assert_eq!(read.bindings, [Binding::new("y", Target::parse("q").expect("a queue"))]);
+    }
+
+    #[test]
+    fn a_binding_to_topics_of_any_octets_comes_back_as_it_was() {
+        let queue = QueueAddress::parse("Orders/7").expect("a queue");
+        let every: Vec<u8> = (0..=254).collect();
+        for name in [&b"orders.*"[..], b"", b"a b%41=\n", &every] {
+            let name = TopicName::new(name).expect("not too long");
+            let mut keys = std::collections::BTreeSet::new();
+            for pattern in
+                [TopicPattern::Exact, TopicPattern::Mask, TopicPattern::Prefix].map(|make| make(name.clone()))
+            {
+                let key = topic_binding_key(&pattern, &queue);
+                let read = decode_definition(&key, &encode_topic_binding(&pattern, &queue));
+                assert_eq!(read, Ok(Definition::TopicBinding(pattern, queue.clone())));
+                assert!(keys.insert(key), "each has a key of its own");
+            }
+        }
+        for broken in
+            ["kind=exact\ntopic=%4\n", "kind=exact\ntopic=%zz\n", "kind=later\ntopic=a\n", "kind=exact\n"]
+        {
+            let text = format!("1\nname=q/1\n{broken}");
+            assert!(decode_definition(b"topic exact a q/1", text.as_bytes()).is_err(), "{broken}");
+        }
     }
 
     #[test]

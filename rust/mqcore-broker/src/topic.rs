@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use foldhash::HashMap;
+use foldhash::{HashMap, HashSet};
 use slab::Slab;
 use smallvec::SmallVec;
 
@@ -170,6 +170,8 @@ pub(crate) struct Topics {
     patterns: Vec<PatternEntry>,
     held: HashMap<ConnectionId, Held>,
     bound: HashMap<QueueAddress, usize>,
+    /// Those that outlive the broker.
+    saved: HashSet<(TopicPattern, QueueAddress)>,
     /// Grows with every change to a pattern's subscribers or queues, so that casts made before are not used again.
     changes: u64,
     retired: TopicStats,
@@ -295,6 +297,26 @@ impl Topics {
             self.pattern(pattern).queues.push(queue);
         }
         Ok(())
+    }
+
+    /// The same for a binding that is saved. `true` if it was not saved before.
+    pub(crate) fn bind_saved(
+        &mut self,
+        pattern: TopicPattern,
+        queue: &QueueAddress,
+    ) -> Result<bool, Rejection> {
+        self.bind(pattern.clone(), queue)?;
+        Ok(self.saved.insert((pattern, folded(queue))))
+    }
+
+    /// A saved binding is so no longer. `true` if it was.
+    pub(crate) fn forget_saved(&mut self, pattern: &TopicPattern, queue: &QueueAddress) -> bool {
+        !self.saved.is_empty() && self.saved.remove(&(pattern.clone(), folded(queue)))
+    }
+
+    /// All that are saved.
+    pub(crate) fn saved_bindings(&self) -> impl Iterator<Item = &(TopicPattern, QueueAddress)> {
+        self.saved.iter()
     }
 
     /// `false` if it was not bound.

@@ -10,17 +10,19 @@ use std::time::Duration;
 use mqcore_broker::broker::{BrokerConfig, Recollection, Restored};
 use mqcore_broker::client::Client;
 use mqcore_broker::command::{Command, PassedOn, Request};
-use mqcore_broker::effect::{Effect, Event};
-use mqcore_broker::id::{RequestId, RouterName, Sequence};
+use mqcore_broker::effect::{Effect, Event, Reply};
+use mqcore_broker::id::{RequestId, RouterName, Sequence, TopicName};
 use mqcore_broker::intake::Ticket;
 use mqcore_broker::message::{Layout, Message, Properties};
 use mqcore_broker::options::{Durability, QueueChanges, Status};
 use mqcore_broker::record::{
     NUMBERS_KEY, Progress, Record, channel_key, decode_definition, decode_put, encode_channel, encode_intake,
-    encode_numbers, encode_put, encode_queue, encode_router, intake_key, queue_key, router_key,
+    encode_numbers, encode_put, encode_queue, encode_router, encode_topic_binding, intake_key, queue_key,
+    router_key, topic_binding_key,
 };
 use mqcore_broker::router::{Binding, RouterDefinition, RouterMethod, Target};
 use mqcore_broker::time::Timestamp;
+use mqcore_broker::topic::TopicPattern;
 use world::{World, acknowledged, changes, id_of, queue};
 
 /// The records of a broker, as a journal would have them: written down, encoded, some of them committed.
@@ -93,6 +95,13 @@ impl Disk {
                 }
                 Record::DefineRouter(router) => {
                     definitions.insert(router_key(&router.name), encode_router(router));
+                }
+                Record::BindTopic(pattern, queue) => {
+                    let value = encode_topic_binding(pattern, queue);
+                    definitions.insert(topic_binding_key(pattern, queue), value);
+                }
+                Record::UnbindTopic(pattern, queue) => {
+                    definitions.remove(&topic_binding_key(pattern, queue));
                 }
                 Record::RemoveRouter(name) => {
                     definitions.remove(&router_key(name));
@@ -257,6 +266,39 @@ fn definitions_messages_order_priority_and_attempts_come_back() {
             .map(|(id, first)| (id.to_owned(), first)),
         "in their old order, the one put back behind them, and all marked as seen before"
     );
+}
+
+#[test]
+fn queues_that_are_bound_to_topics_are_so_after_a_crash() {
+    let (mut w, mut disk) = durable();
+    let p = w.client("p");
+    let topic = |name: &str| TopicName::new(name.as_bytes()).expect("not too long");
+    let (exact, mask) = (TopicPattern::Exact(topic("orders new")), TopicPattern::Mask(topic("late.*")));
+    let gone = TopicPattern::Prefix(topic("orders"));
+    let requests = [
+        Request::BindTopic { pattern: exact.clone(), queue: queue("Copies/1") },
+        Request::BindTopic { pattern: exact.clone(), queue: queue("copies/1") },
+        Request::BindTopic { pattern: mask.clone(), queue: queue("copies/1") },
+        Request::BindTopic { pattern: gone.clone(), queue: queue("copies/1") },
+        Request::UnbindTopic { pattern: gone, queue: queue("COPIES/1") },
+    ];
+    for request in requests {
+        w.command(&p, Command::Request(RequestId(7), Box::new(request)));
+        disk.commit(&mut w);
+        let answered =
+            w.told(p.connection).into_iter().any(|event| matches!(event, Event::Answered(_, Ok(_))));
+        assert!(answered, "it is answered once it is durable");
+    }
+    assert_eq!(disk.records.len(), 4, "what is bound already is not written again");
+    let mut w = disk.start(disk.committed);
+    let p = w.client("p");
+    let list = Request::ListTopicBindings { queue: queue("copies/1") };
+    w.command(&p, Command::Request(RequestId(1), Box::new(list)));
+    let listed = w.told(p.connection).into_iter().find_map(|event| match event {
+        Event::Answered(_, Ok(Reply::TopicBindings(bindings))) => Some(bindings),
+        _ => None,
+    });
+    assert_eq!(listed, Some(vec![exact, mask]));
 }
 
 #[test]

@@ -29,6 +29,7 @@ use crate::dispatcher::Dispatcher;
 use crate::extension::{self, ExtensionThread};
 use crate::handler::Handler;
 use crate::message::Message;
+use crate::node_filter::{self, FilterThread};
 use crate::port::Dispatchers;
 use crate::signal::Signal;
 use crate::{config, error, routing, survey};
@@ -49,6 +50,8 @@ pub struct Broker {
     handlers: Mutex<Vec<Definition>>,
     authority: Mutex<Option<authority::Definition>>,
     extensions: Mutex<Vec<extension::Definition>>,
+    /// Of the configuration, which never changes.
+    node_filters: Mutex<node_filter::Definitions>,
     /// Routers of the program, beside those of the configuration.
     routers: Mutex<Vec<RouterDefinition>>,
     state: Mutex<State>,
@@ -171,6 +174,14 @@ impl Broker {
             dispatchers.set_extensions(ExtensionThread::start(py, &extensions)?);
         }
         drop(extensions);
+        {
+            let filters = lock(&self.node_filters);
+            let start =
+                |definition: &node_filter::Definition| FilterThread::start(py, definition).map(Arc::new);
+            let accept = filters.accept.as_ref().map(start).transpose()?;
+            let send = filters.send.iter().map(|filter| filter.as_ref().map(start).transpose());
+            dispatchers.set_node_filters(accept, send.collect::<io::Result<_>>()?);
+        }
         let mut config = self.config.clone();
         config.routers.extend(lock(&self.routers).iter().cloned());
         let port = dispatchers.clone();
@@ -207,6 +218,7 @@ impl Broker {
             handlers: Mutex::default(),
             authority: Mutex::default(),
             extensions: Mutex::default(),
+            node_filters: Mutex::new(node_filter::Definitions::read(config)?),
             routers: Mutex::default(),
             state: Mutex::new(State::Stopped),
             local: Arc::default(),
@@ -512,14 +524,17 @@ impl Broker {
             visit.call(&definition.received)?;
             visit.call(&definition.submit)?;
         }
-        Ok(())
+        drop(extensions);
+        let Ok(filters) = self.node_filters.try_lock() else { return Ok(()) };
+        filters.visit(&visit)
     }
 
     fn __clear__(&self) {
         let released = std::mem::take(&mut *lock(&self.handlers));
         let authority = lock(&self.authority).take();
         let extensions = std::mem::take(&mut *lock(&self.extensions));
-        drop((released, authority, extensions));
+        let filters = std::mem::take(&mut *lock(&self.node_filters));
+        drop((released, authority, extensions, filters));
     }
 
     /// Turns a manual clock forward.

@@ -20,6 +20,7 @@ mod journal;
 mod load;
 mod log;
 mod message;
+mod node_filter;
 mod port;
 mod ratelimit;
 mod routing;
@@ -57,6 +58,8 @@ mod _core {
     use crate::journal::{JournalMessages, journal_inspect};
     #[pymodule_export]
     use crate::message::{Headers, Message};
+    #[pymodule_export]
+    use crate::node_filter::NodeFrame;
     #[pymodule_export]
     use crate::ratelimit::{LimitRule, LimitStore, Verdict};
     #[pymodule_export]

@@ -9,11 +9,13 @@ use mqcore_broker::policy;
 use mqcore_server::authority::port::AuthorityPort;
 use mqcore_server::extension::ExtensionPort;
 use mqcore_server::handler::{AnswerSink, HandlerPort};
+use mqcore_server::nodes::judge::{NodeFilterPort, NodeFilters};
 
 use crate::authority::AuthorityThread;
 use crate::dispatcher::Dispatcher;
 use crate::extension::ExtensionThread;
 use crate::load::Counts;
+use crate::node_filter::FilterThread;
 use crate::stray::{self, Stray};
 
 /// The dispatchers by [`HandlerId`].
@@ -27,6 +29,14 @@ pub(crate) struct Dispatchers {
     authority: RwLock<Option<Arc<AuthorityThread>>>,
     /// The program's extensions of MicroMessage2, if it has any.
     extensions: RwLock<Option<Arc<ExtensionThread>>>,
+    filters: RwLock<Filters>,
+}
+
+/// The program's own filters of what is passed on between nodes.
+#[derive(Default)]
+struct Filters {
+    accept: Option<Arc<FilterThread>>,
+    send: Vec<Option<Arc<FilterThread>>>,
 }
 
 struct Slot {
@@ -41,6 +51,7 @@ impl Default for Dispatchers {
             slots: RwLock::new(slots.collect()),
             authority: RwLock::new(None),
             extensions: RwLock::new(None),
+            filters: RwLock::default(),
         }
     }
 }
@@ -69,6 +80,15 @@ impl Dispatchers {
         *self.extensions.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(thread));
     }
 
+    /// Puts the filters of nodes in place, before the server starts.
+    pub(crate) fn set_node_filters(
+        &self,
+        accept: Option<Arc<FilterThread>>,
+        send: Vec<Option<Arc<FilterThread>>>,
+    ) {
+        *self.filters.write().unwrap_or_else(PoisonError::into_inner) = Filters { accept, send };
+    }
+
     /// The counters of every handler, by key.
     pub(crate) fn counts(&self) -> Vec<(Box<str>, Counts)> {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
@@ -88,6 +108,13 @@ impl Dispatchers {
         if let Some(authority) = &authority {
             authority.stop();
         }
+        let filters = std::mem::take(&mut *self.filters.write().unwrap_or_else(PoisonError::into_inner));
+        let filters: Vec<_> = filters.accept.into_iter().chain(filters.send.into_iter().flatten()).collect();
+        filters.iter().for_each(|filter| filter.stop());
+        let late_filters = filters.into_iter().filter(|filter| !filter.join(deadline)).map(|filter| {
+            stray::add(filter);
+            Box::from("node filter")
+        });
         let authority = authority.filter(|authority| !authority.join(deadline));
         let late_authority = authority.map(|authority| {
             stray::add(authority);
@@ -108,6 +135,7 @@ impl Dispatchers {
         })
         .chain(late_authority)
         .chain(late_extensions)
+        .chain(late_filters)
         .collect()
     }
 
@@ -126,6 +154,14 @@ impl HandlerPort for Dispatchers {
     fn extensions(&self) -> Option<Arc<dyn ExtensionPort>> {
         let thread = self.extensions.read().unwrap_or_else(PoisonError::into_inner).clone()?;
         Some(thread)
+    }
+
+    fn node_filters(&self) -> NodeFilters {
+        let filters = self.filters.read().unwrap_or_else(PoisonError::into_inner);
+        let port = |filter: &Option<Arc<FilterThread>>| {
+            filter.clone().map(|filter| -> Arc<dyn NodeFilterPort> { filter })
+        };
+        NodeFilters { accept: port(&filters.accept), send: filters.send.iter().map(port).collect() }
     }
 
     fn ask(&self, mut questions: Vec<Question>, answers: &Arc<dyn AnswerSink>) {

@@ -26,12 +26,14 @@ use mqcore_broker::time::Timestamp;
 use mqcore_limiter::time::Nanos;
 use mqcore_session::any::AnySession;
 use mqcore_session::complaint::Complaint;
-use mqcore_session::node::Forwards;
+use mqcore_session::node::{Forwards, Noted};
 use mqcore_session::session::{Session, SessionError, provisional_client};
+use mqcore_session::throttr::permission::Permissions;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, TryAcquireError, mpsc, oneshot};
 use tokio::time::{Instant, Sleep};
 
+use crate::authority::keys::{Asking, LimitKeys};
 use crate::authority::{Gate, Origin, Step};
 use crate::clock::Alarm;
 use crate::counters::{CloseReason, ProtocolCounters};
@@ -39,6 +41,7 @@ use crate::extension::OpenFrames;
 use crate::failures::Failure;
 use crate::hub::Hub;
 use crate::nodes::Nodes;
+use crate::nodes::judge::{Judged, Judging, Shown, judge_accepted};
 use crate::outbox::{Order, Outbox, Outgoing, event_bytes};
 use crate::output::Output;
 use crate::shard::{Batch, Input, permits_for};
@@ -76,6 +79,10 @@ pub(crate) struct Connection<S> {
     session: AnySession,
     /// What the peer asks for passes here first.
     gate: Gate,
+    /// Who decides about the limits that the peer asks for; `None`: it may ask for all.
+    keys: Option<Arc<LimitKeys>>,
+    /// What is being asked about them.
+    asking: Option<Asking>,
     /// Stands for the peer in what it asks for: provisional until it was welcomed.
     client: Arc<Client>,
     welcomed: bool,
@@ -99,6 +106,8 @@ pub(crate) struct Connection<S> {
     unsent: VecDeque<Unsent>,
     /// Notes what is passed on; `None` where nothing is.
     forwards: Option<Box<Forwards>>,
+    /// What waits for the word of a filter that the program wrote, in order; before it goes on as commands always do.
+    judging: VecDeque<Judging>,
     /// What `unsent` waits for: that what is passed on of it is safe.
     passing_on: VecDeque<oneshot::Receiver<()>>,
     /// Where the first of `unsent` waits in line.
@@ -183,6 +192,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             client,
             session: hub.session(&outbox, config),
             gate,
+            keys: None,
+            asking: None,
             welcomed: false,
             input: Vec::new(),
             usual_commands: 0,
@@ -199,6 +210,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 .as_ref()
                 .filter(|nodes| nodes.outlet.is_some())
                 .map(|_| Box::new(Forwards::new(outbox.connection, now))),
+            judging: VecDeque::new(),
             passing_on: VecDeque::new(),
             room: None,
             alarm: Alarm::new(),
@@ -222,7 +234,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     fn open(&mut self) {
         let AnySession::Throttr(session) = &mut self.session else { return };
         let mut commands = Vec::new();
-        if !self.gate.is_open() {
+        let counted = self.hub.guard.connect.is_some() && self.address.is_some();
+        if !self.gate.is_open() || counted {
             session.introduce(&mut commands);
         }
         session.open(&mut commands);
@@ -288,6 +301,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         }
         moved |= self.pass_gate(context, now);
         moved |= self.hear_program(context, now);
+        moved |= self.ask_about_limits(context, now);
+        moved |= self.pass_filters(context, now);
         moved |= self.write(context);
         moved |= self.send(context);
         if matches!(self.stage, Stage::Open) {
@@ -465,7 +480,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         for step in steps {
             match step {
                 Step::Pass(commands, octets) => self.route(commands, octets),
-                Step::Become(client) => self.client = client,
+                Step::Become(client) => {
+                    self.client = client;
+                    self.restrict_limits();
+                }
                 Step::Tell(event) => {
                     if matches!(event, Event::Refused(_)) {
                         self.count_closed(CloseReason::Refused);
@@ -475,6 +493,33 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 }
             }
         }
+    }
+
+    fn restrict_limits(&mut self) {
+        if let AnySession::Throttr(session) = &mut self.session
+            && let Some(keys) = self.gate.limit_keys(&self.client, &self.hub)
+        {
+            let permissions: Arc<dyn Permissions> = Arc::<LimitKeys>::clone(&keys);
+            session.restrict(permissions);
+            self.keys = Some(keys);
+        }
+    }
+
+    /// Has somebody asked about the limits at which the session stopped, and lets it go on when there is an answer.
+    fn ask_about_limits(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
+        let Some(keys) = &self.keys else { return false };
+        if self.asking.is_none() {
+            self.asking = keys.ask();
+        }
+        let Some(asking) = &mut self.asking else { return false };
+        let Poll::Ready(answers) = asking.as_mut().poll(context) else { return false };
+        keys.remember(answers);
+        self.asking = None;
+        self.hub.moved();
+        self.stalled = false;
+        self.resume(now);
+        self.look_at_session(Ok(()));
+        true
     }
 
     /// Offers frames again that waited for an event.
@@ -721,6 +766,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             true => session.receive_last(octets, now, &mut commands, output),
         });
         self.added += added;
+        if let Some(keys) = &self.keys {
+            keys.end_round();
+        }
         let consumed = *result.as_ref().unwrap_or(&octets.len());
         self.keep(&octets[consumed..]);
         self.usual_commands = commands.len();
@@ -778,10 +826,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     fn refuse_beyond_limits(&mut self, commands: &mut Vec<Command>, now: Timestamp) {
         let at = Nanos(self.hub.clock.nanos());
         let mut refused = Vec::new();
+        let mut stranger = false;
         commands.retain(|command| {
             let limiter = self.hub.throttr.limiter();
             let refusal = self.hub.guard.refusal(limiter, &self.client, self.address, command, at);
-            let passes = refusal.is_none();
+            // Whoever is not let in asks for nothing.
+            let passes = refusal.is_none() && !stranger;
+            let counters = &self.hub.counters.limits;
+            match &refusal {
+                Some(Event::Refused(_)) => {
+                    stranger = true;
+                    counters.connect_refused.add(1);
+                }
+                Some(_) => counters.publish_refused.add(1),
+                None => {}
+            }
             refused.extend(refusal);
             passes
         });
@@ -801,25 +860,74 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         self.stalled = needed > 0 && needed <= rest.len();
     }
 
-    /// Offers what clients ask for to the masters. Until it is safe for them nothing of it goes to a shard. What came from
-    /// another node is not passed on again.
-    fn pass_on(&mut self, commands: &mut [Command]) {
-        let Some(forwards) = &mut self.forwards else { return };
-        let Some(Nodes { terms, outlet: Some(outlet), .. }) = &self.hub.nodes else { return };
+    /// Notes for the masters what clients ask for, and which of it has to be shown to filters of the program. What came
+    /// from another node is not passed on again.
+    fn note(&mut self, commands: &mut [Command]) -> (Option<Noted>, Shown) {
+        let mut shown = Shown::default();
+        let (Some(forwards), Some(nodes)) = (&mut self.forwards, &self.hub.nodes) else {
+            return (None, shown);
+        };
         if self.session.is_node() {
-            return;
+            return (None, shown);
         }
         for command in commands {
-            forwards.note(terms, &self.client, command);
+            let masters = forwards.note(&nodes.terms, &self.client, command);
+            if !nodes.filters.send.is_empty() {
+                shown.add(&nodes.filters, masters, command, &self.client);
+            }
         }
-        if let Some(noted) = forwards.take() {
+        (forwards.take(), shown)
+    }
+
+    /// Offers what was noted to the masters. Until it is safe for them nothing of what goes to shards from then on does.
+    fn pass_on(&mut self, noted: Option<Noted>) {
+        let Some(noted) = noted else { return };
+        if let Some(Nodes { outlet: Some(outlet), .. }) = &self.hub.nodes {
             self.passing_on.push_back(outlet.take(noted));
         }
     }
 
-    /// Groups commands by shard: one batch each. `octets` is what they were made of.
+    /// Passes commands on to masters and shards, by way of the program's own filters where there are any.
     fn route(&mut self, mut commands: Vec<Command>, octets: usize) {
-        self.pass_on(&mut commands);
+        let (noted, shown) = self.note(&mut commands);
+        let judged = Judged { commands, octets, noted, refused: Vec::new() };
+        let nodes = self.hub.nodes.as_ref();
+        let accept = nodes.and_then(|nodes| nodes.filters.accept.as_ref()).filter(|_| self.session.is_node());
+        let judging = match (nodes, accept) {
+            (Some(nodes), Some(accept)) => judge_accepted(accept, &nodes.fallen_back, &self.client, judged),
+            (Some(nodes), None) if !shown.is_empty() => {
+                shown.judge(&nodes.filters, &nodes.fallen_back, judged)
+            }
+            // What comes behind something that waits must wait as well.
+            _ if !self.judging.is_empty() => Box::pin(std::future::ready(judged)),
+            _ => return self.go_on(judged.noted, judged.commands, judged.octets),
+        };
+        self.judging.push_back(judging);
+    }
+
+    fn go_on(&mut self, noted: Option<Noted>, commands: Vec<Command>, octets: usize) {
+        self.pass_on(noted);
+        self.group(commands, octets);
+    }
+
+    /// Looks whether filters of the program have spoken.
+    fn pass_filters(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
+        let mut moved = false;
+        while let Some(first) = self.judging.front_mut() {
+            let Poll::Ready(judged) = first.as_mut().poll(context) else { break };
+            self.judging.pop_front();
+            moved = true;
+            self.hub.moved();
+            self.go_on(judged.noted, judged.commands, judged.octets);
+            if !judged.refused.is_empty() {
+                self.give_event(Event::Confirmed(judged.refused), now);
+            }
+        }
+        moved
+    }
+
+    /// Groups commands by shard: one batch each. `octets` is what they were made of.
+    fn group(&mut self, commands: Vec<Command>, octets: usize) {
         let Some(first) = commands.first() else { return };
         let shards = self.hub.shards.len();
         let destination = first.destination(shards);
@@ -959,7 +1067,10 @@ impl<S> Connection<S> {
 
     /// Whether the peer has asked for something that no shard has got yet.
     fn has_commands(&self) -> bool {
-        !self.unsent.is_empty() || self.gate.is_holding() || !self.passing_on.is_empty()
+        !self.unsent.is_empty()
+            || self.gate.is_holding()
+            || !self.judging.is_empty()
+            || !self.passing_on.is_empty()
     }
 
     fn counters(&self) -> &ProtocolCounters {
@@ -981,7 +1092,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Future for Connection<S
                 Round::Moved => {}
                 Round::Over => return Poll::Ready(()),
                 Round::Idle => {
-                    if !this.has_commands() {
+                    if !this.has_commands() && this.asking.is_none() {
                         this.probe = None;
                     }
                     return Poll::Pending;

@@ -52,6 +52,9 @@ pub enum ExtensionAnswer {
     Failed,
 }
 
+/// What the session of a frame is told: the payloads of frames to send, or why it is over.
+type Told = Result<Vec<Vec<u8>>, Failure>;
+
 /// The frames of one connection that wait for their answers, in their order.
 #[derive(Default)]
 pub(crate) struct OpenFrames {
@@ -88,7 +91,7 @@ impl OpenFrames {
     }
 
     /// The answer to the first frame, with its extension's number, once it is there or late.
-    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Option<(u8, Result<Vec<Vec<u8>>, Failure>)> {
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Option<(u8, Told)> {
         let first = self.waiting.front_mut()?;
         let fail = |token, why: String| Err(Failure::new(token, format!("{}: {why}", first.name)));
         let result = match Pin::new(&mut first.answer).poll(context) {

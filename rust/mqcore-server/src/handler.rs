@@ -6,6 +6,7 @@ use mqcore_broker::effect::{Answer, Question};
 
 use crate::authority::port::AuthorityPort;
 use crate::extension::ExtensionPort;
+use crate::nodes::judge::NodeFilters;
 
 /// Where questions go. Called by shards; must never block and never wait for Python.
 pub trait HandlerPort: Send + Sync {
@@ -23,6 +24,11 @@ pub trait HandlerPort: Send + Sync {
     /// Who handles the frames of vendors' extensions of MicroMessage2. Asked for once, at the start. Default nobody.
     fn extensions(&self) -> Option<Arc<dyn ExtensionPort>> {
         None
+    }
+
+    /// The program's own filters of what is passed on between nodes. Asked for once, at the start. Default none.
+    fn node_filters(&self) -> NodeFilters {
+        NodeFilters::default()
     }
 }
 

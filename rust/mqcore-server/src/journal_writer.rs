@@ -15,7 +15,7 @@ use mqcore_broker::options::Durability;
 use mqcore_broker::packing::Packer;
 use mqcore_broker::record::{
     NUMBERS_KEY, Record, channel_key, encode_channel, encode_intake, encode_numbers, encode_put,
-    encode_queue, encode_router, intake_key, queue_key, router_key,
+    encode_queue, encode_router, encode_topic_binding, intake_key, queue_key, router_key, topic_binding_key,
 };
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
@@ -331,6 +331,10 @@ impl Writer {
             Record::DefineRouter(router) => {
                 self.journal.define(&router_key(&router.name), &encode_router(router))
             }
+            Record::BindTopic(pattern, queue) => {
+                self.journal.define(&topic_binding_key(pattern, queue), &encode_topic_binding(pattern, queue))
+            }
+            Record::UnbindTopic(pattern, queue) => self.journal.undefine(&topic_binding_key(pattern, queue)),
             Record::RemoveRouter(name) => self.journal.undefine(&router_key(name)),
         }
     }

@@ -3,6 +3,7 @@
 //! | module | what lives there |
 //! |---|---|
 //! | [`config`] | what a broker is told about others |
+//! | [`judge`] | filters that a program wrote, and the wait for their word |
 //! | `outlet` | the thread that numbers, keeps and hands out what is passed on |
 //! | `store` | its journal |
 //! | `master` | the task that looks after one master |
@@ -10,6 +11,7 @@
 
 pub mod config;
 mod dial;
+pub mod judge;
 mod master;
 pub(crate) mod outlet;
 mod store;
@@ -18,6 +20,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use mqcore_cluster::link::Link;
 use mqcore_session::node::NodeTerms;
@@ -25,6 +28,7 @@ use tokio::time::Instant;
 
 use self::config::NodeConfig;
 use self::dial::Introduced;
+use self::judge::NodeFilters;
 use self::master::MasterTask;
 use self::outlet::{Beginning, Outlet};
 use self::store::{Identity, Kept, OpenedStore, Store};
@@ -44,6 +48,10 @@ pub(crate) struct Nodes {
     pub(crate) masters: Vec<String>,
     /// `None`: nothing is passed on.
     pub(crate) outlet: Option<Outlet>,
+    /// Those that the program wrote.
+    pub(crate) filters: NodeFilters,
+    /// How often one of them had no answer, so that its fallback held.
+    pub(crate) fallen_back: Arc<AtomicU64>,
 }
 
 /// What was read before the server runs.
@@ -88,6 +96,7 @@ impl OpenedNodes {
         self,
         shutdown: &Arc<Shutdown>,
         directory: T,
+        filters: NodeFilters,
     ) -> std::io::Result<(Nodes, Links)> {
         let name = self.name();
         let Self { config, identity, store, kept, next } = self;
@@ -107,7 +116,7 @@ impl OpenedNodes {
             let beginning = Beginning { options, masters: config.masters.len(), next, kept, store };
             Some(Outlet::start(beginning, (directory, shutdown.enter()))?)
         };
-        let nodes = Nodes { terms: Arc::new(terms), masters, outlet };
+        let nodes = Nodes { terms: Arc::new(terms), masters, outlet, filters, fallen_back: Arc::default() };
         Ok((nodes, Links { config, me: Introduced { identity, name } }))
     }
 }

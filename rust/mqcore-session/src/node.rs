@@ -96,39 +96,37 @@ impl Forwards {
     /// (operations, pulls, events), what has no hops left and what another broker passed on is not noted.
     ///
     /// A message without an id gets one: each node would make another.
-    pub fn note(&mut self, terms: &NodeTerms, client: &Client, command: &mut Command) {
+    ///
+    /// For whom it was noted; for nobody, if it was not.
+    pub fn note(&mut self, terms: &NodeTerms, client: &Client, command: &mut Command) -> Masters {
         match command {
             Command::Publish { queue, message } if message.producer().is_some() => {
                 *message = self.identified(message);
                 let headers = without_copies(message.headers());
                 let target = queue.channel.as_str().as_bytes();
                 let frame = Frame { target, content_type: queue.id, ..frame(Kind::QUEUE, message) };
-                self.push(terms, client, &Frame { headers: &headers, ..frame });
+                self.push(terms, client, &Frame { headers: &headers, ..frame })
             }
             Command::PublishTopic { topic, message, .. } if message.producer().is_some() => {
                 let target = [TOPIC_PREFIX, topic.as_bytes()].concat();
                 *message = self.identified(message);
-                self.push(terms, client, &Frame { target: &target, ..frame(Kind::QUEUE, message) });
+                self.push(terms, client, &Frame { target: &target, ..frame(Kind::QUEUE, message) })
             }
             Command::Route { router, message } => {
                 let target = router.as_str().as_bytes();
-                self.push(terms, client, &Frame { target, ..frame(Kind::ROUTER, message) });
+                self.push(terms, client, &Frame { target, ..frame(Kind::ROUTER, message) })
             }
             Command::Direct { to, message } => {
                 let target = pattern_text(to);
-                self.push(
-                    terms,
-                    client,
-                    &Frame { target: target.as_bytes(), ..frame(Kind::DIRECT, message) },
-                );
+                self.push(terms, client, &Frame { target: target.as_bytes(), ..frame(Kind::DIRECT, message) })
             }
             Command::AcknowledgeDirect { to, message } => {
                 let frame =
                     Frame { high_priority: true, target: to.as_bytes(), ..frame(Kind::ACKNOWLEDGE, message) };
-                self.push(terms, client, &frame);
+                self.push(terms, client, &frame)
             }
             Command::Respond { to, message } => {
-                self.push(terms, client, &Frame { target: to.as_bytes(), ..frame(Kind::RESPONSE, message) });
+                self.push(terms, client, &Frame { target: to.as_bytes(), ..frame(Kind::RESPONSE, message) })
             }
             Command::Acknowledge(word) => {
                 let frame = Frame {
@@ -141,9 +139,9 @@ impl Forwards {
                     headers: &word.headers,
                     ..Frame::new(Kind::ACKNOWLEDGE)
                 };
-                self.push(terms, client, &frame);
+                self.push(terms, client, &frame)
             }
-            _ => {}
+            _ => Masters::default(),
         }
     }
 
@@ -152,13 +150,15 @@ impl Forwards {
     }
 
     /// Names of other protocols may be longer than a frame can say; such a message stays here.
-    fn push(&mut self, terms: &NodeTerms, client: &Client, frame: &Frame<'_>) {
+    fn push(&mut self, terms: &NodeTerms, client: &Client, frame: &Frame<'_>) -> Masters {
         let (id, name) = (&*client.id, client.name.as_deref());
         let masters = terms.masters(frame, &Sender { id, name, kind: client.kind.as_deref(), node: None });
-        if frame.hops > 0 && !masters.is_empty() && frame.check().is_ok() {
-            tmqp::encode(frame, &mut self.octets);
-            self.frames.push((masters, self.octets.len()));
+        if frame.hops == 0 || masters.is_empty() || frame.check().is_err() {
+            return Masters::default();
         }
+        tmqp::encode(frame, &mut self.octets);
+        self.frames.push((masters, self.octets.len()));
+        masters
     }
 }
 
@@ -170,22 +170,32 @@ pub struct Noted {
 }
 
 impl Noted {
-    /// For whom, and the octets of each.
+    /// For whom, and the octets of each that is for anybody.
     pub fn iter(&self) -> impl Iterator<Item = (Masters, &[u8])> {
         let begins = std::iter::once(0).chain(self.frames.iter().map(|(_, end)| *end));
-        begins.zip(&self.frames).map(|(begin, (masters, end))| (*masters, &self.octets[begin..*end]))
+        let frames = begins.zip(&self.frames);
+        frames
+            .map(|(begin, (masters, end))| (*masters, &self.octets[begin..*end]))
+            .filter(|(masters, _)| !masters.is_empty())
     }
 
-    /// How many.
+    /// The frame noted as number `frame`, from 0, is not for this master after all.
+    pub fn withdraw(&mut self, frame: usize, master: usize) {
+        if let Some((masters, _)) = self.frames.get_mut(frame) {
+            masters.remove(master);
+        }
+    }
+
+    /// How many are for anybody.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.frames.len()
+        self.frames.iter().filter(|(masters, _)| !masters.is_empty()).count()
     }
 
-    /// Never: nothing noted is `None`.
+    /// Whether none is.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.frames.is_empty()
+        self.frames.iter().all(|(masters, _)| masters.is_empty())
     }
 }
 

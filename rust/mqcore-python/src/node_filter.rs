@@ -1,0 +1,287 @@
+//! Filters of nodes that a program wrote: the thread on which one is asked, and what it is shown.
+//!
+//! Each filter has a thread of its own that stays attached to the interpreter and is fed with batches: one that sleeps holds
+//! up what goes through it, and nothing else.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use mqcore_server::nodes::judge::{Goal, NodeFilterPort, NodeQuestion, Passage};
+use pyo3::exceptions::PyTypeError;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyBool;
+
+use crate::config::{duration, field};
+use crate::message::Message;
+use crate::stray::Stray;
+use crate::view::ClientView;
+
+/// Batches of questions that may wait for one filter; about more the fallback holds at once. A connection has one at most.
+const BATCHES_MAX: usize = 16_384;
+
+/// What is passed on, as a filter sees it.
+#[pyclass(frozen, module = "mqcore._core")]
+pub(crate) struct NodeFrame {
+    passage: Passage,
+    message: PyOnceLock<Py<Message>>,
+}
+
+impl NodeFrame {
+    fn new(passage: &Passage) -> Self {
+        Self { passage: passage.clone(), message: PyOnceLock::new() }
+    }
+}
+
+#[pymethods]
+impl NodeFrame {
+    #[getter]
+    fn kind(&self) -> &'static str {
+        self.passage.kind.as_str()
+    }
+
+    #[getter]
+    fn channel(&self) -> Option<&str> {
+        match &self.passage.goal {
+            Goal::Queue(channel, _) => Some(channel),
+            _ => None,
+        }
+    }
+
+    #[getter]
+    fn queue(&self) -> Option<u16> {
+        match &self.passage.goal {
+            Goal::Queue(_, queue) => Some(*queue),
+            _ => None,
+        }
+    }
+
+    #[getter]
+    fn topic(&self) -> Option<&str> {
+        match &self.passage.goal {
+            Goal::Topic(topic) => Some(topic),
+            _ => None,
+        }
+    }
+
+    #[getter]
+    fn router(&self) -> Option<&str> {
+        match &self.passage.goal {
+            Goal::Router(router) => Some(router),
+            _ => None,
+        }
+    }
+
+    #[getter]
+    fn to(&self) -> Option<&str> {
+        match &self.passage.goal {
+            Goal::Client(client) => Some(client),
+            _ => None,
+        }
+    }
+
+    #[getter]
+    fn message(&self, py: Python<'_>) -> PyResult<&Py<Message>> {
+        self.message.get_or_try_init(py, || Py::new(py, Message::new(self.passage.message.clone())))
+    }
+
+    #[getter]
+    fn producer(&self) -> ClientView {
+        match &self.passage.client {
+            Some(client) => ClientView::connected(Arc::clone(client)),
+            None => ClientView::named(self.passage.message.source()),
+        }
+    }
+
+    #[getter]
+    fn node(&self) -> Option<&str> {
+        self.passage.node.as_deref()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<NodeFrame {} to {:?}>", self.passage.kind.as_str(), self.passage.goal)
+    }
+}
+
+/// A filter as it was given, from which its thread is made at each start.
+pub(crate) struct Definition {
+    /// For the log: `master tmqp://...`, `accept`.
+    name: Box<str>,
+    decide: Py<PyAny>,
+    timeout: Duration,
+    fallback: bool,
+}
+
+impl Definition {
+    /// Reads a `mqcore.NodeFilter`; `None`: it is rules and nothing else.
+    fn read(filter: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Self>> {
+        let decide = filter.getattr("decide")?;
+        if decide.is_none() {
+            return Ok(None);
+        }
+        let (timeout, fallback) = (duration(filter, "timeout")?, field(filter, "fallback")?);
+        Ok(Some(Self { name: name.into(), decide: decide.unbind(), timeout, fallback }))
+    }
+}
+
+/// The filters of one configuration.
+#[derive(Default)]
+pub(crate) struct Definitions {
+    pub(crate) accept: Option<Definition>,
+    /// By master.
+    pub(crate) send: Vec<Option<Definition>>,
+}
+
+impl Definitions {
+    /// Reads those of a `mqcore.BrokerConfig`.
+    pub(crate) fn read(config: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let node = config.getattr("node")?;
+        if node.is_none() {
+            return Ok(Self::default());
+        }
+        let accept = Definition::read(&node.getattr("accept")?, "accept")?;
+        let mut send = Vec::new();
+        for master in node.getattr("masters")?.try_iter()? {
+            let master = master?;
+            let url: String = field(&master, "url")?;
+            // A URL may hold a token, which is nothing for the log.
+            let url = url.split('?').next().unwrap_or_default();
+            send.push(Definition::read(&master.getattr("send")?, &format!("send to {url}"))?);
+        }
+        if send.iter().all(Option::is_none) {
+            send.clear();
+        }
+        Ok(Self { accept, send })
+    }
+
+    /// For the garbage collector.
+    pub(crate) fn visit(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let mut all = self.accept.iter().chain(self.send.iter().flatten());
+        all.try_for_each(|definition| visit.call(&definition.decide))
+    }
+}
+
+/// A running filter.
+pub(crate) struct FilterThread {
+    /// `None` is the last thing that is sent.
+    inbox: Sender<Option<Arc<NodeQuestion>>>,
+    timeout: Duration,
+    fallback: bool,
+    stopping: Arc<AtomicBool>,
+    /// Nothing is ever sent: it disconnects when the thread ends.
+    ended: Receiver<()>,
+}
+
+impl FilterThread {
+    /// Starts the thread.
+    pub(crate) fn start(py: Python<'_>, definition: &Definition) -> std::io::Result<Self> {
+        let (inbox, questions) = crossbeam_channel::bounded(BATCHES_MAX);
+        let (ending, ended) = crossbeam_channel::bounded(0);
+        let stopping = Arc::new(AtomicBool::new(false));
+        let filter = Filter {
+            name: definition.name.clone(),
+            decide: definition.decide.clone_ref(py),
+            stopping: Arc::clone(&stopping),
+        };
+        std::thread::Builder::new().name("mqcore-filter".into()).spawn(move || {
+            run(filter, &questions);
+            drop(ending);
+        })?;
+        Ok(Self { inbox, timeout: definition.timeout, fallback: definition.fallback, stopping, ended })
+    }
+
+    /// Lets the thread end as soon as the call that it is in returns.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        // Full or gone: then it finds the flag.
+        let _ = self.inbox.try_send(None);
+    }
+}
+
+impl Stray for FilterThread {
+    fn join(&self, deadline: Instant) -> bool {
+        self.ended.recv_deadline(deadline) != Err(RecvTimeoutError::Timeout)
+    }
+}
+
+impl NodeFilterPort for FilterThread {
+    fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    fn fallback(&self) -> bool {
+        self.fallback
+    }
+
+    fn ask(&self, question: Arc<NodeQuestion>) -> bool {
+        self.inbox.try_send(Some(question)).is_ok()
+    }
+}
+
+/// What the thread works with.
+struct Filter {
+    name: Box<str>,
+    decide: Py<PyAny>,
+    stopping: Arc<AtomicBool>,
+}
+
+/// The life of the thread.
+fn run(filter: Filter, questions: &Receiver<Option<Arc<NodeQuestion>>>) {
+    // `None`: the interpreter is ending, and nothing of it may be touched any more.
+    let ran = Python::try_attach(|py| {
+        while let Some(question) = py.detach(|| questions.recv()).ok().flatten() {
+            filter.answer(py, &question);
+            question.finish();
+        }
+    });
+    if ran.is_none() {
+        std::mem::forget(filter);
+        return;
+    }
+    Python::try_attach(|_| drop(filter));
+}
+
+impl Filter {
+    fn answer(&self, py: Python<'_>, question: &NodeQuestion) {
+        // The first exception of the batch, and how many there were.
+        let mut failed: Option<(PyErr, u64)> = None;
+        for (place, passage) in question.passages().iter().enumerate() {
+            if question.is_given_up() || self.stopping.load(Ordering::Acquire) {
+                break;
+            }
+            match self.decide(py, passage) {
+                Ok(passes) => question.answer(place, passes),
+                Err(exception) => match &mut failed {
+                    Some((_, count)) => *count += 1,
+                    None => failed = Some((exception, 1)),
+                },
+            }
+        }
+        if let Some((exception, count)) = failed {
+            self.report(py, &exception, count);
+        }
+    }
+
+    fn decide(&self, py: Python<'_>, passage: &Passage) -> PyResult<bool> {
+        let verdict = self.decide.bind(py).call1((NodeFrame::new(passage),))?;
+        let passes = verdict.cast::<PyBool>().map_err(|_| {
+            let kind = verdict.get_type();
+            let kind = kind.name().map_or_else(|_| "something".to_owned(), |name| name.to_string());
+            PyTypeError::new_err(format!("a filter returned a {kind}, not a bool"))
+        })?;
+        Ok(passes.is_true())
+    }
+
+    fn report(&self, py: Python<'_>, exception: &PyErr, count: u64) {
+        static REPORT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let reported = REPORT
+            .import(py, "mqcore.handlers", "_report_filter")
+            .and_then(|report| report.call1((&*self.name, exception.value(py), count)));
+        if let Err(broken) = reported {
+            broken.write_unraisable(py, None);
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! The seam behind which a program's own filters of nodes run, in whatever language, and the wait for their word.
+//!
+//! A connection whose frames have to be shown to such a filter waits with them, and with all that comes behind them, until
+//! the filter has spoken or its time is over; nobody else waits.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
+
+use mqcore_broker::client::Client;
+use mqcore_broker::command::{Acknowledgement, ClientPattern, Command};
+use mqcore_broker::message::{Layout, Message, Properties};
+use mqcore_cluster::filter::ForwardKind;
+use mqcore_cluster::log::Masters;
+use mqcore_session::node::Noted;
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
+
+/// A filter that a program wrote: what the rules of its side let through is shown to it.
+pub trait NodeFilterPort: Send + Sync {
+    /// How long it may take over what a client or a node sent at once.
+    fn timeout(&self) -> Duration;
+
+    /// What holds where it has no answer: late, raised, or too much asked already.
+    fn fallback(&self) -> bool;
+
+    /// Takes a question. Must never block. False: it has no room, and nobody will answer.
+    fn ask(&self, question: Arc<NodeQuestion>) -> bool;
+}
+
+/// The filters of a program, where it wrote any.
+#[derive(Clone, Default)]
+pub struct NodeFilters {
+    /// For what nodes pass on to here.
+    pub accept: Option<Arc<dyn NodeFilterPort>>,
+    /// For what goes to each master, in the order of the configuration; shorter where the last have none.
+    pub send: Vec<Option<Arc<dyn NodeFilterPort>>>,
+}
+
+impl fmt::Debug for NodeFilters {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let send: Vec<_> = self.send.iter().map(Option::is_some).collect();
+        let accept = self.accept.is_some();
+        formatter.debug_struct("NodeFilters").field("accept", &accept).field("send", &send).finish()
+    }
+}
+
+/// To whom something is passed on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Goal {
+    /// A queue: its channel, and its id.
+    Queue(Box<str>, u16),
+    /// A topic.
+    Topic(Box<str>),
+    /// A router.
+    Router(Box<str>),
+    /// Clients, as a direct message names them: an id, `@name:NAME` or `@type:TYPE`.
+    Client(Box<str>),
+}
+
+/// One frame that is passed on, as a filter sees it.
+#[derive(Debug, Clone)]
+pub struct Passage {
+    /// What sort of frame.
+    pub kind: ForwardKind,
+    /// To whom.
+    pub goal: Goal,
+    /// The message; of an acknowledgement its id, source and headers.
+    pub message: Message,
+    /// Who produced it, where it is produced. A master knows of it what the message says.
+    pub client: Option<Arc<Client>>,
+    /// The name of the node that passes it on; `None`: this one.
+    pub node: Option<Arc<str>>,
+}
+
+impl Passage {
+    /// What a command asks for; `None`: it is nothing that is passed on.
+    fn of(command: &Command, client: Option<&Arc<Client>>, node: Option<&Arc<str>>) -> Option<Self> {
+        let (kind, goal, message) = match command {
+            Command::PassedOn(passed) => return Self::of(&passed.command, client, node),
+            Command::Publish { queue, message } => {
+                (ForwardKind::Queue, Goal::Queue(queue.channel.as_str().into(), queue.id), message.clone())
+            }
+            Command::PublishTopic { topic, message, .. } => {
+                let name = String::from_utf8_lossy(topic.as_bytes());
+                (ForwardKind::Queue, Goal::Topic(name.into()), message.clone())
+            }
+            Command::Route { router, message } => {
+                (ForwardKind::Router, Goal::Router(router.as_str().into()), message.clone())
+            }
+            Command::Direct { to, message } => {
+                (ForwardKind::Direct, Goal::Client(named(to)), message.clone())
+            }
+            Command::AcknowledgeDirect { to, message } => {
+                (ForwardKind::Acknowledge, Goal::Client(to.clone()), message.clone())
+            }
+            Command::Respond { to, message } => {
+                (ForwardKind::Response, Goal::Client(to.clone()), message.clone())
+            }
+            Command::Acknowledge(word) => {
+                let goal = Goal::Queue(word.queue.channel.as_str().into(), word.queue.id);
+                (ForwardKind::Acknowledge, goal, acknowledgement(word, client))
+            }
+            _ => return None,
+        };
+        Some(Self { kind, goal, message, client: client.cloned(), node: node.cloned() })
+    }
+}
+
+fn named(to: &ClientPattern) -> Box<str> {
+    match to {
+        ClientPattern::Id(id) => id.clone(),
+        ClientPattern::Name(name) => format!("@name:{name}").into(),
+        ClientPattern::Kind(kind) => format!("@type:{kind}").into(),
+    }
+}
+
+fn acknowledgement(word: &Acknowledgement, client: Option<&Arc<Client>>) -> Message {
+    let source = client.map(|client| client.id.as_bytes()).unwrap_or_default();
+    let block = [&word.message_id[..], source, &word.headers].concat();
+    let source_at = word.message_id.len();
+    let headers_at = source_at + source.len();
+    let layout = Layout {
+        id: 0..source_at,
+        source: source_at..headers_at,
+        headers: headers_at..block.len(),
+        body: block.len()..block.len(),
+    };
+    let properties = Properties { content_type: word.queue.id, hops: word.hops, ..Properties::default() };
+    Message::new(&block, &layout, properties, None)
+}
+
+/// What a filter is asked at once.
+#[derive(Debug)]
+pub struct NodeQuestion {
+    passages: Vec<Passage>,
+    /// By passage: [`UNANSWERED`], or the verdict.
+    verdicts: Box<[AtomicU8]>,
+    answered: Notify,
+    given_up: AtomicBool,
+}
+
+const UNANSWERED: u8 = 2;
+
+impl NodeQuestion {
+    fn new(passages: Vec<Passage>) -> Self {
+        let verdicts = passages.iter().map(|_| AtomicU8::new(UNANSWERED)).collect();
+        Self { passages, verdicts, answered: Notify::new(), given_up: AtomicBool::new(false) }
+    }
+
+    /// What is asked about, in the order in which it came.
+    #[must_use]
+    pub fn passages(&self) -> &[Passage] {
+        &self.passages
+    }
+
+    /// Nobody waits for the answer any more.
+    #[must_use]
+    pub fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Acquire)
+    }
+
+    /// Whether the passage of this number, from 0, goes on.
+    pub fn answer(&self, passage: usize, passes: bool) {
+        if let Some(verdict) = self.verdicts.get(passage) {
+            verdict.store(u8::from(passes), Ordering::Release);
+        }
+    }
+
+    /// There will be no further answers: for the rest the fallback holds.
+    pub fn finish(&self) {
+        self.answered.notify_one();
+    }
+}
+
+/// Asks at once, and waits for the word about every passage. `fallen_back` counts those that there was none about.
+fn ask(
+    port: &Arc<dyn NodeFilterPort>,
+    passages: Vec<Passage>,
+    fallen_back: &Arc<AtomicU64>,
+) -> impl Future<Output = Vec<bool>> + Send + use<> {
+    let deadline = Instant::now() + port.timeout();
+    let fallback = port.fallback();
+    let question = Arc::new(NodeQuestion::new(passages));
+    let taken = port.ask(Arc::clone(&question));
+    let fallen_back = Arc::clone(fallen_back);
+    async move {
+        if taken {
+            // Late: what was answered by then counts all the same.
+            let _ = timeout_at(deadline, question.answered.notified()).await;
+        }
+        question.given_up.store(true, Ordering::Release);
+        let mut missing = 0;
+        let verdicts = question.verdicts.iter().map(|verdict| match verdict.load(Ordering::Acquire) {
+            UNANSWERED => {
+                missing += 1;
+                fallback
+            }
+            passes => passes == 1,
+        });
+        let verdicts = verdicts.collect();
+        fallen_back.fetch_add(missing, Ordering::Relaxed);
+        verdicts
+    }
+}
+
+/// What went through the filters, or needed none.
+#[derive(Debug)]
+pub(crate) struct Judged {
+    pub(crate) commands: Vec<Command>,
+    /// What the commands were made of.
+    pub(crate) octets: usize,
+    /// What is passed on.
+    pub(crate) noted: Option<Noted>,
+    /// Numbers of what a node passed on and is not taken: done.
+    pub(crate) refused: Vec<u64>,
+}
+
+/// What waits for its verdicts.
+pub(crate) type Judging = Pin<Box<dyn Future<Output = Judged> + Send>>;
+
+/// Which of what was noted a program's filters want to see, of one batch.
+#[derive(Debug, Default)]
+pub(crate) struct Shown {
+    /// By master: the numbers of the frames among those noted, and what they say.
+    by_master: Vec<(usize, Vec<usize>, Vec<Passage>)>,
+    noted: usize,
+}
+
+impl Shown {
+    /// A command was noted for these masters.
+    pub(crate) fn add(
+        &mut self,
+        filters: &NodeFilters,
+        masters: Masters,
+        command: &Command,
+        client: &Arc<Client>,
+    ) {
+        if masters.is_empty() {
+            return;
+        }
+        let frame = self.noted;
+        self.noted += 1;
+        for (master, _) in filters.send.iter().enumerate().filter(|(_, port)| port.is_some()) {
+            if !masters.contains(master) {
+                continue;
+            }
+            let Some(passage) = Passage::of(command, Some(client), None) else { continue };
+            match self.by_master.iter_mut().find(|(known, ..)| *known == master) {
+                Some((_, frames, passages)) => {
+                    frames.push(frame);
+                    passages.push(passage);
+                }
+                None => self.by_master.push((master, vec![frame], vec![passage])),
+            }
+        }
+    }
+
+    /// Whether no filter has to be asked.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_master.is_empty()
+    }
+
+    /// Asks all filters concerned at once, and takes back what they do not let through.
+    pub(crate) fn judge(
+        self,
+        filters: &NodeFilters,
+        counter: &Arc<AtomicU64>,
+        mut judged: Judged,
+    ) -> Judging {
+        let mut asked = Vec::new();
+        for (master, frames, passages) in self.by_master {
+            if let Some(Some(port)) = filters.send.get(master) {
+                asked.push((master, frames, ask(port, passages, counter)));
+            }
+        }
+        Box::pin(async move {
+            for (master, frames, verdicts) in asked {
+                let verdicts = verdicts.await;
+                for (frame, _) in frames.into_iter().zip(verdicts).filter(|(_, passes)| !passes) {
+                    if let Some(noted) = &mut judged.noted {
+                        noted.withdraw(frame, master);
+                    }
+                }
+            }
+            judged.noted = judged.noted.take().filter(|noted| !noted.is_empty());
+            judged
+        })
+    }
+}
+
+/// Shows what a node passed on to the filter of this side, and leaves out what that does not let through.
+pub(crate) fn judge_accepted(
+    port: &Arc<dyn NodeFilterPort>,
+    counter: &Arc<AtomicU64>,
+    node: &Client,
+    mut judged: Judged,
+) -> Judging {
+    let name: Arc<str> = node.name.as_deref().unwrap_or_default().into();
+    let (mut places, mut passages) = (Vec::new(), Vec::new());
+    for (place, command) in judged.commands.iter().enumerate() {
+        if let Some(passage) = Passage::of(command, None, Some(&name)) {
+            places.push(place);
+            passages.push(passage);
+        }
+    }
+    if passages.is_empty() {
+        return Box::pin(std::future::ready(judged));
+    }
+    let verdicts = ask(port, passages, counter);
+    Box::pin(async move {
+        let verdicts = verdicts.await;
+        let mut refused =
+            places.into_iter().zip(verdicts).filter(|(_, passes)| !passes).map(|(place, _)| place);
+        let mut next = refused.next();
+        let commands = std::mem::take(&mut judged.commands);
+        for (place, command) in commands.into_iter().enumerate() {
+            if next != Some(place) {
+                judged.commands.push(command);
+                continue;
+            }
+            next = refused.next();
+            if let Command::PassedOn(passed) = command {
+                judged.refused.push(passed.ticket.number);
+            }
+        }
+        judged
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use mqcore_broker::command::PassedOn;
+    use mqcore_broker::id::{ConnectionId, QueueAddress};
+    use mqcore_broker::intake::Ticket;
+    use mqcore_broker::time::Timestamp;
+
+    use super::*;
+
+    /// Lets through what has this body; says nothing to what says so.
+    struct Only(&'static [u8], Mutex<Vec<Arc<NodeQuestion>>>);
+
+    impl NodeFilterPort for Only {
+        fn timeout(&self) -> Duration {
+            Duration::from_secs(5)
+        }
+
+        fn fallback(&self) -> bool {
+            true
+        }
+
+        fn ask(&self, question: Arc<NodeQuestion>) -> bool {
+            for (place, passage) in question.passages().iter().enumerate() {
+                if passage.message.body() != b"?" {
+                    question.answer(place, passage.message.body() == self.0);
+                }
+            }
+            question.finish();
+            self.1.lock().expect("nobody panics").push(question);
+            true
+        }
+    }
+
+    fn passed_on(number: u64, body: &[u8]) -> Command {
+        let ticket = Ticket { node: "n".into(), epoch: 1, number };
+        let layout = Layout { id: 0..0, source: 0..0, headers: 0..0, body: 0..body.len() };
+        let message = Message::passed_on(body, &layout, Properties::default(), ticket.clone());
+        let queue = QueueAddress::parse("ch/1").expect("a queue");
+        Command::PassedOn(Box::new(PassedOn { ticket, command: Command::Publish { queue, message } }))
+    }
+
+    #[tokio::test]
+    async fn what_the_filter_refuses_is_done_and_what_it_says_nothing_about_falls_back() {
+        let only = Arc::new(Only(b"yes", Mutex::default()));
+        let port: Arc<dyn NodeFilterPort> = Arc::clone(&only) as _;
+        let counter = Arc::new(AtomicU64::new(0));
+        let node = Client {
+            connection: ConnectionId(1),
+            id: "w".into(),
+            name: Some("west".into()),
+            kind: None,
+            protocol: "tmqp",
+            admin: false,
+            connected_at: Timestamp(0),
+        };
+        let commands = vec![passed_on(1, b"yes"), passed_on(2, b"no"), passed_on(3, b"?")];
+        let judged = Judged { commands, octets: 9, noted: None, refused: Vec::new() };
+        let judged = judge_accepted(&port, &counter, &node, judged).await;
+        assert_eq!((judged.refused, judged.commands.len()), (vec![2], 2));
+        assert_eq!(counter.load(Ordering::Relaxed), 1, "one had no answer");
+        let asked = only.1.lock().expect("nobody panics");
+        let passage = &asked[0].passages()[0];
+        assert_eq!((passage.node.as_deref(), &passage.goal), (Some("west"), &Goal::Queue("ch".into(), 1)));
+        assert!(asked[0].is_given_up());
+    }
+}
