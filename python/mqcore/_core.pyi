@@ -23,6 +23,7 @@ __all__ = [
     "Decision",
     "Delivery",
     "EventStream",
+    "ExtensionReply",
     "Frame",
     "Headers",
     "Incoming",

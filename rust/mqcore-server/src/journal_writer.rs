@@ -542,6 +542,7 @@ mod tests {
             throttr: limits::directory(&Config::default(), &Clock::new(ClockConfig::System)),
             extensions: None,
             extension_names: Arc::default(),
+            eventmq: Arc::new(mqcore_session::eventmq::exchange::Exchange::new(0, None)),
         };
         (Arc::new(hub), inbox)
     }
