@@ -16,6 +16,7 @@ mod export;
 mod extension;
 mod frame;
 mod handler;
+mod history;
 mod journal;
 mod load;
 mod log;
@@ -54,6 +55,8 @@ mod _core {
     use crate::extension::ExtensionReply;
     #[pymodule_export]
     use crate::frame::{Frame, tmqp_decode, tmqp_encode};
+    #[pymodule_export]
+    use crate::history::{History, HistoryRows, history_columns};
     #[pymodule_export]
     use crate::journal::{JournalMessages, journal_inspect};
     #[pymodule_export]
