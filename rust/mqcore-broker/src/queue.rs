@@ -196,7 +196,7 @@ impl Queue {
         if !self.leave_own((consumer, tag)) {
             return false;
         }
-        self.subscription_lost(consumer, tag, turn);
+        self.consumer_lost(consumer, Some(tag), turn);
         self.schedule(turn);
         true
     }
