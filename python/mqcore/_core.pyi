@@ -3,7 +3,7 @@
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, TypeVar, final, overload
+from typing import Any, Literal, TypeAlias, TypeVar, final, overload
 
 from mqcore.client import ClientOptions
 from mqcore.config import BrokerConfig, ChannelOptions, QueueOptions, QueueStatus, RouterOptions
@@ -479,6 +479,34 @@ class JournalSelection:
         """Leave out the next ones."""
     def __iter__(self) -> JournalSelection: ...
     def __next__(self) -> tuple[int, int, str, Message, int]: ...
+
+# history
+
+_Ends: TypeAlias = tuple[int, str, int, int]
+_Piece: TypeAlias = tuple[int, str, int, int, list[int], int, int]
+
+def history_columns(name: str) -> list[tuple[str, str, str]]:
+    """Return the columns of a view: name, Spark type, and when it is shown."""
+
+@final
+class History:
+    """The history in a data directory, whether a broker runs on it or not."""
+
+    def __new__(cls, path: str) -> History: ...
+    def ends(self) -> list[_Ends]:
+        """Return for each shard: its number, its journal, the earliest sequence, and that behind the latest."""
+    def pieces(self, request: str, stretches: list[tuple[int, int, int]], target_bytes: int) -> list[_Piece]:
+        """Part stretches into pieces of about so many octets."""
+    def advance(self, request: str, stretches: list[tuple[int, int, int]], rows: int, fail_on_loss: bool) -> list[int]:
+        """Return where the next rows of the stretches end."""
+    def read(self, request: str, piece: _Piece, fail_on_loss: bool) -> HistoryRows:
+        """Read a piece."""
+
+@final
+class HistoryRows:
+    """Rows that can be taken once, by whoever speaks Arrow's C stream interface."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 # client
 #

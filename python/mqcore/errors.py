@@ -10,6 +10,7 @@
     │   └── Forked                             broker or client, made before fork()
     ├── DataDirError                           DataDirBusy · DataDirDamaged · DataDirFull
     │                                          DataDirMissing (LookupError) · DataDirUnreadable
+    │                                          HistoryLost
     ├── TransportError (ConnectionError)       ConnectFailed · ConnectionLost · Draining · ListenFailed
     ├── HandshakeError                         VersionMismatch · AuthFailed (PermissionError)
     │   └── TLSError                           CertificateError
@@ -53,6 +54,7 @@ __all__ = [
     "Draining",
     "Forked",
     "HandshakeError",
+    "HistoryLost",
     "InvalidArgument",
     "LimitExceeded",
     "ListenFailed",
@@ -122,6 +124,10 @@ class DataDirMissing(DataDirError, LookupError):
 
 class DataDirUnreadable(DataDirError):
     """The system refuses to read it, or it is of another version of mqcore."""
+
+
+class HistoryLost(DataDirError):
+    """Part of the history that was asked for is gone: retention has removed it, or it was damaged."""
 
 
 class TransportError(MqcoreError, ConnectionError):
