@@ -53,19 +53,17 @@ def test_columns_say_where_and_what(spark: SparkSession, living: Told, tmp_path:
         write(rows.selectExpr("value", "1 as extra"), living, tmp_path, queue="target/1")
     with pytest.raises(Exception, match="say where rows go"):
         write(rows.select("value"), living, tmp_path)
-    with pytest.raises(Exception, match="mode\\('append'\\)"):
+    with pytest.raises(Exception, match=r"mode\('append'\)"):
         rows.write.format("mqcore").mode("overwrite").option("url", living.served.url).save()
 
 
 def test_a_queue_that_is_not_there_fails_the_write_with_its_name(
     spark: SparkSession, living: Told, tmp_path: Path
 ) -> None:
-    write(numbers(spark, 1), living, tmp_path, queue="made/1")
-    with sync.connect(living.served.url) as mq:
-        mq.remove_queue("made/1")
-    with pytest.raises(Exception, match="does not answer|cannot|connect"):
-        writer = numbers(spark, 1).write.format("mqcore").mode("append").option("stagingLocation", str(tmp_path))
-        writer.options(url="tmqp://127.0.0.1:9", queue="target/1", timeout="1", retries="0").save()
+    with pytest.raises(Exception, match="nobody/1"):
+        write(numbers(spark, 1), living, tmp_path, queue="nobody/1")
+    with pytest.raises(Exception, match=r"127\.0\.0\.1:9"):
+        write(numbers(spark, 1), living, tmp_path, url="tmqp://127.0.0.1:9", queue="target/1", timeout="1", retries="0")
 
 
 def test_a_write_with_a_version_is_written_once(spark: SparkSession, living: Told, tmp_path: Path) -> None:
@@ -97,7 +95,9 @@ def test_a_stream_is_written_once_and_a_restart_writes_nothing_again(
     with sync.connect(living.served.url) as mq:
         for _ in range(2):
             living.publish(mq, "orders/1", 1000)
-            source = spark.readStream.format("mqcore").option("subscribe", "orders").option("maxOffsetsPerTrigger", "400")
+            source = (
+                spark.readStream.format("mqcore").option("subscribe", "orders").option("maxOffsetsPerTrigger", "400")
+            )
             rows = source.option("startingOffsets", "earliest").load(str(living.data_dir)).select("value")
             writer = rows.writeStream.format("mqcore").option("checkpointLocation", str(tmp_path / "checkpoint"))
             writer = writer.options(url=living.served.url, queue="target/1", admin=living.served.admin_url)

@@ -1,4 +1,4 @@
-"""``spark.read.format("mqcore")``: rows, columns and options, against what clients did and what the journal's own export tells."""
+"""``spark.read.format("mqcore")``: rows, columns and options, against what clients did and what the journal says."""
 
 from __future__ import annotations
 
@@ -67,7 +67,17 @@ def test_the_steps_are_those_that_the_journals_own_export_tells(spark: SparkSess
     assert Counter(row["kind"] for row in steps)["acked"] == told.acked > 0
     for step in steps:
         row = found[(step["shard"], step["note"], step["position"])]
-        for name in ("kind", "number", "message_id", "attempt", "last", "reason", "producer_id", "body_bytes", "missing"):
+        for name in (
+            "kind",
+            "number",
+            "message_id",
+            "attempt",
+            "last",
+            "reason",
+            "producer_id",
+            "body_bytes",
+            "missing",
+        ):
             assert row[name] == step[name], name
         channel, _, number = (step["queue"] or "/").rpartition("/")
         assert (row["channel"], row["queue_id"]) == (channel or None, int(number) if number else None)
@@ -219,7 +229,7 @@ def test_history_that_is_gone_is_an_error_unless_that_is_wanted(
     middle.write_bytes(bytes(octets))
     manifest = max((gone.data_dir / "archive" / "_manifests").glob("*.json"))
     content = json.loads(manifest.read_bytes())
-    dropped = [file for file in content["files"] if file["table"] == "messages"][0]
+    dropped = next(file for file in content["files"] if file["table"] == "messages")
     content["files"].remove(dropped)
     content["number"] += 1
     reach = content["shards"][str(dropped["shard"])]

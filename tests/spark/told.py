@@ -105,7 +105,7 @@ def archived(data_dir: Path, least: int) -> bool:
 
 
 @pytest.fixture(scope="session")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """Part of the history is in the archive, the rest in the journal; the broker was killed and is gone."""
     import pyarrow.parquet  # noqa: F401 (used by Told)
 
@@ -127,14 +127,14 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
             for queue in QUEUES:
                 work.publish(mq, queue, 300)
         served.process.kill()
-    yield work
+    return work
 
 
 @pytest.fixture
 def living(tmp_path: Path) -> Iterator[Told]:
     """A broker that runs, with an admin side and an archive."""
     data_dir = tmp_path / "living"
-    arguments = ("--data-dir", str(data_dir), "--admin", "http://127.0.0.1:0", "--auto-create")
+    arguments = ("--data-dir", str(data_dir), "--admin", "http://127.0.0.1:0")
     with serving(*arguments, environment=HISTORY) as served:
         with sync.connect(served.url) as mq:
             declare(mq, *QUEUES, "target/1", "target/2")
@@ -154,5 +154,3 @@ def drain(url: str, queue: str) -> list[bytes]:
 
 def eventually(condition: Any, limit: float = 60.0) -> None:
     wait_until(condition, limit=limit)
-
-

@@ -7,8 +7,8 @@
     spark = mqcore.spark.session("local[2]")
     rows = spark.read.format("mqcore").option("subscribe", "orders").load("/var/lib/mqcore")
 
-Needs the extra ``mqcore[spark]``, and a Java of at least 17 (or the extra ``mqcore[spark-jdk]``). ``import mqcore`` does not
-import any of it. docs/spark.md tells options, columns and promises.
+Needs the extra ``mqcore[spark]``, and a Java of at least 17 (or the extra ``mqcore[spark-jdk]``). ``import mqcore``
+does not import any of it. docs/spark.md tells options, columns and promises.
 """
 
 from mqcore.spark.archive import archive, newest_manifest

@@ -51,9 +51,9 @@ def archive(
 ) -> DataFrame:
     """Return a table of the archive as Spark's own Parquet relation, with the columns that docs/storage.md tells.
 
-    It has what one manifest names and nothing else: no half of a round, whatever the broker does meanwhile. What was not
-    carried over yet is missing; ``format("mqcore")`` has that too. `channels` and `dates` (first and last day in UTC, such as
-    ``2026-11-01``) leave out files before Spark sees them.
+    It has what one manifest names and nothing else: no half of a round, whatever the broker does meanwhile. What was
+    not carried over yet is missing; ``format("mqcore")`` has that too. `channels` and `dates` (first and last day in
+    UTC, such as ``2026-11-01``) leave out files before Spark sees them.
 
     Files that retention removes while a query runs make it fail; run it again then.
 
@@ -91,5 +91,6 @@ _MESSAGES = (
 )
 _STEPS = (
     f"{_PLACED}, attempt int, last boolean, reason string, target string, header_bytes bigint, body_bytes bigint, "
-    f"{_PRODUCER}, consumer_id string, consumer_name string, consumer_type string, consumer_protocol string, missing bigint"
+    f"{_PRODUCER}, consumer_id string, consumer_name string, consumer_type string, consumer_protocol string, "
+    "missing bigint"
 )

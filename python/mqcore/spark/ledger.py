@@ -2,12 +2,12 @@
 
 ::
 
-    STAGING/<sink>/staged/<batch>-<partition>-<attempt>.arrow    rows of one attempt at one task; nobody counts on them
-    STAGING/<sink>/manifests/<batch>.json                        which of them are the batch, and in which order; made once
-    STAGING/<sink>/manifests/<batch>.progress                    how many of its rows are published
+    STAGING/<sink>/staged/<batch>-<partition>-<attempt>.arrow   rows of one attempt at one task; nobody counts on them
+    STAGING/<sink>/manifests/<batch>.json                       which of them are the batch, in which order; made once
+    STAGING/<sink>/manifests/<batch>.progress                   how many of its rows are published
 
-A batch that Spark repeats may be cut into other tasks than before. So the manifest decides, not the task: whoever makes it
-first has said what the batch is, and each repetition publishes that. Nothing here knows Spark or a broker.
+A batch that Spark repeats may be cut into other tasks than before. So the manifest decides, not the task: whoever makes
+it first has said what the batch is, and each repetition publishes that. Nothing here knows Spark or a broker.
 """
 
 from __future__ import annotations

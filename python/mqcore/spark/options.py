@@ -1,7 +1,7 @@
 """The options of the format ``mqcore``: their names, what they may say, and what they say by default.
 
-Spark hands options over as text, with names in whatever case. One that is unknown is an error, because a typing error would
-otherwise be a silent default.
+Spark hands options over as text, with names in whatever case. One that is unknown is an error, because a typing error
+would otherwise be a silent default.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from mqcore import _core, errors
 __all__ = ["Directory", "Ends", "Origin", "Piece", "Remote", "Stretch", "arrow_errors"]
 
 Piece: TypeAlias = tuple[int, str, int, int, list[int], int, int]
-"""Shard, journal, first sequence, behind the last, segments to look in, what retention had removed, about how many octets."""
+"""Shard, journal, first sequence, behind the last, segments to look in, what retention had removed, about octets."""
 Stretch: TypeAlias = tuple[int, int, int]
 """Shard, first sequence, behind the last."""
 
@@ -70,15 +70,19 @@ class Directory(Origin):
         self._core = _core.History(path)
 
     def ends(self) -> list[Ends]:
+        """See `Origin.ends`."""
         return [Ends(*ends) for ends in self._core.ends()]
 
     def pieces(self, request: str, stretches: Sequence[Stretch], target_bytes: int) -> list[Piece]:
+        """See `Origin.pieces`."""
         return self._core.pieces(request, list(stretches), target_bytes)
 
     def advance(self, request: str, stretches: Sequence[Stretch], rows: int, fail: bool) -> list[int]:
+        """See `Origin.advance`."""
         return self._core.advance(request, list(stretches), rows, fail)
 
     def read(self, request: str, piece: Piece, fail: bool) -> Iterator[pa.RecordBatch]:
+        """See `Origin.read`."""
         with arrow_errors():
             yield from pa.RecordBatchReader.from_stream(self._core.read(request, piece, fail))
 
@@ -114,14 +118,17 @@ class Remote(Origin):
         return [Ends(ends["shard"], ends["journal"], ends["earliest"], ends["latest"]) for ends in told]
 
     def pieces(self, request: str, stretches: Sequence[Stretch], target_bytes: int) -> list[Piece]:
+        """See `Origin.pieces`."""
         question = {"do": "pieces", "request": request, "stretches": stretches, "target_bytes": target_bytes}
-        return [tuple(piece[name] for name in _NAMES) for piece in self._ask(question)["pieces"]]  # type: ignore[misc]
+        return [tuple(piece[name] for name in _NAMES) for piece in self._ask(question)["pieces"]]
 
     def advance(self, request: str, stretches: Sequence[Stretch], rows: int, fail: bool) -> list[int]:
+        """See `Origin.advance`."""
         question = {"do": "advance", "request": request, "stretches": stretches, "rows": rows, "fail_on_loss": fail}
         return list(self._ask(question)["ends"])
 
     def read(self, request: str, piece: Piece, fail: bool) -> Iterator[pa.RecordBatch]:
+        """See `Origin.read`."""
         named = dict(zip(_NAMES, piece, strict=True))
         connection, answer = self._open({"do": "rows", "request": request, "piece": named, "fail_on_loss": fail})
         try:

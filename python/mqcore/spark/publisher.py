@@ -1,9 +1,9 @@
 """Publishes what a ledger has promised, in its order and each row once, however often this is begun again.
 
-Each row has a name that the promise fixes: sink, batch, row. Rows whose receipts never came, because somebody was killed
-or a connection was lost, are looked for under that name in the broker's history before anything is published again. Before that,
-the broker has to know that whoever published before is gone: it lets in one client of an id at a time, and every publisher of a
-sink has the same id.
+Each row has a name that the promise fixes: sink, batch, row. Rows whose receipts never came, because somebody was
+killed or a connection was lost, are looked for under that name in the broker's history before anything is published
+again. Before that, the broker has to know that whoever published before is gone: it lets in one client of an id at a
+time, and every publisher of a sink has the same id.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class Publisher:
     def publish(self, batch: Batch, *, fresh: bool) -> None:
         """Publish what is left of a batch, and write down how far it is.
 
-        `fresh`: the caller has just made this promise, so nobody can have published any of it. Raises what the broker says to
-        what cannot succeed (`NotFound`, `Unauthorized`, ...), and after `retries` attempts in a row at the same rows what
-        it said last.
+        `fresh`: the caller has just made this promise, so nobody can have published any of it. Raises what the broker
+        says to what cannot succeed (`NotFound`, `Unauthorized`, ...), and after `retries` attempts in a row at the same
+        rows what it said last.
         """
         if batch.is_done:
             return
@@ -130,12 +130,13 @@ class Publisher:
             time.sleep(pause)
 
     def _attempt(self, rows: list[Outgoing]) -> tuple[list[Outgoing], errors.MqcoreError | None, bool]:
-        """Publish rows; return those without a receipt, why, and whether the broker may have some of them all the same."""
+        """Publish rows; return those without a receipt, why, and whether the broker may have some all the same."""
         client = self._connected()
         left: list[Outgoing] = []
         failure: errors.MqcoreError | None = None
         unknown = False
         for run in _runs(rows):
+            messages: list[tuple[bytes, str | None, list[tuple[str, str]]]]
             messages = [(row.body, row.id, row.headers) for row in run]
             core = client._connected()
             outcomes = core.publish_each(

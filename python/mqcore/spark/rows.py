@@ -42,7 +42,8 @@ def check_columns(names: Sequence[str], queue: str | None) -> None:
         raise errors.ConfigError("a row that is written needs the column value, text or octets")
     if queue is None and "queue" not in names and "channel" not in names:
         raise errors.ConfigError(
-            "say where rows go: by the option queue or channel, or by a column queue (orders/1001), or channel and queue_id"
+            "say where rows go: by the option queue or channel, or by a column queue (orders/1001), "
+            "or by the columns channel and queue_id"
         )
 
 

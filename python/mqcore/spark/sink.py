@@ -1,6 +1,7 @@
 """Writers: tasks stage their rows, the driver promises the batch and publishes it.
 
-Nothing reaches the broker from a task, because a task may run twice, or never finish, and a repeated batch may have other tasks.
+Nothing reaches the broker from a task, because a task may run twice, or never finish, and a repeated batch may have
+other tasks.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self.options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+        """Stage the rows of one task."""
         context = _context()
         # Spark tells the writer neither; these names are its own and not documented.
         query = context.getLocalProperty("sql.streaming.queryId")
@@ -83,14 +85,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return stage(self.options, sink_name(query, self.options.sink), int(batch), context, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (as in Spark)
+        """Publish a batch whose tasks are done."""
         commit(self.options, messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (as in Spark)
-        """Leave everything: a promise that was made stands, and the next batch that is done sweeps what nobody needs."""
+        """Leave everything: a promise that was made stands, and the next batch that is done sweeps the rest."""
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Writes one DataFrame. With txnAppId and txnVersion a repetition publishes what is left; without them it is another write."""
+    """Writes one DataFrame. With txnAppId and txnVersion a repetition publishes what is left, else all of it again."""
 
     def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
         check_columns(columns, options.queue)
@@ -100,9 +103,11 @@ class BatchWriter(DataSourceArrowWriter):
         self.number = options.version or 0
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+        """Stage the rows of one task."""
         return stage(self.options, self.sink, self.number, _context(), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Publish what the tasks have staged."""
         commit(self.options, messages, self.number)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -1,7 +1,7 @@
 """The format ``mqcore`` as Spark sees it: schema, batch reader and stream reader, and which writer is for what.
 
-Spark makes these objects in helper processes and pickles them to executors, so they hold plain values only; what is open is opened
-where it is read.
+Spark makes these objects in helper processes and pickles them to executors, so they hold plain values only; what is
+open is opened where it is read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from mqcore import errors
-from mqcore.spark.options import ReadOptions, WriteOptions
+from mqcore.spark.options import Positions, ReadOptions, WriteOptions
 from mqcore.spark.origin import Piece
 from mqcore.spark.plan import Offsets, Plan, columns_of, ddl
 
@@ -47,19 +47,24 @@ class MqcoreSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """Return the name of the format."""
         return "mqcore"
 
     def schema(self) -> str:
+        """Return the columns where the user names no schema."""
         return ddl(columns_of(ReadOptions.parse(self.options)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        """Return what reads once."""
         plan = Plan.of(ReadOptions.parse(self.options), schema.fieldNames())
         return (FilteringReader if _PUSHDOWN_HELPER in sys.modules else Reader)(plan)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (as in Spark)
+        """Return what follows."""
         return StreamReader(Plan.of(ReadOptions.parse(self.options), schema.fieldNames()))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return what writes a DataFrame."""
         from mqcore.spark.sink import BatchWriter
 
         if overwrite:
@@ -67,6 +72,7 @@ class MqcoreSource(DataSource):
         return BatchWriter(WriteOptions.parse(self.options, streaming=False), schema.fieldNames())
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 (as in Spark)
+        """Return what writes a stream."""
         from mqcore.spark.sink import StreamWriter
 
         return StreamWriter(WriteOptions.parse(self.options, streaming=True), schema.fieldNames())
@@ -80,7 +86,7 @@ class Part(InputPartition):
 
 
 def warm_worker() -> None:
-    """Keep what is imported by now out of garbage collection: Spark collects after every task, and each walk costs 40 ms."""
+    """Keep imports out of garbage collection: Spark collects after every task, and each walk would cost 40 ms."""
     if not hasattr(sys, "_mqcore_frozen"):
         import gc
 
@@ -183,7 +189,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offsets:  # noqa: N802 (as in Spark)
         options, ends = self.plan.options, self.plan.origin().ends()
         # Whoever names a time wants what happened from then on; elsewhere a stream begins with what is to come.
-        default = "latest" if options.since_us is None else "earliest"
+        default: Positions = "latest" if options.since_us is None else "earliest"
         return self.plan.positions(ends, options.starting or default, "startingOffsets")
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (as in Spark)
