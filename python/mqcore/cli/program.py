@@ -67,6 +67,7 @@ def root() -> click.Group:
         journal,
         limit,
         node,
+        pipeline,
         publish,
         queue,
         router,
@@ -95,6 +96,7 @@ def root() -> click.Group:
         journal.journal,
         backup.backup,
         backup.restore,
+        pipeline.pipeline,
         version.version,
     ]
     group = CommandGroup(

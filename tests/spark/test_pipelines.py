@@ -1,0 +1,142 @@
+"""Pipelines over what clients did, against a count in plain Python over the journal's own export."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from mqcore.spark import pipelines
+from mqcore.spark.pipelines.lifecycle import COUNTED
+from spark.lived import Lived
+from spark.told import LENIENT
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = LENIENT
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """A table that a pipeline wrote, read by somebody else than Spark."""
+    found: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    return found
+
+
+def self_contained(report: Path) -> str:
+    page = report.read_text(encoding="utf-8")
+    assert not re.search(r"""(src|href|url)\s*[=(]\s*["']?(https?:)?//""", page), "a report needs nothing beside it"
+    assert "<script" not in page
+    return page
+
+
+def quantile(values: list[int], wanted: float) -> float:
+    """Linear between neighbours, as most libraries have it."""
+    ordered = sorted(values)
+    place = wanted * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def rounded(ms: int) -> int:
+    step = 10 ** max(0, len(str(ms)) - 3)
+    return ms if ms < 1000 else ms // step * step
+
+
+def test_lifecycle_counts_what_the_journals_own_export_tells(spark: SparkSession, lived: Lived, tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    outcome = pipelines.run(
+        "lifecycle", spark, lived.data_dir, tmp_path, interval=1, progress=lambda *place: told.append(place)
+    )
+    assert {"latencies", "losses", "intervals", "report"} <= {what for what, _, _ in told}
+    steps = [step for life in lived.lives().values() for step in life]
+    expected: Counter[tuple[str, int, str]] = Counter()
+    for step in steps:
+        place = (step["queue"], int(step["time"].timestamp()))
+        expected[(*place, step["kind"])] += 1
+        expected[(*place, "dropped and gone")] += step["kind"] == "dropped" and step["last"]
+        expected[(*place, "again")] += step["kind"] == "delivered" and step["attempt"] > 1
+        expected[(*place, "octets")] += step["body_bytes"] if step["kind"] in {"produced", "arrived"} else 0
+    found: Counter[tuple[str, int, str]] = Counter()
+    for row in rows_of(outcome.tables["intervals"]):
+        place = (row["queue"], int(row["start"].timestamp()))
+        for name, kind in (
+            *COUNTED.items(),
+            ("dropped", "dropped and gone"),
+            ("redelivered", "again"),
+            ("octets",) * 2,
+        ):
+            found[(*place, kind)] += row[name]
+    kinds = {*COUNTED.values(), "dropped and gone", "again", "octets"}
+    assert +found == +Counter({key: count for key, count in expected.items() if key[2] in kinds})
+    assert outcome.figures["produced"] == 457 - 1 - 1 + 1
+    assert outcome.figures["redelivered"] > 0
+
+
+def test_latencies_are_those_of_each_message(spark: SparkSession, lived: Lived, tmp_path: Path) -> None:
+    outcome = pipelines.run("lifecycle", spark, lived.data_dir, tmp_path, interval=3600)
+    took: dict[tuple[str, str], list[int]] = {}
+    for life in lived.lives().values():
+        first: dict[str, Any] = {}
+        for step in life:
+            kind = "produced" if step["kind"] == "arrived" else step["kind"]
+            first.setdefault(kind, step["time"])
+        for what, begin, end in (("delivery", "produced", "delivered"), ("ack", "delivered", "acked")):
+            if begin in first and end in first:
+                ms = int((first[end] - first[begin]).total_seconds() * 1000 + 0.5)
+                took.setdefault((life[0]["queue"], what), []).append(rounded(ms))
+    assert len(took[("work/1", "ack")]) > 300
+    found: dict[tuple[str, str], list[int]] = {}
+    for row in rows_of(outcome.tables["latencies"]):
+        found.setdefault((row["queue"], row["what"]), []).extend([row["ms"]] * row["messages"])
+    assert {key: sorted(values) for key, values in found.items()} == {key: sorted(v) for key, v in took.items()}
+    intervals = [row for row in rows_of(outcome.tables["intervals"]) if row["queue"] == "work/1"]
+    if len(intervals) == 1:  # Not at the turn of an hour.
+        for name, wanted in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
+            assert intervals[0][f"ack_{name}"] == pytest.approx(quantile(took[("work/1", "ack")], wanted))
+    page = self_contained(outcome.report)
+    assert "<polyline" in page or "<circle" in page
+    assert "dead-lettered: limit" in page
+
+
+def fates(lived: Lived) -> Counter[tuple[str, str]]:
+    """What became of each message, told by its steps alone."""
+    starts = {
+        step["shard"]: (step["note"], step["position"])
+        for step in sorted(lived.steps(), key=lambda row: (row["note"], row["position"]))
+        if step["kind"] == "started"
+    }
+    found: Counter[tuple[str, str]] = Counter()
+    for (shard, _), life in lived.lives().items():
+        last = [step for step in life if step["last"]]
+        assert len(last) < 2
+        if last:
+            kind, reason = last[0]["kind"], last[0]["reason"]
+            fate = f"{kind}:{reason}" if kind in {"dropped", "dead-lettered"} else kind
+        else:
+            seen = (life[-1]["note"], life[-1]["position"])
+            fate = "gone-at-restart" if seen < starts[shard] else "there"
+        found[(life[0]["queue"], fate)] += 1
+    return found
+
+
+def test_every_message_is_accounted_for(spark: SparkSession, lived: Lived, tmp_path: Path) -> None:
+    outcome = pipelines.run("reconcile", spark, lived.data_dir, tmp_path)
+    expected = fates(lived)
+    assert {(r["queue"], r["fate"]): r["messages"] for r in rows_of(outcome.tables["fates"])} == dict(expected)
+    assert expected[("news/1", "dropped:no-consumer")] == 10
+    assert expected[("latest/1", "replaced")] == 4
+    assert expected[("memory/1", "gone-at-restart")] == lived.in_memory
+    assert expected[("work/1", "dead-lettered:limit")] > 0
+    assert expected[("dead/9", "there")] == expected[("work/1", "dead-lettered:limit")]
+    assert outcome.fine, outcome.said
+    assert outcome.figures["difference"] == outcome.figures["unaccounted"] == 0
+    assert rows_of(outcome.tables["unaccounted"]) == []
+    for row in rows_of(outcome.tables["balance"]):
+        assert row["entered"] + row["earlier"] == sum(n for (queue, _), n in expected.items() if queue == row["queue"])
+    assert "Every message is accounted for" in self_contained(outcome.report)
