@@ -390,20 +390,78 @@ def test_an_authority_is_registered_before_the_start_and_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("anonymous", "let_in"), [((), False), (("push", "publish"), False), (("limit:mine/*",), False), (("limit",), True)]
+    ("anonymous", "mine", "other"),
+    [
+        (("push", "publish"), False, False),
+        (("limit:mine/*",), True, False),
+        (("limit:mine/*", "limit:oth*"), True, True),
+        (("limit",), True, True),
+    ],
 )
-def test_whoever_speaks_throttr_must_be_allowed_limits(anonymous: tuple[str, ...], let_in: bool) -> None:
+def test_who_speaks_throttr_may_ask_for_the_limits_that_its_rules_cover(
+    anonymous: tuple[str, ...], mine: bool, other: bool
+) -> None:
     user = UserOptions(name="ann", allow=("*",))
     options = AuthorityOptions(audit="off", anonymous=anonymous)
-    with mqcore.Broker(listen="throttr://127.0.0.1:0", user=[user], authority=options) as broker:
-        host, port = broker.listeners[0].removeprefix("throttr://").partition("?")[0].rsplit(":", 1)
-        with ThrottrPeer((host, int(port))) as peer:
-            if let_in:
-                assert peer.status(peer.insert(b"key", 5, 60))
-                assert peer.query(b"key") is not None
-            else:
-                with pytest.raises((Cut, ConnectionError)):
-                    peer.status(peer.insert(b"key", 5, 60))
+    with (
+        mqcore.Broker(listen="throttr://127.0.0.1:0", user=[user], authority=options) as broker,
+        ThrottrPeer(throttr_address(broker)) as peer,
+    ):
+        for key, allowed in ((b"mine/key", mine), (b"other", other)):
+            assert peer.status(peer.insert(key, 5, 60)) == allowed
+            assert (peer.query(key) is not None) == allowed
+
+
+def test_who_shows_nothing_is_turned_away_by_throttr_where_nothing_is_allowed_to_strangers() -> None:
+    user = UserOptions(name="ann", allow=("*",))
+    with (
+        mqcore.Broker(listen="throttr://127.0.0.1:0", user=[user], authority=AuthorityOptions(audit="off")) as broker,
+        ThrottrPeer(throttr_address(broker)) as peer,
+        pytest.raises((Cut, ConnectionError)),
+    ):
+        peer.status(peer.insert(b"key", 5, 60))
+
+
+def throttr_address(broker: mqcore.Broker) -> tuple[str, int]:
+    host, port = broker.listeners[0].removeprefix("throttr://").partition("?")[0].rsplit(":", 1)
+    return host, int(port)
+
+
+class Keys(Authority):
+    """Lets everybody in, and asks of each key whether it begins with `mine`."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+
+    def authorize(self, client: Any, action: Action, resource: str) -> bool:
+        self.asked.append((action, resource))
+        return resource.startswith("mine")
+
+
+def test_an_authorizer_in_python_is_asked_about_limits_and_answers_keep_their_order() -> None:
+    keys = Keys()
+    broker = mqcore.Broker(listen="throttr://127.0.0.1:0", authority=AuthorityOptions(audit="off"))
+    broker.authority = keys
+    with broker, ThrottrPeer(throttr_address(broker)) as peer:
+        requests = [
+            peer.insert(b"mine/%d" % number if number % 3 else b"other/%d" % number, 5, 60) for number in range(300)
+        ]
+        peer.send(b"".join(requests))
+        assert list(peer.read(300)) == [int(number % 3 != 0) for number in range(300)]
+        assert ("limit", "mine/1") in keys.asked
+        assert ("limit", "other/0") in keys.asked
+        # Everybody's counters are more than one's own.
+        assert peer.ask(b"\x07", 9) == b"\x01" + bytes(8)
+        assert ("limit", "*") in keys.asked
+        rules = [peer.rule(name, 5, 1, 5) for name in (b"mine/x", b"other/x")]
+        both = peer.ask(bytes([0xC1, 0, 2]) + b"".join(rules), 2 + 2 * 21)
+        assert both[0] == 2, "impossible: one of them is not allowed"
+        assert peer.ask(bytes([0xC0, 0]) + rules[0], 21)[0] == 1
+        # Requests that were sent before the peer stopped speaking are answered too, whoever has to be asked.
+        peer.send(peer.keyed(2, b"mine/new") + peer.keyed(2, b"other/new") + peer.insert(b"mine/late", 1, 60))
+        peer.socket.shutdown(1)
+        assert peer.read(3) == b"\x00\x00\x01"
+        assert peer.is_cut()
 
 
 @pytest.fixture(scope="module")

@@ -481,27 +481,25 @@ class Mqks:
 class Throttr:
     """Throttr: there is no word for credentials, so peers are known by the certificates that they show."""
 
-    # Requests about limits are answered before any look at their keys.
-    entry: tuple[tuple[str, str], ...] = (("limit", "*"),)
+    entry: tuple[tuple[str, str], ...] = ()
     attempts = attempts(
         {
-            "INSERT": (),
-            "QUERY": (),
-            "UPDATE": (),
-            "PURGE": (),
-            "SET": (),
-            "GET": (),
-            "LIST": (),
+            **{
+                f"{word}{where}": (("limit", key),)
+                for word in ("INSERT", "QUERY", "UPDATE", "PURGE", "SET", "GET", "STAT", "CONSUME")
+                for where, key in (("", "orders/1"), (" elsewhere", "invoices/1"))
+            },
+            "CONSUME ALL": (("limit", "orders/1"),),
+            "CONSUME ALL both": (("limit", "orders/1"), ("limit", "invoices/1")),
+            "LIST": (("limit", "*"),),
+            "STATS": (("limit", "*"),),
             "INFO": (),
-            "STAT": (),
-            "STATS": (),
-            "CONNECTIONS": (),
-            "CONNECTION": (),
-            "CHANNELS": (),
-            "CHANNEL": (),
+            "CONNECTIONS": (("administer", "*"),),
+            "CONNECTION": (("administer", "*"),),
+            "CHANNELS": (("administer", "*"),),
+            "CHANNEL": (("administer", "orders.new"),),
+            "CHANNEL elsewhere": (("administer", "invoices.new"),),
             "WHOAMI": (),
-            "CONSUME": (),
-            "CONSUME ALL": (),
             "UNSUBSCRIBE": (),
             "SUBSCRIBE": (("subscribe", "orders.new"),),
             "SUBSCRIBE elsewhere": (("subscribe", "invoices.new"),),
@@ -513,43 +511,63 @@ class Throttr:
     def can_show(self, name: str) -> bool:
         return "password" not in name and "unknown user" not in name and name not in TOKENS_ONLY
 
-    def attempt(self, place: Place, credentials: str, name: str) -> str:
+    def connect(self, place: Place, credentials: str) -> ThrottrPeer:
         context = ssl.create_default_context(cafile=str(place.authority.ca))
         if credentials:
             context.load_cert_chain(str(place.certificates[credentials]))
-        with ThrottrPeer(place.address("throttrs")) as peer:
-            peer.socket = context.wrap_socket(peer.socket, server_hostname="localhost")
-            topic = b"invoices.new" if "elsewhere" in name else b"orders.new"
+        peer = ThrottrPeer(place.address("throttrs"))
+        peer.socket = context.wrap_socket(peer.socket, server_hostname="localhost")
+        return peer
+
+    def attempt(self, place: Place, credentials: str, name: str) -> str:
+        word = name.removesuffix(" elsewhere").removesuffix(" both")
+        topic, key = (b"invoices.new", b"invoices/1") if "elsewhere" in name else (b"orders.new", b"orders/1")
+        with self.connect(place, "admin token") as owner:
+            known = self.prepare(owner, word)
             try:
-                peer.send(self.request(peer, name, topic))
-                answer = peer.read(1)
+                with self.connect(place, credentials) as peer:
+                    peer.send(self.request(peer, name, topic, key, known))
+                    answer = peer.read(9 if word in self.COUNTED else 1)
             except (Cut, ConnectionError, ssl.SSLError):
                 return TURNED_AWAY
-        if name.startswith(("SUBSCRIBE", "PUBLISH")):
-            # Somebody is always subscribed to what is published here.
-            return ALLOWED if answer == b"\x01" else DENIED
-        return ALLOWED
+        if word in self.COUNTED:
+            # Something is always there; whoever may not see it is told of nothing.
+            return ALLOWED if int.from_bytes(answer[1:], "little") else DENIED
+        return DENIED if answer in (b"\x00", b"\x02") and word != "UNSUBSCRIBE" else ALLOWED
 
-    def request(self, peer: ThrottrPeer, name: str, topic: bytes) -> bytes:
-        word = name.partition(" ")[0]
-        rule = peer.rule(b"key", 5, 1, 5)
+    COUNTED = ("LIST", "STATS", "CONNECTIONS", "CHANNELS")
+
+    def prepare(self, owner: ThrottrPeer, word: str) -> bytes:
+        """Have there what is asked for, so that only somebody who may not is told no. Returns who prepared it."""
+        for topic, key in ((b"orders.new", b"orders/1"), (b"invoices.new", b"invoices/1")):
+            owner.status(owner.keyed(4, key))
+            if word in ("GET", "SET"):
+                assert owner.status(owner.set(key, b"value", 50))
+            elif word not in ("INSERT", "CONSUME"):
+                assert owner.status(owner.insert(key, 5, 50))
+            assert owner.status(owner.keyed(0x11, topic))
+        return owner.ask(b"\x18", 17)[1:]
+
+    def request(self, peer: ThrottrPeer, name: str, topic: bytes, key: bytes, known: bytes) -> bytes:
+        word = name.removesuffix(" elsewhere").removesuffix(" both")
+        rules = peer.rule(key, 5, 1, 5) + peer.rule(b"invoices/1", 5, 1, 5) * ("both" in name)
         return {
-            "INSERT": peer.insert(b"key", 5, 5),
-            "UPDATE": peer.update(b"key", 0, 0, 5),
-            "SET": peer.set(b"buffer", b"value", 5),
-            "CONSUME": bytes([0xC0, 0]) + rule,
-            "CONSUME ALL": bytes([0xC1, 0, 1]) + rule,
+            "INSERT": peer.insert(key, 5, 5),
+            "UPDATE": peer.update(key, 0, 0, 5),
+            "SET": peer.set(key, b"value", 5),
+            "CONSUME": bytes([0xC0, 0]) + rules,
+            "CONSUME ALL": bytes([0xC1, 0, 2 if "both" in name else 1]) + rules,
             "PUBLISH": peer.publish(topic, b"data"),
-            "PUBLISH elsewhere": peer.publish(topic, b"data"),
             "LIST": b"\x07",
             "INFO": b"\x08",
             "STATS": b"\x10",
             "CONNECTIONS": b"\x14",
-            "CONNECTION": b"\x15" + bytes(16),
+            "CONNECTION": b"\x15" + known,
             "CHANNELS": b"\x16",
             "WHOAMI": b"\x18",
-        }.get(name) or peer.keyed(self.KEYED[word], topic)
+        }.get(word) or peer.keyed(self.KEYED[word], topic if word in self.NAMED else key)
 
+    NAMED = ("SUBSCRIBE", "UNSUBSCRIBE", "CHANNEL")
     KEYED: dict[str, int] = {  # noqa: RUF012
         "QUERY": 2,
         "PURGE": 4,

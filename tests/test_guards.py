@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import mqcore
 from mqcore.errors import ConfigError
+from mqks_peer import MqksPeer
 from throttr_peer import ThrottrPeer
 from tmqp_peer import ACCEPTED, TmqpPeer
 
@@ -49,6 +52,101 @@ def test_an_address_that_connects_too_often_is_refused() -> None:
         finally:
             for peer in peers:
                 peer.socket.close()
+
+
+def test_an_address_that_connects_too_often_is_cut_off_where_nobody_says_who_he_is() -> None:
+    with mqcore.Broker(
+        listen=["throttr://127.0.0.1:0", "throttr://127.0.0.1:0?protocol=7.3"], connect_limit="2/1h"
+    ) as broker:
+        address = ("127.0.0.1", port(broker))
+        with ThrottrPeer(address) as first, ThrottrPeer(("127.0.0.1", port(broker, 1))) as second:
+            assert first.status(first.insert(b"key", 5, 60))
+            assert second.status(second.insert(b"other", 5, 60))
+            for number in range(2):
+                with ThrottrPeer(("127.0.0.1", port(broker, number))) as third:
+                    third.send(third.insert(b"third", 5, 60))
+                    assert third.is_cut()
+            assert first.query(b"third") is None
+            assert first.query(b"key") is not None, "who is in stays in"
+
+
+def limited(rate: str) -> mqcore.BrokerConfig:
+    return mqcore.BrokerConfig(
+        listen=("tmqp://127.0.0.1:0", "mqks://127.0.0.1:0"),
+        channel=mqcore.ChannelOptions(queue=mqcore.QueueOptions(status=mqcore.QueueStatus.PULL, publish_limit=rate)),
+        auto_create_channels=True,
+        auto_create_queues=True,
+    )
+
+
+async def test_a_queue_takes_no_more_than_its_limit_from_everybody_together() -> None:
+    async with (
+        mqcore.Broker(limited("3/1h")) as broker,
+        mqcore.connect(broker.listeners[0], name="one") as one,
+        mqcore.connect(broker.listeners[0], name="other") as other,
+    ):
+        await one.publish("orders", b"1", confirm=True)
+        await other.publish("orders", b"2", confirm=True)
+        await one.publish("orders", b"3", confirm=True)
+        for mq in (one, other):
+            with pytest.raises(mqcore.MqcoreError, match=r"publish limit of queue orders/0 .*retry after \d+"):
+                await mq.publish("orders", b"4", confirm=True)
+        await one.publish("invoices", b"1", confirm=True)
+        information = await one.queue("orders").information()
+        assert (information.messages, information.publish_limit) == (3, "3/h")
+
+
+async def test_a_queues_limit_is_set_changed_and_removed_while_it_is_used() -> None:
+    async with (
+        mqcore.Broker(listen=["tmqp://127.0.0.1:0"]) as broker,
+        mqcore.connect(broker.listeners[0]) as mq,
+    ):
+        await mq.declare("orders", 1, mqcore.QueueOptions(status=mqcore.QueueStatus.PULL, publish_limit="1/1h"))
+        await mq.publish("orders/1", b"1", confirm=True)
+        with pytest.raises(mqcore.MqcoreError, match=r"retry after 3\d{3}\."):
+            await mq.publish("orders/1", b"2", confirm=True)
+        await mq.update_queue("orders/1", mqcore.QueueOptions(publish_limit="2/20ms"))
+        await mq.publish("orders/1", b"2", confirm=True)
+        await mq.update_queue("orders/1", mqcore.QueueOptions(publish_limit="none"))
+        for _ in range(100):
+            await mq.publish("orders/1", b"3", confirm=True)
+        assert (await mq.queue("orders", 1).information()).publish_limit is None
+        with pytest.raises(mqcore.MqcoreError, match="PublishLimit"):
+            await mq.update_queue("orders/1", mqcore.QueueOptions(publish_limit="much"))
+
+
+def test_a_new_queue_is_limited_by_a_header_too() -> None:
+    with (
+        mqcore.Broker(listen=["tmqp://127.0.0.1:0"]) as broker,
+        TmqpPeer("127.0.0.1", port(broker)) as peer,
+    ):
+        peer.hello()
+        assert peer.ask(610, "orders", headers={"Queue-Id": "1", "Publish-Limit": "7/10s"}).content_type == 0
+        (queue,) = broker.stats().queues
+        assert queue.options.publish_limit == "7/10s"
+        refused = peer.ask(610, "orders", headers={"Queue-Id": "2", "Publish-Limit": "x"})
+        assert refused.content_type == 400
+
+
+def test_copies_of_an_event_beyond_the_limit_of_a_queue_are_dropped_and_counted() -> None:
+    with mqcore.Broker(limited("2/1h")) as broker, MqksPeer(broker.listeners[1]) as peer:
+        assert peer.ask("c1 consume --confirm q1 e1") == b"c1 ok "
+        peer.send(*(f"m{number} publish e1 {number}" for number in range(5)), "p1 ping read")
+        assert sorted(peer.lines(3)) == [b"c1 ok m0 event=e1 0", b"c1 ok m1 event=e1 1", b"p1 ok read"]
+        (queue,) = broker.stats().queues
+        assert queue.dropped["limit"] == 3
+
+
+def test_a_limit_of_a_queue_comes_back_with_its_queue(tmp_path: Path) -> None:
+    for number in range(2):
+        with mqcore.Broker(listen=["tmqp://127.0.0.1:0"], data_dir=str(tmp_path)) as broker:
+            with TmqpPeer("127.0.0.1", port(broker)) as peer:
+                peer.hello()
+                if number == 0:
+                    made = peer.ask(610, "orders", headers={"Queue-Id": "1", "Publish-Limit": "7/10s"})
+                    assert made.content_type == 0
+            (queue,) = broker.stats().queues
+            assert queue.options.publish_limit == "7/10s"
 
 
 def test_what_is_no_limit_is_refused_at_the_start() -> None:

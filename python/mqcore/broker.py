@@ -328,6 +328,7 @@ class BrokerOptions(TypedDict, total=False):
     connect_limit: str | None
     limiter_keys_max: int
     limiter_bytes_max: int
+    limiter_persist_interval: Duration
     routers: Sequence[RouterOptions]
     memory_watermark: int
 

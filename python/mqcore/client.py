@@ -359,6 +359,8 @@ class QueueInformation:
     """0: no limit."""
     message_size_limit: int = 0
     """Octets; 0: no limit."""
+    publish_limit: str | None = None
+    """How much may be published to it, ``"100/s"``; ``None``: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -158,6 +158,9 @@ class QueueOptions:
     """A word for people and for routers."""
     durability: Durability | None = None
     """When a message that a decision saves counts as saved. Default fsync."""
+    publish_limit: str | None = None
+    """How much everybody together may publish to it, ``"100/s"`` or ``"6000/1m"``; more is refused with the time after
+    which to try again. ``"none"`` removes what would be inherited. Default no limit."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -536,6 +539,9 @@ class BrokerConfig:
     Default 16,777,216."""
     limiter_bytes_max: int = 2 << 30
     """Octets at most that they take: 120 each, keys beyond 16 octets and values of buffers besides. Default 2 GiB."""
+    limiter_persist_interval: Duration = 0.1
+    """How long a change of what Throttr listeners with ``?persist=on`` keep may wait before it is written to the data
+    directory: a crash loses no more than that. Default 100 ms."""
     routers: tuple[RouterOptions, ...] = ()
     """Routers that are there from the start, as they are written here whatever clients made of them before. In a file,
     ``[[router]]`` and ``[[router.binding]]``. Default none."""

@@ -46,6 +46,7 @@ def _queue_options(command: _F) -> _F:
         click.option("--message-timeout", type=options.DURATION, help="How long a message may wait; 0: for ever."),
         click.option("--message-limit", type=click.IntRange(min=0), help="Messages at most; 0: no limit."),
         click.option("--message-size-limit", type=click.IntRange(min=0), help="Octets of a body at most; 0: no limit."),
+        click.option("--publish-limit", metavar="RATE", help="How much may be published: 100/s, 6000/1m, none."),
         click.option("--put-back-limit", type=click.IntRange(0, 65535), help="How often a message may come back."),
         click.option("--dead-letter", metavar="QUEUE", help="Where messages go that came back too often."),
         click.option("--handler", "delivery_handler", metavar="KEY", help="A delivery handler or ready-made policy."),

@@ -322,7 +322,7 @@ impl Broker {
             // A client may have left a channel and still hold messages of it.
             for (_, channel) in &mut self.channels {
                 for queue in channel.queues.values_mut() {
-                    queue.consumer_lost(connection, &mut turn);
+                    queue.consumer_lost(connection, None, &mut turn);
                 }
             }
             for place in peer.subscribed {

@@ -104,7 +104,7 @@ impl Queue {
         if self.gives_to_one() {
             let Some((position, slot)) = self.choose(members, turn) else { return Some(entry) };
             let consumer = members.list()[position].consumer.clone();
-            self.send(entry, std::slice::from_ref(&consumer), turn);
+            self.send(entry, &consumer, turn);
             if let Some(slot) = slot {
                 slot.spend();
             }
@@ -203,11 +203,9 @@ impl Queue {
     }
 
     /// Writes the delivery to one consumer down, opens it if it must be acknowledged, and ends the message's way if not.
-    fn send(&mut self, mut entry: Entry, consumer: &[Consumer], turn: &mut Turn<'_>) {
-        for consumer in consumer {
-            self.deliver_to(&mut entry, consumer, turn);
-        }
-        self.conclude(entry, consumer, turn);
+    fn send(&mut self, mut entry: Entry, consumer: &Consumer, turn: &mut Turn<'_>) {
+        self.deliver_to(&mut entry, consumer, turn);
+        self.conclude(entry, std::slice::from_ref(consumer), turn);
     }
 
     /// Whether a delivery to this consumer stays open until it is settled.

@@ -35,6 +35,7 @@ pub mod packing;
 pub mod policy;
 mod pulling;
 mod queue;
+pub mod rate;
 mod ready;
 pub mod record;
 pub mod rejection;

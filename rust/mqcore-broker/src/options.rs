@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use crate::id::QueueAddress;
+use crate::rate::Rate;
 
 /// How a queue hands its messages out. The numbers are those of the document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -127,6 +128,8 @@ pub struct QueueOptions {
     pub tag: Option<Box<str>>,
     /// When a message that a decision saves counts as saved. Default fsync.
     pub durability: Durability,
+    /// How much may be published to it, by everybody together; more is refused. `None`: no limit, the default.
+    pub publish_limit: Option<Rate>,
 }
 
 impl Default for QueueOptions {
@@ -147,6 +150,7 @@ impl Default for QueueOptions {
             delivery_handler: None,
             tag: None,
             durability: Durability::Fsync,
+            publish_limit: None,
         }
     }
 }
@@ -171,6 +175,8 @@ pub struct QueueChanges {
     pub delivery_handler: Option<Box<str>>,
     pub tag: Option<Box<str>>,
     pub durability: Option<Durability>,
+    /// `Some(None)` removes the limit.
+    pub publish_limit: Option<Option<Rate>>,
 }
 
 macro_rules! take {
@@ -184,7 +190,7 @@ impl QueueChanges {
     pub fn apply_to(&self, options: &mut QueueOptions) {
         take!(self => options: status, only_first_acquirer, request_acknowledge, acknowledge_timeout,
             message_timeout, use_message_id, wait_for_acknowledge, hide_client_names, message_limit,
-            message_size_limit, put_back_limit, dead_letter, durability);
+            message_size_limit, put_back_limit, dead_letter, durability, publish_limit);
         if self.delivery_handler.is_some() {
             options.delivery_handler.clone_from(&self.delivery_handler);
         }

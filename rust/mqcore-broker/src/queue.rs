@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use foldhash::HashMap;
 
@@ -19,6 +20,7 @@ use crate::members::{Consumer, ConsumerKey, Member, Members};
 use crate::message::Message;
 use crate::options::{Durability, QueueChanges, QueueOptions, Status};
 use crate::pulling::Pulling;
+use crate::rate::Meter;
 use crate::ready::{Entry, Ready, Taken, Unread};
 use crate::record::{Progress, Record};
 use crate::rejection::{Rejection, RejectionKind};
@@ -83,6 +85,8 @@ pub(crate) struct Queue {
     pub(crate) scheduled: bool,
     /// The earliest moment for which the shard was told to look at this queue.
     armed: Timestamp,
+    /// What was published, where that is limited and anything was.
+    meter: Option<Box<Meter>>,
 }
 
 /// The steps between a message's leaving the ready list and the end of its hand-out.
@@ -122,6 +126,7 @@ impl Queue {
             backlogged: false,
             scheduled: false,
             armed: Timestamp::NEVER,
+            meter: None,
         };
         queue.choose_handler(books);
         queue
@@ -191,7 +196,7 @@ impl Queue {
         if !self.leave_own((consumer, tag)) {
             return false;
         }
-        self.subscription_lost(consumer, tag, turn);
+        self.consumer_lost(consumer, Some(tag), turn);
         self.schedule(turn);
         true
     }
@@ -268,7 +273,7 @@ impl Queue {
 
     /// A producer brings a message.
     pub(crate) fn publish(&mut self, message: Message, members: &Members, turn: &mut Turn<'_>) {
-        if let Err(rejection) = self.check(&message, turn) {
+        if let Err(rejection) = self.admit_published(&message, turn) {
             turn.books.refused += 1;
             self.refuse(message, rejection, turn);
             return;
@@ -281,7 +286,7 @@ impl Queue {
     /// A copy of a message that was published elsewhere: it is decided about and saved as any other, but its producer
     /// does not know of it and hears nothing.
     pub(crate) fn publish_copy(&mut self, message: Message, members: &Members, turn: &mut Turn<'_>) {
-        if self.check(&message, turn).is_err() {
+        if self.admit_published(&message, turn).is_err() {
             self.face.stats.dropped[DropReason::Limit as usize] += 1;
             return turn.nowhere(&self.face.address, message, Happened::Produced, DropReason::Limit);
         }
@@ -299,7 +304,7 @@ impl Queue {
         members: &Members,
         turn: &mut Turn<'_>,
     ) -> Result<(), Rejection> {
-        self.check(&message, turn)?;
+        self.admit_published(&message, turn)?;
         let message = self.with_id(message, turn);
         let entry = Entry { answered: !answers, ..Entry::new(message, self.deadline(turn.now)) };
         self.take(entry, members, turn);
@@ -390,7 +395,31 @@ impl Queue {
         }
     }
 
-    pub(crate) fn check(&self, message: &Message, turn: &Turn<'_>) -> Result<(), Rejection> {
+    /// Whether the queue takes what is published now, as far as that can be said before anybody is asked.
+    pub(crate) fn would_take(&self, message: &Message, turn: &Turn<'_>) -> Result<(), Rejection> {
+        self.check(message, turn)?;
+        let Some(rate) = self.face.options.publish_limit else { return Ok(()) };
+        let retry = match Meter::wait(self.meter.as_deref(), rate, turn.now) {
+            Some(Duration::ZERO) => return Ok(()),
+            Some(wait) => format!("retry after {:.3} s", wait.as_secs_f64()),
+            None => "it takes nothing".into(),
+        };
+        let address = &self.face.address;
+        let reason = format!("publish limit of queue {address} reached ({rate}); {retry}");
+        Err(Rejection::new(RejectionKind::LimitExceeded, reason))
+    }
+
+    /// The same, and what is taken counts. Only what is published does: not what comes from another queue of this broker,
+    /// or comes back.
+    fn admit_published(&mut self, message: &Message, turn: &Turn<'_>) -> Result<(), Rejection> {
+        self.would_take(message, turn)?;
+        if let Some(rate) = self.face.options.publish_limit {
+            self.meter.get_or_insert_with(|| Box::new(Meter::new(rate))).take(rate, turn.now);
+        }
+        Ok(())
+    }
+
+    fn check(&self, message: &Message, turn: &Turn<'_>) -> Result<(), Rejection> {
         let options = &self.face.options;
         let refuse = |kind, reason: String| Err(Rejection::new(kind, reason));
         let address = &self.face.address;

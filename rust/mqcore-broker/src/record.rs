@@ -549,6 +549,9 @@ fn write_queue_options(options: &QueueOptions, text: &mut String) {
     if let Some(dead_letter) = &options.dead_letter {
         line(text, "dead_letter", dead_letter);
     }
+    if let Some(rate) = &options.publish_limit {
+        line(text, "publish_limit", rate);
+    }
 }
 
 /// See [`NUMBERS_KEY`].
@@ -645,6 +648,7 @@ fn read_queue_option(options: &mut QueueOptions, name: &str, value: &str) {
         "delivery_handler" => options.delivery_handler = Some(value.into()),
         "tag" => options.tag = Some(value.into()),
         "dead_letter" => options.dead_letter = address(value),
+        "publish_limit" => options.publish_limit = value.parse().ok(),
         // An option of a later version: its default here is what this version does anyway.
         _ => {}
     }

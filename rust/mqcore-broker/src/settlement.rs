@@ -176,16 +176,10 @@ impl Queue {
         }
     }
 
-    /// A consumer is gone: what it had and did not settle has failed. The oldest goes back first in line.
-    pub(crate) fn consumer_lost(&mut self, consumer: ConnectionId, turn: &mut Turn<'_>) {
-        for key in self.deliveries.of(consumer, None).into_iter().rev() {
-            self.settle(key, Word::Lost, turn);
-        }
-    }
-
-    /// A subscription ended: what it had and did not settle goes back like that of a lost consumer.
-    pub(crate) fn subscription_lost(&mut self, consumer: ConnectionId, tag: Tag, turn: &mut Turn<'_>) {
-        for key in self.deliveries.of(consumer, Some(tag)).into_iter().rev() {
+    /// A consumer is gone, or one of its subscriptions: what it had and did not settle has failed. The oldest goes back first
+    /// in line.
+    pub(crate) fn consumer_lost(&mut self, consumer: ConnectionId, tag: Option<Tag>, turn: &mut Turn<'_>) {
+        for key in self.deliveries.of(consumer, tag).into_iter().rev() {
             self.settle(key, Word::Lost, turn);
         }
     }

@@ -315,7 +315,7 @@ impl Broker {
             return (created, why.into());
         };
         let turn = Turn { now, books: &mut self.books, effects };
-        match self.channels[key].queues.get(&to.id).map(|queue| queue.check(message, &turn)) {
+        match self.channels[key].queues.get(&to.id).map(|queue| queue.would_take(message, &turn)) {
             Some(Ok(())) => (true, "the queue takes it".into()),
             Some(Err(rejection)) => (false, rejection.reason.into_owned()),
             None if queues => (true, "the queue would be created".into()),

@@ -7,9 +7,9 @@ use std::task::{Context, Poll};
 
 use bytes::{Buf, BytesMut};
 use mqcore_tls::failure::{Failure, FailureReason};
-use mqcore_wire::tmqp::hello::{self, Hello};
-use mqcore_wire::tmqp::operation::{ACCEPTED, HELLO, status};
-use mqcore_wire::tmqp::{Frame, Kind, PREAMBLE, decode, encode, header};
+use mqcore_wire::tmqp::hello::{self, AnswerError, Hello};
+use mqcore_wire::tmqp::operation::{ACCEPTED, status};
+use mqcore_wire::tmqp::{Frame, Kind, PREAMBLE, header};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
@@ -102,37 +102,23 @@ pub(crate) async fn dial(endpoint: Endpoint<'_>, config: &ClientConfig) -> Resul
     }
 }
 
-/// The octets that open a conversation: the preamble and Hello, in one piece because servers want it so.
+/// The octets that open a conversation.
 pub(crate) fn hello_octets(
     config: &ClientConfig,
     path: &str,
     message_id: &str,
 ) -> Result<Vec<u8>, ClientError> {
-    let client_id = config.id.as_deref();
-    let mut body = Vec::new();
     let hello = Hello {
         path,
-        client_id,
+        client_id: config.id.as_deref(),
         client_name: config.name.as_deref(),
         client_type: config.kind.as_deref(),
         client_token: config.token.as_deref(),
         properties: config.properties.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect(),
         ..Hello::default()
     };
-    hello::encode(&hello, &mut body)
-        .map_err(|error| ClientError::invalid("handshake property", error.to_string()))?;
-    let mut octets = PREAMBLE.to_vec();
-    let frame = Frame {
-        // As the original client does.
-        first_acquirer: true,
-        content_type: HELLO,
-        id: message_id.as_bytes(),
-        source: client_id.unwrap_or("").as_bytes(),
-        payload: &body,
-        ..Frame::new(Kind::SERVER)
-    };
-    encode(&frame, &mut octets);
-    Ok(octets)
+    hello::opening(&hello, message_id.as_bytes())
+        .map_err(|error| ClientError::invalid("handshake property", error.to_string()))
 }
 
 fn hello_id() -> String {
@@ -149,24 +135,18 @@ async fn shake_hands(
     stream.write_all(hello).await.map_err(broken)?;
     stream.flush().await.map_err(broken)?;
     let mut input = BytesMut::with_capacity(4096);
-    let mut echoed = false;
     loop {
         if stream.read_buf(&mut input).await.map_err(broken)? == 0 {
-            return Err(closed_early(address, echoed, &input));
+            return Err(closed_early(address, &input));
         }
-        if !echoed && input.len() >= PREAMBLE.len() {
-            check_echo(&input, address)?;
-            input.advance(PREAMBLE.len());
-            echoed = true;
-        }
-        if !echoed {
-            continue;
-        }
-        if let Some((frame, size)) = decode(&input, &config.limits)? {
-            let own_id = read_verdict(&frame, address)?;
-            input.advance(size);
-            return Ok(Link { stream, input, own_id, address: address.clone() });
-        }
+        let (own_id, size) = match hello::answer(&input, &config.limits) {
+            Ok(None) => continue,
+            Ok(Some((frame, size))) => (read_verdict(&frame, address)?, size),
+            Err(AnswerError::Frame(error)) => return Err(error.into()),
+            Err(_) => return Err(spoke_otherwise(&input[..PREAMBLE.len()], address)),
+        };
+        input.advance(size);
+        return Ok(Link { stream, input, own_id, address: address.clone() });
     }
 }
 
@@ -184,15 +164,13 @@ pub(crate) fn closed_at_once(address: &Arc<str>) -> ClientError {
     connect_failed(address, "it closed the connection at once".to_owned())
 }
 
-fn check_echo(input: &[u8], address: &Arc<str>) -> Result<(), ClientError> {
-    if input.starts_with(&PREAMBLE) {
-        return Ok(());
+/// It answered something else than the preamble.
+fn spoke_otherwise(got: &[u8], address: &Arc<str>) -> ClientError {
+    if is_tls_alert(got) {
+        return tls_wanted(address);
     }
-    if is_tls_alert(input) {
-        return Err(tls_wanted(address));
-    }
-    let got = String::from_utf8_lossy(&input[..PREAMBLE.len()]).into();
-    Err(ClientError::VersionMismatch { address: address.clone(), wanted: Protocol::Tmqp.name(), got })
+    let got = String::from_utf8_lossy(got).into();
+    ClientError::VersionMismatch { address: address.clone(), wanted: Protocol::Tmqp.name(), got }
 }
 
 /// What the broker said to Hello: the id it accepted, or why it did not.
@@ -211,19 +189,15 @@ fn read_verdict(frame: &Frame<'_>, address: &Arc<str>) -> Result<String, ClientE
     }
 }
 
-fn closed_early(address: &Arc<str>, echoed: bool, input: &[u8]) -> ClientError {
-    if echoed {
+fn closed_early(address: &Arc<str>, input: &[u8]) -> ClientError {
+    if input.starts_with(&PREAMBLE) {
         let reason = "it closed the connection without a word; is the client id in use, or a limit reached?";
         return ClientError::HandshakeRefused { address: address.clone(), code: 0, reason: reason.into() };
-    }
-    if is_tls_alert(input) {
-        return tls_wanted(address);
     }
     if input.is_empty() {
         return closed_at_once(address);
     }
-    let got = String::from_utf8_lossy(input).into();
-    ClientError::VersionMismatch { address: address.clone(), wanted: Protocol::Tmqp.name(), got }
+    spoke_otherwise(input, address)
 }
 
 /// What a listener with TLS answers to somebody without.
@@ -338,13 +312,13 @@ mod tests {
     #[test]
     fn another_protocol_is_named_as_such() {
         let address: Arc<str> = "tmqp://h:1".into();
-        let error = check_echo(b"HTTP/1.1 400", &address).unwrap_err();
+        let error = spoke_otherwise(b"HTTP/1.1", &address);
         assert_eq!(
             error.to_string(),
             "the peer at tmqp://h:1 does not speak TMQP/2.0: it answered \"HTTP/1.1\""
         );
-        assert!(matches!(closed_early(&address, false, b""), ClientError::ConnectFailed { .. }));
-        assert!(matches!(closed_early(&address, false, b"SSH"), ClientError::VersionMismatch { .. }));
-        assert!(matches!(closed_early(&address, true, b""), ClientError::HandshakeRefused { code: 0, .. }));
+        assert!(matches!(closed_early(&address, b""), ClientError::ConnectFailed { .. }));
+        assert!(matches!(closed_early(&address, b"SSH"), ClientError::VersionMismatch { .. }));
+        assert!(matches!(closed_early(&address, &PREAMBLE), ClientError::HandshakeRefused { code: 0, .. }));
     }
 }

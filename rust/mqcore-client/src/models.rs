@@ -96,6 +96,8 @@ pub struct QueueInformation {
     pub message_limit: u64,
     /// Octets of a body at most; 0: no limit.
     pub message_size_limit: u64,
+    /// How much may be published to it, `100/s`; `None`: no limit.
+    pub publish_limit: Option<String>,
 }
 
 /// A client that is connected, or has joined a channel.
@@ -219,6 +221,9 @@ pub struct QueueOptions {
     /// When a saved message counts as saved: `none`, `os` or `fsync`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub durability: Option<String>,
+    /// How much may be published to it, `100/s`; `none` removes the limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub publish_limit: Option<String>,
 }
 
 /// Options of a channel to create; what is `None` is the broker's.

@@ -6,7 +6,7 @@ const CHUNK: usize = 256;
 /// The number of no place.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// Values that stay where they are. A free place holds the default.
+/// Values that stay where they are. A free place holds the default, unless somebody wrote there since.
 #[derive(Debug)]
 pub(crate) struct Arena<T> {
     chunks: Vec<Vec<T>>,
@@ -20,10 +20,17 @@ impl<T: Default> Arena<T> {
 
     /// Stores a value and answers with its place.
     pub(crate) fn insert(&mut self, value: T) -> u32 {
+        self.insert_over(|_| value)
+    }
+
+    /// The same for a value that takes something over from what the free place holds.
+    pub(crate) fn insert_over(&mut self, make: impl FnOnce(&T) -> T) -> u32 {
         if let Some(place) = self.free.pop() {
+            let value = make(self.get(place));
             *self.get_mut(place) = value;
             return place;
         }
+        let value = make(&T::default());
         match self.chunks.last_mut() {
             Some(chunk) if chunk.len() < CHUNK => chunk.push(value),
             _ => {

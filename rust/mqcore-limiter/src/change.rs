@@ -63,3 +63,20 @@ pub enum Change {
     /// What was fetched under this number is gone.
     Remove(u64),
 }
+
+impl Kept {
+    /// The same, so many nanoseconds earlier: on a clock that shows less than the one by which it was kept.
+    #[must_use]
+    pub fn earlier(mut self, nanos: u64) -> Self {
+        if self.deadline != Nanos::NEVER {
+            self.deadline = self.deadline.before(nanos);
+        }
+        match &mut self.content {
+            Content::Counter { .. } | Content::Buffer(_) => {}
+            Content::Sliding { start: moment, .. } | Content::Bucket { at: moment, .. } => {
+                *moment = moment.before(nanos);
+            }
+        }
+        self
+    }
+}

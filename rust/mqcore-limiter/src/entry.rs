@@ -56,10 +56,44 @@ pub(crate) struct Entry {
     pub(crate) unit: u8,
     /// Bits of the value: where a counter wraps.
     pub(crate) bits: u8,
-    /// Its last change has not been fetched yet.
-    pub(crate) changed: bool,
+    /// Where it stands with whoever keeps it.
+    pub(crate) marks: Marks,
+}
+
+/// What persistence has to remember of an entry, as bits: an entry is a cache line, and has no room for flags.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Marks(u8);
+
+impl Marks {
+    pub(crate) const NONE: Self = Self(0);
+    /// It was made to be kept.
+    pub(crate) const KEPT: Self = Self(1);
+    /// Its place stands in the list of changes. Stays with the place when the entry goes, so that no place stands there
+    /// twice, however often it is used again before anybody fetches.
+    pub(crate) const LISTED: Self = Self(2);
     /// A change of it has been fetched before, so its removal has to be told.
-    pub(crate) fetched: bool,
+    pub(crate) const FETCHED: Self = Self(4);
+
+    #[inline]
+    pub(crate) const fn has(self, mark: Self) -> bool {
+        self.0 & mark.0 != 0
+    }
+
+    #[inline]
+    pub(crate) const fn with(self, mark: Self) -> Self {
+        Self(self.0 | mark.0)
+    }
+
+    #[inline]
+    pub(crate) const fn without(self, mark: Self) -> Self {
+        Self(self.0 & !mark.0)
+    }
+
+    /// This one mark, if it is set.
+    #[inline]
+    pub(crate) const fn only(self, mark: Self) -> Self {
+        Self(self.0 & mark.0)
+    }
 }
 
 const _: () = assert!(size_of::<Entry>() == 64, "an entry is one cache line");

@@ -14,6 +14,7 @@
 //! | [`rule`] | fixed window, sliding window and GCRA as pure functions |
 //! | [`listing`] | everything that is stored, in the order in which it came, without stopping anybody |
 //! | [`change`] | what persistence needs: what has changed, and how it is put back |
+//! | [`record`] | an entry as octets, to be kept anywhere |
 //! | [`time`] | nanoseconds, and times to live with their unit |
 //! | `shard` | one part of the store |
 //! | `arena`, `index`, `wheel`, `entry`, `uses` | what a part is made of |
@@ -21,6 +22,7 @@
 pub mod change;
 pub mod limiter;
 pub mod listing;
+pub mod record;
 pub mod rule;
 pub mod time;
 

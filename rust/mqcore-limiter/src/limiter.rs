@@ -10,7 +10,7 @@ use crate::rule::{Mode, Rule, RuleError, Verdict};
 use crate::shard::{Hashed, Pending, Shard, Terms, entry_bytes};
 use crate::time::{Nanos, Ttl};
 
-pub use crate::shard::{Adjust, Counter, Totals};
+pub use crate::shard::{Adjust, Counter, Made, Totals};
 pub use crate::uses::Uses;
 
 /// Parts of a store.
@@ -78,10 +78,10 @@ const fn shard_of(hash: u64) -> usize {
     (hash >> 48) as usize % SHARDS
 }
 
-/// Where a counter wraps that was made in a listener of so many octets.
+/// Where a counter wraps at most.
 #[inline]
-const fn clamp_bits(bits: u8) -> u8 {
-    if bits == 0 || bits > 64 { 64 } else { bits }
+const fn clamp_bits(made: Made) -> Made {
+    Made { bits: if made.bits == 0 || made.bits > 64 { 64 } else { made.bits }, ..made }
 }
 
 impl Limiter {
@@ -177,7 +177,7 @@ impl Limiter {
 
     /// Creates a counter of so many bits. False, and no change, if the key is taken. One that expires at once is not
     /// even stored.
-    pub fn insert(&self, key: &[u8], quota: u64, bits: u8, ttl: Ttl, now: Nanos) -> bool {
+    pub fn insert(&self, key: &[u8], quota: u64, made: impl Into<Made>, ttl: Ttl, now: Nanos) -> bool {
         let hashed = self.hashed(key);
         let mut shard = self.lock(shard_of(hashed.hash));
         if let Some(place) = self.counted(&mut shard, |shard| shard.find(hashed, now)) {
@@ -187,7 +187,7 @@ impl Limiter {
         let deadline = now.after(ttl.nanos());
         if deadline > now {
             self.make_room(&mut shard, 1, entry_bytes(key), &[], now);
-            let terms = Terms { bits: clamp_bits(bits), unit: ttl.unit, deadline };
+            let terms = Terms { made: clamp_bits(made.into()), unit: ttl.unit, deadline };
             let sequence = self.next_sequence();
             self.counted(&mut shard, |shard| shard.insert(hashed, quota, terms, sequence, now));
         }
@@ -216,9 +216,9 @@ impl Limiter {
         self.with(key, |shard, key| shard.purge(key, now))
     }
 
-    /// Creates a buffer or replaces its value, unit and deadline. False, and no change, if a counter has the key, or if
-    /// the ceilings leave no room for it.
-    pub fn set(&self, key: &[u8], value: &[u8], ttl: Ttl, now: Nanos) -> bool {
+    /// Creates a buffer, to be `kept` or not, or replaces its value, unit and deadline. False, and no change, if a counter
+    /// has the key, or if the ceilings leave no room for it.
+    pub fn set(&self, key: &[u8], value: &[u8], kept: bool, ttl: Ttl, now: Nanos) -> bool {
         let hashed = self.hashed(key);
         let mut shard = self.lock(shard_of(hashed.hash));
         let deadline = now.after(ttl.nanos());
@@ -234,7 +234,7 @@ impl Limiter {
                 return false;
             }
         }
-        let terms = Terms { bits: 64, unit: ttl.unit, deadline };
+        let terms = Terms { made: Made { bits: 64, kept }, unit: ttl.unit, deadline };
         let sequence = self.next_sequence();
         self.counted(&mut shard, |shard| shard.set(hashed, value, terms, sequence, now))
     }
@@ -255,8 +255,7 @@ impl Limiter {
 
     // --- rules --------------------------------------------------------------------------------------------------
 
-    /// Applies a rule to a key: creates, checks and subtracts in one step. `bits` is what a counter gets that this
-    /// creates.
+    /// Applies a rule to a key: creates, checks and subtracts in one step. `made` is what an entry gets that this creates.
     ///
     /// # Errors
     /// [`RuleError`]; nothing has changed then.
@@ -265,7 +264,7 @@ impl Limiter {
         key: &[u8],
         rule: &Rule,
         mode: Mode,
-        bits: u8,
+        made: impl Into<Made>,
         now: Nanos,
     ) -> Result<Verdict, RuleError> {
         let hashed = self.hashed(key);
@@ -275,7 +274,7 @@ impl Limiter {
             if pending.after.is_some() && pending.place.is_none() {
                 self.make_room(shard, 1, entry_bytes(key), &[], now);
             }
-            shard.apply(hashed, rule, &pending, clamp_bits(bits), || self.next_sequence(), now);
+            shard.apply(hashed, rule, &pending, clamp_bits(made.into()), || self.next_sequence(), now);
             Ok(pending.verdict)
         })
     }
@@ -289,10 +288,11 @@ impl Limiter {
         &self,
         requests: &[(&[u8], Rule)],
         mode: Mode,
-        bits: u8,
+        made: impl Into<Made>,
         now: Nanos,
         verdicts: &mut Vec<Verdict>,
     ) -> Result<bool, RuleError> {
+        let made = clamp_bits(made.into());
         if requests.len() > RULES_MAX {
             return Err(RuleError::TooMany { max: RULES_MAX });
         }
@@ -322,7 +322,7 @@ impl Limiter {
             for (index, (key, (_, rule))) in hashed.iter().zip(requests).enumerate() {
                 let shard = &mut *locked[places[index]].1;
                 let made = self.counted(shard, |shard| {
-                    shard.apply(*key, rule, &pending[index], clamp_bits(bits), || self.next_sequence(), now)
+                    shard.apply(*key, rule, &pending[index], made, || self.next_sequence(), now)
                 });
                 touched.extend(made.or(pending[index].place).map(|place| (places[index], place)));
             }
@@ -392,14 +392,26 @@ impl Limiter {
 
     // --- persistence --------------------------------------------------------------------------------------------
 
-    /// From now on changes are kept for [`Limiter::fetch_changes`], beginning with everything that is there and was not
-    /// restored.
+    /// From now on changes of entries that were made to be kept are there for [`Limiter::fetch_changes`], beginning with
+    /// everything that is there and was not restored.
     pub fn watch_changes(&self) {
         (0..SHARDS).for_each(|shard| self.lock(shard).watch_changes());
     }
 
-    /// Gives out up to `max` changes of one of the [`SHARDS`], of each entry the latest state once. False when there
-    /// are no more. Runs under the shard's lock.
+    /// Ends that: nobody will fetch changes any more.
+    pub fn forget_changes(&self) {
+        (0..SHARDS).for_each(|shard| self.lock(shard).forget_changes());
+    }
+
+    /// How many changes of one of the [`SHARDS`] wait to be fetched, at most. Never more than there are entries in it and
+    /// were fetched of it.
+    #[must_use]
+    pub fn unfetched(&self, shard: usize) -> usize {
+        self.lock(shard % SHARDS).unfetched()
+    }
+
+    /// Gives out up to `max` changes of one of the [`SHARDS`], of each entry the latest state once; fewer if they are of
+    /// long buffers. False when there are no more. Runs under the shard's lock.
     pub fn fetch_changes(&self, shard: usize, max: usize, give: impl FnMut(Change)) -> bool {
         self.lock(shard % SHARDS).fetch_changes(max, give)
     }

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 
 use crate::arena::{Arena, NONE};
 use crate::change::{Change, Content, Kept};
-use crate::entry::{Entry, Kind, Links, SHORT_KEY};
+use crate::entry::{Entry, Kind, Links, Marks, SHORT_KEY};
 use crate::index::Index;
 use crate::listing::Listed;
 use crate::rule::{Algorithm, Bucket, Mode, Rule, RuleError, Sliding, State, Verdict};
@@ -21,6 +21,9 @@ const ENTRY_BYTES: u64 = 120;
 pub(crate) const fn entry_bytes(key: &[u8]) -> u64 {
     if key.len() <= SHORT_KEY { ENTRY_BYTES } else { ENTRY_BYTES + key.len() as u64 }
 }
+
+/// Octets of a buffer for which whoever fetches changes gets one less of them at once.
+const BUFFER_STEP_BYTES: usize = 4096;
 
 /// What does not fit into an entry.
 #[derive(Debug, Default)]
@@ -113,6 +116,25 @@ pub enum Adjust {
     Raise,
     /// Subtract from it. A quota never goes below zero: the change is refused.
     Decrease,
+}
+
+/// What an entry gets that a call creates. From a number: so many bits, and not kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Made {
+    /// Bits of a counter: where it wraps.
+    pub bits: u8,
+    /// Whether its changes are told to [`Limiter::fetch_changes`](crate::limiter::Limiter::fetch_changes).
+    pub kept: bool,
+}
+
+impl From<u8> for Made {
+    fn from(bits: u8) -> Self {
+        Self { bits, kept: false }
+    }
+}
+
+const fn marks_of(kept: bool) -> Marks {
+    if kept { Marks::KEPT } else { Marks::NONE }
 }
 
 /// A key with what follows from it.
@@ -245,8 +267,9 @@ impl Shard {
             let long = self.long_keys.insert(key.key.into());
             stored[..4].copy_from_slice(&long.to_le_bytes());
         }
-        let place = self.entries.insert(Entry {
+        let place = self.entries.insert_over(|old| Entry {
             key: stored,
+            marks: entry.marks.with(old.marks.only(Marks::LISTED)),
             key_bytes: key.key.len() as u8,
             sequence,
             order: Links { previous: self.last, next: NONE },
@@ -329,8 +352,9 @@ impl Shard {
             self.cells.remove(entry.value as u32);
         }
         self.entries.remove(place);
+        self.entries.get_mut(place).marks = entry.marks.only(Marks::LISTED);
         if let Some(changes) = &mut self.changes
-            && entry.fetched
+            && entry.marks.has(Marks::FETCHED)
         {
             changes.removed.push(entry.sequence);
         }
@@ -345,8 +369,8 @@ impl Shard {
     fn changed(&mut self, place: u32) {
         if let Some(changes) = &mut self.changes {
             let entry = self.entries.get_mut(place);
-            if !entry.changed {
-                entry.changed = true;
+            if entry.marks.has(Marks::KEPT) && !entry.marks.has(Marks::LISTED) {
+                entry.marks = entry.marks.with(Marks::LISTED);
                 changes.changed.push(place);
             }
         }
@@ -367,8 +391,11 @@ impl Shard {
         sequence: u64,
         now: Nanos,
     ) -> u32 {
-        let Terms { bits, unit, deadline } = terms;
-        let entry = Entry { value: quota, deadline, kind: Kind::Counter, unit, bits, ..Entry::default() };
+        let Terms { made, unit, deadline } = terms;
+        let Made { bits, kept } = made;
+        let marks = marks_of(kept);
+        let entry =
+            Entry { value: quota, deadline, kind: Kind::Counter, unit, bits, marks, ..Entry::default() };
         self.create(key, entry, sequence, now)
     }
 
@@ -427,12 +454,14 @@ impl Shard {
         sequence: u64,
         now: Nanos,
     ) -> bool {
-        let Terms { unit, deadline, .. } = terms;
+        let Terms { made, unit, deadline } = terms;
         let Some(place) = self.find(key, now) else {
             if deadline > now {
                 let cell = self.cells.insert(Cell::Buffer(value.into()));
                 let (value, kind) = (u64::from(cell), Kind::Buffer);
-                self.create(key, Entry { value, deadline, kind, unit, ..Entry::default() }, sequence, now);
+                let marks = marks_of(made.kept);
+                let entry = Entry { value, deadline, kind, unit, marks, ..Entry::default() };
+                self.create(key, entry, sequence, now);
             }
             return true;
         };
@@ -513,7 +542,7 @@ impl Shard {
         key: Hashed<'_>,
         rule: &Rule,
         pending: &Pending,
-        bits: u8,
+        made: Made,
         sequence: impl FnOnce() -> u64,
         now: Nanos,
     ) -> Option<u32> {
@@ -554,7 +583,8 @@ impl Shard {
             State::Bucket(bucket) => (Kind::Bucket, u64::from(self.cells.insert(Cell::Bucket(bucket)))),
         };
         let unit = rule.period.unit;
-        let entry = Entry { value, deadline, kind, unit, bits, ..Entry::default() };
+        let marks = marks_of(made.kept);
+        let entry = Entry { value, deadline, kind, unit, bits: made.bits, marks, ..Entry::default() };
         Some(self.create(key, entry, sequence(), now))
     }
 
@@ -653,18 +683,35 @@ impl Shard {
         }
     }
 
-    /// Gives out up to `max` changes. False when there are no more.
+    /// From now on nobody keeps anything.
+    pub(crate) fn forget_changes(&mut self) {
+        self.changes = None;
+    }
+
+    /// How many changes wait to be fetched, at most.
+    pub(crate) fn unfetched(&self) -> usize {
+        self.changes.as_ref().map_or(0, |changes| changes.changed.len() + changes.removed.len())
+    }
+
+    /// Gives out up to `max` changes, fewer if they are of long buffers. False when there are no more.
     pub(crate) fn fetch_changes(&mut self, max: usize, mut give: impl FnMut(Change)) -> bool {
-        for _ in 0..max {
+        let mut left = max;
+        while left > 0 {
+            left -= 1;
             let Some(changes) = &mut self.changes else { return false };
             if let Some(sequence) = changes.removed.pop() {
                 give(Change::Remove(sequence));
             } else if let Some(place) = changes.changed.pop() {
                 let entry = self.entries.get_mut(place);
-                // A place whose entry is gone, or was told already under its new one.
-                if entry.kind != Kind::Free && std::mem::take(&mut entry.changed) {
-                    entry.fetched = true;
-                    give(Change::Put(self.kept(place)));
+                entry.marks = entry.marks.without(Marks::LISTED);
+                // Not a place whose entry is gone, or one that was taken since by an entry that nobody keeps.
+                if entry.kind != Kind::Free && entry.marks.has(Marks::KEPT) {
+                    entry.marks = entry.marks.with(Marks::FETCHED);
+                    let kept = self.kept(place);
+                    if let Content::Buffer(value) = &kept.content {
+                        left = left.saturating_sub(value.len() / BUFFER_STEP_BYTES);
+                    }
+                    give(Change::Put(kept));
                 }
             } else {
                 return false;
@@ -716,11 +763,12 @@ impl Shard {
             }
         };
         let (deadline, unit) = (kept.deadline, kept.unit);
-        // It is on disk as it is here.
+        // It is on disk as it is here: listed already, so that creating it lists no change.
+        let known = Marks::KEPT.with(Marks::FETCHED);
         let entry =
-            Entry { value, deadline, kind, unit, bits, fetched: true, changed: true, ..Entry::default() };
+            Entry { value, deadline, kind, unit, bits, marks: known.with(Marks::LISTED), ..Entry::default() };
         let place = self.create(key, entry, kept.sequence, now);
-        self.entries.get_mut(place).changed = false;
+        self.entries.get_mut(place).marks = known;
         true
     }
 
@@ -740,7 +788,7 @@ pub(crate) struct Pending {
 /// What an entry is created with besides its value.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Terms {
-    pub(crate) bits: u8,
+    pub(crate) made: Made,
     pub(crate) unit: u8,
     pub(crate) deadline: Nanos,
 }

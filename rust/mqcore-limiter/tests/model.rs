@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::hash::RandomState;
 use std::sync::Arc;
 
-use mqcore_limiter::limiter::{Adjust, Config, Limiter, SHARDS};
+use mqcore_limiter::limiter::{Adjust, Config, Limiter, Made, SHARDS};
 use mqcore_limiter::rule::{Algorithm, Mode, Rule, RuleError};
 use mqcore_limiter::time::{Nanos, Ttl};
 use proptest::collection::vec;
@@ -159,8 +159,10 @@ enum Answer {
 fn answer(store: &Limiter, step: &Step, now: Nanos) -> Answer {
     let key = &step.key;
     match &step.what {
-        What::Insert { quota, bits, ttl } => Answer::Status(store.insert(key, *quota, *bits, *ttl, now)),
-        What::Set { value, ttl } => Answer::Status(store.set(key, value, *ttl, now)),
+        What::Insert { quota, bits, ttl } => {
+            Answer::Status(store.insert(key, *quota, kept(*bits), *ttl, now))
+        }
+        What::Set { value, ttl } => Answer::Status(store.set(key, value, true, *ttl, now)),
         What::Query => match store.query(key, now) {
             None => Answer::Nothing,
             Some(found) => Answer::Counter(found.quota, found.unit, found.deadline.0),
@@ -336,6 +338,10 @@ fn everything(store: &Arc<Limiter>, now: u64) -> Vec<Seen> {
         .collect()
 }
 
+const fn kept(bits: u8) -> Made {
+    Made { bits, kept: true }
+}
+
 fn store() -> Arc<Limiter> {
     Arc::new(Limiter::new(Config::default(), RandomState::new()))
 }
@@ -452,7 +458,7 @@ fn several_keys_are_spent_together_or_not_at_all() {
 #[test]
 fn a_rule_does_not_touch_what_another_kind_holds() {
     let store = store();
-    store.set(b"buffer", b"value", Ttl { unit: SECONDS, amount: 60 }, at(1));
+    store.set(b"buffer", b"value", false, Ttl { unit: SECONDS, amount: 60 }, at(1));
     store.consume(b"bucket", &rule(Algorithm::Gcra, 3, 1, 60), Mode::Take, 64, at(1)).unwrap();
     let fixed = rule(Algorithm::FixedWindow, 3, 1, 60);
     for key in [&b"buffer"[..], b"bucket"] {
@@ -505,13 +511,13 @@ fn the_ceiling_on_octets_holds_for_buffers_and_one_that_is_too_large_is_refused(
     let store = Arc::new(Limiter::new(config, RandomState::new()));
     let ttl = Ttl { unit: SECONDS, amount: 60 };
     for number in 0..1000_u32 {
-        assert!(store.set(&number.to_le_bytes(), &[7; 5000], ttl, at(1)));
+        assert!(store.set(&number.to_le_bytes(), &[7; 5000], false, ttl, at(1)));
         assert!(store.totals().bytes <= 1 << 20);
     }
-    assert!(!store.set(b"huge", &vec![0; 2 << 20], ttl, at(1)));
+    assert!(!store.set(b"huge", &vec![0; 2 << 20], false, ttl, at(1)));
     assert!(!store.get(b"huge", at(1), |found| found.is_some()));
     // Replacing counts by what it adds.
-    assert!(store.set(&999_u32.to_le_bytes(), &[8; 5000], ttl, at(1)));
+    assert!(store.set(&999_u32.to_le_bytes(), &[8; 5000], false, ttl, at(1)));
     assert!(store.totals().bytes <= 1 << 20);
 }
 
@@ -599,4 +605,42 @@ fn reads_and_writes_count_when_their_minute_is_over() {
     assert_eq!(store.stat(b"key", at(1)).unwrap().reads, 0);
     let uses = store.stat(b"key", at(62)).unwrap();
     assert_eq!((uses.reads_per_minute, uses.writes_per_minute, uses.reads, uses.writes), (7, 3, 7, 3));
+}
+
+#[test]
+fn what_nobody_wants_kept_is_never_told_to_whoever_keeps_the_rest() {
+    let store = store();
+    store.watch_changes();
+    let ttl = Ttl { unit: SECONDS, amount: 60 };
+    store.insert(b"kept", 1, kept(16), ttl, at(1));
+    store.insert(b"other", 1, 16, ttl, at(1));
+    store.set(b"buffer", b"value", false, ttl, at(1));
+    store.consume(b"bucket", &rule(Algorithm::Gcra, 3, 1, 60), Mode::Take, 64, at(1)).unwrap();
+    store.adjust_quota(b"other", Adjust::Increase, 1, at(1));
+    let mut told = BTreeMap::new();
+    fetch(&store, &mut told);
+    assert_eq!(told.values().map(|kept| &*kept.key).collect::<Vec<_>>(), [b"kept"]);
+    for key in [&b"kept"[..], b"other", b"buffer", b"bucket"] {
+        store.purge(key, at(1));
+    }
+    fetch(&store, &mut told);
+    assert!(told.is_empty());
+}
+
+#[test]
+fn what_waits_to_be_fetched_is_bounded_by_what_is_stored_however_much_comes_and_goes() {
+    let store = store();
+    store.watch_changes();
+    let ttl = Ttl { unit: SECONDS, amount: 60 };
+    for number in 0..100_000_u32 {
+        let key = (number % 100).to_le_bytes();
+        store.insert(&key, 1, kept(16), ttl, at(1));
+        store.adjust_quota(&key, Adjust::Increase, 1, at(1));
+        store.purge(&key, at(1));
+    }
+    let unfetched: usize = (0..SHARDS).map(|shard| store.unfetched(shard)).sum();
+    assert!(unfetched <= 100, "{unfetched}");
+    let mut told = BTreeMap::new();
+    fetch(&store, &mut told);
+    assert!(told.is_empty());
 }

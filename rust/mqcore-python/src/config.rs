@@ -54,6 +54,7 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         connect_limit: rate_limit(config, "connect_limit")?,
         limiter_keys_max: field(config, "limiter_keys_max")?,
         limiter_bytes_max: field(config, "limiter_bytes_max")?,
+        limiter_persist_interval: duration(config, "limiter_persist_interval")?,
         memory_watermark: field(config, "memory_watermark")?,
         data_dir: field::<Option<PathBuf>>(config, "data_dir")?,
         authority: authority::config(&config.call_method0("_authority")?.extract::<String>()?)?,
@@ -220,6 +221,7 @@ fn queue_changes(options: &Bound<'_, PyAny>) -> PyResult<QueueChanges> {
         durability: field::<Option<String>>(options, "durability")?
             .as_deref()
             .and_then(Durability::from_text),
+        publish_limit: publish_limit(options)?,
     })
 }
 
@@ -243,6 +245,14 @@ where
         let broken: PyErr = broken.into();
         error::ConfigError::new_err(format!("{name} cannot be {value}: {broken}"))
     })
+}
+
+/// What a queue says; `none` removes what it inherits.
+fn publish_limit(options: &Bound<'_, PyAny>) -> PyResult<Option<Option<Limit>>> {
+    let text: Option<String> = field(options, "publish_limit")?;
+    text.map(|text| Limit::change(&text))
+        .transpose()
+        .map_err(|broken| error::ConfigError::new_err(format!("publish_limit: {broken}")))
 }
 
 fn rate_limit(config: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Limit>> {

@@ -129,6 +129,7 @@ fn options_dict<'py>(py: Python<'py>, options: &QueueOptions) -> PyResult<Bound<
     dict.set_item("delivery_handler", options.delivery_handler.as_deref())?;
     dict.set_item("tag", options.tag.as_deref())?;
     dict.set_item("durability", options.durability.as_str())?;
+    dict.set_item("publish_limit", options.publish_limit.as_ref().map(ToString::to_string))?;
     Ok(dict)
 }
 

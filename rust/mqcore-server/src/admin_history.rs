@@ -91,7 +91,6 @@ pub(crate) async fn answer(
 const ROUNDS: usize = 2;
 
 /// Returns when shards have taken a turn and the threads that write their journals have written what they then had.
-#[expect(clippy::result_large_err, reason = "the error is the answer to the request")]
 async fn settle(admin: &Admin) -> Result<(), Response> {
     survey::ping(&admin.hub).await;
     for _ in 0..ROUNDS {

@@ -5,6 +5,7 @@ mod admission;
 pub mod audit;
 mod demand;
 mod gate;
+pub(crate) mod keys;
 pub mod port;
 pub mod store;
 

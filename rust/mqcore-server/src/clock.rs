@@ -39,21 +39,14 @@ impl Clock {
         })
     }
 
-    /// Nanoseconds since it was made. Never runs backwards either.
+    /// The same in Unix nanoseconds, exact to each of them. Never runs backwards either.
     pub(crate) fn nanos(&self) -> u64 {
         match &self.0 {
-            Source::System { started, .. } => u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX),
-            Source::Manual { unix_ms } => {
-                (unix_ms.load(Ordering::SeqCst) - MANUAL_START_MS).saturating_mul(1_000_000)
+            Source::System { unix_ms_at_start, started } => {
+                let elapsed = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                unix_ms_at_start.saturating_mul(1_000_000).saturating_add(elapsed)
             }
-        }
-    }
-
-    /// What Unix time was when it was made, nanoseconds.
-    pub(crate) fn unix_origin(&self) -> u64 {
-        match &self.0 {
-            Source::System { unix_ms_at_start, .. } => unix_ms_at_start.saturating_mul(1_000_000),
-            Source::Manual { .. } => MANUAL_START_MS * 1_000_000,
+            Source::Manual { unix_ms } => unix_ms.load(Ordering::SeqCst).saturating_mul(1_000_000),
         }
     }
 

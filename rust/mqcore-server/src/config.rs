@@ -102,6 +102,9 @@ pub struct Config {
     pub limiter_keys_max: u64,
     /// Octets at most that they take: 120 each, keys beyond 16 octets and values of buffers besides. Default 2 GiB.
     pub limiter_bytes_max: u64,
+    /// How long a change of what a Throttr listener with `persist=on` keeps may wait before it is written down: a crash
+    /// loses no more than this and the write that was under way. Default 100 ms.
+    pub limiter_persist_interval: Duration,
     /// Routers that are there from the start, as they are written here whatever a peer made of them before. Default none.
     pub routers: Vec<RouterDefinition>,
     /// Who may do what. Default: whoever reaches a listener, which must be on loopback, may do everything.
@@ -188,6 +191,7 @@ impl Default for Config {
             connect_limit: None,
             limiter_keys_max: limiter::Config::default().keys_max,
             limiter_bytes_max: limiter::Config::default().bytes_max,
+            limiter_persist_interval: Duration::from_millis(100),
             routers: Vec::new(),
             authority: AuthorityConfig::default(),
             node: None,
@@ -204,6 +208,12 @@ impl Config {
             given => given,
         };
         wanted.clamp(1, SHARDS_MAX)
+    }
+
+    /// Whether any listener keeps what is made there.
+    pub(crate) fn persists_limits(&self) -> bool {
+        let throttr = self.listeners.iter().filter(|listener| listener.protocol == Protocol::Throttr);
+        throttr.into_iter().any(|listener| listener.throttr.persist)
     }
 
     /// Refuses values with which no server could work.
@@ -235,6 +245,9 @@ impl Config {
             let value = self.limits.frame_bytes_max;
             let why = "at most 1 GiB - 4 KiB with a data directory";
             return Err(ConfigError::OutOfRange { name: "frame_bytes_max", value, why });
+        }
+        if self.data_dir.is_none() && self.persists_limits() {
+            return Err(ConfigError::LimitsNowhere);
         }
         if self.history.is_some() && self.data_dir.is_none() {
             return Err(ConfigError::HistoryNowhere);
@@ -503,6 +516,11 @@ pub enum ConfigError {
     /// A history has to be written somewhere.
     #[error("history is kept in the data directory, and there is none: set data_dir, or leave history off")]
     HistoryNowhere,
+    /// Limits have to be written somewhere too.
+    #[error(
+        "a listener with persist=on keeps its counters in the data directory, and there is none: set data_dir, or leave persist off"
+    )]
+    LimitsNowhere,
     /// A URL with an option that means nothing there.
     #[error("{url:?} has the option {option:?}, which is not known there; known are: {known}")]
     UnknownOption {
@@ -697,6 +715,10 @@ mod tests {
         assert!(matches!(broken.check(), Err(ConfigError::OutOfRange { name: "frame_bytes_max", .. })));
         let broken = Config { history: Some(HistoryConfig::default()), ..Config::default() };
         assert_eq!(broken.check(), Err(ConfigError::HistoryNowhere));
+        let listeners = vec!["throttr://127.0.0.1?persist=on".parse().unwrap()];
+        let broken = Config { listeners, ..Config::default() };
+        assert_eq!(broken.check(), Err(ConfigError::LimitsNowhere));
+        assert_eq!(Config { data_dir: Some("data".into()), ..broken }.check(), Ok(()));
         let broken = Config { output_bytes_max: 1, ..Config::default() };
         assert!(matches!(broken.check(), Err(ConfigError::OutOfRange { name: "output_bytes_max", .. })));
     }

@@ -28,10 +28,12 @@ use mqcore_session::any::AnySession;
 use mqcore_session::complaint::Complaint;
 use mqcore_session::node::{Forwards, Noted};
 use mqcore_session::session::{Session, SessionError, provisional_client};
+use mqcore_session::throttr::permission::Permissions;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, TryAcquireError, mpsc, oneshot};
 use tokio::time::{Instant, Sleep};
 
+use crate::authority::keys::{Asking, LimitKeys};
 use crate::authority::{Gate, Origin, Step};
 use crate::clock::Alarm;
 use crate::counters::{CloseReason, ProtocolCounters};
@@ -76,6 +78,10 @@ pub(crate) struct Connection<S> {
     session: AnySession,
     /// What the peer asks for passes here first.
     gate: Gate,
+    /// Who decides about the limits that the peer asks for; `None`: it may ask for all.
+    keys: Option<Arc<LimitKeys>>,
+    /// What is being asked about them.
+    asking: Option<Asking>,
     /// Stands for the peer in what it asks for: provisional until it was welcomed.
     client: Arc<Client>,
     welcomed: bool,
@@ -183,6 +189,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             client,
             session: hub.session(&outbox, config),
             gate,
+            keys: None,
+            asking: None,
             welcomed: false,
             input: Vec::new(),
             usual_commands: 0,
@@ -222,7 +230,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     fn open(&mut self) {
         let AnySession::Throttr(session) = &mut self.session else { return };
         let mut commands = Vec::new();
-        if !self.gate.is_open() {
+        let counted = self.hub.guard.connect.is_some() && self.address.is_some();
+        if !self.gate.is_open() || counted {
             session.introduce(&mut commands);
         }
         session.open(&mut commands);
@@ -287,6 +296,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             }
         }
         moved |= self.pass_gate(context, now);
+        moved |= self.ask_about_limits(context, now);
         moved |= self.pass_filters(context, now);
         moved |= self.write(context);
         moved |= self.send(context);
@@ -436,7 +446,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         for step in steps {
             match step {
                 Step::Pass(commands, octets) => self.route(commands, octets),
-                Step::Become(client) => self.client = client,
+                Step::Become(client) => {
+                    self.client = client;
+                    self.restrict_limits();
+                }
                 Step::Tell(event) => {
                     if matches!(event, Event::Refused(_)) {
                         self.count_closed(CloseReason::Refused);
@@ -446,6 +459,33 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 }
             }
         }
+    }
+
+    fn restrict_limits(&mut self) {
+        if let AnySession::Throttr(session) = &mut self.session
+            && let Some(keys) = self.gate.limit_keys(&self.client, &self.hub)
+        {
+            let permissions: Arc<dyn Permissions> = Arc::<LimitKeys>::clone(&keys);
+            session.restrict(permissions);
+            self.keys = Some(keys);
+        }
+    }
+
+    /// Has somebody asked about the limits at which the session stopped, and lets it go on when there is an answer.
+    fn ask_about_limits(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
+        let Some(keys) = &self.keys else { return false };
+        if self.asking.is_none() {
+            self.asking = keys.ask();
+        }
+        let Some(asking) = &mut self.asking else { return false };
+        let Poll::Ready(answers) = asking.as_mut().poll(context) else { return false };
+        keys.remember(answers);
+        self.asking = None;
+        self.hub.moved();
+        self.stalled = false;
+        self.resume(now);
+        self.look_at_session(Ok(()));
+        true
     }
 
     /// Offers frames again that waited for an event.
@@ -692,6 +732,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             true => session.receive_last(octets, now, &mut commands, output),
         });
         self.added += added;
+        if let Some(keys) = &self.keys {
+            keys.end_round();
+        }
         let consumed = *result.as_ref().unwrap_or(&octets.len());
         self.keep(&octets[consumed..]);
         self.usual_commands = commands.len();
@@ -748,10 +791,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     fn refuse_beyond_limits(&mut self, commands: &mut Vec<Command>, now: Timestamp) {
         let at = Nanos(self.hub.clock.nanos());
         let mut refused = Vec::new();
+        let mut stranger = false;
         commands.retain(|command| {
             let limiter = self.hub.throttr.limiter();
             let refusal = self.hub.guard.refusal(limiter, &self.client, self.address, command, at);
-            let passes = refusal.is_none();
+            // Whoever is not let in asks for nothing.
+            let passes = refusal.is_none() && !stranger;
+            let counters = &self.hub.counters.limits;
+            match &refusal {
+                Some(Event::Refused(_)) => {
+                    stranger = true;
+                    counters.connect_refused.add(1);
+                }
+                Some(_) => counters.publish_refused.add(1),
+                None => {}
+            }
             refused.extend(refusal);
             passes
         });
@@ -1003,7 +1057,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Future for Connection<S
                 Round::Moved => {}
                 Round::Over => return Poll::Ready(()),
                 Round::Idle => {
-                    if !this.has_commands() {
+                    if !this.has_commands() && this.asking.is_none() {
                         this.probe = None;
                     }
                     return Poll::Pending;

@@ -70,6 +70,20 @@ impl CloseReason {
     }
 }
 
+/// What became of the limits that are kept.
+#[derive(Debug, Default)]
+pub(crate) struct LimitCounters {
+    /// Entries written down, new ones and changed ones.
+    pub(crate) saved: Counter,
+    /// Entries that came back when the server started.
+    pub(crate) restored: Counter,
+    /// 1 while nothing can be written down.
+    pub(crate) failing: AtomicU64,
+    /// What guards refused.
+    pub(crate) publish_refused: Counter,
+    pub(crate) connect_refused: Counter,
+}
+
 /// Counters of one protocol.
 #[derive(Debug, Default)]
 pub(crate) struct ProtocolCounters {
@@ -210,6 +224,7 @@ pub(crate) struct Counters {
     pub(crate) journal: JournalCounters,
     pub(crate) history: HistoryCounters,
     pub(crate) archive: ArchiveCounters,
+    pub(crate) limits: LimitCounters,
 }
 
 impl Counters {

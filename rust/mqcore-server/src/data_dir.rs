@@ -5,6 +5,8 @@
 //! DIR/format      "mqcore data 1, shards N": a channel's shard depends on their number, so it cannot change
 //! DIR/admin       the URL of the admin side of the broker that holds the lock, if it has one
 //! DIR/shard-K/    the journal of shard K
+//! DIR/nodes/      the journal of what is passed on to other brokers
+//! DIR/limits/     the journal of counters and buffers that are kept
 //! ```
 
 use std::collections::HashMap;
@@ -92,6 +94,12 @@ pub enum DataDirError {
         /// Why.
         source: JournalError,
     },
+    /// The journal of limits cannot be opened.
+    #[error("the journal of limits: {source}")]
+    Limits {
+        /// Why.
+        source: JournalError,
+    },
     /// A record is sound and was not written by a version that this one understands.
     #[error("the journal of shard {shard}: {source}")]
     Record {
@@ -156,6 +164,11 @@ impl DataDir {
     /// Where a shard's journal is.
     pub(crate) fn shard(&self, shard: usize) -> PathBuf {
         self.path.join(format!("shard-{shard}"))
+    }
+
+    /// Where counters and buffers are kept.
+    pub(crate) fn limits(&self) -> PathBuf {
+        self.path.join("limits")
     }
 
     /// Where history is archived.

@@ -1,4 +1,10 @@
 //! The store of limits: made with the server, shared by every session that answers from it, swept in the background.
+//!
+//! | module | what lives there |
+//! |---|---|
+//! | [`journal`] | what is written down of it, and comes back after a restart |
+
+pub(crate) mod journal;
 
 use std::hash::RandomState;
 use std::pin::pin;
@@ -32,7 +38,8 @@ pub(crate) fn directory(config: &Config, clock: &Clock) -> Arc<Directory> {
     };
     // Keyed with randomness of the system: nobody outside can choose keys that meet, or guess an id.
     let limiter = Arc::new(Limiter::new(config, RandomState::new()));
-    Arc::new(Directory::new(limiter, clock.unix_origin(), RandomState::new()))
+    // Its moments are Unix time, so that deadlines mean the same after a restart.
+    Arc::new(Directory::new(limiter, 0, Nanos(clock.nanos()), RandomState::new()))
 }
 
 /// Gives memory back until the server stops.

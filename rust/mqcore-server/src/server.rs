@@ -16,6 +16,7 @@ use mqcore_broker::router::RouterDefinition;
 use mqcore_broker::stats::{Survey, Waiting};
 use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::time::Nanos;
+use mqcore_session::throttr::directory::Directory;
 use mqcore_tls::error::TlsConfigError;
 use mqcore_tls::listener::Loaded;
 use tokio::io::DuplexStream;
@@ -39,6 +40,7 @@ use crate::handler::HandlerPort;
 use crate::hub::{Hub, SessionTerms};
 use crate::journal_writer::{HistoryTerms, JournalWriter};
 use crate::limits;
+use crate::limits::journal::{LimitJournal, Restored};
 use crate::listener::{self, Socket, Spoken, TlsSocket};
 use crate::nodes::OpenedNodes;
 use crate::outbox::Order;
@@ -130,6 +132,7 @@ impl Server {
         let nodes = open_nodes(&config, recovered.as_mut(), clock.now().0)?;
         let count = recovered.as_ref().map_or(config.shard_count(), |recovered| recovered.directory.shards());
         let throttr = limits::directory(&config, &clock);
+        let kept = recover_limits(&config, recovered.as_ref(), &throttr, &clock).await?;
         let (shards, inboxes): (Vec<_>, Vec<_>) = (0..count).map(|_| shard::channel()).unzip();
         let shutdown = Shutdown::new();
         let directory = recovered.as_ref().map(|recovered| Arc::clone(&recovered.directory));
@@ -223,6 +226,13 @@ impl Server {
         }
         if let Some(links) = links {
             links.start(&inner.hub);
+        }
+        if let Some((journal, restored, directory)) = kept {
+            let hub = &inner.hub;
+            hub.counters.limits.restored.add(restored.entries);
+            let interval = config.limiter_persist_interval;
+            let alive = hub.shutdown.enter();
+            tokio::spawn(limits::journal::keep(Arc::clone(hub), journal, interval, directory, alive));
         }
         tokio::spawn(limits::sweep(Arc::clone(&inner.hub), inner.hub.shutdown.enter()));
         tokio::spawn(supervise(Arc::clone(&inner.hub), inner.hub.shutdown.enter()));
@@ -470,6 +480,32 @@ async fn recover(config: &Config, now_ms: u64) -> Result<Option<Recovery>, Start
         Ok(recovery) => recovery.map(Some).map_err(StartError::Data),
         Err(error) => std::panic::resume_unwind(error.into_panic()),
     }
+}
+
+/// A journal of limits, what it brought back, and the hold on its directory.
+type KeptLimits = (LimitJournal, Restored, Arc<DataDir>);
+
+/// Fills the store with what an earlier server kept of it. `None`: no listener keeps anything.
+async fn recover_limits(
+    config: &Config,
+    recovered: Option<&Recovery>,
+    throttr: &Arc<Directory>,
+    clock: &Clock,
+) -> Result<Option<KeptLimits>, StartError> {
+    let Some(recovered) = recovered.filter(|_| config.persists_limits()) else { return Ok(None) };
+    let (directory, throttr) = (Arc::clone(&recovered.directory), Arc::clone(throttr));
+    let now = Nanos(clock.nanos());
+    let read = tokio::task::spawn_blocking(move || {
+        let (journal, restored) = LimitJournal::open(&directory.limits(), throttr.limiter(), now)?;
+        Ok((journal, restored, directory))
+    });
+    let kept: KeptLimits = match read.await {
+        Ok(kept) => kept.map_err(StartError::Data)?,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    };
+    let Restored { entries, expired, unreadable } = kept.1;
+    tracing::info!(entries, expired, unreadable, "limits are back");
+    Ok(Some(kept))
 }
 
 fn read_shard(directory: &DataDir, shard: usize, now_ms: u64) -> Result<Opened, DataDirError> {

@@ -1,9 +1,10 @@
 //! Promises about who may do what, kept over real sockets: who gets in, what is denied and leaves no trace, what is written
 //! down, and what ends with a revoked token.
 
+mod peer;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -19,27 +20,20 @@ use mqcore_server::authority::store::{Store, random};
 use mqcore_server::config::{Config, ListenerConfig, Protocol};
 use mqcore_server::handler::{AnswerSink, HandlerPort, NoHandlers};
 use mqcore_server::server::{Server, StartError};
-use mqcore_wire::codec::Limits;
-use mqcore_wire::tmqp::hello::{self, Hello};
+use mqcore_wire::tmqp::hello::Hello;
 use mqcore_wire::tmqp::operation::{self, Operation, status};
-use mqcore_wire::tmqp::{self, Frame, Kind, PREAMBLE};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use mqcore_wire::tmqp::{Frame, Kind};
+use peer::{Directory, PATIENCE, Peer};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Nothing here takes this long unless it is broken.
-const PATIENCE: Duration = Duration::from_secs(20);
-
 /// A directory that goes with the test.
-struct Scratch(PathBuf);
+struct Scratch(Directory);
 
 impl Scratch {
     fn new() -> Self {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("mqcore-authority-{}-{number}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        Self(path)
+        Self(Directory::new())
     }
 
     fn store(&self) -> Store {
@@ -73,12 +67,6 @@ impl Scratch {
             assert!(Instant::now() < until, "audit log without {wanted} of {word}: {text}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
@@ -129,112 +117,25 @@ async fn started(config: Config) -> (Server, SocketAddr) {
     (server, address)
 }
 
-/// One peer that speaks TMQP, by hand.
-struct Peer<S = TcpStream> {
-    stream: S,
-    input: Vec<u8>,
+/// Says Hello with a token; with the status of the answer.
+async fn connect(address: SocketAddr, token: Option<&str>) -> (Peer<TcpStream>, u16) {
+    let stream = TcpStream::connect(address).await.expect("the listener is there");
+    let hello = Hello { client_token: token, ..Hello::default() };
+    let (peer, answer) = Peer::shake_hands(stream, &hello).await;
+    (peer, answer.content_type)
 }
 
-struct Received {
-    kind: Kind,
-    content_type: u16,
-    payload: Vec<u8>,
-    first: Vec<u8>,
-}
-
-impl Peer {
-    async fn connect(address: SocketAddr, token: Option<&str>) -> (Self, u16) {
-        Self::shake_hands(TcpStream::connect(address).await.expect("the listener is there"), token).await
-    }
-
-    async fn welcome(address: SocketAddr, token: Option<&str>) -> Self {
-        let (peer, answer) = Self::connect(address, token).await;
-        assert_eq!(answer, operation::ACCEPTED);
-        peer
-    }
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
-    async fn shake_hands(stream: S, token: Option<&str>) -> (Self, u16) {
-        let mut peer = Self { stream, input: Vec::new() };
-        let mut octets = PREAMBLE.to_vec();
-        let mut body = Vec::new();
-        hello::encode(&Hello { client_token: token, ..Hello::default() }, &mut body).expect("a plain Hello");
-        let hello = Frame {
-            content_type: operation::HELLO,
-            id: b"hello",
-            payload: &body,
-            ..Frame::new(Kind::SERVER)
-        };
-        tmqp::encode(&hello, &mut octets);
-        peer.stream.write_all(&octets).await.expect("the server reads");
-        let mut preamble = [0; 8];
-        peer.stream.read_exact(&mut preamble).await.expect("the preamble comes back");
-        let answer = peer.receive().await.expect("a Hello is answered");
-        (peer, answer.content_type)
-    }
-
-    async fn send(&mut self, frame: &Frame<'_>) {
-        let mut octets = Vec::new();
-        tmqp::encode(frame, &mut octets);
-        timeout(PATIENCE, self.stream.write_all(&octets)).await.expect("in time").expect("the server reads");
-    }
-
-    /// Asks for an operation; the status of the answer.
-    async fn operate(&mut self, operation: Operation, target: &str) -> u16 {
-        let frame = Frame {
-            content_type: operation.code(),
-            id: b"op",
-            target: target.as_bytes(),
-            pending_response: true,
-            ..Frame::new(Kind::SERVER)
-        };
-        self.send(&frame).await;
-        self.receive().await.expect("an operation is answered").content_type
-    }
-
-    async fn publish(&mut self, channel: &str, id: &str) {
-        let frame = Frame {
-            id: id.as_bytes(),
-            target: channel.as_bytes(),
-            payload: id.as_bytes(),
-            ..Frame::new(Kind::QUEUE)
-        };
-        self.send(&frame).await;
-    }
-
-    /// The next frame; `None` when the server has closed.
-    async fn receive(&mut self) -> Option<Received> {
-        loop {
-            if let Some((frame, size)) = tmqp::decode(&self.input, &Limits::default()).expect("sound frames")
-            {
-                let received = Received {
-                    kind: frame.kind,
-                    content_type: frame.content_type,
-                    payload: frame.payload.to_vec(),
-                    first: frame.id.to_vec(),
-                };
-                self.input.drain(..size);
-                return Some(received);
-            }
-            let read = timeout(PATIENCE, self.stream.read_buf(&mut self.input)).await.expect("in time");
-            if read.unwrap_or(0) == 0 {
-                return None;
-            }
-        }
-    }
-
-    /// Reads until the server closes.
-    async fn closed(mut self) {
-        while self.receive().await.is_some() {}
-    }
+async fn welcome(address: SocketAddr, token: Option<&str>) -> Peer<TcpStream> {
+    let (peer, answer) = connect(address, token).await;
+    assert_eq!(answer, operation::ACCEPTED);
+    peer
 }
 
 #[tokio::test]
 async fn without_users_everybody_on_loopback_may_do_everything() {
     let scratch = Scratch::new();
     let (server, address) = started(listening(&scratch)).await;
-    let mut peer = Peer::welcome(address, None).await;
+    let mut peer = welcome(address, None).await;
     assert_eq!(peer.operate(Operation::JoinChannel, "orders").await, status::OK);
     assert_eq!(peer.operate(Operation::ClientList, "").await, status::OK);
     server.stop(PATIENCE).await;
@@ -256,13 +157,13 @@ async fn with_a_user_nobody_gets_in_without_good_credentials() {
         Some("Basic nonsense"),
         Some(&good[..good.len() - 1]),
     ] {
-        let (peer, answer) = Peer::connect(address, refused).await;
+        let (peer, answer) = connect(address, refused).await;
         assert_eq!(answer, 401, "{refused:?}");
         peer.closed().await;
     }
-    let mut peer = Peer::welcome(address, Some(&format!("Bearer {good}"))).await;
+    let mut peer = welcome(address, Some(&format!("Bearer {good}"))).await;
     assert_eq!(peer.operate(Operation::ClientList, "").await, status::OK);
-    Peer::welcome(address, Some("ann:correct horse")).await;
+    welcome(address, Some("ann:correct horse")).await;
     let denied = scratch.lines("denied", 7).await;
     assert!(denied.iter().all(|line| line["event"] == "login" && line["protocol"] == "tmqp"));
     assert!(denied.iter().all(|line| line["address"].as_str().unwrap().starts_with("127.0.0.1:")));
@@ -282,17 +183,17 @@ async fn a_denied_action_is_answered_and_leaves_no_trace_but_its_audit_line() {
     let scoped = scratch.token("scoped", &["push:orders/*", "join:orders", "receive:orders/*"]);
     let admin = scratch.token("admin", &["*"]);
     let (server, address) = started(listening(&scratch)).await;
-    let mut peer = Peer::welcome(address, Some(&scoped)).await;
-    peer.publish("invoices", "m1").await;
+    let mut peer = welcome(address, Some(&scoped)).await;
+    peer.publish("invoices", "m1", b"m1").await;
     let refused = peer.receive().await.unwrap();
-    assert_eq!((refused.kind, refused.content_type, &refused.first[..]), (Kind::RESPONSE, 401, &b"m1"[..]));
+    assert_eq!((refused.kind, refused.content_type, &refused.id[..]), (Kind::RESPONSE, 401, &b"m1"[..]));
     assert!(String::from_utf8_lossy(&refused.payload).contains("push on invoices/0"));
     assert_eq!(peer.operate(Operation::JoinChannel, "invoices").await, 401);
     assert_eq!(peer.operate(Operation::CreateChannel, "invoices").await, 401);
     assert_eq!(peer.operate(Operation::ClientList, "").await, 401);
     assert_eq!(peer.operate(Operation::ChannelList, "").await, 401);
     assert_eq!(peer.operate(Operation::JoinChannel, "orders").await, status::OK);
-    peer.publish("orders", "m2").await;
+    peer.publish("orders", "m2", b"m2").await;
     assert_eq!(peer.receive().await.unwrap().payload, b"m2");
 
     let survey = server.survey().await;
@@ -305,7 +206,7 @@ async fn a_denied_action_is_answered_and_leaves_no_trace_but_its_audit_line() {
     assert_eq!(seen[1], (&"join".into(), &"invoices".into()));
     assert_eq!(seen[3], (&"administer".into(), &"*".into()));
     assert!(denied.iter().all(|line| line["who"] == "scoped" && line["why"] == "no rule allows it"));
-    let mut peer = Peer::welcome(address, Some(&admin)).await;
+    let mut peer = welcome(address, Some(&admin)).await;
     assert_eq!(peer.operate(Operation::ChannelList, "").await, status::OK);
     server.stop(PATIENCE).await;
 }
@@ -317,7 +218,7 @@ async fn to_join_is_to_receive_every_queue_so_both_are_needed() {
     let receiver = scratch.token("receiver", &["receive:orders/*"]);
     let (server, address) = started(listening(&scratch)).await;
     for token in [one_queue, receiver] {
-        let mut peer = Peer::welcome(address, Some(&token)).await;
+        let mut peer = welcome(address, Some(&token)).await;
         assert_eq!(peer.operate(Operation::JoinChannel, "orders").await, 401);
     }
     server.stop(PATIENCE).await;
@@ -328,7 +229,7 @@ async fn a_queue_cannot_be_created_to_push_where_its_creator_may_not() {
     let scratch = Scratch::new();
     let token = scratch.token("scoped", &["create:orders/*", "push:orders/*"]);
     let (server, address) = started(listening(&scratch)).await;
-    let mut peer = Peer::welcome(address, Some(&token)).await;
+    let mut peer = welcome(address, Some(&token)).await;
     for (dead_letter, expected) in [("invoices/1", 401), ("orders/9", status::OK)] {
         let options = format!(r#"{{"DeadLetter":"{dead_letter}"}}"#);
         let frame = Frame {
@@ -354,12 +255,12 @@ async fn a_revoked_token_ends_the_connections_that_used_it_and_no_other() {
     scratch.store().change(|records| Ok(records.add_token(record)?)).unwrap();
     let other = scratch.token("other", &["*"]);
     let (server, address) = started(listening(&scratch)).await;
-    let revoked = Peer::welcome(address, Some(&text)).await;
-    let mut kept = Peer::welcome(address, Some(&other)).await;
+    let revoked = welcome(address, Some(&text)).await;
+    let mut kept = welcome(address, Some(&other)).await;
     scratch.store().change(|records| Ok(records.remove_token(&id)?)).unwrap();
     revoked.closed().await;
     assert_eq!(kept.operate(Operation::ClientList, "").await, status::OK);
-    let (_, answer) = Peer::connect(address, Some(&text)).await;
+    let (_, answer) = connect(address, Some(&text)).await;
     assert_eq!(answer, 401);
     let lines = scratch.lines("revoked", 1).await;
     assert_eq!((lines.len(), &lines[0]["who"]), (1, &"leaked".into()));
@@ -373,8 +274,8 @@ async fn a_token_that_expires_takes_its_connections_with_it() {
     let (record, text) = token_of("short", &["*"], Some(soon));
     scratch.store().change(|records| Ok(records.add_token(record)?)).unwrap();
     let (server, address) = started(listening(&scratch)).await;
-    Peer::welcome(address, Some(&text)).await.closed().await;
-    let (_, answer) = Peer::connect(address, Some(&text)).await;
+    welcome(address, Some(&text)).await.closed().await;
+    let (_, answer) = connect(address, Some(&text)).await;
     assert_eq!(answer, 401);
     server.stop(PATIENCE).await;
 }
@@ -383,15 +284,15 @@ async fn a_token_that_expires_takes_its_connections_with_it() {
 async fn the_first_user_ends_the_connections_of_those_whom_nobody_has_asked() {
     let scratch = Scratch::new();
     let (server, address) = started(listening(&scratch)).await;
-    let early = Peer::welcome(address, None).await;
+    let early = welcome(address, None).await;
     let token = scratch.token("first", &["*"]);
     server.reload_authority().await.unwrap();
     early.closed().await;
-    Peer::welcome(address, Some(&token)).await;
+    welcome(address, Some(&token)).await;
     // And the last one does not open the door again.
     scratch.store().change(|records| Ok(std::mem::take(records))).unwrap();
     server.reload_authority().await.unwrap();
-    let (_, answer) = Peer::connect(address, None).await;
+    let (_, answer) = connect(address, None).await;
     assert_eq!(answer, 401);
     server.stop(PATIENCE).await;
 }
@@ -401,11 +302,11 @@ async fn a_store_that_cannot_be_read_changes_nothing() {
     let scratch = Scratch::new();
     let token = scratch.token("kept", &["*"]);
     let (server, address) = started(listening(&scratch)).await;
-    let mut peer = Peer::welcome(address, Some(&token)).await;
+    let mut peer = welcome(address, Some(&token)).await;
     std::fs::write(scratch.store().path(), "{").unwrap();
     assert!(server.reload_authority().await.is_err());
     assert_eq!(peer.operate(Operation::ClientList, "").await, status::OK);
-    Peer::welcome(address, Some(&token)).await;
+    welcome(address, Some(&token)).await;
     server.stop(PATIENCE).await;
     assert!(matches!(
         Server::start(listening(&scratch), Vec::new(), Arc::new(NoHandlers)).await,
@@ -436,11 +337,11 @@ async fn peers_without_credentials_may_do_what_the_rules_for_them_say() {
     let mut config = listening(&scratch);
     config.authority.records.anonymous = rules(&["push:public/*"]);
     let (server, address) = started(config).await;
-    let mut peer = Peer::welcome(address, None).await;
+    let mut peer = welcome(address, None).await;
     assert_eq!(peer.operate(Operation::ClientList, "").await, 401);
-    peer.publish("private", "m").await;
+    peer.publish("private", "m", b"m").await;
     assert_eq!(peer.receive().await.unwrap().content_type, 401);
-    let (_, answer) = Peer::connect(address, Some("wrong")).await;
+    let (_, answer) = connect(address, Some("wrong")).await;
     assert_eq!(answer, 401, "wrong credentials are never taken for none");
     server.stop(PATIENCE).await;
 }
@@ -450,8 +351,8 @@ async fn connections_within_the_process_need_no_credentials() {
     let scratch = Scratch::new();
     scratch.token("someone", &["push:orders/*"]);
     let (server, _) = started(listening(&scratch)).await;
-    let (mut peer, answer) = Peer::shake_hands(server.connect_local(Protocol::Tmqp), None).await;
-    assert_eq!(answer, operation::ACCEPTED);
+    let (mut peer, answer) = Peer::shake_hands(server.connect_local(Protocol::Tmqp), &Hello::default()).await;
+    assert_eq!(answer.content_type, operation::ACCEPTED);
     assert_eq!(peer.operate(Operation::ClientList, "").await, status::OK);
     server.stop(PATIENCE).await;
 }
@@ -464,11 +365,11 @@ async fn whoever_guesses_passwords_is_slowed_down_and_tokens_are_not() {
     let (server, address) = started(listening(&scratch)).await;
     let mut busy = 0;
     for _ in 0..14 {
-        let (_, answer) = Peer::connect(address, Some("ann:wrong")).await;
+        let (_, answer) = connect(address, Some("ann:wrong")).await;
         busy += usize::from(answer == 503);
     }
     assert!(busy >= 1, "the eleventh guess within a few seconds is not checked any more");
-    Peer::welcome(address, Some(&token)).await;
+    welcome(address, Some(&token)).await;
     server.stop(PATIENCE).await;
 }
 
@@ -565,12 +466,12 @@ async fn an_authenticator_decides_who_gets_in_and_silence_is_no() {
     })
     .await;
     for token in [None, Some("silent"), Some("broken"), Some("nonsense"), Some("known"), Some("bad")] {
-        let (peer, answer) = Peer::connect(address, token).await;
+        let (peer, answer) = connect(address, token).await;
         assert_eq!(answer, 401, "{token:?}");
         peer.closed().await;
     }
-    let mut peer = Peer::welcome(address, Some("good")).await;
-    peer.publish("invoices", "m").await;
+    let mut peer = welcome(address, Some("good")).await;
+    peer.publish("invoices", "m", b"m").await;
     assert_eq!(peer.receive().await.unwrap().content_type, 401, "rules hold whatever the authorizer says");
     server.stop(PATIENCE).await;
 }
@@ -585,25 +486,25 @@ async fn commands_wait_for_the_authorizer_in_their_order_and_silence_is_no() {
             _ => Some(AuthorityAnswer::Allowed),
         })
         .await;
-    let mut consumer = Peer::welcome(address, None).await;
+    let mut consumer = welcome(address, None).await;
     for channel in ["good", "slow"] {
         assert_eq!(consumer.operate(Operation::JoinChannel, channel).await, status::OK);
     }
-    let mut producer = Peer::welcome(address, None).await;
-    producer.publish("slow", "s").await;
-    producer.publish("bad", "b").await;
+    let mut producer = welcome(address, None).await;
+    producer.publish("slow", "s", b"s").await;
+    producer.publish("bad", "b", b"b").await;
     for number in 0..20 {
-        producer.publish("good", &format!("g{number}")).await;
+        producer.publish("good", &format!("g{number}"), format!("g{number}").as_bytes()).await;
     }
     // Nobody else waits for the producer's verdict.
     let started = Instant::now();
-    let mut other = Peer::welcome(address, None).await;
-    other.publish("good", "other").await;
+    let mut other = welcome(address, None).await;
+    other.publish("good", "other", b"other").await;
     assert_eq!(consumer.receive().await.unwrap().payload, b"other");
     assert!(started.elapsed() < Duration::from_millis(290));
     for refused in ["s", "b"] {
         let answer = producer.receive().await.unwrap();
-        assert_eq!((answer.content_type, &answer.first[..]), (401, refused.as_bytes()));
+        assert_eq!((answer.content_type, &answer.id[..]), (401, refused.as_bytes()));
     }
     for number in 0..20 {
         assert_eq!(consumer.receive().await.unwrap().payload, format!("g{number}").as_bytes());
@@ -618,7 +519,7 @@ async fn an_authorizer_whose_answers_are_not_kept_is_asked_for_every_batch() {
     let scratch = Scratch::new();
     let (server, address, authorizer) =
         with_authenticator(&scratch, false, Duration::ZERO, |_| Some(AuthorityAnswer::Allowed)).await;
-    let mut peer = Peer::welcome(address, None).await;
+    let mut peer = welcome(address, None).await;
     for _ in 0..5 {
         assert_eq!(peer.operate(Operation::ChannelList, "").await, status::OK);
     }

@@ -1,8 +1,9 @@
 //! Servers on loopback that pass on to each other, and peers of the original's sort on either side.
 
-use std::path::{Path, PathBuf};
+mod peer;
+
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use mqcore_broker::id::QueueAddress;
@@ -13,33 +14,12 @@ use mqcore_server::config::{Config, ConfigError, Protocol};
 use mqcore_server::handler::NoHandlers;
 use mqcore_server::nodes::config::{MasterConfig, NodeConfig};
 use mqcore_server::server::{Server, StartError};
-use mqcore_wire::codec::Limits;
 use mqcore_wire::tmqp::hello::{self, Hello};
 use mqcore_wire::tmqp::{self, Frame, Kind, PREAMBLE, operation};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use peer::{Directory, PATIENCE, Peer, Received};
+use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
-
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// A directory of its own, gone with the test.
-struct Directory(PathBuf);
-
-impl Directory {
-    fn new() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("mqcore-nodes-{}-{number}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        Self(path)
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 fn config(data_dir: Option<&Path>, node: NodeConfig) -> Config {
     let queue = QueueOptions {
@@ -97,77 +77,20 @@ async fn connected(server: &Server) -> usize {
     server.survey().await.nodes.iter().filter(|node| node.connected).count()
 }
 
-/// Somebody who speaks TMQP.
-struct Peer<S> {
-    stream: S,
-    input: Vec<u8>,
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
-    async fn greet(stream: S, hello: Hello<'_>) -> Self {
-        let mut peer = Self { stream, input: Vec::new() };
-        let mut body = Vec::new();
-        hello::encode(&hello, &mut body).expect("a plain Hello");
-        let hello =
-            Frame { content_type: operation::HELLO, id: b"h", payload: &body, ..Frame::new(Kind::SERVER) };
-        peer.stream.write_all(&PREAMBLE).await.expect("the server reads");
-        peer.send(&hello).await;
-        let mut preamble = [0; 8];
-        peer.stream.read_exact(&mut preamble).await.expect("the preamble comes back");
-        peer.receive().await;
-        peer
-    }
-
-    async fn send(&mut self, frame: &Frame<'_>) {
-        let mut octets = Vec::new();
-        tmqp::encode(frame, &mut octets);
-        self.stream.write_all(&octets).await.expect("the other side reads");
-    }
-
-    /// The next frame's kind, id, source and payload.
-    async fn receive(&mut self) -> (Kind, String, String, Vec<u8>) {
-        let text = |octets: &[u8]| String::from_utf8_lossy(octets).into_owned();
-        loop {
-            if let Some((frame, size)) = tmqp::decode(&self.input, &Limits::default()).expect("sound frames")
-            {
-                let read = (frame.kind, text(frame.id), text(frame.source), frame.payload.to_vec());
-                self.input.drain(..size);
-                return read;
-            }
-            let read = timeout(PATIENCE, self.stream.read_buf(&mut self.input)).await;
-            assert!(read.expect("something comes in time").expect("a sound stream") > 0, "it was closed");
-        }
-    }
-
-    /// Publishes, and waits until it is acknowledged.
-    async fn publish(&mut self, channel: &str, body: &str) {
-        let frame = Frame {
-            id: body.as_bytes(),
-            target: channel.as_bytes(),
-            payload: body.as_bytes(),
-            pending_acknowledge: true,
-            ..Frame::new(Kind::QUEUE)
-        };
-        self.send(&frame).await;
-        let (kind, id, ..) = self.receive().await;
-        assert_eq!((kind, &*id), (Kind::ACKNOWLEDGE, body));
-    }
-}
-
 async fn client(server: &Server) -> Peer<tokio::io::DuplexStream> {
-    Peer::greet(server.connect_local(Protocol::Tmqp), Hello { client_id: Some("c-1"), ..Hello::default() })
-        .await
+    let hello = Hello { client_id: Some("c-1"), ..Hello::default() };
+    Peer::welcome(server.connect_local(Protocol::Tmqp), &hello).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_client_publishes_is_at_the_master_with_its_source_and_goes_no_further() {
     let (top, middle_directory, bottom_directory) = (Directory::new(), Directory::new(), Directory::new());
-    let top = start(config(Some(&top.0), named("top"))).await;
-    let middle = start(config(Some(&middle_directory.0), slave_of("middle", &[address(&top)]))).await;
-    let bottom = start(config(Some(&bottom_directory.0), slave_of("bottom", &[address(&middle)]))).await;
+    let top = start(config(Some(&top), named("top"))).await;
+    let middle = start(config(Some(&middle_directory), slave_of("middle", &[address(&top)]))).await;
+    let bottom = start(config(Some(&bottom_directory), slave_of("bottom", &[address(&middle)]))).await;
     until("links are up", async || connected(&top).await == 1 && connected(&middle).await == 2).await;
-    client(&bottom).await.publish("ch", "from-bottom").await;
-    client(&middle).await.publish("ch", "from-middle").await;
+    client(&bottom).await.publish_confirmed("ch", "from-bottom").await;
+    client(&middle).await.publish_confirmed("ch", "from-middle").await;
     until("both are at the middle", async || bodies(&middle, "ch").await.len() == 2).await;
     until("one is at the top", async || bodies(&top, "ch").await == ["from-middle"]).await;
     assert_eq!(bodies(&bottom, "ch").await, ["from-bottom"]);
@@ -186,7 +109,7 @@ async fn a_message_that_comes_the_moment_a_link_falls_idle_is_sent_at_once() {
     until("the link is up", async || connected(&slave).await == 1).await;
     let mut producer = client(&slave).await;
     for number in 0..300 {
-        producer.publish("ch", &number.to_string()).await;
+        producer.publish_confirmed("ch", &number.to_string()).await;
         if number % 3 == 0 {
             until("it is there", async || bodies(&master, "ch").await.len() == number + 1).await;
         }
@@ -215,7 +138,7 @@ async fn a_full_mesh_of_four_has_everything_everywhere_once() {
     for (index, server) in servers.iter().enumerate() {
         let mut client = client(server).await;
         for number in 0..25 {
-            client.publish("ch", &format!("{index}-{number:02}")).await;
+            client.publish_confirmed("ch", &format!("{index}-{number:02}")).await;
         }
     }
     for server in &servers {
@@ -223,7 +146,7 @@ async fn a_full_mesh_of_four_has_everything_everywhere_once() {
     }
     // Whatever would come by a way around is behind what set it off, and in front of this.
     for server in &servers {
-        client(server).await.publish("end", "x").await;
+        client(server).await.publish_confirmed("end", "x").await;
     }
     for server in &servers {
         until("the last of each is there", async || bodies(server, "end").await.len() >= 4).await;
@@ -243,25 +166,25 @@ async fn a_full_mesh_of_four_has_everything_everywhere_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_are_kept_for_a_master_that_is_away_and_come_in_order_after_both_restarted() {
     let (up, down) = (Directory::new(), Directory::new());
-    let master = start(config(Some(&up.0), named("up"))).await;
+    let master = start(config(Some(&up), named("up"))).await;
     let there = address(&master);
     let keeping = || NodeConfig { keep_messages: true, ..slave_of("down", std::slice::from_ref(&there)) };
-    let slave = start(config(Some(&down.0), keeping())).await;
+    let slave = start(config(Some(&down), keeping())).await;
     until("the link is up", async || connected(&slave).await == 1).await;
-    client(&slave).await.publish("ch", "0").await;
+    client(&slave).await.publish_confirmed("ch", "0").await;
     until("the first is there", async || bodies(&master, "ch").await.len() == 1).await;
     master.stop(Duration::ZERO).await;
     drop(master);
     let mut producer = client(&slave).await;
     for number in 1..50 {
-        producer.publish("ch", &number.to_string()).await;
+        producer.publish_confirmed("ch", &number.to_string()).await;
     }
     drop(producer);
     slave.stop(Duration::ZERO).await;
     drop(slave);
-    let slave = start(config(Some(&down.0), keeping())).await;
-    client(&slave).await.publish("ch", "50").await;
-    let mut again = config(Some(&up.0), named("up"));
+    let slave = start(config(Some(&down), keeping())).await;
+    client(&slave).await.publish_confirmed("ch", "50").await;
+    let mut again = config(Some(&up), named("up"));
     again.listeners = vec![format!("tmqp://{there}").parse().expect("a listener")];
     let master = start(again).await;
     until("all are there", async || bodies(&master, "ch").await.len() >= 51).await;
@@ -274,7 +197,7 @@ async fn messages_are_kept_for_a_master_that_is_away_and_come_in_order_after_bot
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_keeping_what_is_published_while_a_master_is_away_stays_here() {
     let slave = start(config(None, slave_of("down", &["127.0.0.1:9".into()]))).await;
-    client(&slave).await.publish("ch", "x").await;
+    client(&slave).await.publish_confirmed("ch", "x").await;
     assert_eq!(bodies(&slave, "ch").await, ["x"]);
     let survey = slave.survey().await;
     assert_eq!((survey.nodes.len(), survey.nodes[0].connected, survey.nodes[0].slave), (1, false, false));
@@ -295,7 +218,7 @@ async fn filters_of_both_sides_and_the_token_are_kept() {
     until("the link is up", async || connected(&slave).await == 1).await;
     let mut producer = client(&slave).await;
     for channel in ["kept-here", "refused-there", "ch"] {
-        producer.publish(channel, channel).await;
+        producer.publish_confirmed(channel, channel).await;
     }
     until("the last is there", async || bodies(&master, "ch").await.len() == 1).await;
     assert_eq!(
@@ -315,7 +238,7 @@ async fn a_node_of_the_originals_sort_may_pass_on_here() {
         client_type: Some("server"),
         ..Hello::default()
     };
-    let mut node = Peer::greet(stream, hello).await;
+    let mut node = Peer::welcome(stream, &hello).await;
     let frame =
         Frame { id: b"i", source: b"its-client", target: b"ch", payload: b"x", ..Frame::new(Kind::QUEUE) };
     node.send(&frame).await;
@@ -335,11 +258,11 @@ async fn original_master(listener: &TcpListener) -> Peer<TcpStream> {
     let (mut stream, _) = listener.accept().await.expect("a node dials");
     let mut preamble = [0; 8];
     stream.read_exact(&mut preamble).await.expect("it speaks first");
-    let mut peer = Peer { stream, input: Vec::new() };
-    let (kind, _, _, body) = peer.receive().await;
-    let hello = hello::decode(&body).expect("a hello");
+    let mut peer = Peer::new(stream);
+    let Received { kind, payload, .. } = peer.frame().await;
+    let hello = hello::decode(&payload).expect("a hello");
     assert_eq!((kind, hello.client_type, hello.client_name), (Kind::SERVER, Some("server"), Some("down")));
-    peer.stream.write_all(&PREAMBLE).await.expect("it reads");
+    peer.write(&PREAMBLE).await;
     let accepted = Frame {
         content_type: operation::ACCEPTED,
         target: hello.client_id.unwrap_or_default().as_bytes(),
@@ -355,19 +278,19 @@ async fn a_master_of_the_originals_sort_gets_plain_frames_and_again_what_it_did_
     let down = Directory::new();
     let there = listener.local_addr().expect("bound").to_string();
     let node = NodeConfig { keep_messages: true, ..slave_of("down", &[there]) };
-    let slave = start(config(Some(&down.0), node)).await;
+    let slave = start(config(Some(&down), node)).await;
     let mut master = original_master(&listener).await;
     let mut producer = client(&slave).await;
-    producer.publish("ch", "1").await;
-    let (kind, id, source, payload) = master.receive().await;
-    assert_eq!((kind, &*id, &*source, &payload[..]), (Kind::QUEUE, "1", "c-1", &b"1"[..]));
-    assert_eq!(master.receive().await.0, Kind::PING, "whether it has read so far");
-    master.stream.write_all(&tmqp::PONG).await.expect("it reads");
-    producer.publish("ch", "2").await;
-    assert_eq!(&*master.receive().await.1, "2");
+    producer.publish_confirmed("ch", "1").await;
+    let Received { kind, id, source, payload, .. } = master.frame().await;
+    assert_eq!((kind, &*id, &*source, &*payload), (Kind::QUEUE, &b"1"[..], &b"c-1"[..], &b"1"[..]));
+    assert_eq!(master.frame().await.kind, Kind::PING, "whether it has read so far");
+    master.write(&tmqp::PONG).await;
+    producer.publish_confirmed("ch", "2").await;
+    assert_eq!(master.frame().await.id, b"2");
     drop(master);
     let mut master = original_master(&listener).await;
-    assert_eq!(&*master.receive().await.1, "2", "nobody knows whether it was read");
+    assert_eq!(master.frame().await.id, b"2", "nobody knows whether it was read");
     slave.stop(Duration::ZERO).await;
 }
 

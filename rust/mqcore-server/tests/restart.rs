@@ -1,8 +1,9 @@
 //! A server that is stopped, or killed in effect, and started again on the same data directory.
 
-use std::path::{Path, PathBuf};
+mod peer;
+
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use mqcore_archive::manifest::Manifest;
@@ -13,32 +14,10 @@ use mqcore_server::data_dir::DataDirError;
 use mqcore_server::handler::NoHandlers;
 use mqcore_server::server::{Server, StartError};
 use mqcore_wire::codec::Limits;
-use mqcore_wire::tmqp::hello::{self, Hello};
-use mqcore_wire::tmqp::operation::{self, Operation};
-use mqcore_wire::tmqp::{self, Frame, Kind, PREAMBLE};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
-use tokio::time::timeout;
-
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// A directory of its own, gone with the test.
-struct Directory(PathBuf);
-
-impl Directory {
-    fn new() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("mqcore-restart-{}-{number}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        Self(path)
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+use mqcore_wire::tmqp::hello::Hello;
+use mqcore_wire::tmqp::{Frame, Kind};
+use peer::{Directory, PATIENCE, Peer, Received};
+use tokio::io::DuplexStream;
 
 async fn start(path: &Path, shards: usize) -> Result<Server, StartError> {
     start_with(path, shards, None).await
@@ -67,96 +46,30 @@ async fn start_with(
     Server::start(config, Vec::new(), Arc::new(NoHandlers)).await
 }
 
-struct Peer {
-    stream: DuplexStream,
-    input: Vec<u8>,
-}
-
-impl Peer {
-    async fn connect(server: &Server) -> Self {
-        let mut peer = Self { stream: server.connect_local(Protocol::Tmqp), input: Vec::new() };
-        let mut body = Vec::new();
-        hello::encode(&Hello::default(), &mut body).expect("a plain Hello");
-        let hello =
-            Frame { content_type: operation::HELLO, id: b"h", payload: &body, ..Frame::new(Kind::SERVER) };
-        peer.stream.write_all(&PREAMBLE).await.expect("the server reads");
-        peer.send(&hello).await;
-        let mut preamble = [0; 8];
-        peer.stream.read_exact(&mut preamble).await.expect("the preamble comes back");
-        peer.receive().await;
-        peer
-    }
-
-    async fn send(&mut self, frame: &Frame<'_>) {
-        let mut octets = Vec::new();
-        tmqp::encode(frame, &mut octets);
-        self.stream.write_all(&octets).await.expect("the server reads");
-    }
-
-    /// The next frame's kind, id, and whether it carries headers.
-    async fn receive(&mut self) -> (Kind, String, bool) {
-        loop {
-            if let Some((frame, size)) = tmqp::decode(&self.input, &Limits::default()).expect("sound frames")
-            {
-                let id = String::from_utf8_lossy(frame.id).into_owned();
-                let received = (frame.kind, id, !frame.headers.is_empty());
-                self.input.drain(..size);
-                return received;
-            }
-            let read = timeout(PATIENCE, self.stream.read_buf(&mut self.input)).await.expect("in time");
-            assert!(read.unwrap_or(0) > 0, "the server closed");
-        }
-    }
-
-    /// Publishes, and waits until the server says that it is saved.
-    async fn save(&mut self, channel: &str, id: &str) {
-        let frame = Frame {
-            id: id.as_bytes(),
-            target: channel.as_bytes(),
-            pending_acknowledge: true,
-            payload: b"payload",
-            ..Frame::new(Kind::QUEUE)
-        };
-        self.send(&frame).await;
-        assert_eq!(self.receive().await, (Kind::ACKNOWLEDGE, id.to_owned(), false));
-    }
-
-    async fn join(&mut self, channel: &str) {
-        let frame = Frame {
-            content_type: Operation::JoinChannel.code(),
-            id: b"join",
-            target: channel.as_bytes(),
-            ..Frame::new(Kind::SERVER)
-        };
-        self.send(&frame).await;
-    }
-
-    async fn acknowledge(&mut self, channel: &str, id: &str) {
-        let frame = Frame { id: id.as_bytes(), target: channel.as_bytes(), ..Frame::new(Kind::ACKNOWLEDGE) };
-        self.send(&frame).await;
-    }
+async fn connect(server: &Server) -> Peer<DuplexStream> {
+    Peer::welcome(server.connect_local(Protocol::Tmqp), &Hello::default()).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_saved_is_there_after_a_restart_and_what_was_acknowledged_is_not() {
     let directory = Directory::new();
-    let server = start(&directory.0, 2).await.expect("it starts");
-    let mut peer = Peer::connect(&server).await;
+    let server = start(&directory, 2).await.expect("it starts");
+    let mut peer = connect(&server).await;
     for number in 0..50 {
-        peer.save("a", &format!("a{number}")).await;
-        peer.save("b", &format!("b{number}")).await;
+        peer.publish_confirmed("a", &format!("a{number}")).await;
+        peer.publish_confirmed("b", &format!("b{number}")).await;
     }
     peer.join("a").await;
     for number in 0..20 {
-        let (kind, id, _) = peer.receive().await;
-        assert_eq!((kind, id), (Kind::QUEUE, format!("a{number}")));
+        let Received { kind, id, .. } = peer.frame().await;
+        assert_eq!((kind, id), (Kind::QUEUE, format!("a{number}").into_bytes()));
         peer.acknowledge("a", &format!("a{number}")).await;
     }
     server.settle().await;
     server.stop(Duration::from_secs(5)).await;
 
     // The number of shards that was asked for first stays.
-    let server = start(&directory.0, 4).await.expect("it starts again at once");
+    let server = start(&directory, 4).await.expect("it starts again at once");
     let survey = server.survey().await;
     let mut stored: Vec<_> = survey
         .queues
@@ -165,10 +78,10 @@ async fn what_was_saved_is_there_after_a_restart_and_what_was_acknowledged_is_no
         .collect();
     stored.sort();
     assert_eq!(stored, [("a/0".to_owned(), 30, true), ("b/0".to_owned(), 50, true)]);
-    let mut peer = Peer::connect(&server).await;
+    let mut peer = connect(&server).await;
     peer.join("a").await;
     for number in 20..50 {
-        assert_eq!(peer.receive().await.1, format!("a{number}"), "in the old order");
+        assert_eq!(peer.frame().await.id, format!("a{number}").as_bytes(), "in the old order");
     }
     server.stop(Duration::ZERO).await;
 }
@@ -176,22 +89,22 @@ async fn what_was_saved_is_there_after_a_restart_and_what_was_acknowledged_is_no
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_servers_cannot_share_a_data_directory() {
     let directory = Directory::new();
-    let server = start(&directory.0, 1).await.expect("it starts");
-    match start(&directory.0, 1).await {
-        Err(StartError::Data(DataDirError::Locked { path })) => assert_eq!(path, directory.0),
+    let server = start(&directory, 1).await.expect("it starts");
+    match start(&directory, 1).await {
+        Err(StartError::Data(DataDirError::Locked { path })) => assert_eq!(path, *directory),
         other => panic!("expected to be kept out, got {other:?}"),
     }
     server.stop(Duration::ZERO).await;
-    start(&directory.0, 1).await.expect("it is free again").stop(Duration::ZERO).await;
+    start(&directory, 1).await.expect("it is free again").stop(Duration::ZERO).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_directory_of_something_else_is_refused_and_left_alone() {
     let directory = Directory::new();
-    std::fs::create_dir_all(&directory.0).unwrap();
-    let format = directory.0.join("format");
+    std::fs::create_dir_all(&*directory).unwrap();
+    let format = directory.join("format");
     std::fs::write(&format, "mqcore data 9, shards 1\n").unwrap();
-    match start(&directory.0, 1).await {
+    match start(&directory, 1).await {
         Err(StartError::Data(DataDirError::Format { found, .. })) => assert!(found.contains("data 9")),
         other => panic!("expected to be refused, got {other:?}"),
     }
@@ -201,8 +114,8 @@ async fn a_directory_of_something_else_is_refused_and_left_alone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn settle_waits_for_what_is_being_written() {
     let directory = Directory::new();
-    let server = start(&directory.0, 1).await.expect("it starts");
-    let mut peer = Peer::connect(&server).await;
+    let server = start(&directory, 1).await.expect("it starts");
+    let mut peer = connect(&server).await;
     for number in 0..100 {
         let id = format!("m{number}");
         let frame = Frame { id: id.as_bytes(), target: b"q", ..Frame::new(Kind::QUEUE) };
@@ -218,21 +131,21 @@ async fn settle_waits_for_what_is_being_written() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_largest_message_that_a_peer_can_send_is_saved_like_any_other() {
     let directory = Directory::new();
-    let server = start(&directory.0, 1).await.expect("it starts");
-    let mut peer = Peer::connect(&server).await;
+    let server = start(&directory, 1).await.expect("it starts");
+    let mut peer = connect(&server).await;
     let mut frame = Frame { id: b"big", target: b"q", pending_acknowledge: true, ..Frame::new(Kind::QUEUE) };
     let head = frame.head_size(u64::from(u32::MAX));
     let payload = vec![7; (Limits::default().frame_bytes_max - head as u64) as usize];
     frame.payload = &payload;
     peer.send(&frame).await;
-    assert_eq!(peer.receive().await, (Kind::ACKNOWLEDGE, "big".to_owned(), false));
-    peer.save("q", "small").await;
+    peer.acknowledged("big").await;
+    peer.publish_confirmed("q", "small").await;
     server.stop(Duration::from_secs(5)).await;
-    let server = start(&directory.0, 1).await.expect("it starts again");
+    let server = start(&directory, 1).await.expect("it starts again");
     let waiting = server.waiting(QueueAddress::parse("q").unwrap(), 10).await.expect("it came back");
     let sizes: Vec<_> =
         waiting.iter().filter_map(|waiting| Some(waiting.message.as_ref()?.body().len())).collect();
-    assert_eq!(sizes, [payload.len(), b"payload".len()]);
+    assert_eq!(sizes, [payload.len(), b"small".len()]);
     server.stop(Duration::ZERO).await;
 }
 
@@ -276,28 +189,28 @@ async fn every_step_of_every_message_is_archived_once_also_over_a_restart() {
     let directory = Directory::new();
     let archive = ArchiveConfig { interval: Duration::ZERO, ..ArchiveConfig::default() };
     let history = HistoryConfig { archive: Some(archive), ..HistoryConfig::default() };
-    let server = start_with(&directory.0, 2, Some(history.clone())).await.expect("it starts");
-    let mut peer = Peer::connect(&server).await;
+    let server = start_with(&directory, 2, Some(history.clone())).await.expect("it starts");
+    let mut peer = connect(&server).await;
     for number in 0..20 {
-        peer.save("a", &format!("a{number}")).await;
+        peer.publish_confirmed("a", &format!("a{number}")).await;
     }
     for number in 0..5 {
-        peer.save("b", &format!("b{number}")).await;
+        peer.publish_confirmed("b", &format!("b{number}")).await;
     }
     // Each shard has started; each message was produced and saved.
-    archive_reaches(&directory.0, (25, 2 + 50)).await;
+    archive_reaches(&directory, (25, 2 + 50)).await;
     peer.join("a").await;
     for number in 0..20 {
         peer.receive().await;
         peer.acknowledge("a", &format!("a{number}")).await;
     }
-    archive_reaches(&directory.0, (25, 52 + 40)).await;
+    archive_reaches(&directory, (25, 52 + 40)).await;
     server.settle().await;
     server.stop(Duration::from_secs(5)).await;
 
     // Both shards start again, and five messages are restored. The archive goes on where it was.
-    let server = start_with(&directory.0, 2, Some(history)).await.expect("it starts again");
-    archive_reaches(&directory.0, (25, 92 + 2 + 5)).await;
+    let server = start_with(&directory, 2, Some(history)).await.expect("it starts again");
+    archive_reaches(&directory, (25, 92 + 2 + 5)).await;
     server.stop(Duration::from_secs(5)).await;
-    assert_eq!(archived(&directory.0), (25, 99));
+    assert_eq!(archived(&directory), (25, 99));
 }

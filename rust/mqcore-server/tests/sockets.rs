@@ -1,5 +1,7 @@
 //! Promises of the server, kept over real sockets and in-memory connections, checked octet by octet.
 
+mod peer;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,110 +16,12 @@ use mqcore_broker::policy;
 use mqcore_server::config::{ClockConfig, Config, Protocol};
 use mqcore_server::handler::{AnswerSink, HandlerPort, NoHandlers};
 use mqcore_server::server::{Server, StartError};
-use mqcore_wire::codec::Limits;
-use mqcore_wire::tmqp::hello::{self, Hello};
-use mqcore_wire::tmqp::operation::{self, Operation};
+use mqcore_wire::tmqp::hello::Hello;
 use mqcore_wire::tmqp::{self, Frame, Kind, PREAMBLE};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
+use peer::{PATIENCE, Peer};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-
-/// Nothing here takes this long unless it is broken.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// One peer that speaks TMQP, by hand.
-struct Peer<S> {
-    stream: S,
-    input: Vec<u8>,
-}
-
-/// A frame that outlives its buffer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Received {
-    kind: Kind,
-    content_type: u16,
-    id: Vec<u8>,
-    payload: Vec<u8>,
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
-    /// Shakes hands.
-    async fn welcome(stream: S, id: &str) -> Self {
-        let mut peer = Self { stream, input: Vec::new() };
-        peer.send(&PREAMBLE).await;
-        let mut body = Vec::new();
-        hello::encode(&Hello { client_id: Some(id), ..Hello::default() }, &mut body).expect("a plain Hello");
-        let hello = Frame {
-            content_type: operation::HELLO,
-            id: b"hello",
-            payload: &body,
-            ..Frame::new(Kind::SERVER)
-        };
-        peer.send_frame(&hello).await;
-        let mut preamble = [0; 8];
-        peer.stream.read_exact(&mut preamble).await.expect("the preamble comes back");
-        assert_eq!(preamble, PREAMBLE);
-        let accepted = peer.receive().await.expect("the server accepts");
-        assert_eq!((accepted.kind, accepted.content_type), (Kind::SERVER, operation::ACCEPTED));
-        peer
-    }
-
-    async fn send(&mut self, octets: &[u8]) {
-        timeout(PATIENCE, self.stream.write_all(octets)).await.expect("in time").expect("the server reads");
-    }
-
-    async fn send_frame(&mut self, frame: &Frame<'_>) {
-        let mut octets = Vec::new();
-        tmqp::encode(frame, &mut octets);
-        self.send(&octets).await;
-    }
-
-    async fn join(&mut self, channel: &str) {
-        let join = Frame {
-            content_type: Operation::JoinChannel.code(),
-            id: b"join",
-            target: channel.as_bytes(),
-            pending_response: true,
-            ..Frame::new(Kind::SERVER)
-        };
-        self.send_frame(&join).await;
-        let response = self.receive().await.expect("join is answered");
-        assert_eq!((response.kind, response.content_type), (Kind::RESPONSE, operation::status::OK));
-    }
-
-    async fn publish(&mut self, channel: &str, id: &str, payload: &[u8]) {
-        let publish =
-            Frame { id: id.as_bytes(), target: channel.as_bytes(), payload, ..Frame::new(Kind::QUEUE) };
-        self.send_frame(&publish).await;
-    }
-
-    /// The next frame; `None` when the server has closed.
-    async fn receive(&mut self) -> Option<Received> {
-        loop {
-            if let Some((frame, size)) = tmqp::decode(&self.input, &Limits::default()).expect("sound frames")
-            {
-                let received = Received {
-                    kind: frame.kind,
-                    content_type: frame.content_type,
-                    id: frame.id.to_vec(),
-                    payload: frame.payload.to_vec(),
-                };
-                self.input.drain(..size);
-                return Some(received);
-            }
-            let read = timeout(PATIENCE, self.stream.read_buf(&mut self.input)).await.expect("in time");
-            if read.unwrap_or(0) == 0 {
-                return None;
-            }
-        }
-    }
-
-    /// Waits for the server to close; what comes before that is thrown away.
-    async fn closed(mut self) {
-        let mut scratch = vec![0; 64 * 1024];
-        while timeout(PATIENCE, self.stream.read(&mut scratch)).await.expect("in time").unwrap_or(0) > 0 {}
-    }
-}
 
 fn config() -> Config {
     Config {
@@ -143,11 +47,13 @@ fn address(server: &Server) -> SocketAddr {
 }
 
 async fn dial(server: &Server, id: &str) -> Peer<TcpStream> {
-    Peer::welcome(TcpStream::connect(address(server)).await.expect("it listens"), id).await
+    let stream = TcpStream::connect(address(server)).await.expect("it listens");
+    Peer::welcome(stream, &Hello { client_id: Some(id), ..Hello::default() }).await
 }
 
 async fn local(server: &Server, id: &str) -> Peer<DuplexStream> {
-    Peer::welcome(server.connect_local(Protocol::Tmqp), id).await
+    let hello = Hello { client_id: Some(id), ..Hello::default() };
+    Peer::welcome(server.connect_local(Protocol::Tmqp), &hello).await
 }
 
 /// Looks again and again until it holds.
@@ -195,7 +101,7 @@ async fn what_is_published_to_a_topic_reaches_all_its_subscribers_once_and_in_or
         tmqp::encode(&frame, &mut octets);
     }
     let sending = tokio::spawn(async move {
-        producer.send(&octets).await;
+        producer.write(&octets).await;
         producer
     });
     for number in 0..20_000_u32 {
@@ -248,7 +154,7 @@ async fn a_frame_may_come_in_any_pieces_and_be_larger_than_any_buffer() {
     // The first frames octet by octet, the rest in pieces that fit nothing.
     let (slowly, rest) = octets.split_at(600);
     for octet in slowly {
-        producer.send(&[*octet]).await;
+        producer.write(&[*octet]).await;
     }
     let reading = tokio::spawn(async move {
         let mut sizes = Vec::new();
@@ -260,7 +166,7 @@ async fn a_frame_may_come_in_any_pieces_and_be_larger_than_any_buffer() {
         sizes
     });
     for piece in rest.chunks(33_333) {
-        producer.send(piece).await;
+        producer.write(piece).await;
     }
     let sizes = timeout(PATIENCE, reading).await.expect("in time").expect("no panic");
     assert_eq!(sizes, bodies.iter().map(Vec::len).collect::<Vec<_>>());
@@ -279,7 +185,7 @@ async fn what_was_published_before_a_connection_closed_is_delivered() {
         let frame = Frame { id: b"x", target: b"last-words", payload: &payload, ..Frame::new(Kind::QUEUE) };
         tmqp::encode(&frame, &mut octets);
     }
-    producer.send(&octets).await;
+    producer.write(&octets).await;
     drop(producer);
     for number in 0..20_000_u32 {
         assert_eq!(consumer.receive().await.expect("it comes").payload, number.to_le_bytes());
@@ -294,7 +200,7 @@ async fn a_consumer_that_said_goodbye_is_handed_nothing_more_even_if_its_socket_
     let mut staying = dial(&server, "staying").await;
     leaving.join("orders").await;
     staying.join("orders").await;
-    leaving.send_frame(&Frame::new(Kind::TERMINATE)).await;
+    leaving.send(&Frame::new(Kind::TERMINATE)).await;
     assert_eq!(leaving.receive().await, None);
     for number in 0..10 {
         staying.publish("orders", &format!("m{number}"), b"x").await;
@@ -334,7 +240,7 @@ async fn dead_letter(shards: usize, failing: &str, dead: &str) {
             headers: b"Nack-Reason:rotten\r\n",
             ..Frame::new(Kind::ACKNOWLEDGE)
         };
-        consumer.send_frame(&refusal).await;
+        consumer.send(&refusal).await;
     }
     let buried = undertaker.receive().await.expect("nothing else has to happen for it to come");
     assert_eq!((buried.id.as_slice(), buried.payload.as_slice()), (&b"bad"[..], &b"apple"[..]));
@@ -373,11 +279,11 @@ async fn garbage_closes_its_sender_and_nobody_else() {
     {
         let mut stream = TcpStream::connect(address(&server)).await.expect("it listens");
         stream.write_all(garbage).await.expect("it reads");
-        Peer { stream, input: Vec::new() }.closed().await;
+        Peer::new(stream).closed().await;
     }
     let mut liar = dial(&server, "liar").await;
     // A payload of 2^64 - 1 octets is announced.
-    liar.send(&[0x11, 0x10, 0, 0, 0, 0, 0, 0xFF, 255, 255, 255, 255, 255, 255, 255, 255]).await;
+    liar.write(&[0x11, 0x10, 0, 0, 0, 0, 0, 0xFF, 255, 255, 255, 255, 255, 255, 255, 255]).await;
     liar.closed().await;
     bystander.publish("calm", "1", b"still here").await;
     assert_eq!(bystander.receive().await.expect("it comes").payload, b"still here");
@@ -412,7 +318,7 @@ async fn beyond_the_limit_connections_are_turned_away() {
     let first = dial(&server, "first").await;
     let second = dial(&server, "second").await;
     let third = TcpStream::connect(address(&server)).await.expect("it listens");
-    Peer { stream: third, input: Vec::new() }.closed().await;
+    Peer::new(third).closed().await;
     drop((first, second));
     eventually("there is room again", async || {
         let mut stream = TcpStream::connect(address(&server)).await.expect("it listens");
@@ -693,7 +599,7 @@ async fn a_slow_upload_is_not_taken_for_a_dead_peer() {
         &mut octets,
     );
     for part in octets.chunks(octets.len() / 8 + 1) {
-        peer.send(part).await;
+        peer.write(part).await;
         server.settle().await;
         server.advance(Duration::from_secs(50));
         server.settle().await;

@@ -7,11 +7,13 @@
 //! |---|---|
 //! | [`terms`] | what a listener says: value width, edition, metrics |
 //! | [`directory`] | what all sessions share: the store, connections, channels, numbers |
+//! | [`permission`] | whether the peer may ask for what it asks for |
 //! | `stream` | answers in fragments |
 //! | `held` | answers that wait for the broker's |
 //! | `peer`, `minutes` | what is counted of a connection, and of the server |
 
 pub mod directory;
+pub mod permission;
 pub mod terms;
 
 mod held;
@@ -43,6 +45,7 @@ use self::directory::{Directory, SUBSCRIPTIONS_MAX, Subscription};
 use self::held::{Held, Then};
 use self::minutes::{TALLIES, Tallies, Tally};
 use self::peer::{Counted, Origin, Peer};
+use self::permission::{Permission, Permissions};
 use self::stream::{Stream, What};
 use self::terms::Terms;
 use crate::session::{Session, SessionConfig, SessionError};
@@ -84,6 +87,10 @@ pub struct ThrottrSession {
     told_read: u64,
     told_written: u64,
     admitted: bool,
+    /// `None`: the peer may ask for everything.
+    permissions: Option<Arc<dyn Permissions>>,
+    /// It has asked for something that nobody has decided about yet.
+    undecided: bool,
     /// The peer says nothing more.
     last: bool,
     over: bool,
@@ -135,6 +142,8 @@ impl ThrottrSession {
             told_read: 0,
             told_written: 0,
             admitted: true,
+            permissions: None,
+            undecided: false,
             last: false,
             over: false,
         }
@@ -145,7 +154,7 @@ impl ThrottrSession {
     pub fn alone(config: &SessionConfig, now: Timestamp) -> Self {
         let limiter = Arc::new(Limiter::new(Default::default(), RandomState::new()));
         let origin = now.0.saturating_mul(1_000_000);
-        let directory = Arc::new(Directory::new(limiter, origin, RandomState::new()));
+        let directory = Arc::new(Directory::new(limiter, origin, Nanos(0), RandomState::new()));
         Self::new(Terms::default(), &directory, config, Nanos(0), now)
     }
 
@@ -165,6 +174,11 @@ impl ThrottrSession {
             ..Introduction::default()
         };
         commands.push(Command::Introduce(Box::new(introduction)));
+    }
+
+    /// From now on the peer may ask only for what `permissions` allow.
+    pub fn restrict(&mut self, permissions: Arc<dyn Permissions>) {
+        self.permissions = Some(permissions);
     }
 
     /// Whether the peer is in.
@@ -192,7 +206,7 @@ impl ThrottrSession {
 
     /// Something was asked and is not answered.
     fn owes(&self) -> bool {
-        self.has_more() || !self.held.is_empty() || !self.admitted
+        self.has_more() || !self.held.is_empty() || !self.admitted || self.undecided
     }
 
     /// Writes on. To be called when what was written has left.
@@ -219,6 +233,20 @@ impl ThrottrSession {
     fn count_written(&mut self, octets: usize) {
         if self.terms.metrics {
             self.peer.add(Counted::WriteBytes, octets as u64);
+        }
+    }
+
+    #[inline]
+    fn tally(&mut self, tally: Tally) {
+        if self.terms.metrics {
+            self.tallies[tally as usize] += 1;
+        }
+    }
+
+    #[inline]
+    fn count_refusal(&mut self, refused: bool) {
+        if refused {
+            self.tally(Tally::Refused);
         }
     }
 
@@ -256,6 +284,7 @@ impl ThrottrSession {
         &mut self,
         request: &Request<'_>,
         size: usize,
+        denied: bool,
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) -> Taken {
@@ -272,11 +301,19 @@ impl ThrottrSession {
         }
         if self.held.is_empty() {
             let before = output.len();
-            self.answer(request, commands, output);
+            if denied {
+                self.deny(request, output);
+            } else {
+                self.answer(request, commands, output);
+            }
             self.count_written(output.len() - before);
         } else {
             let mut fresh = std::mem::take(&mut self.fresh);
-            self.answer(request, commands, &mut fresh);
+            if denied {
+                self.deny(request, &mut fresh);
+            } else {
+                self.answer(request, commands, &mut fresh);
+            }
             self.held.hold(&fresh);
             fresh.clear();
             self.fresh = fresh;
@@ -289,7 +326,7 @@ impl ThrottrSession {
         match *request {
             Request::Insert { quota, ttl, key } => {
                 self.count_request(Tally::Insert, Counted::Insert);
-                let made = self.store().insert(key, quota, self.terms.bits(), of_wire(ttl), self.now);
+                let made = self.store().insert(key, quota, self.terms.made(), of_wire(ttl), self.now);
                 answer::status(made, output);
             }
             Request::Query { key } => {
@@ -298,7 +335,9 @@ impl ThrottrSession {
             }
             Request::Update { attribute, change, value, key } => {
                 self.count_request(Tally::Update, Counted::Update);
-                answer::status(self.update(attribute, change, value, key), output);
+                let done = self.update(attribute, change, value, key);
+                self.count_refusal(!done && attribute == request::QUOTA && change == request::DECREASE);
+                answer::status(done, output);
             }
             Request::Purge { key } => {
                 self.count_request(Tally::Purge, Counted::Purge);
@@ -306,14 +345,20 @@ impl ThrottrSession {
             }
             Request::Set { ttl, key, value } => {
                 self.count_request(Tally::Set, Counted::Set);
-                answer::status(self.store().set(key, value, of_wire(ttl), self.now), output);
+                answer::status(
+                    self.store().set(key, value, self.terms.persist, of_wire(ttl), self.now),
+                    output,
+                );
             }
             Request::Get { key } => {
                 self.count_request(Tally::Get, Counted::Get);
                 self.get(key, output);
             }
             Request::Consume { mode, rule } => {
-                self.consume(mode, &rule).write(self.terms.dialect.width, output);
+                self.tally(Tally::Consume);
+                let verdict = self.consume(mode, &rule);
+                self.count_refusal(verdict.status == NO && mode == request::TAKE);
+                verdict.write(self.terms.dialect.width, output);
             }
             Request::ConsumeAll { mode, rules } => self.consume_all(mode, rules.iter(), output),
             Request::Publish { channel, payload } => {
@@ -321,6 +366,34 @@ impl ThrottrSession {
                 self.publish(channel, payload, commands, output);
             }
             _ => self.answer_rare(request, commands, output),
+        }
+    }
+
+    #[inline]
+    fn permission(&self, request: &Request<'_>) -> Permission {
+        match &self.permissions {
+            None => Permission::Granted,
+            Some(permissions) => {
+                let how = (self.terms.dialect, &self.limits);
+                permission::of_request(&**permissions, request, &self.peer.id, how)
+            }
+        }
+    }
+
+    /// What is not allowed is answered as if it were not there, in a form that no client is confused by.
+    #[cold]
+    fn deny(&mut self, request: &Request<'_>, output: &mut Vec<u8>) {
+        let width = self.terms.dialect.width;
+        match request {
+            Request::List | Request::Stats | Request::Connections | Request::Channels => {
+                answer::fragments(0, output);
+            }
+            Request::Consume { .. } => Verdict::IMPOSSIBLE.write(width, output),
+            Request::ConsumeAll { rules, .. } => {
+                let verdicts = vec![Verdict::IMPOSSIBLE; rules.iter().count()];
+                answer::verdicts(IMPOSSIBLE, &verdicts, width, output);
+            }
+            _ => answer::status(false, output),
         }
     }
 
@@ -392,6 +465,7 @@ impl ThrottrSession {
 
     /// A request inside of another: exactly one, whole, and not another of its kind.
     fn event_request(&mut self, inner: &[u8], commands: &mut Vec<Command>, output: &mut Vec<u8>) {
+        self.tally(Tally::Event);
         match request::decode(inner, self.terms.dialect, &self.limits) {
             Ok(Some((request, size))) if size == inner.len() && !matches!(request, Request::Event { .. }) => {
                 answer::status(true, output);
@@ -446,23 +520,24 @@ impl ThrottrSession {
 
     fn consume(&self, mode: u8, rule: &request::Rule<'_>) -> Verdict {
         let (Some(mode), Some(applied)) = (mode_of(mode), rule_of(rule)) else { return Verdict::IMPOSSIBLE };
-        let ruling = self.store().consume(rule.key, &applied, mode, self.terms.bits(), self.now);
+        let ruling = self.store().consume(rule.key, &applied, mode, self.terms.made(), self.now);
         ruling.map_or(Verdict::IMPOSSIBLE, verdict)
     }
 
     fn consume_all<'a>(
-        &self,
+        &mut self,
         mode: u8,
         rules: impl Iterator<Item = request::Rule<'a>>,
         output: &mut Vec<u8>,
     ) {
+        self.tally(Tally::ConsumeAll);
         let rules: Vec<_> = rules.collect();
         let applied: Option<Vec<_>> =
             rules.iter().map(|rule| rule_of(rule).map(|applied| (rule.key, applied))).collect();
         let mut rulings = Vec::with_capacity(rules.len());
         let all = match (mode_of(mode), applied) {
             (Some(mode), Some(applied)) => {
-                self.store().consume_all(&applied, mode, self.terms.bits(), self.now, &mut rulings).ok()
+                self.store().consume_all(&applied, mode, self.terms.made(), self.now, &mut rulings).ok()
             }
             _ => None,
         };
@@ -475,6 +550,7 @@ impl ThrottrSession {
             Some(false) => NO,
             None => IMPOSSIBLE,
         };
+        self.count_refusal(status == NO && mode == request::TAKE);
         answer::verdicts(status, &verdicts, self.terms.dialect.width, output);
     }
 
@@ -621,7 +697,7 @@ impl ThrottrSession {
         numbers[47] = totals.buffer_bytes;
         numbers[48] = subscriptions;
         numbers[49] = channels;
-        numbers[50] = self.directory.unix(Nanos(0));
+        numbers[50] = self.directory.running_since();
         numbers[51] = self.directory.peers();
         let with_time = self.terms.metrics || self.terms.dialect.family == Family::V73;
         answer::info(&numbers, VERSION, with_time, output);
@@ -639,11 +715,18 @@ impl Session for ThrottrSession {
         let before = output.len();
         let mut consumed = 0;
         let mut result = Ok(());
+        self.undecided = false;
         while self.admitted && !self.has_more() && !self.held.is_full() {
             match request::decode(&input[consumed..], self.terms.dialect, &self.limits) {
                 Ok(None) => break,
                 Ok(Some((request, size))) => {
-                    if let Taken::Later = self.take(&request, size, commands, output) {
+                    let permission = self.permission(&request);
+                    self.undecided = permission == Permission::Undecided;
+                    let denied = permission == Permission::Denied;
+                    if self.undecided {
+                        break;
+                    }
+                    if let Taken::Later = self.take(&request, size, denied, commands, output) {
                         break;
                     }
                     consumed += size;

@@ -85,6 +85,7 @@ pub(super) fn queue(options: &Bound<'_, PyAny>) -> PyResult<QueueOptions> {
         message_delivery_handler: field(options, "delivery_handler")?,
         tag: field(options, "tag")?,
         durability: field(options, "durability")?,
+        publish_limit: field(options, "publish_limit")?,
     })
 }
 

@@ -14,24 +14,23 @@ use hashbrown::HashMap;
 use mqcore_authority::action::Action;
 use mqcore_authority::audit::{Detail, Line, Speaker};
 use mqcore_authority::login::{Holder, Identity, Refusal};
-use mqcore_authority::resource::Resource;
 use mqcore_broker::client::{Client, Introduction, Peer};
 use mqcore_broker::command::Command;
 use mqcore_broker::effect::Event;
 use mqcore_broker::id::{ConnectionId, QueueAddress};
 use mqcore_broker::rejection::{Rejection, RejectionKind};
 use mqcore_broker::time::Timestamp;
-use mqcore_session::any::Protocol;
 use tokio::sync::oneshot;
 
 use super::admission::{self, Applied, Arrival};
 use super::demand;
+use super::keys::LimitKeys;
 use super::port::{About, AuthorityAnswer, AuthorityPort, AuthorityQuestion};
 use super::{Authority, Origin};
 use crate::hub::Hub;
 
 /// Verdicts of an authorizer that are remembered for one connection at most.
-const VERDICTS_MAX: usize = 1024;
+pub(super) const VERDICTS_MAX: usize = 1024;
 
 /// The gate of one connection.
 pub(crate) struct Gate {
@@ -69,12 +68,12 @@ struct Known {
 
 /// A verdict of the authorizer.
 #[derive(Debug, Clone, Copy)]
-struct Said {
-    allowed: bool,
+pub(super) struct Said {
+    pub(super) allowed: bool,
     /// How long it may be used again.
-    until: Timestamp,
+    pub(super) until: Timestamp,
     /// The round for whose commands it was asked, which it serves however long they took.
-    round: u64,
+    pub(super) round: u64,
 }
 
 /// What came of the questions about one batch.
@@ -184,13 +183,6 @@ impl Gate {
         let connection = client.connection;
         let upheld = |identity: &Arc<Identity>| hub.authority.enter(connection, identity, hub.clock.now().0);
         match result {
-            Ok(identity) if !self.may_limit(&identity) => {
-                let resource = Resource::LimitKey(b"*").to_string();
-                hub.authority.counters.actions_denied.add(1);
-                let wanted = (Action::Limit, resource.as_str());
-                write(hub, &self.origin, client, &identity, wanted, Some("no rule allows it"));
-                self.turn_away(Refusal::Restricted("protocol"), steps);
-            }
             Ok(identity) if upheld(&identity) => {
                 steps.push(Step::Become(Arc::new(Client {
                     admin: is_admin(&identity, client),
@@ -204,11 +196,12 @@ impl Gate {
         }
     }
 
-    /// Throttr's requests about limits are answered by its session and never come here, so whoever speaks it must be
-    /// allowed all of them.
-    fn may_limit(&self, identity: &Identity) -> bool {
-        self.origin.protocol != Protocol::Throttr.as_str()
-            || identity.grants.allow(Action::Limit, &Resource::Server)
+    /// Who decides about the limits that `client` asks for: Throttr's requests about them are answered by its session, and
+    /// never come here. `None`: it may ask for all of them, or nobody knows it yet.
+    pub(crate) fn limit_keys(&self, client: &Arc<Client>, hub: &Arc<Hub>) -> Option<Arc<LimitKeys>> {
+        let State::Known(known) = &self.state else { return None };
+        let (identity, authorizer) = (Arc::clone(&known.identity), known.authorizer.clone());
+        Some(Arc::new(LimitKeys::new(identity, authorizer, Arc::clone(client), self.origin, Arc::clone(hub))))
     }
 
     fn turn_away(&mut self, refusal: Refusal, steps: &mut Vec<Step>) {
@@ -312,7 +305,7 @@ fn refuse_stranger(command: Command, hub: &Hub, steps: &mut Vec<Step>) {
 }
 
 impl Said {
-    fn holds(&self, now: Timestamp, round: u64) -> bool {
+    pub(super) fn holds(&self, now: Timestamp, round: u64) -> bool {
         now < self.until || self.round == round
     }
 }
@@ -449,7 +442,7 @@ impl Known {
 }
 
 /// Has one verdict written down.
-fn write(
+pub(super) fn write(
     hub: &Hub,
     origin: &Origin,
     client: &Client,

@@ -1,18 +1,15 @@
 //! A connection to a master: the transport, the preamble, Hello and its answer.
 
 use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 
 use bytes::{Buf, BytesMut};
-use mqcore_cluster::message::{CLIENT_TYPE, EPOCH_KEY, HOST_KEY, ID_KEY, NAME_KEY, VERSION, VERSION_KEY};
+use mqcore_cluster::message::{CLIENT_TYPE, EPOCH_KEY, ID_KEY, NAME_KEY, VERSION, VERSION_KEY};
 use mqcore_wire::codec::Limits;
 use mqcore_wire::tmqp::hello::{self, Hello};
-use mqcore_wire::tmqp::{Frame, Kind, PREAMBLE, decode, encode, header, operation};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use mqcore_wire::tmqp::{Frame, Kind, header, operation};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
 
 use crate::nodes::config::MasterConfig;
 use crate::nodes::store::Identity;
@@ -20,11 +17,13 @@ use crate::nodes::store::Identity;
 /// Octets of an answer to Hello at most.
 const ANSWER_BYTES_MAX: u64 = 64 * 1024;
 
-/// A connection, plain or through TLS.
-pub(crate) enum Stream {
-    Plain(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
-}
+/// What a connection can do, plain or through TLS.
+pub(crate) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Duplex for S {}
+
+/// A connection. It is read and written in large pieces, so what it costs not to know which sort it is does not count.
+pub(crate) type Stream = Box<dyn Duplex>;
 
 /// How a node shows itself.
 #[derive(Debug, Clone)]
@@ -49,14 +48,14 @@ pub(crate) async fn connect(master: &MasterConfig) -> Result<Stream, String> {
     let stream = TcpStream::connect(&*master.address).await.map_err(|error| error.to_string())?;
     // Frames are gathered here already; waiting for more would only add latency.
     stream.set_nodelay(true).map_err(|error| error.to_string())?;
-    let Some(tls) = &master.tls else { return Ok(Stream::Plain(stream)) };
+    let Some(tls) = &master.tls else { return Ok(Box::new(stream)) };
     // Read for each attempt: a certificate that was renewed is shown the next time.
     let loaded = tls.load().map_err(|error| error.to_string())?;
     let host = master.address.rsplit_once(':').map_or(&*master.address, |(host, _)| host);
     let name = loaded.server_name(host.trim_matches(['[', ']'])).map_err(|error| error.to_string())?;
     let connector = TlsConnector::from(loaded.config);
     let stream = connector.connect(name, stream).await.map_err(|error| error.to_string())?;
-    Ok(Stream::Tls(Box::new(stream)))
+    Ok(Box::new(stream))
 }
 
 /// Says Hello and reads the answer.
@@ -71,24 +70,12 @@ pub(crate) async fn greet(
     stream.flush().await.map_err(broken)?;
     let mut input = BytesMut::with_capacity(4096);
     let limits = Limits { frame_bytes_max: ANSWER_BYTES_MAX, ..Limits::default() };
-    let mut echoed = false;
     loop {
         if stream.read_buf(&mut input).await.map_err(broken)? == 0 {
             return Err("it closed the connection without an answer; does it take nodes in?".into());
         }
-        if !echoed && input.len() >= PREAMBLE.len() {
-            if input[..PREAMBLE.len()] != PREAMBLE {
-                return Err("it does not speak TMQP/2.0".into());
-            }
-            input.advance(PREAMBLE.len());
-            echoed = true;
-        }
-        if !echoed {
-            continue;
-        }
-        let Some((frame, size)) = decode(&input, &limits).map_err(|error| error.to_string())? else {
-            continue;
-        };
+        let answer = hello::answer(&input, &limits).map_err(|error| error.to_string())?;
+        let Some((frame, size)) = answer else { continue };
         let (numbered, id, name) = read_answer(&frame)?;
         input.advance(size);
         return Ok(Accepted { stream, input, numbered, id, name });
@@ -96,11 +83,8 @@ pub(crate) async fn greet(
 }
 
 fn hello_octets(master: &MasterConfig, me: &Introduced) -> Result<Vec<u8>, String> {
-    let (epoch, host) = (me.identity.epoch.to_string(), "");
-    let mut properties = vec![(VERSION_KEY, VERSION), (EPOCH_KEY, &*epoch)];
-    if !host.is_empty() {
-        properties.push((HOST_KEY, host));
-    }
+    let epoch = me.identity.epoch.to_string();
+    let properties = vec![(VERSION_KEY, VERSION), (EPOCH_KEY, &*epoch)];
     let hello = Hello {
         client_id: Some(&me.identity.id),
         client_name: Some(&me.name),
@@ -109,19 +93,7 @@ fn hello_octets(master: &MasterConfig, me: &Introduced) -> Result<Vec<u8>, Strin
         properties,
         ..Hello::default()
     };
-    let mut payload = Vec::new();
-    hello::encode(&hello, &mut payload).map_err(|error| error.to_string())?;
-    let mut octets = PREAMBLE.to_vec();
-    let frame = Frame {
-        first_acquirer: true,
-        content_type: operation::HELLO,
-        id: b"node-hello",
-        source: me.identity.id.as_bytes(),
-        payload: &payload,
-        ..Frame::new(Kind::SERVER)
-    };
-    encode(&frame, &mut octets);
-    Ok(octets)
+    hello::opening(&hello, b"node-hello").map_err(|error| error.to_string())
 }
 
 fn read_answer(frame: &Frame<'_>) -> Result<(bool, String, String), String> {
@@ -137,40 +109,4 @@ fn read_answer(frame: &Frame<'_>) -> Result<(bool, String, String), String> {
         String::from_utf8_lossy(value).trim().to_owned()
     };
     Ok((text(VERSION_KEY) == VERSION, text(ID_KEY), text(NAME_KEY)))
-}
-
-impl AsyncRead for Stream {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
-            Self::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
-        }
-    }
-}
-
-impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, octets: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write(context, octets),
-            Self::Tls(stream) => Pin::new(stream).poll_write(context, octets),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_flush(context),
-            Self::Tls(stream) => Pin::new(stream).poll_flush(context),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
-            Self::Tls(stream) => Pin::new(stream).poll_shutdown(context),
-        }
-    }
 }

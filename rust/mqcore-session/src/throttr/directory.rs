@@ -15,7 +15,7 @@ use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::time::Nanos;
 use mqcore_wire::throttr::ID_BYTES;
 
-use super::minutes::{Minutes, TALLIES, Tallies};
+use super::minutes::{KINDS, Minutes, TALLIES, Tallies, Tally};
 use super::peer::{Counted, Origin, Peer};
 
 /// Places where sessions leave what they counted, so that they do not wait for each other.
@@ -30,6 +30,8 @@ pub struct Directory {
     limiter: Arc<Limiter>,
     /// What Unix time is at [`Nanos`] 0, nanoseconds.
     unix_origin: u64,
+    /// When the server started.
+    started: Nanos,
     seed: RandomState,
     /// By connection, so in the order in which they came.
     peers: Mutex<BTreeMap<ConnectionId, Arc<Peer>>>,
@@ -71,12 +73,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Directory {
-    /// Of a store whose moment 0 is `unix_origin` in Unix nanoseconds. `seed` makes ids that nobody can guess.
+    /// Of a store whose moment 0 is `unix_origin` in Unix nanoseconds, and a server that started at `started`. `seed` makes
+    /// ids that nobody can guess.
     #[must_use]
-    pub fn new(limiter: Arc<Limiter>, unix_origin: u64, seed: RandomState) -> Self {
+    pub fn new(limiter: Arc<Limiter>, unix_origin: u64, started: Nanos, seed: RandomState) -> Self {
         Self {
             limiter,
             unix_origin,
+            started,
             seed,
             peers: Mutex::default(),
             channels: Mutex::default(),
@@ -97,6 +101,19 @@ impl Directory {
     #[must_use]
     pub fn inexpressible(&self) -> u64 {
         self.inexpressible.load(Ordering::Relaxed)
+    }
+
+    /// When the server started, in Unix nanoseconds.
+    pub(super) fn running_since(&self) -> u64 {
+        self.unix(self.started)
+    }
+
+    /// Requests at listeners that count, by kind, and how many of them wanted to take something and were refused.
+    #[must_use]
+    pub fn requests(&self, now: Nanos) -> (Vec<(&'static str, u64)>, u64) {
+        let (total, _) = self.counted(now);
+        let kinds = KINDS.iter().map(|(name, tally)| (*name, total[*tally as usize])).collect();
+        (kinds, total[Tally::Refused as usize])
     }
 
     pub(super) fn count_inexpressible(&self) {

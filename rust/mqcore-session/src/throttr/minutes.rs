@@ -1,6 +1,6 @@
 //! How often something happened, in all and in the last whole minute.
 
-/// What is counted of a server, in the order of INFO: requests by kind, then octets.
+/// What is counted of a server, in the order of INFO: requests by kind, then octets; then what INFO has no place for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub(super) enum Tally {
@@ -25,10 +25,39 @@ pub(super) enum Tally {
     Connections,
     ReadBytes,
     WriteBytes,
+    Consume,
+    ConsumeAll,
+    Event,
+    Refused,
 }
 
 /// How many there are.
-pub(super) const TALLIES: usize = 21;
+pub(super) const TALLIES: usize = 25;
+
+/// Requests by what they are called, for those who read metrics.
+pub(super) const KINDS: [(&str, Tally); 21] = [
+    ("insert", Tally::Insert),
+    ("query", Tally::Query),
+    ("update", Tally::Update),
+    ("purge", Tally::Purge),
+    ("get", Tally::Get),
+    ("set", Tally::Set),
+    ("list", Tally::List),
+    ("info", Tally::Info),
+    ("stats", Tally::Stats),
+    ("stat", Tally::Stat),
+    ("subscribe", Tally::Subscribe),
+    ("unsubscribe", Tally::Unsubscribe),
+    ("publish", Tally::Publish),
+    ("channel", Tally::Channel),
+    ("channels", Tally::Channels),
+    ("whoami", Tally::WhoAmI),
+    ("connection", Tally::Connection),
+    ("connections", Tally::Connections),
+    ("consume", Tally::Consume),
+    ("consume-all", Tally::ConsumeAll),
+    ("event", Tally::Event),
+];
 
 /// Numbers that were counted in a while, to be added at once.
 pub(super) type Tallies = [u64; TALLIES];

@@ -1,9 +1,9 @@
 //! What a listener says about the Throttr that is spoken there.
 
-use mqcore_limiter::limiter::Adjust;
+use mqcore_limiter::limiter::{Adjust, Made};
 use mqcore_wire::throttr::{Dialect, Family, Width};
 
-/// The options of a listener: `throttr://127.0.0.1:9000?value=uint16&protocol=7.1&metrics=on&overflow=wrap`.
+/// The options of a listener: `throttr://127.0.0.1:9000?value=uint16&protocol=7.1&metrics=on&overflow=wrap&persist=off`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Terms {
     /// Value width and edition. Default `uint16` and 7.1.
@@ -12,20 +12,23 @@ pub struct Terms {
     pub metrics: bool,
     /// Whether INCREASE beyond the width stays at the largest value instead of wrapping. Default no, as the original.
     pub saturate: bool,
+    /// Whether counters and buffers that are made here come back after a restart. Needs a data directory. Default no.
+    pub persist: bool,
 }
 
 impl Default for Terms {
     fn default() -> Self {
-        Self { dialect: Dialect::default(), metrics: true, saturate: false }
+        Self { dialect: Dialect::default(), metrics: true, saturate: false, persist: false }
     }
 }
 
 /// What the options of a listener can be, for messages about those that are something else.
-pub const CHOICES: [(&str, &str); 4] = [
+pub const CHOICES: [(&str, &str); 5] = [
     ("value", "value is uint8, uint16, uint32 or uint64"),
     ("protocol", "protocol is 7.1 or 7.3"),
     ("metrics", "metrics is on or off"),
     ("overflow", "overflow is wrap or saturate"),
+    ("persist", "persist is on or off"),
 ];
 
 impl Terms {
@@ -36,15 +39,16 @@ impl Terms {
             "value" => self.dialect.width = Width::from_name(value)?,
             "protocol" => self.dialect.family = Family::from_name(value)?,
             "metrics" => self.metrics = switch(value, "on", "off")?,
+            "persist" => self.persist = switch(value, "on", "off")?,
             "overflow" => self.saturate = switch(value, "saturate", "wrap")?,
             _ => return None,
         }
         Some(self)
     }
 
-    /// Bits of the counters that are made here.
-    pub(super) const fn bits(&self) -> u8 {
-        8 * self.dialect.width.bytes() as u8
+    /// What an entry gets that is made here.
+    pub(super) const fn made(&self) -> Made {
+        Made { bits: 8 * self.dialect.width.bytes() as u8, kept: self.persist }
     }
 }
 
@@ -72,10 +76,16 @@ mod tests {
         let terms = Terms::default().with("value", "uint64").and_then(|terms| terms.with("protocol", "7.3"));
         let terms = terms.and_then(|terms| terms.with("metrics", "off")).unwrap();
         assert_eq!((terms.dialect.width, terms.dialect.family), (Width::U64, Family::V73));
-        assert!(!terms.metrics && terms.bits() == 64);
-        for (name, value) in
-            [("value", "uint128"), ("protocol", "8"), ("metrics", ""), ("overflow", "no"), ("x", "y")]
-        {
+        assert!(!terms.metrics && terms.made() == Made { bits: 64, kept: false });
+        assert!(terms.with("persist", "on").unwrap().made().kept);
+        for (name, value) in [
+            ("value", "uint128"),
+            ("protocol", "8"),
+            ("metrics", ""),
+            ("overflow", "no"),
+            ("persist", "1"),
+            ("x", "y"),
+        ] {
             assert_eq!(Terms::default().with(name, value), None, "{name}={value}");
         }
     }

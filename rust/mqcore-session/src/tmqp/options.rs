@@ -1,12 +1,13 @@
 //! Options of channels and queues as clients send them: JSON, and the headers that came with 3.7.
 //!
 //! Names are those of the document and of the program; unknown ones are ignored. Whatever is absent or null stays as it
-//! is. `PutBackLimit`, `DeadLetter`, `MessageSizeLimit`, `Tag`, `TagName` and `Durability`, and a status by its name, are extensions.
+//! is. `PutBackLimit`, `DeadLetter`, `MessageSizeLimit`, `Tag`, `TagName`, `PublishLimit` and `Durability`, and a status by its name, are extensions.
 
 use std::time::Duration;
 
 use mqcore_broker::id::QueueAddress;
 use mqcore_broker::options::{ChannelChanges, Durability, QueueChanges, Status};
+use mqcore_broker::rate::Rate;
 use mqcore_broker::rejection::{Rejection, RejectionKind};
 use mqcore_wire::tmqp::header::{self, key};
 use serde::Deserialize;
@@ -37,6 +38,7 @@ struct QueueOptions {
     tag: Option<String>,
     tag_name: Option<String>,
     durability: Option<String>,
+    publish_limit: Option<String>,
 }
 
 /// What a channel has beside the options of its queues.
@@ -101,6 +103,9 @@ pub(super) fn apply_headers(headers: &[u8], changes: &mut QueueChanges) -> Resul
         changes.wait_for_acknowledge =
             Some(["yes", "true", "1"].iter().any(|word| yes.eq_ignore_ascii_case(word)));
     }
+    if let (None, Some(rate)) = (changes.publish_limit, text(key::PUBLISH_LIMIT)) {
+        changes.publish_limit = Some(publish_limit(rate?)?);
+    }
     if let (None, Some(tag)) = (&changes.tag, text(key::QUEUE_TAG)) {
         changes.tag = Some(word(key::QUEUE_TAG, tag?)?);
     }
@@ -129,8 +134,14 @@ impl QueueOptions {
             delivery_handler: handler.map(|key| word("MessageDeliveryHandler", &key)).transpose()?,
             tag: self.tag.or(self.tag_name).map(|tag| word("Tag", &tag)).transpose()?,
             durability: self.durability.map(|text| durability(&text)).transpose()?,
+            publish_limit: self.publish_limit.map(|text| publish_limit(&text)).transpose()?,
         })
     }
+}
+
+/// Empty text and `none` remove the limit.
+fn publish_limit(text: &str) -> Result<Option<Rate>, Rejection> {
+    Rate::change(text).map_err(|error| bad(format!("PublishLimit: {error}")))
 }
 
 fn durability(text: &str) -> Result<Durability, Rejection> {
@@ -182,7 +193,7 @@ mod tests {
         let json = br#"{"SendOnlyFirstAcquirer":true,"RequestAcknowledge":true,"AcknowledgeTimeout":33000,
             "MessageTimeout":5,"UseMessageId":false,"WaitForAcknowledge":true,"HideClientNames":true,"Status":3,
             "MessageDeliveryHandler":"memory","MessageLimit":7,"MessageSizeLimit":8,"PutBackLimit":9,"Durability":"os",
-            "DeadLetter":"dead/2","Tag":"t"}"#;
+            "DeadLetter":"dead/2","Tag":"t","PublishLimit":"20/10s"}"#;
         let expected = QueueChanges {
             status: Some(Status::Pull),
             only_first_acquirer: Some(true),
@@ -197,6 +208,7 @@ mod tests {
             put_back_limit: Some(9),
             dead_letter: Some(Some(QueueAddress::parse("dead/2").unwrap())),
             delivery_handler: Some("memory".into()),
+            publish_limit: Some(Some("20/10s".parse().unwrap())),
             tag: Some("t".into()),
             durability: Some(Durability::Os),
         };

@@ -356,6 +356,7 @@ fn queue_information_has_the_members_that_clients_know_and_then_its_own() {
             acknowledge_timeout: Duration::from_secs(u64::MAX / 1000),
             dead_letter: Some(queue("dead/1")),
             tag: Some("tag".into()),
+            publish_limit: Some("7/90s".parse().unwrap()),
             ..QueueOptions::default()
         },
         high_priority: 1,
@@ -389,8 +390,8 @@ fn queue_information_has_the_members_that_clients_know_and_then_its_own() {
         r#""ReceivedMessages":6,"SentMessages":7,"Deliveries":8,"NegativeAcks":10,"Acks":9,"#,
         r#""TimeoutMessages":11,"SavedMessages":12,"RemovedMessages":14,"Errors":17,"LastMessageReceived":24,"#,
         r#""LastMessageSent":25,"MessageLimit":0,"MessageSizeLimit":0,"#,
-        r#""Tag":"tag","MessageDeliveryHandler":null,"PutBackLimit":16,"DeadLetter":"dead/1","Durability":"fsync","InFlight":3,"#,
-        r#""Undecided":4,"Unsettled":26,"MemoryBytes":5,"PutBackMessages":15,"DeadLetteredMessages":16,"#,
+        r#""Tag":"tag","MessageDeliveryHandler":null,"PutBackLimit":16,"DeadLetter":"dead/1","Durability":"fsync","#,
+        r#""PublishLimit":"7/90s","InFlight":3,"Undecided":4,"Unsettled":26,"MemoryBytes":5,"PutBackMessages":15,"DeadLetteredMessages":16,"#,
         r#""SaveFailedMessages":13,"DroppedMessages":{"no-consumer":18,"slow":19,"limit":20,"expired":21,"#,
         r#""refused":22,"erased":23,"unreadable":27}}"#
     );

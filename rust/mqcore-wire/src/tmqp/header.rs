@@ -161,6 +161,8 @@ pub mod key {
     pub const QUEUE_STATUS: &str = "Queue-Status";
     /// 3.7: tag of a new queue.
     pub const QUEUE_TAG: &str = "Queue-Tag";
+    /// How much may be published to a new queue, `100/s`; an extension.
+    pub const PUBLISH_LIMIT: &str = "Publish-Limit";
     /// 3.7: how a new router chooses among its bindings, a number.
     pub const ROUTE_METHOD: &str = "Route-Method";
     /// 3.7: which binding to remove.

@@ -10,9 +10,11 @@
 //! read, the program's form is written. Unlike header text, keys and values are trimmed, lines may end in a lone LF,
 //! and a key must not repeat.
 
+use crate::codec::Limits;
 use crate::error::WireError;
-use crate::tmqp::NAME_BYTES_MAX;
 use crate::tmqp::header::{HeaderError, key, push_header};
+use crate::tmqp::operation::HELLO;
+use crate::tmqp::{Frame, Kind, NAME_BYTES_MAX, PREAMBLE};
 
 /// The method that clients give.
 pub const METHOD_CONNECT: &str = "CONNECT";
@@ -83,6 +85,55 @@ pub enum HelloError {
     /// A property does not fit on a line.
     #[error(transparent)]
     Property(#[from] HeaderError),
+}
+
+/// The octets with which whoever dials begins: the preamble and the Hello, in one piece because servers want it so.
+///
+/// # Errors
+///
+/// As [`encode`].
+pub fn opening(hello: &Hello<'_>, message_id: &[u8]) -> Result<Vec<u8>, HelloError> {
+    let mut body = Vec::new();
+    encode(hello, &mut body)?;
+    let mut octets = PREAMBLE.to_vec();
+    let frame = Frame {
+        // As the original client does.
+        first_acquirer: true,
+        content_type: HELLO,
+        id: message_id,
+        source: hello.client_id.unwrap_or_default().as_bytes(),
+        payload: &body,
+        ..Frame::new(Kind::SERVER)
+    };
+    super::encode(&frame, &mut octets);
+    Ok(octets)
+}
+
+/// Why what came back to an [`opening`] is no answer to it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AnswerError {
+    /// The preamble did not come back.
+    #[error("it does not speak TMQP/2.0")]
+    OtherProtocol,
+    /// What came behind it is no frame.
+    #[error(transparent)]
+    Frame(#[from] WireError),
+}
+
+/// Reads what came back to an [`opening`]: the preamble, and a frame that says what became of the Hello. With it how many octets
+/// both have; `None`: not all of it is there.
+///
+/// # Errors
+///
+/// [`AnswerError`]: nothing more is to be expected.
+pub fn answer<'a>(input: &'a [u8], limits: &Limits) -> Result<Option<(Frame<'a>, usize)>, AnswerError> {
+    let Some((preamble, rest)) = input.split_at_checked(PREAMBLE.len()) else { return Ok(None) };
+    if preamble != PREAMBLE {
+        return Err(AnswerError::OtherProtocol);
+    }
+    let answer = super::decode(rest, limits)?;
+    Ok(answer.map(|(frame, size)| (frame, PREAMBLE.len() + size)))
 }
 
 /// Reads the body of a Hello. An empty body is a client that says nothing about itself.
@@ -246,6 +297,23 @@ fn too_large(part: &'static str, size: usize, max: usize) -> WireError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_is_read_when_all_of_it_is_there_and_only_behind_the_preamble() {
+        let hello = Hello { client_id: Some("c"), ..Hello::default() };
+        let octets = opening(&hello, b"h").unwrap();
+        let limits = Limits::default();
+        for cut in 0..octets.len() {
+            assert_eq!(answer(&octets[..cut], &limits), Ok(None), "cut at {cut}");
+        }
+        let more = [&octets[..], b"next"].concat();
+        let (frame, size) = answer(&more, &limits).unwrap().unwrap();
+        assert_eq!((frame.content_type, frame.id, frame.source), (HELLO, &b"h"[..], &b"c"[..]));
+        assert_eq!((size, decode(frame.payload).unwrap().client_id), (octets.len(), Some("c")));
+        assert_eq!(answer(b"HTTP/1.1 400", &limits), Err(AnswerError::OtherProtocol));
+        let large = Limits { frame_bytes_max: 4, ..limits };
+        assert!(matches!(answer(&octets, &large), Err(AnswerError::Frame(_))));
+    }
 
     fn method_and_path(body: &str) -> (&str, &str) {
         let hello = decode(body.as_bytes()).unwrap();

@@ -1,0 +1,150 @@
+//! Which limits one peer of Throttr may ask for: decided while its requests are read, because its session answers them.
+//!
+//! Rules decide at once. Where an authorizer is asked as well, the session stops at the first request about which nothing
+//! is known; all keys that it came by until then are asked about together, and it goes on where it was.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hashbrown::HashMap;
+use mqcore_authority::action::Action;
+use mqcore_authority::audit::Detail;
+use mqcore_authority::login::Identity;
+use mqcore_authority::resource::Resource;
+use mqcore_broker::client::Client;
+use mqcore_session::throttr::permission::{Permission, Permissions, Wanted};
+
+use super::Origin;
+use super::gate::{Answers, Said, VERDICTS_MAX, ask, write};
+use super::port::AuthorityPort;
+use crate::hub::Hub;
+
+/// The questions of one batch, on their way.
+pub(crate) type Asking = Pin<Box<dyn Future<Output = Answers> + Send>>;
+
+/// One peer's permissions.
+pub(crate) struct LimitKeys {
+    identity: Arc<Identity>,
+    authorizer: Option<Arc<dyn AuthorityPort>>,
+    client: Arc<Client>,
+    origin: Origin,
+    hub: Arc<Hub>,
+    state: Mutex<State>,
+}
+
+impl std::fmt::Debug for LimitKeys {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("LimitKeys").field("client", &self.client.id).finish_non_exhaustive()
+    }
+}
+
+#[derive(Default)]
+struct State {
+    /// What the authorizer said.
+    verdicts: HashMap<(Action, Box<str>), Said, foldhash::fast::RandomState>,
+    /// What it has to be asked.
+    wanted: Vec<(Action, Box<str>)>,
+    /// Grows when everything that was read is answered.
+    round: u64,
+}
+
+impl LimitKeys {
+    pub(super) fn new(
+        identity: Arc<Identity>,
+        authorizer: Option<Arc<dyn AuthorityPort>>,
+        client: Arc<Client>,
+        origin: Origin,
+        hub: Arc<Hub>,
+    ) -> Self {
+        Self { identity, authorizer, client, origin, hub, state: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The questions that came up, if any did.
+    pub(crate) fn ask(&self) -> Option<Asking> {
+        let wanted = std::mem::take(&mut self.lock().wanted);
+        let authorizer = self.authorizer.as_ref().filter(|_| !wanted.is_empty())?;
+        let (client, identity) = (Arc::clone(&self.client), Arc::clone(&self.identity));
+        Some(Box::pin(ask(Arc::clone(authorizer), client, identity, wanted)))
+    }
+
+    /// What the authorizer said.
+    pub(crate) fn remember(&self, answers: Answers) {
+        let now = self.hub.clock.now();
+        let cache = self.authorizer.as_ref().map(|port| port.cache()).unwrap_or_default();
+        let State { verdicts, round, .. } = &mut *self.lock();
+        if verdicts.len() + answers.len() > VERDICTS_MAX {
+            verdicts.retain(|_, said| said.holds(now, *round));
+        }
+        if verdicts.len() + answers.len() > VERDICTS_MAX {
+            verdicts.clear();
+        }
+        let until = now.after(cache);
+        for (key, allowed) in answers {
+            verdicts.insert(key, Said { allowed, until, round: *round });
+        }
+    }
+
+    /// The session has read what there was. If nothing is left to ask, later requests are asked about anew.
+    pub(crate) fn end_round(&self) {
+        let mut state = self.lock();
+        if state.wanted.is_empty() {
+            state.round += 1;
+        }
+    }
+
+    fn said(&self, action: Action, resource: &Resource<'_>) -> Permission {
+        let key = (action, Box::from(resource.to_string()));
+        let mut state = self.lock();
+        let said = state.verdicts.get(&key).filter(|said| said.holds(self.hub.clock.now(), state.round));
+        match said {
+            Some(said) if said.allowed => Permission::Granted,
+            Some(_) => Permission::Denied,
+            None => {
+                if state.wanted.len() < VERDICTS_MAX / 2 && !state.wanted.contains(&key) {
+                    state.wanted.push(key);
+                }
+                Permission::Undecided
+            }
+        }
+    }
+
+    fn note(&self, action: Action, resource: &Resource<'_>, denied: Option<&str>) {
+        write(&self.hub, &self.origin, &self.client, &self.identity, (action, &resource.to_string()), denied);
+    }
+}
+
+impl Permissions for LimitKeys {
+    fn judge(&self, wanted: Wanted<'_>) -> Permission {
+        let (action, resource) = match wanted {
+            Wanted::Key(key) => (Action::Limit, Resource::LimitKey(key)),
+            Wanted::Keys => (Action::Limit, Resource::Server),
+            Wanted::Connections => (Action::Administer, Resource::Server),
+            Wanted::Channel(channel) => (Action::Administer, Resource::Topic(channel)),
+        };
+        if !self.identity.grants.allow(action, &resource) {
+            self.hub.authority.counters.actions_denied.add(1);
+            self.note(action, &resource, Some("no rule allows it"));
+            return Permission::Denied;
+        }
+        let permission = match &self.authorizer {
+            Some(_) => self.said(action, &resource),
+            None => Permission::Granted,
+        };
+        match permission {
+            Permission::Denied => {
+                self.hub.authority.counters.actions_denied.add(1);
+                self.note(action, &resource, Some("the authorizer says no"));
+            }
+            Permission::Granted if self.hub.authority.detail == Detail::All => {
+                self.note(action, &resource, None);
+            }
+            Permission::Granted | Permission::Undecided => {}
+        }
+        permission
+    }
+}

@@ -1,0 +1,441 @@
+//! Limits that survive: what changes in the store is written down in the background, and comes back after a restart.
+//!
+//! Nobody who asks for a limit waits for the disk. The store remembers which entries have changed; every so often all of
+//! them are fetched, each once and as it is then, written with one write and synced. So a crash loses the changes of one
+//! interval and of the write that was under way, and what waits is bounded by what is stored.
+//!
+//! An entry is a put of the journal, under a new number each time it has changed; the put before is settled, and so is that
+//! of an entry that has expired or was removed. All moments are Unix nanoseconds.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use mqcore_journal::error::JournalError;
+use mqcore_journal::journal::Journal;
+use mqcore_journal::options::Options;
+use mqcore_journal::storage::FileStorage;
+use mqcore_limiter::change::Change;
+use mqcore_limiter::limiter::{Limiter, SHARDS};
+use mqcore_limiter::record;
+use mqcore_limiter::time::Nanos;
+
+use crate::data_dir::{DataDir, DataDirError, RECORD_BYTES_MAX};
+use crate::hub::Hub;
+use crate::shutdown::TaskGuard;
+
+/// The shard that the journal is made for: none that there can be, and not that of nodes.
+const SHARD: u32 = u32::MAX - 1;
+/// The definition that tells when the journal was written last, in Unix nanoseconds.
+const WRITTEN: &[u8] = b"written";
+/// Changes that are fetched under one lock.
+const FETCHED_AT_ONCE: usize = 256;
+/// Octets that housekeeping may move at a time.
+const HOUSEKEEPING_BYTES: usize = 4 << 20;
+/// Intervals without a change after which housekeeping has a turn all the same.
+const QUIET_INTERVALS: u32 = 16;
+
+/// The journal of limits.
+#[derive(Debug)]
+pub(crate) struct LimitJournal {
+    journal: Journal<FileStorage>,
+    /// By the number of an entry: the number under which it was put last.
+    places: HashMap<u64, u64, foldhash::fast::RandomState>,
+    next: u64,
+    /// Fetched from the store and not taken by the journal yet.
+    pending: VecDeque<Change>,
+    /// Puts that others have taken the place of.
+    replaced: Vec<u64>,
+    /// Scratch: one entry as octets.
+    octets: Vec<u8>,
+}
+
+/// What opening brought back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Restored {
+    pub(crate) entries: u64,
+    /// Those whose time had come meanwhile.
+    pub(crate) expired: u64,
+    pub(crate) unreadable: u64,
+}
+
+/// An entry that was read: its number, that of its put, and where its octets begin and end.
+type Read = (u64, u64, usize, usize);
+
+impl LimitJournal {
+    /// Opens the journal, or makes it, and fills the store with what it has.
+    pub(crate) fn open(path: &Path, limiter: &Limiter, now: Nanos) -> Result<(Self, Restored), DataDirError> {
+        let failed = |source| DataDirError::Limits { source };
+        let directory = path.to_path_buf();
+        let storage =
+            FileStorage::open(path).map_err(|source| DataDirError::Io { path: directory, source })?;
+        let options = Options {
+            shard: SHARD,
+            now_ms: now.0 / 1_000_000,
+            max_record_bytes: RECORD_BYTES_MAX as u32,
+            ..Options::default()
+        };
+        let (journal, recovered) = Journal::open(storage, options, &mut |_, _| {}).map_err(failed)?;
+        if recovered.report.is_alarming() {
+            tracing::error!(report = %recovered.report, "the journal of limits was damaged");
+        }
+        let written = recovered.definitions.iter().find(|(key, _)| **key == *WRITTEN);
+        let written = written.and_then(|(_, value)| value.first_chunk().copied());
+        let mut opened = Self {
+            journal,
+            places: HashMap::default(),
+            next: recovered.next_sequence.max(1),
+            pending: VecDeque::new(),
+            replaced: Vec::new(),
+            octets: Vec::new(),
+        };
+        // A clock that shows less than when this was written was set back: what was left then is left now.
+        let back = written.map_or(0, u64::from_le_bytes).saturating_sub(now.0);
+        if back > 0 {
+            tracing::warn!(
+                seconds = back / 1_000_000_000,
+                "the clock was set back since limits were written"
+            );
+        }
+        limiter.watch_changes();
+        let restored = opened.restore(limiter, back, now).map_err(failed)?;
+        Ok((opened, restored))
+    }
+
+    /// In the order in which entries were created, which is not the one in which they were written.
+    fn restore(&mut self, limiter: &Limiter, back: u64, now: Nanos) -> Result<Restored, JournalError> {
+        let mut restored = Restored::default();
+        let mut octets = Vec::new();
+        let mut entries: Vec<Read> = Vec::new();
+        self.journal.each_live(0, &mut |number, live| {
+            let payload = live.ok().map(|live| live.payload);
+            match payload.and_then(|payload| Some((record::sequence(payload).ok()?, payload))) {
+                Some((sequence, payload)) => {
+                    let begin = octets.len();
+                    octets.extend_from_slice(payload);
+                    entries.push((sequence, number, begin, octets.len()));
+                }
+                None => restored.unreadable += 1,
+            }
+        });
+        entries.sort_unstable();
+        let mut gone = Vec::new();
+        for (index, (sequence, number, begin, end)) in entries.iter().copied().enumerate() {
+            // A crash between a put and the settlement of the one before leaves both; the later one holds.
+            let replaced = entries.get(index + 1).is_some_and(|next| next.0 == sequence);
+            match record::decode(&octets[begin..end]) {
+                Ok(kept) if !replaced && limiter.restore(&kept.clone().earlier(back), now) => {
+                    self.places.insert(sequence, number);
+                    restored.entries += 1;
+                }
+                Ok(_) => {
+                    restored.expired += u64::from(!replaced);
+                    gone.push(number);
+                }
+                Err(error) => {
+                    tracing::error!(number, %error, "an entry of the limits cannot be read back");
+                    restored.unreadable += 1;
+                }
+            }
+        }
+        self.journal.settle(&gone)?;
+        Ok(restored)
+    }
+
+    /// Writes down what has changed in the store, and makes it durable. Answers how many entries were put.
+    ///
+    /// # Errors
+    /// [`JournalError::Full`]: what was not written waits, and the next call tries again. Any other one is the end.
+    fn save(&mut self, limiter: &Limiter, now: Nanos) -> Result<u64, JournalError> {
+        // Before anything else: it is what frees a disk that was full.
+        self.journal.maintain(now.0 / 1_000_000, HOUSEKEEPING_BYTES)?;
+        let mut saved = 0;
+        let mut changed = self.drain(&mut saved)?;
+        for shard in 0..SHARDS {
+            // What changes while this goes on has its turn the next time: a busy entry must not keep it here for ever.
+            let mut waiting = limiter.unfetched(shard);
+            while waiting > 0 {
+                let pending = &mut self.pending;
+                let more = limiter.fetch_changes(shard, FETCHED_AT_ONCE, |change| pending.push_back(change));
+                waiting = if more { waiting.saturating_sub(pending.len().max(1)) } else { 0 };
+                changed |= self.drain(&mut saved)?;
+                self.journal.write()?;
+            }
+        }
+        if changed {
+            self.journal.define(WRITTEN, &now.0.to_le_bytes())?;
+            self.journal.write()?;
+            self.journal.sync()?;
+        }
+        Ok(saved)
+    }
+
+    /// Gives the journal what waits. A removal goes before what came after it under the same key, and a put before the
+    /// settlement of the one whose place it takes: so no crash brings an older state back, or none.
+    fn drain(&mut self, saved: &mut u64) -> Result<bool, JournalError> {
+        let changed = !self.pending.is_empty() || !self.replaced.is_empty();
+        let removed = self.pending.iter().filter_map(|change| match change {
+            Change::Remove(sequence) => self.places.get(sequence).copied(),
+            Change::Put(_) => None,
+        });
+        let removed: Vec<u64> = removed.collect();
+        self.journal.settle(&removed)?;
+        while let Some(change) = self.pending.front() {
+            match change {
+                Change::Remove(sequence) => drop(self.places.remove(sequence)),
+                Change::Put(kept) => {
+                    self.octets.clear();
+                    record::encode(kept, &mut self.octets);
+                    self.journal.put(self.next, 0, &[&self.octets])?;
+                    self.replaced.extend(self.places.insert(kept.sequence, self.next));
+                    self.next += 1;
+                    *saved += 1;
+                }
+            }
+            self.pending.pop_front();
+        }
+        self.octets.shrink_to(64 * 1024);
+        self.journal.settle(&self.replaced)?;
+        self.replaced.clear();
+        Ok(changed)
+    }
+
+    /// Whether anything waits to be written.
+    fn is_behind(&self, limiter: &Limiter) -> bool {
+        !self.pending.is_empty()
+            || !self.replaced.is_empty()
+            || (0..SHARDS).any(|shard| limiter.unfetched(shard) > 0)
+    }
+}
+
+/// Writes what changes, every `interval`, until the server has ended; then once more.
+pub(crate) async fn keep(
+    hub: Arc<Hub>,
+    mut journal: LimitJournal,
+    interval: Duration,
+    directory: Arc<DataDir>,
+    alive: TaskGuard,
+) {
+    let shutdown = Arc::clone(&hub.shutdown);
+    let mut ended = pin!(shutdown.ended());
+    let mut quiet = 0;
+    loop {
+        let last = tokio::select! {
+            () = tokio::time::sleep(interval) => false,
+            () = &mut ended => true,
+        };
+        quiet =
+            if last || journal.is_behind(hub.throttr.limiter()) { 0 } else { (quiet + 1) % QUIET_INTERVALS };
+        if quiet > 0 {
+            continue;
+        }
+        let here = Arc::clone(&hub);
+        let saving = tokio::task::spawn_blocking(move || {
+            let outcome = journal.save(here.throttr.limiter(), Nanos(here.clock.nanos()));
+            (journal, outcome)
+        });
+        let outcome = match saving.await {
+            Ok((back, outcome)) => {
+                journal = back;
+                outcome
+            }
+            Err(error) => {
+                hub.throttr.limiter().forget_changes();
+                std::panic::resume_unwind(error.into_panic());
+            }
+        };
+        let goes_on = note(&hub, outcome);
+        if last || !goes_on {
+            break;
+        }
+    }
+    hub.throttr.limiter().forget_changes();
+    let closed = tokio::task::spawn_blocking(move || {
+        let closed = journal.journal.close();
+        // The directory is free for the next broker before this one counts as stopped.
+        drop(directory);
+        closed
+    });
+    if let Ok(Err(error)) = closed.await {
+        tracing::error!(%error, "the journal of limits could not be closed in order");
+    }
+    drop(alive);
+}
+
+/// Counts and tells what came of saving. False: it is no use to try again.
+fn note(hub: &Hub, outcome: Result<u64, JournalError>) -> bool {
+    let counters = &hub.counters.limits;
+    let failing = &counters.failing;
+    match outcome {
+        Ok(saved) => {
+            counters.saved.add(saved);
+            if failing.swap(0, Ordering::Relaxed) != 0 {
+                tracing::warn!("limits are written down again");
+            }
+            true
+        }
+        Err(error @ JournalError::Full { .. }) => {
+            if failing.swap(1, Ordering::Relaxed) == 0 {
+                tracing::error!(%error, "limits are not written down; they hold, and a crash would lose their changes");
+            }
+            true
+        }
+        Err(error) => {
+            failing.store(1, Ordering::Relaxed);
+            tracing::error!(%error, "limits are not written down any more; they hold until the next start");
+            false
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hash::RandomState;
+    use std::path::PathBuf;
+
+    use mqcore_limiter::limiter::{Adjust, Config, Made};
+    use mqcore_limiter::rule::{Algorithm, Mode, Rule};
+    use mqcore_limiter::time::Ttl;
+
+    use super::*;
+
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("mqcore-limits-{name}-{}", std::process::id()));
+            let _ = std::fs::remove_dir_all(&path);
+            Self(path)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    const KEPT: Made = Made { bits: 16, kept: true };
+    const START: Nanos = Nanos(1_800_000_000_000_000_000);
+
+    fn store() -> Arc<Limiter> {
+        Arc::new(Limiter::new(Config::default(), RandomState::new()))
+    }
+
+    fn seconds(amount: u64) -> Ttl {
+        Ttl { unit: 4, amount }
+    }
+
+    fn after(seconds: u64) -> Nanos {
+        START.after(seconds * 1_000_000_000)
+    }
+
+    fn quotas(limiter: &Arc<Limiter>, now: Nanos) -> Vec<(Vec<u8>, u64)> {
+        let mut listing = limiter.list();
+        std::iter::from_fn(|| listing.next(now, false)).map(|one| (one.key.to_vec(), one.quota)).collect()
+    }
+
+    #[test]
+    fn what_was_saved_comes_back_in_its_order_with_what_is_left_of_its_time() {
+        let scratch = Scratch::new("order");
+        let limiter = store();
+        let (mut journal, nothing) = LimitJournal::open(&scratch.0, &limiter, START).unwrap();
+        assert_eq!(nothing, Restored::default());
+        for number in 0..300_u64 {
+            let key = number.to_be_bytes();
+            assert!(limiter.insert(&key, number, KEPT, seconds(60 + number), START));
+        }
+        limiter.set(b"buffer", b"value", true, seconds(100), START);
+        let rule = Rule { algorithm: Algorithm::Gcra, limit: 10, cost: 4, period: seconds(1000) };
+        limiter.consume(b"bucket", &rule, Mode::Take, KEPT, START).unwrap();
+        journal.save(&limiter, after(1)).unwrap();
+        for number in (0..300_u64).rev() {
+            limiter.adjust_quota(&number.to_be_bytes(), Adjust::Increase, 1000, after(1));
+        }
+        limiter.purge(&7_u64.to_be_bytes(), after(1));
+        limiter.insert(&7_u64.to_be_bytes(), 77, KEPT, seconds(600), after(1));
+        journal.save(&limiter, after(2)).unwrap();
+        // The process is gone; nothing was closed.
+        drop(journal);
+
+        let again = store();
+        let (journal, restored) = LimitJournal::open(&scratch.0, &again, after(30)).unwrap();
+        assert_eq!(restored, Restored { entries: 302, expired: 0, unreadable: 0 });
+        assert_eq!(quotas(&again, after(30)), quotas(&limiter, after(30)));
+        assert!(again.query(&0_u64.to_be_bytes(), after(59)).is_some());
+        assert!(again.query(&0_u64.to_be_bytes(), after(60)).is_none());
+        let value = again.get(b"buffer", after(31), |found| found.map(|found| found.value.to_vec()));
+        assert_eq!(value.as_deref(), Some(&b"value"[..]));
+        let peeked = again.consume(b"bucket", &rule, Mode::Peek, 64, after(100)).unwrap();
+        assert_eq!(peeked.remaining, 7);
+        drop(journal);
+
+        // What expires while nobody runs does not come back, and leaves the journal.
+        let (journal, restored) = LimitJournal::open(&scratch.0, &store(), after(160)).unwrap();
+        assert_eq!(restored.entries + restored.expired, 302);
+        assert!(restored.expired > 100);
+        journal.journal.close().unwrap();
+        let (journal, again) = LimitJournal::open(&scratch.0, &store(), after(160)).unwrap();
+        assert_eq!((again.expired, again.entries), (0, restored.entries));
+        assert_eq!(journal.places.len() as u64, restored.entries);
+    }
+
+    #[test]
+    fn what_expires_or_is_removed_leaves_the_journal_and_what_nobody_keeps_never_comes_there() {
+        let scratch = Scratch::new("leaves");
+        let limiter = store();
+        let (mut journal, _) = LimitJournal::open(&scratch.0, &limiter, START).unwrap();
+        for number in 0..100_u64 {
+            limiter.insert(&number.to_be_bytes(), 1, KEPT, seconds(10), START);
+            limiter.insert(&number.to_le_bytes()[..7], 1, 16, seconds(1000), START);
+        }
+        assert_eq!(journal.save(&limiter, START), Ok(100));
+        assert_eq!(journal.journal.live().count(), 100);
+        limiter.purge(&0_u64.to_be_bytes(), after(1));
+        assert_eq!(journal.save(&limiter, after(1)), Ok(0));
+        assert_eq!(journal.journal.live().count(), 99);
+        (0..SHARDS).for_each(|shard| while limiter.sweep(shard, after(11), 100) {});
+        assert!(journal.is_behind(&limiter));
+        assert_eq!(journal.save(&limiter, after(11)), Ok(0));
+        assert_eq!((journal.journal.live().count(), journal.places.len()), (0, 0));
+        assert!(!journal.is_behind(&limiter));
+    }
+
+    #[test]
+    fn many_changes_of_one_counter_are_written_once() {
+        let scratch = Scratch::new("once");
+        let limiter = store();
+        let (mut journal, _) = LimitJournal::open(&scratch.0, &limiter, START).unwrap();
+        limiter.insert(b"counter", 0, KEPT, seconds(1000), START);
+        for round in 0..200 {
+            for _ in 0..100 {
+                limiter.adjust_quota(b"counter", Adjust::Increase, 1, START);
+            }
+            assert_eq!(journal.save(&limiter, after(round)), Ok(1));
+        }
+        assert_eq!(journal.journal.live().count(), 1);
+        drop(journal);
+        let again = store();
+        LimitJournal::open(&scratch.0, &again, after(300)).unwrap();
+        assert_eq!(again.query(b"counter", after(300)).unwrap().quota, 20_000);
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_gives_nobody_more_time() {
+        let scratch = Scratch::new("back");
+        let limiter = store();
+        let (mut journal, _) = LimitJournal::open(&scratch.0, &limiter, START).unwrap();
+        limiter.insert(b"counter", 5, KEPT, seconds(60), START);
+        journal.save(&limiter, after(10)).unwrap();
+        drop(journal);
+        let an_hour_ago = START.before(3_600_000_000_000);
+        let again = store();
+        LimitJournal::open(&scratch.0, &again, an_hour_ago).unwrap();
+        let found = again.query(b"counter", an_hour_ago).unwrap();
+        assert_eq!(found.deadline, an_hour_ago.after(50_000_000_000));
+    }
+}

@@ -1,0 +1,79 @@
+//! Whether a peer may ask for what it asks for, where not everybody may.
+//!
+//! Requests about counters are answered by the session itself, so it asks here before each of them. What concerns topics
+//! goes to the broker, which is where it is decided about.
+
+use std::fmt::Debug;
+
+use mqcore_wire::codec::Limits;
+use mqcore_wire::throttr::request::{self, Request};
+use mqcore_wire::throttr::{Dialect, ID_BYTES};
+
+/// What somebody wants to ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted<'a> {
+    /// One counter or buffer.
+    Key(&'a [u8]),
+    /// All of them.
+    Keys,
+    /// Who is connected, and to what.
+    Connections,
+    /// Who has subscribed to a channel.
+    Channel(&'a [u8]),
+}
+
+/// What is said to that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Permission {
+    /// It may.
+    Granted,
+    /// Somebody has to be asked; the session stops there until it is called again.
+    Undecided,
+    /// It may not.
+    Denied,
+}
+
+/// Who decides about one peer.
+pub trait Permissions: Debug + Send + Sync {
+    /// Decides about one thing, at once.
+    fn judge(&self, wanted: Wanted<'_>) -> Permission;
+}
+
+/// Decides about a request of the peer with this id: all of it must be allowed.
+pub(super) fn of_request(
+    permissions: &dyn Permissions,
+    request: &Request<'_>,
+    own: &[u8; ID_BYTES],
+    (dialect, limits): (Dialect, &Limits),
+) -> Permission {
+    let judge = |wanted| permissions.judge(wanted);
+    match request {
+        Request::Insert { key, .. }
+        | Request::Query { key }
+        | Request::Update { key, .. }
+        | Request::Purge { key }
+        | Request::Set { key, .. }
+        | Request::Get { key }
+        | Request::Stat { key } => judge(Wanted::Key(key)),
+        Request::Consume { rule, .. } => judge(Wanted::Key(rule.key)),
+        // All are looked at, so that all are asked about at once.
+        Request::ConsumeAll { rules, .. } => {
+            let each = rules.iter().map(|rule| judge(Wanted::Key(rule.key)));
+            each.max().unwrap_or(Permission::Granted)
+        }
+        Request::List | Request::Stats => judge(Wanted::Keys),
+        Request::Connection { id } if id == own => Permission::Granted,
+        Request::Connections | Request::Channels | Request::Connection { .. } => judge(Wanted::Connections),
+        Request::Channel { channel } => judge(Wanted::Channel(channel)),
+        // What is inside is asked for. Nonsense is refused as such.
+        Request::Event { request: inner, .. } => match request::decode(inner, dialect, limits) {
+            Ok(Some((Request::Event { .. }, _))) | Ok(None) | Err(_) => Permission::Granted,
+            Ok(Some((inner, _))) => of_request(permissions, &inner, own, (dialect, limits)),
+        },
+        Request::Info
+        | Request::WhoAmI
+        | Request::Subscribe { .. }
+        | Request::Unsubscribe { .. }
+        | Request::Publish { .. } => Permission::Granted,
+    }
+}

@@ -1,0 +1,48 @@
+//! The corpus of the fuzz target `throttr_session`, as a plain test, and scripts made at random: what fuzzing once found
+//! stays found.
+
+mod throttr_session_check;
+
+use std::fs;
+use std::path::Path;
+
+use proptest::prelude::*;
+
+#[test]
+fn every_script_of_the_corpus_keeps_the_promises() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/throttr_session");
+    let mut scripts = 0;
+    for entry in fs::read_dir(corpus).unwrap() {
+        throttr_session_check::check(&fs::read(entry.unwrap().path()).unwrap());
+        scripts += 1;
+    }
+    assert!(scripts >= 50, "only {scripts} scripts: what the dialogues send belongs to the corpus");
+}
+
+/// A request that may be whole, for width 2 and others.
+fn request() -> impl Strategy<Value = Vec<u8>> {
+    let key = prop_oneof![Just(vec![1, b'a']), Just(vec![2, b'b', b'c']), Just(vec![0]), Just(vec![1, b'*'])];
+    let code = prop_oneof![0_u8..0x1A, Just(0xC0), Just(0xC1)];
+    (code, proptest::collection::vec(0_u8..8, 0..12), key)
+        .prop_map(|(code, fields, key)| [vec![code], fields, key].concat())
+}
+
+fn script() -> impl Strategy<Value = Vec<u8>> {
+    let step = prop_oneof![
+        4 => proptest::collection::vec(request(), 1..6).prop_map(|requests| {
+            let octets = requests.concat();
+            [vec![octets.len().min(159) as u8], octets].concat()
+        }),
+        1 => proptest::collection::vec(any::<u8>(), 0..60),
+        2 => (160_u8..224).prop_map(|step| vec![step]),
+    ];
+    (any::<u8>(), proptest::collection::vec(step, 0..20))
+        .prop_map(|(choice, steps)| [vec![choice], steps.concat()].concat())
+}
+
+proptest! {
+    #[test]
+    fn any_script_keeps_the_promises(script in script()) {
+        throttr_session_check::check(&script);
+    }
+}

@@ -1,0 +1,148 @@
+"""Limits that are kept: over a restart, over kill -9 while they are spent, and what leaves the journal."""
+
+from __future__ import annotations
+
+import threading
+import time
+import urllib.request
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+import mqcore
+from conftest import ServedBroker, serving, wait_until
+from mqcore.errors import ConfigError
+from mqcore.throttr import Algorithm, Rule, SyncClient
+from throttr_peer import DECREASE, QUOTA, ThrottrPeer
+
+LISTEN = "throttr://127.0.0.1:0?value=uint32&persist=on"
+INTERVAL = 0.05
+BEHIND = 3.0
+"""Seconds that what was written may be behind at most, on a machine that does other things too."""
+
+
+def url(broker: ServedBroker) -> str:
+    return f"throttr://{broker.ready['listeners']['throttr']}?value=uint32"
+
+
+def metric(broker: ServedBroker, name: str) -> int:
+    with urllib.request.urlopen(f"{broker.admin_url}/metrics", timeout=10) as answer:
+        (line,) = (line for line in answer.read().decode().splitlines() if line.startswith(f"{name} "))
+    return int(line.rpartition(" ")[2])
+
+
+def serve(directory: Path) -> AbstractContextManager[ServedBroker]:
+    environment = {"MQCORE_LIMITER_PERSIST_INTERVAL": f"{INTERVAL}"}
+    arguments = ("--listen", LISTEN, "--admin", "http://127.0.0.1:0", "--data-dir", str(directory))
+    return serving(*arguments, environment=environment)
+
+
+def test_counters_and_buffers_of_every_kind_come_back_after_kill_9(tmp_path: Path) -> None:
+    with serve(tmp_path) as broker:
+        with SyncClient(url(broker)) as client:
+            for number in range(100):
+                assert client.insert(f"user:{number:03}", quota=1000 + number, ttl=3600)
+            client.set("note", b"some octets", ttl=3600)
+            client.insert("short", quota=1, ttl=2)
+            client.insert("gone", quota=1, ttl=3600)
+            for algorithm in (Algorithm.SLIDING_WINDOW, Algorithm.GCRA, Algorithm.FIXED_WINDOW):
+                client.consume(Rule(f"rule:{algorithm}", limit=10, cost=4, period=3600, algorithm=algorithm))
+            client.decrease("user:007", 7)
+            client.purge("gone")
+            wait_until(lambda: metric(broker, "mqcore_limiter_saved_total") >= 104, what="the journal")
+            before = [entry.key for entry in client.list()]
+            # Nothing is told when a change was written; so many intervals later it was.
+            time.sleep(BEHIND)
+        broker.process.kill()
+        broker.process.wait()
+    with serve(tmp_path) as broker, SyncClient(url(broker)) as client:
+        assert metric(broker, "mqcore_limiter_restored_total") == 104
+        after = [entry.key for entry in client.list()]
+        assert after == [key for key in before if key != b"short"], "in the order in which they were made"
+        counter = client.query("user:007")
+        assert counter is not None
+        assert (counter.quota, counter.ttl <= 3600 - BEHIND) == (1000, True)
+        buffer = client.get("note")
+        assert buffer is not None
+        assert buffer.value == b"some octets"
+        assert client.query("short") is None
+        assert client.query("gone") is None
+        for algorithm in (Algorithm.SLIDING_WINDOW, Algorithm.GCRA, Algorithm.FIXED_WINDOW):
+            rule = Rule(f"rule:{algorithm}", limit=10, cost=6, period=3600, algorithm=algorithm)
+            assert client.consume(rule).allowed
+            assert not client.consume(rule).allowed
+
+
+def test_a_kill_while_a_quota_is_spent_gives_back_no_more_than_what_was_spent_last(tmp_path: Path) -> None:
+    """Five kills in the middle of it, each at another moment."""
+    last = due = 4_000_000
+    for number in range(6):
+        with serve(tmp_path) as broker:
+            host, port = broker.ready["listeners"]["throttr"].rsplit(":", 1)
+            with ThrottrPeer((host, int(port)), width=4) as peer:
+                if number == 0:
+                    assert peer.status(peer.insert(b"quota", last, 3600))
+                found = peer.query(b"quota")
+                assert found is not None
+                told = [(time.monotonic(), found[0])]
+                if number > 0:
+                    # What was answered last, or what was and nobody read it; and what was written not long before.
+                    assert last - 64 <= found[0] <= due
+                if number == 5:
+                    return
+                spender = threading.Thread(target=_spend, args=(peer, told))
+                spender.start()
+                time.sleep(0.3 + 0.17 * number + INTERVAL)
+                killed = time.monotonic()
+                broker.process.kill()
+                broker.process.wait()
+                spender.join()
+            last = told[-1][1]
+            due = max((left for at, left in told if at <= killed - BEHIND), default=told[0][1])
+            assert last < told[0][1], "nothing was spent"
+
+
+def _spend(peer: ThrottrPeer, told: list[tuple[float, int]]) -> None:
+    """Take one after the other, 64 in a write, and remember what was told when."""
+    batch = peer.update(b"quota", QUOTA, DECREASE, 1) * 64
+    left = told[0][1]
+    try:
+        while True:
+            assert peer.ask(batch, 64) == b"\x01" * 64
+            left -= 64
+            told.append((time.monotonic(), left))
+    except Exception:  # The broker was killed: however that looks from here.
+        return
+
+
+def test_what_has_expired_leaves_the_journal(tmp_path: Path) -> None:
+    with serve(tmp_path) as broker, SyncClient(url(broker)) as client:
+        for number in range(50):
+            client.insert(f"k{number}", quota=1, ttl=1)
+        client.insert("stays", quota=1, ttl=3600)
+        wait_until(lambda: metric(broker, "mqcore_limiter_saved_total") == 51, what="the journal")
+        wait_until(lambda: metric(broker, "mqcore_limiter_expired_total") == 50, what="expiry")
+        assert broker.terminate() == 0
+    with serve(tmp_path) as broker, SyncClient(url(broker)) as client:
+        assert [entry.key for entry in client.list()] == [b"stays"]
+        assert metric(broker, "mqcore_limiter_restored_total") == 1
+
+
+def test_what_another_listener_makes_is_not_kept(tmp_path: Path) -> None:
+    listen = ["throttr://127.0.0.1:0?persist=on", "throttr://127.0.0.1:0"]
+    with mqcore.Broker(listen=listen, data_dir=str(tmp_path)) as broker:
+        for number, key in enumerate((b"kept", b"other")):
+            with ThrottrPeer(("127.0.0.1", int(broker.listeners[number].rpartition(":")[2]))) as peer:
+                assert peer.status(peer.insert(key, 5, 3600))
+    with (
+        mqcore.Broker(listen=listen, data_dir=str(tmp_path)) as broker,
+        ThrottrPeer(("127.0.0.1", int(broker.listeners[0].rpartition(":")[2]))) as peer,
+    ):
+        assert peer.query(b"kept") is not None
+        assert peer.query(b"other") is None
+
+
+def test_nothing_can_be_kept_without_a_place_for_it() -> None:
+    with pytest.raises(ConfigError, match="data_dir"):
+        mqcore.Broker(listen=["throttr://127.0.0.1:0?persist=on"]).start()
