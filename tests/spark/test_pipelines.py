@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,10 +14,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
+from conftest import clean_environment
+from mqcore import errors
 from mqcore.spark import pipelines
+from mqcore.spark.pipelines import catalogue
 from mqcore.spark.pipelines.lifecycle import COUNTED
 from spark.lived import Lived
-from spark.told import LENIENT
+from spark.made import archive_of
+from spark.made import step as made
+from spark.told import LENIENT, java_or_skip
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,7 +83,7 @@ def test_lifecycle_counts_what_the_journals_own_export_tells(spark: SparkSession
             found[(*place, kind)] += row[name]
     kinds = {*COUNTED.values(), "dropped and gone", "again", "octets"}
     assert +found == +Counter({key: count for key, count in expected.items() if key[2] in kinds})
-    assert outcome.figures["produced"] == 457 - 1 - 1 + 1
+    assert outcome.figures["produced"] == 300 + 100 + 1 + lived.in_memory + 10 + 5
     assert outcome.figures["redelivered"] > 0
 
 
@@ -140,3 +149,139 @@ def test_every_message_is_accounted_for(spark: SparkSession, lived: Lived, tmp_p
     for row in rows_of(outcome.tables["balance"]):
         assert row["entered"] + row["earlier"] == sum(n for (queue, _), n in expected.items() if queue == row["queue"])
     assert "Every message is accounted for" in self_contained(outcome.report)
+
+
+def life(number: int, *kinds: str, id: str | None = None) -> list[dict[str, Any]]:  # noqa: A002
+    """The steps of one message; the last one ends it."""
+    steps = [made(kind, number) for kind in kinds]
+    steps[0]["message_id"] = id
+    steps[-1]["last"] = True
+    return steps
+
+
+def test_messages_whose_steps_contradict_each_other_are_named(spark: SparkSession, tmp_path: Path) -> None:
+    there = [made("produced", 7, message_id="seven"), made("saved", 7)]
+    steps = [
+        made("started"),
+        *life(1, "produced", "saved", "delivered", "acked", id="one"),
+        *life(2, "produced", "delivered", "acked", id="two"),
+        made("acked", 2, last=True),
+        *life(3, "produced", "delivered", "acked", id="three"),
+        made("delivered", 3),
+        *life(4, "produced", "produced", "done", id="four"),
+        *life(5, "nacked", "dropped", id="five"),
+        *there,
+    ]
+    outcome = pipelines.run("reconcile", spark, archive_of(tmp_path / "data", steps), tmp_path / "out")
+    found = {(row["message_id"], row["number"], row["what"]) for row in rows_of(outcome.tables["unaccounted"])}
+    assert found == {
+        ("two", 2, "left-twice"),
+        ("three", 3, "went-on-behind-its-end"),
+        ("four", 4, "entered-twice"),
+        ("five", 5, "never-entered"),
+    }
+    assert not outcome.fine
+    (balance,) = rows_of(outcome.tables["balance"])
+    # One entered twice, one left twice and one never entered: 6 came in, against 6 last steps and one that is there.
+    assert (balance["entered"], balance["there"], balance["difference"]) == (6, 1, -1)
+    page = self_contained(outcome.report)
+    assert "left-twice" in page
+    assert "Not every message is accounted for" in page
+
+
+def test_beginnings_that_retention_took_are_no_contradiction_but_missing_steps_are_told(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    old = [made("acked", 3, last=True), made("restored", 4), made("delivered", 5)]
+    steps = [made("started"), *old, *life(9, "produced", "acked", id="nine")]
+    outcome = pipelines.run("reconcile", spark, archive_of(tmp_path / "old", steps), tmp_path / "out")
+    (balance,) = rows_of(outcome.tables["balance"])
+    assert (balance["earlier"], balance["entered"], balance["acked"], balance["there"]) == (3, 1, 2, 2)
+    assert outcome.fine, outcome.said
+    gap = [*steps, made("gap", missing=12)]
+    outcome = pipelines.run("reconcile", spark, archive_of(tmp_path / "gap", gap, missing=2), tmp_path / "out")
+    assert not outcome.fine
+    assert "lacks 12 steps and 2 notes" in outcome.said
+
+
+def test_a_start_takes_what_was_not_restored_behind_it(spark: SparkSession, tmp_path: Path) -> None:
+    steps = [
+        made("started"),
+        made("produced", 1),
+        made("produced", 2),
+        made("started"),
+        made("restored", 2),
+        made("produced", 3),
+    ]
+    outcome = pipelines.run("reconcile", spark, archive_of(tmp_path / "data", steps), tmp_path / "out")
+    assert {row["fate"]: row["messages"] for row in rows_of(outcome.tables["fates"])} == {
+        "gone-at-restart": 1,
+        "there": 2,
+    }
+
+
+def test_an_end_that_a_kill_undid_is_no_second_life(spark: SparkSession, tmp_path: Path) -> None:
+    steps = [
+        made("started"),
+        *life(1, "produced", "delivered", "acked"),
+        *life(2, "produced", "delivered", "acked"),
+        made("started"),
+        *life(1, "restored", "delivered", "acked"),
+        made("restored", 2),
+        made("delivered", 2),
+    ]
+    outcome = pipelines.run("reconcile", spark, archive_of(tmp_path / "data", steps), tmp_path / "out")
+    assert outcome.fine, outcome.said
+    assert (outcome.figures["acked"], outcome.figures["there"]) == (1, 1)
+
+
+def test_a_pipeline_follows_by_running_again_when_there_is_more(spark: SparkSession, tmp_path: Path) -> None:
+    data = archive_of(tmp_path / "data", [made("started"), *life(1, "produced", "acked")])
+    following = pipelines.follow("reconcile", spark, data, tmp_path / "out", every=0.05)
+    assert next(following).figures["entered"] == 1
+    shutil.rmtree(data)
+    archive_of(data, [made("started"), *(row for n in range(1, 9) for row in life(n, "produced", "acked"))])
+    assert next(following).figures["entered"] == 8
+
+
+def test_options_that_there_are_not_are_named(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(errors.ConfigError, match="there are lifecycle, reconcile"):
+        pipelines.run("lifecicle", spark, tmp_path, tmp_path)
+    with pytest.raises(errors.ConfigError, match="it has interval"):
+        catalogue.parsed("lifecycle", {"intervall": "3"})
+    with pytest.raises(errors.ConfigError, match="interval is a number"):
+        catalogue.parsed("lifecycle", {"interval": "x"})
+    with pytest.raises(errors.ConfigError, match="at least 1"):
+        pipelines.run("lifecycle", spark, tmp_path, tmp_path, interval=0)
+    with pytest.raises(errors.DataDirMissing):
+        pipelines.run("lifecycle", spark, tmp_path / "nowhere", tmp_path)
+    assert catalogue.parsed("lifecycle", {"interval": "3"}) == {"interval": 3}
+
+
+def test_the_program_runs_a_pipeline_and_says_where_its_report_lies(lived: Lived, tmp_path: Path) -> None:
+    java_or_skip()
+    arguments = (
+        "reconcile",
+        "--journal",
+        str(lived.data_dir),
+        "--out",
+        str(tmp_path),
+        "--master",
+        "local[2]",
+        "--json",
+    )
+    result = subprocess.run(
+        [sys.executable, "-m", "mqcore", "pipeline", "run", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env=clean_environment(),
+    )
+    assert result.returncode == 0, result.stderr
+    told = json.loads(result.stdout)
+    assert (told["schema"], told["fine"]) == ("mqcore.pipeline.run/1", True)
+    assert told["figures"]["difference"] == 0
+    assert f"report: {tmp_path / 'reconcile.html'}" in result.stderr
+    assert "reconcile: lives" in result.stderr, "progress is shown while it runs"
+    assert Path(told["report"]).is_file()

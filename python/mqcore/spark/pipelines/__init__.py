@@ -8,6 +8,6 @@
 Reading never consumes; a broker may run on the directory meanwhile. docs/pipelines.md tells tables and columns.
 """
 
-from mqcore.spark.pipelines.catalogue import NAMES, Outcome, run
+from mqcore.spark.pipelines.catalogue import NAMES, Outcome, follow, run
 
-__all__ = ["NAMES", "Outcome", "run"]
+__all__ = ["NAMES", "Outcome", "follow", "run"]

@@ -107,8 +107,8 @@ def reconcile(
     """Account for every message that came to a queue.
 
     Tables: ``balance`` (a row a queue), ``fates`` (a row a queue and fate) and ``unaccounted`` (a row a message whose
-    steps contradict each other, with its id where a step tells one). The outcome is not `fine` if there is one, if a sum
-    is not zero, or if the history says that steps are missing.
+    steps contradict each other, with its id where a step tells one). The outcome is not `fine` if there is one, if a
+    sum is not zero, or if the history says that steps are missing.
 
     Raises `DataDirMissing` and `DataDirUnreadable`.
     """
@@ -183,16 +183,22 @@ def _lives(history: History, started: Mapping[int, int]) -> DataFrame:
     entry, last = F.col("kind").isin("produced", "arrived"), F.coalesce("last", F.lit(False))
     lives = steps.groupBy("shard", "number", "queue").agg(
         F.count_if(entry).alias("entered"),
-        F.count_if(last).alias("left"),
+        F.count_if(last).alias("lasts"),
+        F.min(F.when(last, F.col("sequence"))).alias("first_last"),
         F.max(F.when(last, _code())).alias("fate"),
         F.max("sequence").alias("latest_step"),
         F.max(F.when(last, F.col("sequence"))).alias("last_step"),
         F.min("sequence").alias("first_step"),
         F.min(F.when(F.col("kind") == "restored", F.col("sequence"))).alias("restored"),
+        F.max(F.when(F.col("kind") == "restored", F.col("sequence"))).alias("latest_restored"),
     )
     start = F.lit(-1).cast("long")
     for shard, sequence in started.items():
         start = F.when(F.col("shard") == shard, F.lit(sequence)).otherwise(start)
+    # Its end was written down and not what makes it durable: the start brought it back, and its life went on.
+    undone = F.coalesce(F.col("first_last") < F.col("latest_restored"), F.lit(False))
+    again = (F.col("last_step") > F.col("latest_restored")).cast("long")
+    lives = lives.withColumn("left", F.when(undone, again).otherwise(F.col("lasts")))
     return lives.select(
         "shard",
         "number",
@@ -204,7 +210,7 @@ def _lives(history: History, started: Mapping[int, int]) -> DataFrame:
         F.coalesce("fate", F.lit(-1)).alias("fate"),
         F.when(F.col("left") > 0, 0).when(F.col("latest_step") < start, 2).otherwise(1).alias("open"),
         F.coalesce(F.col("restored") == F.col("first_step"), F.lit(False)).alias("restored"),
-        (F.col("latest_step") > F.coalesce("last_step", F.lit(1 << 62))).alias("went_on"),
+        ((F.col("left") > 0) & (F.col("latest_step") > F.col("last_step"))).alias("went_on"),
     )
 
 
@@ -360,9 +366,7 @@ def _page(
         good=fine,
     )
     if figures["steps_missing"] or history.missing:
-        page.say(
-            f"The history lacks {figures['steps_missing']:,} steps and {history.missing:,} notes; what they told is gone."
-        )
+        page.say(f"The history lacks {figures['steps_missing']:,} steps and {history.missing:,} notes.")
     fates: Counter[str] = Counter()
     for account in balances:
         fates.update(account.fates)
