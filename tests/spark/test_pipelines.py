@@ -247,15 +247,15 @@ def test_a_pipeline_follows_by_running_again_when_there_is_more(spark: SparkSess
 def test_options_that_there_are_not_are_named(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match="there are lifecycle, reconcile"):
         pipelines.run("lifecicle", spark, tmp_path, tmp_path)
-    with pytest.raises(errors.ConfigError, match="it has interval"):
-        catalogue.parsed("lifecycle", {"intervall": "3"})
+    with pytest.raises(errors.ConfigError, match="there is interval"):
+        catalogue.parsed(["lifecycle"], {"intervall": "3"})
     with pytest.raises(errors.ConfigError, match="interval is a number"):
-        catalogue.parsed("lifecycle", {"interval": "x"})
+        catalogue.parsed(["lifecycle"], {"interval": "x"})
     with pytest.raises(errors.ConfigError, match="at least 1"):
         pipelines.run("lifecycle", spark, tmp_path, tmp_path, interval=0)
     with pytest.raises(errors.DataDirMissing):
         pipelines.run("lifecycle", spark, tmp_path / "nowhere", tmp_path)
-    assert catalogue.parsed("lifecycle", {"interval": "3"}) == {"interval": 3}
+    assert catalogue.parsed(["lifecycle"], {"interval": "3"}) == {"lifecycle": {"interval": 3}}
 
 
 def test_the_program_runs_a_pipeline_and_says_where_its_report_lies(lived: Lived, tmp_path: Path) -> None:

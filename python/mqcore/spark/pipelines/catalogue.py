@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -69,25 +69,30 @@ def option_names(name: str) -> dict[str, type]:
     return {key: kinds.get(str(p.annotation).split(" ")[0], str) for key, p in parameters.items() if key not in own}
 
 
-def parsed(name: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """Return options of a pipeline, told as text, as values. Raises `ConfigError`."""
-    options = option_names(name)
-    values: dict[str, Any] = {}
+def parsed(names: Sequence[str], given: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Return, by pipeline, the options it has of those that are given as text. Raises `ConfigError` if none has one."""
+    values: dict[str, dict[str, Any]] = {name: {} for name in names}
+    every = {name: option_names(name) for name in names}
     for key, text in given.items():
-        kind = options.get(key)
-        if kind is None:
-            has = f"it has {', '.join(options)}" if options else "it has none"
-            raise errors.ConfigError(f"the pipeline {name} has no option {key!r}; {has}")
-        if kind is bool:
-            if text not in {"true", "false"}:
-                raise errors.ConfigError(f"{key} is true or false, not {text!r}")
-            values[key] = text == "true"
-            continue
-        try:
-            values[key] = kind(text)
-        except ValueError as error:
-            raise errors.ConfigError(f"{key} is a number, not {text!r}") from error
+        if not any(key in options for options in every.values()):
+            there = sorted({option for options in every.values() for option in options})
+            has = f"there is {', '.join(there)}" if there else "there is none"
+            raise errors.ConfigError(f"{', '.join(names)} knows no option {key!r}; {has}")
+        for name, options in every.items():
+            if key in options:
+                values[name][key] = _value(key, text, options[key])
     return values
+
+
+def _value(key: str, text: str, kind: type) -> object:
+    if kind is bool:
+        if text not in {"true", "false"}:
+            raise errors.ConfigError(f"{key} is true or false, not {text!r}")
+        return text == "true"
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise errors.ConfigError(f"{key} is a number, not {text!r}") from error
 
 
 def run(
