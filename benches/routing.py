@@ -63,9 +63,13 @@ def main() -> int:
             for name, values in rates.items():
                 values.append(throughput(address, publication(ROUTER, name.encode()), arguments.seconds))
         broker.stdin.close()
+    rules = statistics.median(rates["rules"])
+    print("one producer to one consumer by way of a router, messages a second: median, smallest..largest")
     for name, values in rates.items():
+        middle = statistics.median(values)
         wanted = f"  (goal {GOAL:,})" if name == "python" else ""
-        print(f"router, {name:8} {statistics.median(values):>12,.0f} messages/s{wanted}")
+        spread = f"{min(values):,.0f}..{max(values):,.0f}"
+        print(f"  {name:8} {middle:12,.0f}   {spread:24} {middle / rules:6.0%}{wanted}")
     return 0 if statistics.median(rates["python"]) >= GOAL else 1
 
 

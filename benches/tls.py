@@ -42,6 +42,8 @@ def handshakes(address: Address, seconds: float, pid: int, *, resume: bool) -> t
         stream.sendall(PREAMBLE)
         stream.recv(len(PREAMBLE))
         if resume and isinstance(stream, ssl.SSLSocket):
+            if count and not stream.session_reused:
+                raise SystemExit("the broker does not take up sessions")
             session = stream.session
         stream.close()
         count += 1
@@ -87,10 +89,11 @@ def main() -> None:
                 rates["plain"].append(throughput(plain, message, options.seconds))
                 rates["TLS"].append(throughput(encrypted, message, options.seconds))
             middle = {name: statistics.median(values) for name, values in rates.items()}
-            print(f"one producer to one consumer, {BODY_BYTES} octets, messages a second")
+            print(f"one producer to one consumer, {BODY_BYTES} octets, messages a second: median, smallest..largest")
             for name, rate in middle.items():
-                print(f"  {name:8} {rate:12,.0f}   {rate / middle['plain']:6.0%}")
-            print("connections a second by one client, and the broker's processor time for each")
+                spread = f"{min(rates[name]):,.0f}..{max(rates[name]):,.0f}"
+                print(f"  {name:8} {rate:12,.0f}   {spread:24} {rate / middle['plain']:6.0%}")
+            print("connections a second by one client, one after the other, and the broker's processor time for each")
             for name, address, resume in (
                 ("plain", plain, False),
                 ("TLS", encrypted, False),

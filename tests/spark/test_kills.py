@@ -1,6 +1,6 @@
 """A stream from queue to queue whose every process is killed in the middle of a batch, again and again.
 
-MQCORE_SPARK_ROUNDS says how often (2); `make spark-crash` does it 20 times.
+MQCORE_SPARK_ROUNDS says how often (1); `make spark-crash` does it 20 times.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spark.told import LENIENT, Told, drain, java_or_skip
 
 pytestmark = [*LENIENT, pytest.mark.timeout(1800)]
 
-ROUNDS = int(os.environ.get("MQCORE_SPARK_ROUNDS", "2"))
+ROUNDS = int(os.environ.get("MQCORE_SPARK_ROUNDS", "1"))
 ROWS = 3000
 """Rows of each round: several batches."""
 PROGRAM = Path(__file__).with_name("crossing.py")

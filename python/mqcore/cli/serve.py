@@ -26,6 +26,7 @@ DEFAULT_LISTENERS = (
     "throttr://127.0.0.1:9000?value=uint16",
     "mqks://127.0.0.1:25000",
     "mm2://127.0.0.1:2623",
+    "emqp://127.0.0.1:47290",
 )
 
 # Settings of the program, which the broker's own settings would not know.
@@ -227,10 +228,15 @@ async def _serve(broker: Broker, drain_timeout: float) -> int:
             if broker.config.data_dir is None:
                 logger.warning("messages are kept in memory only: what is not consumed is lost when this process ends")
             _say_ready(broker)
-            signal_number = await stop
-            logger.info("draining for up to %g s; a second signal stops at once", drain_timeout)
+            # Administrators of some protocols may stop a broker too.
+            stopped = asyncio.ensure_future(asyncio.to_thread(broker.wait))
+            either: set[asyncio.Future[Any]] = {stop, stopped}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if stop.done():
+                logger.info("draining for up to %g s; a second signal stops at once", drain_timeout)
             await broker.aclose(drain_timeout)
-    logger.info("stopped after signal %d", signal_number)
+            await stopped
+    logger.info("stopped after signal %d", stop.result()) if stop.done() else logger.info("stopped by an administrator")
     return ExitCode.DONE
 
 
@@ -240,8 +246,10 @@ def _say_ready(broker: Broker) -> None:
     listeners: dict[str, str] = {}
     for url in broker.listeners:
         protocol, _, address = url.partition("://")
-        before = sum(name.partition("-")[0] == protocol for name in listeners)
-        listeners[f"{protocol}-{before + 1}" if before else protocol] = address
+        address, _, role = address.partition("?role=")
+        kind = f"{protocol}-{role}" if role not in ("", "backend") else protocol
+        before = sum(name == kind or name.rpartition("-")[0] == kind for name in listeners)
+        listeners[f"{kind}-{before + 1}" if before else kind] = address
     admin = broker.admin_url.split("://", 1)[1] if broker.admin_url else None
     ready = {"event": "ready", "listeners": listeners, "admin": admin, "pid": os.getpid()}
     print(json.dumps(ready, separators=(",", ":")), flush=True)

@@ -55,6 +55,9 @@ pub struct Slots {
     clock: Arc<AtomicU64>,
 }
 
+/// So many are never free: nobody gets anything any more.
+const CLOSED: u32 = u32::MAX;
+
 impl Slots {
     /// None yet, to be compared with others of the same clock.
     #[must_use]
@@ -64,13 +67,21 @@ impl Slots {
 
     /// How many are free.
     pub fn free(&self) -> u32 {
-        self.free.load(Ordering::Acquire)
+        match self.free.load(Ordering::Acquire) {
+            CLOSED => 0,
+            free => free,
+        }
     }
 
-    /// Adds one, but to no more than `most`; false if there are so many already.
-    pub fn give(&self, most: u32) -> bool {
-        let more = |free: u32| (free < most).then(|| free + 1);
-        self.free.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+    /// Takes all, and has none any more.
+    pub fn close(&self) {
+        self.free.store(CLOSED, Ordering::Release);
+    }
+
+    /// Adds one, but to no more than `most`; how many are free then. `None` if there are so many already, or they are closed.
+    pub fn give(&self, most: u32) -> Option<u32> {
+        let more = |free: u32| (free < most && free != CLOSED).then(|| free + 1);
+        self.free.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok().map(|before| before + 1)
     }
 
     /// When one was taken last; 0: never.
@@ -80,7 +91,7 @@ impl Slots {
 
     /// Takes one, until the guard is dropped or spent.
     pub(crate) fn take(self: &Arc<Self>) -> Option<TakenSlot> {
-        let less = |free: u32| free.checked_sub(1);
+        let less = |free: u32| if free == CLOSED { None } else { free.checked_sub(1) };
         self.free.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).ok()?;
         self.used.store(1 + self.clock.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
         Some(TakenSlot(Some(Arc::clone(self))))
@@ -101,7 +112,7 @@ impl TakenSlot {
 impl Drop for TakenSlot {
     fn drop(&mut self) {
         if let Some(slots) = self.0.take() {
-            slots.give(u32::MAX);
+            slots.give(CLOSED);
         }
     }
 }

@@ -159,7 +159,10 @@ fn limit<T: PartialEq>(value: T, none: T) -> Option<T> {
 /// The listeners of URLs, and behind them those of tables.
 fn listeners(config: &Bound<'_, PyAny>, urls: &[String]) -> PyResult<Vec<ListenerConfig>> {
     let parse = |url: &str| url.parse::<ListenerConfig>().map_err(|broken| error::config(&broken));
-    let mut listeners = urls.iter().map(|url| parse(url)).collect::<PyResult<Vec<_>>>()?;
+    let mut listeners = Vec::new();
+    for url in urls {
+        listeners.extend(ListenerConfig::all_of(url).map_err(|broken| error::config(&broken))?);
+    }
     for table in field::<Vec<Bound<'_, PyAny>>>(config, "listener")? {
         let url: String = field(&table, "url")?;
         let mut listener = parse(&url)?;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use mqcore_session::any::Protocol;
+use mqcore_session::eventmq::terms::Role;
 
 use crate::config::ConfigError;
 
@@ -69,18 +70,24 @@ pub struct Listening {
     pub address: BoundAddress,
     /// Whether it is spoken through TLS.
     pub encrypted: bool,
+    /// Who connects to a listener of EventMQ.
+    pub role: Role,
 }
 
 impl Listening {
     /// The URL with which clients connect: `tmqp://127.0.0.1:2622`, `tmqps://127.0.0.1:2632`,
-    /// `tmqp+unix:///run/mqcore.sock`.
+    /// `tmqp+unix:///run/mqcore.sock`, `emqp://127.0.0.1:47291?role=frontend`.
     pub fn url(&self) -> String {
         let carrier = match self.address {
             BoundAddress::Tcp(_) if self.encrypted => "s",
             BoundAddress::Tcp(_) => "",
             BoundAddress::Unix(_) => "+unix",
         };
-        format!("{}{carrier}://{}", self.protocol.as_str(), self.address)
+        let role = match self.role {
+            role if self.protocol == Protocol::Eventmq => format!("?role={}", role.as_str()),
+            _ => String::new(),
+        };
+        format!("{}{carrier}://{}{role}", self.protocol.as_str(), self.address)
     }
 }
 
@@ -136,6 +143,21 @@ impl<'a> ListenerUrl<'a> {
 
     pub(crate) fn bad(&self, why: &'static str) -> ConfigError {
         ConfigError::BadAddress { url: self.url.into(), why }
+    }
+
+    /// Whether an option is given.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.options.iter().any(|(known, _)| *known == name)
+    }
+
+    /// The same URL with another address, and with those options alone that nobody has taken.
+    pub(crate) fn without_ports(&self, address: &str) -> String {
+        let query = self.url.split_once('?').map_or("", |(_, query)| query);
+        let kept = query.split('&').filter(|pair| {
+            let name = pair.split_once('=').map_or(*pair, |(name, _)| name);
+            self.has(name)
+        });
+        format!("{}://{address}?{}", self.scheme, kept.collect::<Vec<_>>().join("&"))
     }
 
     /// The value of an option, percent-decoded.

@@ -11,6 +11,7 @@ use mqcore_broker::options::ChannelOptions;
 use mqcore_broker::policy;
 use mqcore_broker::router::RouterDefinition;
 use mqcore_limiter::limiter;
+use mqcore_session::eventmq::terms::{Role, Terms as EventmqTerms};
 use mqcore_session::micromessage;
 use mqcore_session::terms::{LINE_BYTES_MAX, ListenerTerms};
 use mqcore_session::throttr::terms::{CHOICES, Terms};
@@ -291,6 +292,8 @@ pub struct ListenerConfig {
     /// Octets of a line at most, on a listener of MQKS; what a frame may have is a limit too. Default
     /// [`LINE_BYTES_MAX`].
     pub line_bytes_max: u64,
+    /// Who connects to a listener of EventMQ. Default workers.
+    pub eventmq: EventmqTerms,
     /// How MicroMessage2 is spoken there; of no meaning for other protocols.
     pub micromessage: Arc<micromessage::terms::Terms>,
 }
@@ -319,8 +322,11 @@ impl FromStr for ListenerConfig {
         let (name, carrier) = parsed.scheme.split_once('+').unwrap_or((parsed.scheme, ""));
         let unknown = || ConfigError::UnknownScheme { scheme: parsed.scheme.into() };
         let (protocol, encrypted) = scheme(name).ok_or_else(unknown)?;
+        let eventmq =
+            if protocol == Protocol::Eventmq { role(&mut parsed)? } else { EventmqTerms::default() };
+        let port = protocol.default_port() + eventmq.role.port_offset();
         let address = match carrier {
-            "" => ListenAddress::Tcp(parsed.host_and_port(protocol.default_port())?),
+            "" => ListenAddress::Tcp(parsed.host_and_port(port)?),
             "unix" if cfg!(unix) && !encrypted => parsed.unix_socket()?,
             "unix" if encrypted => return Err(parsed.bad("a Unix socket needs no TLS; leave out the 's'")),
             _ => return Err(unknown()),
@@ -334,7 +340,7 @@ impl FromStr for ListenerConfig {
             _ => Arc::default(),
         };
         parsed.finish()?;
-        Ok(Self { protocol, address, encryption, throttr, line_bytes_max, micromessage })
+        Ok(Self { protocol, address, encryption, throttr, line_bytes_max, micromessage, eventmq })
     }
 }
 
@@ -355,6 +361,15 @@ fn throttr(url: &mut ListenerUrl<'_>) -> Result<Terms, ConfigError> {
         }
     }
     Ok(terms)
+}
+
+/// The option of a URL that says who connects to a listener of EventMQ.
+fn role(url: &mut ListenerUrl<'_>) -> Result<EventmqTerms, ConfigError> {
+    let Some(name) = url.take("role") else { return Ok(EventmqTerms::default()) };
+    match Role::from_name(&name) {
+        Some(role) => Ok(EventmqTerms { role }),
+        None => Err(url.bad("role is backend, frontend, admin, publish or subscribe")),
+    }
 }
 
 /// The option of a URL that says how long lines may be.
@@ -412,12 +427,50 @@ fn is_official(extension: &Extension<'_>) -> bool {
 const LINE_BYTES_LEAST: u64 = 1024;
 
 impl ListenerConfig {
+    /// All listeners that a URL stands for: one, but for `emqp://host:port` without a role, which stands for the five sockets of
+    /// EventMQ. Workers connect to the port in the URL, or 47290; clients, administrators, publishers and subscribers 1, 3, 8
+    /// and 9 above it, or where `?frontend=PORT&admin=PORT&publish=PORT&subscribe=PORT` say. With port 0 each picks its own.
+    ///
+    /// # Errors
+    /// [`ConfigError`], as for a URL of one listener.
+    pub fn all_of(url: &str) -> Result<Vec<Self>, ConfigError> {
+        let parsed = ListenerUrl::parse(url)?;
+        let is_eventmq = scheme(parsed.scheme).is_some_and(|(protocol, _)| protocol == Protocol::Eventmq);
+        if !is_eventmq || parsed.has("role") {
+            return Ok(vec![url.parse()?]);
+        }
+        let mut own = parsed;
+        let address = own.host_and_port(Protocol::Eventmq.default_port())?;
+        let mut ports = Vec::new();
+        for role in Role::ALL.into_iter().filter(|role| *role != Role::Backend) {
+            let given = own.take(role.as_str()).map(|port| port.parse::<u16>()).transpose();
+            ports.push((role, given.map_err(|_| own.bad("a port is a number from 0 to 65535"))?));
+        }
+        let (host, port) = address.rsplit_once(':').ok_or_else(|| own.bad("the port is missing"))?;
+        let port: u16 = port.parse().map_err(|_| own.bad("the port is no number from 0 to 65535"))?;
+        let first: Self = own.without_ports(&format!("{host}:{port}")).parse()?;
+        let mut all = vec![first.clone()];
+        for (role, given) in ports {
+            let port = match given {
+                Some(given) => given,
+                None if port == 0 => 0,
+                None => port
+                    .checked_add(role.port_offset())
+                    .ok_or_else(|| own.bad("the ports above it would go beyond 65535"))?,
+            };
+            let address = ListenAddress::Tcp(format!("{host}:{port}"));
+            all.push(Self { address, eventmq: EventmqTerms { role }, ..first.clone() });
+        }
+        Ok(all)
+    }
+
     /// How its protocol is spoken.
     pub(crate) fn terms(&self) -> ListenerTerms {
         ListenerTerms {
             throttr: self.throttr,
             line_bytes_max: self.line_bytes_max,
             micromessage: Arc::clone(&self.micromessage),
+            eventmq: self.eventmq,
         }
     }
 }
@@ -493,7 +546,7 @@ pub enum ConfigError {
     },
     /// A URL of something that is not served here.
     #[error(
-        "no listener speaks {scheme:?}; known are tmqp, throttr, mqks and mm2 (clients), each also with s or +unix behind it, http and https (the admin side)"
+        "no listener speaks {scheme:?}; known are tmqp, throttr, mqks, mm2 and emqp (clients), each also with s or +unix behind it, http and https (the admin side)"
     )]
     UnknownScheme {
         /// What was given.
@@ -577,10 +630,41 @@ mod tests {
             throttr,
             line_bytes_max,
             micromessage,
+            eventmq: EventmqTerms::default(),
         };
         assert_eq!(listener, wanted);
         assert_eq!(parsed("TMQP://localhost:99/").unwrap(), "localhost:99");
         assert_eq!(parsed("tmqp://[::1]:7").unwrap(), "[::1]:7");
+    }
+
+    #[test]
+    fn a_url_of_eventmq_stands_for_five_sockets_unless_it_names_one() {
+        let ports = |url: &str| {
+            let all = ListenerConfig::all_of(url)?;
+            let ports = all.into_iter().map(|listener| match listener.address {
+                ListenAddress::Tcp(address) => format!("{} {address}", listener.eventmq.role.as_str()),
+                ListenAddress::Unix { path, .. } => path.display().to_string(),
+            });
+            Ok::<_, ConfigError>(ports.collect::<Vec<_>>())
+        };
+        let original =
+            ["backend h:47290", "frontend h:47291", "admin h:47293", "publish h:47298", "subscribe h:47299"];
+        assert_eq!(ports("emqp://h").unwrap(), original);
+        assert_eq!(ports("emqp://h:0?admin=7").unwrap()[..3], ["backend h:0", "frontend h:0", "admin h:7"]);
+        assert_eq!(ports("emqp://h?role=frontend").unwrap(), ["frontend h:47291"]);
+        assert_eq!(ports("emqp://[::1]:9?role=subscribe").unwrap(), ["subscribe [::1]:9"]);
+        assert_eq!(ports("emqp+unix:///run/e.sock").unwrap(), ["/run/e.sock"]);
+        assert_eq!(ports("tmqp://h:1").unwrap().len(), 1);
+        for wrong in [
+            "emqp://h?role=worker",
+            "emqp://h?frontend=x",
+            "emqp://h?frontend=70000",
+            "emqp://h:65530",
+            "emqp://h?role=frontend&frontend=1",
+            "emqp://h?what=1",
+        ] {
+            assert!(ports(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -63,6 +63,9 @@ const ROUNDS_MAX: usize = 16;
 /// meanwhile would make the system throw away what it has not read yet.
 const LINGER: Duration = Duration::from_secs(1);
 
+/// How long peers get to take what is theirs, when an administrator stops the server by a word of its protocol.
+const STOP_GRACE: Duration = Duration::from_secs(5);
+
 /// The same when the server stops and all was written.
 const LINGER_AT_STOP: Duration = Duration::from_millis(250);
 
@@ -498,6 +501,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
 
     /// After every call of the session that may end the conversation.
     fn look_at_session(&mut self, result: Result<(), SessionError>) {
+        if let AnySession::Eventmq(session) = &self.session
+            && session.stops_broker()
+        {
+            // Asked again and again it would only say the same.
+            self.hub.shutdown.begin(STOP_GRACE);
+        }
         match result {
             Ok(()) if self.session.is_closing() => self.begin_leaving(false, false),
             Ok(()) => {}

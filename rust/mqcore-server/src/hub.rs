@@ -8,6 +8,8 @@ use mqcore_broker::client::Peer;
 use mqcore_broker::id::ConnectionId;
 use mqcore_limiter::time::Nanos;
 use mqcore_session::any::{AnySession, Protocol};
+use mqcore_session::eventmq::EventmqSession;
+use mqcore_session::eventmq::exchange::Exchange;
 use mqcore_session::micromessage::MicroMessageSession;
 use mqcore_session::session::SessionConfig;
 use mqcore_session::throttr::ThrottrSession;
@@ -51,6 +53,8 @@ pub(crate) struct Hub {
     pub(crate) activity: AtomicU64,
     /// What all Throttr sessions share: the store of limits among it.
     pub(crate) throttr: Arc<Directory>,
+    /// What all EventMQ sessions share: who works and who keeps schedules.
+    pub(crate) eventmq: Arc<Exchange>,
     pub(crate) guard: Guard,
 }
 
@@ -102,6 +106,10 @@ impl Hub {
                 let longest = config.limits.frame_bytes_max.min(outbox.terms.line_bytes_max);
                 let limits = Limits { frame_bytes_max: longest, ..config.limits };
                 AnySession::new(Protocol::Mqks, SessionConfig { limits, ..config }, now)
+            }
+            Protocol::Eventmq => {
+                let session = EventmqSession::new(outbox.terms.eventmq, &self.eventmq, config, now);
+                AnySession::Eventmq(Box::new(session))
             }
             Protocol::MicroMessage => {
                 let terms = Arc::clone(&outbox.terms.micromessage);

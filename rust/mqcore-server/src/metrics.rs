@@ -31,6 +31,7 @@ pub(crate) fn render(hub: &Hub, survey: &Survey, uptime_seconds: f64, per_queue:
     topics(&mut page, survey);
     routers(&mut page, survey);
     connections(&mut page, hub);
+    eventmq(&mut page, hub);
     authority(&mut page, hub);
     tls(&mut page, &hub.tls);
     handlers(&mut page, hub);
@@ -509,6 +510,45 @@ const QUEUE_FAMILIES: [QueueFamily; 5] = [
 ];
 
 /// The first queues by name, so that the same ones are shown each time.
+fn eventmq(page: &mut Page, hub: &Hub) {
+    let counters = &hub.eventmq.counters;
+    page.family("mqcore_eventmq_jobs_total", "counter", "Jobs of EventMQ's workers, by what became of them.");
+    for (outcome, count) in [
+        ("dispatched", &counters.dispatched),
+        ("finished", &counters.finished),
+        ("failed", &counters.failed),
+        ("retried", &counters.retried),
+        ("lost", &counters.lost),
+        ("fallen-back", &counters.fallen_back),
+    ] {
+        page.sample("mqcore_eventmq_jobs_total", &[("outcome", &outcome)], count.load(Ordering::Relaxed));
+    }
+    for (name, help, count) in [
+        (
+            "mqcore_eventmq_nudges_total",
+            "Heartbeats that made busy workers look for finished jobs.",
+            &counters.nudges,
+        ),
+        (
+            "mqcore_eventmq_ignored_total",
+            "Messages of EventMQ's peers that meant nothing.",
+            &counters.ignored,
+        ),
+    ] {
+        page.family(name, "counter", help);
+        page.sample(name, &[], count.load(Ordering::Relaxed));
+    }
+    let (workers, free, schedulers) = hub.eventmq.present();
+    for (name, help, value) in [
+        ("mqcore_eventmq_workers", "Workers that have joined.", workers as u64),
+        ("mqcore_eventmq_slots_free", "Jobs that they could take at once.", free),
+        ("mqcore_eventmq_schedulers", "Schedulers that have joined.", schedulers as u64),
+    ] {
+        page.family(name, "gauge", help);
+        page.sample(name, &[], value);
+    }
+}
+
 fn queues(page: &mut Page, survey: &Survey) {
     let mut queues: Vec<&QueueInformation> = survey.queues.iter().collect();
     queues.sort_unstable_by(|left, right| left.queue.cmp(&right.queue));

@@ -16,6 +16,7 @@ use mqcore_broker::router::RouterDefinition;
 use mqcore_broker::stats::{Survey, Waiting};
 use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::time::Nanos;
+use mqcore_session::eventmq::exchange::Exchange;
 use mqcore_session::throttr::directory::Directory;
 use mqcore_tls::error::TlsConfigError;
 use mqcore_tls::listener::Loaded;
@@ -163,6 +164,7 @@ impl Server {
             backups: BackupDesk::new(count, recovered.as_ref().map(|recovered| &recovered.directory)),
             activity: AtomicU64::new(0),
             throttr,
+            eventmq: Arc::new(Exchange::new(RandomState::new().hash_one(0), job_policy(&config))),
             guard: Guard { publish: config.publish_limit, connect: config.connect_limit },
         });
         let admin_url = bound.admin.as_ref().map(|(_, address)| address.url());
@@ -539,6 +541,12 @@ fn start_archiver(
     archiver.map(Some).map_err(|source| StartError::Thread { source })
 }
 
+/// The delivery handler of queues that peers of EventMQ make. They hear of a job when a worker has it, which is what `memory`
+/// would tell them too early; a handler that somebody has chosen is their choice.
+fn job_policy(config: &Config) -> Option<Box<str>> {
+    (config.delivery_handler == policy::MEMORY.key).then(|| policy::ACK_ON_SEND.key.into())
+}
+
 /// What is bound, and what is shown there.
 struct Bound {
     listeners: Vec<(Socket, Listening, Spoken)>,
@@ -552,7 +560,12 @@ async fn bind_all(config: &Config, tls: &Tls, allow_remote: bool) -> Result<Boun
         // Read before anything is bound: a file that cannot be used is found without a port being taken.
         let loaded = load(config, &listener.encryption, &[])?;
         let (socket, address) = listener::bind(&listener.address, allow_remote).await?;
-        let listening = Listening { protocol: listener.protocol, address, encrypted: loaded.is_some() };
+        let listening = Listening {
+            protocol: listener.protocol,
+            address,
+            encrypted: loaded.is_some(),
+            role: listener.eventmq.role,
+        };
         let socket = match (socket, loaded) {
             (Socket::Tcp(listener), Some((files, loaded))) => {
                 let endpoint = tls.add(listening.url(), files, &[], loaded);

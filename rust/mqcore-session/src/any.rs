@@ -8,6 +8,7 @@ use mqcore_broker::effect::{Deliver, Event, Publication};
 use mqcore_broker::time::Timestamp;
 
 use crate::complaint::Complaint;
+use crate::eventmq::{self, EventmqSession};
 use crate::micromessage::MicroMessageSession;
 use crate::mqks::{self, MqksSession};
 use crate::session::{Session, SessionConfig, SessionError};
@@ -26,11 +27,13 @@ pub enum Protocol {
     Mqks,
     /// MicroMessage2.
     MicroMessage,
+    /// eMQP/1.0 (EventMQ) over ZMTP.
+    Eventmq,
 }
 
 impl Protocol {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Tmqp, Self::Throttr, Self::Mqks, Self::MicroMessage];
+    pub const ALL: [Self; 5] = [Self::Tmqp, Self::Throttr, Self::Mqks, Self::MicroMessage, Self::Eventmq];
 
     /// The scheme of its URLs, and its name in metrics and on the ready line.
     pub const fn as_str(self) -> &'static str {
@@ -39,6 +42,7 @@ impl Protocol {
             Self::Throttr => "throttr",
             Self::Mqks => "mqks",
             Self::MicroMessage => "mm2",
+            Self::Eventmq => eventmq::NAME,
         }
     }
 
@@ -49,6 +53,7 @@ impl Protocol {
             Self::Throttr => 9000,
             Self::Mqks => 25_000,
             Self::MicroMessage => 2623,
+            Self::Eventmq => 47_290,
         }
     }
 
@@ -79,12 +84,15 @@ pub enum AnySession {
     Mqks(MqksSession),
     /// MicroMessage2.
     MicroMessage(Box<MicroMessageSession>),
+    /// EventMQ.
+    Eventmq(Box<EventmqSession>),
 }
 
 impl AnySession {
     /// The session of a connection that was opened just now. A Throttr session gets a store of its own this way; one that
     /// shares a server's is made by [`ThrottrSession::new`]. A MicroMessage2 session gets the default terms; others are given
-    /// to [`MicroMessageSession::new`].
+    /// to [`MicroMessageSession::new`]. One of EventMQ is alone with its workers; those of a server share what is given to
+    /// [`EventmqSession::new`].
     #[must_use]
     pub fn new(protocol: Protocol, config: SessionConfig, now: Timestamp) -> Self {
         match protocol {
@@ -95,6 +103,7 @@ impl AnySession {
                 let session = MicroMessageSession::new(config, Arc::default(), Arc::default(), now);
                 Self::MicroMessage(Box::new(session))
             }
+            Protocol::Eventmq => Self::Eventmq(Box::new(EventmqSession::alone(config, now))),
         }
     }
 
@@ -106,6 +115,7 @@ impl AnySession {
             Self::Throttr(_) => Protocol::Throttr,
             Self::Mqks(_) => Protocol::Mqks,
             Self::MicroMessage(_) => Protocol::MicroMessage,
+            Self::Eventmq(_) => Protocol::Eventmq,
         }
     }
 
@@ -114,7 +124,7 @@ impl AnySession {
     pub fn is_node(&self) -> bool {
         match self {
             Self::Tmqp(session) => session.is_node(),
-            Self::Throttr(_) | Self::Mqks(_) | Self::MicroMessage(_) => false,
+            Self::Throttr(_) | Self::Mqks(_) | Self::MicroMessage(_) | Self::Eventmq(_) => false,
         }
     }
 
@@ -125,6 +135,7 @@ impl AnySession {
             Self::Tmqp(session) => session.ignored_frames(),
             Self::Throttr(_) | Self::MicroMessage(_) => 0,
             Self::Mqks(session) => session.ignored_frames(),
+            Self::Eventmq(session) => session.ignored_frames(),
         }
     }
 }
@@ -135,6 +146,7 @@ impl AnySession {
         match self {
             Self::Tmqp(_) | Self::Throttr(_) | Self::MicroMessage(_) => Vec::new(),
             Self::Mqks(session) => session.complaints(),
+            Self::Eventmq(session) => session.complaints(),
         }
     }
 
@@ -144,7 +156,7 @@ impl AnySession {
     pub fn waiting_bytes(&self) -> usize {
         match self {
             Self::MicroMessage(session) => session.waiting_bytes(),
-            Self::Tmqp(_) | Self::Throttr(_) | Self::Mqks(_) => 0,
+            Self::Tmqp(_) | Self::Throttr(_) | Self::Mqks(_) | Self::Eventmq(_) => 0,
         }
     }
 }
@@ -157,6 +169,7 @@ pub fn encode_delivery(protocol: Protocol, deliver: &Deliver, first: bool, outpu
         // Throttr has no queues, and its sessions are told of each message of a channel; those of MicroMessage2 of both.
         Protocol::Throttr | Protocol::MicroMessage => {}
         Protocol::Mqks => mqks::encode_delivery(deliver, first, output),
+        Protocol::Eventmq => eventmq::encode_delivery(deliver, first, output),
     }
 }
 
@@ -166,6 +179,7 @@ pub fn encode_publication(protocol: Protocol, publication: &Publication, output:
         Protocol::Tmqp => tmqp::encode_publication(publication, output),
         Protocol::Throttr | Protocol::MicroMessage => {}
         Protocol::Mqks => mqks::encode_publication(publication, output),
+        Protocol::Eventmq => eventmq::encode_publication(publication, output),
     }
 }
 
@@ -174,7 +188,7 @@ pub fn encode_publication(protocol: Protocol, publication: &Publication, output:
 pub fn delivery_size(protocol: Protocol, deliver: &Deliver) -> usize {
     match protocol {
         Protocol::Tmqp => tmqp::delivery_size(deliver),
-        Protocol::Throttr | Protocol::MicroMessage => 0,
+        Protocol::Throttr | Protocol::MicroMessage | Protocol::Eventmq => 0,
         Protocol::Mqks => mqks::delivery_size(deliver),
     }
 }
@@ -193,6 +207,7 @@ impl Session for AnySession {
             Self::Throttr(session) => session.receive(input, now, commands, output),
             Self::Mqks(session) => session.receive(input, now, commands, output),
             Self::MicroMessage(session) => session.receive(input, now, commands, output),
+            Self::Eventmq(session) => session.receive(input, now, commands, output),
         }
     }
 
@@ -208,6 +223,7 @@ impl Session for AnySession {
             Self::Throttr(session) => session.receive_last(input, now, commands, output),
             Self::Mqks(session) => session.receive_last(input, now, commands, output),
             Self::MicroMessage(session) => session.receive_last(input, now, commands, output),
+            Self::Eventmq(session) => session.receive_last(input, now, commands, output),
         }
     }
 
@@ -217,6 +233,7 @@ impl Session for AnySession {
             Self::Throttr(session) => session.outlives_input(),
             Self::Mqks(session) => session.outlives_input(),
             Self::MicroMessage(session) => session.outlives_input(),
+            Self::Eventmq(session) => session.outlives_input(),
         }
     }
 
@@ -226,6 +243,7 @@ impl Session for AnySession {
             Self::Throttr(session) => session.needed(input),
             Self::Mqks(session) => session.needed(input),
             Self::MicroMessage(session) => session.needed(input),
+            Self::Eventmq(session) => session.needed(input),
         }
     }
 
@@ -236,6 +254,7 @@ impl Session for AnySession {
             Self::Throttr(session) => session.event(event, now, output),
             Self::Mqks(session) => session.event(event, now, output),
             Self::MicroMessage(session) => session.event(event, now, output),
+            Self::Eventmq(session) => session.event(event, now, output),
         }
     }
 
@@ -253,6 +272,7 @@ impl Session for AnySession {
             Self::Throttr(session) => session.take_commands(),
             Self::Mqks(session) => session.take_commands(),
             Self::MicroMessage(session) => session.take_commands(),
+            Self::Eventmq(session) => session.take_commands(),
         }
     }
 
@@ -262,6 +282,7 @@ impl Session for AnySession {
             Self::Throttr(session) => session.next_timeout(),
             Self::Mqks(session) => session.next_timeout(),
             Self::MicroMessage(session) => session.next_timeout(),
+            Self::Eventmq(session) => session.next_timeout(),
         }
     }
 
@@ -271,6 +292,7 @@ impl Session for AnySession {
             Self::Throttr(session) => session.timeout(now, output),
             Self::Mqks(session) => session.timeout(now, output),
             Self::MicroMessage(session) => session.timeout(now, output),
+            Self::Eventmq(session) => session.timeout(now, output),
         }
     }
 
@@ -280,6 +302,7 @@ impl Session for AnySession {
             Self::Throttr(session) => session.shutdown(output),
             Self::Mqks(session) => session.shutdown(output),
             Self::MicroMessage(session) => session.shutdown(output),
+            Self::Eventmq(session) => session.shutdown(output),
         }
     }
 
@@ -289,6 +312,7 @@ impl Session for AnySession {
             Self::Throttr(session) => session.client(),
             Self::Mqks(session) => session.client(),
             Self::MicroMessage(session) => session.client(),
+            Self::Eventmq(session) => session.client(),
         }
     }
 
@@ -298,6 +322,7 @@ impl Session for AnySession {
             Self::Throttr(session) => session.is_closing(),
             Self::Mqks(session) => session.is_closing(),
             Self::MicroMessage(session) => session.is_closing(),
+            Self::Eventmq(session) => session.is_closing(),
         }
     }
 }

@@ -13,9 +13,11 @@
 //! | [`tmqp`] | TMQP/2.0 |
 //! | [`mqks`] | MQKS |
 //! | [`micromessage`] | MicroMessage2 |
+//! | [`eventmq`] | eMQP/1.0 (EventMQ) over ZMTP |
 
 pub mod any;
 pub mod complaint;
+pub mod eventmq;
 pub mod micromessage;
 pub mod mqks;
 pub mod node;

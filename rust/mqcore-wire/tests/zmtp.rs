@@ -84,7 +84,7 @@ fn what_answered_libzmq_is_what_is_written_here() {
         assert_eq!(greeting, unhex(vector["answered_greeting"].as_str().unwrap()));
         let socket = if vector["socket"] == "SUB" { SocketType::Pub } else { SocketType::Router };
         let mut ready = Vec::new();
-        Command::Ready(Ready { socket, identity: b"" }).encode(&mut ready);
+        Command::Ready(Ready { socket, identity: b"", token: b"" }).encode(&mut ready);
         assert_eq!(ready, unhex(vector["answered_ready"].as_str().unwrap()));
     }
 }
@@ -211,7 +211,16 @@ fn commands_that_cannot_be_are_refused() {
         assert!(matches!(found, Err(WireError::Malformed { .. })), "{}: {found:?}", body.escape_ascii());
     }
     let other = b"\x05READY\x01x\0\0\0\x01y\x0bsocket-TYPE\0\0\0\x03REQ";
-    assert_eq!(Command::parse(other), Ok(Command::Ready(Ready { socket: SocketType::Req, identity: b"" })));
+    assert_eq!(
+        Command::parse(other),
+        Ok(Command::Ready(Ready { socket: SocketType::Req, identity: b"", token: b"" }))
+    );
+    let with_token = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\0\x07X-Token\0\0\0\x01t";
+    let ready = Command::Ready(Ready { socket: SocketType::Dealer, identity: b"", token: b"t" });
+    assert_eq!(Command::parse(with_token), Ok(ready));
+    let mut written = Vec::new();
+    ready.encode(&mut written);
+    assert!(written.ends_with(with_token));
     assert_eq!(Command::parse(b"\x04WHAT?"), Ok(Command::Other(b"WHAT")));
 }
 

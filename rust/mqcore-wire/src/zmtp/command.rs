@@ -73,6 +73,9 @@ pub struct Ready<'a> {
     pub socket: SocketType,
     /// What it is called; empty: as the other side likes. Never begins with a zero octet.
     pub identity: &'a [u8],
+    /// The property `X-Token`, by which a peer may show who it is, as the mechanism NULL has no word for it; empty: it does
+    /// not.
+    pub token: &'a [u8],
 }
 
 /// One command.
@@ -142,7 +145,9 @@ impl<'a> Command<'a> {
         match *self {
             Self::Ready(ready) => {
                 let kind = ready.socket.as_str().as_bytes();
-                let properties: [(&[u8], &[u8]); 2] = [(b"Socket-Type", kind), (b"Identity", ready.identity)];
+                let properties: [(&[u8], &[u8]); 3] =
+                    [(b"Socket-Type", kind), (b"Identity", ready.identity), (b"X-Token", ready.token)];
+                let properties = &properties[..if ready.token.is_empty() { 2 } else { 3 }];
                 let length = properties.iter().map(|(name, value)| 1 + name.len() + 4 + value.len()).sum();
                 encode_name(b"READY", length, output);
                 for (name, value) in properties {
@@ -185,7 +190,7 @@ fn encode_data(name: &[u8], data: &[u8], output: &mut Vec<u8>) {
 
 impl<'a> Ready<'a> {
     fn parse(data: &'a [u8]) -> Result<Self, WireError> {
-        let (mut socket, mut identity) = (None, &[][..]);
+        let (mut socket, mut identity, mut token) = (None, &[][..], &[][..]);
         let mut rest = data;
         while !rest.is_empty() {
             let Some((name, value, behind)) = property(rest) else {
@@ -211,10 +216,12 @@ impl<'a> Ready<'a> {
                     );
                 }
                 identity = value;
+            } else if name.eq_ignore_ascii_case(b"X-Token") {
+                token = value;
             }
         }
         match socket {
-            Some(socket) => Ok(Self { socket, identity }),
+            Some(socket) => Ok(Self { socket, identity, token }),
             None => malformed("READY", "it does not say the socket's type"),
         }
     }

@@ -1,0 +1,918 @@
+//! A peer that speaks eMQP/1.0 over ZMTP: a worker, a client, a scheduler, an administrator, a publisher or a subscriber.
+//!
+//! | module | what lives there |
+//! |---|---|
+//! | [`terms`] | which of them a listener is for |
+//! | [`exchange`] | what all sessions share: workers, schedulers, numbers |
+//! | [`schedules`] | what is asked of whoever keeps schedules |
+//! | `worker` | slots, jobs that are being run, their deadlines |
+//! | `client` | jobs on their way into queues |
+//! | `pending` | what was asked of the broker and is not answered yet |
+//! | `job` | jobs as messages, and the other way round |
+//! | `ids` | ids of what the broker itself says |
+//!
+//! A job is a message of the queue of its name. A worker subscribes to its queues, and hands out room by slots that all its
+//! subscriptions share. Who is addressed is always a connection: identities are for people to read.
+
+mod client;
+pub mod exchange;
+mod ids;
+mod job;
+mod pending;
+pub mod schedules;
+pub mod terms;
+mod worker;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqcore_broker::client::{Client, Introduction};
+use mqcore_broker::command::{ClientPattern, Command, Request};
+use mqcore_broker::effect::{Deliver, Event, Publication, Reply};
+use mqcore_broker::id::{QueueAddress, RequestId, TopicName};
+use mqcore_broker::message::{Message, Properties};
+use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_broker::subscription::{QueueSubscription, Settling, Terms as SubscriptionTerms};
+use mqcore_broker::time::Timestamp;
+use mqcore_broker::topic::TopicPattern;
+use mqcore_wire::codec::Limits;
+use mqcore_wire::error::WireError;
+use mqcore_wire::eventmq::headers::Headers;
+use mqcore_wire::eventmq::{
+    self, Case, Command as Said, Mistake, PeerKind, Schedule, encode_heartbeat, queues,
+};
+use mqcore_wire::zmtp::command::{Command as Control, Ready, SocketType, subscription};
+use mqcore_wire::zmtp::{Cutter, Greeting, Item, Parts, encode_message};
+
+use self::client::Intake;
+use self::exchange::{Exchange, Registration, Scheduler};
+use self::ids::MessageIds;
+use self::pending::{Asked, Pending};
+use self::schedules::ScheduleRequest;
+use self::terms::{Role, Terms};
+use self::worker::Work;
+use crate::complaint::{Complaint, ErrorIds};
+use crate::session::{Session, SessionConfig, SessionError};
+
+/// What clients that speak this are listed with.
+pub(crate) const NAME: &str = "emqp";
+
+/// How often workers and schedulers hear something.
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
+/// How long they may be silent. They are to say something every 3 s.
+pub const SILENCE_MAX: Duration = Duration::from_secs(10);
+/// Octets of the command that ends the handshake, at most.
+pub const READY_BYTES_MAX: u32 = 512;
+/// Topics that a subscriber may want; more are refused.
+pub const TOPICS_MAX: usize = mqcore_broker::topic::PATTERNS_MAX;
+
+/// How far the conversation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Nothing came yet.
+    Silent,
+    /// We have greeted, and wait for the peer's greeting.
+    Greeting,
+    /// Both have; the peer has not said what its socket is.
+    Shaking,
+    /// The broker was asked to take the peer; nothing is read until it answers.
+    Introduced,
+    /// The peer is a client.
+    Open,
+    /// Nothing is read or written any more.
+    Over,
+}
+
+/// What the peer has become.
+#[derive(Debug)]
+enum Part {
+    /// Nothing but what its listener is for.
+    None,
+    /// It wants to be a worker; its queues are being asked.
+    Joining { id: Box<[u8]>, work: Box<Work>, open: usize },
+    /// It is one.
+    Worker(Box<Work>),
+    /// It keeps schedules.
+    Scheduler(Registration<Scheduler>),
+}
+
+/// One conversation.
+#[derive(Debug)]
+pub struct EventmqSession {
+    config: SessionConfig,
+    exchange: Arc<Exchange>,
+    role: Role,
+    stage: Stage,
+    client: Option<Arc<Client>>,
+    cutter: Cutter,
+    identity: Box<[u8]>,
+    part: Part,
+    ids: MessageIds,
+    intake: Intake,
+    pending: Pending,
+    /// How often each topic is wanted, as subscribers count.
+    topics: BTreeMap<Box<[u8]>, u32>,
+    /// What the session wants although its peer said nothing.
+    wanted: Vec<Command>,
+    /// Until when the handshake may last.
+    deadline: Timestamp,
+    heartbeat_at: Timestamp,
+    heard_at: Timestamp,
+    errors: ErrorIds,
+    complaints: Vec<Complaint>,
+    ignored: u64,
+    stops_broker: bool,
+}
+
+impl EventmqSession {
+    /// The session of a connection that was opened just now.
+    #[must_use]
+    pub fn new(terms: Terms, exchange: &Arc<Exchange>, config: SessionConfig, now: Timestamp) -> Self {
+        Self {
+            exchange: Arc::clone(exchange),
+            role: terms.role,
+            stage: Stage::Silent,
+            client: None,
+            cutter: Cutter::new(),
+            identity: Box::default(),
+            part: Part::None,
+            ids: MessageIds::new(config.connection, exchange.seed),
+            intake: Intake::default(),
+            pending: Pending::default(),
+            topics: BTreeMap::new(),
+            wanted: Vec::new(),
+            deadline: now.after(config.handshake_timeout),
+            heartbeat_at: Timestamp::NEVER,
+            heard_at: now,
+            errors: ErrorIds::new(config.connection),
+            complaints: Vec::new(),
+            ignored: 0,
+            stops_broker: false,
+            config,
+        }
+    }
+
+    /// The session of a connection that shares nothing with others.
+    #[must_use]
+    pub fn alone(config: SessionConfig, now: Timestamp) -> Self {
+        let seed = config.connection.0 ^ now.0 << 20;
+        Self::new(Terms::default(), &Arc::new(Exchange::new(seed, None)), config, now)
+    }
+
+    /// Messages that its peer sent and that meant nothing.
+    #[must_use]
+    pub const fn ignored_frames(&self) -> u64 {
+        self.ignored
+    }
+
+    /// Messages that could not be done, since the last look; for the log.
+    pub fn complaints(&mut self) -> Vec<Complaint> {
+        std::mem::take(&mut self.complaints)
+    }
+
+    /// Whether an administrator wants the broker to stop.
+    #[must_use]
+    pub const fn stops_broker(&self) -> bool {
+        self.stops_broker
+    }
+
+    fn socket(&self) -> SocketType {
+        if self.role == Role::Subscribe { SocketType::Pub } else { SocketType::Router }
+    }
+
+    fn may_read(&self) -> bool {
+        self.stage == Stage::Open && !self.pending.holds() && !self.intake.holds()
+    }
+
+    // --- the handshake --------------------------------------------------------------------------------------------
+
+    /// We speak first as soon as anything comes: peers wait for it.
+    fn greet(&mut self, output: &mut Vec<u8>) {
+        Greeting { minor: 0, as_server: false }.encode(output);
+        self.stage = Stage::Greeting;
+    }
+
+    fn greeted(&mut self, output: &mut Vec<u8>) {
+        Control::Ready(Ready { socket: self.socket(), identity: b"", token: b"" }).encode(output);
+        self.stage = Stage::Shaking;
+    }
+
+    /// The peer says what its socket is. Without a token it comes in as nobody in particular.
+    fn shake(
+        &mut self,
+        ready: Ready<'_>,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<(), SessionError> {
+        if !self.socket().talks_to(ready.socket) {
+            let (own, other) = (self.socket().as_str(), ready.socket.as_str());
+            let why = format!("a {other} socket does not talk to a {own} socket");
+            Control::Error(why.as_bytes()).encode(output);
+            return Err(SessionError::Misbehaved(why.into()));
+        }
+        self.identity = ready.identity.into();
+        let name = str::from_utf8(ready.identity).ok();
+        let name = name.filter(|name| !name.chars().any(char::is_control)).map(str::to_owned);
+        let token = (!ready.token.is_empty()).then(|| String::from_utf8_lossy(ready.token).into_owned());
+        let kind = Some(format!("eventmq-{}", self.role.as_str()));
+        let introduction = Introduction { name, kind, token, ..Introduction::default() };
+        commands.push(Command::Introduce(Box::new(introduction)));
+        self.stage = Stage::Introduced;
+        Ok(())
+    }
+
+    // --- what the peer says ---------------------------------------------------------------------------------------
+
+    fn control(
+        &mut self,
+        body: &[u8],
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<(), SessionError> {
+        let control = Control::parse(body)?;
+        match (self.stage, control) {
+            (Stage::Shaking, Control::Ready(ready)) => return self.shake(ready, commands, output),
+            (Stage::Shaking, Control::Error(_)) => self.stage = Stage::Over,
+            (Stage::Shaking, _) => {
+                return Err(SessionError::Misbehaved("the handshake ends with READY".into()));
+            }
+            (_, Control::Ping { context, .. }) => Control::Pong(context).encode(output),
+            (_, Control::Subscribe(topic)) => self.subscribe(topic, commands),
+            (_, Control::Cancel(topic)) => self.cancel(topic, commands),
+            (_, Control::Ready(_)) => {
+                return Err(SessionError::Misbehaved("the handshake is over".into()));
+            }
+            (_, Control::Error(_)) => self.stage = Stage::Over,
+            (_, Control::Pong(_) | Control::Other(_)) => self.ignore(),
+        }
+        Ok(())
+    }
+
+    fn ignore(&mut self) {
+        self.ignored += 1;
+        self.exchange.count(|counters| &counters.ignored);
+    }
+
+    /// What could not be done and of which the protocol cannot tell its peer.
+    fn complain(&mut self, id: &[u8], why: String, now: Timestamp) {
+        let error = self.errors.next(now);
+        self.complaints.push(Complaint { error, request: id.into(), why });
+    }
+
+    fn message(
+        &mut self,
+        parts: Parts<'_>,
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) {
+        if self.role == Role::Subscribe {
+            return match parts.get(0).and_then(subscription) {
+                Some(Control::Subscribe(topic)) => self.subscribe(topic, commands),
+                Some(Control::Cancel(topic)) => self.cancel(topic, commands),
+                _ => self.ignore(),
+            };
+        }
+        let case = if self.role == Role::Backend { Case::Any } else { Case::Exact };
+        let id = parts.get(3).unwrap_or_default();
+        let id = &id[..id.len().min(eventmq::NAME_BYTES_MAX)];
+        let done = match eventmq::parse(parts, case) {
+            Ok(message) => match self.role {
+                Role::Backend => self.worker_says(message, now, commands, output),
+                Role::Frontend => self.client_says(message, now, commands, output),
+                Role::Admin => self.administrator_says(&message, commands, output),
+                Role::Publish | Role::Subscribe => self.publisher_says(&message, commands),
+            },
+            // Programs say more than they know: the original's command line greets with words of its own.
+            Err(Mistake::UnknownCommand(_) | Mistake::Incomplete(_)) => {
+                self.ignore();
+                Ok(())
+            }
+            Err(mistake) => Err(mistake.to_string()),
+        };
+        if let Err(why) = done {
+            self.complain(id, why, now);
+        }
+    }
+
+    fn worker_says(
+        &mut self,
+        message: eventmq::Message<'_>,
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<(), String> {
+        match (message.command, &mut self.part) {
+            (Said::Ready, Part::Worker(work)) => work.ready(),
+            (Said::Reply { body, request: Some(request) }, Part::Worker(work)) => {
+                if !work.result(request, body, now, commands) {
+                    self.ignore();
+                }
+            }
+            (Said::Reply { request: None, .. }, _) => {
+                return Err("the result of a job is followed by the id of its request".to_owned());
+            }
+            // As any message, it says that the worker is there; and a queue that was not told of room is told now.
+            (Said::Heartbeat, Part::Worker(work)) => work.has_room |= work.slots().free() > 0,
+            (Said::Inform { queues, kind: PeerKind::Worker }, _) => {
+                return self.join(message.id, queues, now, commands, output);
+            }
+            (Said::Inform { kind: PeerKind::Scheduler, .. }, _) => {
+                return Err("schedulers join at the frontend".to_owned());
+            }
+            (Said::Kbye | Said::Kbai | Said::Disconnect, Part::Worker(work)) => work.leave(),
+            _ => self.ignore(),
+        }
+        Ok(())
+    }
+
+    fn client_says(
+        &mut self,
+        message: eventmq::Message<'_>,
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<(), String> {
+        let id = message.id;
+        match message.command {
+            Said::Request(job) => {
+                let Some(client) = &self.client else { return Ok(()) };
+                self.intake.request(id, &job, client, commands)
+            }
+            Said::Schedule(schedule) => self.schedule(id, &schedule, true, commands),
+            Said::Unschedule(schedule) => self.schedule(id, &schedule, false, commands),
+            Said::Publish { topic, body, .. } => self.publish(id, topic, body, commands),
+            Said::Inform { kind: PeerKind::Scheduler, .. } => {
+                let Some(client) = &self.client else { return Ok(()) };
+                if !matches!(self.part, Part::Scheduler(_)) {
+                    let registration = self.exchange.join_scheduler(&self.identity, &client.id, now);
+                    self.part = Part::Scheduler(registration);
+                }
+                self.acknowledge(id, now, output);
+                Ok(())
+            }
+            Said::Inform { kind: PeerKind::Worker, .. } => Err("workers join at the backend".to_owned()),
+            Said::Disconnect => {
+                Err("a broker is stopped at its administrative side, not by its clients".to_owned())
+            }
+            Said::Kbye | Said::Kbai => {
+                self.part = Part::None;
+                self.heartbeat_at = Timestamp::NEVER;
+                Ok(())
+            }
+            Said::Heartbeat => Ok(()),
+            _ => {
+                self.ignore();
+                Ok(())
+            }
+        }
+    }
+
+    fn administrator_says(
+        &mut self,
+        message: &eventmq::Message<'_>,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<(), String> {
+        let is_admin = self.client.as_ref().is_some_and(|client| client.admin);
+        match message.command {
+            Said::Status | Said::ShowWorkers | Said::ShowSchedulers | Said::Disconnect if !is_admin => {
+                return Err("only an administrator may ask for this".to_owned());
+            }
+            Said::Status => self.ask_status(commands, output),
+            Said::ShowWorkers => {
+                let text = self.exchange.show_workers();
+                self.reply(text.as_bytes(), None, output);
+            }
+            Said::ShowSchedulers => {
+                let text = self.exchange.show_schedulers();
+                self.reply(text.as_bytes(), None, output);
+            }
+            Said::Disconnect => {
+                let id = message.id;
+                eventmq::Message { id: self.ids.next(), command: Said::Ack(id) }.encode(output);
+                self.stops_broker = true;
+            }
+            _ => self.ignore(),
+        }
+        Ok(())
+    }
+
+    fn publisher_says(
+        &mut self,
+        message: &eventmq::Message<'_>,
+        commands: &mut Vec<Command>,
+    ) -> Result<(), String> {
+        match message.command {
+            Said::Publish { topic, body, .. } => self.publish(message.id, topic, body, commands),
+            _ => {
+                self.ignore();
+                Ok(())
+            }
+        }
+    }
+
+    // --- workers ----------------------------------------------------------------------------------------------------
+
+    fn join(
+        &mut self,
+        id: &[u8],
+        listed: &[u8],
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<(), String> {
+        let listed = queues::parse(listed).map_err(|mistake| mistake.to_string())?;
+        match &self.part {
+            Part::None => {}
+            Part::Worker(work) if work.worker().queues == listed => {
+                self.acknowledge(id, now, output);
+                return Ok(());
+            }
+            _ => return Err("a worker that serves other queues than before connects anew".to_owned()),
+        }
+        let mut addresses = Vec::new();
+        for queue in &listed {
+            let address = QueueAddress::parse(&queue.name)
+                .map_err(|error| format!("{:?} cannot be a queue: {error}", queue.name))?;
+            addresses.push(address);
+        }
+        let weights: Vec<_> = listed.iter().map(|queue| queue.weight).collect();
+        let slots = self.exchange.new_slots();
+        let connection = self.config.connection;
+        let registration = self.exchange.join_worker(connection, &self.identity, listed, slots, now);
+        let work = Box::new(Work::new(&self.exchange, registration, addresses));
+        for (served, weight) in work.served().iter().zip(weights) {
+            let terms = SubscriptionTerms {
+                settling: Settling::Explicit,
+                told: true,
+                weight,
+                slots: Some(Arc::clone(work.slots())),
+                ..SubscriptionTerms::default()
+            };
+            let subscription = QueueSubscription {
+                queue: served.address.clone(),
+                tag: served.tag,
+                terms,
+                create: Some(Box::new(self.exchange.made_for_jobs())),
+                name: None,
+                binding: None,
+                told: false,
+            };
+            let number = self.pending.expect(Asked::Subscription, 1);
+            commands
+                .push(Command::Request(number, Box::new(Request::SubscribeQueue(Box::new(subscription)))));
+        }
+        let open = work.served().len();
+        self.part = Part::Joining { id: id.into(), work, open };
+        Ok(())
+    }
+
+    /// One of a worker's queues has answered; with the last one it has joined.
+    fn subscribed(
+        &mut self,
+        answer: Result<Reply, Rejection>,
+        now: Timestamp,
+        output: &mut Vec<u8>,
+    ) -> Result<(), SessionError> {
+        let Part::Joining { open, .. } = &mut self.part else { return Ok(()) };
+        if let Err(rejection) = answer {
+            // It would wait for ever for queues that it does not get.
+            return Err(SessionError::Misbehaved(rejection.to_string().into()));
+        }
+        *open -= 1;
+        if *open == 0
+            && let Part::Joining { id, work, .. } = std::mem::replace(&mut self.part, Part::None)
+        {
+            self.part = Part::Worker(work);
+            self.acknowledge(&id, now, output);
+        }
+        Ok(())
+    }
+
+    /// Whoever joins hears that it has, and at once a heartbeat: the original's workers begin with the first one.
+    fn acknowledge(&mut self, id: &[u8], now: Timestamp, output: &mut Vec<u8>) {
+        eventmq::Message { id: self.ids.next(), command: Said::Ack(id) }.encode(output);
+        self.heartbeat(now, output);
+    }
+
+    fn heartbeat(&mut self, now: Timestamp, output: &mut Vec<u8>) {
+        encode_heartbeat(self.ids.next(), now.0, output);
+        self.heartbeat_at = now.after(HEARTBEAT_INTERVAL);
+    }
+
+    fn reply(&mut self, body: &[u8], request: Option<&[u8]>, output: &mut Vec<u8>) {
+        let command = Said::Reply { body, request };
+        eventmq::Message { id: self.ids.next(), command }.encode(output);
+    }
+
+    // --- schedules --------------------------------------------------------------------------------------------------
+
+    /// Schedules are kept by this broker if it does so, else by the scheduler that came last; all of them end one.
+    fn schedule(
+        &mut self,
+        id: &[u8],
+        schedule: &Schedule<'_>,
+        begins: bool,
+        commands: &mut Vec<Command>,
+    ) -> Result<(), String> {
+        if let Some(keeper) = self.exchange.schedules() {
+            let request = ScheduleRequest {
+                id: id.into(),
+                queue: schedule.queue.into(),
+                headers: schedule.headers.into(),
+                wishes: Headers::parse(schedule.headers),
+                interval: schedule.interval.map(Into::into),
+                job: schedule.body.into(),
+                cron: schedule.cron.map(Into::into),
+            };
+            let done = if begins { keeper.schedule(request) } else { keeper.unschedule(request) };
+            return done.map_err(|rejection| rejection.to_string());
+        }
+        let schedulers = self.exchange.schedulers();
+        if schedulers.is_empty() {
+            return Err("nobody keeps schedules: no scheduler is connected".to_owned());
+        }
+        // In the document's form the original's scheduler would die of it.
+        let (Some(interval), Some(cron)) = (schedule.interval, schedule.cron) else {
+            return Err(
+                "a schedule needs an interval and a cron expression, of which one may be empty".to_owned()
+            );
+        };
+        let schedule = Schedule { interval: Some(interval), cron: Some(cron), ..*schedule };
+        let command = if begins { Said::Schedule(schedule) } else { Said::Unschedule(schedule) };
+        let mut octets = Vec::new();
+        eventmq::Message { id, command }.encode(&mut octets);
+        let most = if begins { 1 } else { usize::MAX };
+        for scheduler in schedulers.into_iter().take(most) {
+            let properties = Properties { hops: 16, ..Properties::default() };
+            let message = Message::from_parts(id, b"", &octets, properties, self.client.clone());
+            commands.push(Command::Direct { to: ClientPattern::Id(scheduler), message });
+        }
+        Ok(())
+    }
+
+    /// What a client said, for this scheduler. Clients of other protocols may say anything; it must be one of these two.
+    fn for_scheduler(&mut self, message: &Message, output: &mut Vec<u8>) {
+        let mut cutter = Cutter::new();
+        let body = message.body();
+        let is_schedule = match cutter.next(body, &self.config.limits) {
+            Ok(Some((Item::Message(parts), consumed))) if consumed == body.len() => {
+                let command = eventmq::parse(parts, Case::Exact).map(|message| message.command);
+                matches!(command, Ok(Said::Schedule(_) | Said::Unschedule(_)))
+            }
+            _ => false,
+        };
+        if is_schedule && matches!(self.part, Part::Scheduler(_)) {
+            output.extend_from_slice(body);
+        } else {
+            self.ignore();
+        }
+    }
+
+    // --- topics -----------------------------------------------------------------------------------------------------
+
+    fn publish(
+        &mut self,
+        id: &[u8],
+        topic: &[u8],
+        body: &[u8],
+        commands: &mut Vec<Command>,
+    ) -> Result<(), String> {
+        let mut headers = Vec::new();
+        if !topic.iter().any(u8::is_ascii_control) {
+            headers = [b"Topic:", topic, b"\r\n"].concat();
+        }
+        let properties = Properties { hops: 16, ..Properties::default() };
+        let message = Message::from_parts(id, &headers, body, properties, self.client.clone());
+        let topic = TopicName::new(topic).map_err(|error| error.to_string())?;
+        commands.push(Command::PublishTopic { topic, message, to_producer: false, answer: None });
+        Ok(())
+    }
+
+    fn subscribe(&mut self, topic: &[u8], commands: &mut Vec<Command>) {
+        // No topic has a name that long.
+        let Ok(prefix) = TopicName::new(topic) else { return self.ignore() };
+        if self.role != Role::Subscribe
+            || (self.topics.len() >= TOPICS_MAX && !self.topics.contains_key(topic))
+        {
+            return self.ignore();
+        }
+        let wanted = self.topics.entry(topic.into()).or_default();
+        *wanted = wanted.saturating_add(1);
+        if *wanted == 1 {
+            let pattern = TopicPattern::Prefix(prefix);
+            self.ask_every_shard(Request::SubscribeTopic { pattern, told: false }, commands);
+        }
+    }
+
+    fn cancel(&mut self, topic: &[u8], commands: &mut Vec<Command>) {
+        let Ok(prefix) = TopicName::new(topic) else { return self.ignore() };
+        let Some(wanted) = self.topics.get_mut(topic) else { return self.ignore() };
+        *wanted -= 1;
+        if *wanted == 0 {
+            self.topics.remove(topic);
+            let pattern = TopicPattern::Prefix(prefix);
+            self.ask_every_shard(Request::UnsubscribeTopic { pattern }, commands);
+        }
+    }
+
+    fn ask_every_shard(&mut self, request: Request, commands: &mut Vec<Command>) {
+        let number = self.pending.expect(Asked::Topic, self.config.shards.max(1));
+        commands.push(Command::Request(number, Box::new(request)));
+    }
+
+    // --- administrators ---------------------------------------------------------------------------------------------
+
+    /// Asks each queue that some worker serves how much waits in it.
+    fn ask_status(&mut self, commands: &mut Vec<Command>, output: &mut Vec<u8>) {
+        let names = self.exchange.queue_names();
+        let addresses = names.into_iter().filter_map(|name| Some((QueueAddress::parse(&name).ok()?, name)));
+        let asked = self.pending.begin_status(addresses, commands);
+        if !asked {
+            let text = self.exchange.status(&[]);
+            self.reply(text.as_bytes(), None, output);
+        }
+    }
+
+    fn answered(
+        &mut self,
+        number: RequestId,
+        answer: Result<Reply, Rejection>,
+        now: Timestamp,
+        output: &mut Vec<u8>,
+    ) -> Result<(), SessionError> {
+        match self.pending.answered(number) {
+            None => {}
+            Some((Asked::Subscription, _)) => return self.subscribed(answer, now, output),
+            Some((Asked::DefaultQueue, _)) => {
+                for (id, why) in self.intake.default_made(answer, &mut self.wanted) {
+                    self.complain(&id, why, now);
+                }
+            }
+            Some((Asked::Waiting(name), _)) => {
+                let waiting = match answer {
+                    Ok(Reply::Queue(queue)) => queue.high_priority + queue.normal,
+                    _ => 0,
+                };
+                if let Some((all, askers)) = self.pending.counted(name, waiting) {
+                    let text = self.exchange.status(&all);
+                    for _ in 0..askers {
+                        self.reply(text.as_bytes(), None, output);
+                    }
+                }
+            }
+            // Part by part; what one shard refuses, all do.
+            Some((Asked::Topic, last)) => {
+                if let Err(rejection) = answer
+                    && last
+                    && rejection.kind != RejectionKind::NotFound
+                {
+                    self.complain(b"", rejection.to_string(), now);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A message could not be put where it should.
+    fn refused(&mut self, queue: &QueueAddress, message: &Message, rejection: &Rejection, now: Timestamp) {
+        let asks = self.intake.refused(queue, message, rejection, &mut self.wanted);
+        match asks {
+            client::Refused::FellBack => self.exchange.count(|counters| &counters.fallen_back),
+            client::Refused::NeedsDefault => {
+                let number = self.pending.expect(Asked::DefaultQueue, 1);
+                let changes = self.exchange.made_for_jobs();
+                let request = Request::CreateQueue { queue: client::default_queue(), changes };
+                self.wanted.push(Command::Request(number, Box::new(request)));
+            }
+            client::Refused::Waits => {}
+            client::Refused::Lost => self.complain(message.id(), rejection.to_string(), now),
+        }
+    }
+
+    /// Something came, so the peer is there.
+    fn heard(&mut self, now: Timestamp) {
+        self.heard_at = now;
+        match &self.part {
+            Part::Worker(work) => work.worker().heard(now),
+            Part::Scheduler(registration) => registration.heard(now),
+            Part::None | Part::Joining { .. } => {}
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        match self.stage {
+            Stage::Open => self.config.limits,
+            _ => Limits { frame_bytes_max: READY_BYTES_MAX.into(), header_bytes_max: READY_BYTES_MAX },
+        }
+    }
+
+    fn read(
+        &mut self,
+        input: &[u8],
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<usize, SessionError> {
+        let mut consumed = 0;
+        if self.stage == Stage::Silent && !input.is_empty() {
+            self.greet(output);
+        }
+        if self.stage == Stage::Greeting {
+            match Greeting::decode(input)? {
+                Some((_, size)) => {
+                    consumed = size;
+                    self.greeted(output);
+                }
+                None => return Ok(0),
+            }
+        }
+        // The cutter lends out what it found; meanwhile the session has none.
+        let mut cutter = std::mem::take(&mut self.cutter);
+        let result = loop {
+            if !self.may_read() && self.stage != Stage::Shaking {
+                break Ok(consumed);
+            }
+            match cutter.next(&input[consumed..], &self.limits()) {
+                Ok(Some((Item::Message(_), _))) if self.stage == Stage::Shaking => {
+                    break Err(SessionError::Misbehaved("the handshake ends with READY".into()));
+                }
+                Ok(Some((Item::Message(parts), size))) => {
+                    self.message(parts, now, commands, output);
+                    consumed += size;
+                }
+                Ok(Some((Item::Command(body), size))) => match self.control(body, commands, output) {
+                    Ok(()) => consumed += size,
+                    Err(error) => break Err(error),
+                },
+                Ok(None) => break Ok(consumed),
+                Err(error) => break Err(error.into()),
+            }
+        };
+        self.cutter = cutter;
+        result
+    }
+}
+
+impl Session for EventmqSession {
+    fn receive(
+        &mut self,
+        input: &[u8],
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<usize, SessionError> {
+        self.heard(now);
+        let result = self.read(input, now, commands, output);
+        if let Part::Worker(work) = &mut self.part {
+            work.announce_room(commands);
+        }
+        if let Err(SessionError::Wire(error)) = &result {
+            // ZMTP's own word for it, which the peer may log.
+            if self.stage != Stage::Silent && !matches!(error, WireError::Malformed { part: "greeting", .. })
+            {
+                Control::Error(error.to_string().as_bytes()).encode(output);
+            }
+        }
+        if result.is_err() {
+            self.stage = Stage::Over;
+            self.part = Part::None;
+        }
+        result
+    }
+
+    fn needed(&self, input: &[u8]) -> usize {
+        match self.stage {
+            Stage::Silent | Stage::Greeting | Stage::Shaking => 0,
+            _ if self.may_read() => self.cutter.needed(input, &self.config.limits),
+            _ => input.len(),
+        }
+    }
+
+    fn event(&mut self, event: Event, now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError> {
+        match event {
+            Event::Welcomed(client) if self.stage == Stage::Introduced => {
+                self.client = Some(client);
+                self.stage = Stage::Open;
+            }
+            Event::Refused(rejection) if self.stage == Stage::Introduced => {
+                Control::Error(rejection.to_string().as_bytes()).encode(output);
+                self.stage = Stage::Over;
+            }
+            Event::Delivered(deliver) => {
+                if let Part::Worker(work) | Part::Joining { work, .. } = &mut self.part {
+                    work.take(&deliver, now, &mut self.wanted, output);
+                    work.announce_room(&mut self.wanted);
+                }
+            }
+            // It was handed to a worker, or is as safe as its queue's policy promises.
+            Event::Acknowledged { message, negative: None, .. } => self.reply(message.id(), None, output),
+            Event::Acknowledged { message, negative: Some(why), .. } => {
+                self.complain(message.id(), format!("the job was not done: {why}"), now);
+            }
+            // The result of a job.
+            Event::Responded(message) => self.reply(message.body(), Some(message.id()), output),
+            Event::PublishRefused { queue, message, rejection } => {
+                self.refused(&queue, &message, &rejection, now);
+            }
+            Event::TopicRefused { message, rejection } => {
+                self.complain(message.id(), rejection.to_string(), now);
+            }
+            Event::Answered(number, answer) => return self.answered(number, answer, now, output),
+            Event::Direct { message, .. } => self.for_scheduler(&message, output),
+            Event::DirectRefused { message, rejection, .. } => {
+                self.complain(message.id(), rejection.to_string(), now);
+            }
+            Event::SubscriptionEnded { queue, .. } => {
+                self.complain(b"", format!("queue {queue} was removed while a worker served it"), now);
+            }
+            // What other protocols' clients ask for cannot concern this one.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn take_commands(&mut self) -> Vec<Command> {
+        std::mem::take(&mut self.wanted)
+    }
+
+    fn next_timeout(&self) -> Timestamp {
+        match (self.stage, &self.part) {
+            (Stage::Over, _) => Timestamp::NEVER,
+            (Stage::Silent | Stage::Greeting | Stage::Shaking | Stage::Introduced, _) => self.deadline,
+            (Stage::Open, Part::None | Part::Joining { .. }) => Timestamp::NEVER,
+            (Stage::Open, Part::Scheduler(_)) => self.heartbeat_at.min(self.heard_at.after(SILENCE_MAX)),
+            (Stage::Open, Part::Worker(work)) => {
+                self.heartbeat_at.min(self.heard_at.after(SILENCE_MAX)).min(work.next_timeout())
+            }
+        }
+    }
+
+    fn timeout(&mut self, now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError> {
+        if self.stage == Stage::Over {
+            return Ok(());
+        }
+        if self.stage != Stage::Open {
+            if now < self.deadline {
+                return Ok(());
+            }
+            self.stage = Stage::Over;
+            return Err(SessionError::HandshakeTimeout(self.config.handshake_timeout));
+        }
+        let mut nudges = false;
+        match &mut self.part {
+            Part::None | Part::Joining { .. } => return Ok(()),
+            Part::Scheduler(_) => {}
+            Part::Worker(work) => {
+                nudges = work.timeout(now, &mut self.wanted);
+                work.announce_room(&mut self.wanted);
+                if work.worker().is_displaced() {
+                    self.stage = Stage::Over;
+                    self.part = Part::None;
+                    let why = "a new connection has joined under its identity";
+                    return Err(SessionError::Misbehaved(why.into()));
+                }
+            }
+        }
+        if now >= self.heard_at.after(SILENCE_MAX) {
+            self.stage = Stage::Over;
+            self.part = Part::None;
+            return Err(SessionError::PingTimeout(SILENCE_MAX));
+        }
+        if nudges || now >= self.heartbeat_at {
+            self.heartbeat(now, output);
+        }
+        Ok(())
+    }
+
+    fn shutdown(&mut self, output: &mut Vec<u8>) {
+        let stays = match &self.part {
+            Part::Worker(work) => !work.leaving,
+            Part::Scheduler(_) => true,
+            Part::None | Part::Joining { .. } => false,
+        };
+        if stays {
+            eventmq::Message { id: self.ids.next(), command: Said::Kbye }.encode(output);
+        }
+        self.stage = Stage::Over;
+        self.part = Part::None;
+    }
+
+    fn client(&self) -> Option<&Arc<Client>> {
+        self.client.as_ref()
+    }
+
+    fn is_closing(&self) -> bool {
+        self.stage == Stage::Over
+    }
+}
+
+/// Subscribers get a topic's message as two frames: the topic, and the message.
+pub fn encode_publication(publication: &Publication, output: &mut Vec<u8>) {
+    encode_message(&[publication.topic.as_bytes(), publication.message.body()], output);
+}
+
+/// Workers are told of each job: there is nothing that could be encoded without their sessions.
+pub fn encode_delivery(_deliver: &Deliver, _first: bool, _output: &mut Vec<u8>) {}

@@ -1,0 +1,133 @@
+//! Jobs on their way into queues: to the one that they name, or to `default` where nobody knows that one.
+//!
+//! Whether a queue is known is the broker's to say: a job for an unknown one comes back, and goes to `default`, which is made
+//! for it if need be.
+
+use std::sync::Arc;
+
+use mqcore_broker::client::Client;
+use mqcore_broker::command::Command;
+use mqcore_broker::effect::Reply;
+use mqcore_broker::id::QueueAddress;
+use mqcore_broker::message::Message;
+use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_wire::eventmq::{Job, queues};
+
+use super::job;
+
+/// Addresses remembered by one session, so that a job for a known queue allocates no name.
+const ADDRESSES: usize = 4;
+
+/// The jobs of one client.
+#[derive(Debug, Default)]
+pub(super) struct Intake {
+    known: [Option<(Box<[u8]>, QueueAddress)>; ADDRESSES],
+    /// The place that the next unknown name takes.
+    oldest: usize,
+    /// Jobs that wait until there is a queue `default`.
+    waiting: Vec<Message>,
+    /// It is being made.
+    making: bool,
+}
+
+/// What becomes of a job that a queue refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// It is on its way to `default`.
+    FellBack,
+    /// It waits, and somebody has to make `default`.
+    NeedsDefault,
+    /// It waits.
+    Waits,
+    /// It cannot be helped.
+    Lost,
+}
+
+/// Where jobs go that nobody would serve elsewhere.
+pub(super) fn default_queue() -> QueueAddress {
+    QueueAddress::parse(queues::DEFAULT).expect("the name is one")
+}
+
+fn is_default(queue: &QueueAddress) -> bool {
+    queue.id == 0 && queue.channel.as_str().eq_ignore_ascii_case(queues::DEFAULT)
+}
+
+impl Intake {
+    /// Whether nothing more may be taken for now.
+    pub(super) fn holds(&self) -> bool {
+        self.making
+    }
+
+    /// Puts a job into its queue.
+    pub(super) fn request(
+        &mut self,
+        id: &[u8],
+        job: &Job<'_>,
+        client: &Arc<Client>,
+        commands: &mut Vec<Command>,
+    ) -> Result<(), String> {
+        let queue = self.address(job.queue);
+        let message = job::message(id, job, &queue, true, client)?;
+        commands.push(Command::Publish { queue, message });
+        Ok(())
+    }
+
+    /// What cannot be a queue's name is nobody's queue.
+    fn address(&mut self, name: &[u8]) -> QueueAddress {
+        if let Some((_, address)) = self.known.iter().flatten().find(|(known, _)| **known == *name) {
+            return address.clone();
+        }
+        let parsed = str::from_utf8(name).ok().and_then(|name| QueueAddress::parse(name).ok());
+        let address = parsed.unwrap_or_else(default_queue);
+        self.known[self.oldest] = Some((name.into(), address.clone()));
+        self.oldest = (self.oldest + 1) % ADDRESSES;
+        address
+    }
+
+    /// A queue did not take a job.
+    pub(super) fn refused(
+        &mut self,
+        queue: &QueueAddress,
+        message: &Message,
+        rejection: &Rejection,
+        commands: &mut Vec<Command>,
+    ) -> Refused {
+        if rejection.kind != RejectionKind::NotFound {
+            return Refused::Lost;
+        }
+        if !is_default(queue) {
+            let default = default_queue();
+            let message = job::redirected(message, queue, &default);
+            if self.making {
+                self.waiting.push(message);
+                return Refused::Waits;
+            }
+            commands.push(Command::Publish { queue: default, message });
+            return Refused::FellBack;
+        }
+        self.waiting.push(message.clone());
+        if std::mem::replace(&mut self.making, true) { Refused::Waits } else { Refused::NeedsDefault }
+    }
+
+    /// There is a queue `default` now, or there cannot be one. Answers with the jobs that are lost, and why.
+    pub(super) fn default_made(
+        &mut self,
+        answer: Result<Reply, Rejection>,
+        commands: &mut Vec<Command>,
+    ) -> Vec<(Box<[u8]>, String)> {
+        self.making = false;
+        let waiting = std::mem::take(&mut self.waiting);
+        match answer {
+            Err(rejection) if rejection.kind != RejectionKind::AlreadyExists => {
+                let lost = waiting.iter();
+                lost.map(|message| (message.id().into(), rejection.to_string())).collect()
+            }
+            _ => {
+                let queue = default_queue();
+                let jobs = waiting.into_iter();
+                commands.extend(jobs.map(|message| Command::Publish { queue: queue.clone(), message }));
+                Vec::new()
+            }
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! What all EventMQ sessions of a server share: which workers and schedulers there are, what was counted of queues, and who
+//! keeps schedules.
+//!
+//! Locks are held for a few steps each, when somebody joins, leaves or looks; what happens for each job touches atomics
+//! alone.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use mqcore_broker::id::ConnectionId;
+use mqcore_broker::options::{QueueChanges, Status};
+use mqcore_broker::subscription::Slots;
+use mqcore_broker::time::Timestamp;
+use mqcore_wire::eventmq::queues::{WeightedQueue, encode_text};
+
+use super::schedules::Schedules;
+
+/// Queues whose numbers are kept; beyond that they are counted together, and not listed.
+const QUEUES_MAX: usize = 65_536;
+
+/// What happened to jobs and messages since the start.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Jobs handed to workers.
+    pub dispatched: AtomicU64,
+    /// Jobs whose result came, or whose worker was ready again.
+    pub finished: AtomicU64,
+    /// Jobs that were given up: their last try failed.
+    pub failed: AtomicU64,
+    /// Tries that failed and were put back to be tried again.
+    pub retried: AtomicU64,
+    /// Jobs that were put back because their worker was lost, or did not finish them in time.
+    pub lost: AtomicU64,
+    /// Jobs that went to the queue `default` because nobody knows the one that they named.
+    pub fallen_back: AtomicU64,
+    /// Heartbeats that made busy workers look for finished jobs.
+    pub nudges: AtomicU64,
+    /// Messages that meant nothing.
+    pub ignored: AtomicU64,
+}
+
+/// Shared by all EventMQ sessions of a server.
+#[derive(Debug)]
+pub struct Exchange {
+    /// The policy or handler of queues that workers make; `None`: the broker's default.
+    policy: Option<Box<str>>,
+    pub(super) seed: u64,
+    /// Tells which worker was given something last.
+    clock: Arc<AtomicU64>,
+    state: Mutex<State>,
+    schedules: OnceLock<Arc<dyn Schedules>>,
+    uncounted: Arc<QueueTally>,
+    /// What was counted.
+    pub counters: Counters,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    workers: BTreeMap<ConnectionId, Arc<Worker>>,
+    /// By the order in which they joined.
+    schedulers: BTreeMap<u64, Arc<Scheduler>>,
+    joined: u64,
+    queues: BTreeMap<Box<str>, Arc<QueueTally>>,
+}
+
+/// A worker that has joined.
+#[derive(Debug)]
+pub(super) struct Worker {
+    pub(super) connection: ConnectionId,
+    identity: Box<[u8]>,
+    pub(super) queues: Vec<WeightedQueue>,
+    pub(super) slots: Arc<Slots>,
+    heard: AtomicU64,
+    processed: AtomicU64,
+    /// Another connection has joined under its identity.
+    displaced: AtomicBool,
+}
+
+/// A scheduler that has joined.
+#[derive(Debug)]
+pub(super) struct Scheduler {
+    identity: Box<[u8]>,
+    /// Its client id, by which it is reached.
+    client: Box<str>,
+    heard: AtomicU64,
+}
+
+/// What is counted of a queue.
+#[derive(Debug, Default)]
+pub(super) struct QueueTally {
+    in_flight: AtomicU64,
+    processed: AtomicU64,
+    /// Milliseconds that the last job took.
+    latency: AtomicU64,
+    latency_max: AtomicU64,
+}
+
+impl QueueTally {
+    pub(super) fn began(&self) {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn left(&self) {
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn finished(&self, millis: u64) {
+        self.processed.fetch_add(1, Ordering::Relaxed);
+        self.latency.store(millis, Ordering::Relaxed);
+        self.latency_max.fetch_max(millis, Ordering::Relaxed);
+    }
+}
+
+impl Worker {
+    pub(super) fn is_displaced(&self) -> bool {
+        self.displaced.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn heard(&self, now: Timestamp) {
+        self.heard.store(now.0, Ordering::Relaxed);
+    }
+
+    pub(super) fn finished(&self) {
+        self.processed.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A place among the workers or schedulers, given back when it is dropped.
+#[derive(Debug)]
+pub(super) struct Registration<T> {
+    exchange: Arc<Exchange>,
+    key: Key,
+    pub(super) peer: Arc<T>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Key {
+    Worker(ConnectionId),
+    Scheduler(u64),
+}
+
+impl<T> Drop for Registration<T> {
+    fn drop(&mut self) {
+        let mut state = self.exchange.lock();
+        match self.key {
+            Key::Worker(connection) => drop(state.workers.remove(&connection)),
+            Key::Scheduler(joined) => drop(state.schedulers.remove(&joined)),
+        }
+    }
+}
+
+impl Registration<Scheduler> {
+    pub(super) fn heard(&self, now: Timestamp) {
+        self.peer.heard.store(now.0, Ordering::Relaxed);
+    }
+}
+
+impl Exchange {
+    /// Nobody is there. `seed` differs from run to run; `policy` is the delivery handler of queues that workers and clients make,
+    /// `None`: the broker's default.
+    #[must_use]
+    pub fn new(seed: u64, policy: Option<Box<str>>) -> Self {
+        Self {
+            policy,
+            seed,
+            clock: Arc::default(),
+            state: Mutex::default(),
+            schedules: OnceLock::new(),
+            uncounted: Arc::default(),
+            counters: Counters::default(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on schedules go there. False if there was somebody already, who stays.
+    pub fn keep_schedules(&self, keeper: Arc<dyn Schedules>) -> bool {
+        self.schedules.set(keeper).is_ok()
+    }
+
+    pub(super) fn schedules(&self) -> Option<&Arc<dyn Schedules>> {
+        self.schedules.get()
+    }
+
+    /// Queues of jobs that exist because somebody named them: one worker after the other.
+    pub(super) fn made_for_jobs(&self) -> QueueChanges {
+        QueueChanges {
+            status: Some(Status::RoundRobin),
+            request_acknowledge: Some(false),
+            delivery_handler: self.policy.clone(),
+            ..QueueChanges::default()
+        }
+    }
+
+    pub(super) fn count(&self, number: fn(&Counters) -> &AtomicU64) {
+        number(&self.counters).fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn new_slots(&self) -> Arc<Slots> {
+        Arc::new(Slots::new(Arc::clone(&self.clock)))
+    }
+
+    /// A worker joins, in the place of an older connection of its identity, which learns of it.
+    pub(super) fn join_worker(
+        self: &Arc<Self>,
+        connection: ConnectionId,
+        identity: &[u8],
+        queues: Vec<WeightedQueue>,
+        slots: Arc<Slots>,
+        now: Timestamp,
+    ) -> Registration<Worker> {
+        let worker = Arc::new(Worker {
+            connection,
+            identity: identity.into(),
+            queues,
+            slots,
+            heard: AtomicU64::new(now.0),
+            processed: AtomicU64::new(0),
+            displaced: AtomicBool::new(false),
+        });
+        let mut state = self.lock();
+        if !identity.is_empty() {
+            let others = state.workers.values().filter(|other| other.connection != connection);
+            for older in others.filter(|other| *other.identity == *identity) {
+                older.displaced.store(true, Ordering::Relaxed);
+            }
+        }
+        state.workers.insert(connection, Arc::clone(&worker));
+        Registration { exchange: Arc::clone(self), key: Key::Worker(connection), peer: worker }
+    }
+
+    pub(super) fn join_scheduler(
+        self: &Arc<Self>,
+        identity: &[u8],
+        client: &str,
+        now: Timestamp,
+    ) -> Registration<Scheduler> {
+        let heard = AtomicU64::new(now.0);
+        let scheduler = Arc::new(Scheduler { identity: identity.into(), client: client.into(), heard });
+        let mut state = self.lock();
+        state.joined += 1;
+        let joined = state.joined;
+        state.schedulers.insert(joined, Arc::clone(&scheduler));
+        Registration { exchange: Arc::clone(self), key: Key::Scheduler(joined), peer: scheduler }
+    }
+
+    /// The client ids of all schedulers, the one that came last first.
+    pub(super) fn schedulers(&self) -> Vec<Box<str>> {
+        self.lock().schedulers.values().rev().map(|scheduler| scheduler.client.clone()).collect()
+    }
+
+    /// How many workers, the slots that are free of them, and schedulers.
+    #[must_use]
+    pub fn present(&self) -> (usize, u64, usize) {
+        let state = self.lock();
+        let free = state.workers.values().map(|worker| u64::from(worker.slots.free())).sum();
+        (state.workers.len(), free, state.schedulers.len())
+    }
+
+    /// Where a queue is counted.
+    pub(super) fn tally(&self, queue: &str) -> Arc<QueueTally> {
+        let mut state = self.lock();
+        if let Some(tally) = state.queues.get(queue) {
+            return Arc::clone(tally);
+        }
+        if state.queues.len() >= QUEUES_MAX {
+            return Arc::clone(&self.uncounted);
+        }
+        let tally = Arc::<QueueTally>::default();
+        state.queues.insert(queue.into(), Arc::clone(&tally));
+        tally
+    }
+
+    /// Names of queues that are counted.
+    pub(super) fn queue_names(&self) -> Vec<Box<str>> {
+        self.lock().queues.keys().cloned().collect()
+    }
+
+    /// What STATUS tells. `waiting` says how many jobs wait in which queue.
+    pub(super) fn status(&self, waiting: &[(Box<str>, u64)]) -> String {
+        let state = self.lock();
+        let of_queues = |number: fn(&QueueTally) -> &AtomicU64| -> Vec<_> {
+            let queues = state.queues.iter();
+            queues.map(|(name, tally)| (name.to_string(), number(tally).load(Ordering::Relaxed))).collect()
+        };
+        let of_workers = state.workers.values();
+        let of_workers = of_workers.map(|worker| {
+            (text_of(&worker.identity, worker.connection), worker.processed.load(Ordering::Relaxed))
+        });
+        let waiting = waiting.iter().map(|(name, number)| (name.to_string(), *number));
+        let fields = [
+            ("inflight_messages_by_queue", of_queues(|tally| &tally.in_flight)),
+            ("latency_messages_by_queue", of_queues(|tally| &tally.latency)),
+            ("max_latency_messages_by_queue", of_queues(|tally| &tally.latency_max)),
+            ("waiting_messages_by_queue", waiting.collect()),
+            ("processed_messages_by_queue", of_queues(|tally| &tally.processed)),
+            ("processed_messages_by_worker", of_workers.collect()),
+        ];
+        let fields = fields.map(|(name, numbers)| {
+            let numbers = numbers.into_iter().map(|(name, number)| (name, number.to_string()));
+            (name.to_owned(), object(numbers))
+        });
+        object(fields)
+    }
+
+    /// What ROUTER_SHOW_WORKERS tells.
+    pub(super) fn show_workers(&self) -> String {
+        let state = self.lock();
+        let mut of_queues: BTreeMap<&str, Vec<(i32, String)>> = BTreeMap::new();
+        let workers = state.workers.values().map(|worker| {
+            let name = text_of(&worker.identity, worker.connection);
+            let mut queues = Vec::new();
+            for queue in &worker.queues {
+                of_queues.entry(&queue.name).or_default().push((queue.weight, name.clone()));
+                queues.push(pair(queue.weight, &queue.name));
+            }
+            let fields = [
+                ("queues".to_owned(), format!("[{}]", queues.join(", "))),
+                ("hb".to_owned(), seconds(&worker.heard)),
+                ("available_slots".to_owned(), worker.slots.free().to_string()),
+            ];
+            (name, object(fields))
+        });
+        let workers = object(workers);
+        let queues = of_queues.into_iter().map(|(name, mut workers)| {
+            workers.sort_by_key(|(weight, _)| std::cmp::Reverse(*weight));
+            let workers: Vec<_> = workers.iter().map(|(weight, name)| pair(*weight, name)).collect();
+            (name.to_owned(), format!("[{}]", workers.join(", ")))
+        });
+        let fields =
+            [("connected_workers".to_owned(), workers), ("connected_queues".to_owned(), object(queues))];
+        object(fields)
+    }
+
+    /// What ROUTER_SHOW_SCHEDULERS tells.
+    pub(super) fn show_schedulers(&self) -> String {
+        let state = self.lock();
+        let schedulers = state.schedulers.values().map(|scheduler| {
+            let name = match &*scheduler.identity {
+                b"" => scheduler.client.to_string(),
+                identity => String::from_utf8_lossy(identity).into_owned(),
+            };
+            (name, object([("hb".to_owned(), seconds(&scheduler.heard))]))
+        });
+        let schedulers = object(schedulers);
+        object([("connected_schedulers".to_owned(), schedulers)])
+    }
+}
+
+/// A peer's name for people: its identity, or the number of its connection if it has none.
+fn text_of(identity: &[u8], connection: ConnectionId) -> String {
+    match identity {
+        b"" => format!("connection {}", connection.0),
+        identity => String::from_utf8_lossy(identity).into_owned(),
+    }
+}
+
+fn seconds(millis: &AtomicU64) -> String {
+    let millis = millis.load(Ordering::Relaxed);
+    format!("{}.{:03}", millis / 1000, millis % 1000)
+}
+
+fn pair(weight: i32, name: &str) -> String {
+    let mut text = format!("[{weight}, ");
+    encode_text(name, &mut text);
+    text.push(']');
+    text
+}
+
+/// A JSON object of values that are JSON already.
+fn object(fields: impl IntoIterator<Item = (String, String)>) -> String {
+    let mut text = String::from("{");
+    for (index, (name, value)) in fields.into_iter().enumerate() {
+        if index > 0 {
+            text.push_str(", ");
+        }
+        encode_text(&name, &mut text);
+        let written = write!(text, ": {value}");
+        debug_assert!(written.is_ok(), "writing to a text does not fail");
+    }
+    text.push('}');
+    text
+}

@@ -1,0 +1,158 @@
+//! Jobs as messages of queues, and messages of queues as jobs.
+//!
+//! The body of a message is the job; what else its request said stands in headers, so that it is still known when the message
+//! comes out of its queue, perhaps after a restart:
+//!
+//! ```text
+//! EventMQ-Headers: reply-requested,retry-count:2      as the client wrote them
+//! EventMQ-Queue: mail                                 if the job was meant for another queue than it is in
+//! EventMQ-Frames: 7831,7832                           frames behind the job, in hexadecimal digits
+//! ```
+
+use std::sync::Arc;
+
+use mqcore_broker::client::Client;
+use mqcore_broker::effect::Deliver;
+use mqcore_broker::id::QueueAddress;
+use mqcore_broker::message::{Message, Properties};
+use mqcore_wire::eventmq::headers::Headers;
+use mqcore_wire::eventmq::{Job, encode_request};
+
+const HEADERS: &[u8] = b"EventMQ-Headers:";
+const QUEUE: &[u8] = b"EventMQ-Queue:";
+const FRAMES: &[u8] = b"EventMQ-Frames:";
+const LINE_END: &[u8] = b"\r\n";
+
+/// The word with which a worker is asked for a result.
+const REPLY_REQUESTED: &[u8] = b"reply-requested";
+
+/// Octets of header text that a message can have; what a request says besides its job must fit.
+const TEXT_BYTES_MAX: usize = 60_000;
+
+/// The message of a request. `notify`: its client is told when it was handed out.
+pub(super) fn message(
+    id: &[u8],
+    job: &Job<'_>,
+    queue: &QueueAddress,
+    notify: bool,
+    client: &Arc<Client>,
+) -> Result<Message, String> {
+    if job.headers.iter().any(u8::is_ascii_control) {
+        return Err("the headers of a job have no control characters".to_owned());
+    }
+    let mut text = Vec::with_capacity(64 + job.headers.len());
+    line(HEADERS, job.headers, &mut text);
+    if !is_called(queue, job.queue) && !job.queue.iter().any(u8::is_ascii_control) {
+        line(QUEUE, job.queue, &mut text);
+    }
+    if !job.extra.is_empty() {
+        let frames: Vec<_> = job.extra.iter().map(|frame| hex(frame)).collect();
+        line(FRAMES, frames.join(",").as_bytes(), &mut text);
+    }
+    if text.len() > TEXT_BYTES_MAX {
+        return Err(format!("a job has {TEXT_BYTES_MAX} octets of headers and frames behind it at most"));
+    }
+    let properties =
+        Properties { hops: 16, pending_acknowledge: notify, content_type: queue.id, ..Properties::default() };
+    Ok(Message::from_parts(id, &text, job.body, properties, Some(Arc::clone(client))))
+}
+
+/// The same message on its way to another queue than the one that its client named.
+pub(super) fn redirected(message: &Message, from: &QueueAddress, to: &QueueAddress) -> Message {
+    let mut text = message.headers().to_vec();
+    if find(&text, QUEUE).is_none() {
+        line(QUEUE, shown(from).as_bytes(), &mut text);
+    }
+    let properties = Properties { content_type: to.id, ..message.properties() };
+    Message::from_parts(message.id(), &text, message.body(), properties, message.producer().cloned())
+}
+
+/// A queue as peers write it: `orders` is queue 0 of its channel.
+pub(super) fn shown(queue: &QueueAddress) -> String {
+    if queue.id == 0 { queue.channel.to_string() } else { queue.to_string() }
+}
+
+fn is_called(queue: &QueueAddress, name: &[u8]) -> bool {
+    if queue.id == 0 { queue.channel.as_str().as_bytes() == name } else { shown(queue).as_bytes() == name }
+}
+
+fn line(name: &[u8], value: &[u8], text: &mut Vec<u8>) {
+    for part in [name, value, LINE_END] {
+        text.extend_from_slice(part);
+    }
+}
+
+/// The value of a header, if there is one.
+fn find<'a>(text: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    text.split(|octet| *octet == b'\n').find_map(|line| {
+        let (found, value) = line.split_at_checked(name.len())?;
+        found.eq_ignore_ascii_case(name).then(|| value.trim_ascii())
+    })
+}
+
+fn hex(octets: &[u8]) -> String {
+    octets.iter().map(|octet| format!("{octet:02x}")).collect()
+}
+
+fn unhex(text: &[u8]) -> Vec<u8> {
+    let digit = |octet: u8| char::from(octet).to_digit(16).unwrap_or(0) as u8;
+    text.chunks_exact(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
+}
+
+/// What is known of a message that is handed to a worker.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Handed<'a> {
+    message: &'a Message,
+    queue: &'a QueueAddress,
+    text: &'a [u8],
+    /// What its sender wishes. A message that did not come as a job is kept until it is done, as other protocols do.
+    pub(super) wishes: Headers,
+}
+
+impl<'a> Handed<'a> {
+    pub(super) fn of(deliver: &'a Deliver) -> Self {
+        let message = &deliver.message;
+        let text = find(message.headers(), HEADERS);
+        let wishes = match text {
+            Some(text) => Headers::parse(text),
+            None => Headers { guarantee: true, ..Headers::default() },
+        };
+        Self { message, queue: &deliver.queue, text: text.unwrap_or_default(), wishes }
+    }
+
+    /// Whether the broker keeps the job until its result is known, instead of letting go of it when it is handed out.
+    pub(super) fn is_kept(&self) -> bool {
+        self.wishes.guarantee || self.wishes.retry_count > 0
+    }
+
+    /// Appends the REQUEST. A worker is asked for the result also where only the broker wants to know.
+    pub(super) fn encode(&self, output: &mut Vec<u8>) {
+        let asks = self.is_kept() && !self.wishes.reply_requested;
+        let asked;
+        let headers = match (asks, self.text) {
+            (false, text) => text,
+            (true, b"") => REPLY_REQUESTED,
+            (true, text) => {
+                asked = [text, b",", REPLY_REQUESTED].concat();
+                &asked
+            }
+        };
+        let own = self.message.headers();
+        let frames: Vec<_> = match find(own, FRAMES) {
+            Some(frames) => frames.split(|octet| *octet == b',').map(unhex).collect(),
+            None => Vec::new(),
+        };
+        let name;
+        let queue = match find(own, QUEUE) {
+            Some(queue) => queue,
+            None if self.queue.id == 0 => self.queue.channel.as_str().as_bytes(),
+            None => {
+                name = self.queue.to_string();
+                name.as_bytes()
+            }
+        };
+        let extra = frames.iter().map(Vec::as_slice).collect();
+        let job = Job { queue, headers, body: self.message.body(), extra };
+        encode_request(self.message.id(), &job, output);
+    }
+}

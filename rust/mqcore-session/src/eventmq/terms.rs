@@ -1,0 +1,59 @@
+//! What a listener of EventMQ is for.
+
+/// Which of the original's sockets a listener stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub enum Role {
+    /// Workers connect here.
+    #[default]
+    Backend,
+    /// Clients and schedulers do.
+    Frontend,
+    /// Administrators do.
+    Admin,
+    /// Publishers do.
+    Publish,
+    /// Subscribers do.
+    Subscribe,
+}
+
+impl Role {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Backend, Self::Frontend, Self::Admin, Self::Publish, Self::Subscribe];
+
+    /// The word in a listener's URL.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Backend => "backend",
+            Self::Frontend => "frontend",
+            Self::Admin => "admin",
+            Self::Publish => "publish",
+            Self::Subscribe => "subscribe",
+        }
+    }
+
+    /// The role of this word.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|role| role.as_str() == name)
+    }
+
+    /// How far the port that the original uses is above that of its workers.
+    #[must_use]
+    pub const fn port_offset(self) -> u16 {
+        match self {
+            Self::Backend => 0,
+            Self::Frontend => 1,
+            Self::Admin => 3,
+            Self::Publish => 8,
+            Self::Subscribe => 9,
+        }
+    }
+}
+
+/// What a listener says. Default: workers connect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Terms {
+    /// Who connects.
+    pub role: Role,
+}

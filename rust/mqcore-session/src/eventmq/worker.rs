@@ -1,0 +1,426 @@
+//! A worker: its queues, its slots, the jobs that it has, and when it is to be told something.
+//!
+//! A slot is given by READY and taken by whichever shard hands out a job first; the session only counts. A job that must not be
+//! lost stays unsettled until its result comes: workers are asked for it also where the client is not interested. All other jobs
+//! are settled when they are handed out.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use foldhash::HashMap;
+use mqcore_broker::command::{Acknowledgement, Command, MessageId};
+use mqcore_broker::effect::Deliver;
+use mqcore_broker::id::{QueueAddress, Tag};
+use mqcore_broker::message::{Message, Properties};
+use mqcore_broker::subscription::Slots;
+use mqcore_broker::time::Timestamp;
+use mqcore_wire::eventmq::headers::Headers;
+
+use super::exchange::{Exchange, QueueTally, Registration, Worker};
+use super::job::Handed;
+
+/// Slots that one worker may have; a READY beyond that means nothing.
+pub(super) const SLOTS_MAX: u32 = 4096;
+/// Jobs whose results may be outstanding; the oldest is forgotten for the next. More than slots, as a worker may be ready
+/// without ever having sent a result.
+const RUNNING_MAX: usize = 16_384;
+
+/// A busy worker hears something this soon after it was given a job, and then twice as late each time: the original's looks for
+/// finished jobs when a message comes, and else only once a second.
+const NUDGE_FIRST: Duration = Duration::from_millis(5);
+/// From here on that second is soon enough.
+const NUDGE_LAST: Duration = Duration::from_secs(1);
+
+/// Before a failed job is tried again: first, and at most.
+const BACKOFF_FIRST: Duration = Duration::from_secs(1);
+const BACKOFF_LAST: Duration = Duration::from_secs(60);
+/// How long beyond its own limit a job may take before its worker is taken to have forgotten it.
+const TIMEOUT_GRACE: Duration = Duration::from_secs(5);
+
+/// A queue that the worker serves.
+#[derive(Debug)]
+pub(super) struct Served {
+    pub(super) address: QueueAddress,
+    pub(super) tag: Tag,
+    tally: Arc<QueueTally>,
+}
+
+/// A job that the worker has.
+#[derive(Debug)]
+struct Running {
+    tag: Tag,
+    /// Not settled yet.
+    kept: bool,
+    wishes: Headers,
+    /// How often it was put back before.
+    put_backs: u16,
+    /// The client that wants to know the result.
+    client: Option<Box<str>>,
+    since: Timestamp,
+    /// Put back at this time: it failed, or it takes too long. What is noted here stands in `Jobs::due` too.
+    due: Option<(Timestamp, Due)>,
+    /// Tells it from another job of the same id.
+    serial: u64,
+}
+
+/// What happens at a job's time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Due {
+    /// It has failed, and is tried again.
+    Retry,
+    /// It has taken too long.
+    Late,
+}
+
+/// A worker that has joined.
+#[derive(Debug)]
+pub(super) struct Work {
+    registration: Registration<Worker>,
+    exchange: Arc<Exchange>,
+    served: Vec<Served>,
+    running: HashMap<MessageId, Running>,
+    /// The jobs in `running` in the order in which they came, and others that are gone.
+    order: VecDeque<(MessageId, u64)>,
+    due: BTreeSet<(Timestamp, MessageId)>,
+    serial: u64,
+    /// The most slots that were free at once. A READY of a job that is done and one of a process that has just started look the
+    /// same, so this is all that is known of how many there are.
+    most_free: u32,
+    /// It has said goodbye.
+    pub(super) leaving: bool,
+    /// It has slots that its queues were not told of.
+    pub(super) has_room: bool,
+    nudge_after: Duration,
+    nudge_at: Timestamp,
+}
+
+impl Work {
+    pub(super) fn new(
+        exchange: &Arc<Exchange>,
+        registration: Registration<Worker>,
+        addresses: Vec<QueueAddress>,
+    ) -> Self {
+        let mut work = Self {
+            registration,
+            exchange: Arc::clone(exchange),
+            served: Vec::new(),
+            running: HashMap::default(),
+            order: VecDeque::new(),
+            due: BTreeSet::new(),
+            serial: 0,
+            most_free: 0,
+            leaving: false,
+            has_room: false,
+            nudge_after: NUDGE_FIRST,
+            nudge_at: Timestamp::NEVER,
+        };
+        work.serve(addresses);
+        work
+    }
+
+    /// From now on these; queues that it served before keep their numbers.
+    fn serve(&mut self, addresses: Vec<QueueAddress>) {
+        for address in addresses {
+            let number = u32::try_from(self.served.len()).unwrap_or(u32::MAX - 1);
+            let tally = self.exchange.tally(&super::job::shown(&address));
+            self.served.push(Served { address, tag: Tag(number + 1), tally });
+        }
+    }
+
+    pub(super) fn served(&self) -> &[Served] {
+        &self.served
+    }
+
+    pub(super) fn worker(&self) -> &Worker {
+        &self.registration.peer
+    }
+
+    pub(super) fn slots(&self) -> &Arc<Slots> {
+        &self.registration.peer.slots
+    }
+
+    fn queue(&self, tag: Tag) -> Option<&Served> {
+        self.served.get((tag.0 as usize).checked_sub(1)?)
+    }
+
+    // --- slots --------------------------------------------------------------------------------------------------
+
+    /// The worker can run one more job.
+    pub(super) fn ready(&mut self) {
+        match self.slots().give(SLOTS_MAX) {
+            Some(free) => {
+                self.most_free = self.most_free.max(free);
+                self.has_room = true;
+            }
+            None => self.exchange.count(|counters| &counters.ignored),
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        !self.running.is_empty() || self.slots().free() < self.most_free
+    }
+
+    /// Tells the queues, once for all slots that came at once.
+    pub(super) fn announce_room(&mut self, commands: &mut Vec<Command>) {
+        if std::mem::take(&mut self.has_room) {
+            commands
+                .extend(self.served.iter().map(|served| Command::RoomFor { queue: served.address.clone() }));
+        }
+    }
+
+    /// It gets nothing more, and finishes what it has.
+    pub(super) fn leave(&mut self) {
+        self.leaving = true;
+        self.slots().close();
+    }
+
+    // --- jobs ---------------------------------------------------------------------------------------------------
+
+    /// A queue hands a job out.
+    pub(super) fn take(
+        &mut self,
+        deliver: &Deliver,
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) {
+        let handed = Handed::of(deliver);
+        let wishes = handed.wishes;
+        let id = MessageId::from_slice(deliver.message.id());
+        let too_often = u32::from(deliver.put_backs) > wishes.retry_count;
+        if handed.is_kept() && !wishes.guarantee && too_often {
+            // Its last try was lost with its worker.
+            self.exchange.count(|counters| &counters.failed);
+            commands.push(settlement(&deliver.queue, deliver.tag, id, None));
+            self.has_room |= self.slots().give(SLOTS_MAX).is_some();
+            return;
+        }
+        handed.encode(output);
+        self.exchange.count(|counters| &counters.dispatched);
+        self.nudge_after = NUDGE_FIRST;
+        self.nudge_at = now.after(NUDGE_FIRST);
+        if !handed.is_kept() {
+            commands.push(settlement(&deliver.queue, deliver.tag, id.clone(), None));
+        }
+        let client = deliver.message.producer().filter(|client| client.protocol == super::NAME);
+        let client = client.filter(|_| wishes.reply_requested).map(|client| client.id.clone());
+        if handed.is_kept() || wishes.reply_requested {
+            self.remember(id, deliver, handed.is_kept(), wishes, client, now);
+        } else if let Some(served) = self.queue(deliver.tag) {
+            // Nothing more will be heard of it.
+            served.tally.finished(0);
+        }
+    }
+
+    fn remember(
+        &mut self,
+        id: MessageId,
+        deliver: &Deliver,
+        kept: bool,
+        wishes: Headers,
+        client: Option<Box<str>>,
+        now: Timestamp,
+    ) {
+        self.serial += 1;
+        let serial = self.serial;
+        let due = (kept && wishes.timeout > 0).then(|| {
+            let time = Duration::from_secs(wishes.timeout.into()) + TIMEOUT_GRACE;
+            (now.after(time), Due::Late)
+        });
+        if let Some((at, _)) = due {
+            self.due.insert((at, id.clone()));
+        }
+        if let Some(served) = self.queue(deliver.tag) {
+            served.tally.began();
+        }
+        let (tag, put_backs) = (deliver.tag, deliver.put_backs);
+        let running = Running { tag, kept, wishes, put_backs, client, since: now, due, serial };
+        if let Some(other) = self.running.insert(id.clone(), running) {
+            self.forget(&id, &other);
+        }
+        self.order.push_back((id, serial));
+        while self.order.len() > RUNNING_MAX {
+            let Some((oldest, serial)) = self.order.pop_front() else { break };
+            let known = self.running.get(&oldest);
+            // What must not be lost is bounded by slots, and stays.
+            if known.is_some_and(|known| known.serial == serial && !known.kept)
+                && let Some(running) = self.running.remove(&oldest)
+            {
+                self.forget(&oldest, &running);
+            }
+        }
+    }
+
+    /// A job is not in `running` any more.
+    fn forget(&mut self, id: &MessageId, running: &Running) {
+        if let Some((at, _)) = running.due {
+            self.due.remove(&(at, id.clone()));
+        }
+        if let Some(served) = self.queue(running.tag) {
+            served.tally.left();
+        }
+        let live = |entry: &(MessageId, u64)| {
+            self.running.get(&entry.0).is_some_and(|running| running.serial == entry.1)
+        };
+        while self.order.front().is_some_and(|entry| !live(entry)) {
+            self.order.pop_front();
+        }
+    }
+
+    fn remove(&mut self, id: &MessageId) -> Option<Running> {
+        let running = self.running.remove(id)?;
+        self.forget(id, &running);
+        Some(running)
+    }
+
+    /// A result came. False if nobody waits for it.
+    pub(super) fn result(
+        &mut self,
+        request: &[u8],
+        body: &[u8],
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+    ) -> bool {
+        let id = MessageId::from_slice(request);
+        let Some(running) = self.running.get(&id) else { return false };
+        if running.due.is_some_and(|(_, due)| due == Due::Retry) {
+            return false;
+        }
+        let failed = running.wishes.retry_count > 0 && is_failure(body, running.wishes.timeout > 0);
+        if running.kept && failed && u32::from(running.put_backs) < running.wishes.retry_count {
+            self.retry_later(&id, now);
+            return true;
+        }
+        let Some(running) = self.remove(&id) else { return false };
+        if let Some(client) = &running.client {
+            let message = Message::from_parts(&id, b"", body, Properties::default(), None);
+            commands.push(Command::Respond { to: client.clone(), message });
+        }
+        if let Some(served) = self.queue(running.tag) {
+            served.tally.finished(now.since(running.since).as_millis() as u64);
+        }
+        self.registration.peer.finished();
+        self.exchange.count(if failed { |counters| &counters.failed } else { |counters| &counters.finished });
+        if running.kept {
+            self.settle(running.tag, id, None, commands);
+        }
+        true
+    }
+
+    /// It stays with this session until it may be tried again; if its worker goes before that, it is tried at once.
+    fn retry_later(&mut self, id: &MessageId, now: Timestamp) {
+        let Some(running) = self.running.get_mut(id) else { return };
+        if let Some((at, _)) = running.due {
+            self.due.remove(&(at, id.clone()));
+        }
+        let doubled = BACKOFF_FIRST.saturating_mul(1 << running.put_backs.min(16));
+        let at = now.after(doubled.min(BACKOFF_LAST));
+        running.due = Some((at, Due::Retry));
+        self.due.insert((at, id.clone()));
+    }
+
+    fn settle(&self, tag: Tag, id: MessageId, negative: Option<&str>, commands: &mut Vec<Command>) {
+        if let Some(served) = self.queue(tag) {
+            commands.push(settlement(&served.address, tag, id, negative));
+        }
+    }
+
+    /// A job has taken too long: its worker has forgotten it.
+    fn late(&mut self, id: &MessageId, now: Timestamp, commands: &mut Vec<Command>) {
+        let Some(running) = self.running.get(id) else { return };
+        let tries_left = u32::from(running.put_backs) < running.wishes.retry_count;
+        if running.kept && !running.wishes.guarantee && tries_left {
+            return self.retry_later(id, now);
+        }
+        let Some(running) = self.remove(id) else { return };
+        if !running.kept {
+            return;
+        }
+        let again = running.wishes.guarantee.then_some("timeout");
+        self.exchange.count(if again.is_some() { |c| &c.lost } else { |c| &c.failed });
+        self.settle(running.tag, id.clone(), again, commands);
+    }
+
+    // --- time ---------------------------------------------------------------------------------------------------
+
+    pub(super) fn next_timeout(&self) -> Timestamp {
+        let due = self.due.first().map_or(Timestamp::NEVER, |(at, _)| *at);
+        due.min(self.nudge_at)
+    }
+
+    /// Puts back what is due. True if the worker is to hear something, so that it looks for finished jobs.
+    pub(super) fn timeout(&mut self, now: Timestamp, commands: &mut Vec<Command>) -> bool {
+        while let Some((at, id)) = self.due.first().cloned() {
+            if at > now {
+                break;
+            }
+            match self.running.get(&id).and_then(|running| running.due) {
+                Some((_, Due::Retry)) => {
+                    if let Some(running) = self.remove(&id) {
+                        self.exchange.count(|counters| &counters.retried);
+                        self.settle(running.tag, id, Some("failed"), commands);
+                    }
+                }
+                Some((_, Due::Late)) => {
+                    self.due.remove(&(at, id.clone()));
+                    if let Some(running) = self.running.get_mut(&id) {
+                        running.due = None;
+                    }
+                    self.late(&id, now, commands);
+                }
+                None => {
+                    self.due.remove(&(at, id));
+                }
+            }
+        }
+        if now < self.nudge_at {
+            return false;
+        }
+        self.nudge_after *= 2;
+        let goes_on = self.is_busy() && self.nudge_after < NUDGE_LAST;
+        self.nudge_at = if goes_on { now.after(self.nudge_after) } else { Timestamp::NEVER };
+        if !self.is_busy() {
+            return false;
+        }
+        self.exchange.count(|counters| &counters.nudges);
+        true
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        for running in self.running.values() {
+            if let Some(served) = self.queue(running.tag) {
+                served.tally.left();
+            }
+            if running.kept && running.wishes.guarantee {
+                self.exchange.count(|counters| &counters.lost);
+            }
+        }
+    }
+}
+
+fn settlement(queue: &QueueAddress, tag: Tag, message_id: MessageId, negative: Option<&str>) -> Command {
+    Command::Acknowledge(Acknowledgement {
+        tag,
+        queue: queue.clone(),
+        message_id,
+        negative: negative.map(Into::into),
+        headers: Box::default(),
+        hops: 0,
+        first_acquirer: false,
+    })
+}
+
+/// Whether a result says that its job failed. The original's workers have no word for it but the one about the time; others say
+/// `error`.
+fn is_failure(body: &[u8], timed: bool) -> bool {
+    match serde_json::from_slice(body) {
+        Ok(serde_json::Value::Object(result)) => {
+            result.get("error").is_some_and(|error| !error.is_null())
+                || (timed && result.get("value").is_some_and(|value| value == "TimeoutError"))
+        }
+        _ => false,
+    }
+}

@@ -1,0 +1,916 @@
+//! EventMQ conversations: what the original and its peers said to each other, replayed between sessions and a broker of several
+//! shards; and what the original does not do.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use mqcore_broker::broker::{Broker, BrokerConfig};
+use mqcore_broker::client::Client;
+use mqcore_broker::command::{Command, Destination};
+use mqcore_broker::effect::{Effect, Forwarded};
+use mqcore_broker::id::ConnectionId;
+use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_broker::time::Timestamp;
+use mqcore_session::eventmq::exchange::Exchange;
+use mqcore_session::eventmq::schedules::{ScheduleRequest, Schedules};
+use mqcore_session::eventmq::terms::{Role, Terms};
+use mqcore_session::eventmq::{EventmqSession, SILENCE_MAX, encode_publication};
+use mqcore_session::session::{Session, SessionConfig, SessionError, provisional_client};
+use mqcore_wire::codec::Limits;
+use mqcore_wire::zmtp::command::{Command as Control, Ready, SocketType};
+use mqcore_wire::zmtp::{Cutter, GREETING_BYTES, Greeting, Item, encode_message};
+use serde_json::{Value, json};
+
+/// One peer: its session, what it has written and nobody has read yet.
+struct Peer {
+    session: EventmqSession,
+    provisional: Arc<Client>,
+    unread: Vec<u8>,
+    written: Vec<u8>,
+    error: Option<SessionError>,
+}
+
+/// Sessions, shards and the clock between them.
+struct World {
+    shards: Vec<Broker>,
+    exchange: Arc<Exchange>,
+    peers: BTreeMap<ConnectionId, Peer>,
+    now: Timestamp,
+    next: u64,
+}
+
+/// A message, each frame as text.
+type Said = Vec<String>;
+
+impl World {
+    fn new(shards: usize) -> Self {
+        let shard = |shard| Broker::new(BrokerConfig { shard, shards, seed: 7, ..BrokerConfig::default() });
+        Self {
+            shards: (0..shards).map(shard).collect(),
+            exchange: Arc::new(Exchange::new(7, Some("ack-on-send".into()))),
+            peers: BTreeMap::new(),
+            now: Timestamp(1_795_216_278_000),
+            next: 0,
+        }
+    }
+
+    fn connect(&mut self, role: Role) -> ConnectionId {
+        self.next += 1;
+        let connection = ConnectionId(self.next);
+        let config = SessionConfig {
+            connection,
+            shards: self.shards.len(),
+            limits: Limits { frame_bytes_max: 1 << 20, ..Limits::default() },
+            handshake_timeout: Duration::from_secs(10),
+            ping_interval: Duration::from_secs(60),
+            pong_timeout: Duration::from_secs(10),
+            admin: true,
+            peer: Arc::default(),
+            node: None,
+        };
+        let peer = Peer {
+            provisional: provisional_client(&config, "emqp", self.now),
+            session: EventmqSession::new(Terms { role }, &self.exchange, config, self.now),
+            unread: Vec::new(),
+            written: Vec::new(),
+            error: None,
+        };
+        self.peers.insert(connection, peer);
+        connection
+    }
+
+    /// A peer that has finished its handshake.
+    fn join(&mut self, role: Role, identity: &[u8]) -> ConnectionId {
+        let connection = self.connect(role);
+        let socket = if role == Role::Subscribe { SocketType::Sub } else { SocketType::Dealer };
+        let mut octets = Vec::new();
+        Greeting { minor: 0, as_server: false }.encode(&mut octets);
+        Control::Ready(Ready { socket, identity, token: b"" }).encode(&mut octets);
+        self.send(connection, &octets);
+        let written = std::mem::take(&mut self.peers.get_mut(&connection).unwrap().written);
+        assert!(Greeting::decode(&written).unwrap().is_some());
+        assert!(written[GREETING_BYTES..].starts_with(b"\x04"), "READY is a command");
+        connection
+    }
+
+    fn client(&mut self) -> ConnectionId {
+        self.join(Role::Frontend, b"")
+    }
+
+    /// A worker that has so many slots.
+    fn worker(&mut self, queues: &str, slots: usize) -> ConnectionId {
+        let worker = self.join(Role::Backend, b"");
+        self.say(worker, &["INFORM", "i", queues, "worker"]);
+        let said = self.heard(worker);
+        assert_eq!((said[0][2].as_str(), said[1][2].as_str()), ("ACK", "HEARTBEAT"));
+        for _ in 0..slots {
+            self.say(worker, &["READY", "r"]);
+        }
+        worker
+    }
+
+    fn say(&mut self, connection: ConnectionId, words: &[&str]) {
+        let mut parts: Vec<&[u8]> = vec![b"", b"eMQP/1.0"];
+        parts.extend(words.iter().map(|word| word.as_bytes()));
+        self.send_message(connection, &parts);
+    }
+
+    fn send_message(&mut self, connection: ConnectionId, parts: &[&[u8]]) {
+        let mut octets = Vec::new();
+        encode_message(parts, &mut octets);
+        self.send(connection, &octets);
+    }
+
+    fn request(&mut self, client: ConnectionId, id: &str, queue: &str, headers: &str) {
+        self.say(client, &["REQUEST", id, queue, headers, "job"]);
+    }
+
+    fn send(&mut self, connection: ConnectionId, octets: &[u8]) {
+        self.peers.get_mut(&connection).unwrap().unread.extend_from_slice(octets);
+        // Again and again, because nothing is read while the broker takes the peer in or makes a queue for it.
+        let mut idle = 0;
+        while idle < 2 {
+            let before = self.peers[&connection].unread.len();
+            self.read(connection);
+            idle = if self.peers[&connection].unread.len() < before { 0 } else { idle + 1 };
+        }
+    }
+
+    fn read(&mut self, connection: ConnectionId) {
+        let peer = self.peers.get_mut(&connection).unwrap();
+        if peer.session.is_closing() || peer.error.is_some() {
+            return;
+        }
+        let (mut commands, Peer { session, unread, written, .. }) = (Vec::new(), &mut *peer);
+        match session.receive(unread, self.now, &mut commands, written) {
+            Ok(consumed) => drop(unread.drain(..consumed)),
+            Err(error) => peer.error = Some(error),
+        }
+        let mut effects = VecDeque::new();
+        self.command(connection, commands, &mut effects);
+        self.carry_out(&mut effects);
+    }
+
+    fn command(
+        &mut self,
+        connection: ConnectionId,
+        commands: Vec<Command>,
+        effects: &mut VecDeque<(usize, Effect)>,
+    ) {
+        for command in commands {
+            let to = match command.destination(self.shards.len()) {
+                Destination::Shard(shard) => vec![shard],
+                Destination::Home => vec![0],
+                Destination::Every => (0..self.shards.len()).collect(),
+            };
+            for shard in to {
+                let peer = &self.peers[&connection];
+                let client = peer.session.client().unwrap_or(&peer.provisional).clone();
+                let mut out = Vec::new();
+                self.shards[shard].command(&client, command.clone(), self.now, &mut out);
+                effects.extend(out.into_iter().map(|effect| (shard, effect)));
+            }
+        }
+    }
+
+    /// Carries out effects, and what sessions want of themselves, until there is nothing left.
+    fn carry_out(&mut self, effects: &mut VecDeque<(usize, Effect)>) {
+        loop {
+            while let Some((_, effect)) = effects.pop_front() {
+                self.effect(effect, effects);
+            }
+            let connections: Vec<_> = self.peers.keys().copied().collect();
+            for connection in connections {
+                let commands = self.peers.get_mut(&connection).unwrap().session.take_commands();
+                self.command(connection, commands, effects);
+            }
+            for shard in 0..self.shards.len() {
+                let mut out = Vec::new();
+                self.shards[shard].work(self.now, 1024, &mut out);
+                effects.extend(out.into_iter().map(|effect| (shard, effect)));
+            }
+            if effects.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn effect(&mut self, effect: Effect, effects: &mut VecDeque<(usize, Effect)>) {
+        match effect {
+            Effect::Tell(to, event) => {
+                if let Some(peer) = self.peers.get_mut(&to)
+                    && let Err(error) = peer.session.event(event, self.now, &mut peer.written)
+                {
+                    peer.error = Some(error);
+                }
+            }
+            Effect::Publication(publication) => {
+                for to in publication.to.as_slice() {
+                    if let Some(peer) = self.peers.get_mut(to) {
+                        encode_publication(&publication, &mut peer.written);
+                    }
+                }
+            }
+            Effect::Forward(shard, forwarded) => {
+                let mut out = Vec::new();
+                let forwarded: Forwarded = forwarded;
+                self.shards[shard].forwarded(forwarded, self.now, &mut out);
+                effects.extend(out.into_iter().map(|effect| (shard, effect)));
+            }
+            Effect::Record(..) => {}
+            other => panic!("{other:?} is not expected here"),
+        }
+    }
+
+    /// The connection ends.
+    fn close(&mut self, connection: ConnectionId) {
+        drop(self.peers.remove(&connection));
+        let mut effects = VecDeque::new();
+        for (shard, broker) in self.shards.iter_mut().enumerate() {
+            let mut out = Vec::new();
+            broker.closed(connection, self.now, &mut out);
+            effects.extend(out.into_iter().map(|effect| (shard, effect)));
+        }
+        self.carry_out(&mut effects);
+    }
+
+    /// Time passes, and everybody whose time has come is told.
+    fn pass(&mut self, time: Duration) {
+        let until = self.now.after(time);
+        loop {
+            let due = self.peers.values().filter(|peer| peer.error.is_none());
+            let next = due.map(|peer| peer.session.next_timeout()).min().unwrap_or(Timestamp::NEVER);
+            self.now = next.max(self.now).min(until);
+            for peer in self.peers.values_mut() {
+                if peer.error.is_none()
+                    && peer.session.next_timeout() <= self.now
+                    && let Err(error) = peer.session.timeout(self.now, &mut peer.written)
+                {
+                    peer.error = Some(error);
+                }
+            }
+            let mut effects = VecDeque::new();
+            for (shard, broker) in self.shards.iter_mut().enumerate() {
+                let mut out = Vec::new();
+                broker.timeout(self.now, &mut out);
+                effects.extend(out.into_iter().map(|effect| (shard, effect)));
+            }
+            self.carry_out(&mut effects);
+            if next > until {
+                return;
+            }
+        }
+    }
+
+    /// What a peer was told since the last look.
+    fn heard(&mut self, connection: ConnectionId) -> Vec<Said> {
+        let written = std::mem::take(&mut self.peers.get_mut(&connection).unwrap().written);
+        let (mut cutter, mut rest, mut said) = (Cutter::new(), &written[..], Vec::new());
+        while let Some((item, size)) = cutter.next(rest, &Limits::default()).unwrap() {
+            if let Item::Message(parts) = item {
+                said.push(parts.iter().map(|part| String::from_utf8_lossy(part).into_owned()).collect());
+            }
+            rest = &rest[size..];
+        }
+        assert!(rest.is_empty(), "half a frame was written");
+        said
+    }
+
+    /// The same without heartbeats.
+    fn told(&mut self, connection: ConnectionId) -> Vec<Said> {
+        self.heard(connection)
+            .into_iter()
+            .filter(|said| said.get(2).is_none_or(|word| word != "HEARTBEAT"))
+            .collect()
+    }
+
+    /// Ids of the jobs that a worker was given.
+    fn jobs(&mut self, worker: ConnectionId) -> Vec<String> {
+        let said = self.told(worker).into_iter();
+        said.inspect(|said| assert_eq!(said[2], "REQUEST")).map(|said| said[3].clone()).collect()
+    }
+
+    fn complaints(&mut self, connection: ConnectionId) -> Vec<String> {
+        let peer = self.peers.get_mut(&connection).unwrap();
+        peer.session.complaints().into_iter().map(|complaint| complaint.why).collect()
+    }
+
+    fn error(&self, connection: ConnectionId) -> Option<&SessionError> {
+        self.peers[&connection].error.as_ref()
+    }
+
+    fn count(
+        &self,
+        number: fn(&mqcore_session::eventmq::exchange::Counters) -> &std::sync::atomic::AtomicU64,
+    ) -> u64 {
+        number(&self.exchange.counters).load(Ordering::Relaxed)
+    }
+}
+
+fn vectors(file: &str) -> Vec<Value> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors").join(file);
+    fs::read_to_string(path).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
+}
+
+fn frames(vector: &Value) -> Vec<Vec<u8>> {
+    vector["frames"].as_array().unwrap().iter().map(|frame| unhex(frame.as_str().unwrap())).collect()
+}
+
+fn role(vector: &Value) -> Role {
+    Role::from_name(vector["socket"].as_str().unwrap()).unwrap()
+}
+
+// ---- Recorded ------------------------------------------------------------------------------------------------------
+
+/// What differs from run to run is taken out: the ids of what the broker itself says, and numbers.
+fn comparable(mut said: Said) -> Said {
+    match said[2].as_str() {
+        "REPLY" if said[4].starts_with('{') && said.len() == 5 => said.truncate(3),
+        "ACK" | "REPLY" | "KBYE" => drop(said.remove(3)),
+        _ => {}
+    }
+    said
+}
+
+/// Replays everything that was recorded; what each peer was told that the original's did not hear.
+fn replay(shards: usize) -> Vec<Said> {
+    let mut world = World::new(shards);
+    let mut peers: HashMap<String, ConnectionId> = HashMap::new();
+    let mut told: HashMap<ConnectionId, Vec<Said>> = HashMap::new();
+    let (mut expected, mut more) = (HashMap::<ConnectionId, Vec<Said>>::new(), Vec::new());
+    for vector in vectors("eventmq.jsonl").iter().filter(|vector| vector["kind"] == "message") {
+        let identity = vector["identity"].as_str().unwrap_or("").to_owned();
+        let role = role(vector);
+        let peer = *peers
+            .entry(format!("{role:?} {identity}"))
+            .or_insert_with(|| world.join(role, &unhex(&identity)));
+        let parts = frames(vector);
+        if vector["from"] == "peer" {
+            world.send_message(peer, &parts.iter().map(Vec::as_slice).collect::<Vec<_>>());
+            if world.peers[&peer].session.stops_broker() {
+                for peer in world.peers.values_mut().filter(|peer| !peer.session.is_closing()) {
+                    peer.session.shutdown(&mut peer.written);
+                }
+            }
+            for connection in peers.values() {
+                told.entry(*connection).or_default().extend(world.told(*connection));
+            }
+        } else if parts[2] != b"HEARTBEAT" {
+            let said = parts.iter().map(|part| String::from_utf8_lossy(part).into_owned()).collect();
+            expected.entry(peer).or_default().push(said);
+        }
+    }
+    for (peer, told) in told {
+        let mut wanted: VecDeque<_> =
+            expected.remove(&peer).unwrap_or_default().into_iter().map(comparable).collect();
+        for said in told.into_iter().map(comparable) {
+            // Of two dispatches and their notices the original sometimes has the order the other way round.
+            match wanted.iter().take(3).position(|wanted| *wanted == said) {
+                Some(at) => drop(wanted.remove(at)),
+                None => more.push(said),
+            }
+        }
+        assert_eq!(wanted, Vec::<Said>::new(), "missing");
+    }
+    assert!(expected.is_empty());
+    more
+}
+
+#[test]
+fn what_the_original_told_its_peers_they_are_told_here() {
+    for shards in [1, 3] {
+        let more = replay(shards);
+        let (results, notices): (Vec<_>, Vec<_>) = more.into_iter().partition(|said| said.len() == 5);
+        // Clients of the original never saw a result, and were not told of jobs that had to wait.
+        assert!(
+            results.iter().all(|said| said[2] == "REPLY" && said[3].starts_with("{\"value\"")),
+            "{results:?}"
+        );
+        assert_eq!(results.len(), 25, "one for each result that a worker sent: {results:?}");
+        let mut waited: Vec<_> = notices.iter().map(|said| &said[3][..8]).collect();
+        waited.sort_unstable();
+        assert_eq!(waited, ["b0936321", "e18a3918"], "{shards} shards");
+    }
+}
+
+#[test]
+fn every_probe_is_survived_and_costs_only_its_sender() {
+    for probe in vectors("eventmq.jsonl").iter().filter(|vector| vector["kind"] == "probe") {
+        let name = &probe["name"];
+        let mut world = World::new(2);
+        let (worker, client) = (world.worker("", 1), world.client());
+        let peer = world.join(role(probe), &unhex(probe["identity"].as_str().unwrap_or("")));
+        let parts = frames(probe);
+        let parts: Vec<_> = parts.iter().map(Vec::as_slice).collect();
+        world.send_message(peer, &parts);
+        let answers: Vec<_> = world.heard(peer).into_iter().map(|said| said[2].clone()).collect();
+        let taken = probe["command"] == "REQUEST";
+        let expected = if taken { json!(["REPLY"]) } else { probe["answers"].clone() };
+        assert_eq!(json!(answers), expected, "{name}");
+        assert_eq!(world.error(peer), None, "{name}");
+        if name == "P26" {
+            world.send_message(peer, &parts);
+            assert_eq!(world.heard(peer).len(), 2, "joins twice");
+        }
+        if taken {
+            assert_eq!(world.told(worker)[0][4..], probe_text(probe), "{name}");
+            world.say(worker, &["READY", "r"]);
+        }
+        assert!(!world.peers[&peer].session.stops_broker(), "{name}");
+        // Everybody else goes on.
+        world.request(client, "after", "default", "");
+        assert_eq!(world.jobs(worker), ["after"], "{name}");
+        assert_eq!(world.told(client).len(), 1, "{name}");
+    }
+}
+
+fn probe_text(probe: &Value) -> Vec<String> {
+    frames(probe)[4..].iter().map(|part| String::from_utf8_lossy(part).into_owned()).collect()
+}
+
+#[test]
+fn what_libzmq_sent_gets_a_greeting_and_a_ready_whole_and_octet_by_octet() {
+    for vector in vectors("eventmq_zmtp.jsonl") {
+        let octets: Vec<u8> = vector["received"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .flat_map(|piece| unhex(piece.as_str().unwrap()))
+            .collect();
+        let role = if vector["socket"] == "SUB" { Role::Subscribe } else { Role::Backend };
+        let mut answered = unhex(
+            &[vector["answered_greeting"].as_str().unwrap(), vector["answered_ready"].as_str().unwrap()]
+                .concat(),
+        );
+        if vector["note"].as_str().unwrap().contains("heartbeats") {
+            Control::Pong(b"").encode(&mut answered);
+        }
+        for piece in [octets.len(), 1, 7] {
+            let mut world = World::new(2);
+            let peer = world.connect(role);
+            for octets in octets.chunks(piece) {
+                world.send(peer, octets);
+            }
+            assert_eq!(world.error(peer), None);
+            assert_eq!(world.peers[&peer].written, answered, "{} in pieces of {piece}", vector["name"]);
+        }
+    }
+}
+
+// ---- Workers -------------------------------------------------------------------------------------------------------
+
+#[test]
+fn larger_weights_come_first_and_equals_take_turns() {
+    let mut world = World::new(3);
+    let workers: Vec<_> =
+        [10, 30, 30, 20].map(|weight| world.worker(&format!("[[{weight}, \"q\"]]"), 2)).into();
+    let client = world.client();
+    let mut order = Vec::new();
+    for number in 0..8 {
+        world.request(client, &format!("j{number}"), "q", "");
+        order.extend(
+            (0..4)
+                .filter(|index| !world.jobs(workers[*index]).is_empty())
+                .map(|index| ["a", "b", "c", "d"][index]),
+        );
+    }
+    assert_eq!(order, ["b", "c", "b", "c", "d", "d", "a", "a"]);
+}
+
+#[test]
+fn a_worker_gets_no_more_jobs_than_it_has_slots_however_many_queues_and_shards_there_are() {
+    let mut world = World::new(3);
+    let client = world.client();
+    let worker = world.worker(r#"[[1, "one"], [1, "two"], [1, "three"], [1, "four"]]"#, 0);
+    for number in 0..12 {
+        world.request(client, &number.to_string(), ["one", "two", "three", "four"][number % 4], "");
+    }
+    assert!(world.jobs(worker).is_empty());
+    let mut all = Vec::new();
+    for _ in 0..12 {
+        world.say(worker, &["READY", "r"]);
+        let jobs = world.jobs(worker);
+        assert_eq!(jobs.len(), 1);
+        all.extend(jobs);
+    }
+    // The queue that a worker lists first is emptied first, and each queue keeps its order.
+    assert_eq!(&all[..3], ["0", "4", "8"]);
+    all.sort_by_key(|id| id.parse::<usize>().unwrap());
+    assert_eq!(all, (0..12).map(|number| number.to_string()).collect::<Vec<_>>());
+    world.say(worker, &["READY", "r"]);
+    assert!(world.jobs(worker).is_empty());
+}
+
+#[test]
+fn jobs_wait_for_a_queue_that_is_known_and_go_to_default_if_it_is_not() {
+    let mut world = World::new(3);
+    let client = world.client();
+    let known = world.worker(r#"[[1, "mail"]]"#, 0);
+    world.request(client, "m", "mail", "");
+    world.request(client, "u", "nobody", "");
+    world.request(client, "x", "not a queue; at all", "");
+    world.request(client, "d", "default", "");
+    assert!(world.told(client).is_empty(), "nobody has a slot");
+    world.close(known);
+    let worker = world.worker("", 4);
+    let told = world.told(worker);
+    let jobs: Vec<_> = told.iter().map(|said| (&*said[3], &*said[4])).collect();
+    assert_eq!(jobs, [("u", "nobody"), ("x", "not a queue; at all"), ("d", "default")], "the name stays");
+    let known = world.worker(r#"[[1, "mail"]]"#, 1);
+    assert_eq!(world.jobs(known), ["m"]);
+    assert_eq!(world.told(client).len(), 4);
+    world.request(client, "v", "nobody", "");
+    assert_eq!(world.count(|counters| &counters.fallen_back), 2, "those whose queue could be one");
+}
+
+#[test]
+fn a_result_goes_to_the_client_that_asked_for_it_and_to_nobody_else() {
+    let mut world = World::new(2);
+    let worker = world.worker("", 3);
+    let (one, two) = (world.client(), world.client());
+    world.request(one, "a", "default", "reply-requested");
+    world.request(two, "b", "default", "");
+    for client in [one, two] {
+        assert_eq!(world.told(client).len(), 1);
+    }
+    world.say(worker, &["REPLY", "x", r#"{"value": 1}"#, "a"]);
+    world.say(worker, &["REPLY", "x", r#"{"value": 2}"#, "b"]);
+    world.say(worker, &["REPLY", "x", r#"{"value": 3}"#, "never"]);
+    assert_eq!(world.told(one)[0][4..], [r#"{"value": 1}"#, "a"]);
+    assert!(world.told(two).is_empty());
+    assert_eq!(world.count(|counters| &counters.ignored), 2);
+}
+
+#[test]
+fn a_job_is_gone_with_its_worker_unless_it_is_guaranteed() {
+    let mut world = World::new(2);
+    let client = world.client();
+    let first = world.worker("", 3);
+    world.request(client, "plain", "default", "");
+    world.request(client, "kept", "default", "guarantee");
+    let told = world.told(first);
+    assert_eq!((&*told[0][5], &*told[1][5]), ("", "guarantee,reply-requested"), "the broker wants to know");
+    world.close(first);
+    let second = world.worker("", 3);
+    assert_eq!(world.jobs(second), ["kept"]);
+    world.say(second, &["REPLY", "x", "{}", "kept"]);
+    world.close(second);
+    let third = world.worker("", 3);
+    assert!(world.jobs(third).is_empty(), "it was finished");
+}
+
+#[test]
+fn a_job_that_failed_is_tried_again_later_and_at_last_its_client_hears_of_it() {
+    let mut world = World::new(2);
+    let client = world.client();
+    let worker = world.worker("", 1);
+    world.request(client, "j", "default", "reply-requested,retry-count:2");
+    world.told(client);
+    let failed = r#"{"value": "boom", "error": "ValueError"}"#;
+    for wait in [1, 2] {
+        assert_eq!(world.jobs(worker), ["j"]);
+        world.say(worker, &["REPLY", "x", failed, "j"]);
+        world.say(worker, &["READY", "r"]);
+        for _ in 0..wait * 10 - 1 {
+            world.pass(Duration::from_millis(100));
+            world.say(worker, &["HEARTBEAT", "h", "0"]);
+        }
+        assert!(world.jobs(worker).is_empty(), "not before {wait} s");
+        world.pass(Duration::from_millis(101));
+    }
+    assert_eq!(world.jobs(worker), ["j"]);
+    assert!(world.told(client).is_empty());
+    world.say(worker, &["REPLY", "x", failed, "j"]);
+    assert_eq!(world.told(client)[0][4], failed);
+    assert_eq!((world.count(|c| &c.retried), world.count(|c| &c.failed)), (2, 1));
+    world.pass(Duration::from_secs(5));
+    world.close(worker);
+    let other = world.worker("", 1);
+    assert!(world.jobs(other).is_empty());
+}
+
+#[test]
+fn retries_are_over_also_when_workers_vanish_with_a_job() {
+    let mut world = World::new(1);
+    let client = world.client();
+    world.request(client, "j", "default", "retry-count:2");
+    for _ in 0..3 {
+        let worker = world.worker("", 1);
+        assert_eq!(world.jobs(worker), ["j"]);
+        world.close(worker);
+    }
+    let worker = world.worker("", 1);
+    assert!(world.jobs(worker).is_empty());
+    assert_eq!(world.count(|counters| &counters.failed), 1);
+    world.request(client, "next", "default", "");
+    assert_eq!(world.jobs(worker), ["next"], "its slot is free");
+}
+
+#[test]
+fn a_guaranteed_job_that_takes_too_long_runs_again() {
+    let mut world = World::new(1);
+    let client = world.client();
+    let worker = world.worker("", 2);
+    world.request(client, "late", "default", "guarantee,timeout:1");
+    assert_eq!(world.jobs(worker), ["late"]);
+    world.pass(Duration::from_secs(5));
+    world.say(worker, &["HEARTBEAT", "h", "0"]);
+    assert!(world.jobs(worker).is_empty());
+    world.pass(Duration::from_millis(1001));
+    assert_eq!(world.jobs(worker), ["late"], "one second and a grace of five");
+    assert_eq!(world.count(|counters| &counters.lost), 1);
+}
+
+#[test]
+fn a_busy_worker_is_nudged_soon_and_then_less_and_less_often() {
+    let mut world = World::new(1);
+    let (worker, client) = (world.worker("", 1), world.client());
+    world.request(client, "j", "default", "reply-requested");
+    world.jobs(worker);
+    let mut at = Vec::new();
+    for millis in 1..=2_900 {
+        world.pass(Duration::from_millis(1));
+        at.extend(world.heard(worker).iter().map(|_| millis));
+    }
+    assert_eq!(at, [5, 15, 35, 75, 155, 315, 635, 1275]);
+    world.say(worker, &["HEARTBEAT", "h", "0"]);
+    world.request(client, "k", "default", "");
+    world.say(worker, &["REPLY", "x", "{}", "j"]);
+    world.say(worker, &["READY", "r"]);
+    assert_eq!(world.jobs(worker), ["k"]);
+    world.pass(Duration::from_millis(5));
+    assert_eq!(world.heard(worker).len(), 1, "also where nobody wants a result");
+    world.say(worker, &["READY", "r"]);
+    world.pass(Duration::from_millis(80));
+    assert!(world.heard(worker).is_empty(), "it is idle");
+}
+
+#[test]
+fn everybody_who_joined_hears_a_heartbeat_every_three_seconds_and_is_missed_after_ten() {
+    let mut world = World::new(1);
+    let worker = world.worker("", 1);
+    let scheduler = world.join(Role::Frontend, b"s");
+    world.say(scheduler, &["INFORM", "i", "", "scheduler"]);
+    world.heard(scheduler);
+    for _ in 0..3 {
+        world.pass(Duration::from_secs(3));
+        for peer in [worker, scheduler] {
+            let said = world.heard(peer);
+            assert_eq!((said.len(), &*said[0][2]), (1, "HEARTBEAT"));
+        }
+    }
+    world.say(worker, &["HEARTBEAT", "h", "0"]);
+    world.pass(Duration::from_secs(2));
+    assert_eq!(world.error(worker), None);
+    assert_eq!(world.error(scheduler), Some(&SessionError::PingTimeout(SILENCE_MAX)));
+    assert_eq!(world.exchange.present(), (1, 1, 0));
+}
+
+#[test]
+fn a_worker_that_says_goodbye_finishes_what_it_has_and_gets_nothing_more() {
+    for goodbye in ["KBYE", "KBAI", "DISCONNECT", "kbye"] {
+        let mut world = World::new(1);
+        let (worker, client) = (world.worker("", 2), world.client());
+        world.request(client, "j", "default", "reply-requested,guarantee");
+        world.jobs(worker);
+        world.say(worker, &[goodbye, "k"]);
+        world.request(client, "k", "default", "");
+        assert!(world.jobs(worker).is_empty());
+        world.say(worker, &["REPLY", "x", "{}", "j"]);
+        world.say(worker, &["READY", "r"]);
+        assert!(world.jobs(worker).is_empty());
+        assert_eq!(world.told(client)[1][5], "j");
+        let other = world.worker("", 2);
+        assert_eq!(world.jobs(other), ["k"], "{goodbye}");
+    }
+}
+
+#[test]
+fn an_older_connection_of_the_same_worker_gives_way() {
+    let mut world = World::new(1);
+    let older = world.join(Role::Backend, b"name");
+    world.say(older, &["INFORM", "i", "", "worker"]);
+    let newer = world.join(Role::Backend, b"name");
+    world.say(newer, &["INFORM", "i", "", "worker"]);
+    world.pass(Duration::from_secs(3));
+    assert!(matches!(world.error(older), Some(SessionError::Misbehaved(_))));
+    assert_eq!(world.error(newer), None);
+}
+
+#[test]
+fn messages_of_other_protocols_are_jobs_that_are_kept_until_they_are_done() {
+    use mqcore_broker::id::QueueAddress;
+    use mqcore_broker::message::{Message, Properties};
+    let mut world = World::new(2);
+    let worker = world.worker(r#"[[1, "orders/7"]]"#, 2);
+    let message = Message::from_parts(b"t", b"Key:value\r\n", b"body", Properties::default(), None);
+    let queue = QueueAddress::parse("orders/7").unwrap();
+    let mut effects = VecDeque::new();
+    world.command(worker, vec![Command::Publish { queue, message }], &mut effects);
+    world.carry_out(&mut effects);
+    let told = world.told(worker);
+    assert_eq!(told[0][3..], ["t", "orders/7", "reply-requested", "body"]);
+    world.close(worker);
+    let worker = world.worker(r#"[[1, "orders/7"]]"#, 1);
+    assert_eq!(world.jobs(worker), ["t"]);
+}
+
+// ---- Schedules, topics, administrators ---------------------------------------------------------------------------------
+
+#[derive(Debug, Default)]
+struct Kept(std::sync::Mutex<Vec<(bool, ScheduleRequest)>>);
+
+impl Schedules for Kept {
+    fn schedule(&self, request: ScheduleRequest) -> Result<(), Rejection> {
+        if request.interval.is_none() {
+            return Err(Rejection::new(RejectionKind::BadRequest, "when?"));
+        }
+        self.0.lock().unwrap().push((true, request));
+        Ok(())
+    }
+
+    fn unschedule(&self, request: ScheduleRequest) -> Result<(), Rejection> {
+        self.0.lock().unwrap().push((false, request));
+        Ok(())
+    }
+}
+
+#[test]
+fn schedules_go_to_the_scheduler_that_came_last_and_their_ends_to_all() {
+    let mut world = World::new(2);
+    let client = world.client();
+    let request = ["SCHEDULE", "s", "q", "nohaste", "5", "job", ""];
+    world.say(client, &request);
+    assert!(world.complaints(client)[0].contains("no scheduler"));
+    let schedulers = [b"one", b"two"].map(|name| {
+        let scheduler = world.join(Role::Frontend, name);
+        world.say(scheduler, &["INFORM", "i", "", "scheduler"]);
+        world.heard(scheduler);
+        scheduler
+    });
+    world.say(client, &request);
+    assert!(world.told(schedulers[0]).is_empty());
+    assert_eq!(world.told(schedulers[1])[0][2..], request);
+    world.say(client, &["UNSCHEDULE", "u", "q", "", "5", "job", ""]);
+    for scheduler in schedulers {
+        assert_eq!(world.told(scheduler)[0][2], "UNSCHEDULE");
+    }
+    world.say(client, &["SCHEDULE", "s", "q", "", "job"]);
+    assert!(world.complaints(client)[0].contains("interval"), "the original's scheduler would die of it");
+}
+
+#[test]
+fn schedules_go_to_the_broker_where_it_keeps_them() {
+    let mut world = World::new(1);
+    let kept = Arc::new(Kept::default());
+    assert!(world.exchange.keep_schedules(kept.clone()));
+    assert!(!world.exchange.keep_schedules(kept.clone()));
+    let client = world.client();
+    world.say(client, &["SCHEDULE", "s", "q", "nohaste,run_count:2", "-1", "job", "* * * * *"]);
+    world.say(client, &["UNSCHEDULE", "u", "q", "", "job"]);
+    world.say(client, &["SCHEDULE", "v", "q", "", "job"]);
+    assert_eq!(world.complaints(client), ["when?"]);
+    let kept = kept.0.lock().unwrap();
+    let [(true, first), (false, second)] = kept.as_slice() else { panic!("{kept:?}") };
+    assert_eq!((&*first.queue, first.cron.as_deref()), (&b"q"[..], Some(&b"* * * * *"[..])));
+    assert!(first.wishes.nohaste && first.wishes.run_count == 2);
+    assert_eq!((&*second.job, &second.interval), (&b"job"[..], &None));
+}
+
+#[test]
+fn subscribers_hear_topics_that_begin_as_they_want_and_count_how_often() {
+    let mut world = World::new(3);
+    let publisher = world.join(Role::Publish, b"");
+    let subscriber = world.join(Role::Subscribe, b"");
+    let publish = |world: &mut World, topic: &str| {
+        world.say(publisher, &["PUBLISH", "p", topic, "news"]);
+        world.heard(subscriber)
+    };
+    assert!(publish(&mut world, "topic").is_empty());
+    world.send_message(subscriber, &[b"\x01topic"]);
+    world.send_message(subscriber, &[b"\x01topic"]);
+    assert_eq!(publish(&mut world, "topic.sub"), [["topic.sub", "news"]]);
+    assert!(publish(&mut world, "other").is_empty());
+    world.send_message(subscriber, &[b"\x00topic"]);
+    assert_eq!(publish(&mut world, "topic").len(), 1, "subscribed twice, and back once");
+    let mut octets = Vec::new();
+    Control::Cancel(b"topic").encode(&mut octets);
+    Control::Subscribe(b"").encode(&mut octets);
+    world.send(subscriber, &octets);
+    assert_eq!(publish(&mut world, "anything"), [["anything", "news"]]);
+    let client = world.client();
+    world.say(client, &["PUBLISH", "p", "topic", "headers", "of the document"]);
+    assert_eq!(world.heard(subscriber), [["topic", "of the document"]]);
+}
+
+#[test]
+fn administrators_are_told_numbers_and_names() {
+    let mut world = World::new(2);
+    let admin = world.join(Role::Admin, b"");
+    world.say(admin, &["STATUS", "s"]);
+    let status: Value = serde_json::from_str(&world.told(admin)[0][4]).unwrap();
+    assert_eq!(status["waiting_messages_by_queue"], json!({}));
+    let client = world.client();
+    let worker = world.join(Role::Backend, "wörk".as_bytes());
+    world.say(worker, &["INFORM", "i", r#"[[30, "hi"], [10, "default"]]"#, "worker"]);
+    world.say(worker, &["READY", "r"]);
+    world.request(client, "a", "hi", "reply-requested");
+    world.request(client, "b", "hi", "");
+    world.say(admin, &["STATUS", "s"]);
+    let status: Value = serde_json::from_str(&world.told(admin)[0][4]).unwrap();
+    assert_eq!(status["waiting_messages_by_queue"], json!({"hi": 1, "default": 0}));
+    assert_eq!(status["inflight_messages_by_queue"]["hi"], 1);
+    world.pass(Duration::from_millis(20));
+    world.say(worker, &["REPLY", "x", "{}", "a"]);
+    world.say(admin, &["STATUS", "s"]);
+    let status: Value = serde_json::from_str(&world.told(admin)[0][4]).unwrap();
+    assert_eq!(status["processed_messages_by_worker"], json!({"wörk": 1}));
+    assert_eq!(status["latency_messages_by_queue"]["hi"], 20);
+    world.say(admin, &["ROUTER_SHOW_WORKERS", "s"]);
+    let shown: Value = serde_json::from_str(&world.told(admin)[0][4]).unwrap();
+    assert_eq!(shown["connected_workers"]["wörk"]["queues"], json!([[30, "hi"], [10, "default"]]));
+    assert_eq!(shown["connected_queues"]["hi"], json!([[30, "wörk"]]));
+    world.say(admin, &["ROUTER_SHOW_SCHEDULERS", "s"]);
+    assert_eq!(world.told(admin)[0][4], r#"{"connected_schedulers": {}}"#);
+    for word in ["HELLO", "BOGUS", "status"] {
+        world.say(admin, &[word, "s"]);
+        assert!(world.told(admin).is_empty(), "{word}");
+    }
+    world.say(admin, &["DISCONNECT", "d"]);
+    assert_eq!(world.told(admin)[0][4], "d");
+    assert!(world.peers[&admin].session.stops_broker());
+}
+
+// ---- Strangers -----------------------------------------------------------------------------------------------------
+
+fn handshake(socket: SocketType) -> Vec<u8> {
+    let mut octets = Vec::new();
+    Greeting { minor: 1, as_server: false }.encode(&mut octets);
+    Control::Ready(Ready { socket, identity: b"", token: b"" }).encode(&mut octets);
+    octets
+}
+
+#[test]
+fn what_is_no_handshake_ends_only_its_own_connection() {
+    let mut large = handshake(SocketType::Dealer)[..GREETING_BYTES].to_vec();
+    large.extend_from_slice(&[6, 0, 0, 0, 0, 0, 0, 2, 1]);
+    let mut early = handshake(SocketType::Dealer)[..GREETING_BYTES].to_vec();
+    encode_message(&[b"early"], &mut early);
+    let mut twice = handshake(SocketType::Dealer);
+    twice.extend_from_slice(&handshake(SocketType::Dealer)[GREETING_BYTES..]);
+    for (octets, ready) in [
+        (b"GET / HTTP/1.1\r\n".to_vec(), false),
+        (large, true),
+        (early, true),
+        (twice, true),
+        (handshake(SocketType::Sub), true),
+        (handshake(SocketType::Pair), true),
+        ([&handshake(SocketType::Dealer)[..], b"\xff"].concat(), true),
+    ] {
+        for piece in [octets.len(), 1] {
+            let mut world = World::new(1);
+            let peer = world.connect(Role::Frontend);
+            octets.chunks(piece).for_each(|piece| world.send(peer, piece));
+            assert!(world.error(peer).is_some(), "{}", octets.escape_ascii());
+            assert_eq!(world.peers[&peer].written.len() > GREETING_BYTES, ready);
+        }
+    }
+}
+
+#[test]
+fn a_handshake_that_is_not_finished_in_time_is_given_up() {
+    let whole = handshake(SocketType::Dealer);
+    for end in [0, 1, 10, GREETING_BYTES, whole.len() - 1] {
+        let mut world = World::new(1);
+        let peer = world.connect(Role::Backend);
+        world.send(peer, &whole[..end]);
+        world.pass(Duration::from_millis(9_999));
+        assert_eq!(world.error(peer), None, "{end} octets");
+        world.pass(Duration::from_millis(1));
+        assert!(matches!(world.error(peer), Some(SessionError::HandshakeTimeout(_))), "{end} octets");
+    }
+}
+
+#[test]
+fn what_is_large_or_has_many_frames_is_refused_at_its_limit() {
+    let mut world = World::new(1);
+    let client = world.client();
+    world.request(client, "a", "default", &"h".repeat(70_000));
+    assert!(world.complaints(client)[0].contains("60000"), "header text");
+    world.request(client, "a", "default", "two\r\nlines");
+    assert!(world.complaints(client)[0].contains("control"));
+    assert_eq!(world.error(client), None);
+    world.send_message(client, &[&[b'x'; 1 << 20]]);
+    assert!(matches!(world.error(client), Some(SessionError::Wire(_))));
+    let client = world.client();
+    world.send_message(client, &[&b""[..]; 65]);
+    assert!(matches!(world.error(client), Some(SessionError::Wire(_))));
+}
