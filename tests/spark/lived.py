@@ -65,7 +65,7 @@ def _work(mq: sync.Client, lived: Lived) -> None:
             elif index < 150:
                 message.ack()
     mq.publish_many("memory/1", [b"only in memory"] * 40)
-    lived.in_memory = 40
+    lived.in_memory, lived.dead = 40, 12
     mq.publish_many("news/1", [b"nobody listens"] * 10)
     mq.publish_many("latest/1", [b"the latest"] * 5)
 
@@ -80,7 +80,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Lived:
         lived = Lived(data_dir, served)
         with sync.connect(served.url, name="shop") as mq:
             _work(mq, lived)
-            wait_until(lambda: archived(data_dir, 355), limit=30, what="the archive")
+            wait_until(lambda: archived(data_dir, 355 + lived.dead), limit=60, what="the archive")
         served.process.kill()
     with serving("--data-dir", str(data_dir), environment={**HISTORY, "MQCORE_ARCHIVE": "off"}) as served:
         with sync.connect(served.url, name="shop") as mq:
