@@ -12,7 +12,7 @@
     │                                          DataDirMissing (LookupError) · DataDirUnreadable
     │                                          HistoryLost
     ├── TransportError (ConnectionError)       ConnectFailed · ConnectionLost · Draining · ListenFailed
-    ├── HandshakeError                         VersionMismatch · AuthFailed (PermissionError)
+    ├── HandshakeError                         VersionMismatch · AuthFailed (PermissionError) · NoAgreement
     │   └── TLSError                           CertificateError
     ├── ProtocolError                          BadFrame · TooLarge · BadAnswer
     ├── OperationError                         BadRequest 400 · Unauthorized 401 · NotFound 404 (LookupError)
@@ -60,6 +60,7 @@ __all__ = [
     "ListenFailed",
     "MqcoreError",
     "Nacked",
+    "NoAgreement",
     "NotFound",
     "NotRunning",
     "NotSupported",
@@ -169,6 +170,10 @@ class HandshakeError(MqcoreError):
 
 class VersionMismatch(HandshakeError):
     """The other side speaks another protocol, or another version of it."""
+
+
+class NoAgreement(HandshakeError):
+    """One side requires an extension of the protocol that the other does not have; the text names it."""
 
 
 class AuthFailed(HandshakeError, PermissionError):
