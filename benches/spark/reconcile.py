@@ -153,9 +153,8 @@ def main() -> int:
             shutil.rmtree(place, ignore_errors=True)
     found = {name: outcome.figures[name] for name in fates}
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    print(
-        f"{outcome.said}\n{arguments.messages:,} messages, {octets / 1e6:,.0f} MB of Parquet: {took:.1f} s, JVM {peak:,.0f} MiB"
-    )
+    print(outcome.said)
+    print(f"{arguments.messages:,} messages, {octets / 1e6:,.0f} MB of Parquet: {took:.1f} s, JVM {peak:,.0f} MiB")
     if found != fates or not outcome.fine:
         print(f"made {fates}, found {found}", file=sys.stderr)
         return 1

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conftest import serving, wait_until
 from mqcore import QueueOptions, QueueStatus, sync
+from mqcore.spark.origin import Directory
+from mqcore.spark.plan import Plan
 from spark.told import HISTORY, Told, archived
 
 SAVED = QueueOptions(
@@ -38,6 +41,15 @@ class Lived(Told):
             if step["queue"] is not None:
                 found[(step["shard"], step["number"])].append(step)
         return found
+
+
+def messages_told(data_dir: Path) -> int:
+    """How many messages the history has by now."""
+    origin = Directory(str(data_dir))
+    stretches = [(end.shard, 0, end.latest) for end in origin.ends()]
+    request = Plan.request_of("messages", ["sequence"])
+    pieces = origin.pieces(request, stretches, 1 << 30)
+    return sum(rows.num_rows for piece in pieces for rows in origin.read(request, piece, fail=True))
 
 
 def _order(number: int) -> bytes:
@@ -87,7 +99,9 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Lived:
             mq.publish_many("work/1", [_order(number) for number in range(300, 400)])
             for message in mq.queue("work/1").pull(30):
                 message.ack()
-            # Behind the acknowledgements, so that they are written down before the end.
             mq.publish("work/1", b"no json at all")
+            mq.publish("memory/1", b"in memory again")
+            # Nobody waits for the history; a kill takes what is not written down yet.
+            wait_until(lambda: messages_told(data_dir) == 469, limit=60, what="the history")
         served.process.kill()
     return lived
