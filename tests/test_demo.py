@@ -77,7 +77,7 @@ def run_damaged(part: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("part", ["tmqp", "mqks", "durable", "limits"])
+@pytest.mark.parametrize("part", ["tmqp", "mqks", "micromessage", "durable", "limits"])
 def test_a_broken_promise_is_seen_and_fails(part: str) -> None:
     result = run_damaged(part)
     assert result.returncode == 1, result.stdout + result.stderr
