@@ -32,7 +32,7 @@ def test_every_promise_of_the_demonstration_is_kept() -> None:
     for strategy in ("fixed-window", "sliding-window", "gcra"):
         assert f"limit-{strategy}-broker" in result.stdout
         assert f"limit-{strategy}-local" in result.stdout
-    for queue in ("library-lines", "greetings"):
+    for queue in ("library-lines", "greetings", "library-frames", "topic/library"):
         assert queue in result.stdout
     assert "Dave    > Dave publish --confirm hello world\n" in result.stdout
     assert "Charlie < Charlie ok Dave event=hello world\n" in result.stdout
@@ -70,7 +70,7 @@ def run_damaged(part: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("part", ["tmqp", "mqks", "durable", "limits"])
+@pytest.mark.parametrize("part", ["tmqp", "mqks", "micromessage", "durable", "limits"])
 def test_a_broken_promise_is_seen_and_fails(part: str) -> None:
     result = run_damaged(part)
     assert result.returncode == 1, result.stdout + result.stderr
