@@ -32,7 +32,7 @@ def test_every_promise_of_the_demonstration_is_kept() -> None:
     for strategy in ("fixed-window", "sliding-window", "gcra"):
         assert f"limit-{strategy}-broker" in result.stdout
         assert f"limit-{strategy}-local" in result.stdout
-    for queue in ("library-lines", "greetings", "library-frames", "topic/library"):
+    for queue in ("library-lines", "greetings"):
         assert queue in result.stdout
     assert "Dave    > Dave publish --confirm hello world\n" in result.stdout
     assert "Charlie < Charlie ok Dave event=hello world\n" in result.stdout

@@ -20,7 +20,7 @@ __all__ = ["main"]
 PARTS: tuple[tuple[str, Callable[[Sequence[Page], Progress], Awaitable[list[Outcome]]]], ...] = (
     ("TMQP/2.0", tmqp.run),
     ("MQKS: one line a file, and a dialogue typed into nc", mqks.run),
-    ("MicroMessage2: a queue, and a topic by filters", micromessage.run),
+    ("MicroMessage2: batches of acknowledgements, and filters", micromessage.run),
     ("Durable: the broker is killed in the middle", durable.run),
     ("Nodes: one of three is killed in the middle", nodes.run),
     ("Limits: an ASGI application under load of 50 clients", limits.run),
