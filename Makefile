@@ -134,6 +134,8 @@ bench: $(ENVIRONMENT) ## measure, on an otherwise idle machine; docs/performance
 	@$(PY) benches/routing.py
 	$(call step,what TLS costs)
 	@$(PY) benches/tls.py
+	$(call step,how fast Spark reads and writes)
+	@$(PY) benches/spark/speed.py
 	$(call step,parts of the core)
 	@cargo bench --locked -p mqcore-bench --benches
 

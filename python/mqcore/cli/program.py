@@ -64,6 +64,7 @@ def root() -> click.Group:
         consume,
         direct,
         errors,
+        jobs,
         journal,
         limit,
         node,
@@ -73,6 +74,7 @@ def root() -> click.Group:
         serve,
         tail,
         version,
+        worker,
     )
 
     commands = [
@@ -91,6 +93,8 @@ def root() -> click.Group:
         authority.user,
         authority.token,
         limit.limit,
+        worker.worker,
+        jobs.jobs,
         node.node,
         journal.journal,
         backup.backup,
