@@ -68,6 +68,7 @@ def root() -> click.Group:
         journal,
         limit,
         node,
+        pipeline,
         publish,
         queue,
         router,
@@ -99,6 +100,7 @@ def root() -> click.Group:
         journal.journal,
         backup.backup,
         backup.restore,
+        pipeline.pipeline,
         version.version,
     ]
     group = CommandGroup(
