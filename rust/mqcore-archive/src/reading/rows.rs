@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
+use std::mem;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -388,7 +389,7 @@ struct Taker<'a> {
     shard: u32,
     queue: Memory,
     ready: &'a mut VecDeque<RecordBatch>,
-    /// The block of a packed note.
+    /// Holds a block that was packed, from one to the next.
     unpacked: Vec<u8>,
     failed: Option<ReadError>,
 }
@@ -399,8 +400,7 @@ impl Taker<'_> {
             return;
         }
         let mut position = 0;
-        // Out of the way while its block is shown; it keeps its room from note to note.
-        let mut unpacked = std::mem::take(&mut self.unpacked);
+        let mut unpacked = mem::take(&mut self.unpacked);
         let mut show = |step: LifeStep<'_>| {
             let place = StepPlace { shard: self.shard, note: note.number, position };
             position += 1;

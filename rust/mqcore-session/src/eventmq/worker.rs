@@ -89,6 +89,8 @@ pub(super) struct Work {
     most_free: u32,
     /// It has said goodbye.
     pub(super) leaving: bool,
+    /// It wants to be told which attempt a job is.
+    counts: bool,
     /// It has slots that its queues were not told of.
     pub(super) has_room: bool,
     nudge_after: Duration,
@@ -100,6 +102,7 @@ impl Work {
         exchange: &Arc<Exchange>,
         registration: Registration<Worker>,
         addresses: Vec<QueueAddress>,
+        counts: bool,
     ) -> Self {
         let mut work = Self {
             registration,
@@ -111,6 +114,7 @@ impl Work {
             serial: 0,
             most_free: 0,
             leaving: false,
+            counts,
             has_room: false,
             nudge_after: NUDGE_FIRST,
             nudge_at: Timestamp::NEVER,
@@ -196,7 +200,7 @@ impl Work {
             self.has_room |= self.slots().give(SLOTS_MAX).is_some();
             return;
         }
-        handed.encode(output);
+        handed.encode(self.counts, output);
         self.exchange.count(|counters| &counters.dispatched);
         self.nudge_after = NUDGE_FIRST;
         self.nudge_at = now.after(NUDGE_FIRST);

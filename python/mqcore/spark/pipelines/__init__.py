@@ -1,0 +1,13 @@
+"""Ready analyses of what was said through a broker: each reads history, and writes Parquet and one report.
+
+| name | what it tells |
+|---|---|
+| `lifecycle` | per queue and minute: rates, latencies, redeliveries, losses |
+| `reconcile` | every message accounted for, or named |
+
+Reading never consumes; a broker may run on the directory meanwhile. docs/pipelines.md tells tables and columns.
+"""
+
+from mqcore.spark.pipelines.catalogue import NAMES, Outcome, follow, run
+
+__all__ = ["NAMES", "Outcome", "follow", "run"]
