@@ -4,6 +4,7 @@
 |---|---|
 | `lifecycle` | per queue and minute: rates, latencies, redeliveries, losses |
 | `reconcile` | every message accounted for, or named |
+| `limits` | use by key and window, and which quotas would fit |
 
 Reading never consumes; a broker may run on the directory meanwhile. docs/pipelines.md tells tables and columns.
 """

@@ -24,6 +24,7 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 TELLS: Final = {
     "lifecycle": "per queue and stretch of time: rates, latencies, redeliveries, losses by reason",
     "reconcile": "every message accounted for: acked, dead, dropped, there; or named",
+    "limits": "use by client or queue and window, whom a limit would have refused, suggested quotas",
 }
 """What each pipeline tells."""
 NAMES: Final = tuple(TELLS)
