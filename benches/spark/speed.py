@@ -35,7 +35,7 @@ BODY = json.dumps({"n": 0, "text": "x" * 500, "price": 12.5})
 @contextlib.contextmanager
 def serving(data_dir: Path, **settings: str) -> Iterator[dict[str, Any]]:
     """Run a broker, and stop it in order."""
-    environment = {**os.environ, "MQCORE_HISTORY": "on", "MQCORE_HISTORY_MAX_BYTES": "8GiB", **settings}
+    environment = {**os.environ, "MQCORE_HISTORY": "on", "MQCORE_HISTORY_MAX_BYTES": str(8 << 30), **settings}
     command = [sys.executable, "-m", "mqcore", "serve", "--data-dir", str(data_dir), "--listen", "tmqp://127.0.0.1:0"]
     process = subprocess.Popen(
         [*command, "--admin", "http://127.0.0.1:0"], stdout=subprocess.PIPE, text=True, env=environment

@@ -17,6 +17,8 @@ use crate::wire::connect;
 const WINDOW: u64 = 1000;
 /// Messages that are acknowledged, or sent, at once.
 const BATCH: u64 = 250;
+/// How long a side waits before it looks whether the run is over.
+const MOMENT: Duration = Duration::from_millis(100);
 /// Numbers there are.
 const NUMBERS: u64 = 65_535;
 /// The extension that acknowledges, in the handshakes below.
@@ -99,10 +101,20 @@ fn receiver(address: SocketAddr, work: Work) -> io::Result<TcpStream> {
     }
 }
 
+/// Reads what comes within a moment, so that a run that is over is noticed; nothing if nothing comes.
+fn read_for_a_while(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
+    match stream.read(buffer) {
+        Ok(0) => Err(io::Error::other("the broker closed the connection")),
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => Ok(0),
+        read => read,
+    }
+}
+
 /// Sends as long as the window allows, until told to end.
 fn produce(address: SocketAddr, work: Work, ended: &AtomicBool) -> io::Result<()> {
     let mut stream = connect(address)?;
     shake_hands(&mut stream, "batch-ack:max-count=1000")?;
+    stream.set_read_timeout(Some(MOMENT))?;
     let (mut sent, mut acknowledged) = (0_u64, 0_u64);
     let (mut read, mut buffer, mut output) = (Vec::new(), [0; 4096], Vec::new());
     while !ended.load(Ordering::Relaxed) {
@@ -112,7 +124,7 @@ fn produce(address: SocketAddr, work: Work, ended: &AtomicBool) -> io::Result<()
             stream.write_all(&output)?;
             sent += BATCH;
         }
-        let count = stream.read(&mut buffer)?;
+        let count = read_for_a_while(&mut stream, &mut buffer)?;
         read.extend_from_slice(&buffer[..count]);
         while let Some((frame, size)) =
             decode(&read, BATCH_ACK, &Limits::default()).map_err(io::Error::other)?
@@ -135,11 +147,9 @@ fn consume(mut stream: TcpStream, work: Work, consumed: &AtomicU64, ended: &Atom
     message(work, 0, &mut one);
     let (mut octets, mut acknowledged) = (0_usize, 0_u64);
     let mut buffer = vec![0; 256 * 1024];
+    stream.set_read_timeout(Some(MOMENT))?;
     while !ended.load(Ordering::Relaxed) {
-        let count = stream.read(&mut buffer)?;
-        if count == 0 {
-            return Err(io::Error::other("the broker closed the receiver's connection"));
-        }
+        let count = read_for_a_while(&mut stream, &mut buffer)?;
         octets += count;
         let total = (octets / one.len()) as u64;
         consumed.store(total, Ordering::Relaxed);

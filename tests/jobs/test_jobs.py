@@ -238,3 +238,11 @@ def test_jobs_of_a_broker_that_keeps_them_survive_its_death(tasks: Tasks, tmp_pa
         working(broker_url(again), "--concurrency", "2"),
     ):
         assert sorted(until_lines(trace, 20)) == sorted(f"line {number}" for number in range(20))
+
+
+def test_a_worker_works_also_where_its_schedules_cannot_be_sent(url: str, tmp_path: Path) -> None:
+    backend = url.partition("?")[0]
+    with working(f"{backend}?frontend=1", "--pool", "thread", app="scheduled_jobs:jobs") as worker, Jobs(url) as sender:
+        assert sender.send("scheduled_jobs.tick").result(20) == 1
+        assert any("schedules could not be sent" in line for line in worker.lines)
+        assert worker.terminate() == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 
 from conftest import clean_environment, wait_until
-from job_processes import lines_of, until_lines, working
+from job_processes import START_LIMIT, answers, free_ports, lines_of, until_lines, working
 from mqcore import errors
+from mqcore.jobs import Jobs
+from mqcore.jobs.client import ask
 
 Tasks = Callable[[str], Any]
 
@@ -103,7 +106,6 @@ def test_draining_loses_no_job(original: str, tasks: Tasks, tmp_path: Path) -> N
 
 
 def test_a_worker_joins_again_after_the_router_was_away(original_programs: Path, tasks: Tasks, tmp_path: Path) -> None:
-    from job_processes import START_LIMIT, answers, free_ports
 
     backend, frontend, admin = free_ports(3)
     environment = clean_environment() | {
@@ -149,3 +151,41 @@ def test_a_result_that_the_original_keeps_to_itself_is_waited_for_only_so_long(o
         job = tasks(original).add.enqueue(1, right=2)
         with pytest.raises(errors.RequestTimeout, match="no result of job"):
             job.result(timeout=1)
+
+
+def test_a_schedule_runs_until_it_is_ended(
+    original: str, original_programs: Path, tasks: Tasks, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace"
+    frontend = original.split("frontend=")[1].split("&")[0]
+    scheduler = subprocess.Popen(
+        [str(original_programs / "emq-scheduler")],
+        env=clean_environment()
+        | {
+            "EVENTMQ_SCHEDULER_ADDR": f"tcp://127.0.0.1:{frontend}",
+            # It wants Redis, and does without if it is told to.
+            "EVENTMQ_REDIS_STARTUP_ERROR_HARD_KILL": "false",
+        },
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=tmp_path,
+    )
+    try:
+        with working(original, "--pool", "thread"), Jobs(original) as jobs:
+            there = jobs.addresses.admin
+            wait_until(
+                lambda: b"hb" in ask(there, b"ROUTER_SHOW_SCHEDULERS", 5.0), limit=START_LIMIT, what="the scheduler"
+            )
+            schedule = jobs.every("1s", tasks(original).write.bind(str(trace), "tick"))
+            assert jobs.send_schedules() == 1
+            until_lines(trace, 3)
+            jobs.unschedule(schedule)
+            assert jobs.schedules == ()
+            # It says nothing to that; what is sent after it arrives after it.
+            before = -1
+            while before != len(lines_of(trace)):
+                before = len(lines_of(trace))
+                time.sleep(2.5)
+    finally:
+        scheduler.kill()
+        scheduler.wait()

@@ -94,6 +94,13 @@ def test_an_option_that_cannot_be_is_refused_where_it_is_said(options: dict[str,
         task.using(colour="red")
 
 
+def test_a_broker_is_not_told_of_the_limit_of_a_job_that_waits_for_its_time() -> None:
+    task = Jobs().task(timeout="1500ms")(lambda: None)
+    assert (task.options.headers().timeout, task.options.terms().hard) == (2, 1.5)
+    later = task.using(run_after="1h").options
+    assert (later.headers().timeout, later.terms().hard) == (0, 1.5)
+
+
 def test_two_tasks_cannot_have_one_name() -> None:
     jobs = Jobs()
     jobs.task(name="shop.send")(print)

@@ -56,6 +56,16 @@ def test_notes_that_vanish_between_planning_and_reading_are_lost_in_words(tmp_pa
         assert list(origin.read(plan.request(), piece, fail=False)) == []
 
 
+def test_large_steps_that_are_packed_in_the_journal_are_read_as_they_were(tmp_path: Path) -> None:
+    bodies = [f"{number} {'abcd' * 300}".encode() for number in range(3000)]
+    with serving("--data-dir", str(tmp_path), environment={**HISTORY, "MQCORE_ARCHIVE": "off"}) as served:
+        with sync.connect(served.url) as mq:
+            declare(mq, "orders/1")
+            mq.publish_many("orders/1", bodies)
+        served.terminate()
+    assert values(plan_of(tmp_path)) == bodies
+
+
 def test_filters_narrow_a_plan_and_never_beyond_what_they_let_pass() -> None:
     pytest.importorskip("pyspark")
     from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, IsNull, LessThan, Not

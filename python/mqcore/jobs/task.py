@@ -72,11 +72,14 @@ class TaskOptions:
 
     def headers(self) -> wire.Headers:
         """What of it stands in headers."""
+        # A broker that reads the limit counts from when it hands the job out, and a job may wait at its worker for its
+        # time; so that worker alone is told of the limit then.
+        timeout = seconds(self.timeout) if self.timeout is not None and self.run_after is None else 0.0
         return wire.Headers(
             reply_requested=self.result,
             guarantee=self.guarantee,
             retry_count=self.retries,
-            timeout=math.ceil(seconds(self.timeout)) if self.timeout is not None else 0,
+            timeout=math.ceil(timeout),
             priority=self.priority,
         )
 

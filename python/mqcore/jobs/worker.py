@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mqcore.config import Duration, seconds
-from mqcore.errors import BodyError, ConfigError, JobLost, JobRefused, JobTimeout
+from mqcore.errors import BodyError, ConfigError, JobLost, JobRefused, JobTimeout, MqcoreError
 from mqcore.jobs import wire
 from mqcore.jobs.app import Jobs
 from mqcore.jobs.backoff import Backoff
@@ -266,9 +266,16 @@ class Worker:
             self._said_joined = True
             _LOG.info("joined %s as %s", self.jobs.addresses.backend, self._link.identity)
             if self._sends_schedules and self.jobs.schedules:
-                _LOG.info("sent %d schedules", self.jobs.send_schedules())
+                self._send_schedules()
             if self._on_joined is not None:
                 self._on_joined(self)
+
+    def _send_schedules(self) -> None:
+        try:
+            _LOG.info("sent %d schedules", self.jobs.send_schedules())
+        except MqcoreError as error:
+            # They go where clients connect, which may be closed to workers; jobs come all the same.
+            _LOG.error("schedules could not be sent: %s", error)
 
     # --- jobs that come ---------------------------------------------------------------------------------------------
 
