@@ -4,7 +4,10 @@
 |---|---|
 | `lifecycle` | per queue and minute: rates, latencies, redeliveries, losses |
 | `reconcile` | every message accounted for, or named |
+| `deadletters` | what died and why, and the way back |
 | `limits` | use by key and window, and which quotas would fit |
+| `sessions` | what each client did, and who spoke to whom |
+| `compact` | the archive anew, in few large files |
 
 Reading never consumes; a broker may run on the directory meanwhile. docs/pipelines.md tells tables and columns.
 """

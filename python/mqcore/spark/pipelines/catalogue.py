@@ -24,7 +24,10 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 TELLS: Final = {
     "lifecycle": "per queue and stretch of time: rates, latencies, redeliveries, losses by reason",
     "reconcile": "every message accounted for: acked, dead, dropped, there; or named",
+    "deadletters": "what died and why, like put to like, with samples; re-drives what is chosen",
     "limits": "use by client or queue and window, whom a limit would have refused, suggested quotas",
+    "sessions": "what each client did, over all protocols, and who spoke to whom",
+    "compact": "the archive anew, in few large files, without what is too old",
 }
 """What each pipeline tells."""
 NAMES: Final = tuple(TELLS)

@@ -32,23 +32,25 @@ class Tables:
 
     def write(self, table: str, rows: DataFrame, *, files: int | None = None) -> DataFrame:
         """Write a table, in `files` files at most, and return it as it stands there: nothing is computed twice."""
-        unfinished = self._directory / f".{table}-{uuid.uuid4().hex}"
+        unfinished = self._directory / f".unfinished-{uuid.uuid4().hex}"
         try:
             (rows if files is None else rows.coalesce(files)).write.parquet(str(unfinished))
-            self._put(unfinished, self.path(table))
+            self.put(unfinished, table)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        self.paths[table] = self.path(table)
         # With the schema told, Spark need not look at a file before it reads.
         return rows.sparkSession.read.schema(rows.schema).parquet(str(self.path(table)))
 
-    def _put(self, unfinished: Path, final: Path) -> None:
+    def put(self, unfinished: Path, table: str) -> None:
         """Put a complete table in the place of the last one. Whoever has that one open keeps its files."""
-        former = self._directory / f".{final.name}-former-{uuid.uuid4().hex}"
+        final = self.path(table)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        former = self._directory / f".former-{uuid.uuid4().hex}"
         if final.exists():
             final.rename(former)
         unfinished.rename(final)
         shutil.rmtree(former, ignore_errors=True)
+        self.paths[table] = final
 
     def write_page(self, page: str) -> Path:
         """Write the report, whole or not at all."""

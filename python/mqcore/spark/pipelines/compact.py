@@ -1,0 +1,210 @@
+"""``compact``: an archive of many small files anew, in few large ones and without what is too old."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from mqcore import errors
+from mqcore.spark.archive import newest_manifest
+from mqcore.spark.options import local_path
+from mqcore.spark.pipelines.catalogue import Outcome, Progress
+from mqcore.spark.pipelines.report import Page, bars, table, tiles
+from mqcore.spark.pipelines.tables import Tables
+from mqcore.spark.pipelines.watching import unseen
+
+if TYPE_CHECKING:
+    import os
+
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+__all__ = ["compact"]
+
+_DAY_MS: Final = 86_400_000
+_ROWS: Final = 100
+_PLACE: Final = ("table", "shard", "channel", "queue_id", "date")
+"""Rows of a file agree in these; the archive's directories are made of them."""
+
+
+def compact(
+    spark: SparkSession,
+    data_dir: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    target_mb: int = 128,
+    keep_days: int = 0,
+    progress: Progress = unseen,
+) -> Outcome:
+    """Write the archive anew, in files of about `target_mb` MB (default 128), into ``OUT/compact/data``.
+
+    What lies there is an archive like the first one, with a manifest, and is read as one: by
+    ``mqcore.spark.archive``, by ``format("mqcore")`` and by pipelines. Files whose latest row is older than
+    `keep_days` days are left out; 0, the default: none. The broker's own archive is its own, and is not changed:
+    its retention is an option of the broker.
+
+    Raises `ConfigError`, `DataDirMissing` without an archive, and `DataDirUnreadable`, also where rows would be lost.
+    """
+    if target_mb < 1 or keep_days < 0:
+        raise errors.ConfigError("target_mb is at least 1, keep_days at least 0")
+    root = Path(local_path("data_dir", str(Path(data_dir).absolute())))
+    manifest = newest_manifest(root / "archive")
+    if manifest is None:
+        raise errors.DataDirMissing(f"{root} has no archive yet; a broker with history and archive makes one")
+    tables = Tables(out, "compact")
+    oldest_ms = int(time.time() * 1000) - keep_days * _DAY_MS if keep_days else 0
+    kept = [file for file in manifest["files"] if file["max_time_ms"] >= oldest_ms]
+    gone = [file for file in manifest["files"] if file["max_time_ms"] < oldest_ms]
+    number = manifest["number"] + 1
+    work = _packed(kept, target_mb << 20, number)
+    unfinished = tables.path(f".data-{uuid.uuid4().hex}")
+    try:
+        (unfinished / "archive" / "_manifests").mkdir(parents=True)
+        progress("files", 0, len(work))
+        files = _run(spark, root / "archive", unfinished / "archive", work)
+        _finish(root, unfinished, manifest, number, files, gone)
+        tables.put(unfinished, "data")
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    progress("report", 0, 0)
+    figures = {
+        "files_before": len(manifest["files"]),
+        "files_after": len(files),
+        "bytes_before": sum(file["bytes"] for file in manifest["files"]),
+        "bytes_after": sum(file["bytes"] for file in files),
+        "rows": sum(file["rows"] for file in files),
+        "rows_removed": sum(file["rows"] for file in gone),
+    }
+    said = (
+        f"{figures['files_before']:,} files of {figures['bytes_before']:,} bytes became {figures['files_after']:,} of "
+        f"{figures['bytes_after']:,}; {figures['rows']:,} rows kept, {figures['rows_removed']:,} too old"
+    )
+    page = _page(root, manifest["files"], files, figures)
+    return Outcome("compact", said, tables.write_page(page.html()), tables.paths, figures)
+
+
+def _packed(files: Iterable[Mapping[str, Any]], target: int, number: int) -> list[dict[str, Any]]:
+    """Which files become one: neighbours of one place, in the order in which they were written, up to the target."""
+    work: list[dict[str, Any]] = []
+    open_at: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for file in files:
+        place = tuple(file[name] for name in _PLACE)
+        present = open_at.get(place)
+        if present is None or present["bytes"] + file["bytes"] > target:
+            directory = str(Path(file["path"]).parent)
+            present = {"path": f"{directory}/{number:010}-{len(work):05}.parquet", "bytes": 0, "sources": []}
+            open_at[place] = present
+            work.append(present)
+        present["bytes"] += file["bytes"]
+        present["sources"].append(dict(file))
+    return work
+
+
+def _run(spark: SparkSession, source: Path, target: Path, work: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Write the files, each in a task of its own; Spark's rows are only what is to be done, and what came of it."""
+    if not work:
+        return []
+    rows = [(index, json.dumps(part)) for index, part in enumerate(work)]
+    parts = spark.createDataFrame(rows, "at int, work string").repartition(len(rows), "at")
+    done = parts.mapInArrow(_writer(str(source), str(target)), "at int, entry string").collect()
+    return [json.loads(row["entry"]) for row in sorted(done, key=lambda row: int(row["at"]))]
+
+
+def _writer(source: str, target: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What an executor does. It has plain values in it, because it is pickled."""
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for batch in batches:
+            parts = [json.loads(text) for text in batch.column("work").to_pylist()]
+            entries = [json.dumps(join_files(Path(source), Path(target), part)) for part in parts]
+            yield pa.RecordBatch.from_arrays([batch.column("at"), pa.array(entries, pa.string())], ["at", "entry"])
+
+    return write
+
+
+def join_files(source: Path, target: Path, part: Mapping[str, Any]) -> dict[str, Any]:
+    """Write one file of several, row for row in their order, and return it as a manifest names it."""
+    import pyarrow.parquet as pq
+
+    final = target / part["path"]
+    final.parent.mkdir(parents=True, exist_ok=True)
+    # An attempt that died may have left one, and another may be writing beside this one.
+    unfinished = final.with_name(f".{final.name}-{uuid.uuid4().hex}")
+    sources, rows, writer = part["sources"], 0, None
+    try:
+        for file in sources:
+            with pq.ParquetFile(source / file["path"]) as reader:
+                if writer is None:
+                    schema = reader.schema_arrow
+                    counted = [name for name in schema.names if name not in {"body", "headers"}]
+                    writer = pq.ParquetWriter(
+                        unfinished, schema, compression="zstd", compression_level=1, write_statistics=counted
+                    )
+                for batch in reader.iter_batches():
+                    writer.write_batch(batch)
+                    rows += batch.num_rows
+    finally:
+        if writer is not None:
+            writer.close()
+    if rows != sum(file["rows"] for file in sources):
+        raise errors.DataDirUnreadable(f"{part['path']} has {rows} rows, and its sources have others by their manifest")
+    unfinished.replace(final)
+    least = {name: min(file.get(name, 0) for file in sources) for name in ("min_time_ms", "min_number", "min_note")}
+    most = {name: max(file.get(name, 0) for file in sources) for name in ("max_time_ms", "max_number", "max_note")}
+    place = {name: sources[0][name] for name in _PLACE}
+    return {**place, "path": part["path"], "bytes": final.stat().st_size, "rows": rows, **least, **most}
+
+
+def _finish(
+    root: Path,
+    target: Path,
+    manifest: Mapping[str, Any],
+    number: int,
+    files: list[dict[str, Any]],
+    gone: Sequence[Mapping[str, Any]],
+) -> None:
+    """Write what makes files an archive."""
+    shards = {shard: dict(reach) for shard, reach in manifest["shards"].items()}
+    for file in gone:
+        reach = shards[str(file["shard"])]
+        reach["kept_from"] = max(reach.get("kept_from", 0), min(file.get("max_note", 0) + 1, reach["notes"]))
+    removed = dict(manifest["removed"])
+    removed["files"] += len(gone)
+    removed["rows"] += sum(file["rows"] for file in gone)
+    removed["bytes"] += sum(file["bytes"] for file in gone)
+    told = {**manifest, "number": number, "written_ms": int(time.time() * 1000), "shards": shards, "removed": removed}
+    path = target / "archive" / "_manifests" / f"{number:010}.json"
+    path.write_text(json.dumps({**told, "files": files}, indent=2), encoding="utf-8")
+    shutil.copyfile(root / "format", target / "format")
+
+
+def _page(
+    root: Path, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], figures: Mapping[str, int]
+) -> Page:
+    page = Page("Compact", str(root))
+    page.add(tiles(*figures.items()))
+
+    def octets(files: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, int, int]]:
+        found: dict[str, tuple[int, int, int]] = {}
+        for file in files:
+            queue = "(shard)" if file["channel"] is None else f"{file['channel']}/{file['queue_id']}"
+            count, rows, size = found.get(queue, (0, 0, 0))
+            found[queue] = (count + 1, rows + file["rows"], size + file["bytes"])
+        return found
+
+    then, now = octets(before), octets(after)
+    largest = sorted(then, key=lambda queue: -then[queue][2])
+    page.add(
+        bars("Files before", "files", [(queue, then[queue][0]) for queue in largest], otherwise="There were none.")
+    )
+    page.add(bars("Files after", "files", [(queue, now.get(queue, (0,))[0]) for queue in largest], otherwise="None."))
+    columns = ("queue", "files before", "rows before", "bytes before", "files after", "rows after", "bytes after")
+    rows = [[queue, *then[queue], *now.get(queue, (0, 0, 0))] for queue in largest[:_ROWS]]
+    return page.add(table("Queues", columns, rows, of=len(largest)))

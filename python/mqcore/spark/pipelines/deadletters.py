@@ -1,0 +1,233 @@
+"""``deadletters``: what died and of what, like put to like, with samples; and the way back for some of them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from mqcore import errors
+from mqcore.spark.pipelines.catalogue import Outcome, Progress
+from mqcore.spark.pipelines.history import History
+from mqcore.spark.pipelines.report import Page, bars, table, tiles
+from mqcore.spark.pipelines.tables import Tables
+from mqcore.spark.pipelines.watching import unseen
+
+if TYPE_CHECKING:
+    import os
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+__all__ = ["deadletters"]
+
+_SAMPLES: Final = 3
+_SAMPLE_BYTES: Final = 400
+_CLUSTERS: Final = 200
+"""Clusters that the report shows; the table has all."""
+_LIKE: Final = (
+    # Identifiers first, because they have numbers in them.
+    (r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}", "<id>"),
+    (r"\b[0-9a-fA-F]*[0-9][0-9a-fA-F]{7,}\b", "<id>"),
+    (r"[0-9]+([.,:][0-9]+)*", "#"),
+)
+"""What differs between errors of one kind, and what stands for it."""
+_RUN: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+def deadletters(
+    spark: SparkSession,
+    data_dir: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    redrive: str = "",
+    clusters: str = "",
+    run: str = "",
+    admin: str = "",
+    progress: Progress = unseen,
+) -> Outcome:
+    """Put dead letters together by why they died and by the consumer's last words; numbers and ids count as equal.
+
+    Tables: ``clusters``, and ``letters`` (a row a dead letter, without its body).
+
+    `redrive` is the URL of the broker to which letters of `clusters` (names with commas between them, or ``all``)
+    go back: as they were, to the queue they died in. `run` names that, and has to; repeated under the same name it
+    publishes what is left, and no other run publishes any of its letters. With `admin`, the broker's admin side,
+    none is published twice even where a run was killed. Letters stay in the dead-letter queue as well: reading
+    never consumes.
+
+    Raises `ConfigError`, `DataDirMissing`, `DataDirUnreadable`, and what the broker says to what is published.
+    """
+    if bool(redrive) != bool(run) or bool(redrive) != bool(clusters):
+        raise errors.ConfigError(
+            "redrive, clusters and run belong together: to which broker, which letters, and a name"
+        )
+    if run and not _RUN.fullmatch(run):
+        raise errors.ConfigError(f"run is up to 64 letters, digits, dots, dashes and underscores, not {run!r}")
+    history, tables = History.of(spark, data_dir), Tables(out, "deadletters")
+    progress("letters", 0, 0)
+    letters = tables.write("letters", _letters(history), files=4)
+    progress("clusters", 0, 0)
+    found = _clusters(letters)
+    tables.write("clusters", found, files=1)
+    rows = found.collect()
+    redriven = 0
+    if redrive:
+        progress("re-drive", 0, 0)
+        redriven = _redrive(history, tables, letters, redrive, clusters, run, admin)
+    progress("report", 0, 0)
+    samples = _samples(history, letters)
+    page = _page(history, rows, samples)
+    total = {
+        "letters": sum(row["messages"] for row in rows),
+        "there": sum(row["there"] for row in rows),
+        "clusters": len(rows),
+        "redriven": redriven,
+    }
+    said = f"{total['letters']:,} dead letters of {total['clusters']:,} kinds, {total['there']:,} still there"
+    if redrive:
+        said += f"; run {run} re-drove {redriven:,}"
+    return Outcome("deadletters", said, tables.write_page(page.html()), tables.paths, total)
+
+
+def _header(name: str) -> Column:
+    """The last header of a name: a letter that died twice has two."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    fitting = F.filter("headers", lambda header: F.lower(header["key"]) == name.lower())
+    return F.when(F.size(fitting) > 0, F.element_at(fitting, -1)["value"].cast("string"))
+
+
+def _letters(history: History) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    came = (
+        history.messages("time", "shard", "number", "kind", "queue", "message_id", "headers", "body_bytes")
+        .where("kind = 'arrived'")
+        .select(
+            "time",
+            "shard",
+            "number",
+            "queue",
+            "message_id",
+            "body_bytes",
+            _header("Dead-Letter-Reason").alias("reason"),
+            _header("Dead-Letter-Queue").alias("origin"),
+            _header("Dead-Letter-Attempts").cast("int").alias("attempts"),
+        )
+    )
+    said = (
+        history.steps("sequence", "kind", "queue", "message_id", "reason")
+        .where("kind = 'nacked' and message_id is not null")
+        .groupBy(F.lower("queue").alias("died_in"), F.col("message_id").alias("refused"))
+        .agg(F.max_by("reason", "sequence").alias("error"))
+    )
+    left = history.steps("shard", "number", "queue", "last").where("last").select("shard", "number").distinct()
+    left = left.withColumn("left", F.lit(True))
+    known = came.join(
+        said, (F.lower("origin") == F.col("died_in")) & (F.col("message_id") == F.col("refused")), "left"
+    ).drop("died_in", "refused")
+    known = known.join(left, ["shard", "number"], "left")
+    like = F.coalesce("error", F.lit(""))
+    for pattern, instead in _LIKE:
+        like = F.regexp_replace(like, pattern, instead)
+    name = F.substring(
+        F.sha2(F.concat_ws("\n", F.coalesce("origin", F.lit("")), F.coalesce("reason", F.lit("")), like), 256), 1, 8
+    )
+    return known.select(
+        name.alias("cluster"),
+        "time",
+        "shard",
+        "number",
+        "queue",
+        "origin",
+        "message_id",
+        "reason",
+        "attempts",
+        "error",
+        like.alias("like"),
+        "body_bytes",
+        F.col("left").isNull().alias("there"),
+    )
+
+
+def _clusters(letters: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    grouped = letters.groupBy("cluster", "origin", "reason", "like").agg(
+        F.count(F.lit(1)).alias("messages"),
+        F.count_if("there").alias("there"),
+        F.min("time").alias("first"),
+        F.max("time").alias("latest"),
+        F.min("error").alias("example"),
+    )
+    return grouped.orderBy(F.desc("messages"), "cluster")
+
+
+def _samples(history: History, letters: DataFrame) -> dict[str, list[str]]:
+    """Some bodies of each cluster, as far as they are text."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    place = F.row_number().over(Window.partitionBy("cluster").orderBy("shard", "number"))
+    few = letters.withColumn("place", place).where(F.col("place") <= _SAMPLES).select("cluster", "shard", "number")
+    bodies = history.messages("shard", "number", "kind", "body").where("kind = 'arrived'").drop("kind")
+    beginning = F.substring("body", 1, _SAMPLE_BYTES).alias("body")
+    found: dict[str, list[str]] = {}
+    for row in bodies.join(F.broadcast(few), ["shard", "number"]).select("cluster", beginning).collect():
+        found.setdefault(row["cluster"], []).append(bytes(row["body"] or b"").decode("utf-8", "replace"))
+    return found
+
+
+def _redrive(
+    history: History, tables: Tables, letters: DataFrame, url: str, clusters: str, run: str, admin: str
+) -> int:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    runs = tables.path("runs")
+    chosen = runs / run
+    if not chosen.exists():
+        # Written down before anything is published, so that nobody else takes them, and a repetition takes the same.
+        wanted = letters.where("there and origin is not null")
+        if clusters != "all":
+            names = [name.strip() for name in clusters.split(",")]
+            known = {row["cluster"] for row in letters.select("cluster").distinct().collect()}
+            if unknown := [name for name in names if name not in known]:
+                raise errors.ConfigError(f"there is no cluster {unknown[0]!r}; the table clusters has their names")
+            wanted = wanted.where(F.col("cluster").isin(*names))
+        wanted = wanted.select("shard", "number", "origin")
+        if runs.is_dir() and (others := [str(path) for path in runs.iterdir() if not path.name.startswith(".")]):
+            taken = history.spark.read.parquet(*others).select("shard", "number")
+            wanted = wanted.join(taken, ["shard", "number"], "left_anti")
+        tables.write(f"runs/{run}", wanted, files=1)
+        tables.paths.pop(f"runs/{run}")
+    mine = history.spark.read.schema("shard int, number bigint, origin string").parquet(str(chosen))
+    bodies = history.messages("shard", "number", "kind", "message_id", "headers", "high_priority", "body")
+    rows = bodies.where("kind = 'arrived' and body is not null").join(F.broadcast(mine), ["shard", "number"])
+    own = F.filter("headers", lambda header: ~F.lower(header["key"]).startswith("dead-letter-"))
+    outgoing = rows.orderBy("shard", "number").select(
+        F.col("body").alias("value"),
+        F.when(F.col("message_id") != "", F.col("message_id")).alias("key"),
+        F.col("origin").alias("queue"),
+        own.alias("headers"),
+        "high_priority",
+    )
+    count = outgoing.count()
+    writer = outgoing.write.format("mqcore").mode("append").option("url", url)
+    writer = writer.option("stagingLocation", str(tables.path("staging")))
+    writer = writer.option("txnAppId", f"redrive-{run}").option("txnVersion", "0")
+    (writer.option("admin", admin) if admin else writer).save()
+    return count
+
+
+def _page(history: History, rows: list[Any], samples: dict[str, list[str]]) -> Page:
+    page = Page("Dead letters", history.data_dir)
+    letters = sum(row["messages"] for row in rows)
+    page.add(tiles(("letters", letters), ("still there", sum(row["there"] for row in rows)), ("kinds", len(rows))))
+    named = [(f"{row['origin'] or '?'}: {row['like'] or row['reason'] or '-'}", row["messages"]) for row in rows]
+    page.add(bars("Why they died", "messages", named, otherwise="There are no dead letters."))
+    columns = ("cluster", "origin", "reason", "like", "messages", "there", "first", "latest")
+    body = [[row[name] if name != "like" else row[name] or "" for name in columns] for row in rows[:_CLUSTERS]]
+    page.add(table("Kinds", columns, body, of=len(rows)))
+    for row in rows[:_CLUSTERS]:
+        if texts := samples.get(row["cluster"]):
+            page.add(table(f"Samples of {row['cluster']}", ["body"], [[text] for text in texts]))
+    return page
