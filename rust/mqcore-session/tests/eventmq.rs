@@ -598,6 +598,34 @@ fn a_job_that_failed_is_tried_again_later_and_at_last_its_client_hears_of_it() {
 }
 
 #[test]
+fn a_worker_may_say_when_its_job_is_to_be_tried_again() {
+    let mut world = World::new(1);
+    let (client, worker) = (world.client(), world.worker("", 4));
+    world.request(client, "j", "default", "guarantee,reply-requested");
+    world.told(client);
+    for (after, wait) in [("0", 0), ("0.25", 250), ("0", 0)] {
+        assert_eq!(world.jobs(worker), ["j"]);
+        let result = format!(r#"{{"error": "busy", "retry_after": {after}}}"#);
+        world.say(worker, &["REPLY", "x", &result, "j"]);
+        if wait > 0 {
+            world.pass(Duration::from_millis(wait - 1));
+            assert!(world.jobs(worker).is_empty());
+            world.pass(Duration::from_millis(1));
+        }
+    }
+    assert_eq!(world.jobs(worker), ["j"]);
+    for odd in ["-1", "1e400", "\"soon\""] {
+        assert!(world.told(client).is_empty());
+        let result = format!(r#"{{"error": "busy", "retry_after": {odd}}}"#);
+        world.say(worker, &["REPLY", "x", &result, "j"]);
+        assert_eq!(world.told(client).len(), 1, "{odd} is no time, so the job has failed");
+        world.say(worker, &["READY", "r"]);
+        world.request(client, "j", "default", "guarantee,reply-requested");
+        assert_eq!((world.jobs(worker).len(), world.told(client).len()), (1, 1));
+    }
+}
+
+#[test]
 fn retries_are_over_also_when_workers_vanish_with_a_job() {
     let mut world = World::new(1);
     let client = world.client();

@@ -105,7 +105,8 @@ pub(super) struct Handed<'a> {
     message: &'a Message,
     queue: &'a QueueAddress,
     text: &'a [u8],
-    /// What its sender wishes. A message that did not come as a job is kept until it is done, as other protocols do.
+    /// What its sender wishes. A message that did not come as a job is kept until it is done, and comes
+    /// again as often as its queue allows.
     pub(super) wishes: Headers,
 }
 
@@ -115,7 +116,7 @@ impl<'a> Handed<'a> {
         let text = find(message.headers(), HEADERS);
         let wishes = match text {
             Some(text) => Headers::parse(text),
-            None => Headers { guarantee: true, ..Headers::default() },
+            None => Headers { guarantee: true, retry_count: u32::MAX, ..Headers::default() },
         };
         Self { message, queue: &deliver.queue, text: text.unwrap_or_default(), wishes }
     }
