@@ -143,6 +143,12 @@ CRASH_ROUNDS ?= 200
 crash: $(EXTENSION) ## kill a loaded broker CRASH_ROUNDS (200) times, and compare with what its clients were told
 	@MQCORE_CRASH_ROUNDS=$(CRASH_ROUNDS) $(PY) -m pytest -q -s tests/test_durability.py
 
+SPARK_ROUNDS ?= 20
+
+.PHONY: spark-crash
+spark-crash: $(EXTENSION) ## kill a Spark stream from queue to queue SPARK_ROUNDS (20) times in the middle of a batch, and compare
+	@MQCORE_SPARK_ROUNDS=$(SPARK_ROUNDS) $(PY) -m pytest -q -s tests/spark/test_kills.py
+
 NODE_ROUNDS ?= 100
 
 .PHONY: nodes

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, TypeVar, final, overload
+from typing import Any, Literal, TypeAlias, TypeVar, final, overload
 
 from mqcore.client import ClientOptions
 from mqcore.config import BrokerConfig, ChannelOptions, QueueOptions, QueueStatus, RouterOptions
@@ -23,8 +23,11 @@ __all__ = [
     "Decision",
     "Delivery",
     "EventStream",
+    "ExtensionFrames",
     "Frame",
     "Headers",
+    "History",
+    "HistoryRows",
     "Incoming",
     "JournalHistory",
     "JournalMessages",
@@ -45,6 +48,7 @@ __all__ = [
     "connect",
     "end_delivering",
     "hash_password",
+    "history_columns",
     "join_strays",
     "journal_compact",
     "journal_inspect",
@@ -480,6 +484,34 @@ class JournalSelection:
     def __iter__(self) -> JournalSelection: ...
     def __next__(self) -> tuple[int, int, str, Message, int]: ...
 
+# history
+
+_Ends: TypeAlias = tuple[int, str, int, int]
+_Piece: TypeAlias = tuple[int, str, int, int, list[int], int, int]
+
+def history_columns(name: str) -> list[tuple[str, str, str]]:
+    """Return the columns of a view: name, Spark type, and when it is shown."""
+
+@final
+class History:
+    """The history in a data directory, whether a broker runs on it or not."""
+
+    def __new__(cls, path: str) -> History: ...
+    def ends(self) -> list[_Ends]:
+        """Return for each shard: its number, its journal, the earliest sequence, and that behind the latest."""
+    def pieces(self, request: str, stretches: list[tuple[int, int, int]], target_bytes: int) -> list[_Piece]:
+        """Part stretches into pieces of about so many octets."""
+    def advance(self, request: str, stretches: list[tuple[int, int, int]], rows: int, fail_on_loss: bool) -> list[int]:
+        """Return where the next rows of the stretches end."""
+    def read(self, request: str, piece: _Piece, fail_on_loss: bool) -> HistoryRows:
+        """Read a piece."""
+
+@final
+class HistoryRows:
+    """Rows that can be taken once, by whoever speaks Arrow's C stream interface."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
 # client
 #
 # A blocking client answers with results, another with awaitables of them: who made the client knows which. `Any` stands
@@ -498,7 +530,7 @@ class Client:
     @property
     def id(self) -> str: ...
     @property
-    def protocol(self) -> Literal["tmqp", "mqks"]: ...
+    def protocol(self) -> Literal["tmqp", "mqks", "mm2"]: ...
     @property
     def state(self) -> dict[str, Any]: ...
     def states(self) -> States: ...
@@ -546,8 +578,13 @@ class Client:
         events: list[str] | None = None,
         add_events: list[str] = ...,
         delete_unused: float | None = None,
+        filter: str | None = None,  # noqa: A002 (as in the protocol)
         manual_ack: bool = True,
     ) -> Any: ...
+    @property
+    def extensions(self) -> list[tuple[str, list[tuple[str, str]]]]: ...
+    def extension(self, name: str) -> ExtensionFrames: ...
+    def send_extension(self, name: str, payload: bytes) -> Any: ...
     def rebind(
         self,
         queue: str,
@@ -637,6 +674,16 @@ class Incoming:
     """Direct messages to a client."""
 
     def take(self, count: int) -> list[Received]: ...
+    def wait(self, timeout: float | None = None) -> Any: ...
+    @property
+    def is_closed(self) -> bool: ...
+    def close(self) -> None: ...
+
+@final
+class ExtensionFrames:
+    """Frames of a vendor's extension."""
+
+    def take(self, count: int) -> list[bytes]: ...
     def wait(self, timeout: float | None = None) -> Any: ...
     @property
     def is_closed(self) -> bool: ...

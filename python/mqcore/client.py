@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from typing import TypedDict
 
     from mqcore.broker import Broker
+    from mqcore.micromessage import Extension
 
     class _Options(TypedDict, total=False):
         id: str | None
@@ -73,11 +74,13 @@ if TYPE_CHECKING:
         write_buffer_bytes: int
         read_buffer_bytes: int
         frame_bytes_max: int
+        extensions: Sequence[Extension] | None
 
     class _Terms(TypedDict, total=False):
         events: Iterable[str]
         add_events: Iterable[str]
         delete_when_unused: bool | Duration
+        filter: str
         manual_ack: bool
 
 
@@ -93,6 +96,7 @@ __all__ = [
     "Delivered",
     "Event",
     "Events",
+    "ExtensionFrames",
     "Incoming",
     "NodeInformation",
     "Queue",
@@ -181,7 +185,9 @@ class ClientOptions:
     read_buffer_bytes: int = 64 * 1024 * 1024
     """Octets of received messages that nobody has taken, above which the socket is not read."""
     frame_bytes_max: int = 64 * 1024 * 1024
-    """Octets of a frame, or of a line of MQKS, sent or received, at most."""
+    """Octets of a frame, or of a line of MQKS, sent or received, at most; in MicroMessage2 also of a whole message."""
+    extensions: Sequence[Extension] | None = None
+    """MicroMessage2: what it offers; default `mqcore.micromessage.DEFAULTS`."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -770,6 +776,58 @@ class Events:
         return self._taken.popleft()
 
 
+class ExtensionFrames:
+    """Frames of a vendor's extension of MicroMessage2: ``async with`` begins to take them, ``async for`` takes them."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client = client
+        self._name = name
+        self._core: _core.ExtensionFrames | None = None
+        self._taken: deque[bytes] = deque()
+
+    async def send(self, payload: bytes) -> None:
+        """Send one; return once it is on its way."""
+        await self._client._connected().send_extension(self._name, payload)
+
+    async def serve(self, handler: Callable[[bytes], bytes | Awaitable[bytes | None] | None]) -> None:
+        """Give each frame that comes to `handler`, one after the other, and send back what it returns, if that is not
+        ``None``, until the client closes or this is cancelled. A handler that raises ends it.
+        """
+        async with self as frames:
+            async for payload in frames:
+                answer = handler(payload)
+                if inspect.isawaitable(answer):
+                    answer = await answer
+                if answer is not None:
+                    await self.send(answer)
+
+    async def __aenter__(self) -> Self:
+        self._core = self._client._connected().extension(self._name)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        core, self._core = self._core, None
+        if core is not None:
+            core.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """Wait for a frame; end with the stream or the client."""
+        while not self._taken and (core := self._core) is not None:
+            closed = core.is_closed
+            self._taken.extend(core.take(_BURST))
+            if self._taken or closed:
+                break
+            await core.wait()
+        if not self._taken:
+            raise StopAsyncIteration
+        return self._taken.popleft()
+
+
 class Queue:
     """One queue, as this client reaches it."""
 
@@ -817,6 +875,10 @@ class Queue:
         broker forget messages as soon as they are sent. After a reconnect the queue is bound to what the broker said
         last that it is. The headers ``Topic`` and ``Retry`` of a message name its event, and count how often it came
         back.
+
+        In MicroMessage2 a destination is a queue, or ``topic/NAME``, and `filter` says which messages of a topic are
+        wanted by their properties: ``price>N10;region=Teu``. ``manual_ack=False`` acknowledges messages as they come.
+        Without ``pub-sub`` agreed on it raises `NotSupported`.
         """
         idle = optional_seconds(idle_timeout)
         return Consumer(self._client, self.address, wanted, prefetch, idle, consume_terms(terms))
@@ -921,13 +983,20 @@ class Client:
 
     @property
     def id(self) -> str:
-        """What the broker calls this client; empty in MQKS, where clients have no names."""
+        """What the broker calls this client; empty in MQKS and MicroMessage2, where it calls it nothing."""
         return self._connected().id
 
     @property
-    def protocol(self) -> Literal["tmqp", "mqks"]:
+    def protocol(self) -> Literal["tmqp", "mqks", "mm2"]:
         """What is spoken with the broker."""
         return self._connected().protocol
+
+    @property
+    def agreed(self) -> dict[str, dict[str, str]]:
+        """The extensions that are in force, with their properties; on the last connection, if none stands. Only in
+        MicroMessage2.
+        """
+        return {name: dict(properties) for name, properties in self._connected().extensions}
 
     @property
     def state(self) -> State:
@@ -978,6 +1047,10 @@ class Client:
         In MQKS `queue` is an event, and the broker takes the message whether or not a queue is bound to that. Headers,
         priorities and copies raise `NotSupported` there; an empty body and one with line ends, TABs or white space at
         its end, which a line cannot say, raise `InvalidArgument`.
+
+        In MicroMessage2 it is a destination: a queue, or ``topic/NAME``. Headers are properties of the message,
+        `mqcore.micromessage.headers` gives them types. The receipt is the broker's acknowledgement; ``confirm=True``
+        raises `NotSupported` where none was agreed on, ids, priorities and copies raise it in any case.
         """
         by, latency = await self._connected().publish(
             queue,
@@ -1164,6 +1237,12 @@ class Client:
         """Hear of events: of one kind, with its channel and queue where it has such a place, or of several."""
         return Events(self, subscriptions(kind, channel, queue))
 
+    def extension(self, name: str) -> ExtensionFrames:
+        """Take and send frames of a vendor's extension, with ``async with`` and ``async for``. Raises `NotSupported`
+        unless both sides agreed on it, in MicroMessage2.
+        """
+        return ExtensionFrames(self, name)
+
     # --- administration --------------------------------------------------------------------------------------------
 
     async def declare(
@@ -1303,8 +1382,8 @@ def connect(urls: str | Sequence[str] | Broker = DEFAULT_URL, **options: Unpack[
     Keyword arguments are the fields of `ClientOptions`. Raises `ConnectFailed` if no broker is there, `TLSError` or its
     `CertificateError` if the two do not come to terms on TLS, `AuthFailed` if it does not let the client in. From then
     on the connection is kept: lost ones are made again. A URL may say who
-    the client is: ``tmqp://user:password@host``, ``tmqp://token@host``. ``mqks://`` and ``mqkss://`` speak MQKS, all
-    URLs of a client the same.
+    the client is: ``tmqp://user:password@host``, ``tmqp://token@host``. ``mqks://`` speaks MQKS and ``mm2://``
+    MicroMessage2, ``mqkss://`` and ``mm2s://`` over TLS; all URLs of a client are of one protocol.
     """
     return Client(*reached(urls, ClientOptions(**options)))
 
@@ -1400,6 +1479,7 @@ def consume_terms(terms: _Terms) -> dict[str, Any]:
         "events": list(terms["events"]) if "events" in terms else None,
         "add_events": list(terms.get("add_events", ())),
         "delete_unused": (0.0 if unused else None) if isinstance(unused, bool) else seconds(unused),
+        "filter": terms.get("filter"),
         "manual_ack": terms.get("manual_ack", True),
     }
 

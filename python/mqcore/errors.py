@@ -10,8 +10,9 @@
     │   └── Forked                             broker or client, made before fork()
     ├── DataDirError                           DataDirBusy · DataDirDamaged · DataDirFull
     │                                          DataDirMissing (LookupError) · DataDirUnreadable
+    │                                          HistoryLost
     ├── TransportError (ConnectionError)       ConnectFailed · ConnectionLost · Draining · ListenFailed
-    ├── HandshakeError                         VersionMismatch · AuthFailed (PermissionError)
+    ├── HandshakeError                         VersionMismatch · AuthFailed (PermissionError) · NoAgreement
     │   └── TLSError                           CertificateError
     ├── ProtocolError                          BadFrame · TooLarge · BadAnswer
     ├── OperationError                         BadRequest 400 · Unauthorized 401 · NotFound 404 (LookupError)
@@ -53,11 +54,13 @@ __all__ = [
     "Draining",
     "Forked",
     "HandshakeError",
+    "HistoryLost",
     "InvalidArgument",
     "LimitExceeded",
     "ListenFailed",
     "MqcoreError",
     "Nacked",
+    "NoAgreement",
     "NotFound",
     "NotRunning",
     "NotSupported",
@@ -124,6 +127,10 @@ class DataDirUnreadable(DataDirError):
     """The system refuses to read it, or it is of another version of mqcore."""
 
 
+class HistoryLost(DataDirError):
+    """Part of the history that was asked for is gone: retention has removed it, or it was damaged."""
+
+
 class TransportError(MqcoreError, ConnectionError):
     """Something between the peers failed, not the broker's answer."""
 
@@ -163,6 +170,10 @@ class HandshakeError(MqcoreError):
 
 class VersionMismatch(HandshakeError):
     """The other side speaks another protocol, or another version of it."""
+
+
+class NoAgreement(HandshakeError):
+    """One side requires an extension of the protocol that the other does not have; the text names it."""
 
 
 class AuthFailed(HandshakeError, PermissionError):

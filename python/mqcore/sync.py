@@ -48,7 +48,18 @@ if TYPE_CHECKING:
     from mqcore.broker import Broker
     from mqcore.client import Clear, Copies, Headers, Order, Outcome, Subscription, _Options, _Terms
 
-__all__ = ["Batch", "Client", "Consumer", "Delivered", "Events", "Queue", "Request", "Requests", "connect"]
+__all__ = [
+    "Batch",
+    "Client",
+    "Consumer",
+    "Delivered",
+    "Events",
+    "ExtensionFrames",
+    "Queue",
+    "Request",
+    "Requests",
+    "connect",
+]
 
 _BURST = 256
 
@@ -277,6 +288,40 @@ class Events:
                 return
 
 
+class ExtensionFrames:
+    """Frames of a vendor's extension of MicroMessage2: ``with`` begins to take them, iterating takes them."""
+
+    def __init__(self, client: Client, name: str, idle_timeout: float | None) -> None:
+        self._client = client
+        self._name = name
+        self._idle_timeout = idle_timeout
+        self._core: _core.ExtensionFrames | None = None
+
+    def send(self, payload: bytes) -> None:
+        """Send one; return once it is on its way."""
+        self._client._connected().send_extension(self._name, payload)
+
+    def __enter__(self) -> Self:
+        self._core = self._client._connected().extension(self._name)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        core, self._core = self._core, None
+        if core is not None:
+            core.close()
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield frames; end with the stream, the client, or after the idle timeout."""
+        while (core := self._core) is not None:
+            closed = core.is_closed
+            frames = core.take(_BURST)
+            yield from frames
+            if not frames and (closed or not core.wait(self._idle_timeout)):
+                return
+
+
 class Queue:
     """One queue, as this client reaches it."""
 
@@ -400,13 +445,18 @@ class Client:
 
     @property
     def id(self) -> str:
-        """What the broker calls this client; empty in MQKS, where clients have no names."""
+        """What the broker calls this client; empty in MQKS and MicroMessage2, where it calls it nothing."""
         return self._connected().id
 
     @property
-    def protocol(self) -> Literal["tmqp", "mqks"]:
+    def protocol(self) -> Literal["tmqp", "mqks", "mm2"]:
         """What is spoken with the broker."""
         return self._connected().protocol
+
+    @property
+    def agreed(self) -> dict[str, dict[str, str]]:
+        """The extensions that are in force; see `mqcore.client.Client.agreed`. Only in MicroMessage2."""
+        return {name: dict(properties) for name, properties in self._connected().extensions}
 
     @property
     def state(self) -> State:
@@ -604,6 +654,10 @@ class Client:
         wanted = shared.subscriptions(kind, channel, queue)
         return Events(self, wanted, shared.optional_seconds(idle_timeout))
 
+    def extension(self, name: str, *, idle_timeout: Duration | None = None) -> ExtensionFrames:
+        """Take and send frames of a vendor's extension; see `mqcore.client.Client.extension`. Only in MicroMessage2."""
+        return ExtensionFrames(self, name, shared.optional_seconds(idle_timeout))
+
     # --- administration --------------------------------------------------------------------------------------------
 
     def declare(
@@ -737,6 +791,7 @@ def connect(urls: str | Sequence[str] | Broker = DEFAULT_URL, **options: Unpack[
     Keyword arguments are the fields of `mqcore.client.ClientOptions`. Raises `ConnectFailed` if no broker is there,
     `TLSError` or its `CertificateError` if the two do not come to terms on TLS, `AuthFailed` if it does not let the
     client in. From then on the connection is kept: lost ones are made again. A URL may say who
-    the client is: ``tmqp://user:password@host``, ``tmqp://token@host``. ``mqks://`` and ``mqkss://`` speak MQKS.
+    the client is: ``tmqp://user:password@host``, ``tmqp://token@host``. ``mqks://`` speaks MQKS and ``mm2://``
+    MicroMessage2, ``mqkss://`` and ``mm2s://`` over TLS.
     """
     return Client(*shared.reached(urls, ClientOptions(**options)))

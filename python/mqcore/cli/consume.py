@@ -28,6 +28,7 @@ __all__ = ["consume", "pull"]
 @click.option("--fail-empty", is_flag=True, help="Leave with 1 if there was no message.")
 @click.option("--event", "events", multiple=True, help="MQKS: bind the queue to this and no other event; repeatable.")
 @click.option("--add-event", "added", multiple=True, help="MQKS: bind the queue to this event as well; repeatable.")
+@click.option("--filter", help="MicroMessage2: which messages of a topic are wanted: 'price>N10;region=Teu'.")
 @click.option("--keep-events", is_flag=True, help="MQKS: leave the queue bound to what it is.")
 @options.connection
 @options.as_json
@@ -41,6 +42,7 @@ def consume(
     fail_empty: bool,
     events: tuple[str, ...],
     added: tuple[str, ...],
+    filter: str | None,  # noqa: A002 (the option's name)
     keep_events: bool,
     url: str | None,
     timeout: float,
@@ -58,6 +60,8 @@ def consume(
         terms["events"] = events
     if added:
         terms["add_events"] = added
+    if filter is not None:
+        terms["filter"] = filter
     address = options.address(queue, url)
     seen = 0
     # No more is taken than will be printed: what is merely prefetched is put back, but out of order.

@@ -14,7 +14,7 @@ __all__ = ["DURATION", "QUEUE", "address", "as_json", "connect", "connection", "
 
 DEFAULT_URL = "tmqp://127.0.0.1:2622"
 
-_PLAIN = ("mqks://", "mqkss://", "mqks+unix://")
+_PLAIN = ("mqks://", "mqkss://", "mqks+unix://", "mm2://", "mm2s://", "mm2+unix://")
 """Protocols in which a name is just a name."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])

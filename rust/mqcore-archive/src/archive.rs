@@ -236,6 +236,12 @@ impl<S: Storage> Archive<S> {
             rows: removed.iter().map(|file| file.rows).sum(),
             bytes: removed.iter().map(|file| file.bytes).sum(),
         };
+        for file in &removed {
+            let reach = next.shards.entry(file.shard).or_default();
+            // What an earlier version wrote does not say which notes it has: all that are archived may be concerned.
+            let behind = file.max_note.checked_add(1).unwrap_or(reach.notes);
+            reach.kept_from = reach.kept_from.max(behind.min(reach.notes));
+        }
         next.removed.files += size.files;
         next.removed.rows += size.rows;
         next.removed.bytes += size.bytes;
@@ -275,6 +281,8 @@ impl<S: Storage> Archive<S> {
             max_time_ms: file.times.1,
             min_number: file.numbers.map_or(0, |(min, _)| min),
             max_number: file.numbers.map_or(0, |(_, max)| max),
+            min_note: file.notes.0,
+            max_note: file.notes.1,
         })
     }
 
@@ -399,12 +407,13 @@ struct Growing {
     rows: Exporter<Vec<u8>>,
     times: (u64, u64),
     numbers: Option<(u64, u64)>,
+    notes: (u64, u64),
 }
 
 impl Growing {
-    fn new(table: Table, time_ms: u64) -> Result<Self, ExportError> {
+    fn new(table: Table, time_ms: u64, note: u64) -> Result<Self, ExportError> {
         let rows = Exporter::new(Format::Parquet, table, Vec::new())?;
-        Ok(Self { rows, times: (time_ms, time_ms), numbers: None })
+        Ok(Self { rows, times: (time_ms, time_ms), numbers: None, notes: (note, note) })
     }
 
     fn push(&mut self, table: Table, place: StepPlace, step: &LifeStep<'_>) -> Result<(), ExportError> {
@@ -413,6 +422,7 @@ impl Growing {
             _ => self.rows.rows.push_step(place, step)?,
         }
         self.times = (self.times.0.min(step.time.0), self.times.1.max(step.time.0));
+        self.notes = (self.notes.0.min(place.note), self.notes.1.max(place.note));
         if !step.kind.is_of_a_shard() {
             let number = step.number.0;
             self.numbers =
@@ -508,7 +518,7 @@ impl Files {
     ) -> Result<(), ExportError> {
         let file = match self.growing.entry((table, partition)) {
             Entry::Occupied(file) => file.into_mut(),
-            Entry::Vacant(free) => free.insert(Growing::new(table, step.time.0)?),
+            Entry::Vacant(free) => free.insert(Growing::new(table, step.time.0, place.note)?),
         };
         file.push(table, place, step)
     }

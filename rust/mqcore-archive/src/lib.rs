@@ -8,6 +8,7 @@
 //! | [`manifest`] | the list of what is in the archive: the only thing that a reader has to trust |
 //! | [`tables`] | the columns, and rows to record batches |
 //! | [`export`] | the same columns into one file, for a stopped broker's journal |
+//! | [`reading`] | the archive and the journal behind it as one row of steps, for analysts |
 //! | [`tree`] | directories of files |
 //! | [`partition`] | where in the tree a row belongs |
 
@@ -15,5 +16,6 @@ pub mod archive;
 pub mod export;
 pub mod manifest;
 pub mod partition;
+pub mod reading;
 pub mod tables;
 pub mod tree;

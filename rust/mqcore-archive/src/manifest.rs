@@ -42,6 +42,9 @@ pub struct Reach {
     pub notes: u64,
     /// Notes that were gone, or unreadable, before they could be archived.
     pub missing: u64,
+    /// Retention has removed rows of notes below this number; 0: none.
+    #[serde(default)]
+    pub kept_from: u64,
 }
 
 /// What retention removed.
@@ -82,6 +85,16 @@ pub struct FileEntry {
     pub min_number: u64,
     /// The largest.
     pub max_number: u64,
+    /// The smallest number of a note of which it has rows. Manifests of earlier versions do not say.
+    #[serde(default)]
+    pub min_note: u64,
+    /// The largest.
+    #[serde(default = "unknown_note")]
+    pub max_note: u64,
+}
+
+fn unknown_note() -> u64 {
+    u64::MAX
 }
 
 impl Manifest {

@@ -9,7 +9,7 @@ use arrow_array::builder::{
     ArrayBuilder, BinaryBuilder, BooleanBuilder, Int32Builder, Int64Builder, ListBuilder, StringBuilder,
     StructBuilder, TimestampMicrosecondBuilder,
 };
-use arrow_array::{ArrayRef, RecordBatch};
+use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow_schema::{ArrowError, DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
 use mqcore_broker::history::{Kind, LifeStep, Who};
 use mqcore_broker::id::Sequence;
@@ -173,8 +173,9 @@ fn stored() -> Columns {
 
 /// Rows of one table, gathered column by column.
 pub struct Rows {
-    table: Table,
-    columns: Vec<Box<dyn ArrayBuilder>>,
+    schema: SchemaRef,
+    /// One a column of the table; `None`: it is left out.
+    columns: Vec<Option<Box<dyn ArrayBuilder>>>,
     rows: usize,
     bytes: usize,
 }
@@ -192,22 +193,25 @@ pub struct StepPlace {
 
 impl std::fmt::Debug for Rows {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { table, rows, bytes, .. } = self;
-        formatter
-            .debug_struct("Rows")
-            .field("table", table)
-            .field("rows", rows)
-            .field("bytes", bytes)
-            .finish()
+        let Self { rows, bytes, .. } = self;
+        formatter.debug_struct("Rows").field("rows", rows).field("bytes", bytes).finish()
     }
 }
 
 impl Rows {
     /// None yet.
     pub fn new(table: Table) -> Self {
-        let schema = table.schema();
-        let columns = schema.fields().iter().map(|field| builder(field.data_type())).collect();
-        Self { table, columns, rows: 0, bytes: 0 }
+        Self::of(table, &|_| true)
+    }
+
+    /// None yet, and of the table's columns only the `wanted` ones, by name.
+    pub fn of(table: Table, wanted: &dyn Fn(&str) -> bool) -> Self {
+        let all = table.schema();
+        let columns =
+            all.fields().iter().map(|field| wanted(field.name()).then(|| builder(field.data_type())));
+        let columns = columns.collect();
+        let fields: Vec<_> = all.fields().iter().filter(|field| wanted(field.name())).cloned().collect();
+        Self { schema: Arc::new(Schema::new(fields)), columns, rows: 0, bytes: 0 }
     }
 
     /// How many there are.
@@ -305,9 +309,11 @@ impl Rows {
     /// # Errors
     /// As for [`Self::push_step`].
     pub fn take(&mut self) -> Result<RecordBatch, ArrowError> {
-        let columns: Vec<ArrayRef> = self.columns.iter_mut().map(|column| column.finish()).collect();
+        let columns: Vec<ArrayRef> =
+            self.columns.iter_mut().flatten().map(|column| column.finish()).collect();
+        let options = RecordBatchOptions::new().with_row_count(Some(self.rows));
         (self.rows, self.bytes) = (0, 0);
-        RecordBatch::try_new(self.table.schema(), columns)
+        RecordBatch::try_new_with_options(Arc::clone(&self.schema), columns, &options)
     }
 
     fn row(&mut self, bytes: usize) -> Row<'_> {
@@ -345,14 +351,15 @@ fn builder(kind: &DataType) -> Box<dyn ArrayBuilder> {
 
 /// One row, column after column.
 struct Row<'a> {
-    columns: std::slice::IterMut<'a, Box<dyn ArrayBuilder>>,
+    columns: std::slice::IterMut<'a, Option<Box<dyn ArrayBuilder>>>,
 }
 
 impl Row<'_> {
-    fn next<B: ArrayBuilder>(&mut self) -> Result<&mut B, ArrowError> {
-        let column = self.columns.next().and_then(|column| column.as_any_mut().downcast_mut());
-        column
-            .ok_or_else(|| ArrowError::SchemaError("a row does not fit the columns of its table".to_owned()))
+    /// The next column; `None`: it is left out.
+    fn next<B: ArrayBuilder>(&mut self) -> Result<Option<&mut B>, ArrowError> {
+        let unfit = || ArrowError::SchemaError("a row does not fit the columns of its table".to_owned());
+        let Some(column) = self.columns.next().ok_or_else(unfit)? else { return Ok(None) };
+        column.as_any_mut().downcast_mut().map(Some).ok_or_else(unfit)
     }
 
     fn placed(&mut self, time_ms: u64, place: StepPlace) -> Result<(), ArrowError> {
@@ -363,28 +370,38 @@ impl Row<'_> {
     }
 
     fn time(&mut self, ms: u64) -> Result<(), ArrowError> {
-        self.next::<TimestampMicrosecondBuilder>()?.append_value(signed(ms.saturating_mul(1000)));
+        if let Some(column) = self.next::<TimestampMicrosecondBuilder>()? {
+            column.append_value(signed(ms.saturating_mul(1000)));
+        }
         Ok(())
     }
 
     fn int(&mut self, value: Option<i32>) -> Result<(), ArrowError> {
-        self.next::<Int32Builder>()?.append_option(value);
+        if let Some(column) = self.next::<Int32Builder>()? {
+            column.append_option(value);
+        }
         Ok(())
     }
 
     fn long(&mut self, value: Option<i64>) -> Result<(), ArrowError> {
-        self.next::<Int64Builder>()?.append_option(value);
+        if let Some(column) = self.next::<Int64Builder>()? {
+            column.append_option(value);
+        }
         Ok(())
     }
 
     fn flag(&mut self, value: bool) -> Result<(), ArrowError> {
-        self.next::<BooleanBuilder>()?.append_value(value);
+        if let Some(column) = self.next::<BooleanBuilder>()? {
+            column.append_value(value);
+        }
         Ok(())
     }
 
     /// Text that is empty is none.
     fn text(&mut self, value: Option<&str>) -> Result<(), ArrowError> {
-        self.next::<StringBuilder>()?.append_option(value.filter(|text| !text.is_empty()));
+        if let Some(column) = self.next::<StringBuilder>()? {
+            column.append_option(value.filter(|text| !text.is_empty()));
+        }
         Ok(())
     }
 
@@ -395,7 +412,9 @@ impl Row<'_> {
     }
 
     fn octets(&mut self, value: Option<&[u8]>) -> Result<(), ArrowError> {
-        self.next::<BinaryBuilder>()?.append_option(value);
+        if let Some(column) = self.next::<BinaryBuilder>()? {
+            column.append_option(value);
+        }
         Ok(())
     }
 
@@ -407,7 +426,7 @@ impl Row<'_> {
     }
 
     fn headers(&mut self, text: &[u8]) -> Result<(), ArrowError> {
-        let list = self.next::<ListBuilder<StructBuilder>>()?;
+        let Some(list) = self.next::<ListBuilder<StructBuilder>>()? else { return Ok(()) };
         for (key, value) in pairs(text) {
             let pair = list.values();
             if let Some(keys) = pair.field_builder::<StringBuilder>(0) {

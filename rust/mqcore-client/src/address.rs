@@ -16,17 +16,20 @@ pub enum Protocol {
     Tmqp,
     /// MQKS: lines of text.
     Mqks,
+    /// MicroMessage2: negotiated extensions.
+    Micromessage,
     /// Throttr, which has a client of its own: [`crate::throttr`].
     Throttr,
 }
 
 impl Protocol {
-    /// The scheme of its URLs: `tmqp`, `mqks`, `throttr`.
+    /// The scheme of its URLs: `tmqp`, `mqks`, `mm2`, `throttr`.
     #[must_use]
     pub const fn scheme(self) -> &'static str {
         match self {
             Self::Tmqp => "tmqp",
             Self::Mqks => "mqks",
+            Self::Micromessage => "mm2",
             Self::Throttr => "throttr",
         }
     }
@@ -37,6 +40,7 @@ impl Protocol {
         match self {
             Self::Tmqp => "TMQP/2.0",
             Self::Mqks => "MQKS",
+            Self::Micromessage => "MicroMessage2",
             Self::Throttr => "Throttr",
         }
     }
@@ -47,6 +51,7 @@ impl Protocol {
         match self {
             Self::Tmqp => 2622,
             Self::Mqks => 25_000,
+            Self::Micromessage => 2623,
             Self::Throttr => 9000,
         }
     }
@@ -56,6 +61,7 @@ impl Protocol {
         match scheme {
             "tmqp" | "tmq" => Some(Self::Tmqp),
             "mqks" => Some(Self::Mqks),
+            "mm2" => Some(Self::Micromessage),
             _ => None,
         }
     }
@@ -194,7 +200,7 @@ pub enum Carrier {
 impl BrokerAddress {
     /// Reads `tmqp://host[:port][/path]`; `tmq://` is the same, and so is `host:port`. `tmqps://` and `tmqs://` are TLS
     /// and may have `?ca=FILE&cert=FILE&key=FILE&server_name=NAME`; `tmqp+unix:///run/mqcore.sock` is a Unix socket.
-    /// `mqks://`, `mqkss://` and `mqks+unix://` are the same for MQKS.
+    /// `mqks://`, `mqkss://` and `mqks+unix://` are the same for MQKS, and `mm2://` with its kin for MicroMessage2.
     ///
     /// # Errors
     ///
@@ -203,8 +209,11 @@ impl BrokerAddress {
         let wrong = |why: &str| ClientError::invalid("address", format!("{text:?}: {why}"));
         let (scheme, rest) = text.split_once("://").unwrap_or(("tmqp", text));
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let unknown =
-            || wrong(&format!("{scheme:?} is not spoken here; write tmqp://host:port or mqks://host:port"));
+        let unknown = || {
+            wrong(&format!(
+                "{scheme:?} is not spoken here; write tmqp://host:port, mqks://host:port or mm2://host:port"
+            ))
+        };
         let (protocol, carrier) = if let Some(name) = scheme.strip_suffix("+unix")
             && cfg!(unix)
         {
@@ -352,6 +361,7 @@ mod tests {
         };
         assert_eq!(read("mqks://h"), (Protocol::Mqks, 25_000, "mqks://h:25000".into()));
         assert_eq!(read("mqkss://h:9?ca=c"), (Protocol::Mqks, 9, "mqkss://h:9".into()));
+        assert_eq!(read("mm2s://h"), (Protocol::Micromessage, 2623, "mm2s://h:2623".into()));
         assert_eq!(read("tmqs://h"), (Protocol::Tmqp, 2622, "tmqps://h:2622".into()));
         for wrong in ["mqk://h", "throttr://h", "mqks://h?ca=c", "s://h"] {
             assert!(BrokerAddress::parse(wrong).is_err(), "{wrong:?}");

@@ -127,7 +127,7 @@ impl Client {
     pub fn address(&self, text: &str) -> Result<QueueAddress, ClientError> {
         match self.protocol() {
             Protocol::Tmqp | Protocol::Throttr => QueueAddress::parse(text),
-            Protocol::Mqks => QueueAddress::plain(text),
+            Protocol::Mqks | Protocol::Micromessage => QueueAddress::plain(text),
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqcore_wire::codec::Limits;
+use mqcore_wire::micromessage::negotiation::Lists;
 use tokio::io::DuplexStream;
 
 pub use mqcore_tls::client::ClientTls;
@@ -30,6 +31,9 @@ pub struct ClientConfig {
     /// Whom it trusts and what it proves on addresses that ask for TLS and say nothing of it themselves. Default:
     /// whom the system trusts, and nothing. Given, an address without TLS is an error.
     pub tls: Option<ClientTls>,
+    /// MicroMessage2: the extensions that the broker must have, and those that it may. Default
+    /// [`crate::micromessage::default_extensions`].
+    pub extensions: Option<Lists>,
     /// How long to wait between attempts to connect.
     pub backoff: Backoff,
     /// How long one attempt may take, handshake included. Default 5 s.
@@ -65,6 +69,7 @@ impl Default for ClientConfig {
             token: None,
             properties: Vec::new(),
             tls: None,
+            extensions: None,
             backoff: Backoff::default(),
             connect_timeout: Duration::from_secs(5),
             patience: Duration::ZERO,

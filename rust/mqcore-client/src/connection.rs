@@ -289,12 +289,12 @@ impl Shared {
     fn opened(&self, link: &Link) -> Instant {
         let mut core = lock(&self.core);
         core.epoch += 1;
-        core.conversation.opened(&link.own_id);
+        core.conversation.opened(&link.greeted);
         drop(core);
         Counters::add(&self.counters.connects, 1);
         self.set_state(State::Connected {
             address: link.address.clone(),
-            client_id: link.own_id.as_str().into(),
+            client_id: link.greeted.own_id().into(),
         });
         self.room.notify_waiters();
         Instant::now()
@@ -405,7 +405,7 @@ impl Shared {
         let end = loop {
             match core.conversation.receive(&input[at..], &limits) {
                 Ok(None) => break Ok(()),
-                Err(error) => break Err(ClientError::from(error).to_string().into()),
+                Err(cause) => break Err(cause),
                 Ok(Some((arrival, size))) => {
                     at += size;
                     if let Err(cause) = self.arrived(&mut core, arrival, now, timers, &mut post) {
@@ -456,11 +456,21 @@ impl Shared {
                     post.put(mailbox, core, event.clone());
                 }
             }
+            Arrival::Extension(frame) => {
+                let streams: Vec<Arc<Mailbox>> = core.extension_streams(frame.target()).cloned().collect();
+                if streams.is_empty() {
+                    Counters::add(&self.counters.unclaimed, 1);
+                }
+                for mailbox in streams {
+                    post.put(mailbox, core, frame.clone());
+                }
+            }
             Arrival::NotRestored(target, error) => {
                 tracing::warn!(%target, %error, "the broker did not take this up again; asking once more soon");
                 timers.restore_at = Some(now + RESTORE_AFTER);
             }
             Arrival::Terminated => return Err("the broker ended the conversation".into()),
+            Arrival::Refused(why) => return Err(format!("the broker ended the conversation: {why}").into()),
         }
         Ok(())
     }
@@ -471,7 +481,7 @@ impl Shared {
         Counters::add(&self.counters.unclaimed, 1);
         let (channel, queue) = (message.target(), message.content_type());
         if !core.conversation.has_joined(channel) {
-            if message.wants_acknowledge() {
+            if message.wants_acknowledge() && core.conversation.check_refusal().is_ok() {
                 let refused = core.conversation.acknowledge(message, Some(nack_reason::NONE));
                 debug_assert_eq!(refused, Ok(()), "what was read can be written");
             }

@@ -31,6 +31,9 @@ pub struct ConsumeTerms {
     pub add_events: Vec<String>,
     /// MQKS: what becomes of the queue when nobody consumes it. Default: it stays.
     pub delete_unused: UnusedQueue,
+    /// MicroMessage2: which messages of a topic are wanted, by their properties; `price>N10;region=Teu` for example. Default
+    /// all.
+    pub filter: Option<String>,
     /// Whether each message is settled by the program, and comes back if the connection is lost before that. Default yes.
     /// In TMQP that is the queue's own option, and this has no effect.
     pub manual_ack: bool,
@@ -38,7 +41,13 @@ pub struct ConsumeTerms {
 
 impl Default for ConsumeTerms {
     fn default() -> Self {
-        Self { events: None, add_events: Vec::new(), delete_unused: UnusedQueue::Stays, manual_ack: true }
+        Self {
+            events: None,
+            add_events: Vec::new(),
+            delete_unused: UnusedQueue::Stays,
+            filter: None,
+            manual_ack: true,
+        }
     }
 }
 
@@ -108,9 +117,10 @@ impl Client {
         let known = ConsumeTerms { manual_ack: terms.manual_ack, ..ConsumeTerms::default() };
         if terms != known {
             return Err(ClientError::NotSupported {
-                what: "events that a queue is bound to, or queues that go when they are unused".into(),
+                what: "events that a queue is bound to, queues that go when they are unused, or filters"
+                    .into(),
                 protocol: Protocol::Tmqp.name(),
-                instead: "bind queues to topics by routers, or connect to mqks://",
+                instead: "bind queues to topics by routers, or connect to mqks:// or mm2://",
             });
         }
         Ok(Part::Intent(Intent::Join(queue.channel().clone())))
@@ -240,8 +250,12 @@ impl Delivered {
     ///
     /// # Errors
     ///
-    /// [`ClientError::InvalidArgument`] for a reason that is no header value; it is not settled then.
+    /// [`ClientError::InvalidArgument`] for a reason that is no header value, [`ClientError::NotSupported`] where a message
+    /// cannot be refused; it is not settled then.
     pub fn nack(&self, reason: &str) -> Result<Settlement, ClientError> {
+        if self.message.wants_acknowledge() {
+            self.shared.say_now(|core| core.conversation.check_refusal())?;
+        }
         crate::request::push(&mut Vec::new(), mqcore_wire::tmqp::header::key::NACK_REASON, reason)?;
         Ok(self.settle(Some(reason)))
     }
@@ -273,17 +287,27 @@ impl Delivered {
         })
     }
 
+    /// Refuses it; where that is impossible, the broker has it back when the connection ends.
     fn hand_back(self) {
-        self.settle(Some(REASON_CONSUMER_CLOSED));
+        let refused = self.nack(REASON_CONSUMER_CLOSED);
+        tracing::trace!(?refused, "nobody took it");
     }
 }
 
 impl Drop for Delivered {
     fn drop(&mut self) {
-        if !*self.settled.get_mut()
-            && let Some(Held::Mailbox(mailbox)) = &self.held
-        {
+        if *self.settled.get_mut() {
+            return;
+        }
+        if let Some(Held::Mailbox(mailbox)) = &self.held {
             mailbox.settled();
+        }
+        if self.message.wants_acknowledge() {
+            self.shared.say_now(|core| {
+                if core.epoch == self.epoch && core.conversation.is_open() {
+                    core.conversation.dropped(&self.message);
+                }
+            });
         }
     }
 }

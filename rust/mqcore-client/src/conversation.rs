@@ -4,6 +4,8 @@
 //! it never looks inside. What is to be written gathers in one buffer, so that everything that was said since the
 //! last write is one write.
 
+use std::sync::Arc;
+
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use mqcore_wire::codec::Limits;
@@ -126,8 +128,12 @@ pub enum Arrival<W> {
     /// The broker would not let an intent of this target stand after a reconnect. It is asked again by
     /// [`Conversation::restore`].
     NotRestored(Target, ClientError),
+    /// A frame of an extension, which its target names.
+    Extension(Received),
     /// The broker says goodbye.
     Terminated,
+    /// The broker ends the conversation; why.
+    Refused(Arc<str>),
 }
 
 /// Whether an intent already stands.

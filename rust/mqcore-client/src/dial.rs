@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 
 use bytes::{Buf, BytesMut};
 use mqcore_tls::failure::{Failure, FailureReason};
+use mqcore_wire::micromessage::extension::Agreement;
 use mqcore_wire::tmqp::hello::{self, AnswerError, Hello};
 use mqcore_wire::tmqp::operation::{ACCEPTED, status};
 use mqcore_wire::tmqp::{Frame, Kind, PREAMBLE, header};
@@ -17,9 +18,12 @@ use tokio_rustls::client::TlsStream;
 use crate::address::Protocol;
 use crate::config::{ClientConfig, LocalFactory};
 use crate::error::ClientError;
-use crate::mqks;
 use crate::random::random_u64;
 use crate::route::Route;
+use crate::{micromessage, mqks};
+
+/// Octets of what a peer of another protocol said that are repeated, at most.
+const SHOWN_BYTES_MAX: usize = 64;
 
 /// An open connection, of whatever sort.
 #[derive(Debug)]
@@ -38,10 +42,30 @@ pub(crate) struct Link {
     pub(crate) stream: Stream,
     /// What came behind the handshake and is not read yet.
     pub(crate) input: BytesMut,
-    /// What the broker calls this client.
-    pub(crate) own_id: String,
+    /// What became of the handshake.
+    pub(crate) greeted: Greeted,
     /// Where it stands.
     pub(crate) address: Arc<str>,
+}
+
+/// What a handshake brought.
+#[derive(Debug)]
+pub(crate) enum Greeted {
+    /// What the broker calls this client.
+    Tmqp(String),
+    Mqks,
+    /// What is in force.
+    Micromessage(Box<Agreement>),
+}
+
+impl Greeted {
+    /// What the broker calls this client; empty where a protocol has no such thing.
+    pub(crate) fn own_id(&self) -> &str {
+        match self {
+            Self::Tmqp(own_id) => own_id,
+            Self::Mqks | Self::Micromessage(_) => "",
+        }
+    }
 }
 
 /// Where one attempt goes.
@@ -90,6 +114,7 @@ pub(crate) async fn dial(endpoint: Endpoint<'_>, config: &ClientConfig) -> Resul
         let stream = endpoint.open().await?;
         match endpoint.protocol() {
             Protocol::Mqks => mqks::greeting::greet(stream, config, &address).await,
+            Protocol::Micromessage => micromessage::greeting::greet(stream, config, &address).await,
             Protocol::Tmqp | Protocol::Throttr => {
                 let hello = hello_octets(config, endpoint.path(), &hello_id())?;
                 shake_hands(stream, &hello, config, &address).await
@@ -143,10 +168,10 @@ async fn shake_hands(
             Ok(None) => continue,
             Ok(Some((frame, size))) => (read_verdict(&frame, address)?, size),
             Err(AnswerError::Frame(error)) => return Err(error.into()),
-            Err(_) => return Err(spoke_otherwise(&input[..PREAMBLE.len()], address)),
+            Err(_) => return Err(spoke_otherwise(&input[..PREAMBLE.len()], Protocol::Tmqp, address)),
         };
         input.advance(size);
-        return Ok(Link { stream, input, own_id, address: address.clone() });
+        return Ok(Link { stream, input, greeted: Greeted::Tmqp(own_id), address: address.clone() });
     }
 }
 
@@ -164,13 +189,13 @@ pub(crate) fn closed_at_once(address: &Arc<str>) -> ClientError {
     connect_failed(address, "it closed the connection at once".to_owned())
 }
 
-/// It answered something else than the preamble.
-fn spoke_otherwise(got: &[u8], address: &Arc<str>) -> ClientError {
+/// It does not speak the protocol that was meant: its first octets.
+pub(crate) fn spoke_otherwise(got: &[u8], wanted: Protocol, address: &Arc<str>) -> ClientError {
     if is_tls_alert(got) {
         return tls_wanted(address);
     }
-    let got = String::from_utf8_lossy(got).into();
-    ClientError::VersionMismatch { address: address.clone(), wanted: Protocol::Tmqp.name(), got }
+    let got = String::from_utf8_lossy(&got[..got.len().min(SHOWN_BYTES_MAX)]).into();
+    ClientError::VersionMismatch { address: address.clone(), wanted: wanted.name(), got }
 }
 
 /// What the broker said to Hello: the id it accepted, or why it did not.
@@ -197,15 +222,15 @@ fn closed_early(address: &Arc<str>, input: &[u8]) -> ClientError {
     if input.is_empty() {
         return closed_at_once(address);
     }
-    spoke_otherwise(input, address)
+    spoke_otherwise(input, Protocol::Tmqp, address)
 }
 
 /// What a listener with TLS answers to somebody without.
-pub(crate) fn is_tls_alert(input: &[u8]) -> bool {
+fn is_tls_alert(input: &[u8]) -> bool {
     matches!(input, [0x15, 3, ..])
 }
 
-pub(crate) fn tls_wanted(address: &Arc<str>) -> ClientError {
+fn tls_wanted(address: &Arc<str>) -> ClientError {
     let scheme = address.split_once("://").map_or("tmqp", |(scheme, _)| scheme);
     let words = format!("that port speaks TLS; write {scheme}s:// in front of the address");
     tls_failed(address, Failure { reason: FailureReason::TlsWanted, words })
@@ -312,7 +337,7 @@ mod tests {
     #[test]
     fn another_protocol_is_named_as_such() {
         let address: Arc<str> = "tmqp://h:1".into();
-        let error = spoke_otherwise(b"HTTP/1.1", &address);
+        let error = spoke_otherwise(b"HTTP/1.1", Protocol::Tmqp, &address);
         assert_eq!(
             error.to_string(),
             "the peer at tmqp://h:1 does not speak TMQP/2.0: it answered \"HTTP/1.1\""

@@ -3,8 +3,9 @@
 //! What every protocol has (publishing, consuming, settling, what stands over reconnects) is asked of any of them. What
 //! only one has is asked of that one; the others refuse it with [`ClientError::NotSupported`].
 
+use std::sync::Arc;
+
 use mqcore_wire::codec::Limits;
-use mqcore_wire::error::WireError;
 use mqcore_wire::tmqp::{decode, needed};
 
 use crate::address::Protocol;
@@ -13,7 +14,9 @@ use crate::consume::Consumption;
 use crate::conversation::{
     Arrival, Conversation, DirectMessage, MessageId, Publication, PullAnswer, TakenUp, Tally,
 };
+use crate::dial::Greeted;
 use crate::error::ClientError;
+use crate::micromessage::conversation::Conversation as Micromessage;
 use crate::mqks::conversation::{Conversation as Mqks, Question};
 use crate::received::Received;
 use crate::request::{Intent, Request};
@@ -30,7 +33,7 @@ pub(crate) enum Part {
 
 impl Part {
     /// For people: what was asked, and of whom.
-    pub(crate) fn in_words(&self) -> (&'static str, std::sync::Arc<str>) {
+    pub(crate) fn in_words(&self) -> (&'static str, Arc<str>) {
         match self {
             Self::Intent(intent) => {
                 let request = Request::take_up(intent);
@@ -46,6 +49,7 @@ impl Part {
 pub(crate) enum Dialogue {
     Tmqp(Conversation<Waiter>),
     Mqks(Box<Mqks<Waiter>>),
+    Micromessage(Box<Micromessage<Waiter>>),
 }
 
 /// The same of whichever protocol it is.
@@ -54,6 +58,7 @@ macro_rules! whichever {
         match $dialogue {
             Dialogue::Tmqp($conversation) => $said,
             Dialogue::Mqks($conversation) => $said,
+            Dialogue::Micromessage($conversation) => $said,
         }
     };
 }
@@ -64,6 +69,7 @@ impl Dialogue {
         match protocol {
             Protocol::Tmqp | Protocol::Throttr => Self::Tmqp(Conversation::new(limits)),
             Protocol::Mqks => Self::Mqks(Box::new(Mqks::new(limits))),
+            Protocol::Micromessage => Self::Micromessage(Box::new(Micromessage::new(limits))),
         }
     }
 
@@ -71,14 +77,19 @@ impl Dialogue {
         match self {
             Self::Tmqp(_) => Protocol::Tmqp,
             Self::Mqks(_) => Protocol::Mqks,
+            Self::Micromessage(_) => Protocol::Micromessage,
         }
     }
 
-    /// A connection stands, and the broker calls this client `own_id`: says first what is to stand on it.
-    pub(crate) fn opened(&mut self, own_id: &str) {
-        match self {
-            Self::Tmqp(conversation) => conversation.opened(own_id),
-            Self::Mqks(conversation) => conversation.opened(),
+    /// A connection stands, on which this was agreed: says first what is to stand on it.
+    pub(crate) fn opened(&mut self, greeted: &Greeted) {
+        match (self, greeted) {
+            (Self::Tmqp(conversation), greeted) => conversation.opened(greeted.own_id()),
+            (Self::Mqks(conversation), _) => conversation.opened(),
+            (Self::Micromessage(conversation), Greeted::Micromessage(agreement)) => {
+                conversation.opened(agreement);
+            }
+            (Self::Micromessage(_), _) => debug_assert!(false, "all addresses are of one protocol"),
         }
     }
 
@@ -100,7 +111,7 @@ impl Dialogue {
     pub(crate) fn own_id(&self) -> &str {
         match self {
             Self::Tmqp(conversation) => conversation.own_id(),
-            Self::Mqks(_) => "",
+            Self::Mqks(_) | Self::Micromessage(_) => "",
         }
     }
 
@@ -120,7 +131,13 @@ impl Dialogue {
 
     /// Whether more may be said, as far as these bounds go.
     pub(crate) fn has_room(&mut self, config: &ClientConfig) -> bool {
-        self.outstanding() < config.max_outstanding && self.output().len() < config.write_buffer_bytes
+        let agreed = match self {
+            Self::Tmqp(_) | Self::Mqks(_) => true,
+            Self::Micromessage(conversation) => conversation.has_room(),
+        };
+        agreed
+            && self.outstanding() < config.max_outstanding
+            && self.output().len() < config.write_buffer_bytes
     }
 
     /// Publishes. With a waiter, an acknowledgement is asked for.
@@ -144,6 +161,32 @@ impl Dialogue {
                 conversation.settle(message, refusal.is_some());
                 Ok(())
             }
+            Self::Micromessage(conversation) => {
+                conversation.settle(message, refusal.is_some());
+                Ok(())
+            }
+        }
+    }
+
+    /// The program let go of a message without settling it. Brokers know for themselves when that takes too long; where
+    /// nothing else is sent before it is settled, they have to be told.
+    pub(crate) fn dropped(&mut self, message: &Received) {
+        if let Self::Micromessage(conversation) = self {
+            conversation.settle(message, true);
+        }
+    }
+
+    /// Whether a message can be refused.
+    pub(crate) fn check_refusal(&self) -> Result<(), ClientError> {
+        match self {
+            Self::Micromessage(conversation) if conversation.is_open() && !conversation.can_refuse() => {
+                Err(ClientError::NotSupported {
+                    what: "refusals without x-nack, on which the broker did not agree".into(),
+                    protocol: Protocol::Micromessage.name(),
+                    instead: "acknowledge the message, or end the connection to give it back",
+                })
+            }
+            _ => Ok(()),
         }
     }
 
@@ -152,7 +195,7 @@ impl Dialogue {
         match self {
             Self::Tmqp(conversation) => conversation.has_joined(channel),
             // Where one consumes queues, nothing comes of a queue that nobody asked for.
-            Self::Mqks(_) => false,
+            Self::Mqks(_) | Self::Micromessage(_) => false,
         }
     }
 
@@ -161,6 +204,9 @@ impl Dialogue {
         match (self, part) {
             (Self::Tmqp(conversation), Part::Intent(intent)) => conversation.take_up(intent.clone(), waiter),
             (Self::Mqks(conversation), Part::Consumption(consumption)) => {
+                conversation.take_up(consumption, waiter)
+            }
+            (Self::Micromessage(conversation), Part::Consumption(consumption)) => {
                 conversation.take_up(consumption, waiter)
             }
             (dialogue, part) => Err(dialogue.lacks(part.in_words().0)),
@@ -172,6 +218,9 @@ impl Dialogue {
         match (self, part) {
             (Self::Tmqp(conversation), Part::Intent(intent)) => conversation.give_up(intent),
             (Self::Mqks(conversation), Part::Consumption(consumption)) => conversation.give_up(consumption),
+            (Self::Micromessage(conversation), Part::Consumption(consumption)) => {
+                conversation.give_up(consumption);
+            }
             // It was refused when it was to be taken up.
             _ => {}
         }
@@ -179,7 +228,11 @@ impl Dialogue {
 
     /// Asks for a life sign. False: the protocol knows none.
     pub(crate) fn ping(&mut self) -> bool {
-        whichever!(self, conversation => conversation.ping());
+        match self {
+            Self::Tmqp(conversation) => conversation.ping(),
+            Self::Mqks(conversation) => conversation.ping(),
+            Self::Micromessage(conversation) => return conversation.ping(),
+        }
         true
     }
 
@@ -188,18 +241,24 @@ impl Dialogue {
         whichever!(self, conversation => conversation.forget(id))
     }
 
-    /// Reads what stands at the front of `input`, and tells how many octets that took. `None`: more are needed.
+    /// Reads what stands at the front of `input`, and tells how many octets that took. `None`: more are needed. An error is
+    /// the end of the connection, in words.
     pub(crate) fn receive(
         &mut self,
         input: &[u8],
         limits: &Limits,
-    ) -> Result<Option<(Arrival<Waiter>, usize)>, WireError> {
+    ) -> Result<Option<(Arrival<Waiter>, usize)>, Arc<str>> {
+        let broken =
+            |error: &dyn std::fmt::Display| format!("the broker sent a broken frame: {error}").into();
         match self {
             Self::Tmqp(conversation) => {
-                let frame = decode(input, limits)?;
+                let frame = decode(input, limits).map_err(|error| broken(&error))?;
                 Ok(frame.map(|(frame, size)| (conversation.receive(&frame), size)))
             }
-            Self::Mqks(conversation) => conversation.receive(input),
+            Self::Mqks(conversation) => conversation.receive(input).map_err(|error| broken(&error)),
+            Self::Micromessage(conversation) => {
+                conversation.receive(input).map_err(|failure| broken(&failure))
+            }
         }
     }
 
@@ -208,6 +267,7 @@ impl Dialogue {
         match self {
             Self::Tmqp(_) => needed(input, limits).unwrap_or(0),
             Self::Mqks(_) => 0,
+            Self::Micromessage(conversation) => conversation.needed(input),
         }
     }
 
@@ -246,16 +306,27 @@ impl Dialogue {
     ) -> Result<MessageId, ClientError> {
         match self {
             Self::Mqks(conversation) => conversation.question(question, waiter),
-            other => Err(other.lacks(&format!("operation \"{}\"", question.operation))),
+            other => {
+                let what = format!("operation \"{}\"", question.operation);
+                Err(other.lacks_what("MQKS has; connect to mqks://", &what))
+            }
         }
     }
 
-    /// That this protocol lacks something.
-    pub(crate) fn lacks(&self, what: &str) -> ClientError {
-        let instead = match self {
-            Self::Tmqp(_) => "MQKS has; connect to mqks://",
-            Self::Mqks(_) => "TMQP has; connect to tmqp://",
-        };
+    /// MicroMessage2's own, for what only it has.
+    pub(crate) fn micromessage(&mut self) -> Result<&mut Micromessage<Waiter>, ClientError> {
+        match self {
+            Self::Micromessage(conversation) => Ok(conversation),
+            other => Err(other.lacks_what("MicroMessage2 has; connect to mm2://", "extensions")),
+        }
+    }
+
+    /// That this protocol lacks something that TMQP has.
+    fn lacks(&self, what: &str) -> ClientError {
+        self.lacks_what("TMQP has; connect to tmqp://", what)
+    }
+
+    fn lacks_what(&self, instead: &'static str, what: &str) -> ClientError {
         ClientError::NotSupported { what: what.into(), protocol: self.protocol().name(), instead }
     }
 }

@@ -69,6 +69,14 @@ pub enum ClientError {
         /// Its words.
         reason: Arc<str>,
     },
+    /// The two sides require different extensions of the protocol.
+    #[error("no agreement with {address}: {reason}")]
+    NoAgreement {
+        /// With whom.
+        address: Arc<str>,
+        /// What stands against it, in the words of whoever gave up.
+        reason: Arc<str>,
+    },
     /// The peer sent what is no frame.
     #[error("the broker sent a broken frame: {0}")]
     BadFrame(#[from] WireError),
@@ -166,6 +174,7 @@ impl ClientError {
             Self::Tls { .. }
             | Self::VersionMismatch { .. }
             | Self::AuthFailed { .. }
+            | Self::NoAgreement { .. }
             | Self::HandshakeRefused { .. } => Family::Handshake,
             Self::BadFrame(_) | Self::TooLarge { .. } | Self::BadAnswer { .. } => Family::Protocol,
             Self::Refused(_) => Family::Operation,

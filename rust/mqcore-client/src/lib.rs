@@ -1,10 +1,10 @@
 //! The client side of mqcore: connect, publish, consume, pull, ask; reconnect and take up the work again.
 //!
 //! ```text
-//! client, publish, consume, pull, direct, event, admin, mqks    what a program calls
+//! client, publish, consume, pull, direct, event, admin, ...    what a program calls
 //!        |                                    ^
 //!        v                                    |
-//! dialogue: conversation (TMQP) or mqks::conversation, one peer's frames without IO and without a clock
+//! dialogue: conversation (TMQP), mqks or micromessage, one peer's frames without IO and without a clock
 //!        ^                                    |
 //!        |                                    v
 //! connection: one task that dials, reads, writes, keeps alive and reconnects
@@ -33,6 +33,7 @@ pub mod event;
 mod mailbox;
 pub mod membership;
 mod message_id;
+pub mod micromessage;
 pub mod models;
 pub mod mqks;
 pub mod publish;

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use bytes::Bytes;
 
-use crate::address::QueueAddress;
+use crate::address::{Protocol, QueueAddress};
 use crate::client::Client;
 use crate::conversation::{Answer, By, Publication};
 use crate::dialogue::Dialogue;
@@ -95,6 +95,7 @@ impl Client {
     ) -> Result<Receipt, ClientError> {
         let started = Instant::now();
         let deadline = self.shared.deadline(options.timeout);
+        self.check_copies(options)?;
         if options.retry && options.id.is_none() {
             return Err(ClientError::invalid("retry", "a message that may be sent twice needs an id"));
         }
@@ -116,6 +117,19 @@ impl Client {
                 Err(ClientError::ConnectionLost { .. }) if options.retry && Instant::now() < deadline => {}
                 result => return result,
             }
+        }
+    }
+
+    /// Copies are headers, but not to be passed on as such.
+    fn check_copies(&self, options: &PublishOptions) -> Result<(), ClientError> {
+        match self.protocol() {
+            Protocol::Tmqp => Ok(()),
+            _ if options.cc.is_empty() => Ok(()),
+            other => Err(ClientError::NotSupported {
+                what: "headers and copies".into(),
+                protocol: other.name(),
+                instead: "TMQP has; connect to tmqp://",
+            }),
         }
     }
 
@@ -150,6 +164,9 @@ impl Client {
         if options.id.is_some() || options.retry {
             let error =
                 ClientError::invalid("options", "an id and a retry are for one message, not for many");
+            return vec![Err(error); messages.len()];
+        }
+        if let Err(error) = self.check_copies(options) {
             return vec![Err(error); messages.len()];
         }
         let mut together = Together::new(self, queue, messages, options);

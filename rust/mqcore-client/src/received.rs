@@ -25,6 +25,7 @@ pub struct Received {
     high_priority: bool,
     pending_response: bool,
     pending_acknowledge: bool,
+    receipt: u32,
 }
 
 impl Received {
@@ -49,10 +50,21 @@ impl Received {
             high_priority: frame.high_priority,
             pending_response: frame.pending_response,
             pending_acknowledge: frame.pending_acknowledge,
+            receipt: 0,
         }
     }
 
-    /// Its id: 32 lower-case hex digits as a rule, in any case at most 255 octets.
+    /// The same with what its conversation needs to settle it, where its id does not do.
+    pub(crate) fn with_receipt(self, receipt: u32) -> Self {
+        Self { receipt, ..self }
+    }
+
+    pub(crate) fn receipt(&self) -> u32 {
+        self.receipt
+    }
+
+    /// Its id: 32 lower-case hex digits as a rule, in MicroMessage2 its number on this connection, in any case at most 255
+    /// octets.
     #[must_use]
     pub fn id(&self) -> &[u8] {
         &self.block[..self.id.into()]

@@ -108,6 +108,8 @@ pub(crate) struct Core {
     takers: HashMap<u16, Vec<Takers>>,
     event_streams: Vec<(Vec<Subscription>, Arc<Mailbox>)>,
     direct: Option<Arc<Mailbox>>,
+    /// By the names of the extensions whose frames they get.
+    extension_streams: Vec<(Box<str>, Arc<Mailbox>)>,
     /// Queues whose messages nobody here wants; each is warned about once.
     unclaimed: hashbrown::HashSet<(Box<[u8]>, u16)>,
     /// Which connection this is; what came over an earlier one cannot be settled any more.
@@ -148,6 +150,7 @@ impl Shared {
             takers: HashMap::new(),
             event_streams: Vec::new(),
             direct: None,
+            extension_streams: Vec::new(),
             unclaimed: hashbrown::HashSet::new(),
             epoch: 0,
             closing: None,
@@ -412,6 +415,20 @@ impl Core {
         streams.filter(move |(wanted, _)| wanted.iter().any(is_wanted)).map(|(_, mailbox)| mailbox)
     }
 
+    pub(crate) fn add_extension_stream(&mut self, name: &str, mailbox: Arc<Mailbox>) {
+        self.extension_streams.push((name.into(), mailbox));
+    }
+
+    pub(crate) fn remove_extension_stream(&mut self, mailbox: &Arc<Mailbox>) {
+        self.extension_streams.retain(|(_, other)| !Arc::ptr_eq(other, mailbox));
+    }
+
+    /// Every stream that frames of this extension are for.
+    pub(crate) fn extension_streams(&self, name: &[u8]) -> impl Iterator<Item = &Arc<Mailbox>> {
+        let streams = self.extension_streams.iter();
+        streams.filter(move |(of, _)| of.as_bytes() == name).map(|(_, mailbox)| mailbox)
+    }
+
     /// Where direct messages go; there is one place a client.
     pub(crate) fn direct(&mut self) -> &mut Option<Arc<Mailbox>> {
         &mut self.direct
@@ -419,7 +436,9 @@ impl Core {
 
     pub(crate) fn mailboxes(&self) -> impl Iterator<Item = &Arc<Mailbox>> {
         let takers = self.takers.values().flatten().flat_map(|takers| &takers.mailboxes);
-        takers.chain(self.event_streams.iter().map(|(_, mailbox)| mailbox)).chain(&self.direct)
+        let extensions = self.extension_streams.iter().map(|(_, mailbox)| mailbox);
+        let events = self.event_streams.iter().map(|(_, mailbox)| mailbox);
+        takers.chain(events).chain(extensions).chain(&self.direct)
     }
 
     /// A message that no consumer here wants. Answers whether this queue is new among those.

@@ -11,6 +11,7 @@
 //! | [`recovery`] | what opening found, in words and numbers |
 //! | [`inspection`] | the same without opening: reading alone |
 //! | [`notes`] | the notes of sealed segments, read by others than the writer |
+//! | [`following`] | the notes of segment files that may still grow, without the journal |
 //! | [`snapshot`] | which parts of which files make a whole copy |
 //! | [`storage`] | files: real ones, and some in memory that crash on demand |
 //! | [`reading`] | many records at once, while others are written |
@@ -18,6 +19,7 @@
 
 mod compaction;
 pub mod error;
+pub mod following;
 mod format;
 mod index;
 pub mod inspection;

@@ -25,6 +25,7 @@ use mqcore_client::mqks::operations::Bindings;
 use mqcore_client::publish::{CarbonCopy, Outgoing, PublishOptions, Receipt};
 use mqcore_client::pull::PullOptions;
 use mqcore_client::request::Clear;
+use mqcore_wire::micromessage::handshake::Extension;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -34,7 +35,7 @@ use serde::Serialize;
 use self::error::InvalidArgument;
 use self::process::Owned;
 use self::received::Received;
-use self::streams::{Consumer, EventStream, Incoming, States};
+use self::streams::{Consumer, EventStream, ExtensionFrames, Incoming, States};
 use crate::config::seconds;
 
 /// How often a blocking call looks for signals: Ctrl-C is answered within this time.
@@ -45,6 +46,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Client>()?;
     module.add_class::<Consumer>()?;
     module.add_class::<EventStream>()?;
+    module.add_class::<ExtensionFrames>()?;
     module.add_class::<Incoming>()?;
     module.add_class::<Membership>()?;
     module.add_class::<Received>()?;
@@ -320,7 +322,8 @@ impl Client {
         self.run(py, |core| async move { Ok(Receipts(core.publish_many(&queue, &messages, &options).await)) })
     }
 
-    #[pyo3(signature = (queue, prefetch, *, events=None, add_events=Vec::new(), delete_unused=None, manual_ack=true))]
+    #[pyo3(signature = (queue, prefetch, *, events=None, add_events=Vec::new(), delete_unused=None, filter=None,
+                        manual_ack=true))]
     #[allow(clippy::too_many_arguments, reason = "the terms of consuming, named in Python")]
     fn consume<'py>(
         &self,
@@ -330,12 +333,13 @@ impl Client {
         events: Option<Vec<String>>,
         add_events: Vec<String>,
         delete_unused: Option<f64>,
+        filter: Option<String>,
         manual_ack: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let queue = self.address(queue)?;
         let delete_unused = optional_seconds(delete_unused, "delete_unused")?;
         let delete_unused = delete_unused.map_or(UnusedQueue::Stays, UnusedQueue::Deleted);
-        let terms = ConsumeTerms { events, add_events, delete_unused, manual_ack };
+        let terms = ConsumeTerms { events, add_events, delete_unused, filter, manual_ack };
         let way = self.way;
         self.run(
             py,
@@ -360,6 +364,37 @@ impl Client {
 
     fn statistic<'py>(&self, py: Python<'py>, expression: String) -> PyResult<Bound<'py, PyAny>> {
         self.run(py, |core| async move { core.statistic(&expression).await })
+    }
+
+    /// What was agreed on, in the order of the extensions' numbers: names and properties.
+    #[getter]
+    fn extensions(&self) -> PyResult<Vec<(String, Pairs)>> {
+        let agreement = self.core.get()?.agreement().map_err(error::client)?;
+        let text = |octets: &[u8]| String::from_utf8_lossy(octets).into_owned();
+        let extension = |extension: &Extension<'_>| {
+            let properties = extension.properties.iter();
+            // A token is for nobody's eyes.
+            let shown = properties.filter(|(key, _)| key != "token");
+            let pairs = shown.map(|(key, value)| (key.to_string(), text(value))).collect();
+            (extension.name.to_string(), pairs)
+        };
+        Ok(agreement.all().map(extension).collect())
+    }
+
+    /// Frames of a vendor's extension from now on.
+    fn extension(&self, name: &str) -> PyResult<ExtensionFrames> {
+        let core = self.core.get()?.extension(name).map_err(error::client)?;
+        Ok(ExtensionFrames::new(core, self.way))
+    }
+
+    fn send_extension<'py>(
+        &self,
+        py: Python<'py>,
+        name: String,
+        payload: &[u8],
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let payload = payload.to_vec();
+        self.run(py, |core| async move { core.send_extension(&name, &payload).await })
     }
 
     /// What is spoken: the scheme of its URLs.

@@ -24,6 +24,7 @@ pyo3::import_exception!(mqcore.errors, DataDirFull);
 pyo3::import_exception!(mqcore.errors, DataDirMissing);
 pyo3::import_exception!(mqcore.errors, DataDirUnreadable);
 pyo3::import_exception!(mqcore.errors, Forked);
+pyo3::import_exception!(mqcore.errors, HistoryLost);
 pyo3::import_exception!(mqcore.errors, InvalidArgument);
 pyo3::import_exception!(mqcore.errors, ListenFailed);
 pyo3::import_exception!(mqcore.errors, NotRunning);

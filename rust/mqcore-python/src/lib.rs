@@ -15,6 +15,7 @@ mod error;
 mod export;
 mod frame;
 mod handler;
+mod history;
 mod journal;
 mod load;
 mod log;
@@ -51,6 +52,8 @@ mod _core {
     use crate::export::JournalHistory;
     #[pymodule_export]
     use crate::frame::{Frame, tmqp_decode, tmqp_encode};
+    #[pymodule_export]
+    use crate::history::{History, HistoryRows, history_columns};
     #[pymodule_export]
     use crate::journal::{JournalMessages, journal_inspect};
     #[pymodule_export]

@@ -3,6 +3,7 @@
 //! It runs on Tokio alone and asks shards only, so it answers also while a handler is stuck.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,15 +26,16 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 use crate::address::Listening;
-use crate::admin_backup;
 use crate::authority::{Denial, PageRequest, admit_request};
 use crate::failures::Failure;
+use crate::history::HistoryDir;
 use crate::hub::Hub;
 use crate::metrics;
 use crate::server;
 use crate::shutdown::TaskGuard;
 use crate::survey::{self, Totals};
 use crate::tls::{self, ListenerCertificate, Secured, TlsEndpoint};
+use crate::{admin_backup, admin_history};
 
 /// Connections at the same time at most; others wait.
 const CONNECTIONS_MAX: usize = 64;
@@ -51,13 +53,17 @@ const LIST_LIMIT: (usize, usize) = (100, 10_000);
 #[derive(Clone)]
 pub(crate) struct Admin {
     pub(crate) hub: Arc<Hub>,
+    /// `None`: there is no data directory.
+    pub(crate) history: Option<Arc<HistoryDir>>,
     listeners: Arc<[Listening]>,
     started: Instant,
 }
 
 impl Admin {
-    pub(crate) fn new(hub: &Arc<Hub>, listeners: Vec<Listening>) -> Self {
-        Self { hub: Arc::clone(hub), listeners: listeners.into(), started: Instant::now() }
+    pub(crate) fn new(hub: &Arc<Hub>, listeners: Vec<Listening>, data_dir: Option<&Path>) -> Self {
+        // The broker has just opened the directory itself, so whatever is wrong with it was said.
+        let history = data_dir.and_then(|path| HistoryDir::open(path).ok()).map(Arc::new);
+        Self { hub: Arc::clone(hub), history, listeners: listeners.into(), started: Instant::now() }
     }
 }
 
@@ -152,6 +158,7 @@ fn router(admin: Admin) -> Router {
         .route("/overview", get(overview))
         .route("/errors", get(errors_page))
         .route("/backup", get(admin_backup::download))
+        .route("/history", get(admin_history::answer))
         .route("/authority/reload", post(reload_authority))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
@@ -218,7 +225,7 @@ async fn reload_authority(State(admin): State<Admin>) -> Response {
 
 async fn unknown_path(uri: Uri) -> Response {
     let message = format!(
-        "there is no {}; there are /livez, /readyz, /metrics, /overview, /errors, /backup and /authority/reload",
+        "there is no {}; there are /livez, /readyz, /metrics, /overview, /errors, /backup, /history and /authority/reload",
         uri.path()
     );
     error(StatusCode::NOT_FOUND, "not-found", &message)

@@ -21,17 +21,17 @@ use crate::backup::BackupError;
 /// Octets read and sent at a time.
 const PIECE: usize = 256 * 1024;
 /// Pieces that wait to be sent.
-const PIECES: usize = 4;
+pub(crate) const PIECES: usize = 4;
 /// How long a client may take nothing. Then the files are let go, whether it is slow or gone.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Must be in the request. A page in somebody's browser cannot send it here without being allowed to.
-const REQUEST_HEADER: &str = "mqcore-request";
+pub(crate) const REQUEST_HEADER: &str = "mqcore-request";
 /// Tells octets of files, for a progress bar.
 const TOTAL_HEADER: &str = "mqcore-backup-bytes";
 
 /// Whether this caller may read everything that is saved. Where there are users, whoever got here has shown that he may
 /// administer this page; as long as nobody can log in, those on the same machine may.
-fn may_back_up(admin: &Admin, caller: &Caller) -> bool {
+pub(crate) fn may_read_everything(admin: &Admin, caller: &Caller) -> bool {
     !admin.hub.authority.is_open() || caller.0.ip().is_loopback()
 }
 
@@ -40,7 +40,7 @@ pub(crate) async fn download(
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
 ) -> Response {
-    if !may_back_up(&admin, &caller) {
+    if !may_read_everything(&admin, &caller) {
         let message =
             "as long as nobody can log in, a backup is given to callers on the broker's own machine only";
         return error(StatusCode::FORBIDDEN, "forbidden", message);
@@ -71,7 +71,8 @@ pub(crate) async fn download(
     (headers, Body::new(Pieces(receiver))).into_response()
 }
 
-fn refuse(refused: &BackupError) -> Response {
+/// Why writers did not meet.
+pub(crate) fn refuse(refused: &BackupError) -> Response {
     let (status, code) = match refused {
         BackupError::NothingKept => (StatusCode::CONFLICT, "nothing-kept"),
         BackupError::Busy | BackupError::TooSlow => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
@@ -83,17 +84,12 @@ fn refuse(refused: &BackupError) -> Response {
 
 /// Reads the archive piece by piece, as fast as they are taken. However it ends, the files are let go.
 fn send(mut archive: Archive, sender: &mpsc::Sender<io::Result<Bytes>>) {
-    let runtime = tokio::runtime::Handle::current();
-    let deliver = |piece| {
-        let sent = runtime.block_on(async { tokio::time::timeout(PATIENCE, sender.send(piece)).await });
-        matches!(sent, Ok(Ok(())))
-    };
     loop {
         let mut piece = Vec::with_capacity(PIECE);
         match archive.by_ref().take(PIECE as u64).read_to_end(&mut piece) {
             Ok(0) => return,
             Ok(_) => {
-                if !deliver(Ok(piece.into())) {
+                if !deliver(sender, Ok(piece.into())) {
                     tracing::warn!("a backup was broken off by its client, or not read for a minute");
                     return;
                 }
@@ -101,15 +97,22 @@ fn send(mut archive: Archive, sender: &mpsc::Sender<io::Result<Bytes>>) {
             Err(failed) => {
                 tracing::error!(error = %failed, "a backup was broken off, because a file cannot be read");
                 // The connection ends in the middle, so nobody takes it for whole.
-                deliver(Err(failed));
+                deliver(sender, Err(failed));
                 return;
             }
         }
     }
 }
 
+/// Hands a piece over, on a thread that may block. False: the client has gone, or took nothing for a minute.
+pub(crate) fn deliver(sender: &mpsc::Sender<io::Result<Bytes>>, piece: io::Result<Bytes>) -> bool {
+    let sent = tokio::runtime::Handle::current()
+        .block_on(async { tokio::time::timeout(PATIENCE, sender.send(piece)).await });
+    matches!(sent, Ok(Ok(())))
+}
+
 /// What a client is to be sent.
-struct Pieces(mpsc::Receiver<io::Result<Bytes>>);
+pub(crate) struct Pieces(pub(crate) mpsc::Receiver<io::Result<Bytes>>);
 
 impl hyper::body::Body for Pieces {
     type Data = Bytes;

@@ -22,6 +22,7 @@
 //! | [`inspection`], [`compaction`] | the same place, looked at and made small while no broker uses it |
 //! | [`export`] | what is in there as one file of rows |
 //! | [`backup`], [`archive`], `admin_backup` | a copy of that place while the broker works; as a stream; by HTTP |
+//! | [`history`], `admin_history` | what happened to messages, read beside the broker; by HTTP |
 //! | `shard`, `hub`, `registry`, `spares` | how tasks reach each other, and what they share |
 //! | `shutdown`, `clock` | stopping, and time |
 //! | [`failures`] | the last requests that could not be done |
@@ -41,12 +42,14 @@ pub mod export;
 pub mod failures;
 pub mod guard;
 pub mod handler;
+pub mod history;
 pub mod inspection;
 pub mod nodes;
 pub mod server;
 
 mod admin;
 mod admin_backup;
+mod admin_history;
 mod archiver;
 mod body_reader;
 mod clock;

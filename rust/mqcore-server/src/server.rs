@@ -215,7 +215,7 @@ impl Server {
             hub,
         };
         if let Some((door, _)) = bound.admin {
-            let admin = Admin::new(&inner.hub, inner.listeners.clone());
+            let admin = Admin::new(&inner.hub, inner.listeners.clone(), config.data_dir.as_deref());
             tokio::spawn(admin::serve(door, admin, inner.hub.shutdown.enter()));
         }
         if !inner.hub.tls.certificates().is_empty() {

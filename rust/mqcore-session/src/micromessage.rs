@@ -4,15 +4,13 @@
 //! |---|---|
 //! | [`terms`] | what a listener says about it |
 //! | `destination` | queues and topics by name |
-//! | `content` | properties, serializer and type of a message, as headers and back |
 //! | `incoming` | what the peer publishes, and what it is told became of it |
 //! | `outgoing` | what is handed out to the peer, no more at once than it acknowledges |
 //! | `subscriptions` | what the peer subscribed to, and its filters |
 //!
-//! What both sides of a connection follow, agreeing on extensions and counting acknowledgements, is in
+//! What both sides of a connection follow, agreeing on extensions, counting acknowledgements and what goes with a payload, is in
 //! `mqcore_wire::micromessage`.
 
-mod content;
 mod destination;
 mod incoming;
 mod outgoing;
@@ -32,6 +30,7 @@ use mqcore_broker::subscription::{QueueSubscription, Settling, Terms as Subscrip
 use mqcore_broker::time::Timestamp;
 use mqcore_broker::topic::TopicPattern;
 use mqcore_wire::codec::Limits;
+use mqcore_wire::micromessage::content::Content;
 use mqcore_wire::micromessage::extension::{Agreement, Kind, X_MQCORE};
 use mqcore_wire::micromessage::failure::{Failure, Token};
 use mqcore_wire::micromessage::field::is_field;
@@ -41,7 +40,6 @@ use mqcore_wire::micromessage::negotiation::{self, Abilities, Lists};
 use mqcore_wire::micromessage::{Assembled, Assembly, Frame, MessageFrame, command, decode, encode, needed};
 use slab::Slab;
 
-use self::content::Content;
 use self::destination::Place;
 use self::incoming::{Arrived, Incoming};
 use self::outgoing::{Outgoing, Owed, Parcel};

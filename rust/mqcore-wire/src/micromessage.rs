@@ -17,6 +17,7 @@
 //! ([`negotiation`], [`extension`]), who still owes an acknowledgement ([`window`]), and how a side gives up ([`failure`]).
 
 pub mod command;
+pub mod content;
 pub mod extension;
 pub mod failure;
 pub mod field;

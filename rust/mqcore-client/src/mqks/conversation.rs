@@ -13,7 +13,7 @@ use mqcore_wire::mqks::arguments::{Consume, WhenUnused};
 use mqcore_wire::mqks::{Lines, NAME_BYTES_MAX, encode_request};
 use mqcore_wire::tmqp::{Frame, Kind};
 
-use crate::address::QueueAddress;
+use crate::address::{Protocol, QueueAddress};
 use crate::consume::{Consumption, UnusedQueue};
 use crate::conversation::{Answer, Arrival, By, MessageId, Publication, PullAnswer, TakenUp, Tally};
 use crate::error::{ClientError, Refusal};
@@ -454,20 +454,17 @@ fn when_unused(unused: UnusedQueue) -> WhenUnused {
     }
 }
 
+fn lacks(what: &str, instead: &'static str) -> ClientError {
+    ClientError::NotSupported { what: what.into(), protocol: Protocol::Mqks.name(), instead }
+}
+
 /// Refuses what a line cannot say, or would say otherwise than it was meant.
 fn check_publication(publication: &Publication<'_>) -> Result<(), ClientError> {
-    let lacks = |what: &str| {
-        Err(ClientError::NotSupported {
-            what: what.into(),
-            protocol: "MQKS",
-            instead: "TMQP has; connect to tmqp://",
-        })
-    };
     if !publication.headers.is_empty() {
-        return lacks("headers and copies");
+        return Err(lacks("headers and copies", "TMQP has; connect to tmqp://"));
     }
     if publication.high_priority {
-        return lacks("priorities");
+        return Err(lacks("priorities", "TMQP has; connect to tmqp://"));
     }
     let body = publication.body;
     let why = if body.is_empty() {
@@ -484,6 +481,9 @@ fn check_publication(publication: &Publication<'_>) -> Result<(), ClientError> {
 
 fn check_consumption(consumption: &Consumption) -> Result<(), ClientError> {
     let terms = &consumption.terms;
+    if terms.filter.is_some() {
+        return Err(lacks("filters", "MicroMessage2 has; connect to mm2://"));
+    }
     for event in terms.events.iter().flatten().chain(&terms.add_events) {
         QueueAddress::plain(event)?;
     }
@@ -619,7 +619,7 @@ mod tests {
             events: Some(vec!["a".into()]),
             add_events: vec!["b".into()],
             delete_unused: UnusedQueue::Deleted(Duration::from_secs(5)),
-            manual_ack: true,
+            ..ConsumeTerms::default()
         };
         assert_eq!(line(all), "consume --confirm q a --add b --delete-queue-when-unused=5.0 --manual-ack\n");
     }

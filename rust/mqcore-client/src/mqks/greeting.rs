@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::address::Protocol;
 use crate::config::ClientConfig;
-use crate::dial::{Link, Stream, broken, closed_at_once, is_tls_alert, tls_wanted};
+use crate::dial::{Greeted, Link, Stream, broken, closed_at_once, spoke_otherwise};
 use crate::error::ClientError;
 
 /// The id of the first line.
@@ -40,11 +40,11 @@ pub(crate) async fn greet(
             Ok(Some((line, size))) => {
                 check(line, config.token.is_some(), address)?;
                 input.advance(size);
-                return Ok(Link { stream, input, own_id: String::new(), address: address.clone() });
+                return Ok(Link { stream, input, greeted: Greeted::Mqks, address: address.clone() });
             }
             Ok(None) if !end => {}
             _ if input.is_empty() => return Err(closed_at_once(address)),
-            _ => return Err(foreign(&input, address)),
+            _ => return Err(spoke_otherwise(&input, Protocol::Mqks, address)),
         }
     }
 }
@@ -65,23 +65,14 @@ fn check(line: &[u8], showed: bool, address: &Arc<str>) -> Result<(), ClientErro
     match parse(line) {
         Some(answer) if answer.id == ID => match answer.said {
             Said::Done(data) if showed || data == ECHO => Ok(()),
-            Said::Done(_) => Err(foreign(line, address)),
+            Said::Done(_) => Err(spoke_otherwise(line, Protocol::Mqks, address)),
             Said::Failed(error) => Err(ClientError::AuthFailed {
                 address: address.clone(),
                 reason: format!("error {}", String::from_utf8_lossy(error)).into(),
             }),
         },
-        _ => Err(foreign(line, address)),
+        _ => Err(spoke_otherwise(line, Protocol::Mqks, address)),
     }
-}
-
-/// The peer speaks something else.
-fn foreign(input: &[u8], address: &Arc<str>) -> ClientError {
-    if is_tls_alert(input) {
-        return tls_wanted(address);
-    }
-    let got = String::from_utf8_lossy(&input[..input.len().min(64)]).into();
-    ClientError::VersionMismatch { address: address.clone(), wanted: Protocol::Mqks.name(), got }
 }
 
 #[cfg(test)]
@@ -99,7 +90,7 @@ mod tests {
             let error = check(odd, false, &address).unwrap_err();
             assert!(matches!(&error, ClientError::VersionMismatch { .. }), "{error}");
         }
-        let error = foreign(&[0x15, 3, 3, 0, 2, 2, 40], &address);
+        let error = spoke_otherwise(&[0x15, 3, 3, 0, 2, 2, 40], Protocol::Mqks, &address);
         assert_eq!(
             error.to_string(),
             "no TLS with mqks://h:1: that port speaks TLS; write mqkss:// in front of the address"

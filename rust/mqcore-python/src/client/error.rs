@@ -19,6 +19,7 @@ pyo3::import_exception!(mqcore.errors, HandshakeError);
 pyo3::import_exception!(mqcore.errors, InvalidArgument);
 pyo3::import_exception!(mqcore.errors, LimitExceeded);
 pyo3::import_exception!(mqcore.errors, Nacked);
+pyo3::import_exception!(mqcore.errors, NoAgreement);
 pyo3::import_exception!(mqcore.errors, NotFound);
 pyo3::import_exception!(mqcore.errors, NotSupported);
 pyo3::import_exception!(mqcore.errors, OperationError);
@@ -42,6 +43,7 @@ pub(crate) fn client(failed: ClientError) -> PyErr {
         ClientError::Tls { reason, .. } => TLSError::new_err((text, reason.as_str())),
         ClientError::VersionMismatch { .. } => VersionMismatch::new_err(text),
         ClientError::AuthFailed { .. } => AuthFailed::new_err(text),
+        ClientError::NoAgreement { .. } => NoAgreement::new_err(text),
         ClientError::HandshakeRefused { .. } => HandshakeError::new_err(text),
         ClientError::BadFrame(_) => BadFrame::new_err(text),
         ClientError::TooLarge { limit, .. } => TooLarge::new_err((text, limit)),

@@ -6,6 +6,8 @@ use mqcore_client::address::BrokerAddress;
 use mqcore_client::config::{Backoff, ClientConfig, ClientTls, Transport};
 use mqcore_client::models::{ChannelOptions, QueueOptions, QueueStatus};
 use mqcore_wire::codec::Limits;
+use mqcore_wire::micromessage::handshake::Extension;
+use mqcore_wire::micromessage::negotiation::Lists;
 use pyo3::prelude::*;
 
 use super::error;
@@ -32,6 +34,7 @@ pub(super) fn client(options: &Bound<'_, PyAny>) -> PyResult<ClientConfig> {
         token: field(options, "token")?,
         properties: field(options, "properties")?,
         tls: tls(options)?,
+        extensions: extensions(options)?,
         backoff: Backoff {
             first: duration(options, "backoff_first")?,
             max: duration(options, "backoff_max")?,
@@ -48,6 +51,26 @@ pub(super) fn client(options: &Bound<'_, PyAny>) -> PyResult<ClientConfig> {
         write_buffer_bytes: field(options, "write_buffer_bytes")?,
         read_buffer_bytes: field(options, "read_buffer_bytes")?,
     })
+}
+
+/// Reads the `mqcore.micromessage.Extension`s of the options, if they are given.
+fn extensions(options: &Bound<'_, PyAny>) -> PyResult<Option<Lists>> {
+    let Some(given) = field::<Option<Vec<Bound<'_, PyAny>>>>(options, "extensions")? else { return Ok(None) };
+    let mut lists = Lists::default();
+    for each in given {
+        let required: bool = field(&each, "required")?;
+        let properties: Vec<(String, String)> = each
+            .getattr("properties")?
+            .call_method0("items")?
+            .try_iter()?
+            .map(|pair| pair?.extract())
+            .collect::<PyResult<_>>()?;
+        let pairs = properties.into_iter().map(|(key, value)| (key.into(), value.into_bytes().into()));
+        let name: String = field(&each, "name")?;
+        let extension = Extension { properties: pairs.collect(), ..Extension::new(name) };
+        if required { lists.required.push(extension) } else { lists.optional.push(extension) }
+    }
+    Ok(Some(lists))
 }
 
 /// Reads the `mqcore.TLSConfig` of the options, if there is one.

@@ -10,8 +10,9 @@ use mqcore_client::client::State;
 use mqcore_client::consume::Consumer as CoreConsumer;
 use mqcore_client::direct::Incoming as CoreIncoming;
 use mqcore_client::event::{Event, EventStream as CoreEventStream, Subject};
+use mqcore_client::micromessage::operations::ExtensionFrames as CoreExtensionFrames;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 use tokio::sync::watch;
 
 use super::process::{self, Owned};
@@ -171,6 +172,43 @@ impl EventStream {
     fn take<'py>(&self, py: Python<'py>, count: usize) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let Some(core) = self.0.get()? else { return Ok(Vec::new()) };
         core.take(count).iter().map(|happened| event(py, happened)).collect()
+    }
+
+    #[pyo3(signature = (timeout=None))]
+    fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+        self.0.wait(py, timeout, |core| async move { core.ready().await })
+    }
+
+    #[getter]
+    fn is_closed(&self) -> PyResult<bool> {
+        Ok(self.0.get()?.is_none_or(|core| core.is_closed()))
+    }
+
+    fn close(&self) -> PyResult<()> {
+        if let Some(core) = self.0.close()? {
+            core.stop();
+        }
+        Ok(())
+    }
+}
+
+/// Frames of a vendor's extension.
+#[pyclass(frozen, module = "mqcore._core")]
+pub(crate) struct ExtensionFrames(Stream<CoreExtensionFrames>);
+
+impl ExtensionFrames {
+    /// Of `core`.
+    pub(crate) fn new(core: CoreExtensionFrames, way: Way) -> Self {
+        Self(Stream::new(core, way))
+    }
+}
+
+#[pymethods]
+impl ExtensionFrames {
+    /// Takes what is there; empty: wait, or it is closed.
+    fn take<'py>(&self, py: Python<'py>, count: usize) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let Some(core) = self.0.get()? else { return Ok(Vec::new()) };
+        Ok(core.take(count).iter().map(|payload| PyBytes::new(py, payload)).collect())
     }
 
     #[pyo3(signature = (timeout=None))]

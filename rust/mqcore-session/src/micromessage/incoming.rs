@@ -7,12 +7,12 @@ use mqcore_broker::command::Command;
 use mqcore_broker::id::{ConnectionId, RequestId};
 use mqcore_broker::message::{Layout, Message, Properties};
 use mqcore_broker::time::Timestamp;
+use mqcore_wire::micromessage::content;
 use mqcore_wire::micromessage::extension::{Agreement, Kind};
 use mqcore_wire::micromessage::failure::Failure;
 use mqcore_wire::micromessage::window::{Receipt, Received};
 use mqcore_wire::micromessage::{Frame, encode};
 
-use super::content;
 use super::destination::{Place, Places};
 use crate::tmqp::message_id::MessageIds;
 

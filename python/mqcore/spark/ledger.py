@@ -1,0 +1,219 @@
+"""What a sink writes down before it publishes: staged rows, one manifest a batch, and how far publishing came.
+
+::
+
+    STAGING/<sink>/staged/<batch>-<partition>-<attempt>.arrow   rows of one attempt at one task; nobody counts on them
+    STAGING/<sink>/manifests/<batch>.json                       which of them are the batch, in which order; made once
+    STAGING/<sink>/manifests/<batch>.progress                   how many of its rows are published
+
+A batch that Spark repeats may be cut into other tasks than before. So the manifest decides, not the task: whoever makes
+it first has said what the batch is, and each repetition publishes that. Nothing here knows Spark or a broker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from mqcore import errors
+
+__all__ = ["Batch", "Ledger", "Staged", "Stager"]
+
+_FORMAT: Final = "mqcore.sink/1"
+_KEPT: Final = 100
+"""Manifests of batches that are done and are kept: far more than the engine ever repeats."""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Rows of one task: what it tells the driver."""
+
+    sink: str
+    batch: int
+    partition: int
+    file: str
+    """Its name in ``staged/``."""
+    rows: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch whose manifest was made."""
+
+    number: int
+    files: tuple[str, ...]
+    rows: int
+    before: Any
+    """Where the broker's history ended before any row was published; ``None``: nobody asked."""
+    published: int
+    """Rows that are published for certain."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all are."""
+        return self.published >= self.rows
+
+
+def sink_name(query: str | None, wanted: str | None) -> str:
+    """Return the name of a sink as a directory: that of the query, and what the user calls it."""
+    words = "-".join(word for word in (wanted, query) if word)
+    if re.fullmatch(r"[A-Za-z0-9_-]{1,100}", words):
+        return words
+    return hashlib.sha256(words.encode()).hexdigest()[:32]
+
+
+class Stager:
+    """Rows of one attempt at one task, written where the driver finds them."""
+
+    def __init__(self, staging: str, sink: str, batch: int, partition: int, attempt: int) -> None:
+        self._directory = Path(staging) / sink / "staged"
+        self._directory.mkdir(parents=True, exist_ok=True)
+        # The random part tells attempts of two applications apart, whose attempts have the same numbers.
+        self._file = f"{batch}-{partition:05d}-{attempt}-{uuid.uuid4().hex[:8]}.arrow"
+        self._place = sink, batch, partition
+
+    def write(self, batches: Iterator[pa.RecordBatch]) -> Staged:
+        """Write all of them, and make them durable: from then on the driver may promise them."""
+        path, rows, writer = self._directory / self._file, 0, None
+        with path.open("wb") as file:
+            for batch in batches:
+                if writer is None:
+                    writer = pa.ipc.new_stream(file, batch.schema)
+                writer.write_batch(batch)
+                rows += batch.num_rows
+            if writer is not None:
+                writer.close()
+            file.flush()
+            os.fsync(file.fileno())
+        sink, number, partition = self._place
+        if rows == 0:
+            path.unlink()
+        return Staged(sink, number, partition, self._file if rows else "", rows)
+
+
+class Ledger:
+    """One sink's directory, as the driver sees it."""
+
+    def __init__(self, staging: str, sink: str) -> None:
+        self.sink = sink
+        self._staged = Path(staging) / sink / "staged"
+        self._manifests = Path(staging) / sink / "manifests"
+        self._manifests.mkdir(parents=True, exist_ok=True)
+
+    def find(self, number: int) -> Batch | None:
+        """Return the batch that was promised under this number. Raises `DataDirDamaged` if what is there is none."""
+        try:
+            text = self._manifest(number).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        try:
+            manifest = json.loads(text)
+            if manifest["format"] != _FORMAT:
+                raise ValueError(manifest["format"])
+            files, rows, before = tuple(manifest["files"]), int(manifest["rows"]), manifest["before"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise errors.DataDirDamaged(f"{self._manifest(number)} is no manifest of a sink: {error}") from error
+        return Batch(number, files, rows, before, self._progress(number))
+
+    def promise(self, number: int, staged: Sequence[Staged], before: Any) -> tuple[Batch, bool]:
+        """Say what a batch is, unless somebody else was quicker; return what was said, and whether it was here."""
+        files = [part.file for part in sorted(staged, key=lambda part: part.partition) if part.rows]
+        rows = sum(part.rows for part in staged)
+        manifest = {
+            "format": _FORMAT,
+            "sink": self.sink,
+            "batch": number,
+            "files": files,
+            "rows": rows,
+            "before": before,
+        }
+        unfinished = self._manifests / f"{number}.{uuid.uuid4().hex}.part"
+        _write_durably(unfinished, json.dumps(manifest))
+        ours = True
+        try:
+            os.link(unfinished, self._manifest(number))
+        except FileExistsError:
+            ours = False
+        finally:
+            unfinished.unlink(missing_ok=True)
+        _sync_directory(self._manifests)
+        batch = self.find(number)
+        assert batch is not None
+        return batch, ours
+
+    def rows(self, batch: Batch, first: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield what is left of a batch from row `first` on, with the number of the first row of each."""
+        at = 0
+        for name in batch.files:
+            path = self._staged / name
+            try:
+                with path.open("rb") as file, pa.ipc.open_stream(file) as reader:
+                    for rows in reader:
+                        if at + rows.num_rows > first:
+                            skipped = max(0, first - at)
+                            yield at + skipped, rows.slice(skipped)
+                        at += rows.num_rows
+            except (FileNotFoundError, pa.ArrowInvalid) as error:
+                raise errors.DataDirDamaged(
+                    f"{path}, which batch {batch.number} consists of, is not there any more: {error}"
+                ) from error
+
+    def advance(self, number: int, published: int) -> None:
+        """Write down how many rows are published for certain."""
+        path = self._manifests / f"{number}.progress"
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
+        _write_durably(unfinished, json.dumps({"published": published}))
+        unfinished.replace(path)
+
+    def sweep(self, number: int) -> None:
+        """Remove what nobody needs any more once a batch is done: staged rows up to it, and old manifests."""
+        for path in self._staged.glob("*.arrow"):
+            if _leading_number(path) <= number:
+                path.unlink(missing_ok=True)
+        for path in self._manifests.iterdir():
+            if _leading_number(path) <= number - _KEPT:
+                path.unlink(missing_ok=True)
+
+    def _manifest(self, number: int) -> Path:
+        return self._manifests / f"{number}.json"
+
+    def _progress(self, number: int) -> int:
+        try:
+            return int(json.loads((self._manifests / f"{number}.progress").read_bytes())["published"])
+        except FileNotFoundError:
+            return 0
+        except (ValueError, KeyError, TypeError) as error:
+            raise errors.DataDirDamaged(
+                f"the progress of batch {number} in {self._manifests} is unreadable: {error}"
+            ) from error
+
+
+def _leading_number(path: Path) -> int:
+    match = re.match(r"(\d+)[.-]", path.name)
+    return int(match.group(1)) if match else 1 << 62
+
+
+def _write_durably(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    if os.name != "posix":
+        return
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,298 @@
+"""The options of the format ``mqcore``: their names, what they may say, and what they say by default.
+
+Spark hands options over as text, with names in whatever case. One that is unknown is an error, because a typing error
+would otherwise be a silent default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+from mqcore import errors
+
+__all__ = ["EARLIEST", "LATEST", "ReadOptions", "WriteOptions", "byte_count"]
+
+EARLIEST: Final = -2
+"""As a sequence in ``startingOffsets``: whatever there is."""
+LATEST: Final = -1
+"""As a sequence: behind whatever there is when the query begins."""
+
+View = Literal["messages", "steps"]
+Positions = Literal["earliest", "latest"] | dict[int, int]
+
+_READ: Final = (
+    "path",
+    "paths",
+    "admin",
+    "token",
+    "view",
+    "columns",
+    "includeHeaders",
+    "includeMeta",
+    "subscribe",
+    "subscribePattern",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "maxOffsetsPerTrigger",
+    "minPartitions",
+    "maxPartitionBytes",
+    "failOnDataLoss",
+)
+_WRITE: Final = (
+    "url",
+    "token",
+    "channel",
+    "queue",
+    "stagingLocation",
+    "checkpointLocation",
+    "sinkId",
+    "txnAppId",
+    "txnVersion",
+    "admin",
+    "adminToken",
+    "timeout",
+    "retries",
+    "window",
+)
+_ENGINE: Final = frozenset({"queryname", "outputmode", "trigger"})
+_UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
+
+
+def _checked(options: Mapping[str, str], known: Iterable[str], where: str) -> dict[str, str]:
+    names = {name.lower(): name for name in known}
+    found: dict[str, str] = {}
+    for key, value in options.items():
+        name = names.get(key.lower())
+        if name is None:
+            if key.lower() in _ENGINE:
+                continue
+            near = difflib.get_close_matches(key.lower(), names, 1)
+            hint = f"did you mean {names[near[0]]}? " if near else ""
+            raise errors.ConfigError(f"{where} knows no option {key!r}; {hint}known are {', '.join(names.values())}")
+        found[name] = value
+    return found
+
+
+def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+    text = options.get(name, str(default)).strip().lower()
+    if text not in {"true", "false"}:
+        raise errors.ConfigError(f"{name} is true or false, not {options[name]!r}")
+    return text == "true"
+
+
+def _count(options: Mapping[str, str], name: str, least: int) -> int | None:
+    if name not in options:
+        return None
+    try:
+        count = int(options[name])
+    except ValueError:
+        count = least - 1
+    if count < least:
+        raise errors.ConfigError(f"{name} is a whole number of at least {least}, not {options[name]!r}")
+    return count
+
+
+def byte_count(name: str, text: str) -> int:
+    """Read octets as Spark writes them: ``64m``, ``1g`` or a plain number. Raises `ConfigError`."""
+    match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())
+    if match is None or match.group(2) not in _UNITS or int(match.group(1)) == 0:
+        raise errors.ConfigError(f"{name} is a size such as 64m, not {text!r}")
+    return int(match.group(1)) * _UNITS[match.group(2)]
+
+
+def _positions(options: Mapping[str, str], name: str, default: Positions) -> Positions:
+    text = options.get(name)
+    if text is None:
+        return default
+    if text.strip().lower() in {"earliest", "latest"}:
+        return "earliest" if text.strip().lower() == "earliest" else "latest"
+    try:
+        return {int(shard): _sequence(place) for shard, place in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError, KeyError):
+        raise errors.ConfigError(
+            f'{name} is earliest, latest, or a sequence for each shard as JSON, such as {{"0": 1048576, "1": -2}}; '
+            f"not {text!r}"
+        ) from None
+
+
+def _sequence(place: object) -> int:
+    """A sequence alone, or one with its journal as a checkpoint has it."""
+    sequence = place["sequence"] if isinstance(place, dict) else place
+    if not isinstance(sequence, int) or sequence < EARLIEST:
+        raise ValueError(sequence)
+    return sequence
+
+
+def _moment(options: Mapping[str, str], name: str) -> int | None:
+    """Unix microseconds."""
+    text = options.get(name)
+    if text is None:
+        return None
+    try:
+        if re.fullmatch(r"\d+", text):
+            return int(text) * 1000
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise errors.ConfigError(
+            f"{name} is Unix milliseconds or a time such as 2026-11-21T08:00:00Z, not {text!r}"
+        ) from None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return int(moment.timestamp() * 1_000_000)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What ``spark.read`` and ``spark.readStream`` were told. Made by `ReadOptions.parse`."""
+
+    paths: tuple[str, ...]
+    admin: str | None
+    token: str | None
+    view: View
+    columns: tuple[str, ...] | None
+    include_headers: bool
+    include_meta: bool
+    queues: tuple[str, ...] | None
+    pattern: str | None
+    starting: Positions | None
+    ending: Positions
+    since_us: int | None
+    until_us: int | None
+    rows_per_trigger: int | None
+    min_partitions: int
+    partition_bytes: int
+    fail_on_data_loss: bool
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> ReadOptions:
+        """Read what Spark hands over. Raises `ConfigError` for an unknown option, and for one that cannot be meant."""
+        given = _checked(options, _READ, "reading mqcore")
+        paths = _paths(given)
+        if bool(paths) == ("admin" in given):
+            raise errors.ConfigError(
+                "say either where the data directory of the broker is (load or path), or where its admin side "
+                "listens (admin), such as http://HOST:2627"
+            )
+        if (view := given.get("view", "messages").strip().lower()) not in {"messages", "steps"}:
+            raise errors.ConfigError(f"view is messages or steps, not {given['view']!r}")
+        if "subscribe" in given and "subscribePattern" in given:
+            raise errors.ConfigError("say subscribe or subscribePattern, not both")
+        return cls(
+            paths=paths,
+            admin=given.get("admin"),
+            token=given.get("token"),
+            view="steps" if view == "steps" else "messages",
+            columns=_names(given, "columns"),
+            include_headers=_flag(given, "includeHeaders", False),
+            include_meta=_flag(given, "includeMeta", False),
+            queues=_names(given, "subscribe"),
+            pattern=given.get("subscribePattern"),
+            starting=_positions(given, "startingOffsets", "earliest") if "startingOffsets" in given else None,
+            ending=_positions(given, "endingOffsets", "latest"),
+            since_us=_moment(given, "startingTimestamp"),
+            until_us=_moment(given, "endingTimestamp"),
+            rows_per_trigger=_count(given, "maxOffsetsPerTrigger", 1),
+            min_partitions=_count(given, "minPartitions", 1) or 1,
+            partition_bytes=byte_count("maxPartitionBytes", given.get("maxPartitionBytes", "64m")),
+            fail_on_data_loss=_flag(given, "failOnDataLoss", True),
+        )
+
+
+def _paths(given: Mapping[str, str]) -> tuple[str, ...]:
+    if "paths" in given:
+        try:
+            paths = tuple(map(str, json.loads(given["paths"])))
+        except ValueError:
+            raise errors.ConfigError(f"paths is a JSON list of paths, not {given['paths']!r}") from None
+    else:
+        paths = (given["path"],) if "path" in given else ()
+    if len(paths) > 1:
+        raise errors.ConfigError("one data directory is read at a time; join several with union")
+    return tuple(local_path("path", path) for path in paths)
+
+
+def local_path(name: str, path: str) -> str:
+    """Return the path that a ``file:`` URL means; other schemes are refused with `ConfigError`."""
+    parts = urlsplit(path)
+    if parts.scheme == "file":
+        return parts.path
+    if len(parts.scheme) > 1:
+        raise errors.ConfigError(f"{name} is a directory that every executor sees under the same name, not {path!r}")
+    return str(Path(path).absolute())
+
+
+def _names(given: Mapping[str, str], name: str) -> tuple[str, ...] | None:
+    if name not in given:
+        return None
+    names = tuple(part.strip() for part in given[name].split(",") if part.strip())
+    if not names:
+        raise errors.ConfigError(f"{name} names nothing")
+    return names
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """What ``df.write`` and ``writeStream`` were told. Made by `WriteOptions.parse`."""
+
+    url: str
+    token: str | None
+    queue: str | None
+    staging: str
+    sink: str | None
+    version: int | None
+    admin: str | None
+    admin_token: str | None
+    timeout: float
+    retries: int
+    window: int
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
+        """Read what Spark hands over. Raises `ConfigError`."""
+        given = _checked(options, _WRITE, "writing to mqcore")
+        if "url" not in given:
+            raise errors.ConfigError("url says where the broker listens, such as tmqp://HOST:2622")
+        if "channel" in given and "queue" in given:
+            raise errors.ConfigError("say channel (and its queue 0) or queue (as in orders/1001), not both")
+        queue = given.get("queue", f"{given['channel']}/0" if "channel" in given else None)
+        staging = given.get("stagingLocation", given.get("checkpointLocation"))
+        if staging is None:
+            raise errors.ConfigError(
+                "stagingLocation is a directory that the driver and every executor see under the same name; "
+                "a stream may leave it out where it has a checkpointLocation of that kind"
+            )
+        if ("txnAppId" in given) != ("txnVersion" in given):
+            raise errors.ConfigError(
+                "txnAppId and txnVersion belong together: who writes, and which of its writes this is"
+            )
+        if streaming and "txnAppId" in given:
+            raise errors.ConfigError("a stream counts its batches itself; txnAppId and txnVersion are for df.write")
+        retries = _count(given, "retries", 0)
+        try:
+            timeout = float(given.get("timeout", "60"))
+        except ValueError:
+            timeout = 0.0
+        if not timeout > 0:
+            raise errors.ConfigError(f"timeout is seconds, more than 0, not {given['timeout']!r}")
+        return cls(
+            url=given["url"],
+            token=given.get("token"),
+            queue=queue,
+            staging=local_path("stagingLocation", staging),
+            sink=given.get("txnAppId", given.get("sinkId")),
+            version=_count(given, "txnVersion", 0),
+            admin=given.get("admin"),
+            admin_token=given.get("adminToken", given.get("token")),
+            timeout=timeout,
+            retries=10 if retries is None else retries,
+            window=_count(given, "window", 1) or 8192,
+        )

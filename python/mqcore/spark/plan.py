@@ -1,0 +1,194 @@
+"""From options to what is read: which columns, from which sequence to which, and in which pieces.
+
+Nothing here knows Spark, so all of it is tested without one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from mqcore import _core, errors
+from mqcore.spark.options import EARLIEST, LATEST, Positions, ReadOptions
+from mqcore.spark.origin import Directory, Ends, Origin, Piece, Remote, Stretch
+
+__all__ = ["Offsets", "Plan", "columns_of", "ddl"]
+
+Offsets: TypeAlias = dict[str, dict[str, Any]]
+"""By shard: its journal, and the sequence that comes next. This is what a checkpoint keeps."""
+
+_POSITION_BITS: Final = 20
+"""The lower bits of a sequence: the place within a note. Pieces are parted between notes."""
+
+
+def columns_of(options: ReadOptions) -> list[tuple[str, str]]:
+    """Return names and Spark types of the columns that are shown where the user names no schema.
+
+    Raises `ConfigError` for a column that there is not.
+    """
+    every = _core.history_columns(options.view)
+    types = {name: kind for name, kind, _ in every}
+    if options.columns is not None:
+        unknown = [name for name in options.columns if name not in types]
+        if unknown:
+            raise errors.ConfigError(
+                f"there is no column {unknown[0]!r} in the view {options.view}; there are {', '.join(types)}"
+            )
+        return [(name, types[name]) for name in options.columns]
+    groups = {"default"} | ({"headers"} if options.include_headers else set())
+    groups |= {"meta"} if options.include_meta else set()
+    return [(name, kind) for name, kind, group in every if group in groups]
+
+
+def ddl(columns: Iterable[tuple[str, str]]) -> str:
+    """Return columns as Spark's text for a schema."""
+    return ", ".join(f"`{name}` {kind}" for name, kind in columns)
+
+
+@dataclass
+class Bounds:
+    """What pushed filters say of shards and sequences."""
+
+    shards: frozenset[int] | None = None
+    first: int = 0
+    behind: int = 1 << 62
+
+
+@dataclass
+class Plan:
+    """What a query reads. Small, plain and pickled: it goes to helpers and executors."""
+
+    options: ReadOptions
+    columns: tuple[str, ...]
+    kinds: tuple[str, ...] | None = None
+    queues: tuple[str, ...] | None = None
+    since_us: int | None = None
+    until_us: int | None = None
+    bounds: Bounds = field(default_factory=Bounds)
+
+    @classmethod
+    def of(cls, options: ReadOptions, columns: Sequence[str]) -> Plan:
+        """Make the plan for these columns. Raises `ConfigError` for a column that there is not."""
+        known = {name for name, _, _ in _core.history_columns(options.view)}
+        for name in columns:
+            if name not in known:
+                raise errors.ConfigError(
+                    f"there is no column {name!r} in the view {options.view}; there are {', '.join(sorted(known))}"
+                )
+        queues, since, until = options.queues, options.since_us, options.until_us
+        return cls(options, tuple(columns), queues=queues, since_us=since, until_us=until)
+
+    def origin(self) -> Origin:
+        """Open where history is read; cheap, and made anew wherever it is needed."""
+        if self.options.admin is not None:
+            return Remote(self.options.admin, self.options.token)
+        return Directory(self.options.paths[0])
+
+    def request(self, columns: Sequence[str] | None = None) -> str:
+        """Return what is asked of the core; `columns` instead of the query's."""
+        words: dict[str, Any] = {
+            "view": self.options.view,
+            "columns": list(self.columns if columns is None else columns),
+            "queues": None if self.queues is None else list(self.queues),
+            "pattern": self.options.pattern,
+            "kinds": None if self.kinds is None else list(self.kinds),
+            "since_us": self.since_us,
+            "until_us": self.until_us,
+        }
+        return json.dumps({name: value for name, value in words.items() if value is not None})
+
+    @staticmethod
+    def request_of(view: str, columns: Sequence[str]) -> str:
+        """Return what is asked of the core for all rows of a view."""
+        return json.dumps({"view": view, "columns": list(columns)})
+
+    # --- from where to where ----------------------------------------------------------------------------------------
+
+    def positions(self, ends: Sequence[Ends], wanted: Positions, name: str) -> Offsets:
+        """Return the offsets that an option means. Raises `ConfigError` if it leaves out a shard."""
+        if isinstance(wanted, dict):
+            shards = {end.shard for end in ends}
+            if set(wanted) != shards:
+                raise errors.ConfigError(
+                    f"{name} has a sequence for each of the shards {sorted(shards)}, not {sorted(wanted)}"
+                )
+        found: Offsets = {}
+        for end in ends:
+            place = wanted[end.shard] if isinstance(wanted, dict) else EARLIEST if wanted == "earliest" else LATEST
+            place = {EARLIEST: 0, LATEST: end.latest}.get(place, place)
+            found[str(end.shard)] = {"journal": end.journal, "sequence": place}
+        return found
+
+    def checked(self, start: Mapping[str, Any], ends: Sequence[Ends]) -> Offsets:
+        """Return where reading really begins: where `start` says, unless that is gone.
+
+        Raises `HistoryLost` for what is gone, unless the option `failOnDataLoss` is off.
+        """
+        found: Offsets = {}
+        for end in ends:
+            place = start.get(str(end.shard), {"journal": end.journal, "sequence": 0})
+            journal, sequence = str(place["journal"]), int(place["sequence"])
+            why = None
+            if journal and end.journal and journal != end.journal:
+                why, to = f"its journal is {end.journal} now and was {journal}", 0
+            elif sequence > end.latest:
+                why, to = f"its history ends before sequence {sequence}, at {end.latest}", end.latest
+            elif 0 < sequence < end.earliest:
+                why, to = f"retention has removed what was before sequence {end.earliest}", end.earliest
+            else:
+                to = sequence
+            if why is not None and self.options.fail_on_data_loss:
+                raise errors.HistoryLost(
+                    f"history of shard {end.shard} from sequence {sequence} on is lost: {why}. "
+                    "With failOnDataLoss=false reading goes on behind it"
+                )
+            found[str(end.shard)] = {"journal": end.journal, "sequence": to}
+        return found
+
+    def stretches(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Stretch]:
+        """Return what is between two offsets, by shard; without what filters leave out anyway."""
+        found: list[Stretch] = []
+        for shard, place in end.items():
+            before = start.get(shard, {"journal": place["journal"], "sequence": 0})
+            same = not before["journal"] or before["journal"] == place["journal"]
+            first = max(int(before["sequence"]) if same else 0, self.bounds.first)
+            behind = min(int(place["sequence"]), self.bounds.behind)
+            wanted = self.bounds.shards is None or int(shard) in self.bounds.shards
+            if wanted and first < behind:
+                found.append((int(shard), first, behind))
+        return found
+
+    def pieces(self, origin: Origin, stretches: Sequence[Stretch]) -> list[Piece]:
+        """Part stretches as the options ask for it."""
+        if not stretches:
+            return []
+        request, most, least = self.request(), self.options.partition_bytes, self.options.min_partitions
+        pieces = origin.pieces(request, stretches, most)
+        if len(pieces) >= least:
+            return pieces
+        target = max(1, sum(piece[6] for piece in pieces) // least)
+        pieces = origin.pieces(request, stretches, min(most, target))
+        while len(pieces) < least:
+            by_size = sorted(range(len(pieces)), key=lambda index: -pieces[index][6])
+            halved = next(((at, halves) for at in by_size if (halves := _halves(pieces[at]))), None)
+            if halved is None:
+                break
+            at, halves = halved
+            pieces[at : at + 1] = halves
+        return pieces
+
+
+def _halves(piece: Piece) -> list[Piece] | None:
+    """Part a piece between two notes; `None`: there is only one."""
+    shard, journal, first, behind, segments, kept_from, size = piece
+    low, high = first >> _POSITION_BITS, (behind - 1) >> _POSITION_BITS
+    middle = (low + high + 1) // 2 << _POSITION_BITS
+    if not first < middle < behind or size < 2:
+        return None
+    half = size // 2
+    return [
+        (shard, journal, first, middle, segments, kept_from, half),
+        (shard, journal, middle, behind, segments, kept_from, half),
+    ]

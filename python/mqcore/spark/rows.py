@@ -1,0 +1,93 @@
+"""Rows of a DataFrame as messages: which columns there may be, and what each becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from mqcore import errors
+
+__all__ = ["COLUMNS", "NAME_HEADER", "Outgoing", "check_columns", "outgoing"]
+
+NAME_HEADER: Final = "Mqcore-Sink"
+"""Carries the name of a row whose message has an id of the user's."""
+
+COLUMNS: Final = ("value", "key", "queue", "channel", "queue_id", "headers", "high_priority")
+"""What a DataFrame that is written may have; ``value`` it must have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One row, ready to be published."""
+
+    name: str
+    queue: str
+    id: str
+    body: bytes
+    headers: list[tuple[str, str]]
+    high_priority: bool
+
+
+def check_columns(names: Sequence[str], queue: str | None) -> None:
+    """Raise `ConfigError` unless rows of these columns say what to publish and where."""
+    unknown = [name for name in names if name not in COLUMNS]
+    if unknown:
+        raise errors.ConfigError(
+            f"a row that is written has no column {unknown[0]!r}; it may have {', '.join(COLUMNS)}"
+        )
+    if "value" not in names:
+        raise errors.ConfigError("a row that is written needs the column value, text or octets")
+    if queue is None and "queue" not in names and "channel" not in names:
+        raise errors.ConfigError(
+            "say where rows go: by the option queue or channel, or by a column queue (orders/1001), "
+            "or by the columns channel and queue_id"
+        )
+
+
+def outgoing(rows: pa.RecordBatch, first: int, prefix: str, queue: str | None) -> Iterator[Outgoing]:
+    """Yield messages of rows, whose numbers begin with `first`. An option that names a queue stands above columns.
+
+    Raises `InvalidArgument` for a row that says no queue.
+    """
+    names = rows.schema.names
+
+    def column(name: str) -> list[Any]:
+        return rows.column(name).to_pylist() if name in names else [None] * rows.num_rows
+
+    queues = (
+        [queue] * rows.num_rows
+        if queue is not None
+        else _queues(column("queue"), column("channel"), column("queue_id"))
+    )
+    parts = zip(column("value"), column("key"), queues, column("headers"), column("high_priority"), strict=True)
+    for number, (value, key, place, headers, high) in enumerate(parts, first):
+        if place is None:
+            raise errors.InvalidArgument(f"row {number} of {prefix} says no queue")
+        name = f"{prefix}{number}"
+        pairs = _pairs(headers)
+        if key is not None:
+            pairs.append((NAME_HEADER, name))
+        id_ = name if key is None else key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)
+        body = value.encode() if isinstance(value, str) else value or b""
+        yield Outgoing(name, place, id_, body, pairs, bool(high))
+
+
+def _queues(queues: list[Any], channels: list[Any], ids: list[Any]) -> list[str | None]:
+    return [
+        queue if queue is not None else None if channel is None else f"{channel}/{id_ or 0}"
+        for queue, channel, id_ in zip(queues, channels, ids, strict=True)
+    ]
+
+
+def _pairs(headers: Any) -> list[tuple[str, str]]:
+    """Headers as a map, or as a list of structs with key and value."""
+    if not headers:
+        return []
+    pairs = [(part["key"], part["value"]) if isinstance(part, dict) else part for part in headers]
+    return [
+        (str(key), value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value or ""))
+        for key, value in pairs
+    ]

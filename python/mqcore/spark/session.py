@@ -1,0 +1,74 @@
+"""A Spark session that knows the format ``mqcore``: made here, or somebody's own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from mqcore import errors
+from mqcore.spark.jvm import ensure_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["register", "session"]
+
+_QUIET: Mapping[str, str] = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+}
+_LOCAL: Mapping[str, str] = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+}
+
+
+def session(
+    master: str | None = None, *, name: str = "mqcore", config: Mapping[str, str] | None = None
+) -> SparkSession:
+    """Return a session that reads and writes the format ``mqcore``, the running one if there is one.
+
+    `master` is Spark's: ``local[2]``, ``spark://HOST:7077``; by default what spark-submit or the environment says, else
+    ``local[*]``. `config` are further settings, and stand above those that are set here: no web page, times in UTC,
+    filters are pushed down; a local session listens on this machine only.
+
+    Raises `JavaMissing` without a Java of at least 17, and `ConfigError` if pyspark is not installed.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise errors.ConfigError("Spark is not installed; pip install 'mqcore[spark]'") from error
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return register(active)
+    ensure_java()
+    # Without these, executors start the first python3 of the path, and the driver looks its own host name up.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    chosen = master or os.environ.get("MASTER")
+    local = chosen is None or chosen.startswith("local")
+    if local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.appName(name)
+    if chosen is not None:
+        builder = builder.master(chosen)
+    settings = {**_QUIET, **(_LOCAL if local else {}), **(config or {})}
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return register(builder.getOrCreate())
+
+
+def register(spark: SparkSession) -> SparkSession:
+    """Make the format ``mqcore`` known to somebody's session, and return it. Twice is fine.
+
+    Spark finds the format by itself wherever mqcore is installed for its own Python; this is for where it is not.
+    """
+    from mqcore.spark.source import MqcoreSource
+
+    spark.dataSource.register(MqcoreSource)
+    return spark

@@ -1,0 +1,114 @@
+"""Writers: tasks stage their rows, the driver promises the batch and publishes it.
+
+Nothing reaches the broker from a task, because a task may run twice, or never finish, and a repeated batch may have
+other tasks.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from mqcore import errors
+from mqcore.spark.ledger import Ledger, Staged, Stager, sink_name
+from mqcore.spark.options import WriteOptions
+from mqcore.spark.publisher import Publisher, history_ends
+from mqcore.spark.rows import check_columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["BatchWriter", "StreamWriter"]
+
+
+@dataclass
+class StagedMessage(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    staged: Staged
+
+
+def stage(
+    options: WriteOptions, sink: str, batch: int, context: TaskContext, rows: Iterator[pa.RecordBatch]
+) -> StagedMessage:
+    """Write down the rows of a task."""
+    from mqcore.spark.source import warm_worker
+
+    warm_worker()
+    stager = Stager(options.staging, sink, batch, context.partitionId(), context.taskAttemptId())
+    return StagedMessage(stager.write(rows))
+
+
+def commit(options: WriteOptions, messages: Sequence[WriterCommitMessage | None], number: int) -> None:
+    """Promise a batch, unless that was done before, and publish what of the promise is left."""
+    staged = [message.staged for message in messages if isinstance(message, StagedMessage)]
+    if not staged:
+        return
+    ledger = Ledger(options.staging, staged[0].sink)
+    batch, fresh = ledger.find(number), False
+    if batch is None:
+        batch, fresh = ledger.promise(number, staged, history_ends(options))
+    Publisher(options, ledger).publish(batch, fresh=fresh)
+    ledger.sweep(number)
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise errors.ConfigError("rows are written by tasks of Spark only")
+    return context
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes the batches of a streaming query, each once as far as the broker's history can tell."""
+
+    def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
+        check_columns(columns, options.queue)
+        self.options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+        """Stage the rows of one task."""
+        context = _context()
+        # Spark tells the writer neither; these names are its own and not documented.
+        query = context.getLocalProperty("sql.streaming.queryId")
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        if query is None or batch is None:
+            raise errors.ConfigError(
+                "this Spark does not tell which batch of which query a task is of; "
+                "write with foreachBatch, df.write and the options txnAppId and txnVersion"
+            )
+        return stage(self.options, sink_name(query, self.options.sink), int(batch), context, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (as in Spark)
+        """Publish a batch whose tasks are done."""
+        commit(self.options, messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (as in Spark)
+        """Leave everything: a promise that was made stands, and the next batch that is done sweeps the rest."""
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes one DataFrame. With txnAppId and txnVersion a repetition publishes what is left, else all of it again."""
+
+    def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
+        check_columns(columns, options.queue)
+        self.options = options
+        # Made once and pickled, so that tasks and the driver agree.
+        self.sink = sink_name(None, options.sink) if options.version is not None else f"write-{uuid.uuid4().hex}"
+        self.number = options.version or 0
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+        """Stage the rows of one task."""
+        return stage(self.options, self.sink, self.number, _context(), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Publish what the tasks have staged."""
+        commit(self.options, messages, self.number)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """See `StreamWriter.abort`."""

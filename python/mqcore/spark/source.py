@@ -1,0 +1,229 @@
+"""The format ``mqcore`` as Spark sees it: schema, batch reader and stream reader, and which writer is for what.
+
+Spark makes these objects in helper processes and pickles them to executors, so they hold plain values only; what is
+open is opened where it is read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from mqcore import errors
+from mqcore.spark.options import Positions, ReadOptions, WriteOptions
+from mqcore.spark.origin import Piece
+from mqcore.spark.plan import Offsets, Plan, columns_of, ddl
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
+    from pyspark.sql.types import StructType
+
+__all__ = ["MqcoreSource"]
+
+_PUSHDOWN_HELPER = "pyspark.sql.worker.data_source_pushdown_filters"
+"""Runs only where Spark wants to push filters. Elsewhere a reader that could take some would make the query fail."""
+
+
+class MqcoreSource(DataSource):
+    """``format("mqcore")``: history as rows, and queues as where rows go. docs/spark.md tells options and columns."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "mqcore"
+
+    def schema(self) -> str:
+        """Return the columns where the user names no schema."""
+        return ddl(columns_of(ReadOptions.parse(self.options)))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return what reads once."""
+        plan = Plan.of(ReadOptions.parse(self.options), schema.fieldNames())
+        return (FilteringReader if _PUSHDOWN_HELPER in sys.modules else Reader)(plan)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (as in Spark)
+        """Return what follows."""
+        return StreamReader(Plan.of(ReadOptions.parse(self.options), schema.fieldNames()))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return what writes a DataFrame."""
+        from mqcore.spark.sink import BatchWriter
+
+        if overwrite:
+            raise errors.ConfigError("a queue cannot be overwritten; write with mode('append')")
+        return BatchWriter(WriteOptions.parse(self.options, streaming=False), schema.fieldNames())
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 (as in Spark)
+        """Return what writes a stream."""
+        from mqcore.spark.sink import StreamWriter
+
+        return StreamWriter(WriteOptions.parse(self.options, streaming=True), schema.fieldNames())
+
+
+class Part(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, piece: Piece) -> None:
+        self.piece = piece
+
+
+def warm_worker() -> None:
+    """Keep imports out of garbage collection: Spark collects after every task, and each walk would cost 40 ms."""
+    if not hasattr(sys, "_mqcore_frozen"):
+        import gc
+
+        gc.collect()
+        gc.freeze()
+        sys._mqcore_frozen = True  # type: ignore[attr-defined]
+
+
+def rows_of(plan: Plan, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Yield what one task reads. Spark makes one partition without a content where there is nothing to read."""
+    warm_worker()
+    if isinstance(partition, Part):
+        yield from plan.origin().read(plan.request(), partition.piece, plan.options.fail_on_data_loss)
+
+
+class Reader(DataSourceReader):
+    """Reads what there was when the query was planned."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def partitions(self) -> Sequence[InputPartition]:
+        plan, origin = self.plan, self.plan.origin()
+        ends = origin.ends()
+        begin = plan.positions(ends, plan.options.starting or "earliest", "startingOffsets")
+        start = plan.checked(begin, ends)
+        end = plan.checked(plan.positions(ends, plan.options.ending, "endingOffsets"), ends)
+        return [Part(piece) for piece in plan.pieces(origin, plan.stretches(start, end))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return rows_of(self.plan, partition)
+
+
+class FilteringReader(Reader):
+    """Leaves out what filters would leave out, as far as it understands them. Spark applies all of them again."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 (as in Spark)
+        for wanted in filters:
+            narrow(self.plan, wanted)
+        return filters
+
+
+def narrow(plan: Plan, wanted: Filter) -> None:
+    """Make a plan read less, but never less than what a filter lets pass."""
+    match wanted:
+        case EqualTo((column,), value):
+            _equal(plan, column, (value,))
+        case In((column,), values):
+            _equal(plan, column, tuple(values))
+        case GreaterThan((column,), value) | GreaterThanOrEqual((column,), value):
+            _bound(plan, column, value, None)
+        case LessThan((column,), value) | LessThanOrEqual((column,), value):
+            _bound(plan, column, None, value)
+        case _:
+            pass
+
+
+def _equal(plan: Plan, column: str, values: tuple[Any, ...]) -> None:
+    texts = tuple(value for value in values if isinstance(value, str))
+    numbers = frozenset(value for value in values if isinstance(value, int))
+    if column in {"channel", "queue", "topic"} and len(texts) == len(values):
+        # Two conditions on queues cannot be said at once, and one is enough to read less.
+        plan.queues = texts if plan.queues is None else plan.queues
+    elif column == "kind" and len(texts) == len(values):
+        plan.kinds = texts if plan.kinds is None else plan.kinds
+    elif column in {"shard", "partition"} and len(numbers) == len(set(values)):
+        bounds = plan.bounds
+        bounds.shards = numbers if bounds.shards is None else bounds.shards & numbers
+    elif values and not any(value is None for value in values):
+        _bound(plan, column, min(values), max(values))
+
+
+def _bound(plan: Plan, column: str, least: Any, most: Any) -> None:
+    if column in {"sequence", "offset"}:
+        if isinstance(least, int):
+            plan.bounds.first = max(plan.bounds.first, least)
+        if isinstance(most, int):
+            plan.bounds.behind = min(plan.bounds.behind, most + 1)
+    elif column == "timestamp":
+        if isinstance(least, datetime) and least.tzinfo is not None:
+            since = _microseconds(least)
+            plan.since_us = since if plan.since_us is None else max(plan.since_us, since)
+        if isinstance(most, datetime) and most.tzinfo is not None:
+            until = _microseconds(most) + 1
+            plan.until_us = until if plan.until_us is None else min(plan.until_us, until)
+
+
+def _microseconds(moment: datetime) -> int:
+    whole = moment.replace(microsecond=0)
+    return int(whole.timestamp()) * 1_000_000 + moment.microsecond
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows the history. Its offsets are in the checkpoint, and nowhere else."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.target: Offsets | None = None
+
+    def initialOffset(self) -> Offsets:  # noqa: N802 (as in Spark)
+        options, ends = self.plan.options, self.plan.origin().ends()
+        # Whoever names a time wants what happened from then on; elsewhere a stream begins with what is to come.
+        default: Positions = "latest" if options.since_us is None else "earliest"
+        return self.plan.positions(ends, options.starting or default, "startingOffsets")
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (as in Spark)
+        rows = self.plan.options.rows_per_trigger
+        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (as in Spark)
+        self.target = self._latest()
+
+    def reportLatestOffset(self) -> Offsets:  # noqa: N802 (as in Spark)
+        return self._latest()
+
+    def _latest(self) -> Offsets:
+        return self.plan.positions(self.plan.origin().ends(), "latest", "startingOffsets")
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> Offsets:  # noqa: N802 (as in Spark)
+        origin = self.plan.origin()
+        ends = origin.ends()
+        begin = self.plan.checked(start, ends)
+        end = self.target or self.plan.positions(ends, "latest", "startingOffsets")
+        if not isinstance(limit, ReadMaxRows):
+            return end
+        stretches = self.plan.stretches(begin, end)
+        counting, fail = self.plan.request(["sequence"]), self.plan.options.fail_on_data_loss
+        reached = origin.advance(counting, stretches, limit.max_rows, fail) if stretches else []
+        limited = {shard: dict(place) for shard, place in end.items()}
+        for (shard, _, _), sequence in zip(stretches, reached, strict=True):
+            limited[str(shard)]["sequence"] = sequence
+        return limited
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        origin = self.plan.origin()
+        begin = self.plan.checked(start, origin.ends())
+        return [Part(piece) for piece in self.plan.pieces(origin, self.plan.stretches(begin, end))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return rows_of(self.plan, partition)

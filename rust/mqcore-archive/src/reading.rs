@@ -1,0 +1,385 @@
+//! History for analysts: the archive and the journal behind it as one row of steps, read while a broker runs or does not.
+//!
+//! Nothing is locked, consumed or changed. Each row of a shard has a *sequence* that ascends: its note's number and its place
+//! in there. A stretch of sequences says the same rows wherever they stand by then, so whoever remembers sequences can go on
+//! reading years later, as long as retention has not removed what is behind.
+//!
+//! | module | what lives there |
+//! |---|---|
+//! | [`columns`] | views and their columns |
+//! | [`request`] | which rows and columns are wanted |
+//! | `segments` | which notes stand in which file of a journal |
+//! | [`rows`] | a stretch as record batches |
+
+pub mod columns;
+pub mod request;
+pub mod rows;
+mod segments;
+
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int64Type;
+use arrow_schema::ArrowError;
+use mqcore_broker::record::RecordError;
+use mqcore_journal::error::JournalError;
+use serde::{Deserialize, Serialize};
+
+use columns::{note_of, sequence};
+use request::Request;
+use rows::Reading;
+use segments::{Known, Segments, failed, found};
+
+use crate::manifest::{self, Manifest};
+
+/// Manifests are tried so often before the archive counts as unreadable: each failure can be the end of one that a newer one
+/// has replaced.
+const ATTEMPTS: u32 = 8;
+
+/// Why history cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReadError {
+    /// A file cannot be read.
+    #[error("reading {path}: {source}")]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The newest manifest of the archive cannot be used.
+    #[error("the manifest {path}: {why}")]
+    Manifest {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A file of the archive is no Parquet file, or one with other columns.
+    #[error("the file {path}: {why}")]
+    Parquet {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A later version wrote the journal.
+    #[error(transparent)]
+    Journal(JournalError),
+    /// A later version wrote the history.
+    #[error(transparent)]
+    Record(RecordError),
+    /// Notes are nowhere any more.
+    #[error("history of shard {shard} from sequence {from} to {until} is lost ({notes} notes): {why}")]
+    Lost {
+        /// Whose.
+        shard: u32,
+        /// Where the stretch begins that was asked for.
+        from: u64,
+        /// Behind its end.
+        until: u64,
+        /// How many notes.
+        notes: u64,
+        /// Why.
+        why: String,
+    },
+    /// What was asked for cannot be meant.
+    #[error("{0}")]
+    Request(String),
+    /// Rows do not fit their columns: a fault of mqcore.
+    #[error(transparent)]
+    Rows(ArrowError),
+}
+
+/// How far the history of a shard reaches.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Ends {
+    /// The shard.
+    pub shard: u32,
+    /// The identity of its journal, in hex; empty as long as there is none. Sequences mean nothing beside it.
+    pub journal: String,
+    /// All rows from this sequence on are there, as far as anybody knows; before it some may be.
+    pub earliest: u64,
+    /// Behind the last row.
+    pub latest: u64,
+}
+
+/// A stretch of a shard's history that is read as one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// The shard.
+    pub shard: u32,
+    /// The identity of the journal whose sequences these are, in hex.
+    pub journal: String,
+    /// Its first sequence.
+    pub from: u64,
+    /// Behind its last.
+    pub until: u64,
+    /// In which segments of the journal to look first.
+    pub segments: Vec<u32>,
+    /// Below this note retention had removed rows when this was planned: that they are gone is no news.
+    pub kept_from: u64,
+    /// About what it takes, in octets.
+    pub bytes: u64,
+}
+
+/// One shard's history.
+#[derive(Debug)]
+pub struct ShardHistory {
+    number: u32,
+    segments: Segments,
+    archive: PathBuf,
+}
+
+impl ShardHistory {
+    /// Of the shard with this number, whose journal is in one directory and the archive of all shards in another. Neither needs to be there.
+    pub fn new(number: u32, journal: &Path, archive: &Path) -> Self {
+        Self { number, segments: Segments::new(journal.to_path_buf()), archive: archive.to_path_buf() }
+    }
+
+    /// How far it reaches now.
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub fn ends(&self) -> Result<Ends, ReadError> {
+        // First the journal: what leaves it meanwhile is in the manifest that is read then.
+        let known = self.segments.refresh()?;
+        let manifest = self.manifest()?;
+        let journal = known.journal.map(hex).or_else(|| self.archived_journal(manifest.as_ref()));
+        let (reach, kept_from) = self.reach(manifest.as_ref(), journal.as_deref());
+        let first = if reach > 0 { kept_from } else { known.first_note().unwrap_or(known.next_note) };
+        Ok(Ends {
+            shard: self.number,
+            journal: journal.unwrap_or_default(),
+            earliest: sequence(first, 0),
+            latest: sequence(known.next_note.max(reach), 0),
+        })
+    }
+
+    /// Parts a stretch into pieces of about `target_bytes` each. A stretch that begins with 0 begins with whatever there is.
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub fn pieces(
+        &self,
+        request: &Request,
+        range: Range<u64>,
+        target_bytes: u64,
+    ) -> Result<Vec<Piece>, ReadError> {
+        let known = self.segments.refresh()?;
+        let manifest = self.manifest()?;
+        let journal = known.journal.map(hex).or_else(|| self.archived_journal(manifest.as_ref()));
+        let (reach, kept_from) = self.reach(manifest.as_ref(), journal.as_deref());
+        let journal = journal.unwrap_or_default();
+        let mut stretches = Vec::new();
+        if let Some(manifest) = manifest.as_ref().filter(|_| reach > 0) {
+            stretches.extend(self.archived_stretches(manifest, request, &range, reach));
+        }
+        stretches.extend(known.stretches(request, &range, reach));
+        let mut pieces: Vec<Piece> = Vec::new();
+        for (notes, bytes, segment) in stretches {
+            let from = pieces.last().map_or(range.start.max(sequence(notes.start, 0)), |last| last.until);
+            let until = range.end.min(sequence(notes.end, 0));
+            match pieces.last_mut() {
+                // Of the same notes as those before: housekeeping copies some to later segments.
+                Some(last) if until <= last.until => last.segments.extend(segment),
+                Some(last) if last.bytes + bytes <= target_bytes => {
+                    last.until = until;
+                    last.bytes += bytes;
+                    last.segments.extend(segment);
+                }
+                // Pieces leave nothing out between them: a note that is missing must be missed by somebody.
+                _ if from < until => pieces.push(Piece {
+                    shard: self.number,
+                    journal: journal.clone(),
+                    from,
+                    until,
+                    segments: segment.into_iter().collect(),
+                    kept_from,
+                    bytes,
+                }),
+                _ => {}
+            }
+        }
+        if let (Some(first), true) = (pieces.first_mut(), range.start > 0) {
+            first.from = first.from.min(range.start);
+        }
+        Ok(pieces)
+    }
+
+    /// Reads a piece.
+    ///
+    /// # Errors
+    /// [`ReadError`], now or from the iterator; [`ReadError::Lost`] only if `fail_on_loss`.
+    pub fn read(
+        self: &Arc<Self>,
+        request: &Arc<Request>,
+        piece: &Piece,
+        fail_on_loss: bool,
+    ) -> Result<Reading, ReadError> {
+        Reading::new(Arc::clone(self), Arc::clone(request), piece, fail_on_loss)
+    }
+
+    /// The sequence behind the first `rows` rows of a stretch that the request wants; its end if there are no more.
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub fn advance(
+        self: &Arc<Self>,
+        request: &Arc<Request>,
+        range: Range<u64>,
+        rows: u64,
+        fail_on_loss: bool,
+    ) -> Result<(u64, u64), ReadError> {
+        let mut taken = 0;
+        let mut reached = range.start;
+        for piece in self.pieces(request, range.clone(), 0)? {
+            let mut found: Vec<i64> = Vec::new();
+            for batch in self.read(request, &piece, fail_on_loss)? {
+                let batch = batch?;
+                let column = batch.column_by_name("sequence").and_then(|c| c.as_primitive_opt::<Int64Type>());
+                let column = column.ok_or_else(|| {
+                    ReadError::Request("counting rows needs the column sequence".to_owned())
+                })?;
+                found.extend(column.values());
+            }
+            if taken + found.len() as u64 > rows {
+                found.sort_unstable();
+                let last = (rows - taken) as usize;
+                let end = found.get(last).map_or(reached, |first_left| first_left.cast_unsigned());
+                return Ok((end.max(reached), rows));
+            }
+            taken += found.len() as u64;
+            reached = piece.until;
+        }
+        Ok((range.end, taken))
+    }
+
+    /// The newest manifest; `None`: there is no archive.
+    fn manifest(&self) -> Result<Option<Manifest>, ReadError> {
+        newest_manifest(&self.archive)
+    }
+
+    /// Below which note everything is archived, and below which rows of that were removed; nothing of another journal's.
+    fn reach(&self, manifest: Option<&Manifest>, journal: Option<&str>) -> (u64, u64) {
+        let reach = manifest.and_then(|manifest| manifest.shards.get(&self.number));
+        let reach = reach.filter(|reach| journal.is_none_or(|journal| journal == reach.journal));
+        reach.map_or((0, 0), |reach| (reach.notes, reach.kept_from))
+    }
+
+    fn archived_journal(&self, manifest: Option<&Manifest>) -> Option<String> {
+        manifest?.shards.get(&self.number).map(|reach| reach.journal.clone())
+    }
+
+    /// Stretches of notes whose rows stand in the same files, with what these take: each of them whole.
+    fn archived_stretches(
+        &self,
+        manifest: &Manifest,
+        request: &Request,
+        range: &Range<u64>,
+        reach: u64,
+    ) -> Vec<(Range<u64>, u64, Option<u32>)> {
+        let wanted = |file: &&manifest::FileEntry| {
+            file.shard == self.number
+                && request.may_want(file)
+                && sequence(file.min_note, 0) < range.end
+                && file.max_note >= note_of(range.start)
+        };
+        let mut files: Vec<_> = manifest.files.iter().filter(wanted).collect();
+        files.sort_unstable_by_key(|file| (file.min_note, file.max_note));
+        let mut stretches: Vec<(Range<u64>, u64, Option<u32>)> = Vec::new();
+        for file in files {
+            let (first, end) = (file.min_note, file.max_note.saturating_add(1).min(reach));
+            match stretches.last_mut() {
+                Some((notes, bytes, _)) if first < notes.end => {
+                    notes.end = notes.end.max(end);
+                    *bytes += file.bytes;
+                }
+                _ => stretches.push((first..end, file.bytes, None)),
+            }
+        }
+        stretches
+    }
+}
+
+impl Known {
+    fn first_note(&self) -> Option<u64> {
+        self.segments.values().filter_map(|segment| segment.notes).map(|(first, _)| first).min()
+    }
+
+    /// Segments that may have some of these notes.
+    fn holders(&self, missing: &[Range<u64>]) -> Vec<u32> {
+        let holds =
+            |notes: (u64, u64)| missing.iter().any(|range| notes.0 < range.end && range.start <= notes.1);
+        let held = self.segments.iter().filter(|(_, segment)| segment.notes.is_some_and(holds));
+        held.map(|(number, _)| *number).collect()
+    }
+
+    /// Notes of the journal from `reach` on, by segment.
+    fn stretches(
+        &self,
+        request: &Request,
+        range: &Range<u64>,
+        reach: u64,
+    ) -> Vec<(Range<u64>, u64, Option<u32>)> {
+        let mut found: Vec<_> = self
+            .segments
+            .iter()
+            .filter_map(|(number, segment)| Some((*number, segment.notes?, segment)))
+            .filter(|(_, notes, _)| {
+                notes.1 >= reach.max(note_of(range.start)) && sequence(notes.0, 0) < range.end
+            })
+            .map(|(number, (first, last), segment)| {
+                // Segments of other times are still there to be read, only at no cost.
+                let bytes =
+                    if request.overlaps_ms(segment.times.0, segment.times.1) { segment.bytes } else { 0 };
+                (first.max(reach)..last + 1, bytes, Some(number))
+            })
+            .collect();
+        found.sort_unstable_by_key(|(notes, _, number)| (notes.start, *number));
+        found
+    }
+}
+
+fn hex(journal: u64) -> String {
+    format!("{journal:016x}")
+}
+
+/// The newest manifest of an archive; `None`: there is none.
+///
+/// # Errors
+/// [`ReadError::Manifest`] and [`ReadError::Io`].
+pub fn newest_manifest(archive: &Path) -> Result<Option<Manifest>, ReadError> {
+    let mut attempts = 0;
+    loop {
+        let Some(number) = newest_number(archive)? else { return Ok(None) };
+        let path = archive.join(manifest::path(number));
+        match found(fs::read(&path)).map_err(|source| failed(&path, source))? {
+            Some(octets) => {
+                return Manifest::parse(&octets).map(Some).map_err(|why| ReadError::Manifest { path, why });
+            }
+            None if attempts < ATTEMPTS => attempts += 1,
+            None => return Err(failed(&path, io::ErrorKind::NotFound.into())),
+        }
+    }
+}
+
+fn newest_number(archive: &Path) -> Result<Option<u64>, ReadError> {
+    let directory = archive.join(manifest::DIRECTORY);
+    let Some(entries) = found(fs::read_dir(&directory)).map_err(|source| failed(&directory, source))? else {
+        return Ok(None);
+    };
+    let mut newest = None;
+    for entry in entries {
+        let name = entry.map_err(|source| failed(&directory, source))?.file_name();
+        let number =
+            name.to_str().and_then(|name| manifest::number(&format!("{}{name}", manifest::DIRECTORY)));
+        newest = newest.max(number);
+    }
+    Ok(newest)
+}

@@ -1,0 +1,173 @@
+//! What a reader asks for, as JSON: which view, which columns, and which rows at most.
+
+use regex::Regex;
+use serde::Deserialize;
+
+use super::ReadError;
+use super::columns::{Shape, View};
+use crate::manifest::FileEntry;
+
+/// Patterns of queues at most.
+const QUEUES_MAX: usize = 1024;
+/// What a pattern may become, in octets.
+const PATTERN_BYTES_MAX: usize = 1 << 20;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Words {
+    view: View,
+    columns: Vec<String>,
+    #[serde(default)]
+    queues: Option<Vec<String>>,
+    #[serde(default)]
+    pattern: Option<String>,
+    #[serde(default)]
+    kinds: Option<Vec<String>>,
+    #[serde(default)]
+    since_us: Option<i64>,
+    #[serde(default)]
+    until_us: Option<i64>,
+}
+
+/// What is to be read. Rows that fit are all there; of columns only the named ones.
+#[derive(Debug)]
+pub struct Request {
+    /// The columns.
+    pub shape: Shape,
+    /// `None`: all. Lower case; `channel`, `channel/id`, with `*` for anything.
+    queues: Option<Vec<Box<str>>>,
+    pattern: Option<Regex>,
+    kinds: Option<Vec<Box<str>>>,
+    since_us: i64,
+    until_us: i64,
+}
+
+impl Request {
+    /// Reads the JSON text of a request:
+    ///
+    /// | member | |
+    /// |---|---|
+    /// | `view` | `messages` or `steps` |
+    /// | `columns` | their names, in the order in which they are wanted |
+    /// | `queues` | channels (all of their queues) or `channel/id`, compared without regard to case; `*` stands for anything |
+    /// | `pattern` | a regular expression that must fit all of `channel/id` |
+    /// | `kinds` | kinds of steps |
+    /// | `since_us`, `until_us` | times from and before which rows are wanted, in Unix microseconds |
+    ///
+    /// # Errors
+    /// [`ReadError::Request`] with what is wrong.
+    pub fn parse(json: &str) -> Result<Self, ReadError> {
+        let words: Words =
+            serde_json::from_str(json).map_err(|error| ReadError::Request(error.to_string()))?;
+        let shape = Shape::new(words.view, &words.columns).map_err(ReadError::Request)?;
+        if words.queues.as_ref().is_some_and(|queues| queues.len() > QUEUES_MAX) {
+            return Err(ReadError::Request(format!("more than {QUEUES_MAX} queues are named")));
+        }
+        let pattern = words.pattern.map(|pattern| {
+            let whole = format!("^(?:{pattern})$");
+            let built = regex::RegexBuilder::new(&whole).size_limit(PATTERN_BYTES_MAX).build();
+            built.map_err(|error| ReadError::Request(format!("the pattern {pattern:?}: {error}")))
+        });
+        let lower = |name: String| name.to_lowercase().into_boxed_str();
+        Ok(Self {
+            shape,
+            queues: words.queues.map(|queues| queues.into_iter().map(lower).collect()),
+            pattern: pattern.transpose()?,
+            kinds: words.kinds.map(|kinds| kinds.into_iter().map(String::into_boxed_str).collect()),
+            since_us: words.since_us.unwrap_or(i64::MIN),
+            until_us: words.until_us.unwrap_or(i64::MAX),
+        })
+    }
+
+    /// Whether rows of this queue are wanted; `None`: of a whole shard.
+    pub(super) fn wants_queue(&self, queue: Option<&str>) -> bool {
+        let Some(queue) = queue else { return self.queues.is_none() && self.pattern.is_none() };
+        let named = self.queues.as_ref().is_none_or(|wanted| {
+            let queue = queue.to_lowercase();
+            let channel = queue.rsplit_once('/').map_or(queue.as_str(), |(channel, _)| channel);
+            wanted.iter().any(|wanted| fits(wanted, &queue) || fits(wanted, channel))
+        });
+        named && self.pattern.as_ref().is_none_or(|pattern| pattern.is_match(queue))
+    }
+
+    pub(super) fn wants_kind(&self, kind: &str) -> bool {
+        self.kinds.as_ref().is_none_or(|kinds| kinds.iter().any(|wanted| **wanted == *kind))
+    }
+
+    pub(super) fn wants_time(&self, us: i64) -> bool {
+        self.since_us <= us && us < self.until_us
+    }
+
+    /// Whether every row is wanted, whatever its queue, kind and time.
+    pub(super) fn wants_all(&self) -> bool {
+        let timeless = self.since_us == i64::MIN && self.until_us == i64::MAX;
+        timeless && self.queues.is_none() && self.pattern.is_none() && self.kinds.is_none()
+    }
+
+    /// Whether a stretch of time has any moment that is wanted.
+    pub(super) fn overlaps_ms(&self, first: u64, last: u64) -> bool {
+        let us = |ms: u64| i64::try_from(ms.saturating_mul(1000)).unwrap_or(i64::MAX);
+        self.since_us <= us(last) && us(first) < self.until_us
+    }
+
+    /// Whether a file of the archive may have rows that are wanted.
+    pub(super) fn may_want(&self, file: &FileEntry) -> bool {
+        let queue = file.channel.as_ref().zip(file.queue_id).map(|(channel, id)| format!("{channel}/{id}"));
+        file.table == self.shape.view().table().as_str()
+            && self.overlaps_ms(file.min_time_ms, file.max_time_ms)
+            && self.wants_queue(queue.as_deref())
+    }
+}
+
+/// Whether a text is what a pattern says, in which `*` stands for anything, also for nothing.
+fn fits(pattern: &str, text: &str) -> bool {
+    let Some((first, mut rest)) = pattern.split_once('*') else { return pattern == text };
+    let Some(mut text) = text.strip_prefix(first) else { return false };
+    while let Some((part, behind)) = rest.split_once('*') {
+        let Some(at) = text.find(part) else { return false };
+        text = &text[at + part.len()..];
+        rest = behind;
+    }
+    text.ends_with(rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(rest: &str) -> Request {
+        Request::parse(&format!(r#"{{"view":"steps","columns":["kind"]{rest}}}"#)).expect("it is one")
+    }
+
+    #[test]
+    fn queues_are_named_by_channel_by_address_and_by_pattern() {
+        let some = request(r#","queues":["Orders","logs/1","a*z"]"#);
+        for (queue, wanted) in [
+            ("orders/1", true),
+            ("ORDERS/9", true),
+            ("orders2/1", false),
+            ("logs/1", true),
+            ("logs/11", false),
+            ("abcz/3", true),
+            ("abc/3", false),
+        ] {
+            assert_eq!(some.wants_queue(Some(queue)), wanted, "{queue}");
+        }
+        assert!(!some.wants_queue(None) && request("").wants_queue(None));
+        let pattern = request(r#","pattern":"log.*/[0-9]""#);
+        assert!(pattern.wants_queue(Some("logs/1")) && !pattern.wants_queue(Some("logs/11")));
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused_in_words() {
+        for (text, word) in [
+            ("{}", "view"),
+            (r#"{"view":"steps","columns":["nothing"]}"#, "there are timestamp"),
+            (r#"{"view":"steps","columns":[],"pattern":"("}"#, "pattern"),
+            (r#"{"view":"steps","columns":[],"since":1}"#, "since"),
+        ] {
+            let refused = Request::parse(text).expect_err(text).to_string();
+            assert!(refused.contains(word), "{refused}");
+        }
+    }
+}

@@ -1,0 +1,546 @@
+//! A stretch of a shard's history as record batches: from the archive what is there, from the journal the rest.
+//!
+//! The broker may carry notes over from one to the other, or housekeeping move them, at any moment in between. So what is read is told by
+//! the numbers of notes: what is missing at the end is looked for once more, first among all segments, then in the newest
+//! manifest. Only what is nowhere is lost.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow_array::builder::BooleanBuilder;
+use arrow_array::cast::AsArray;
+use arrow_array::types::TimestampMicrosecondType;
+use arrow_array::{Array, BooleanArray, RecordBatch, RecordBatchReader};
+use arrow_schema::{ArrowError, SchemaRef};
+use arrow_select::filter::filter_record_batch;
+use mqcore_broker::history::{LifeStep, each_step};
+use mqcore_broker::record::RecordError;
+use mqcore_journal::journal::Note;
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+
+use super::columns::{View, note_of, sequence, sequences, text};
+use super::request::Request;
+use super::segments::{Known, failed, found};
+use super::{Piece, ReadError, ShardHistory};
+use crate::manifest::{FileEntry, Manifest};
+use crate::tables::{Rows, StepPlace};
+
+/// Rows of a batch at most.
+const BATCH_ROWS: usize = 16 * 1024;
+/// Octets after which a batch is made: larger ones are slower to hand on, because fresh memory is slow.
+const BATCH_BYTES: usize = 2 * 1024 * 1024;
+/// Columns that decide whether a row is wanted.
+const DECIDING: [&str; 5] = ["time", "note", "position", "kind", "queue"];
+/// How often notes are looked for that were not where they should be. Each time they can only move further on once.
+const ATTEMPTS: u32 = 8;
+
+/// Record batches of one piece, as they are asked for.
+pub struct Reading {
+    shard: Arc<ShardHistory>,
+    request: Arc<Request>,
+    /// Sequences.
+    range: Range<u64>,
+    journal: String,
+    kept_from: u64,
+    fail_on_loss: bool,
+    steps: VecDeque<Step>,
+    file: Option<OpenFile>,
+    /// Notes that were read, in stretches.
+    done: Stretches,
+    /// Notes of the range that stand in the archive.
+    archived: Range<u64>,
+    attempts: u32,
+    ready: VecDeque<RecordBatch>,
+    ended: bool,
+    lost: u64,
+}
+
+enum Step {
+    Segment(u32),
+    /// A file, and the notes that are wanted of it.
+    File(FileEntry, Vec<Range<u64>>),
+}
+
+struct OpenFile {
+    reader: ParquetRecordBatchReader,
+    path: PathBuf,
+    notes: Vec<Range<u64>>,
+    /// Every row of it is wanted.
+    whole: bool,
+}
+
+impl std::fmt::Debug for Reading {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Reading").field("range", &self.range).finish_non_exhaustive()
+    }
+}
+
+impl Reading {
+    pub(super) fn new(
+        shard: Arc<ShardHistory>,
+        request: Arc<Request>,
+        piece: &Piece,
+        fail_on_loss: bool,
+    ) -> Result<Self, ReadError> {
+        let mut reading = Self {
+            shard,
+            request,
+            range: piece.from..piece.until,
+            journal: piece.journal.clone(),
+            kept_from: piece.kept_from,
+            fail_on_loss,
+            steps: VecDeque::new(),
+            file: None,
+            done: Stretches::default(),
+            archived: 0..0,
+            attempts: 0,
+            ready: VecDeque::new(),
+            ended: piece.from >= piece.until,
+            lost: 0,
+        };
+        if !reading.ended {
+            reading.begin(&piece.segments)?;
+        }
+        Ok(reading)
+    }
+
+    /// Notes that are nowhere any more, so far. Always 0 where that is an error.
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    fn notes(&self) -> Range<u64> {
+        note_of(self.range.start)..note_of(self.range.end - 1) + 1
+    }
+
+    fn reach(&self, manifest: Option<&Manifest>) -> (u64, u64) {
+        self.shard.reach(manifest, Some(&self.journal))
+    }
+
+    fn begin(&mut self, segments: &[u32]) -> Result<(), ReadError> {
+        let notes = self.notes();
+        let manifest = self.shard.manifest()?;
+        let reach = self.reach(manifest.as_ref()).0;
+        self.archived = notes.start..notes.end.min(reach.max(notes.start));
+        if let Some(manifest) = &manifest
+            && !self.archived.is_empty()
+        {
+            self.plan_files(manifest, vec![self.archived.clone()])?;
+        }
+        if notes.end > reach {
+            self.steps.extend(segments.iter().map(|&segment| Step::Segment(segment)));
+        }
+        Ok(())
+    }
+
+    /// Notes of these numbers are archived: reads them there.
+    fn plan_files(&mut self, manifest: &Manifest, notes: Vec<Range<u64>>) -> Result<(), ReadError> {
+        let (_, kept_from) = self.reach(Some(manifest));
+        let first = notes.first().map_or(0, |range| range.start);
+        if kept_from > self.kept_from && first < kept_from {
+            self.lose(
+                kept_from.min(notes.last().map_or(0, |range| range.end)) - first,
+                "retention has removed them",
+            )?;
+        }
+        for file in &manifest.files {
+            let overlaps =
+                notes.iter().any(|range| file.min_note < range.end && range.start <= file.max_note);
+            if file.shard == self.shard.number && overlaps && self.request.may_want(file) {
+                self.steps.push_back(Step::File(file.clone(), notes.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    fn lose(&mut self, notes: u64, why: &str) -> Result<(), ReadError> {
+        if self.fail_on_loss {
+            let (shard, from, until) = (self.shard.number, self.range.start, self.range.end);
+            return Err(ReadError::Lost { shard, from, until, notes, why: why.to_owned() });
+        }
+        self.lost += notes;
+        Ok(())
+    }
+
+    fn advance(&mut self) -> Result<(), ReadError> {
+        if let Some(file) = &mut self.file {
+            match file.reader.next() {
+                Some(batch) => {
+                    let batch = batch.map_err(|error| parquet_failed(&file.path, error.to_string()))?;
+                    if let Some(batch) = self.wanted(&batch)? {
+                        self.ready.push_back(batch);
+                    }
+                }
+                None => self.file = None,
+            }
+            return Ok(());
+        }
+        match self.steps.pop_front() {
+            Some(Step::Segment(segment)) => self.read_segment(segment, None),
+            Some(Step::File(file, notes)) => self.open_file(file, notes),
+            None => self.look_again(),
+        }
+    }
+
+    /// What is missing of the journal's part, wherever it is now.
+    fn look_again(&mut self) -> Result<(), ReadError> {
+        let notes = self.notes();
+        let missing = self.done.missing(self.archived.end.max(notes.start)..notes.end);
+        if missing.is_empty() {
+            self.ended = true;
+            return Ok(());
+        }
+        self.attempts += 1;
+        if self.attempts > ATTEMPTS {
+            return self.give_up(&missing);
+        }
+        let known = self.shard.segments.refresh()?;
+        let holders = known.holders(&missing);
+        let before = self.done.count;
+        for segment in holders {
+            self.read_segment(segment, Some(&known))?;
+        }
+        if self.done.count > before {
+            return Ok(());
+        }
+        let manifest = self.shard.manifest()?;
+        let reach = self.reach(manifest.as_ref()).0;
+        let archived: Vec<_> = missing.iter().map(|range| range.start..range.end.min(reach)).collect();
+        let archived: Vec<_> = archived.into_iter().filter(|range| !range.is_empty()).collect();
+        match manifest {
+            Some(manifest) if !archived.is_empty() => {
+                for range in &archived {
+                    self.done.add(range.clone());
+                }
+                self.plan_files(&manifest, archived)
+            }
+            _ => self.give_up(&missing),
+        }
+    }
+
+    fn give_up(&mut self, missing: &[Range<u64>]) -> Result<(), ReadError> {
+        self.ended = true;
+        let notes = missing.iter().map(|range| range.end - range.start).sum();
+        self.lose(notes, "neither the journal nor the archive has them")
+    }
+
+    fn read_segment(&mut self, segment: u32, known: Option<&Known>) -> Result<(), ReadError> {
+        let shard = Arc::clone(&self.shard);
+        let mut taker = Taker {
+            rows: self.new_rows(),
+            request: &self.request,
+            range: self.range.clone(),
+            notes: self.archived.end.max(note_of(self.range.start))..self.notes().end,
+            done: &mut self.done,
+            shard: shard.number,
+            queue: Memory::default(),
+            ready: &mut self.ready,
+            failed: None,
+        };
+        shard.segments.each_note(segment, known, &mut |note| taker.note(&note))?;
+        taker.finish()
+    }
+
+    fn new_rows(&self) -> Rows {
+        let shape = &self.request.shape;
+        Rows::of(shape.view().table(), &|name| shape.needs(name))
+    }
+
+    fn open_file(&mut self, file: FileEntry, notes: Vec<Range<u64>>) -> Result<(), ReadError> {
+        let path = self.shard.archive.join(&file.path);
+        let Some(handle) = found(File::open(&path)).map_err(|source| failed(&path, source))? else {
+            return self.lose_file(&file);
+        };
+        let broken = |error: parquet::errors::ParquetError| parquet_failed(&path, error.to_string());
+        let builder = ParquetRecordBatchReaderBuilder::try_new(handle).map_err(broken)?;
+        let inside =
+            notes.len() == 1 && notes[0].contains(&file.min_note) && notes[0].contains(&file.max_note);
+        let cut = self.range.start > sequence(file.min_note, 0)
+            || self.range.end <= sequence(file.max_note.min(u64::MAX >> 21), u32::MAX);
+        let whole = inside && !cut && self.request.wants_all();
+        let shape = &self.request.shape;
+        let wanted = |name: &str| shape.needs(name) || (!whole && DECIDING.contains(&name));
+        let schema = builder.parquet_schema();
+        let roots = schema.root_schema().get_fields().iter().enumerate();
+        let roots: Vec<_> = roots.filter(|(_, field)| wanted(field.name())).map(|(index, _)| index).collect();
+        let mask = ProjectionMask::roots(schema, roots);
+        let body = if shape.needs("body") { (2 * file.bytes / file.rows.max(1)) as usize } else { 0 };
+        let rows = (BATCH_BYTES / (body + 64)).clamp(64, BATCH_ROWS);
+        let reader = builder.with_projection(mask).with_batch_size(rows).build().map_err(broken)?;
+        self.file = Some(OpenFile { reader, path, notes, whole });
+        Ok(())
+    }
+
+    /// A file that the manifest named is not there: either a newer manifest does not name it, or somebody removed it.
+    fn lose_file(&mut self, file: &FileEntry) -> Result<(), ReadError> {
+        let manifest = self.shard.manifest()?;
+        let named = manifest
+            .as_ref()
+            .is_some_and(|manifest| manifest.files.iter().any(|other| other.path == file.path));
+        if named {
+            let path = self.shard.archive.join(&file.path);
+            return Err(failed(&path, std::io::ErrorKind::NotFound.into()));
+        }
+        let replaced = manifest.iter().flat_map(|manifest| &manifest.files).any(|other| {
+            other.table == file.table
+                && other.shard == file.shard
+                && other.min_note <= file.min_note
+                && other.max_note >= file.max_note
+        });
+        if replaced {
+            let why = "the archive was rewritten meanwhile; run the query again";
+            let (shard, from, until) = (self.shard.number, self.range.start, self.range.end);
+            return Err(ReadError::Lost { shard, from, until, notes: 0, why: why.to_owned() });
+        }
+        let notes = file.max_note.saturating_sub(file.min_note).saturating_add(1);
+        self.lose(notes, "retention has removed them")
+    }
+
+    /// Of a file's rows those that are wanted, as columns that are.
+    fn wanted(&self, rows: &RecordBatch) -> Result<Option<RecordBatch>, ReadError> {
+        let Some(file) = &self.file else { return Ok(None) };
+        let shaped = if file.whole {
+            self.request.shape.apply(rows)
+        } else {
+            let mask = self.mask(rows, &file.notes).map_err(ReadError::Rows)?;
+            if mask.true_count() == 0 {
+                return Ok(None);
+            }
+            filter_record_batch(rows, &mask).and_then(|rows| self.request.shape.apply(&rows))
+        };
+        shaped.map(Some).map_err(|error| parquet_failed(&file.path, error.to_string()))
+    }
+
+    fn mask(&self, rows: &RecordBatch, notes: &[Range<u64>]) -> Result<BooleanArray, ArrowError> {
+        let all = sequences(rows)?;
+        let times = rows
+            .column_by_name("time")
+            .and_then(|times| times.as_primitive_opt::<TimestampMicrosecondType>())
+            .ok_or_else(|| ArrowError::SchemaError("the column time has another type".to_owned()))?;
+        let (kinds, queues) = (text(rows, "kind")?, text(rows, "queue")?);
+        let mut memory = Memory::default();
+        let mut mask = BooleanBuilder::with_capacity(rows.num_rows());
+        for row in 0..rows.num_rows() {
+            let at = all.value(row).cast_unsigned();
+            let queue = queues.is_valid(row).then(|| queues.value(row));
+            mask.append_value(
+                self.range.contains(&at)
+                    && notes.iter().any(|range| range.contains(&note_of(at)))
+                    && self.request.wants_time(times.value(row))
+                    && self.request.wants_kind(kinds.value(row))
+                    && memory.wants(&self.request, queue),
+            );
+        }
+        Ok(mask.finish())
+    }
+}
+
+impl Iterator for Reading {
+    type Item = Result<RecordBatch, ReadError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(batch) = self.ready.pop_front() {
+                return Some(Ok(batch));
+            }
+            if self.ended {
+                return None;
+            }
+            if let Err(error) = self.advance() {
+                self.ended = true;
+                return Some(Err(error));
+            }
+        }
+    }
+}
+
+/// The same for whoever knows Arrow's errors only.
+#[derive(Debug)]
+pub struct Batches(pub Reading);
+
+impl Iterator for Batches {
+    type Item = Result<RecordBatch, ArrowError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.next().map(|batch| batch.map_err(|error| ArrowError::ExternalError(Box::new(error))))
+    }
+}
+
+impl RecordBatchReader for Batches {
+    fn schema(&self) -> SchemaRef {
+        self.0.request.shape.schema()
+    }
+}
+
+/// Makes rows of the notes of a segment.
+struct Taker<'a> {
+    rows: Rows,
+    request: &'a Request,
+    range: Range<u64>,
+    notes: Range<u64>,
+    done: &'a mut Stretches,
+    shard: u32,
+    queue: Memory,
+    ready: &'a mut VecDeque<RecordBatch>,
+    failed: Option<ReadError>,
+}
+
+impl Taker<'_> {
+    fn note(&mut self, note: &Note<'_>) {
+        if self.failed.is_some() || !self.notes.contains(&note.number) || !self.done.insert(note.number) {
+            return;
+        }
+        let mut position = 0;
+        let outcome = each_step(note.payload, &mut |step| {
+            let place = StepPlace { shard: self.shard, note: note.number, position };
+            position += 1;
+            if self.failed.is_none()
+                && let Err(error) = self.step(place, &step)
+            {
+                self.failed = Some(error);
+            }
+        });
+        // What was readable of a malformed one is taken, as the archive does.
+        if let Err(error @ RecordError::Version { .. }) = outcome {
+            self.failed.get_or_insert(ReadError::Record(error));
+        }
+    }
+
+    fn step(&mut self, place: StepPlace, step: &LifeStep<'_>) -> Result<(), ReadError> {
+        let messages = self.request.shape.view() == View::Messages;
+        if messages && step.content.is_none() || !self.range.contains(&sequence(place.note, place.position)) {
+            return Ok(());
+        }
+        let request = self.request;
+        let us = i64::try_from(step.time.0.saturating_mul(1000)).unwrap_or(i64::MAX);
+        let queue = (!step.kind.is_of_a_shard()).then_some(step.queue);
+        if !request.wants_time(us)
+            || !request.wants_kind(step.kind.as_str())
+            || !self.queue.wants(request, queue)
+        {
+            return Ok(());
+        }
+        let pushed =
+            if messages { self.rows.push_message(place, step) } else { self.rows.push_step(place, step) };
+        pushed.map_err(ReadError::Rows)?;
+        if self.rows.len() >= BATCH_ROWS || self.rows.bytes() >= BATCH_BYTES {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), ReadError> {
+        if !self.rows.is_empty() {
+            let shaped = self.rows.take().and_then(|rows| self.request.shape.apply(&rows));
+            self.ready.push_back(shaped.map_err(ReadError::Rows)?);
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<(), ReadError> {
+        self.flush()?;
+        self.failed.take().map_or(Ok(()), Err)
+    }
+}
+
+/// Whether the queue that was asked for last is wanted: rows of one queue follow each other.
+#[derive(Debug, Default)]
+struct Memory(Option<(Option<Box<str>>, bool)>);
+
+impl Memory {
+    fn wants(&mut self, request: &Request, queue: Option<&str>) -> bool {
+        if let Some((known, wanted)) = &self.0
+            && known.as_deref() == queue
+        {
+            return *wanted;
+        }
+        let wanted = request.wants_queue(queue);
+        self.0 = Some((queue.map(Box::from), wanted));
+        wanted
+    }
+}
+
+/// Numbers, as stretches that do not touch, in ascending order.
+#[derive(Debug, Default)]
+struct Stretches {
+    ranges: Vec<Range<u64>>,
+    count: u64,
+}
+
+impl Stretches {
+    /// False: it was in there.
+    fn insert(&mut self, number: u64) -> bool {
+        if let Some(last) = self.ranges.last_mut()
+            && last.end == number
+        {
+            last.end += 1;
+            self.count += 1;
+            return true;
+        }
+        let at = self.ranges.partition_point(|range| range.end <= number);
+        if self.ranges.get(at).is_some_and(|range| range.contains(&number)) {
+            return false;
+        }
+        self.add(number..number + 1);
+        true
+    }
+
+    fn add(&mut self, mut new: Range<u64>) {
+        let covered = self.missing(new.clone()).iter().map(|range| range.end - range.start).sum::<u64>();
+        self.count += covered;
+        let from = self.ranges.partition_point(|range| range.end < new.start);
+        let until = self.ranges.partition_point(|range| range.start <= new.end);
+        if from < until {
+            new = new.start.min(self.ranges[from].start)..new.end.max(self.ranges[until - 1].end);
+        }
+        self.ranges.splice(from..until, [new]);
+    }
+
+    fn missing(&self, wanted: Range<u64>) -> Vec<Range<u64>> {
+        let mut missing = Vec::new();
+        let mut from = wanted.start;
+        for range in &self.ranges[self.ranges.partition_point(|range| range.end <= wanted.start)..] {
+            if range.start >= wanted.end {
+                break;
+            }
+            if from < range.start {
+                missing.push(from..range.start);
+            }
+            from = from.max(range.end);
+        }
+        if from < wanted.end {
+            missing.push(from..wanted.end);
+        }
+        missing
+    }
+}
+
+fn parquet_failed(path: &Path, why: String) -> ReadError {
+    ReadError::Parquet { path: path.to_path_buf(), why }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stretches_know_what_is_in_them_and_what_is_not() {
+        let mut stretches = Stretches::default();
+        for number in [5, 6, 9, 3, 7, 4] {
+            assert!(stretches.insert(number), "{number}");
+        }
+        assert!(!stretches.insert(6) && !stretches.insert(9));
+        assert_eq!((&stretches.ranges[..], stretches.count), (&[3..8, 9..10][..], 6));
+        assert_eq!(stretches.missing(0..12), [0..3, 8..9, 10..12]);
+        stretches.add(7..11);
+        assert_eq!(
+            (stretches.ranges.len(), stretches.ranges.first(), stretches.count),
+            (1, Some(&(3..11)), 8)
+        );
+        assert!(stretches.missing(4..11).is_empty());
+    }
+}

@@ -1,0 +1,275 @@
+//! Random work on a journal and its archive, on real files, with somebody who reads beside it: every note that was written is
+//! read once, whatever was carried over, moved, released or begun anew between planning and reading.
+//!
+//! `MQCORE_SEED=n` replays one seed; `MQCORE_SEEDS=n` says how many are tried (default 15).
+
+mod reader;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow_array::RecordBatch;
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int64Type;
+use mqcore_archive::archive::{Archive, Retention};
+use mqcore_archive::reading::columns::{note_of, sequence};
+use mqcore_archive::reading::request::Request;
+use mqcore_archive::reading::{Piece, ReadError, ShardHistory};
+use mqcore_archive::tree::TreeStorage;
+use mqcore_broker::history::Block;
+use mqcore_broker::time::Timestamp;
+use mqcore_journal::journal::Journal;
+use mqcore_journal::options::Options;
+use mqcore_journal::storage::FileStorage;
+
+use reader::Chance;
+
+const DAY_MS: u64 = 86_400_000;
+
+/// A directory that goes with the test.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("mqcore-reading-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).expect("a place for temporary files");
+        Self(path)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+struct Run {
+    chance: Chance,
+    root: Directory,
+    journal: Option<Journal<FileStorage>>,
+    reader: Arc<ShardHistory>,
+    /// What each note says, once it was written.
+    written: BTreeMap<u64, u64>,
+    /// What is buffered.
+    pending: Vec<(u64, u64)>,
+}
+
+fn options() -> Options {
+    Options { segment_bytes: 4096, identity: 77, retain_notes_bytes: None, ..Options::default() }
+}
+
+fn open(root: &Path) -> Journal<FileStorage> {
+    let storage = FileStorage::open(root.join("shard-0")).expect("nobody has it");
+    Journal::open(storage, options(), &mut |_, _| {}).expect("a sound disk").0
+}
+
+fn archive(root: &Path) -> Archive<TreeStorage> {
+    Archive::open(TreeStorage::open(root.join("archive")).expect("a sound disk")).expect("a sound disk")
+}
+
+fn request() -> Arc<Request> {
+    Arc::new(Request::parse(r#"{"view":"steps","columns":["sequence","missing"]}"#).expect("it is one"))
+}
+
+fn longs(batch: &RecordBatch, name: &str) -> Vec<u64> {
+    let column = batch.column_by_name(name).expect("it was asked for").as_primitive::<Int64Type>();
+    column.values().iter().map(|value| value.cast_unsigned()).collect()
+}
+
+/// The notes of pieces, and what they say. Every row has a place of its own.
+fn read(reader: &Arc<ShardHistory>, pieces: &[Piece]) -> Result<BTreeMap<u64, u64>, ReadError> {
+    let mut found = BTreeMap::new();
+    for piece in pieces {
+        for batch in reader.read(&request(), piece, true)? {
+            let batch = batch?;
+            for (at, tag) in longs(&batch, "sequence").into_iter().zip(longs(&batch, "missing")) {
+                assert!((piece.from..piece.until).contains(&at), "a row stands outside of its piece");
+                assert_eq!(found.insert(note_of(at), tag), None, "note {} was read twice", note_of(at));
+            }
+        }
+    }
+    Ok(found)
+}
+
+impl Run {
+    fn new(seed: u64) -> Self {
+        let root = Directory::new(&seed.to_string());
+        let journal = open(&root.0);
+        let reader = ShardHistory::new(0, &root.0.join("shard-0"), &root.0.join("archive"));
+        let (written, pending) = (BTreeMap::new(), Vec::new());
+        Self {
+            chance: Chance(seed),
+            root,
+            journal: Some(journal),
+            reader: Arc::new(reader),
+            written,
+            pending,
+        }
+    }
+
+    fn journal(&mut self) -> &mut Journal<FileStorage> {
+        self.journal.as_mut().expect("it is open between the steps")
+    }
+
+    fn step(&mut self) {
+        match self.chance.below(100) {
+            0..=39 => {
+                let tag = 1 + (self.written.len() + self.pending.len()) as u64;
+                let time = Timestamp(self.chance.below(3) * DAY_MS);
+                let block = Block::gap(time, tag);
+                let number = self.journal().note(time.0, &block.octets).expect("there is space");
+                self.pending.push((number, tag));
+            }
+            40..=54 => {
+                let next = self.journal().next_sequence();
+                let payload = vec![7; self.chance.below(900) as usize];
+                self.journal().put(next, 0, &[&payload]).expect("there is space");
+            }
+            55..=62 => {
+                let next = self.journal().next_sequence();
+                let settled: Vec<_> = (0..next).filter(|_| self.chance.below(2) == 0).collect();
+                self.journal().settle(&settled).expect("there is space");
+            }
+            63..=76 => self.write(),
+            77..=82 => {
+                let budget = self.chance.below(3000) as usize;
+                self.journal().maintain(1, budget).expect("a sound disk");
+                self.write();
+            }
+            83..=86 => {
+                self.journal().seal_notes(u64::MAX).expect("a sound disk");
+                self.write();
+            }
+            87..=95 => self.round(),
+            96..=97 => {
+                // As a killed process leaves it: what was written is there, and nothing says where it ends.
+                self.write();
+                drop(self.journal.take());
+                self.journal = Some(open(&self.root.0));
+                self.write();
+            }
+            _ => {
+                // A reader that knows nothing yet.
+                let root = &self.root.0;
+                self.reader = Arc::new(ShardHistory::new(0, &root.join("shard-0"), &root.join("archive")));
+            }
+        }
+    }
+
+    fn write(&mut self) {
+        self.journal().sync().expect("a sound disk");
+        self.journal().write().expect("a sound disk");
+        self.journal().sync().expect("a sound disk");
+        self.written.extend(self.pending.drain(..));
+    }
+
+    fn round(&mut self) {
+        self.write();
+        let inventory = self.journal().sealed_notes();
+        let source = TreeStorage::open(self.root.0.join("shard-0")).expect("a sound disk");
+        let round = archive(&self.root.0).round(0, &source, &inventory, 5).expect("a sound disk");
+        if self.chance.below(4) > 0 {
+            self.journal().release_notes(round.archived);
+            self.journal().maintain(1, 1 << 20).expect("a sound disk");
+            self.write();
+        }
+    }
+
+    /// Plans, lets things happen, and reads what was planned.
+    fn look(&mut self) {
+        let ends = self.reader.ends().expect("a sound disk");
+        let known = self.written.clone();
+        let latest = note_of(ends.latest);
+        assert!(known.keys().all(|note| *note < latest), "{known:?} but the end is {latest}");
+        let from = self.chance.below(latest + 1);
+        let until = from + self.chance.below(latest + 1 - from);
+        let range: Range<u64> = match self.chance.below(3) {
+            0 => 0..ends.latest,
+            _ => sequence(from, 0)..sequence(until, 0),
+        };
+        let target = [0, 1000, 1 << 30][self.chance.below(3) as usize];
+        let pieces = self.reader.pieces(&request(), range.clone(), target).expect("a sound disk");
+        for _ in 0..self.chance.below(12) {
+            self.step();
+        }
+        let mut expected = known;
+        expected.retain(|note, _| range.contains(&sequence(*note, 0)));
+        let mut found = read(&self.reader, &pieces).expect("nothing is lost");
+        // What was buffered when the plan was made may be there by now.
+        found.retain(|note, _| expected.contains_key(note) || !self.written.contains_key(note));
+        assert_eq!(found, expected);
+    }
+
+    /// Goes through everything in steps of a few rows, as a stream does.
+    fn follow(&mut self) {
+        self.write();
+        let ends = self.reader.ends().expect("a sound disk");
+        let (mut at, mut found) = (0, BTreeMap::new());
+        while at < ends.latest {
+            let rows = 1 + self.chance.below(5);
+            let (next, taken) =
+                self.reader.advance(&request(), at..ends.latest, rows, true).expect("nothing is lost");
+            let pieces = self.reader.pieces(&request(), at..next, 0).expect("a sound disk");
+            let some = read(&self.reader, &pieces).expect("nothing is lost");
+            assert_eq!(some.len() as u64, taken, "as many as were counted");
+            assert!(taken <= rows && (next > at || taken == 0));
+            found.extend(some);
+            at = next;
+        }
+        assert_eq!(found, self.written);
+    }
+}
+
+fn run(seed: u64) {
+    let mut run = Run::new(seed);
+    for _ in 0..12 {
+        for _ in 0..run.chance.below(20) {
+            run.step();
+        }
+        run.look();
+    }
+    run.follow();
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn every_note_is_read_once_whatever_happens_between_planning_and_reading() {
+    match number("MQCORE_SEED") {
+        Some(seed) => run(seed),
+        None => (0..number("MQCORE_SEEDS").unwrap_or(15)).for_each(run),
+    }
+}
+
+#[test]
+fn what_retention_removed_is_lost_to_whoever_wanted_it_and_to_nobody_else() {
+    let mut run = Run::new(9000);
+    for tag in 1..=9 {
+        let block = Block::gap(Timestamp(tag * DAY_MS), tag);
+        run.journal().note(tag * DAY_MS, &block.octets).expect("there is space");
+    }
+    run.journal().seal_notes(u64::MAX).expect("a sound disk");
+    run.chance = Chance(1);
+    run.round();
+    let before = run.reader.pieces(&request(), 0..sequence(9, 0), 0).expect("a sound disk");
+    assert_eq!(read(&run.reader, &before).expect("all is there").len(), 9);
+    let retention = Retention { age_ms: Some(4 * DAY_MS), bytes: None };
+    archive(&run.root.0).retain(retention, 8 * DAY_MS + 1).expect("a sound disk");
+    let ends = run.reader.ends().expect("a sound disk");
+    assert_eq!((note_of(ends.earliest), note_of(ends.latest)), (4, 9));
+    assert!(matches!(read(&run.reader, &before), Err(ReadError::Lost { .. })), "it was planned before");
+    let after = run.reader.pieces(&request(), 0..ends.latest, 0).expect("a sound disk");
+    let found = read(&run.reader, &after).expect("what is gone is no news");
+    assert_eq!(found.values().copied().collect::<Vec<_>>(), [5, 6, 7, 8, 9]);
+    let lenient: Vec<_> = before
+        .iter()
+        .flat_map(|piece| run.reader.read(&request(), piece, false).expect("it goes on behind it"))
+        .map(|batch| batch.expect("it goes on behind it").num_rows())
+        .collect();
+    assert_eq!(lenient.iter().sum::<usize>(), 5);
+}

@@ -1,0 +1,742 @@
+//! One client's side of MicroMessage2: frames in, results out. No IO and no clock.
+//!
+//! A message has a number and no id; its receipt is the broker's acknowledgement of that number or of a later one. The
+//! other way round, the program settles messages in any order, and the broker is told as soon as everything up to a
+//! number is settled: one frame for all that was settled since the last write.
+
+use foldhash::fast::RandomState;
+use hashbrown::HashMap;
+use mqcore_wire::codec::Limits;
+use mqcore_wire::error::WireError;
+use mqcore_wire::micromessage::content::{Content, check_type, common_lines, write_headers};
+use mqcore_wire::micromessage::extension::{Agreement, Kind};
+use mqcore_wire::micromessage::failure::{Failure, Token};
+use mqcore_wire::micromessage::filter::Filter;
+use mqcore_wire::micromessage::window::{Receipt, Received as Window, Sent};
+use mqcore_wire::micromessage::{
+    Assembled, Assembly, Frame, Joined, MessageFrame, command, decode, encode, encode_split, needed,
+    next_sequence, properties,
+};
+use mqcore_wire::tmqp::operation::status;
+use mqcore_wire::tmqp::{Frame as Parts, Kind as Sort};
+
+use crate::address::{Protocol, QueueAddress};
+use crate::consume::{ConsumeTerms, Consumption};
+use crate::conversation::{Answer, Arrival, By, MessageId, Publication, PullAnswer, TakenUp, Tally};
+use crate::error::{ClientError, Refusal};
+use crate::message_id::MessageIds;
+use crate::received::Received;
+use crate::request::Target;
+
+/// The id of commands that ask for a life sign.
+const KEEP_ALIVE: &[u8] = b"keep-alive";
+/// With what a broker without words refuses a message.
+const REFUSED: &str = "refused";
+/// An acknowledgement as a frame: flags, extension, length, number.
+const ACKNOWLEDGEMENT_BYTES: usize = 5;
+
+#[derive(Debug)]
+struct Pending<W> {
+    about: Target,
+    waiter: W,
+}
+
+/// A destination that is subscribed to, and by how many.
+#[derive(Debug)]
+struct Standing<W> {
+    consumption: Consumption,
+    users: usize,
+    /// The id of the subscription on this connection; `None`: the broker has not been asked, or has refused.
+    id: Option<Box<str>>,
+    /// The broker has agreed on this connection.
+    agreed: bool,
+    waiters: Vec<(MessageId, W)>,
+}
+
+/// The conversation over all connections of one client.
+#[derive(Debug)]
+pub(crate) struct Conversation<W> {
+    limits: Limits,
+    ids: MessageIds,
+    open: bool,
+    agreement: Agreement,
+    assembly: Assembly,
+    /// What was sent and is not acknowledged; `None`: nothing is.
+    sent: Option<Sent<Option<MessageId>>>,
+    /// The number of the last message, where none is acknowledged.
+    last: u16,
+    /// What has to be acknowledged; `None`: nothing has.
+    window: Option<Window>,
+    /// Where in the output an acknowledgement stands behind which nothing was written: the next one takes its place.
+    acknowledgement_at: Option<usize>,
+    pending: HashMap<MessageId, Pending<W>, RandomState>,
+    standing: HashMap<QueueAddress, Standing<W>, RandomState>,
+    /// Subscriptions so far; they are numbered over all connections.
+    subscriptions: u64,
+    /// The type that the broker named last, which holds until it names another, and what else its messages have in common.
+    common: Vec<u8>,
+    /// The type that was named to the broker last.
+    type_named: Vec<u8>,
+    output: Vec<u8>,
+    /// Kept, so that the headers of a received message cost no allocation of their own.
+    headers: Vec<u8>,
+    tally: Tally,
+}
+
+impl<W> Conversation<W> {
+    /// One that has not begun.
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            ids: MessageIds::new(),
+            open: false,
+            agreement: Agreement::default(),
+            assembly: Assembly::new(limits.frame_bytes_max),
+            sent: None,
+            last: 0,
+            window: None,
+            acknowledgement_at: None,
+            pending: HashMap::default(),
+            standing: HashMap::default(),
+            subscriptions: 0,
+            common: Vec::new(),
+            type_named: Vec::new(),
+            output: Vec::new(),
+            headers: Vec::new(),
+            tally: Tally::default(),
+        }
+    }
+
+    /// A connection stands, on which this was agreed: subscribes again before anything else.
+    pub(crate) fn opened(&mut self, agreement: &Agreement) {
+        debug_assert!(self.pending.is_empty(), "what was pending ends with its connection");
+        self.agreement = agreement.clone();
+        self.assembly = Assembly::new(self.limits.frame_bytes_max);
+        let acknowledging = agreement.acknowledging();
+        self.sent = acknowledging.map(|acknowledging| Sent::new(acknowledging.window));
+        self.window = acknowledging.map(|acknowledging| Window::new(acknowledging.window));
+        self.last = 0;
+        self.acknowledgement_at = None;
+        self.common = common_lines(agreement.serializer(), b"");
+        self.type_named.clear();
+        self.output.clear();
+        self.open = true;
+        self.restore();
+    }
+
+    /// The connection is gone. Answers with everybody who waited.
+    pub(crate) fn lost(&mut self) -> Vec<(W, Option<PullAnswer>)> {
+        self.open = false;
+        self.output.clear();
+        (self.sent, self.window) = (None, None);
+        let pending = std::mem::take(&mut self.pending);
+        let mut waiters: Vec<_> = pending.into_values().map(|pending| (pending.waiter, None)).collect();
+        for standing in self.standing.values_mut() {
+            (standing.id, standing.agreed) = (None, false);
+            waiters.extend(standing.waiters.drain(..).map(|(_, waiter)| (waiter, None)));
+        }
+        waiters
+    }
+
+    /// Asks for every subscription that the broker has not been asked for on this connection, or has refused.
+    pub(crate) fn restore(&mut self) {
+        let missing = self.standing.iter().filter(|(_, standing)| standing.id.is_none());
+        let missing: Vec<QueueAddress> = missing.map(|(queue, _)| queue.clone()).collect();
+        for queue in missing {
+            self.subscribe(&queue);
+        }
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// What is in force on the connection that stands, or was on the last one.
+    pub(crate) fn agreement(&self) -> &Agreement {
+        &self.agreement
+    }
+
+    /// How many wait for an answer.
+    pub(crate) fn outstanding(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Whether the agreement lets one more message be sent.
+    pub(crate) fn has_room(&self) -> bool {
+        self.sent.as_ref().is_none_or(Sent::has_room)
+    }
+
+    pub(crate) fn tally(&self) -> Tally {
+        self.tally
+    }
+
+    pub(crate) fn output(&mut self) -> &mut Vec<u8> {
+        &mut self.output
+    }
+
+    /// Publishes. With a waiter, the acknowledgement is waited for.
+    pub(crate) fn publish(
+        &mut self,
+        publication: &Publication<'_>,
+        waiter: Option<W>,
+    ) -> Result<MessageId, ClientError> {
+        if waiter.is_some() && self.sent.is_none() {
+            return Err(lacks(
+                "receipts without ack or batch-ack, on which the broker did not agree",
+                CONFIRM,
+            ));
+        }
+        if publication.id.is_some() {
+            return Err(lacks("message ids", "leave it out"));
+        }
+        if publication.high_priority {
+            return Err(lacks("priorities", "TMQP has; connect to tmqp://"));
+        }
+        let content = Content::read(publication.headers);
+        if content.left_out > 0 {
+            let why = "a key is made of letters, digits, hyphens and underscores, and all have 65535 octets at most";
+            return Err(ClientError::invalid("header", why));
+        }
+        properties::check(&content.properties)
+            .map_err(|error| ClientError::invalid("header", error.to_string()))?;
+        let size = publication.body.len() as u64;
+        if size > self.limits.frame_bytes_max {
+            return Err(ClientError::TooLarge { part: "message", size, limit: self.limits.frame_bytes_max });
+        }
+        self.name_type(content.type_name)?;
+        let id = self.ids.next();
+        let sequence = match &mut self.sent {
+            Some(sent) => sent.push(waiter.is_some().then(|| id.clone())),
+            None => {
+                self.last = next_sequence(self.last);
+                self.last
+            }
+        };
+        let destination = publication.queue.name();
+        encode_split(
+            sequence,
+            destination.as_bytes(),
+            &content.properties,
+            publication.body,
+            &mut self.output,
+        );
+        if let Some(waiter) = waiter {
+            self.pending.insert(id.clone(), Pending { about: target(publication.queue), waiter });
+        }
+        Ok(id)
+    }
+
+    /// Says what type the next message has, unless that was said and holds.
+    fn name_type(&mut self, name: &[u8]) -> Result<(), ClientError> {
+        let Some(id) = self.agreement.id_of_kind(Kind::Type) else {
+            return if name.is_empty() {
+                Ok(())
+            } else {
+                let what = "types of messages without dotnet, on which the broker did not agree";
+                Err(lacks(what, "offer the extension when connecting"))
+            };
+        };
+        if name != self.type_named {
+            check_type(name).map_err(|failure| ClientError::invalid("type", failure.why))?;
+            encode(&Frame::Extension { id, payload: name }, &mut self.output);
+            self.type_named = name.to_vec();
+        }
+        Ok(())
+    }
+
+    /// A frame of a vendor's extension.
+    pub(crate) fn say_extension(&mut self, name: &str, payload: &[u8]) -> Result<(), ClientError> {
+        let id = self.vendor_id(name)?;
+        let size = payload.len() as u64;
+        if size > self.limits.frame_bytes_max {
+            return Err(ClientError::TooLarge { part: "frame", size, limit: self.limits.frame_bytes_max });
+        }
+        encode(&Frame::Extension { id, payload }, &mut self.output);
+        Ok(())
+    }
+
+    /// The number of a vendor's extension that is in force.
+    pub(crate) fn vendor_id(&self, name: &str) -> Result<u8, ClientError> {
+        self.agreement.id_of(name).filter(|_| super::is_vendors(name)).ok_or_else(|| {
+            let what = format!("extension {name:?} on this connection");
+            lacks(&what, "offer it when connecting, to a broker that handles it; its name begins with x-")
+        })
+    }
+
+    /// Somebody wants to consume, until [`Conversation::give_up`] as many times.
+    pub(crate) fn take_up(
+        &mut self,
+        consumption: &Consumption,
+        waiter: W,
+    ) -> Result<TakenUp<W>, ClientError> {
+        check_terms(&consumption.terms)?;
+        if self.agreement.id_of_kind(Kind::Subscribes).is_none() {
+            let what = "subscriptions without pub-sub, on which the broker did not agree";
+            return Err(lacks(what, "offer the extension when connecting"));
+        }
+        let queue = &consumption.queue;
+        let standing = self.standing.entry(queue.clone()).or_insert_with(|| Standing {
+            consumption: consumption.clone(),
+            users: 0,
+            id: None,
+            agreed: false,
+            waiters: Vec::new(),
+        });
+        if standing.consumption.terms != consumption.terms {
+            let why = format!("this client consumes {} already, on other terms", queue.name());
+            return Err(ClientError::invalid("consumer", why));
+        }
+        standing.users += 1;
+        if standing.id.is_none() {
+            self.subscribe(queue);
+        }
+        match self.standing.get_mut(queue) {
+            Some(standing) if !standing.agreed => {
+                let id = self.ids.next();
+                standing.waiters.push((id.clone(), waiter));
+                Ok(TakenUp::Asked(id))
+            }
+            _ => Ok(TakenUp::Already(waiter)),
+        }
+    }
+
+    /// Somebody wants it no more. The last one ends the subscription.
+    pub(crate) fn give_up(&mut self, consumption: &Consumption) {
+        let Some(standing) = self.standing.get_mut(&consumption.queue) else { return };
+        standing.users -= 1;
+        if standing.users > 0 {
+            return;
+        }
+        let id = self.standing.remove(&consumption.queue).and_then(|standing| standing.id);
+        if let (true, Some(id)) = (self.open, id) {
+            self.command("unsubscribe", &[("id", id.as_bytes())]);
+        }
+    }
+
+    fn subscribe(&mut self, queue: &QueueAddress) {
+        if self.agreement.id_of_kind(Kind::Subscribes).is_none() {
+            tracing::warn!(queue = %queue.name(), "the broker does not agree on pub-sub any more");
+            return;
+        }
+        let Some(standing) = self.standing.get_mut(queue) else { return };
+        self.subscriptions += 1;
+        let id: Box<str> = format!("s{}", self.subscriptions).into();
+        standing.id = Some(id.clone());
+        // Where commands are not answered, nobody will say that it stands: a broker that does not take it ends the
+        // conversation.
+        standing.agreed = self.agreement.id_of_kind(Kind::Answers).is_none();
+        let filter = standing.consumption.terms.filter.clone();
+        let name = queue.name();
+        let mut arguments = vec![("destination", name.as_bytes()), ("id", id.as_bytes())];
+        arguments.extend(filter.as_deref().map(|filter| ("filter", filter.as_bytes())));
+        self.command("subscribe", &arguments);
+    }
+
+    fn command(&mut self, name: &str, arguments: &[(&str, &[u8])]) {
+        let mut payload = Vec::new();
+        command::encode(name, arguments, &mut payload);
+        encode(&Frame::Command { payload: &payload }, &mut self.output);
+    }
+
+    /// Asks for a life sign, if the broker answers commands.
+    pub(crate) fn ping(&mut self) -> bool {
+        let answers = self.agreement.id_of_kind(Kind::Answers).is_some();
+        if answers {
+            self.command("ping", &[("id", KEEP_ALIVE)]);
+        }
+        answers
+    }
+
+    /// Nobody waits for this any more.
+    pub(crate) fn forget(&mut self, id: &[u8]) -> Option<PullAnswer> {
+        if self.pending.remove(id).is_none() {
+            for standing in self.standing.values_mut() {
+                standing.waiters.retain(|(known, _)| known[..] != *id);
+            }
+        }
+        None
+    }
+
+    /// Whether a message can be refused.
+    pub(crate) fn can_refuse(&self) -> bool {
+        self.agreement.id_of_kind(Kind::Refuses).is_some()
+    }
+
+    /// Acknowledges a message, or refuses it. One that cannot be refused stays unsettled.
+    pub(crate) fn settle(&mut self, message: &Received, refuse: bool) {
+        let Some(window) = &mut self.window else { return };
+        if !refuse {
+            window.accept(message.receipt());
+        } else if let Some(id) = self.agreement.id_of_kind(Kind::Refuses)
+            && let Some(number) = window.refuse(message.receipt())
+        {
+            encode(&Frame::Extension { id, payload: &number.to_be_bytes() }, &mut self.output);
+        }
+        self.acknowledge();
+    }
+
+    /// Tells the broker up to which number everything is settled, if that is news.
+    fn acknowledge(&mut self) {
+        let (Some(window), Some(acknowledging)) = (&mut self.window, self.agreement.acknowledging()) else {
+            return;
+        };
+        let Some(number) = window.take_acknowledgement() else { return };
+        let end = self.output.len();
+        // A later one says everything that an earlier one does.
+        if self.acknowledgement_at.is_some_and(|at| at + ACKNOWLEDGEMENT_BYTES == end) {
+            self.output.truncate(end - ACKNOWLEDGEMENT_BYTES);
+        }
+        self.acknowledgement_at = Some(self.output.len());
+        encode(&Frame::Extension { id: acknowledging.id, payload: &number.to_be_bytes() }, &mut self.output);
+    }
+
+    /// Reads the frame at the front of `input`, and tells how many octets it took. `None`: more are needed.
+    pub(crate) fn receive(&mut self, input: &[u8]) -> Result<Option<(Arrival<W>, usize)>, Failure> {
+        let Some((frame, size)) = decode(input, self.agreement.len(), &self.limits)? else { return Ok(None) };
+        let arrival = match frame {
+            Frame::Message(message) => self.message(message)?,
+            Frame::Extension { id, payload } => self.extension(id, payload)?,
+            Frame::Command { .. } if self.assembly.is_open() => {
+                return Err(Failure::new(
+                    Token::Malformed,
+                    "a command stands between the parts of a message",
+                ));
+            }
+            Frame::Command { payload } => self.answered(payload)?,
+            Frame::Error { text } => Arrival::Refused(String::from_utf8_lossy(text).into()),
+        };
+        Ok(Some((arrival, size)))
+    }
+
+    /// How many octets the frame at the front of `input` has; 0 if that is not known.
+    pub(crate) fn needed(&self, input: &[u8]) -> usize {
+        needed(input, self.agreement.len(), &self.limits).unwrap_or(0)
+    }
+
+    fn message(&mut self, frame: MessageFrame<'_>) -> Result<Arrival<W>, Failure> {
+        match self.assembly.push(frame)? {
+            Assembled::Unfinished => Ok(Arrival::Nothing),
+            Assembled::Whole(message) => self.delivered(&message),
+            Assembled::Joined(Joined { sequence, destination, properties, payload }) => {
+                self.delivered(&MessageFrame {
+                    continued: false,
+                    sequence,
+                    destination: &destination,
+                    properties: &properties,
+                    payload: &payload,
+                })
+            }
+        }
+    }
+
+    fn delivered(&mut self, message: &MessageFrame<'_>) -> Result<Arrival<W>, Failure> {
+        let receipt = match &mut self.window {
+            None => None,
+            Some(window) => match window.receive(message.sequence)? {
+                Receipt::New(receipt) => Some(receipt),
+                Receipt::Repeated => {
+                    self.acknowledge();
+                    return Ok(Arrival::Nothing);
+                }
+            },
+        };
+        self.headers.clear();
+        write_headers(message.properties, &self.common, &mut self.headers)?;
+        let destination = String::from_utf8_lossy(message.destination);
+        let queue = QueueAddress::plain(&destination)
+            .map_err(|_| Failure::new(Token::Destination, "the broker names no place that can be"))?;
+        let standing = self.standing.get(&queue);
+        let manual = receipt.is_some() && standing.is_none_or(|one| one.consumption.terms.manual_ack);
+        let received = Received::copy(&Parts {
+            id: message.sequence.to_string().as_bytes(),
+            target: queue.channel().as_bytes(),
+            content_type: queue.id(),
+            headers: &self.headers,
+            payload: message.payload,
+            pending_acknowledge: manual,
+            ..Parts::new(Sort::QUEUE)
+        });
+        let received = received.with_receipt(receipt.unwrap_or_default());
+        if receipt.is_some() && !manual {
+            self.settle(&received, false);
+        }
+        Ok(Arrival::Delivery(received))
+    }
+
+    fn extension(&mut self, id: u8, payload: &[u8]) -> Result<Arrival<W>, Failure> {
+        let Some((extension, kind)) = self.agreement.get(id) else { return Ok(Arrival::Nothing) };
+        let number = || match *payload {
+            [high, low] => Ok(u16::from_be_bytes([high, low])),
+            _ => Err(Failure::new(Token::Malformed, "an acknowledgement is a number of two octets")),
+        };
+        match kind {
+            Some(Kind::Acknowledges) => self.acknowledged(number()?),
+            Some(Kind::Refuses) => self.refused(number()?),
+            Some(Kind::Type) => {
+                check_type(payload)?;
+                self.common = common_lines(self.agreement.serializer(), payload);
+                Ok(Arrival::Nothing)
+            }
+            Some(Kind::Vendor) => {
+                let name = extension.name.as_bytes();
+                Ok(Arrival::Extension(Received::copy(&Parts {
+                    target: name,
+                    payload,
+                    ..Parts::new(Sort::SERVER)
+                })))
+            }
+            Some(Kind::Serializer | Kind::Subscribes | Kind::Answers) | None => {
+                Err(Failure::new(Token::Malformed, format!("{} has no frames", extension.name)))
+            }
+        }
+    }
+
+    fn acknowledged(&mut self, number: u16) -> Result<Arrival<W>, Failure> {
+        let Some(sent) = &mut self.sent else { return Ok(Arrival::Nothing) };
+        let (pending, mut settled) = (&mut self.pending, Vec::new());
+        sent.acknowledge(number, |id| {
+            // Nobody waits any more for what was forgotten.
+            let waiter = id.and_then(|id| pending.remove(&id));
+            settled.extend(waiter.map(|pending| (pending.waiter, Ok(Answer::Confirmed(By::Server)))));
+        })?;
+        Ok(Arrival::SettledMany(settled))
+    }
+
+    fn refused(&mut self, number: u16) -> Result<Arrival<W>, Failure> {
+        let Some(sent) = &mut self.sent else { return Ok(Arrival::Nothing) };
+        let Some(id) = sent.refuse(number)? else { return Ok(Arrival::Nothing) };
+        let Some(pending) = id.and_then(|id| self.pending.remove(&id)) else {
+            self.tally.refused_unconfirmed += 1;
+            return Ok(Arrival::Nothing);
+        };
+        let refused = ClientError::Nacked { target: pending.about.to_text(), reason: REFUSED.into() };
+        Ok(Arrival::Settled(pending.waiter, Err(refused)))
+    }
+
+    /// The answer to a command: `ok;id=...` or `fail;id=...,reason=...`.
+    fn answered(&mut self, payload: &[u8]) -> Result<Arrival<W>, WireError> {
+        let said = command::parse(payload)?;
+        let id = said.argument("id").unwrap_or_default();
+        let about = self
+            .standing
+            .iter_mut()
+            .find(|(_, standing)| standing.id.as_ref().is_some_and(|known| known.as_bytes() == id));
+        let Some((queue, standing)) = about else {
+            // A life sign, or the end of a subscription.
+            return Ok(Arrival::Nothing);
+        };
+        if said.name == "ok" {
+            standing.agreed = true;
+            let settled = |(_, waiter)| (waiter, Ok(Answer::Confirmed(By::Server)));
+            return Ok(Arrival::SettledMany(standing.waiters.drain(..).map(settled).collect()));
+        }
+        (standing.id, standing.agreed) = (None, false);
+        let reason = String::from_utf8_lossy(said.argument("reason").unwrap_or_default()).into_owned();
+        let refusal = Refusal {
+            code: code(&reason),
+            operation: "subscribe to",
+            target: queue.name().into(),
+            reason: reason.into(),
+        };
+        let refused = ClientError::from(refusal);
+        if standing.waiters.is_empty() {
+            return Ok(Arrival::NotRestored(target(queue), refused));
+        }
+        let settled = |(_, waiter)| (waiter, Err(refused.clone()));
+        Ok(Arrival::SettledMany(standing.waiters.drain(..).map(settled).collect()))
+    }
+}
+
+/// What to do without receipts.
+const CONFIRM: &str = "publish with confirm=False, or offer one of them when connecting";
+
+fn lacks(what: &str, instead: &'static str) -> ClientError {
+    ClientError::NotSupported { what: what.into(), protocol: Protocol::Micromessage.name(), instead }
+}
+
+/// A destination, for people; without an allocation, as a rule.
+fn target(queue: &QueueAddress) -> Target {
+    if queue.id() == 0 { Target::Name(queue.channel().clone()) } else { Target::Queue(queue.clone()) }
+}
+
+fn check_terms(terms: &ConsumeTerms) -> Result<(), ClientError> {
+    let known = ConsumeTerms {
+        manual_ack: terms.manual_ack,
+        filter: terms.filter.clone(),
+        ..ConsumeTerms::default()
+    };
+    if *terms != known {
+        return Err(lacks("events that a queue is bound to", "MQKS has; connect to mqks://"));
+    }
+    let filter = terms.filter.as_deref().unwrap_or_default();
+    Filter::parse(filter.as_bytes()).map_err(|error| ClientError::invalid("filter", error.to_string()))?;
+    Ok(())
+}
+
+/// The status whose meaning a failure's word has.
+fn code(reason: &str) -> u16 {
+    let token = reason.split(':').next().unwrap_or_default();
+    let meanings = [
+        (Token::Auth, status::UNAUTHORIZED),
+        (Token::Destination, status::NOT_FOUND),
+        (Token::BadFilter, status::BAD_REQUEST),
+        (Token::Malformed, status::BAD_REQUEST),
+        (Token::Unexpected, status::UNACCEPTABLE),
+        (Token::Limit, status::LIMIT_EXCEEDED),
+        (Token::Timeout, status::BUSY),
+    ];
+    meanings.iter().find(|(known, _)| known.as_str() == token).map_or(1, |(_, code)| *code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mqcore_wire::micromessage::extension::{ACK, BATCH_ACK, DOTNET, PUB_SUB, X_MQCORE, X_NACK};
+    use mqcore_wire::micromessage::handshake::Extension;
+
+    type Names = Conversation<&'static str>;
+
+    fn open(extensions: &[&'static str]) -> Names {
+        let mut conversation = Names::new(Limits::default());
+        let extensions = extensions.iter().map(|name| Extension::new(*name)).collect();
+        conversation.opened(&Agreement::of(extensions).unwrap());
+        conversation
+    }
+
+    fn queue(name: &str) -> QueueAddress {
+        QueueAddress::plain(name).unwrap()
+    }
+
+    fn publish(
+        conversation: &mut Names,
+        headers: &[u8],
+        who: Option<&'static str>,
+    ) -> Result<(), ClientError> {
+        let queue = queue("orders");
+        let publication = Publication { queue: &queue, id: None, headers, body: b"x", high_priority: false };
+        conversation.publish(&publication, who).map(drop)
+    }
+
+    fn hear(conversation: &mut Names, frame: &Frame<'_>) -> Arrival<&'static str> {
+        let mut octets = Vec::new();
+        encode(frame, &mut octets);
+        let (arrival, size) = conversation.receive(&octets).unwrap().unwrap();
+        assert_eq!(size, octets.len());
+        arrival
+    }
+
+    fn deliver(conversation: &mut Names, sequence: u16) -> Received {
+        let message = MessageFrame {
+            continued: false,
+            sequence,
+            destination: b"orders",
+            properties: b"a:N1;",
+            payload: b"x",
+        };
+        match hear(conversation, &Frame::Message(message)) {
+            Arrival::Delivery(received) => received,
+            other => panic!("a message came: {other:?}"),
+        }
+    }
+
+    fn acknowledgement(id: u8, number: u16) -> Vec<u8> {
+        let mut octets = Vec::new();
+        encode(&Frame::Extension { id, payload: &number.to_be_bytes() }, &mut octets);
+        octets
+    }
+
+    fn written(conversation: &mut Names) -> Vec<u8> {
+        std::mem::take(conversation.output())
+    }
+
+    #[test]
+    fn one_acknowledgement_goes_out_for_all_that_was_settled_since_the_last_write() {
+        let mut conversation = open(&[BATCH_ACK]);
+        let messages: Vec<Received> = (1..=6).map(|number| deliver(&mut conversation, number)).collect();
+        for settled in [1, 0, 2] {
+            conversation.settle(&messages[settled], false);
+        }
+        assert_eq!(written(&mut conversation), acknowledgement(1, 3));
+        conversation.settle(&messages[4], false);
+        assert_eq!(written(&mut conversation), b"", "the fourth is not settled");
+        conversation.settle(&messages[3], false);
+        publish(&mut conversation, b"", None).unwrap();
+        conversation.settle(&messages[5], false);
+        let octets = written(&mut conversation);
+        assert!(octets.starts_with(&acknowledgement(1, 5)) && octets.ends_with(&acknowledgement(1, 6)));
+    }
+
+    #[test]
+    fn a_receipt_is_the_acknowledgement_of_the_message_or_of_a_later_one() {
+        let mut conversation = open(&[BATCH_ACK, X_NACK]);
+        for who in ["one", "two", "three"] {
+            publish(&mut conversation, b"", Some(who)).unwrap();
+        }
+        let Arrival::Settled("two", Err(ClientError::Nacked { .. })) =
+            hear(&mut conversation, &Frame::Extension { id: 2, payload: &[0, 2] })
+        else {
+            panic!("it was refused")
+        };
+        let Arrival::SettledMany(settled) =
+            hear(&mut conversation, &Frame::Extension { id: 1, payload: &[0, 3] })
+        else {
+            panic!("the rest was taken")
+        };
+        let who: Vec<_> = settled.iter().map(|(who, result)| (*who, result.is_ok())).collect();
+        assert_eq!(who, [("one", true), ("three", true)]);
+        assert_eq!(conversation.outstanding(), 0);
+    }
+
+    #[test]
+    fn no_more_is_sent_than_the_agreement_lets_be_unacknowledged() {
+        let mut conversation = open(&[ACK]);
+        assert!(conversation.has_room());
+        publish(&mut conversation, b"", None).unwrap();
+        assert!(!conversation.has_room());
+        hear(&mut conversation, &Frame::Extension { id: 1, payload: &[0, 1] });
+        assert!(conversation.has_room());
+    }
+
+    #[test]
+    fn a_type_is_named_once_for_all_messages_that_have_it() {
+        let mut conversation = open(&[DOTNET]);
+        for _ in 0..2 {
+            publish(&mut conversation, b"Mm2-Type:T1\r\n", None).unwrap();
+        }
+        let octets = written(&mut conversation);
+        assert_eq!(octets.windows(2).filter(|two| *two == b"T1").count(), 1);
+        publish(&mut conversation, b"", None).unwrap();
+        assert!(written(&mut conversation).starts_with(&[2, 1, 0]), "it is taken back");
+        hear(&mut conversation, &Frame::Extension { id: 1, payload: b"T2" });
+        for _ in 0..2 {
+            let received = deliver(&mut conversation, 1);
+            assert_eq!(received.header("mm2-type").as_deref(), Some("T2"));
+            assert_eq!(received.header("Mm2-Properties").as_deref(), Some("a:N1;"));
+        }
+    }
+
+    #[test]
+    fn subscriptions_are_made_again_and_answered_where_the_broker_answers() {
+        let consumption = Consumption { queue: queue("topic/t"), terms: ConsumeTerms::default() };
+        let mut conversation = open(&[PUB_SUB, X_MQCORE]);
+        assert!(matches!(conversation.take_up(&consumption, "me"), Ok(TakenUp::Asked(_))));
+        let said = String::from_utf8_lossy(&written(&mut conversation)).into_owned();
+        assert!(said.contains("subscribe;destination=topic%2Ft,id=s1"), "{said}");
+        let refused = Frame::Command { payload: b"fail;id=s1,reason=auth%3A%20no" };
+        let Arrival::SettledMany(settled) = hear(&mut conversation, &refused) else { panic!("answered") };
+        let (_, Err(ClientError::Refused(refusal))) = &settled[0] else { panic!("refused: {settled:?}") };
+        assert_eq!((refusal.code, &*refusal.reason), (status::UNAUTHORIZED, "auth: no"));
+        conversation.restore();
+        hear(&mut conversation, &Frame::Command { payload: b"ok;id=s2" });
+        conversation.lost();
+        let mute = Agreement::of(vec![Extension::new(PUB_SUB)]).unwrap();
+        conversation.opened(&mute);
+        let said = String::from_utf8_lossy(&written(&mut conversation)).into_owned();
+        assert!(said.contains("id=s3"), "{said}");
+        assert!(matches!(conversation.take_up(&consumption, "other"), Ok(TakenUp::Already(_))));
+        assert_eq!(written(&mut conversation), b"", "it stands already");
+        conversation.give_up(&consumption);
+        conversation.give_up(&consumption);
+        assert!(written(&mut conversation).ends_with(b"unsubscribe;id=s3"));
+    }
+}

@@ -1,0 +1,269 @@
+//! The handshake, from the side that connects: what this client offers, what the broker makes of it, what holds.
+//!
+//! The broker says nothing when it has accepted the last message. Where it answers commands (`x-mqcore`), a ping makes
+//! sure that it has, and that it has let the client in.
+
+use std::borrow::Cow;
+use std::io;
+use std::sync::Arc;
+
+use bytes::{Buf, BytesMut};
+use mqcore_wire::codec::Limits;
+use mqcore_wire::micromessage::extension::{Agreement, Kind, X_MQCORE};
+use mqcore_wire::micromessage::failure::{Failure, Token};
+use mqcore_wire::micromessage::field::is_field;
+use mqcore_wire::micromessage::handshake::{self, Extension, Handshake, Opening};
+use mqcore_wire::micromessage::negotiation::{self, Abilities, Lists};
+use mqcore_wire::micromessage::{Frame, command, decode, encode};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::{default_extensions, is_vendors};
+use crate::address::Protocol;
+use crate::config::ClientConfig;
+use crate::dial::{Greeted, Link, Stream, broken, closed_at_once, spoke_otherwise};
+use crate::error::ClientError;
+
+/// Octets of a list, and of an ERROR frame, that a broker may send before it is trusted with more.
+const ANSWER_BYTES_MAX: u32 = 16 * 1024;
+/// The flags with which an ERROR frame may begin where a message of the handshake is expected.
+const ERROR_FLAGS: [u8; 2] = [0x04, 0x0C];
+/// The id of the command that makes sure.
+const SURE: &[u8] = b"hello";
+/// Who a client without a name is.
+const IDENTITY: &str = concat!("mqcore/", env!("CARGO_PKG_VERSION"));
+
+/// One side of the handshake.
+struct Greeting<'a> {
+    stream: Stream,
+    input: BytesMut,
+    address: &'a Arc<str>,
+    identity: &'a str,
+}
+
+/// Shakes hands.
+pub(crate) async fn greet(
+    stream: Stream,
+    config: &ClientConfig,
+    address: &Arc<str>,
+) -> Result<Link, ClientError> {
+    let offer = offer(config)?;
+    let identity = identity(config)?;
+    let mut greeting = Greeting { stream, input: BytesMut::with_capacity(4096), address, identity };
+    greeting.say(&offer).await?;
+    let (last, agreement) = match greeting.reply(&offer).await? {
+        Ok(chosen) => chosen,
+        Err(failure) => return Err(greeting.give_up(&failure).await),
+    };
+    greeting.say(&last).await?;
+    if agreement.id_of_kind(Kind::Answers).is_some() {
+        greeting.make_sure(&agreement).await?;
+    }
+    let Greeting { stream, input, .. } = greeting;
+    Ok(Link { stream, input, greeted: Greeted::Micromessage(Box::new(agreement)), address: address.clone() })
+}
+
+/// What this client offers, with its token where it has one.
+fn offer(config: &ClientConfig) -> Result<Lists, ClientError> {
+    let mut offer = config.extensions.clone().unwrap_or_else(default_extensions);
+    if let Some(token) = &config.token {
+        let property = (Cow::Borrowed("token"), Cow::Owned(token.clone().into_bytes()));
+        let mut all = offer.required.iter_mut().chain(&mut offer.optional);
+        match all.find(|extension| extension.name == X_MQCORE) {
+            Some(extension) => extension.properties.push(property),
+            None => {
+                let properties = vec![property];
+                // Required: a broker that cannot look at it must not let the client in as nobody.
+                offer.required.push(Extension { properties, ..Extension::new(X_MQCORE) });
+            }
+        }
+    }
+    let wrong = |why: &dyn std::fmt::Display| ClientError::invalid("extensions", why.to_string());
+    if let Some(odd) = offer.all().find(|extension| !is_field(extension.name.as_bytes())) {
+        let why = format!("{:?} is not made of lower-case letters, digits and hyphens", odd.name);
+        return Err(wrong(&why));
+    }
+    let (required, optional) = offer.write();
+    if required.len().max(optional.len()) > ANSWER_BYTES_MAX as usize {
+        return Err(wrong(&format_args!("a list of them has {ANSWER_BYTES_MAX} octets at most")));
+    }
+    let offered = Handshake {
+        major: negotiation::MAJOR,
+        minor: negotiation::MINOR,
+        flags: 0,
+        identity: b"",
+        required: &required,
+        optional: &optional,
+    };
+    // What cannot be read here nobody can read.
+    let read = Lists::read(&offered).map_err(|failure| wrong(&failure))?;
+    if let Some(unknown) = read.all().find(|extension| Kind::of(&extension.name).is_none()) {
+        let why = format!("{} is none that is known, and does not begin with x-", unknown.name);
+        return Err(wrong(&why));
+    }
+    Ok(read)
+}
+
+fn identity(config: &ClientConfig) -> Result<&str, ClientError> {
+    let identity = config.name.as_deref().or(config.id.as_deref()).unwrap_or(IDENTITY);
+    if identity.len() > 255 || !identity.is_ascii() || identity.chars().any(|c| c.is_ascii_control()) {
+        let why = "it has 255 characters of ASCII at most, and no control characters";
+        return Err(ClientError::invalid("name", why));
+    }
+    Ok(identity)
+}
+
+impl Greeting<'_> {
+    async fn say(&mut self, lists: &Lists) -> Result<(), ClientError> {
+        let (required, optional) = lists.write();
+        let mut octets = Vec::new();
+        let handshake = Handshake {
+            major: negotiation::MAJOR,
+            minor: negotiation::MINOR,
+            flags: 0,
+            identity: self.identity.as_bytes(),
+            required: &required,
+            optional: &optional,
+        };
+        handshake::encode(&handshake, &mut octets);
+        self.write(&octets).await.map_err(|error| broken(self.address, &error))
+    }
+
+    async fn write(&mut self, octets: &[u8]) -> io::Result<()> {
+        self.stream.write_all(octets).await?;
+        self.stream.flush().await
+    }
+
+    async fn read(&mut self) -> Result<(), ClientError> {
+        let read = self.stream.read_buf(&mut self.input).await;
+        match read.map_err(|error| broken(self.address, &error))? {
+            0 if self.input.is_empty() => Err(closed_at_once(self.address)),
+            0 => Err(self.foreign()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The broker's reply, and what this client makes of it; or why there is no agreement.
+    async fn reply(&mut self, offer: &Lists) -> Result<Result<(Lists, Agreement), Failure>, ClientError> {
+        let limits = Limits { header_bytes_max: ANSWER_BYTES_MAX, frame_bytes_max: ANSWER_BYTES_MAX.into() };
+        loop {
+            self.read().await?;
+            let first = self.input[0];
+            if first != negotiation::MAJOR && !ERROR_FLAGS.contains(&first) {
+                return Err(self.foreign());
+            }
+            let (opening, size) = match handshake::decode(&self.input, &limits) {
+                Ok(None) => continue,
+                Ok(Some(opening)) => opening,
+                Err(error) => return Ok(Err(error.into())),
+            };
+            let said = match opening {
+                Opening::Error { text } => return Err(self.refused(text)),
+                Opening::Handshake(said) => said,
+            };
+            let chosen = choose(offer, &said);
+            self.input.advance(size);
+            return Ok(chosen);
+        }
+    }
+
+    /// Waits until the broker answers a command, which it does only once it has let the client in.
+    async fn make_sure(&mut self, agreement: &Agreement) -> Result<(), ClientError> {
+        let (mut payload, mut octets) = (Vec::new(), Vec::new());
+        command::encode("ping", &[("id", SURE)], &mut payload);
+        encode(&Frame::Command { payload: &payload }, &mut octets);
+        self.write(&octets).await.map_err(|error| broken(self.address, &error))?;
+        let limits = Limits { header_bytes_max: ANSWER_BYTES_MAX, frame_bytes_max: ANSWER_BYTES_MAX.into() };
+        loop {
+            match decode(&self.input, agreement.len(), &limits) {
+                Ok(None) => self.read().await?,
+                Ok(Some((Frame::Error { text }, _))) => return Err(self.refused(text)),
+                Ok(Some((Frame::Command { .. }, size))) => {
+                    self.input.advance(size);
+                    return Ok(());
+                }
+                // Whatever it is, the broker converses.
+                Ok(Some(_)) => return Ok(()),
+                Err(_) => return Err(self.foreign()),
+            }
+        }
+    }
+
+    /// Tells the broker why there is no agreement, and the program too.
+    async fn give_up(&mut self, failure: &Failure) -> ClientError {
+        let mut octets = Vec::new();
+        failure.encode(&mut octets);
+        // Whether the broker hears it is its affair.
+        if self.write(&octets).await.is_ok() {
+            drop(self.stream.shutdown().await);
+        }
+        self.no_agreement(failure.to_string())
+    }
+
+    fn no_agreement(&self, reason: String) -> ClientError {
+        ClientError::NoAgreement { address: self.address.clone(), reason: reason.into() }
+    }
+
+    /// The broker gives up.
+    fn refused(&self, text: &[u8]) -> ClientError {
+        let text = String::from_utf8_lossy(text).into_owned();
+        let address = self.address.clone();
+        let token = text.split(':').next().unwrap_or_default();
+        if token == Token::Auth.as_str() {
+            return ClientError::AuthFailed { address, reason: text.into() };
+        }
+        if token == Token::Version.as_str() {
+            let wanted = Protocol::Micromessage.name();
+            return ClientError::VersionMismatch { address, wanted, got: text.into() };
+        }
+        self.no_agreement(if text.is_empty() { "the broker gave no reason".to_owned() } else { text })
+    }
+
+    /// The peer speaks something else.
+    fn foreign(&self) -> ClientError {
+        spoke_otherwise(&self.input, Protocol::Micromessage, self.address)
+    }
+}
+
+fn choose(offer: &Lists, said: &Handshake<'_>) -> Result<(Lists, Agreement), Failure> {
+    negotiation::check_version(said)?;
+    let vendors: Vec<Box<str>> = offer
+        .all()
+        .filter(|extension| is_vendors(&extension.name))
+        .map(|extension| (*extension.name).into())
+        .collect();
+    let abilities = Abilities { vendors: &vendors, ..Abilities::default() };
+    negotiation::choose(offer, &Lists::read(said)?, &abilities)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(lists: &Lists) -> String {
+        let (required, optional) = lists.write();
+        format!("{} | {}", required.escape_ascii(), optional.escape_ascii())
+    }
+
+    #[test]
+    fn a_client_offers_what_it_can_do_and_shows_its_token() {
+        let plain = offer(&ClientConfig::default()).unwrap();
+        assert_eq!(named(&plain), " | batch-ack:max-count=1000;pub-sub;x-nack;x-mqcore");
+        let token = Some("a b".to_owned());
+        let shown = offer(&ClientConfig { token: token.clone(), ..ClientConfig::default() }).unwrap();
+        assert_eq!(named(&shown), " | batch-ack:max-count=1000;pub-sub;x-nack;x-mqcore:token=a%20b");
+        let own = Lists { required: vec![Extension::new("json")], optional: Vec::new() };
+        let config = ClientConfig { token, extensions: Some(own), ..ClientConfig::default() };
+        assert_eq!(named(&offer(&config).unwrap()), "json;x-mqcore:token=a%20b | ");
+    }
+
+    #[test]
+    fn extensions_that_nobody_could_know_are_refused_before_they_are_offered() {
+        for name in ["microauth", "Json", "a b", "", "x-"] {
+            let own = Lists { required: vec![Extension::new(name)], optional: Vec::new() };
+            let config = ClientConfig { extensions: Some(own), ..ClientConfig::default() };
+            assert!(offer(&config).is_err(), "{name:?}");
+        }
+        let name = Some("größe".to_owned());
+        assert!(identity(&ClientConfig { name, ..ClientConfig::default() }).is_err());
+    }
+}

@@ -1,0 +1,140 @@
+//! The history of a data directory for `mqcore.spark`: how far it reaches, its parts, and these as Arrow streams.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use mqcore_server::history::arrow_stream;
+use mqcore_server::history::{Batches, Group, HistoryDir, HistoryError, Piece, Request, View};
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+
+use crate::error;
+use crate::error::{DataDirUnreadable, HistoryLost};
+
+type EndsRow = (u32, String, u64, u64);
+type PieceRow = (u32, String, u64, u64, Vec<u32>, u64, u64);
+
+fn raised(failed: HistoryError) -> PyErr {
+    let words = failed.to_string();
+    match failed {
+        HistoryError::Lost { .. } => HistoryLost::new_err(words),
+        HistoryError::Request(_) => PyValueError::new_err(words),
+        HistoryError::Io { path, source } => match source.raw_os_error() {
+            Some(number) => PyOSError::new_err((number, source.kind().to_string(), path)),
+            None => PyOSError::new_err(words),
+        },
+        _ => DataDirUnreadable::new_err(words),
+    }
+}
+
+fn view(name: &str) -> PyResult<View> {
+    match name {
+        "messages" => Ok(View::Messages),
+        "steps" => Ok(View::Steps),
+        _ => Err(PyValueError::new_err(format!("{name:?} is no view; use 'messages' or 'steps'"))),
+    }
+}
+
+/// The columns of a view: name, Spark type, and when it is shown (`default`, `headers`, `meta` or `alias`).
+#[pyfunction]
+pub(crate) fn history_columns(name: &str) -> PyResult<Vec<(&'static str, &'static str, &'static str)>> {
+    let columns = view(name)?.columns().iter().map(|column| {
+        let group = match column.group {
+            Group::Default => "default",
+            Group::Headers => "headers",
+            Group::Meta => "meta",
+            Group::Alias => "alias",
+        };
+        (column.name, column.spark_type, group)
+    });
+    Ok(columns.collect())
+}
+
+/// The history in a data directory, whether a broker runs on it or not.
+#[pyclass(frozen, module = "mqcore._core")]
+pub(crate) struct History {
+    directory: HistoryDir,
+}
+
+#[pymethods]
+impl History {
+    #[new]
+    fn new(path: PathBuf) -> PyResult<Self> {
+        let directory = HistoryDir::open(&path).map_err(|failed| error::data_dir(&failed))?;
+        Ok(Self { directory })
+    }
+
+    /// For each shard: its number, its journal's identity, the earliest sequence, and that behind the latest.
+    fn ends(&self, py: Python<'_>) -> PyResult<Vec<EndsRow>> {
+        let ends = py.detach(|| self.directory.ends()).map_err(raised)?;
+        Ok(ends.into_iter().map(|ends| (ends.shard, ends.journal, ends.earliest, ends.latest)).collect())
+    }
+
+    /// Parts stretches (shard, first sequence, behind the last) into pieces of about so many octets.
+    fn pieces(
+        &self,
+        py: Python<'_>,
+        request: &str,
+        stretches: Vec<(u32, u64, u64)>,
+        target_bytes: u64,
+    ) -> PyResult<Vec<PieceRow>> {
+        let request = Request::parse(request).map_err(raised)?;
+        let stretches: Vec<_> =
+            stretches.into_iter().map(|(shard, from, until)| (shard, from..until)).collect();
+        let pieces =
+            py.detach(|| self.directory.pieces(&request, &stretches, target_bytes)).map_err(raised)?;
+        let rows = pieces.into_iter().map(|piece| {
+            let Piece { shard, journal, from, until, segments, kept_from, bytes } = piece;
+            (shard, journal, from, until, segments, kept_from, bytes)
+        });
+        Ok(rows.collect())
+    }
+
+    /// Where the next `rows` rows of the stretches end, in their order.
+    fn advance(
+        &self,
+        py: Python<'_>,
+        request: &str,
+        stretches: Vec<(u32, u64, u64)>,
+        rows: u64,
+        fail_on_loss: bool,
+    ) -> PyResult<Vec<u64>> {
+        let request = Arc::new(Request::parse(request).map_err(raised)?);
+        let stretches: Vec<_> =
+            stretches.into_iter().map(|(shard, from, until)| (shard, from..until)).collect();
+        py.detach(|| self.directory.advance(&request, &stretches, rows, fail_on_loss)).map_err(raised)
+    }
+
+    /// Reads a piece, as `pieces` gave it.
+    fn read(&self, request: &str, piece: PieceRow, fail_on_loss: bool) -> PyResult<HistoryRows> {
+        let request = Arc::new(Request::parse(request).map_err(raised)?);
+        let (shard, journal, from, until, segments, kept_from, bytes) = piece;
+        let piece = Piece { shard, journal, from, until, segments, kept_from, bytes };
+        let reading = self.directory.read(&request, &piece, fail_on_loss).map_err(raised)?;
+        Ok(HistoryRows { batches: std::sync::Mutex::new(Some(Batches(reading))) })
+    }
+}
+
+/// Rows that can be taken once, by whoever speaks Arrow's C stream interface.
+#[pyclass(frozen, module = "mqcore._core")]
+pub(crate) struct HistoryRows {
+    batches: std::sync::Mutex<Option<Batches>>,
+}
+
+#[pymethods]
+impl HistoryRows {
+    /// The stream, in a capsule; whoever takes it reads without the interpreter's lock.
+    #[pyo3(signature = (requested_schema=None))]
+    fn __arrow_c_stream__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        // Asking for another schema is a wish that need not be granted.
+        drop(requested_schema);
+        let batches = self.batches.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        let batches = batches.ok_or_else(|| PyValueError::new_err("these rows were taken already"))?;
+        PyCapsule::new_with_value(py, arrow_stream(batches), c"arrow_array_stream")
+    }
+}

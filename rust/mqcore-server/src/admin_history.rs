@@ -1,0 +1,205 @@
+//! `GET /history`: what happened to messages, for whoever does not share a file system with the broker.
+//!
+//! The header `Mqcore-Request` has a question as JSON. Where history begins and ends, and how it is parted, is answered as JSON;
+//! rows are answered as an Arrow stream of one piece, made while it is read. Nothing is remembered between two requests: a client
+//! keeps its own place.
+
+use std::io::{self, Write};
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow_array::RecordBatchReader;
+use arrow_ipc::writer::StreamWriter;
+use arrow_schema::ArrowError;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use crate::admin::{Admin, Caller, error};
+use crate::admin_backup::{
+    PIECES, Pieces, REQUEST_HEADER, deliver, may_read_everything, refuse as refuse_meeting,
+};
+use crate::backup::BackupError;
+use crate::history::{Batches, HistoryDir, HistoryError, Piece, Request};
+use crate::survey;
+
+/// Stretches of one question at most: far more than there are shards.
+const STRETCHES_MAX: usize = 4096;
+/// Octets that are gathered before they are sent.
+const CHUNK: usize = 256 * 1024;
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "do", rename_all = "lowercase", deny_unknown_fields)]
+enum Question {
+    /// How far each shard's history reaches; if `settled`, once everything is written down that has happened so far.
+    Ends {
+        #[serde(default)]
+        settled: bool,
+    },
+    /// How stretches are parted.
+    Pieces { request: String, stretches: Vec<(u32, u64, u64)>, target_bytes: u64 },
+    /// Where the next rows of stretches end.
+    Advance { request: String, stretches: Vec<(u32, u64, u64)>, rows: u64, fail_on_loss: bool },
+    /// The rows of a piece.
+    Rows { request: String, piece: Piece, fail_on_loss: bool },
+}
+
+pub(crate) async fn answer(
+    State(admin): State<Admin>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+) -> Response {
+    if !may_read_everything(&admin, &caller) {
+        let message =
+            "as long as nobody can log in, history is given to callers on the broker's own machine only";
+        return error(StatusCode::FORBIDDEN, "forbidden", message);
+    }
+    let Some(history) = admin.history.clone() else {
+        let message = "this broker has no data directory, so it keeps no history";
+        return error(StatusCode::CONFLICT, "nothing-kept", message);
+    };
+    let words = headers.get(REQUEST_HEADER).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let question: Question = match serde_json::from_str(words) {
+        Ok(question) => question,
+        Err(wrong) => {
+            let message = format!("the header Mqcore-Request has a question as JSON: {wrong}");
+            return error(StatusCode::BAD_REQUEST, "bad-request", &message);
+        }
+    };
+    if let Question::Ends { settled: true } = question
+        && let Err(response) = settle(&admin).await
+    {
+        return response;
+    }
+    let outcome = tokio::task::spawn_blocking(move || consult(&history, question)).await;
+    match outcome {
+        Ok(Ok(Found::Json(value))) => Json(value).into_response(),
+        Ok(Ok(Found::Rows(batches))) => rows(&admin, *batches),
+        Ok(Err(failed)) => refuse(&failed),
+        Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server stops"),
+    }
+}
+
+/// How often the threads that write are asked to write what they have: they take so much at a time, and what happened before
+/// the first of these requests may not be all in one.
+const ROUNDS: usize = 2;
+
+/// Returns when shards have taken a turn and the threads that write their journals have written what they then had.
+async fn settle(admin: &Admin) -> Result<(), Response> {
+    survey::ping(&admin.hub).await;
+    for _ in 0..ROUNDS {
+        let hub = Arc::clone(&admin.hub);
+        match tokio::task::spawn_blocking(move || hub.backups.meet()).await {
+            Ok(Ok(_at_once_let_go)) => {}
+            Ok(Err(refused)) => return Err(refuse_meeting(&refused)),
+            Err(_) => return Err(refuse_meeting(&BackupError::Stopping)),
+        }
+    }
+    Ok(())
+}
+
+enum Found {
+    Json(serde_json::Value),
+    Rows(Box<Batches>),
+}
+
+fn consult(history: &HistoryDir, question: Question) -> Result<Found, HistoryError> {
+    Ok(match question {
+        Question::Ends { .. } => Found::Json(json!({"ends": history.ends()?})),
+        Question::Pieces { request, stretches, target_bytes } => {
+            let pieces = history.pieces(&Request::parse(&request)?, &ranges(&stretches)?, target_bytes)?;
+            Found::Json(json!({"pieces": pieces}))
+        }
+        Question::Advance { request, stretches, rows, fail_on_loss } => {
+            let request = Arc::new(Request::parse(&request)?);
+            let ends = history.advance(&request, &ranges(&stretches)?, rows, fail_on_loss)?;
+            Found::Json(json!({"ends": ends}))
+        }
+        Question::Rows { request, piece, fail_on_loss } => {
+            let request = Arc::new(Request::parse(&request)?);
+            Found::Rows(Box::new(Batches(history.read(&request, &piece, fail_on_loss)?)))
+        }
+    })
+}
+
+fn ranges(stretches: &[(u32, u64, u64)]) -> Result<Vec<(u32, Range<u64>)>, HistoryError> {
+    if stretches.len() > STRETCHES_MAX {
+        return Err(HistoryError::Request(format!("more than {STRETCHES_MAX} stretches are named")));
+    }
+    Ok(stretches.iter().map(|&(shard, from, until)| (shard, from..until)).collect())
+}
+
+fn refuse(failed: &HistoryError) -> Response {
+    let (status, code) = match failed {
+        HistoryError::Request(_) => (StatusCode::BAD_REQUEST, "bad-request"),
+        HistoryError::Lost { .. } => (StatusCode::GONE, "lost"),
+        _ => (StatusCode::INTERNAL_SERVER_ERROR, "storage"),
+    };
+    error(status, code, &failed.to_string())
+}
+
+fn rows(admin: &Admin, batches: Batches) -> Response {
+    let (sender, receiver) = mpsc::channel(PIECES);
+    let alive = admin.hub.shutdown.enter();
+    tokio::task::spawn_blocking(move || {
+        send(batches, &sender);
+        drop(alive);
+    });
+    ([(header::CONTENT_TYPE, "application/vnd.apache.arrow.stream")], Body::new(Pieces(receiver)))
+        .into_response()
+}
+
+/// Sends batch after batch, as fast as they are taken.
+fn send(batches: Batches, sender: &mpsc::Sender<io::Result<Bytes>>) {
+    let mut output = Chunks { sender, gathered: Vec::with_capacity(CHUNK), gone: false };
+    if let Err(failed) = write(batches, &mut output)
+        && !output.gone
+    {
+        tracing::error!(error = %failed, "an answer about history was broken off");
+        // The connection ends in the middle, so nobody takes it for whole.
+        deliver(sender, Err(io::Error::other(failed)));
+    }
+}
+
+fn write(batches: Batches, output: &mut Chunks<'_>) -> Result<(), ArrowError> {
+    let mut writer = StreamWriter::try_new(&mut *output, &batches.schema())?;
+    for batch in batches {
+        writer.write(&batch?)?;
+    }
+    writer.finish()?;
+    output.flush()?;
+    Ok(())
+}
+
+/// Octets on their way to a client.
+struct Chunks<'a> {
+    sender: &'a mpsc::Sender<io::Result<Bytes>>,
+    gathered: Vec<u8>,
+    /// The client has gone, or takes nothing.
+    gone: bool,
+}
+
+impl Write for Chunks<'_> {
+    fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
+        self.gathered.extend_from_slice(octets);
+        if self.gathered.len() >= CHUNK {
+            self.flush()?;
+        }
+        Ok(octets.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.gathered.is_empty() {
+            return Ok(());
+        }
+        let piece = std::mem::replace(&mut self.gathered, Vec::with_capacity(CHUNK));
+        self.gone = !deliver(self.sender, Ok(piece.into()));
+        if self.gone { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(()) }
+    }
+}

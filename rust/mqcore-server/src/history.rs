@@ -1,0 +1,127 @@
+//! The history in a data directory, read beside the broker that runs on it, or without one. Nothing is locked or changed.
+
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow_array::ffi_stream::FFI_ArrowArrayStream;
+use mqcore_archive::reading::{ReadError, ShardHistory};
+
+pub use mqcore_archive::reading::columns::{Column, Group, View};
+pub use mqcore_archive::reading::request::Request;
+pub use mqcore_archive::reading::rows::{Batches, Reading};
+pub use mqcore_archive::reading::{Ends, Piece, ReadError as HistoryError};
+
+use crate::data_dir::{ARCHIVE, DataDirError, read_format};
+
+/// What of a stretch is read, for [`HistoryDir::advance`]: shard, first sequence, and the one behind the last.
+pub type Stretch = (u32, Range<u64>);
+
+/// All shards' histories in a data directory.
+#[derive(Debug)]
+pub struct HistoryDir {
+    shards: Vec<Arc<ShardHistory>>,
+}
+
+impl HistoryDir {
+    /// Takes a data directory, or a copy of one. Reads nothing but how many shards it has.
+    ///
+    /// # Errors
+    /// [`DataDirError::Missing`], [`DataDirError::Format`] and [`DataDirError::Io`].
+    pub fn open(path: &Path) -> Result<Self, DataDirError> {
+        let missing = |missing: &Path| DataDirError::Missing {
+            path: path.to_path_buf(),
+            missing: missing.to_path_buf(),
+        };
+        if !path.is_dir() {
+            return Err(missing(path));
+        }
+        let format = path.join("format");
+        let found = match fs::read(&format) {
+            Ok(octets) => String::from_utf8_lossy(&octets).into_owned(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(missing(&format)),
+            Err(source) => return Err(DataDirError::Io { path: format, source }),
+        };
+        let shards = read_format(&found).ok_or(DataDirError::Format { path: format, found })?;
+        let archive = path.join(ARCHIVE);
+        let shards = (0..shards).map(|shard| {
+            Arc::new(ShardHistory::new(shard as u32, &path.join(format!("shard-{shard}")), &archive))
+        });
+        Ok(Self { shards: shards.collect() })
+    }
+
+    /// How far each shard's history reaches now.
+    ///
+    /// # Errors
+    /// [`HistoryError`].
+    pub fn ends(&self) -> Result<Vec<Ends>, HistoryError> {
+        self.shards.iter().map(|shard| shard.ends()).collect()
+    }
+
+    fn shard(&self, number: u32) -> Result<&Arc<ShardHistory>, HistoryError> {
+        let count = self.shards.len();
+        self.shards
+            .get(number as usize)
+            .ok_or_else(|| ReadError::Request(format!("there is no shard {number}; there are {count}")))
+    }
+
+    /// See [`ShardHistory::pieces`], for one stretch after the other.
+    ///
+    /// # Errors
+    /// [`HistoryError`].
+    pub fn pieces(
+        &self,
+        request: &Request,
+        stretches: &[Stretch],
+        target_bytes: u64,
+    ) -> Result<Vec<Piece>, HistoryError> {
+        let mut pieces = Vec::new();
+        for (shard, range) in stretches {
+            pieces.extend(self.shard(*shard)?.pieces(request, range.clone(), target_bytes)?);
+        }
+        Ok(pieces)
+    }
+
+    /// Where the next `rows` rows of all stretches together end, each shard getting its share: the ends, by stretch.
+    ///
+    /// # Errors
+    /// [`HistoryError`].
+    pub fn advance(
+        &self,
+        request: &Arc<Request>,
+        stretches: &[Stretch],
+        rows: u64,
+        fail_on_loss: bool,
+    ) -> Result<Vec<u64>, HistoryError> {
+        let mut left = rows;
+        let mut ends = Vec::with_capacity(stretches.len());
+        for (index, (shard, range)) in stretches.iter().enumerate() {
+            // What the shards before did not use is shared among the others; each may take one at least.
+            let share = left.div_ceil((stretches.len() - index) as u64).max(1);
+            let (end, taken) = self.shard(*shard)?.advance(request, range.clone(), share, fail_on_loss)?;
+            left = left.saturating_sub(taken);
+            ends.push(end);
+        }
+        Ok(ends)
+    }
+
+    /// Reads a piece.
+    ///
+    /// # Errors
+    /// [`HistoryError`], now or from the iterator.
+    pub fn read(
+        &self,
+        request: &Arc<Request>,
+        piece: &Piece,
+        fail_on_loss: bool,
+    ) -> Result<Reading, HistoryError> {
+        self.shard(piece.shard)?.read(request, piece, fail_on_loss)
+    }
+}
+
+/// Rows for whoever speaks Arrow's C stream interface.
+pub fn arrow_stream(batches: Batches) -> FFI_ArrowArrayStream {
+    FFI_ArrowArrayStream::new(Box::new(batches))
+}

@@ -1,0 +1,61 @@
+"""Spark Connect: batches and streams in both directions, with nothing registered by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import clean_environment
+from mqcore import sync
+from mqcore.spark.jvm import ensure_java
+from spark.told import LENIENT, Told, drain, java_or_skip
+
+pytestmark = [*LENIENT, pytest.mark.skipif(sys.platform != "linux", reason="ends a group of processes")]
+
+
+def test_connect_reads_follows_and_writes(living: Told, tmp_path: Path) -> None:
+    java_or_skip()
+    pytest.importorskip("grpc")
+    with sync.connect(living.served.url) as mq:
+        living.publish(mq, "orders/1", 500)
+        living.publish(mq, "logs/2", 50)
+    sink = {"url": living.served.url, "admin": living.served.admin_url}
+    given = {
+        "data_dir": str(living.data_dir),
+        "checkpoint": str(tmp_path / "checkpoint"),
+        "sink": {**sink, "queue": "target/1", "stagingLocation": str(tmp_path / "staging")},
+        "stream": {**sink, "queue": "target/2"},
+    }
+    environment = {
+        **clean_environment(),
+        "JAVA_HOME": str(ensure_java().home),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    job = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("connect_job.py")), json.dumps(given)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    try:
+        told, _ = job.communicate(timeout=200)
+    finally:
+        # The server that the client started is of its group.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+    assert job.returncode == 0, told[-4000:]
+    # The server writes to the same place.
+    assert [json.loads(line) for line in told.splitlines() if line.startswith('{"read"')] == [{"read": 500, "logs": 0}]
+    assert drain(living.served.url, "target/1") == living.bodies["orders/1"]
+    assert drain(living.served.url, "target/2") == living.bodies["orders/1"]

@@ -1,0 +1,80 @@
+"""A stream from queue to queue whose every process is killed in the middle of a batch, again and again.
+
+MQCORE_SPARK_ROUNDS says how often (1); `make spark-crash` does it 20 times.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from conftest import clean_environment, wait_until
+from mqcore import sync
+from spark.told import LENIENT, Told, drain, java_or_skip
+
+pytestmark = [*LENIENT, pytest.mark.timeout(1800)]
+
+ROUNDS = int(os.environ.get("MQCORE_SPARK_ROUNDS", "1"))
+ROWS = 3000
+"""Rows of each round: several batches."""
+PROGRAM = Path(__file__).with_name("crossing.py")
+
+
+def start(living: Told, checkpoint: Path, tasks: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [
+            sys.executable,
+            str(PROGRAM),
+            str(living.data_dir),
+            living.served.url,
+            living.served.admin_url,
+            str(checkpoint),
+            str(tasks),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=clean_environment(),
+        start_new_session=True,
+    )
+
+
+def arrived(mq: sync.Client) -> int:
+    return mq.queue("target/1").information().messages
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="kills a group of processes")
+def test_no_row_is_lost_or_doubled_however_often_everything_is_killed(living: Told, tmp_path: Path) -> None:
+    java_or_skip()
+    checkpoint = tmp_path / "checkpoint"
+    chance = random.Random(7)
+    killed_inside = 0
+    with sync.connect(living.served.url) as mq:
+        for round_ in range(ROUNDS):
+            living.publish(mq, "orders/1", ROWS)
+            before = arrived(mq)
+            process = start(living, checkpoint, tasks=1 + round_ % 4)
+            assert process.stdout is not None
+            # Killed once some of this round's rows are there, at a place within a batch that chance chooses.
+            goal = before + chance.randrange(ROWS - 500)
+            wait_until(lambda at=goal, job=process: arrived(mq) > at or job.poll() is not None, limit=180, what="rows")
+            time.sleep(chance.random() / 10)
+            killed_inside += process.poll() is None
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            process.stdout.close()
+        last = start(living, checkpoint, tasks=3)
+        assert last.stdout is not None
+        assert last.stdout.read() == "started\ndone\n"
+        last.stdout.close()
+        assert last.wait(60) == 0
+    assert killed_inside == ROUNDS, "each was killed before it was done"
+    assert Counter(drain(living.served.url, "target/1")) == Counter(living.bodies["orders/1"])

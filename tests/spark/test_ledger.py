@@ -1,0 +1,175 @@
+"""The sink without Spark: promises, repeated batches cut otherwise, crashes at every step, and a real broker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from mqcore import errors, sync
+from mqcore.spark.ledger import Batch, Ledger, Staged, Stager, sink_name
+from mqcore.spark.options import WriteOptions
+from mqcore.spark.publisher import Publisher, history_ends
+from spark.told import Told, drain
+
+
+def batches(values: list[str], size: int) -> Iterator[pa.RecordBatch]:
+    for first in range(0, len(values), size):
+        yield pa.RecordBatch.from_pydict({"value": values[first : first + size]})
+
+
+def staged(place: Path, batch: int, parts: list[list[str]], attempt: int = 0) -> list[Staged]:
+    return [
+        Stager(str(place), "sink", batch, partition, attempt).write(batches(values, 7))
+        for partition, values in enumerate(parts)
+    ]
+
+
+def cut(count: int, parts: int) -> list[list[str]]:
+    values = [str(number) for number in range(count)]
+    size = -(-count // parts)
+    return [values[first : first + size] for first in range(0, count, size)]
+
+
+def rows_of(ledger: Ledger, batch: Batch, first: int = 0) -> list[str]:
+    return [value for _, rows in ledger.rows(batch, first) for value in rows.column("value").to_pylist()]
+
+
+def options(living: Told, place: Path, **more: str) -> WriteOptions:
+    given = {"url": living.served.url, "queue": "target/1", "stagingLocation": str(place)}
+    return WriteOptions.parse({**given, "admin": living.served.admin_url, **more}, streaming=True)
+
+
+def test_of_two_promises_the_first_one_stands_and_all_repetitions_see_it(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path), "sink")
+    first, ours = ledger.promise(3, staged(tmp_path, 3, cut(40, 4)), None)
+    second, later = ledger.promise(3, staged(tmp_path, 3, cut(40, 3), attempt=1), None)
+    assert (ours, later) == (True, False)
+    assert first == second == ledger.find(3)
+    assert rows_of(ledger, second) == [str(number) for number in range(40)]
+    assert rows_of(ledger, second, 17) == [str(number) for number in range(17, 40)]
+
+
+def test_tasks_without_rows_leave_nothing_and_sweeping_leaves_promises(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path), "sink")
+    for number in range(3):
+        batch, _ = ledger.promise(number, staged(tmp_path, number, [[], ["a"], []]), None)
+        assert (batch.rows, len(batch.files)) == (1, 1)
+    ledger.advance(1, 1)
+    ledger.sweep(1)
+    assert [path.name.split("-")[0] for path in (tmp_path / "sink" / "staged").iterdir()] == ["2"]
+    again = ledger.find(1)
+    assert again is not None
+    assert again.is_done
+    with pytest.raises(errors.DataDirDamaged, match="is not there any more"):
+        rows_of(ledger, Batch(0, ("gone.arrow",), 1, None, 0))
+
+
+def test_names_of_sinks_are_names_of_directories_whatever_they_say() -> None:
+    assert sink_name("query-1", None) == "query-1"
+    assert sink_name("query-1", "mine") == "mine-query-1"
+    assert "/" not in sink_name("../../etc", "a b")
+    assert sink_name(None, "x" * 300) != sink_name(None, "x" * 301)
+
+
+def test_a_batch_repeated_with_another_number_of_tasks_loses_and_doubles_nothing(living: Told, tmp_path: Path) -> None:
+    """With a promise for each task, those tasks that are fewer the second time would lose their rows."""
+    setting = options(living, tmp_path, window="500")
+    ledger = Ledger(setting.staging, "sink")
+    batch, fresh = ledger.promise(0, staged(tmp_path, 0, cut(4000, 8)), history_ends(setting))
+    crash_after(setting, ledger, batch, fresh, rows=1500)
+    again = ledger.find(0)
+    assert again is not None
+    assert not again.is_done
+    repeated, ours = ledger.promise(0, staged(tmp_path, 0, cut(4000, 3), attempt=9), history_ends(setting))
+    assert (repeated.files, ours) == (batch.files, False)
+    Publisher(setting, ledger).publish(repeated, fresh=False)
+    assert [int(body) for body in drain(living.served.url, "target/1")] == list(range(4000))
+
+
+class Crashed(Exception):
+    """Somebody pulled the plug."""
+
+
+def crash_after(setting: WriteOptions, ledger: Ledger, batch: Batch, fresh: bool, rows: int) -> None:
+    """Publish until so many rows are published, and end before that is written down, as a kill would."""
+
+    class Mortal(Ledger):
+        def advance(self, number: int, published: int) -> None:
+            if published >= rows:
+                raise Crashed
+            super().advance(number, published)
+
+    with pytest.raises(Crashed):
+        Publisher(setting, Mortal(setting.staging, ledger.sink)).publish(batch, fresh=fresh)
+
+
+def test_whatever_was_published_and_not_written_down_is_found_in_the_history(living: Told, tmp_path: Path) -> None:
+    setting = options(living, tmp_path, window="100")
+    ledger = Ledger(setting.staging, "sink")
+    batch, fresh = ledger.promise(0, staged(tmp_path, 0, cut(1000, 2)), history_ends(setting))
+    for rows in (100, 100, 300, 700, 1000):
+        crash_after(setting, ledger, batch, fresh, rows)
+        batch, fresh = ledger.find(0) or batch, False
+    Publisher(setting, ledger).publish(batch, fresh=False)
+    assert Counter(map(int, drain(living.served.url, "target/1"))) == Counter(range(1000))
+
+
+def test_without_a_history_to_look_at_rows_come_at_least_once(living: Told, tmp_path: Path) -> None:
+    given = {"url": living.served.url, "queue": "target/1", "stagingLocation": str(tmp_path), "window": "100"}
+    setting = WriteOptions.parse(given, streaming=True)
+    ledger = Ledger(setting.staging, "sink")
+    batch, fresh = ledger.promise(0, staged(tmp_path, 0, cut(300, 1)), history_ends(setting))
+    assert batch.before is None
+    crash_after(setting, ledger, batch, fresh, 200)
+    Publisher(setting, ledger).publish(ledger.find(0) or batch, fresh=False)
+    found = Counter(map(int, drain(living.served.url, "target/1")))
+    assert set(found) == set(range(300))
+    assert max(found.values()) == 2
+
+
+def test_two_publishers_of_one_sink_do_not_publish_side_by_side(living: Told, tmp_path: Path) -> None:
+    setting = options(living, tmp_path, retries="1", timeout="1")
+    ledger = Ledger(setting.staging, "sink")
+    batch, fresh = ledger.promise(0, staged(tmp_path, 0, cut(10, 1)), history_ends(setting))
+    with sync.connect(living.served.url, id="spark-sink"), pytest.raises(errors.MqcoreError, match="connected already"):
+        Publisher(setting, ledger).publish(batch, fresh=fresh)
+    Publisher(setting, ledger).publish(batch, fresh=False)
+    assert len(drain(living.served.url, "target/1")) == 10
+
+
+def test_rows_that_can_never_be_published_say_why_at_once(living: Told, tmp_path: Path) -> None:
+    rows = Stager(str(tmp_path), "sink", 0, 0, 0).write(
+        iter([pa.RecordBatch.from_pydict({"value": ["a"], "queue": pa.array([None], pa.string())})])
+    )
+    given = {"url": living.served.url, "stagingLocation": str(tmp_path)}
+    setting = WriteOptions.parse(given, streaming=True)
+    ledger = Ledger(setting.staging, "sink")
+    batch, fresh = ledger.promise(0, [rows], None)
+    with pytest.raises(errors.InvalidArgument, match="says no queue"):
+        Publisher(setting, ledger).publish(batch, fresh=fresh)
+
+
+@pytest.fixture
+def parse() -> Callable[..., Any]:
+    return lambda **given: WriteOptions.parse(given, streaming=False)
+
+
+def test_options_of_a_sink_that_cannot_be_meant_are_refused(parse: Callable[..., Any]) -> None:
+    whole = {"url": "tmqp://a", "stagingLocation": "/tmp/x"}
+    assert parse(**whole, channel="orders").queue == "orders/0"
+    for wrong, word in [
+        ({"stagingLocation": "/tmp/x"}, "url says where"),
+        ({"url": "tmqp://a"}, "stagingLocation is"),
+        ({**whole, "quue": "a"}, "did you mean queue"),
+        ({**whole, "queue": "a/1", "channel": "b"}, "not both"),
+        ({**whole, "txnAppId": "a"}, "belong together"),
+        ({**whole, "timeout": "soon"}, "seconds"),
+        ({**whole, "stagingLocation": "s3://bucket/x"}, "every executor sees"),
+    ]:
+        with pytest.raises(errors.ConfigError, match=word):
+            parse(**wrong)

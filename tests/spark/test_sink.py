@@ -1,0 +1,105 @@
+"""Writing: what reaches the broker, once, whatever is killed, repeated or cut into other tasks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mqcore import sync
+from spark.told import LENIENT, Told, drain
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = LENIENT
+
+
+def write(rows: DataFrame, living: Told, staging: Path, **options: str) -> None:
+    writer = rows.write.format("mqcore").mode("append").option("url", living.served.url)
+    writer.option("stagingLocation", str(staging)).options(**options).save()
+
+
+def numbers(spark: SparkSession, count: int, parts: int = 3) -> DataFrame:
+    return spark.range(0, count, 1, parts).selectExpr("cast(id as string) as value")
+
+
+def test_rows_are_messages_once_and_in_the_order_of_their_partitions(
+    spark: SparkSession, living: Told, tmp_path: Path
+) -> None:
+    write(numbers(spark, 20_000), living, tmp_path, queue="target/1", admin=living.served.admin_url)
+    assert [int(body) for body in drain(living.served.url, "target/1")] == list(range(20_000))
+    assert not list(tmp_path.rglob("*.arrow")), "nothing that was staged is left"
+
+
+def test_columns_say_where_and_what(spark: SparkSession, living: Told, tmp_path: Path) -> None:
+    rows = spark.createDataFrame(
+        [
+            (bytearray(b"\x00\xff"), "one", "target", 1, [("A", "1"), ("B", "2")], False),
+            (bytearray(b"two"), "two", "target", 2, [], True),
+        ],
+        "value binary, key string, channel string, queue_id int, headers array<struct<key:string,value:string>>, "
+        "high_priority boolean",
+    )
+    write(rows, living, tmp_path)
+    with sync.connect(living.served.url) as mq:
+        (one,) = mq.queue("target/1").pull(10)
+        (two,) = mq.queue("target/2").pull(10)
+    assert (one.raw, one.id, one.headers.get("A"), one.headers.get("B")) == (b"\x00\xff", "one", "1", "2")
+    assert (two.raw, two.id, two.high_priority) == (b"two", "two", True)
+    with pytest.raises(Exception, match="no column 'extra'; it may have value"):
+        write(rows.selectExpr("value", "1 as extra"), living, tmp_path, queue="target/1")
+    with pytest.raises(Exception, match="say where rows go"):
+        write(rows.select("value"), living, tmp_path)
+    with pytest.raises(Exception, match=r"mode\('append'\)"):
+        rows.write.format("mqcore").mode("overwrite").option("url", living.served.url).save()
+
+
+def test_a_queue_that_is_not_there_fails_the_write_with_its_name(
+    spark: SparkSession, living: Told, tmp_path: Path
+) -> None:
+    with pytest.raises(Exception, match="nobody/1"):
+        write(numbers(spark, 1), living, tmp_path, queue="nobody/1")
+    with pytest.raises(Exception, match=r"127\.0\.0\.1:9"):
+        write(numbers(spark, 1), living, tmp_path, url="tmqp://127.0.0.1:9", queue="target/1", timeout="1", retries="0")
+
+
+def test_a_write_with_a_version_is_written_once(spark: SparkSession, living: Told, tmp_path: Path) -> None:
+    for _ in range(3):
+        write(numbers(spark, 100), living, tmp_path, queue="target/1", txnAppId="daily", txnVersion="7")
+    write(numbers(spark, 10), living, tmp_path, queue="target/1", txnAppId="daily", txnVersion="8")
+    assert len(drain(living.served.url, "target/1")) == 110
+
+
+def test_a_task_that_fails_once_doubles_nothing(spark: SparkSession, living: Told, tmp_path: Path) -> None:
+    from pyspark import TaskContext
+    from pyspark.sql.functions import udf
+
+    @udf("string")
+    def stumbling(value: str) -> str:
+        context: Any = TaskContext.get()
+        if context.attemptNumber() == 0 and value.endswith("99"):
+            raise RuntimeError("the first attempt fails")
+        return value
+
+    rows = numbers(spark, 3000).select(stumbling("value").alias("value"))
+    write(rows, living, tmp_path, queue="target/1", admin=living.served.admin_url)
+    assert Counter(map(int, drain(living.served.url, "target/1"))) == Counter(range(3000))
+
+
+def test_a_stream_is_written_once_and_a_restart_writes_nothing_again(
+    spark: SparkSession, living: Told, tmp_path: Path
+) -> None:
+    with sync.connect(living.served.url) as mq:
+        for _ in range(2):
+            living.publish(mq, "orders/1", 1000)
+            source = (
+                spark.readStream.format("mqcore").option("subscribe", "orders").option("maxOffsetsPerTrigger", "400")
+            )
+            rows = source.option("startingOffsets", "earliest").load(str(living.data_dir)).select("value")
+            writer = rows.writeStream.format("mqcore").option("checkpointLocation", str(tmp_path / "checkpoint"))
+            writer = writer.options(url=living.served.url, queue="target/1", admin=living.served.admin_url)
+            assert writer.trigger(availableNow=True).start().awaitTermination(120)
+    assert drain(living.served.url, "target/1") == living.bodies["orders/1"]

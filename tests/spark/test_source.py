@@ -1,0 +1,269 @@
+"""``spark.read.format("mqcore")``: rows, columns and options, against what clients did and what the journal says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import mqcore.spark
+from conftest import wait_until
+from mqcore import sync
+from spark.told import LENIENT, QUEUES, Told, archived
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = LENIENT
+
+
+def read(spark: SparkSession, told: Told, **options: str) -> DataFrame:
+    return spark.read.format("mqcore").options(**options).load(str(told.data_dir))
+
+
+def bodies(rows: DataFrame) -> Counter[bytes]:
+    return Counter(bytes(row["value"]) for row in rows.select("value").collect())
+
+
+def expected(told: Told, *queues: str) -> Counter[bytes]:
+    return Counter(body for queue in queues or told.bodies for body in told.bodies[queue])
+
+
+def fingerprint(directory: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_every_message_is_a_row_once_wherever_it_stands_and_nothing_is_changed(spark: SparkSession, told: Told) -> None:
+    before = fingerprint(told.data_dir)
+    assert "archive/_manifests" in " ".join(before)
+    rows = read(spark, told)
+    assert rows.columns == ["key", "value", "channel", "queue_id", "sequence", "timestamp", "shard"]
+    assert bodies(rows) == expected(told)
+    found = rows.collect()
+    assert len({(row["shard"], row["sequence"]) for row in found}) == told.count
+    for queue in QUEUES:
+        channel, _, number = queue.rpartition("/")
+        of_queue = [row for row in found if (row["channel"], row["queue_id"]) == (channel, int(number))]
+        of_queue.sort(key=lambda row: row["sequence"])
+        assert [bytes(row["value"]) for row in of_queue] == told.bodies[queue], "sequences ascend as messages came"
+    assert fingerprint(told.data_dir) == before
+
+
+def test_the_steps_are_those_that_the_journals_own_export_tells(spark: SparkSession, told: Told) -> None:
+    rows = read(spark, told, view="steps", includeMeta="true")
+    found = {(row["shard"], row["sequence"] >> 20, row["sequence"] & 0xFFFFF): row for row in rows.collect()}
+    steps = told.steps()
+    assert len(found) == len(steps) > 2 * told.count
+    assert Counter(row["kind"] for row in steps)["acked"] == told.acked > 0
+    for step in steps:
+        row = found[(step["shard"], step["note"], step["position"])]
+        for name in (
+            "kind",
+            "number",
+            "message_id",
+            "attempt",
+            "last",
+            "reason",
+            "producer_id",
+            "body_bytes",
+            "missing",
+        ):
+            assert row[name] == step[name], name
+        channel, _, number = (step["queue"] or "/").rpartition("/")
+        assert (row["channel"], row["queue_id"]) == (channel or None, int(number) if number else None)
+        assert row["timestamp"].replace(tzinfo=None) == step["time"].replace(tzinfo=None)
+
+
+def test_columns_are_those_that_are_asked_for(spark: SparkSession, told: Told) -> None:
+    named = read(spark, told, columns="sequence, queue_id,topic")
+    assert named.columns == ["sequence", "queue_id", "topic"]
+    assert {row["topic"] for row in named.select("topic").distinct().collect()} == set(QUEUES)
+    own = spark.read.format("mqcore").schema("topic string, partition int, offset bigint").load(str(told.data_dir))
+    assert own.count() == told.count
+    with_headers = read(spark, told, includeHeaders="true", includeMeta="true", subscribe="logs").first()
+    assert with_headers is not None
+    assert [(h["key"], bytes(h["value"])) for h in with_headers["headers"]] == [("Source", b"logs/2"), ("Empty", b"")]
+    assert (with_headers["kind"], with_headers["producer_protocol"]) == ("produced", "tmqp")
+    assert with_headers["message_id"].encode() == bytes(with_headers["key"])
+
+
+def test_queues_are_subscribed_to_by_name_and_by_pattern(spark: SparkSession, told: Told) -> None:
+    assert bodies(read(spark, told, subscribe="orders")) == expected(told, "orders/1", "orders/7")
+    assert bodies(read(spark, told, subscribe="orders/7, mixed-case/0")) == expected(told, "orders/7", "Mixed-Case/0")
+    assert bodies(read(spark, told, subscribe="*s/2")) == expected(told, "logs/2")
+    assert bodies(read(spark, told, subscribePattern="(orders|logs)/[2-9]")) == expected(told, "orders/7", "logs/2")
+    assert read(spark, told, subscribe="nobody").count() == 0
+
+
+def test_stretches_of_sequences_and_of_time_join_without_a_gap_or_an_overlap(spark: SparkSession, told: Told) -> None:
+    rows = read(spark, told, columns="shard,sequence,timestamp").collect()
+    middle = {}
+    for shard in (0, 1):
+        of_shard = sorted(row["sequence"] for row in rows if row["shard"] == shard)
+        middle[str(shard)] = of_shard[len(of_shard) // 2] if of_shard else 0
+    place = json.dumps(middle)
+    before, behind = read(spark, told, endingOffsets=place), read(spark, told, startingOffsets=place)
+    assert 0 < before.count() < told.count
+    assert bodies(before) + bodies(behind) == expected(told)
+    moments = sorted(row["timestamp"] for row in rows)
+    cut = moments[len(moments) // 2].replace(tzinfo=UTC)
+    text = cut.isoformat()
+    early, late = read(spark, told, endingTimestamp=text), read(spark, told, startingTimestamp=text)
+    assert early.count() == sum(moment.replace(tzinfo=UTC) < cut for moment in moments)
+    assert bodies(early) + bodies(late) == expected(told)
+    ms = str(int(cut.timestamp() * 1000))
+    assert read(spark, told, startingTimestamp=ms).count() == late.count()
+
+
+def test_filters_mean_the_same_whether_they_are_pushed_or_not(spark: SparkSession, told: Told) -> None:
+    moment = read(spark, told, columns="timestamp").agg({"timestamp": "max"}).first()
+    assert moment is not None
+    rows = read(spark, told, view="steps")
+    conditions = [
+        "channel = 'orders' and queue_id = 7",
+        "kind in ('acked', 'saved')",
+        "kind = 'acked' and channel = 'ORDERS'",
+        f"timestamp >= timestamp'{moment[0]}'",
+        f"timestamp < timestamp'{moment[0]}' and shard = 1",
+        "sequence > 5000000 and sequence <= 20000000",
+        "channel is null",
+        "not (channel = 'orders')",
+    ]
+    counts = [rows.where(condition).count() for condition in conditions]
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    try:
+        plain = read(spark, told, view="steps")
+        assert [plain.where(condition).count() for condition in conditions] == counts
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    assert counts[0] == sum(step["queue"] == "orders/7" for step in told.steps())
+    assert counts[2] == 0, "Spark compares with regard to case, whatever was left out before"
+
+
+def test_partitions_are_as_many_and_as_large_as_asked_for(spark: SparkSession, told: Told) -> None:
+    assert read(spark, told).rdd.getNumPartitions() <= 4
+    many = read(spark, told, minPartitions="7")
+    assert many.rdd.getNumPartitions() >= 7
+    assert bodies(many) == expected(told)
+    small = read(spark, told, maxPartitionBytes="4k")
+    assert small.rdd.getNumPartitions() > 4
+    assert bodies(small) == expected(told)
+
+
+def test_sql_reads_it_too(spark: SparkSession, told: Told) -> None:
+    spark.sql(f"create or replace temp view told using mqcore options (path '{told.data_dir}', subscribe 'orders')")
+    found = spark.sql("select queue_id, count(*) as n from told group by queue_id order by queue_id").collect()
+    assert [(row["queue_id"], row["n"]) for row in found] == [(1, 800), (7, 800)]
+
+
+def test_the_archive_alone_is_a_plain_parquet_relation(spark: SparkSession, told: Told) -> None:
+    messages = mqcore.spark.archive(spark, told.data_dir)
+    assert messages.count() == 4 * 500
+    plan = messages._jdf.queryExecution().toString()
+    assert "parquet" in plan.lower()
+    assert "Python" not in plan
+    orders = mqcore.spark.archive(spark, told.data_dir, channels=["ORDERS"])
+    assert {row["queue"] for row in orders.select("queue").distinct().collect()} == {"orders/1", "orders/7"}
+    assert mqcore.spark.archive(spark, told.data_dir, dates=("1999-01-01", "1999-12-31")).count() == 0
+    steps = mqcore.spark.archive(spark, told.data_dir, "steps")
+    assert steps.where("kind = 'acked'").count() == told.acked
+
+
+def test_what_is_wrong_is_said_in_words(spark: SparkSession, told: Told, tmp_path: Path) -> None:
+    def refused(path: Path, **options: str) -> str:
+        with pytest.raises(Exception) as raised:
+            spark.read.format("mqcore").options(**options).load(str(path)).count()
+        return str(raised.value)
+
+    assert "did you mean subscribe" in refused(told.data_dir, subscribed="orders")
+    assert "known are path" in refused(told.data_dir, nonsense="1")
+    assert "there are key, value" in refused(told.data_dir, columns="body")
+    assert "is no data directory" in refused(tmp_path)
+    (tmp_path / "format").write_text("something else")
+    assert "does not say" in refused(tmp_path)
+    assert "sequence for each of the shards [0, 1]" in refused(told.data_dir, startingOffsets='{"0": 5}')
+    assert "ends before sequence" in refused(told.data_dir, startingOffsets=json.dumps({"0": 1 << 50, "1": 0}))
+
+
+def copied(told: Told, tmp_path: Path) -> Told:
+    place = tmp_path / "copy"
+    shutil.copytree(told.data_dir, place)
+    return Told(place, told.served, told.bodies)
+
+
+def test_a_torn_tail_costs_what_is_torn_and_nothing_else(spark: SparkSession, told: Told, tmp_path: Path) -> None:
+    torn = copied(told, tmp_path)
+    lost: dict[Path, int] = {}
+    for segment in sorted(torn.data_dir.glob("shard-*/*.segment")):
+        octets = segment.read_bytes()
+        end = len(octets.rstrip(b"\0"))
+        if end > 4096:
+            segment.write_bytes(octets[: end - 100] + b"\xff" * 50 + bytes(len(octets) - end + 50))
+            lost[segment] = end
+    assert lost
+    found = bodies(read(spark, torn))
+    assert 0 < sum(found.values()) <= told.count
+    assert found <= expected(told)
+    assert read(spark, torn).where("sequence is null").count() == 0
+
+
+def test_history_that_is_gone_is_an_error_unless_that_is_wanted(
+    spark: SparkSession, told: Told, tmp_path: Path
+) -> None:
+    gone = copied(told, tmp_path)
+    middle = max(gone.data_dir.glob("shard-0/*.segment"), key=lambda path: len(path.read_bytes().rstrip(b"\0")))
+    octets = bytearray(middle.read_bytes())
+    # Damage in the middle of what was durable: all the rest of it is behind the first unreadable record.
+    at = len(bytes(octets).rstrip(b"\0")) // 2
+    octets[at : at + 200] = b"\xee" * 200
+    middle.write_bytes(bytes(octets))
+    manifest = max((gone.data_dir / "archive" / "_manifests").glob("*.json"))
+    content = json.loads(manifest.read_bytes())
+    dropped = next(file for file in content["files"] if file["table"] == "messages")
+    content["files"].remove(dropped)
+    content["number"] += 1
+    reach = content["shards"][str(dropped["shard"])]
+    reach["kept_from"] = dropped["max_note"] + 1
+    manifest.with_name(f"{content['number']:010}.json").write_text(json.dumps(content))
+    (gone.data_dir / "archive" / dropped["path"]).unlink()
+    start = {"0": 0, "1": 0} | {str(dropped["shard"]): (dropped["min_note"] or 1) << 20}
+    with pytest.raises(Exception, match="retention has removed"):
+        read(spark, gone, startingOffsets=json.dumps(start)).count()
+    rest = read(spark, gone, startingOffsets=json.dumps(start), failOnDataLoss="false")
+    assert 0 < rest.count() < told.count
+    assert bodies(rest) < expected(told)
+
+
+def test_rows_are_there_while_they_are_written_and_carried_over(spark: SparkSession, living: Told) -> None:
+    with sync.connect(living.served.url) as mq:
+        for _ in range(6):
+            for queue in QUEUES:
+                living.publish(mq, queue, 200)
+            assert bodies(read(spark, living)) == expected(living), "each round, wherever the archiver is"
+        wait_until(lambda: archived(living.data_dir, living.count), what="the archive")
+        living.publish(mq, "orders/1", 10)
+    assert bodies(read(spark, living)) == expected(living)
+
+
+def test_a_broker_elsewhere_is_read_through_its_admin_side(spark: SparkSession, living: Told) -> None:
+    with sync.connect(living.served.url) as mq:
+        for queue in QUEUES:
+            living.publish(mq, queue, 300)
+    options: dict[str, Any] = {"admin": living.served.admin_url}
+    rows = spark.read.format("mqcore").options(**options).load()
+    assert bodies(rows) == expected(living)
+    assert rows.where("channel = 'logs'").count() == 300
+    moment = datetime.now(UTC).isoformat()
+    assert spark.read.format("mqcore").options(**options, startingTimestamp=moment).load().count() == 0
+    with pytest.raises(Exception, match="does not answer"):
+        spark.read.format("mqcore").option("admin", "http://127.0.0.1:9").load().count()

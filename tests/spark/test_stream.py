@@ -1,0 +1,115 @@
+"""``spark.readStream.format("mqcore")``: offsets, limits, checkpoints, and what comes while a query runs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mqcore import sync
+from spark.told import LENIENT, QUEUES, Told, eventually
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+pytestmark = LENIENT
+
+
+class Sink:
+    """Keeps the bodies of each batch, in the driver."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[bytes]] = []
+
+    def __call__(self, rows: DataFrame, _number: int) -> None:
+        self.batches.append([bytes(row["value"]) for row in rows.select("value").collect()])
+
+    @property
+    def bodies(self) -> Counter[bytes]:
+        return Counter(body for batch in self.batches for body in batch)
+
+
+@pytest.fixture
+def follow(spark: SparkSession, tmp_path: Path) -> Any:
+    running: list[StreamingQuery] = []
+
+    def start(told: Told, sink: Callable[..., None], trigger: dict[str, Any], **options: str) -> StreamingQuery:
+        stream = spark.readStream.format("mqcore").options(**options)
+        rows = stream.load() if "admin" in options else stream.load(str(told.data_dir))
+        writer = rows.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        running.append(writer.trigger(**trigger).start())
+        return running[-1]
+
+    yield start
+    for query in running:
+        query.stop()
+
+
+def expected(told: Told) -> Counter[bytes]:
+    return Counter(body for bodies in told.bodies.values() for body in bodies)
+
+
+NOW: dict[str, Any] = {"availableNow": True}
+
+
+def test_what_is_available_comes_in_batches_of_the_size_that_was_asked_for(told: Told, follow: Any) -> None:
+    sink = Sink()
+    query = follow(told, sink, NOW, startingOffsets="earliest", maxOffsetsPerTrigger="700")
+    assert query.awaitTermination(120)
+    assert sink.bodies == expected(told)
+    sizes = [len(batch) for batch in sink.batches if batch]
+    assert max(sizes) <= 700
+    assert len(sizes) >= told.count // 700
+    assert sizes[0] > 300, "a limit is used, and not only kept"
+
+
+def test_a_query_goes_on_where_its_checkpoint_says_and_never_twice(living: Told, follow: Any) -> None:
+    sink = Sink()
+    with sync.connect(living.served.url) as mq:
+        for round_ in range(3):
+            for queue in QUEUES:
+                living.publish(mq, queue, 50 * (round_ + 1))
+            query = follow(living, sink, NOW, startingOffsets="earliest")
+            assert query.awaitTermination(120)
+            assert sink.bodies == expected(living), f"after round {round_}"
+    offsets = json.loads(query.lastProgress["sources"][0]["endOffset"]) if query.lastProgress else {}
+    assert set(offsets) <= {"0", "1"}
+
+
+def test_a_stream_begins_with_what_is_to_come_and_sees_it_soon(living: Told, follow: Any) -> None:
+    sink = Sink()
+    with sync.connect(living.served.url) as mq:
+        living.publish(mq, "orders/1", 100)
+        query = follow(living, sink, {"processingTime": "200 milliseconds"}, subscribe="orders")
+        eventually(lambda: query.lastProgress is not None)
+        before = expected(living)
+        living.publish(mq, "orders/7", 30)
+        living.publish(mq, "logs/2", 30)
+        eventually(lambda: sum(sink.bodies.values()) >= 30)
+        assert sink.bodies == Counter(living.bodies["orders/7"])
+        assert not sink.bodies & before
+
+
+def test_a_broker_elsewhere_is_followed_through_its_admin_side(living: Told, follow: Any) -> None:
+    sink = Sink()
+    with sync.connect(living.served.url) as mq:
+        for queue in QUEUES:
+            living.publish(mq, queue, 100)
+    options = {"admin": living.served.admin_url, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "150"}
+    assert follow(living, sink, NOW, **options).awaitTermination(120)
+    assert sink.bodies == expected(living)
+    assert max(map(len, sink.batches)) <= 150
+
+
+def test_a_checkpoint_of_another_journal_is_refused(living: Told, told: Told, follow: Any) -> None:
+    sink = Sink()
+    assert follow(told, sink, NOW, startingOffsets="earliest").awaitTermination(120)
+    with sync.connect(living.served.url) as mq:
+        living.publish(mq, "orders/1", 10)
+    with pytest.raises(Exception, match="its journal is"):
+        follow(living, sink, NOW, startingOffsets="earliest").awaitTermination(120)
