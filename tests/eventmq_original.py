@@ -1,4 +1,4 @@
-"""The original EventMQ 0.3.13 from the package index, unchanged, in an environment of its own; and libzmq of two generations."""
+"""The original EventMQ 0.3.13 from the package index, unchanged, in an environment of its own; and an older libzmq."""
 
 from __future__ import annotations
 
