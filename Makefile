@@ -134,6 +134,10 @@ bench: $(ENVIRONMENT) ## measure, on an otherwise idle machine; docs/performance
 	@$(PY) benches/routing.py
 	$(call step,what TLS costs)
 	@$(PY) benches/tls.py
+	$(call step,jobs from end to end)
+	@$(PY) benches/jobs.py
+	$(call step,how fast Spark reads and writes)
+	@$(PY) benches/spark/speed.py
 	$(call step,parts of the core)
 	@cargo bench --locked -p mqcore-bench --benches
 

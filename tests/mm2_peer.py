@@ -263,12 +263,12 @@ class MM2Peer:
             frame = self.frame()
             assert frame.kind != "error", frame.text
             if frame.kind == "command":
-                name, _, rest = frame.text.partition(";")
+                verdict, _, rest = frame.text.partition(";")
                 arguments = dict(pair.split("=") for pair in rest.split(","))
                 if arguments["id"] == name:
                     self._early = deque(early) + self._early
                     reason = unquote_to_bytes(arguments.get("reason", "")).decode()
-                    return f"{name}: {reason}" if reason else name
+                    return f"{verdict}: {reason}" if reason else verdict
             early.append(frame)
 
     def until_now(self) -> list[Frame]:

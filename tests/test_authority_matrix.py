@@ -18,12 +18,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import quote
 
 import pytest
 
 import mqcore
 from authority import Authority
 from conftest import wait_until
+from mm2_peer import MM2Peer, subscribe
 from mqcore._core import AuthorityStore
 from mqcore.config import AuthorityOptions
 from mqks_peer import MqksPeer
@@ -478,6 +480,70 @@ class Mqks:
         return TOLD_TO_WAIT if why in busy else TURNED_AWAY
 
 
+class MicroMessage:
+    """MicroMessage2: credentials are the property `token` of the extension `x-mqcore`."""
+
+    entry: tuple[tuple[str, str], ...] = ()
+    attempts = attempts(
+        {
+            "SEND to a queue": (("push", "orders/1"),),
+            "SEND to a queue elsewhere": (("push", "invoices/1"),),
+            "SEND to a queue, unacknowledged": (("push", "orders/1"),),
+            "SEND to a queue elsewhere, unacknowledged": (("push", "invoices/1"),),
+            "SEND to a topic": (("publish", "orders.new"),),
+            "SEND to a topic elsewhere": (("publish", "invoices.new"),),
+            "SEND to a topic, unacknowledged": (("publish", "orders.new"),),
+            "SEND to a topic elsewhere, unacknowledged": (("publish", "invoices.new"),),
+            "subscribe to a queue": (("receive", "orders/1"),),
+            "subscribe to a queue elsewhere": (("receive", "invoices/1"),),
+            "subscribe to a topic": (("subscribe", "orders.new"),),
+            "subscribe to a topic elsewhere": (("subscribe", "invoices.new"),),
+            "unsubscribe": (),
+            "ping": (),
+        }
+    )
+
+    def can_show(self, name: str) -> bool:
+        return True
+
+    def attempt(self, place: Place, credentials: str, name: str) -> str:
+        host, port = place.address("mm2")
+        refusals = len(place.denied())
+        shown = f"x-mqcore:token={quote(credentials, safe='')}" if credentials else "x-mqcore"
+        acknowledges = "" if "unacknowledged" in name else "batch-ack;x-nack;"
+        with MM2Peer(f"mm2://{host}:{port}") as peer:
+            peer.open(f"{acknowledges}pub-sub;{shown}")
+            peer.command("ping;id=in")
+            frame = peer.frame()
+            if frame.kind == "error":
+                assert frame.text.startswith(("auth: ", "limit: "))
+                wait_until(lambda: len(place.denied()) > refusals, what="the audit line")
+                why = place.denied()[-1].get("why")
+                busy = ("too many attempts from this address", "too many logins at the same time")
+                return TOLD_TO_WAIT if why in busy else TURNED_AWAY
+            assert frame.text == "ok;id=in"
+            channel = OTHER if "elsewhere" in name else MINE
+            destination = f"{channel}/1" if "queue" in name else f"topic/{channel}.new"
+            if name.startswith("SEND"):
+                return self.send(peer, destination)
+            said = subscribe(destination, name="s") if name.startswith("subscribe") else f"{name};id=s"
+            return DENIED if peer.ask(said).startswith("fail: auth: ") else ALLOWED
+
+    def send(self, peer: MM2Peer, destination: str) -> str:
+        peer.publish(destination, b"data")
+        if "x-nack" in peer.ids:
+            frame = peer.frame()
+            assert (frame.kind, frame.payload) == ("extension", b"\x00\x01")
+            return DENIED if frame.id == peer.id_of("x-nack") else ALLOWED
+        # The second one is read after the broker has judged everything in front of the first.
+        for mark in ("mark1", "mark2"):
+            peer.command(f"ping;id={mark}")
+            frame = peer.frame()
+            if frame.kind == "error":
+                return DENIED if frame.text.startswith("auth: ") else ALLOWED
+        return ALLOWED
+
+
 class Throttr:
     """Throttr: there is no word for credentials, so peers are known by the certificates that they show."""
 
@@ -617,7 +683,13 @@ class Http:
         return {401: TURNED_AWAY, 429: TOLD_TO_WAIT, 403: DENIED}.get(code, ALLOWED)
 
 
-ADAPTERS: dict[str, Adapter] = {"tmqp": Tmqp(), "mqks": Mqks(), "throttr": Throttr(), "http": Http()}
+ADAPTERS: dict[str, Adapter] = {
+    "tmqp": Tmqp(),
+    "mqks": Mqks(),
+    "mm2": MicroMessage(),
+    "throttr": Throttr(),
+    "http": Http(),
+}
 
 
 def place(directory: Path, anonymous: tuple[str, ...]) -> Iterator[Place]:
@@ -652,7 +724,12 @@ def place(directory: Path, anonymous: tuple[str, ...]) -> Iterator[Place]:
             user = {"name": f"peer-{number}", "certificate": f"cn:peer-{number}", "allow": persona.rules}
             store.add_user(json.dumps(user))
     broker = mqcore.Broker(
-        listen=["tmqp://127.0.0.1:0", "mqks://127.0.0.1:0", "throttrs://127.0.0.1:0?value=uint16"],
+        listen=[
+            "tmqp://127.0.0.1:0",
+            "mqks://127.0.0.1:0",
+            "throttrs://127.0.0.1:0?value=uint16",
+            "mm2://127.0.0.1:0",
+        ],
         admin="http://127.0.0.1:0",
         data_dir=str(directory),
         tls=mqcore.ListenerTLS(cert=authority.issue(), client_ca=authority.ca, client_cert="optional"),

@@ -18,6 +18,7 @@ pub mod fanout;
 pub mod latency;
 pub mod limits;
 pub mod memory;
+pub mod micromessage;
 pub mod mqks;
 pub mod peers;
 pub mod plain_loop;

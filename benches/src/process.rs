@@ -21,6 +21,8 @@ pub struct Process {
     pub address: SocketAddr,
     /// Where it speaks MQKS, if it does.
     pub mqks: Option<SocketAddr>,
+    /// Where it speaks MicroMessage2, if it does.
+    pub mm2: Option<SocketAddr>,
     /// Where limits are asked for, if it has such a listener.
     pub throttr: Option<SocketAddr>,
     /// Where its admin side is, if it has one.
@@ -58,6 +60,7 @@ impl Process {
             address: tmqp,
             throttr: address("throttr"),
             mqks: address("mqks"),
+            mm2: address("mm2"),
             admin: address("admin"),
         })
     }
@@ -80,7 +83,7 @@ impl Process {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
-        let process = Self { child, address, throttr: None, mqks: None, admin: None };
+        let process = Self { child, address, throttr: None, mqks: None, mm2: None, admin: None };
         let start = Instant::now();
         while let Err(error) = TcpStream::connect(address) {
             if start.elapsed() > PATIENCE {

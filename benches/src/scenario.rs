@@ -7,6 +7,7 @@ use mqcore_broker::options::Status;
 use mqcore_broker::policy;
 
 use crate::durable::{Receipts, Scratch};
+use crate::micromessage::Work;
 use crate::mqks::Mqks;
 use crate::peers::{nats, redis};
 use crate::plain_loop::Target;
@@ -15,7 +16,7 @@ use crate::report::{Figure, Goal};
 use crate::serve::{History, Saving, Serve};
 use crate::tmqp::Tmqp;
 use crate::wire::Wire;
-use crate::{backlog, durable, fanout, latency, limits, memory, plain_loop, work_queue};
+use crate::{backlog, durable, fanout, latency, limits, memory, micromessage, plain_loop, work_queue};
 
 /// How a measurement is to be run.
 #[derive(Debug, Clone, Copy)]
@@ -45,6 +46,10 @@ pub enum Scenario {
     Broadcast1To100,
     /// One producer, one consumer, lines of MQKS.
     MqksLines,
+    /// One producer, one receiver, messages of MicroMessage2 with `batch-ack` of 1,000.
+    MicroMessageBatchAck,
+    /// The same through a topic, with a filter on three properties.
+    MicroMessageFilters,
     /// One producer, four consumers, a round robin queue whose every message is acknowledged.
     RoundRobinAck,
     /// 10,000 messages a second, open loop.
@@ -79,10 +84,12 @@ pub enum Scenario {
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 20] = [
         Self::Broadcast1To1,
         Self::Broadcast1To100,
         Self::MqksLines,
+        Self::MicroMessageBatchAck,
+        Self::MicroMessageFilters,
         Self::RoundRobinAck,
         Self::Latency,
         Self::IdleConnections,
@@ -106,6 +113,8 @@ impl Scenario {
             Self::Broadcast1To1 => "broadcast-1-1",
             Self::Broadcast1To100 => "broadcast-1-100",
             Self::MqksLines => "mqks-lines",
+            Self::MicroMessageBatchAck => "mm2-batch-ack",
+            Self::MicroMessageFilters => "mm2-filters",
             Self::RoundRobinAck => "round-robin-ack",
             Self::Latency => "latency",
             Self::IdleConnections => "idle-connections",
@@ -138,6 +147,8 @@ impl Scenario {
             Self::Broadcast1To1 => self.broadcast(plan, 1, 2e6),
             Self::Broadcast1To100 => self.broadcast(plan, 100, 5e6),
             Self::MqksLines => self.mqks_lines(plan),
+            Self::MicroMessageBatchAck => self.micromessage(plan, Work::Queue, 5e5),
+            Self::MicroMessageFilters => self.micromessage(plan, Work::Filters, 3e5),
             Self::RoundRobinAck => self.round_robin(plan),
             Self::Latency => self.latency(plan),
             Self::IdleConnections => self.idle(plan),
@@ -174,6 +185,22 @@ impl Scenario {
             let wire = Mqks { address: process.mqks.ok_or_else(unspoken)? };
             let (others, start) = (cpu_seconds_of_others(&[&process])?, Instant::now());
             figure.values.push(fanout::measure(&wire, 1, WARM_UP, plan.duration)?.rate());
+            figure.cpu_seconds += process.cpu_seconds()?;
+            let disturbance = (cpu_seconds_of_others(&[&process])? - others) / start.elapsed().as_secs_f64();
+            figure.disturbance = Some(disturbance.max(figure.disturbance.unwrap_or(0.0)));
+        }
+        Ok(vec![figure])
+    }
+
+    fn micromessage(self, plan: Plan, work: Work, goal: f64) -> io::Result<Vec<Figure>> {
+        let what = "messages/s, published to acknowledged";
+        let mut figure = Figure::new(self.name(), "mqcore", what, Goal::AtLeast(goal));
+        for _ in 0..plan.runs {
+            let process = plan.mqcore(Status::RoundRobin, false)?;
+            let unspoken = || io::Error::other("the server under test does not speak MicroMessage2");
+            let address = process.mm2.ok_or_else(unspoken)?;
+            let (others, start) = (cpu_seconds_of_others(&[&process])?, Instant::now());
+            figure.values.push(micromessage::measure(address, work, WARM_UP, plan.duration)?);
             figure.cpu_seconds += process.cpu_seconds()?;
             let disturbance = (cpu_seconds_of_others(&[&process])? - others) / start.elapsed().as_secs_f64();
             figure.disturbance = Some(disturbance.max(figure.disturbance.unwrap_or(0.0)));

@@ -133,6 +133,7 @@ pub fn serve(options: Serve) -> Result<(), Box<dyn Error>> {
             "tmqp://127.0.0.1:0".parse()?,
             "throttr://127.0.0.1:0?value=uint64".parse()?,
             "mqks://127.0.0.1:0".parse()?,
+            "mm2://127.0.0.1:0".parse()?,
         ],
         admin: Some("http://127.0.0.1:0".parse()?),
         shards: options.shards,
@@ -153,6 +154,7 @@ pub fn serve(options: Serve) -> Result<(), Box<dyn Error>> {
         "tmqp": server.listeners()[0].address.to_string(),
         "throttr": server.listeners()[1].address.to_string(),
         "mqks": server.listeners()[2].address.to_string(),
+        "mm2": server.listeners()[3].address.to_string(),
         "admin": server.admin().map(|admin| admin.address.to_string()),
     });
     println!("{ready}");

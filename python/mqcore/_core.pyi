@@ -24,6 +24,7 @@ __all__ = [
     "Delivery",
     "EventStream",
     "ExtensionFrames",
+    "ExtensionReply",
     "Frame",
     "Headers",
     "History",
@@ -264,6 +265,16 @@ class AuthorityReply:
     def fail(self) -> None: ...
 
 @final
+class ExtensionReply:
+    """The way back for one answer of an extension's handler."""
+
+    @property
+    def name(self) -> str: ...
+    def settle(self, result: object) -> None: ...
+    def raised(self, exception: BaseException) -> None: ...
+    def fail(self) -> None: ...
+
+@final
 class AuthorityStore:
     """The file of users and tokens of a broker, stopped or running."""
 
@@ -313,6 +324,13 @@ class Broker:
         timeout: float,
         cache: float,
         submit: Callable[[list[tuple[Awaitable[object], AuthorityReply]]], None],
+    ) -> None: ...
+    def set_extension(
+        self,
+        name: str,
+        received: Callable[..., object],
+        timeout: float,
+        submit: Callable[[list[tuple[Awaitable[object], ExtensionReply]]], None],
     ) -> None: ...
     def reload_authority(self) -> None: ...
     def set_router(self, options: RouterOptions) -> None: ...

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
-from mqcore import _core, errors, handlers
+from mqcore import _core, errors, extensions, handlers
 from mqcore.authority import Authority, _register
 from mqcore.config import (
     AuthorityOptions,
@@ -425,6 +425,14 @@ class Broker:
         cannot be read; those that are known then go on to hold.
         """
         self._core.reload_authority()
+
+    def add_extension(self, extension: extensions.Extension) -> None:
+        """Handle the frames of a vendor's extension of MicroMessage2, before the broker starts. One of the same name is
+        replaced.
+
+        Raises `InvalidArgument` for a name that cannot be a vendor's.
+        """
+        extensions._register(self._core, extension, self._handler_loop.get)
 
     @property
     def routers(self) -> Routers:

@@ -22,6 +22,8 @@
     ├── ConfirmTimeout (TimeoutError)
     ├── RequestTimeout (TimeoutError)
     ├── RateLimited                            a limit is used up; when to try again
+    ├── JobError                               JobFailed · JobTimeout (TimeoutError) · JobLost
+    │                                          JobRefused (PermissionError)
     └── BodyError (ValueError)                 a body that is not what was asked for
 
 Leaf classes are also what a reader of the standard library expects (``ConnectionError``, ``TimeoutError``,
@@ -56,6 +58,11 @@ __all__ = [
     "HandshakeError",
     "HistoryLost",
     "InvalidArgument",
+    "JobError",
+    "JobFailed",
+    "JobLost",
+    "JobRefused",
+    "JobTimeout",
     "LimitExceeded",
     "ListenFailed",
     "MqcoreError",
@@ -290,6 +297,38 @@ class RateLimited(MqcoreError):
         """Seconds after which the same is allowed if nobody else takes anything; infinity: never."""
         self.limit = limit
         """How much may be taken in a period."""
+
+
+class JobError(MqcoreError):
+    """A job did not end with a result."""
+
+    def __init__(self, message: str = "", job_id: str = "") -> None:
+        super().__init__(message)
+        self.job_id = job_id
+        """Which job."""
+
+
+class JobFailed(JobError):
+    """A job raised an exception, in its last attempt."""
+
+    def __init__(self, message: str = "", job_id: str = "", remote_type: str = "", remote_traceback: str = "") -> None:
+        super().__init__(message, job_id)
+        self.remote_type = remote_type
+        """The exception's type by its full name, such as ``shop.errors.OutOfStock``; ``ValueError`` for a built-in."""
+        self.remote_traceback = remote_traceback
+        """Where it was raised, as Python prints it; empty if the worker did not say."""
+
+
+class JobTimeout(JobError, TimeoutError):
+    """A job took longer than its limit, and was ended."""
+
+
+class JobLost(JobError):
+    """The process that ran a job died, or was stopped before the job ended."""
+
+
+class JobRefused(JobError, PermissionError):
+    """The worker does not run this: no task has that name, and no pattern allows to import it."""
 
 
 class BodyError(MqcoreError, ValueError):

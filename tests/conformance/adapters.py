@@ -218,6 +218,8 @@ class MicroMessage(Party):
 
     def __init__(self, url: str) -> None:
         self.peer = MM2Peer(url).open("batch-ack:max-count=1000;x-nack;pub-sub;x-mqcore")
+        # The last message of the handshake has no answer.
+        assert self.peer.ask("ping;id=in") == "ok"
         self.subscriptions: dict[Place, str] = {}
 
     def close(self) -> None:

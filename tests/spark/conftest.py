@@ -1,5 +1,6 @@
 """What tests of Spark start from."""
 
+from spark.lived import lived
 from spark.told import living, spark, told
 
-__all__ = ["living", "spark", "told"]
+__all__ = ["lived", "living", "spark", "told"]

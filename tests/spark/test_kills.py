@@ -20,7 +20,7 @@ from conftest import clean_environment, wait_until
 from mqcore import sync
 from spark.told import LENIENT, Told, drain, java_or_skip
 
-pytestmark = [*LENIENT, pytest.mark.timeout(1800)]
+pytestmark = [*LENIENT[1:], pytest.mark.timeout(1800)]
 
 ROUNDS = int(os.environ.get("MQCORE_SPARK_ROUNDS", "1"))
 ROWS = 3000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,11 +12,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from conftest import serving, wait_until
 from mqcore import errors, sync
 from mqcore.spark.ledger import Batch, Ledger, Staged, Stager, sink_name
 from mqcore.spark.options import WriteOptions
 from mqcore.spark.publisher import Publisher, history_ends
-from spark.told import Told, drain
+from spark.told import HISTORY, Told, declare, drain
+
+NOTHING = Batch(0, (), 0, None, 0)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def batches(values: list[str], size: int) -> Iterator[pa.RecordBatch]:
@@ -117,6 +128,46 @@ def test_whatever_was_published_and_not_written_down_is_found_in_the_history(liv
         batch, fresh = ledger.find(0) or batch, False
     Publisher(setting, ledger).publish(batch, fresh=False)
     assert Counter(map(int, drain(living.served.url, "target/1"))) == Counter(range(1000))
+
+
+def test_a_broker_that_is_killed_in_the_middle_of_a_write_and_comes_back_gets_every_row_once(tmp_path: Path) -> None:
+    data_dir, ports = tmp_path / "data", (free_port(), free_port())
+    arguments = ("--listen", f"tmqp://127.0.0.1:{ports[0]}", "--admin", f"http://127.0.0.1:{ports[1]}")
+    given = {
+        "url": f"tmqp://127.0.0.1:{ports[0]}",
+        "admin": f"http://127.0.0.1:{ports[1]}",
+        "queue": "target/1",
+        "stagingLocation": str(tmp_path),
+        "window": "50",
+        "retries": "30",
+    }
+    setting = WriteOptions.parse(given, streaming=True)
+    ledger = Ledger(setting.staging, "sink")
+    outcome: list[BaseException] = []
+
+    def publish() -> None:
+        try:
+            batch, fresh = ledger.promise(0, staged(tmp_path, 0, cut(20_000, 2)), history_ends(setting))
+            Publisher(setting, ledger).publish(batch, fresh=fresh)
+        except BaseException as error:
+            outcome.append(error)
+
+    worker = threading.Thread(target=publish, daemon=True)
+    found: list[bytes] = []
+    for run in range(4):
+        with serving("--data-dir", str(data_dir), *arguments, environment=HISTORY) as served:
+            if run == 0:
+                with sync.connect(served.url) as mq:
+                    declare(mq, "target/1")
+                worker.start()
+            if run == 3:
+                worker.join(45)
+                found = drain(served.url, "target/1")
+                break
+            wait_until(lambda at=2000 * (run + 1): (ledger.find(0) or NOTHING).published >= at, what="rows")
+            served.process.kill()
+    assert outcome == []
+    assert Counter(map(int, found)) == Counter(range(20_000))
 
 
 def test_without_a_history_to_look_at_rows_come_at_least_once(living: Told, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ QUEUES = ("orders/1", "orders/7", "logs/2", "Mixed-Case/0")
 SAVING = QueueOptions(status=QueueStatus.PULL, request_acknowledge=True, delivery_handler="at-least-once")
 
 # What Spark and what it starts leave open is theirs, and sessions and processes take their time on a busy machine.
+# The first one is for tests that take longer to leave out.
 LENIENT = [
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),

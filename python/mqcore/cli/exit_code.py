@@ -57,6 +57,7 @@ _CODES: tuple[tuple[type[errors.MqcoreError], ExitCode], ...] = (
     (errors.RequestTimeout, ExitCode.UNREACHABLE),
     (errors.ProtocolError, ExitCode.DAMAGED),
     (errors.BodyError, ExitCode.DAMAGED),
+    (errors.JobRefused, ExitCode.NOT_ALLOWED),
     (errors.MqcoreError, ExitCode.REFUSED),
 )
 

@@ -64,15 +64,18 @@ def root() -> click.Group:
         consume,
         direct,
         errors,
+        jobs,
         journal,
         limit,
         node,
+        pipeline,
         publish,
         queue,
         router,
         serve,
         tail,
         version,
+        worker,
     )
 
     commands = [
@@ -91,10 +94,13 @@ def root() -> click.Group:
         authority.user,
         authority.token,
         limit.limit,
+        worker.worker,
+        jobs.jobs,
         node.node,
         journal.journal,
         backup.backup,
         backup.restore,
+        pipeline.pipeline,
         version.version,
     ]
     group = CommandGroup(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from mqcore.demo import durable, limits, mqks, nodes, tmqp
+from mqcore.demo import analysed, durable, limits, micromessage, mqks, nodes, tmqp
 from mqcore.demo.library import Page, read_library
 from mqcore.demo.outcome import Outcome, table
 
@@ -20,6 +22,7 @@ __all__ = ["main"]
 PARTS: tuple[tuple[str, Callable[[Sequence[Page], Progress], Awaitable[list[Outcome]]]], ...] = (
     ("TMQP/2.0", tmqp.run),
     ("MQKS: one line a file, and a dialogue typed into nc", mqks.run),
+    ("MicroMessage2: batches of acknowledgements, and filters", micromessage.run),
     ("Durable: the broker is killed in the middle", durable.run),
     ("Nodes: one of three is killed in the middle", nodes.run),
     ("Limits: an ASGI application under load of 50 clients", limits.run),
@@ -31,6 +34,9 @@ def main() -> int:
     """Run the demonstration; return 0 if every promise was kept, 1 if not."""
     parser = argparse.ArgumentParser(prog="python -m mqcore.demo", description=__doc__)
     parser.add_argument("--files", type=int, metavar="N", help="only the first N files of the standard library")
+    parser.add_argument(
+        "--no-pipelines", dest="pipelines", action="store_false", help="do not analyse with Spark what was done"
+    )
     arguments = parser.parse_args()
     pages = read_library(arguments.files)
     talk = Console(stderr=True)
@@ -38,6 +44,7 @@ def main() -> int:
     talk.print(f"{len(pages)} files of the standard library of Python {sys.version.split()[0]}, {octets / 1e6:.1f} MB")
     began = time.perf_counter()
     kept = True
+    left: list[Path] = []
     for title, run in PARTS:
         columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=talk) as progress:
@@ -51,6 +58,13 @@ def main() -> int:
         for outcome in outcomes:
             for broken in outcome.broken:
                 talk.print(f"[red]broken[/red] {outcome.queue}: {broken}", highlight=False)
+        left += [outcome.data_dir for outcome in outcomes if outcome.data_dir is not None]
+    try:
+        for data_dir in left if arguments.pipelines else ():
+            kept &= analysed.run(data_dir, talk)
+    finally:
+        for data_dir in left:
+            shutil.rmtree(data_dir.parent, ignore_errors=True)
     verdict = "every file arrived as often as promised" if kept else "a promise was broken"
     print(f"{verdict}, {time.perf_counter() - began:.1f} s")
     return 0 if kept else 1

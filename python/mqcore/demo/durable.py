@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -157,17 +158,24 @@ class Story:
 
 async def run(pages: Sequence[Page], progress: Progress) -> list[Outcome]:
     """Kill the broker once half of the files are saved and a quarter of them settled; go on with another one."""
+    directory = Path(tempfile.mkdtemp(prefix="mqcore-demo-"))
+    try:
+        return [await _two_lives(pages, progress, directory)]
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+async def _two_lives(pages: Sequence[Page], progress: Progress, directory: Path) -> Survival:
     story = Story(pages, progress)
-    with tempfile.TemporaryDirectory(prefix="mqcore-demo-") as name:
-        directory = Path(name)
-        async with serve(directory) as broker:
-            await _declare(broker.url)
-            await _first_life(broker, story)
-        before, settled = set(story.saved), set(story.settled)
-        story.arrived.clear()
-        story.room.set()
-        async with serve(directory) as broker:
-            unfinished = await _second_life(broker, story)
+    async with serve(directory, "--history") as broker:
+        await _declare(broker.url)
+        await _first_life(broker, story)
+    before, settled = set(story.saved), set(story.settled)
+    story.arrived.clear()
+    story.room.set()
+    async with serve(directory, "--history") as broker:
+        unfinished = await _second_life(broker, story)
     found = before & set(story.arrived)
     files = expected(pages)
     outcome = Survival(
@@ -179,6 +187,7 @@ async def run(pages: Sequence[Page], progress: Progress) -> list[Outcome]:
         settled=len(settled),
         found_again=len(found),
         arrived=len(story.arrived.keys() | story.acknowledged),
+        data_dir=directory / "data",
     )
     got = story.arrived.keys() | story.acknowledged
     outcome.require(unfinished is None, unfinished or "")
@@ -190,7 +199,7 @@ async def run(pages: Sequence[Page], progress: Progress) -> list[Outcome]:
     # A file without a receipt was published again: the broker may have had it all the same.
     twice = {key for key, times in story.arrived.items() if times > 1} & before
     outcome.require(not twice, f"{len(twice)} saved files came twice")
-    return [outcome]
+    return outcome
 
 
 async def _declare(url: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rich.table import Table
 
@@ -23,6 +24,8 @@ class Outcome(ABC):
     """In which ways the promise was broken; empty if it was kept."""
     transcript: list[str] = field(default_factory=list, kw_only=True)
     """What was said, line by line, where that is worth reading."""
+    data_dir: Path | None = field(default=None, kw_only=True)
+    """What a broker left, with its history; whoever asked for the outcome removes it."""
 
     @abstractmethod
     def numbers(self) -> dict[str, int]:

@@ -10,6 +10,7 @@ import json
 import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -87,17 +88,17 @@ class Directory(Origin):
             yield from pa.RecordBatchReader.from_stream(self._core.read(request, piece, fail))
 
 
-class arrow_errors:  # noqa: N801 (used as a function)
-    """Turns what pyarrow raises for an error of the core into that error."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, pa.ArrowException | OSError) and not isinstance(error, errors.MqcoreError):
-            words = str(error).removeprefix("External error: ").partition(". Detail:")[0]
-            lost = words.startswith("history of shard") and " is lost (" in words
-            raise (errors.HistoryLost if lost else errors.DataDirUnreadable)(words) from error
+@contextmanager
+def arrow_errors() -> Iterator[None]:
+    """Turn what pyarrow raises for an error of the core into that error."""
+    try:
+        yield
+    except errors.MqcoreError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        words = str(error).removeprefix("External error: ").partition(". Detail:")[0]
+        lost = words.startswith("history of shard") and " is lost (" in words
+        raise (errors.HistoryLost if lost else errors.DataDirUnreadable)(words) from error
 
 
 class Remote(Origin):

@@ -352,7 +352,7 @@ impl Shared {
         // A burst does not keep its memory for ever.
         octets.shrink_to(READ_BUFFER_KEPT_BYTES);
         let mut core = lock(&self.core);
-        std::mem::swap(core.conversation.output(), octets);
+        core.conversation.take_output(octets);
         drop(core);
         if !octets.is_empty() {
             self.room.notify_waiters();

@@ -129,6 +129,14 @@ impl Dialogue {
         whichever!(self, conversation => conversation.output())
     }
 
+    /// Takes all of it, in exchange for an empty buffer.
+    pub(crate) fn take_output(&mut self, octets: &mut Vec<u8>) {
+        match self {
+            Self::Micromessage(conversation) => conversation.take_output(octets),
+            Self::Tmqp(_) | Self::Mqks(_) => std::mem::swap(self.output(), octets),
+        }
+    }
+
     /// Whether more may be said, as far as these bounds go.
     pub(crate) fn has_room(&mut self, config: &ClientConfig) -> bool {
         let agreed = match self {

@@ -122,6 +122,24 @@ const fn scale(a: u64, b: u64, c: u64) -> u64 {
     if scaled > u64::MAX as u128 { u64::MAX } else { scaled as u64 }
 }
 
+/// Quotient and remainder. Most numbers fit into 64 bits, in which dividing takes a fraction of the time.
+#[inline]
+const fn divide(a: u128, b: u64) -> (u128, u64) {
+    if a <= u64::MAX as u128 {
+        let a = a as u64;
+        ((a / b) as u128, a % b)
+    } else {
+        (a / b as u128, (a % b as u128) as u64)
+    }
+}
+
+/// `a / b` rounded up.
+#[inline]
+const fn divide_up(a: u128, b: u64) -> u128 {
+    let (quotient, remainder) = divide(a, b);
+    quotient + (remainder > 0) as u128
+}
+
 impl Sliding {
     /// What counts at `now` of what was taken, having turned to the period that `now` lies in.
     fn turned(mut self, now: Nanos, period: u64, limit: u64) -> Self {
@@ -145,7 +163,7 @@ impl Sliding {
     pub(crate) fn used(&self, now: Nanos) -> u64 {
         let left = self.period.saturating_sub(now.since(self.start));
         let product = u128::from(self.previous) * u128::from(left);
-        let of_previous = product.div_ceil(u128::from(self.period)) as u64;
+        let of_previous = divide_up(product, self.period) as u64;
         self.current.saturating_add(of_previous)
     }
 
@@ -196,14 +214,13 @@ impl Bucket {
     }
 
     pub(crate) fn missing_at(&self, now: Nanos) -> u128 {
-        let product = u128::from(now.since(self.at)) * u128::from(self.limit);
-        let period = u128::from(self.period);
-        if product / period >= u128::from(self.limit) {
+        let (whole, rest) = divide(u128::from(now.since(self.at)) * u128::from(self.limit), self.period);
+        if self.missing == 0 || whole >= u128::from(self.limit) {
             return 0;
         }
         // Rounded up: otherwise what is refilled after a whole number of nanoseconds would come one later.
-        let part = ((product % period) << FRACTION).div_ceil(period);
-        self.missing.saturating_sub(((product / period) << FRACTION).saturating_add(part))
+        let part = divide_up(u128::from(rest) << FRACTION, self.period);
+        self.missing.saturating_sub((whole << FRACTION).saturating_add(part))
     }
 
     /// What can be taken.
@@ -222,7 +239,7 @@ impl Bucket {
         let period = u128::from(self.period);
         let whole = (missing >> FRACTION) * period;
         let part = ((missing & ((1 << FRACTION) - 1)) * period).div_ceil(1 << FRACTION);
-        u64::try_from(whole.saturating_add(part).div_ceil(u128::from(self.limit))).unwrap_or(u64::MAX)
+        u64::try_from(divide_up(whole.saturating_add(part), self.limit)).unwrap_or(u64::MAX)
     }
 
     /// When it is full again.
@@ -261,27 +278,29 @@ impl State {
         }
     }
 
-    /// What can be taken, when `cost` can be, and when everything can be.
+    /// When `cost` can be taken.
     #[inline]
-    fn look(&self, cost: u64, limit: u64, now: Nanos) -> (u64, u64, u64) {
+    fn retry_after(&self, cost: u64, limit: u64, now: Nanos) -> u64 {
         match self {
-            Self::Fixed { left, deadline } => {
-                let rest = deadline.since(now);
-                let retry_after = match cost {
-                    cost if cost <= *left => 0,
-                    cost if cost <= limit => rest,
-                    _ => u64::MAX,
-                };
-                (*left, retry_after, if *left < limit { rest } else { 0 })
-            }
+            Self::Fixed { left, deadline } => match cost {
+                cost if cost <= *left => 0,
+                cost if cost <= limit => deadline.since(now),
+                _ => u64::MAX,
+            },
+            Self::Sliding(sliding) => sliding.retry_after(cost, now),
+            Self::Bucket(bucket) => bucket.retry_after(cost),
+        }
+    }
+
+    /// What can be taken, and when everything can be.
+    #[inline]
+    fn rest(&self, limit: u64, now: Nanos) -> (u64, u64) {
+        match self {
+            Self::Fixed { left, deadline } => (*left, if *left < limit { deadline.since(now) } else { 0 }),
             Self::Sliding(sliding) => {
-                let remaining = sliding.limit.saturating_sub(sliding.used(now));
-                (remaining, sliding.retry_after(cost, now), sliding.reset_after(now))
+                (sliding.limit.saturating_sub(sliding.used(now)), sliding.reset_after(now))
             }
-            Self::Bucket(bucket) => {
-                let remaining = bucket.remaining(bucket.missing);
-                (remaining, bucket.retry_after(cost), bucket.time_for(bucket.missing))
-            }
+            Self::Bucket(bucket) => (bucket.remaining(bucket.missing), bucket.time_for(bucket.missing)),
         }
     }
 
@@ -331,7 +350,7 @@ impl Rule {
             Mode::Peek => 1,
             Mode::Refund => 0,
         };
-        let (_, retry_after, _) = state.look(cost, self.limit, now);
+        let retry_after = state.retry_after(cost, self.limit, now);
         let allowed = retry_after == 0;
         let changes = match mode {
             Mode::Take => allowed && cost > 0,
@@ -345,7 +364,7 @@ impl Rule {
                 state.take(cost);
             }
         }
-        let (remaining, _, reset_after) = state.look(0, self.limit, now);
+        let (remaining, reset_after) = state.rest(self.limit, now);
         // A fixed window that nobody has opened has no end.
         let verdict = Verdict { allowed, limit: self.limit, remaining, retry_after, reset_after };
         Judged { verdict, after: changes.then_some(state) }

@@ -149,6 +149,18 @@ fn top(bits: u8) -> u64 {
     u64::MAX >> (64 - u32::from(bits.clamp(1, 64)))
 }
 
+/// Whether a short key is the one that is stored, without a call for so few octets.
+#[inline]
+fn is_same(stored: &[u8; SHORT_KEY], key: &[u8]) -> bool {
+    if let (Some(start), Some(end)) = (key.first_chunk::<8>(), key.last_chunk::<8>()) {
+        // From eight octets on two words cover all of it.
+        let at = key.len() - 8;
+        stored[..8] == *start && stored[at..at + 8] == *end
+    } else {
+        stored.iter().zip(key).all(|(stored, octet)| stored == octet)
+    }
+}
+
 #[inline]
 fn hash_key(hasher: &RandomState, key: &[u8]) -> u64 {
     let mut hasher = hasher.build_hasher();
@@ -183,7 +195,7 @@ impl Shard {
             match entry.long_key() {
                 None => {
                     let length = usize::from(entry.key_bytes);
-                    length == key.key.len() && entry.key[..length] == *key.key
+                    length == key.key.len() && is_same(&entry.key, key.key)
                 }
                 Some(long) => **self.long_keys.get(long) == *key.key,
             }

@@ -26,6 +26,7 @@ use crate::authority::{self, AuthorityThread};
 use crate::backup::BackupArchive;
 use crate::decision::{Decision, policy_of};
 use crate::dispatcher::Dispatcher;
+use crate::extension::{self, ExtensionThread};
 use crate::handler::Handler;
 use crate::message::Message;
 use crate::node_filter::{self, FilterThread};
@@ -48,6 +49,7 @@ pub struct Broker {
     config: Config,
     handlers: Mutex<Vec<Definition>>,
     authority: Mutex<Option<authority::Definition>>,
+    extensions: Mutex<Vec<extension::Definition>>,
     /// Of the configuration, which never changes.
     node_filters: Mutex<node_filter::Definitions>,
     /// Routers of the program, beside those of the configuration.
@@ -167,6 +169,11 @@ impl Broker {
         if let Some(definition) = &*lock(&self.authority) {
             dispatchers.set_authority(AuthorityThread::start(py, definition)?);
         }
+        let extensions = lock(&self.extensions);
+        if !extensions.is_empty() {
+            dispatchers.set_extensions(ExtensionThread::start(py, &extensions)?);
+        }
+        drop(extensions);
         {
             let filters = lock(&self.node_filters);
             let start =
@@ -210,6 +217,7 @@ impl Broker {
             config: config::server(config, manual_clock)?,
             handlers: Mutex::default(),
             authority: Mutex::default(),
+            extensions: Mutex::default(),
             node_filters: Mutex::new(node_filter::Definitions::read(config)?),
             routers: Mutex::default(),
             state: Mutex::new(State::Stopped),
@@ -376,6 +384,37 @@ impl Broker {
     }
 
     /// Reads users and tokens again, and ends the connections whose rights have changed.
+    /// Registers an extension of MicroMessage2 that a program handles, in the place of one of the same name.
+    fn set_extension(
+        &self,
+        name: &str,
+        received: Py<PyAny>,
+        timeout: f64,
+        submit: Py<PyAny>,
+    ) -> PyResult<()> {
+        self.check_process()?;
+        if !matches!(&*lock(&self.state), State::Stopped) {
+            return Err(PyRuntimeError::new_err(
+                "the extensions of a running broker cannot be changed; stop it first",
+            ));
+        }
+        let timeout = config::seconds(timeout, "timeout")?;
+        let definition = extension::Definition { name: name.into(), received, timeout, submit };
+        let mut extensions = lock(&self.extensions);
+        let place = extensions.iter().position(|known| known.name == definition.name);
+        // The old one's Python objects are released after the lock: that may run Python code.
+        let replaced = match place {
+            Some(place) => Some(std::mem::replace(&mut extensions[place], definition)),
+            None => {
+                extensions.push(definition);
+                None
+            }
+        };
+        drop(extensions);
+        drop(replaced);
+        Ok(())
+    }
+
     fn reload_authority(&self, py: Python<'_>) -> PyResult<()> {
         let running = self.running("read its users and tokens")?;
         py.detach(|| running.handle.block_on(running.server.reload_authority()))
@@ -480,6 +519,12 @@ impl Broker {
             visit.call(&definition.submit)?;
         }
         drop(authority);
+        let Ok(extensions) = self.extensions.try_lock() else { return Ok(()) };
+        for definition in extensions.iter() {
+            visit.call(&definition.received)?;
+            visit.call(&definition.submit)?;
+        }
+        drop(extensions);
         let Ok(filters) = self.node_filters.try_lock() else { return Ok(()) };
         filters.visit(&visit)
     }
@@ -487,8 +532,9 @@ impl Broker {
     fn __clear__(&self) {
         let released = std::mem::take(&mut *lock(&self.handlers));
         let authority = lock(&self.authority).take();
+        let extensions = std::mem::take(&mut *lock(&self.extensions));
         let filters = std::mem::take(&mut *lock(&self.node_filters));
-        drop((released, authority, filters));
+        drop((released, authority, extensions, filters));
     }
 
     /// Turns a manual clock forward.

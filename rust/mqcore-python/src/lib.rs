@@ -13,6 +13,7 @@ mod decision;
 mod dispatcher;
 mod error;
 mod export;
+mod extension;
 mod frame;
 mod handler;
 mod history;
@@ -50,6 +51,8 @@ mod _core {
     use crate::decision::{Decision, policies, policy_decision};
     #[pymodule_export]
     use crate::export::JournalHistory;
+    #[pymodule_export]
+    use crate::extension::ExtensionReply;
     #[pymodule_export]
     use crate::frame::{Frame, tmqp_decode, tmqp_encode};
     #[pymodule_export]

@@ -7,11 +7,13 @@ use mqcore_broker::effect::{Answer, HandlerFailure, Question};
 use mqcore_broker::id::HandlerId;
 use mqcore_broker::policy;
 use mqcore_server::authority::port::AuthorityPort;
+use mqcore_server::extension::ExtensionPort;
 use mqcore_server::handler::{AnswerSink, HandlerPort};
 use mqcore_server::nodes::judge::{NodeFilterPort, NodeFilters};
 
 use crate::authority::AuthorityThread;
 use crate::dispatcher::Dispatcher;
+use crate::extension::ExtensionThread;
 use crate::load::Counts;
 use crate::node_filter::FilterThread;
 use crate::stray::{self, Stray};
@@ -25,6 +27,8 @@ pub(crate) struct Dispatchers {
     slots: RwLock<Vec<Slot>>,
     /// The program's own authenticator, if it has one.
     authority: RwLock<Option<Arc<AuthorityThread>>>,
+    /// The program's extensions of MicroMessage2, if it has any.
+    extensions: RwLock<Option<Arc<ExtensionThread>>>,
     filters: RwLock<Filters>,
 }
 
@@ -43,7 +47,12 @@ struct Slot {
 impl Default for Dispatchers {
     fn default() -> Self {
         let slots = policy::ALL.iter().map(|policy| Slot { key: policy.key.into(), dispatcher: None });
-        Self { slots: RwLock::new(slots.collect()), authority: RwLock::new(None), filters: RwLock::default() }
+        Self {
+            slots: RwLock::new(slots.collect()),
+            authority: RwLock::new(None),
+            extensions: RwLock::new(None),
+            filters: RwLock::default(),
+        }
     }
 }
 
@@ -64,6 +73,11 @@ impl Dispatchers {
     /// Puts the authenticator in place, before the server starts.
     pub(crate) fn set_authority(&self, thread: AuthorityThread) {
         *self.authority.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(thread));
+    }
+
+    /// Puts the extensions in place, before the server starts.
+    pub(crate) fn set_extensions(&self, thread: ExtensionThread) {
+        *self.extensions.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(thread));
     }
 
     /// Puts the filters of nodes in place, before the server starts.
@@ -106,12 +120,21 @@ impl Dispatchers {
             stray::add(authority);
             Box::from("authority")
         });
+        let extensions = self.extensions.write().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(extensions) = &extensions {
+            extensions.stop();
+        }
+        let late_extensions = extensions.filter(|extensions| !extensions.join(deadline)).map(|extensions| {
+            stray::add(extensions);
+            Box::from("extensions")
+        });
         let late = running.into_iter().filter(|(_, dispatcher)| !dispatcher.join(deadline));
         late.map(|(key, dispatcher)| {
             stray::add(dispatcher);
             key
         })
         .chain(late_authority)
+        .chain(late_extensions)
         .chain(late_filters)
         .collect()
     }
@@ -125,6 +148,11 @@ impl Dispatchers {
 impl HandlerPort for Dispatchers {
     fn authority(&self) -> Option<Arc<dyn AuthorityPort>> {
         let thread = self.authority.read().unwrap_or_else(PoisonError::into_inner).clone()?;
+        Some(thread)
+    }
+
+    fn extensions(&self) -> Option<Arc<dyn ExtensionPort>> {
+        let thread = self.extensions.read().unwrap_or_else(PoisonError::into_inner).clone()?;
         Some(thread)
     }
 

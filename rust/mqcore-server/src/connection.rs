@@ -37,6 +37,7 @@ use crate::authority::keys::{Asking, LimitKeys};
 use crate::authority::{Gate, Origin, Step};
 use crate::clock::Alarm;
 use crate::counters::{CloseReason, ProtocolCounters};
+use crate::extension::OpenFrames;
 use crate::failures::Failure;
 use crate::hub::Hub;
 use crate::nodes::Nodes;
@@ -122,6 +123,8 @@ pub(crate) struct Connection<S> {
     removed: usize,
     /// Octets that wait in the session for its peer, when they were counted last.
     waiting: usize,
+    /// Frames that the program handles; `None` as long as there was none.
+    open_frames: Option<Box<OpenFrames>>,
     /// The session was told something that no shard said: it may go on where it waited.
     told: bool,
     /// Whether any shard may know of this connection, and has not been told that it is gone.
@@ -219,6 +222,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             added: 0,
             removed: 0,
             waiting: 0,
+            open_frames: None,
             told: false,
             known_to_shards: false,
             outbox,
@@ -299,6 +303,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             }
         }
         moved |= self.pass_gate(context, now);
+        moved |= self.hear_program(context, now);
         moved |= self.ask_about_limits(context, now);
         moved |= self.pass_filters(context, now);
         moved |= self.write(context);
@@ -440,6 +445,35 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         if std::mem::take(&mut self.told) {
             self.events_given();
             self.take_commands(now);
+            self.resume(now);
+        }
+        moved
+    }
+
+    /// Hands frames of vendors' extensions to the program.
+    fn ask_program(&mut self) {
+        let AnySession::MicroMessage(session) = &mut self.session else { return };
+        let frames = session.take_vendor_frames();
+        let Some(port) = self.hub.extensions.as_ref().filter(|_| !frames.is_empty()) else { return };
+        let open = self.open_frames.get_or_insert_default();
+        open.hand_over(frames, &self.client, &**port);
+    }
+
+    /// Gives the session what the program says to such frames.
+    fn hear_program(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
+        let mut moved = false;
+        while matches!(self.stage, Stage::Open)
+            && let Some(open) = &mut self.open_frames
+            && let Some((id, answer)) = open.poll(context)
+        {
+            let AnySession::MicroMessage(session) = &mut self.session else { break };
+            moved = true;
+            let (result, added) = self.output.append(|output| session.vendor_answered(id, answer, output));
+            self.added += added;
+            self.stalled = false;
+            self.look_at_session(result);
+        }
+        if moved {
             self.resume(now);
         }
         moved
@@ -755,6 +789,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         }
         // What was decoded before an error was asked for in good faith.
         self.pass(commands, consumed, now);
+        self.ask_program();
         self.log_complaints();
         self.look_at_session(result.map(drop));
     }

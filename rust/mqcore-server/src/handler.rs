@@ -5,6 +5,7 @@ use std::sync::Arc;
 use mqcore_broker::effect::{Answer, Question};
 
 use crate::authority::port::AuthorityPort;
+use crate::extension::ExtensionPort;
 use crate::nodes::judge::NodeFilters;
 
 /// Where questions go. Called by shards; must never block and never wait for Python.
@@ -17,6 +18,11 @@ pub trait HandlerPort: Send + Sync {
     /// Who decides about logins and actions beside the users and tokens of the server. Asked for once, at the start.
     /// Default nobody.
     fn authority(&self) -> Option<Arc<dyn AuthorityPort>> {
+        None
+    }
+
+    /// Who handles the frames of vendors' extensions of MicroMessage2. Asked for once, at the start. Default nobody.
+    fn extensions(&self) -> Option<Arc<dyn ExtensionPort>> {
         None
     }
 

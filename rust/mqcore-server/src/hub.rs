@@ -20,6 +20,7 @@ use crate::authority::Authority;
 use crate::backup::BackupDesk;
 use crate::clock::Clock;
 use crate::counters::Counters;
+use crate::extension::ExtensionPort;
 use crate::failures::Failures;
 use crate::guard::Guard;
 use crate::nodes::Nodes;
@@ -31,7 +32,6 @@ use crate::spares::{SpareBytes, SpareCommands};
 use crate::tls::Tls;
 
 /// One server's middle. Lives as long as any of its tasks.
-#[derive(Debug)]
 pub(crate) struct Hub {
     pub(crate) clock: Clock,
     pub(crate) counters: Counters,
@@ -56,6 +56,10 @@ pub(crate) struct Hub {
     /// What all EventMQ sessions share: who works and who keeps schedules.
     pub(crate) eventmq: Arc<Exchange>,
     pub(crate) guard: Guard,
+    /// Who handles the frames of vendors' extensions of MicroMessage2.
+    pub(crate) extensions: Option<Arc<dyn ExtensionPort>>,
+    /// Their names.
+    pub(crate) extension_names: Arc<[Box<str>]>,
 }
 
 /// What holds for every session.
@@ -113,7 +117,8 @@ impl Hub {
             }
             Protocol::MicroMessage => {
                 let terms = Arc::clone(&outbox.terms.micromessage);
-                let session = MicroMessageSession::new(config, terms, Arc::default(), now);
+                let vendors = Arc::clone(&self.extension_names);
+                let session = MicroMessageSession::new(config, terms, vendors, now);
                 AnySession::MicroMessage(Box::new(session))
             }
             protocol => AnySession::new(protocol, config, now),

@@ -540,6 +540,8 @@ mod tests {
             activity: AtomicU64::new(0),
             guard: Guard::default(),
             throttr: limits::directory(&Config::default(), &Clock::new(ClockConfig::System)),
+            extensions: None,
+            extension_names: Arc::default(),
             eventmq: Arc::new(mqcore_session::eventmq::exchange::Exchange::new(0, None)),
         };
         (Arc::new(hub), inbox)

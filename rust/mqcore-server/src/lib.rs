@@ -12,6 +12,7 @@
 //! | [`authority`] | who may do what: logins, the gate of each connection, the audit log |
 //! | [`guard`] | limits on publishing and connecting |
 //! | [`handler`] | the seam behind which delivery handlers run |
+//! | [`extension`] | the seam behind which a program handles the frames of vendors' extensions |
 //! | `listener`, `connection`, `output` | sockets: accepting, reading, writing |
 //! | `tls` | what encrypted listeners show, and handshakes |
 //! | [`nodes`] | this broker among others: what is passed on, and the links to its masters |
@@ -39,6 +40,7 @@ pub mod compaction;
 pub mod config;
 pub mod data_dir;
 pub mod export;
+pub mod extension;
 pub mod failures;
 pub mod guard;
 pub mod handler;

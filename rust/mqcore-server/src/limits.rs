@@ -9,7 +9,7 @@ pub(crate) mod journal;
 use std::hash::RandomState;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mqcore_limiter::limiter::{self, Limiter, SHARDS};
 use mqcore_limiter::time::Nanos;
@@ -24,8 +24,13 @@ use crate::shutdown::TaskGuard;
 /// How often what has expired is taken away. Until then it is memory, and nothing else.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Entries that are taken away under one lock, and before other tasks get their turn.
-const SWEPT_AT_ONCE: usize = 256;
+/// Entries that are taken away under one lock: some ten microseconds.
+const SWEPT_AT_ONCE: usize = 32;
+
+/// How long a sweep goes on before it pauses, and for how long. Nobody needs the memory at once, and a thread that works on
+/// without a pause keeps those waiting that share its core.
+const SLICE: Duration = Duration::from_micros(200);
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// The store of a server that is about to start, and what Throttr sessions share besides.
 pub(crate) fn directory(config: &Config, clock: &Clock) -> Arc<Directory> {
@@ -57,9 +62,17 @@ pub(crate) async fn sweep(hub: Arc<Hub>, _alive: TaskGuard) {
         if limiter.keys() == 0 {
             continue;
         }
+        let mut began = Instant::now();
         for shard in 0..SHARDS {
             while limiter.sweep(shard, Nanos(hub.clock.nanos()), SWEPT_AT_ONCE) {
-                tokio::task::yield_now().await;
+                if began.elapsed() < SLICE {
+                    continue;
+                }
+                tokio::select! {
+                    () = tokio::time::sleep(PAUSE) => {}
+                    () = &mut stop => return,
+                }
+                began = Instant::now();
             }
         }
         tokio::task::yield_now().await;

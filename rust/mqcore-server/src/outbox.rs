@@ -21,7 +21,7 @@ pub(crate) enum Outgoing {
     Shared(Bytes),
     /// For the session to encode.
     Events(Vec<Event>),
-    /// Messages for the session to encode. Taken beyond the limit as other deliveries are: the broker stops by itself.
+    /// The same, of which there can be only so many: taken beyond the limit as deliveries are.
     Deliveries(Vec<Event>),
     /// The broker ends this connection.
     Close(CloseReason),

@@ -133,6 +133,7 @@ impl Server {
         let nodes = open_nodes(&config, recovered.as_mut(), clock.now().0)?;
         let count = recovered.as_ref().map_or(config.shard_count(), |recovered| recovered.directory.shards());
         let throttr = limits::directory(&config, &clock);
+        let extensions = port.extensions();
         let kept = recover_limits(&config, recovered.as_ref(), &throttr, &clock).await?;
         let (shards, inboxes): (Vec<_>, Vec<_>) = (0..count).map(|_| shard::channel()).unzip();
         let shutdown = Shutdown::new();
@@ -164,6 +165,8 @@ impl Server {
             backups: BackupDesk::new(count, recovered.as_ref().map(|recovered| &recovered.directory)),
             activity: AtomicU64::new(0),
             throttr,
+            extension_names: extensions.iter().flat_map(|port| port.names()).collect(),
+            extensions,
             eventmq: Arc::new(Exchange::new(RandomState::new().hash_one(0), job_policy(&config))),
             guard: Guard { publish: config.publish_limit, connect: config.connect_limit },
         });

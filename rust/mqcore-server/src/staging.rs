@@ -137,11 +137,7 @@ impl Staging {
         let Some(staged) = self.place(connection, hub) else { return };
         staged.close_own();
         staged.bytes += event_bytes(&event);
-        let delivery = match event {
-            Event::Delivered(_) => true,
-            Event::Published { .. } => staged.outbox.protocol.may_miss_publications(),
-            _ => false,
-        };
+        let delivery = matches!(event, Event::Delivered(_)) || staged.outbox.protocol.bounds_events();
         match (delivery, staged.outgoing.last_mut()) {
             (true, Some(Outgoing::Deliveries(events))) | (false, Some(Outgoing::Events(events))) => {
                 events.push(event);

@@ -57,10 +57,11 @@ impl Protocol {
         }
     }
 
-    /// Whether what its sessions are told of topics is handed over like a delivery: taken however much there is, and missed and
-    /// counted from then on, until the peer keeps up. Others are closed for what they do not take.
+    /// Whether its sessions bound by themselves what they can be told: acknowledgements by the peer's window, messages of topics
+    /// because a peer that does not keep up misses them. Such events are taken however many there are; peers of other
+    /// protocols are closed for those that they cause and do not take.
     #[inline]
-    pub const fn may_miss_publications(self) -> bool {
+    pub const fn bounds_events(self) -> bool {
         matches!(self, Self::MicroMessage)
     }
 

@@ -315,8 +315,8 @@ impl EventmqSession {
             }
             // As any message, it says that the worker is there; and a queue that was not told of room is told now.
             (Said::Heartbeat, Part::Worker(work)) => work.has_room |= work.slots().free() > 0,
-            (Said::Inform { queues, kind: PeerKind::Worker }, _) => {
-                return self.join(message.id, queues, now, commands, output);
+            (Said::Inform { queues, kind: PeerKind::Worker, counts }, _) => {
+                return self.join(message.id, queues, counts, now, commands, output);
             }
             (Said::Inform { kind: PeerKind::Scheduler, .. }, _) => {
                 return Err("schedulers join at the frontend".to_owned());
@@ -419,6 +419,7 @@ impl EventmqSession {
         &mut self,
         id: &[u8],
         listed: &[u8],
+        counts: bool,
         now: Timestamp,
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
@@ -442,7 +443,7 @@ impl EventmqSession {
         let slots = self.exchange.new_slots();
         let connection = self.config.connection;
         let registration = self.exchange.join_worker(connection, &self.identity, listed, slots, now);
-        let work = Box::new(Work::new(&self.exchange, registration, addresses));
+        let work = Box::new(Work::new(&self.exchange, registration, addresses, counts));
         for (served, weight) in work.served().iter().zip(weights) {
             let terms = SubscriptionTerms {
                 settling: Settling::Explicit,

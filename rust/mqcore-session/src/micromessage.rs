@@ -177,7 +177,7 @@ impl MicroMessageSession {
     pub fn vendor_answered(
         &mut self,
         id: u8,
-        answer: Result<Vec<Vec<u8>>, String>,
+        answer: Result<Vec<Vec<u8>>, Failure>,
         output: &mut Vec<u8>,
     ) -> Result<(), SessionError> {
         self.vendor_frames_open = self.vendor_frames_open.saturating_sub(1);
@@ -189,7 +189,7 @@ impl MicroMessageSession {
                 self.finish();
                 Ok(())
             }
-            Err(why) => Err(self.fail(&Failure::new(Token::Internal, why), output)),
+            Err(failure) => Err(self.fail(&failure, output)),
         }
     }
 

@@ -568,6 +568,28 @@ fn a_job_is_gone_with_its_worker_unless_it_is_guaranteed() {
 }
 
 #[test]
+fn a_worker_that_asks_for_it_is_told_which_attempt_a_job_is() {
+    let mut world = World::new(1);
+    let client = world.client();
+    world.request(client, "plain", "default", "");
+    world.request(client, "kept", "default", "reply-requested,guarantee");
+    for attempt in [1, 2] {
+        let worker = world.join(Role::Backend, b"");
+        world.say(worker, &["INFORM", "i", "", "worker", "attempts"]);
+        world.heard(worker);
+        world.say(worker, &["READY", "r"]);
+        world.say(worker, &["READY", "r"]);
+        let told = world.told(worker);
+        let headers: Vec<_> = told.iter().map(|request| request[5].as_str()).collect();
+        let kept = format!("reply-requested,guarantee,attempt:{attempt}");
+        assert_eq!(headers, if attempt == 1 { vec!["", &kept] } else { vec![kept.as_str()] });
+        world.close(worker);
+    }
+    let original = world.worker("", 1);
+    assert_eq!(world.told(original)[0][5], "reply-requested,guarantee");
+}
+
+#[test]
 fn a_job_that_failed_is_tried_again_later_and_at_last_its_client_hears_of_it() {
     let mut world = World::new(2);
     let client = world.client();

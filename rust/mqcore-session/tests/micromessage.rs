@@ -9,6 +9,7 @@ use mqcore_session::micromessage::{OPEN_FRAMES_MAX, SUBSCRIPTIONS_MAX, VendorFra
 use mqcore_session::session::SessionError;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::micromessage::extension::WINDOW_MAX;
+use mqcore_wire::micromessage::failure::{Failure, Token};
 use mqcore_wire::micromessage::handshake::{self, Handshake, Opening, parse_list};
 use mqcore_wire::micromessage::properties::Typing;
 
@@ -688,8 +689,8 @@ fn frames_of_vendors_extensions_are_for_whoever_handles_them() {
     assert_eq!(world.heard(peer), wanted);
     world.send(peer, &extension(1, b"bad"));
     world.session(peer).take_vendor_frames();
-    world.vendor_answers(peer, 1, Err("x-note: the handler raised ValueError".into()));
-    assert_eq!(error(&world.heard(peer)), "internal: x-note: the handler raised ValueError");
+    world.vendor_answers(peer, 1, Err(Failure::new(Token::Internal, "x-note: no")));
+    assert_eq!(error(&world.heard(peer)), "internal: x-note: no");
 }
 
 #[test]

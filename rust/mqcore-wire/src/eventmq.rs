@@ -2,7 +2,7 @@
 //! command is about.
 //!
 //! ```text
-//! INFORM      queues, kind of peer            ACK         id that is acknowledged
+//! INFORM      queues, kind of peer, ...       ACK         id that is acknowledged
 //! READY                                       HEARTBEAT   seconds since 1970, as text
 //! REQUEST     queue, headers, job, ...        REPLY       reply, id of the request
 //! SCHEDULE    queue, headers, seconds between runs, job, cron expression          (UNSCHEDULE likewise)
@@ -25,6 +25,8 @@ pub const VERSION: &[u8] = b"eMQP/1.0";
 /// Octets of a message id, of a queue's or of a topic's name, at most.
 pub const NAME_BYTES_MAX: usize = 255;
 
+/// A word behind a worker's kind, of those that want to be told which attempt a job is.
+const ATTEMPTS: &[u8] = b"attempts";
 /// Frames before those of a command's own.
 const ENVELOPE: usize = 4;
 
@@ -83,6 +85,8 @@ pub enum Command<'a> {
         queues: &'a [u8],
         /// What it does.
         kind: PeerKind,
+        /// A worker: it wants to be told which attempt a job is. The original's never do.
+        counts: bool,
     },
     /// A message was understood; its id.
     Ack(&'a [u8]),
@@ -244,7 +248,7 @@ impl<'a> Body<'a> {
             b"scheduler" => PeerKind::Scheduler,
             other => return Err(Mistake::UnknownPeer(Shown::new(other))),
         };
-        Ok(Command::Inform { queues, kind })
+        Ok(Command::Inform { queues, kind, counts: self.get(2) == Some(ATTEMPTS) })
     }
 
     fn job(&self) -> Result<Job<'a>, Mistake> {
@@ -291,12 +295,13 @@ impl Message<'_> {
     pub fn encode(&self, output: &mut Vec<u8>) {
         let id = self.id;
         match &self.command {
-            Command::Inform { queues, kind } => {
+            Command::Inform { queues, kind, counts } => {
                 let kind: &[u8] = match kind {
                     PeerKind::Worker => b"worker",
                     PeerKind::Scheduler => b"scheduler",
                 };
-                encode(b"INFORM", id, &[queues, kind], output);
+                let frames: &[&[u8]] = if *counts { &[queues, kind, ATTEMPTS] } else { &[queues, kind] };
+                encode(b"INFORM", id, frames, output);
             }
             Command::Ack(of) => encode(b"ACK", id, &[of], output),
             Command::Ready => encode(b"READY", id, &[], output),

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
+use std::mem;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use arrow_array::{Array, BooleanArray, RecordBatch, RecordBatchReader};
 use arrow_schema::{ArrowError, SchemaRef};
 use arrow_select::filter::filter_record_batch;
 use mqcore_broker::history::{LifeStep, each_step};
+use mqcore_broker::packing::unpack;
 use mqcore_broker::record::RecordError;
 use mqcore_journal::journal::Note;
 use parquet::arrow::ProjectionMask;
@@ -239,6 +241,7 @@ impl Reading {
             shard: shard.number,
             queue: Memory::default(),
             ready: &mut self.ready,
+            unpacked: Vec::new(),
             failed: None,
         };
         shard.segments.each_note(segment, known, &mut |note| taker.note(&note))?;
@@ -386,6 +389,8 @@ struct Taker<'a> {
     shard: u32,
     queue: Memory,
     ready: &'a mut VecDeque<RecordBatch>,
+    /// Holds a block that was packed, from one to the next.
+    unpacked: Vec<u8>,
     failed: Option<ReadError>,
 }
 
@@ -395,7 +400,8 @@ impl Taker<'_> {
             return;
         }
         let mut position = 0;
-        let outcome = each_step(note.payload, &mut |step| {
+        let mut unpacked = mem::take(&mut self.unpacked);
+        let mut show = |step: LifeStep<'_>| {
             let place = StepPlace { shard: self.shard, note: note.number, position };
             position += 1;
             if self.failed.is_none()
@@ -403,7 +409,9 @@ impl Taker<'_> {
             {
                 self.failed = Some(error);
             }
-        });
+        };
+        let outcome = unpack(note.payload, &mut unpacked).and_then(|block| each_step(block, &mut show));
+        self.unpacked = unpacked;
         // What was readable of a malformed one is taken, as the archive does.
         if let Err(error @ RecordError::Version { .. }) = outcome {
             self.failed.get_or_insert(ReadError::Record(error));

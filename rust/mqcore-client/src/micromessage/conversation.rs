@@ -128,6 +128,7 @@ impl<W> Conversation<W> {
     pub(crate) fn lost(&mut self) -> Vec<(W, Option<PullAnswer>)> {
         self.open = false;
         self.output.clear();
+        self.acknowledgement_at = None;
         (self.sent, self.window) = (None, None);
         let pending = std::mem::take(&mut self.pending);
         let mut waiters: Vec<_> = pending.into_values().map(|pending| (pending.waiter, None)).collect();
@@ -172,6 +173,13 @@ impl<W> Conversation<W> {
 
     pub(crate) fn output(&mut self) -> &mut Vec<u8> {
         &mut self.output
+    }
+
+    /// Takes what is to be written, in exchange for an empty buffer.
+    pub(crate) fn take_output(&mut self, octets: &mut Vec<u8>) {
+        std::mem::swap(&mut self.output, octets);
+        // What is on its way cannot be replaced, and what stands there next is something else.
+        self.acknowledgement_at = None;
     }
 
     /// Publishes. With a waiter, the acknowledgement is waited for.
@@ -646,7 +654,9 @@ mod tests {
     }
 
     fn written(conversation: &mut Names) -> Vec<u8> {
-        std::mem::take(conversation.output())
+        let mut octets = Vec::new();
+        conversation.take_output(&mut octets);
+        octets
     }
 
     #[test]
@@ -664,6 +674,18 @@ mod tests {
         conversation.settle(&messages[5], false);
         let octets = written(&mut conversation);
         assert!(octets.starts_with(&acknowledgement(1, 5)) && octets.ends_with(&acknowledgement(1, 6)));
+    }
+
+    #[test]
+    fn a_refusal_is_not_taken_for_an_acknowledgement_that_a_later_one_replaces() {
+        let mut conversation = open(&[BATCH_ACK, X_NACK]);
+        let messages: Vec<Received> = (1..=3).map(|number| deliver(&mut conversation, number)).collect();
+        conversation.settle(&messages[0], false);
+        assert_eq!(written(&mut conversation), acknowledgement(1, 1));
+        conversation.settle(&messages[1], true);
+        conversation.settle(&messages[2], false);
+        let octets = [acknowledgement(2, 2), acknowledgement(1, 3)].concat();
+        assert_eq!(written(&mut conversation), octets);
     }
 
     #[test]

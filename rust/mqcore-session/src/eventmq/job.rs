@@ -82,6 +82,14 @@ fn line(name: &[u8], value: &[u8], text: &mut Vec<u8>) {
     }
 }
 
+/// Appends a word to the headers of a job.
+fn say(word: &[u8], words: &mut Vec<u8>) {
+    if !words.is_empty() {
+        words.push(b',');
+    }
+    words.extend_from_slice(word);
+}
+
 /// The value of a header, if there is one.
 fn find<'a>(text: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     text.split(|octet| *octet == b'\n').find_map(|line| {
@@ -105,6 +113,8 @@ pub(super) struct Handed<'a> {
     message: &'a Message,
     queue: &'a QueueAddress,
     text: &'a [u8],
+    /// How often it was put back before.
+    put_backs: u16,
     /// What its sender wishes. A message that did not come as a job is kept until it is done, and comes
     /// again as often as its queue allows.
     pub(super) wishes: Headers,
@@ -118,7 +128,8 @@ impl<'a> Handed<'a> {
             Some(text) => Headers::parse(text),
             None => Headers { guarantee: true, retry_count: u32::MAX, ..Headers::default() },
         };
-        Self { message, queue: &deliver.queue, text: text.unwrap_or_default(), wishes }
+        let put_backs = deliver.put_backs;
+        Self { message, queue: &deliver.queue, text: text.unwrap_or_default(), put_backs, wishes }
     }
 
     /// Whether the broker keeps the job until its result is known, instead of letting go of it when it is handed out.
@@ -126,17 +137,21 @@ impl<'a> Handed<'a> {
         self.wishes.guarantee || self.wishes.retry_count > 0
     }
 
-    /// Appends the REQUEST. A worker is asked for the result also where only the broker wants to know.
-    pub(super) fn encode(&self, output: &mut Vec<u8>) {
-        let asks = self.is_kept() && !self.wishes.reply_requested;
-        let asked;
-        let headers = match (asks, self.text) {
-            (false, text) => text,
-            (true, b"") => REPLY_REQUESTED,
-            (true, text) => {
-                asked = [text, b",", REPLY_REQUESTED].concat();
-                &asked
+    /// Appends the REQUEST. A worker is asked for the result also where only the broker wants to know. `counts`: of a job that
+    /// is kept it is told which attempt this is, so that it knows that it need not try again by itself.
+    pub(super) fn encode(&self, counts: bool, output: &mut Vec<u8>) {
+        let mut words = Vec::new();
+        let headers = if self.is_kept() && (counts || !self.wishes.reply_requested) {
+            words.extend_from_slice(self.text);
+            if !self.wishes.reply_requested {
+                say(REPLY_REQUESTED, &mut words);
             }
+            if counts {
+                say(format!("attempt:{}", u32::from(self.put_backs) + 1).as_bytes(), &mut words);
+            }
+            words.as_slice()
+        } else {
+            self.text
         };
         let own = self.message.headers();
         let frames: Vec<_> = match find(own, FRAMES) {

@@ -90,6 +90,8 @@ pub(super) struct Work {
     most_free: u32,
     /// It has said goodbye.
     pub(super) leaving: bool,
+    /// It wants to be told which attempt a job is.
+    counts: bool,
     /// It has slots that its queues were not told of.
     pub(super) has_room: bool,
     nudge_after: Duration,
@@ -101,6 +103,7 @@ impl Work {
         exchange: &Arc<Exchange>,
         registration: Registration<Worker>,
         addresses: Vec<QueueAddress>,
+        counts: bool,
     ) -> Self {
         let mut work = Self {
             registration,
@@ -112,6 +115,7 @@ impl Work {
             serial: 0,
             most_free: 0,
             leaving: false,
+            counts,
             has_room: false,
             nudge_after: NUDGE_FIRST,
             nudge_at: Timestamp::NEVER,
@@ -197,7 +201,7 @@ impl Work {
             self.has_room |= self.slots().give(SLOTS_MAX).is_some();
             return;
         }
-        handed.encode(output);
+        handed.encode(self.counts, output);
         self.exchange.count(|counters| &counters.dispatched);
         self.nudge_after = NUDGE_FIRST;
         self.nudge_at = now.after(NUDGE_FIRST);

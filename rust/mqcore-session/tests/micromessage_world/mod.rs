@@ -14,6 +14,7 @@ use mqcore_session::micromessage::MicroMessageSession;
 use mqcore_session::micromessage::terms::Terms;
 use mqcore_session::session::{Session, SessionConfig, SessionError, provisional_client};
 use mqcore_wire::codec::Limits;
+use mqcore_wire::micromessage::failure::Failure;
 use mqcore_wire::micromessage::handshake::{self, Handshake};
 use mqcore_wire::micromessage::{Assembled, Assembly, Frame, MessageFrame, decode, encode};
 
@@ -307,7 +308,7 @@ impl World {
         &mut self,
         connection: ConnectionId,
         id: u8,
-        answer: Result<Vec<Vec<u8>>, String>,
+        answer: Result<Vec<Vec<u8>>, Failure>,
     ) {
         let peer = self.peers.get_mut(&connection).unwrap();
         peer.error = peer.session.vendor_answered(id, answer, &mut peer.written).err();

@@ -7,6 +7,7 @@ use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
 use mqcore_wire::micromessage::filter::Filter;
 use mqcore_wire::micromessage::handshake::{self, Handshake, Opening};
+use mqcore_wire::micromessage::negotiation::{self, Abilities, Lists};
 use mqcore_wire::micromessage::properties::{self, Typing, parse_value};
 use mqcore_wire::micromessage::{Assembled, Assembly, Frame, command, decode, encode, needed};
 
@@ -55,7 +56,9 @@ fn check_frames(input: &[u8], limits: &Limits) {
             match assembly.push(message) {
                 Ok(Assembled::Joined(joined)) => assert!(joined.payload.len() <= 100),
                 Ok(_) => {}
-                Err(error) => return assert!(matches!(error, WireError::TooLarge { max: 100, .. })),
+                Err(WireError::TooLarge { max, .. }) => return assert_eq!(max, 100),
+                // A part of another message.
+                Err(error) => return assert!(matches!(error, WireError::Malformed { part: "message", .. })),
             }
         }
         rest = &rest[size..];
@@ -90,6 +93,7 @@ fn check_handshake(input: &[u8], limits: &Limits) {
 }
 
 fn check_lists(found: &Handshake<'_>) {
+    check_agreement(found);
     for list in [found.required, found.optional] {
         let Ok(extensions) = handshake::parse_list(list) else { continue };
         let mut again = Vec::new();
@@ -98,12 +102,24 @@ fn check_lists(found: &Handshake<'_>) {
     }
 }
 
+/// Whatever a client offers: if server and client come to an end, they mean the same.
+fn check_agreement(found: &Handshake<'_>) {
+    let abilities = Abilities { vendors: &[], window_max: 1000 };
+    let Ok(offer) = Lists::read(found) else { return };
+    let Ok(reply) = negotiation::reply(&offer, &[], &abilities) else { return };
+    let Ok((last, agreement)) = negotiation::choose(&offer, &reply, &abilities) else { return };
+    assert_eq!(negotiation::conclude(&offer, &reply, &last, &abilities), Ok(agreement));
+}
+
 fn check_texts(input: &[u8]) {
     if let Ok(found) = command::parse(input) {
         let arguments: Vec<_> = found.arguments.iter().map(|(key, value)| (*key, &**value)).collect();
         let mut again = Vec::new();
         command::encode(&found.name, &arguments, &mut again);
         assert_eq!(command::parse(&again).as_ref(), Ok(&found));
+    }
+    if properties::check(input).is_ok() {
+        assert!(properties::parse(input).is_ok());
     }
     if let Ok(found) = properties::parse(input) {
         for (key, text) in &found {

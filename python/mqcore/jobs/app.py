@@ -1,0 +1,268 @@
+"""The tasks of a program, and the broker that their jobs go to."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, ParamSpec, Self, TypeVar, overload
+
+from mqcore.config import Duration, seconds
+from mqcore.errors import BodyError, ConfigError, InvalidArgument
+from mqcore.jobs import address, wire
+from mqcore.jobs.backoff import Backoff
+from mqcore.jobs.client import JobClient, ask
+from mqcore.jobs.job import Job
+from mqcore.jobs.naming import full_name
+from mqcore.jobs.signature import encode_arguments
+from mqcore.jobs.task import BoundCall, Task, TaskOptions
+
+__all__ = ["Jobs", "Schedule", "TaskDecorator"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_CRON_FIELDS: Final = range(5, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A call that is made again and again; by a scheduler, which has it from SCHEDULE."""
+
+    call: BoundCall
+    interval: float | None
+    """Seconds between two runs."""
+    cron: str
+    """When, if there is no interval."""
+    nohaste: bool
+    runs: int
+
+    def frames(self, command: bytes) -> list[bytes]:
+        """The message that begins it, or with another command ends it."""
+        headers = self.call.options.headers()
+        wishes = wire.Headers(
+            guarantee=headers.guarantee,
+            retry_count=headers.retry_count,
+            timeout=headers.timeout,
+            priority=headers.priority,
+            nohaste=self.nohaste,
+            run_count=self.runs,
+        )
+        interval = "-1" if self.interval is None else f"{self.interval:g}"
+        queue = self.call.options.queue.encode()
+        return wire.message(command, queue, wishes.encode(), interval.encode(), self.call.encode(), self.cron.encode())
+
+
+class TaskDecorator:
+    """What `Jobs.task` with options returns."""
+
+    def __init__(self, jobs: Jobs, name: str | None, options: TaskOptions) -> None:
+        self._jobs = jobs
+        self._name = name
+        self._options = options
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R, Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R, R]: ...
+    def __call__(self, function: Callable[..., Any], /) -> Task[..., Any, Any]:
+        """Make a task of `function`. Raises `ConfigError` if there is one of that name already."""
+        return self._jobs.add(function, self._name, self._options)
+
+
+class Jobs:
+    """Tasks by their names, and the broker that their jobs go to.
+
+    `url` is where the broker's workers connect, ``emqp://127.0.0.1:47290``; default is the environment's
+    MQCORE_JOBS_URL, or that. `timeout` (5 s) is how long sending a job may wait for the broker. `allow_import` are
+    patterns of names, such as ``"legacy.tasks.*"``: workers also run functions whose names fit although they are no
+    tasks here. ``*`` stands for anything, dots included.
+
+    Nothing is connected before the first job is sent. A fork gets a connection of its own.
+    """
+
+    def __init__(self, url: str | None = None, *, timeout: Duration = 5.0, allow_import: Iterable[str] = ()) -> None:
+        self.url = url or os.environ.get("MQCORE_JOBS_URL") or address.DEFAULT_URL
+        """The broker."""
+        self.addresses = address.parse(self.url)
+        """Its sockets."""
+        self.allow_import = tuple(allow_import)
+        """Patterns of what may be run that is no task."""
+        self._timeout = seconds(timeout)
+        self._tasks: dict[str, Task[..., Any, Any]] = {}
+        self._schedules: list[Schedule] = []
+        self._client: JobClient | None = None
+        self._lock = threading.Lock()
+
+    def locate(self, url: str) -> None:
+        """Let the broker be another one; of jobs that are sent from now on, and of workers that are made. Raises
+        `ConfigError`."""
+        self.addresses = address.parse(url)
+        self.url = url
+        self.close()
+
+    @property
+    def tasks(self) -> Mapping[str, Task[..., Any, Any]]:
+        """All tasks by their names."""
+        return self._tasks
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """What `every` and `cron` have said."""
+        return tuple(self._schedules)
+
+    @property
+    def client(self) -> JobClient:
+        """The connection, made if there is none yet."""
+        client = self._client
+        if client is None or not client.is_of_this_process:
+            with self._lock:
+                client = self._client
+                if client is None or not client.is_of_this_process:
+                    client = self._client = JobClient(self.addresses.frontend, self._timeout)
+        return client
+
+    @overload
+    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R, Coroutine[Any, Any, R]]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R, R]: ...
+    @overload
+    def task(
+        self,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        retries: int = 0,
+        backoff: Backoff = ...,
+        soft_timeout: Duration | None = None,
+        timeout: Duration | None = None,
+        guarantee: bool = True,
+        result: bool = True,
+        priority: int = 0,
+        run_after: Duration | datetime | None = None,
+        raises: tuple[type[Exception], ...] = (),
+    ) -> TaskDecorator: ...
+    def task(self, *function: Callable[..., Any], name: str | None = None, **options: Any) -> Any:
+        """Decorate a function that workers run, plain or ``async``, with the options of `TaskOptions`.
+
+        `name` is by which workers know it; default its module's name and its own. Raises `ConfigError` for an option
+        that cannot have this value, and for a name that there is already.
+        """
+        decorate = TaskDecorator(self, name, TaskOptions(**options))
+        return decorate(*function) if function else decorate
+
+    def add(self, function: Callable[..., Any], name: str | None, options: TaskOptions) -> Task[..., Any, Any]:
+        """Make a task of a function, as `task` does."""
+        chosen = name or full_name(function)
+        if chosen in self._tasks:
+            raise ConfigError(f"there is a task {chosen} already; give one of them a name=")
+        task: Task[..., Any, Any] = Task(self, function, chosen, options)
+        self._tasks[chosen] = task
+        return task
+
+    def send(
+        self,
+        name: str,
+        args: Iterable[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        **options: Any,
+    ) -> Job[Any]:
+        """Send a job by its task's name, known here or not; options are those of `TaskOptions`."""
+        chosen = TaskOptions(**options)
+        if not name or name.startswith(".") or name.endswith("."):
+            raise InvalidArgument(f"{name!r} cannot be the name of a task")
+        call = wire.encode_call(name, *encode_arguments(tuple(args), kwargs or {}), chosen.terms())
+        job: Job[Any] = Job(wire.new_id(), name, _any, chosen.raises, chosen.result)
+        self.client.send(wire.request(job.id, chosen.queue, chosen.headers(), call), job)
+        return job
+
+    def every(
+        self,
+        interval: Duration,
+        call: BoundCall | Task[[], Any, Any],
+        *,
+        nohaste: bool = False,
+        runs: int = 0,
+    ) -> Schedule:
+        """Let a call be made every `interval`, beginning now, or with `nohaste` after it; `runs` times, or for ever.
+
+        Workers that start tell the broker; `send_schedules` does it at once. The same call again takes the first one's
+        place.
+        """
+        period = seconds(interval)
+        if period <= 0:
+            raise ConfigError("the interval of a schedule is longer than nothing")
+        return self._plan(Schedule(_bound(call), period, "", nohaste, _runs(runs)))
+
+    def cron(self, expression: str, call: BoundCall | Task[[], Any, Any], *, runs: int = 0) -> Schedule:
+        """Let a call be made when a cron expression says, such as ``"0 3 * * *"``; `runs` times, or for ever.
+
+        The broker's scheduler reads the expression, and says in its log if it cannot.
+        """
+        if len(expression.split()) not in _CRON_FIELDS:
+            raise ConfigError(f"{expression!r} is no cron expression: it has five fields, or six")
+        return self._plan(Schedule(_bound(call), None, " ".join(expression.split()), True, _runs(runs)))
+
+    def _plan(self, schedule: Schedule) -> Schedule:
+        self._schedules.append(schedule)
+        return schedule
+
+    def send_schedules(self) -> int:
+        """Tell the broker all that `every` and `cron` have said; returns how many that are."""
+        for schedule in self._schedules:
+            self.client.send(schedule.frames(b"SCHEDULE"))
+        return len(self._schedules)
+
+    def unschedule(self, schedule: Schedule) -> None:
+        """End a schedule, also one of an earlier run of the program: the call is what tells schedules apart."""
+        if schedule in self._schedules:
+            self._schedules.remove(schedule)
+        self.client.send(schedule.frames(b"UNSCHEDULE"))
+
+    def status(self, timeout: Duration = 5.0) -> dict[str, Any]:
+        """Ask the broker what waits, runs and was done, by queue and by worker."""
+        return self._ask(b"STATUS", timeout)
+
+    def workers(self, timeout: Duration = 5.0) -> dict[str, Any]:
+        """Ask the broker which workers there are."""
+        return self._ask(b"ROUTER_SHOW_WORKERS", timeout)
+
+    def _ask(self, command: bytes, timeout: Duration) -> dict[str, Any]:
+        import msgspec
+
+        answer = ask(self.addresses.admin, command, seconds(timeout))
+        try:
+            return msgspec.json.decode(answer, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BodyError(f"the broker's answer cannot be read: {error}", answer, dict) from error
+
+    def close(self, timeout: Duration = 5.0) -> None:
+        """Send what waits to be sent, for up to `timeout`, and close the connection. The next job opens a new one."""
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close(seconds(timeout))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_unused: object) -> None:
+        self.close()
+
+
+def _bound(call: BoundCall | Task[[], Any, Any]) -> BoundCall:
+    return call if isinstance(call, BoundCall) else call.bind()
+
+
+def _runs(runs: int) -> int:
+    if runs < 0:
+        raise ConfigError(f"a schedule cannot run {runs} times; 0 is for ever")
+    return runs
+
+
+def _any(value: bytes) -> Any:
+    import msgspec
+
+    return msgspec.json.decode(value)

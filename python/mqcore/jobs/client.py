@@ -1,0 +1,183 @@
+"""A client's connection to a broker of jobs: a thread that sends them and takes their results."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from mqcore.errors import Busy, ConnectFailed, ConnectionLost, Draining, MqcoreError
+from mqcore.jobs import wire
+from mqcore.jobs.zeromq import Dealer, Waker
+
+if TYPE_CHECKING:
+    from mqcore.jobs.job import Job
+
+__all__ = ["JobClient", "ask"]
+
+# Jobs that may wait to be sent; whoever sends more waits until there is room.
+_WAITING_MAX: Final = 10_000
+# How many messages are taken before those that wait to be sent have their turn.
+_BATCH: Final = 1000
+
+
+class JobClient:
+    """Sends jobs, and gives their results to whoever waits for them. Threads may share it."""
+
+    def __init__(self, endpoint: str, timeout: float) -> None:
+        self._endpoint = endpoint
+        self._timeout = timeout
+        self._process = os.getpid()
+        # Whoever holds no `Job` waits for no result, so an entry ends with it.
+        self._jobs: weakref.WeakValueDictionary[str, Job[Any]] = weakref.WeakValueDictionary()
+        self._waiting: deque[list[bytes]] = deque()
+        self._room = threading.Semaphore(_WAITING_MAX)
+        self._waker = Waker()
+        self._sleeps = True
+        self._connected = threading.Event()
+        self._closing: float | None = None
+        self._failure: MqcoreError | None = None
+        self._began = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mqcore-jobs-client", daemon=True)
+        self._thread.start()
+        self._began.wait()
+        if self._failure is not None:
+            raise self._failure
+        self._at_exit = atexit.register(self.close)
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether its thread exists here: a fork has none."""
+        return self._process == os.getpid()
+
+    def send(self, frames: list[bytes], job: Job[Any] | None = None) -> None:
+        """Let the thread send a message; its results go to `job`. Raises `ConnectFailed`, `Busy`, `Draining`."""
+        if not self._connected.is_set() and not self._connected.wait(self._timeout):
+            raise ConnectFailed(
+                f"no broker of jobs answers at {self._endpoint} within {self._timeout:g} s; does "
+                "`mqcore serve` listen on emqp:// there?"
+            )
+        if not self._room.acquire(blocking=False) and not self._room.acquire(timeout=self._timeout):
+            raise Busy(f"the broker at {self._endpoint} has taken no job within {self._timeout:g} s", 503)
+        if self._closing is not None:
+            raise Draining("these jobs are closed")
+        if job is not None:
+            self._jobs[job.id] = job
+        self._waiting.append(frames)
+        if self._sleeps:
+            self._waker.wake()
+
+    async def asend(self, frames: list[bytes], job: Job[Any] | None = None) -> None:
+        """Do as `send`, without holding up the event loop."""
+        if self._connected.is_set() and len(self._waiting) < _WAITING_MAX // 2:
+            self.send(frames, job)
+        else:
+            await asyncio.to_thread(self.send, frames, job)
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Send what waits, for up to `timeout` seconds, and end."""
+        atexit.unregister(self.close)
+        if not self.is_of_this_process or not self._thread.is_alive():
+            return
+        self._closing = time.monotonic() + timeout
+        self._waker.wake()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            dealer = Dealer(self._endpoint, f"client-{os.getpid()}")
+        except MqcoreError as error:
+            self._failure = error
+            return
+        finally:
+            self._began.set()
+        dealer.also_poll(self._waker.fileno())
+        try:
+            while not self._is_over():
+                self._turn(dealer)
+        finally:
+            dealer.close(linger=True)
+            self._lost("the connection was closed before the result came")
+            self._waker.close()
+
+    def _is_over(self) -> bool:
+        if self._closing is None:
+            return False
+        return not self._waiting or time.monotonic() > self._closing
+
+    def _turn(self, dealer: Dealer) -> None:
+        has_sent = self._send_waiting(dealer) if dealer.is_connected else True
+        # Whoever appends after this looks sees that the thread sleeps, and wakes it.
+        self._sleeps = True
+        if not dealer.is_connected:
+            dealer.poll(1.0 if self._closing is None else 0.05)
+        elif not has_sent:
+            dealer.poll(1.0, for_room=True)
+        else:
+            dealer.poll(0 if self._waiting else 1.0)
+        self._sleeps = False
+        self._waker.clear()
+        if dealer.watch():
+            self._lost("the connection broke before the result came; whether the job was done is unknown")
+        if dealer.is_connected:
+            self._connected.set()
+        else:
+            self._connected.clear()
+        for frames in dealer.receive(_BATCH):
+            self._received(frames)
+
+    def _send_waiting(self, dealer: Dealer) -> bool:
+        """Send what waits; false if not all of it could be."""
+        for _ in range(_BATCH):
+            if not self._waiting:
+                return True
+            if not dealer.send(self._waiting[0]):
+                return False
+            self._waiting.popleft()
+            self._room.release()
+        return True
+
+    def _received(self, frames: list[bytes]) -> None:
+        message = wire.parse(frames)
+        if message is None or message.command != wire.REPLY or not message.body:
+            return
+        # One frame is the id of a job that was handed out; two are a result, and the id of its job.
+        job = self._jobs.get(message.body[-1].decode("ascii", "replace"))
+        if job is None:
+            return
+        if len(message.body) == 1:
+            job.is_dispatched = True
+        else:
+            del self._jobs[job.id]
+            job.is_dispatched = True
+            job.end(message.body[0])
+
+    def _lost(self, why: str) -> None:
+        for job in list(self._jobs.values()):
+            job.end(ConnectionLost(f"job {job.id} ({job.name}): {why}"))
+        self._jobs.clear()
+
+
+def ask(endpoint: str, command: bytes, timeout: float) -> bytes:
+    """Ask an administrative socket one thing. Raises `ConnectFailed` if nothing answers within `timeout` seconds."""
+    dealer = Dealer(endpoint, f"admin-{os.getpid()}")
+    deadline = time.monotonic() + timeout
+    try:
+        dealer.send(wire.message(command))
+        while (left := deadline - time.monotonic()) > 0:
+            dealer.poll(left)
+            dealer.watch()
+            for frames in dealer.receive(_BATCH):
+                message = wire.parse(frames)
+                if message is not None and message.command == wire.REPLY and message.body:
+                    return message.body[0]
+    finally:
+        dealer.close()
+    raise ConnectFailed(
+        f"nothing answers at {endpoint} within {timeout:g} s; is that the administrative side of a broker?"
+    )

@@ -1,0 +1,76 @@
+"""What runs in a process of a pool: it takes one job after the other from a pipe, until that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing import connection, parent_process
+from typing import Any, Final
+
+import msgspec
+
+from mqcore.jobs.execution import Assignment, Registry, run
+from mqcore.jobs.task import Task
+
+__all__ = ["BROKEN", "ENDED", "PROGRESS", "READY", "main"]
+
+# The first octet of what a child says.
+READY: Final = b"r"
+BROKEN: Final = b"b"
+ENDED: Final = b"e"
+PROGRESS: Final = b"p"
+
+_ASSIGNMENT: Final = msgspec.msgpack.Decoder(Assignment)
+
+
+def main(pipe: connection.Connection, home: tuple[str, str], allow_import: Sequence[str]) -> None:
+    """Be a child. `home` is the module and the attribute where the tasks are."""
+    # The worker decides when to end; a signal to the whole group is for it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        registry = Registry(_tasks(*home), allow_import)
+    except BaseException as error:
+        pipe.send_bytes(BROKEN + f"{type(error).__name__}: {error}".encode())
+        return
+    pipe.send_bytes(READY)
+    # A pipe that is closed: the worker wants nothing more.
+    with asyncio.Runner() as runner, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        _serve(pipe, registry, runner)
+
+
+def _serve(pipe: connection.Connection, registry: Registry, runner: asyncio.Runner) -> None:
+    encoder = msgspec.msgpack.Encoder()
+    lock = threading.Lock()
+    while True:
+        assignment = _ASSIGNMENT.decode(pipe.recv_bytes())
+
+        def tell(fraction: float, note: str, number: int = assignment.run) -> None:
+            with lock:
+                pipe.send_bytes(PROGRESS + encoder.encode((number, fraction, note)))
+
+        ending = run(assignment, registry, tell, runner)
+        with lock:
+            pipe.send_bytes(ENDED + encoder.encode(ending))
+
+
+def _tasks(module_name: str, attribute: str) -> Mapping[str, Task[..., Any, Any]]:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    jobs = getattr(importlib.import_module(module_name), attribute)
+    return jobs.tasks  # type: ignore[no-any-return]
+
+
+def _end_with_parent() -> None:
+    """A job whose worker died is run by another: it must not go on here."""
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)

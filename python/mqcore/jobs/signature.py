@@ -1,0 +1,126 @@
+"""The arguments and results of tasks: from values to JSON, and back to the types that the function names."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from mqcore import bodies
+from mqcore.errors import BodyError, InvalidArgument
+
+__all__ = ["Signature"]
+
+_EMPTY: Final = inspect.Parameter.empty
+
+
+class Signature:
+    """What a function takes and returns."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._signature = inspect.signature(function)
+        self._hints: dict[str, Any] | None = None
+
+    def check(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+        """Raise `TypeError` if the function cannot be called so."""
+        self._signature.bind(*args, **kwargs)
+
+    def decode(self, args: bytes, kwargs: bytes) -> tuple[list[Any], dict[str, Any]]:
+        """Read arguments as the types that the function names. Raises `BodyError`."""
+        positional = bodies.decode(args, list)
+        named = bodies.decode(kwargs, dict)
+        try:
+            bound = self._signature.bind(*positional, **named)
+        except TypeError as error:
+            raise BodyError(f"the arguments do not fit: {error}", args, self._function) from None
+        hints = self._types()
+        for name, value in bound.arguments.items():
+            hint = hints.get(name)
+            if hint is None:
+                continue
+            kind = self._signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                bound.arguments[name] = tuple(_convert(item, hint, f"the argument {name!r}") for item in value)
+            elif kind is inspect.Parameter.VAR_KEYWORD:
+                bound.arguments[name] = {
+                    key: _convert(item, hint, f"the argument {key!r}") for key, item in value.items()
+                }
+            else:
+                bound.arguments[name] = _convert(value, hint, f"the argument {name!r}")
+        return list(bound.args), bound.kwargs
+
+    def decode_result(self, value: bytes) -> Any:
+        """Read a result as the type that the function returns. Raises `BodyError`."""
+        hint = self._types().get("return")
+        plain = msgspec.json.decode(value)
+        return plain if hint is None else _convert(plain, hint, "the result")
+
+    def _types(self) -> dict[str, Any]:
+        """The annotations that JSON can be read as; all others are left as JSON has them."""
+        if self._hints is None:
+            try:
+                found = typing.get_type_hints(self._function)
+            except Exception:
+                # Names that exist for type checkers only.
+                found = {}
+            self._hints = {name: hint for name, hint in found.items() if _is_readable(hint)}
+        return self._hints
+
+
+def _is_readable(hint: Any) -> bool:
+    if hint is Any:
+        return False
+    if _is_model(hint):
+        return True
+    try:
+        msgspec.json.Decoder(hint)
+    except TypeError:
+        return False
+    # What msgspec does not know it would leave to a hook, which there is none for.
+    info = msgspec.inspect.type_info(hint)
+    return not isinstance(info, msgspec.inspect.CustomType)
+
+
+def _is_model(hint: Any) -> bool:
+    pydantic = sys.modules.get("pydantic")
+    return pydantic is not None and isinstance(hint, type) and issubclass(hint, pydantic.BaseModel)
+
+
+def _convert(value: Any, hint: Any, name: str) -> Any:
+    if _is_model(hint):
+        try:
+            return hint.model_validate(value)
+        except ValueError as error:
+            raise BodyError(f"{name} does not fit: {error}", wanted=hint) from error
+    try:
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        raise BodyError(f"{name} does not fit: {error}", wanted=hint) from error
+
+
+def encode_arguments(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[bytes, bytes]:
+    """Write arguments as JSON. Raises `InvalidArgument`."""
+    try:
+        return msgspec.json.encode(args, enc_hook=_encode), msgspec.json.encode(kwargs, enc_hook=_encode)
+    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
+        raise InvalidArgument(f"arguments of a job must have a JSON form: {error}") from error
+
+
+def encode_value(value: object) -> bytes:
+    """Write a result as JSON. Raises `BodyError`."""
+    try:
+        return msgspec.json.encode(value, enc_hook=_encode)
+    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
+        kind = type(value).__qualname__
+        raise BodyError(f"a {kind} cannot be a job's result: {error}", wanted=type(value)) from error
+
+
+def _encode(value: Any) -> Any:
+    if _is_model(type(value)):
+        return value.model_dump(mode="json")
+    raise TypeError(f"objects of type {type(value).__qualname__} have none")

@@ -1,0 +1,67 @@
+"""How far Spark is with the present step of a pipeline, asked while the step runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from mqcore.spark.pipelines.catalogue import Progress
+
+__all__ = ["unseen", "watched"]
+
+_EVERY: Final = 0.3
+"""Seconds between two looks."""
+
+
+def unseen(_what: str, _done: int, _known: int) -> None:
+    """Show nothing."""
+
+
+@contextmanager
+def watched(spark: SparkSession, progress: Progress | None) -> Iterator[Progress]:
+    """Give a pipeline a function that names its step, and tell `progress` how many tasks of that are done."""
+    if progress is None:
+        yield unseen
+        return
+    step = "start"
+    ended = threading.Event()
+
+    def name(what: str, done: int, known: int) -> None:
+        nonlocal step
+        step = what
+        progress(what, done, known)
+
+    def look() -> None:
+        while not ended.wait(_EVERY):
+            done, known = _tasks(spark)
+            if known:
+                progress(step, done, known)
+
+    # A session of Spark Connect does not tell its tasks: then steps are named, and nothing moves in between.
+    looking = threading.Thread(target=look, name="mqcore-pipeline-progress", daemon=True)
+    if hasattr(spark, "_jsc"):
+        looking.start()
+    try:
+        yield name
+    finally:
+        ended.set()
+        if looking.is_alive():
+            looking.join()
+
+
+def _tasks(spark: SparkSession) -> tuple[int, int]:
+    """Tasks of the stages that run now: done, and known."""
+    done = known = 0
+    # The session may be stopped under us, and a bar that stands still is no reason to fail.
+    with suppress(Exception):
+        tracker: Any = spark.sparkContext.statusTracker()
+        for stage in tracker.getActiveStageIds():
+            info = tracker.getStageInfo(stage)
+            if info is not None:
+                done, known = done + info.numCompletedTasks, known + info.numTasks
+    return done, known

@@ -1,0 +1,64 @@
+//! A MicroMessage2 session under arbitrary scripts, and the scripts that fuzzing has found worth keeping.
+
+mod micromessage_session_check;
+
+use std::fs;
+use std::path::Path;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+/// Octets that mean something, more often than not.
+fn said() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![
+        4 => select(vec![
+            &b"\x01\x1csubscribe;destination=orders"[..],
+            b"\x01\x26subscribe;destination=topic%2Ft,id=one",
+            b"\x01\x12unsubscribe;id=one",
+            b"\x01\x09ping;id=p",
+            b"\0\0\x01\x06orders\0\0\x01x",
+            b"\0\0\x02\x07topic/t\0\x05a:N1;\x01x",
+            b"\x10\0\x03\x06orders\0\0\x01x",
+            b"\x02\x01\x02\0\x01",
+            b"\x02\x01\x02\0\x03",
+            b"\x02\x02\x02\0\x02",
+            b"\x02\x04\x03abc",
+            b"\x04\0",
+        ]).prop_map(<[u8]>::to_vec),
+        1 => vec(any::<u8>(), 0..40),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Vec<u8>> {
+    let received = said().prop_map(|octets| (0, octets));
+    let other = (4_u8..12, vec(any::<u8>(), 0..6));
+    prop_oneof![2 => received, 3 => other].prop_map(|(step, octets)| {
+        let length = u8::try_from(octets.len()).unwrap();
+        [vec![step, length], octets].concat()
+    })
+}
+
+proptest! {
+    #[test]
+    fn whatever_is_said_the_promises_hold(agreed in 0_u8..5, steps in vec(step(), 0..40)) {
+        let script = [vec![4, 1, agreed, 5, 0], steps.concat()].concat();
+        micromessage_session_check::check(&script);
+    }
+
+    #[test]
+    fn whatever_the_script_the_promises_hold(script in vec(any::<u8>(), 0..400)) {
+        micromessage_session_check::check(&script);
+    }
+}
+
+#[test]
+fn every_script_of_the_corpus_keeps_the_promises() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/micromessage_session");
+    let mut scripts = 0;
+    for entry in fs::read_dir(corpus).unwrap() {
+        micromessage_session_check::check(&fs::read(entry.unwrap().path()).unwrap());
+        scripts += 1;
+    }
+    assert!(scripts >= 5, "only {scripts} scripts");
+}

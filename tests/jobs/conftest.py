@@ -1,0 +1,86 @@
+"""What tests of jobs start from: brokers, the original's among them, and the tasks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import ROOT, clean_environment, wait_until
+from job_processes import SAMPLES, START_LIMIT, answers, free_ports
+
+sys.path.insert(0, str(SAMPLES))
+
+
+@pytest.fixture(scope="session")
+def original_programs() -> Path:
+    """Where the original's programs are: a venv beside the project's, made once."""
+    given = os.environ.get("MQCORE_EVENTMQ_VENV")
+    place = Path(given) if given else ROOT / ".venv-eventmq"
+    marker = place / ".complete"
+    programs = place / ("Scripts" if os.name == "nt" else "bin")
+    if given or marker.exists():
+        return programs
+    made = [
+        [sys.executable, "-m", "venv", "--clear", str(place)],
+        [
+            *(str(programs / "python"), "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"),
+            *("-r", str(ROOT / "requirements" / "eventmq.lock")),
+        ],
+    ]
+    for command in made:
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        if result.returncode != 0:
+            pytest.skip(f"the original cannot be installed here: {result.stderr.strip()[-300:]}")
+    marker.touch()
+    return programs
+
+
+@pytest.fixture
+def original(original_programs: Path, tmp_path: Path) -> Iterator[str]:
+    """The original's router, unmodified; its URL."""
+    backend, frontend, admin = free_ports(3)
+    # It logs each message unless it is told otherwise, and that is most of its time.
+    (tmp_path / "quiet").mkdir()
+    (tmp_path / "quiet" / "sitecustomize.py").write_text("import logging\nlogging.disable(logging.CRITICAL)\n")
+    process = subprocess.Popen(
+        [str(original_programs / "emq-router")],
+        env=clean_environment()
+        | {
+            "EVENTMQ_BACKEND_ADDR": f"tcp://127.0.0.1:{backend}",
+            "EVENTMQ_FRONTEND_ADDR": f"tcp://127.0.0.1:{frontend}",
+            "EVENTMQ_ADMINISTRATIVE_ADDR": f"tcp://127.0.0.1:{admin}",
+            "EVENTMQ_WAL": str(tmp_path / "wal.log"),
+            "PYTHONPATH": str(tmp_path / "quiet"),
+        },
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=tmp_path,
+    )
+    try:
+        for port in (backend, frontend, admin):
+            wait_until(lambda port=port: answers(port), limit=START_LIMIT, what="the original's router")
+        yield f"emqp://127.0.0.1:{backend}?frontend={frontend}&admin={admin}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def tasks() -> Iterator[Callable[[str], Any]]:
+    """`sample_jobs`, with its jobs sent to the broker of this URL."""
+    import sample_jobs
+
+    def located(url: str) -> Any:
+        sample_jobs.jobs.locate(url)
+        return sample_jobs
+
+    try:
+        yield located
+    finally:
+        sample_jobs.jobs.close()

@@ -1,0 +1,150 @@
+"""`mqcore worker` and `mqcore jobs`, as real programs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import clean_environment, serving, wait_until
+from job_processes import SAMPLES, broker_url, lines_of, until_lines, working
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with serving("--listen", "emqp://127.0.0.1:0") as served:
+        yield broker_url(served)
+
+
+def mqcore(*arguments: str, url: str | None = None) -> subprocess.CompletedProcess[str]:
+    where = ["--broker", url] if url is not None else []
+    return subprocess.run(
+        [sys.executable, "-m", "mqcore", *arguments, *where],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        env=clean_environment(),
+        cwd=SAMPLES,
+    )
+
+
+def one(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert result.returncode == 0, result.stderr
+    return dict(json.loads(result.stdout))
+
+
+def test_a_job_is_sent_by_name_and_its_result_is_printed(url: str, tmp_path: Path) -> None:
+    with working(url, "--pool", "thread", "--queues", "mail:3,default"):
+        said = mqcore("jobs", "enqueue", "sample_jobs.add", "40", "--keyword", "right=2", "--wait", url=url)
+        assert (said.returncode, said.stdout) == (0, "42\n"), said.stderr
+        told = one(mqcore("jobs", "enqueue", "sample_jobs.add", "1", "--queue", "mail", "--wait", "--json", url=url))
+        assert (told["schema"], told["result"], told["queue"]) == ("mqcore.jobs.result/1", 2, "mail")
+        sent = one(mqcore("jobs", "enqueue", "sample_jobs.write", str(tmp_path / "trace"), "text", "--json", url=url))
+        assert sent["schema"] == "mqcore.jobs.enqueue/1"
+        assert until_lines(tmp_path / "trace", 1) == ["text"]
+
+
+def test_a_job_that_does_not_end_well_ends_the_program_with_its_code(url: str) -> None:
+    with working(url, "--pool", "thread"):
+        for code, said, arguments in (
+            (1, "ValueError: so be it", ("sample_jobs.fail", "value", "so be it")),
+            (4, "nothing allows to import it", ("os.mkdir", "made")),
+        ):
+            result = mqcore("jobs", "enqueue", *arguments, "--wait", url=url)
+            assert (result.returncode, result.stdout) == (code, "")
+            assert said in result.stderr
+            assert len(result.stderr.splitlines()) == 1
+    late = mqcore("jobs", "enqueue", "sample_jobs.add", "1", "--wait", "--timeout", "300ms", url=url)
+    assert late.returncode == 5
+    assert "no worker has taken it" in late.stderr
+
+
+def test_what_waits_and_who_works_is_told(url: str) -> None:
+    with working(url, "--pool", "thread", "--queues", "mail:30,default", "--concurrency", "3") as worker:
+        listed = one(mqcore("jobs", "workers", "--json", url=url))
+        assert listed["workers"] == [
+            {"worker": worker.ready["worker"], "queues": ["mail:30", "default:10"], "free": 3},
+        ]
+        assert mqcore("jobs", "enqueue", "sample_jobs.add", "1", "--wait", url=url).returncode == 0
+        told = one(mqcore("jobs", "status", "--json", url=url))
+        of = {row["queue"]: (row["waiting"], row["running"], row["done"]) for row in told["queues"]}
+        assert of == {"default": (0, 0, 1), "mail": (0, 0, 0)}
+
+
+def test_a_worker_that_cannot_work_says_why_in_one_line(url: str, tmp_path: Path) -> None:
+    for said, arguments in (
+        ("write MODULE:ATTR", ("sample_jobs",)),
+        ("is it in this folder", ("no_such_module:jobs",)),
+        ("it must be a mqcore.jobs.Jobs", ("sample_jobs:add",)),
+        ("say what may be run", ()),
+        ("is no queue", ("sample_jobs:jobs", "--queues", "mail:heavy")),
+        ("is no address of job queues", ("sample_jobs:jobs", "--broker", "http://127.0.0.1:1")),
+    ):
+        result = mqcore("worker", *arguments)
+        assert result.returncode == 2
+        assert said in result.stderr.splitlines()[-1]
+    nobody = mqcore("jobs", "status", "--timeout", "300ms", "--broker", "emqp://127.0.0.1:1")
+    assert nobody.returncode == 5
+    assert "nothing answers" in nobody.stderr
+
+
+def test_jobs_that_cannot_load_end_the_worker_instead_of_being_tried_for_ever(url: str, tmp_path: Path) -> None:
+    # It loads in the worker, and in none of its processes.
+    (tmp_path / "once.py").write_text(
+        "import multiprocessing\nfrom mqcore.jobs import Jobs\njobs = Jobs()\n"
+        "if multiprocessing.parent_process() is not None:\n    raise RuntimeError('not here')\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-m", "mqcore", "worker", "once:jobs", "--broker", url],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        env=clean_environment(),
+        cwd=tmp_path,
+    )
+    assert result.returncode == 2
+    assert "could not load once:jobs: RuntimeError: not here" in result.stderr.splitlines()[-1]
+
+
+def test_a_terminal_shows_what_runs_and_how_far_it_is(url: str, tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    terminal, theirs = pty.openpty()
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "mqcore", "worker", "sample_jobs:jobs", "--broker", url, "--pool", "thread"],
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+        env=clean_environment() | {"COLUMNS": "120", "TERM": "xterm"},
+        cwd=SAMPLES,
+    )
+    os.close(theirs)
+    os.set_blocking(terminal, False)
+    shown = bytearray()
+
+    def shows(text: bytes) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            shown.extend(os.read(terminal, 65536))
+        return text in shown
+
+    try:
+        sent = mqcore("jobs", "enqueue", "sample_jobs.tell_progress", str(end), url=url)
+        assert sent.returncode == 0, sent.stderr
+        wait_until(lambda: shows(b"half of it") and shows(b"sample_jobs.tell_progress"), limit=30, what="progress")
+        end.touch()
+        wait_until(lambda: shows(b"1 done"), limit=30, what="the end of the job")
+        worker.terminate()
+        wait_until(lambda: shows(b"0 left") or worker.poll() is not None, limit=20, what="the end")
+    finally:
+        worker.kill()
+        worker.wait()
+        os.close(terminal)
+    assert lines_of(end) == []

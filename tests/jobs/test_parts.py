@@ -1,0 +1,153 @@
+"""Parts of jobs that need no broker: addresses, headers, backoff, options, names, and what is imported when."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from datetime import datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqcore import errors
+from mqcore.cli.worker import split_queues
+from mqcore.jobs import Backoff, Jobs, current, wire
+from mqcore.jobs.address import parse
+
+
+def test_an_address_names_all_sockets() -> None:
+    found = parse("emqp://broker.example")
+    assert found.backend == "tcp://broker.example:47290"
+    assert found.frontend == "tcp://broker.example:47291"
+    assert found.admin == "tcp://broker.example:47293"
+    other = parse("emqp://[::1]:9?frontend=7&admin=elsewhere:8")
+    assert (other.backend, other.frontend, other.admin) == ("tcp://[::1]:9", "tcp://[::1]:7", "tcp://elsewhere:8")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["tmqp://127.0.0.1", "emqp://", "emqp://a/b", "emqp://a?front=1", "emqp://a?frontend=x", "emqp://a:99999", ""],
+)
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(errors.ConfigError):
+        parse(url)
+
+
+@given(st.binary(max_size=200))
+def test_headers_of_any_octets_are_read(text: bytes) -> None:
+    headers = wire.Headers.parse(text)
+    assert headers.timeout >= 0
+    assert headers.retry_count >= 0
+
+
+@given(st.binary(max_size=200))
+def test_a_job_of_any_octets_is_one_or_is_refused(job: bytes) -> None:
+    with contextlib.suppress(errors.BodyError):
+        assert wire.decode_call(job).name
+
+
+def test_headers_are_written_as_all_workers_read_them() -> None:
+    headers = wire.Headers(reply_requested=True, guarantee=True, retry_count=3, timeout=7)
+    assert headers.encode() == b"reply-requested,guarantee,retry-count:3,timeout:7"
+    assert wire.Headers.parse(headers.encode()) == headers
+    assert wire.Headers.parse(b"guarantee:false, timeout:-1,retry-count:x,attempt:2") == wire.Headers(attempt=2)
+    assert wire.Headers().encode() == b""
+
+
+def test_a_job_has_all_members_that_the_original_wants() -> None:
+    job = wire.encode_call("shop.mail.send", b'["a"]', b'{"b":1}', wire.Terms())
+    assert job == (
+        b'["run",{"callable":"send","path":"shop.mail","args":["a"],"kwargs":{"b":1},"class_args":[],"class_kwargs":{}}]'
+    )
+    assert wire.decode_call(job).name == "shop.mail.send"
+
+
+def test_a_backoff_grows_up_to_its_end() -> None:
+    steady = Backoff("1s", max="10s", factor=3, jitter=0)
+    assert [steady.wait(attempt) for attempt in (1, 2, 3, 4, 10**9)] == [1, 3, 9, 10, 10]
+    spread = {Backoff("1s", jitter=0.5).wait(1) for _ in range(100)}
+    assert len(spread) > 1
+    assert all(0.5 <= wait <= 1.5 for wait in spread)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"queue": ""},
+        {"queue": "x" * 256},
+        {"retries": -1},
+        {"timeout": 0},
+        {"soft_timeout": "soon"},
+        {"priority": 256},
+        {"run_after": datetime(2026, 1, 1)},  # without a time zone
+    ],
+    ids=str,
+)
+def test_an_option_that_cannot_be_is_refused_where_it_is_said(options: dict[str, object]) -> None:
+    jobs = Jobs()
+    task = jobs.task(lambda: None)
+    with pytest.raises(errors.ConfigError):
+        task.using(**options)
+    with pytest.raises(errors.ConfigError, match="no option colour"):
+        task.using(colour="red")
+
+
+def test_a_broker_is_not_told_of_the_limit_of_a_job_that_waits_for_its_time() -> None:
+    task = Jobs().task(timeout="1500ms")(lambda: None)
+    assert (task.options.headers().timeout, task.options.terms().hard) == (2, 1.5)
+    later = task.using(run_after="1h").options
+    assert (later.headers().timeout, later.terms().hard) == (0, 1.5)
+
+
+def test_two_tasks_cannot_have_one_name() -> None:
+    jobs = Jobs()
+    jobs.task(name="shop.send")(print)
+    with pytest.raises(errors.ConfigError, match=r"there is a task shop\.send already"):
+        jobs.task(name="shop.send")(print)
+
+
+def test_schedules_are_messages_of_nine_frames() -> None:
+    jobs = Jobs()
+
+    @jobs.task(queue="reports", retries=1)
+    def nightly(day: int = 0) -> None:
+        return
+
+    every = jobs.every("30s", nightly.bind(3), nohaste=True, runs=5).frames(b"SCHEDULE")
+    assert every[2] == b"SCHEDULE"
+    assert every[4:7] == [b"reports", b"guarantee,nohaste,retry-count:1,run_count:5", b"30"]
+    assert b'"args":[3]' in every[7]
+    assert every[8] == b""
+    cron = jobs.cron(" 0 3 * *  * ", nightly).frames(b"UNSCHEDULE")
+    assert (cron[2], cron[6], cron[8]) == (b"UNSCHEDULE", b"-1", b"0 3 * * *")
+    for wrong in ("nightly", "* * * *"):
+        with pytest.raises(errors.ConfigError, match="cron"):
+            jobs.cron(wrong, nightly)
+    with pytest.raises(errors.ConfigError):
+        jobs.every(0, nightly)
+
+
+def test_queues_are_read_with_their_weights() -> None:
+    assert split_queues("a:40, b,c:d:1") == [("a", 40), ("b", 10), ("c:d", 1)]
+
+
+def test_outside_of_a_job_there_is_none() -> None:
+    with pytest.raises(LookupError, match="no job runs here"):
+        current()
+
+
+def test_nothing_of_zeromq_is_loaded_before_a_job_is_sent() -> None:
+    program = "import sys, mqcore, mqcore.jobs; mqcore.jobs.Jobs().task(print); sys.exit('zmq' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=30).returncode == 0
+
+
+def test_without_pyzmq_it_is_said_what_brings_it() -> None:
+    program = (
+        "import sys; sys.modules['zmq'] = None\n"
+        "from mqcore.jobs import Jobs\nfrom mqcore.errors import NotSupported\n"
+        "try:\n    Jobs().send('a.b')\nexcept NotSupported as error:\n    print(error)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)
+    assert "pip install 'mqcore[jobs]'" in said.stdout

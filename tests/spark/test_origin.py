@@ -1,0 +1,95 @@
+"""Where history is read, without Spark: what is told of lost notes, and what filters leave out."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import serving, wait_until
+from mqcore import errors, sync
+from mqcore.spark.options import ReadOptions
+from mqcore.spark.origin import Directory
+from mqcore.spark.plan import Plan, columns_of
+from spark.told import HISTORY, declare
+
+
+def plan_of(path: Path, **options: str) -> Plan:
+    parsed = ReadOptions.parse({"path": str(path), **options})
+    return Plan.of(parsed, [name for name, _ in columns_of(parsed)])
+
+
+def values(plan: Plan) -> list[bytes]:
+    origin = plan.origin()
+    ends = origin.ends()
+    begin = plan.checked(plan.positions(ends, "earliest", "startingOffsets"), ends)
+    stretches = plan.stretches(begin, plan.positions(ends, "latest", "endingOffsets"))
+    found: list[bytes] = []
+    for piece in plan.pieces(origin, stretches):
+        for rows in origin.read(plan.request(), piece, plan.options.fail_on_data_loss):
+            found += rows.column("value").to_pylist()
+    return found
+
+
+def test_notes_that_vanish_between_planning_and_reading_are_lost_in_words(tmp_path: Path) -> None:
+    with serving("--data-dir", str(tmp_path), environment={**HISTORY, "MQCORE_ARCHIVE": "off"}) as served:
+        with sync.connect(served.url) as mq:
+            declare(mq, "orders/1")
+            for number in range(10):
+                mq.publish("orders/1", f"body {number}")
+        # The step of the last one is written behind it.
+        wait_until(lambda: len(values(plan_of(tmp_path))) == 10, what="the last step")
+        served.process.kill()
+    plan = plan_of(tmp_path)
+    assert values(plan) == [f"body {number}".encode() for number in range(10)]
+    origin = plan.origin()
+    assert isinstance(origin, Directory)
+    stretches = plan.stretches({}, plan.positions(origin.ends(), "latest", "endingOffsets"))
+    pieces = origin.pieces(plan.request(), stretches, 64 << 20)
+    for segment in tmp_path.glob("shard-*/*.segment"):
+        segment.unlink()
+    for piece in pieces:
+        with pytest.raises(errors.HistoryLost, match="neither the journal nor the archive"):
+            list(origin.read(plan.request(), piece, fail=True))
+        assert list(origin.read(plan.request(), piece, fail=False)) == []
+
+
+def test_large_steps_that_are_packed_in_the_journal_are_read_as_they_were(tmp_path: Path) -> None:
+    bodies = [f"{number} {'abcd' * 300}".encode() for number in range(3000)]
+    with serving("--data-dir", str(tmp_path), environment={**HISTORY, "MQCORE_ARCHIVE": "off"}) as served:
+        with sync.connect(served.url) as mq:
+            declare(mq, "orders/1")
+            mq.publish_many("orders/1", bodies)
+        served.terminate()
+    assert values(plan_of(tmp_path)) == bodies
+
+
+def test_filters_narrow_a_plan_and_never_beyond_what_they_let_pass() -> None:
+    pytest.importorskip("pyspark")
+    from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, IsNull, LessThan, Not
+
+    from mqcore.spark.source import narrow
+
+    def narrowed(*filters: Filter) -> Plan:
+        plan = plan_of(Path("/nowhere"))
+        for wanted in filters:
+            narrow(plan, wanted)
+        return plan
+
+    noon = datetime(2026, 11, 21, 12, tzinfo=UTC)
+    us = int(noon.timestamp()) * 1_000_000
+    cases: list[tuple[Plan, dict[str, Any]]] = [
+        (narrowed(EqualTo(("channel",), "a")), {"queues": ("a",)}),
+        (narrowed(EqualTo(("channel",), "a"), In(("queue",), ("b/1", "b/2"))), {"queues": ("a",)}),
+        (narrowed(In(("kind",), ("acked", "saved"))), {"kinds": ("acked", "saved")}),
+        (narrowed(GreaterThanOrEqual(("timestamp",), noon), LessThan(("timestamp",), noon)), {"since_us": us}),
+        (narrowed(GreaterThan(("timestamp",), noon.replace(tzinfo=None))), {"since_us": None}),
+        (narrowed(Not(EqualTo(("channel",), "a")), IsNull(("kind",))), {"queues": None, "kinds": None}),
+        (narrowed(EqualTo(("a", "b"), 1)), {"queues": None}),
+    ]
+    for plan, members in cases:
+        assert {name: getattr(plan, name) for name in members} == members
+    bounds = narrowed(GreaterThan(("sequence",), 5), EqualTo(("offset",), 9), In(("shard",), (0, 1))).bounds
+    assert (bounds.first, bounds.behind, bounds.shards) == (9, 10, {0, 1})

@@ -1,0 +1,191 @@
+"""Vendors' extensions of MicroMessage2 that a Python program handles."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Iterable
+
+import pytest
+
+import mqcore
+from mm2_peer import MM2Peer, extension, message, subscribe
+from mqcore.errors import InvalidArgument
+from mqcore.extensions import Extension, ExtensionRefused
+
+
+class Note(Extension):
+    """Answers each frame, in the way that the frame asks for."""
+
+    name = "x-note"
+    timeout = 0.5
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str | None, bytes]] = []
+        self.threads: set[str] = set()
+
+    def received(
+        self, client: mqcore.ClientView, payload: bytes
+    ) -> bytes | Iterable[bytes] | Awaitable[bytes | Iterable[bytes] | None] | None:
+        self.seen.append((client.name, payload))
+        self.threads.add(threading.current_thread().name)
+        if payload == b"nothing":
+            return None
+        if payload == b"several":
+            return [b"one", b"two"]
+        if payload == b"refuse":
+            raise ExtensionRefused("not this one")
+        if payload == b"raise":
+            raise ValueError("a secret")
+        if payload == b"sleep":
+            time.sleep(1)
+        return b"got " + payload
+
+
+class AsyncNote(Extension):
+    """The same on the event loop."""
+
+    name = "x-async"
+    timeout = 0.5
+
+    async def received(self, client: mqcore.ClientView, payload: bytes) -> bytes | list[bytes]:
+        await asyncio.sleep(0)
+        if payload == b"refuse":
+            raise ExtensionRefused("not this one")
+        if payload == b"raise":
+            raise ValueError("a secret")
+        if payload == b"sleep":
+            await asyncio.sleep(10)
+        return [b"got", payload]
+
+
+class Nonsense(Extension):
+    """Returns what is no payload."""
+
+    name = "x-nonsense"
+
+    def received(self, client: mqcore.ClientView, payload: bytes) -> bytes:
+        return [1, 2] if payload == b"list" else 7  # type: ignore[return-value]
+
+
+def broker_with(*extensions: Extension) -> mqcore.Broker:
+    broker = mqcore.Broker(listen=["mm2://127.0.0.1:0"], shards=1)
+    for one in extensions:
+        broker.add_extension(one)
+    return broker
+
+
+def test_a_frame_is_handled_and_answered_in_frames_of_the_same_extension() -> None:
+    note = Note()
+    with broker_with(note) as broker, MM2Peer(broker.listeners[0], identity=b"ann") as peer:
+        assert "x-note" in peer.shake("json", "x-note:v=1").optional
+        peer.conclude("json", "x-note")
+        peer.send(extension(2, b"hello"))
+        frame = peer.frame()
+        assert (frame.kind, frame.id, frame.payload) == ("extension", 2, b"got hello")
+        peer.send(extension(2, b"several"), extension(2, b"nothing"), extension(2, b"last"))
+        assert [frame.payload for frame in peer.frames(3)] == [b"one", b"two", b"got last"]
+    assert note.seen == [("ann", b"hello"), ("ann", b"several"), ("ann", b"nothing"), ("ann", b"last")]
+    assert len(note.threads) == 1
+
+
+def test_async_handlers_answer_in_the_order_of_the_frames() -> None:
+    with broker_with(AsyncNote()) as broker, MM2Peer(broker.listeners[0]) as peer:
+        peer.open("x-async")
+        peer.send(*(extension(1, b"%d" % number) for number in range(1000)))
+        assert [frame.payload for frame in peer.frames(2000)][1::2] == [b"%d" % number for number in range(1000)]
+
+
+@pytest.mark.parametrize("kind", [Note, AsyncNote])
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [
+        (b"refuse", "extension: {}: not this one"),
+        (b"raise", "internal: {}: its handler failed"),
+        (b"sleep", "internal: {}: its handler took longer than 500ms"),
+    ],
+)
+def test_what_cannot_be_handled_ends_the_connection_in_the_protocols_form(
+    kind: type[Note] | type[AsyncNote], payload: bytes, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.ERROR, "mqcore.extensions"),
+        broker_with(kind()) as broker,
+        MM2Peer(broker.listeners[0]) as peer,
+        MM2Peer(broker.listeners[0]) as bystander,
+    ):
+        peer.open(kind.name)
+        bystander.open("x-mqcore;pub-sub")
+        peer.send(extension(1, payload))
+        error = peer.error()
+        assert error == why.format(kind.name) or (payload == b"sleep" and error.endswith("its handler failed"))
+        assert bystander.ask(subscribe("topic/t", name="s")) == "ok"
+    logged = [record for record in caplog.records if kind.name in record.getMessage()]
+    assert bool(logged) == (payload == b"raise") or payload == b"sleep"
+
+
+@pytest.mark.parametrize("payload", [b"number", b"list"])
+def test_what_is_no_payload_has_failed(payload: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.ERROR, "mqcore.extensions"),
+        broker_with(Nonsense()) as broker,
+        MM2Peer(broker.listeners[0]) as peer,
+    ):
+        peer.open("x-nonsense")
+        peer.send(extension(1, payload))
+        assert peer.error() == "internal: x-nonsense: its handler failed"
+    assert "TypeError" in caplog.text
+
+
+def test_other_frames_do_not_wait_for_a_handler() -> None:
+    with (
+        broker_with(AsyncNote()) as broker,
+        MM2Peer(broker.listeners[0]) as peer,
+        MM2Peer(broker.listeners[0]) as other,
+    ):
+        other.open("pub-sub;x-mqcore").ask(subscribe("topic/t", name="s"))
+        peer.open("x-async")
+        peer.send(extension(1, b"sleep"), message(1, "topic/t", b"not held up"))
+        assert other.frame().payload == b"not held up"
+
+
+def test_an_extension_that_nobody_handles_is_unknown() -> None:
+    with broker_with(Note()) as broker, MM2Peer(broker.listeners[0]) as peer, MM2Peer(broker.listeners[0]) as other:
+        assert "x-other" not in peer.shake("", "x-other").optional
+        with pytest.raises(AssertionError, match="unsupported x-other"):
+            other.shake("x-other")
+
+
+@pytest.mark.parametrize("wrong", ["note", "x-", "x-Note", "x-a b", "x-nack", "x-mqcore", 7])
+def test_names_are_those_of_vendors(wrong: object) -> None:
+    named = type("Named", (Note,), {"name": wrong})
+    with pytest.raises(InvalidArgument, match="cannot be called"):
+        mqcore.Broker().add_extension(named())
+
+
+def test_extensions_are_added_before_the_broker_starts() -> None:
+    with broker_with(Note()) as broker:
+        with pytest.raises(RuntimeError, match="stop it first"):
+            broker.add_extension(AsyncNote())
+        with pytest.raises(TypeError, match="an extension is an instance of a subclass"):
+            broker.add_extension(object())  # type: ignore[arg-type]
+
+
+def test_one_of_the_same_name_takes_the_place_of_the_other() -> None:
+    first, second = Note(), Note()
+    with broker_with(first, second) as broker, MM2Peer(broker.listeners[0]) as peer:
+        peer.open("x-note")
+        peer.send(extension(1, b"x"))
+        assert peer.frame().payload == b"got x"
+    assert (first.seen, second.seen) == ([], [("peer", b"x")])
+
+
+def test_a_broker_that_stops_does_not_wait_for_a_handler_for_ever() -> None:
+    began = time.monotonic()
+    with broker_with(Note()) as broker, MM2Peer(broker.listeners[0]) as peer:
+        peer.open("x-note;x-mqcore")
+        peer.send(extension(1, b"sleep"))
+        assert peer.ask("ping;id=p") == "ok"
+    assert time.monotonic() - began < 30
