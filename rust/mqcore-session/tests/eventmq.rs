@@ -141,12 +141,21 @@ impl World {
     }
 
     fn read(&mut self, connection: ConnectionId) {
+        self.read_so(connection, false);
+    }
+
+    fn read_so(&mut self, connection: ConnectionId, last: bool) {
         let peer = self.peers.get_mut(&connection).unwrap();
         if peer.session.is_closing() || peer.error.is_some() {
             return;
         }
         let (mut commands, Peer { session, unread, written, .. }) = (Vec::new(), &mut *peer);
-        match session.receive(unread, self.now, &mut commands, written) {
+        let read = if last {
+            session.receive_last(unread, self.now, &mut commands, written)
+        } else {
+            session.receive(unread, self.now, &mut commands, written)
+        };
+        match read {
             Ok(consumed) => drop(unread.drain(..consumed)),
             Err(error) => peer.error = Some(error),
         }
@@ -529,6 +538,32 @@ fn jobs_wait_for_a_queue_that_is_known_and_go_to_default_if_it_is_not() {
     assert_eq!(world.told(client).len(), 4);
     world.request(client, "v", "nobody", "");
     assert_eq!(world.count(|counters| &counters.fallen_back), 2, "those whose queue could be one");
+}
+
+#[test]
+fn a_client_that_closes_at_once_loses_no_job() {
+    let mut world = World::new(3);
+    for queue in ["default", "nobody"] {
+        let client = world.connect(Role::Frontend);
+        let mut octets = handshake(SocketType::Dealer);
+        encode_message(
+            &[b"", b"eMQP/1.0", b"REQUEST", queue.as_bytes(), queue.as_bytes(), b"", b"job"],
+            &mut octets,
+        );
+        world.peers.get_mut(&client).unwrap().unread.extend_from_slice(&octets);
+        // All that comes, comes with the end of it.
+        world.read_so(client, true);
+        world.read_so(client, true);
+        assert!(world.peers[&client].session.is_closing(), "it is gone by itself");
+        world.close(client);
+    }
+    let worker = world.worker("", 4);
+    assert_eq!(world.jobs(worker), ["default", "nobody"]);
+    // One that had nothing to say is gone too.
+    let client = world.connect(Role::Frontend);
+    world.peers.get_mut(&client).unwrap().unread = handshake(SocketType::Dealer);
+    world.read_so(client, true);
+    assert!(world.peers[&client].session.is_closing());
 }
 
 #[test]
