@@ -62,6 +62,13 @@ print(["", "", "", "", id])
     assert original.written("out") == ["hello"]
 
 
+def test_jobs_that_came_before_any_worker_run_when_one_comes(original: Original) -> None:
+    original.run('for n in range(5): defer_job(s, "jobs.write", args=("out", str(n)))\ns.zsocket.close(linger=5000)')
+    with original.job_manager(slots=1):
+        wait_until(lambda: len(original.written("out")) == 5, limit=20, what="five jobs")
+    assert original.written("out") == ["0", "1", "2", "3", "4"]
+
+
 def test_two_hundred_jobs_through_two_slots_take_no_second_each(original: Original) -> None:
     """The original's job manager looks for finished jobs once a second unless it hears something."""
     with original.job_manager(slots=2):
