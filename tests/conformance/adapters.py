@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from eventmq_peer import EventmqPeer
 from mm2_peer import MM2Peer, subscribe
 from mqks_peer import MqksPeer
 from protocols.conversation import CHANNEL_LIST, QUEUE, Client
@@ -45,8 +46,8 @@ class Party(ABC):
     """Octets that a body may have that comes or goes this way."""
 
     @abstractmethod
-    def __init__(self, url: str) -> None:
-        """Connect."""
+    def __init__(self, *urls: str) -> None:
+        """Connect. A protocol whose listener has several sockets gets the URLs of all."""
 
     @abstractmethod
     def close(self) -> None:
@@ -248,5 +249,85 @@ class MicroMessage(Party):
         self.peer.nack(delivery.handle)
 
 
-PARTIES: dict[str, type[Party]] = {"tmqp": Tmqp, "mqks": Mqks, "throttr": Throttr, "mm2": MicroMessage}
+class Eventmq(Party):
+    """EventMQ: a message of a queue is a job; who is handed some is a worker, and its result settles one."""
+
+    listener = "emqp://127.0.0.1:0"
+    SLOTS = 100
+    _names = itertools.count()
+
+    def __init__(self, *urls: str) -> None:
+        self.urls = {url.partition("?role=")[2]: url for url in urls}
+        self.peers: dict[str, EventmqPeer] = {}
+
+    def _peer(self, role: str) -> EventmqPeer:
+        if role not in self.peers:
+            kind = b"SUB" if role == "subscribe" else b"DEALER"
+            self.peers[role] = EventmqPeer(self.urls[role], kind)
+        return self.peers[role]
+
+    def close(self) -> None:
+        for peer in self.peers.values():
+            peer.close()
+
+    def publish(self, place: Place, body: bytes) -> None:
+        name = f"m{next(self._names)}"
+        if place.is_queue:
+            peer = self._peer("frontend")
+            peer.say("REQUEST", name, place.name, "guarantee", body)
+        else:
+            peer = self._peer("publish")
+            peer.say("PUBLISH", name, place.name, body)
+        peer.until_now()
+
+    def subscribe(self, place: Place) -> None:
+        if place.is_queue:
+            self._peer("backend").inform(f'[[10, "{place.name}"]]', self.SLOTS)
+        else:
+            peer = self._peer("subscribe")
+            peer.send(b"\x01" + place.name.encode())
+            peer.until_now()
+
+    def unsubscribe(self, place: Place) -> None:
+        if place.is_queue:
+            # A worker that has said goodbye comes back as another one.
+            peer = self.peers.pop("backend")
+            peer.say("KBYE", "bye")
+            peer.until_now()
+            peer.close()
+        else:
+            peer = self._peer("subscribe")
+            peer.send(b"\x00" + place.name.encode())
+            peer.until_now()
+
+    def take(self) -> list[Delivery]:
+        taken = []
+        for said in self.peers["backend"].until_now() if "backend" in self.peers else []:
+            assert said[2] == b"REQUEST", said
+            taken.append(Delivery(said[6], said[3]))
+        for _, body in self.peers["subscribe"].until_now() if "subscribe" in self.peers else []:
+            taken.append(Delivery(body))
+        return taken
+
+    def _result(self, delivery: Delivery, result: str) -> None:
+        peer = self._peer("backend")
+        peer.say("REPLY", f"r{next(self._names)}", result, delivery.handle)
+        # Behind its result it is ready for another job, as a real worker is.
+        peer.say("READY", "ready")
+        peer.kept = peer.until_now()
+
+    def ack(self, delivery: Delivery) -> None:
+        self._result(delivery, '{"value": true}')
+
+    def nack(self, delivery: Delivery) -> None:
+        self._result(delivery, '{"error": "not now", "retry_after": 0}')
+
+
+PARTIES: dict[str, type[Party]] = {
+    "tmqp": Tmqp,
+    "mqks": Mqks,
+    "throttr": Throttr,
+    "mm2": MicroMessage,
+    "emqp": Eventmq,
+}
 """All protocols that take part."""

@@ -21,12 +21,14 @@ class World:
     def __init__(self, broker: TestBroker, stack: contextlib.ExitStack) -> None:
         self.broker = broker
         self._stack = stack
-        self._urls = dict(zip(PARTIES, broker.listeners, strict=True))
+        self._urls: dict[str, list[str]] = {}
+        for url in broker.listeners:
+            self._urls.setdefault(url.partition("://")[0], []).append(url)
         self._parties: list[Party] = []
 
     def connect(self, protocol: str) -> Party:
         """One more party."""
-        party = PARTIES[protocol](self._urls[protocol])
+        party = PARTIES[protocol](*self._urls[protocol])
         self._parties.append(party)
         return party
 
@@ -54,7 +56,7 @@ class World:
     def queue(self, **options: Any) -> Place:
         """A queue that is bound to the topic of its name; what is handed out of it must be acknowledged."""
         place = Place("orders", is_queue=True)
-        host, _, port = self._urls["tmqp"].partition("://")[2].rpartition(":")
+        host, _, port = self._urls["tmqp"][0].partition("://")[2].rpartition(":")
         with Client(host, int(port)) as maker:
             maker.hello()
             settings = {"Status": ROUND_ROBIN, "RequestAcknowledge": True, "WaitForAcknowledge": False, **options}

@@ -123,6 +123,8 @@ pub struct EventmqSession {
     complaints: Vec<Complaint>,
     ignored: u64,
     stops_broker: bool,
+    /// Answers without which a client that says nothing more may not leave: its jobs may still come back.
+    fences: Option<usize>,
 }
 
 impl EventmqSession {
@@ -149,6 +151,7 @@ impl EventmqSession {
             complaints: Vec::new(),
             ignored: 0,
             stops_broker: false,
+            fences: None,
             config,
         }
     }
@@ -651,6 +654,7 @@ impl EventmqSession {
                 for (id, why) in self.intake.default_made(answer, &mut self.wanted) {
                     self.complain(&id, why, now);
                 }
+                self.finish();
             }
             Some((Asked::Waiting(name), _)) => {
                 let waiting = match answer {
@@ -664,6 +668,10 @@ impl EventmqSession {
                     }
                 }
             }
+            Some((Asked::Fence, _)) => {
+                self.fences = self.fences.map(|fences| fences.saturating_sub(1));
+                self.finish();
+            }
             // Part by part; what one shard refuses, all do.
             Some((Asked::Topic, last)) => {
                 if let Err(rejection) = answer
@@ -675,6 +683,19 @@ impl EventmqSession {
             }
         }
         Ok(())
+    }
+
+    /// Whether what the peer said last counts even if it is gone by now.
+    fn sends_jobs(&self) -> bool {
+        matches!(self.role, Role::Frontend | Role::Publish)
+            && matches!(self.stage, Stage::Introduced | Stage::Open)
+    }
+
+    /// A client's last word was read: it goes as soon as none of its jobs can come back.
+    fn finish(&mut self) {
+        if self.stage == Stage::Open && self.fences == Some(0) && !self.intake.holds() {
+            self.stage = Stage::Over;
+        }
     }
 
     /// A message could not be put where it should.
@@ -784,6 +805,31 @@ impl Session for EventmqSession {
         result
     }
 
+    fn receive_last(
+        &mut self,
+        input: &[u8],
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<usize, SessionError> {
+        let consumed = self.receive(input, now, commands, output)?;
+        // Clients that send one job and close at once are the rule.
+        if consumed == input.len() && self.sends_jobs() && self.fences.is_none() {
+            let channels: Vec<_> = self.intake.recent().map(|queue| queue.channel.clone()).collect();
+            self.fences = Some(channels.len());
+            for channel in channels {
+                let number = self.pending.expect(Asked::Fence, 1);
+                commands.push(Command::Request(number, Box::new(Request::Leave { channel })));
+            }
+            self.finish();
+        }
+        Ok(consumed)
+    }
+
+    fn outlives_input(&self) -> bool {
+        self.sends_jobs()
+    }
+
     fn needed(&self, input: &[u8]) -> usize {
         match self.stage {
             Stage::Silent | Stage::Greeting | Stage::Shaking => 0,
@@ -797,6 +843,7 @@ impl Session for EventmqSession {
             Event::Welcomed(client) if self.stage == Stage::Introduced => {
                 self.client = Some(client);
                 self.stage = Stage::Open;
+                self.finish();
             }
             Event::Refused(rejection) if self.stage == Stage::Introduced => {
                 Control::Error(rejection.to_string().as_bytes()).encode(output);

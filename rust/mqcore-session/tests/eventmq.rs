@@ -141,12 +141,21 @@ impl World {
     }
 
     fn read(&mut self, connection: ConnectionId) {
+        self.read_so(connection, false);
+    }
+
+    fn read_so(&mut self, connection: ConnectionId, last: bool) {
         let peer = self.peers.get_mut(&connection).unwrap();
         if peer.session.is_closing() || peer.error.is_some() {
             return;
         }
         let (mut commands, Peer { session, unread, written, .. }) = (Vec::new(), &mut *peer);
-        match session.receive(unread, self.now, &mut commands, written) {
+        let read = if last {
+            session.receive_last(unread, self.now, &mut commands, written)
+        } else {
+            session.receive(unread, self.now, &mut commands, written)
+        };
+        match read {
             Ok(consumed) => drop(unread.drain(..consumed)),
             Err(error) => peer.error = Some(error),
         }
@@ -532,6 +541,32 @@ fn jobs_wait_for_a_queue_that_is_known_and_go_to_default_if_it_is_not() {
 }
 
 #[test]
+fn a_client_that_closes_at_once_loses_no_job() {
+    let mut world = World::new(3);
+    for queue in ["default", "nobody"] {
+        let client = world.connect(Role::Frontend);
+        let mut octets = handshake(SocketType::Dealer);
+        encode_message(
+            &[b"", b"eMQP/1.0", b"REQUEST", queue.as_bytes(), queue.as_bytes(), b"", b"job"],
+            &mut octets,
+        );
+        world.peers.get_mut(&client).unwrap().unread.extend_from_slice(&octets);
+        // All that comes, comes with the end of it.
+        world.read_so(client, true);
+        world.read_so(client, true);
+        assert!(world.peers[&client].session.is_closing(), "it is gone by itself");
+        world.close(client);
+    }
+    let worker = world.worker("", 4);
+    assert_eq!(world.jobs(worker), ["default", "nobody"]);
+    // One that had nothing to say is gone too.
+    let client = world.connect(Role::Frontend);
+    world.peers.get_mut(&client).unwrap().unread = handshake(SocketType::Dealer);
+    world.read_so(client, true);
+    assert!(world.peers[&client].session.is_closing());
+}
+
+#[test]
 fn a_result_goes_to_the_client_that_asked_for_it_and_to_nobody_else() {
     let mut world = World::new(2);
     let worker = world.worker("", 3);
@@ -617,6 +652,34 @@ fn a_job_that_failed_is_tried_again_later_and_at_last_its_client_hears_of_it() {
     world.close(worker);
     let other = world.worker("", 1);
     assert!(world.jobs(other).is_empty());
+}
+
+#[test]
+fn a_worker_may_say_when_its_job_is_to_be_tried_again() {
+    let mut world = World::new(1);
+    let (client, worker) = (world.client(), world.worker("", 4));
+    world.request(client, "j", "default", "guarantee,reply-requested");
+    world.told(client);
+    for (after, wait) in [("0", 0), ("0.25", 250), ("0", 0)] {
+        assert_eq!(world.jobs(worker), ["j"]);
+        let result = format!(r#"{{"error": "busy", "retry_after": {after}}}"#);
+        world.say(worker, &["REPLY", "x", &result, "j"]);
+        if wait > 0 {
+            world.pass(Duration::from_millis(wait - 1));
+            assert!(world.jobs(worker).is_empty());
+            world.pass(Duration::from_millis(1));
+        }
+    }
+    assert_eq!(world.jobs(worker), ["j"]);
+    for odd in ["-1", "1e400", "\"soon\""] {
+        assert!(world.told(client).is_empty());
+        let result = format!(r#"{{"error": "busy", "retry_after": {odd}}}"#);
+        world.say(worker, &["REPLY", "x", &result, "j"]);
+        assert_eq!(world.told(client).len(), 1, "{odd} is no time, so the job has failed");
+        world.say(worker, &["READY", "r"]);
+        world.request(client, "j", "default", "guarantee,reply-requested");
+        assert_eq!((world.jobs(worker).len(), world.told(client).len()), (1, 1));
+    }
 }
 
 #[test]

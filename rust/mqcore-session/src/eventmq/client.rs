@@ -58,6 +58,11 @@ impl Intake {
         self.making
     }
 
+    /// Queues that jobs went to lately, which may still come back.
+    pub(super) fn recent(&self) -> impl Iterator<Item = &QueueAddress> {
+        self.known.iter().flatten().map(|(_, address)| address)
+    }
+
     /// Puts a job into its queue.
     pub(super) fn request(
         &mut self,

@@ -115,7 +115,8 @@ pub(super) struct Handed<'a> {
     text: &'a [u8],
     /// How often it was put back before.
     put_backs: u16,
-    /// What its sender wishes. A message that did not come as a job is kept until it is done, as other protocols do.
+    /// What its sender wishes. A message that did not come as a job is kept until it is done, and comes
+    /// again as often as its queue allows.
     pub(super) wishes: Headers,
 }
 
@@ -125,7 +126,7 @@ impl<'a> Handed<'a> {
         let text = find(message.headers(), HEADERS);
         let wishes = match text {
             Some(text) => Headers::parse(text),
-            None => Headers { guarantee: true, ..Headers::default() },
+            None => Headers { guarantee: true, retry_count: u32::MAX, ..Headers::default() },
         };
         let put_backs = deliver.put_backs;
         Self { message, queue: &deliver.queue, text: text.unwrap_or_default(), put_backs, wishes }

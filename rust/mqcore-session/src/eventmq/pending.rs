@@ -16,6 +16,8 @@ pub(super) enum Asked {
     DefaultQueue,
     /// A subscription to topics.
     Topic,
+    /// Nothing: its answer comes behind what the shard has to say about jobs before it.
+    Fence,
     /// How many jobs wait in this queue.
     Waiting(Box<str>),
 }

@@ -16,6 +16,7 @@ use mqcore_broker::message::{Message, Properties};
 use mqcore_broker::subscription::Slots;
 use mqcore_broker::time::Timestamp;
 use mqcore_wire::eventmq::headers::Headers;
+use serde_json::Value;
 
 use super::exchange::{Exchange, QueueTally, Registration, Worker};
 use super::job::Handed;
@@ -291,11 +292,18 @@ impl Work {
         if running.due.is_some_and(|(_, due)| due == Due::Retry) {
             return false;
         }
-        let failed = running.wishes.retry_count > 0 && is_failure(body, running.wishes.timeout > 0);
-        if running.kept && failed && u32::from(running.put_backs) < running.wishes.retry_count {
-            self.retry_later(&id, now);
-            return true;
+        let outcome =
+            if running.kept { Outcome::of(body, running.wishes.timeout > 0) } else { Outcome::Done };
+        let tries_left = u32::from(running.put_backs) < running.wishes.retry_count;
+        match outcome {
+            Outcome::Failed(Some(after)) => return self.retry_after(&id, after, now, commands),
+            Outcome::Failed(None) if tries_left => {
+                self.retry_later(&id, now);
+                return true;
+            }
+            Outcome::Failed(None) | Outcome::Done => {}
         }
+        let failed = outcome != Outcome::Done;
         let Some(running) = self.remove(&id) else { return false };
         if let Some(client) = &running.client {
             let message = Message::from_parts(&id, b"", body, Properties::default(), None);
@@ -312,14 +320,35 @@ impl Work {
         true
     }
 
+    /// Its worker says when it is to be tried again.
+    fn retry_after(
+        &mut self,
+        id: &MessageId,
+        after: Duration,
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+    ) -> bool {
+        if after > Duration::ZERO {
+            self.retry_at(id, now.after(after));
+        } else if let Some(running) = self.remove(id) {
+            self.exchange.count(|counters| &counters.retried);
+            self.settle(running.tag, id.clone(), Some("failed"), commands);
+        }
+        true
+    }
+
     /// It stays with this session until it may be tried again; if its worker goes before that, it is tried at once.
     fn retry_later(&mut self, id: &MessageId, now: Timestamp) {
+        let Some(running) = self.running.get(id) else { return };
+        let doubled = BACKOFF_FIRST.saturating_mul(1 << running.put_backs.min(16));
+        self.retry_at(id, now.after(doubled.min(BACKOFF_LAST)));
+    }
+
+    fn retry_at(&mut self, id: &MessageId, at: Timestamp) {
         let Some(running) = self.running.get_mut(id) else { return };
         if let Some((at, _)) = running.due {
             self.due.remove(&(at, id.clone()));
         }
-        let doubled = BACKOFF_FIRST.saturating_mul(1 << running.put_backs.min(16));
-        let at = now.after(doubled.min(BACKOFF_LAST));
         running.due = Some((at, Due::Retry));
         self.due.insert((at, id.clone()));
     }
@@ -417,14 +446,25 @@ fn settlement(queue: &QueueAddress, tag: Tag, message_id: MessageId, negative: O
     })
 }
 
-/// Whether a result says that its job failed. The original's workers have no word for it but the one about the time; others say
-/// `error`.
-fn is_failure(body: &[u8], timed: bool) -> bool {
-    match serde_json::from_slice(body) {
-        Ok(serde_json::Value::Object(result)) => {
-            result.get("error").is_some_and(|error| !error.is_null())
-                || (timed && result.get("value").is_some_and(|value| value == "TimeoutError"))
+/// What a result says of its job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Done,
+    /// With the time after which its worker wants it to be tried again.
+    Failed(Option<Duration>),
+}
+
+impl Outcome {
+    /// The original's workers have no word for a failure but the one about the time. Others say `error`, and may say
+    /// `retry_after`, in seconds.
+    fn of(body: &[u8], timed: bool) -> Self {
+        let Ok(Value::Object(result)) = serde_json::from_slice(body) else { return Self::Done };
+        let late = timed && result.get("value").is_some_and(|value| value == "TimeoutError");
+        if !late && result.get("error").is_none_or(Value::is_null) {
+            return Self::Done;
         }
-        _ => false,
+        let after = result.get("retry_after").and_then(Value::as_f64);
+        // What is no time is no wish.
+        Self::Failed(after.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()))
     }
 }
