@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, clean_environment
+from served import ROOT, clean_environment
 
 CACHE = ROOT / ".pytest_cache" / "eventmq"
 """Where environments are kept from run to run."""

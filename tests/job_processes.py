@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from conftest import ROOT, ServedBroker, clean_environment, wait_until
+from served import ROOT, ServedBroker, clean_environment, wait_until
 
 SAMPLES = ROOT / "tests" / "jobs"
 """Where `sample_jobs` is, which has to be importable by the same name here and in workers."""

@@ -22,13 +22,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mqcore
-from conftest import clean_environment, serving, wait_until
 from mqcore import errors
 from mqcore._core import AuthorityStore, hash_password
 from mqcore.authority import Action, Authority, Hello, Identity
 from mqcore.client import ClientOptions, without_credentials
 from mqcore.config import AuthorityOptions, BrokerConfig, UserOptions
 from mqcore.sync import connect
+from served import clean_environment, serving, wait_until
 from throttr_peer import Cut, ThrottrPeer
 from tmqp_peer import PREAMBLE, QUEUE, RawFrame, TmqpPeer
 

@@ -24,11 +24,11 @@ import pytest
 
 import mqcore
 from authority import Authority
-from conftest import wait_until
 from mm2_peer import MM2Peer, subscribe
 from mqcore._core import AuthorityStore
 from mqcore.config import AuthorityOptions
 from mqks_peer import MqksPeer
+from served import wait_until
 from throttr_peer import Cut, ThrottrPeer
 from tmqp_peer import DIRECT, EVENT, PULL, QUEUE, RESPONSE, SERVER, RawFrame, TmqpPeer
 

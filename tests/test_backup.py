@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 import mqcore
-from conftest import ServedBroker, clean_environment, serving, wait_until
 from mqcore import QueueOptions, QueueStatus, errors, journal
 from mqcore.backup import backup, restore
+from served import ServedBroker, clean_environment, serving, wait_until
 
 SAVING = QueueOptions(
     status=QueueStatus.ROUND_ROBIN, request_acknowledge=True, acknowledge_timeout=60, delivery_handler="at-least-once"

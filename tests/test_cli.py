@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conftest import ServedBroker, clean_environment, serving, wait_until
+from served import ServedBroker, clean_environment, serving, wait_until
 from tmqp_peer import TmqpPeer
 
 posix_only = pytest.mark.skipif(os.name == "nt", reason="signals as POSIX has them")

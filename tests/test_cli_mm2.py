@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from conftest import ServedBroker, clean_environment, serving, wait_until
 from mqcore.micromessage import headers
 from mqcore.sync import connect
+from served import ServedBroker, clean_environment, serving, wait_until
 from test_cli import complaint, lines, one
 from test_cli import mqcore as run
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from conftest import ServedBroker, clean_environment, serving, wait_until
 from mqks_peer import MqksPeer
+from served import ServedBroker, clean_environment, serving, wait_until
 from test_cli import complaint, lines, mqcore, one
 
 

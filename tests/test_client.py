@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 import mqcore
-from conftest import wait_until
 from mqcore import errors
 from mqcore.client import Client, Event, Receipt, Request
+from served import wait_until
 
 PUSH_WITH_ACKS = mqcore.QueueOptions(status="push", request_acknowledge=True)
 PULL = mqcore.QueueOptions(status="pull")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import mqcore
-from conftest import tmqp_address, wait_until
 from mqcore import errors
 from mqcore.client import Client
+from served import tmqp_address, wait_until
 from tcp_proxy import TcpProxy
 
 WITH_ACKS = mqcore.QueueOptions(status="push", request_acknowledge=True)

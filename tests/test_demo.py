@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, clean_environment
+from served import ROOT, clean_environment
 
 
 def run_demo(*arguments: str, limit: float = 55) -> subprocess.CompletedProcess[str]:

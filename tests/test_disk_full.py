@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import mqcore
-from conftest import DISK_MIB, ServedBroker, serving
 from mqcore import QueueOptions, QueueStatus, errors
+from served import DISK_MIB, ServedBroker, serving
 
 SAVING = "books/1"
 FENCE = "books/2"

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import mqcore
-from conftest import ServedBroker, serving
 from mqcore import QueueOptions, QueueStatus, errors
 from mqcore.client import Delivered
+from served import ServedBroker, serving
 
 ROUNDS = int(os.environ.get("MQCORE_CRASH_ROUNDS", "20"))
 """How often the broker is killed; `make crash` asks for more."""

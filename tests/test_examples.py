@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, ServedBroker, clean_environment
+from served import ROOT, ServedBroker, clean_environment
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 

@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import mqcore
-from conftest import wait_until
 from mqcore._core import AuthorityStore
 from mqks_peer import ERROR
+from served import wait_until
 from throttr_peer import ThrottrPeer
 from tmqp_peer import ACKNOWLEDGE, DIRECT, EVENT, PREAMBLE, PULL, QUEUE, RESPONSE, SERVER, RawFrame, TmqpPeer
 

@@ -17,8 +17,8 @@ import pyarrow.parquet
 import pytest
 
 import mqcore
-from conftest import ServedBroker, serving
 from mqcore import QueueOptions, QueueStatus
+from served import ServedBroker, serving
 
 HISTORY = {"MQCORE_SHARDS": "2", "MQCORE_HISTORY": "on", "MQCORE_ARCHIVE_INTERVAL": "100ms"}
 FENCES = ("fence", "other fence")

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import mqcore
-from conftest import clean_environment, serving
 from mqcore import QueueOptions, QueueStatus, errors, journal
+from served import clean_environment, serving
 
 SAVING = QueueOptions(status=QueueStatus.PULL, request_acknowledge=True, delivery_handler="at-least-once")
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import mqcore
-from conftest import ServedBroker, clean_environment, serving, wait_until
 from mqcore import QueueOptions, QueueStatus, errors, journal
+from served import ServedBroker, clean_environment, serving, wait_until
 
 SAVING = QueueOptions(status=QueueStatus.PULL, request_acknowledge=True, delivery_handler="at-least-once")
 NUMBERED = 600

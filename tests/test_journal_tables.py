@@ -14,8 +14,8 @@ import pyarrow.parquet
 import pytest
 
 import mqcore
-from conftest import DISK_MIB, serving
 from mqcore import QueueOptions, QueueStatus, journal
+from served import DISK_MIB, serving
 from test_journal_cli import flip, run
 
 SAVING = QueueOptions(status=QueueStatus.PULL, request_acknowledge=True, delivery_handler="at-least-once")

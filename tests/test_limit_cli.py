@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 import mqcore
-from conftest import clean_environment, wait_until
 from mqcore.throttr import SyncClient
+from served import clean_environment, wait_until
 
 WIDTH = "?value=uint32&protocol=7.3"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import mqcore
-from conftest import ServedBroker, serving, wait_until
 from mqcore.errors import ConfigError
 from mqcore.throttr import Algorithm, Rule, SyncClient
+from served import ServedBroker, serving, wait_until
 from throttr_peer import DECREASE, QUOTA, ThrottrPeer
 
 LISTEN = "throttr://127.0.0.1:0?value=uint32&persist=on"

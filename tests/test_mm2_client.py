@@ -15,13 +15,13 @@ import mqcore
 import mqcore.sync
 from authority import Authority
 from bad_server import playing, saying
-from conftest import wait_until
 from mm2_peer import Handshake, command, extension, message
 from mqcore import errors
 from mqcore._core import hash_password
 from mqcore.client import Client
 from mqcore.config import AuthorityOptions, UserOptions
 from mqcore.micromessage import DEFAULTS, PROPERTIES, TYPE, Extension, Value, headers, properties
+from served import wait_until
 from tcp_proxy import TcpProxy
 
 BATCH = Extension("batch-ack", properties={"max-count": "100"})

@@ -13,11 +13,11 @@ import mqcore
 import mqcore.sync
 from authority import Authority
 from bad_server import playing, saying
-from conftest import wait_until
 from mqcore import errors
 from mqcore._core import hash_password
 from mqcore.client import Client
 from mqcore.config import AuthorityOptions, UserOptions
+from served import wait_until
 from tcp_proxy import TcpProxy
 
 

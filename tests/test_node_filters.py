@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import mqcore
-from conftest import tmqp_address
 from mqcore import MasterConfig, NodeConfig, NodeFilter, NodeFrame, NodeRule, QueueOptions, QueueStatus, errors
 from mqcore.config import BrokerConfig
 from protocols.conversation import OK
+from served import tmqp_address
 from test_nodes import LIST_NODES, until
 from tmqp_peer import ACKNOWLEDGE, QUEUE, RawFrame, TmqpPeer
 

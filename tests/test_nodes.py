@@ -19,10 +19,10 @@ import pytest
 
 import mqcore
 from authority import Authority
-from conftest import ServedBroker, clean_environment, serving, tmqp_address
 from mqcore import MasterConfig, NodeConfig, NodeFilter, NodeRule, QueueOptions, QueueStatus, errors
 from mqcore.config import BrokerConfig
 from protocols.conversation import OK, SUBSCRIBE
+from served import ServedBroker, clean_environment, serving, tmqp_address
 from tmqp_peer import EVENT, RawFrame, TmqpPeer
 
 LIST_NODES = 621

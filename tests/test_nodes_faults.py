@@ -19,9 +19,9 @@ import pytest
 
 import mqcore
 from bad_line import Direction, Proxy
-from conftest import ServedBroker, serving
 from mqcore import QueueOptions, QueueStatus, errors
 from node_client import backlogs
+from served import ServedBroker, serving
 from test_nodes import bodies, count, free_port, until
 
 ROUNDS = int(os.environ.get("MQCORE_MESH_ROUNDS", "10"))

@@ -24,7 +24,7 @@ from typing import IO, Any
 
 import pytest
 
-from conftest import ServedBroker, clean_environment, serving, wait_until
+from served import ServedBroker, clean_environment, serving, wait_until
 
 CLIENT = str(Path(__file__).parent / "node_client.py")
 PORT = 2622

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from conftest import ServedBroker, clean_environment
+from served import ServedBroker, clean_environment
 
 # The last thing it does is to await an answer: the thread that brought it may still be on its way back.
 PROGRAM = """

@@ -14,9 +14,9 @@ import pytest
 import uvicorn
 
 import mqcore
-from conftest import ROOT
 from mqcore import errors
 from mqcore.ratelimit import Limit, RateLimiter, RateLimitMiddleware, Rule, SyncRateLimiter
+from served import ROOT
 
 WIDE = "?value=uint64"
 

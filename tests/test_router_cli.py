@@ -9,8 +9,8 @@ import sys
 import pytest
 
 import mqcore
-from conftest import ServedBroker, clean_environment
 from mqcore import errors
+from served import ServedBroker, clean_environment
 
 
 def run(broker: ServedBroker, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from authority import Authority
-from conftest import ServedBroker, serving, wait_until
 from mqcore._core import AuthorityStore
+from served import ServedBroker, serving, wait_until
 from tmqp_peer import ACCEPTED, TmqpPeer
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")

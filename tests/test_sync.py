@@ -16,9 +16,9 @@ import pytest
 
 import mqcore
 import mqcore.sync
-from conftest import wait_until
 from mqcore import errors
 from mqcore.sync import Client
+from served import wait_until
 
 WITH_ACKS = mqcore.QueueOptions(status="push", request_acknowledge=True)
 

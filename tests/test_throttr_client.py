@@ -12,9 +12,9 @@ import pytest
 import trustme
 
 import mqcore
-from conftest import wait_until
 from mqcore import errors
 from mqcore.throttr import Algorithm, Buffer, Client, Counter, Message, Mode, Rule, SyncClient, Unit
+from served import wait_until
 
 WIDTHS = {"uint8": 2**8 - 1, "uint16": 2**16 - 1, "uint32": 2**32 - 1, "uint64": 2**64 - 1}
 

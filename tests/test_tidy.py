@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
+from served import ROOT
 
 CRATES = sorted(path.parent for path in ROOT.glob("rust/*/Cargo.toml"))
 

@@ -22,9 +22,9 @@ import pytest
 import mqcore
 import mqcore.sync
 from authority import Authority
-from conftest import ServedBroker, clean_environment, serving, wait_until
 from mqcore import errors
 from mqcore._core import AuthorityStore
+from served import ServedBroker, clean_environment, serving, wait_until
 from tcp_proxy import TcpProxy
 from tmqp_peer import PREAMBLE, TmqpPeer
 

@@ -6,8 +6,8 @@ import json
 import signal
 from pathlib import Path
 
-from conftest import serving, wait_until
 from protocols.conversation import ADD_BINDING, CREATE_CHANNEL, CREATE_QUEUE, JOIN, OK, REMOVE_BINDING, Client
+from served import serving, wait_until
 from tmqp_peer import QUEUE, QUEUE_INFORMATION, RawFrame
 
 

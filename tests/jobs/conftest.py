@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from conftest import ROOT, clean_environment, wait_until
 from job_processes import SAMPLES, START_LIMIT, answers, free_ports
+from served import ROOT, clean_environment, wait_until
 
 sys.path.insert(0, str(SAMPLES))
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from conftest import clean_environment, serving, wait_until
 from job_processes import SAMPLES, broker_url, lines_of, until_lines, working
+from served import clean_environment, serving, wait_until
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from conftest import serving, wait_until
 from job_processes import broker_url, lines_of, until_lines, working
 from mqcore import errors
 from mqcore.jobs import Jobs
+from served import serving, wait_until
 
 Tasks = Callable[[str], Any]
 

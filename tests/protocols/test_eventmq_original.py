@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import mqcore
-from conftest import wait_until
 from eventmq_original import JOBS, Original, addresses, original_python
+from served import wait_until
 
 __all__ = ["original_python"]
 

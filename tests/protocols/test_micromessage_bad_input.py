@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import mqcore
-from conftest import wait_until
 from mm2_peer import CONTINUED, Cut, Handshake, MM2Peer, command, extension, message, subscribe
+from served import wait_until
 
 Connect = Callable[..., MM2Peer]
 

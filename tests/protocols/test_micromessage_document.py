@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from conftest import ROOT
 from mm2_peer import Cut, Frame, Handshake, MM2Peer, command, extension, message, subscribe
 from mqcore.testing import TestBroker
+from served import ROOT
 
 Connect = Callable[..., MM2Peer]
 

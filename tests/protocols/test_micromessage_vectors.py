@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import mqcore
-from conftest import ROOT
 from mm2_peer import Cut, MM2Peer, command, message, subscribe
+from served import ROOT
 
 VECTORS: list[dict[str, Any]] = [
     json.loads(line) for line in (ROOT / "tests" / "vectors" / "micromessage2.jsonl").read_text().splitlines()

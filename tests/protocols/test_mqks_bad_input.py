@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 import mqcore
-from conftest import clean_environment, serving, wait_until
 from mqcore import admin, errors
 from mqks_peer import ERROR, MqksPeer
+from served import clean_environment, serving, wait_until
 
 Connect = Callable[..., MqksPeer]
 

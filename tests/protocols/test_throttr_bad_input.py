@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import mqcore
-from conftest import wait_until
 from protocols.conversation import metrics
+from served import wait_until
 from throttr_peer import (
     CHANNELS,
     CONNECTION,

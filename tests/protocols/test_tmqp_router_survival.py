@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ServedBroker, serving
 from protocols.conversation import BINDING_LIST, REMOVE_BINDING, REMOVE_ROUTER, ROUTER_LIST, Client
+from served import ServedBroker, serving
 
 CONFIGURED = """
 [[router]]

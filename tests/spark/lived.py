@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from conftest import serving, wait_until
 from mqcore import QueueOptions, QueueStatus, sync
 from mqcore.spark.origin import Directory
 from mqcore.spark.plan import Plan
+from served import serving, wait_until
 from spark.told import HISTORY, Told, archived
 
 SAVED = QueueOptions(

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from conftest import clean_environment, wait_until
 from mqcore import sync
 from mqcore.spark.bundle import bundle
+from served import clean_environment, wait_until
 from spark.told import LENIENT, Told, drain, java_or_skip
 
 pytestmark = [*LENIENT, pytest.mark.skipif(sys.platform != "linux", reason="starts and kills groups of processes")]

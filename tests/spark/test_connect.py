@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import clean_environment
 from mqcore import sync
 from mqcore.spark.jvm import ensure_java
+from served import clean_environment
 from spark.told import LENIENT, Told, drain, java_or_skip
 
 pytestmark = [*LENIENT, pytest.mark.skipif(sys.platform != "linux", reason="ends a group of processes")]

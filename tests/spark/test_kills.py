@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import clean_environment, wait_until
 from mqcore import sync
+from served import clean_environment, wait_until
 from spark.told import LENIENT, Told, drain, java_or_skip
 
 pytestmark = [*LENIENT[1:], pytest.mark.timeout(1800)]

@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from conftest import serving, wait_until
 from mqcore import errors, sync
 from mqcore.spark.ledger import Batch, Ledger, Staged, Stager, sink_name
 from mqcore.spark.options import WriteOptions
 from mqcore.spark.publisher import Publisher, history_ends
+from served import serving, wait_until
 from spark.told import HISTORY, Told, declare, drain
 
 NOTHING = Batch(0, (), 0, None, 0)

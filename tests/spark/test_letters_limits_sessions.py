@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conftest import wait_until
 from mqcore import QueueOptions, QueueStatus, errors, sync
 from mqcore.spark import pipelines
+from served import wait_until
 from spark.lived import Lived
 from spark.made import START, archive_of
 from spark.made import step as made

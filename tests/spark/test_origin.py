@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from conftest import serving, wait_until
 from mqcore import errors, sync
 from mqcore.spark.options import ReadOptions
 from mqcore.spark.origin import Directory
 from mqcore.spark.plan import Plan, columns_of
+from served import serving, wait_until
 from spark.told import HISTORY, declare
 
 

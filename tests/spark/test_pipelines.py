@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from conftest import clean_environment
 from mqcore import errors
 from mqcore.spark import pipelines
 from mqcore.spark.pipelines import catalogue
 from mqcore.spark.pipelines.lifecycle import COUNTED
+from served import clean_environment
 from spark.lived import Lived
 from spark.made import archive_of
 from spark.made import step as made

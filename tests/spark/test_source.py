@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import mqcore.spark
-from conftest import wait_until
 from mqcore import sync
+from served import wait_until
 from spark.told import LENIENT, QUEUES, Told, archived
 
 if TYPE_CHECKING:

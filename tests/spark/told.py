@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 import mqcore.journal
-from conftest import ServedBroker, serving, wait_until
 from mqcore import QueueOptions, QueueStatus, sync
 from mqcore.spark.jvm import JavaMissing, ensure_java
+from served import ServedBroker, serving, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
