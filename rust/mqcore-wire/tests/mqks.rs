@@ -7,7 +7,7 @@ use std::path::Path;
 
 use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
-use mqcore_wire::mqks::answer::{self, Said};
+use mqcore_wire::mqks::answer::{self, Delivered, Said};
 use mqcore_wire::mqks::arguments::WhenUnused;
 use mqcore_wire::mqks::{Action, Lines, Mistake, Which, parse};
 use proptest::prelude::*;
@@ -170,5 +170,21 @@ proptest! {
     #[test]
     fn any_words_keep_the_promises(words in proptest::collection::vec(word(), 0..12)) {
         mqks_check::check((words.join(" ") + "\n").as_bytes());
+    }
+}
+
+#[test]
+fn an_event_whose_name_looks_like_a_retry_keeps_its_name() {
+    for event in [&b"a,retry=0b"[..], b"a,retry=7", b"a,retry=", b"a,b", b"a,retry=0,retry=1"] {
+        for retry in [0, 3] {
+            let delivered = Delivered { message: b"m1", event, retry, data: b"d" };
+            let mut line = Vec::new();
+            answer::encode_delivered(b"c1", &delivered, &mut line);
+            line.pop();
+            let Some(Said::Done(data)) = answer::parse(&line).map(|answer| answer.said) else {
+                panic!("no delivery: {line:?}")
+            };
+            assert_eq!(answer::delivered(data), Some(delivered));
+        }
     }
 }

@@ -140,7 +140,8 @@ impl Play {
                 let negative = (pick % 5 == 4).then(|| "none".into());
                 self.event(Event::Acknowledged { queue, message, negative, relayed: None });
             }
-            10 => {
+            // Only who has agreed on extensions can have asked them something.
+            10 if self.session.client().is_some() => {
                 let answer = match pick % 4 {
                     3 => Err(Failure::new(Token::Internal, "no")),
                     count => Ok(vec![octets.to_vec(); count]),

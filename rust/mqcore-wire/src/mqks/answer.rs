@@ -57,7 +57,8 @@ pub fn encode_delivered(consumer: &[u8], delivered: &Delivered<'_>, output: &mut
     output.extend_from_slice(delivered.message);
     output.extend_from_slice(b" event=");
     output.extend_from_slice(delivered.event);
-    if delivered.retry > 0 {
+    // An event may be named like the property behind it; then the property is always written, or a reader would take the name for it.
+    if delivered.retry > 0 || told_retry(delivered.event).is_some() {
         output.extend_from_slice(format!(",retry={}", delivered.retry).as_bytes());
     }
     output.push(b' ');
@@ -103,11 +104,13 @@ pub fn delivered(data: &[u8]) -> Option<Delivered<'_>> {
     let (message, rest) = split(data)?;
     let (properties, data) = split(rest).unwrap_or((rest, &[]));
     let properties = properties.strip_prefix(b"event=")?;
-    let (event, retry) = match properties.rsplitn(2, |octet| *octet == b',').collect::<Vec<_>>()[..] {
-        [retry, event] if retry.starts_with(b"retry=") => {
-            (event, std::str::from_utf8(&retry[b"retry=".len()..]).ok()?.parse().ok()?)
-        }
-        _ => (properties, 0),
-    };
+    let (event, retry) = told_retry(properties).unwrap_or((properties, 0));
     Some(Delivered { message, event, retry, data })
+}
+
+/// Event and retries, if the text ends in `,retry=` and a number; otherwise all of it is the event's name.
+fn told_retry(properties: &[u8]) -> Option<(&[u8], u32)> {
+    let at = properties.iter().rposition(|octet| *octet == b',')?;
+    let retry = properties[at + 1..].strip_prefix(b"retry=")?;
+    Some((&properties[..at], std::str::from_utf8(retry).ok()?.parse().ok()?))
 }
