@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from mqcore._answering import LoopRunner
 from mqcore.config import Duration, seconds
 
 if TYPE_CHECKING:
@@ -151,53 +152,21 @@ def _report(method: str, exception: BaseException) -> None:
     _LOG.error("the authority raised in %s; the answer is no", method, exc_info=exception)
 
 
-class _LoopRunner:
-    """Brings awaitables to an event loop and the answers back."""
-
-    def __init__(self, timeout: float, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-        self._timeout = timeout
-        self._loop = loop
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def submit(self, burst: list[tuple[Awaitable[object], AuthorityReply]]) -> None:
-        """Take awaitables; called on the authority's thread."""
-        try:
-            loop = self._loop()
-            loop.call_soon_threadsafe(self._run, loop, burst)
-        except RuntimeError as closed:
-            for awaitable, reply in burst:
-                reply.fail()
-                if asyncio.iscoroutine(awaitable):
-                    awaitable.close()
-            _report(burst[0][1].method, closed)
-
-    def _run(self, loop: asyncio.AbstractEventLoop, burst: list[tuple[Awaitable[object], AuthorityReply]]) -> None:
-        for awaitable, reply in burst:
-            task = loop.create_task(self._answer(awaitable, reply))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _answer(self, awaitable: Awaitable[object], reply: AuthorityReply) -> None:
-        try:
-            async with asyncio.timeout(self._timeout):
-                result = await awaitable
-            reply.settle(result)
-        except Exception as exception:
-            reply.fail()
-            _report(reply.method, exception)
-        finally:
-            reply.fail()
-
-
 def _register(core: Any, authority: Authority, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     """Tell the core of a broker that is not running about its authority."""
     if not isinstance(authority, Authority):
         raise TypeError(f"an authority is an instance of a subclass of mqcore.authority.Authority, not {authority!r}")
     timeout = seconds(authority.timeout)
+
+    def report(reply: AuthorityReply, exception: BaseException) -> None:
+        reply.fail()
+        _report(reply.method, exception)
+
+    runner: LoopRunner[AuthorityReply] = LoopRunner(timeout, loop, raised=report, closed=report)
     core.set_authority(
         _overridden(authority, "authenticate"),
         _overridden(authority, "authorize"),
         timeout,
         seconds(authority.cache_seconds),
-        _LoopRunner(timeout, loop).submit,
+        runner.submit,
     )

@@ -24,6 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
+from mqcore._answering import LoopRunner
 from mqcore.config import Duration, seconds
 from mqcore.errors import InvalidArgument, MqcoreError
 
@@ -69,43 +70,6 @@ def _report(name: str, exception: BaseException) -> None:
     _LOG.error("the handler of the extension %s raised; the connection ends", name, exc_info=exception)
 
 
-class _LoopRunner:
-    """Brings awaitables to an event loop and the answers back."""
-
-    def __init__(self, timeout: float, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-        self._timeout = timeout
-        self._loop = loop
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def submit(self, burst: list[tuple[Awaitable[object], ExtensionReply]]) -> None:
-        """Take awaitables; called on the extensions' thread."""
-        try:
-            loop = self._loop()
-            loop.call_soon_threadsafe(self._run, loop, burst)
-        except RuntimeError as closed:
-            for awaitable, reply in burst:
-                reply.fail()
-                if asyncio.iscoroutine(awaitable):
-                    awaitable.close()
-            _report(burst[0][1].name, closed)
-
-    def _run(self, loop: asyncio.AbstractEventLoop, burst: list[tuple[Awaitable[object], ExtensionReply]]) -> None:
-        for awaitable, reply in burst:
-            task = loop.create_task(self._answer(awaitable, reply))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _answer(self, awaitable: Awaitable[object], reply: ExtensionReply) -> None:
-        try:
-            async with asyncio.timeout(self._timeout):
-                result = await awaitable
-            reply.settle(result)
-        except Exception as exception:
-            reply.raised(exception)
-        finally:
-            reply.fail()
-
-
 def _register(core: Any, extension: Extension, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     """Tell the core of a broker that is not running about an extension."""
     if not isinstance(extension, Extension):
@@ -117,4 +81,10 @@ def _register(core: Any, extension: Extension, loop: Callable[[], asyncio.Abstra
             "characters at most; x-nack and x-mqcore are the broker's own"
         )
     timeout = seconds(extension.timeout)
-    core.set_extension(name, extension.received, timeout, _LoopRunner(timeout, loop).submit)
+    runner: LoopRunner[ExtensionReply] = LoopRunner(
+        timeout,
+        loop,
+        raised=lambda reply, exception: reply.raised(exception),
+        closed=lambda reply, exception: _report(reply.name, exception),
+    )
+    core.set_extension(name, extension.received, timeout, runner.submit)
