@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from served import ROOT, ServedBroker, clean_environment, wait_until
+from served import ROOT, ServedBroker, started, wait_until
 
 SAMPLES = ROOT / "tests" / "jobs"
 """Where `sample_jobs` is, which has to be importable by the same name here and in workers."""
@@ -53,37 +49,9 @@ class WorkerProcess:
 def working(url: str, *arguments: str, app: str | None = "sample_jobs:jobs") -> Iterator[WorkerProcess]:
     """Run `mqcore worker` until the block ends."""
     named = [] if app is None else [app]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mqcore", "worker", *named, "--broker", url, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=clean_environment() | {"PYTHONPATH": str(SAMPLES)},
-        cwd=SAMPLES,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    lines: list[str] = []
-    reader = threading.Thread(target=lambda: lines.extend(process.stderr or ()), daemon=True)
-    reader.start()
-    guard = threading.Timer(START_LIMIT, process.kill)
-    guard.start()
-    try:
-        line = process.stdout.readline()
-        guard.cancel()
-        if not line:
-            process.wait()
-            reader.join()
-            pytest.fail(f"mqcore worker did not join: {''.join(lines)}")
-        yield WorkerProcess(process, json.loads(line), lines)
-    finally:
-        guard.cancel()
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        reader.join()
-        process.stdout.close()
-        process.stderr.close()
+    command = [sys.executable, "-m", "mqcore", "worker", *named, "--broker", url, *arguments]
+    with started(command, {"PYTHONPATH": str(SAMPLES)}, SAMPLES, START_LIMIT) as (process, ready, lines):
+        yield WorkerProcess(process, ready, lines)
 
 
 def free_ports(count: int) -> list[int]:

@@ -86,21 +86,31 @@ def serving(
     `under` is a command that runs it, and must leave it the process id.
     """
     ports = () if "--listen" in arguments or "--app" in arguments else ("--listen", "tmqp://127.0.0.1:0")
+    command = [*under, sys.executable, "-m", "mqcore", "serve", *ports, *arguments]
+    with started(command, environment or {}, cwd) as (process, ready, lines):
+        yield ServedBroker(process, ready, lines)
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str], environment: dict[str, str], cwd: Path | None, limit: float = START_LIMIT
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any], list[str]]]:
+    """Run a program of mqcore's until the block ends: its process, the ready line, and what it writes to stderr."""
     process = subprocess.Popen(
-        [*under, sys.executable, "-m", "mqcore", "serve", *ports, *arguments],
+        command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=clean_environment() | (environment or {}),
+        env=clean_environment() | environment,
         cwd=cwd,
     )
     assert process.stdout is not None
     assert process.stderr is not None
     lines: list[str] = []
-    # Read all the time, because a full pipe would stop the broker.
+    # Read all the time, because a full pipe would stop the program.
     reader = threading.Thread(target=lambda: lines.extend(process.stderr or ()), daemon=True)
     reader.start()
-    guard = threading.Timer(START_LIMIT, process.kill)
+    guard = threading.Timer(limit, process.kill)
     guard.start()
     try:
         line = process.stdout.readline()
@@ -108,8 +118,8 @@ def serving(
         if not line:
             process.wait()
             reader.join()
-            pytest.fail(f"mqcore serve did not become ready: {''.join(lines)}")
-        yield ServedBroker(process, json.loads(line), lines)
+            pytest.fail(f"{' '.join(command)} did not become ready: {''.join(lines)}")
+        yield process, json.loads(line), lines
     finally:
         guard.cancel()
         if process.poll() is None:
