@@ -322,7 +322,8 @@ impl Run {
             self.turn()?;
             if start.elapsed() > PATIENCE {
                 let Self { sent, given, notices, results, .. } = self;
-                let what = format!("of {sent} jobs {given} came, with {notices} notices and {results} results");
+                let what =
+                    format!("of {sent} jobs {given} came, with {notices} notices and {results} results");
                 return Err(io::Error::other(what));
             }
         }

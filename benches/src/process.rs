@@ -93,7 +93,8 @@ impl Process {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
-        let process = Self { child, address, throttr: None, mqks: None, mm2: None, eventmq: None, admin: None };
+        let process =
+            Self { child, address, throttr: None, mqks: None, mm2: None, eventmq: None, admin: None };
         let start = Instant::now();
         while let Err(error) = TcpStream::connect(address) {
             if start.elapsed() > PATIENCE {

@@ -7,9 +7,9 @@ use mqcore_broker::options::Status;
 use mqcore_broker::policy;
 
 use crate::durable::{Receipts, Scratch};
+use crate::eventmq::{self, Jobs};
 use crate::micromessage::Work;
 use crate::mqks::Mqks;
-use crate::eventmq::{self, Jobs};
 use crate::peers::{self, nats, redis};
 use crate::plain_loop::Target;
 use crate::process::{Process, cpu_seconds_of_others};
@@ -515,12 +515,17 @@ impl Scenario {
     fn eventmq_router(self, plan: Plan) -> io::Result<Vec<Figure>> {
         const WHAT: [&str; 3] = ["jobs/s", "p50 us, REQUEST to dispatch", "p99 us, REQUEST to dispatch"];
         let goals = [Goal::AtLeast(1e5), Goal::AtMost(100.0), Goal::None];
-        let mut ours: Vec<_> =
-            WHAT.into_iter().zip(goals).map(|(what, goal)| Figure::new(self.name(), "mqcore", what, goal)).collect();
-        let mut kept = Figure::new(self.name(), "mqcore", "jobs/s, kept until their result comes", Goal::None);
+        let mut ours: Vec<_> = WHAT
+            .into_iter()
+            .zip(goals)
+            .map(|(what, goal)| Figure::new(self.name(), "mqcore", what, goal))
+            .collect();
+        let mut kept =
+            Figure::new(self.name(), "mqcore", "jobs/s, kept until their result comes", Goal::None);
         let mut theirs: Vec<_> =
             WHAT.into_iter().map(|what| Figure::new(self.name(), "eventmq", what, Goal::None)).collect();
-        let mut times = Figure::new(self.name(), "mqcore", "times the jobs/s of eventmq", Goal::AtLeast(20.0));
+        let mut times =
+            Figure::new(self.name(), "mqcore", "times the jobs/s of eventmq", Goal::AtLeast(20.0));
         let throughput = |sockets| eventmq::throughput(sockets, Jobs::HandedOut, WARM_UP, plan.duration);
         let latency = |sockets| {
             let age = eventmq::latency(sockets, WARM_UP, plan.duration)?;
