@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import mqcore
+from mqcore.client import Client
 from served import DISK_MIB, ServedBroker, serving, tmqp_address
+from tcp_proxy import TcpProxy
 from tmqp_peer import TmqpPeer
 from worker_peer import WorkerPeer
 
@@ -56,6 +58,22 @@ def connect() -> Iterator[Callable[[str], WorkerPeer]]:
     """Connects raw peers to any broker's URL, and closes them when the test is over."""
     with contextlib.ExitStack() as stack:
         yield lambda url: stack.enter_context(WorkerPeer.connect(url))
+
+
+@pytest.fixture
+async def proxy(broker: mqcore.Broker) -> AsyncIterator[TcpProxy]:
+    """A proxy in front of the first listener of `broker`, whatever it speaks."""
+    host, _, port = broker.listeners[0].partition("://")[2].rpartition(":")
+    async with TcpProxy(host, int(port)) as between:
+        yield between
+
+
+@pytest.fixture
+async def shaky(broker: mqcore.Broker, proxy: TcpProxy) -> AsyncIterator[Client]:
+    """A client that reaches that listener through the proxy, and is quick to come back."""
+    url = f"{broker.listeners[0].partition('://')[0]}://127.0.0.1:{proxy.port}"
+    async with mqcore.connect(url, backoff_first="10ms", ping_interval="300ms", pong_timeout="300ms") as client:
+        yield client
 
 
 @pytest.fixture

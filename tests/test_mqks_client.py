@@ -12,12 +12,12 @@ import pytest
 import mqcore
 import mqcore.sync
 from authority import Authority
+from awaited import next_of, reaches, until
 from bad_server import playing, saying
 from mqcore import errors
 from mqcore._core import hash_password
 from mqcore.client import Client
 from mqcore.config import AuthorityOptions, UserOptions
-from served import wait_until
 from tcp_proxy import TcpProxy
 
 
@@ -41,39 +41,6 @@ async def mq(broker: mqcore.Broker) -> AsyncIterator[Client]:
     """A client of it that speaks MQKS."""
     async with mqcore.connect(broker.listeners[0]) as client:
         yield client
-
-
-@pytest.fixture
-async def proxy(broker: mqcore.Broker) -> AsyncIterator[TcpProxy]:
-    """A proxy in front of the listener for MQKS."""
-    host, _, port = broker.listeners[0].removeprefix("mqks://").rpartition(":")
-    async with TcpProxy(host, int(port)) as between:
-        yield between
-
-
-@pytest.fixture
-async def shaky(proxy: TcpProxy) -> AsyncIterator[Client]:
-    """A client that reaches the broker through the proxy, and is quick to come back."""
-    url = f"mqks://127.0.0.1:{proxy.port}"
-    async with mqcore.connect(url, backoff_first="10ms", ping_interval="300ms", pong_timeout="300ms") as client:
-        yield client
-
-
-async def next_of(stream: Any) -> Any:
-    return await asyncio.wait_for(anext(aiter(stream)), 20)
-
-
-async def reaches(client: Client, connects: int) -> None:
-    """Wait until the client has connected so many times."""
-    async with asyncio.timeout(20):
-        async for state in client.states():
-            if state.status == "connected" and client.counters.connects >= connects:
-                return
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the event loop go on until `condition()` is true."""
-    await asyncio.to_thread(wait_until, condition, limit=30.0)
 
 
 # --- publishing and consuming --------------------------------------------------------------------------------------
