@@ -1,9 +1,9 @@
 """How many jobs that do nothing are done in a second, from client to worker and back: python benches/jobs.py --help.
 
-The same job on mqcore with its workers, and on Celery with Redis: one client, one broker, one worker of so many processes,
-one after the other. A figure is from the first job that is sent to the last result that is there. And the job manager of
-the original EventMQ, unchanged, on mqcore and on its own router: a figure is from file to file to which its jobs append.
-Beside each figure stand the microseconds of processor time that a job took, which say more than it on a busy machine.
+The same job on mqcore with its workers, and on Celery with Redis: one client, one broker, one worker of so many
+processes, one after the other. A figure is from the first job that is sent to the last result that is there. And the
+job manager of the original EventMQ, unchanged, on mqcore and on its own router: jobs that append to a file, by its
+size. Beside the figures stand the microseconds of processor time that a job took, which say more on a busy machine.
 """
 
 from __future__ import annotations
@@ -100,9 +100,7 @@ def running(
 @contextlib.contextmanager
 def mqcore() -> Iterator[tuple[Program, dict[str, str]]]:
     """Run `mqcore serve`; with the addresses of its sockets."""
-    with running(
-        sys.executable, "-m", "mqcore", "serve", "--listen", "emqp://127.0.0.1:0", ready=True
-    ) as broker:
+    with running(sys.executable, "-m", "mqcore", "serve", "--listen", "emqp://127.0.0.1:0", ready=True) as broker:
         listeners = broker.said["listeners"]
         assert isinstance(listeners, dict)
         yield broker, listeners
