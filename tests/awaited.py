@@ -26,6 +26,15 @@ async def reaches(client: Client, connects: int) -> None:
                 return
 
 
+async def loss(client: Client) -> str:
+    """Wait until the client has lost its connection and waits before it tries again; return why."""
+    async with asyncio.timeout(LIMIT):
+        async for state in client.states():
+            if state.status == "waiting":
+                return state.cause or ""
+    raise AssertionError("the client closed")
+
+
 async def until(condition: Callable[[], bool], what: str = "the condition") -> None:
     """Let the event loop go on until `condition()` is true."""
     await asyncio.to_thread(wait_until, condition, limit=LIMIT, what=what)
