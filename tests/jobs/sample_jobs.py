@@ -117,6 +117,17 @@ async def sleep_too_long_async(path: str, seconds: float) -> str:
     return "slept"
 
 
+@jobs.task(retries=2, backoff=Backoff("10ms"))
+def die_then_fail(path: str) -> int:
+    attempt = current().attempt
+    note(path, f"attempt {attempt}")
+    if attempt == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if attempt == 2:
+        raise ValueError("so be it")
+    return attempt
+
+
 @jobs.task
 def die_once(path: str) -> str:
     if not Path(path).exists():

@@ -49,6 +49,7 @@ def jobs() -> None:
 @click.option("--retries", type=click.IntRange(min=0), default=0, show_default=True, help="How often to try it again.")
 @click.option("--limit", type=options.DURATION, help="How long an attempt may take. [default: what the task says]")
 @click.option("--run-after", type=options.DURATION, help="Not before so long.")
+@click.option("--unique", metavar="KEY", help="Not while a job of this key waits or runs in the queue.")
 @click.option("--wait", is_flag=True, help="Wait for the result, for up to --timeout, and print it.")
 @_broker
 @options.as_json
@@ -60,6 +61,7 @@ def enqueue(
     retries: int,
     limit: float | None,
     run_after: float | None,
+    unique: str | None,
     wait: bool,
     broker: str | None,
     timeout: float,
@@ -81,6 +83,7 @@ def enqueue(
             retries=retries,
             timeout=limit,
             run_after=run_after,
+            unique=unique or False,
             result=wait,
         )
         if not wait:

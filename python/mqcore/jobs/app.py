@@ -41,7 +41,7 @@ class Schedule:
 
     def frames(self, command: bytes) -> list[bytes]:
         """The message that begins it, or with another command ends it."""
-        headers = self.call.options.headers()
+        headers = self.call.headers()
         wishes = wire.Headers(
             guarantee=headers.guarantee,
             retry_count=headers.retry_count,
@@ -49,6 +49,7 @@ class Schedule:
             priority=headers.priority,
             nohaste=self.nohaste,
             run_count=self.runs,
+            unique=headers.unique,
         )
         interval = "-1" if self.interval is None else f"{self.interval:g}"
         queue = self.call.options.queue.encode()
@@ -141,6 +142,7 @@ class Jobs:
         guarantee: bool = True,
         result: bool = True,
         priority: int = 0,
+        unique: bool | str = False,
         run_after: Duration | datetime | None = None,
         raises: tuple[type[Exception], ...] = (),
     ) -> TaskDecorator: ...
@@ -173,9 +175,10 @@ class Jobs:
         chosen = TaskOptions(**options)
         if not name or name.startswith(".") or name.endswith("."):
             raise InvalidArgument(f"{name!r} cannot be the name of a task")
-        call = wire.encode_call(name, *encode_arguments(tuple(args), kwargs or {}), chosen.terms())
+        arguments = encode_arguments(tuple(args), kwargs or {})
+        call = wire.encode_call(name, *arguments, chosen.terms())
         job: Job[Any] = Job(wire.new_id(), name, _any, chosen.raises, chosen.result)
-        self.client.send(wire.request(job.id, chosen.queue, chosen.headers(), call), job)
+        self.client.send(wire.request(job.id, chosen.queue, chosen.headers(name, *arguments), call), job)
         return job
 
     def every(

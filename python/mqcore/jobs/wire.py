@@ -110,6 +110,8 @@ class Headers(msgspec.Struct, frozen=True):
     priority: int = 0
     nohaste: bool = False
     run_count: int = 0
+    unique: str = ""
+    """Of jobs of this key the broker has one at a time in a queue; no comma is in it."""
 
     @classmethod
     def parse(cls, text: bytes) -> Headers:
@@ -143,7 +145,9 @@ def _encode_headers(headers: Headers) -> bytes:
         ("priority", headers.priority),
         ("run_count", headers.run_count),
     )
-    return ",".join(words + [f"{name}:{number}" for name, number in numbers if number]).encode()
+    words += [f"{name}:{number}" for name, number in numbers if number]
+    words += [f"unique:{headers.unique}"] * bool(headers.unique)
+    return ",".join(words).encode()
 
 
 def _said(value: bytes | None) -> bool:

@@ -80,7 +80,6 @@ class _Work:
     not_before: float
     backoff: Backoff
     attempt: int = 1
-    deaths: int = 0
     run: int = 0
     shown: Running | None = None
 
@@ -363,15 +362,15 @@ class Worker:
             self._failed(work, happened.fault)
 
     def _died(self, work: _Work, how: str) -> None:
-        """Its process is gone. A job that is kept is run once more than its retries say, because it is perhaps not to
-        blame, but not for ever, because it perhaps is."""
+        """Its process is gone, which is a failed attempt. A job that is kept gets a second one at once, retries or
+        not, because it is perhaps not to blame; a third one only as a retry, because it perhaps is."""
         self.tally.lost += 1
-        work.deaths += 1
-        if work.deaths == 1 and work.headers.guarantee:
+        fault = fault_of(JobLost(f"the process of {work.name} {how}"))
+        if work.attempt == 1 and work.headers.guarantee:
             _LOG.warning("job %s (%s): its process %s; it is run again", work.id, work.name, how)
-            self._again(work, 0.0)
+            self._again(work, fault, 0.0)
         else:
-            self._failed(work, fault_of(JobLost(f"the process of {work.name} {how}")))
+            self._failed(work, fault)
 
     def _failed(self, work: _Work, fault: wire.Fault) -> None:
         tries_left = work.attempt <= work.headers.retry_count and not fault.final
@@ -384,15 +383,15 @@ class Worker:
             return
         wait = work.backoff.wait(work.attempt)
         _LOG.info("job %s (%s) failed in attempt %d, next in %.1f s: %s", work.id, work.name, work.attempt, wait, said)
+        self._again(work, fault, wait)
+
+    def _again(self, work: _Work, fault: wire.Fault, wait: float) -> None:
+        """Let it be tried again: by the broker, if that counts attempts, so that all workers count alike."""
+        self.tally.retried += 1
         if work.broker_counts:
-            self.tally.retried += 1
             self._reply(work.id, work.headers, fault, b"null", retry_after=wait)
             del self._by_id[work.id]
-        else:
-            self._again(work, wait)
-
-    def _again(self, work: _Work, wait: float) -> None:
-        self.tally.retried += 1
+            return
         work.attempt += 1
         self._park(work, time.time() + wait)
 
