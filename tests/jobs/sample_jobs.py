@@ -150,6 +150,15 @@ def tell_progress(path: str) -> None:
 
 
 @jobs.task
+def tell_progress_again(path: str) -> None:
+    step = 0
+    while not Path(path).exists():
+        step += 1
+        current().progress(step / (step + 1), f"step {step}")
+        time.sleep(0.05)
+
+
+@jobs.task
 def nothing() -> None:
     return
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, ParamSpec, Self, TypeVar, overload
@@ -14,6 +15,7 @@ from mqcore.errors import BodyError, ConfigError, InvalidArgument
 from mqcore.jobs import address, wire
 from mqcore.jobs.backoff import Backoff
 from mqcore.jobs.client import JobClient, ask
+from mqcore.jobs.dealer import Subscriber
 from mqcore.jobs.job import Job
 from mqcore.jobs.naming import full_name
 from mqcore.jobs.signature import encode_arguments
@@ -231,6 +233,27 @@ class Jobs:
     def workers(self, timeout: Duration = 5.0) -> dict[str, Any]:
         """Ask the broker which workers there are."""
         return self._ask(b"ROUTER_SHOW_WORKERS", timeout)
+
+    def watch(self, job: Job[Any] | str = "", timeout: Duration | None = None) -> Iterator[wire.JobProgress]:
+        """Yield what jobs tell about how far they are, as it comes; of one `job`, or of all.
+
+        A job tells by `JobContext.progress`. What was told before this looks is not repeated. Ends when nothing has
+        come for `timeout`; `None`, the default: never. Of brokers with topics, as mqcore is one.
+        """
+        topic = wire.PROGRESS_TOPIC + (job if isinstance(job, str) else job.id)
+        pause = None if timeout is None else seconds(timeout)
+        subscriber = Subscriber(self.addresses.subscribe, topic)
+        try:
+            until = None if pause is None else time.monotonic() + pause
+            while until is None or time.monotonic() < until:
+                subscriber.poll(0.5 if until is None else min(0.5, max(0.0, until - time.monotonic())))
+                for frames in subscriber.receive(1000):
+                    progress = wire.parse_progress(frames)
+                    if progress is not None:
+                        until = None if pause is None else time.monotonic() + pause
+                        yield progress
+        finally:
+            subscriber.close()
 
     def _ask(self, command: bytes, timeout: Duration) -> dict[str, Any]:
         import msgspec

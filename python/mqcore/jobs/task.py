@@ -77,7 +77,7 @@ class TaskOptions:
         if isinstance(self.run_after, (int, float, str, timedelta)):
             seconds(self.run_after)
 
-    def headers(self, name: str, args: bytes, kwargs: bytes) -> wire.Headers:
+    def headers(self, name: str = "", args: bytes = b"", kwargs: bytes = b"") -> wire.Headers:
         """What of it stands in headers, for a call of the task `name` with these arguments."""
         # A broker that reads the limit counts from when it hands the job out, and a job may wait at its worker for its
         # time; so that worker alone is told of the limit then.

@@ -31,6 +31,9 @@ _LOG: Final = logging.getLogger("mqcore.worker")
 _PARKED_MAX: Final = 10_000
 # After it said goodbye, jobs that were on their way still arrive; none for so long: none will.
 _QUIET: Final = 0.5
+# How often progress is published at most, and of how many jobs it is remembered while nobody takes it.
+_PROGRESS_EVERY: Final = 0.1
+_UNTOLD_MAX: Final = 1000
 # How often something is looked at that nothing wakes up for.
 _TURN_MAX: Final = 1.0
 
@@ -156,6 +159,8 @@ class Worker:
         self._drain_until = 0.0
         self._last_request = 0.0
         self._said_joined = False
+        self._untold: dict[str, wire.JobProgress] = {}
+        self._tell_at = 0.0
 
     @property
     def running(self) -> list[Running]:
@@ -233,6 +238,7 @@ class Worker:
         self._joined()
         for happened in pool.collect(ready):
             self._heard(happened)
+        self._tell_progress()
         self._end_late(pool)
         self._drain()
         if self._on_turn is not None:
@@ -243,6 +249,8 @@ class Worker:
         pause = _TURN_MAX if not self._stopping else 0.1
         if self._deadlines:
             pause = min(pause, self._deadlines[0][0] - time.monotonic())
+        if self._untold:
+            pause = min(pause, self._tell_at - time.monotonic())
         if self._parked:
             pause = min(pause, self._parked[0].due - time.time())
         return max(0.0, pause)
@@ -348,6 +356,9 @@ class Worker:
             work = self._running.get(happened.run)
             if work is not None and work.shown is not None:
                 work.shown.progress, work.shown.note = happened.fraction, happened.note
+                self._untold[work.id] = wire.JobProgress(
+                    work.id, work.name, happened.fraction, happened.note, work.attempt, self._link.identity
+                )
             return
         work = self._running.pop(happened.run, None)
         if work is None:
@@ -360,6 +371,25 @@ class Worker:
             del self._by_id[work.id]
         else:
             self._failed(work, happened.fault)
+
+    def _tell_progress(self) -> None:
+        """Let whoever watches jobs know how far they are: of each the last it said, and not more often than people can
+        read. A job that nobody hears of is not held up."""
+        now = time.monotonic()
+        if not self._untold or now < self._tell_at:
+            return
+        try:
+            client = self.jobs.client
+        except MqcoreError as error:
+            _LOG.error("how far jobs are cannot be told: %s", error)
+            self._untold.clear()
+            return
+        if client.is_connected:
+            for told in self._untold.values():
+                client.offer(wire.publish_progress(told))
+        if client.is_connected or len(self._untold) > _UNTOLD_MAX:
+            self._untold.clear()
+        self._tell_at = now + _PROGRESS_EVERY
 
     def _died(self, work: _Work, how: str) -> None:
         """Its process is gone, which is a failed attempt. A job that is kept gets a second one at once, retries or
