@@ -16,7 +16,7 @@ from spark.told import LENIENT
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [*LENIENT, pytest.mark.skipif(find_browser() is None, reason=MISSING)]
+pytestmark = [*LENIENT[1:], pytest.mark.timeout(900), pytest.mark.skipif(find_browser() is None, reason=MISSING)]
 
 PLOTS = {
     "lifecycle": 5,
