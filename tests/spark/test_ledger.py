@@ -206,6 +206,35 @@ def test_a_broker_that_is_killed_in_the_middle_of_a_write_and_comes_back_gets_ev
     assert Counter(map(int, found)) == Counter(range(20_000))
 
 
+def test_a_broker_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    ports = free_port(), free_port()
+    given = {"url": f"tmqp://127.0.0.1:{ports[0]}", "admin": f"http://127.0.0.1:{ports[1]}", "retries": "30"}
+    setting = WriteOptions.parse({**given, "queue": "target/1", "stagingLocation": str(tmp_path)}, streaming=True)
+    ledger = Ledger(setting.staging, "sink")
+    arguments = ("--listen", f"tmqp://127.0.0.1:{ports[0]}", "--admin", f"http://127.0.0.1:{ports[1]}")
+    with serving("--data-dir", str(tmp_path / "data"), *arguments, environment=HISTORY) as served:
+        with sync.connect(served.url) as mq:
+            declare(mq, "target/1")
+        served.terminate()
+    with pytest.raises(errors.ConnectFailed, match="does not answer"):
+        history_ends(replace(setting, retries=0))
+    outcome: list[BaseException] = []
+
+    def publish() -> None:
+        try:
+            batch, fresh = ledger.promise(0, staged(tmp_path, 0, cut(100, 2)), history_ends(setting))
+            Publisher(setting, ledger).publish(batch, fresh=fresh)
+        except BaseException as error:
+            outcome.append(error)
+
+    worker = threading.Thread(target=publish, daemon=True)
+    worker.start()
+    with serving("--data-dir", str(tmp_path / "data"), *arguments, environment=HISTORY) as served:
+        worker.join(45)
+        assert outcome == []
+        assert [int(body) for body in drain(served.url, "target/1")] == list(range(100))
+
+
 def test_without_a_history_to_look_at_rows_come_at_least_once(living: Told, tmp_path: Path) -> None:
     given = {"url": living.served.url, "queue": "target/1", "stagingLocation": str(tmp_path), "window": "100"}
     setting = WriteOptions.parse(given, streaming=True)
