@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import shutil
 import sys
 import tempfile
@@ -136,6 +135,13 @@ def entry(path: Path, queue: int, octets: int, rows: int, numbers: Any, notes: A
     }
 
 
+def largest_mib(process: int) -> int:
+    """How much memory a process had in use at most; 0 where the system does not tell."""
+    status = Path(f"/proc/{process}/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM:")), 0)
+
+
 def main() -> int:
     """Make the archive, run the pipeline, print the figures; 1 if a sum is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -162,15 +168,16 @@ def main() -> int:
             began = time.perf_counter()
             outcome = pipelines.run("reconcile", spark, place, place / "reports", progress=show)
             took = time.perf_counter() - began
+            peak = largest_mib(spark.sparkContext._gateway.proc.pid)
             spark.stop()
     finally:
         if arguments.keep is None:
             shutil.rmtree(place, ignore_errors=True)
     fates = fates_of(arguments.messages)
     found = {name: outcome.figures[name] for name in fates}
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     print(outcome.said)
-    print(f"{arguments.messages:,} messages, {octets / 1e6:,.0f} MB of Parquet: {took:.1f} s, JVM {peak:,.0f} MiB")
+    memory = f", JVM {peak:,} MiB at most" if peak else ""
+    print(f"{arguments.messages:,} messages, {octets / 1e6:,.0f} MB of Parquet: {took:.1f} s{memory}")
     if found != fates or not outcome.fine:
         print(f"made {fates}, found {found}", file=sys.stderr)
         return 1

@@ -1,10 +1,11 @@
 """How fast Spark reads, follows and writes a broker, beside what it does with files of the same messages.
 
     maturin develop --release
-    python benches/spark/speed.py [--messages 1000000] [--only reading,stream,archive,latency,sink] [--runs 3]
+    python benches/spark/speed.py [--messages 2000000] [--only reading,stream,archive,latency,sink] [--runs 3]
 
 One session of ``local[2]``; every scan ends in Spark's ``noop`` sink, which makes every row. A figure is the best of
-the runs. Bodies are JSON of some 540 octets, no two alike. A million messages need some 5 GB of disk, and 12 minutes.
+the runs. Bodies are JSON of some 540 octets, no two alike. Two million messages need some 6 GB of disk. `--keep` makes
+all that is read in a directory and leaves it there; what is there already is not made again.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ class Bench:
 
     spark: Any
     place: Path
+    """Where is made what is read."""
+    scratch: Path
+    """For what a run leaves."""
     messages: int
     runs: int
     bar: Progress
@@ -122,6 +126,8 @@ def bodies(chance: random.Random) -> Iterator[str]:
 def fill(bench: Bench) -> None:
     """Publish to a broker whose history stays in its journal."""
     made = bodies(random.Random(1))
+    if bench.data_dir.exists():
+        return
     bench.step("publishing", bench.messages)
     with serving(bench.data_dir, MQCORE_ARCHIVE="off") as ready, sync.connect(url(ready)) as mq:
         for queue in QUEUES:
@@ -150,10 +156,10 @@ def reading(bench: Bench) -> None:
     if found != count:
         raise SystemExit(f"{count:,} messages were published, and the history has {found:,}")
     bench.step("writing the same rows as Parquet and as JSON lines")
-    rows.write.mode("overwrite").option("compression", "zstd").parquet(str(place / "zstd"))
-    rows.write.mode("overwrite").option("compression", "none").parquet(str(place / "plain"))
+    rows.write.mode("ignore").option("compression", "zstd").parquet(str(place / "zstd"))
+    rows.write.mode("ignore").option("compression", "none").parquet(str(place / "plain"))
     text = rows.selectExpr("string(key) key", "string(value) value", *rows.columns[2:])
-    text.write.mode("overwrite").json(str(place / "lines"))
+    text.write.mode("ignore").json(str(place / "lines"))
     for name in ("data", "zstd", "plain", "lines"):
         print(f"  {name}: {size(place / name)}")
     mq = bench.best('format("mqcore"), all default columns', count, lambda: scan(rows))
@@ -164,8 +170,6 @@ def reading(bench: Bench) -> None:
     zstd = bench.best("Parquet of Spark's, zstd", count, lambda: scan(spark.read.parquet(str(place / "zstd"))))
     plain = bench.best("Parquet of Spark's, not packed", count, lambda: scan(spark.read.parquet(str(place / "plain"))))
     print(f"  {mq / lines:.1f} x JSON lines, {mq / zstd:.2f} x Parquet zstd, {mq / plain:.2f} x Parquet not packed")
-    for name in ("zstd", "plain", "lines"):
-        shutil.rmtree(place / name)
 
 
 def stream(bench: Bench) -> None:
@@ -175,7 +179,7 @@ def stream(bench: Bench) -> None:
     def run(**options: str) -> None:
         rows = bench.spark.readStream.format("mqcore").options(startingOffsets="earliest", **options)
         writer = rows.load(str(bench.data_dir)).writeStream.format("noop")
-        writer = writer.option("checkpointLocation", str(bench.place / f"checkpoint{next(number)}"))
+        writer = writer.option("checkpointLocation", str(bench.scratch / f"checkpoint{next(number)}"))
         writer.trigger(availableNow=True).start().awaitTermination()
 
     run()
@@ -187,18 +191,22 @@ def stream(bench: Bench) -> None:
 def archive(bench: Bench) -> None:
     """The archive beside Parquet that Spark wrote of the same rows."""
     spark, place, count = bench.spark, bench.place, bench.messages
+    archived = place / "archived"
+    if not archived.exists():
+        # What is archived does not stay in segments, which the other parts read.
+        shutil.copytree(bench.data_dir, archived)
     bench.step("archiving", count)
-    with serving(bench.data_dir, MQCORE_ARCHIVE_INTERVAL="100ms"):
+    with serving(archived, MQCORE_ARCHIVE_INTERVAL="100ms"):
         done = 0
         while done < count:
-            manifest = newest_manifest(bench.data_dir / "archive") or {"files": []}
+            manifest = newest_manifest(archived / "archive") or {"files": []}
             before, done = done, sum(file["rows"] for file in manifest["files"] if file["table"] == "messages")
             bench.advance(done - before)
             time.sleep(0.2)
     bench.step("writing the same rows as Parquet")
-    relation = mqcore.spark.archive(spark, bench.data_dir)
-    relation.write.mode("overwrite").option("compression", "zstd").parquet(str(place / "hand"))
-    print(f"  archive: {size(bench.data_dir / 'archive' / 'messages')}, by hand: {size(place / 'hand')}")
+    relation = mqcore.spark.archive(spark, archived)
+    relation.write.mode("ignore").option("compression", "zstd").parquet(str(place / "hand"))
+    print(f"  archive: {size(archived / 'archive' / 'messages')}, by hand: {size(place / 'hand')}")
     hand, ours = 0.0, 0.0
     # In turn, so that a machine that becomes warmer or busier is that for both.
     for _ in range(2):
@@ -210,19 +218,17 @@ def archive(bench: Bench) -> None:
         )
         ours = max(
             ours,
-            bench.best(
-                "the archive as a Parquet relation", count, lambda: scan(mqcore.spark.archive(spark, bench.data_dir))
-            ),
+            bench.best("the archive as a Parquet relation", count, lambda: scan(mqcore.spark.archive(spark, archived))),
         )
     print(f"  {ours / hand:.2f} x Parquet by hand")
-    source = spark.read.format("mqcore").load(str(bench.data_dir))
+    source = spark.read.format("mqcore").load(str(archived))
     bench.best('format("mqcore") over the archive', count, lambda: scan(source))
 
 
 def latency(bench: Bench) -> None:
     """How old a message is when its row is there."""
     ages: list[float] = []
-    living = bench.place / "living"
+    living = bench.scratch / "living"
     bench.step("latency", LATENCY_SECONDS)
     with serving(living) as ready, sync.connect(url(ready)) as mq:
         declare(mq, "orders/1", "at-least-once")
@@ -233,7 +239,7 @@ def latency(bench: Bench) -> None:
             ages.extend(time.time() - at for at in found)
 
         query = rows.writeStream.foreachBatch(take).trigger(processingTime="1 second")
-        running = query.option("checkpointLocation", str(bench.place / "latency")).start()
+        running = query.option("checkpointLocation", str(bench.scratch / "latency")).start()
         end = threading.Event()
 
         def produce() -> None:
@@ -262,7 +268,7 @@ def latency(bench: Bench) -> None:
 def sink(bench: Bench) -> None:
     """Rows to a queue that saves."""
     count = bench.messages // 2
-    with serving(bench.place / "target") as ready:
+    with serving(bench.scratch / "target") as ready:
         with sync.connect(url(ready)) as mq:
             declare(mq, "target/1", "at-least-once")
         rows = bench.spark.range(0, count, 1, 2).selectExpr(f"concat(string(id), '{'x' * 120}') as value")
@@ -270,7 +276,7 @@ def sink(bench: Bench) -> None:
 
         def run() -> None:
             writer = rows.write.format("mqcore").mode("append")
-            writer = writer.option("stagingLocation", str(bench.place / f"staging{next(number)}"))
+            writer = writer.option("stagingLocation", str(bench.scratch / f"staging{next(number)}"))
             writer.options(url=url(ready), queue="target/1", admin=f"http://{ready['admin']}").save()
 
         bench.best("sink, 130 octets, confirmed as saved by fsync", count, run)
@@ -283,21 +289,24 @@ def sink(bench: Bench) -> None:
 def main() -> None:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--messages", type=int, default=2_000_000)
     parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between them")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--place", type=Path, help="a directory in which everything is made, on a disk with room")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="where everything is made that is read, and left")
     given = parser.parse_args()
     only = given.only.split(",")
     if unknown := set(only) - set(PARTS):
         parser.error(f"there is no part {min(unknown)}; there are {', '.join(PARTS)}")
     spark = mqcore.spark.session("local[2]", config={"spark.log.level": "OFF", "spark.driver.memory": "2g"})
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    if given.keep is not None:
+        given.keep.mkdir(parents=True, exist_ok=True)
     with (
-        tempfile.TemporaryDirectory(dir=given.place) as folder,
+        tempfile.TemporaryDirectory(dir=given.keep) as folder,
         Progress(*columns, console=Console(stderr=True), transient=True) as bar,
     ):
-        bench = Bench(spark, Path(folder), given.messages, given.runs, bar, bar.add_task("start", total=None))
+        task = bar.add_task("start", total=None)
+        bench = Bench(spark, given.keep or Path(folder), Path(folder), given.messages, given.runs, bar, task)
         if {"reading", "archive", "stream"} & set(only):
             fill(bench)
         for part, measure in zip(PARTS, (reading, stream, archive, latency, sink), strict=True):
