@@ -2,9 +2,9 @@
 
     pip install cronsim==2.8 && python tests/vectors/make_cron.py > tests/vectors/cron.jsonl
 
-A line is an expression, a zone, a moment and the moments that follow, all in seconds since the epoch. Left out is what cronsim
-itself does not mean: a moment twice in a row (two times of one gap), a time that no clock shows, and hours counted
-across a change that is not of a whole hour on the hour.
+A line is an expression, a zone, a moment and the moments that follow, all in seconds since the epoch. Left out is what
+cronsim itself does not mean: a moment twice in a row (two times of one gap), a time that no clock shows, and hours
+counted across a change that is not of a whole hour on the hour.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim
 
 EXPRESSIONS = """
-* * * * *|*/15 * * * *|0 * * * *|30 * * * *|5,35 * * * *|0 */2 * * *|30 */3 * * *|0 0 * * *|15 0 * * *|30 0 * * *|0 1 * * *
-30 1 * * *|59 1 * * *|0 2 * * *|15 2 * * *|30 2 * * *|0,30 2 * * *|30 2,14 * * *|0 3 * * *|30 3 * * *|0 1-4 * * *|*/20 2 * * *
-10-40/10 1-3 * * *|0 12 * * *|45 23 * * *|0 0 1 * *|30 2 1 * *|0 9 * * 1-5|30 1 * * SUN|30 2 * * 0|30 2 * * 7|0 0 * * MON
-0 0 29 2 *|30 2 * 3 SUN|0 3 L * *|0 3 LW * *|30 2 * * SUN#2|30 2 * * 5L|15 1 * * SUN#5|0 0 13 * FRI|0 0 */2 * 1|0 0 1,15 * 3
-0 6 1-7 * MON|0 0 1 JAN *|0 0 31 * *|5 4 * * 1-7/2|* 2 * * *|0 0-23 * * *|0 0 * * * *|30 */10 * * * *|0 30 2 * * *|15 30 1 * * *
+* * * * *|*/15 * * * *|0 * * * *|30 * * * *|5,35 * * * *|0 */2 * * *|30 */3 * * *|0 0 * * *|15 0 * * *
+30 0 * * *|0 1 * * *|30 1 * * *|59 1 * * *|0 2 * * *|15 2 * * *|30 2 * * *|0,30 2 * * *|30 2,14 * * *
+0 3 * * *|30 3 * * *|0 1-4 * * *|*/20 2 * * *|10-40/10 1-3 * * *|0 12 * * *|45 23 * * *|0 0 1 * *|30 2 1 * *
+0 9 * * 1-5|30 1 * * SUN|30 2 * * 0|30 2 * * 7|0 0 * * MON|0 0 29 2 *|30 2 * 3 SUN|0 3 L * *|0 3 LW * *
+30 2 * * SUN#2|30 2 * * 5L|15 1 * * SUN#5|0 0 13 * FRI|0 0 */2 * 1|0 0 1,15 * 3|0 6 1-7 * MON|0 0 1 JAN *
+0 0 31 * *|5 4 * * 1-7/2|* 2 * * *|0 0-23 * * *|0 0 * * * *|30 */10 * * * *|0 30 2 * * *|15 30 1 * * *
 */20 59 1 * * *|0 0 3 * * SUN|10,50 15 */2 * * *|0 0 12 L * *
 """
 ZONES = """
 UTC Europe/Berlin Europe/London Europe/Dublin America/New_York America/Los_Angeles America/Santiago
-America/Sao_Paulo America/Havana Asia/Kolkata Asia/Kathmandu Asia/Beirut Africa/Cairo Australia/Sydney Australia/Adelaide
-Australia/Lord_Howe Pacific/Apia Pacific/Auckland America/St_Johns
+America/Sao_Paulo America/Havana Asia/Kolkata Asia/Kathmandu Asia/Beirut Africa/Cairo Australia/Sydney
+Australia/Adelaide Australia/Lord_Howe Pacific/Apia Pacific/Auckland America/St_Johns
 """
 YEARS = (2011, 2017, 2018, 2024, 2025, 2026, 2027)
 #: Zones whose clocks change by half an hour, or not on the hour.
@@ -68,7 +69,7 @@ def following(expression: str, zone: ZoneInfo, start: datetime) -> list[int] | N
 
 def main() -> None:
     """Write all lines."""
-    chance = random.Random(7)  # noqa: S311 - a sample, not a secret
+    chance = random.Random(7)
     expressions = [line for row in EXPRESSIONS.strip().splitlines() for line in row.split("|")]
     for name in ZONES.split():
         zone = ZoneInfo(name)
