@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -13,13 +15,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import mqcore
 from eventmq_peer import EventmqPeer
 from mqcore import admin
-from mqcore.cli import main
-from served import ServedBroker, serving, wait_until
+from served import ServedBroker, clean_environment, serving, wait_until
 
 ROUNDS = int(os.environ.get("MQCORE_CRASH_ROUNDS", "5"))
 """Kills in the middle of it."""
@@ -106,8 +106,9 @@ def test_schedules_are_listed_by_what_is_due_next(broker: mqcore.Broker) -> None
     assert night.due.hour in {0, 1}
     assert broker.schedules(limit=1).total == 2
     assert [kept.queue for kept in broker.schedules(limit=1).schedules] == ["soon"]
-    result = CliRunner().invoke(main, ["jobs", "schedules", "--url", broker.admin_url, "--json"])
-    assert [row["queue"] for row in json.loads(result.stdout)["schedules"]] == ["soon", "night"]
+    command = [sys.executable, "-m", "mqcore", "jobs", "schedules", "--url", broker.admin_url, "--json"]
+    listed = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=20, check=True)
+    assert [row["queue"] for row in json.loads(listed.stdout)["schedules"]] == ["soon", "night"]
     with urllib.request.urlopen(f"{broker.admin_url}/metrics", timeout=10) as answer:
         assert b"\nmqcore_schedules 2\n" in answer.read()
 
