@@ -126,6 +126,8 @@ def test_schedules_are_messages_of_nine_frames() -> None:
         b"guarantee,retry-count:1,interval-ms:250",
         b"0.25",
     ]
+    with pytest.raises(errors.ConfigError, match="none, latest, all"):
+        jobs.every(5, nightly, catch_up="some")
     for zone in ("", "Europe/Berlin,guarantee"):
         with pytest.raises(errors.ConfigError, match="zone"):
             jobs.cron("0 3 * * *", nightly, timezone=zone)

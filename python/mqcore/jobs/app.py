@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Literal, ParamSpec, Self, TypeAlias, TypeVar, get_args, overload
+from enum import StrEnum
+from typing import Any, Final, ParamSpec, Self, TypeVar, overload
 
 from mqcore.config import Duration, seconds
 from mqcore.errors import BodyError, ConfigError, InvalidArgument
@@ -26,9 +27,16 @@ R = TypeVar("R")
 
 _CRON_FIELDS: Final = range(5, 7)
 
-CatchUp: TypeAlias = Literal["none", "latest", "all"]
-"""What becomes of runs that were missed."""
-_CATCH_UP: Final[tuple[str, ...]] = get_args(CatchUp)
+
+class CatchUp(StrEnum):
+    """What becomes of runs that were missed because the broker was away; text of the same value will do."""
+
+    NONE = "none"
+    """They are left out, and so is the last one if it is more than a minute late."""
+    LATEST = "latest"
+    """The last one is made."""
+    ALL = "all"
+    """All are made that are not older than a week."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +204,7 @@ class Jobs:
         *,
         nohaste: bool = False,
         runs: int = 0,
-        catch_up: CatchUp | None = None,
+        catch_up: CatchUp | str | None = None,
     ) -> Schedule:
         """Let a call be made every `interval`, beginning now, or with `nohaste` after it; `runs` times, or for ever.
 
@@ -217,7 +225,7 @@ class Jobs:
         *,
         timezone: str | None = None,
         runs: int = 0,
-        catch_up: CatchUp | None = None,
+        catch_up: CatchUp | str | None = None,
     ) -> Schedule:
         """Let a call be made when a cron expression says, such as ``"0 3 * * *"``; `runs` times, or for ever.
 
@@ -288,9 +296,12 @@ def _odd_milliseconds(interval: float | None) -> int:
 
 
 def _catch_up(catch_up: str | None) -> str:
-    if catch_up is not None and catch_up not in _CATCH_UP:
-        raise ConfigError(f"{catch_up!r} is no way to catch up; there are {', '.join(_CATCH_UP)}")
-    return catch_up or ""
+    if catch_up is None:
+        return ""
+    try:
+        return CatchUp(catch_up).value
+    except ValueError:
+        raise ConfigError(f"{catch_up!r} is no way to catch up; there are {', '.join(CatchUp)}") from None
 
 
 def _runs(runs: int) -> int:

@@ -180,6 +180,9 @@ impl Shard {
     }
 }
 
+/// When a run was due, and its numbers in the journals of shards.
+type Seen = (u64, BTreeSet<(usize, u64)>);
+
 struct World {
     chance: Chance,
     now: u64,
@@ -190,7 +193,7 @@ struct World {
     client: Arc<Client>,
     crons: Crons,
     /// By schedule and number: when it was due, and under which numbers of which shard it was ever seen.
-    seen: BTreeMap<(String, u64), (u64, BTreeSet<(usize, u64)>)>,
+    seen: BTreeMap<(String, u64), Seen>,
 }
 
 fn queue(name: &str) -> QueueAddress {

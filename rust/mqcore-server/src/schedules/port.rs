@@ -270,8 +270,8 @@ impl Worker {
         // A broker that stops begins nothing: what is due is due at the next start, too.
         if self.hub.shutdown.is_running() {
             let queues = self.keeper.take_due(now);
-            if !queues.is_empty() {
-                self.learn(queues);
+            // A shard that does not answer has stopped, and the server stops with it: what is due is found again.
+            if !queues.is_empty() && self.learn(queues) {
                 let known = &self.known;
                 self.keeper.write_due(|queue| known.get(queue).copied().unwrap_or(false))?;
             }
@@ -282,8 +282,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Asks the shards which of these queues there are, and `default` too.
-    fn learn(&mut self, mut queues: Vec<QueueAddress>) {
+    /// Asks the shards which of these queues there are, and `default` too. False: a shard has stopped.
+    fn learn(&mut self, mut queues: Vec<QueueAddress>) -> bool {
         let default = default_queue();
         if !queues.contains(&default) {
             queues.push(default.clone());
@@ -303,8 +303,7 @@ impl Worker {
             })
             .collect();
         for (queues, receiver) in answers {
-            // A shard that has stopped takes nothing, and the runs are sent again at the next start.
-            let takes = receiver.blocking_recv().unwrap_or_default();
+            let Ok(takes) = receiver.blocking_recv() else { return false };
             self.known.extend(queues.into_iter().zip(takes));
         }
         let needs_default = self.known.values().any(|known| !known);
@@ -314,6 +313,7 @@ impl Worker {
             let shard = default.channel.shard(shards);
             self.tell(vec![(shard, Command::Request(RequestId(0), Box::new(request)))]);
         }
+        true
     }
 
     fn tell(&self, commands: Vec<(usize, Command)>) {
