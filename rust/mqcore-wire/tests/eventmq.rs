@@ -120,7 +120,7 @@ fn headers_are_words_between_commas_and_numbers_behind_colons() {
     };
     assert_eq!(all, wanted);
     assert_eq!(unique_key(b"guarantee, unique:a:b ,timeout:7"), Some(&b"a:b"[..]));
-    assert_eq!(unique_key(b"guarantee,unique,uniques:x"), None);
+    assert_eq!(unique_key(b"guarantee,uniques:x"), None);
     assert_eq!(Headers::parse(b""), Headers::default());
     for unsaid in
         [&b"guarantee:false"[..], b"retry-count:x,timeout:-1", b"retry-count,timeout:99999999999", b"\xff,{}"]

@@ -118,7 +118,7 @@ fn line(name: &[u8], value: &[u8], text: &mut Vec<u8>) {
 }
 
 /// Appends a word to the headers of a job.
-fn say(word: &[u8], words: &mut Vec<u8>) {
+pub(super) fn say(word: &[u8], words: &mut Vec<u8>) {
     if !words.is_empty() {
         words.push(b',');
     }
