@@ -41,6 +41,7 @@ pub fn start(program: &str) -> io::Result<Router> {
         .env("EVENTMQ_BACKEND_ADDR", url(sockets.backend))
         .env("EVENTMQ_ADMINISTRATIVE_ADDR", url(free()?));
     let missing = || io::Error::other(format!("{program} is not there"));
-    let process = Process::listening(command, sockets.frontend)?.ok_or_else(missing)?;
+    // It listens for clients first.
+    let process = Process::listening(command, sockets.backend)?.ok_or_else(missing)?;
     Ok(Router { process, sockets, _directory: directory })
 }
