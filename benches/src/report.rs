@@ -80,10 +80,10 @@ impl Figure {
         self.goal.is_met(self.median())
     }
 
-    /// Microseconds of the broker's processor time, system calls among them, for each that it did: what it leaves to others
+    /// Nanoseconds of the broker's processor time, system calls among them, for each that it did: what it leaves to others
     /// on a machine that it shares with them.
-    pub fn cpu_us_each(&self) -> Option<f64> {
-        self.done.filter(|done| *done > 0).map(|done| self.cpu_seconds * 1e6 / done as f64)
+    pub fn cpu_ns_each(&self) -> Option<f64> {
+        self.done.filter(|done| *done > 0).map(|done| self.cpu_seconds * 1e9 / done as f64)
     }
 
     fn spread(&self) -> (f64, f64) {
@@ -112,7 +112,7 @@ pub fn table(figures: &[Figure]) -> String {
         "smallest..largest",
         "goal",
         "",
-        "cpu us each",
+        "cpu ns each",
         "disturbed",
         "mqcore / it",
     ];
@@ -136,7 +136,7 @@ pub fn table(figures: &[Figure]) -> String {
             },
             figure.goal.text(),
             verdict.into(),
-            figure.cpu_us_each().map(|each| format!("{each:.2}")).unwrap_or_default(),
+            figure.cpu_ns_each().map(number).unwrap_or_default(),
             figure.disturbance.map(|share| format!("{:.0} %", share * 100.0)).unwrap_or_default(),
             ratio(figure, figures).map(|ratio| format!("{ratio:.2}")).unwrap_or_default(),
         ]);
@@ -168,7 +168,7 @@ pub fn json(figures: &[Figure]) -> Value {
                 "goal": figure.goal.text(),
                 "met": figure.is_met(),
                 "cpu_seconds": figure.cpu_seconds,
-                "cpu_us_each": figure.cpu_us_each(),
+                "cpu_ns_each": figure.cpu_ns_each(),
                 "disturbance": figure.disturbance,
                 "ratio": ratio(figure, figures),
             })
@@ -208,10 +208,10 @@ mod tests {
     fn processor_time_is_told_for_each_of_what_was_counted() {
         let mut figure = Figure::new("s", "mqcore", "w", Goal::None);
         figure.cpu_seconds = 3.0;
-        assert_eq!(figure.cpu_us_each(), None);
+        assert_eq!(figure.cpu_ns_each(), None);
         figure.done = Some(2_000_000);
-        assert_eq!(figure.cpu_us_each(), Some(1.5));
-        assert!(table(&[figure]).contains("1.50"));
+        assert_eq!(figure.cpu_ns_each(), Some(1500.0));
+        assert!(table(&[figure]).contains("1,500"));
     }
 
     #[test]
