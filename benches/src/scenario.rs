@@ -91,7 +91,7 @@ pub enum Scenario {
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Broadcast1To1,
         Self::Broadcast1To100,
         Self::MqksLines,
