@@ -7,6 +7,7 @@
 //! DIR/shard-K/    the journal of shard K
 //! DIR/nodes/      the journal of what is passed on to other brokers
 //! DIR/limits/     the journal of counters and buffers that are kept
+//! DIR/schedules/  the journal of schedules and their runs
 //! ```
 
 use std::collections::HashMap;
@@ -103,6 +104,12 @@ pub enum DataDirError {
         /// Why.
         source: JournalError,
     },
+    /// The journal of schedules cannot be opened.
+    #[error("the journal of schedules: {source}")]
+    Schedules {
+        /// Why.
+        source: JournalError,
+    },
     /// A record is sound and was not written by a version that this one understands.
     #[error("the journal of shard {shard}: {source}")]
     Record {
@@ -172,6 +179,11 @@ impl DataDir {
     /// Where counters and buffers are kept.
     pub(crate) fn limits(&self) -> PathBuf {
         self.path.join(LIMITS)
+    }
+
+    /// Where schedules are kept.
+    pub(crate) fn schedules(&self) -> PathBuf {
+        self.path.join("schedules")
     }
 
     /// Where history is archived.
