@@ -32,6 +32,9 @@ pub use mqcore_journal::error::JournalError;
 /// The directory of the archive.
 pub const ARCHIVE: &str = "archive";
 
+/// The directory of limits that are kept.
+pub(crate) const LIMITS: &str = "limits";
+
 /// The largest record in octets. Frames are limited to less (see [`FRAME_BYTES_MAX`]), so a peer's message always fits:
 /// one that did not would be taken for a fault of the disk.
 pub(crate) const RECORD_BYTES_MAX: u64 = 1 << 30;
@@ -175,7 +178,7 @@ impl DataDir {
 
     /// Where counters and buffers are kept.
     pub(crate) fn limits(&self) -> PathBuf {
-        self.path.join("limits")
+        self.path.join(LIMITS)
     }
 
     /// Where schedules are kept.
