@@ -106,6 +106,23 @@ def test_two_tasks_cannot_have_one_name() -> None:
         jobs.task(name="shop.send")(print)
 
 
+def test_a_key_of_unique_jobs_is_one_word_among_headers_and_the_same_for_the_same_call() -> None:
+    task = Jobs().task(lambda number=0: number)
+
+    def key(**options: object) -> str:
+        call = task.using(**options).bind(1)
+        return call.headers().unique
+
+    assert key() == ""
+    assert key(unique="a, b:c%\n") == "a%2C b:c%25%0A"
+    assert len(key(unique=True)) == 64
+    assert key(unique=True) == key(unique=True, queue="other") != task.using(unique=True).bind(2).headers().unique
+    assert task.using(unique="k").bind(1).headers().encode() == b"reply-requested,guarantee,unique:k"
+    for wrong in ("", "x" * 256, "," * 100):
+        with pytest.raises(errors.ConfigError, match="cannot be a key"):
+            task.using(unique=wrong)
+
+
 def test_schedules_are_messages_of_nine_frames() -> None:
     jobs = Jobs()
 
@@ -120,6 +137,17 @@ def test_schedules_are_messages_of_nine_frames() -> None:
     assert every[8] == b""
     cron = jobs.cron(" 0 3 * *  * ", nightly).frames(b"UNSCHEDULE")
     assert (cron[2], cron[6], cron[8]) == (b"UNSCHEDULE", b"-1", b"0 3 * * *")
+    zoned = jobs.cron("0 0 3 * * *", nightly, timezone="Europe/Berlin", catch_up="all").frames(b"SCHEDULE")
+    assert zoned[5] == b"guarantee,nohaste,timezone:Europe/Berlin,catch-up:all,retry-count:1"
+    assert jobs.every("250ms", nightly).frames(b"SCHEDULE")[5:7] == [
+        b"guarantee,retry-count:1,interval-ms:250",
+        b"0.25",
+    ]
+    with pytest.raises(errors.ConfigError, match="none, latest, all"):
+        jobs.every(5, nightly, catch_up="some")
+    for zone in ("", "Europe/Berlin,guarantee"):
+        with pytest.raises(errors.ConfigError, match="zone"):
+            jobs.cron("0 3 * * *", nightly, timezone=zone)
     for wrong in ("nightly", "* * * *"):
         with pytest.raises(errors.ConfigError, match="cron"):
             jobs.cron(wrong, nightly)

@@ -18,20 +18,23 @@
 
 from __future__ import annotations
 
-from mqcore.jobs.app import Jobs, Schedule
+from mqcore.jobs.app import CatchUp, Jobs, Schedule
 from mqcore.jobs.backoff import Backoff
 from mqcore.jobs.context import JobContext, current
 from mqcore.jobs.job import Job
 from mqcore.jobs.limits import SoftTimeLimit
 from mqcore.jobs.pool import PoolKind
 from mqcore.jobs.task import BoundCall, Task, TaskOptions
+from mqcore.jobs.wire import JobProgress
 from mqcore.jobs.worker import Tally, Worker
 
 __all__ = [
     "Backoff",
     "BoundCall",
+    "CatchUp",
     "Job",
     "JobContext",
+    "JobProgress",
     "Jobs",
     "PoolKind",
     "Schedule",

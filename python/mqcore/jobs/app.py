@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, Final, ParamSpec, Self, TypeVar, overload
 
 from mqcore.config import Duration, seconds
@@ -14,12 +16,13 @@ from mqcore.errors import BodyError, ConfigError, InvalidArgument
 from mqcore.jobs import address, wire
 from mqcore.jobs.backoff import Backoff
 from mqcore.jobs.client import JobClient, ask
+from mqcore.jobs.dealer import Subscriber
 from mqcore.jobs.job import Job
 from mqcore.jobs.naming import full_name
 from mqcore.jobs.signature import encode_arguments
 from mqcore.jobs.task import BoundCall, Task, TaskOptions
 
-__all__ = ["Jobs", "Schedule", "TaskDecorator"]
+__all__ = ["CatchUp", "Jobs", "Schedule", "TaskDecorator"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,9 +30,20 @@ R = TypeVar("R")
 _CRON_FIELDS: Final = range(5, 7)
 
 
+class CatchUp(StrEnum):
+    """What becomes of runs that were missed because the broker was away; text of the same value will do."""
+
+    NONE = "none"
+    """They are left out, and so is the last one if it is more than a minute late."""
+    LATEST = "latest"
+    """The last one is made."""
+    ALL = "all"
+    """All are made that are not older than a week."""
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A call that is made again and again; by a scheduler, which has it from SCHEDULE."""
+    """A call that is made again and again; by the broker, or by a scheduler of the original."""
 
     call: BoundCall
     interval: float | None
@@ -38,10 +52,14 @@ class Schedule:
     """When, if there is no interval."""
     nohaste: bool
     runs: int
+    timezone: str = ""
+    """The zone of the cron expression; empty: UTC."""
+    catch_up: str = ""
+    """What becomes of runs that were missed; empty: the broker's default."""
 
     def frames(self, command: bytes) -> list[bytes]:
         """The message that begins it, or with another command ends it."""
-        headers = self.call.options.headers()
+        headers = self.call.headers()
         wishes = wire.Headers(
             guarantee=headers.guarantee,
             retry_count=headers.retry_count,
@@ -49,6 +67,10 @@ class Schedule:
             priority=headers.priority,
             nohaste=self.nohaste,
             run_count=self.runs,
+            unique=headers.unique,
+            interval_ms=_odd_milliseconds(self.interval),
+            timezone=self.timezone,
+            catch_up=self.catch_up,
         )
         interval = "-1" if self.interval is None else f"{self.interval:g}"
         queue = self.call.options.queue.encode()
@@ -141,6 +163,7 @@ class Jobs:
         guarantee: bool = True,
         result: bool = True,
         priority: int = 0,
+        unique: bool | str = False,
         run_after: Duration | datetime | None = None,
         raises: tuple[type[Exception], ...] = (),
     ) -> TaskDecorator: ...
@@ -173,9 +196,10 @@ class Jobs:
         chosen = TaskOptions(**options)
         if not name or name.startswith(".") or name.endswith("."):
             raise InvalidArgument(f"{name!r} cannot be the name of a task")
-        call = wire.encode_call(name, *encode_arguments(tuple(args), kwargs or {}), chosen.terms())
+        arguments = encode_arguments(tuple(args), kwargs or {})
+        call = wire.encode_call(name, *arguments, chosen.terms())
         job: Job[Any] = Job(wire.new_id(), name, _any, chosen.raises, chosen.result)
-        self.client.send(wire.request(job.id, chosen.queue, chosen.headers(), call), job)
+        self.client.send(wire.request(job.id, chosen.queue, chosen.headers(name, *arguments), call), job)
         return job
 
     def every(
@@ -185,25 +209,41 @@ class Jobs:
         *,
         nohaste: bool = False,
         runs: int = 0,
+        catch_up: CatchUp | str | None = None,
     ) -> Schedule:
         """Let a call be made every `interval`, beginning now, or with `nohaste` after it; `runs` times, or for ever.
 
         Workers that start tell the broker; `send_schedules` does it at once. The same call again takes the first one's
-        place.
+        place, and goes on as it was if nothing is different. `catch_up` says what becomes of runs that nobody could
+        make because the broker was away: ``none``, ``latest`` (its default: the last of them is made) or ``all``. That,
+        and intervals with fractions of seconds, are for mqcore's broker. Raises `ConfigError`.
         """
         period = seconds(interval)
         if period <= 0:
             raise ConfigError("the interval of a schedule is longer than nothing")
-        return self._plan(Schedule(_bound(call), period, "", nohaste, _runs(runs)))
+        return self._plan(Schedule(_bound(call), period, "", nohaste, _runs(runs), "", _catch_up(catch_up)))
 
-    def cron(self, expression: str, call: BoundCall | Task[[], Any, Any], *, runs: int = 0) -> Schedule:
+    def cron(
+        self,
+        expression: str,
+        call: BoundCall | Task[[], Any, Any],
+        *,
+        timezone: str | None = None,
+        runs: int = 0,
+        catch_up: CatchUp | str | None = None,
+    ) -> Schedule:
         """Let a call be made when a cron expression says, such as ``"0 3 * * *"``; `runs` times, or for ever.
 
-        The broker's scheduler reads the expression, and says in its log if it cannot.
+        Six fields have seconds in front. `timezone` is a name such as ``"Europe/Berlin"``; default is UTC. Zones, six
+        fields and `catch_up` (see `every`) are for mqcore's broker. It reads the expression, and says in its log if it
+        cannot. Raises `ConfigError`.
         """
         if len(expression.split()) not in _CRON_FIELDS:
             raise ConfigError(f"{expression!r} is no cron expression: it has five fields, or six")
-        return self._plan(Schedule(_bound(call), None, " ".join(expression.split()), True, _runs(runs)))
+        if timezone is not None and (not timezone or set(timezone) & set(", :")):
+            raise ConfigError(f"{timezone!r} is no time zone; write one such as Europe/Berlin")
+        fields = " ".join(expression.split())
+        return self._plan(Schedule(_bound(call), None, fields, True, _runs(runs), timezone or "", _catch_up(catch_up)))
 
     def _plan(self, schedule: Schedule) -> Schedule:
         self._schedules.append(schedule)
@@ -228,6 +268,27 @@ class Jobs:
     def workers(self, timeout: Duration = 5.0) -> dict[str, Any]:
         """Ask the broker which workers there are."""
         return self._ask(b"ROUTER_SHOW_WORKERS", timeout)
+
+    def watch(self, job: Job[Any] | str = "", timeout: Duration | None = None) -> Iterator[wire.JobProgress]:
+        """Yield what jobs tell about how far they are, as it comes; of one `job`, or of all.
+
+        A job tells by `JobContext.progress`. What was told before this looks is not repeated. Ends when nothing has
+        come for `timeout`; `None`, the default: never. Of brokers with topics, as mqcore is one.
+        """
+        topic = wire.PROGRESS_TOPIC + (job if isinstance(job, str) else job.id)
+        pause = None if timeout is None else seconds(timeout)
+        subscriber = Subscriber(self.addresses.subscribe, topic)
+        try:
+            until = None if pause is None else time.monotonic() + pause
+            while until is None or time.monotonic() < until:
+                subscriber.poll(0.5 if until is None else min(0.5, max(0.0, until - time.monotonic())))
+                for frames in subscriber.receive(1000):
+                    progress = wire.parse_progress(frames)
+                    if progress is not None:
+                        until = None if pause is None else time.monotonic() + pause
+                        yield progress
+        finally:
+            subscriber.close()
 
     def _ask(self, command: bytes, timeout: Duration) -> dict[str, Any]:
         import msgspec
@@ -254,6 +315,19 @@ class Jobs:
 
 def _bound(call: BoundCall | Task[[], Any, Any]) -> BoundCall:
     return call if isinstance(call, BoundCall) else call.bind()
+
+
+def _odd_milliseconds(interval: float | None) -> int:
+    return 0 if interval is None or interval.is_integer() else max(1, round(interval * 1000))
+
+
+def _catch_up(catch_up: str | None) -> str:
+    if catch_up is None:
+        return ""
+    try:
+        return CatchUp(catch_up).value
+    except ValueError:
+        raise ConfigError(f"{catch_up!r} is no way to catch up; there are {', '.join(CatchUp)}") from None
 
 
 def _runs(runs: int) -> int:

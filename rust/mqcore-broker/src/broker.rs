@@ -139,6 +139,8 @@ pub struct Recollection {
     pub progress: Vec<(Sequence, Progress)>,
     /// Of the messages that other brokers passed on: which of theirs they are.
     pub tickets: Vec<Ticket>,
+    /// Keys of messages of which their queues have one at a time.
+    pub unique_keys: Vec<(Sequence, Box<[u8]>)>,
     /// The highest sequence that was ever given.
     pub sequence: Sequence,
 }
@@ -435,7 +437,8 @@ impl Broker {
     /// before anything else. Queues whose definition was lost are made anew with the server's defaults, so
     /// that no message is lost with them.
     pub fn restore(&mut self, had: Recollection, now: Timestamp, effects: &mut Vec<Effect>) {
-        let Recollection { definitions, queues, messages, progress, tickets, sequence } = had;
+        let Recollection { definitions, queues, messages, progress, tickets, unique_keys, sequence } = had;
+        let mut unique_keys: HashMap<_, _> = unique_keys.into_iter().collect();
         self.start_history(&definitions, &messages, now);
         // While definitions are read back they are not written again.
         self.books.storage = Storage::Absent;
@@ -469,6 +472,11 @@ impl Broker {
         let mut restore = |message: Restored, progress: Progress| {
             let place = message.queue as usize;
             if let Some((queue, key)) = queues.get(place).zip(keys.get(place)) {
+                if let Some(unique) = unique_keys.remove(&message.sequence)
+                    && let Some(queue) = self.channels[*key].queues.get_mut(&queue.id)
+                {
+                    queue.unique.restore(message.sequence, unique);
+                }
                 self.restore_message(queue, *key, message, progress, now, effects);
             }
         };
@@ -1003,6 +1011,15 @@ impl Broker {
         }
     }
 
+    /// Whether there is a queue, or publishing to it makes one.
+    pub fn takes(&self, queue: &QueueAddress) -> bool {
+        let config = &self.books.config;
+        match self.names.get(&folded(&queue.channel)) {
+            Some(key) => config.auto_create_queues || self.channels[*key].queues.contains_key(&queue.id),
+            None => config.auto_create_channels && config.auto_create_queues,
+        }
+    }
+
     fn acknowledge(
         &mut self,
         client: &Arc<Client>,
@@ -1133,6 +1150,9 @@ impl Broker {
         match request {
             Request::Join { channel } => self.join(client, &channel, now, effects),
             Request::Leave { channel } => self.leave(client, &channel, now, effects),
+            Request::MayPublish { queue } => {
+                done_or(self.takes(&queue), || format!("there is no queue {queue}; create it first"))
+            }
             Request::CreateChannel { channel, changes } => {
                 if self.lookup(&channel).is_some() {
                     let reason = format!("channel {channel} exists already");

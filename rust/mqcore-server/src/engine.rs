@@ -24,6 +24,7 @@ use crate::handler::{AnswerSink, HandlerPort};
 use crate::hub::Hub;
 use crate::journal_writer::{JournalWriter, Turn};
 use crate::questions::Questions;
+use crate::schedules;
 use crate::shard::{Batch, Input, ShardInbox, SharedRoom, Urgent};
 use crate::shutdown::TaskGuard;
 use crate::staging::Staging;
@@ -235,8 +236,15 @@ impl Engine {
             Urgent::Committed(level, sequence) => {
                 self.broker.committed(level, sequence, now, &mut self.effects);
             }
-            Urgent::StorageRefuses(why) => self.broker.storage_refuses(&why, now, &mut self.effects),
-            Urgent::StorageAccepts => self.broker.storage_accepts(now, &mut self.effects),
+            // Counted here and not by the journal's thread: who sees that the alarm is over may publish at once.
+            Urgent::StorageRefuses(why) => {
+                self.hub.counters.journal.refusing(self.shard, true);
+                self.broker.storage_refuses(&why, now, &mut self.effects);
+            }
+            Urgent::StorageAccepts => {
+                self.hub.counters.journal.refusing(self.shard, false);
+                self.broker.storage_accepts(now, &mut self.effects);
+            }
             Urgent::Transferred(origins) => {
                 for origin in origins {
                     self.broker.transferred(origin, now, &mut self.effects);
@@ -253,6 +261,15 @@ impl Engine {
             }
             Urgent::Waiting(queue, max, reply) => {
                 self.look(&queue, max, reply);
+            }
+            Urgent::Takes(queues, reply) => {
+                // Whoever asked may have gone; nobody misses the answer then.
+                let _ = reply.send(queues.iter().map(|queue| self.broker.takes(queue)).collect());
+            }
+            Urgent::Scheduled(commands) => {
+                for command in commands {
+                    self.broker.command(&self.hub.scheduling, command, now, &mut self.effects);
+                }
             }
             Urgent::Master(master) => self.broker.master(*master, now, &mut self.effects),
             Urgent::Ping(reply) => {
@@ -302,6 +319,7 @@ impl Engine {
             match effect {
                 Effect::Deliver(deliver) => self.staging.deliver(&deliver, &self.hub),
                 Effect::Publication(publication) => self.staging.publish(&publication, &self.hub),
+                Effect::Tell(schedules::CONNECTION, event) => self.hub.schedules.told(event),
                 Effect::Tell(connection, event) => {
                     self.staging.tell(connection, event, &self.hub);
                 }

@@ -77,6 +77,10 @@ pub(crate) enum Urgent {
     Survey(oneshot::Sender<Survey>),
     /// Somebody looks into a queue of this shard: up to so many messages.
     Waiting(QueueAddress, usize, oneshot::Sender<Option<Vec<Waiting>>>),
+    /// Somebody wants to know which of these queues there are, or would be made by publishing.
+    Takes(Vec<QueueAddress>, oneshot::Sender<Vec<bool>>),
+    /// Runs of schedules for queues of this shard.
+    Scheduled(Vec<Command>),
     /// A broker that this one passes on to came, went, or said who it is.
     Master(Box<Master>),
     /// Somebody wants to know whether the shard still takes turns.

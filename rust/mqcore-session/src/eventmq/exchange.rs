@@ -35,6 +35,8 @@ pub struct Counters {
     pub lost: AtomicU64,
     /// Jobs that went to the queue `default` because nobody knows the one that they named.
     pub fallen_back: AtomicU64,
+    /// Jobs that were not taken because another one of their key waits or runs.
+    pub duplicates: AtomicU64,
     /// Heartbeats that made busy workers look for finished jobs.
     pub nudges: AtomicU64,
     /// Messages that meant nothing.
@@ -187,7 +189,8 @@ impl Exchange {
     }
 
     /// Queues of jobs that exist because somebody named them: one worker after the other.
-    pub(super) fn made_for_jobs(&self) -> QueueChanges {
+    #[must_use]
+    pub fn made_for_jobs(&self) -> QueueChanges {
         QueueChanges {
             status: Some(Status::RoundRobin),
             request_acknowledge: Some(false),
