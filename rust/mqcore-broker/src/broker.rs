@@ -578,7 +578,7 @@ impl Broker {
             bytes: message.bytes.into(),
         };
         if let Some(queue) = self.channels[channel].queues.get_mut(&address.id) {
-            queue.restore(unread, message.high_priority, &mut turn);
+            queue.restore(unread, message.high_priority, progress.not_before, &mut turn);
         }
     }
 
@@ -840,7 +840,7 @@ impl Broker {
             for queue in channel.queues.values() {
                 census.queues += 1;
                 census.consumers += queue.subscriptions().count() as u64;
-                census.waiting += queue.ready.len() as u64;
+                census.waiting += (queue.ready.len() + queue.delayed.len()) as u64;
                 census.unsettled += queue.deliveries.open() as u64;
                 passed.add(&queue.face.stats);
             }

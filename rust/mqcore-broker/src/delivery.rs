@@ -29,6 +29,10 @@ pub(crate) struct Outstanding {
     pub(crate) put_back_own: bool,
     /// It ended without anybody having wanted it: counted as dropped.
     pub(crate) refused: bool,
+    /// Put back, it is not handed out before this time.
+    pub(crate) not_before: Timestamp,
+    /// A consumer has given it up: a dead letter unless it is put back.
+    pub(crate) failed: bool,
 }
 
 /// One consumer that has a message.
@@ -93,6 +97,8 @@ impl Deliveries {
             put_back: PutBack::No,
             put_back_own: false,
             refused: false,
+            not_before: Timestamp(0),
+            failed: false,
         })
     }
 

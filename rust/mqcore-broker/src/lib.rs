@@ -19,6 +19,7 @@ mod channel;
 pub mod client;
 pub mod command;
 pub mod decision;
+mod delayed;
 mod delivery;
 mod directory;
 mod dispatch;
