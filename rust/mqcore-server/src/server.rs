@@ -415,6 +415,12 @@ impl Server {
         self.stopped().await;
     }
 
+    /// Whether the server has stopped, whoever stopped it: administrators of some protocols may.
+    #[must_use]
+    pub fn has_stopped(&self) -> bool {
+        self.inner.hub.shutdown.is_over()
+    }
+
     /// Returns once the server has stopped, whoever stopped it.
     pub async fn stopped(&self) {
         self.inner.hub.shutdown.all_gone().await;

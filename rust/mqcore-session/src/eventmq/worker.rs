@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use foldhash::HashMap;
+use mqcore_broker::client::Client;
 use mqcore_broker::command::{Acknowledgement, Command, MessageId, Retry};
 use mqcore_broker::effect::Deliver;
 use mqcore_broker::id::{QueueAddress, Tag};
@@ -58,11 +59,22 @@ struct Running {
     put_backs: u16,
     /// The client that wants to know the result.
     client: Option<Box<str>>,
+    results: Results,
     since: Timestamp,
     /// It takes too long from then on; it stands in `Work::due` too.
     due: Option<Timestamp>,
     /// Tells it from another job of the same id.
     serial: u64,
+}
+
+/// Where the result of a job goes, beside its client.
+#[derive(Debug)]
+enum Results {
+    Nowhere,
+    /// Into this queue, before the job is settled: so it cannot be done without its result being kept.
+    To(Box<QueueAddress>),
+    /// It is on its way there.
+    Sent,
 }
 
 impl Running {
@@ -209,7 +221,11 @@ impl Work {
         let client = deliver.message.producer().filter(|client| client.protocol == super::NAME);
         let client = client.filter(|_| wishes.reply_requested).map(|client| client.id.clone());
         if handed.is_kept() || wishes.reply_requested {
-            self.remember(id, deliver, handed.is_kept(), wishes, client, now);
+            let results = match handed.result_queue() {
+                Some(queue) if handed.is_kept() => Results::To(Box::new(queue)),
+                _ => Results::Nowhere,
+            };
+            self.remember(id, deliver, handed.is_kept(), client, results, now);
         } else if let Some(served) = self.queue(deliver.tag) {
             // Nothing more will be heard of it.
             served.tally.finished(0);
@@ -221,10 +237,11 @@ impl Work {
         id: MessageId,
         deliver: &Deliver,
         kept: bool,
-        wishes: Headers,
         client: Option<Box<str>>,
+        results: Results,
         now: Timestamp,
     ) {
+        let wishes = Handed::of(deliver).wishes;
         self.serial += 1;
         let serial = self.serial;
         let due = (kept && wishes.timeout > 0).then(|| {
@@ -238,7 +255,7 @@ impl Work {
             served.tally.began();
         }
         let (tag, put_backs) = (deliver.tag, deliver.put_backs);
-        let running = Running { tag, kept, wishes, put_backs, client, since: now, due, serial };
+        let running = Running { tag, kept, wishes, put_backs, client, results, since: now, due, serial };
         if let Some(other) = self.running.insert(id.clone(), running) {
             self.forget(&id, &other);
         }
@@ -282,11 +299,15 @@ impl Work {
         &mut self,
         request: &[u8],
         body: &[u8],
+        me: &Arc<Client>,
         now: Timestamp,
         commands: &mut Vec<Command>,
     ) -> bool {
         let id = MessageId::from_slice(request);
         let Some(running) = self.running.get(&id) else { return false };
+        if matches!(running.results, Results::Sent) {
+            return false;
+        }
         let outcome =
             if running.kept { Outcome::of(body, running.wishes.timeout > 0) } else { Outcome::Done };
         let tries_left = u32::from(running.put_backs) < running.wishes.retry_count;
@@ -301,8 +322,63 @@ impl Work {
             }
             Outcome::Failed(None) | Outcome::Done => {}
         }
+        if self.keep_result(&id, body, me, commands) {
+            return true;
+        }
+        self.finish(id, body, outcome, now, commands);
+        true
+    }
+
+    /// Puts a result into the queue that its client named. False if none was.
+    fn keep_result(
+        &mut self,
+        id: &MessageId,
+        body: &[u8],
+        me: &Arc<Client>,
+        commands: &mut Vec<Command>,
+    ) -> bool {
+        let Some(running) = self.running.get_mut(id) else { return false };
+        let Results::To(queue) = std::mem::replace(&mut running.results, Results::Sent) else {
+            running.results = Results::Nowhere;
+            return false;
+        };
+        let tag = running.tag;
+        if let Some(at) = running.due.take() {
+            self.due.remove(&(at, id.clone()));
+        }
+        let Some(served) = self.queue(tag) else { return false };
+        let message = super::job::result(id, body, &served.address, &queue, me);
+        commands.push(Command::Publish { queue: *queue, message });
+        true
+    }
+
+    /// A result is kept, or cannot be: its job is settled now. False if there is no such job.
+    pub(super) fn result_kept(
+        &mut self,
+        message: &Message,
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+    ) -> bool {
+        let id = MessageId::from_slice(message.id());
+        let Some(Running { results: Results::Sent, wishes, .. }) = self.running.get(&id) else {
+            return false;
+        };
+        let outcome = Outcome::of(message.body(), wishes.timeout > 0);
+        self.finish(id, message.body(), outcome, now, commands);
+        true
+    }
+
+    /// A job has had its last try: its client is told, and its queue.
+    fn finish(
+        &mut self,
+        id: MessageId,
+        body: &[u8],
+        outcome: Outcome,
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+    ) {
         let failed = outcome != Outcome::Done;
-        let Some(running) = self.remove(&id) else { return false };
+        let Some(running) = self.remove(&id) else { return };
         if let Some(client) = &running.client {
             let message = Message::from_parts(&id, b"", body, Properties::default(), None);
             commands.push(Command::Respond { to: client.clone(), message });
@@ -315,7 +391,6 @@ impl Work {
         if running.kept {
             self.settle(running.tag, id, failed.then_some(("failed", Retry::Never)), commands);
         }
-        true
     }
 
     /// A job goes back to its queue, which keeps it until it may be tried again.
