@@ -67,14 +67,23 @@ fn store(criterion: &mut Criterion) {
         ("sliding_window", Algorithm::SlidingWindow),
         ("gcra", Algorithm::Gcra),
     ] {
-        let rule = Rule { algorithm, limit: 1 << 50, cost: 1, period: hour };
-        let mut now = 2;
-        group.bench_function(format!("check/{name}"), |bencher| {
-            bencher.iter(|| {
-                now += 1;
-                store.consume(black_box(name.as_bytes()), &rule, Mode::Take, 64, Nanos(now))
+        // One check each microsecond: of a limit that lets twice as much through, of one that lets just that through and
+        // is half spent, and of one that refuses nearly all of it.
+        for (load, limit) in [("idle", 2_000_000), ("busy", 1_000_000), ("refused", 1_000)] {
+            let rule = Rule { algorithm, limit, cost: 1, period: Ttl { unit: 4, amount: 1 } };
+            let key = format!("{name}:{load}");
+            let mut now = 2;
+            let half = Rule { cost: limit / 2, ..rule };
+            if load == "busy" {
+                store.consume(key.as_bytes(), &half, Mode::Take, 64, Nanos(now)).expect("a fresh key");
+            }
+            group.bench_function(format!("check/{name}/{load}"), |bencher| {
+                bencher.iter(|| {
+                    now += 1_000;
+                    store.consume(black_box(key.as_bytes()), &rule, Mode::Take, 64, Nanos(now))
+                });
             });
-        });
+        }
     }
     group.finish();
 }

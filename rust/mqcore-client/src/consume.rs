@@ -202,12 +202,15 @@ impl Consumer {
 impl Drop for Consumer {
     fn drop(&mut self) {
         let shared = self.client.shared.clone();
-        self.mailbox.close();
+        // Left in the same step: a message between the two would belong to a channel that is joined and to nobody, and
+        // stay where it is. And left before anything is refused: the broker would hand it right back.
         shared.say_now(|core| {
             core.remove_taker(self.queue.channel().as_bytes(), self.queue.id(), &self.mailbox);
+            if let Some(membership) = &mut self.membership {
+                membership.end(core);
+            }
         });
-        // Left before anything is refused: the broker would hand it right back.
-        self.membership = None;
+        self.mailbox.close();
         drop(self.take(usize::MAX).into_iter().map(Delivered::hand_back).collect::<Vec<_>>());
     }
 }

@@ -99,8 +99,13 @@ impl Mailbox {
     /// one read.
     pub(crate) fn put(&self, letter: Letter) -> bool {
         let mut shelf = lock(&self.shelf);
-        let overflows = matches!(self.bound, Bound::Waiting(most) if shelf.letters.len() >= most);
-        if shelf.closed || overflows {
+        let refuses = match self.bound {
+            // What asks for an acknowledgement is handed back by whoever closed this, once it gets no more.
+            Bound::Unsettled(_) => shelf.closed && !letter.message.wants_acknowledge(),
+            Bound::Waiting(most) => shelf.closed || shelf.letters.len() >= most,
+            Bound::None => shelf.closed,
+        };
+        if refuses {
             self.dropped.fetch_add(1, Relaxed);
             return false;
         }
@@ -191,7 +196,7 @@ impl Mailbox {
         }
     }
 
-    /// Nothing is put in any more; takers get what is left and then nothing.
+    /// Takers get what is left and then nothing. What still comes is dropped, or kept for its owner to hand back.
     pub(crate) fn close(&self) {
         lock(&self.shelf).closed = true;
         self.wake();
@@ -262,6 +267,15 @@ mod tests {
         assert_eq!(mailbox.take(9).len(), 1);
         mailbox.close();
         assert_eq!(mailbox.take(9).len(), 2, "at the end nothing is held back");
+    }
+
+    #[test]
+    fn what_comes_after_the_end_is_kept_only_if_it_has_to_be_handed_back() {
+        let mailbox = Mailbox::new(gauge(), Bound::Unsettled(2));
+        mailbox.close();
+        mailbox.put(letter(true));
+        mailbox.put(letter(false));
+        assert_eq!((mailbox.take(9).len(), mailbox.dropped()), (1, 1));
     }
 
     #[test]

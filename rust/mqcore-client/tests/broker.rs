@@ -7,7 +7,7 @@ use mqcore_broker::options::{ChannelOptions as BrokerChannelOptions, QueueOption
 use mqcore_client::address::{BrokerAddress, QueueAddress};
 use mqcore_client::client::Client;
 use mqcore_client::config::{ClientConfig, Transport};
-use mqcore_client::consume::Settlement;
+use mqcore_client::consume::{Delivered, Settlement};
 use mqcore_client::error::{ClientError, Status};
 use mqcore_client::models::{QueueOptions, QueueStatus};
 use mqcore_client::publish::{Outgoing, PublishOptions};
@@ -111,5 +111,52 @@ async fn what_is_not_there_is_an_error_that_names_it() {
     assert_eq!((refusal.status(), &*refusal.target), (Status::NotFound, "nowhere/9"));
     let error = client.consume(&nowhere, 1).await.unwrap_err();
     assert!(matches!(error, ClientError::Refused(refusal) if refusal.status() == Status::NotFound));
+    server.stop(Duration::from_secs(1)).await;
+}
+
+fn settle_all(batch: &[Delivered]) -> usize {
+    for delivered in batch {
+        assert_eq!(delivered.ack(), Settlement::Sent);
+    }
+    batch.len()
+}
+
+/// A message that arrives while its consumer is being dropped belongs to nobody here: it has to be handed back, not
+/// kept until the broker's patience ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_arrives_while_a_consumer_is_dropped_is_handed_back() {
+    const MESSAGES: u32 = 4_000;
+    let server = broker().await;
+    let client = over_tcp(&server).await;
+    let queue = QueueAddress::new("orders", 1).unwrap();
+    let options = QueueOptions {
+        status: Some(QueueStatus::RoundRobin),
+        // Each round hands back what it did not take; that is not what ends a message here.
+        put_back_limit: Some(60_000),
+        ..QueueOptions::default()
+    };
+    client.create_queue(&queue, &options).await.unwrap();
+    let (producer, to) = (client.clone(), queue.clone());
+    // By the same client, so that its parts are in each other's way.
+    let publishing = tokio::spawn(async move {
+        for start in (0..MESSAGES).step_by(10) {
+            let message = |n: u32| Outgoing { body: n.to_le_bytes().to_vec().into(), ..Outgoing::default() };
+            let messages: Vec<Outgoing> = (start..start + 10).map(message).collect();
+            let receipts = producer.publish_many(&to, &messages, &PublishOptions::default()).await;
+            assert!(receipts.iter().all(Result::is_ok));
+        }
+    });
+    let mut settled = 0;
+    while !publishing.is_finished() {
+        let consumer = client.consume(&queue, 100).await.unwrap();
+        settled += settle_all(&consumer.next_batch(1).await);
+    }
+    publishing.await.unwrap();
+    let consumer = client.consume(&queue, 1_000).await.unwrap();
+    while let Ok(batch) = tokio::time::timeout(Duration::from_secs(2), consumer.next_batch(1_000)).await {
+        settled += settle_all(&batch);
+    }
+    let information = client.queue(&queue).await.unwrap();
+    assert_eq!((settled, information.messages), (MESSAGES as usize, 0));
     server.stop(Duration::from_secs(1)).await;
 }

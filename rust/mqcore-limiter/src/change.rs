@@ -50,7 +50,7 @@ pub enum Content {
         period: u64,
         /// What it holds when it is full.
         limit: u64,
-        /// What was missing, in units of 2^-64.
+        /// What was missing, in units of the `period`-th part of one.
         missing: u128,
     },
 }

@@ -16,6 +16,7 @@
 //! | [`change`] | what persistence needs: what has changed, and how it is put back |
 //! | [`record`] | an entry as octets, to be kept anywhere |
 //! | [`time`] | nanoseconds, and times to live with their unit |
+//! | `divisor` | exact division by the same number again and again |
 //! | `shard` | one part of the store |
 //! | `arena`, `index`, `wheel`, `entry`, `uses` | what a part is made of |
 
@@ -27,6 +28,7 @@ pub mod rule;
 pub mod time;
 
 mod arena;
+mod divisor;
 mod entry;
 mod index;
 mod shard;

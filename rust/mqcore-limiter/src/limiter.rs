@@ -271,7 +271,7 @@ impl Limiter {
         let mut shard = self.lock(shard_of(hashed.hash));
         self.counted(&mut shard, |shard| {
             let pending = shard.judge(hashed, rule, mode, now)?;
-            if pending.after.is_some() && pending.place.is_none() {
+            if pending.after.is_some() && pending.place.or(pending.expired).is_none() {
                 self.make_room(shard, 1, entry_bytes(key), &[], now);
             }
             shard.apply(hashed, rule, &pending, clamp_bits(made.into()), || self.next_sequence(), now);

@@ -1,5 +1,6 @@
 //! How a quota is spent: fixed window, sliding window and GCRA, as pure functions of a state and a moment.
 
+use crate::divisor::Divisor;
 use crate::time::{Nanos, Ttl};
 
 /// How taking is limited.
@@ -82,19 +83,23 @@ pub enum RuleError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Sliding {
     pub(crate) start: Nanos,
-    pub(crate) period: u64,
+    /// Nanoseconds; never 0.
+    pub(crate) period: Divisor,
     pub(crate) limit: u64,
     pub(crate) current: u64,
     pub(crate) previous: u64,
 }
 
-/// A bucket that refills.
+/// A bucket that refills. Packed, because a cell of the store has 64 octets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(Rust, packed(8))]
 pub(crate) struct Bucket {
     pub(crate) at: Nanos,
-    pub(crate) period: u64,
-    pub(crate) limit: u64,
-    /// What was missing at that moment, in units of 2^-64.
+    /// Nanoseconds; never 0.
+    pub(crate) period: Divisor,
+    pub(crate) limit: Divisor,
+    /// What was missing at that moment, in units of the `period`-th part of one: what comes back in a nanosecond is
+    /// exactly `limit` of them.
     pub(crate) missing: u128,
 }
 
@@ -109,91 +114,82 @@ pub(crate) enum State {
 /// What a state tells to whoever asks at a moment.
 pub(crate) struct Judged {
     pub(crate) verdict: Verdict,
-    /// `None`: nothing changes.
-    pub(crate) after: Option<State>,
+    /// `None`: nothing changes. Otherwise the new state, and when it is as good as none.
+    pub(crate) after: Option<(State, Nanos)>,
 }
 
-/// Bits behind the point in what a bucket misses.
-const FRACTION: u32 = 64;
-
-/// `a * b / c` rounded down; the largest number if it is more. `c` is not 0.
-const fn scale(a: u64, b: u64, c: u64) -> u64 {
-    let scaled = a as u128 * b as u128 / c as u128;
-    if scaled > u64::MAX as u128 { u64::MAX } else { scaled as u64 }
-}
-
-/// Quotient and remainder. Most numbers fit into 64 bits, in which dividing takes a fraction of the time.
+/// The product of two numbers always fits.
 #[inline]
-const fn divide(a: u128, b: u64) -> (u128, u64) {
-    if a <= u64::MAX as u128 {
-        let a = a as u64;
-        ((a / b) as u128, a % b)
-    } else {
-        (a / b as u128, (a % b as u128) as u64)
-    }
-}
-
-/// `a / b` rounded up.
-#[inline]
-const fn divide_up(a: u128, b: u64) -> u128 {
-    let (quotient, remainder) = divide(a, b);
-    quotient + (remainder > 0) as u128
+const fn product(a: u64, b: u64) -> u128 {
+    a as u128 * b as u128
 }
 
 impl Sliding {
+    pub(crate) const fn new(start: Nanos, period: u64, limit: u64) -> Self {
+        Self { start, period: Divisor::new(period), limit, current: 0, previous: 0 }
+    }
+
     /// What counts at `now` of what was taken, having turned to the period that `now` lies in.
+    #[inline]
     fn turned(mut self, now: Nanos, period: u64, limit: u64) -> Self {
         let since = now.since(self.start);
-        if since >= self.period {
-            let periods = since / self.period;
+        if since >= self.period.number() {
+            let periods = since / self.period.number();
             self.previous = if periods == 1 { self.current } else { 0 };
             self.current = 0;
-            self.start = self.start.after(periods.saturating_mul(self.period));
+            self.start = self.start.after(periods.saturating_mul(self.period.number()));
         }
-        if self.period != period {
+        if self.period.number() != period {
             // Another period begins now, with what counts so far.
-            let current = self.used(now);
-            self = Self { start: now, period, limit, current, previous: 0 };
+            self = Self { current: self.used(now), ..Self::new(now, period, limit) };
         }
         self.limit = limit;
         self
     }
 
+    /// Nanoseconds until the period is over.
+    #[inline]
+    fn left(&self, now: Nanos) -> u64 {
+        self.period.number().saturating_sub(now.since(self.start))
+    }
+
     /// Rounded up, so that never more than the limit is let through.
+    #[inline]
     pub(crate) fn used(&self, now: Nanos) -> u64 {
-        let left = self.period.saturating_sub(now.since(self.start));
-        let product = u128::from(self.previous) * u128::from(left);
-        let of_previous = divide_up(product, self.period) as u64;
+        let of_previous = match self.previous {
+            0 => 0,
+            previous => self.period.ceil(product(previous, self.left(now))),
+        };
         self.current.saturating_add(of_previous)
     }
 
     /// When nothing of it counts any more.
+    #[inline]
     pub(crate) fn deadline(&self) -> Nanos {
-        self.start.after(self.period).after(self.period)
+        self.start.after(self.period.number()).after(self.period.number())
     }
 
     fn retry_after(&self, cost: u64, now: Nanos) -> u64 {
         let Some(room) = self.limit.checked_sub(cost) else { return u64::MAX };
-        if self.used(now) <= room {
-            return 0;
-        }
-        let left = self.period.saturating_sub(now.since(self.start));
+        let period = self.period.number();
+        let left = self.left(now);
         // How long it takes from the beginning of a period until only `room` of `taken` before it counts.
         let until = |taken: u64, room: u64| match taken {
             0 => 0,
-            taken => self.period.saturating_sub(scale(room, self.period, taken)),
+            taken => period.saturating_sub(Divisor::new(taken).floor(product(room, period))),
         };
         match room.checked_sub(self.current) {
-            Some(room) => until(self.previous, room).saturating_sub(self.period - left),
+            Some(room) => until(self.previous, room).saturating_sub(period - left),
             None => left.saturating_add(until(self.current, room)),
         }
     }
 
+    #[inline]
     fn reset_after(&self, now: Nanos) -> u64 {
         if self.current > 0 {
             self.deadline().since(now)
         } else if self.previous > 0 {
-            self.start.after(self.period).since(now)
+            self.start.after(self.period.number()).since(now)
         } else {
             0
         }
@@ -207,52 +203,56 @@ impl Sliding {
 }
 
 impl Bucket {
+    pub(crate) const fn full(at: Nanos, period: u64, limit: u64) -> Self {
+        Self { at, period: Divisor::new(period), limit: Divisor::new(limit), missing: 0 }
+    }
+
+    #[inline]
     fn turned(mut self, now: Nanos, period: u64, limit: u64) -> Self {
         self.missing = self.missing_at(now);
-        (self.at, self.period, self.limit) = (now, period, limit);
+        self.at = now;
+        if self.period.number() != period {
+            self.missing = self.converted(period);
+            self.period = Divisor::new(period);
+        }
+        if self.limit.number() != limit {
+            self.limit = Divisor::new(limit);
+        }
         self
     }
 
+    /// What is missing in parts of another period, rounded up.
+    fn converted(&self, period: u64) -> u128 {
+        let (missing, parts) = (self.missing, u128::from(self.period.number()));
+        let (whole, rest) = (missing / parts, missing % parts);
+        let rest = (rest * u128::from(period)).div_ceil(parts);
+        whole.saturating_mul(u128::from(period)).saturating_add(rest)
+    }
+
+    #[inline]
     pub(crate) fn missing_at(&self, now: Nanos) -> u128 {
-        let (whole, rest) = divide(u128::from(now.since(self.at)) * u128::from(self.limit), self.period);
-        if self.missing == 0 || whole >= u128::from(self.limit) {
-            return 0;
-        }
-        // Rounded up: otherwise what is refilled after a whole number of nanoseconds would come one later.
-        let part = divide_up(u128::from(rest) << FRACTION, self.period);
-        self.missing.saturating_sub((whole << FRACTION).saturating_add(part))
+        self.missing.saturating_sub(product(now.since(self.at), self.limit.number()))
     }
 
     /// What can be taken.
+    #[inline]
     pub(crate) fn remaining(&self, missing: u128) -> u64 {
-        ((u128::from(self.limit) << FRACTION).saturating_sub(missing) >> FRACTION) as u64
+        self.period.floor(product(self.limit.number(), self.period.number()).saturating_sub(missing))
     }
 
-    /// How long it takes to refill so much, rounded up.
+    /// How long it takes to refill so much.
+    #[inline]
     fn time_for(&self, missing: u128) -> u64 {
-        if missing == 0 {
-            return 0;
-        }
-        if self.limit == 0 {
-            return u64::MAX;
-        }
-        let period = u128::from(self.period);
-        let whole = (missing >> FRACTION) * period;
-        let part = ((missing & ((1 << FRACTION) - 1)) * period).div_ceil(1 << FRACTION);
-        u64::try_from(divide_up(whole.saturating_add(part), self.limit)).unwrap_or(u64::MAX)
-    }
-
-    /// When it is full again.
-    pub(crate) fn deadline(&self) -> Nanos {
-        self.at.after(self.time_for(self.missing))
+        if missing == 0 { 0 } else { self.limit.ceil(missing) }
     }
 
     fn retry_after(&self, cost: u64) -> u64 {
-        if cost > self.limit {
+        let (limit, period) = (self.limit.number(), self.period.number());
+        if cost > limit {
             return u64::MAX;
         }
-        let there = (u128::from(self.limit) << FRACTION).saturating_sub(self.missing);
-        self.time_for((u128::from(cost) << FRACTION).saturating_sub(there))
+        let whole = product(limit - cost, period);
+        self.time_for(self.missing.saturating_sub(whole))
     }
 }
 
@@ -262,45 +262,43 @@ impl State {
         let (period, limit) = (rule.period.nanos(), rule.limit);
         match rule.algorithm {
             Algorithm::FixedWindow => Self::Fixed { left: limit, deadline: now.after(period) },
-            Algorithm::SlidingWindow => {
-                Self::Sliding(Sliding { start: now, period, limit, current: 0, previous: 0 })
-            }
-            Algorithm::Gcra => Self::Bucket(Bucket { at: now, period, limit, missing: 0 }),
+            Algorithm::SlidingWindow => Self::Sliding(Sliding::new(now, period, limit)),
+            Algorithm::Gcra => Self::Bucket(Bucket::full(now, period, limit)),
         }
     }
 
-    /// When it is as good as none.
-    pub(crate) fn deadline(&self) -> Nanos {
-        match self {
-            Self::Fixed { deadline, .. } => *deadline,
-            Self::Sliding(sliding) => sliding.deadline(),
-            Self::Bucket(bucket) => bucket.deadline(),
-        }
-    }
-
-    /// When `cost` can be taken.
+    /// What can be taken.
     #[inline]
+    fn there(&self, now: Nanos) -> u64 {
+        match self {
+            Self::Fixed { left, .. } => *left,
+            Self::Sliding(sliding) => sliding.limit.saturating_sub(sliding.used(now)),
+            Self::Bucket(bucket) => bucket.remaining(bucket.missing),
+        }
+    }
+
+    /// When `cost` can be taken, which cannot be now.
     fn retry_after(&self, cost: u64, limit: u64, now: Nanos) -> u64 {
         match self {
-            Self::Fixed { left, deadline } => match cost {
-                cost if cost <= *left => 0,
-                cost if cost <= limit => deadline.since(now),
-                _ => u64::MAX,
-            },
+            Self::Fixed { deadline, .. } if cost <= limit => deadline.since(now),
+            Self::Fixed { .. } => u64::MAX,
             Self::Sliding(sliding) => sliding.retry_after(cost, now),
             Self::Bucket(bucket) => bucket.retry_after(cost),
         }
     }
 
-    /// What can be taken, and when everything can be.
+    /// When everything can be taken again, and when this is as good as none.
     #[inline]
-    fn rest(&self, limit: u64, now: Nanos) -> (u64, u64) {
+    fn ends(&self, limit: u64, now: Nanos) -> (u64, Nanos) {
         match self {
-            Self::Fixed { left, deadline } => (*left, if *left < limit { deadline.since(now) } else { 0 }),
-            Self::Sliding(sliding) => {
-                (sliding.limit.saturating_sub(sliding.used(now)), sliding.reset_after(now))
+            Self::Fixed { left, deadline } => {
+                (if *left < limit { deadline.since(now) } else { 0 }, *deadline)
             }
-            Self::Bucket(bucket) => (bucket.remaining(bucket.missing), bucket.time_for(bucket.missing)),
+            Self::Sliding(sliding) => (sliding.reset_after(now), sliding.deadline()),
+            Self::Bucket(bucket) => {
+                let reset_after = bucket.time_for(bucket.missing);
+                (reset_after, now.after(reset_after))
+            }
         }
     }
 
@@ -310,7 +308,7 @@ impl State {
             Self::Fixed { left, .. } => *left -= cost,
             Self::Sliding(sliding) => sliding.current = sliding.current.saturating_add(cost),
             Self::Bucket(bucket) => {
-                bucket.missing = bucket.missing.saturating_add(u128::from(cost) << FRACTION)
+                bucket.missing = bucket.missing.saturating_add(product(cost, bucket.period.number()));
             }
         }
     }
@@ -320,7 +318,7 @@ impl State {
             Self::Fixed { left, .. } => *left = left.saturating_add(cost).min(limit).max(*left),
             Self::Sliding(sliding) => sliding.refund(cost),
             Self::Bucket(bucket) => {
-                bucket.missing = bucket.missing.saturating_sub(u128::from(cost) << FRACTION);
+                bucket.missing = bucket.missing.saturating_sub(product(cost, bucket.period.number()));
             }
         }
     }
@@ -350,23 +348,22 @@ impl Rule {
             Mode::Peek => 1,
             Mode::Refund => 0,
         };
-        let retry_after = state.retry_after(cost, self.limit, now);
-        let allowed = retry_after == 0;
-        let changes = match mode {
-            Mode::Take => allowed && cost > 0,
-            Mode::Refund => known.is_some() && self.cost > 0,
-            Mode::Peek | Mode::DryRun => false,
-        };
-        if changes {
-            if mode == Mode::Refund {
-                state.refund(self.cost, self.limit);
-            } else {
+        let there = state.there(now);
+        let allowed = cost <= there;
+        let retry_after = if allowed { 0 } else { state.retry_after(cost, self.limit, now) };
+        let (changes, remaining) = match mode {
+            Mode::Take if allowed && cost > 0 => {
                 state.take(cost);
+                (true, there - cost)
             }
-        }
-        let (remaining, reset_after) = state.rest(self.limit, now);
-        // A fixed window that nobody has opened has no end.
+            Mode::Refund if known.is_some() && self.cost > 0 => {
+                state.refund(self.cost, self.limit);
+                (true, state.there(now))
+            }
+            _ => (false, there),
+        };
+        let (reset_after, deadline) = state.ends(self.limit, now);
         let verdict = Verdict { allowed, limit: self.limit, remaining, retry_after, reset_after };
-        Judged { verdict, after: changes.then_some(state) }
+        Judged { verdict, after: changes.then_some((state, deadline)) }
     }
 }

@@ -35,6 +35,8 @@ enum Cell {
     Bucket(Bucket),
 }
 
+const _: () = assert!(size_of::<Cell>() == 64, "a cell is one cache line");
+
 /// Which entries are where, and what they hold.
 #[derive(Debug)]
 pub(crate) struct Shard {
@@ -284,7 +286,6 @@ impl Shard {
             marks: entry.marks.with(old.marks.only(Marks::LISTED)),
             key_bytes: key.key.len() as u8,
             sequence,
-            order: Links { previous: self.last, next: NONE },
             ..entry
         });
         let Self { index, entries, long_keys, hasher, .. } = self;
@@ -296,11 +297,7 @@ impl Shard {
             }
         });
         self.wheel.insert(place, &mut self.entries);
-        match self.last {
-            NONE => self.first = place,
-            last => self.entries.get_mut(last).order.next = place,
-        }
-        self.last = place;
+        self.join_order(place);
         if let Some(uses) = &mut self.uses {
             uses.reach(place);
             *uses.get_mut(place) = UseCounts::new(now.minute());
@@ -335,20 +332,7 @@ impl Shard {
         let hash = hash_key(&self.hasher, self.key_of(&entry));
         self.index.remove(hash, place);
         self.wheel.remove(place, &mut self.entries);
-        let Links { previous, next } = entry.order;
-        match previous {
-            NONE => self.first = next,
-            previous => self.entries.get_mut(previous).order.next = next,
-        }
-        match next {
-            NONE => self.last = previous,
-            next => self.entries.get_mut(next).order.previous = previous,
-        }
-        for cursor in self.cursors.iter_mut().flatten() {
-            if cursor.at == place {
-                cursor.at = next;
-            }
-        }
+        self.leave_order(place);
         let held = self.buffer_bytes(&entry);
         self.totals.bytes -= ENTRY_BYTES + held;
         if entry.kind == Kind::Buffer {
@@ -372,6 +356,33 @@ impl Shard {
         }
     }
 
+    /// Puts an entry behind all others.
+    fn join_order(&mut self, place: u32) {
+        let previous = std::mem::replace(&mut self.last, place);
+        self.entries.get_mut(place).order = Links { previous, next: NONE };
+        match previous {
+            NONE => self.first = place,
+            previous => self.entries.get_mut(previous).order.next = place,
+        }
+    }
+
+    fn leave_order(&mut self, place: u32) {
+        let Links { previous, next } = self.entries.get(place).order;
+        match previous {
+            NONE => self.first = next,
+            previous => self.entries.get_mut(previous).order.next = next,
+        }
+        match next {
+            NONE => self.last = previous,
+            next => self.entries.get_mut(next).order.previous = previous,
+        }
+        for cursor in self.cursors.iter_mut().flatten() {
+            if cursor.at == place {
+                cursor.at = next;
+            }
+        }
+    }
+
     fn expire(&mut self, place: u32) {
         self.remove(place);
         self.totals.expired += 1;
@@ -388,10 +399,10 @@ impl Shard {
         }
     }
 
+    #[inline]
     fn set_deadline(&mut self, place: u32, deadline: Nanos) {
-        self.wheel.remove(place, &mut self.entries);
         self.entries.get_mut(place).deadline = deadline;
-        self.wheel.insert(place, &mut self.entries);
+        self.wheel.move_to_deadline(place, &mut self.entries);
     }
 
     /// Creates a counter. The key has no entry; `deadline` is to come.
@@ -541,10 +552,62 @@ impl Shard {
         now: Nanos,
     ) -> Result<Pending, RuleError> {
         rule.check()?;
-        let place = self.find(key, now);
+        let (place, expired) = match self.lookup(key) {
+            Some(place) if self.entries.get(place).deadline > now => (Some(place), None),
+            Some(place) if self.is_renewable(place, rule.algorithm) => (None, Some(place)),
+            Some(place) => {
+                self.expire(place);
+                (None, None)
+            }
+            None => (None, None),
+        };
         let known = place.map(|place| self.state(place, rule.algorithm)).transpose()?;
         let judged = rule.judge(known, mode, now);
-        Ok(Pending { place, verdict: judged.verdict, after: judged.after })
+        Ok(Pending { place, expired, verdict: judged.verdict, after: judged.after })
+    }
+
+    /// Whether an entry that has expired can become the one that a rule would create. Not if anybody keeps it: its end
+    /// has to be told.
+    #[inline]
+    fn is_renewable(&self, place: u32, algorithm: Algorithm) -> bool {
+        let entry = self.entries.get(place);
+        let kind = match algorithm {
+            Algorithm::FixedWindow => Kind::Counter,
+            Algorithm::SlidingWindow => Kind::Sliding,
+            Algorithm::Gcra => Kind::Bucket,
+        };
+        entry.kind == kind && entry.marks == Marks::NONE
+    }
+
+    /// Makes a new entry of one that has expired, of the same key and kind: as if that had been taken away and this been
+    /// created, which takes twice as long. Most buckets are full again, and so have expired, whenever they are asked.
+    fn renew(&mut self, place: u32, after: State, terms: Terms, sequence: u64, now: Nanos) {
+        self.totals.expired += 1;
+        if self.last != place {
+            self.leave_order(place);
+            self.join_order(place);
+        }
+        self.set_state(place, after);
+        let Terms { made: Made { bits, kept }, unit, deadline } = terms;
+        let entry = self.entries.get_mut(place);
+        (entry.sequence, entry.unit, entry.bits, entry.marks) = (sequence, unit, bits, marks_of(kept));
+        if let Some(uses) = &mut self.uses {
+            *uses.get_mut(place) = UseCounts::new(now.minute());
+        }
+        self.set_deadline(place, deadline);
+        self.count(place, now, 1, 1);
+        self.changed(place);
+    }
+
+    /// Writes the state of an entry of its kind.
+    #[inline]
+    fn set_state(&mut self, place: u32, state: State) {
+        let entry = self.entries.get_mut(place);
+        match state {
+            State::Fixed { left, .. } => entry.value = left,
+            State::Sliding(sliding) => *self.cells.get_mut(entry.value as u32) = Cell::Sliding(sliding),
+            State::Bucket(bucket) => *self.cells.get_mut(entry.value as u32) = Cell::Bucket(bucket),
+        }
     }
 
     /// Carries out what a rule said. Answers with the place of an entry that this created.
@@ -564,19 +627,9 @@ impl Shard {
             }
             return None;
         };
-        let deadline = after.deadline();
+        let (after, deadline) = after;
         if let Some(place) = pending.place {
-            match after {
-                State::Fixed { left, .. } => self.entries.get_mut(place).value = left,
-                State::Sliding(sliding) => {
-                    let cell = self.entries.get(place).value as u32;
-                    *self.cells.get_mut(cell) = Cell::Sliding(sliding);
-                }
-                State::Bucket(bucket) => {
-                    let cell = self.entries.get(place).value as u32;
-                    *self.cells.get_mut(cell) = Cell::Bucket(bucket);
-                }
-            }
+            self.set_state(place, after);
             self.count(place, now, 1, 1);
             self.changed(place);
             if deadline <= now {
@@ -588,6 +641,11 @@ impl Shard {
         }
         if deadline <= now {
             return None;
+        }
+        if let Some(place) = pending.expired {
+            let terms = Terms { made, unit: rule.period.unit, deadline };
+            self.renew(place, after, terms, sequence(), now);
+            return Some(place);
         }
         let (kind, value) = match after {
             State::Fixed { left, .. } => (Kind::Counter, left),
@@ -742,13 +800,14 @@ impl Shard {
                 Cell::Buffer(value) => Content::Buffer(value.clone()),
                 Cell::Sliding(Sliding { start, period, limit, current, previous }) => Content::Sliding {
                     start: *start,
-                    period: *period,
+                    period: period.number(),
                     limit: *limit,
                     current: *current,
                     previous: *previous,
                 },
-                Cell::Bucket(Bucket { at, period, limit, missing }) => {
-                    Content::Bucket { at: *at, period: *period, limit: *limit, missing: *missing }
+                Cell::Bucket(bucket) => {
+                    let Bucket { at, period, limit, missing } = *bucket;
+                    Content::Bucket { at, period: period.number(), limit: limit.number(), missing }
                 }
             },
         };
@@ -765,13 +824,13 @@ impl Shard {
             Content::Counter { quota, bits } => (Kind::Counter, *quota, *bits),
             Content::Buffer(value) => (Kind::Buffer, self.cell(Cell::Buffer(value.clone())), 0),
             Content::Sliding { start, period, limit, current, previous } => {
-                let (period, limit, current, previous) = ((*period).max(1), *limit, *current, *previous);
-                let cell = Cell::Sliding(Sliding { start: *start, period, limit, current, previous });
-                (Kind::Sliding, self.cell(cell), 0)
+                let (current, previous) = (*current, *previous);
+                let fresh = Sliding::new(*start, (*period).max(1), *limit);
+                (Kind::Sliding, self.cell(Cell::Sliding(Sliding { current, previous, ..fresh })), 0)
             }
             Content::Bucket { at, period, limit, missing } => {
-                let bucket = Bucket { at: *at, period: (*period).max(1), limit: *limit, missing: *missing };
-                (Kind::Bucket, self.cell(Cell::Bucket(bucket)), 0)
+                let full = Bucket::full(*at, (*period).max(1), *limit);
+                (Kind::Bucket, self.cell(Cell::Bucket(Bucket { missing: *missing, ..full })), 0)
             }
         };
         let (deadline, unit) = (kept.deadline, kept.unit);
@@ -793,8 +852,11 @@ impl Shard {
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) place: Option<u32>,
+    /// What has expired, and becomes what is created.
+    pub(crate) expired: Option<u32>,
     pub(crate) verdict: Verdict,
-    pub(crate) after: Option<State>,
+    /// The new state, and when it is as good as none; `None`: nothing changes.
+    pub(crate) after: Option<(State, Nanos)>,
 }
 
 /// What an entry is created with besides its value.

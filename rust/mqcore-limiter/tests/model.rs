@@ -316,6 +316,86 @@ proptest! {
     }
 }
 
+/// A bucket to a reader of the description: the moment at which it is full again, times the limit, so that nothing is
+/// rounded before it is told.
+#[derive(Default)]
+struct SlowBucket {
+    full_at: u128,
+}
+
+impl SlowBucket {
+    /// Allowed, remaining, retry after, reset after.
+    fn take(&mut self, limit: u64, cost: u64, period: u64, now: u64) -> (bool, u64, u64, u64) {
+        let [limit, cost, period, now] = [limit, cost, period, now].map(u128::from);
+        let missing = self.full_at.saturating_sub(now * limit);
+        let after = missing + cost * period;
+        let allowed = after <= limit * period;
+        let missing = if allowed { after } else { missing };
+        self.full_at = now * limit + missing;
+        let retry_after = match allowed {
+            true => 0,
+            false if cost > limit => u64::MAX,
+            false => (after - limit * period).div_ceil(limit) as u64,
+        };
+        (allowed, ((limit * period - missing) / period) as u64, retry_after, missing.div_ceil(limit) as u64)
+    }
+}
+
+/// A sliding window to a reader of the description: what was taken, by the number of its window.
+#[derive(Default)]
+struct SlowWindow {
+    begin: u64,
+    taken: BTreeMap<u64, u64>,
+}
+
+impl SlowWindow {
+    /// Allowed and remaining.
+    fn take(&mut self, limit: u64, cost: u64, period: u64, now: u64) -> (bool, u64) {
+        let last = self.taken.keys().last().copied();
+        if last.is_none_or(|last| now >= self.begin + (last + 2) * period) {
+            *self = Self { begin: now, taken: BTreeMap::new() };
+        }
+        let number = (now - self.begin) / period;
+        let of = |number: u64| self.taken.get(&number).copied().unwrap_or(0);
+        let left = self.begin + (number + 1) * period - now;
+        let before = number.checked_sub(1).map_or(0, of);
+        let counts = (u128::from(before) * u128::from(left)).div_ceil(u128::from(period)) as u64;
+        let there = limit.saturating_sub(of(number) + counts);
+        let allowed = cost <= there;
+        if allowed && cost > 0 {
+            *self.taken.entry(number).or_default() += cost;
+        }
+        (allowed, if allowed { there - cost } else { there })
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn windows_and_buckets_are_exact_to_the_unit_and_the_nanosecond(
+        limit in prop_oneof![1_u64..20, 1_u64..1_000_000_000_000],
+        period in prop_oneof![1_u64..100, 1_u64..5_000_000_000, Just(86_400_000_000_000)],
+        asks in vec((0_u64..1 << 32, 0_u64..1 << 32), 1..80),
+    ) {
+        let store = store();
+        let (mut bucket, mut window) = (SlowBucket::default(), SlowWindow::default());
+        let mut now = 1_u64;
+        for (pause, cost) in asks {
+            // About as much comes back as is taken.
+            now += ((u128::from(pause) * u128::from(period)) >> 33) as u64;
+            let cost = ((u128::from(cost) * u128::from(limit)) >> 32) as u64 + cost % 2;
+            let of = |algorithm| Rule { algorithm, limit, cost, period: Ttl { unit: 1, amount: period } };
+            let verdict = store.consume(b"bucket", &of(Algorithm::Gcra), Mode::Take, 64, Nanos(now)).unwrap();
+            let told = (verdict.allowed, verdict.remaining, verdict.retry_after, verdict.reset_after);
+            prop_assert_eq!(told, bucket.take(limit, cost, period, now));
+            let sliding = of(Algorithm::SlidingWindow);
+            let verdict = store.consume(b"window", &sliding, Mode::Take, 64, Nanos(now)).unwrap();
+            prop_assert_eq!((verdict.allowed, verdict.remaining), window.take(limit, cost, period, now));
+        }
+    }
+}
+
 fn fetch(store: &Limiter, kept: &mut BTreeMap<u64, mqcore_limiter::change::Kept>) {
     use mqcore_limiter::change::Change;
     for shard in 0..SHARDS {
@@ -401,6 +481,24 @@ fn a_bucket_refills_evenly_and_allows_its_whole_limit_at_once() {
     assert_eq!(refused.reset_after, 10_000_000_000);
     assert!(store.consume(b"user", &one, Mode::Take, 64, at(2)).unwrap().allowed);
     assert_eq!(store.consume(b"user", &one, Mode::Peek, 64, at(7)).unwrap().remaining, 5);
+}
+
+#[test]
+fn a_bucket_whose_rule_changes_keeps_what_was_taken() {
+    let store = store();
+    let take = |limit, cost, seconds, now| {
+        let verdict =
+            store.consume(b"user", &rule(Algorithm::Gcra, limit, cost, seconds), Mode::Take, 64, now);
+        let verdict = verdict.unwrap();
+        (verdict.allowed, verdict.remaining, verdict.reset_after / 1_000_000_000)
+    };
+    assert_eq!(take(10, 6, 10, at(1)), (true, 4, 6));
+    // The same six are missing of a larger bucket, and come back more slowly.
+    assert_eq!(take(20, 0, 60, at(1)), (true, 14, 18));
+    assert_eq!(take(20, 4, 60, at(1)), (true, 10, 30));
+    assert_eq!(take(5, 1, 60, at(1)), (false, 0, 120));
+    assert_eq!(take(0, 0, 60, at(1)).1, 0);
+    assert_eq!(take(20, 1, 60, at(31)), (true, 19, 3));
 }
 
 #[test]
@@ -591,6 +689,41 @@ fn a_listing_sees_what_was_there_all_the_time_whatever_comes_and_goes() {
     assert!(seen.is_sorted(), "in the order of creation");
     assert!((0..5000).filter(|number| number % 3 != 0).all(|number| seen.binary_search(&number).is_ok()));
     assert!(seen.iter().all(|number| *number < 5000), "what came later is not part of it");
+}
+
+#[test]
+fn what_a_rule_makes_of_an_expired_entry_is_a_new_one() {
+    for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::Gcra] {
+        let store = store();
+        let take = |key: &[u8], now| {
+            store.consume(key, &rule(algorithm, 5, 1, 10), Mode::Take, 64, now).unwrap().remaining
+        };
+        assert_eq!((take(b"first", at(1)), take(b"second", at(1)), take(b"first", at(1))), (4, 4, 3));
+        let mut under_way = store.list();
+        // Both have expired, whatever the algorithm.
+        assert_eq!((take(b"first", at(60)), take(b"first", at(60))), (4, 3));
+        assert_eq!(take(b"second", at(61)), 4);
+        assert!(under_way.next(at(61), false).is_none(), "neither was there when the listing began");
+        assert_eq!(keys_of(&store, at(61)), [b"first".to_vec(), b"second".to_vec()]);
+        assert_eq!((store.keys(), store.totals().expired), (2, 2), "{algorithm:?}");
+        assert_eq!(store.stat(b"first", at(61)).unwrap().writes, 0);
+        assert_eq!(store.query(b"first", at(61)).unwrap().quota, 3);
+    }
+}
+
+#[test]
+fn the_end_of_a_kept_entry_is_told_before_what_comes_after_it() {
+    let store = store();
+    store.watch_changes();
+    let mut told = BTreeMap::new();
+    let per_second = rule(Algorithm::Gcra, 5, 1, 1);
+    for second in 1..20 {
+        store.consume(b"user", &per_second, Mode::Take, kept(64), at(second)).unwrap();
+        fetch(&store, &mut told);
+        assert_eq!(told.len(), 1, "the one before is gone");
+    }
+    let last = told.into_values().next().unwrap();
+    assert_eq!((&*last.key, last.sequence), (&b"user"[..], 19));
 }
 
 #[test]
