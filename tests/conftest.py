@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import mqcore
+from mqcore.client import Client
 from served import DISK_MIB, ServedBroker, serving, tmqp_address
+from tcp_proxy import TcpProxy
 from tmqp_peer import TmqpPeer
 from worker_peer import WorkerPeer
 
@@ -56,6 +58,36 @@ def connect() -> Iterator[Callable[[str], WorkerPeer]]:
     """Connects raw peers to any broker's URL, and closes them when the test is over."""
     with contextlib.ExitStack() as stack:
         yield lambda url: stack.enter_context(WorkerPeer.connect(url))
+
+
+@pytest.fixture
+async def proxy(broker: mqcore.Broker) -> AsyncIterator[TcpProxy]:
+    """A proxy in front of the first listener of `broker`, whatever it speaks."""
+    host, _, port = broker.listeners[0].partition("://")[2].rpartition(":")
+    async with TcpProxy(host, int(port)) as between:
+        yield between
+
+
+def through(proxy: TcpProxy, broker: mqcore.Broker, **timing: str) -> Client:
+    """A client of that listener that goes through the proxy."""
+    scheme = broker.listeners[0].partition("://")[0]
+    return mqcore.connect(f"{scheme}://127.0.0.1:{proxy.port}", ping_interval="300ms", **timing)
+
+
+@pytest.fixture
+async def shaky(broker: mqcore.Broker, proxy: TcpProxy) -> AsyncIterator[Client]:
+    """A client that reaches `broker` through `proxy`, is quick to give up and quick to come back."""
+    async with through(proxy, broker, backoff_first="10ms", pong_timeout="300ms") as client:
+        yield client
+
+
+@pytest.fixture
+async def patient(broker: mqcore.Broker, proxy: TcpProxy) -> AsyncIterator[Client]:
+    """A client that reaches `broker` through `proxy`, and waits for a second before it comes back: for as long can be
+    seen why it went, because a watcher of states sees only the latest one.
+    """
+    async with through(proxy, broker, backoff_first="1s", pong_timeout="1s") as client:
+        yield client
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ import textwrap
 import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
 import mqcore
+from awaited import next_of
 from mqcore import errors
 from mqcore.client import Client, Event, Receipt, Request
 from served import wait_until
@@ -40,10 +40,6 @@ async def mq(broker: mqcore.Broker) -> AsyncIterator[Client]:
     """A client of the embedded broker, over TCP."""
     async with mqcore.connect(broker.listeners[0], name="mq", kind="test") as client:
         yield client
-
-
-async def next_of(stream: Any) -> Any:
-    return await asyncio.wait_for(anext(aiter(stream)), 10)
 
 
 # --- connecting ------------------------------------------------------------------------------------------------------

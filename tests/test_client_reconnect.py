@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 
 import mqcore
+from awaited import loss, next_of, reaches, until
 from mqcore import errors
 from mqcore.client import Client
-from served import tmqp_address, wait_until
+from served import wait_until
 from tcp_proxy import TcpProxy
 
 WITH_ACKS = mqcore.QueueOptions(status="push", request_acknowledge=True)
 
 
 @pytest.fixture
-async def proxy(broker: mqcore.Broker) -> AsyncIterator[TcpProxy]:
-    """A proxy in front of the embedded broker."""
-    async with TcpProxy(*tmqp_address(broker)) as between:
-        yield between
-
-
-@pytest.fixture
-async def mq(proxy: TcpProxy) -> AsyncIterator[Client]:
+def mq(shaky: Client) -> Client:
     """A client that reaches the broker through the proxy, and is quick to come back."""
-    async with mqcore.connect(proxy.url, backoff_first="10ms", ping_interval="300ms", pong_timeout="300ms") as client:
-        yield client
+    return shaky
 
 
 @pytest.fixture
@@ -37,23 +29,6 @@ async def direct(broker: mqcore.Broker) -> AsyncIterator[Client]:
     """A client that does not go through the proxy."""
     async with broker.client() as client:
         yield client
-
-
-async def next_of(stream: Any) -> Any:
-    return await asyncio.wait_for(anext(stream), 20)
-
-
-async def reaches(client: Client, connects: int) -> None:
-    """Wait until the client has connected so many times."""
-    async with asyncio.timeout(20):
-        async for state in client.states():
-            if state.status == "connected" and client.counters.connects >= connects:
-                return
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the event loop go on until `condition()` is true."""
-    await asyncio.to_thread(wait_until, condition, limit=30.0)
 
 
 async def test_a_consumer_goes_on_over_cuts(broker: mqcore.Broker, proxy: TcpProxy, mq: Client, direct: Client) -> None:
@@ -112,17 +87,12 @@ async def test_a_message_with_an_id_is_sent_again_if_that_is_allowed(proxy: TcpP
     assert [message.id for message in await mq.queue("orders", 1).pull(5)] == ["mine"]
 
 
-async def test_a_dead_network_is_noticed(proxy: TcpProxy, mq: Client) -> None:
+async def test_a_dead_network_is_noticed(proxy: TcpProxy, patient: Client) -> None:
     proxy.stall()
-    async with asyncio.timeout(20):
-        async for state in mq.states():
-            if state.status == "waiting":
-                break
-    assert state.cause is not None
-    assert "no life sign" in state.cause
+    assert "no life sign" in await loss(patient)
     proxy.flow()
-    await reaches(mq, 2)
-    await mq.publish("orders/1", b"x")
+    await reaches(patient, 2)
+    await patient.publish("orders/1", b"x")
 
 
 async def test_publishing_waits_for_the_connection_and_says_if_nothing_was_sent(proxy: TcpProxy, mq: Client) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import mqcore
+from awaited import until
 from mqcore import QueueOptions, QueueStatus, errors
 from served import DISK_MIB, ServedBroker, serving
 
@@ -39,14 +40,6 @@ def refusing(broker: ServedBroker) -> int:
             if line.startswith("mqcore_journal_refusing "):
                 return int(line.split()[1])
     raise AssertionError("the metrics do not say whether the journal refuses")
-
-
-async def until(condition: Callable[[], bool], what: str, limit: float = 5.0) -> None:
-    """Poll until `condition()` is true; fail after `limit` seconds."""
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come true within {limit} s"
-        await asyncio.sleep(0.02)
 
 
 async def declare(mq: mqcore.Client) -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pyarrow.parquet
 import pytest
 
 import mqcore
+from awaited import until
 from mqcore import QueueOptions, QueueStatus
 from served import ServedBroker, serving
 
@@ -291,13 +292,6 @@ def metric(broker: ServedBroker, name: str) -> int:
             if line.startswith(f"{name} "):
                 return int(line.split()[1])
     raise AssertionError(f"the metrics do not have {name}")
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < end, f"{what} did not come true"
-        await asyncio.sleep(0.05)
 
 
 def fill_up(path: Path) -> None:

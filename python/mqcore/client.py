@@ -22,6 +22,7 @@ raises `NotSupported`.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import atexit
 import base64
@@ -36,7 +37,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeAlias, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, Unpack, overload
 from urllib.parse import unquote
 
 import msgspec
@@ -127,6 +128,7 @@ _LOG: Final = logging.getLogger("mqcore.client")
 
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
+_Raw = TypeVar("_Raw")
 
 Headers: TypeAlias = Mapping[str, str] | Iterable[tuple[str, str]]
 """Header keys and values; as pairs, a key may repeat."""
@@ -704,86 +706,94 @@ def hand_back(core: _core.Consumer | None, taken: deque[_core.Received]) -> None
     taken.clear()
 
 
-class Requests(Generic[_T]):
+class _Source(Protocol[_Raw]):
+    """Where the core keeps what came, until it is taken."""
+
+    def take(self, count: int, /) -> list[_Raw]: ...
+    def wait(self, timeout: float | None = None, /) -> Any: ...
+    @property
+    def is_closed(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+class _Stream(abc.ABC, Generic[_Raw, _T_co]):
+    """What comes to a client by itself: ``async with`` begins to take it, ``async for`` takes it."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._source: _Source[_Raw] | None = None
+        self._taken: deque[_Raw] = deque()
+
+    @abc.abstractmethod
+    async def _open(self) -> _Source[_Raw]:
+        """Begin."""
+
+    @abc.abstractmethod
+    def _read(self, raw: _Raw) -> _T_co:
+        """Make of what came what the program gets."""
+
+    async def __aenter__(self) -> Self:
+        self._source = await self._open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        source, self._source = self._source, None
+        if source is not None:
+            source.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> _T_co:
+        """Wait for the next one; end with the stream or the client."""
+        while not self._taken and (source := self._source) is not None:
+            closed = source.is_closed
+            self._taken.extend(source.take(_BURST))
+            if self._taken or closed:
+                break
+            await source.wait()
+        if not self._taken:
+            raise StopAsyncIteration
+        return self._read(self._taken.popleft())
+
+
+class Requests(_Stream["_core.Received", "Request[_T]"], Generic[_T]):
     """Direct messages to this client, as they come. There is one such stream a client: the newest gets them."""
 
     def __init__(self, client: Client, wanted: type[_T]) -> None:
-        self._client = client
+        super().__init__(client)
         self._wanted = wanted
-        self._core: _core.Incoming | None = None
-        self._taken: deque[_core.Received] = deque()
 
-    async def __aenter__(self) -> Self:
-        self._core = self._client._connected().incoming()
-        return self
+    async def _open(self) -> _core.Incoming:
+        return self._client._connected().incoming()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        core, self._core = self._core, None
-        if core is not None:
-            core.close()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Request[_T]:
-        """Wait for a message; end with the stream or the client."""
-        while not self._taken and (core := self._core) is not None:
-            closed = core.is_closed
-            self._taken.extend(core.take(_BURST))
-            if self._taken or closed:
-                break
-            await core.wait()
-        if not self._taken:
-            raise StopAsyncIteration
-        return Request(self._taken.popleft(), self._wanted, self._client._connected())
+    def _read(self, raw: _core.Received) -> Request[_T]:
+        return Request(raw, self._wanted, self._client._connected())
 
 
-class Events:
+class Events(_Stream[dict[str, Any], Event]):
     """Events of the broker, as they come: ``async with`` subscribes, ``async for`` takes them."""
 
     def __init__(self, client: Client, subscriptions: list[Subscription]) -> None:
-        self._client = client
+        super().__init__(client)
         self._subscriptions = subscriptions
-        self._core: _core.EventStream | None = None
-        self._taken: deque[Event] = deque()
 
-    async def __aenter__(self) -> Self:
-        self._core = await self._client._connected().subscribe_events(self._subscriptions)
-        return self
+    async def _open(self) -> _core.EventStream:
+        stream: _core.EventStream = await self._client._connected().subscribe_events(self._subscriptions)
+        return stream
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        core, self._core = self._core, None
-        if core is not None:
-            core.close()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Event:
-        """Wait for an event; end with the stream or the client."""
-        while not self._taken and (core := self._core) is not None:
-            closed = core.is_closed
-            self._taken.extend(Event(**event) for event in core.take(_BURST))
-            if self._taken or closed:
-                break
-            await core.wait()
-        if not self._taken:
-            raise StopAsyncIteration
-        return self._taken.popleft()
+    def _read(self, raw: dict[str, Any]) -> Event:
+        return Event(**raw)
 
 
-class ExtensionFrames:
+class ExtensionFrames(_Stream[bytes, bytes]):
     """Frames of a vendor's extension of MicroMessage2: ``async with`` begins to take them, ``async for`` takes them."""
 
     def __init__(self, client: Client, name: str) -> None:
-        self._client = client
+        super().__init__(client)
         self._name = name
-        self._core: _core.ExtensionFrames | None = None
-        self._taken: deque[bytes] = deque()
 
     async def send(self, payload: bytes) -> None:
         """Send one; return once it is on its way."""
@@ -801,31 +811,11 @@ class ExtensionFrames:
                 if answer is not None:
                     await self.send(answer)
 
-    async def __aenter__(self) -> Self:
-        self._core = self._client._connected().extension(self._name)
-        return self
+    async def _open(self) -> _core.ExtensionFrames:
+        return self._client._connected().extension(self._name)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        core, self._core = self._core, None
-        if core is not None:
-            core.close()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> bytes:
-        """Wait for a frame; end with the stream or the client."""
-        while not self._taken and (core := self._core) is not None:
-            closed = core.is_closed
-            self._taken.extend(core.take(_BURST))
-            if self._taken or closed:
-                break
-            await core.wait()
-        if not self._taken:
-            raise StopAsyncIteration
-        return self._taken.popleft()
+    def _read(self, raw: bytes) -> bytes:
+        return raw
 
 
 class Queue:

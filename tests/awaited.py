@@ -1,0 +1,40 @@
+"""What tests of clients wait for: the next message, a connection, a condition. Never for luck, and never for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from mqcore.client import Client
+from served import wait_until
+
+LIMIT = 20.0
+"""Seconds after which a wait has failed; far more than any takes."""
+
+
+async def next_of(stream: Any) -> Any:
+    """Return what a stream brings next."""
+    return await asyncio.wait_for(anext(aiter(stream)), LIMIT)
+
+
+async def reaches(client: Client, connects: int) -> None:
+    """Wait until the client has connected so many times."""
+    async with asyncio.timeout(LIMIT):
+        async for state in client.states():
+            if state.status == "connected" and client.counters.connects >= connects:
+                return
+
+
+async def loss(client: Client) -> str:
+    """Wait until the client has lost its connection and waits before it tries again; return why."""
+    async with asyncio.timeout(LIMIT):
+        async for state in client.states():
+            if state.status == "waiting":
+                return state.cause or ""
+    raise AssertionError("the client closed")
+
+
+async def until(condition: Callable[[], bool], what: str = "the condition") -> None:
+    """Let the event loop go on until `condition()` is true."""
+    await asyncio.to_thread(wait_until, condition, limit=LIMIT, what=what)
