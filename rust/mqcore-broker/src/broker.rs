@@ -849,6 +849,11 @@ impl Broker {
         census
     }
 
+    /// All queues of this shard.
+    pub(crate) fn queues(&self) -> impl Iterator<Item = &Queue> {
+        self.channels.iter().flat_map(|(_, channel)| channel.queues.values())
+    }
+
     /// Messages that wait in a queue, the next one first, at most `max` of them. Looking changes nothing. `None`: there
     /// is no such queue here.
     pub fn waiting(&self, queue: &QueueAddress, max: usize) -> Option<Vec<Waiting>> {

@@ -51,6 +51,11 @@ impl Delayed {
         self.waiting.first_key_value().map_or(Timestamp::NEVER, |((time, _), _)| *time)
     }
 
+    /// All of them, with their times.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Timestamp, &Taken)> {
+        self.waiting.iter().map(|((time, _), waiting)| (*time, &waiting.taken))
+    }
+
     pub(crate) fn insert(&mut self, until: Timestamp, taken: Taken, high: bool) {
         self.serial += 1;
         self.high += u64::from(high);

@@ -2,12 +2,14 @@
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
+use std::sync::Arc;
 
 use foldhash::HashMap;
 use foldhash::fast::FixedState;
 use hashbrown::HashTable;
 use slab::Slab;
 
+use crate::client::Client;
 use crate::decision::PutBack;
 use crate::id::{ConnectionId, Tag};
 use crate::members::{Consumer, ConsumerKey};
@@ -86,6 +88,17 @@ impl Deliveries {
     /// Octets that they keep in memory. Walks over all.
     pub(crate) fn bytes(&self) -> u64 {
         self.outstanding.iter().map(|(_, o)| o.entry.message.memory_bytes() as u64).sum()
+    }
+
+    /// All messages that are handed out, and who has them.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&Entry, impl Fn() -> Vec<Arc<Client>>)> {
+        self.outstanding.iter().map(move |(key, held)| {
+            let consumers = move || {
+                let those = self.deliveries.iter().filter(|(_, delivery)| delivery.outstanding == key);
+                those.map(|(_, delivery)| delivery.consumer.client.clone()).collect()
+            };
+            (&held.entry, consumers)
+        })
     }
 
     /// Takes a message in, with one holder: the caller.

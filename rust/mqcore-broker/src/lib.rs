@@ -44,6 +44,7 @@ pub mod router;
 pub mod routing;
 mod settlement;
 mod shelf;
+pub mod sighting;
 pub mod stats;
 pub mod subscription;
 pub mod time;

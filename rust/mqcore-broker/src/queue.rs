@@ -168,6 +168,11 @@ impl Queue {
         }
     }
 
+    /// Messages whose admission is not decided yet.
+    pub(crate) fn undecided(&self) -> impl Iterator<Item = &Entry> {
+        self.undecided.iter().map(|admission| &admission.entry)
+    }
+
     /// Messages in the queue, those of high priority and the others; also those that wait for their time.
     pub(crate) fn waiting(&self) -> (u64, u64) {
         let ((high, normal), (high_delayed, normal_delayed)) = (self.ready.counts(), self.delayed.counts());

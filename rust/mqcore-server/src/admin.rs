@@ -35,7 +35,7 @@ use crate::server;
 use crate::shutdown::TaskGuard;
 use crate::survey::{self, Totals};
 use crate::tls::{self, ListenerCertificate, Secured, TlsEndpoint};
-use crate::{admin_backup, admin_history};
+use crate::{admin_backup, admin_history, admin_trace};
 
 /// Connections at the same time at most; others wait.
 const CONNECTIONS_MAX: usize = 64;
@@ -159,6 +159,7 @@ fn router(admin: Admin) -> Router {
         .route("/errors", get(errors_page))
         .route("/backup", get(admin_backup::download))
         .route("/history", get(admin_history::answer))
+        .route("/trace/{id}", get(admin_trace::answer))
         .route("/authority/reload", post(reload_authority))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
@@ -225,7 +226,7 @@ async fn reload_authority(State(admin): State<Admin>) -> Response {
 
 async fn unknown_path(uri: Uri) -> Response {
     let message = format!(
-        "there is no {}; there are /livez, /readyz, /metrics, /overview, /errors, /backup, /history and /authority/reload",
+        "there is no {}; there are /livez, /readyz, /metrics, /overview, /errors, /backup, /history, /trace/ID and /authority/reload",
         uri.path()
     );
     error(StatusCode::NOT_FOUND, "not-found", &message)

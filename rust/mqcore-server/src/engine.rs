@@ -254,6 +254,9 @@ impl Engine {
             Urgent::Waiting(queue, max, reply) => {
                 self.look(&queue, max, reply);
             }
+            Urgent::Sight(sought, reply) => {
+                let _ = reply.send(self.broker.sightings(&sought));
+            }
             Urgent::Master(master) => self.broker.master(*master, now, &mut self.effects),
             Urgent::Ping(reply) => {
                 let _ = reply.send(());
