@@ -76,7 +76,8 @@ pub fn measure(wire: &dyn Wire, rate: u32, warm_up: Duration, duration: Duration
     Ok(summary(&mut ages[skipped..]))
 }
 
-fn summary(ages: &mut [u64]) -> Latency {
+/// What `ages`, in nanoseconds, come to.
+pub(crate) fn summary(ages: &mut [u64]) -> Latency {
     ages.sort_unstable();
     let at = |share: f64| {
         let index = ((ages.len() as f64 * share) as usize).min(ages.len().saturating_sub(1));

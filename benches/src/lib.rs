@@ -5,7 +5,7 @@
 //! | module | what lives there |
 //! |---|---|
 //! | [`scenario`] | what is measured, by name, and what it is compared with |
-//! | [`fanout`], [`work_queue`], [`latency`], [`memory`], [`durable`], [`limits`] | the measurements |
+//! | [`fanout`], [`work_queue`], [`latency`], [`memory`], [`durable`], [`limits`], [`eventmq`] | the measurements |
 //! | [`plain_loop`] | what the disk gives without a broker |
 //! | [`wire`] | what the generator has to know about a protocol |
 //! | [`tmqp`], [`peers`] | mqcore; other brokers at the same work |
@@ -14,6 +14,7 @@
 
 pub mod backlog;
 pub mod durable;
+pub mod eventmq;
 pub mod fanout;
 pub mod latency;
 pub mod limits;

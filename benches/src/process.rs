@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::eventmq::Sockets;
 use crate::serve::Serve;
 
 /// A process that does not answer within this time does not answer at all.
@@ -23,6 +24,8 @@ pub struct Process {
     pub mqks: Option<SocketAddr>,
     /// Where it speaks MicroMessage2, if it does.
     pub mm2: Option<SocketAddr>,
+    /// Where it takes and hands out jobs, if it does.
+    pub eventmq: Option<Sockets>,
     /// Where limits are asked for, if it has such a listener.
     pub throttr: Option<SocketAddr>,
     /// Where its admin side is, if it has one.
@@ -55,9 +58,11 @@ impl Process {
         let ready: Value = serde_json::from_str(&line)?;
         let address = |name: &str| ready[name].as_str().and_then(|text| text.parse().ok());
         let tmqp = address("tmqp").ok_or_else(|| io::Error::other("it does not say where it listens"))?;
+        let sockets = |frontend, backend| Sockets { frontend, backend, tells_all: true };
         Ok(Self {
             child,
             address: tmqp,
+            eventmq: address("emqp-frontend").zip(address("emqp")).map(|(front, back)| sockets(front, back)),
             throttr: address("throttr"),
             mqks: address("mqks"),
             mm2: address("mm2"),
@@ -72,18 +77,24 @@ impl Process {
     /// If it is, and does not listen.
     pub fn other(program: &str, arguments: impl Fn(u16) -> Vec<String>) -> io::Result<Option<Self>> {
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-        let started = Command::new(program)
-            .args(arguments(address.port()))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
+        let mut command = Command::new(program);
+        command.args(arguments(address.port()));
+        Self::listening(command, address)
+    }
+
+    /// Starts another broker, and waits until it listens. `None` if it is not installed.
+    ///
+    /// # Errors
+    /// If it is, and does not listen.
+    pub fn listening(mut command: Command, address: SocketAddr) -> io::Result<Option<Self>> {
+        let started = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let child = match started {
             Ok(child) => child,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
-        let process = Self { child, address, throttr: None, mqks: None, mm2: None, admin: None };
+        let process =
+            Self { child, address, throttr: None, mqks: None, mm2: None, eventmq: None, admin: None };
         let start = Instant::now();
         while let Err(error) = TcpStream::connect(address) {
             if start.elapsed() > PATIENCE {

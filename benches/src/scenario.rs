@@ -7,9 +7,10 @@ use mqcore_broker::options::Status;
 use mqcore_broker::policy;
 
 use crate::durable::{Receipts, Scratch};
+use crate::eventmq::{self, Jobs};
 use crate::micromessage::Work;
 use crate::mqks::Mqks;
-use crate::peers::{nats, redis};
+use crate::peers::{self, nats, redis};
 use crate::plain_loop::Target;
 use crate::process::{Process, cpu_seconds_of_others};
 use crate::report::{Figure, Goal};
@@ -35,6 +36,8 @@ pub struct Plan {
     pub messages: u64,
     /// The command that serves instead of this program, for example one that does so in Python.
     pub server: Option<&'static str>,
+    /// The router of the original EventMQ, to be measured too.
+    pub emq_router: Option<&'static str>,
 }
 
 /// One thing to measure.
@@ -50,6 +53,8 @@ pub enum Scenario {
     MicroMessageBatchAck,
     /// The same through a topic, with a filter on three properties.
     MicroMessageFilters,
+    /// Four clients, four workers, jobs of EventMQ; and one job at a time.
+    EventmqRouter,
     /// One producer, four consumers, a round robin queue whose every message is acknowledged.
     RoundRobinAck,
     /// 10,000 messages a second, open loop.
@@ -84,12 +89,13 @@ pub enum Scenario {
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Broadcast1To1,
         Self::Broadcast1To100,
         Self::MqksLines,
         Self::MicroMessageBatchAck,
         Self::MicroMessageFilters,
+        Self::EventmqRouter,
         Self::RoundRobinAck,
         Self::Latency,
         Self::IdleConnections,
@@ -115,6 +121,7 @@ impl Scenario {
             Self::MqksLines => "mqks-lines",
             Self::MicroMessageBatchAck => "mm2-batch-ack",
             Self::MicroMessageFilters => "mm2-filters",
+            Self::EventmqRouter => "eventmq-router",
             Self::RoundRobinAck => "round-robin-ack",
             Self::Latency => "latency",
             Self::IdleConnections => "idle-connections",
@@ -149,6 +156,7 @@ impl Scenario {
             Self::MqksLines => self.mqks_lines(plan),
             Self::MicroMessageBatchAck => self.micromessage(plan, Work::Queue, 5e5),
             Self::MicroMessageFilters => self.micromessage(plan, Work::Filters, 3e5),
+            Self::EventmqRouter => self.eventmq_router(plan),
             Self::RoundRobinAck => self.round_robin(plan),
             Self::Latency => self.latency(plan),
             Self::IdleConnections => self.idle(plan),
@@ -499,6 +507,59 @@ impl Scenario {
             }
         }
         Ok(figures.into())
+    }
+}
+
+impl Scenario {
+    /// Jobs through mqcore and through the original's router, one run of each in turn.
+    fn eventmq_router(self, plan: Plan) -> io::Result<Vec<Figure>> {
+        const WHAT: [&str; 3] = ["jobs/s", "p50 us, REQUEST to dispatch", "p99 us, REQUEST to dispatch"];
+        let goals = [Goal::AtLeast(1e5), Goal::AtMost(100.0), Goal::None];
+        let mut ours: Vec<_> = WHAT
+            .into_iter()
+            .zip(goals)
+            .map(|(what, goal)| Figure::new(self.name(), "mqcore", what, goal))
+            .collect();
+        let mut kept =
+            Figure::new(self.name(), "mqcore", "jobs/s, kept until their result comes", Goal::None);
+        let mut theirs: Vec<_> =
+            WHAT.into_iter().map(|what| Figure::new(self.name(), "eventmq", what, Goal::None)).collect();
+        let mut times =
+            Figure::new(self.name(), "mqcore", "times the jobs/s of eventmq", Goal::AtLeast(20.0));
+        let throughput = |sockets| eventmq::throughput(sockets, Jobs::HandedOut, WARM_UP, plan.duration);
+        let latency = |sockets| {
+            let age = eventmq::latency(sockets, WARM_UP, plan.duration)?;
+            Ok::<_, io::Error>([age.p50, age.p99].map(|age| age.as_secs_f64() * 1e6))
+        };
+        for _ in 0..plan.runs {
+            let process = plan.mqcore(Status::RoundRobin, false)?;
+            let unspoken = || io::Error::other("the server under test does not speak EventMQ");
+            let sockets = process.eventmq.ok_or_else(unspoken)?;
+            let (others, start) = (cpu_seconds_of_others(&[&process])?, Instant::now());
+            let (rate, ages) = (throughput(sockets)?, latency(sockets)?);
+            for (figure, value) in ours.iter_mut().zip([rate].into_iter().chain(ages)) {
+                figure.values.push(value);
+            }
+            kept.values.push(eventmq::throughput(sockets, Jobs::Kept, WARM_UP, plan.duration)?);
+            let disturbance = (cpu_seconds_of_others(&[&process])? - others) / start.elapsed().as_secs_f64();
+            ours[0].disturbance = Some(disturbance.max(ours[0].disturbance.unwrap_or(0.0)));
+            ours[0].cpu_seconds += process.cpu_seconds()?;
+            drop(process);
+            let Some(program) = plan.emq_router else { continue };
+            let router = peers::eventmq::start(program)?;
+            let their_rate = throughput(router.sockets)?;
+            theirs[0].cpu_seconds += router.process.cpu_seconds()?;
+            times.values.push(rate / their_rate);
+            drop(router);
+            // It goes on handing jobs to workers that have left, so that the next ones need another.
+            let router = peers::eventmq::start(program)?;
+            let their_ages = latency(router.sockets)?;
+            for (figure, value) in theirs.iter_mut().zip([their_rate].into_iter().chain(their_ages)) {
+                figure.values.push(value);
+            }
+        }
+        let compared = if plan.emq_router.is_some() { [theirs, vec![times]].concat() } else { Vec::new() };
+        Ok([ours, vec![kept], compared].concat())
     }
 }
 

@@ -134,6 +134,8 @@ pub fn serve(options: Serve) -> Result<(), Box<dyn Error>> {
             "throttr://127.0.0.1:0?value=uint64".parse()?,
             "mqks://127.0.0.1:0".parse()?,
             "mm2://127.0.0.1:0".parse()?,
+            "emqp://127.0.0.1:0?role=backend".parse()?,
+            "emqp://127.0.0.1:0?role=frontend".parse()?,
         ],
         admin: Some("http://127.0.0.1:0".parse()?),
         shards: options.shards,
@@ -155,6 +157,8 @@ pub fn serve(options: Serve) -> Result<(), Box<dyn Error>> {
         "throttr": server.listeners()[1].address.to_string(),
         "mqks": server.listeners()[2].address.to_string(),
         "mm2": server.listeners()[3].address.to_string(),
+        "emqp": server.listeners()[4].address.to_string(),
+        "emqp-frontend": server.listeners()[5].address.to_string(),
         "admin": server.admin().map(|admin| admin.address.to_string()),
     });
     println!("{ready}");

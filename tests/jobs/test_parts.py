@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 from datetime import datetime
 
 import pytest
@@ -136,18 +134,3 @@ def test_queues_are_read_with_their_weights() -> None:
 def test_outside_of_a_job_there_is_none() -> None:
     with pytest.raises(LookupError, match="no job runs here"):
         current()
-
-
-def test_nothing_of_zeromq_is_loaded_before_a_job_is_sent() -> None:
-    program = "import sys, mqcore, mqcore.jobs; mqcore.jobs.Jobs().task(print); sys.exit('zmq' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=30).returncode == 0
-
-
-def test_without_pyzmq_it_is_said_what_brings_it() -> None:
-    program = (
-        "import sys; sys.modules['zmq'] = None\n"
-        "from mqcore.jobs import Jobs\nfrom mqcore.errors import NotSupported\n"
-        "try:\n    Jobs().send('a.b')\nexcept NotSupported as error:\n    print(error)\n"
-    )
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)
-    assert "pip install 'mqcore[jobs]'" in said.stdout

@@ -24,6 +24,9 @@ Measures mqcore, in a process of its own, and prints a table.
                 scenarios that save measure this program's own server all the same
   --messages N  messages of the scenario backlog (1000000)
   --workers N   threads of the server's runtime (0: one for each core)
+  --emq-router PROGRAM
+                the original's router, which eventmq-router measures in turn with mqcore;
+                `python benches/environments.py eventmq` installs and names one
   --json        JSON instead of the table
 ";
 
@@ -43,6 +46,7 @@ fn parse(arguments: &[String]) -> Result<Wanted, String> {
             workers: 0,
             messages: 1_000_000,
             server: None,
+            emq_router: None,
         },
         scenarios: Vec::new(),
         json: false,
@@ -62,6 +66,10 @@ fn parse(arguments: &[String]) -> Result<Wanted, String> {
             "--server" => {
                 let command = rest.next().ok_or("--server wants a command")?;
                 wanted.plan.server = Some(command.clone().leak());
+            }
+            "--emq-router" => {
+                let program = rest.next().ok_or("--emq-router wants a program")?;
+                wanted.plan.emq_router = Some(program.clone().leak());
             }
             "--no-peers" => wanted.plan.peers = false,
             "--json" => wanted.json = true,

@@ -13,8 +13,7 @@
     job = send_email.enqueue("ada@example.com", subject="hi")    # checked by mypy
     print(job.result(timeout=10))
 
-``mqcore worker shop:jobs --queues email`` runs them. It needs pyzmq, which ``mqcore[jobs]`` brings; docs/jobs.md tells
-the rest.
+``mqcore worker shop:jobs --queues email`` runs them; docs/jobs.md tells the rest.
 """
 
 from __future__ import annotations

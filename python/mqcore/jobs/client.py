@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqcore.errors import Busy, ConnectFailed, ConnectionLost, Draining, MqcoreError
 from mqcore.jobs import wire
-from mqcore.jobs.zeromq import Dealer, Waker
+from mqcore.jobs.dealer import Dealer, Waker
 
 if TYPE_CHECKING:
     from mqcore.jobs.job import Job
@@ -111,36 +111,34 @@ class JobClient:
         return not self._waiting or time.monotonic() > self._closing
 
     def _turn(self, dealer: Dealer) -> None:
-        has_sent = self._send_waiting(dealer) if dealer.is_connected else True
-        # Whoever appends after this looks sees that the thread sleeps, and wakes it.
-        self._sleeps = True
-        if not dealer.is_connected:
-            dealer.poll(1.0 if self._closing is None else 0.05)
-        elif not has_sent:
-            dealer.poll(1.0, for_room=True)
-        else:
-            dealer.poll(0 if self._waiting else 1.0)
+        pause = 1.0 if self._closing is None else 0.05
+        if dealer.is_connected and self._send_waiting(dealer):
+            # Whoever appends after this looks sees that the thread sleeps, and wakes it.
+            self._sleeps = True
+            pause = 0.0 if self._waiting else pause
+        ready = dealer.poll(pause)
         self._sleeps = False
-        self._waker.clear()
+        if ready:
+            self._waker.clear()
         if dealer.watch():
             self._lost("the connection broke before the result came; whether the job was done is unknown")
-        if dealer.is_connected:
-            self._connected.set()
-        else:
+        if not dealer.is_connected:
             self._connected.clear()
+        elif not self._connected.is_set():
+            self._connected.set()
         for frames in dealer.receive(_BATCH):
             self._received(frames)
 
     def _send_waiting(self, dealer: Dealer) -> bool:
-        """Send what waits; false if not all of it could be."""
-        for _ in range(_BATCH):
-            if not self._waiting:
-                return True
-            if not dealer.send(self._waiting[0]):
-                return False
-            self._waiting.popleft()
-            self._room.release()
-        return True
+        """Send what waits; false if there is no room for all of it."""
+        sent = 0
+        waiting = self._waiting
+        while waiting and sent < _BATCH and dealer.send(waiting[0]):
+            waiting.popleft()
+            sent += 1
+        if sent:
+            self._room.release(sent)
+        return not waiting or sent == _BATCH
 
     def _received(self, frames: list[bytes]) -> None:
         message = wire.parse(frames)

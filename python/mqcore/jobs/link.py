@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from mqcore.jobs import wire
-from mqcore.jobs.zeromq import Dealer
+from mqcore.jobs.dealer import Dealer
 
 __all__ = ["Link"]
 
@@ -79,7 +79,7 @@ class Link:
         for descriptor in wanted - self._also:
             self._dealer.also_poll(descriptor)
         self._also = wanted
-        return self._dealer.poll(min(seconds, self._next()), for_room=bool(self._waiting))
+        return self._dealer.poll(min(seconds, self._next()))
 
     def _next(self) -> float:
         now = time.monotonic()

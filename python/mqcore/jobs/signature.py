@@ -25,15 +25,19 @@ class Signature:
         self._function = function
         self._signature = inspect.signature(function)
         self._hints: dict[str, Any] | None = None
+        self._positional = _positional(self._signature)
 
     def check(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         """Raise `TypeError` if the function cannot be called so."""
-        self._signature.bind(*args, **kwargs)
+        if kwargs or len(args) not in self._positional:
+            self._signature.bind(*args, **kwargs)
 
     def decode(self, args: bytes, kwargs: bytes) -> tuple[list[Any], dict[str, Any]]:
         """Read arguments as the types that the function names. Raises `BodyError`."""
         positional = bodies.decode(args, list)
         named = bodies.decode(kwargs, dict)
+        if not positional and not named and 0 in self._positional:
+            return [], {}
         try:
             bound = self._signature.bind(*positional, **named)
         except TypeError as error:
@@ -70,6 +74,18 @@ class Signature:
                 found = {}
             self._hints = {name: hint for name, hint in found.items() if _is_readable(hint)}
         return self._hints
+
+
+def _positional(signature: inspect.Signature) -> range:
+    """How many arguments without names are enough for a call, and not too many; of many functions none is."""
+    least = most = 0
+    for parameter in signature.parameters.values():
+        if parameter.kind in {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}:
+            most += 1
+            least += parameter.default is _EMPTY
+        elif parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.default is _EMPTY:
+            return range(0)
+    return range(least, most + 1)
 
 
 def _is_readable(hint: Any) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
 import time
 import uuid
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -40,10 +43,31 @@ _ENVELOPE: Final = 4
 
 _ATTEMPTS_MAX: Final = 1_000_000
 
+# Most jobs have the headers of the one before; those that are longer are read each time.
+_REMEMBERED_BYTES_MAX: Final = 256
 
-def new_id() -> str:
-    """Return the id of a new message."""
-    return str(uuid.uuid4())
+
+class _Ids:
+    """Ids in the form of a UUID, which other programs want: what begins them is random, and of this process alone."""
+
+    def __init__(self) -> None:
+        self.renew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        """Begin anew."""
+        first = uuid.uuid4()
+        self._begin = str(first)[:24]
+        # Counted from somewhere, so that what was said before the process started again is not said again.
+        self._numbers = itertools.count(first.node >> 1)
+
+    def __call__(self) -> str:
+        return f"{self._begin}{next(self._numbers):012x}"
+
+
+new_id: Final = _Ids()
+"""Returns the id of a new message."""
 
 
 def message(command: bytes, *frames: bytes) -> list[bytes]:
@@ -90,26 +114,36 @@ class Headers(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, text: bytes) -> Headers:
         """Read them; what nobody knows is skipped, and a number that nobody can mean is not there."""
-        found = dict(word.strip().partition(b":")[::2] for word in text.split(b",")) if text else {}
-        return cls(
-            reply_requested=_said(found.get(b"reply-requested")),
-            guarantee=_said(found.get(b"guarantee")),
-            retry_count=_number(found.get(b"retry-count")),
-            timeout=_number(found.get(b"timeout")),
-            attempt=_number(found.get(b"attempt")),
-        )
+        return _read_headers(text) if len(text) <= _REMEMBERED_BYTES_MAX else _read_headers.__wrapped__(text)
 
     def encode(self) -> bytes:
         """Write them."""
-        words = ["reply-requested"] * self.reply_requested + ["guarantee"] * self.guarantee
-        words += ["nohaste"] * self.nohaste
-        numbers = (
-            ("retry-count", self.retry_count),
-            ("timeout", self.timeout),
-            ("priority", self.priority),
-            ("run_count", self.run_count),
-        )
-        return ",".join(words + [f"{name}:{number}" for name, number in numbers if number]).encode()
+        return _encode_headers(self)
+
+
+@lru_cache(maxsize=256)
+def _read_headers(text: bytes) -> Headers:
+    found = dict(word.strip().partition(b":")[::2] for word in text.split(b",")) if text else {}
+    return Headers(
+        reply_requested=_said(found.get(b"reply-requested")),
+        guarantee=_said(found.get(b"guarantee")),
+        retry_count=_number(found.get(b"retry-count")),
+        timeout=_number(found.get(b"timeout")),
+        attempt=_number(found.get(b"attempt")),
+    )
+
+
+@lru_cache(maxsize=256)
+def _encode_headers(headers: Headers) -> bytes:
+    words = ["reply-requested"] * headers.reply_requested + ["guarantee"] * headers.guarantee
+    words += ["nohaste"] * headers.nohaste
+    numbers = (
+        ("retry-count", headers.retry_count),
+        ("timeout", headers.timeout),
+        ("priority", headers.priority),
+        ("run_count", headers.run_count),
+    )
+    return ",".join(words + [f"{name}:{number}" for name, number in numbers if number]).encode()
 
 
 def _said(value: bytes | None) -> bool:

@@ -18,10 +18,10 @@ from mqcore.errors import BodyError, ConfigError, JobLost, JobRefused, JobTimeou
 from mqcore.jobs import wire
 from mqcore.jobs.app import Jobs
 from mqcore.jobs.backoff import Backoff
+from mqcore.jobs.dealer import Waker
 from mqcore.jobs.execution import Assignment, Ending, Registry, fault_of
 from mqcore.jobs.link import Link
 from mqcore.jobs.pool import Died, Pool, PoolKind, Progress
-from mqcore.jobs.zeromq import Waker
 
 __all__ = ["Running", "Tally", "Worker"]
 
@@ -189,7 +189,7 @@ class Worker:
         """Run until `stop`. Returns how many jobs it had to leave, of which the broker gives to others those that it
         keeps.
 
-        Raises `ConfigError` if the pool cannot start, `NotSupported` without pyzmq.
+        Raises `ConfigError` if the pool cannot start.
         """
         self._link = Link(self.jobs.addresses.backend, self.queues)
         pool: Pool | None = None

@@ -1,0 +1,382 @@
+//! Jobs through a broker of EventMQ, with clients and workers that do nothing but speak: how many a second reach a worker, and
+//! how long one takes from its client to its worker.
+//!
+//! Clients and workers are DEALER sockets, spoken by hand, so that the generator costs as little as it can and is the same for
+//! all brokers. A worker says READY for each job that it was given, as those do that have run it.
+
+use std::io::{self, Read, Write};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use mio::net::TcpStream;
+use mio::{Events, Interest, Poll, Token};
+use mqcore_wire::codec::Limits;
+use mqcore_wire::eventmq::{self, Command, Job, Message, PeerKind, encode_request};
+use mqcore_wire::zmtp::command::{Command as Control, Ready, SocketType};
+use mqcore_wire::zmtp::{Cutter, GREETING_BYTES, Greeting, Item, encode_message};
+
+use crate::latency::{Latency, summary};
+use crate::wire::connect;
+
+/// Where a broker takes jobs, and where it hands them out.
+#[derive(Debug, Clone, Copy)]
+pub struct Sockets {
+    /// For clients.
+    pub frontend: SocketAddr,
+    /// For workers.
+    pub backend: SocketAddr,
+    /// Whether clients are told of each job that was handed out, and not only of those that did not have to wait for a slot.
+    pub tells_all: bool,
+}
+
+/// What becomes of a job that a worker was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Jobs {
+    /// The broker lets go of it.
+    HandedOut,
+    /// The broker keeps it until its result comes, which goes back to the client.
+    Kept,
+}
+
+const CLIENTS: usize = 4;
+const WORKERS: usize = 4;
+/// Jobs that one worker can have at a time.
+const SLOTS: usize = 256;
+/// Jobs on their way to workers. There is always a slot for the next one, so that nothing is waited for but the broker.
+const WINDOW: u64 = 800;
+const REFILL: u64 = WINDOW / 4;
+
+const QUEUE: &[u8] = b"default";
+/// What the original's client sends for a function without arguments.
+const BODY: &[u8] = br#"["run", {"callable": "nothing", "path": "jobs", "args": [], "kwargs": {}, "class_args": [], "class_kwargs": {}}]"#;
+const RESULT: &[u8] = br#"{"value": null}"#;
+
+const ID_BYTES: usize = 36;
+/// Octets of a message before its id, for a command of seven letters: two frames of the envelope, and two heads more.
+const ID_AT: usize = 2 + 2 + eventmq::VERSION.len() + 2 + b"REQUEST".len() + 2;
+const NO_ID: [u8; ID_BYTES] = *b"00000000-0000-4000-8000-000000000000";
+
+const SCRATCH_BYTES: usize = 256 * 1024;
+/// A broker that says nothing for so long has lost something.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl Jobs {
+    fn headers(self) -> &'static [u8] {
+        match self {
+            Self::HandedOut => b"",
+            Self::Kept => b"reply-requested,guarantee",
+        }
+    }
+
+    /// The REQUEST of such a job, with an id that is still to be written.
+    fn request(self) -> Vec<u8> {
+        let mut octets = Vec::new();
+        let job = Job { queue: QUEUE, headers: self.headers(), body: BODY, extra: Vec::new() };
+        encode_request(&NO_ID, &job, &mut octets);
+        octets
+    }
+}
+
+/// An id in the form of all others.
+fn id_of(number: u64) -> [u8; ID_BYTES] {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut id = NO_ID;
+    for (place, octet) in id[24..].iter_mut().rev().enumerate() {
+        *octet = DIGITS[(number >> (4 * place)) as usize & 0xf];
+    }
+    id
+}
+
+/// One connection.
+struct Peer {
+    stream: TcpStream,
+    output: Vec<u8>,
+    output_at: usize,
+    input: Vec<u8>,
+    filled: usize,
+}
+
+/// What came in one go.
+#[derive(Debug, Default, Clone, Copy)]
+struct Came {
+    requests: u64,
+    notices: u64,
+    results: u64,
+    acks: u64,
+}
+
+impl Peer {
+    /// Connects a DEALER socket. With an identity that is text, because not every broker takes others.
+    fn connect(address: SocketAddr, identity: &str) -> io::Result<Self> {
+        let mut stream = connect(address)?;
+        let mut octets = Vec::new();
+        Greeting { minor: 0, as_server: false }.encode(&mut octets);
+        stream.write_all(&octets)?;
+        stream.read_exact(&mut [0; GREETING_BYTES])?;
+        octets.clear();
+        Control::Ready(Ready { socket: SocketType::Dealer, identity: identity.as_bytes(), token: b"" })
+            .encode(&mut octets);
+        stream.write_all(&octets)?;
+        let mut head = [0; 2];
+        stream.read_exact(&mut head)?;
+        stream.read_exact(&mut vec![0; head[1].into()])?;
+        stream.set_nonblocking(true)?;
+        Ok(Self {
+            stream: TcpStream::from_std(stream),
+            output: Vec::new(),
+            output_at: 0,
+            input: vec![0; SCRATCH_BYTES],
+            filled: 0,
+        })
+    }
+
+    /// A worker with so many free slots.
+    fn worker(address: SocketAddr, number: usize) -> io::Result<Self> {
+        let mut worker = Self::connect(address, &format!("bench-worker-{number}"))?;
+        let queues = br#"[[10, "default"]]"#;
+        let inform = Command::Inform { queues, kind: PeerKind::Worker, counts: false };
+        Message { id: &id_of(0), command: inform }.encode(&mut worker.output);
+        let start = Instant::now();
+        while worker.turn(b"", |_, _| {})?.acks == 0 {
+            if start.elapsed() > PATIENCE {
+                return Err(io::Error::other("the broker does not take workers"));
+            }
+        }
+        for _ in 0..SLOTS {
+            ready(&mut worker.output);
+        }
+        worker.flush()?;
+        Ok(worker)
+    }
+
+    /// Writes what the socket takes.
+    fn flush(&mut self) -> io::Result<()> {
+        while self.output_at < self.output.len() {
+            match self.stream.write(&self.output[self.output_at..]) {
+                Ok(written) => self.output_at += written,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        self.output.clear();
+        self.output_at = 0;
+        Ok(())
+    }
+
+    /// Writes and reads what can be. `given` is called for each job with its id, and appends what its worker says then; a job
+    /// is what equals `request` but for the id.
+    fn turn(&mut self, request: &[u8], mut given: impl FnMut(&[u8], &mut Vec<u8>)) -> io::Result<Came> {
+        let mut came = Came::default();
+        self.flush()?;
+        loop {
+            let room = self.input.len() - self.filled;
+            match self.stream.read(&mut self.input[self.filled..]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => {
+                    self.filled += read;
+                    self.look(request, &mut given, &mut came)?;
+                    if read < room {
+                        break;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        self.flush()?;
+        Ok(came)
+    }
+
+    fn look(
+        &mut self,
+        request: &[u8],
+        given: &mut impl FnMut(&[u8], &mut Vec<u8>),
+        came: &mut Came,
+    ) -> io::Result<()> {
+        let mut at = 0;
+        loop {
+            let rest = &self.input[at..self.filled];
+            if is_job(rest, request) {
+                came.requests += 1;
+                given(&rest[ID_AT..ID_AT + ID_BYTES], &mut self.output);
+                at += request.len();
+                continue;
+            }
+            let mut cutter = Cutter::new();
+            match cutter.next(rest, &Limits::default()).map_err(io::Error::other)? {
+                Some((Item::Message(parts), size)) => {
+                    match parts.get(2) {
+                        Some(b"REPLY") if parts.count() == 5 => came.notices += 1,
+                        Some(b"REPLY") => came.results += 1,
+                        Some(b"ACK") => came.acks += 1,
+                        Some(b"HEARTBEAT") => {}
+                        _ => return Err(io::Error::other("something came that nobody sent")),
+                    }
+                    at += size;
+                }
+                Some((Item::Command(_), size)) => at += size,
+                None => break,
+            }
+        }
+        self.input.copy_within(at..self.filled, 0);
+        self.filled -= at;
+        Ok(())
+    }
+}
+
+fn is_job(octets: &[u8], request: &[u8]) -> bool {
+    !request.is_empty()
+        && octets.len() >= request.len()
+        && octets[..ID_AT] == request[..ID_AT]
+        && octets[ID_AT + ID_BYTES..request.len()] == request[ID_AT + ID_BYTES..]
+}
+
+fn ready(output: &mut Vec<u8>) {
+    encode_message(&[b"", eventmq::VERSION, b"READY", &NO_ID], output);
+}
+
+/// What a worker says when it is done with a job.
+fn answer(jobs: Jobs, id: &[u8], output: &mut Vec<u8>) {
+    if jobs == Jobs::Kept {
+        Message { id: &NO_ID, command: Command::Reply { body: RESULT, request: Some(id) } }.encode(output);
+    }
+    ready(output);
+}
+
+struct Run {
+    jobs: Jobs,
+    tells_all: bool,
+    request: Vec<u8>,
+    poll: Poll,
+    /// Clients first.
+    peers: Vec<Peer>,
+    sent: u64,
+    given: u64,
+    notices: u64,
+    results: u64,
+}
+
+/// Jobs a second that reached a worker; after `warm_up`, for `duration`.
+///
+/// # Errors
+/// If a connection breaks, or if a job, the notice that it was handed out or its result is lost.
+pub fn throughput(sockets: Sockets, jobs: Jobs, warm_up: Duration, duration: Duration) -> io::Result<f64> {
+    let mut run = Run::connect(sockets, jobs)?;
+    run.until(Instant::now() + warm_up)?;
+    let (before, start) = (run.given, Instant::now());
+    run.until(start + duration)?;
+    let rate = (run.given - before) as f64 / start.elapsed().as_secs_f64();
+    run.finish()?;
+    Ok(rate)
+}
+
+impl Run {
+    fn connect(sockets: Sockets, jobs: Jobs) -> io::Result<Self> {
+        let poll = Poll::new()?;
+        let workers = (0..WORKERS).map(|number| Peer::worker(sockets.backend, number));
+        let workers = workers.collect::<io::Result<Vec<_>>>()?;
+        let clients =
+            (0..CLIENTS).map(|number| Peer::connect(sockets.frontend, &format!("bench-client-{number}")));
+        let mut peers = clients.collect::<io::Result<Vec<_>>>()?;
+        peers.extend(workers);
+        for (index, peer) in peers.iter_mut().enumerate() {
+            let interest = Interest::READABLE | Interest::WRITABLE;
+            poll.registry().register(&mut peer.stream, Token(index), interest)?;
+        }
+        let request = jobs.request();
+        let tells_all = sockets.tells_all;
+        Ok(Self { jobs, tells_all, request, poll, peers, sent: 0, given: 0, notices: 0, results: 0 })
+    }
+
+    fn until(&mut self, end: Instant) -> io::Result<()> {
+        while Instant::now() < end {
+            let free = WINDOW - (self.sent - self.given);
+            if free >= REFILL {
+                self.send(free)?;
+            }
+            self.turn()?;
+        }
+        Ok(())
+    }
+
+    /// Sends so many jobs, each client its part.
+    fn send(&mut self, jobs: u64) -> io::Result<()> {
+        for client in &mut self.peers[..CLIENTS] {
+            for _ in 0..jobs / CLIENTS as u64 {
+                let at = client.output.len() + ID_AT;
+                client.output.extend_from_slice(&self.request);
+                client.output[at..at + ID_BYTES].copy_from_slice(&id_of(self.sent));
+                self.sent += 1;
+            }
+            client.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Sends nothing more, and takes what is still on its way.
+    fn finish(&mut self) -> io::Result<()> {
+        let start = Instant::now();
+        let notices = if self.tells_all { self.sent } else { 0 };
+        let results = if self.jobs == Jobs::Kept { self.sent } else { 0 };
+        while self.given < self.sent || self.notices < notices || self.results < results {
+            self.turn()?;
+            if start.elapsed() > PATIENCE {
+                let Self { sent, given, notices, results, .. } = self;
+                let what =
+                    format!("of {sent} jobs {given} came, with {notices} notices and {results} results");
+                return Err(io::Error::other(what));
+            }
+        }
+        Ok(())
+    }
+
+    fn turn(&mut self) -> io::Result<()> {
+        let mut events = Events::with_capacity(64);
+        self.poll.poll(&mut events, Some(Duration::from_millis(20)))?;
+        let jobs = self.jobs;
+        for event in &events {
+            let came =
+                self.peers[event.token().0].turn(&self.request, |id, output| answer(jobs, id, output))?;
+            self.given += came.requests;
+            self.notices += came.notices;
+            self.results += came.results;
+        }
+        Ok(())
+    }
+}
+
+/// How long jobs take from being written by a client until a worker has read them, one at a time. The generator has a
+/// processor for itself and spins, so that its own sleeping is not measured.
+///
+/// # Errors
+/// If a connection breaks or a job is lost.
+pub fn latency(sockets: Sockets, warm_up: Duration, duration: Duration) -> io::Result<Latency> {
+    let mut worker = Peer::worker(sockets.backend, 0)?;
+    let mut client = Peer::connect(sockets.frontend, "bench-client-0")?;
+    let mut request = Jobs::HandedOut.request();
+    let begin = Instant::now();
+    let mut ages = Vec::new();
+    for number in 0_u64.. {
+        let start = Instant::now();
+        if start - begin > warm_up + duration {
+            break;
+        }
+        request[ID_AT..ID_AT + ID_BYTES].copy_from_slice(&id_of(number));
+        client.output.extend_from_slice(&request);
+        client.flush()?;
+        while worker.turn(&request, |id, output| answer(Jobs::HandedOut, id, output))?.requests == 0 {
+            std::hint::spin_loop();
+            if start.elapsed() > PATIENCE {
+                return Err(io::Error::other("a job never came"));
+            }
+        }
+        if start - begin > warm_up {
+            ages.push(start.elapsed().as_nanos() as u64);
+        }
+        // The notice for the client, before the next job is sent.
+        while client.turn(b"", |_, _| {})?.notices == 0 {
+            std::hint::spin_loop();
+        }
+    }
+    Ok(summary(&mut ages))
+}
