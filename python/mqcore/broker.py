@@ -545,8 +545,8 @@ class Broker:
     def wait(self, timeout: Duration | None = None) -> bool:
         """Block until the broker is stopped, or for `timeout`; return whether it is.
 
-        Another thread may stop it, or an administrator by a word of a protocol (EventMQ's DISCONNECT); then `stop` is still
-        to be called, for what is left in this process.
+        Another thread may stop it, or an administrator by a word of a protocol (EventMQ's DISCONNECT); then `stop` is
+        still to be called, for what is left in this process.
 
         Ctrl-C raises `KeyboardInterrupt` within a tenth of a second.
         """

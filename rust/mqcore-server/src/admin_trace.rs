@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use arrow_array::RecordBatch;
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Int32Type, Int64Type, TimestampMicrosecondType};
+use arrow_array::{Array, RecordBatch};
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -38,22 +38,22 @@ pub(crate) async fn answer(
     Path(id): Path<String>,
 ) -> Response {
     if !may_read_everything(&admin, &caller) {
-        let message = "as long as nobody can log in, messages are traced for callers on the broker's own machine only";
+        let message =
+            "as long as nobody can log in, messages are traced for callers on the broker's own machine only";
         return error(StatusCode::FORBIDDEN, "forbidden", message);
     }
     if id.is_empty() || id.len() > ID_BYTES_MAX {
         let message = format!("a message's id has 1 to {ID_BYTES_MAX} octets");
         return error(StatusCode::BAD_REQUEST, "bad-request", &message);
     }
-    let history = admin.history.clone().filter(|_| admin.hub.keeps_history());
-    let mut steps = Vec::new();
-    if let Some(history) = &history {
+    let (mut kept, mut steps) = (false, Vec::new());
+    if let Some(history) = &admin.history {
         if let Err(response) = settle(&admin).await {
             return response;
         }
         let (history, id) = (Arc::clone(history), id.clone());
-        steps = match tokio::task::spawn_blocking(move || read(&history, &id)).await {
-            Ok(Ok(steps)) => steps,
+        (kept, steps) = match tokio::task::spawn_blocking(move || read(&history, &id)).await {
+            Ok(Ok(read)) => read,
             Ok(Err(failed)) => return refuse(&failed),
             Err(_) => return error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server stops"),
         };
@@ -75,7 +75,8 @@ pub(crate) async fn answer(
         .take(MESSAGES_MAX)
         .collect();
     if now.is_empty() && steps.is_empty() && !more {
-        let where_else = if history.is_some() { "nor is it in the history" } else { "and no history is kept (history=on)" };
+        let where_else =
+            if kept { "nor is it in the history" } else { "and there is no history (history=on)" };
         let message = format!("no message {id} is in any queue, {where_else}");
         return error(StatusCode::NOT_FOUND, "not-found", &message);
     }
@@ -83,7 +84,7 @@ pub(crate) async fn answer(
     let steps: Vec<Value> = steps.into_iter().map(|step| step.told).collect();
     Json(json!({
         "id": id,
-        "history": history.is_some(),
+        "history": kept,
         "steps": steps,
         "truncated": truncated,
         "now": now,
@@ -127,8 +128,10 @@ struct Step {
     told: Value,
 }
 
-/// The steps of all messages of an id, in their order. Goes over the history twice: not every step names the id.
-fn read(history: &HistoryDir, id: &str) -> Result<Vec<Step>, HistoryError> {
+/// Whether there is a history, and the steps of all messages of an id, in their order. Goes over it twice: not every step names
+/// the id.
+fn read(history: &HistoryDir, id: &str) -> Result<(bool, Vec<Step>), HistoryError> {
+    let kept = history.ends()?.iter().any(|ends| ends.earliest < ends.latest);
     let mut keys = BTreeSet::new();
     each_batch(history, &["shard", "number", "message_id"], &mut |rows| {
         let (shards, numbers, ids) = (
@@ -144,7 +147,7 @@ fn read(history: &HistoryDir, id: &str) -> Result<Vec<Step>, HistoryError> {
     })?;
     let mut steps = Vec::new();
     if keys.is_empty() {
-        return Ok(steps);
+        return Ok((kept, steps));
     }
     each_batch(history, &COLUMNS, &mut |rows| {
         let (shards, numbers, times) = (
@@ -160,7 +163,7 @@ fn read(history: &HistoryDir, id: &str) -> Result<Vec<Step>, HistoryError> {
         }
     })?;
     steps.sort_by_key(|step| step.at_us);
-    Ok(steps)
+    Ok((kept, steps))
 }
 
 /// The first three are looked at by number; of the others see [`tell`].
@@ -221,9 +224,15 @@ fn tell(rows: &RecordBatch, row: usize) -> Value {
     let mut told: BTreeMap<&str, Option<Value>> = BTreeMap::new();
     told.insert("shard", Some(rows.column(0).as_primitive::<Int32Type>().value(row).into()));
     told.insert("number", Some(rows.column(1).as_primitive::<Int64Type>().value(row).into()));
-    told.insert("at_ms", Some((rows.column(2).as_primitive::<TimestampMicrosecondType>().value(row) / 1000).into()));
+    told.insert(
+        "at_ms",
+        Some((rows.column(2).as_primitive::<TimestampMicrosecondType>().value(row) / 1000).into()),
+    );
     let attempt = rows.column(3);
-    told.insert("attempt", attempt.is_valid(row).then(|| attempt.as_primitive::<Int32Type>().value(row).into()));
+    told.insert(
+        "attempt",
+        attempt.is_valid(row).then(|| attempt.as_primitive::<Int32Type>().value(row).into()),
+    );
     told.insert("last", Some(rows.column(4).as_boolean().value(row).into()));
     for (at, name) in ["kind", "queue", "reason", "target"].into_iter().enumerate() {
         told.insert(name, text(5 + at));
