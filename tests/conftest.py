@@ -11,11 +11,19 @@ from pathlib import Path
 import pytest
 
 import mqcore
+from eventmq_original import INSTALLING
 from mqcore.client import Client
 from served import DISK_MIB, ServedBroker, serving, tmqp_address
 from tcp_proxy import TcpProxy
 from tmqp_peer import TmqpPeer
 from worker_peer import WorkerPeer
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let an environment be installed, which a slow network makes long, before a test's own time begins."""
+    for item in items:
+        if isinstance(item, pytest.Function) and not INSTALLING.isdisjoint(item.fixturenames):
+            item.add_marker(pytest.mark.timeout(func_only=True))
 
 
 @pytest.fixture

@@ -21,11 +21,8 @@ from served import ROOT, clean_environment
 CACHE = ROOT / ".pytest_cache" / "eventmq"
 """Where environments are kept from run to run."""
 
-ORIGINAL = (
-    ("--no-deps", "eventmq==0.3.13"),
-    ("pyzmq==27.*", "six", "croniter", "future", "psutil", "monotonic", "redis"),
-)
-"""The package without its pins, which are of 2019, and what it needs."""
+ORIGINAL = (("--no-deps", "--require-hashes", "-r", str(ROOT / "requirements" / "eventmq.lock")),)
+"""The package with what it needs today; its own pins are of 2019."""
 
 OLDER_LIBZMQ = (("pyzmq==24.0.1",),)
 """libzmq 4.3.4."""
@@ -41,7 +38,7 @@ def environment(name: str, installs: Sequence[Sequence[str]]) -> Path:
         venv.create(place, with_pip=True)
         for packages in installs:
             command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
-            result = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+            result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
             if result.returncode != 0:
                 pytest.skip(f"{' '.join(packages)} cannot be installed here: {result.stderr.strip()[-300:]}")
         done.touch()
@@ -169,6 +166,10 @@ def addresses(listeners: Sequence[str]) -> dict[str, str]:
         if role:
             found[role] = f"tcp://{address}"
     return found
+
+
+INSTALLING = frozenset({"original_python", "older_libzmq"})
+"""Fixtures that may have to install something first, which no test's own time should pay for."""
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,34 +10,19 @@ from typing import Any
 
 import pytest
 
+from eventmq_original import original_python
 from job_processes import SAMPLES, START_LIMIT, answers, free_ports
-from served import ROOT, clean_environment, wait_until
+from served import clean_environment, wait_until
+
+__all__ = ["original_python"]
 
 sys.path.insert(0, str(SAMPLES))
 
 
 @pytest.fixture(scope="session")
-def original_programs() -> Path:
-    """Where the original's programs are: a venv beside the project's, made once."""
-    given = os.environ.get("MQCORE_EVENTMQ_VENV")
-    place = Path(given) if given else ROOT / ".venv-eventmq"
-    marker = place / ".complete"
-    programs = place / ("Scripts" if os.name == "nt" else "bin")
-    if given or marker.exists():
-        return programs
-    made = [
-        [sys.executable, "-m", "venv", "--clear", str(place)],
-        [
-            *(str(programs / "python"), "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"),
-            *("-r", str(ROOT / "requirements" / "eventmq.lock")),
-        ],
-    ]
-    for command in made:
-        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-        if result.returncode != 0:
-            pytest.skip(f"the original cannot be installed here: {result.stderr.strip()[-300:]}")
-    marker.touch()
-    return programs
+def original_programs(original_python: Path) -> Path:
+    """Where the original's programs are."""
+    return original_python.parent
 
 
 @pytest.fixture

@@ -43,4 +43,5 @@ pub mod received;
 pub mod request;
 mod route;
 mod shared;
+mod standing;
 pub mod throttr;

@@ -20,6 +20,11 @@ pub enum Target {
 }
 
 impl Target {
+    /// A place that, where protocols have names alone, is called by its name; without an allocation, as a rule.
+    pub(crate) fn plain(queue: &QueueAddress) -> Self {
+        if queue.id() == 0 { Self::Name(queue.channel().clone()) } else { Self::Queue(queue.clone()) }
+    }
+
     /// As text.
     #[must_use]
     pub fn to_text(&self) -> Arc<str> {

@@ -48,7 +48,9 @@ fn agreed(offer: (&str, &str), demanded: &str) -> Result<(String, String, Agreem
     let offer = lists(offer.0, offer.1);
     let text = |failure: Failure| failure.to_string();
     let answer = reply(&offer, &demand(demanded), &abilities).map_err(text)?;
-    let (last, agreement) = choose(&offer, &answer, &abilities).map_err(text)?;
+    // A client that could do with more than the server has to learn from the reply what the most is.
+    let of_client = Abilities { window_max: 32_767, ..abilities };
+    let (last, agreement) = choose(&offer, &answer, &of_client).map_err(text)?;
     let concluded = conclude(&offer, &answer, &last, &abilities).map_err(text)?;
     assert_eq!(concluded, agreement, "both sides must mean the same");
     let (required, optional) = shown(&last);
@@ -156,6 +158,12 @@ fn the_smaller_window_holds_however_it_is_spelled() {
     assert_eq!(window(("ack", "")), 1);
     // What the original's library writes, and means batch-ack by.
     assert_eq!(window(("ack:MessagesPerAck=10,AckExpireTime=500", "")), 10);
+    for offer in [("ack:max-count=1060", ""), ("", "ack:max-count=1060"), ("ack:count=60000", "batch-ack")] {
+        assert_eq!(window(offer), 1000, "{offer:?}");
+        assert_eq!(agreed(offer, "ack").unwrap().2.acknowledging().unwrap().window, 1000, "{offer:?}");
+    }
+    let demanded = agreed(("", "ack:max-count=1060"), "ack:max-count=5").unwrap();
+    assert_eq!(demanded.2.acknowledging().unwrap().window, 5);
     let demanded = agreed(("batch-ack:max-count=100", ""), "batch-ack:max-count=5").unwrap();
     assert_eq!(demanded.2.acknowledging().unwrap().window, 100, "the client requires it already");
 }

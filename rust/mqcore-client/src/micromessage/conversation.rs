@@ -27,6 +27,7 @@ use crate::error::{ClientError, Refusal};
 use crate::message_id::MessageIds;
 use crate::received::Received;
 use crate::request::Target;
+use crate::standing::Register;
 
 /// The id of commands that ask for a life sign.
 const KEEP_ALIVE: &[u8] = b"keep-alive";
@@ -39,18 +40,6 @@ const ACKNOWLEDGEMENT_BYTES: usize = 5;
 struct Pending<W> {
     about: Target,
     waiter: W,
-}
-
-/// A destination that is subscribed to, and by how many.
-#[derive(Debug)]
-struct Standing<W> {
-    consumption: Consumption,
-    users: usize,
-    /// The id of the subscription on this connection; `None`: the broker has not been asked, or has refused.
-    id: Option<Box<str>>,
-    /// The broker has agreed on this connection.
-    agreed: bool,
-    waiters: Vec<(MessageId, W)>,
 }
 
 /// The conversation over all connections of one client.
@@ -70,7 +59,7 @@ pub(crate) struct Conversation<W> {
     /// Where in the output an acknowledgement stands behind which nothing was written: the next one takes its place.
     acknowledgement_at: Option<usize>,
     pending: HashMap<MessageId, Pending<W>, RandomState>,
-    standing: HashMap<QueueAddress, Standing<W>, RandomState>,
+    subscribed: Register<W>,
     /// Subscriptions so far; they are numbered over all connections.
     subscriptions: u64,
     /// The type that the broker named last, which holds until it names another, and what else its messages have in common.
@@ -97,7 +86,7 @@ impl<W> Conversation<W> {
             window: None,
             acknowledgement_at: None,
             pending: HashMap::default(),
-            standing: HashMap::default(),
+            subscribed: Register::new(),
             subscriptions: 0,
             common: Vec::new(),
             type_named: Vec::new(),
@@ -132,18 +121,13 @@ impl<W> Conversation<W> {
         (self.sent, self.window) = (None, None);
         let pending = std::mem::take(&mut self.pending);
         let mut waiters: Vec<_> = pending.into_values().map(|pending| (pending.waiter, None)).collect();
-        for standing in self.standing.values_mut() {
-            (standing.id, standing.agreed) = (None, false);
-            waiters.extend(standing.waiters.drain(..).map(|(_, waiter)| (waiter, None)));
-        }
+        waiters.extend(self.subscribed.lost());
         waiters
     }
 
     /// Asks for every subscription that the broker has not been asked for on this connection, or has refused.
     pub(crate) fn restore(&mut self) {
-        let missing = self.standing.iter().filter(|(_, standing)| standing.id.is_none());
-        let missing: Vec<QueueAddress> = missing.map(|(queue, _)| queue.clone()).collect();
-        for queue in missing {
+        for queue in self.subscribed.missing() {
             self.subscribe(&queue);
         }
     }
@@ -229,7 +213,7 @@ impl<W> Conversation<W> {
             &mut self.output,
         );
         if let Some(waiter) = waiter {
-            self.pending.insert(id.clone(), Pending { about: target(publication.queue), waiter });
+            self.pending.insert(id.clone(), Pending { about: Target::plain(publication.queue), waiter });
         }
         Ok(id)
     }
@@ -283,41 +267,16 @@ impl<W> Conversation<W> {
             return Err(lacks(what, "offer the extension when connecting"));
         }
         let queue = &consumption.queue;
-        let standing = self.standing.entry(queue.clone()).or_insert_with(|| Standing {
-            consumption: consumption.clone(),
-            users: 0,
-            id: None,
-            agreed: false,
-            waiters: Vec::new(),
-        });
-        if standing.consumption.terms != consumption.terms {
-            let why = format!("this client consumes {} already, on other terms", queue.name());
-            return Err(ClientError::invalid("consumer", why));
-        }
-        standing.users += 1;
-        if standing.id.is_none() {
+        if self.subscribed.join(consumption)? {
             self.subscribe(queue);
         }
-        match self.standing.get_mut(queue) {
-            Some(standing) if !standing.agreed => {
-                let id = self.ids.next();
-                standing.waiters.push((id.clone(), waiter));
-                Ok(TakenUp::Asked(id))
-            }
-            _ => Ok(TakenUp::Already(waiter)),
-        }
+        Ok(self.subscribed.wait(queue, self.ids.next(), waiter))
     }
 
     /// Somebody wants it no more. The last one ends the subscription.
     pub(crate) fn give_up(&mut self, consumption: &Consumption) {
-        let Some(standing) = self.standing.get_mut(&consumption.queue) else { return };
-        standing.users -= 1;
-        if standing.users > 0 {
-            return;
-        }
-        let id = self.standing.remove(&consumption.queue).and_then(|standing| standing.id);
-        if let (true, Some(id)) = (self.open, id) {
-            self.command("unsubscribe", &[("id", id.as_bytes())]);
+        if let (Some(id), true) = (self.subscribed.leave(&consumption.queue), self.open) {
+            self.command("unsubscribe", &[("id", &id)]);
         }
     }
 
@@ -326,16 +285,16 @@ impl<W> Conversation<W> {
             tracing::warn!(queue = %queue.name(), "the broker does not agree on pub-sub any more");
             return;
         }
-        let Some(standing) = self.standing.get_mut(queue) else { return };
+        let Some(consumption) = self.subscribed.consumption(queue) else { return };
+        let filter = consumption.terms.filter.clone();
         self.subscriptions += 1;
-        let id: Box<str> = format!("s{}", self.subscriptions).into();
-        standing.id = Some(id.clone());
+        let id = MessageId::from(format!("s{}", self.subscriptions).as_bytes());
         // Where commands are not answered, nobody will say that it stands: a broker that does not take it ends the
         // conversation.
-        standing.agreed = self.agreement.id_of_kind(Kind::Answers).is_none();
-        let filter = standing.consumption.terms.filter.clone();
+        let stands = self.agreement.id_of_kind(Kind::Answers).is_none();
+        self.subscribed.asked(queue, id.clone(), stands);
         let name = queue.name();
-        let mut arguments = vec![("destination", name.as_bytes()), ("id", id.as_bytes())];
+        let mut arguments = vec![("destination", name.as_bytes()), ("id", &id[..])];
         arguments.extend(filter.as_deref().map(|filter| ("filter", filter.as_bytes())));
         self.command("subscribe", &arguments);
     }
@@ -358,9 +317,7 @@ impl<W> Conversation<W> {
     /// Nobody waits for this any more.
     pub(crate) fn forget(&mut self, id: &[u8]) -> Option<PullAnswer> {
         if self.pending.remove(id).is_none() {
-            for standing in self.standing.values_mut() {
-                standing.waiters.retain(|(known, _)| known[..] != *id);
-            }
+            self.subscribed.forget(id);
         }
         None
     }
@@ -453,8 +410,8 @@ impl<W> Conversation<W> {
         let destination = String::from_utf8_lossy(message.destination);
         let queue = QueueAddress::plain(&destination)
             .map_err(|_| Failure::new(Token::Destination, "the broker names no place that can be"))?;
-        let standing = self.standing.get(&queue);
-        let manual = receipt.is_some() && standing.is_none_or(|one| one.consumption.terms.manual_ack);
+        let consumption = self.subscribed.consumption(&queue);
+        let manual = receipt.is_some() && consumption.is_none_or(|one| one.terms.manual_ack);
         let received = Received::copy(&Parts {
             id: message.sequence.to_string().as_bytes(),
             target: queue.channel().as_bytes(),
@@ -525,20 +482,13 @@ impl<W> Conversation<W> {
     fn answered(&mut self, payload: &[u8]) -> Result<Arrival<W>, WireError> {
         let said = command::parse(payload)?;
         let id = said.argument("id").unwrap_or_default();
-        let about = self
-            .standing
-            .iter_mut()
-            .find(|(_, standing)| standing.id.as_ref().is_some_and(|known| known.as_bytes() == id));
-        let Some((queue, standing)) = about else {
+        let Some(queue) = self.subscribed.of_id(id).cloned() else {
             // A life sign, or the end of a subscription.
             return Ok(Arrival::Nothing);
         };
         if said.name == "ok" {
-            standing.agreed = true;
-            let settled = |(_, waiter)| (waiter, Ok(Answer::Confirmed(By::Server)));
-            return Ok(Arrival::SettledMany(standing.waiters.drain(..).map(settled).collect()));
+            return Ok(self.subscribed.agreed(&queue));
         }
-        (standing.id, standing.agreed) = (None, false);
         let reason = String::from_utf8_lossy(said.argument("reason").unwrap_or_default()).into_owned();
         let refusal = Refusal {
             code: code(&reason),
@@ -546,12 +496,7 @@ impl<W> Conversation<W> {
             target: queue.name().into(),
             reason: reason.into(),
         };
-        let refused = ClientError::from(refusal);
-        if standing.waiters.is_empty() {
-            return Ok(Arrival::NotRestored(target(queue), refused));
-        }
-        let settled = |(_, waiter)| (waiter, Err(refused.clone()));
-        Ok(Arrival::SettledMany(standing.waiters.drain(..).map(settled).collect()))
+        Ok(self.subscribed.refused(&queue, &refusal.into()))
     }
 }
 
@@ -560,11 +505,6 @@ const CONFIRM: &str = "publish with confirm=False, or offer one of them when con
 
 fn lacks(what: &str, instead: &'static str) -> ClientError {
     ClientError::NotSupported { what: what.into(), protocol: Protocol::Micromessage.name(), instead }
-}
-
-/// A destination, for people; without an allocation, as a rule.
-fn target(queue: &QueueAddress) -> Target {
-    if queue.id() == 0 { Target::Name(queue.channel().clone()) } else { Target::Queue(queue.clone()) }
 }
 
 fn check_terms(terms: &ConsumeTerms) -> Result<(), ClientError> {

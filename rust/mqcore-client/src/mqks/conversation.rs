@@ -20,6 +20,7 @@ use crate::error::{ClientError, Refusal};
 use crate::message_id::MessageIds;
 use crate::received::Received;
 use crate::request::Target;
+use crate::standing::Register;
 
 /// The id of lines that ask for a life sign.
 const KEEP_ALIVE: &[u8] = b"keep-alive";
@@ -58,20 +59,6 @@ struct Pending<W> {
     waiter: W,
 }
 
-/// A queue that is consumed, and by how many.
-#[derive(Debug)]
-struct Standing<W> {
-    consumption: Consumption,
-    users: usize,
-    /// The id of the consumer on this connection; `None`: the broker has not been asked, or has refused.
-    consumer: Option<MessageId>,
-    /// The broker has agreed on this connection.
-    agreed: bool,
-    waiters: Vec<(MessageId, W)>,
-    /// What the queue was bound to when the broker last said so.
-    events: Option<Vec<Box<[u8]>>>,
-}
-
 /// The conversation over all connections of one client.
 #[derive(Debug)]
 pub(crate) struct Conversation<W> {
@@ -80,7 +67,9 @@ pub(crate) struct Conversation<W> {
     open: bool,
     lines: Lines,
     pending: HashMap<MessageId, Pending<W>, RandomState>,
-    standing: HashMap<QueueAddress, Standing<W>, RandomState>,
+    consumed: Register<W>,
+    /// What a queue was bound to when the broker last said so.
+    bound: HashMap<QueueAddress, Vec<Box<[u8]>>, RandomState>,
     /// What the consumers of this connection consume.
     consumers: HashMap<MessageId, QueueAddress, RandomState>,
     output: Vec<u8>,
@@ -98,7 +87,8 @@ impl<W> Conversation<W> {
             open: false,
             lines: Lines::new(),
             pending: HashMap::default(),
-            standing: HashMap::default(),
+            consumed: Register::new(),
+            bound: HashMap::default(),
             consumers: HashMap::default(),
             output: Vec::new(),
             headers: Vec::new(),
@@ -122,18 +112,13 @@ impl<W> Conversation<W> {
         self.consumers.clear();
         let pending = std::mem::take(&mut self.pending);
         let mut waiters: Vec<_> = pending.into_values().map(|pending| (pending.waiter, None)).collect();
-        for standing in self.standing.values_mut() {
-            (standing.consumer, standing.agreed) = (None, false);
-            waiters.extend(standing.waiters.drain(..).map(|(_, waiter)| (waiter, None)));
-        }
+        waiters.extend(self.consumed.lost());
         waiters
     }
 
     /// Asks for every consumer that the broker has not been asked for on this connection, or has refused.
     pub(crate) fn restore(&mut self) {
-        let missing = self.standing.iter().filter(|(_, standing)| standing.consumer.is_none());
-        let missing: Vec<QueueAddress> = missing.map(|(queue, _)| queue.clone()).collect();
-        for queue in missing {
+        for queue in self.consumed.missing() {
             self.begin_consumer(&queue);
         }
     }
@@ -172,7 +157,7 @@ impl<W> Conversation<W> {
         let data = [event.as_bytes(), publication.body];
         encode_request(&id, "publish", waiter.is_some(), &data, &mut self.output);
         if let Some(waiter) = waiter {
-            let about = target(publication.queue);
+            let about = Target::plain(publication.queue);
             let pending = Pending { confirms: true, operation: "publish to", about, waiter };
             self.pending.insert(id.clone(), pending);
         }
@@ -200,39 +185,19 @@ impl<W> Conversation<W> {
     ) -> Result<TakenUp<W>, ClientError> {
         check_consumption(consumption)?;
         let queue = &consumption.queue;
-        let standing = self.standing.entry(queue.clone()).or_insert_with(|| Standing {
-            consumption: consumption.clone(),
-            users: 0,
-            consumer: None,
-            agreed: false,
-            waiters: Vec::new(),
-            events: None,
-        });
-        if standing.consumption.terms != consumption.terms {
-            let why = format!("this client consumes {} already, on other terms", queue.name());
-            return Err(ClientError::invalid("consumer", why));
-        }
-        standing.users += 1;
-        if standing.agreed {
-            return Ok(TakenUp::Already(waiter));
-        }
-        let id = self.ids.next();
-        standing.waiters.push((id.clone(), waiter));
-        if standing.consumer.is_none() {
+        if self.consumed.join(consumption)? {
             self.begin_consumer(queue);
         }
-        Ok(TakenUp::Asked(id))
+        Ok(self.consumed.wait(queue, self.ids.next(), waiter))
     }
 
     /// Somebody wants it no more. The last one ends the consumer.
     pub(crate) fn give_up(&mut self, consumption: &Consumption) {
-        let Some(standing) = self.standing.get_mut(&consumption.queue) else { return };
-        standing.users -= 1;
-        if standing.users > 0 {
-            return;
+        let ended = self.consumed.leave(&consumption.queue);
+        if self.consumed.consumption(&consumption.queue).is_none() {
+            self.bound.remove(&consumption.queue);
         }
-        let consumer = self.standing.remove(&consumption.queue).and_then(|standing| standing.consumer);
-        if let (true, Some(consumer)) = (self.open, consumer) {
+        if let (Some(consumer), true) = (ended, self.open) {
             self.consumers.remove(&consumer);
             encode_request(NOBODY, "delete_consumer", false, &[&consumer], &mut self.output);
         }
@@ -242,8 +207,7 @@ impl<W> Conversation<W> {
     pub(crate) fn settle(&mut self, message: &Received, reject: bool) {
         let Ok(channel) = str::from_utf8(message.target()) else { return };
         let place = Place { channel, id: message.content_type() };
-        let consumer = self.standing.get(&place).and_then(|standing| standing.consumer.as_ref());
-        if let Some(consumer) = consumer {
+        if let Some(consumer) = self.consumed.id(&place) {
             let action = if reject { "reject" } else { "ack" };
             encode_request(NOBODY, action, false, &[consumer, message.id()], &mut self.output);
         }
@@ -257,9 +221,7 @@ impl<W> Conversation<W> {
     /// Nobody waits for this any more.
     pub(crate) fn forget(&mut self, id: &[u8]) -> Option<PullAnswer> {
         if self.pending.remove(id).is_none() {
-            for standing in self.standing.values_mut() {
-                standing.waiters.retain(|(known, _)| known[..] != *id);
-            }
+            self.consumed.forget(id);
         }
         None
     }
@@ -280,7 +242,7 @@ impl<W> Conversation<W> {
     fn done(&mut self, id: &[u8], data: &[u8]) -> Result<Arrival<W>, WireError> {
         if let Some(queue) = self.consumers.get(id) {
             if data.is_empty() {
-                return Ok(self.agreed(&queue.clone()));
+                return Ok(self.consumed.agreed(queue));
             }
             if let Some(events) = data.strip_prefix(UPDATE) {
                 let queue = queue.clone();
@@ -302,21 +264,12 @@ impl<W> Conversation<W> {
         Ok(Arrival::Settled(pending.waiter, Ok(answer)))
     }
 
-    fn agreed(&mut self, queue: &QueueAddress) -> Arrival<W> {
-        let Some(standing) = self.standing.get_mut(queue) else { return Arrival::Nothing };
-        standing.agreed = true;
-        let settled = |(_, waiter)| (waiter, Ok(Answer::Confirmed(By::Server)));
-        Arrival::SettledMany(standing.waiters.drain(..).map(settled).collect())
-    }
-
     /// The broker tells what the queue is bound to: that is what it is to be bound to after a reconnect.
     fn updated(&mut self, queue: &QueueAddress, words: &[u8]) -> Arrival<W> {
-        if let Some(standing) = self.standing.get_mut(queue) {
-            let words = words.split(|octet| *octet == b' ').filter(|word| !word.is_empty());
-            // The first is the queue itself; flags are this consumer's own.
-            let events = words.skip(1).filter(|word| !word.starts_with(b"--"));
-            standing.events = Some(events.map(Box::from).collect());
-        }
+        let words = words.split(|octet| *octet == b' ').filter(|word| !word.is_empty());
+        // The first is the queue itself; flags are this consumer's own.
+        let events = words.skip(1).filter(|word| !word.starts_with(b"--"));
+        self.bound.insert(queue.clone(), events.map(Box::from).collect());
         Arrival::Nothing
     }
 
@@ -334,7 +287,7 @@ impl<W> Conversation<W> {
         if delivered.retry > 0 {
             self.headers.extend_from_slice(format!("{RETRY}:{}\r\n", delivered.retry).as_bytes());
         }
-        let manual = self.standing.get(queue).is_some_and(|standing| standing.consumption.terms.manual_ack);
+        let manual = self.consumed.consumption(queue).is_some_and(|one| one.terms.manual_ack);
         Ok(Received::copy(&Frame {
             id: delivered.message,
             target: queue.channel().as_bytes(),
@@ -353,14 +306,8 @@ impl<W> Conversation<W> {
             ClientError::from(Refusal { code: FAILED, operation, target, reason })
         };
         if let Some(queue) = self.consumers.remove(id) {
-            let Some(standing) = self.standing.get_mut(&queue) else { return Arrival::Nothing };
-            (standing.consumer, standing.agreed) = (None, false);
             let refused = refusal("consume", queue.name().into());
-            if standing.waiters.is_empty() {
-                return Arrival::NotRestored(target(&queue), refused);
-            }
-            let settled = |(_, waiter)| (waiter, Err(refused.clone()));
-            return Arrival::SettledMany(standing.waiters.drain(..).map(settled).collect());
+            return self.consumed.refused(&queue, &refused);
         }
         match self.pending.remove(id) {
             Some(pending) => {
@@ -377,9 +324,9 @@ impl<W> Conversation<W> {
 
     /// Writes the line that begins the consumer of a queue, bound to what it was when the broker last said so.
     fn begin_consumer(&mut self, queue: &QueueAddress) {
-        let Some(standing) = self.standing.get_mut(queue) else { return };
+        let Some(consumption) = self.consumed.consumption(queue) else { return };
         let id = self.ids.next();
-        let (name, terms) = (queue.name(), &standing.consumption.terms);
+        let (name, terms) = (queue.name(), &consumption.terms);
         let own = [name.as_bytes()];
         let mut consume = Consume {
             queue: name.as_bytes(),
@@ -387,7 +334,7 @@ impl<W> Conversation<W> {
             manual_ack: terms.manual_ack,
             ..Consume::default()
         };
-        match &standing.events {
+        match self.bound.get(queue) {
             Some(events) => consume.replace = events.iter().map(|event| &event[..]).collect(),
             None => {
                 consume.replace = terms.events.as_deref().map(octets).unwrap_or_default();
@@ -399,7 +346,7 @@ impl<W> Conversation<W> {
         let mut data = Vec::new();
         consume.encode(&mut data);
         encode_request(&id, "consume", true, &[&data], &mut self.output);
-        standing.consumer = Some(id.clone());
+        self.consumed.asked(queue, id.clone(), false);
         self.consumers.insert(id, queue.clone());
     }
 
@@ -435,11 +382,6 @@ impl Equivalent<QueueAddress> for Place<'_> {
 /// Names as a line has them.
 pub(super) fn octets(names: &[String]) -> Vec<&[u8]> {
     names.iter().map(|name| name.as_bytes()).collect()
-}
-
-/// A queue or an event, for people; without an allocation, as a rule.
-fn target(queue: &QueueAddress) -> Target {
-    if queue.id() == 0 { Target::Name(queue.channel().clone()) } else { Target::Queue(queue.clone()) }
 }
 
 fn no_answer() -> WireError {

@@ -73,160 +73,77 @@ impl<T: Send + Sync + 'static> Stream<T> {
     }
 }
 
-/// Deliveries of a queue.
-#[pyclass(frozen, module = "mqcore._core")]
-pub(crate) struct Consumer(Stream<CoreConsumer>);
+/// A class of Python over a stream of the core: its name, what it is of, what one element becomes, and methods that only
+/// it has. By a macro, because neither a class of PyO3 nor its methods can be generic.
+macro_rules! stream {
+    ($(#[$about:meta])* $name:ident($core:ty): |$py:ident, $element:ident| -> $becomes:ty { $read:expr } $($own:item)*) => {
+        $(#[$about])*
+        #[pyclass(frozen, module = "mqcore._core")]
+        pub(crate) struct $name(Stream<$core>);
 
-impl Consumer {
-    /// Of `core`.
-    pub(crate) fn new(core: CoreConsumer, way: Way) -> Self {
-        Self(Stream::new(core, way))
-    }
+        impl $name {
+            /// Of `core`.
+            pub(crate) fn new(core: $core, way: Way) -> Self {
+                Self(Stream::new(core, way))
+            }
+        }
+
+        #[pymethods]
+        impl $name {
+            /// Takes what is there; empty: wait, or it is closed.
+            fn take(&self, $py: Python<'_>, count: usize) -> PyResult<Vec<$becomes>> {
+                let Some(core) = self.0.get()? else { return Ok(Vec::new()) };
+                core.take(count).into_iter().map(|$element| $read).collect()
+            }
+
+            #[pyo3(signature = (timeout=None))]
+            fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+                self.0.wait(py, timeout, |core| async move { core.ready().await })
+            }
+
+            #[getter]
+            fn is_closed(&self) -> PyResult<bool> {
+                Ok(self.0.get()?.is_none_or(|core| core.is_closed()))
+            }
+
+            /// Leaves, and hands back what nobody took and somebody else can have.
+            fn close(&self) -> PyResult<()> {
+                if let Some(core) = self.0.close()? {
+                    // Whoever waits holds the stream too, and must let go of it.
+                    core.stop();
+                }
+                Ok(())
+            }
+
+            $($own)*
+        }
+    };
 }
 
-#[pymethods]
-impl Consumer {
-    /// Takes what is there; empty: wait, or it is closed.
-    fn take(&self, count: usize) -> PyResult<Vec<Received>> {
-        let Some(core) = self.0.get()? else { return Ok(Vec::new()) };
-        Ok(core.take(count).into_iter().map(Received::delivered).collect())
-    }
-
-    #[pyo3(signature = (timeout=None))]
-    fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
-        self.0.wait(py, timeout, |core| async move { core.ready().await })
-    }
+stream! {
+    /// Deliveries of a queue.
+    Consumer(CoreConsumer): |_py, delivered| -> Received { Ok(Received::delivered(delivered)) }
 
     /// Messages that wait here.
     #[getter]
     fn waiting(&self) -> PyResult<usize> {
         Ok(self.0.get()?.map_or(0, |core| core.waiting()))
     }
-
-    #[getter]
-    fn is_closed(&self) -> PyResult<bool> {
-        Ok(self.0.get()?.is_none_or(|core| core.is_closed()))
-    }
-
-    /// Leaves, and hands back what nobody took.
-    fn close(&self) -> PyResult<()> {
-        if let Some(core) = self.0.close()? {
-            // Whoever waits holds the stream too, and must let go of it.
-            core.stop();
-        }
-        Ok(())
-    }
 }
 
-/// Direct messages to this client.
-#[pyclass(frozen, module = "mqcore._core")]
-pub(crate) struct Incoming(Stream<CoreIncoming>);
-
-impl Incoming {
-    /// Of `core`.
-    pub(crate) fn new(core: CoreIncoming, way: Way) -> Self {
-        Self(Stream::new(core, way))
-    }
+stream! {
+    /// Direct messages to this client.
+    Incoming(CoreIncoming): |_py, message| -> Received { Ok(Received::plain(message)) }
 }
 
-#[pymethods]
-impl Incoming {
-    /// Takes what is there; empty: wait, or it is closed.
-    fn take(&self, count: usize) -> PyResult<Vec<Received>> {
-        let Some(core) = self.0.get()? else { return Ok(Vec::new()) };
-        Ok(core.take(count).into_iter().map(Received::plain).collect())
-    }
-
-    #[pyo3(signature = (timeout=None))]
-    fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
-        self.0.wait(py, timeout, |core| async move { core.ready().await })
-    }
-
-    #[getter]
-    fn is_closed(&self) -> PyResult<bool> {
-        Ok(self.0.get()?.is_none_or(|core| core.is_closed()))
-    }
-
-    fn close(&self) -> PyResult<()> {
-        if let Some(core) = self.0.close()? {
-            core.stop();
-        }
-        Ok(())
-    }
+stream! {
+    /// Events of the broker, as dicts.
+    EventStream(CoreEventStream): |py, happened| -> Py<PyDict> { Ok(event(py, &happened)?.unbind()) }
 }
 
-/// Events of the broker.
-#[pyclass(frozen, module = "mqcore._core")]
-pub(crate) struct EventStream(Stream<CoreEventStream>);
-
-impl EventStream {
-    /// Of `core`.
-    pub(crate) fn new(core: CoreEventStream, way: Way) -> Self {
-        Self(Stream::new(core, way))
-    }
-}
-
-#[pymethods]
-impl EventStream {
-    /// Takes what is there, as dicts; empty: wait, or it is closed.
-    fn take<'py>(&self, py: Python<'py>, count: usize) -> PyResult<Vec<Bound<'py, PyDict>>> {
-        let Some(core) = self.0.get()? else { return Ok(Vec::new()) };
-        core.take(count).iter().map(|happened| event(py, happened)).collect()
-    }
-
-    #[pyo3(signature = (timeout=None))]
-    fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
-        self.0.wait(py, timeout, |core| async move { core.ready().await })
-    }
-
-    #[getter]
-    fn is_closed(&self) -> PyResult<bool> {
-        Ok(self.0.get()?.is_none_or(|core| core.is_closed()))
-    }
-
-    fn close(&self) -> PyResult<()> {
-        if let Some(core) = self.0.close()? {
-            core.stop();
-        }
-        Ok(())
-    }
-}
-
-/// Frames of a vendor's extension.
-#[pyclass(frozen, module = "mqcore._core")]
-pub(crate) struct ExtensionFrames(Stream<CoreExtensionFrames>);
-
-impl ExtensionFrames {
-    /// Of `core`.
-    pub(crate) fn new(core: CoreExtensionFrames, way: Way) -> Self {
-        Self(Stream::new(core, way))
-    }
-}
-
-#[pymethods]
-impl ExtensionFrames {
-    /// Takes what is there; empty: wait, or it is closed.
-    fn take<'py>(&self, py: Python<'py>, count: usize) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-        let Some(core) = self.0.get()? else { return Ok(Vec::new()) };
-        Ok(core.take(count).iter().map(|payload| PyBytes::new(py, payload)).collect())
-    }
-
-    #[pyo3(signature = (timeout=None))]
-    fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
-        self.0.wait(py, timeout, |core| async move { core.ready().await })
-    }
-
-    #[getter]
-    fn is_closed(&self) -> PyResult<bool> {
-        Ok(self.0.get()?.is_none_or(|core| core.is_closed()))
-    }
-
-    fn close(&self) -> PyResult<()> {
-        if let Some(core) = self.0.close()? {
-            core.stop();
-        }
-        Ok(())
-    }
+stream! {
+    /// Frames of a vendor's extension.
+    ExtensionFrames(CoreExtensionFrames): |py, payload| -> Py<PyBytes> { Ok(PyBytes::new(py, &payload).unbind()) }
 }
 
 /// States of a client, the newest one if several came since the last look.

@@ -128,7 +128,7 @@ pub fn reply(
     abilities: &Abilities<'_>,
 ) -> Result<Lists, Failure> {
     abilities.check(&offer.required)?;
-    let required: Vec<_> =
+    let mut required: Vec<_> =
         demanded.iter().filter(|extension| !names(&offer.required, &extension.name)).cloned().collect();
     let mut optional: Vec<Extension<'static>> = Vec::new();
     let taken = |optional: &[Extension<'_>], kind| {
@@ -157,6 +157,17 @@ pub fn reply(
     } else if !taken(&optional, Kind::Acknowledges) {
         optional.push(batch_ack(abilities.window_max));
     }
+    if let Some(ack) = offer.find(ACK)
+        && count(ack)?.is_some_and(|asked| asked > abilities.window_max)
+    {
+        // Some mean batch-ack by it. Whoever asks for too much has to be told so, or its last word is refused.
+        let most = windowed(ACK, abilities.window_max);
+        match required.iter_mut().chain(&mut optional).find(|extension| extension.name == ACK) {
+            Some(named) if count(named)?.is_none_or(|own| own > abilities.window_max) => *named = most,
+            None if names(&offer.required, ACK) => optional.push(most),
+            _ => {}
+        }
+    }
     if offer.find(PUB_SUB).is_none() && !names(&required, PUB_SUB) {
         optional.push(Extension::new(PUB_SUB));
     }
@@ -170,8 +181,13 @@ fn taken_otherwise(required: &[Extension<'_>], optional: &[Extension<'_>]) -> bo
 
 /// `batch-ack` with so many unacknowledged messages.
 pub fn batch_ack(count: u16) -> Extension<'static> {
+    windowed(BATCH_ACK, count)
+}
+
+/// A way to acknowledge, with so many unacknowledged messages.
+fn windowed(name: &'static str, count: u16) -> Extension<'static> {
     let count = Cow::Owned(count.to_string().into_bytes());
-    Extension { properties: vec![(MAX_COUNT.into(), count)], ..Extension::new(BATCH_ACK) }
+    Extension { properties: vec![(MAX_COUNT.into(), count)], ..Extension::new(name) }
 }
 
 /// What the server makes of the client's last word.
@@ -264,17 +280,19 @@ fn merged(
     abilities: &Abilities<'_>,
 ) -> Result<Extension<'static>, Failure> {
     let ours = offer.find(&extension.name).unwrap_or(extension);
-    if ours.name != BATCH_ACK {
-        return Ok(ours.clone());
-    }
+    let name = match &*ours.name {
+        ACK => ACK,
+        BATCH_ACK => BATCH_ACK,
+        _ => return Ok(ours.clone()),
+    };
     let mut smallest = None;
-    for side in [offer.find(BATCH_ACK), reply.find(BATCH_ACK)].into_iter().flatten() {
+    for side in [offer.find(name), reply.find(name)].into_iter().flatten() {
         if let Some(count) = count(side)? {
             smallest = Some(smallest.map_or(count, |other: u16| other.min(count)));
         }
     }
     Ok(match smallest {
-        Some(count) => batch_ack(count.min(abilities.window_max)),
-        None => Extension::new(BATCH_ACK),
+        Some(count) => windowed(name, count.min(abilities.window_max)),
+        None => Extension::new(name),
     })
 }
