@@ -159,6 +159,10 @@ SPARK_ROUNDS ?= 20
 spark-crash: $(EXTENSION) ## kill a Spark stream from queue to queue SPARK_ROUNDS (20) times in the middle of a batch, and compare
 	@MQCORE_SPARK_ROUNDS=$(SPARK_ROUNDS) $(PY) -m pytest -q -s tests/spark/test_kills.py
 
+.PHONY: pictures
+pictures: $(EXTENSION) ## renew the pictures of reports in docs/images from a run of a minute; needs Chromium
+	@PYTHONPATH=tests $(PY) -m spark.pictures
+
 NODE_ROUNDS ?= 100
 
 .PHONY: nodes

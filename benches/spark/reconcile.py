@@ -2,15 +2,15 @@
 
     python benches/spark/reconcile.py [--messages 10000000] [--keep DIR]
 
-Of a thousand messages 985 are acknowledged, ten are dropped, five are still there. The archive has 20 queues and files
-of half a million rows. What is found is compared with what was made.
+`--keep` makes the archive in DIR and leaves it there; where one is already, it is read. Of a thousand messages 985
+are acknowledged, ten are dropped, five are still there. The archive has 20 queues and files of half a million rows.
+What is found is compared with what was made.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
 import shutil
 import sys
 import tempfile
@@ -22,6 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 _QUEUES = 20
 _FILE_MESSAGES = 125_000
@@ -29,21 +31,28 @@ _START_US = 1_790_000_000_000_000
 _STEPS = ("produced", "saved", "delivered", "acked")
 
 
-def made(data_dir: Path, messages: int) -> dict[str, int]:
-    """Write an archive of one shard; return how many messages there are of each fate."""
-    files, fates = [], {"acked": 0, "dropped": 0, "there": 0}
+def fates_of(messages: int) -> dict[str, int]:
+    """How many messages there are of each fate."""
+    of_thousand = np.arange(1, messages + 1) % 1000
+    acked, there = int((of_thousand < 985).sum()), int((of_thousand >= 995).sum())
+    return {"acked": acked, "dropped": messages - acked - there, "there": there}
+
+
+def make(data_dir: Path, messages: int, bar: Progress) -> None:
+    """Write an archive of one shard."""
+    files = []
+    task = bar.add_task("making messages", total=messages)
     (data_dir / "format").write_text("mqcore data 1, shards 1\n")
     for index, first in enumerate(range(0, messages, _FILE_MESSAGES)):
         numbers = np.arange(first + 1, min(messages, first + _FILE_MESSAGES) + 1)
-        table = steps_of(numbers, index % _QUEUES, fates)
+        table = steps_of(numbers, index % _QUEUES)
         path = Path(f"steps/channel=orders/queue_id={index % _QUEUES}/date=2026-11-21/{index:010}-00000.parquet")
         whole = data_dir / "archive" / path
         whole.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, whole, compression="zstd", compression_level=1, row_group_size=131_072)
         notes = table.column("note")
         files.append(entry(path, index % _QUEUES, whole.stat().st_size, table.num_rows, numbers, notes))
-        print(f"\rmade {int(numbers[-1]):,} of {messages:,} messages", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
+        bar.update(task, completed=int(numbers[-1]))
     reach = {"journal": "00000000000000aa", "notes": files[-1]["max_note"] + 1, "missing": 0, "kept_from": 0}
     manifest = {
         "format": "mqcore.archive/1",
@@ -57,16 +66,13 @@ def made(data_dir: Path, messages: int) -> dict[str, int]:
     manifests = data_dir / "archive" / "_manifests"
     manifests.mkdir()
     (manifests / "0000000001.json").write_text(json.dumps(manifest))
-    return fates
+    bar.remove_task(task)
 
 
-def steps_of(numbers: Any, queue: int, fates: dict[str, int]) -> pa.Table:
+def steps_of(numbers: Any, queue: int) -> pa.Table:
     """The steps of messages, in the order in which a broker that is under load writes them: blocks of many messages."""
     of_thousand = numbers % 1000
     ends = np.where(of_thousand < 985, 3, np.where(of_thousand < 995, 2, 1))
-    fates["acked"] += int((ends == 3).sum())
-    fates["dropped"] += int((ends == 2).sum())
-    fates["there"] += int((ends == 1).sum())
     steps = np.arange(4)
     shown = steps[None, :] <= ends[:, None]
     kinds = np.broadcast_to(steps, shown.shape)[shown]
@@ -129,6 +135,13 @@ def entry(path: Path, queue: int, octets: int, rows: int, numbers: Any, notes: A
     }
 
 
+def largest_mib(process: int) -> int:
+    """How much memory a process had in use at most; 0 where the system does not tell."""
+    status = Path(f"/proc/{process}/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM:")), 0)
+
+
 def main() -> int:
     """Make the archive, run the pipeline, print the figures; 1 if a sum is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -139,22 +152,32 @@ def main() -> int:
     from mqcore.spark import pipelines
 
     place = arguments.keep or Path(tempfile.mkdtemp(prefix="mqcore-bench-"))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        fates = made(place, arguments.messages)
-        octets = sum(path.stat().st_size for path in (place / "archive").rglob("*.parquet"))
-        spark = mqcore.spark.session("local[2]", config={"spark.driver.memory": "4g", "spark.log.level": "ERROR"})
-        began = time.perf_counter()
-        outcome = pipelines.run("reconcile", spark, place, place / "reports")
-        took = time.perf_counter() - began
-        spark.stop()
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            if not (place / "archive" / "_manifests").exists():
+                place.mkdir(parents=True, exist_ok=True)
+                make(place, arguments.messages, bar)
+            octets = sum(path.stat().st_size for path in (place / "archive").rglob("*.parquet"))
+            spark = mqcore.spark.session("local[2]", config={"spark.driver.memory": "4g", "spark.log.level": "ERROR"})
+            task = bar.add_task("reconcile", total=None)
+
+            def show(what: str, done: int, known: int) -> None:
+                bar.update(task, description=f"reconcile: {what}", completed=done, total=known or None)
+
+            began = time.perf_counter()
+            outcome = pipelines.run("reconcile", spark, place, place / "reports", progress=show)
+            took = time.perf_counter() - began
+            peak = largest_mib(spark.sparkContext._gateway.proc.pid)
+            spark.stop()
     finally:
         if arguments.keep is None:
             shutil.rmtree(place, ignore_errors=True)
+    fates = fates_of(arguments.messages)
     found = {name: outcome.figures[name] for name in fates}
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     print(outcome.said)
-    print(f"{arguments.messages:,} messages, {octets / 1e6:,.0f} MB of Parquet: {took:.1f} s, JVM {peak:,.0f} MiB")
+    memory = f", JVM {peak:,} MiB at most" if peak else ""
+    print(f"{arguments.messages:,} messages, {octets / 1e6:,.0f} MB of Parquet: {took:.1f} s{memory}")
     if found != fates or not outcome.fine:
         print(f"made {fates}, found {found}", file=sys.stderr)
         return 1

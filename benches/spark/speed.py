@@ -1,10 +1,11 @@
 """How fast Spark reads, follows and writes a broker, beside what it does with files of the same messages.
 
     maturin develop --release
-    python benches/spark/speed.py [--messages 400000] [--only reading,archive,stream,latency,sink]
+    python benches/spark/speed.py [--messages 2000000] [--only reading,stream,archive,latency,sink] [--runs 3]
 
 One session of ``local[2]``; every scan ends in Spark's ``noop`` sink, which makes every row. A figure is the best of
-three runs. Bodies are JSON of some 540 octets.
+the runs. Bodies are JSON of some 540 octets, no two alike. Two million messages need some 6 GB of disk. `--keep` makes
+all that is read in a directory and leaves it there; what is there already is not made again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import argparse
 import contextlib
 import json
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,32 +23,82 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 import mqcore.spark
 from mqcore import QueueOptions, QueueStatus, sync
 from mqcore.spark.archive import newest_manifest
 
-RUNS = 3
+PARTS = ("reading", "stream", "archive", "latency", "sink")
 QUEUES = ("orders/1", "orders/2", "logs/1", "logs/2")
-BODY = json.dumps({"n": 0, "text": "x" * 500, "price": 12.5})
+AT_ONCE = 4000
+"""Messages of one queue that are published together."""
+LATENCY_SECONDS = 30
+LATENCY_EVERY = 0.05
+PATIENCE = 120.0
+
+
+@dataclass
+class Bench:
+    """What all measurements need."""
+
+    spark: Any
+    place: Path
+    """Where is made what is read."""
+    scratch: Path
+    """For what a run leaves."""
+    messages: int
+    runs: int
+    bar: Progress
+    task: TaskID
+
+    @property
+    def data_dir(self) -> Path:
+        """The directory that is read."""
+        return self.place / "data"
+
+    def step(self, what: str, total: int = 0) -> None:
+        """Show what is being done."""
+        self.bar.update(self.task, description=what, completed=0, total=total or None)
+
+    def advance(self, count: int = 1) -> None:
+        """Show that more of it is done."""
+        self.bar.update(self.task, advance=count)
+
+    def best(self, what: str, rows: int, work: Callable[[], object]) -> float:
+        """Run some work some times, print its figure and return rows/s of the quickest run."""
+        took = []
+        self.step(what, self.runs)
+        for _ in range(self.runs):
+            start = time.monotonic()
+            work()
+            took.append(time.monotonic() - start)
+            self.advance()
+        rate = rows / min(took)
+        print(f"{what:58} {min(took):8.2f} s {rate:12,.0f} rows/s", flush=True)
+        return rate
 
 
 @contextlib.contextmanager
 def serving(data_dir: Path, **settings: str) -> Iterator[dict[str, Any]]:
     """Run a broker, and stop it in order."""
-    environment = {**os.environ, "MQCORE_HISTORY": "on", "MQCORE_HISTORY_MAX_BYTES": str(8 << 30), **settings}
+    environment = {**os.environ, "MQCORE_HISTORY": "on", "MQCORE_HISTORY_MAX_BYTES": str(32 << 30), **settings}
     command = [sys.executable, "-m", "mqcore", "serve", "--data-dir", str(data_dir), "--listen", "tmqp://127.0.0.1:0"]
-    process = subprocess.Popen(
-        [*command, "--admin", "http://127.0.0.1:0"], stdout=subprocess.PIPE, text=True, env=environment
-    )
+    with (data_dir.parent / "broker.log").open("ab") as log:
+        process = subprocess.Popen(
+            [*command, "--admin", "http://127.0.0.1:0"], stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+        )
     assert process.stdout is not None
     try:
         yield json.loads(process.stdout.readline())
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        process.wait(PATIENCE)
 
 
 def url(ready: dict[str, Any]) -> str:
@@ -59,24 +112,30 @@ def declare(mq: sync.Client, queue: str, handler: str) -> None:
     mq.declare(channel, int(number), QueueOptions(status=QueueStatus.PULL, delivery_handler=handler))
 
 
-def fill(data_dir: Path, messages: int) -> None:
-    """Publish so many messages to a broker whose history stays in its journal."""
-    with serving(data_dir, MQCORE_ARCHIVE="off") as ready, sync.connect(url(ready)) as mq:
+def bodies(chance: random.Random) -> Iterator[str]:
+    """JSON with words in it, which compress about as well as what people write."""
+    words = [f"{chance.randrange(1 << 40):x}"[: chance.randrange(2, 9)] for _ in range(3000)]
+    text = " ".join(chance.choice(words) for _ in range(200_000))
+    number = 0
+    while True:
+        at = chance.randrange(len(text) - 480)
+        yield json.dumps({"n": number, "text": text[at : at + 480], "price": number / 8, "paid": number % 3 == 0})
+        number += 1
+
+
+def fill(bench: Bench) -> None:
+    """Publish to a broker whose history stays in its journal."""
+    made = bodies(random.Random(1))
+    if bench.data_dir.exists():
+        return
+    bench.step("publishing", bench.messages)
+    with serving(bench.data_dir, MQCORE_ARCHIVE="off") as ready, sync.connect(url(ready)) as mq:
         for queue in QUEUES:
             declare(mq, queue, "memory")
-        for first in range(0, messages, 4000):
-            bodies = [BODY.replace('"n": 0', f'"n": {first + n}') for n in range(4000)]
-            mq.publish_many(QUEUES[first // 4000 % len(QUEUES)], bodies)
-
-
-def best(work: Callable[[], object]) -> float:
-    """Seconds of the quickest of some runs."""
-    took = []
-    for _ in range(RUNS):
-        start = time.monotonic()
-        work()
-        took.append(time.monotonic() - start)
-    return min(took)
+        for first in range(0, bench.messages, AT_ONCE):
+            count = min(AT_ONCE, bench.messages - first)
+            mq.publish_many(QUEUES[first // AT_ONCE % len(QUEUES)], [next(made) for _ in range(count)])
+            bench.advance(count)
 
 
 def scan(rows: Any) -> None:
@@ -84,94 +143,120 @@ def scan(rows: Any) -> None:
     rows.write.format("noop").mode("overwrite").save()
 
 
-def tell(what: str, rows: int, seconds: float) -> float:
-    """Print a figure, and return the rate."""
-    rate = rows / seconds
-    print(f"{what:58} {seconds:8.2f} s {rate:12,.0f} rows/s", flush=True)
-    return rate
+def size(path: Path) -> str:
+    """Octets of a directory in words."""
+    return f"{sum(file.stat().st_size for file in path.rglob('*') if file.is_file()) / 1e6:,.0f} MB"
 
 
-def reading(spark: Any, place: Path, data_dir: Path, messages: int) -> None:
+def reading(bench: Bench) -> None:
     """Sealed segments beside files of the same rows."""
-    rows = spark.read.format("mqcore").load(str(data_dir))
-    rows.write.mode("overwrite").option("compression", "zstd").parquet(str(place / "zstd"))
-    rows.write.mode("overwrite").option("compression", "none").parquet(str(place / "plain"))
+    spark, place, count = bench.spark, bench.place, bench.messages
+    rows = spark.read.format("mqcore").load(str(bench.data_dir))
+    found = rows.select("shard").count()
+    if found != count:
+        raise SystemExit(f"{count:,} messages were published, and the history has {found:,}")
+    bench.step("writing the same rows as Parquet and as JSON lines")
+    rows.write.mode("ignore").option("compression", "zstd").parquet(str(place / "zstd"))
+    rows.write.mode("ignore").option("compression", "none").parquet(str(place / "plain"))
     text = rows.selectExpr("string(key) key", "string(value) value", *rows.columns[2:])
-    text.write.mode("overwrite").json(str(place / "lines"))
-    mq = tell('format("mqcore"), all default columns', messages, best(lambda: scan(rows)))
-    few = spark.read.format("mqcore").option("columns", "queue_id,sequence,timestamp").load(str(data_dir))
-    tell('format("mqcore"), three columns', messages, best(lambda: scan(few)))
-    lines = tell(
-        "JSON lines, explicit schema",
-        messages,
-        best(lambda: scan(spark.read.schema(text.schema).json(str(place / "lines")))),
-    )
-    zstd = tell("Parquet of Spark's, zstd", messages, best(lambda: scan(spark.read.parquet(str(place / "zstd")))))
-    plain = tell(
-        "Parquet of Spark's, uncompressed", messages, best(lambda: scan(spark.read.parquet(str(place / "plain"))))
-    )
-    print(f"  {mq / lines:.1f} x JSON lines, {mq / zstd:.2f} x Parquet zstd, {mq / plain:.2f} x Parquet uncompressed")
+    text.write.mode("ignore").json(str(place / "lines"))
+    for name in ("data", "zstd", "plain", "lines"):
+        print(f"  {name}: {size(place / name)}")
+    mq = bench.best('format("mqcore"), all default columns', count, lambda: scan(rows))
+    few = spark.read.format("mqcore").option("columns", "queue_id,sequence,timestamp").load(str(bench.data_dir))
+    bench.best('format("mqcore"), three columns', count, lambda: scan(few))
+    read_lines = spark.read.schema(text.schema)
+    lines = bench.best("JSON lines, explicit schema", count, lambda: scan(read_lines.json(str(place / "lines"))))
+    zstd = bench.best("Parquet of Spark's, zstd", count, lambda: scan(spark.read.parquet(str(place / "zstd"))))
+    plain = bench.best("Parquet of Spark's, not packed", count, lambda: scan(spark.read.parquet(str(place / "plain"))))
+    print(f"  {mq / lines:.1f} x JSON lines, {mq / zstd:.2f} x Parquet zstd, {mq / plain:.2f} x Parquet not packed")
 
 
-def archive(spark: Any, place: Path, data_dir: Path, messages: int) -> None:
-    """The archive beside Parquet that Spark wrote of the same rows."""
-    with serving(data_dir, MQCORE_ARCHIVE_INTERVAL="100ms"):
-        while True:
-            manifest = newest_manifest(data_dir / "archive") or {"files": []}
-            if sum(file["rows"] for file in manifest["files"] if file["table"] == "messages") >= messages:
-                break
-            time.sleep(0.5)
-    relation = mqcore.spark.archive(spark, data_dir)
-    relation.write.mode("overwrite").option("compression", "zstd").parquet(str(place / "hand"))
-    hand = best(lambda: scan(spark.read.parquet(str(place / "hand"))))
-    ours = best(lambda: scan(mqcore.spark.archive(spark, data_dir)))
-    tell("the archive as a Parquet relation", messages, ours)
-    tell("the same rows as Parquet of Spark's, zstd", messages, hand)
-    print(f"  {hand / ours:.2f} x hand-made Parquet")
-    source = spark.read.format("mqcore").load(str(data_dir))
-    tell('format("mqcore") over the archive', messages, best(lambda: scan(source)))
+def stream(bench: Bench) -> None:
+    """A stream from the beginning to the end of what there is, in one batch and in many."""
+    number = iter(range(1000))
 
-
-def stream(spark: Any, place: Path, data_dir: Path, messages: int) -> None:
-    """A stream from the beginning to the end of what there is."""
-    number = iter(range(100))
-
-    def run() -> None:
-        rows = spark.readStream.format("mqcore").option("startingOffsets", "earliest").load(str(data_dir))
-        writer = rows.writeStream.format("noop").option("checkpointLocation", str(place / f"checkpoint{next(number)}"))
+    def run(**options: str) -> None:
+        rows = bench.spark.readStream.format("mqcore").options(startingOffsets="earliest", **options)
+        writer = rows.load(str(bench.data_dir)).writeStream.format("noop")
+        writer = writer.option("checkpointLocation", str(bench.scratch / f"checkpoint{next(number)}"))
         writer.trigger(availableNow=True).start().awaitTermination()
 
     run()
-    tell("stream of what is available, start and stop included", messages, best(run))
+    bench.best("stream of all in one batch, start and stop included", bench.messages, run)
+    few = str(max(1, bench.messages // 10))
+    bench.best("the same in ten batches", bench.messages, lambda: run(maxOffsetsPerTrigger=few))
 
 
-def latency(spark: Any, place: Path) -> None:
+def archive(bench: Bench) -> None:
+    """The archive beside Parquet that Spark wrote of the same rows."""
+    spark, place, count = bench.spark, bench.place, bench.messages
+    archived = place / "archived"
+    if not archived.exists():
+        # What is archived does not stay in segments, which the other parts read.
+        shutil.copytree(bench.data_dir, archived)
+    bench.step("archiving", count)
+    with serving(archived, MQCORE_ARCHIVE_INTERVAL="100ms"):
+        done = 0
+        while done < count:
+            manifest = newest_manifest(archived / "archive") or {"files": []}
+            before, done = done, sum(file["rows"] for file in manifest["files"] if file["table"] == "messages")
+            bench.advance(done - before)
+            time.sleep(0.2)
+    bench.step("writing the same rows as Parquet")
+    relation = mqcore.spark.archive(spark, archived)
+    relation.write.mode("ignore").option("compression", "zstd").parquet(str(place / "hand"))
+    print(f"  archive: {size(archived / 'archive' / 'messages')}, by hand: {size(place / 'hand')}")
+    hand, ours = 0.0, 0.0
+    # In turn, so that a machine that becomes warmer or busier is that for both.
+    for _ in range(2):
+        hand = max(
+            hand,
+            bench.best(
+                "the same rows as Parquet of Spark's", count, lambda: scan(spark.read.parquet(str(place / "hand")))
+            ),
+        )
+        ours = max(
+            ours,
+            bench.best("the archive as a Parquet relation", count, lambda: scan(mqcore.spark.archive(spark, archived))),
+        )
+    print(f"  {ours / hand:.2f} x Parquet by hand")
+    source = spark.read.format("mqcore").load(str(archived))
+    bench.best('format("mqcore") over the archive', count, lambda: scan(source))
+
+
+def latency(bench: Bench) -> None:
     """How old a message is when its row is there."""
     ages: list[float] = []
-    with serving(place / "living") as ready, sync.connect(url(ready)) as mq:
+    living = bench.scratch / "living"
+    bench.step("latency", LATENCY_SECONDS)
+    with serving(living) as ready, sync.connect(url(ready)) as mq:
         declare(mq, "orders/1", "at-least-once")
-        rows = spark.readStream.format("mqcore").option("columns", "value").load(str(place / "living"))
+        rows = bench.spark.readStream.format("mqcore").option("columns", "value").load(str(living))
 
         def take(batch: Any, _number: int) -> None:
             found = [float(row["value"]) for row in batch.collect()]
             ages.extend(time.time() - at for at in found)
 
         query = rows.writeStream.foreachBatch(take).trigger(processingTime="1 second")
-        running = query.option("checkpointLocation", str(place / "latency")).start()
+        running = query.option("checkpointLocation", str(bench.scratch / "latency")).start()
         end = threading.Event()
 
         def produce() -> None:
-            while not end.wait(0.05):
-                # The time at which the receipt came is a little later, so this is not too good.
+            while not end.wait(LATENCY_EVERY):
+                # The receipt comes a little later, so this is not too good.
                 mq.publish("orders/1", repr(time.time()))
 
         thread = threading.Thread(target=produce)
         thread.start()
-        time.sleep(25)
+        for _ in range(LATENCY_SECONDS):
+            time.sleep(1)
+            bench.advance()
         end.set()
         thread.join()
-        time.sleep(3)
+        running.processAllAvailable()
         running.stop()
+    # The first third is when Spark starts its helpers.
     late = sorted(ages[len(ages) // 3 :])
     print(
         f"from publishing to the row, trigger 1 s: p50 {late[len(late) // 2]:.2f} s, "
@@ -180,46 +265,53 @@ def latency(spark: Any, place: Path) -> None:
     )
 
 
-def sink(spark: Any, place: Path, messages: int) -> None:
+def sink(bench: Bench) -> None:
     """Rows to a queue that saves."""
-    with serving(place / "target") as ready:
+    count = bench.messages // 2
+    with serving(bench.scratch / "target") as ready:
         with sync.connect(url(ready)) as mq:
             declare(mq, "target/1", "at-least-once")
-        rows = spark.range(0, messages, 1, 2).selectExpr(f"concat(string(id), '{'x' * 120}') as value")
+        rows = bench.spark.range(0, count, 1, 2).selectExpr(f"concat(string(id), '{'x' * 120}') as value")
         number = iter(range(100))
 
         def run() -> None:
-            writer = (
-                rows.write.format("mqcore").mode("append").option("stagingLocation", str(place / f"s{next(number)}"))
-            )
+            writer = rows.write.format("mqcore").mode("append")
+            writer = writer.option("stagingLocation", str(bench.scratch / f"staging{next(number)}"))
             writer.options(url=url(ready), queue="target/1", admin=f"http://{ready['admin']}").save()
 
-        tell("sink, 130 octets, confirmed as saved by fsync", messages, best(run))
+        bench.best("sink, 130 octets, confirmed as saved by fsync", count, run)
+        with sync.connect(url(ready)) as mq:
+            there = mq.queue("target/1").information().messages
+        if there != count * bench.runs:
+            raise SystemExit(f"{count * bench.runs:,} rows were written, and {there:,} are there")
 
 
 def main() -> None:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=400_000)
-    parser.add_argument("--only", default="reading,archive,stream,latency,sink")
+    parser.add_argument("--messages", type=int, default=2_000_000)
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between them")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="where everything is made that is read, and left")
     given = parser.parse_args()
     only = given.only.split(",")
-    config = {"spark.log.level": "OFF", "spark.driver.memory": "2g"}
-    spark = mqcore.spark.session("local[2]", config=config)
-    with tempfile.TemporaryDirectory() as folder:
-        place, data_dir = Path(folder), Path(folder) / "data"
+    if unknown := set(only) - set(PARTS):
+        parser.error(f"there is no part {min(unknown)}; there are {', '.join(PARTS)}")
+    spark = mqcore.spark.session("local[2]", config={"spark.log.level": "OFF", "spark.driver.memory": "2g"})
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    if given.keep is not None:
+        given.keep.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(dir=given.keep) as folder,
+        Progress(*columns, console=Console(stderr=True), transient=True) as bar,
+    ):
+        task = bar.add_task("start", total=None)
+        bench = Bench(spark, given.keep or Path(folder), Path(folder), given.messages, given.runs, bar, task)
         if {"reading", "archive", "stream"} & set(only):
-            fill(data_dir, given.messages)
-        if "reading" in only:
-            reading(spark, place, data_dir, given.messages)
-        if "stream" in only:
-            stream(spark, place, data_dir, given.messages)
-        if "archive" in only:
-            archive(spark, place, data_dir, given.messages)
-        if "latency" in only:
-            latency(spark, place)
-        if "sink" in only:
-            sink(spark, place, given.messages // 2)
+            fill(bench)
+        for part, measure in zip(PARTS, (reading, stream, archive, latency, sink), strict=True):
+            if part in only:
+                measure(bench)
         spark.stop()
 
 

@@ -40,7 +40,7 @@ def archive_of(data_dir: Path, steps: Sequence[Mapping[str, Any]], *, missing: i
     rows = [{"shard": 0, "note": 1 + at // 10, "position": at % 10} | dict(row) for at, row in enumerate(steps)]
     path = Path("steps/channel=orders/queue_id=1/date=2026-11-01/0000000001-00000.parquet")
     (data_dir / "archive" / path).parent.mkdir(parents=True)
-    pq.write_table(pa.Table.from_pylist(rows, schema=_STEPS), data_dir / "archive" / path)
+    pq.write_table(pa.Table.from_pylist(rows, schema=_STEPS), data_dir / "archive" / path, compression="zstd")
     notes = max(row["note"] for row in rows) + 1
     numbers = [row["number"] for row in rows if row["number"] is not None]
     file = {

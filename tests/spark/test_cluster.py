@@ -1,4 +1,4 @@
-"""A standalone cluster of two workers whose Python knows mqcore from the bundle only, and one worker that is killed."""
+"""A standalone cluster of two workers whose Python knows mqcore from the bundle only, and workers that are killed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,21 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from mqcore import sync
+from mqcore.spark import pipelines
 from mqcore.spark.bundle import bundle
+from mqcore.spark.origin import Directory
+from mqcore.spark.plan import Plan
 from served import clean_environment, wait_until
 from spark.told import LENIENT, Told, drain, java_or_skip
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = [*LENIENT, pytest.mark.skipif(sys.platform != "linux", reason="starts and kills groups of processes")]
 
@@ -46,11 +53,16 @@ class Cluster:
         self.processes: list[subprocess.Popen[str]] = []
         self.start("master.Master", "--host", "127.0.0.1", "--port", str(self.port), "--webui-port", "0")
         wait_until(lambda: self.said("I have been elected leader"), limit=LIMIT, what="the master")
-        for number in (1, 2):
-            work = place / f"worker{number}"
-            options = ("--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--webui-port", "0")
-            self.start("worker.Worker", *options, "--work-dir", str(work), self.url)
-        wait_until(lambda: self.said("Registering worker") >= 2, limit=LIMIT, what="both workers")
+        self.workers: list[subprocess.Popen[str]] = []
+        for _ in range(2):
+            self.add_worker()
+
+    def add_worker(self) -> None:
+        number = len(self.workers) + 1
+        options = ("--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--webui-port", "0")
+        self.start("worker.Worker", *options, "--work-dir", str(self.place / f"worker{number}"), self.url)
+        self.workers.append(self.processes[-1])
+        wait_until(lambda: self.said("Registering worker") >= number, limit=LIMIT, what=f"worker {number}")
 
     def said(self, words: str) -> int:
         return sum(words in line for line in self.lines)
@@ -104,12 +116,42 @@ def executors_python(place: Path) -> tuple[Path, Path]:
     return python, links
 
 
-def test_two_workers_read_and_write_with_nothing_but_the_bundle_and_one_may_die(
-    cluster: Cluster, living: Told, tmp_path: Path
+def kinds(living: Told) -> Counter[str]:
+    """How many steps of each kind the history has by now."""
+    origin, request = Directory(str(living.data_dir)), Plan.request_of("steps", ["kind"])
+    pieces = origin.pieces(request, [(end.shard, 0, end.latest) for end in origin.ends()], 1 << 30)
+    rows = [rows for piece in pieces for rows in origin.read(request, piece, fail=True)]
+    return Counter(kind for batch in rows for kind in batch.column("kind").to_pylist())
+
+
+def told_by(job: subprocess.Popen[str], errors: list[str]) -> Iterator[dict[str, Any]]:
+    """What the job says, line by line."""
+    assert job.stdout is not None
+    for line in job.stdout:
+        yield json.loads(line)
+    pytest.fail(f"the job said nothing more: {''.join(errors)[-4000:]}")
+
+
+def tables(outcome: pipelines.Outcome | Path) -> dict[str, list[Any]]:
+    """The tables of a pipeline, in an order that does not depend on who wrote them."""
+    places = (
+        {path.name: path for path in outcome.iterdir() if not path.name.startswith(".")}
+        if isinstance(outcome, Path)
+        else outcome.tables
+    )
+    return {name: sorted(map(str, pq.read_table(path).to_pylist())) for name, path in places.items()}
+
+
+def test_two_workers_that_know_nothing_but_the_bundle_do_the_same_as_one_machine_while_each_dies_in_turn(
+    spark: SparkSession, cluster: Cluster, living: Told, tmp_path: Path
 ) -> None:
     with sync.connect(living.served.url) as mq:
         for _ in range(10):
             living.publish(mq, "orders/1", 400)
+        for message in mq.queue("orders/1").pull(1000):
+            message.ack()
+    wait_until(lambda: kinds(living)["acked"] == 1000, limit=LIMIT, what="the history")
+    alone = pipelines.run("lifecycle", spark, living.data_dir, tmp_path / "alone", interval=1)
     config = bundle(tmp_path / "bundle.tar.gz")
     python, links = executors_python(tmp_path)
     unpacked = tmp_path / "driver"
@@ -121,6 +163,7 @@ def test_two_workers_read_and_write_with_nothing_but_the_bundle_and_one_may_die(
         "master": cluster.url,
         "config": config,
         "data_dir": str(living.data_dir),
+        "out": str(tmp_path / "together"),
         "sink": {
             "url": living.served.url,
             "queue": "target/1",
@@ -134,26 +177,35 @@ def test_two_workers_read_and_write_with_nothing_but_the_bundle_and_one_may_die(
     assert probe.returncode != 0, "the executors' Python must not know mqcore by itself"
     job = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("cluster_job.py")), json.dumps(given)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
     )
+    assert job.stdin is not None
+    assert job.stdout is not None
     errors: list[str] = []
-    assert job.stderr is not None
     listener = threading.Thread(target=lambda: errors.extend(job.stderr or ()), daemon=True)
     listener.start()
-    assert job.stdout is not None
-    first = job.stdout.readline()
-    assert first, "".join(errors)[-4000:]
-    kinds = json.loads(first)["kinds"]
-    assert kinds["produced"] == 4000
-    cluster.kill(cluster.processes[-1])
-    rest = job.stdout.read()
+    lines = told_by(job, errors)
+    # The second step is begun, so what the first one left on both workers is partly gone.
+    next(told for told in lines if told.get("step") == "losses")
+    cluster.kill(cluster.workers[1])
+    figures = next(told for told in lines if "figures" in told)["figures"]
+    assert figures == alone.figures
+    assert tables(tmp_path / "together" / "lifecycle") == tables(alone)
+    assert figures["acked"] == 1000
+    cluster.add_worker()
+    job.stdin.write("\n")
+    job.stdin.flush()
+    wait_until(lambda: any((tmp_path / "staging").rglob("*.arrow")) or job.poll() is not None, limit=LIMIT, what="rows")
+    cluster.kill(cluster.workers[0])
+    assert next(told for told in lines if "workers" in told)["workers"] >= 1
     assert job.wait(LIMIT) == 0, "".join(errors)[-4000:]
-    assert json.loads(rest)["workers"] >= 1
     listener.join()
-    job.stdout.close()
-    job.stderr.close()
+    for end in (job.stdin, job.stdout, job.stderr):
+        assert end is not None
+        end.close()
     found = drain(living.served.url, "target/1")
     assert Counter(found) == Counter(living.bodies["orders/1"])

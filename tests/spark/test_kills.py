@@ -20,9 +20,8 @@ from mqcore import sync
 from served import clean_environment, wait_until
 from spark.told import LENIENT, Told, drain, java_or_skip
 
-pytestmark = [*LENIENT[1:], pytest.mark.timeout(1800)]
-
 ROUNDS = int(os.environ.get("MQCORE_SPARK_ROUNDS", "1"))
+pytestmark = [*LENIENT[1:], pytest.mark.timeout(300 + 180 * ROUNDS)]
 ROWS = 3000
 """Rows of each round: several batches."""
 PROGRAM = Path(__file__).with_name("crossing.py")
@@ -71,6 +70,9 @@ def test_no_row_is_lost_or_doubled_however_often_everything_is_killed(living: To
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             process.stdout.close()
+            print(
+                f"round {round_ + 1} of {ROUNDS}: killed with {arrived(mq) - before} of {ROWS} rows there", flush=True
+            )
         last = start(living, checkpoint, tasks=3)
         assert last.stdout is not None
         assert last.stdout.read() == "started\ndone\n"

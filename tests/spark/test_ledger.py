@@ -6,6 +6,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mqcore import errors, sync
 from mqcore.spark.ledger import Batch, Ledger, Staged, Stager, sink_name
 from mqcore.spark.options import WriteOptions
 from mqcore.spark.publisher import Publisher, history_ends
+from mqcore.spark.rows import queues_of
 from served import serving, wait_until
 from spark.told import HISTORY, Told, declare, drain
 
@@ -130,6 +132,40 @@ def test_whatever_was_published_and_not_written_down_is_found_in_the_history(liv
     assert Counter(map(int, drain(living.served.url, "target/1"))) == Counter(range(1000))
 
 
+def test_a_restart_with_a_smaller_window_doubles_nothing_of_the_larger_one(living: Told, tmp_path: Path) -> None:
+    setting = options(living, tmp_path, window="500")
+    ledger = Ledger(setting.staging, "sink")
+    batch, fresh = ledger.promise(0, staged(tmp_path, 0, cut(1000, 2)), history_ends(setting))
+    crash_after(setting, ledger, batch, fresh, rows=500)
+    Publisher(options(living, tmp_path, window="100"), ledger).publish(batch, fresh=False)
+    assert [int(body) for body in drain(living.served.url, "target/1")] == list(range(1000))
+
+
+@pytest.mark.parametrize("admin", [True, False])
+def test_who_had_to_wait_for_another_publisher_goes_on_where_that_one_ended(
+    admin: bool, living: Told, tmp_path: Path
+) -> None:
+    setting = options(living, tmp_path, window="100")
+    if not admin:
+        setting = replace(setting, admin=None)
+    ledger = Ledger(setting.staging, "sink")
+    batch, fresh = ledger.promise(0, staged(tmp_path, 0, cut(1000, 2)), history_ends(setting))
+    Publisher(setting, ledger).publish(batch, fresh=fresh)
+    assert batch.published == 0, "what the other one knows is from before it waited"
+    Publisher(setting, ledger).publish(batch, fresh=False)
+    assert [int(body) for body in drain(living.served.url, "target/1")] == list(range(1000))
+    finished = ledger.find(0)
+    assert finished is not None
+    assert finished.is_done
+
+
+def test_queues_that_rows_name_are_told_once_each() -> None:
+    rows = pa.RecordBatch.from_pydict({"channel": ["a", "a", "b", None], "queue_id": [1, 1, None, 3]})
+    assert queues_of(rows) == {"a/1", "b/0"}
+    assert queues_of(pa.RecordBatch.from_pydict({"queue": ["x/1", None, "x/1"]})) == {"x/1"}
+    assert queues_of(pa.RecordBatch.from_pydict({"value": ["x"]})) == set()
+
+
 def test_a_broker_that_is_killed_in_the_middle_of_a_write_and_comes_back_gets_every_row_once(tmp_path: Path) -> None:
     data_dir, ports = tmp_path / "data", (free_port(), free_port())
     arguments = ("--listen", f"tmqp://127.0.0.1:{ports[0]}", "--admin", f"http://127.0.0.1:{ports[1]}")
@@ -168,6 +204,35 @@ def test_a_broker_that_is_killed_in_the_middle_of_a_write_and_comes_back_gets_ev
             served.process.kill()
     assert outcome == []
     assert Counter(map(int, found)) == Counter(range(20_000))
+
+
+def test_a_broker_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    ports = free_port(), free_port()
+    given = {"url": f"tmqp://127.0.0.1:{ports[0]}", "admin": f"http://127.0.0.1:{ports[1]}", "retries": "30"}
+    setting = WriteOptions.parse({**given, "queue": "target/1", "stagingLocation": str(tmp_path)}, streaming=True)
+    ledger = Ledger(setting.staging, "sink")
+    arguments = ("--listen", f"tmqp://127.0.0.1:{ports[0]}", "--admin", f"http://127.0.0.1:{ports[1]}")
+    with serving("--data-dir", str(tmp_path / "data"), *arguments, environment=HISTORY) as served:
+        with sync.connect(served.url) as mq:
+            declare(mq, "target/1")
+        served.terminate()
+    with pytest.raises(errors.ConnectFailed, match="does not answer"):
+        history_ends(replace(setting, retries=0))
+    outcome: list[BaseException] = []
+
+    def publish() -> None:
+        try:
+            batch, fresh = ledger.promise(0, staged(tmp_path, 0, cut(100, 2)), history_ends(setting))
+            Publisher(setting, ledger).publish(batch, fresh=fresh)
+        except BaseException as error:
+            outcome.append(error)
+
+    worker = threading.Thread(target=publish, daemon=True)
+    worker.start()
+    with serving("--data-dir", str(tmp_path / "data"), *arguments, environment=HISTORY) as served:
+        worker.join(45)
+        assert outcome == []
+        assert [int(body) for body in drain(served.url, "target/1")] == list(range(100))
 
 
 def test_without_a_history_to_look_at_rows_come_at_least_once(living: Told, tmp_path: Path) -> None:

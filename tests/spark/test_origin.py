@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import mqcore.journal
 from mqcore import errors, sync
 from mqcore.spark.options import ReadOptions
 from mqcore.spark.origin import Directory
@@ -54,6 +55,40 @@ def test_notes_that_vanish_between_planning_and_reading_are_lost_in_words(tmp_pa
         with pytest.raises(errors.HistoryLost, match="neither the journal nor the archive"):
             list(origin.read(plan.request(), piece, fail=True))
         assert list(origin.read(plan.request(), piece, fail=False)) == []
+
+
+def test_a_segment_that_is_set_aside_between_planning_and_reading_costs_what_is_damaged(tmp_path: Path) -> None:
+    bodies = [f"{number} {'ab' * 50}".encode() for number in range(3000)]
+    with serving("--data-dir", str(tmp_path), environment={**HISTORY, "MQCORE_ARCHIVE": "off"}) as served:
+        with sync.connect(served.url) as mq:
+            declare(mq, "orders/1")
+            for first in range(0, 3000, 100):
+                mq.publish_many("orders/1", bodies[first : first + 100])
+        served.terminate()
+    plan = plan_of(tmp_path)
+    origin = plan.origin()
+    stretches = plan.stretches({}, plan.positions(origin.ends(), "latest", "endingOffsets"))
+    pieces = origin.pieces(plan.request(), stretches, 64 << 20)
+
+    def found(fail: bool = False) -> list[bytes]:
+        rows = [rows for piece in pieces for rows in origin.read(plan.request(), piece, fail)]
+        return [body for batch in rows for body in batch.column("value").to_pylist()]
+
+    assert found() == bodies
+    victim = max(tmp_path.rglob("*.segment"), key=lambda path: len(path.read_bytes().rstrip(b"\0")))
+    octets = bytearray(victim.read_bytes())
+    octets[len(bytes(octets).rstrip(b"\0")) // 2] ^= 0xFF
+    victim.write_bytes(octets)
+    mqcore.journal.compact(tmp_path)
+    assert victim.with_suffix(".quarantined").exists()
+    left = found()
+    assert 2500 < len(left) < 3000
+    assert [body for body in bodies if body in set(left)] == left, "each once, and in order"
+    with pytest.raises(errors.HistoryLost, match="neither the journal nor the archive"):
+        found(fail=True)
+    # What is no journal, under the name of one.
+    victim.with_name("0000000099.segment").write_bytes(b"no journal" * 1000)
+    assert found() == left
 
 
 def test_large_steps_that_are_packed_in_the_journal_are_read_as_they_were(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mqcore import sync
-from spark.told import LENIENT, Told, drain
+from spark.told import LENIENT, Told, drain, eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -103,3 +103,28 @@ def test_a_stream_is_written_once_and_a_restart_writes_nothing_again(
             writer = writer.options(url=living.served.url, queue="target/1", admin=living.served.admin_url)
             assert writer.trigger(availableNow=True).start().awaitTermination(120)
     assert drain(living.served.url, "target/1") == living.bodies["orders/1"]
+
+
+def test_two_queries_with_one_checkpoint_double_nothing(spark: SparkSession, living: Told, tmp_path: Path) -> None:
+    def start() -> Any:
+        source = spark.readStream.format("mqcore").option("subscribe", "orders").option("startingOffsets", "earliest")
+        rows = source.load(str(living.data_dir)).select("value")
+        writer = rows.writeStream.format("mqcore").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writer = writer.options(url=living.served.url, queue="target/1", admin=living.served.admin_url)
+        return writer.trigger(processingTime="100 milliseconds").start()
+
+    with sync.connect(living.served.url) as mq:
+        living.publish(mq, "orders/1", 500)
+        first = start()
+        eventually(lambda: mq.queue("target/1").information().messages >= 500)
+        # Spark stops the first one, wherever that is in a batch.
+        living.publish(mq, "orders/1", 500)
+        second = start()
+        try:
+            living.publish(mq, "orders/1", 500)
+            eventually(lambda: mq.queue("target/1").information().messages >= 1500)
+            assert not first.isActive
+            second.processAllAvailable()
+        finally:
+            second.stop()
+    assert Counter(drain(living.served.url, "target/1")) == Counter(living.bodies["orders/1"])

@@ -122,7 +122,7 @@ class Ledger:
             files, rows, before = tuple(manifest["files"]), int(manifest["rows"]), manifest["before"]
         except (ValueError, KeyError, TypeError) as error:
             raise errors.DataDirDamaged(f"{self._manifest(number)} is no manifest of a sink: {error}") from error
-        return Batch(number, files, rows, before, self._progress(number))
+        return Batch(number, files, rows, before, self.published(number))
 
     def promise(self, number: int, staged: Sequence[Staged], before: Any) -> tuple[Batch, bool]:
         """Say what a batch is, unless somebody else was quicker; return what was said, and whether it was here."""
@@ -167,8 +167,21 @@ class Ledger:
                     f"{path}, which batch {batch.number} consists of, is not there any more: {error}"
                 ) from error
 
+    def published(self, number: int) -> int:
+        """Return how many rows of a batch are published for certain. Raises `DataDirDamaged`."""
+        try:
+            return int(json.loads((self._manifests / f"{number}.progress").read_bytes())["published"])
+        except FileNotFoundError:
+            return 0
+        except (ValueError, KeyError, TypeError) as error:
+            raise errors.DataDirDamaged(
+                f"the progress of batch {number} in {self._manifests} is unreadable: {error}"
+            ) from error
+
     def advance(self, number: int, published: int) -> None:
-        """Write down how many rows are published for certain."""
+        """Write down how many rows are published for certain. That never becomes fewer."""
+        if published <= self.published(number):
+            return
         path = self._manifests / f"{number}.progress"
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
         _write_durably(unfinished, json.dumps({"published": published}))
@@ -185,16 +198,6 @@ class Ledger:
 
     def _manifest(self, number: int) -> Path:
         return self._manifests / f"{number}.json"
-
-    def _progress(self, number: int) -> int:
-        try:
-            return int(json.loads((self._manifests / f"{number}.progress").read_bytes())["published"])
-        except FileNotFoundError:
-            return 0
-        except (ValueError, KeyError, TypeError) as error:
-            raise errors.DataDirDamaged(
-                f"the progress of batch {number} in {self._manifests} is unreadable: {error}"
-            ) from error
 
 
 def _leading_number(path: Path) -> int:

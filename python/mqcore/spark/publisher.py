@@ -3,7 +3,7 @@
 Each row has a name that the promise fixes: sink, batch, row. Rows whose receipts never came, because somebody was
 killed or a connection was lost, are looked for under that name in the broker's history before anything is published
 again. Before that, the broker has to know that whoever published before is gone: it lets in one client of an id at a
-time, and every publisher of a sink has the same id.
+time, and every publisher of a sink has the same id. Whoever is let in reads again how far the others came.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mqcore.spark.ledger import Batch, Ledger
 from mqcore.spark.options import WriteOptions
 from mqcore.spark.origin import Ends, Remote
 from mqcore.spark.plan import Plan
-from mqcore.spark.rows import NAME_HEADER, Outgoing, outgoing
+from mqcore.spark.rows import NAME_HEADER, Outgoing, outgoing, queues_of
 
 __all__ = ["Publisher", "history_ends"]
 
@@ -76,9 +76,13 @@ class Publisher:
         self._options = options
         self._ledger = ledger
         self._client: sync.Client | None = None
+        self._floor = 0
+        """Rows before this one are published, whoever did it."""
+        self._known: set[int] = set()
+        """Rows behind that which the history has all the same."""
 
     def publish(self, batch: Batch, *, fresh: bool) -> None:
-        """Publish what is left of a batch, and write down how far it is.
+        """Publish what is left of a batch, and write down how far it is. A publisher is for one batch.
 
         `fresh`: the caller has just made this promise, so nobody can have published any of it. Raises what the broker
         says to what cannot succeed (`NotFound`, `Unauthorized`, ...), and after `retries` attempts in a row at the same
@@ -111,23 +115,31 @@ class Publisher:
         return f"{self._ledger.sink}/{batch.number}/"
 
     def _publish_window(self, batch: Batch, window: _Window, uncertain: bool) -> None:
-        left, pauses = window.rows, _pauses(self._options.retries)
+        left, pauses = self._unpublished(window.rows), _pauses(self._options.retries)
         failure: errors.MqcoreError | None
-        while True:
+        while left:
             try:
                 if uncertain:
-                    left = self._without_published(batch, left)
-                    uncertain = False
+                    self._look_up(batch)
+                    left, uncertain = self._unpublished(left), False
                 left, failure, unknown = self._attempt(left)
             except _PASSING as error:
-                failure, unknown = error, False
+                failure, unknown = error, self._client is not None
             if not left:
                 return
+            if unknown:
+                # The broker may let in another publisher now, so nothing is certain when it lets this one in again.
+                self._close()
+                uncertain = True
             if (pause := next(pauses, None)) is None:
                 assert failure is not None
                 raise failure
-            uncertain = uncertain or unknown
             time.sleep(pause)
+
+    def _unpublished(self, rows: list[Outgoing]) -> list[Outgoing]:
+        if not self._known and (not rows or rows[0].number >= self._floor):
+            return rows
+        return [row for row in rows if row.number >= self._floor and row.number not in self._known]
 
     def _attempt(self, rows: list[Outgoing]) -> tuple[list[Outgoing], errors.MqcoreError | None, bool]:
         """Publish rows; return those without a receipt, why, and whether the broker may have some all the same."""
@@ -168,6 +180,8 @@ class Publisher:
                 patience=options.timeout,
                 request_timeout=options.timeout,
                 max_outstanding=max(65_536, options.window),
+                # A client that came back by itself would go on beside what another publisher has done meanwhile.
+                reconnect_attempts=0,
             )
         return self._client
 
@@ -176,20 +190,30 @@ class Publisher:
             self._client.close()
             self._client = None
 
-    def _without_published(self, batch: Batch, rows: list[Outgoing]) -> list[Outgoing]:
-        """Leave out rows that the broker's history has already."""
-        if self._options.admin is None or batch.before is None:
-            return rows
+    def _look_up(self, batch: Batch) -> None:
+        """Find out which rows are published by now, when nobody else can be publishing any more."""
         client = self._connected()
-        for queue in {row.queue for row in rows}:
+        self._floor = max(self._floor, self._ledger.published(batch.number))
+        if self._options.admin is None or batch.before is None:
+            return
+        for queue in self._queues(batch):
             try:
                 # Answered behind everything that came before: from here on no earlier message is under way.
                 client.queue_information(queue)
             except errors.NotFound:
                 continue
         origin = Remote(self._options.admin, self._options.admin_token)
-        known = _names(origin, batch.before, origin.ends(settled=True), self._name(batch))
-        return [row for row in rows if row.name not in known]
+        names = _names(origin, batch.before, origin.ends(settled=True), self._name(batch))
+        numbers = (int(number) for name in names if (number := name.rpartition("/")[2]).isdecimal())
+        # What is before the floor need not be kept in memory.
+        self._known = {number for number in numbers if number >= self._floor}
+
+    def _queues(self, batch: Batch) -> set[str]:
+        """Where rows go that may be under way: those behind the floor, of whichever window somebody else had."""
+        if self._options.queue is not None:
+            return {self._options.queue}
+        tables = self._ledger.rows(batch, self._floor)
+        return {queue for _, table in tables for queue in queues_of(table)}
 
 
 def _names(origin: Remote, before: Sequence[dict[str, Any]], now: Sequence[Ends], prefix: str) -> set[str]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from mqcore import errors
 
-__all__ = ["COLUMNS", "NAME_HEADER", "Outgoing", "check_columns", "outgoing"]
+__all__ = ["COLUMNS", "NAME_HEADER", "Outgoing", "check_columns", "outgoing", "queues_of"]
 
 NAME_HEADER: Final = "Mqcore-Sink"
 """Carries the name of a row whose message has an id of the user's."""
@@ -24,6 +24,8 @@ class Outgoing:
     """One row, ready to be published."""
 
     name: str
+    number: int
+    """Its place in the batch."""
     queue: str
     id: str
     body: bytes
@@ -72,7 +74,17 @@ def outgoing(rows: pa.RecordBatch, first: int, prefix: str, queue: str | None) -
             pairs.append((NAME_HEADER, name))
         id_ = name if key is None else key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)
         body = value.encode() if isinstance(value, str) else value or b""
-        yield Outgoing(name, place, id_, body, pairs, bool(high))
+        yield Outgoing(name, number, place, id_, body, pairs, bool(high))
+
+
+def queues_of(rows: pa.RecordBatch) -> set[str]:
+    """Return the queues that columns of rows say, without making messages of them."""
+    columns = [name for name in ("queue", "channel", "queue_id") if name in rows.schema.names]
+    if not columns:
+        return set()
+    kinds = pa.Table.from_batches([rows]).select(columns).group_by(columns).aggregate([]).to_pylist()
+    parts = ([kind.get(name) for kind in kinds] for name in ("queue", "channel", "queue_id"))
+    return {queue for queue in _queues(*parts) if queue is not None}
 
 
 def _queues(queues: list[Any], channels: list[Any], ids: list[Any]) -> list[str | None]:

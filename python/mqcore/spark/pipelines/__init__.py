@@ -7,6 +7,7 @@
 | `deadletters` | what died and why, and the way back |
 | `limits` | use by key and window, and which quotas would fit |
 | `sessions` | what each client did, and who spoke to whom |
+| `features` | messages with JSON bodies as one flat table, and how it drifts |
 | `compact` | the archive anew, in few large files |
 
 Reading never consumes; a broker may run on the directory meanwhile. docs/pipelines.md tells tables and columns.

@@ -27,6 +27,7 @@ TELLS: Final = {
     "deadletters": "what died and why, like put to like, with samples; re-drives what is chosen",
     "limits": "use by client or queue and window, whom a limit would have refused, suggested quotas",
     "sessions": "what each client did, over all protocols, and who spoke to whom",
+    "features": "messages with JSON bodies as one flat table: types, null rates, drift against the last run",
     "compact": "the archive anew, in few large files, without what is too old",
 }
 """What each pipeline tells."""

@@ -1,0 +1,374 @@
+"""``features``: messages whose bodies are JSON objects as one flat table, what its columns are like, how they drift."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from mqcore import errors
+from mqcore.spark.pipelines.catalogue import Outcome, Progress
+from mqcore.spark.pipelines.history import History
+from mqcore.spark.pipelines.report import Page, bars, table, tiles
+from mqcore.spark.pipelines.tables import Tables
+from mqcore.spark.pipelines.watching import unseen
+
+if TYPE_CHECKING:
+    import os
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
+
+__all__ = ["KINDS", "drift_of", "features"]
+
+KINDS: Final = ("object", "json", "text", "octets", "not-kept")
+"""What a body may be: a JSON object, other JSON, other text, no UTF-8, or left out of the history."""
+
+_OWN: Final = ("queue", "time", "shard", "number", "message_id")
+_MISFIT: Final = "mqcore misfit"
+"""Where Spark puts an object that does not fit the schema. Spark's own name for it may be a name in a body."""
+_SAMPLES: Final = 3
+_SAMPLE_CHARACTERS: Final = 200
+_ROWS: Final = 200
+_DAY_US: Final = 86_400_000_000
+
+MEAN_MOVED: Final = 0.5
+"""A mean has drifted if it moved by more of the former standard deviations than this."""
+NULLS_MOVED: Final = 0.1
+"""A null rate has drifted if it moved by more than this."""
+
+_PROFILE: Final = (
+    "column string, type string, rows long, nulls long, null_rate double, mean double, deviation double, "
+    "least string, greatest string, different long"
+)
+_DRIFT: Final = "column string, what string, before string, now string, moved double"
+
+
+def features(
+    spark: SparkSession,
+    data_dir: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    queue: str = "",
+    days: int = 0,
+    sample: int = 1_000_000,
+    columns: int = 500,
+    progress: Progress = unseen,
+) -> Outcome:
+    """Make a training table of messages whose bodies are JSON objects: a row a message, a column a value.
+
+    `queue`: such as ``orders/1``; by default all. `days`: only what came in so many days before the newest message (0,
+    the default: everything). Names and types are found in `sample` bodies (default 1,000,000), chosen at random where
+    there are more. At most `columns` (default 500) are made, in the order of their names.
+
+    Values of objects within objects are columns such as ``to_city``; of a list there is its length, ``lines_size``. A
+    type is one that fits all values: whole numbers beside fractions are fractions, numbers beside text are text.
+
+    Tables: ``features``; ``bodies`` (how many are JSON objects, and what the others are); ``profile`` (a row a column);
+    ``drift`` (what changed since the run before into the same directory; empty the first time).
+
+    Raises `ConfigError`, `DataDirMissing` and `DataDirUnreadable`.
+    """
+    from pyspark import StorageLevel
+
+    if days < 0 or sample < 1 or columns < 1:
+        raise errors.ConfigError("days is at least 0, sample and columns are at least 1")
+    history, tables = History.of(spark, data_dir), Tables(out, "features")
+    former = _former(spark, tables)
+    with _names_as_they_are(spark):
+        # Read once: bodies may come through Python, and are looked at for names, for values, and for what is no JSON.
+        messages = _messages(history, queue, days).persist(StorageLevel.DISK_ONLY)
+        try:
+            progress("bodies", 0, 0)
+            bodies = tables.write("bodies", _bodies(messages), files=1).collect()
+            samples = _samples(messages)
+            progress("names and types", 0, 0)
+            objects = sum(row["messages"] for row in bodies if row["what"] == "object")
+            schema = _schema(messages, objects, sample)
+            progress("features", 0, 0)
+            flat, left_out = _flat(messages, schema, columns)
+            found = tables.write("features", flat, files=4)
+            misfits = _misfits(messages, schema) if sample < objects else 0
+        finally:
+            messages.unpersist()
+    progress("profile", 0, 0)
+    profile = _profile(found)
+    drift = [] if former is None else drift_of(former, profile)
+    tables.write("drift", spark.createDataFrame([tuple(row.values()) for row in drift], _DRIFT), files=1)
+    # Last, because the next run is compared with it: a run that breaks off before has left nothing to compare with.
+    tables.write("profile", spark.createDataFrame([tuple(row.values()) for row in profile], _PROFILE), files=1)
+    progress("report", 0, 0)
+    every = sum(row["messages"] for row in bodies)
+    figures = {
+        "messages": every,
+        "rows": objects,
+        "no_object": every - objects,
+        "columns": len(profile),
+        "left_out": left_out,
+        "misfits": misfits,
+        "drifted": len(drift),
+    }
+    page = _page(history, figures, bodies, samples, profile, drift, first=former is None)
+    said = (
+        f"{objects:,} rows of {len(profile):,} columns; {every - objects:,} bodies are no JSON objects; "
+        f"{len(drift):,} changes since the last run"
+    )
+    return Outcome("features", said, tables.write_page(page.html()), tables.paths, figures)
+
+
+@contextmanager
+def _names_as_they_are(spark: SparkSession) -> Iterator[None]:
+    """Let ``id`` and ``Id`` be two names, as they are in JSON, as long as the block runs."""
+    key = "spark.sql.caseSensitive"
+    before = spark.conf.get(key)
+    spark.conf.set(key, "true")
+    try:
+        yield
+    finally:
+        spark.conf.set(key, str(before))
+
+
+def _former(spark: SparkSession, tables: Tables) -> list[dict[str, Any]] | None:
+    path = tables.path("profile")
+    if not path.exists():
+        return None
+    return [row.asDict() for row in spark.read.schema(_PROFILE).parquet(str(path)).collect()]
+
+
+def _messages(history: History, queue: str, days: int) -> DataFrame:
+    """Rows with ``text``, the body if that is a JSON object; ``what`` it is; ``shown``, its beginning if it is not."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    rows = history.messages(*_OWN, "body")
+    if queue:
+        rows = rows.where(F.lower("queue") == queue.lower())
+    if days:
+        newest = history.messages("queue", "time").where(F.lower("queue") == queue.lower() if queue else F.lit(True))
+        latest = newest.agg(F.max(F.unix_micros("time"))).first()
+        if latest is not None and latest[0] is not None:
+            rows = rows.where(F.unix_micros("time") > latest[0] - days * _DAY_US)
+    octets, text = F.col("body"), F.col("body").cast("string")
+    # Spark's parsers stop at the end of the first value and do not see what follows. In a list in front of something
+    # that nobody can have put into a body, it must be the whole body.
+    end = uuid.uuid4().hex
+    listed = F.try_parse_json(F.concat(F.lit("["), text, F.lit(f',"{end}"]')))
+    is_json = F.coalesce(F.try_variant_get(listed, "$[1]", "string") == end, F.lit(False))
+    what = (
+        F.when(octets.isNull(), "not-kept")
+        .when(~F.is_valid_utf8(text), "octets")
+        .when(~is_json, "text")
+        .when(F.regexp_like(text, F.lit(r"^[ \t\r\n]*\{")), "object")
+        .otherwise("json")
+    )
+    rows = rows.withColumn("what", what)
+    beginning = F.when(F.col("what") == "octets", F.hex(F.substring("body", 1, _SAMPLE_CHARACTERS // 4))).otherwise(
+        F.substring(text, 1, _SAMPLE_CHARACTERS)
+    )
+    is_object = F.col("what") == "object"
+    return rows.select(
+        *_OWN, "what", F.when(is_object, text).alias("text"), F.when(~is_object, beginning).alias("shown")
+    )
+
+
+def _bodies(messages: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return messages.groupBy("queue", "what").agg(F.count(F.lit(1)).alias("messages")).orderBy("queue", "what")
+
+
+def _samples(messages: DataFrame) -> list[list[str]]:
+    """Some bodies of each queue that are no JSON objects."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    place = F.row_number().over(Window.partitionBy("queue", "what").orderBy("shard", "number"))
+    wrong = messages.where("what <> 'object' and shown is not null").withColumn("place", place)
+    few = wrong.where(F.col("place") <= _SAMPLES).orderBy("queue", "what", "place").limit(_ROWS).collect()
+    return [[row["queue"], row["what"], row["message_id"] or "", row["shown"]] for row in few]
+
+
+def _schema(messages: DataFrame, objects: int, sample: int) -> StructType:
+    """What Spark infers of the bodies, or of a sample of them. What is inferred must fit into the driver."""
+    from pyspark.sql.types import StructType
+
+    texts = messages.where("text is not null").select("text")
+    if objects > sample:
+        texts = texts.sample(fraction=sample / objects, seed=1)
+    inferred = texts.sparkSession.read.option("columnNameOfCorruptRecord", _MISFIT).json(texts).schema
+    return StructType([field for field in inferred.fields if field.name != _MISFIT])
+
+
+def _read(schema: StructType) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    # Everything that comes here is JSON, so only a value of another type can be wrong; that value becomes a null.
+    return F.from_json("text", schema, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MISFIT})
+
+
+def _flat(messages: DataFrame, schema: StructType, most: int) -> tuple[DataFrame, int]:
+    """Return the table, and how many columns are left out of it."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    objects = messages.where("text is not null")
+    if not schema.fields:
+        return objects.select(*_OWN), 0
+    columns = _columns(F.col("read"), schema, "")
+    names = _named([name for name, _ in columns[:most]])
+    wanted = [column.alias(name) for name, (_, column) in zip(names, columns, strict=False)]
+    return objects.withColumn("read", _read(schema)).select(*_OWN, *wanted), max(0, len(columns) - most)
+
+
+def _columns(value: Column, kind: DataType, name: str) -> list[tuple[str, Column]]:
+    """Names and columns of a value and of what is in it."""
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.types import ArrayType, StructType
+
+    if isinstance(kind, StructType):
+        found: list[tuple[str, Column]] = []
+        for field in kind.fields:
+            inner = f"{name}_{field.name}" if name else field.name
+            found += _columns(value.getField(field.name), field.dataType, inner)
+        return found
+    if isinstance(kind, ArrayType):
+        return [(f"{name}_size", F.when(value.isNotNull(), F.size(value)))]
+    return [(name, value)]
+
+
+def _named(names: Sequence[str]) -> list[str]:
+    """Make names of columns that differ from each other and from the table's own, whatever case they are read in."""
+    taken = set(_OWN)
+    found = []
+    for wanted in names:
+        # A name may be empty in JSON. Backticks would end the quotes that a name stands in.
+        name = wanted.replace("`", "'") or "_"
+        while name.lower() in taken:
+            name = f"{name}_"
+        taken.add(name.lower())
+        found.append(name)
+    return found
+
+
+def _misfits(messages: DataFrame, schema: StructType) -> int:
+    """How many objects have a value that does not fit the type that the sample told."""
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    if not schema.fields:
+        return 0
+    watched = StructType([*schema.fields, StructField(_MISFIT, StringType())])
+    read = messages.where("text is not null").select(_read(watched).alias("read"))
+    return read.where(F.col("read").getField(_MISFIT).isNotNull()).count()
+
+
+def _profile(found: DataFrame) -> list[dict[str, Any]]:
+    """What each column is like, all of them in one pass."""
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.types import NumericType
+
+    fields = [field for field in found.schema.fields if field.name not in _OWN]
+    asked: list[Column] = [F.count(F.lit(1)).alias("rows")]
+    for at, field in enumerate(fields):
+        column = F.col(f"`{field.name}`")
+        number = column.cast("double") if isinstance(field.dataType, NumericType) else F.lit(None).cast("double")
+        asked += [
+            F.count(column).alias(f"known{at}"),
+            F.avg(number).alias(f"mean{at}"),
+            F.stddev_samp(number).alias(f"deviation{at}"),
+            F.substring(F.min(column).cast("string"), 1, _SAMPLE_CHARACTERS).alias(f"least{at}"),
+            F.substring(F.max(column).cast("string"), 1, _SAMPLE_CHARACTERS).alias(f"greatest{at}"),
+            F.approx_count_distinct(column).alias(f"different{at}"),
+        ]
+    row = found.agg(*asked).first()
+    assert row is not None
+    rows = int(row["rows"])
+    return [
+        {
+            "column": field.name,
+            "type": field.dataType.simpleString(),
+            "rows": rows,
+            "nulls": rows - row[f"known{at}"],
+            "null_rate": (rows - row[f"known{at}"]) / rows if rows else 0.0,
+            **{name: row[f"{name}{at}"] for name in ("mean", "deviation", "least", "greatest", "different")},
+        }
+        for at, field in enumerate(fields)
+    ]
+
+
+def drift_of(former: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Compare two profiles: what is gone, new, of another type, and whose null rate or mean moved. Needs no Spark."""
+    found: list[dict[str, Any]] = []
+
+    def told(column: str, what: str, before: str, after: str, moved: float | None = None) -> None:
+        found.append({"column": column, "what": what, "before": before, "now": after, "moved": moved})
+
+    present = {row["column"]: row for row in now}
+    earlier = {row["column"]: row for row in former}
+    for name in sorted(earlier.keys() - present.keys()):
+        told(name, "gone", earlier[name]["type"], "")
+    for name, row in present.items():
+        before = earlier.get(name)
+        if before is None:
+            told(name, "new", "", row["type"])
+            continue
+        if before["type"] != row["type"]:
+            told(name, "type", before["type"], row["type"])
+        nulls = row["null_rate"] - before["null_rate"]
+        if abs(nulls) > NULLS_MOVED:
+            told(name, "null rate", f"{before['null_rate']:.3f}", f"{row['null_rate']:.3f}", nulls)
+        if before["mean"] is not None and row["mean"] is not None:
+            moved = _deviations(before, row)
+            if abs(moved) > MEAN_MOVED:
+                told(name, "mean", f"{before['mean']:.6g}", f"{row['mean']:.6g}", moved)
+    return found
+
+
+def _deviations(before: Mapping[str, Any], now: Mapping[str, Any]) -> float:
+    """By how many of its former deviations a mean moved; a column that was constant has moved as far as can be."""
+    difference = float(now["mean"]) - float(before["mean"])
+    deviation = float(before["deviation"] or 0.0)
+    if deviation > 0.0:
+        return difference / deviation
+    return 0.0 if difference == 0.0 else float("inf") if difference > 0 else float("-inf")
+
+
+def _page(
+    history: History,
+    figures: Mapping[str, int],
+    bodies: Sequence[Any],
+    samples: list[list[str]],
+    profile: Sequence[Mapping[str, Any]],
+    drift: Sequence[Mapping[str, Any]],
+    *,
+    first: bool,
+) -> Page:
+    page = Page("Features", history.data_dir)
+    shown = ("messages", "rows", "no_object", "columns", "drifted")
+    page.add(tiles(*((name.replace("_", " "), figures[name]) for name in shown)))
+    if figures["left_out"]:
+        page.say(f"{figures['left_out']:,} more columns were left out; the option columns says how many there may be.")
+    if figures["misfits"]:
+        page.say(f"{figures['misfits']:,} bodies have values that do not fit the types of the sample: nulls here.")
+    if not figures["messages"]:
+        return page.say("There is no message: nothing was produced, or the broker runs without history.")
+    kinds = [(what, sum(row["messages"] for row in bodies if row["what"] == what)) for what in KINDS]
+    page.add(bars("Bodies", "messages", [pair for pair in kinds if pair[1]], otherwise="There are none."))
+    nulls = sorted(((row["column"], row["null_rate"] * 100) for row in profile), key=lambda pair: (-pair[1], pair[0]))
+    page.add(bars("Nulls", "%", [pair for pair in nulls if pair[1] > 0], otherwise="No column has any."))
+    if first:
+        page.say("This is the first run into this directory: there is nothing to compare with.", good=True)
+    elif drift:
+        means = [(row["column"], min(abs(row["moved"]), 100.0)) for row in drift if row["what"] == "mean"]
+        if means:
+            means.sort(key=lambda pair: (-pair[1], pair[0]))
+            page.add(bars("Means that moved", "standard deviations", means, otherwise=""))
+        columns = ("column", "what", "before", "now")
+        page.add(table("Drift since the last run", columns, [[row[name] for name in columns] for row in drift]))
+    else:
+        page.say("Nothing has drifted since the last run.", good=True)
+    names = ("column", "type", "nulls", "null_rate", "mean", "deviation", "least", "greatest", "different")
+    rows = [[row[name] for name in names] for row in profile[:_ROWS]]
+    page.add(table("Columns", [name.replace("_", " ") for name in names], rows, of=len(profile)))
+    if samples:
+        page.add(table("Bodies that are no JSON objects", ["queue", "what", "id", "beginning"], samples))
+    return page

@@ -1,0 +1,103 @@
+"""Reports of pipelines in a real browser: nothing complains, plots are seen, and both colour schemes can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from browser import MISSING, Browser, browsing, find_browser
+from mqcore.spark import pipelines
+from spark.lived import Lived
+from spark.told import LENIENT
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [*LENIENT[1:], pytest.mark.timeout(900), pytest.mark.skipif(find_browser() is None, reason=MISSING)]
+
+PLOTS = {
+    "lifecycle": 5,
+    "reconcile": 1,
+    "deadletters": 1,
+    "limits": 1,
+    "sessions": 1,
+    "features": 2,
+    "compact": 2,
+}
+"""How many plots each report has at least, over this history."""
+
+# A plot is seen if it has a size, if something is drawn within it that has one, and if no word of it is cut off.
+LOOK = """(() => {
+  const box = element => element.getBoundingClientRect();
+  const plots = [...document.querySelectorAll("svg")].map(plot => {
+    const frame = box(plot);
+    const marks = [...plot.querySelectorAll("rect, polyline, circle")].map(box);
+    const words = [...plot.querySelectorAll("text")].map(box);
+    const inside = b => b.left >= frame.left - 1 && b.right <= frame.right + 1 && b.top >= frame.top - 1
+      && b.bottom <= frame.bottom + 1;
+    return {width: frame.width, height: frame.height, marks: marks.length,
+      drawn: marks.filter(b => b.width >= 1 || b.height >= 1).length, inside: marks.every(inside),
+      cut: words.filter(b => !inside(b)).length};
+  });
+  const lights = colour => {
+    const [r, g, b] = colour.match(/[\\d.]+/g).map(Number).map(v => v / 255)
+      .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = lights(getComputedStyle(document.body).backgroundColor);
+  const contrast = element => {
+    const style = getComputedStyle(element);
+    const ink = lights(element instanceof SVGElement ? style.fill : style.color);
+    return (Math.max(ink, ground) + 0.05) / (Math.min(ink, ground) + 0.05);
+  };
+  const read = [...document.querySelectorAll("h1, h2, p, td, th, svg text")];
+  return {plots, ground, wide: document.documentElement.scrollWidth > innerWidth,
+    contrast: Math.min(...read.map(contrast)), tables: document.querySelectorAll("td").length};
+})()"""
+
+
+@pytest.fixture(scope="module")
+def reports(spark: SparkSession, lived: Lived, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    out = tmp_path_factory.mktemp("reports")
+    options: dict[str, dict[str, Any]] = {"lifecycle": {"interval": 1}, "limits": {"window": 1, "limit": 50}}
+    assert set(PLOTS) == set(pipelines.NAMES), "every pipeline's report is looked at"
+    return {
+        name: pipelines.run(name, spark, lived.data_dir, out, **options.get(name, {})).report
+        for name in pipelines.NAMES
+    }
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browsing(tmp_path_factory.mktemp("browser")) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_a_report_is_seen_whole_by_day_and_by_night(name: str, reports: dict[str, Path], browser: Browser) -> None:
+    grounds = {}
+    for dark in (False, True):
+        seen = browser.show(reports[name], dark=dark)
+        assert seen.title
+        assert (seen.complaints, seen.requests) == ([], [])
+        looks = browser.value(LOOK)
+        assert len(looks["plots"]) >= PLOTS[name]
+        for plot in looks["plots"]:
+            assert plot["width"] > 300
+            assert plot["height"] > 15
+            assert 0 < plot["marks"] == plot["drawn"]
+            assert plot["inside"]
+            assert plot["cut"] == 0
+        assert looks["tables"] > 0
+        assert not looks["wide"], "what is wide scrolls by itself, and the page does not"
+        assert looks["contrast"] >= 4.5, "words can be read on this ground"
+        grounds[dark] = looks["ground"]
+    assert grounds[False] > 0.8 > 0.2 > grounds[True]
+
+
+def test_on_a_narrow_screen_the_page_does_not_scroll_sideways(reports: dict[str, Path], browser: Browser) -> None:
+    browser.show(reports["reconcile"], width=380)
+    assert not browser.value(LOOK)["wide"]
