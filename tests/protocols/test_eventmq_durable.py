@@ -194,6 +194,7 @@ def test_without_a_history_only_what_is_there_is_known_and_that_is_said() -> Non
         assert (traced.outcome, traced.history, traced.steps) == ("waiting", False, ())
         worker.say("READY", "r")
         worker.receive()
+        wait_until(lambda: not place.broker.stats().queues[0].unsettled, what="the job to be settled")
         with pytest.raises(errors.NotFound, match="history"):
             place.trace("j")
         with pytest.raises(errors.NotFound):
