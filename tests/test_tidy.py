@@ -23,6 +23,7 @@ FORBIDDEN = {
     "mqcore-session": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-authority": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-limiter": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
+    "mqcore-scheduler": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-journal": rf"\b({NO_RUNTIME_NO_CLOCK})\b",
     "mqcore-archive": rf"\b({NO_RUNTIME_NO_CLOCK})\b",
     "mqcore-cluster": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
@@ -38,6 +39,7 @@ MAY_KNOW = {
     "mqcore-authority": set(),
     "mqcore-cluster": {"mqcore-wire"},
     "mqcore-limiter": set(),
+    "mqcore-scheduler": set(),
     "mqcore-tls": set(),
     "mqcore-session": {"mqcore-wire", "mqcore-broker", "mqcore-cluster", "mqcore-limiter"},
     "mqcore-server": {
@@ -49,6 +51,7 @@ MAY_KNOW = {
         "mqcore-cluster",
         "mqcore-authority",
         "mqcore-limiter",
+        "mqcore-scheduler",
         "mqcore-tls",
     },
     "mqcore-client": {"mqcore-wire", "mqcore-tls"},

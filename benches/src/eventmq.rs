@@ -87,6 +87,26 @@ fn id_of(number: u64) -> [u8; ID_BYTES] {
     id
 }
 
+/// Connects a DEALER socket, up to the end of the handshake.
+///
+/// # Errors
+/// If nobody answers as ZeroMQ does.
+pub fn dealer(address: SocketAddr, identity: &str) -> io::Result<std::net::TcpStream> {
+    let mut stream = connect(address)?;
+    let mut octets = Vec::new();
+    Greeting { minor: 0, as_server: false }.encode(&mut octets);
+    stream.write_all(&octets)?;
+    stream.read_exact(&mut [0; GREETING_BYTES])?;
+    octets.clear();
+    Control::Ready(Ready { socket: SocketType::Dealer, identity: identity.as_bytes(), token: b"" })
+        .encode(&mut octets);
+    stream.write_all(&octets)?;
+    let mut head = [0; 2];
+    stream.read_exact(&mut head)?;
+    stream.read_exact(&mut vec![0; head[1].into()])?;
+    Ok(stream)
+}
+
 /// One connection.
 struct Peer {
     stream: TcpStream,
@@ -108,18 +128,7 @@ struct Came {
 impl Peer {
     /// Connects a DEALER socket. With an identity that is text, because not every broker takes others.
     fn connect(address: SocketAddr, identity: &str) -> io::Result<Self> {
-        let mut stream = connect(address)?;
-        let mut octets = Vec::new();
-        Greeting { minor: 0, as_server: false }.encode(&mut octets);
-        stream.write_all(&octets)?;
-        stream.read_exact(&mut [0; GREETING_BYTES])?;
-        octets.clear();
-        Control::Ready(Ready { socket: SocketType::Dealer, identity: identity.as_bytes(), token: b"" })
-            .encode(&mut octets);
-        stream.write_all(&octets)?;
-        let mut head = [0; 2];
-        stream.read_exact(&mut head)?;
-        stream.read_exact(&mut vec![0; head[1].into()])?;
+        let stream = dealer(address, identity)?;
         stream.set_nonblocking(true)?;
         Ok(Self {
             stream: TcpStream::from_std(stream),

@@ -5,7 +5,7 @@
 //! | module | what lives there |
 //! |---|---|
 //! | [`scenario`] | what is measured, by name, and what it is compared with |
-//! | [`fanout`], [`work_queue`], [`latency`], [`memory`], [`durable`], [`limits`], [`eventmq`] | the measurements |
+//! | [`fanout`], [`work_queue`], [`latency`], [`memory`], [`durable`], [`limits`], [`eventmq`], [`schedules`] | the measurements |
 //! | [`plain_loop`] | what the disk gives without a broker |
 //! | [`wire`] | what the generator has to know about a protocol |
 //! | [`tmqp`], [`peers`] | mqcore; other brokers at the same work |
@@ -26,6 +26,7 @@ pub mod plain_loop;
 pub mod process;
 pub mod report;
 pub mod scenario;
+pub mod schedules;
 pub mod serve;
 pub mod tmqp;
 pub mod wire;

@@ -17,7 +17,9 @@ use crate::report::{Figure, Goal};
 use crate::serve::{History, Saving, Serve};
 use crate::tmqp::Tmqp;
 use crate::wire::Wire;
-use crate::{backlog, durable, fanout, latency, limits, memory, micromessage, plain_loop, work_queue};
+use crate::{
+    backlog, durable, fanout, latency, limits, memory, micromessage, plain_loop, schedules, work_queue,
+};
 
 /// How a measurement is to be run.
 #[derive(Debug, Clone, Copy)]
@@ -85,11 +87,13 @@ pub enum Scenario {
     LimitsMillions,
     /// A million counters that expire at once.
     LimitsExpiry,
+    /// A million schedules of jobs, saved, of which a thousand are due in each second.
+    SchedulesMillion,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Broadcast1To1,
         Self::Broadcast1To100,
         Self::MqksLines,
@@ -111,6 +115,7 @@ impl Scenario {
         Self::LimitsConsume,
         Self::LimitsMillions,
         Self::LimitsExpiry,
+        Self::SchedulesMillion,
     ];
 
     /// Its name on the command line.
@@ -137,6 +142,7 @@ impl Scenario {
             Self::LimitsConsume => "limits-consume",
             Self::LimitsMillions => "limits-millions",
             Self::LimitsExpiry => "limits-expiry",
+            Self::SchedulesMillion => "schedules-million",
         }
     }
 
@@ -172,6 +178,7 @@ impl Scenario {
             Self::LimitsConsume => self.limits(plan, (50, 64), Goal::None, 4.0),
             Self::LimitsMillions => self.limits_millions(plan),
             Self::LimitsExpiry => self.limits_expiry(plan),
+            Self::SchedulesMillion => self.schedules_million(plan),
         }
     }
 
@@ -560,6 +567,30 @@ impl Scenario {
         }
         let compared = if plan.emq_router.is_some() { [theirs, vec![times]].concat() } else { Vec::new() };
         Ok([ours, vec![kept], compared].concat())
+    }
+}
+
+impl Scenario {
+    /// One run, however many are wanted: it takes more than a minute.
+    fn schedules_million(self, plan: Plan) -> io::Result<Vec<Figure>> {
+        let directory = Scratch::new(self.name())?;
+        let process = plan.saving_in(&directory, Status::RoundRobin, false)?;
+        let unspoken = || io::Error::other("the server under test does not speak EventMQ");
+        let sockets = process.eventmq.ok_or_else(unspoken)?;
+        let (others, start) = (cpu_seconds_of_others(&[&process])?, Instant::now());
+        let found = schedules::measure(&process, sockets, 1_000_000, 5 * plan.duration)?;
+        let disturbance = (cpu_seconds_of_others(&[&process])? - others) / start.elapsed().as_secs_f64();
+        let values = [
+            ("schedules/s taken", Goal::None, found.taken),
+            ("MiB of the broker with 1,000,000 schedules", Goal::AtMost(400.0), found.bytes as f64 / MIB),
+            ("runs that came", Goal::None, found.runs as f64),
+            ("p50 ms late", Goal::None, found.p50),
+            ("p99 ms late", Goal::AtMost(50.0), found.p99),
+            ("max ms late", Goal::None, found.max),
+        ];
+        let mut figures = values.map(|(what, goal, value)| self.one(what, goal, value));
+        figures[4].disturbance = Some(disturbance);
+        Ok(figures.into())
     }
 }
 

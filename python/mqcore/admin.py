@@ -21,11 +21,14 @@ from mqcore.config import Duration, seconds
 __all__ = [
     "DEFAULT_URL",
     "FailedRequest",
+    "ScheduleInfo",
+    "ScheduleList",
     "Sighting",
     "Trace",
     "TraceStep",
     "TracedClient",
     "errors",
+    "schedules",
     "trace",
 ]
 
@@ -59,6 +62,64 @@ class FailedRequest:
     def at(self) -> datetime:
         """When, in UTC."""
         return datetime.fromtimestamp(self.at_ms / 1000, UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleInfo:
+    """A schedule that a broker keeps, and how far it is."""
+
+    id: str
+    """A hash of the call that it makes, which tells schedules apart."""
+    queue: str
+    """The queue that it names."""
+    headers: str
+    """The headers of each run, as the protocol writes them."""
+    job: str
+    """The JSON of the job; of a long one the beginning."""
+    interval_ms: int | None
+    """Milliseconds between two runs; ``None``: it has a cron expression."""
+    cron: str | None
+    """Its cron expression."""
+    timezone: str | None
+    """The zone of that."""
+    catch_up: str
+    """What becomes of runs that were missed: ``none``, ``latest`` or ``all``."""
+    due_ms: int
+    """When it is due next: Unix milliseconds."""
+    runs: int
+    """How often it ran."""
+    left: int | None
+    """How often it still runs; ``None``: without end."""
+
+    @property
+    def due(self) -> datetime:
+        """When it is due next, in UTC."""
+        return datetime.fromtimestamp(self.due_ms / 1000, UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleList:
+    """Schedules of a broker."""
+
+    total: int
+    """How many there are in all."""
+    schedules: tuple[ScheduleInfo, ...]
+    """As many as were asked for, those that are due next first."""
+
+
+def schedules(
+    url: str = DEFAULT_URL, *, limit: int = 100, token: str | None = None, timeout: Duration = 15.0
+) -> ScheduleList:
+    """Return the schedules that the broker with this admin side keeps, those that are due next first.
+
+    `limit` is how many at most, up to 10,000; `token` and `timeout` are as for `errors`, and so is what is raised.
+    """
+    content = _get(url, f"/schedules?limit={limit:d}", token, seconds(timeout))
+    try:
+        found = tuple(ScheduleInfo(**schedule) for schedule in content["schedules"])
+        return ScheduleList(int(content["total"]), found)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _errors.BadAnswer(f"{url} tells its schedules in another form: {error}") from error
 
 
 def errors(

@@ -52,7 +52,7 @@ from mqcore.tls import Listener, ListenerTLS
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from mqcore.admin import FailedRequest
+    from mqcore.admin import FailedRequest, ScheduleList
     from mqcore.backup import BackedUp, Copied
     from mqcore.client import Client, _Options
 
@@ -486,6 +486,16 @@ class Broker:
         from mqcore.admin import FailedRequest
 
         return tuple(FailedRequest(**failure) for failure in self._core.failures(limit))
+
+    def schedules(self, limit: int = 100) -> ScheduleList:
+        """Return the schedules of jobs that this broker keeps, those that are due next first, `limit` of them at most.
+
+        Clients of EventMQ's protocol make them, `mqcore.jobs` among them. Raises `NotRunning`.
+        """
+        from mqcore.admin import ScheduleInfo, ScheduleList
+
+        total, found = self._core.schedules(limit)
+        return ScheduleList(total, tuple(ScheduleInfo(**schedule) for schedule in found))
 
     def backup(self, to: str | os.PathLike[str], *, progress: Copied | None = None) -> BackedUp:
         """Copy everything that is saved into a new directory, ``.tar`` or ``.tar.zst``, and go on meanwhile.

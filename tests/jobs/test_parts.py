@@ -120,6 +120,17 @@ def test_schedules_are_messages_of_nine_frames() -> None:
     assert every[8] == b""
     cron = jobs.cron(" 0 3 * *  * ", nightly).frames(b"UNSCHEDULE")
     assert (cron[2], cron[6], cron[8]) == (b"UNSCHEDULE", b"-1", b"0 3 * * *")
+    zoned = jobs.cron("0 0 3 * * *", nightly, timezone="Europe/Berlin", catch_up="all").frames(b"SCHEDULE")
+    assert zoned[5] == b"guarantee,nohaste,timezone:Europe/Berlin,catch-up:all,retry-count:1"
+    assert jobs.every("250ms", nightly).frames(b"SCHEDULE")[5:7] == [
+        b"guarantee,retry-count:1,interval-ms:250",
+        b"0.25",
+    ]
+    with pytest.raises(errors.ConfigError, match="none, latest, all"):
+        jobs.every(5, nightly, catch_up="some")
+    for zone in ("", "Europe/Berlin,guarantee"):
+        with pytest.raises(errors.ConfigError, match="zone"):
+            jobs.cron("0 3 * * *", nightly, timezone=zone)
     for wrong in ("nightly", "* * * *"):
         with pytest.raises(errors.ConfigError, match="cron"):
             jobs.cron(wrong, nightly)

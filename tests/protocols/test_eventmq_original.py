@@ -156,6 +156,32 @@ def test_its_scheduler_keeps_schedules_for_its_clients(original: Original) -> No
         assert len(original.written("tick")) == runs
 
 
+def test_its_clients_have_their_schedules_kept_by_the_broker(original: Original, broker: mqcore.Broker) -> None:
+    with original.job_manager():
+        wait_until(lambda: workers(original) == 1, limit=20, what="the worker")
+        call = 's, "jobs.write", interval_secs=1, args=("tick", "tock")'
+        original.run(f"schedule({call})\ns.zsocket.close(linger=5000)")
+        wait_until(lambda: len(original.written("tick")) >= 3, limit=20, what="three runs")
+        (kept,) = broker.schedules().schedules
+        said = original.run(
+            """
+from eventmq.scheduler import Scheduler
+import json
+call = {"path": "jobs", "callable": "write", "args": ["tick", "tock"]}
+call |= {"kwargs": {}, "class_args": [], "class_kwargs": {}}
+print(Scheduler.schedule_hash(["", "", "", json.dumps(["run", call])]))
+"""
+        )
+        assert said.split() == [kept.id], "the original would call it the same"
+        original.run(f"schedule({call}, unschedule=True)\ns.zsocket.close(linger=5000)")
+        wait_until(lambda: broker.schedules().total == 0, limit=20, what="the end of the schedule")
+        # What was on its way when the schedule ended still runs; that nothing follows can only be seen by waiting.
+        time.sleep(1.5)
+        runs = len(original.written("tick"))
+        time.sleep(2.5)
+        assert len(original.written("tick")) == runs
+
+
 def test_its_publisher_reaches_whoever_subscribed(original: Original) -> None:
     said = original.run(
         f"""

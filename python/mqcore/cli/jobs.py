@@ -36,7 +36,7 @@ def _jobs(broker: str | None, timeout: float) -> Jobs:
     return Jobs(broker, timeout=timeout)
 
 
-@click.group(cls=CommandGroup, short_help="Jobs: enqueue, status, workers.")
+@click.group(cls=CommandGroup, short_help="Jobs: enqueue, status, workers, schedules.")
 def jobs() -> None:
     """Jobs of a broker that speaks EventMQ's protocol, such as emqp://127.0.0.1:47290."""
 
@@ -133,6 +133,34 @@ def workers(broker: str | None, timeout: float, as_json: bool) -> None:
         for name, known in sorted(told.items())
     ]
     output.rows("mqcore.jobs.workers/1", "workers", rows, ("worker", "queues", "free"), as_json=as_json)
+
+
+@jobs.command(short_help="What the broker runs again and again, and when next.")
+@click.option(
+    "--url",
+    metavar="ADMIN",
+    default="http://127.0.0.1:2627",
+    show_default=True,
+    help="The admin side of the broker.",
+)
+@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="How many at most.")
+@click.option("--timeout", type=options.DURATION, default="15s", show_default=True, help="How long an answer may take.")
+@click.option("--token", envvar="MQCORE_TOKEN", help="Of one who may administer it. [env: MQCORE_TOKEN]")
+@options.as_json
+def schedules(url: str, limit: int, timeout: float, token: str | None, as_json: bool) -> None:
+    """List the schedules that a broker keeps, those that are due next first."""
+    from mqcore import admin
+
+    rows = [
+        {
+            "due": kept.due.isoformat(timespec="milliseconds"),
+            "when": kept.cron or f"every {(kept.interval_ms or 0) / 1000:g}s",
+            **output.plain(kept),
+        }
+        for kept in admin.schedules(url, limit=limit, token=token, timeout=timeout).schedules
+    ]
+    columns = ("due", "when", "timezone", "catch_up", "queue", "runs", "left", "id", "job")
+    output.rows("mqcore.jobs.schedules/1", "schedules", rows, columns, as_json=as_json)
 
 
 def _value(text: str) -> Any:

@@ -18,7 +18,7 @@
 
 from __future__ import annotations
 
-from mqcore.jobs.app import Jobs, Schedule
+from mqcore.jobs.app import CatchUp, Jobs, Schedule
 from mqcore.jobs.backoff import Backoff
 from mqcore.jobs.context import JobContext, current
 from mqcore.jobs.job import Job
@@ -30,6 +30,7 @@ from mqcore.jobs.worker import Tally, Worker
 __all__ = [
     "Backoff",
     "BoundCall",
+    "CatchUp",
     "Job",
     "JobContext",
     "Jobs",

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, Final, ParamSpec, Self, TypeVar, overload
 
 from mqcore.config import Duration, seconds
@@ -19,7 +20,7 @@ from mqcore.jobs.naming import full_name
 from mqcore.jobs.signature import encode_arguments
 from mqcore.jobs.task import BoundCall, Task, TaskOptions
 
-__all__ = ["Jobs", "Schedule", "TaskDecorator"]
+__all__ = ["CatchUp", "Jobs", "Schedule", "TaskDecorator"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,9 +28,20 @@ R = TypeVar("R")
 _CRON_FIELDS: Final = range(5, 7)
 
 
+class CatchUp(StrEnum):
+    """What becomes of runs that were missed because the broker was away; text of the same value will do."""
+
+    NONE = "none"
+    """They are left out, and so is the last one if it is more than a minute late."""
+    LATEST = "latest"
+    """The last one is made."""
+    ALL = "all"
+    """All are made that are not older than a week."""
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A call that is made again and again; by a scheduler, which has it from SCHEDULE."""
+    """A call that is made again and again; by the broker, or by a scheduler of the original."""
 
     call: BoundCall
     interval: float | None
@@ -38,6 +50,10 @@ class Schedule:
     """When, if there is no interval."""
     nohaste: bool
     runs: int
+    timezone: str = ""
+    """The zone of the cron expression; empty: UTC."""
+    catch_up: str = ""
+    """What becomes of runs that were missed; empty: the broker's default."""
 
     def frames(self, command: bytes) -> list[bytes]:
         """The message that begins it, or with another command ends it."""
@@ -49,6 +65,9 @@ class Schedule:
             priority=headers.priority,
             nohaste=self.nohaste,
             run_count=self.runs,
+            interval_ms=_odd_milliseconds(self.interval),
+            timezone=self.timezone,
+            catch_up=self.catch_up,
         )
         interval = "-1" if self.interval is None else f"{self.interval:g}"
         queue = self.call.options.queue.encode()
@@ -185,25 +204,41 @@ class Jobs:
         *,
         nohaste: bool = False,
         runs: int = 0,
+        catch_up: CatchUp | str | None = None,
     ) -> Schedule:
         """Let a call be made every `interval`, beginning now, or with `nohaste` after it; `runs` times, or for ever.
 
         Workers that start tell the broker; `send_schedules` does it at once. The same call again takes the first one's
-        place.
+        place, and goes on as it was if nothing is different. `catch_up` says what becomes of runs that nobody could
+        make because the broker was away: ``none``, ``latest`` (its default: the last of them is made) or ``all``. That,
+        and intervals with fractions of seconds, are for mqcore's broker. Raises `ConfigError`.
         """
         period = seconds(interval)
         if period <= 0:
             raise ConfigError("the interval of a schedule is longer than nothing")
-        return self._plan(Schedule(_bound(call), period, "", nohaste, _runs(runs)))
+        return self._plan(Schedule(_bound(call), period, "", nohaste, _runs(runs), "", _catch_up(catch_up)))
 
-    def cron(self, expression: str, call: BoundCall | Task[[], Any, Any], *, runs: int = 0) -> Schedule:
+    def cron(
+        self,
+        expression: str,
+        call: BoundCall | Task[[], Any, Any],
+        *,
+        timezone: str | None = None,
+        runs: int = 0,
+        catch_up: CatchUp | str | None = None,
+    ) -> Schedule:
         """Let a call be made when a cron expression says, such as ``"0 3 * * *"``; `runs` times, or for ever.
 
-        The broker's scheduler reads the expression, and says in its log if it cannot.
+        Six fields have seconds in front. `timezone` is a name such as ``"Europe/Berlin"``; default is UTC. Zones, six
+        fields and `catch_up` (see `every`) are for mqcore's broker. It reads the expression, and says in its log if it
+        cannot. Raises `ConfigError`.
         """
         if len(expression.split()) not in _CRON_FIELDS:
             raise ConfigError(f"{expression!r} is no cron expression: it has five fields, or six")
-        return self._plan(Schedule(_bound(call), None, " ".join(expression.split()), True, _runs(runs)))
+        if timezone is not None and (not timezone or set(timezone) & set(", :")):
+            raise ConfigError(f"{timezone!r} is no time zone; write one such as Europe/Berlin")
+        fields = " ".join(expression.split())
+        return self._plan(Schedule(_bound(call), None, fields, True, _runs(runs), timezone or "", _catch_up(catch_up)))
 
     def _plan(self, schedule: Schedule) -> Schedule:
         self._schedules.append(schedule)
@@ -254,6 +289,19 @@ class Jobs:
 
 def _bound(call: BoundCall | Task[[], Any, Any]) -> BoundCall:
     return call if isinstance(call, BoundCall) else call.bind()
+
+
+def _odd_milliseconds(interval: float | None) -> int:
+    return 0 if interval is None or interval.is_integer() else max(1, round(interval * 1000))
+
+
+def _catch_up(catch_up: str | None) -> str:
+    if catch_up is None:
+        return ""
+    try:
+        return CatchUp(catch_up).value
+    except ValueError:
+        raise ConfigError(f"{catch_up!r} is no way to catch up; there are {', '.join(CatchUp)}") from None
 
 
 def _runs(runs: int) -> int:

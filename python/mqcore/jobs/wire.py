@@ -110,6 +110,10 @@ class Headers(msgspec.Struct, frozen=True):
     priority: int = 0
     nohaste: bool = False
     run_count: int = 0
+    interval_ms: int = 0
+    """Said to mqcore's broker where an interval is no whole number of seconds."""
+    timezone: str = ""
+    catch_up: str = ""
 
     @classmethod
     def parse(cls, text: bytes) -> Headers:
@@ -137,11 +141,14 @@ def _read_headers(text: bytes) -> Headers:
 def _encode_headers(headers: Headers) -> bytes:
     words = ["reply-requested"] * headers.reply_requested + ["guarantee"] * headers.guarantee
     words += ["nohaste"] * headers.nohaste
+    texts = (("timezone", headers.timezone), ("catch-up", headers.catch_up))
+    words += [f"{name}:{text}" for name, text in texts if text]
     numbers = (
         ("retry-count", headers.retry_count),
         ("timeout", headers.timeout),
         ("priority", headers.priority),
         ("run_count", headers.run_count),
+        ("interval-ms", headers.interval_ms),
     )
     return ",".join(words + [f"{name}:{number}" for name, number in numbers if number]).encode()
 

@@ -1008,6 +1008,15 @@ impl Broker {
         }
     }
 
+    /// Whether there is a queue, or publishing to it makes one.
+    pub fn takes(&self, queue: &QueueAddress) -> bool {
+        let config = &self.books.config;
+        match self.names.get(&folded(&queue.channel)) {
+            Some(key) => config.auto_create_queues || self.channels[*key].queues.contains_key(&queue.id),
+            None => config.auto_create_channels && config.auto_create_queues,
+        }
+    }
+
     fn acknowledge(
         &mut self,
         client: &Arc<Client>,
@@ -1138,6 +1147,9 @@ impl Broker {
         match request {
             Request::Join { channel } => self.join(client, &channel, now, effects),
             Request::Leave { channel } => self.leave(client, &channel, now, effects),
+            Request::MayPublish { queue } => {
+                done_or(self.takes(&queue), || format!("there is no queue {queue}; create it first"))
+            }
             Request::CreateChannel { channel, changes } => {
                 if self.lookup(&channel).is_some() {
                     let reason = format!("channel {channel} exists already");

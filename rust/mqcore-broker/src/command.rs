@@ -283,6 +283,8 @@ pub enum Request {
     Join { channel: ChannelName },
     /// Stop being one.
     Leave { channel: ChannelName },
+    /// Say whether the client may publish to a queue; `NotFound` if there is none and publishing would not make one.
+    MayPublish { queue: QueueAddress },
     /// Create a channel; `AlreadyExists` if there is one.
     CreateChannel { channel: ChannelName, changes: ChannelChanges },
     /// Remove a channel with its queues and their messages. For administrators.
@@ -409,6 +411,7 @@ impl Request {
             | Self::QueueInformation { queue }
             | Self::UnsubscribeQueue { queue, .. }
             | Self::RebindQueue { queue, .. }
+            | Self::MayPublish { queue }
             | Self::DropQueue { queue } => of(&queue.channel),
             Self::ToSubscriptions { .. } | Self::Census => Destination::Every,
             Self::SubscribeQueue(subscription) => of(&subscription.queue.channel),

@@ -10,6 +10,7 @@ use crate::command::{ClientPattern, EventKind};
 use crate::effect::{Effect, Event, NodeInformation, Occurrence, Subject};
 use crate::filter;
 use crate::id::ConnectionId;
+use crate::intake::SCHEDULES;
 use crate::nodes::{Master, Nodes};
 use crate::rejection::{Rejection, RejectionKind};
 use crate::stats::ClientInformation;
@@ -98,6 +99,10 @@ impl Directory {
         for (what, value) in [("node id", Some(&*id)), ("node name", name.as_deref()), ("host", Some(&*host))]
         {
             check_text(what, value)?;
+        }
+        if *id == *SCHEDULES {
+            let reason = format!("a node cannot be called {SCHEDULES}");
+            return Err(Rejection::new(RejectionKind::Unacceptable, reason));
         }
         if let Some(older) = self.nodes.connection(&id) {
             let rejection = Rejection::new(RejectionKind::Unacceptable, "this node has connected anew");

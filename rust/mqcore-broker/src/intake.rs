@@ -8,6 +8,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+/// The sender that is this broker itself: its schedules. No other broker may be called so.
+pub const SCHEDULES: &str = "*schedules*";
+
 /// Where a message came from: which number of which sender.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ticket {
@@ -120,8 +123,9 @@ impl Intake {
     }
 
     fn forget_oldest(&mut self) {
-        let idle =
-            self.senders.iter().filter(|(_, sender)| sender.pending.is_empty() && sender.fresh.is_empty());
+        let idle = self.senders.iter().filter(|(node, sender)| {
+            ***node != *SCHEDULES && sender.pending.is_empty() && sender.fresh.is_empty()
+        });
         let oldest = idle.min_by_key(|(_, sender)| sender.done.epoch).map(|(node, _)| Arc::clone(node));
         if let Some(node) = oldest {
             self.senders.remove(&node);
@@ -152,7 +156,7 @@ impl Intake {
 
     fn refresh(&mut self, node: &Arc<str>, number: u64) {
         let Some(sender) = self.senders.get_mut(node) else { return };
-        if sender.fresh.is_empty() {
+        if sender.fresh.is_empty() && !self.dirty.contains(node) {
             self.dirty.push(Arc::clone(node));
         }
         sender.fresh.push(number);
@@ -198,6 +202,10 @@ impl Intake {
         }
         if ticket.epoch == sender.done.epoch && ticket.number > sender.done.through {
             sender.done.above.insert(ticket.number);
+            // So far only the message's own record says so, and that may go before the number comes again.
+            if !self.dirty.contains(&ticket.node) {
+                self.dirty.push(Arc::clone(&ticket.node));
+            }
         }
     }
 
@@ -280,6 +288,9 @@ mod tests {
         intake.restore("n".into(), Progress { epoch: 2, through: 10, above: [12].into() });
         intake.restore_saved(&ticket(2, 14));
         intake.restore_saved(&ticket(1, 99));
+        assert!(intake.is_dirty(), "the record of 14 may go before it comes again");
+        let expected = Progress { epoch: 2, through: 10, above: [12, 14].into() };
+        assert_eq!(intake.flush(), [("n".into(), expected, Vec::new())]);
         let known: Vec<_> = [10, 11, 12, 13, 14].map(|number| intake.arrive(&ticket(2, number))).into();
         assert_eq!(known, [Arrival::Done, Arrival::New, Arrival::Done, Arrival::New, Arrival::Done]);
     }

@@ -368,7 +368,7 @@ impl Turn<'_> {
         for (node, progress, numbers) in self.books.intake.flush() {
             let link = self.books.links.get(&node).copied();
             self.record(Record::DefineIntake(node, progress));
-            let Some(link) = link else { continue };
+            let Some(link) = link.filter(|_| !numbers.is_empty()) else { continue };
             if self.books.storage == Storage::Ready {
                 self.books.wait(Durability::Os, Awaiting::Confirm(link, numbers));
             } else {

@@ -475,6 +475,14 @@ impl Broker {
         failures.iter().map(|failure| survey::failure_dict(py, failure)).collect()
     }
 
+    /// The schedules that are due next, as plain dicts, and how many there are.
+    fn schedules<'py>(&self, py: Python<'py>, limit: usize) -> PyResult<(u64, Vec<Bound<'py, PyDict>>)> {
+        let running = self.running("tell its schedules")?;
+        let list = py.detach(|| running.handle.block_on(running.server.schedules(limit)));
+        let schedules = list.schedules.iter().map(|schedule| survey::schedule_dict(py, schedule));
+        Ok((list.total, schedules.collect::<PyResult<_>>()?))
+    }
+
     /// What all shards know, as plain dicts.
     fn survey<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let running = self.running("be surveyed")?;

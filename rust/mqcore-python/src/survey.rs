@@ -7,6 +7,7 @@ use mqcore_broker::stats::{
     TopicInformation,
 };
 use mqcore_server::failures::Failure;
+use mqcore_server::schedules::ScheduleView;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -163,6 +164,23 @@ pub(crate) fn failure_dict<'py>(py: Python<'py>, failure: &Failure) -> PyResult<
     dict.set_item("client", &failure.client)?;
     dict.set_item("connection", failure.connection.0)?;
     dict.set_item("protocol", failure.protocol)?;
+    Ok(dict)
+}
+
+pub(crate) fn schedule_dict<'py>(py: Python<'py>, schedule: &ScheduleView) -> PyResult<Bound<'py, PyDict>> {
+    let (cron, timezone) = schedule.cron.as_ref().map(|(cron, timezone)| (cron, timezone)).unzip();
+    let dict = PyDict::new(py);
+    dict.set_item("id", schedule.id.to_string())?;
+    dict.set_item("queue", &schedule.queue)?;
+    dict.set_item("headers", &schedule.headers)?;
+    dict.set_item("job", &schedule.job)?;
+    dict.set_item("interval_ms", schedule.interval_ms)?;
+    dict.set_item("cron", cron)?;
+    dict.set_item("timezone", timezone)?;
+    dict.set_item("catch_up", schedule.catch_up)?;
+    dict.set_item("due_ms", schedule.due_ms)?;
+    dict.set_item("runs", schedule.runs)?;
+    dict.set_item("left", schedule.left)?;
     Ok(dict)
 }
 

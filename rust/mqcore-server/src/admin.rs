@@ -31,6 +31,7 @@ use crate::failures::Failure;
 use crate::history::HistoryDir;
 use crate::hub::Hub;
 use crate::metrics;
+use crate::schedules::ScheduleView;
 use crate::server;
 use crate::shutdown::TaskGuard;
 use crate::survey::{self, Totals};
@@ -157,6 +158,7 @@ fn router(admin: Admin) -> Router {
         .route("/metrics", get(metrics_page))
         .route("/overview", get(overview))
         .route("/errors", get(errors_page))
+        .route("/schedules", get(schedules_page))
         .route("/backup", get(admin_backup::download))
         .route("/history", get(admin_history::answer))
         .route("/trace/{id}", get(admin_trace::answer))
@@ -226,7 +228,7 @@ async fn reload_authority(State(admin): State<Admin>) -> Response {
 
 async fn unknown_path(uri: Uri) -> Response {
     let message = format!(
-        "there is no {}; there are /livez, /readyz, /metrics, /overview, /errors, /backup, /history, /trace/ID and /authority/reload",
+        "there is no {}; there are /livez, /readyz, /metrics, /overview, /errors, /schedules, /backup, /history, /trace/ID and /authority/reload",
         uri.path()
     );
     error(StatusCode::NOT_FOUND, "not-found", &message)
@@ -302,6 +304,38 @@ async fn errors_page(State(admin): State<Admin>, uri: Uri) -> Response {
         }
         Err(response) => response,
     }
+}
+
+async fn schedules_page(State(admin): State<Admin>, uri: Uri) -> Response {
+    let limit = match list_limit(&uri) {
+        Ok(limit) => limit,
+        Err(response) => return response,
+    };
+    match tokio::time::timeout(SHARD_TIMEOUT, admin.hub.schedules.list(limit)).await {
+        Ok(Some(list)) => {
+            let schedules: Vec<Value> = list.schedules.iter().map(describe_schedule).collect();
+            Json(json!({"total": list.total, "schedules": schedules, "limit": limit})).into_response()
+        }
+        Ok(None) => error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server stops"),
+        Err(_) => busy(),
+    }
+}
+
+fn describe_schedule(schedule: &ScheduleView) -> Value {
+    let (cron, timezone) = schedule.cron.as_ref().map(|(cron, timezone)| (cron, timezone)).unzip();
+    json!({
+        "id": schedule.id.to_string(),
+        "queue": schedule.queue,
+        "headers": schedule.headers,
+        "job": schedule.job,
+        "interval_ms": schedule.interval_ms,
+        "cron": cron,
+        "timezone": timezone,
+        "catch_up": schedule.catch_up,
+        "due_ms": schedule.due_ms,
+        "runs": schedule.runs,
+        "left": schedule.left,
+    })
 }
 
 fn describe_failure(failure: Failure) -> Value {

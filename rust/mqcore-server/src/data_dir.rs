@@ -7,6 +7,7 @@
 //! DIR/shard-K/    the journal of shard K
 //! DIR/nodes/      the journal of what is passed on to other brokers
 //! DIR/limits/     the journal of counters and buffers that are kept
+//! DIR/schedules/  the journal of schedules and their runs
 //! ```
 
 use std::collections::HashMap;
@@ -100,6 +101,12 @@ pub enum DataDirError {
         /// Why.
         source: JournalError,
     },
+    /// The journal of schedules cannot be opened.
+    #[error("the journal of schedules: {source}")]
+    Schedules {
+        /// Why.
+        source: JournalError,
+    },
     /// A record is sound and was not written by a version that this one understands.
     #[error("the journal of shard {shard}: {source}")]
     Record {
@@ -169,6 +176,11 @@ impl DataDir {
     /// Where counters and buffers are kept.
     pub(crate) fn limits(&self) -> PathBuf {
         self.path.join("limits")
+    }
+
+    /// Where schedules are kept.
+    pub(crate) fn schedules(&self) -> PathBuf {
+        self.path.join("schedules")
     }
 
     /// Where history is archived.

@@ -24,6 +24,7 @@ use crate::handler::{AnswerSink, HandlerPort};
 use crate::hub::Hub;
 use crate::journal_writer::{JournalWriter, Turn};
 use crate::questions::Questions;
+use crate::schedules;
 use crate::shard::{Batch, Input, ShardInbox, SharedRoom, Urgent};
 use crate::shutdown::TaskGuard;
 use crate::staging::Staging;
@@ -257,6 +258,15 @@ impl Engine {
             Urgent::Sight(sought, reply) => {
                 let _ = reply.send(self.broker.sightings(&sought));
             }
+            Urgent::Takes(queues, reply) => {
+                // Whoever asked may have gone; nobody misses the answer then.
+                let _ = reply.send(queues.iter().map(|queue| self.broker.takes(queue)).collect());
+            }
+            Urgent::Scheduled(commands) => {
+                for command in commands {
+                    self.broker.command(&self.hub.scheduling, command, now, &mut self.effects);
+                }
+            }
             Urgent::Master(master) => self.broker.master(*master, now, &mut self.effects),
             Urgent::Ping(reply) => {
                 let _ = reply.send(());
@@ -305,6 +315,7 @@ impl Engine {
             match effect {
                 Effect::Deliver(deliver) => self.staging.deliver(&deliver, &self.hub),
                 Effect::Publication(publication) => self.staging.publish(&publication, &self.hub),
+                Effect::Tell(schedules::CONNECTION, event) => self.hub.schedules.told(event),
                 Effect::Tell(connection, event) => {
                     self.staging.tell(connection, event, &self.hub);
                 }

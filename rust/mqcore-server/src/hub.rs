@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use mqcore_broker::client::Peer;
+use mqcore_broker::client::{Client, Peer};
 use mqcore_broker::id::ConnectionId;
 use mqcore_limiter::time::Nanos;
 use mqcore_session::any::{AnySession, Protocol};
@@ -26,6 +26,7 @@ use crate::guard::Guard;
 use crate::nodes::Nodes;
 use crate::outbox::Outbox;
 use crate::registry::Registry;
+use crate::schedules::port::SchedulePort;
 use crate::shard::ShardHandle;
 use crate::shutdown::Shutdown;
 use crate::spares::{SpareBytes, SpareCommands};
@@ -55,6 +56,9 @@ pub(crate) struct Hub {
     pub(crate) throttr: Arc<Directory>,
     /// What all EventMQ sessions share: who works and who keeps schedules.
     pub(crate) eventmq: Arc<Exchange>,
+    /// Who keeps schedules, and who publishes their runs.
+    pub(crate) schedules: SchedulePort,
+    pub(crate) scheduling: Arc<Client>,
     pub(crate) guard: Guard,
     /// Who handles the frames of vendors' extensions of MicroMessage2.
     pub(crate) extensions: Option<Arc<dyn ExtensionPort>>,

@@ -543,6 +543,8 @@ mod tests {
             extensions: None,
             extension_names: Arc::default(),
             eventmq: Arc::new(mqcore_session::eventmq::exchange::Exchange::new(0, None)),
+            schedules: crate::schedules::port::SchedulePort::new(),
+            scheduling: crate::schedules::client(),
         };
         (Arc::new(hub), inbox)
     }

@@ -47,6 +47,7 @@ pub mod handler;
 pub mod history;
 pub mod inspection;
 pub mod nodes;
+pub mod schedules;
 pub mod server;
 
 mod admin;

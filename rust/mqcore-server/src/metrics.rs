@@ -32,6 +32,7 @@ pub(crate) fn render(hub: &Hub, survey: &Survey, uptime_seconds: f64, per_queue:
     routers(&mut page, survey);
     connections(&mut page, hub);
     eventmq(&mut page, hub);
+    schedules(&mut page, hub);
     authority(&mut page, hub);
     tls(&mut page, &hub.tls);
     handlers(&mut page, hub);
@@ -547,6 +548,41 @@ fn eventmq(page: &mut Page, hub: &Hub) {
         page.family(name, "gauge", help);
         page.sample(name, &[], value);
     }
+}
+
+fn schedules(page: &mut Page, hub: &Hub) {
+    let numbers = hub.schedules.numbers();
+    for (name, kind, help, number) in [
+        ("mqcore_schedules", "gauge", "Schedules that this broker keeps.", &numbers.schedules),
+        (
+            "mqcore_schedule_runs_total",
+            "counter",
+            "Runs of schedules that were written down for their queues.",
+            &numbers.runs,
+        ),
+        (
+            "mqcore_schedule_skips_total",
+            "counter",
+            "How often a schedule left out runs that it had missed.",
+            &numbers.skipped,
+        ),
+        ("mqcore_schedules_refused_total", "counter", "Schedules that were not taken.", &numbers.refused),
+        (
+            "mqcore_schedule_runs_waiting",
+            "gauge",
+            "Runs that are due and not known to be in their queues.",
+            &numbers.outstanding,
+        ),
+    ] {
+        page.family(name, kind, help);
+        page.sample(name, &[], number.load(Ordering::Relaxed));
+    }
+    page.family(
+        "mqcore_schedules_failing",
+        "gauge",
+        "1 while runs wait because they cannot be written down.",
+    );
+    page.sample("mqcore_schedules_failing", &[], u64::from(numbers.failing.load(Ordering::Relaxed)));
 }
 
 fn queues(page: &mut Page, survey: &Survey) {

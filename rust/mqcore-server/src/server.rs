@@ -14,6 +14,8 @@ use mqcore_broker::id::{HandlerId, QueueAddress, RouterName};
 use mqcore_broker::policy;
 use mqcore_broker::router::RouterDefinition;
 use mqcore_broker::stats::{Survey, Waiting};
+use mqcore_journal::options::Options;
+use mqcore_journal::storage::FileStorage;
 use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::time::Nanos;
 use mqcore_session::eventmq::exchange::Exchange;
@@ -33,7 +35,7 @@ use crate::clock::Clock;
 use crate::config::{AdminConfig, Config, ConfigError, Encryption, ListenerTls, Protocol};
 use crate::connection::Connection;
 use crate::counters::Counters;
-use crate::data_dir::{DataDir, DataDirError, Opened};
+use crate::data_dir::{DataDir, DataDirError, Opened, RECORD_BYTES_MAX};
 use crate::engine::Engine;
 use crate::failures::{Failure, Failures};
 use crate::guard::Guard;
@@ -46,6 +48,9 @@ use crate::listener::{self, Socket, Spoken, TlsSocket};
 use crate::nodes::OpenedNodes;
 use crate::outbox::Order;
 use crate::registry::Registry;
+use crate::schedules::keeper::Keeper;
+use crate::schedules::port::SchedulePort;
+use crate::schedules::{self, ScheduleList};
 use crate::shard::{self, Urgent};
 use crate::shutdown::{Shutdown, TaskGuard};
 use crate::spares::{SpareBytes, SpareCommands};
@@ -135,6 +140,9 @@ impl Server {
         let throttr = limits::directory(&config, &clock);
         let extensions = port.extensions();
         let kept = recover_limits(&config, recovered.as_ref(), &throttr, &clock).await?;
+        let schedule_port = SchedulePort::new();
+        let keeper =
+            recover_schedules(&config, recovered.as_ref(), &schedule_port, count, clock.now().0).await?;
         let (shards, inboxes): (Vec<_>, Vec<_>) = (0..count).map(|_| shard::channel()).unzip();
         let shutdown = Shutdown::new();
         let directory = recovered.as_ref().map(|recovered| Arc::clone(&recovered.directory));
@@ -168,6 +176,8 @@ impl Server {
             extension_names: extensions.iter().flat_map(|port| port.names()).collect(),
             extensions,
             eventmq: Arc::new(Exchange::new(RandomState::new().hash_one(0), job_policy(&config))),
+            schedules: schedule_port,
+            scheduling: schedules::client(),
             guard: Guard { publish: config.publish_limit, connect: config.connect_limit },
         });
         let admin_url = bound.admin.as_ref().map(|(_, address)| address.url());
@@ -232,6 +242,12 @@ impl Server {
         if let Some(links) = links {
             links.start(&inner.hub);
         }
+        inner.hub.eventmq.keep_schedules(Arc::new(inner.hub.schedules.clone()));
+        inner
+            .hub
+            .schedules
+            .start(keeper, &inner.hub, directory, inner.hub.shutdown.enter())
+            .map_err(|source| StartError::Thread { source })?;
         if let Some((journal, restored, directory)) = kept {
             let hub = &inner.hub;
             hub.counters.limits.restored.add(restored.entries);
@@ -335,6 +351,11 @@ impl Server {
         survey::survey(&self.inner.hub).await
     }
 
+    /// The schedules that are due next, at most `max` of them, and how many there are. None after the server has ended.
+    pub async fn schedules(&self, max: usize) -> ScheduleList {
+        self.inner.hub.schedules.list(max).await.unwrap_or_default()
+    }
+
     /// The last requests that could not be done, the latest first, at most `limit` of them: what the numbers stand for
     /// that their peers were told. At most [`FAILURES_MAX`](crate::failures::FAILURES_MAX) are kept.
     pub fn failures(&self, limit: usize) -> Vec<Failure> {
@@ -369,6 +390,7 @@ impl Server {
         for shard in &hub.shards {
             shard.send_urgent(Urgent::ClockTurned);
         }
+        hub.schedules.look();
         for outbox in hub.registry.all() {
             outbox.wake();
         }
@@ -517,6 +539,36 @@ async fn recover_limits(
     let Restored { entries, expired, unreadable } = kept.1;
     tracing::info!(entries, expired, unreadable, "limits are back");
     Ok(Some(kept))
+}
+
+/// Goes on with the schedules that an earlier server kept. A directory gets a journal of them as soon as somebody could ask for
+/// any.
+async fn recover_schedules(
+    config: &Config,
+    recovered: Option<&Recovery>,
+    port: &SchedulePort,
+    shards: usize,
+    now_ms: u64,
+) -> Result<Keeper<FileStorage>, StartError> {
+    let asked_for = config.listeners.iter().any(|listener| listener.protocol == Protocol::Eventmq);
+    let path = recovered.map(|recovered| recovered.directory.schedules());
+    let Some(path) = path.filter(|path| asked_for || path.exists()) else {
+        return Ok(Keeper::in_memory(shards, now_ms));
+    };
+    let port = port.clone();
+    let read = tokio::task::spawn_blocking(move || {
+        let storage = FileStorage::open(&path).map_err(|source| DataDirError::Io { path, source })?;
+        let options = Options { now_ms, max_record_bytes: RECORD_BYTES_MAX as u32, ..Options::default() };
+        Keeper::open(storage, options, shards, port.crons())
+            .map_err(|source| DataDirError::Schedules { source })
+    });
+    let (keeper, unreadable) = match read.await {
+        Ok(opened) => opened?,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    };
+    let (schedules, outstanding) = (keeper.len(), keeper.outstanding());
+    tracing::info!(schedules, outstanding, unreadable, "schedules are back");
+    Ok(keeper)
 }
 
 fn read_shard(directory: &DataDir, shard: usize, now_ms: u64) -> Result<Opened, DataDirError> {
@@ -724,6 +776,7 @@ async fn supervise(hub: Arc<Hub>, _alive: TaskGuard) {
     for shard in &hub.shards {
         shard.send_urgent(Urgent::End);
     }
+    hub.schedules.end();
     if let Some(outlet) = hub.nodes.as_ref().and_then(|nodes| nodes.outlet.as_ref()) {
         outlet.end();
     }

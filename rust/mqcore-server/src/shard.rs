@@ -80,6 +80,10 @@ pub(crate) enum Urgent {
     Waiting(QueueAddress, usize, oneshot::Sender<Option<Vec<Waiting>>>),
     /// Somebody looks for a message.
     Sight(Sought, oneshot::Sender<Sightings>),
+    /// Somebody wants to know which of these queues there are, or would be made by publishing.
+    Takes(Vec<QueueAddress>, oneshot::Sender<Vec<bool>>),
+    /// Runs of schedules for queues of this shard.
+    Scheduled(Vec<Command>),
     /// A broker that this one passes on to came, went, or said who it is.
     Master(Box<Master>),
     /// Somebody wants to know whether the shard still takes turns.

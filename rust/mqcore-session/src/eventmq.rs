@@ -514,7 +514,8 @@ impl EventmqSession {
 
     // --- schedules --------------------------------------------------------------------------------------------------
 
-    /// Schedules are kept by this broker if it does so, else by the scheduler that came last; all of them end one.
+    /// Schedules are kept by the scheduler that joined last, where there is one that can; else by this broker. All of them end
+    /// one.
     fn schedule(
         &mut self,
         id: &[u8],
@@ -522,7 +523,8 @@ impl EventmqSession {
         begins: bool,
         commands: &mut Vec<Command>,
     ) -> Result<(), String> {
-        if let Some(keeper) = self.exchange.schedules() {
+        let schedulers = self.exchange.schedulers();
+        if self.exchange.schedules().is_some() {
             let request = ScheduleRequest {
                 id: id.into(),
                 queue: schedule.queue.into(),
@@ -532,30 +534,71 @@ impl EventmqSession {
                 job: schedule.body.into(),
                 cron: schedule.cron.map(Into::into),
             };
-            let done = if begins { keeper.schedule(request) } else { keeper.unschedule(request) };
-            return done.map_err(|rejection| rejection.to_string());
-        }
-        let schedulers = self.exchange.schedulers();
-        if schedulers.is_empty() {
+            if request.job.len() > schedules::JOB_BYTES_MAX {
+                let most = schedules::JOB_BYTES_MAX;
+                return Err(format!("a job that is scheduled has at most {most} octets"));
+            }
+            let kept_here = begins && (schedulers.is_empty() || request.needs_broker());
+            // Whoever had it before has it no longer: each schedule is kept by one.
+            let queue = self.intake.address(schedule.queue);
+            let number = self.pending.expect(Asked::Schedule(Box::new(request), kept_here), 1);
+            commands.push(Command::Request(number, Box::new(Request::MayPublish { queue })));
+            if kept_here {
+                self.tell_schedulers(id, schedule, false, commands);
+                return Ok(());
+            }
+        } else if schedulers.is_empty() {
             return Err("nobody keeps schedules: no scheduler is connected".to_owned());
-        }
-        // In the document's form the original's scheduler would die of it.
-        let (Some(interval), Some(cron)) = (schedule.interval, schedule.cron) else {
+        } else if begins && (schedule.interval.is_none() || schedule.cron.is_none()) {
+            // In the document's form the original's scheduler would die of it.
             return Err(
                 "a schedule needs an interval and a cron expression, of which one may be empty".to_owned()
             );
-        };
-        let schedule = Schedule { interval: Some(interval), cron: Some(cron), ..*schedule };
+        }
+        self.tell_schedulers(id, schedule, begins, commands);
+        Ok(())
+    }
+
+    /// Passes a schedule on to the scheduler that joined last, or its end to all of them.
+    fn tell_schedulers(
+        &mut self,
+        id: &[u8],
+        schedule: &Schedule<'_>,
+        begins: bool,
+        commands: &mut Vec<Command>,
+    ) {
+        let (interval, cron) = (schedule.interval.or(Some(b"-1")), schedule.cron.or(Some(b"")));
+        let schedule = Schedule { interval, cron, ..*schedule };
         let command = if begins { Said::Schedule(schedule) } else { Said::Unschedule(schedule) };
         let mut octets = Vec::new();
         eventmq::Message { id, command }.encode(&mut octets);
         let most = if begins { 1 } else { usize::MAX };
-        for scheduler in schedulers.into_iter().take(most) {
+        for scheduler in self.exchange.schedulers().into_iter().take(most) {
             let properties = Properties { hops: 16, ..Properties::default() };
             let message = Message::from_parts(id, b"", &octets, properties, self.client.clone());
             commands.push(Command::Direct { to: ClientPattern::Id(scheduler), message });
         }
-        Ok(())
+    }
+
+    /// The broker has said whether the client may publish to the queue of a schedule.
+    fn keep_schedule(
+        &mut self,
+        request: ScheduleRequest,
+        begins: bool,
+        answer: Result<Reply, Rejection>,
+        now: Timestamp,
+    ) {
+        let Some(keeper) = self.exchange.schedules() else { return };
+        let id = request.id.clone();
+        let done = match answer {
+            Err(rejection) if rejection.kind != RejectionKind::NotFound => Err(rejection),
+            // Its runs go where any job for an unknown queue goes, or to a queue that is there by then.
+            _ if begins => keeper.schedule(request),
+            _ => keeper.unschedule(request),
+        };
+        if let Err(rejection) = done {
+            self.complain(&id, rejection.to_string(), now);
+        }
     }
 
     /// What a client said, for this scheduler. Clients of other protocols may say anything; it must be one of these two.
@@ -669,6 +712,7 @@ impl EventmqSession {
                     }
                 }
             }
+            Some((Asked::Schedule(request, begins), _)) => self.keep_schedule(*request, begins, answer, now),
             Some((Asked::Fence, _)) => {
                 self.fences = self.fences.map(|fences| fences.saturating_sub(1));
                 self.finish();

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use mqcore_broker::broker::{Broker, BrokerConfig};
 use mqcore_broker::client::Client;
-use mqcore_broker::command::{Command, Destination};
-use mqcore_broker::effect::{Effect, Forwarded};
+use mqcore_broker::command::{Command, Destination, Request};
+use mqcore_broker::effect::{Effect, Event, Forwarded};
 use mqcore_broker::id::ConnectionId;
 use mqcore_broker::rejection::{Rejection, RejectionKind};
 use mqcore_broker::time::Timestamp;
@@ -21,6 +21,7 @@ use mqcore_session::eventmq::terms::{Role, Terms};
 use mqcore_session::eventmq::{EventmqSession, SILENCE_MAX, encode_publication};
 use mqcore_session::session::{Session, SessionConfig, SessionError, provisional_client};
 use mqcore_wire::codec::Limits;
+use mqcore_wire::eventmq::headers::Headers;
 use mqcore_wire::zmtp::command::{Command as Control, Ready, SocketType};
 use mqcore_wire::zmtp::{Cutter, GREETING_BYTES, Greeting, Item, encode_message};
 use serde_json::{Value, json};
@@ -907,6 +908,80 @@ fn schedules_go_to_the_broker_where_it_keeps_them() {
     assert_eq!((&*first.queue, first.cron.as_deref()), (&b"q"[..], Some(&b"* * * * *"[..])));
     assert!(first.wishes.nohaste && first.wishes.run_count == 2);
     assert_eq!((&*second.job, &second.interval), (&b"job"[..], &None));
+}
+
+#[test]
+fn a_schedule_is_kept_by_one_alone() {
+    let mut world = World::new(2);
+    let kept = Arc::new(Kept::default());
+    assert!(world.exchange.keep_schedules(kept.clone()));
+    let client = world.client();
+    let scheduler = world.join(Role::Frontend, b"original");
+    world.say(scheduler, &["INFORM", "i", "", "scheduler"]);
+    world.heard(scheduler);
+    world.say(client, &["SCHEDULE", "s", "q", "nohaste", "5", "job", ""]);
+    assert_eq!(world.told(scheduler)[0][2], "SCHEDULE");
+    for (headers, interval, cron) in [
+        ("timezone:Europe/Berlin", "-1", "0 3 * * *"),
+        ("catch-up:all", "5", ""),
+        ("interval-ms:250", "", ""),
+        ("", "-1", "0 0 3 * * *"),
+    ] {
+        world.say(client, &["SCHEDULE", "s", "q", headers, interval, "job", cron]);
+        assert_eq!(world.told(scheduler)[0][2], "UNSCHEDULE", "it would do {headers} {cron} wrong");
+    }
+    world.say(client, &["SCHEDULE", "s", "q", "", "job"]);
+    let told = world.told(scheduler);
+    assert_eq!(told[0][2..], ["UNSCHEDULE", "s", "q", "", "-1", "job", ""], "it would die of seven frames");
+    let kept = kept.0.lock().unwrap();
+    let begun: Vec<_> = kept.iter().map(|(begins, _)| *begins).collect();
+    assert_eq!(begun, [false, true, true, true, true], "and {:?}", world.complaints(client));
+}
+
+#[test]
+fn what_tells_schedules_apart_is_the_call_that_they_make() {
+    let request = |job: &str| ScheduleRequest {
+        id: Box::default(),
+        queue: b"q"[..].into(),
+        headers: b"guarantee,nohaste,timeout:5,run_count:3,due:1,timezone:UTC"[..].into(),
+        wishes: Headers::default(),
+        interval: None,
+        job: job.as_bytes().into(),
+        cron: None,
+    };
+    let id = |job: &str| request(job).identity().map(|octet| format!("{octet:02x}")).concat();
+    let call = r#"["run", {"path": "m", "callable": "f", "args": [1, 2.5], "kwargs": {"b": "é", "a": [null]}, "class_args": [], "class_kwargs": {}}]"#;
+    // What hashlib.sha1 makes of json.dumps of these six with sorted keys.
+    assert_eq!(id(call), "217121e4aa714181611a46a7981b9d6029128dff");
+    let same = r#"["run",{"class_kwargs":{},"class_args":[],"kwargs":{"a":[null],"b":"\u00e9"},"args":[1,2.5],"callable":"f","path":"m","more":1}]"#;
+    assert_eq!(id(call), id(same));
+    assert_ne!(id(call), id(&call.replace("[1, ", "[2, ")));
+    for other in ["", "{}", "[1]", r#"["run", {"path": "m"}]"#, &"[".repeat(60_000)] {
+        assert_eq!(request(other).identity(), request(other).identity());
+        assert_ne!(id(other), id("another"));
+    }
+    assert_eq!(request(call).headers_of_runs(), b"guarantee,timeout:5");
+    assert_eq!(request(call).timezone(), Some("UTC"));
+}
+
+#[test]
+fn who_may_not_publish_to_a_queue_has_nothing_scheduled_there() {
+    let mut world = World::new(1);
+    let kept = Arc::new(Kept::default());
+    assert!(world.exchange.keep_schedules(kept.clone()));
+    let client = world.client();
+    let now = world.now;
+    let peer = world.peers.get_mut(&client).unwrap();
+    let mut commands = Vec::new();
+    let mut message = Vec::new();
+    encode_message(&[b"", b"eMQP/1.0", b"SCHEDULE", b"s", b"secret", b"", b"5", b"job", b""], &mut message);
+    peer.session.receive(&message, now, &mut commands, &mut Vec::new()).unwrap();
+    let [Command::Request(number, request)] = commands.as_slice() else { panic!("{commands:?}") };
+    assert!(matches!(&**request, Request::MayPublish { queue } if queue.to_string() == "secret/0"));
+    let refusal = Rejection::new(RejectionKind::Unauthorized, "no");
+    peer.session.event(Event::Answered(*number, Err(refusal)), now, &mut Vec::new()).unwrap();
+    assert!(kept.0.lock().unwrap().is_empty());
+    assert_eq!(world.complaints(client), ["no"]);
 }
 
 #[test]

@@ -69,6 +69,7 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
         Request::ToSubscriptions { name, .. } => {
             visit(Action::Direct, str::from_utf8(name).map_or(Resource::Server, Resource::ClientId));
         }
+        Request::MayPublish { queue: address } => visit(Action::Push, queue(address)),
         Request::DropQueue { queue: address } => visit(Action::Administer, queue(address)),
         Request::UnbindTopic { queue: address, .. } | Request::ListTopicBindings { queue: address } => {
             visit(Action::Administer, queue(address));

@@ -78,7 +78,7 @@ impl Intake {
     }
 
     /// What cannot be a queue's name is nobody's queue.
-    fn address(&mut self, name: &[u8]) -> QueueAddress {
+    pub(super) fn address(&mut self, name: &[u8]) -> QueueAddress {
         if let Some((_, address)) = self.known.iter().flatten().find(|(known, _)| **known == *name) {
             return address.clone();
         }

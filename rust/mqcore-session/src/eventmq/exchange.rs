@@ -187,7 +187,8 @@ impl Exchange {
     }
 
     /// Queues of jobs that exist because somebody named them: one worker after the other.
-    pub(super) fn made_for_jobs(&self) -> QueueChanges {
+    #[must_use]
+    pub fn made_for_jobs(&self) -> QueueChanges {
         QueueChanges {
             status: Some(Status::RoundRobin),
             request_acknowledge: Some(false),

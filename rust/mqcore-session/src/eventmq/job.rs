@@ -41,6 +41,14 @@ pub(super) fn message(
     notify: bool,
     client: &Arc<Client>,
 ) -> Result<Message, String> {
+    let text = header_text(job, queue)?;
+    let properties =
+        Properties { hops: 16, pending_acknowledge: notify, content_type: queue.id, ..Properties::default() };
+    Ok(Message::from_parts(id, &text, job.body, properties, Some(Arc::clone(client))))
+}
+
+/// What a job says besides itself, as the header text of its message.
+pub(super) fn header_text(job: &Job<'_>, queue: &QueueAddress) -> Result<Vec<u8>, String> {
     if job.headers.iter().any(u8::is_ascii_control) {
         return Err("the headers of a job have no control characters".to_owned());
     }
@@ -56,9 +64,7 @@ pub(super) fn message(
     if text.len() > TEXT_BYTES_MAX {
         return Err(format!("a job has {TEXT_BYTES_MAX} octets of headers and frames behind it at most"));
     }
-    let properties =
-        Properties { hops: 16, pending_acknowledge: notify, content_type: queue.id, ..Properties::default() };
-    Ok(Message::from_parts(id, &text, job.body, properties, Some(Arc::clone(client))))
+    Ok(text)
 }
 
 /// The result of a job as a message: of the same id, and with the queue that the job was in.
@@ -102,7 +108,7 @@ fn line(name: &[u8], value: &[u8], text: &mut Vec<u8>) {
 }
 
 /// Appends a word to the headers of a job.
-fn say(word: &[u8], words: &mut Vec<u8>) {
+pub(super) fn say(word: &[u8], words: &mut Vec<u8>) {
     if !words.is_empty() {
         words.push(b',');
     }

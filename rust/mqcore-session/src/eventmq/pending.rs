@@ -4,6 +4,8 @@ use mqcore_broker::command::{Command, Request};
 use mqcore_broker::id::{QueueAddress, RequestId};
 use slab::Slab;
 
+use super::schedules::ScheduleRequest;
+
 /// A peer that asks faster than it is answered is not read any further at this many.
 const OPEN_MAX: usize = 4_096;
 
@@ -16,6 +18,8 @@ pub(super) enum Asked {
     DefaultQueue,
     /// A subscription to topics.
     Topic,
+    /// Whether the client may have a schedule begun (or ended) whose runs go to its queue.
+    Schedule(Box<ScheduleRequest>, bool),
     /// Nothing: its answer comes behind what the shard has to say about jobs before it.
     Fence,
     /// How many jobs wait in this queue.

@@ -1,9 +1,41 @@
-//! What is asked of whoever keeps schedules inside of this broker.
+//! What is asked of whoever keeps schedules inside of this broker, and what a run of a schedule looks like.
+//!
+//! Beyond the document's headers, SCHEDULE may carry words of ours:
+//!
+//! ```text
+//! timezone:Europe/Berlin    the zone of its cron expression; UTC without it
+//! catch-up:all              what becomes of runs that were missed: none, latest (without it) or all
+//! interval-ms:250           the interval in milliseconds, in the place of that in seconds
+//! ```
+//!
+//! and each run carries `schedule:ID,due:MILLISECONDS,fence:NUMBER`: whose run it is, when it was due, and the how-manieth it is.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::fmt::Write as _;
 
+use mqcore_broker::id::QueueAddress;
+use mqcore_broker::intake::Ticket;
+use mqcore_broker::message::{Layout, Message, Properties};
 use mqcore_broker::rejection::Rejection;
-use mqcore_wire::eventmq::headers::Headers;
+use mqcore_wire::eventmq::Job;
+use mqcore_wire::eventmq::headers::{self, Headers};
+use serde_json::value::RawValue;
+use sha1::{Digest, Sha1};
+
+use super::job;
+
+/// Octets of a job that is scheduled, at most.
+pub const JOB_BYTES_MAX: usize = 64 * 1024;
+
+const TIMEZONE: &[u8] = b"timezone";
+const CATCH_UP: &[u8] = b"catch-up";
+const INTERVAL_MS: &[u8] = b"interval-ms";
+/// Words that are about the schedule, or that each run has anew.
+const NOT_OF_RUNS: [&[u8]; 9] =
+    [TIMEZONE, CATCH_UP, INTERVAL_MS, b"nohaste", b"run_count", b"run-count", b"schedule", b"due", b"fence"];
+/// What of a job tells schedules apart, in the order of their names.
+const IDENTIFYING: [&str; 6] = ["args", "callable", "class_args", "class_kwargs", "kwargs", "path"];
 
 /// A job that is to run again and again, as a client wrote it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +54,182 @@ pub struct ScheduleRequest {
     pub job: Box<[u8]>,
     /// A cron expression, or nothing.
     pub cron: Option<Box<[u8]>>,
+}
+
+impl ScheduleRequest {
+    /// The name of the zone of its cron expression, if it says one.
+    #[must_use]
+    pub fn timezone(&self) -> Option<&str> {
+        self.word(TIMEZONE)
+    }
+
+    /// What becomes of runs that were missed, if it says that.
+    #[must_use]
+    pub fn catch_up(&self) -> Option<&str> {
+        self.word(CATCH_UP)
+    }
+
+    /// Milliseconds between two runs, as text, if it says them.
+    #[must_use]
+    pub fn interval_ms(&self) -> Option<&str> {
+        self.word(INTERVAL_MS)
+    }
+
+    /// A word that is no text is none that could be meant.
+    fn word(&self, name: &[u8]) -> Option<&str> {
+        headers::value(&self.headers, name).map(|value| str::from_utf8(value).unwrap_or("\u{fffd}"))
+    }
+
+    /// Whether it asks for what the original's schedulers cannot do, or die of.
+    #[must_use]
+    pub fn needs_broker(&self) -> bool {
+        let six_fields = self.cron.as_ref().is_some_and(|cron| {
+            cron.split(u8::is_ascii_whitespace).filter(|field| !field.is_empty()).count() > 5
+        });
+        let incomplete = self.interval.is_none() || self.cron.is_none();
+        let ours = [TIMEZONE, CATCH_UP, INTERVAL_MS];
+        six_fields || incomplete || ours.iter().any(|name| headers::value(&self.headers, name).is_some())
+    }
+
+    /// What tells schedules apart: the call that they make, and nothing else. The original's schedulers come to the same
+    /// number, where no text in it has control characters.
+    #[must_use]
+    pub fn identity(&self) -> [u8; 20] {
+        let text = canonical_call(&self.job);
+        Sha1::digest(text.as_ref().map_or(&*self.job, String::as_bytes)).into()
+    }
+
+    /// The headers of each run.
+    #[must_use]
+    pub fn headers_of_runs(&self) -> Vec<u8> {
+        let mut kept = Vec::new();
+        for word in self.headers.split(|octet| *octet == b',').map(<[u8]>::trim_ascii) {
+            let name = word.split(|octet| *octet == b':').next().unwrap_or_default().trim_ascii();
+            if !name.is_empty() && !NOT_OF_RUNS.contains(&name) {
+                job::say(word, &mut kept);
+            }
+        }
+        kept
+    }
+}
+
+/// One run of a schedule.
+#[derive(Debug, Clone, Copy)]
+pub struct Run<'a> {
+    /// The queue that its schedule names.
+    pub queue: &'a [u8],
+    /// What [`ScheduleRequest::headers_of_runs`] said.
+    pub headers: &'a [u8],
+    /// What is to be done.
+    pub job: &'a [u8],
+    /// What [`ScheduleRequest::identity`] said.
+    pub schedule: &'a [u8; 20],
+    /// When it was due, in Unix milliseconds.
+    pub due_ms: u64,
+    /// The how-manieth it is.
+    pub fence: u64,
+}
+
+impl Run<'_> {
+    /// The message for `to`, the queue that the run goes to; `ticket` makes sure that it is taken once. Its id follows from
+    /// schedule and number, so that workers know a run again.
+    ///
+    /// # Errors
+    /// Why there can be no such job.
+    pub fn message(&self, to: &QueueAddress, ticket: Ticket) -> Result<Message, String> {
+        let mut words = self.headers.to_vec();
+        let mut own = String::from("schedule:");
+        hexadecimal(self.schedule, &mut own);
+        let written = write!(own, ",due:{},fence:{}", self.due_ms, self.fence);
+        debug_assert!(written.is_ok(), "writing to a text does not fail");
+        job::say(own.as_bytes(), &mut words);
+        let job = Job { queue: self.queue, headers: &words, body: self.job, extra: Vec::new() };
+        let headers = job::header_text(&job, to)?;
+        let id = self.message_id();
+        let block = [id.as_bytes(), &headers, self.job].concat();
+        let headers = id.len()..id.len() + headers.len();
+        let layout =
+            Layout { id: 0..id.len(), source: id.len()..id.len(), body: headers.end..block.len(), headers };
+        let properties = Properties { hops: 16, content_type: to.id, ..Properties::default() };
+        Ok(Message::passed_on(&block, &layout, properties, ticket))
+    }
+
+    /// In the form of a UUID, as the ids of other jobs.
+    fn message_id(&self) -> String {
+        let mut digits = String::new();
+        hexadecimal(&self.schedule[..8], &mut digits);
+        hexadecimal(&self.fence.to_be_bytes(), &mut digits);
+        let parts = [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]];
+        parts.join("-")
+    }
+}
+
+fn hexadecimal(octets: &[u8], text: &mut String) {
+    for octet in octets {
+        let written = write!(text, "{octet:02x}");
+        debug_assert!(written.is_ok(), "writing to a text does not fail");
+    }
+}
+
+/// The call of a job as the original's schedulers write it down to tell schedules apart. `None`: it is no such job.
+fn canonical_call(job: &[u8]) -> Option<String> {
+    let parts: Vec<&RawValue> = serde_json::from_slice(job).ok()?;
+    let call: BTreeMap<String, &RawValue> = serde_json::from_str(parts.get(1)?.get()).ok()?;
+    let mut text = String::from("{");
+    for (place, name) in IDENTIFYING.into_iter().enumerate() {
+        if place > 0 {
+            text.push_str(", ");
+        }
+        text.push_str(&format!("\"{name}\": "));
+        canonical(call.get(name)?, 0, &mut text)?;
+    }
+    text.push('}');
+    Some(text)
+}
+
+/// JSON with its keys in order, one space behind commas and colons, and nothing but ASCII. Numbers stay as they were written.
+fn canonical(value: &RawValue, depth: usize, text: &mut String) -> Option<()> {
+    /// How deep a job's arguments may be nested. Each level is read once more.
+    const DEPTH_MAX: usize = 32;
+    let raw = value.get();
+    let first = *raw.as_bytes().first()?;
+    if depth > DEPTH_MAX {
+        return None;
+    }
+    let joined = |text: &mut String, place: usize| {
+        if place > 0 {
+            text.push_str(", ");
+        }
+    };
+    match first {
+        b'{' => {
+            let fields: BTreeMap<String, &RawValue> = serde_json::from_str(raw).ok()?;
+            text.push('{');
+            for (place, (name, value)) in fields.into_iter().enumerate() {
+                joined(text, place);
+                quote(&name, text);
+                text.push_str(": ");
+                canonical(value, depth + 1, text)?;
+            }
+            text.push('}');
+        }
+        b'[' => {
+            let items: Vec<&RawValue> = serde_json::from_str(raw).ok()?;
+            text.push('[');
+            for (place, value) in items.into_iter().enumerate() {
+                joined(text, place);
+                canonical(value, depth + 1, text)?;
+            }
+            text.push(']');
+        }
+        b'"' => quote(&serde_json::from_str::<String>(raw).ok()?, text),
+        _ => text.push_str(raw),
+    }
+    Some(())
+}
+
+fn quote(plain: &str, text: &mut String) {
+    mqcore_wire::eventmq::queues::encode_text(plain, text);
 }
 
 /// Keeps schedules. Called while a connection reads, so it hands the work on and does not wait.

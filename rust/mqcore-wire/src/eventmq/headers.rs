@@ -61,6 +61,20 @@ impl Headers {
     }
 }
 
+/// The value of a word that [`Headers`] does not know; empty if it has none.
+#[must_use]
+pub fn value<'a>(text: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    words(text).find(|(found, _)| *found == name).map(|(_, value)| value)
+}
+
+/// All words with their values, as far as they are not empty.
+pub fn words(text: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
+    text.split(|octet| *octet == b',').map(<[u8]>::trim_ascii).filter(|word| !word.is_empty()).map(|word| {
+        let colon = memchr::memchr(b':', word).unwrap_or(word.len());
+        (word[..colon].trim_ascii(), word.get(colon + 1..).unwrap_or_default().trim_ascii())
+    })
+}
+
 /// A word that stands there is meant, unless it says that it is not.
 fn said(value: Option<&[u8]>) -> bool {
     value.is_none_or(|value| {

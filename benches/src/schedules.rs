@@ -1,0 +1,134 @@
+//! A million schedules that the broker keeps: what they cost in memory, and how late they run.
+//!
+//! The intervals are spread over a thousand seconds, so a thousand schedules are due in each second; one worker takes their jobs
+//! and compares the due time that each carries with the clock.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use mqcore_wire::codec::Limits;
+use mqcore_wire::eventmq::headers;
+use mqcore_wire::eventmq::{Command, Message, PeerKind, Schedule};
+use mqcore_wire::zmtp::{Cutter, Item};
+
+use crate::eventmq::{Sockets, dealer};
+use crate::process::Process;
+
+/// What was found.
+#[derive(Debug, Clone, Copy)]
+pub struct Lateness {
+    /// Runs that came.
+    pub runs: u64,
+    /// Milliseconds between due time and worker, for half of them at most.
+    pub p50: f64,
+    /// For 99 of 100.
+    pub p99: f64,
+    /// For all.
+    pub max: f64,
+    /// Resident octets of the whole broker with all schedules, before the first of them is due.
+    pub bytes: u64,
+    /// Schedules a second that were taken.
+    pub taken: f64,
+}
+
+/// The first one is due so long after it was sent: by then all must be there.
+const FIRST: Duration = Duration::from_secs(40);
+/// Over so many milliseconds the others are spread.
+const SPREAD_MS: u64 = 1_000_000;
+/// Schedules that are sent before one looks whether they have come: nothing tells.
+const CHUNK: u64 = 25_000;
+const SLOTS: usize = 4_096;
+const KEPT: &str = "mqcore_schedules";
+
+fn say(command: Command<'_>, octets: &mut Vec<u8>) {
+    Message { id: b"00000000-0000-4000-8000-000000000000", command }.encode(octets);
+}
+
+/// Has `count` schedules kept and takes their runs for `duration`.
+///
+/// # Errors
+/// If a connection breaks, or if the broker does not take all schedules before the first of them is due.
+pub fn measure(process: &Process, sockets: Sockets, count: u64, duration: Duration) -> io::Result<Lateness> {
+    let mut worker = dealer(sockets.backend, "bench-worker")?;
+    let mut octets = Vec::new();
+    say(
+        Command::Inform { queues: br#"[[10, "default"]]"#, kind: PeerKind::Worker, counts: false },
+        &mut octets,
+    );
+    (0..SLOTS).for_each(|_| say(Command::Ready, &mut octets));
+    worker.write_all(&octets)?;
+    let mut client = dealer(sockets.frontend, "bench-client")?;
+    let start = Instant::now();
+    let mut sent = 0;
+    while sent < count {
+        octets.clear();
+        for number in sent..(sent + CHUNK).min(count) {
+            let after = FIRST.as_millis() as u64 + number * 7919 % SPREAD_MS;
+            let wishes = format!("nohaste,interval-ms:{after}");
+            let job = format!(
+                r#"["run", {{"callable": "nothing", "path": "jobs", "args": [{number}], "kwargs": {{}}, "class_args": [], "class_kwargs": {{}}}}]"#
+            );
+            let schedule = Schedule {
+                queue: b"default",
+                headers: wishes.as_bytes(),
+                interval: Some(b"1"),
+                body: job.as_bytes(),
+                cron: Some(b""),
+            };
+            say(Command::Schedule(schedule), &mut octets);
+        }
+        client.write_all(&octets)?;
+        sent = (sent + CHUNK).min(count);
+        while (process.metric(KEPT)? as u64) < sent {
+            if start.elapsed() > FIRST {
+                return Err(io::Error::other("the broker does not take the schedules in time"));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+    let taken = count as f64 / start.elapsed().as_secs_f64();
+    let bytes = process.resident_bytes()?;
+    let mut late = take_runs(&mut worker, duration)?;
+    late.sort_unstable_by(f64::total_cmp);
+    let share = |part: f64| late.get((late.len() as f64 * part) as usize).or(late.last()).copied();
+    let runs = late.len() as u64;
+    let [p50, p99, max] = [0.5, 0.99, 1.0].map(|part| share(part).unwrap_or(f64::NAN));
+    Ok(Lateness { runs, p50, p99, max, bytes, taken })
+}
+
+/// How late each run comes, in milliseconds, for so long from the first one on.
+fn take_runs(worker: &mut TcpStream, duration: Duration) -> io::Result<Vec<f64>> {
+    let mut late = Vec::new();
+    let mut input = Vec::new();
+    let mut scratch = vec![0; 64 * 1024];
+    let mut end = None;
+    worker.set_read_timeout(Some(FIRST + duration))?;
+    while end.is_none_or(|end| Instant::now() < end) {
+        let read = worker.read(&mut scratch)?;
+        if read == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64() * 1e3;
+        input.extend_from_slice(&scratch[..read]);
+        let mut answers = Vec::new();
+        let mut at = 0;
+        while let Some((item, size)) =
+            Cutter::new().next(&input[at..], &Limits::default()).map_err(io::Error::other)?
+        {
+            if let Item::Message(parts) = item
+                && parts.get(2) == Some(b"REQUEST")
+            {
+                let due = headers::value(parts.get(5).unwrap_or_default(), b"due");
+                let due = due.and_then(|due| str::from_utf8(due).ok()?.parse::<f64>().ok());
+                late.push(now - due.ok_or_else(|| io::Error::other("a run does not say when it was due"))?);
+                say(Command::Ready, &mut answers);
+                end = end.or_else(|| Some(Instant::now() + duration));
+            }
+            at += size;
+        }
+        input.drain(..at);
+        worker.write_all(&answers)?;
+    }
+    Ok(late)
+}

@@ -1,0 +1,416 @@
+//! Crashes at any moment, of a keeper and of shards whose disks lose what was not synced: each run gets into its queue once.
+//!
+//! `MQCORE_SEEDS=n` says how many seeds are tried (default 200).
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use mqcore_broker::broker::{Broker, BrokerConfig, Recollection, Restored};
+use mqcore_broker::client::Client;
+use mqcore_broker::command::{Clear, Command, Request};
+use mqcore_broker::effect::{Effect, Event};
+use mqcore_broker::id::{ConnectionId, QueueAddress, RequestId, Sequence};
+use mqcore_broker::intake::Ticket;
+use mqcore_broker::options::{Durability, QueueChanges, Status};
+use mqcore_broker::record::{
+    Record, channel_key, decode_address, decode_definition, decode_put, decode_put_head, encode_channel,
+    encode_intake, encode_put, encode_queue, intake_key, queue_key,
+};
+use mqcore_broker::time::Timestamp;
+use mqcore_journal::journal::Journal;
+use mqcore_journal::options::Options;
+use mqcore_journal::storage::MemoryStorage;
+use mqcore_session::eventmq::schedules::ScheduleRequest;
+use mqcore_wire::eventmq::headers::{self, Headers};
+
+use super::keeper::{Crons, Keeper, wanted};
+
+const SHARDS: usize = 2;
+const START: u64 = 1_800_000_000_000;
+const INTERVAL_MS: u64 = 100;
+/// Queues that are on different shards, and one that nobody has made.
+const QUEUES: [&str; 3] = ["mail", "reports", "nobody-knows-it"];
+/// How often the schedule of the last queue runs.
+const RUNS: u64 = 7;
+
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut value = self.0;
+        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (value ^ (value >> 31)) % bound
+    }
+}
+
+fn options(shard: u32, now: u64) -> Options {
+    Options { shard, segment_bytes: 4096, now_ms: now, identity: u64::from(shard) + 5, ..Options::default() }
+}
+
+/// A shard with its journal.
+struct Shard {
+    broker: Broker,
+    journal: Journal<MemoryStorage>,
+    records: Vec<(Sequence, Record)>,
+    inbox: VecDeque<Command>,
+}
+
+impl Shard {
+    fn open(shard: usize, disk: &MemoryStorage, now: u64) -> Self {
+        let mut seen: BTreeMap<u64, (String, Restored, Option<Ticket>)> = BTreeMap::new();
+        let opened = Journal::open_watching(
+            disk.clone(),
+            options(shard as u32, now),
+            &mut |_, _| {},
+            &mut |number, payload| {
+                let head = decode_put_head(payload).expect("we wrote it");
+                let restored = Restored {
+                    sequence: Sequence(number),
+                    queue: 0,
+                    bytes: head.memory_bytes as u32,
+                    number: head.number,
+                    high_priority: head.high_priority,
+                };
+                seen.insert(number, (head.queue.to_owned(), restored, head.ticket));
+            },
+        );
+        let (journal, recovered) = opened.expect("it opens");
+        let mut had = Recollection {
+            definitions: recovered
+                .definitions
+                .iter()
+                .map(|(key, value)| decode_definition(key, value).expect("we wrote it"))
+                .collect(),
+            sequence: Sequence(recovered.next_sequence.saturating_sub(1)),
+            ..Recollection::default()
+        };
+        for number in journal.live() {
+            let (queue, restored, ticket) = seen.remove(&number).expect("it was seen");
+            let queue = decode_address(&queue).expect("we wrote it");
+            let place = had.queues.iter().position(|known| *known == queue).unwrap_or_else(|| {
+                had.queues.push(queue);
+                had.queues.len() - 1
+            });
+            had.messages.push(Restored { queue: place as u32, ..restored });
+            had.tickets.extend(ticket);
+        }
+        let config = BrokerConfig {
+            shard,
+            shards: SHARDS,
+            delivery_handler: "at-least-once".into(),
+            ..BrokerConfig::default()
+        };
+        let mut opened =
+            Self { broker: Broker::new(config), journal, records: Vec::new(), inbox: VecDeque::new() };
+        let mut effects = Vec::new();
+        opened.broker.restore(had, Timestamp(now), &mut effects);
+        opened.carry_out(effects);
+        opened
+    }
+
+    /// What the keeper is told.
+    fn carry_out(&mut self, effects: Vec<Effect>) -> Vec<Event> {
+        let mut told = Vec::new();
+        for effect in effects {
+            match effect {
+                Effect::Record(sequence, record) => self.records.push((sequence, record)),
+                Effect::Tell(super::CONNECTION, event) => told.push(event),
+                _ => {}
+            }
+        }
+        told
+    }
+
+    fn turn(&mut self, client: &Arc<Client>, commands: usize, now: u64) -> Vec<Event> {
+        let (now, mut effects) = (Timestamp(now), Vec::new());
+        for command in self.inbox.drain(..commands.min(self.inbox.len())) {
+            self.broker.command(client, command, now, &mut effects);
+        }
+        self.broker.work(now, 100, &mut effects);
+        self.carry_out(effects)
+    }
+
+    /// Writes records down, some of them or all, and perhaps makes them durable.
+    fn write(&mut self, count: usize, sync: bool, now: u64) -> Vec<Event> {
+        let mut last = None;
+        for (sequence, record) in self.records.drain(..count.min(self.records.len())) {
+            last = Some(sequence);
+            let journal = &mut self.journal;
+            let written = match &record {
+                Record::Put { queue, message, received, number } => {
+                    journal.put(sequence.0, 0, &[&encode_put(queue, message, *received, *number)])
+                }
+                Record::Settle(settled) => journal.settle(&[settled.0]),
+                Record::Touch(touched, progress) => journal.touch(touched.0, &progress.encode()),
+                Record::DefineChannel(name, options) => {
+                    journal.define(&channel_key(name), &encode_channel(name, options))
+                }
+                Record::DefineQueue(queue, options) => {
+                    journal.define(&queue_key(queue), &encode_queue(queue, options))
+                }
+                Record::DefineIntake(node, progress) => {
+                    journal.define(&intake_key(node), &encode_intake(node, progress))
+                }
+                other => panic!("nobody asked for {other:?}"),
+            };
+            written.expect("the disk is large enough");
+        }
+        let Some(last) = last else { return Vec::new() };
+        self.journal.write().expect("it writes");
+        let mut effects = Vec::new();
+        self.broker.committed(Durability::Os, last, Timestamp(now), &mut effects);
+        if sync {
+            self.journal.sync().expect("it syncs");
+            self.broker.committed(Durability::Fsync, last, Timestamp(now), &mut effects);
+        }
+        self.carry_out(effects)
+    }
+
+    /// The disk is full for a moment: messages that are not written are refused.
+    fn refuse(&mut self, now: u64) -> Vec<Event> {
+        let mut effects = Vec::new();
+        self.records.retain(|(_, record)| !matches!(record, Record::Put { .. }));
+        self.broker.storage_refuses("full", Timestamp(now), &mut effects);
+        let told = self.carry_out(effects);
+        let mut effects = Vec::new();
+        self.broker.storage_accepts(Timestamp(now), &mut effects);
+        self.carry_out(effects).into_iter().chain(told).collect()
+    }
+}
+
+/// When a run was due, and its numbers in the journals of shards.
+type Seen = (u64, BTreeSet<(usize, u64)>);
+
+struct World {
+    chance: Chance,
+    now: u64,
+    keeper: Keeper<MemoryStorage>,
+    shards: Vec<Shard>,
+    disks: Vec<MemoryStorage>,
+    told: VecDeque<Event>,
+    client: Arc<Client>,
+    crons: Crons,
+    /// By schedule and number: when it was due, and under which numbers of which shard it was ever seen.
+    seen: BTreeMap<(String, u64), Seen>,
+}
+
+fn queue(name: &str) -> QueueAddress {
+    QueueAddress::parse(name).expect("a name")
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let disks: Vec<_> = (0..=SHARDS as u64).map(|disk| MemoryStorage::new(seed * 31 + disk)).collect();
+        let crons = Crons::default();
+        let keeper = Keeper::open(disks[SHARDS].clone(), options(9, START), SHARDS, &crons);
+        let (keeper, _) = keeper.expect("it opens");
+        let shards = (0..SHARDS).map(|shard| Shard::open(shard, &disks[shard], START)).collect();
+        let client = super::client();
+        let (chance, told, seen) = (Chance(seed), VecDeque::new(), BTreeMap::new());
+        let mut world = Self { chance, now: START, keeper, shards, disks, told, client, crons, seen };
+        for name in [QUEUES[0], QUEUES[1], "default"] {
+            let changes = QueueChanges { status: Some(Status::RoundRobin), ..QueueChanges::default() };
+            let queue = queue(name);
+            let shard = &mut world.shards[queue.channel.shard(SHARDS)];
+            let request = Request::CreateQueue { queue, changes };
+            shard.inbox.push_back(Command::Request(RequestId(0), Box::new(request)));
+            shard.turn(&world.client, 1, START);
+            shard.write(usize::MAX, true, START);
+        }
+        world
+    }
+
+    fn schedule(&mut self, name: &str, runs: u64) {
+        let headers = format!("interval-ms:{INTERVAL_MS},catch-up:all,run_count:{runs},guarantee");
+        let request = ScheduleRequest {
+            id: Box::default(),
+            queue: name.as_bytes().into(),
+            wishes: Headers::parse(headers.as_bytes()),
+            headers: headers.into_bytes().into(),
+            interval: None,
+            job: name.as_bytes().into(),
+            cron: None,
+        };
+        let wanted = wanted(&request, &self.crons).expect("it can be planned");
+        self.keeper.schedule(wanted, self.now).expect("there is room");
+    }
+
+    fn keep(&mut self) {
+        self.keeper.take_due(self.now);
+        let shards = &self.shards;
+        let known = |queue: &QueueAddress| shards[queue.channel.shard(SHARDS)].broker.takes(queue);
+        self.keeper.write_due(known).expect("the disk is large enough");
+        self.keeper.commit().expect("it writes");
+        for (shard, command) in self.keeper.take_commands(self.now) {
+            self.shards[shard].inbox.push_back(command);
+        }
+    }
+
+    fn tell(&mut self, events: usize) {
+        for event in self.told.drain(..events.min(self.told.len())) {
+            match event {
+                Event::Confirmed(numbers) => self.keeper.confirmed(&numbers),
+                Event::PutOff(number, _) => self.keeper.put_off(number, self.now),
+                _ => {}
+            }
+        }
+    }
+
+    /// Looks at everything that waits in queues, and perhaps takes it out.
+    fn consume(&mut self, clear: bool) {
+        for name in [QUEUES[0], QUEUES[1], "default"] {
+            let queue = queue(name);
+            let at = queue.channel.shard(SHARDS);
+            let shard = &mut self.shards[at];
+            for waiting in shard.broker.waiting(&queue, usize::MAX).expect("it is there") {
+                let payload = shard.journal.read(waiting.sequence.0).expect("it is saved");
+                let put = decode_put(&payload).expect("we wrote it");
+                let text = put.message.headers();
+                let line = text
+                    .split(|octet| *octet == b'\n')
+                    .find_map(|line| line.strip_prefix(b"EventMQ-Headers:"));
+                let line = line.expect("it is a job").trim_ascii();
+                let number = |name: &[u8]| -> u64 {
+                    let value = headers::value(line, name).and_then(|value| str::from_utf8(value).ok());
+                    value.and_then(|value| value.parse().ok()).expect("each run has it")
+                };
+                let schedule = String::from_utf8_lossy(put.message.body()).into_owned();
+                let (due, fence) = (number(b"due"), number(b"fence"));
+                let (before, places) =
+                    self.seen.entry((schedule, fence)).or_insert_with(|| (due, BTreeSet::new()));
+                assert_eq!(*before, due, "a number is of one due time");
+                places.insert((at, waiting.sequence.0));
+            }
+            if clear {
+                let request =
+                    Request::ClearQueue { queue, clear: Clear { high_priority: true, normal: true } };
+                let command = Command::Request(RequestId(0), Box::new(request));
+                let mut effects = Vec::new();
+                shard.broker.command(&self.client, command, Timestamp(self.now), &mut effects);
+                shard.carry_out(effects);
+            }
+        }
+    }
+
+    fn crash(&mut self) {
+        for disk in &self.disks {
+            disk.crash();
+        }
+        self.told.clear();
+        self.shards = (0..SHARDS).map(|shard| Shard::open(shard, &self.disks[shard], self.now)).collect();
+        let keeper = Keeper::open(self.disks[SHARDS].clone(), options(9, self.now), SHARDS, &self.crons);
+        let (keeper, unreadable) = keeper.expect("it opens");
+        assert_eq!(unreadable, 0);
+        self.keeper = keeper;
+    }
+
+    fn step(&mut self) {
+        let at = self.chance.below(SHARDS as u64) as usize;
+        let some = self.chance.below(4) as usize + 1;
+        match self.chance.below(20) {
+            0..=4 => self.now += self.chance.below(3 * INTERVAL_MS),
+            5..=7 => self.keep(),
+            8..=10 => {
+                let told = self.shards[at].turn(&self.client, some, self.now);
+                self.told.extend(told);
+            }
+            11..=14 => {
+                let sync = self.chance.below(2) == 0;
+                let told = self.shards[at].write(some, sync, self.now);
+                self.told.extend(told);
+            }
+            15 | 16 => self.tell(some),
+            17 => {
+                let clear = self.chance.below(2) == 0;
+                self.consume(clear);
+            }
+            18 if self.chance.below(3) == 0 => {
+                let told = self.shards[at].refuse(self.now);
+                self.told.extend(told);
+            }
+            19 if self.chance.below(2) == 0 => self.crash(),
+            _ => {}
+        }
+    }
+
+    /// Everything goes on without crashes until nothing is left to do.
+    fn finish(&mut self) {
+        for _ in 0..200 {
+            self.now += 20;
+            self.keep();
+            for at in 0..SHARDS {
+                for _ in 0..3 {
+                    let told = self.shards[at].turn(&self.client, usize::MAX, self.now);
+                    self.told.extend(told);
+                    let told = self.shards[at].write(usize::MAX, true, self.now);
+                    self.told.extend(told);
+                }
+            }
+            self.tell(usize::MAX);
+        }
+        self.consume(true);
+    }
+}
+
+fn every_run_is_there_once(seed: u64) {
+    let mut world = World::new(seed);
+    for (name, runs) in QUEUES.into_iter().zip([0, 0, RUNS]) {
+        world.schedule(name, runs);
+    }
+    world.keep();
+    let steps = 20 + world.chance.below(120);
+    for _ in 0..steps {
+        world.step();
+    }
+    // Schedules that never end would keep it busy for ever; their last run is one that the clock has reached.
+    world.finish();
+    for (name, runs) in QUEUES.into_iter().zip([0, 0, RUNS]) {
+        let of_it: Vec<_> = world.seen.iter().filter(|((schedule, _), _)| schedule == name).collect();
+        for (expected, ((_, fence), (due, places))) in (1..).zip(&of_it) {
+            assert_eq!(*fence, expected, "seed {seed}: a run of {name} is missing");
+            assert_eq!(*due, START + (expected - 1) * INTERVAL_MS, "seed {seed}: {name}, run {fence}");
+            assert_eq!(places.len(), 1, "seed {seed}: run {fence} of {name} came twice: {places:?}");
+        }
+        let due = (world.now - START) / INTERVAL_MS + 1;
+        let expected = if runs > 0 { runs.min(due) } else { due };
+        // What became due in the last moments may be on its way.
+        assert!(
+            of_it.len() as u64 + 1 >= expected && of_it.len() as u64 <= expected,
+            "seed {seed}: {} of {expected} runs of {name}",
+            of_it.len()
+        );
+    }
+}
+
+#[test]
+fn each_due_time_becomes_one_job_whenever_broker_and_disks_crash() {
+    let seeds = std::env::var("MQCORE_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(200);
+    for seed in 0..seeds {
+        every_run_is_there_once(seed);
+    }
+}
+
+#[test]
+fn a_schedule_that_says_the_same_goes_on_and_another_one_begins_anew() {
+    let mut world = World::new(1);
+    world.schedule("mail", 0);
+    world.keep();
+    world.now += INTERVAL_MS / 2;
+    world.schedule("mail", 0);
+    let list = world.keeper.list(10);
+    assert_eq!((list.total, list.schedules[0].runs), (1, 1));
+    assert_eq!(list.schedules[0].due_ms, START + INTERVAL_MS);
+    world.schedule("mail", 3);
+    let list = world.keeper.list(10);
+    assert_eq!((list.total, list.schedules[0].runs, list.schedules[0].left), (1, 0, Some(3)));
+    assert_eq!(list.schedules[0].due_ms, world.now);
+    assert!(
+        world.keeper.unschedule(&list.schedules[0].id) && !world.keeper.unschedule(&list.schedules[0].id)
+    );
+    world.keep();
+    world.crash();
+    assert_eq!(world.keeper.list(10).total, 0);
+    assert_eq!(ConnectionId(u64::MAX), super::CONNECTION);
+}

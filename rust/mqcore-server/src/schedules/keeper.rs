@@ -1,0 +1,471 @@
+//! What is planned, what is due, and what is on its way to queues. No thread, no clock and no socket: who calls says what time
+//! it is, and carries commands to shards.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use hashbrown::HashMap;
+use jiff::tz::TimeZoneDatabase;
+use mqcore_broker::command::{Command, PassedOn};
+use mqcore_broker::id::QueueAddress;
+use mqcore_broker::intake::{SCHEDULES, Ticket};
+use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_journal::error::JournalError;
+use mqcore_journal::options::Options;
+use mqcore_journal::storage::Storage;
+use mqcore_scheduler::plan::{CatchUp, CronInZone, Plan, PlanError, When};
+use mqcore_scheduler::scheduler::{Entry, EntryId, Firing, Scheduler};
+use mqcore_session::eventmq::schedules::{Run, ScheduleRequest};
+use mqcore_wire::eventmq::queues;
+
+use super::store::{Kept, RunRecord, Store};
+use super::{ScheduleList, ScheduleView};
+
+/// Schedules at most.
+pub(crate) const SCHEDULES_MAX: usize = 4_000_000;
+/// Runs that wait for their queues at most; beyond it schedules wait too.
+const OUTSTANDING_MAX: usize = 100_000;
+/// Runs that are taken at a time.
+const RUNS_AT_ONCE: usize = 8_192;
+/// How long a shard is left alone that could not take a run, in milliseconds.
+const PATIENCE_MS: u64 = 1_000;
+/// Expressions that are remembered before those are looked for that nobody uses.
+const CRONS_KEPT: usize = 1_024;
+/// Octets of a job that a list shows.
+const JOB_SHOWN_BYTES: usize = 1_024;
+
+/// What of a schedule only this module knows.
+#[derive(Debug, Clone)]
+struct What {
+    /// Its number in the journal; without one it counts all the same.
+    sequence: u64,
+    run: Arc<[u8]>,
+}
+
+/// A run on its way.
+#[derive(Debug)]
+struct Outgoing {
+    to: QueueAddress,
+    shard: usize,
+    id: EntryId,
+    due_ms: u64,
+    fence: u64,
+    run: Arc<[u8]>,
+}
+
+/// A schedule as somebody wants it.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    pub(crate) id: EntryId,
+    pub(crate) plan: Plan,
+    pub(crate) run: Arc<[u8]>,
+}
+
+impl Wanted {
+    /// About how many octets it takes while it waits.
+    pub(crate) fn bytes(&self) -> usize {
+        size_of::<Self>() + self.run.len()
+    }
+}
+
+/// An expression and a zone.
+type CronKey = (Box<str>, Box<str>);
+
+/// Cron expressions that are in use, each once.
+#[derive(Debug, Default)]
+pub(crate) struct Crons {
+    known: Mutex<HashMap<CronKey, Weak<CronInZone>>>,
+}
+
+impl Crons {
+    /// The expression in the zone, read once for all that say the same.
+    pub(crate) fn find(
+        &self,
+        text: &str,
+        zone: &str,
+        zones: &TimeZoneDatabase,
+    ) -> Result<Arc<CronInZone>, PlanError> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (text.into(), zone.into());
+        if let Some(found) = known.get(&key).and_then(Weak::upgrade) {
+            return Ok(found);
+        }
+        let made = Arc::new(CronInZone::new(text, zone, zones)?);
+        if known.len() >= CRONS_KEPT && known.len() == known.capacity() {
+            known.retain(|_, cron| cron.strong_count() > 0);
+        }
+        known.insert(key, Arc::downgrade(&made));
+        Ok(made)
+    }
+}
+
+/// Reads what a client wants.
+pub(crate) fn wanted(request: &ScheduleRequest, crons: &Crons) -> Result<Wanted, Rejection> {
+    let bad = |why: String| Rejection::new(RejectionKind::BadRequest, why);
+    let refused = |error: PlanError| bad(error.to_string());
+    let seconds = request.interval.as_deref().map(|text| str::from_utf8(text).unwrap_or_default().trim());
+    let seconds = seconds.filter(|text| !text.is_empty());
+    let when = if let Some(millis) = request.interval_ms() {
+        let millis = millis.parse().map_err(|_| bad(format!("{millis:?} is no number of milliseconds")))?;
+        When::every(millis).map_err(refused)?
+    } else if let Some(seconds) = seconds.filter(|text| !text.starts_with('-')) {
+        let seconds: u64 =
+            seconds.parse().map_err(|_| bad(format!("{seconds:?} is no whole number of seconds")))?;
+        When::every(seconds.saturating_mul(1000)).map_err(refused)?
+    } else {
+        let text = request.cron.as_deref().map(|cron| str::from_utf8(cron).unwrap_or("\u{fffd}").trim());
+        let text = text.filter(|text| !text.is_empty());
+        let text = text.ok_or_else(|| bad("a schedule needs an interval or a cron expression".to_owned()))?;
+        let zone = request.timezone().unwrap_or_default();
+        When::Cron(crons.find(text, zone, jiff::tz::db()).map_err(refused)?)
+    };
+    let catch_up = match request.catch_up() {
+        None => CatchUp::default(),
+        Some(text) => CatchUp::from_text(text)
+            .ok_or_else(|| bad(format!("catch-up is none, latest or all, not {text:?}")))?,
+    };
+    let runs = std::num::NonZeroU32::new(request.wishes.run_count);
+    let plan = Plan { when, catch_up, at_once: !request.wishes.nohaste, runs };
+    // What names no moment of fifty years names none of any other.
+    Plan { at_once: false, ..plan.clone() }.begin(0).map_err(refused)?;
+    let headers = request.headers_of_runs();
+    let lengths = (u16::try_from(request.queue.len()), u16::try_from(headers.len()));
+    let (Ok(queue_len), Ok(headers_len)) = lengths else {
+        return Err(bad("a schedule's queue and headers have at most 65535 octets each".to_owned()));
+    };
+    let parts: [&[u8]; 5] =
+        [&queue_len.to_le_bytes(), &headers_len.to_le_bytes(), &request.queue, &headers, &request.job];
+    Ok(Wanted { id: EntryId(request.identity()), plan, run: parts.concat().into() })
+}
+
+/// The queue, the headers and the job of a run.
+fn parts(run: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let (queue_len, rest) = run.split_first_chunk()?;
+    let (headers_len, rest) = rest.split_first_chunk()?;
+    let (queue, rest) = rest.split_at_checked(u16::from_le_bytes(*queue_len).into())?;
+    let (headers, job) = rest.split_at_checked(u16::from_le_bytes(*headers_len).into())?;
+    Some((queue, headers, job))
+}
+
+/// The queue that jobs go to where nobody knows the one that they name.
+pub(crate) fn default_queue() -> QueueAddress {
+    QueueAddress::parse(queues::DEFAULT).expect("the name is one")
+}
+
+/// What cannot be a queue's name is nobody's queue.
+fn named_queue(run: &[u8]) -> QueueAddress {
+    let name = parts(run).and_then(|(queue, _, _)| str::from_utf8(queue).ok());
+    name.and_then(|name| QueueAddress::parse(name).ok()).unwrap_or_else(default_queue)
+}
+
+/// All schedules, and all runs that are on their way.
+pub(crate) struct Keeper<S: Storage> {
+    scheduler: Scheduler<What>,
+    /// Where they are written down; `None`: nowhere.
+    store: Option<Store<S>>,
+    shards: usize,
+    node: Arc<str>,
+    epoch: u64,
+    next: u64,
+    /// Due, and not written down yet.
+    due: VecDeque<Firing<What>>,
+    /// Written down, and not known to be in their queues.
+    outgoing: BTreeMap<u64, Outgoing>,
+    /// Those of them that no shard was told of since they were written down.
+    unsent: VecDeque<u64>,
+    /// Shards that could not take a run: from which number on they get everything again, and when.
+    blocked: BTreeMap<usize, (u64, u64)>,
+    /// Runs that are in their queues, and schedules that are over, and not written down as such.
+    settled: Vec<u64>,
+    fired: u64,
+}
+
+impl<S: Storage> Keeper<S> {
+    /// Keeps schedules in memory alone.
+    pub(crate) fn in_memory(shards: usize, now_ms: u64) -> Self {
+        Self {
+            scheduler: Scheduler::default(),
+            store: None,
+            shards,
+            node: SCHEDULES.into(),
+            epoch: now_ms,
+            next: 1,
+            due: VecDeque::new(),
+            outgoing: BTreeMap::new(),
+            unsent: VecDeque::new(),
+            blocked: BTreeMap::new(),
+            settled: Vec::new(),
+            fired: 0,
+        }
+    }
+
+    /// Goes on with what a journal has. Runs that no queue has confirmed are sent once more.
+    pub(crate) fn open(
+        storage: S,
+        options: Options,
+        shards: usize,
+        crons: &Crons,
+    ) -> Result<(Self, u64), JournalError> {
+        let mut keeper = Self::in_memory(shards, options.now_ms);
+        let mut find = |text: &str, zone: &str| crons.find(text, zone, jiff::tz::db());
+        let (store, kept) = Store::open(storage, options, &mut find)?;
+        let Kept { schedules, runs, unreadable, epoch, next } = kept;
+        (keeper.epoch, keeper.next, keeper.store) = (epoch, next, Some(store));
+        for kept in schedules {
+            let what = What { sequence: kept.sequence, run: kept.run.into() };
+            let entry = Entry { id: kept.id, plan: kept.plan, state: kept.state, what };
+            // A crash between a schedule and the end of the one before leaves both; the later one holds.
+            let before = keeper.scheduler.insert(entry);
+            keeper.settled.extend(before.map(|before| before.what.sequence));
+        }
+        for kept in runs {
+            keeper.catch_up(&kept.run);
+            keeper.send(kept.number, kept.run);
+        }
+        Ok((keeper, unreadable))
+    }
+
+    /// A crash between a run and the state of its schedule leaves the run, which knows that state.
+    fn catch_up(&mut self, run: &RunRecord) {
+        let Some(entry) = self.scheduler.get(&run.id) else { return };
+        if entry.what.sequence != run.schedule || entry.state.fence >= run.fence {
+            return;
+        }
+        let Some(mut entry) = self.scheduler.remove(&run.id) else { return };
+        match run.state {
+            Some(state) => {
+                entry.state = state;
+                self.scheduler.insert(entry);
+            }
+            None => self.settled.push(run.schedule),
+        }
+    }
+
+    /// How many schedules there are.
+    pub(crate) fn len(&self) -> usize {
+        self.scheduler.len()
+    }
+
+    /// How many runs are not known to be in their queues.
+    pub(crate) fn outstanding(&self) -> usize {
+        self.due.len() + self.outgoing.len()
+    }
+
+    /// How often schedules left out what they had missed.
+    pub(crate) fn skipped(&self) -> u64 {
+        self.scheduler.skipped()
+    }
+
+    /// How many runs were written down for their queues.
+    pub(crate) fn fired(&self) -> u64 {
+        self.fired
+    }
+
+    // ---- What is planned -------------------------------------------------------------------------------------------
+
+    /// Takes a schedule, in the place of the one that makes the same call. One that says the same in everything goes on as it is:
+    /// workers say what they want at every start.
+    pub(crate) fn schedule(&mut self, wanted: Wanted, now_ms: u64) -> Result<(), Rejection> {
+        let Wanted { id, plan, run } = wanted;
+        let before = self.scheduler.get(&id);
+        if before.is_some_and(|before| before.what.run == run && before.plan == plan) {
+            return Ok(());
+        }
+        if before.is_none() && self.scheduler.len() >= SCHEDULES_MAX {
+            let why = format!("there are {SCHEDULES_MAX} schedules already, which is the limit");
+            return Err(Rejection::new(RejectionKind::LimitExceeded, why));
+        }
+        let state = plan.begin(now_ms);
+        let state = state.map_err(|error| Rejection::new(RejectionKind::BadRequest, error.to_string()))?;
+        let sequence = self.next;
+        if let Some(store) = &mut self.store {
+            let put = store.put_schedule(sequence, &id, &plan, &state, &run);
+            put.map_err(|error| Rejection::new(RejectionKind::Busy, error.to_string()))?;
+        }
+        self.next += 1;
+        let what = What { sequence, run };
+        let before = self.scheduler.insert(Entry { id, plan, state, what });
+        self.settled.extend(before.map(|before| before.what.sequence));
+        Ok(())
+    }
+
+    /// Ends a schedule. What is due already still runs.
+    pub(crate) fn unschedule(&mut self, id: &EntryId) -> bool {
+        let before = self.scheduler.remove(id);
+        self.settled.extend(before.iter().map(|before| before.what.sequence));
+        before.is_some()
+    }
+
+    /// The `max` schedules that are due next.
+    pub(crate) fn list(&self, max: usize) -> ScheduleList {
+        let schedules = self.scheduler.upcoming(max).into_iter().map(view).collect();
+        ScheduleList { total: self.scheduler.len() as u64, schedules }
+    }
+
+    // ---- What is due -----------------------------------------------------------------------------------------------
+
+    /// When there is something to do next, in Unix milliseconds.
+    pub(crate) fn next_due(&self) -> Option<u64> {
+        let blocked = self.blocked.values().map(|(_, until)| *until).min();
+        let due = self.scheduler.next_due().filter(|_| self.has_room());
+        [due, blocked].into_iter().flatten().min()
+    }
+
+    fn has_room(&self) -> bool {
+        self.due.is_empty() && self.outgoing.len() < OUTSTANDING_MAX
+    }
+
+    /// Takes what is due; tells the queues that somebody has to know before it can be written down.
+    pub(crate) fn take_due(&mut self, now_ms: u64) -> Vec<QueueAddress> {
+        if self.has_room() {
+            let mut firings = Vec::new();
+            self.scheduler.take_due(now_ms, RUNS_AT_ONCE, &mut firings);
+            self.due.extend(firings);
+        }
+        let mut queues: Vec<_> = self.due.iter().map(|firing| named_queue(&firing.what.run)).collect();
+        queues.sort_unstable();
+        queues.dedup();
+        queues
+    }
+
+    /// Writes down what is due. `known` says which queues there are; runs for others go to `default`. Ends early if there is
+    /// no space, and goes on there the next time.
+    pub(crate) fn write_due(&mut self, known: impl Fn(&QueueAddress) -> bool) -> Result<(), JournalError> {
+        while let Some(firing) = self.due.front() {
+            let run = RunRecord {
+                schedule: firing.what.sequence,
+                id: firing.id,
+                due_ms: firing.due_ms,
+                fence: firing.fence,
+                state: firing.state,
+                fallen_back: !known(&named_queue(&firing.what.run)),
+                run: Arc::clone(&firing.what.run),
+            };
+            let number = self.next;
+            if let Some(store) = &mut self.store {
+                store.put_run(number, &run)?;
+                let entry = self.scheduler.get(&run.id);
+                let current = entry.is_some_and(|entry| entry.what.sequence == run.schedule);
+                match run.state {
+                    // Settlements find space where nothing else does, so the run is not written twice.
+                    None => self.settled.push(run.schedule),
+                    Some(state) if current => store.touch(run.schedule, &state)?,
+                    Some(_) => {}
+                }
+            }
+            self.next += 1;
+            self.fired += 1;
+            self.due.pop_front();
+            self.send(number, run);
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, number: u64, run: RunRecord) {
+        let to = if run.fallen_back { default_queue() } else { named_queue(&run.run) };
+        let shard = to.channel.shard(self.shards);
+        let RunRecord { id, due_ms, fence, run, .. } = run;
+        self.outgoing.insert(number, Outgoing { to, shard, id, due_ms, fence, run });
+        self.unsent.push_back(number);
+    }
+
+    /// Makes everything durable that was written down. Only then may it be sent.
+    pub(crate) fn commit(&mut self) -> Result<(), JournalError> {
+        let Some(store) = &mut self.store else {
+            self.settled.clear();
+            return Ok(());
+        };
+        if !self.settled.is_empty() {
+            self.settled.sort_unstable();
+            store.settle(&self.settled)?;
+            self.settled.clear();
+        }
+        store.commit()
+    }
+
+    /// What shards are to be told, each in its order. To be called behind [`Keeper::commit`].
+    pub(crate) fn take_commands(&mut self, now_ms: u64) -> Vec<(usize, Command)> {
+        let mut commands = Vec::new();
+        let over = self.blocked.iter().filter(|(_, (_, until))| *until <= now_ms);
+        let over: Vec<_> = over.map(|(shard, (from, _))| (*shard, *from)).collect();
+        for (shard, from) in over {
+            self.blocked.remove(&shard);
+            let again = self.outgoing.range(from..).filter(|(_, outgoing)| outgoing.shard == shard);
+            commands.extend(again.filter_map(|(number, outgoing)| self.command(*number, outgoing)));
+        }
+        let again: Vec<usize> = commands.iter().map(|(shard, _)| *shard).collect();
+        for number in std::mem::take(&mut self.unsent) {
+            let Some(outgoing) = self.outgoing.get(&number) else { continue };
+            // A shard that gets everything again gets this with it.
+            if !self.blocked.contains_key(&outgoing.shard) && !again.contains(&outgoing.shard) {
+                commands.extend(self.command(number, outgoing));
+            }
+        }
+        commands
+    }
+
+    fn command(&self, number: u64, outgoing: &Outgoing) -> Option<(usize, Command)> {
+        let Outgoing { to, shard, id, due_ms, fence, run } = outgoing;
+        let (queue, headers, job) = parts(run)?;
+        let ticket = Ticket { node: Arc::clone(&self.node), epoch: self.epoch, number };
+        let run = Run { queue, headers, job, schedule: &id.0, due_ms: *due_ms, fence: *fence };
+        match run.message(to, ticket.clone()) {
+            Ok(message) => {
+                let command = Command::Publish { queue: to.clone(), message };
+                Some((*shard, Command::PassedOn(Box::new(PassedOn { ticket, command }))))
+            }
+            Err(why) => {
+                tracing::error!(schedule = %id, why, "a schedule's run cannot become a job");
+                None
+            }
+        }
+    }
+
+    /// Runs are in their queues.
+    pub(crate) fn confirmed(&mut self, numbers: &[u64]) {
+        for number in numbers {
+            if self.outgoing.remove(number).is_some() {
+                self.settled.push(*number);
+            }
+        }
+    }
+
+    /// A queue cannot take a run now. It, and what comes behind it for its shard, is sent again after a while.
+    pub(crate) fn put_off(&mut self, number: u64, now_ms: u64) {
+        let Some(outgoing) = self.outgoing.get(&number) else { return };
+        let (from, until) = self.blocked.entry(outgoing.shard).or_insert((number, now_ms + PATIENCE_MS));
+        *from = number.min(*from);
+        *until = now_ms + PATIENCE_MS;
+    }
+
+    /// Gives space back.
+    pub(crate) fn keep_house(&mut self, now_ms: u64, bytes: usize) -> Result<(), JournalError> {
+        self.store.as_mut().map_or(Ok(()), |store| store.keep_house(now_ms, bytes))
+    }
+
+    /// Ends in order.
+    pub(crate) fn close(self) -> Result<(), JournalError> {
+        self.store.map_or(Ok(()), Store::close)
+    }
+}
+
+fn view(entry: &Entry<What>) -> ScheduleView {
+    let (queue, headers, job) = parts(&entry.what.run).unwrap_or_default();
+    let text = |octets: &[u8]| String::from_utf8_lossy(octets).into_owned();
+    let (interval_ms, cron) = match &entry.plan.when {
+        When::Every(interval) => (Some(*interval), None),
+        When::Cron(cron) => (None, Some((cron.text().to_owned(), cron.zone().to_owned()))),
+    };
+    ScheduleView {
+        id: entry.id,
+        queue: text(queue),
+        headers: text(headers),
+        job: text(&job[..job.len().min(JOB_SHOWN_BYTES)]),
+        interval_ms,
+        cron,
+        catch_up: entry.plan.catch_up.as_str(),
+        due_ms: entry.state.due_ms,
+        runs: entry.state.fence,
+        left: entry.state.left.map(std::num::NonZeroU32::get),
+    }
+}

@@ -1,0 +1,365 @@
+//! How sessions, shards and the admin side reach the keeper of schedules, and the thread that does its work.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+use mqcore_broker::command::{Command, Request};
+use mqcore_broker::effect::Event;
+use mqcore_broker::id::{QueueAddress, RequestId};
+use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_journal::error::JournalError;
+use mqcore_journal::storage::FileStorage;
+use mqcore_scheduler::scheduler::EntryId;
+use mqcore_session::eventmq::schedules::{ScheduleRequest, Schedules};
+use tokio::sync::oneshot;
+
+use super::ScheduleList;
+use super::keeper::{Crons, Keeper, Wanted, default_queue, wanted};
+use crate::data_dir::DataDir;
+use crate::hub::Hub;
+use crate::shard::Urgent;
+use crate::shutdown::TaskGuard;
+
+/// Octets of schedules that may wait for the thread; more are refused.
+const WAITING_BYTES_MAX: usize = 64 << 20;
+/// Requests taken in one batch.
+const BATCH_MAX: usize = 4_096;
+/// How long the thread sleeps while there is something that only time changes: a disk without space, a clock that is turned.
+const IDLE: Duration = Duration::from_millis(200);
+/// How often housekeeping has its turn.
+const HOUSEKEEPING: Duration = Duration::from_millis(200);
+/// Octets that housekeeping may move at a time.
+const HOUSEKEEPING_BYTES: usize = 4 << 20;
+
+/// What is asked of the thread.
+#[derive(Debug)]
+enum Ask {
+    Schedule(Box<Wanted>),
+    Unschedule(EntryId),
+    List(usize, oneshot::Sender<ScheduleList>),
+    /// A shard has something to say about runs.
+    Told(Event),
+    /// The clock was turned.
+    Look,
+    /// The server ends.
+    End,
+}
+
+/// What others see.
+#[derive(Debug, Default)]
+pub(crate) struct Numbers {
+    pub(crate) schedules: AtomicU64,
+    pub(crate) runs: AtomicU64,
+    pub(crate) skipped: AtomicU64,
+    pub(crate) refused: AtomicU64,
+    pub(crate) outstanding: AtomicU64,
+    /// Schedules cannot be written down.
+    pub(crate) failing: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Shared {
+    numbers: Numbers,
+    crons: Crons,
+    /// Octets of schedules on their way to the thread.
+    waiting: AtomicUsize,
+    /// Until the thread takes it.
+    receiver: Mutex<Option<Receiver<Ask>>>,
+}
+
+/// The way to the thread. Clones are the same one.
+#[derive(Debug, Clone)]
+pub(crate) struct SchedulePort {
+    asks: Sender<Ask>,
+    shared: Arc<Shared>,
+}
+
+impl SchedulePort {
+    /// Before the thread is started, what is asked waits.
+    pub(crate) fn new() -> Self {
+        let (asks, receiver) = channel();
+        let shared = Shared {
+            numbers: Numbers::default(),
+            crons: Crons::default(),
+            waiting: AtomicUsize::new(0),
+            receiver: Mutex::new(Some(receiver)),
+        };
+        Self { asks, shared: Arc::new(shared) }
+    }
+
+    pub(crate) fn numbers(&self) -> &Numbers {
+        &self.shared.numbers
+    }
+
+    pub(crate) fn crons(&self) -> &Crons {
+        &self.shared.crons
+    }
+
+    /// The schedules that are due next, and how many there are. `None`: the server has ended.
+    pub(crate) async fn list(&self, max: usize) -> Option<ScheduleList> {
+        let (answer, receiver) = oneshot::channel();
+        self.ask(Ask::List(max, answer));
+        receiver.await.ok()
+    }
+
+    /// Ends a schedule, if there is one.
+    pub(crate) fn end_schedule(&self, id: EntryId) {
+        self.ask(Ask::Unschedule(id));
+    }
+
+    /// What a shard says to the connection that schedules come from.
+    pub(crate) fn told(&self, event: Event) {
+        if matches!(event, Event::Confirmed(_) | Event::PutOff(..)) {
+            self.ask(Ask::Told(event));
+        }
+    }
+
+    /// The clock was turned.
+    pub(crate) fn look(&self) {
+        self.ask(Ask::Look);
+    }
+
+    /// The thread writes what is left and ends.
+    pub(crate) fn end(&self) {
+        self.ask(Ask::End);
+    }
+
+    /// When the thread has ended nobody waits for anything any more.
+    fn ask(&self, ask: Ask) {
+        let _ = self.asks.send(ask);
+    }
+
+    /// Starts the thread. `directory` is held until what it wrote is closed.
+    pub(crate) fn start(
+        &self,
+        keeper: Keeper<FileStorage>,
+        hub: &Arc<Hub>,
+        directory: Option<Arc<DataDir>>,
+        alive: TaskGuard,
+    ) -> std::io::Result<()> {
+        let receiver = self.shared.receiver.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(asks) = receiver else { return Ok(()) };
+        let worker = Worker {
+            keeper,
+            hub: Arc::clone(hub),
+            shared: Arc::clone(&self.shared),
+            known: HashMap::new(),
+            failed: false,
+            housekept: Instant::now(),
+        };
+        std::thread::Builder::new().name("mqcore-schedules".into()).spawn(move || {
+            worker.run(&asks);
+            // The directory is free for the next broker before this one counts as stopped.
+            drop(directory);
+            drop(alive);
+        })?;
+        Ok(())
+    }
+}
+
+impl Schedules for SchedulePort {
+    fn schedule(&self, request: ScheduleRequest) -> Result<(), Rejection> {
+        let wanted = wanted(&request, self.crons())?;
+        let bytes = wanted.bytes();
+        if self.shared.waiting.fetch_add(bytes, Ordering::Relaxed) > WAITING_BYTES_MAX {
+            self.shared.waiting.fetch_sub(bytes, Ordering::Relaxed);
+            self.numbers().refused.fetch_add(1, Ordering::Relaxed);
+            let why = "too many schedules come at once; send them more slowly";
+            return Err(Rejection::new(RejectionKind::Busy, why));
+        }
+        self.ask(Ask::Schedule(Box::new(wanted)));
+        Ok(())
+    }
+
+    fn unschedule(&self, request: ScheduleRequest) -> Result<(), Rejection> {
+        self.end_schedule(EntryId(request.identity()));
+        Ok(())
+    }
+}
+
+/// The thread.
+struct Worker {
+    keeper: Keeper<FileStorage>,
+    hub: Arc<Hub>,
+    shared: Arc<Shared>,
+    /// Which queues there are, of those that were asked for in this round.
+    known: HashMap<QueueAddress, bool>,
+    /// The disk broke its word: nothing happens any more until the next start, because nobody would know afterwards that it did.
+    failed: bool,
+    housekept: Instant,
+}
+
+impl Worker {
+    fn run(mut self, asks: &Receiver<Ask>) {
+        loop {
+            let first = match asks.recv_timeout(self.patience()) {
+                Ok(first) => Some(first),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
+            let mut ended = false;
+            for ask in first.into_iter().chain(asks.try_iter().take(BATCH_MAX)) {
+                ended |= matches!(ask, Ask::End);
+                self.obey(ask);
+            }
+            let outcome = self.round();
+            self.note(outcome);
+            self.show();
+            if ended {
+                break;
+            }
+        }
+        if !self.failed
+            && let Err(error) = self.keeper.close()
+        {
+            tracing::error!(%error, "the journal of schedules could not be closed in order");
+        }
+    }
+
+    /// How long there is nothing to do unless somebody asks for something.
+    fn patience(&self) -> Duration {
+        let full = self.shared.numbers.failing.load(Ordering::Relaxed);
+        match self.keeper.next_due() {
+            Some(due) if !full && !self.failed && self.hub.shutdown.is_running() => {
+                Duration::from_millis(due.saturating_sub(self.hub.clock.now().0)).min(IDLE)
+            }
+            _ => IDLE,
+        }
+    }
+
+    fn obey(&mut self, ask: Ask) {
+        let now = self.hub.clock.now().0;
+        match ask {
+            Ask::Schedule(wanted) => {
+                self.shared.waiting.fetch_sub(wanted.bytes(), Ordering::Relaxed);
+                let id = wanted.id;
+                if let Err(rejection) = self.keeper.schedule(*wanted, now) {
+                    self.shared.numbers.refused.fetch_add(1, Ordering::Relaxed);
+                    tracing::error!(schedule = %id, why = %rejection, "a schedule was not taken");
+                }
+            }
+            Ask::Unschedule(id) => {
+                self.keeper.unschedule(&id);
+            }
+            Ask::List(max, answer) => {
+                // Whoever asked may have gone; nobody misses the answer then.
+                let _ = answer.send(self.keeper.list(max));
+            }
+            Ask::Told(Event::Confirmed(numbers)) => self.keeper.confirmed(&numbers),
+            Ask::Told(Event::PutOff(number, rejection)) => {
+                tracing::debug!(number, why = %rejection, "a queue cannot take a schedule's run now");
+                self.keeper.put_off(number, now);
+            }
+            Ask::Told(_) | Ask::Look | Ask::End => {}
+        }
+    }
+
+    /// Writes down what is new and what is due, and then tells the shards.
+    fn round(&mut self) -> Result<(), JournalError> {
+        if self.failed {
+            return Ok(());
+        }
+        let now = self.hub.clock.now().0;
+        if self.housekept.elapsed() >= HOUSEKEEPING {
+            self.housekept = Instant::now();
+            self.keeper.keep_house(now, HOUSEKEEPING_BYTES)?;
+        }
+        // A broker that stops begins nothing: what is due is due at the next start, too.
+        if self.hub.shutdown.is_running() {
+            let queues = self.keeper.take_due(now);
+            // A shard that does not answer has stopped, and the server stops with it: what is due is found again.
+            if !queues.is_empty() && self.learn(queues) {
+                let known = &self.known;
+                self.keeper.write_due(|queue| known.get(queue).copied().unwrap_or(false))?;
+            }
+        }
+        self.keeper.commit()?;
+        let commands = self.keeper.take_commands(now);
+        self.tell(commands);
+        Ok(())
+    }
+
+    /// Asks the shards which of these queues there are, and `default` too. False: a shard has stopped.
+    fn learn(&mut self, mut queues: Vec<QueueAddress>) -> bool {
+        let default = default_queue();
+        if !queues.contains(&default) {
+            queues.push(default.clone());
+        }
+        let shards = self.hub.shards.len();
+        let mut asked: Vec<Vec<QueueAddress>> = vec![Vec::new(); shards];
+        for queue in queues {
+            asked[queue.channel.shard(shards)].push(queue);
+        }
+        self.known.clear();
+        let asked = asked.into_iter().enumerate().filter(|(_, queues)| !queues.is_empty());
+        let answers: Vec<_> = asked
+            .map(|(shard, queues)| {
+                let (answer, receiver) = oneshot::channel();
+                self.hub.shards[shard].send_urgent(Urgent::Takes(queues.clone(), answer));
+                (queues, receiver)
+            })
+            .collect();
+        for (queues, receiver) in answers {
+            let Ok(takes) = receiver.blocking_recv() else { return false };
+            self.known.extend(queues.into_iter().zip(takes));
+        }
+        let needs_default = self.known.values().any(|known| !known);
+        if needs_default && !self.known.get(&default).copied().unwrap_or_default() {
+            let changes = self.hub.eventmq.made_for_jobs();
+            let request = Request::CreateQueue { queue: default.clone(), changes };
+            let shard = default.channel.shard(shards);
+            self.tell(vec![(shard, Command::Request(RequestId(0), Box::new(request)))]);
+        }
+        true
+    }
+
+    fn tell(&self, commands: Vec<(usize, Command)>) {
+        let mut of_shards: Vec<Vec<Command>> = vec![Vec::new(); self.hub.shards.len()];
+        for (shard, command) in commands {
+            of_shards[shard].push(command);
+        }
+        for (shard, commands) in
+            of_shards.into_iter().enumerate().filter(|(_, commands)| !commands.is_empty())
+        {
+            self.hub.moved();
+            self.hub.shards[shard].send_urgent(Urgent::Scheduled(commands));
+        }
+    }
+
+    fn note(&mut self, outcome: Result<(), JournalError>) {
+        let failing = &self.shared.numbers.failing;
+        match outcome {
+            Ok(()) if self.failed => {}
+            Ok(()) => {
+                if failing.swap(false, Ordering::Relaxed) {
+                    tracing::warn!("schedules are written down again");
+                }
+            }
+            Err(error @ JournalError::Full { .. }) => {
+                if !failing.swap(true, Ordering::Relaxed) {
+                    tracing::error!(%error, "schedules wait: what they do cannot be written down");
+                }
+            }
+            Err(error) => {
+                self.failed = true;
+                failing.store(true, Ordering::Relaxed);
+                tracing::error!(%error, "schedules have stopped until the next start");
+            }
+        }
+    }
+
+    fn show(&self) {
+        let numbers = &self.shared.numbers;
+        for (shown, number) in [
+            (&numbers.schedules, self.keeper.len() as u64),
+            (&numbers.runs, self.keeper.fired()),
+            (&numbers.skipped, self.keeper.skipped()),
+            (&numbers.outstanding, self.keeper.outstanding() as u64),
+        ] {
+            shown.store(number, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! What is written down of schedules: `schedules/` in the data directory, a journal.
+//!
+//! A put is a schedule, of which a touch says how far it is, or a run on its way to its queue, which is settled when the queue
+//! has it. The number of a run is the ticket that its queue knows it by.
+
+use std::sync::Arc;
+
+use mqcore_journal::error::JournalError;
+use mqcore_journal::journal::Journal;
+use mqcore_journal::options::Options;
+use mqcore_journal::storage::Storage;
+use mqcore_scheduler::plan::{Plan, State};
+use mqcore_scheduler::record::{FindCron, decode_plan, encode_plan};
+use mqcore_scheduler::scheduler::EntryId;
+
+/// The shard that the journal is made for: none that there can be, and not that of nodes or limits.
+const SHARD: u32 = u32::MAX - 2;
+const SCHEDULE: u8 = 1;
+const RUN: u8 = 2;
+/// Octets of an encoded state.
+const STATE_BYTES: usize = 21;
+/// Under this key stands when the journal was made: a later one numbers anew.
+const EPOCH: &[u8] = b"epoch";
+
+/// A schedule that was kept.
+#[derive(Debug)]
+pub(crate) struct KeptSchedule {
+    pub(crate) sequence: u64,
+    pub(crate) id: EntryId,
+    pub(crate) plan: Plan,
+    pub(crate) state: State,
+    pub(crate) run: Box<[u8]>,
+}
+
+/// A run that no queue has confirmed.
+#[derive(Debug)]
+pub(crate) struct KeptRun {
+    pub(crate) number: u64,
+    pub(crate) run: RunRecord,
+}
+
+/// A run as it is written down.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RunRecord {
+    /// The number of its schedule.
+    pub(crate) schedule: u64,
+    pub(crate) id: EntryId,
+    pub(crate) due_ms: u64,
+    pub(crate) fence: u64,
+    /// How far its schedule is behind it; `None`: it is over.
+    pub(crate) state: Option<State>,
+    /// It goes to the queue `default`, because nobody knew the one that it names.
+    pub(crate) fallen_back: bool,
+    pub(crate) run: Arc<[u8]>,
+}
+
+/// What opening brings.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    pub(crate) schedules: Vec<KeptSchedule>,
+    pub(crate) runs: Vec<KeptRun>,
+    pub(crate) unreadable: u64,
+    pub(crate) epoch: u64,
+    pub(crate) next: u64,
+}
+
+/// The journal.
+pub(crate) struct Store<S: Storage> {
+    journal: Journal<S>,
+    scratch: Vec<u8>,
+    /// Something was put or touched that is not synced.
+    unsynced: bool,
+}
+
+impl<S: Storage> Store<S> {
+    /// Opens the journal, or makes it.
+    pub(crate) fn open(
+        storage: S,
+        options: Options,
+        cron: &mut FindCron<'_>,
+    ) -> Result<(Self, Kept), JournalError> {
+        let now_ms = options.now_ms;
+        let options = Options { shard: SHARD, ..options };
+        let (mut journal, recovered) = Journal::open(storage, options, &mut |_, _| {})?;
+        if recovered.report.is_alarming() {
+            tracing::error!(report = %recovered.report, "the journal of schedules was damaged");
+        }
+        let epoch = recovered.definitions.iter().find(|(key, _)| **key == *EPOCH);
+        let epoch = epoch.and_then(|(_, value)| value.first_chunk().copied()).map(u64::from_le_bytes);
+        if epoch.is_none() {
+            journal.define(EPOCH, &now_ms.to_le_bytes())?;
+            journal.write()?;
+            journal.sync()?;
+        }
+        let mut kept =
+            Kept { epoch: epoch.unwrap_or(now_ms), next: recovered.next_sequence.max(1), ..Kept::default() };
+        journal.each_live(0, &mut |sequence, live| {
+            let read = live.map_err(|error| error.to_string());
+            let read = read.and_then(|live| kept.read(sequence, live.payload, live.touch, cron));
+            if let Err(error) = read {
+                tracing::error!(sequence, %error, "a schedule cannot be read back");
+                kept.unreadable += 1;
+            }
+        });
+        Ok((Self { journal, scratch: Vec::new(), unsynced: false }, kept))
+    }
+
+    /// Buffers a schedule.
+    pub(crate) fn put_schedule(
+        &mut self,
+        sequence: u64,
+        id: &EntryId,
+        plan: &Plan,
+        state: &State,
+        run: &[u8],
+    ) -> Result<(), JournalError> {
+        self.scratch.clear();
+        encode_plan(id, plan, &mut self.scratch);
+        self.journal.put(sequence, 0, &[&[SCHEDULE], &state.encode(), &self.scratch, run])?;
+        self.unsynced = true;
+        Ok(())
+    }
+
+    /// Buffers a run.
+    pub(crate) fn put_run(&mut self, number: u64, run: &RunRecord) -> Result<(), JournalError> {
+        let over = State { due_ms: u64::MAX, fence: run.fence, left: None };
+        let state = run.state.unwrap_or(over).encode();
+        let (schedule, due, fence) =
+            (run.schedule.to_le_bytes(), run.due_ms.to_le_bytes(), run.fence.to_le_bytes());
+        let head: [&[u8]; 7] =
+            [&[RUN, run.fallen_back.into()], &state, &schedule, &run.id.0, &due, &fence, &run.run];
+        self.journal.put(number, 0, &head)?;
+        self.unsynced = true;
+        Ok(())
+    }
+
+    /// Buffers how far a schedule is.
+    pub(crate) fn touch(&mut self, sequence: u64, state: &State) -> Result<(), JournalError> {
+        self.journal.touch(sequence, &state.encode())?;
+        self.unsynced = true;
+        Ok(())
+    }
+
+    /// Buffers that schedules are over, or runs where they belong.
+    pub(crate) fn settle(&mut self, numbers: &[u64]) -> Result<(), JournalError> {
+        self.journal.settle(numbers)
+    }
+
+    /// Writes what is buffered, and makes it durable if anything but settlements is new: what was settled and comes back is
+    /// only looked at once more.
+    pub(crate) fn commit(&mut self) -> Result<(), JournalError> {
+        self.journal.write()?;
+        if self.unsynced {
+            self.journal.sync()?;
+            self.unsynced = false;
+        }
+        Ok(())
+    }
+
+    /// Gives space back, or finds out that there is some again.
+    pub(crate) fn keep_house(&mut self, now_ms: u64, bytes: usize) -> Result<(), JournalError> {
+        self.journal.maintain(now_ms, bytes).map(drop)
+    }
+
+    /// Ends in order.
+    pub(crate) fn close(self) -> Result<(), JournalError> {
+        self.journal.close()
+    }
+}
+
+impl Kept {
+    fn read(
+        &mut self,
+        sequence: u64,
+        payload: &[u8],
+        touch: Option<&[u8]>,
+        cron: &mut FindCron<'_>,
+    ) -> Result<(), String> {
+        let mut reader = Reader(payload);
+        match reader.take()? {
+            [SCHEDULE] => {
+                let begun = reader.take::<STATE_BYTES>()?;
+                let state = State::decode(touch.unwrap_or(&begun)).map_err(|error| error.to_string())?;
+                let (id, plan, run) = decode_plan(reader.0, cron).map_err(|error| error.to_string())?;
+                self.schedules.push(KeptSchedule { sequence, id, plan, state, run: run.into() });
+            }
+            [RUN] => {
+                let [fallen_back] = reader.take()?;
+                let state = State::decode(&reader.take::<STATE_BYTES>()?);
+                let state = state.map_err(|error| error.to_string())?;
+                let schedule = u64::from_le_bytes(reader.take()?);
+                let id = EntryId(reader.take()?);
+                let due_ms = u64::from_le_bytes(reader.take()?);
+                let fence = u64::from_le_bytes(reader.take()?);
+                let state = (state.due_ms != u64::MAX).then_some(state);
+                let fallen_back = fallen_back != 0;
+                let run = reader.0.into();
+                let run = RunRecord { schedule, id, due_ms, fence, state, fallen_back, run };
+                self.runs.push(KeptRun { number: sequence, run });
+            }
+            [kind] => return Err(format!("a record of kind {kind} is of a later version")),
+        }
+        Ok(())
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], String> {
+        let (taken, rest) = self.0.split_first_chunk().ok_or("it ends too early")?;
+        self.0 = rest;
+        Ok(*taken)
+    }
+}

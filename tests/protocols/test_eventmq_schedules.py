@@ -1,0 +1,178 @@
+"""Schedules that the broker keeps: they run, are listed, end, and outlive kill -9 with each run made once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import mqcore
+from eventmq_peer import EventmqPeer
+from mqcore import admin
+from served import ServedBroker, clean_environment, serving, wait_until
+
+ROUNDS = int(os.environ.get("MQCORE_CRASH_ROUNDS", "5"))
+"""Kills in the middle of it."""
+
+CALL = json.dumps(
+    ["run", {"path": "m", "callable": "f", "args": [1], "kwargs": {}, "class_args": [], "class_kwargs": {}}]
+)
+
+
+def of_role(listeners: tuple[str, ...], role: str) -> str:
+    """The URL of one of a broker's sockets."""
+    (found,) = (url for url in listeners if url.endswith(f"role={role}"))
+    return found
+
+
+def work(url: str, queue: str, slots: int = 0) -> EventmqPeer:
+    """A worker of a queue, which has joined."""
+    worker = EventmqPeer(url)
+    worker.say("INFORM", "i", json.dumps([[10, queue]]), "worker")
+    assert worker.receive()[2] == b"ACK"
+    for _ in range(slots):
+        worker.say("READY", "r")
+    return worker
+
+
+def words(job: list[bytes]) -> dict[str, str]:
+    """The headers of a job."""
+    return dict(word.partition(":")[::2] for word in job[5].decode().split(","))
+
+
+@pytest.fixture
+def broker() -> Iterator[mqcore.Broker]:
+    with mqcore.Broker(listen="emqp://127.0.0.1:0", admin="http://127.0.0.1:0", shards=2) as broker:
+        yield broker
+
+
+def test_a_schedule_runs_on_its_grid_and_ends(broker: mqcore.Broker) -> None:
+    frontend = EventmqPeer(of_role(broker.listeners, "frontend"))
+    with work(of_role(broker.listeners, "backend"), "ticks", 100) as worker, frontend as client:
+        client.say("SCHEDULE", "s", "ticks", "guarantee,nohaste,interval-ms:200,timeout:9", "1", CALL, "")
+        runs = [worker.receive() for _ in range(3)]
+        assert [run[4] for run in runs] == [b"ticks"] * 3
+        assert [run[6].decode() for run in runs] == [CALL] * 3
+        said = [words(run) for run in runs]
+        assert [run["fence"] for run in said] == ["1", "2", "3"]
+        assert {later - earlier for earlier, later in pairwise(int(run["due"]) for run in said)} == {200}
+        assert all("guarantee" in run and run["timeout"] == "9" for run in said)
+        assert all("nohaste" not in run and "interval-ms" not in run for run in said)
+        assert len({bytes(run[3]) for run in runs}) == 3
+        (kept,) = broker.schedules().schedules
+        assert (kept.interval_ms, kept.queue, kept.catch_up, kept.left) == (200, "ticks", "latest", None)
+        assert said[0]["schedule"] == kept.id
+        client.say("UNSCHEDULE", "u", "ticks", "", "1", CALL, "")
+        wait_until(lambda: broker.schedules().total == 0, what="the end of the schedule")
+
+
+def test_runs_of_a_queue_that_nobody_knows_go_to_default_under_its_name(broker: mqcore.Broker) -> None:
+    with EventmqPeer(of_role(broker.listeners, "frontend")) as client:
+        client.say("SCHEDULE", "s", "unknown", "run_count:1", "60", CALL, "")
+        wait_until(lambda: any(queue.address == "default/0" for queue in broker.stats().queues), what="the queue")
+        with work(of_role(broker.listeners, "backend"), "default", 1) as worker:
+            run = worker.receive()
+        assert (run[4], words(run)["fence"]) == (b"unknown", "1")
+        wait_until(lambda: broker.schedules().total == 0, what="the last run")
+
+
+def test_schedules_are_listed_by_what_is_due_next(broker: mqcore.Broker) -> None:
+    assert broker.admin_url is not None
+    with EventmqPeer(of_role(broker.listeners, "frontend")) as client:
+        berlin = "nohaste,timezone:Europe/Berlin,catch-up:all,run_count:7"
+        client.say("SCHEDULE", "s", "night", berlin, "-1", CALL.replace("f", "g"), "30 2 * * *")
+        client.say("SCHEDULE", "s", "soon", "nohaste", "5", CALL, "")
+        for broken in ("timezone:Mars/Base", "catch-up:perhaps", "interval-ms:1"):
+            client.say("SCHEDULE", "s", "q", broken, "-1", CALL, "* * * * *")
+        client.say("SCHEDULE", "s", "q", "", "-1", CALL, "* * * *")
+        wait_until(lambda: len(broker.errors()) == 4, what="four refusals")
+        wait_until(lambda: broker.schedules().total == 2, what="two schedules")
+    found = admin.schedules(broker.admin_url)
+    assert found == broker.schedules()
+    soon, night = found.schedules
+    assert (soon.queue, soon.interval_ms, soon.cron) == ("soon", 5000, None)
+    assert (night.cron, night.timezone, night.catch_up, night.left) == ("30 2 * * *", "Europe/Berlin", "all", 7)
+    assert night.due.minute == 30
+    assert night.due.hour in {0, 1}
+    assert broker.schedules(limit=1).total == 2
+    assert [kept.queue for kept in broker.schedules(limit=1).schedules] == ["soon"]
+    command = [sys.executable, "-m", "mqcore", "jobs", "schedules", "--url", broker.admin_url, "--json"]
+    listed = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=20, check=True)
+    assert [row["queue"] for row in json.loads(listed.stdout)["schedules"]] == ["soon", "night"]
+    with urllib.request.urlopen(f"{broker.admin_url}/metrics", timeout=10) as answer:
+        assert b"\nmqcore_schedules 2\n" in answer.read()
+
+
+def test_the_same_schedule_again_goes_on_as_it_was(broker: mqcore.Broker) -> None:
+    with (
+        work(of_role(broker.listeners, "backend"), "hours", 9) as worker,
+        EventmqPeer(of_role(broker.listeners, "frontend")) as client,
+    ):
+        for _ in range(3):
+            client.say("SCHEDULE", "s", "hours", "guarantee", "3600", CALL, "")
+        assert words(worker.receive())["fence"] == "1"
+        client.say("SCHEDULE", "s", "hours", "guarantee", "7200", CALL, "")
+        assert words(worker.receive())["fence"] == "1", "another one begins anew, at once"
+        assert not worker.kept
+
+
+def serve(directory: Path) -> AbstractContextManager[ServedBroker]:
+    listen = ("--listen", "tmqp://127.0.0.1:0", "--listen", "emqp://127.0.0.1:0")
+    environment = {"MQCORE_DELIVERY_HANDLER": "at-least-once"}
+    arguments = (*listen, "--admin", "http://127.0.0.1:0", "--data-dir", str(directory))
+    return serving(*arguments, environment=environment)
+
+
+def runs_in(worker: EventmqPeer, seconds: float) -> list[dict[str, str]]:
+    """The headers of all jobs that come until none has come for so long."""
+    found = []
+    worker.socket.settimeout(seconds)
+    try:
+        while True:
+            found.append(words(worker.receive()))
+    except TimeoutError:
+        return found
+
+
+@pytest.mark.timeout(60 + 10 * ROUNDS)
+def test_each_due_time_runs_once_however_often_the_broker_is_killed(tmp_path: Path) -> None:
+    chance = random.Random(5)
+    interval, calls = 50, [CALL, CALL.replace("f", "g")]
+    for kill in range(ROUNDS):
+        with serve(tmp_path) as broker:
+            listeners = broker.ready["listeners"]
+            if kill == 0:
+                for queue in ("ticks", "tocks"):
+                    work(f"emqp://{listeners['emqp']}", queue).close()
+                with EventmqPeer(f"emqp://{listeners['emqp-frontend']}") as client:
+                    for queue, call in zip(("ticks", "tocks"), calls, strict=True):
+                        said = f"catch-up:all,interval-ms:{interval}"
+                        client.say("SCHEDULE", "s", queue, said, "1", call, "")
+                    wait_until(lambda: admin.schedules(broker.admin_url).total == 2, what="both schedules")
+            time.sleep(chance.uniform(0.2, 0.8))
+            broker.process.kill()
+            broker.process.wait()
+    with serve(tmp_path) as broker:
+        listeners = broker.ready["listeners"]
+        assert admin.schedules(broker.admin_url).total == 2
+        with EventmqPeer(f"emqp://{listeners['emqp-frontend']}") as client:
+            for call in calls:
+                client.say("UNSCHEDULE", "u", "ticks", "", "1", call, "")
+            wait_until(lambda: admin.schedules(broker.admin_url).total == 0, what="their end")
+        for queue in ("ticks", "tocks"):
+            with work(f"emqp://{listeners['emqp']}", queue, 4000) as worker:
+                runs = runs_in(worker, 2.0)
+            assert len(runs) > ROUNDS * 4
+            assert [int(run["fence"]) for run in runs] == list(range(1, len(runs) + 1)), "each of them once, in order"
+            first = int(runs[0]["due"])
+            assert [int(run["due"]) for run in runs] == [first + interval * at for at in range(len(runs))]
