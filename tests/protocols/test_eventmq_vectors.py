@@ -254,8 +254,8 @@ def test_a_topic_reaches_its_subscribers_as_it_did(world: World) -> None:
     assert subscriber.heard_so_far(len(TOPICS)) == [frames(vector) for vector in TOPICS]
 
 
-UNDERSTOOD = {"P09", "P10", "P16", "P17", "P23", "P25", "P26", "P30", "P31"}
-"""Probes that are no mistakes here. The job of P10 is no text, which is its worker's to judge."""
+UNDERSTOOD = {"P09", "P10", "P16", "P17", "P23", "P25", "P26", "P27", "P30", "P31"}
+"""Probes that are no mistakes here. The job of P10 is no text, that of P27 names nothing: workers may judge."""
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=[probe["name"] for probe in PROBES])
@@ -275,6 +275,10 @@ def test_a_probe_is_counted_and_harms_nobody(world: World, probe: dict[str, Any]
     if probe["name"] == "P26":
         answers *= 2
     assert [said[2].decode() for said in peer.heard_so_far(len(answers))] == answers
+    if probe["name"] == "P27":
+        (run,) = worker.heard_so_far(1)
+        assert run[6] == frames(probe)[7], "a schedule runs at once"
+        world.say(worker, [b"", b"eMQP/1.0", b"READY", b"r"])
     if taken:
         assert worker.heard_so_far(1)[0][4:] == frames(probe)[4:]
         world.say(worker, [b"", b"eMQP/1.0", b"READY", b"r"])
