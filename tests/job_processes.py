@@ -84,5 +84,5 @@ def broker_url(served: ServedBroker) -> str:
     """The URL of a `mqcore serve --listen emqp://127.0.0.1:0`, whose sockets each have a port of their own."""
     listeners = served.ready["listeners"]
     ports = [address.rpartition(":")[2] for name, address in listeners.items() if name.partition("-")[0] == "emqp"]
-    backend, frontend, admin = ports[:3]
-    return f"emqp://127.0.0.1:{backend}?frontend={frontend}&admin={admin}"
+    backend, frontend, admin, _, subscribe = ports
+    return f"emqp://127.0.0.1:{backend}?frontend={frontend}&admin={admin}&subscribe={subscribe}"

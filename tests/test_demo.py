@@ -38,6 +38,8 @@ def test_every_promise_of_the_demonstration_is_kept() -> None:
         assert queue in result.stdout
     assert "Dave    > Dave publish --confirm hello world\n" in result.stdout
     assert "Charlie < Charlie ok Dave event=hello world\n" in result.stdout
+    assert "library-hashes" in result.stdout
+    assert "killed by SIGKILL in the middle" in result.stdout
     assert "north" in result.stdout
     assert "archive" in result.stdout
     assert " NO" not in result.stdout
@@ -77,7 +79,7 @@ def run_damaged(part: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("part", ["tmqp", "mqks", "micromessage", "durable", "limits"])
+@pytest.mark.parametrize("part", ["tmqp", "mqks", "micromessage", "jobs", "durable", "limits"])
 def test_a_broken_promise_is_seen_and_fails(part: str) -> None:
     result = run_damaged(part)
     assert result.returncode == 1, result.stdout + result.stderr

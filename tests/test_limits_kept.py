@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import mqcore
+from mqcore.backup import backup, restore
 from mqcore.errors import ConfigError
 from mqcore.throttr import Algorithm, Rule, SyncClient
 from served import ServedBroker, serving, wait_until
@@ -114,6 +115,60 @@ def _spend(peer: ThrottrPeer, told: list[tuple[float, int]]) -> None:
             told.append((time.monotonic(), left))
     except Exception:  # The broker was killed: however that looks from here.
         return
+
+
+def test_a_backup_has_the_limits_of_its_moment_and_a_broker_goes_on_with_them(tmp_path: Path) -> None:
+    with serve(tmp_path / "data") as broker, SyncClient(url(broker)) as client:
+        for number in range(200):
+            assert client.insert(f"user:{number:03}", quota=1000, ttl=3600)
+        client.set("note", b"some octets", ttl=3600)
+        client.purge("user:100")
+        client.decrease("user:007", 7)
+        # Nobody waits until that was written: a backup writes what has changed first.
+        backup(tmp_path / "running.tar.zst", url=broker.admin_url)
+        client.decrease("user:007", 100)
+        broker.process.terminate()
+        assert broker.process.wait(timeout=30) == 0, "in order, which loses nothing"
+    backup(tmp_path / "stopped", data_dir=tmp_path / "data")
+    for source, quota in (("running.tar.zst", 993), ("stopped", 893)):
+        back = restore(tmp_path / source, tmp_path / f"from-{source}")
+        assert (back.messages, back.findings) == (0, ())
+        with serve(tmp_path / f"from-{source}") as broker, SyncClient(url(broker)) as client:
+            assert metric(broker, "mqcore_limiter_restored_total") == 200
+            counter, note = client.query("user:007"), client.get("note")
+            assert counter is not None
+            assert note is not None
+            assert (counter.quota, note.value) == (quota, b"some octets")
+            assert client.query("user:100") is None
+
+
+def test_backups_of_limits_that_are_spent_all_the_time_are_whole_and_never_ahead(tmp_path: Path) -> None:
+    with serve(tmp_path / "data") as broker, SyncClient(url(broker)) as client, SyncClient(url(broker)) as other:
+        assert client.insert("quota", quota=1_000_000, ttl=3600)
+        stop = threading.Event()
+        spent = [0]
+
+        def spend() -> None:
+            while not stop.is_set():
+                assert other.decrease("quota", 1)
+                spent[0] += 1
+
+        thread = threading.Thread(target=spend)
+        thread.start()
+        made = []
+        for number in range(5):
+            before = spent[0]
+            backup(tmp_path / f"backup-{number}", url=broker.admin_url)
+            made.append((before, spent[0] + 1))
+        stop.set()
+        thread.join()
+    for number, (before, after) in enumerate(made):
+        restore(tmp_path / f"backup-{number}", tmp_path / f"data-{number}")
+        with serve(tmp_path / f"data-{number}") as broker, SyncClient(url(broker)) as client:
+            counter = client.query("quota")
+            assert counter is not None
+            assert before <= 1_000_000 - counter.quota <= after, "what was spent before it began, and nothing later"
+    assert made[-1][0] > 0, "there was work"
 
 
 def test_what_has_expired_leaves_the_journal(tmp_path: Path) -> None:

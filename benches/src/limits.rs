@@ -13,12 +13,12 @@ use mqcore_wire::throttr::{Dialect, Family, Ttl, Width};
 use crate::process::Process;
 use crate::wire::connect;
 
-/// What is sent again and again on one connection, and how its answer is recognised.
+/// What is sent again and again, and how its answers are recognised.
 #[derive(Debug, Clone)]
 pub struct Ask {
-    /// One request.
-    pub request: Vec<u8>,
-    /// What its answer is made of.
+    /// One request, or several that connections take turns with.
+    pub requests: Vec<Vec<u8>>,
+    /// What the answer to each is made of.
     pub answer: Answer,
 }
 
@@ -39,10 +39,15 @@ pub const DIALECT: Dialect = Dialect { width: Width::U64, family: Family::V71 };
 
 const HOUR: Ttl = Ttl { unit: 6, amount: 1 };
 
-fn throttr(request: &Request<'_>, octets: usize) -> Ask {
-    let mut encoded = Vec::new();
-    encode(request, DIALECT, &mut encoded).expect("the key is short");
-    Ask { request: encoded, answer: Answer::Octets(octets) }
+fn encoded(request: &Request<'_>) -> Vec<u8> {
+    let mut octets = Vec::new();
+    encode(request, DIALECT, &mut octets).expect("the key is short");
+    octets
+}
+
+/// The key of one of many counters: as long as [`KEY`].
+fn key(number: u64) -> String {
+    format!("user:{number:011}")
 }
 
 fn resp(words: &[&[u8]]) -> Vec<u8> {
@@ -55,23 +60,35 @@ fn resp(words: &[&[u8]]) -> Vec<u8> {
     octets
 }
 
+fn decrease_of(key: &[u8]) -> Vec<u8> {
+    encoded(&Request::Update { attribute: QUOTA, change: DECREASE, value: 1, key })
+}
+
 /// Takes one from a counter: Throttr's own idiom.
 #[must_use]
 pub fn decrease() -> Ask {
-    throttr(&Request::Update { attribute: QUOTA, change: DECREASE, value: 1, key: KEY }, 1)
+    Ask { requests: vec![decrease_of(KEY)], answer: Answer::Octets(1) }
+}
+
+/// The same from each of the counters of [`create_many`].
+#[must_use]
+pub fn decrease_each(count: u64) -> Ask {
+    let requests = (0..count).map(|number| decrease_of(key(number).as_bytes())).collect();
+    Ask { requests, answer: Answer::Octets(1) }
 }
 
 /// What Redis users count with.
 #[must_use]
 pub fn incr() -> Ask {
-    Ask { request: resp(&[b"INCR", KEY]), answer: Answer::Lines(1) }
+    Ask { requests: vec![resp(&[b"INCR", KEY])], answer: Answer::Lines(1) }
 }
 
 /// Create, check and subtract in one request.
 #[must_use]
 pub fn consume() -> Ask {
     let rule = Rule { algorithm: 0, limit: 1 << 50, cost: 1, period: HOUR, key: KEY };
-    throttr(&Request::Consume { mode: TAKE, rule }, 1 + 2 * 8 + 16)
+    let requests = vec![encoded(&Request::Consume { mode: TAKE, rule })];
+    Ask { requests, answer: Answer::Octets(1 + 2 * 8 + 16) }
 }
 
 /// The same logic and the same five answers in Redis.
@@ -95,8 +112,8 @@ pub fn script(redis: &Process) -> io::Result<Ask> {
     stream.read_exact(&mut answer)?;
     let digest = answer[5..45].to_vec();
     let key = [KEY, &b":script"[..]].concat();
-    let request = resp(&[b"EVALSHA", &digest, b"1", &key, b"1000000000000", b"1", b"3600000"]);
-    Ok(Ask { request, answer: Answer::Lines(6) })
+    let requests = vec![resp(&[b"EVALSHA", &digest, b"1", &key, b"1000000000000", b"1", b"3600000"])];
+    Ok(Ask { requests, answer: Answer::Lines(6) })
 }
 
 /// Makes the counter that [`decrease`] takes from.
@@ -104,32 +121,44 @@ pub fn script(redis: &Process) -> io::Result<Ask> {
 /// # Errors
 /// If the server does not answer.
 pub fn create(address: SocketAddr) -> io::Result<()> {
-    let request = throttr(&Request::Insert { quota: u64::MAX, ttl: HOUR, key: KEY }, 1).request;
+    let request = encoded(&Request::Insert { quota: u64::MAX, ttl: HOUR, key: KEY });
     let mut stream = connect(address)?;
     stream.write_all(&request)?;
     stream.read_exact(&mut [0])
 }
 
-struct Client {
-    stream: TcpStream,
-    /// Octets or lines still to come for the batch that is under way.
-    missing: usize,
-    unsent: usize,
+/// What came of asking as fast as the answers came.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked {
+    /// Requests a second, without the warm-up.
+    pub rate: f64,
+    /// Requests in all.
+    pub count: u64,
 }
 
-/// Requests a second: `connections` of them, each with `pipeline` requests under way at a time.
+struct Client {
+    stream: TcpStream,
+    /// Pipelines of requests, sent in turn.
+    batches: Vec<Vec<u8>>,
+    /// The one that is under way.
+    at: usize,
+    unsent: usize,
+    /// Octets or lines still to come for it.
+    missing: usize,
+}
+
+/// Asks on so many connections, each with `pipeline` requests under way at a time.
 ///
 /// # Errors
 /// If a connection breaks.
-pub fn rate(
+pub fn ask(
     address: SocketAddr,
     ask: &Ask,
     connections: usize,
     pipeline: usize,
     warm_up: Duration,
     duration: Duration,
-) -> io::Result<f64> {
-    let batch = ask.request.repeat(pipeline);
+) -> io::Result<Asked> {
     let whole = match ask.answer {
         Answer::Octets(each) | Answer::Lines(each) => each * pipeline,
     };
@@ -140,56 +169,80 @@ pub fn rate(
         stream.set_nonblocking(true)?;
         let mut stream = TcpStream::from_std(stream);
         poll.registry().register(&mut stream, Token(number), Interest::READABLE | Interest::WRITABLE)?;
-        clients.push(Client { stream, missing: whole, unsent: batch.len() });
+        let batches = batches(&ask.requests, connections, pipeline, number);
+        let unsent = batches[0].len();
+        clients.push(Client { stream, batches, at: 0, unsent, missing: whole });
     }
     let mut events = Events::with_capacity(connections.max(64));
     let mut scratch = vec![0; 64 * 1024];
     let begin = Instant::now();
-    let (mut counted, mut since) = (0_u64, begin);
+    let (mut counted, mut before, mut since) = (0_u64, 0, begin);
     let mut warm = false;
     loop {
         poll.poll(&mut events, Some(Duration::from_millis(100)))?;
         for event in &events {
             let client = &mut clients[event.token().0];
-            counted += client.go_on(&batch, whole, ask.answer, &mut scratch)? * pipeline as u64;
+            counted += client.go_on(whole, ask.answer, &mut scratch)? * pipeline as u64;
         }
         let now = Instant::now();
         if !warm && now - begin >= warm_up {
-            (warm, counted, since) = (true, 0, now);
+            (warm, before, since) = (true, counted, now);
         } else if warm && now - since >= duration {
-            return Ok(counted as f64 / (now - since).as_secs_f64());
+            let rate = (counted - before) as f64 / (now - since).as_secs_f64();
+            return Ok(Asked { rate, count: counted });
         }
     }
 }
 
+/// What one of the connections sends in turn: together they go through all requests.
+fn batches(requests: &[Vec<u8>], connections: usize, pipeline: usize, number: usize) -> Vec<Vec<u8>> {
+    let rounds = (requests.len() / (connections * pipeline)).max(1);
+    let first = |round: usize| (round * connections + number) * pipeline;
+    let of_round = |round| (0..pipeline).map(move |place| first(round) + place);
+    let batch =
+        |round| of_round(round).flat_map(|place| requests[place % requests.len()].iter().copied()).collect();
+    (0..rounds).map(batch).collect()
+}
+
 impl Client {
     /// Sends and receives what can be, and answers how many batches came to their end.
-    fn go_on(&mut self, batch: &[u8], whole: usize, answer: Answer, scratch: &mut [u8]) -> io::Result<u64> {
+    fn go_on(&mut self, whole: usize, answer: Answer, scratch: &mut [u8]) -> io::Result<u64> {
         let mut done = 0;
+        self.send()?;
         loop {
-            while self.unsent > 0 {
-                match self.stream.write(&batch[batch.len() - self.unsent..]) {
-                    Ok(written) => self.unsent -= written,
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                    Err(error) => return Err(error),
-                }
-            }
-            match self.stream.read(scratch) {
+            let read = match self.stream.read(scratch) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(read) => {
-                    self.missing -= match answer {
-                        Answer::Octets(_) => read,
-                        Answer::Lines(_) => scratch[..read].iter().filter(|octet| **octet == b'\n').count(),
-                    };
-                }
+                Ok(read) => read,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(done),
                 Err(error) => return Err(error),
-            }
+            };
+            self.missing -= match answer {
+                Answer::Octets(_) => read,
+                Answer::Lines(_) => scratch[..read].iter().filter(|octet| **octet == b'\n').count(),
+            };
             if self.missing == 0 {
                 done += 1;
-                (self.missing, self.unsent) = (whole, batch.len());
+                self.at = (self.at + 1) % self.batches.len();
+                (self.missing, self.unsent) = (whole, self.batches[self.at].len());
+                self.send()?;
+            }
+            // That was all there was; what comes later is an event of its own, and asking for it now costs a call.
+            if read < scratch.len() {
+                return Ok(done);
             }
         }
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        let batch = &self.batches[self.at];
+        while self.unsent > 0 {
+            match self.stream.write(&batch[batch.len() - self.unsent..]) {
+                Ok(written) => self.unsent -= written,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -218,9 +271,8 @@ pub fn create_many(process: &Process, address: SocketAddr, count: u64, ttl: Ttl)
     for batch in 0..count / BATCH {
         let mut octets = Vec::new();
         for number in batch * BATCH..(batch + 1) * BATCH {
-            let key = format!("user:{number:011}");
-            let request = Request::Insert { quota: 5, ttl, key: key.as_bytes() };
-            encode(&request, DIALECT, &mut octets).expect("the key is short");
+            let key = key(number);
+            octets.extend(encoded(&Request::Insert { quota: u64::MAX, ttl, key: key.as_bytes() }));
         }
         stream.write_all(&octets)?;
         stream.read_exact(&mut answers)?;
@@ -234,30 +286,68 @@ pub fn create_many(process: &Process, address: SocketAddr, count: u64, ttl: Ttl)
     Ok(Growth { first: ends.0.unwrap_or(0.0), last: ends.1.unwrap_or(0.0), bytes_each })
 }
 
-/// The longest that anybody else waits while a million counters expire at once, in microseconds, and the same without.
+/// How long requests took, in microseconds.
+#[derive(Debug, Clone, Copy)]
+pub struct Waits {
+    /// Half of them took no longer.
+    pub p50: f64,
+    /// 99 of 100.
+    pub p99: f64,
+    /// 999 of 1,000.
+    pub p999: f64,
+    /// The longest.
+    pub max: f64,
+    /// How many took longer than a millisecond.
+    pub over_millisecond: f64,
+}
+
+impl Waits {
+    fn of(mut waits: Vec<Duration>) -> Self {
+        waits.sort_unstable();
+        let at = |share: f64| {
+            let place = (waits.len() as f64 * share) as usize;
+            waits
+                .get(place.min(waits.len().saturating_sub(1)))
+                .map_or(f64::NAN, |wait| wait.as_secs_f64() * 1e6)
+        };
+        let over = waits.iter().filter(|wait| **wait > Duration::from_millis(1)).count();
+        Self { p50: at(0.5), p99: at(0.99), p999: at(0.999), max: at(1.0), over_millisecond: over as f64 }
+    }
+}
+
+/// How long somebody else waits for each answer before a million counters expire at once, and while they do.
 ///
 /// # Errors
-/// If the server does not answer.
-pub fn mass_expiry(process: &Process, address: SocketAddr, count: u64) -> io::Result<(f64, f64)> {
-    let ttl = Ttl { unit: 4, amount: 8 };
+/// If the server does not answer, or was too slow to have them all before the first expires.
+pub fn mass_expiry(process: &Process, address: SocketAddr, count: u64) -> io::Result<(Waits, Waits)> {
+    /// How long each period is watched. Sweeping takes one or two seconds.
+    const WATCHED: Duration = Duration::from_secs(3);
+    const SECONDS: u64 = 8;
     let begin = Instant::now();
-    create_many(process, address, count, ttl)?;
+    // Created one after the other, they expire in that order; from then on all of them are gone within these seconds.
+    create_many(process, address, count, Ttl { unit: 4, amount: SECONDS })?;
+    let created = begin.elapsed();
+    let first = Duration::from_secs(SECONDS);
     let mut stream = connect(address)?;
     create(address)?;
-    let ask = decrease();
-    let mut longest = |until: Duration| -> io::Result<f64> {
-        let mut worst = Duration::ZERO;
+    let request = decrease_of(KEY);
+    let mut watch = |until: Duration| -> io::Result<Waits> {
+        let mut waits = Vec::new();
         while begin.elapsed() < until {
             let asked = Instant::now();
-            stream.write_all(&ask.request)?;
+            stream.write_all(&request)?;
             stream.read_exact(&mut [0])?;
-            worst = worst.max(asked.elapsed());
+            waits.push(asked.elapsed());
         }
-        Ok(worst.as_secs_f64() * 1e6)
+        Ok(Waits::of(waits))
     };
-    // All of them were created within the first seconds; none expires before the eighth.
-    let quiet_end = Duration::from_millis(7_800);
-    let quiet = longest(quiet_end)?;
-    let expiring = longest(begin.elapsed().max(quiet_end) + Duration::from_secs(8))?;
-    Ok((expiring, quiet))
+    if created + WATCHED > first {
+        return Err(io::Error::other(format!(
+            "creating {count} counters took {created:?}, longer than they live"
+        )));
+    }
+    let before = watch(created + WATCHED)?;
+    std::thread::sleep(first.saturating_sub(begin.elapsed()));
+    let expiring = watch(first + created + WATCHED)?;
+    Ok((before, expiring))
 }

@@ -46,6 +46,8 @@ pub struct Figure {
     pub values: Vec<f64>,
     /// Processor seconds that the broker used in all runs.
     pub cpu_seconds: f64,
+    /// What it did in these seconds, counted as in `what`; `None`: nobody counted.
+    pub done: Option<u64>,
     /// Processors that other programs kept busy during the worst of the runs; `None`: it does not matter here.
     pub disturbance: Option<f64>,
 }
@@ -54,7 +56,16 @@ impl Figure {
     /// A figure without values yet. Other brokers promised nothing.
     pub fn new(scenario: &'static str, broker: &'static str, what: &'static str, goal: Goal) -> Self {
         let goal = if broker == "mqcore" { goal } else { Goal::None };
-        Self { scenario, broker, what, goal, values: Vec::new(), cpu_seconds: 0.0, disturbance: None }
+        Self {
+            scenario,
+            broker,
+            what,
+            goal,
+            values: Vec::new(),
+            cpu_seconds: 0.0,
+            done: None,
+            disturbance: None,
+        }
     }
 
     /// The one in the middle.
@@ -67,6 +78,12 @@ impl Figure {
     /// Whether the promise is kept.
     pub fn is_met(&self) -> bool {
         self.goal.is_met(self.median())
+    }
+
+    /// Nanoseconds of the broker's processor time, system calls among them, for each that it did: what it leaves to others
+    /// on a machine that it shares with them.
+    pub fn cpu_ns_each(&self) -> Option<f64> {
+        self.done.filter(|done| *done > 0).map(|done| self.cpu_seconds * 1e9 / done as f64)
     }
 
     fn spread(&self) -> (f64, f64) {
@@ -87,8 +104,18 @@ fn ratio(figure: &Figure, figures: &[Figure]) -> Option<f64> {
 
 /// A table.
 pub fn table(figures: &[Figure]) -> String {
-    let heads =
-        ["scenario", "broker", "what", "median", "smallest..largest", "goal", "", "disturbed", "mqcore / it"];
+    let heads = [
+        "scenario",
+        "broker",
+        "what",
+        "median",
+        "smallest..largest",
+        "goal",
+        "",
+        "cpu ns each",
+        "disturbed",
+        "mqcore / it",
+    ];
     let mut rows = vec![heads.map(String::from)];
     for figure in figures {
         let (smallest, largest) = figure.spread();
@@ -109,11 +136,12 @@ pub fn table(figures: &[Figure]) -> String {
             },
             figure.goal.text(),
             verdict.into(),
+            figure.cpu_ns_each().map(number).unwrap_or_default(),
             figure.disturbance.map(|share| format!("{:.0} %", share * 100.0)).unwrap_or_default(),
             ratio(figure, figures).map(|ratio| format!("{ratio:.2}")).unwrap_or_default(),
         ]);
     }
-    let widths: [usize; 9] =
+    let widths: [usize; 10] =
         std::array::from_fn(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0));
     let mut text = String::new();
     for row in &rows {
@@ -140,6 +168,7 @@ pub fn json(figures: &[Figure]) -> Value {
                 "goal": figure.goal.text(),
                 "met": figure.is_met(),
                 "cpu_seconds": figure.cpu_seconds,
+                "cpu_ns_each": figure.cpu_ns_each(),
                 "disturbance": figure.disturbance,
                 "ratio": ratio(figure, figures),
             })
@@ -173,6 +202,16 @@ mod tests {
         assert_eq!(number(2_345_678.4), "2,345,678");
         assert_eq!(number(999.9), "1,000");
         assert_eq!(number(11.26), "11.3");
+    }
+
+    #[test]
+    fn processor_time_is_told_for_each_of_what_was_counted() {
+        let mut figure = Figure::new("s", "mqcore", "w", Goal::None);
+        figure.cpu_seconds = 3.0;
+        assert_eq!(figure.cpu_ns_each(), None);
+        figure.done = Some(2_000_000);
+        assert_eq!(figure.cpu_ns_each(), Some(1500.0));
+        assert!(table(&[figure]).contains("1,500"));
     }
 
     #[test]

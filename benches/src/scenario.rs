@@ -87,13 +87,15 @@ pub enum Scenario {
     LimitsMillions,
     /// A million counters that expire at once.
     LimitsExpiry,
+    /// The work of [`Scenario::LimitsPipeline`] with limits that survive.
+    LimitsPersist,
     /// A million schedules of jobs, saved, of which a thousand are due in each second.
     SchedulesMillion,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::Broadcast1To1,
         Self::Broadcast1To100,
         Self::MqksLines,
@@ -115,6 +117,7 @@ impl Scenario {
         Self::LimitsConsume,
         Self::LimitsMillions,
         Self::LimitsExpiry,
+        Self::LimitsPersist,
         Self::SchedulesMillion,
     ];
 
@@ -142,6 +145,7 @@ impl Scenario {
             Self::LimitsConsume => "limits-consume",
             Self::LimitsMillions => "limits-millions",
             Self::LimitsExpiry => "limits-expiry",
+            Self::LimitsPersist => "limits-persist",
             Self::SchedulesMillion => "schedules-million",
         }
     }
@@ -178,6 +182,7 @@ impl Scenario {
             Self::LimitsConsume => self.limits(plan, (50, 64), Goal::None, 4.0),
             Self::LimitsMillions => self.limits_millions(plan),
             Self::LimitsExpiry => self.limits_expiry(plan),
+            Self::LimitsPersist => self.limits_persist(plan),
             Self::SchedulesMillion => self.schedules_million(plan),
         }
     }
@@ -661,6 +666,7 @@ impl Plan {
             delivery_handler: delivery_handler.into(),
             data_dir: directory.path().join("data"),
             history,
+            limits: false,
         };
         let (shards, workers) = (self.shards, self.workers);
         Process::mqcore(&Serve { status, acknowledge, shards, workers, saving: Some(saving) }, None)
@@ -694,16 +700,13 @@ impl Scenario {
         let (others, start) = (cpu_seconds_of_others(&all)?, Instant::now());
         for _ in 0..plan.runs {
             let cpu = mqcore.cpu_seconds()?;
-            let rate = limits::rate(address, &ours, connections, pipeline, WARM_UP, plan.duration)?;
-            figure.cpu_seconds += mqcore.cpu_seconds()? - cpu;
-            figure.values.push(rate);
+            let asked = limits::ask(address, &ours, connections, pipeline, WARM_UP, plan.duration)?;
+            figure.add(&asked, mqcore.cpu_seconds()? - cpu);
             if let Some((redis, ask)) = &theirs {
                 let cpu = redis.cpu_seconds()?;
-                let their_rate =
-                    limits::rate(redis.address, ask, connections, pipeline, WARM_UP, plan.duration)?;
-                peer.cpu_seconds += redis.cpu_seconds()? - cpu;
-                peer.values.push(their_rate);
-                ratio.values.push(rate / their_rate);
+                let theirs = limits::ask(redis.address, ask, connections, pipeline, WARM_UP, plan.duration)?;
+                peer.add(&theirs, redis.cpu_seconds()? - cpu);
+                ratio.values.push(asked.rate / theirs.rate);
             }
         }
         figure.disturbance = Some((cpu_seconds_of_others(&all)? - others) / start.elapsed().as_secs_f64());
@@ -725,18 +728,88 @@ impl Scenario {
 
     fn limits_expiry(self, plan: Plan) -> io::Result<Vec<Figure>> {
         let process = plan.mqcore(Status::Push, false)?;
-        let (expiring, quiet) = limits::mass_expiry(&process, throttr(&process)?, 1_000_000)?;
+        let (others, start) = (cpu_seconds_of_others(&[&process])?, Instant::now());
+        let (before, expiring) = limits::mass_expiry(&process, throttr(&process)?, 1_000_000)?;
+        let disturbance = (cpu_seconds_of_others(&[&process])? - others) / start.elapsed().as_secs_f64();
         let values = [
-            ("longest us for others while 1,000,000 expire", Goal::None, expiring),
-            ("longest us for others before", Goal::None, quiet),
+            ("us for others while 1,000,000 expire, p50", expiring.p50),
+            ("us for others while 1,000,000 expire, p99", expiring.p99),
+            ("us for others while 1,000,000 expire, p99.9", expiring.p999),
+            ("us for others while 1,000,000 expire, largest", expiring.max),
+            ("requests over 1 ms while 1,000,000 expire", expiring.over_millisecond),
+            ("us for others before, p50", before.p50),
+            ("us for others before, p99", before.p99),
+            ("us for others before, p99.9", before.p999),
+            ("us for others before, largest", before.max),
+            ("requests over 1 ms before", before.over_millisecond),
         ];
-        Ok(values.map(|(what, goal, value)| self.one(what, goal, value)).into())
+        let mut figures = values.map(|(what, value)| self.one(what, Goal::None, value));
+        figures.iter_mut().for_each(|figure| figure.disturbance = Some(disturbance));
+        Ok(figures.into())
+    }
+
+    /// Fifty connections with 64 requests each, at a server that keeps nothing and at one whose limits survive, in turn:
+    /// all from one counter, and from 51,200 of which each changes several times between two writes.
+    fn limits_persist(self, plan: Plan) -> io::Result<Vec<Figure>> {
+        const COUNTERS: u64 = 51_200;
+        let hour = mqcore_wire::throttr::Ttl { unit: 6, amount: 1 };
+        let directory = Scratch::new(self.name())?;
+        let saving = Saving {
+            delivery_handler: policy::MEMORY.key.into(),
+            data_dir: directory.path().join("data"),
+            history: History::Off,
+            limits: true,
+        };
+        let forgetful = plan.mqcore(Status::Push, false)?;
+        let (shards, workers) = (plan.shards, plan.workers);
+        let serve = Serve { status: Status::Push, acknowledge: false, shards, workers, saving: Some(saving) };
+        let keeping = Process::mqcore(&serve, None)?;
+        for process in [&forgetful, &keeping] {
+            limits::create_many(process, throttr(process)?, COUNTERS, hour)?;
+            limits::create(throttr(process)?)?;
+        }
+        let names = [
+            [
+                "requests/s, one counter",
+                "requests/s, one counter, persist=on",
+                "% left with persist=on, one counter",
+            ],
+            [
+                "requests/s, 51,200 counters",
+                "requests/s, 51,200 counters, persist=on",
+                "% left with persist=on, 51,200 counters",
+            ],
+        ];
+        let mut all = Vec::new();
+        for (asks, names) in [limits::decrease(), limits::decrease_each(COUNTERS)].into_iter().zip(names) {
+            let mut figures = names.map(|what| Figure::new(self.name(), "mqcore", what, Goal::None));
+            for _ in 0..plan.runs {
+                for (figure, process) in figures.iter_mut().zip([&forgetful, &keeping]) {
+                    let cpu = process.cpu_seconds()?;
+                    let asked = limits::ask(throttr(process)?, &asks, 50, 64, WARM_UP, plan.duration)?;
+                    figure.add(&asked, process.cpu_seconds()? - cpu);
+                }
+                let last = |figure: &Figure| figure.values.last().copied().unwrap_or(f64::NAN);
+                let left = last(&figures[1]) / last(&figures[0]) * 100.0;
+                figures[2].values.push(left);
+            }
+            all.extend(figures);
+        }
+        Ok(all)
     }
 
     fn one(self, what: &'static str, goal: Goal, value: f64) -> Figure {
         let mut figure = Figure::new(self.name(), "mqcore", what, goal);
         figure.values.push(value);
         figure
+    }
+}
+
+impl Figure {
+    fn add(&mut self, asked: &limits::Asked, cpu_seconds: f64) {
+        self.values.push(asked.rate);
+        self.cpu_seconds += cpu_seconds;
+        *self.done.get_or_insert_default() += asked.count;
     }
 }
 

@@ -36,6 +36,8 @@ pub struct Saving {
     pub data_dir: PathBuf,
     /// What becomes of the steps of messages' lives.
     pub history: History,
+    /// Whether its limits survive.
+    pub limits: bool,
 }
 
 /// What becomes of the steps of messages' lives.
@@ -78,10 +80,11 @@ impl Serve {
             self.shards.to_string(),
             self.workers.to_string(),
         ];
-        if let Some(Saving { delivery_handler, data_dir, history }) = &self.saving {
+        if let Some(Saving { delivery_handler, data_dir, history, limits }) = &self.saving {
             let data_dir = data_dir.to_string_lossy().into_owned();
             arguments.extend(["--handler".into(), delivery_handler.clone(), "--data-dir".into(), data_dir]);
             arguments.extend(["--history".into(), history.as_str().into()]);
+            arguments.extend(["--limits".into(), limits.to_string()]);
         }
         arguments
     }
@@ -91,13 +94,15 @@ impl Serve {
         let [status, acknowledge, shards, workers, saving @ ..] = arguments else { return None };
         let saving = match saving {
             [] => None,
-            [handler, delivery_handler, directory, data_dir, history, kept]
-                if handler == "--handler" && directory == "--data-dir" && history == "--history" =>
+            [handler, delivery_handler, directory, data_dir, history, kept, limits, survive]
+                if [handler, directory, history, limits]
+                    == ["--handler", "--data-dir", "--history", "--limits"] =>
             {
                 Some(Saving {
                     delivery_handler: delivery_handler.clone(),
                     data_dir: data_dir.into(),
                     history: History::ALL.into_iter().find(|history| history.as_str() == kept)?,
+                    limits: survive.parse().ok()?,
                 })
             }
             _ => return None,
@@ -128,10 +133,11 @@ pub fn serve(options: Serve) -> Result<(), Box<dyn Error>> {
         request_acknowledge: options.acknowledge,
         ..QueueOptions::default()
     };
+    let persist = if options.saving.as_ref().is_some_and(|saving| saving.limits) { "on" } else { "off" };
     let mut config = Config {
         listeners: vec![
             "tmqp://127.0.0.1:0".parse()?,
-            "throttr://127.0.0.1:0?value=uint64".parse()?,
+            format!("throttr://127.0.0.1:0?value=uint64&persist={persist}").parse()?,
             "mqks://127.0.0.1:0".parse()?,
             "mm2://127.0.0.1:0".parse()?,
             "emqp://127.0.0.1:0?role=backend".parse()?,
@@ -146,7 +152,7 @@ pub fn serve(options: Serve) -> Result<(), Box<dyn Error>> {
         ping_interval: Duration::from_secs(3600),
         ..Config::default()
     };
-    if let Some(Saving { delivery_handler, data_dir, history }) = options.saving {
+    if let Some(Saving { delivery_handler, data_dir, history, .. }) = options.saving {
         config.delivery_handler = delivery_handler;
         config.history = history.config();
         config.data_dir = Some(data_dir);
@@ -177,6 +183,7 @@ mod tests {
             delivery_handler: "at-least-once".into(),
             data_dir: "/tmp/a b".into(),
             history: History::Archive,
+            limits: true,
         };
         let told = Serve {
             status: Status::Pull,
@@ -187,7 +194,7 @@ mod tests {
         };
         let read = Serve::from_arguments(&told.arguments()).unwrap().saving.unwrap();
         assert_eq!((read.delivery_handler, read.data_dir), (saving.delivery_handler, saving.data_dir));
-        assert_eq!(read.history, saving.history);
+        assert_eq!((read.history, read.limits), (saving.history, saving.limits));
         let unsaved = Serve { saving: None, ..told };
         assert!(Serve::from_arguments(&unsaved.arguments()).unwrap().saving.is_none());
         let mut unknown = unsaved.arguments();

@@ -7,7 +7,8 @@
     backup("monday.tar.zst", url="http://127.0.0.1:2627")
     restore("monday.tar.zst", "/var/lib/mqcore-new")
 
-A backup holds everything that was confirmed as saved before it began. It is a directory, a ``.tar`` or a
+A backup holds everything that was confirmed as saved before it began, and the limits of listeners with ``persist=on``
+as they are at that moment. It is a directory, a ``.tar`` or a
 ``.tar.zst``, and complete with its ``manifest.json``, which names each file with its length and SHA-256.
 """
 
@@ -40,7 +41,7 @@ __all__ = ["BackedUp", "Copied", "Restored", "backup", "restore"]
 _SCHEMA: Final = "mqcore.backup/1"
 _MANIFEST: Final = "manifest.json"
 _MANIFEST_OCTETS_MAX: Final = 64 * 1024 * 1024
-_NAME: Final = re.compile(r"format|shard-\d{1,5}/\d{10}\.segment")
+_NAME: Final = re.compile(r"format|(shard-\d{1,5}|limits)/\d{10}\.segment")
 """What may be in a backup: nothing that leads out of the directory that it is restored to."""
 _PIECE: Final = 1024 * 1024
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
@@ -390,7 +391,7 @@ def _octets(path: Path) -> int | None:
     """How much there is to read, for a progress bar; ``None`` if a compressed file would have to be read for that."""
     try:
         if path.is_dir():
-            return sum(file.stat().st_size for file in path.glob("shard-*/*.segment"))
+            return sum(file.stat().st_size for file in path.glob("*/*.segment"))
         return None if path.suffix == ".zst" else path.stat().st_size
     except OSError:
         return None

@@ -23,7 +23,7 @@
     ├── RequestTimeout (TimeoutError)
     ├── RateLimited                            a limit is used up; when to try again
     ├── JobError                               JobFailed · JobTimeout (TimeoutError) · JobLost
-    │                                          JobRefused (PermissionError)
+    │                                          JobRefused (PermissionError) · JobDuplicate
     └── BodyError (ValueError)                 a body that is not what was asked for
 
 Leaf classes are also what a reader of the standard library expects (``ConnectionError``, ``TimeoutError``,
@@ -58,6 +58,7 @@ __all__ = [
     "HandshakeError",
     "HistoryLost",
     "InvalidArgument",
+    "JobDuplicate",
     "JobError",
     "JobFailed",
     "JobLost",
@@ -329,6 +330,10 @@ class JobLost(JobError):
 
 class JobRefused(JobError, PermissionError):
     """The worker does not run this: no task has that name, and no pattern allows to import it."""
+
+
+class JobDuplicate(JobError):
+    """A job of the same unique key waits or runs already; this one was not taken."""
 
 
 class BodyError(MqcoreError, ValueError):

@@ -117,6 +117,17 @@ async def sleep_too_long_async(path: str, seconds: float) -> str:
     return "slept"
 
 
+@jobs.task(retries=2, backoff=Backoff("10ms"))
+def die_then_fail(path: str) -> int:
+    attempt = current().attempt
+    note(path, f"attempt {attempt}")
+    if attempt == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if attempt == 2:
+        raise ValueError("so be it")
+    return attempt
+
+
 @jobs.task
 def die_once(path: str) -> str:
     if not Path(path).exists():
@@ -136,6 +147,15 @@ def tell_progress(path: str) -> None:
     current().progress(0.5, "half of it")
     while not Path(path).exists():
         time.sleep(0.01)
+
+
+@jobs.task
+def tell_progress_again(path: str) -> None:
+    step = 0
+    while not Path(path).exists():
+        step += 1
+        current().progress(step / (step + 1), f"step {step}")
+        time.sleep(0.05)
 
 
 @jobs.task

@@ -146,6 +146,57 @@ def test_a_process_that_dies_with_a_job_is_replaced_and_the_job_run_again_but_no
         assert worker.terminate() == 0
 
 
+def test_an_attempt_whose_process_died_counts(url: str, tasks: Tasks, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    with working(url, "--concurrency", "1"):
+        assert tasks(url).die_then_fail.enqueue(str(trace)).result(20) == 3
+    assert lines_of(trace) == ["attempt 1", "attempt 2", "attempt 3"]
+
+
+def test_of_a_unique_job_one_waits_or_runs_whoever_sends_it(url: str, tasks: Tasks, tmp_path: Path) -> None:
+    sample = tasks(url)
+    with working(url, "--concurrency", "2") as worker, Jobs(url) as other:
+        once = sample.sleep.using(unique=True)
+        running = once.enqueue(str(tmp_path / "a"), 1)
+        until_lines(tmp_path / "a", 1)
+        with pytest.raises(errors.JobDuplicate, match="has a message with the unique key"):
+            once.enqueue(str(tmp_path / "a"), 1).result(20)
+        assert once.enqueue(str(tmp_path / "b"), 0).result(20) == "slept", "other arguments are another job"
+        by_key = {"queue": "default", "unique": "report, of Monday"}
+        report = other.send("sample_jobs.sleep", [str(tmp_path / "c"), 1], **by_key)
+        until_lines(tmp_path / "c", 1)
+        with pytest.raises(errors.JobDuplicate, match="Monday"):
+            sample.add.using(unique="report, of Monday").enqueue(1).result(20)
+        assert [running.result(20), report.result(20)] == ["slept", "slept"]
+        assert sample.add.using(unique="report, of Monday").enqueue(1).result(20) == 2
+        assert worker.terminate() == 0
+
+
+def test_a_unique_job_that_waits_is_the_only_one_also_after_the_brokers_death(tasks: Tasks, tmp_path: Path) -> None:
+    data = ("--data-dir", str(tmp_path / "data"))
+    saving = {"MQCORE_DELIVERY_HANDLER": "at-least-once"}
+    with serving("--listen", "emqp://127.0.0.1:0", *data, environment=saving) as served:
+        first = tasks(broker_url(served)).add.using(unique="sum").enqueue(1)
+        wait_until(lambda: first.is_dispatched, what="the broker's word that it has it")
+        served.process.kill()
+        served.process.wait()
+    with (
+        serving("--listen", "emqp://127.0.0.1:0", *data, environment=saving) as again,
+        Jobs(broker_url(again)) as sender,
+    ):
+        sum_of = {"queue": "default", "unique": "sum"}
+        with pytest.raises(errors.JobDuplicate):
+            sender.send("sample_jobs.add", [2], **sum_of).result(20)
+        with working(broker_url(again), "--concurrency", "1"):
+
+            def is_taken() -> bool:
+                with contextlib.suppress(errors.JobDuplicate):
+                    return bool(sender.send("sample_jobs.add", [3], **sum_of).result(20) == 4)
+                return False
+
+            wait_until(is_taken, what="the end of the one that waited")
+
+
 def test_jobs_of_a_worker_that_is_killed_are_run_by_another(url: str, tasks: Tasks, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     sample = tasks(url)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from job_processes import SAMPLES, broker_url, lines_of, until_lines, working
+from mqcore.jobs import Jobs
 from served import clean_environment, serving, wait_until
 
 
@@ -114,6 +115,29 @@ def test_jobs_that_cannot_load_end_the_worker_instead_of_being_tried_for_ever(ur
     )
     assert result.returncode == 2
     assert "could not load once:jobs: RuntimeError: not here" in result.stderr.splitlines()[-1]
+
+
+def test_how_far_jobs_are_is_seen_by_python_and_on_the_command_line(url: str, tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    with working(url, "--pool", "process", "--concurrency", "1"), Jobs(url) as sender:
+        command = [sys.executable, "-m", "mqcore", "jobs", "watch", "--broker", url, "--json"]
+        watching = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment())
+        try:
+            job = sender.send("sample_jobs.tell_progress_again", [str(end)])
+            # Whoever begins to watch sees what is told from then on.
+            told = next(sender.watch(job, "20s"))
+            assert (told.id, told.task, told.attempt) == (job.id, "sample_jobs.tell_progress_again", 1)
+            assert 0 < told.fraction < 1
+            assert told.note.startswith("step ")
+            assert watching.stdout is not None
+            line = json.loads(watching.stdout.readline())
+            assert (line["schema"], line["id"]) == ("mqcore.jobs.progress/1", job.id)
+            end.touch()
+            assert job.result(20) is None
+            assert list(sender.watch("no such job", "200ms")) == []
+        finally:
+            watching.kill()
+            watching.communicate()
 
 
 def test_a_terminal_shows_what_runs_and_how_far_it_is(url: str, tmp_path: Path) -> None:

@@ -106,6 +106,23 @@ def test_two_tasks_cannot_have_one_name() -> None:
         jobs.task(name="shop.send")(print)
 
 
+def test_a_key_of_unique_jobs_is_one_word_among_headers_and_the_same_for_the_same_call() -> None:
+    task = Jobs().task(lambda number=0: number)
+
+    def key(**options: object) -> str:
+        call = task.using(**options).bind(1)
+        return call.headers().unique
+
+    assert key() == ""
+    assert key(unique="a, b:c%\n") == "a%2C b:c%25%0A"
+    assert len(key(unique=True)) == 64
+    assert key(unique=True) == key(unique=True, queue="other") != task.using(unique=True).bind(2).headers().unique
+    assert task.using(unique="k").bind(1).headers().encode() == b"reply-requested,guarantee,unique:k"
+    for wrong in ("", "x" * 256, "," * 100):
+        with pytest.raises(errors.ConfigError, match="cannot be a key"):
+            task.using(unique=wrong)
+
+
 def test_schedules_are_messages_of_nine_frames() -> None:
     jobs = Jobs()
 

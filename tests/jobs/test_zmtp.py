@@ -112,7 +112,7 @@ def test_a_ping_is_answered_and_what_was_sent_before_the_handshake_comes_behind_
             flags, size = stream.read(2)
             assert flags == 4
             assert stream.read(size).startswith(b"\x05READY")
-            connection.sendall(zmtp.ready(b""))
+            connection.sendall(zmtp.ready(b"ROUTER", b""))
             connection.sendall(b"\x04\x09\x04PING\x00\x0acc")
             ponged.append(stream.read(len(zmtp.encode([b"first"])) + 2 + len(b"\x04PONGcc")))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,7 +37,7 @@ def _jobs(broker: str | None, timeout: float) -> Jobs:
     return Jobs(broker, timeout=timeout)
 
 
-@click.group(cls=CommandGroup, short_help="Jobs: enqueue, status, workers, schedules.")
+@click.group(cls=CommandGroup, short_help="Jobs: enqueue, status, workers, watch, schedules.")
 def jobs() -> None:
     """Jobs of a broker that speaks EventMQ's protocol, such as emqp://127.0.0.1:47290."""
 
@@ -49,6 +50,7 @@ def jobs() -> None:
 @click.option("--retries", type=click.IntRange(min=0), default=0, show_default=True, help="How often to try it again.")
 @click.option("--limit", type=options.DURATION, help="How long an attempt may take. [default: what the task says]")
 @click.option("--run-after", type=options.DURATION, help="Not before so long.")
+@click.option("--unique", metavar="KEY", help="Not while a job of this key waits or runs in the queue.")
 @click.option("--wait", is_flag=True, help="Wait for the result, for up to --timeout, and print it.")
 @_broker
 @options.as_json
@@ -60,6 +62,7 @@ def enqueue(
     retries: int,
     limit: float | None,
     run_after: float | None,
+    unique: str | None,
     wait: bool,
     broker: str | None,
     timeout: float,
@@ -81,6 +84,7 @@ def enqueue(
             retries=retries,
             timeout=limit,
             run_after=run_after,
+            unique=unique or False,
             result=wait,
         )
         if not wait:
@@ -133,6 +137,27 @@ def workers(broker: str | None, timeout: float, as_json: bool) -> None:
         for name, known in sorted(told.items())
     ]
     output.rows("mqcore.jobs.workers/1", "workers", rows, ("worker", "queues", "free"), as_json=as_json)
+
+
+@jobs.command(short_help="How far jobs are, as they tell it.")
+@click.argument("job", required=False, metavar="[ID]")
+@click.option("--for", "pause", type=options.DURATION, help="End when nothing has come for so long. [default: never]")
+@click.option(
+    "--broker",
+    metavar="URL",
+    help="Where the broker's workers connect. [default: MQCORE_JOBS_URL, or emqp://127.0.0.1:47290]",
+)
+@options.as_json
+def watch(job: str | None, pause: float | None, broker: str | None, as_json: bool) -> None:
+    """Print a line whenever a job says how far it is, of the job ID or of all, until Ctrl-C."""
+    import msgspec
+
+    for progress in _jobs(broker, 5.0).watch(job or "", pause):
+        if as_json:
+            output.stream("mqcore.jobs.progress/1", msgspec.to_builtins(progress))
+        else:
+            click.echo(f"{progress.id}\t{progress.task}\t{progress.fraction:4.0%}\t{progress.note}")
+            sys.stdout.flush()
 
 
 @jobs.command(short_help="What the broker runs again and again, and when next.")

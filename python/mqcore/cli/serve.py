@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import click
 
-from mqcore.cli import log, options
+from mqcore.cli import application, log, options
 from mqcore.cli.exit_code import ExitCode
 
 if TYPE_CHECKING:
@@ -190,31 +190,14 @@ def _config(config_file: str | None, flags: dict[str, Any]) -> BrokerConfig:
 
 
 def _load_app(app: str) -> Authority | Broker | Mapping[str, Any]:
-    import importlib
-    import sys
-
     from mqcore.authority import Authority
     from mqcore.broker import Broker
 
-    module_name, colon, attribute = app.partition(":")
-    if not colon or not module_name or not attribute:
-        raise click.UsageError(f"--app {app}: write MODULE:ATTR, such as shop:handlers")
-    # As with every server that loads an application: what lies where one stands can be named.
-    sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise click.UsageError(f"--app {app}: {error}; is it in this folder, or installed?") from error
-    except Exception as error:
-        raise click.UsageError(f"--app {app}: importing it raised {type(error).__name__}: {error}") from error
-    found = getattr(module, attribute, None)
-    if not isinstance(found, Authority | Broker | Mapping):
-        what = "missing" if found is None else f"a {type(found).__name__}"
-        raise click.UsageError(
-            f"--app {app}: {attribute} is {what}; it must be a mqcore.Broker, a mapping of handlers, "
-            "or a mqcore.authority.Authority"
-        )
-    return found
+    def is_app(found: object) -> TypeGuard[Authority | Broker | Mapping[str, Any]]:
+        return isinstance(found, Authority | Broker | Mapping)
+
+    what = "a mqcore.Broker, a mapping of handlers, or a mqcore.authority.Authority"
+    return application.load(app, "--app", is_app, what)
 
 
 async def _serve(broker: Broker, drain_timeout: float) -> int:

@@ -8,11 +8,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import click
 
-from mqcore.cli import log, options, output
+from mqcore.cli import application, log, options, output
 from mqcore.cli.exit_code import ExitCode
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from mqcore.jobs import Jobs, Worker
 
-__all__ = ["load_jobs", "split_queues", "worker"]
+__all__ = ["split_queues", "worker"]
 
 _SHOWN_MAX = 20
 """Jobs that are listed on a terminal at a time."""
@@ -99,7 +99,7 @@ def worker(
     log.set_up(log_format)
     if app is None and not allow_import:
         raise click.UsageError("say what may be run: MODULE:ATTR, such as shop:jobs, or --allow-import 'shop.tasks.*'")
-    jobs = load_jobs(app or "mqcore.jobs.imports:NOTHING", broker)
+    jobs = _load_jobs(app or "mqcore.jobs.imports:NOTHING", broker)
     with _showing() as show:
         # Again, because a terminal's table must know of the lines that go between.
         log.set_up(log_format)
@@ -125,27 +125,14 @@ def worker(
     return ExitCode.REFUSED if left else ExitCode.DONE
 
 
-def load_jobs(app: str, broker: str | None) -> Jobs:
-    """Import the `Jobs` that MODULE:ATTR names, with another broker's URL if one is given."""
-    import importlib
-
+def _load_jobs(app: str, broker: str | None) -> Jobs:
+    """The `Jobs` that MODULE:ATTR names, with another broker's URL if one is given."""
     from mqcore.jobs import Jobs
 
-    module_name, colon, attribute = app.partition(":")
-    if not colon or not module_name or not attribute:
-        raise click.UsageError(f"{app}: write MODULE:ATTR, such as shop:jobs")
-    # As with every program that loads an application: what lies where one stands can be named.
-    sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise click.UsageError(f"{app}: {error}; is it in this folder, or installed?") from error
-    except Exception as error:
-        raise click.UsageError(f"{app}: importing it raised {type(error).__name__}: {error}") from error
-    found = getattr(module, attribute, None)
-    if not isinstance(found, Jobs):
-        what = "missing" if found is None else f"a {type(found).__name__}"
-        raise click.UsageError(f"{app}: {attribute} is {what}; it must be a mqcore.jobs.Jobs")
+    def is_jobs(found: object) -> TypeGuard[Jobs]:
+        return isinstance(found, Jobs)
+
+    found = application.load(app, "", is_jobs, "a mqcore.jobs.Jobs")
     if broker is not None:
         found.locate(broker)
     return found

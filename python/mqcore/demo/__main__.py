@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from mqcore.demo import analysed, durable, limits, micromessage, mqks, nodes, tmqp
+from mqcore.demo import analysed, durable, jobs, limits, micromessage, mqks, nodes, tmqp
 from mqcore.demo.library import Page, read_library
 from mqcore.demo.outcome import Outcome, table
 
@@ -23,6 +23,7 @@ PARTS: tuple[tuple[str, Callable[[Sequence[Page], Progress], Awaitable[list[Outc
     ("TMQP/2.0", tmqp.run),
     ("MQKS: one line a file, and a dialogue typed into nc", mqks.run),
     ("MicroMessage2: batches of acknowledgements, and filters", micromessage.run),
+    ("Jobs: hashes by four workers, of which one is killed in the middle", jobs.run),
     ("Durable: the broker is killed in the middle", durable.run),
     ("Nodes: one of three is killed in the middle", nodes.run),
     ("Limits: an ASGI application under load of 50 clients", limits.run),

@@ -25,6 +25,7 @@ from mqcore.jobs.job import Job
 from mqcore.jobs.limits import SoftTimeLimit
 from mqcore.jobs.pool import PoolKind
 from mqcore.jobs.task import BoundCall, Task, TaskOptions
+from mqcore.jobs.wire import JobProgress
 from mqcore.jobs.worker import Tally, Worker
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "CatchUp",
     "Job",
     "JobContext",
+    "JobProgress",
     "Jobs",
     "PoolKind",
     "Schedule",

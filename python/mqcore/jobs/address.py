@@ -13,7 +13,7 @@ __all__ = ["DEFAULT_URL", "Addresses", "parse"]
 DEFAULT_URL: Final = "emqp://127.0.0.1:47290"
 
 # How far the other sockets of the original are above that of its workers.
-_FRONTEND, _ADMIN = 1, 3
+_FRONTEND, _ADMIN, _SUBSCRIBE = 1, 3, 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,15 @@ class Addresses:
     """Clients connect here."""
     admin: str
     """Administrators connect here."""
+    subscribe: str
+    """Subscribers to topics connect here."""
 
 
 def parse(url: str) -> Addresses:
-    """Read ``emqp://HOST[:PORT][?frontend=PORT&admin=PORT]``.
+    """Read ``emqp://HOST[:PORT][?frontend=PORT&admin=PORT&subscribe=PORT]``.
 
-    PORT is that of the workers, by default 47290; clients' is one above it and the administrators' three, unless they
-    are given, as a port or as ``HOST:PORT``. Raises `ConfigError` for anything else.
+    PORT is that of the workers, by default 47290; clients' is one above it, the administrators' three and that of
+    subscribers nine, unless they are given, as a port or as ``HOST:PORT``. Raises `ConfigError` for anything else.
     """
     try:
         parts = urlsplit(url)
@@ -51,6 +53,7 @@ def parse(url: str) -> Addresses:
         backend=f"tcp://{host}:{port}",
         frontend=_other(url, options.get("frontend"), host, port + _FRONTEND),
         admin=_other(url, options.get("admin"), host, port + _ADMIN),
+        subscribe=_other(url, options.get("subscribe"), host, port + _SUBSCRIBE),
     )
 
 

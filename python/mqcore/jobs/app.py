@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -15,6 +16,7 @@ from mqcore.errors import BodyError, ConfigError, InvalidArgument
 from mqcore.jobs import address, wire
 from mqcore.jobs.backoff import Backoff
 from mqcore.jobs.client import JobClient, ask
+from mqcore.jobs.dealer import Subscriber
 from mqcore.jobs.job import Job
 from mqcore.jobs.naming import full_name
 from mqcore.jobs.signature import encode_arguments
@@ -57,7 +59,7 @@ class Schedule:
 
     def frames(self, command: bytes) -> list[bytes]:
         """The message that begins it, or with another command ends it."""
-        headers = self.call.options.headers()
+        headers = self.call.headers()
         wishes = wire.Headers(
             guarantee=headers.guarantee,
             retry_count=headers.retry_count,
@@ -65,6 +67,7 @@ class Schedule:
             priority=headers.priority,
             nohaste=self.nohaste,
             run_count=self.runs,
+            unique=headers.unique,
             interval_ms=_odd_milliseconds(self.interval),
             timezone=self.timezone,
             catch_up=self.catch_up,
@@ -160,6 +163,7 @@ class Jobs:
         guarantee: bool = True,
         result: bool = True,
         priority: int = 0,
+        unique: bool | str = False,
         run_after: Duration | datetime | None = None,
         raises: tuple[type[Exception], ...] = (),
     ) -> TaskDecorator: ...
@@ -192,9 +196,10 @@ class Jobs:
         chosen = TaskOptions(**options)
         if not name or name.startswith(".") or name.endswith("."):
             raise InvalidArgument(f"{name!r} cannot be the name of a task")
-        call = wire.encode_call(name, *encode_arguments(tuple(args), kwargs or {}), chosen.terms())
+        arguments = encode_arguments(tuple(args), kwargs or {})
+        call = wire.encode_call(name, *arguments, chosen.terms())
         job: Job[Any] = Job(wire.new_id(), name, _any, chosen.raises, chosen.result)
-        self.client.send(wire.request(job.id, chosen.queue, chosen.headers(), call), job)
+        self.client.send(wire.request(job.id, chosen.queue, chosen.headers(name, *arguments), call), job)
         return job
 
     def every(
@@ -263,6 +268,27 @@ class Jobs:
     def workers(self, timeout: Duration = 5.0) -> dict[str, Any]:
         """Ask the broker which workers there are."""
         return self._ask(b"ROUTER_SHOW_WORKERS", timeout)
+
+    def watch(self, job: Job[Any] | str = "", timeout: Duration | None = None) -> Iterator[wire.JobProgress]:
+        """Yield what jobs tell about how far they are, as it comes; of one `job`, or of all.
+
+        A job tells by `JobContext.progress`. What was told before this looks is not repeated. Ends when nothing has
+        come for `timeout`; `None`, the default: never. Of brokers with topics, as mqcore is one.
+        """
+        topic = wire.PROGRESS_TOPIC + (job if isinstance(job, str) else job.id)
+        pause = None if timeout is None else seconds(timeout)
+        subscriber = Subscriber(self.addresses.subscribe, topic)
+        try:
+            until = None if pause is None else time.monotonic() + pause
+            while until is None or time.monotonic() < until:
+                subscriber.poll(0.5 if until is None else min(0.5, max(0.0, until - time.monotonic())))
+                for frames in subscriber.receive(1000):
+                    progress = wire.parse_progress(frames)
+                    if progress is not None:
+                        until = None if pause is None else time.monotonic() + pause
+                        yield progress
+        finally:
+            subscriber.close()
 
     def _ask(self, command: bytes, timeout: Duration) -> dict[str, Any]:
         import msgspec

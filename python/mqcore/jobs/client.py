@@ -55,6 +55,11 @@ class JobClient:
         """Whether its thread exists here: a fork has none."""
         return self._process == os.getpid()
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether the broker is there."""
+        return self._connected.is_set()
+
     def send(self, frames: list[bytes], job: Job[Any] | None = None) -> None:
         """Let the thread send a message; its results go to `job`. Raises `ConnectFailed`, `Busy`, `Draining`."""
         if not self._connected.is_set() and not self._connected.wait(self._timeout):
@@ -71,6 +76,13 @@ class JobClient:
         self._waiting.append(frames)
         if self._sleeps:
             self._waker.wake()
+
+    def offer(self, frames: list[bytes]) -> None:
+        """Let the thread send a message if it can at once; else it is dropped."""
+        if self._connected.is_set() and self._closing is None and self._room.acquire(blocking=False):
+            self._waiting.append(frames)
+            if self._sleeps:
+                self._waker.wake()
 
     async def asend(self, frames: list[bytes], job: Job[Any] | None = None) -> None:
         """Do as `send`, without holding up the event loop."""

@@ -1,4 +1,4 @@
-"""DEALER sockets: connections to a ROUTER that come back by themselves, for whoever lives from turn to turn."""
+"""DEALER and SUB sockets: connections that come back by themselves, for whoever lives from turn to turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Final
 
 from mqcore.jobs import zmtp
 
-__all__ = ["Dealer", "Waker"]
+__all__ = ["Dealer", "Subscriber", "Waker"]
 
 # Octets that may wait to be written, which are lost with a connection at most.
 _WAITING_BYTES_MAX: Final = 256 * 1024
@@ -47,7 +47,11 @@ class Dealer:
     """A DEALER socket. Nothing is read or written but in `poll`, so that all messages of a turn go out at once. For one
     thread."""
 
-    def __init__(self, endpoint: str, identity: str) -> None:
+    _KIND = b"DEALER"
+
+    def __init__(self, endpoint: str, identity: str, *, first: Sequence[bytes] = ()) -> None:
+        """Connect to `endpoint`, such as ``tcp://127.0.0.1:47290``. `first`: what is said first on each connection."""
+        self._first = zmtp.encode(first) if first else b""
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         self._address = (host.strip("[]"), int(port))
         self.identity = f"{identity}-{uuid.uuid4().hex[:12]}"
@@ -243,7 +247,7 @@ class Dealer:
             if len(self._greeting) < _GREETING_BYTES:
                 return
             zmtp.check_greeting(self._greeting)
-            connection.sendall(zmtp.ready(self.identity.encode()))
+            connection.sendall(zmtp.ready(self._KIND, self.identity.encode()))
             self._stage = _Stage.SHAKING
             data = self._greeting[_GREETING_BYTES:]
         self._inbox += self._reader.feed(data)
@@ -255,6 +259,7 @@ class Dealer:
         for command in commands:
             if command.startswith(b"\x05READY"):
                 self._stage = _Stage.OPEN
+                connection.sendall(self._first)
                 self._retry_after = _RETRY_FIRST
                 self._candidates.clear()
             elif command.startswith(b"\x05ERROR"):
@@ -277,6 +282,15 @@ class Dealer:
             return
         self._outbox = [bytes(view)] if view else []
         self._outbox_size = len(view)
+
+
+class Subscriber(Dealer):
+    """A SUB socket: everything that is published to topics that begin with `topic`."""
+
+    _KIND = b"SUB"
+
+    def __init__(self, endpoint: str, topic: str) -> None:
+        super().__init__(endpoint, f"subscriber-{os.getpid()}", first=(b"\x01" + topic.encode(),))
 
 
 class Waker:

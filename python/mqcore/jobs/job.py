@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from mqcore.config import Duration, seconds
-from mqcore.errors import BodyError, JobError, JobFailed, JobLost, JobRefused, JobTimeout, RequestTimeout
+from mqcore.errors import BodyError, JobDuplicate, JobError, JobFailed, JobLost, JobRefused, JobTimeout, RequestTimeout
 from mqcore.jobs import wire
 from mqcore.jobs.naming import full_name
 
@@ -27,6 +27,8 @@ _ENDS: Final[dict[str, type[JobError]]] = {
     "mqcore.jobs.limits.SoftTimeLimit": JobTimeout,
     "mqcore.errors.JobLost": JobLost,
     "mqcore.errors.JobRefused": JobRefused,
+    # The broker's word.
+    "Duplicate": JobDuplicate,
 }
 
 # Making a future for each job would cost more than sending it; few are waited for at any time.
@@ -74,8 +76,9 @@ class Job(Generic[R]):
         """Wait for the result, `timeout` seconds at most, and return it as the type that the task returns.
 
         Raises what the task declares in `TaskOptions.raises`; `JobFailed` for any other exception of the job,
-        `JobTimeout`, `JobLost`, `JobRefused`; `RequestTimeout` if nothing came in time; `ConnectionLost` if the
-        connection broke on which the result was to come; `BodyError` if it is not what the task returns.
+        `JobTimeout`, `JobLost`, `JobRefused`, `JobDuplicate`; `RequestTimeout` if nothing came in time;
+        `ConnectionLost` if the connection broke on which the result was to come; `BodyError` if it is not what the
+        task returns.
         """
         if (future := self._wait_for()) is not None:
             try:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
+from urllib.parse import quote
 
 from mqcore.config import Duration, seconds
 from mqcore.errors import ConfigError
@@ -50,6 +52,9 @@ class TaskOptions:
     """The broker sends the result back to whoever asked for the job."""
     priority: int = 0
     """Above 0: ahead of all that have 0, where the broker has priorities."""
+    unique: bool | str = False
+    """True: while a job of the task with these arguments waits or runs, another one is not taken. Text: while one of
+    this key does, whatever its arguments. Of one queue, and by brokers that know of it, as mqcore does."""
     run_after: Duration | datetime | None = None
     """Not before this time, or after this long."""
     raises: tuple[type[Exception], ...] = ()
@@ -62,6 +67,8 @@ class TaskOptions:
             raise ConfigError(f"retries cannot be {self.retries}: there are 0 to 1,000,000")
         if not 0 <= self.priority <= 255:
             raise ConfigError(f"the priority cannot be {self.priority}: there are 0 to 255")
+        if isinstance(self.unique, str) and not 0 < len(_quoted(self.unique)) <= _NAME_BYTES_MAX:
+            raise ConfigError(f"{self.unique!r} cannot be a key: keys have 1 to {_NAME_BYTES_MAX} octets")
         if isinstance(self.run_after, datetime) and self.run_after.tzinfo is None:
             raise ConfigError("run_after needs a datetime with a time zone; datetime.now().astimezone() has one")
         for name, limit in (("soft_timeout", self.soft_timeout), ("timeout", self.timeout)):
@@ -70,8 +77,8 @@ class TaskOptions:
         if isinstance(self.run_after, (int, float, str, timedelta)):
             seconds(self.run_after)
 
-    def headers(self) -> wire.Headers:
-        """What of it stands in headers."""
+    def headers(self, name: str = "", args: bytes = b"", kwargs: bytes = b"") -> wire.Headers:
+        """What of it stands in headers, for a call of the task `name` with these arguments."""
         # A broker that reads the limit counts from when it hands the job out, and a job may wait at its worker for its
         # time; so that worker alone is told of the limit then.
         timeout = seconds(self.timeout) if self.timeout is not None and self.run_after is None else 0.0
@@ -81,7 +88,14 @@ class TaskOptions:
             retry_count=self.retries,
             timeout=math.ceil(timeout),
             priority=self.priority,
+            unique=self._unique_key(name, args, kwargs),
         )
+
+    def _unique_key(self, name: str, args: bytes, kwargs: bytes) -> str:
+        if isinstance(self.unique, str):
+            return _quoted(self.unique)
+        # What a call is made of may be of any length, a key not.
+        return hashlib.sha256(b"\0".join((name.encode(), args, kwargs))).hexdigest() if self.unique else ""
 
     def terms(self) -> wire.Terms:
         """What of it stands in the job itself."""
@@ -97,6 +111,11 @@ class TaskOptions:
         if isinstance(self.run_after, datetime):
             return self.run_after.timestamp()
         return time.time() + seconds(self.run_after)
+
+
+def _quoted(key: str) -> str:
+    """A key as it can stand among headers: commas and what does not print are written otherwise."""
+    return quote(key, safe="!#$&'()*+-./:;<=>?@[]^_{|}~ ")
 
 
 class Task(Generic[P, R, C]):
@@ -175,9 +194,10 @@ class Task(Generic[P, R, C]):
             self.signature.check(args, kwargs)
         except TypeError as error:
             raise TypeError(f"{self.name}: {error}") from None
-        call = wire.encode_call(self.name, *encode_arguments(args, kwargs), options.terms())
+        arguments = encode_arguments(args, kwargs)
+        call = wire.encode_call(self.name, *arguments, options.terms())
         job: Job[R] = Job(wire.new_id(), self.name, self.signature.decode_result, options.raises, options.result)
-        return job, wire.request(job.id, options.queue, options.headers(), call)
+        return job, wire.request(job.id, options.queue, options.headers(self.name, *arguments), call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +208,10 @@ class BoundCall:
     options: TaskOptions
     args: bytes
     kwargs: bytes
+
+    def headers(self) -> wire.Headers:
+        """The headers of its jobs."""
+        return self.options.headers(self.name, self.args, self.kwargs)
 
     def encode(self) -> bytes:
         """The JSON of its jobs."""

@@ -16,10 +16,12 @@ import msgspec
 from mqcore.errors import BodyError
 
 __all__ = [
+    "PROGRESS_TOPIC",
     "REPLY",
     "Call",
     "Fault",
     "Headers",
+    "JobProgress",
     "Received",
     "Result",
     "Terms",
@@ -31,6 +33,8 @@ __all__ = [
     "message",
     "new_id",
     "parse",
+    "parse_progress",
+    "publish_progress",
     "request",
 ]
 
@@ -110,6 +114,8 @@ class Headers(msgspec.Struct, frozen=True):
     priority: int = 0
     nohaste: bool = False
     run_count: int = 0
+    unique: str = ""
+    """Of jobs of this key the broker has one at a time in a queue; no comma is in it."""
     interval_ms: int = 0
     """Said to mqcore's broker where an interval is no whole number of seconds."""
     timezone: str = ""
@@ -150,7 +156,9 @@ def _encode_headers(headers: Headers) -> bytes:
         ("run_count", headers.run_count),
         ("interval-ms", headers.interval_ms),
     )
-    return ",".join(words + [f"{name}:{number}" for name, number in numbers if number]).encode()
+    words += [f"{name}:{number}" for name, number in numbers if number]
+    words += [f"unique:{headers.unique}"] * bool(headers.unique)
+    return ",".join(words).encode()
 
 
 def _said(value: bytes | None) -> bool:
@@ -161,6 +169,43 @@ def _number(value: bytes | None) -> int:
     if value is None or not value.strip().isdigit():
         return 0
     return min(int(value.strip()[:12]), _ATTEMPTS_MAX)
+
+
+PROGRESS_TOPIC: Final = "mqcore.jobs.progress/"
+"""What the topics begin with to which workers publish how far jobs are; the job's id follows."""
+
+
+class JobProgress(msgspec.Struct, frozen=True):
+    """How far a job says that it is."""
+
+    id: str
+    """The job's."""
+    task: str
+    """Its name."""
+    fraction: float
+    """0 to 1."""
+    note: str
+    """What the job says about it."""
+    attempt: int
+    """1 at first."""
+    worker: str
+    """Whose it is, as the broker knows it."""
+
+
+_JOB_PROGRESS: Final = msgspec.json.Decoder(JobProgress)
+
+
+def publish_progress(progress: JobProgress) -> list[bytes]:
+    """Return the frames of a PUBLISH that tells it."""
+    return message(b"PUBLISH", (PROGRESS_TOPIC + progress.id).encode(), msgspec.json.encode(progress))
+
+
+def parse_progress(frames: Sequence[bytes]) -> JobProgress | None:
+    """Read what a subscriber got; `None` for what anybody else published there."""
+    try:
+        return _JOB_PROGRESS.decode(frames[-1])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 class Terms(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -31,6 +31,9 @@ _LOG: Final = logging.getLogger("mqcore.worker")
 _PARKED_MAX: Final = 10_000
 # After it said goodbye, jobs that were on their way still arrive; none for so long: none will.
 _QUIET: Final = 0.5
+# How often progress is published at most, and of how many jobs it is remembered while nobody takes it.
+_PROGRESS_EVERY: Final = 0.1
+_UNTOLD_MAX: Final = 1000
 # How often something is looked at that nothing wakes up for.
 _TURN_MAX: Final = 1.0
 
@@ -80,7 +83,6 @@ class _Work:
     not_before: float
     backoff: Backoff
     attempt: int = 1
-    deaths: int = 0
     run: int = 0
     shown: Running | None = None
 
@@ -157,6 +159,8 @@ class Worker:
         self._drain_until = 0.0
         self._last_request = 0.0
         self._said_joined = False
+        self._untold: dict[str, wire.JobProgress] = {}
+        self._tell_at = 0.0
 
     @property
     def running(self) -> list[Running]:
@@ -234,6 +238,7 @@ class Worker:
         self._joined()
         for happened in pool.collect(ready):
             self._heard(happened)
+        self._tell_progress()
         self._end_late(pool)
         self._drain()
         if self._on_turn is not None:
@@ -244,6 +249,8 @@ class Worker:
         pause = _TURN_MAX if not self._stopping else 0.1
         if self._deadlines:
             pause = min(pause, self._deadlines[0][0] - time.monotonic())
+        if self._untold:
+            pause = min(pause, self._tell_at - time.monotonic())
         if self._parked:
             pause = min(pause, self._parked[0].due - time.time())
         return max(0.0, pause)
@@ -349,6 +356,9 @@ class Worker:
             work = self._running.get(happened.run)
             if work is not None and work.shown is not None:
                 work.shown.progress, work.shown.note = happened.fraction, happened.note
+                self._untold[work.id] = wire.JobProgress(
+                    work.id, work.name, happened.fraction, happened.note, work.attempt, self._link.identity
+                )
             return
         work = self._running.pop(happened.run, None)
         if work is None:
@@ -362,16 +372,35 @@ class Worker:
         else:
             self._failed(work, happened.fault)
 
+    def _tell_progress(self) -> None:
+        """Let whoever watches jobs know how far they are: of each the last it said, and not more often than people can
+        read. A job that nobody hears of is not held up."""
+        now = time.monotonic()
+        if not self._untold or now < self._tell_at:
+            return
+        try:
+            client = self.jobs.client
+        except MqcoreError as error:
+            _LOG.error("how far jobs are cannot be told: %s", error)
+            self._untold.clear()
+            return
+        if client.is_connected:
+            for told in self._untold.values():
+                client.offer(wire.publish_progress(told))
+        if client.is_connected or len(self._untold) > _UNTOLD_MAX:
+            self._untold.clear()
+        self._tell_at = now + _PROGRESS_EVERY
+
     def _died(self, work: _Work, how: str) -> None:
-        """Its process is gone. A job that is kept is run once more than its retries say, because it is perhaps not to
-        blame, but not for ever, because it perhaps is."""
+        """Its process is gone, which is a failed attempt. A job that is kept gets a second one at once, retries or
+        not, because it is perhaps not to blame; a third one only as a retry, because it perhaps is."""
         self.tally.lost += 1
-        work.deaths += 1
-        if work.deaths == 1 and work.headers.guarantee:
+        fault = fault_of(JobLost(f"the process of {work.name} {how}"))
+        if work.attempt == 1 and work.headers.guarantee:
             _LOG.warning("job %s (%s): its process %s; it is run again", work.id, work.name, how)
-            self._again(work, 0.0)
+            self._again(work, fault, 0.0)
         else:
-            self._failed(work, fault_of(JobLost(f"the process of {work.name} {how}")))
+            self._failed(work, fault)
 
     def _failed(self, work: _Work, fault: wire.Fault) -> None:
         tries_left = work.attempt <= work.headers.retry_count and not fault.final
@@ -384,15 +413,15 @@ class Worker:
             return
         wait = work.backoff.wait(work.attempt)
         _LOG.info("job %s (%s) failed in attempt %d, next in %.1f s: %s", work.id, work.name, work.attempt, wait, said)
+        self._again(work, fault, wait)
+
+    def _again(self, work: _Work, fault: wire.Fault, wait: float) -> None:
+        """Let it be tried again: by the broker, if that counts attempts, so that all workers count alike."""
+        self.tally.retried += 1
         if work.broker_counts:
-            self.tally.retried += 1
             self._reply(work.id, work.headers, fault, b"null", retry_after=wait)
             del self._by_id[work.id]
-        else:
-            self._again(work, wait)
-
-    def _again(self, work: _Work, wait: float) -> None:
-        self.tally.retried += 1
+            return
         work.attempt += 1
         self._park(work, time.time() + wait)
 

@@ -1,4 +1,4 @@
-"""ZMTP 3.0 with the mechanism NULL, as a DEALER socket speaks it: octets of messages and commands. Pure functions."""
+"""ZMTP 3.0 with the mechanism NULL, as DEALER and SUB sockets speak it: octets of messages, and commands. Pure."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def encode(frames: Sequence[bytes]) -> bytes:
     return b"".join(parts)
 
 
-def ready(identity: bytes) -> bytes:
-    """Write the command that ends the handshake."""
+def ready(kind: bytes, identity: bytes) -> bytes:
+    """Write the command that ends the handshake; `kind` is that of this socket."""
     properties = b"".join(
         bytes((len(name),)) + name + len(value).to_bytes(4, "big") + value
-        for name, value in ((b"Socket-Type", b"DEALER"), (b"Identity", identity))
+        for name, value in ((b"Socket-Type", kind), (b"Identity", identity))
     )
     return _command(b"READY", properties)
 

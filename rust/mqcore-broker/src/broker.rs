@@ -139,6 +139,8 @@ pub struct Recollection {
     pub progress: Vec<(Sequence, Progress)>,
     /// Of the messages that other brokers passed on: which of theirs they are.
     pub tickets: Vec<Ticket>,
+    /// Keys of messages of which their queues have one at a time.
+    pub unique_keys: Vec<(Sequence, Box<[u8]>)>,
     /// The highest sequence that was ever given.
     pub sequence: Sequence,
 }
@@ -435,7 +437,8 @@ impl Broker {
     /// before anything else. Queues whose definition was lost are made anew with the server's defaults, so
     /// that no message is lost with them.
     pub fn restore(&mut self, had: Recollection, now: Timestamp, effects: &mut Vec<Effect>) {
-        let Recollection { definitions, queues, messages, progress, tickets, sequence } = had;
+        let Recollection { definitions, queues, messages, progress, tickets, unique_keys, sequence } = had;
+        let mut unique_keys: HashMap<_, _> = unique_keys.into_iter().collect();
         self.start_history(&definitions, &messages, now);
         // While definitions are read back they are not written again.
         self.books.storage = Storage::Absent;
@@ -469,6 +472,11 @@ impl Broker {
         let mut restore = |message: Restored, progress: Progress| {
             let place = message.queue as usize;
             if let Some((queue, key)) = queues.get(place).zip(keys.get(place)) {
+                if let Some(unique) = unique_keys.remove(&message.sequence)
+                    && let Some(queue) = self.channels[*key].queues.get_mut(&queue.id)
+                {
+                    queue.unique.restore(message.sequence, unique);
+                }
                 self.restore_message(queue, *key, message, progress, now, effects);
             }
         };

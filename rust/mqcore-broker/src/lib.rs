@@ -11,6 +11,7 @@
 //! | [`decision`], [`policy`] | what handlers answer; ready-made answers |
 //! | [`topic`], [`router`], [`routing`] | names that fan out; what maps messages to queues, clients and topics, and how |
 //! | [`command`], [`effect`], [`stats`] | what comes in, what goes out, what is counted |
+//! | [`unique`] | messages of which a queue has one at a time |
 //! | [`record`], [`history`] | what must survive a crash; what happened to each message |
 
 pub mod bindings;
@@ -51,5 +52,6 @@ pub mod time;
 pub mod topic;
 mod travel;
 mod turn;
+pub mod unique;
 mod unread;
 mod workflow;

@@ -36,6 +36,8 @@ pub struct Properties {
     pub pending_response: bool,
     /// The sender waits for an acknowledgement.
     pub pending_acknowledge: bool,
+    /// Its header `Unique-Key` has a key of which a queue has one message at a time.
+    pub unique: bool,
     /// How many more hops it may take (already lessened by this one).
     pub hops: u8,
     /// Meaning agreed between sender and receiver; for queue messages the queue's id.

@@ -31,6 +31,7 @@ use crate::time::Timestamp;
 use crate::turn::{
     Asker, Awaiting, Books, Deciding, Inquiry, Place, Storage, Turn, Verdict, decide, tell_dequeued,
 };
+use crate::unique::UniqueKeys;
 use crate::workflow::Flows;
 
 /// What a queue is, apart from the messages in it.
@@ -82,6 +83,8 @@ pub(crate) struct Queue {
     pub(crate) expiring: VecDeque<Unread>,
     /// Producers that wait to hear of messages whose bodies left memory, and they with them.
     pub(crate) debts: HashMap<Sequence, Arc<Client>>,
+    /// Keys of messages of which there is one at a time.
+    pub(crate) unique: UniqueKeys,
     /// The queue is in the shard's list of those with bodies that may leave memory.
     pub(crate) backlogged: bool,
     /// The queue is in the shard's list of work.
@@ -127,6 +130,7 @@ impl Queue {
             pulls: VecDeque::new(),
             expiring: VecDeque::new(),
             debts: HashMap::default(),
+            unique: UniqueKeys::default(),
             backlogged: false,
             scheduled: false,
             armed: Timestamp::NEVER,
@@ -328,6 +332,7 @@ impl Queue {
     }
 
     fn take(&mut self, mut entry: Entry, members: &Members, turn: &mut Turn<'_>) {
+        self.unique.take(&entry.message);
         self.face.stats.received += 1;
         self.face.stats.last_received_ms = turn.now.0;
         entry.number = turn.number();
@@ -457,6 +462,11 @@ impl Queue {
             let limit = options.message_size_limit;
             let reason = format!("a body of {size} octets is larger than queue {address} takes ({limit})");
             return refuse(RejectionKind::LimitExceeded, reason);
+        }
+        if let Some(key) = self.unique.conflict(message) {
+            let key = String::from_utf8_lossy(key);
+            let reason = format!("queue {address} has a message with the unique key {key} already");
+            return refuse(RejectionKind::AlreadyExists, reason);
         }
         self.check_storage(turn)?;
         let stored = (self.ready.len() + self.delayed.len() + self.undecided.len()) as u64;
@@ -754,6 +764,7 @@ impl Queue {
     #[expect(clippy::needless_pass_by_value, reason = "taking it is what makes it the end")]
     pub(crate) fn remove(&mut self, entry: Entry, turn: &mut Turn<'_>) {
         self.face.stats.removed += 1;
+        self.unique.give(&entry.message);
         turn.end_of_life(&self.face.address, &entry);
         if entry.sequence.0 > 0 {
             turn.record(Record::Settle(entry.sequence));
@@ -937,6 +948,8 @@ fn dead_letter(entry: &Entry, from: &QueueAddress, to: &QueueAddress, reason: Dr
         content_type: to.id,
         pending_acknowledge: false,
         pending_response: false,
+        // Here its key says nothing; two that failed are two.
+        unique: false,
         ..message.properties()
     };
     Message::from_parts(message.id(), &headers, message.body(), properties, message.producer().cloned())

@@ -13,6 +13,7 @@ use crate::options::{ChannelOptions, Durability, QueueOptions, Status};
 use crate::router::{Binding, Interaction, RouterDefinition, RouterMethod, Target};
 use crate::time::Timestamp;
 use crate::topic::TopicPattern;
+use crate::unique::key_in;
 
 /// One durable fact.
 #[derive(Debug, Clone)]
@@ -127,6 +128,7 @@ pub fn encode_put(
         properties.first_acquirer,
         properties.pending_response,
         properties.pending_acknowledge,
+        properties.unique,
     ];
     let flags = flags.iter().enumerate().fold(0_u8, |bits, (bit, on)| bits | (u8::from(*on) << bit));
     let (id, source, headers, body) = (message.id(), message.source(), message.headers(), message.body());
@@ -187,6 +189,8 @@ pub struct PutHead<'a> {
     pub number: MessageNumber,
     /// Which message of another broker it is, if that passed it on.
     pub ticket: Option<Ticket>,
+    /// The key of which its queue has one message at a time.
+    pub unique_key: Option<&'a [u8]>,
 }
 
 /// Reads the beginning of what [`encode_put`] wrote.
@@ -200,14 +204,14 @@ pub fn decode_put_head(input: &[u8]) -> Result<PutHead<'_>, RecordError> {
     let ticket = if passed_on { Some(reader.ticket()?) } else { None };
     let number = MessageNumber(if numbered { u64::from_le_bytes(reader.take()?) } else { 0 });
     let queue = reader.text(address_len)?;
-    let parts = usize::from(lengths[0])
-        + usize::from(lengths[1])
-        + usize::from(u16::from_le_bytes([lengths[2], lengths[3]]));
-    if reader.rest.len() < parts {
+    let headers_at = usize::from(lengths[0]) + usize::from(lengths[1]);
+    let parts = headers_at + usize::from(u16::from_le_bytes([lengths[2], lengths[3]]));
+    let Some(headers) = reader.rest.get(headers_at..parts) else {
         return Err(RecordError::Malformed { what: MESSAGE, why: "it ends before its body" });
-    }
+    };
+    let unique_key = if flags & 16 == 0 { None } else { key_in(headers) };
     let memory_bytes = Message::memory_bytes_of(reader.rest.len());
-    Ok(PutHead { queue, high_priority: flags & 1 != 0, memory_bytes, number, ticket })
+    Ok(PutHead { queue, high_priority: flags & 1 != 0, memory_bytes, number, ticket, unique_key })
 }
 
 /// Reads a queue's address as [`PutHead`] has it.
@@ -248,6 +252,7 @@ pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
         first_acquirer: flags & 2 != 0,
         pending_response: flags & 4 != 0,
         pending_acknowledge: flags & 8 != 0,
+        unique: flags & 16 != 0,
         hops,
         content_type,
     };

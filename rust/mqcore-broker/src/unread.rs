@@ -72,6 +72,7 @@ impl Queue {
 
     /// A message with the producer that waits to hear of it, which the journal does not know.
     pub(crate) fn indebted(&mut self, mut entry: Entry) -> Entry {
+        self.unique.unshelve(entry.sequence);
         if !self.debts.is_empty()
             && let Some(producer) = self.debts.remove(&entry.sequence)
             && entry.message.producer().is_none()
@@ -109,9 +110,10 @@ impl Queue {
                 Eviction::NotYet
             }
         };
-        let Self { ready, debts, face, .. } = self;
+        let Self { ready, debts, unique, face, .. } = self;
         let any_handler = !face.overrides.is_empty();
         let mut gone = |sequence: Sequence, answered: bool, message: &Message| {
+            unique.shelve(sequence, message);
             let owed = any_handler || message.properties().pending_acknowledge;
             if !answered
                 && owed
@@ -135,6 +137,7 @@ impl Queue {
         match taken {
             Taken::Read(entry) => {
                 self.debts.remove(&entry.sequence);
+                self.unique.unshelve(entry.sequence);
                 self.discard(entry, reason, turn);
             }
             Taken::Unread(unread) => self.discard_unread(unread, reason, turn),
@@ -150,6 +153,7 @@ impl Queue {
     /// A message leaves for good that nobody needs to read.
     pub(crate) fn remove_unread(&mut self, unread: Unread, turn: &mut Turn<'_>) {
         self.debts.remove(&unread.sequence);
+        self.unique.give_unread(unread.sequence);
         self.ready.shelf.take(unread.sequence);
         self.face.stats.removed += 1;
         turn.end_of_life_unread(&self.face.address, &unread);
@@ -160,6 +164,7 @@ impl Queue {
     /// A message whose body cannot be read. Its record is not settled: the next start may find it readable.
     pub(crate) fn lose(&mut self, unread: Unread, turn: &mut Turn<'_>) {
         self.debts.remove(&unread.sequence);
+        self.unique.give_unread(unread.sequence);
         self.face.stats.dropped[DropReason::Unreadable as usize] += 1;
         self.face.stats.removed += 1;
         turn.life_unread(&self.face.address, &unread, Happened::Dropped(DropReason::Unreadable));

@@ -9,20 +9,21 @@ use std::time::Duration;
 
 use mqcore_broker::broker::{BrokerConfig, Recollection, Restored};
 use mqcore_broker::client::Client;
-use mqcore_broker::command::{Command, PassedOn, Request, Retry};
+use mqcore_broker::command::{Clear, Command, PassedOn, Request, Retry};
 use mqcore_broker::effect::{Effect, Event, Reply};
 use mqcore_broker::id::{RequestId, RouterName, Sequence, TopicName};
 use mqcore_broker::intake::Ticket;
 use mqcore_broker::message::{Layout, Message, Properties};
 use mqcore_broker::options::{Durability, QueueChanges, Status};
 use mqcore_broker::record::{
-    NUMBERS_KEY, Progress, Record, channel_key, decode_definition, decode_put, encode_channel, encode_intake,
-    encode_numbers, encode_put, encode_queue, encode_router, encode_topic_binding, intake_key, queue_key,
-    router_key, topic_binding_key,
+    NUMBERS_KEY, Progress, Record, channel_key, decode_definition, decode_put, decode_put_head,
+    encode_channel, encode_intake, encode_numbers, encode_put, encode_queue, encode_router,
+    encode_topic_binding, intake_key, queue_key, router_key, topic_binding_key,
 };
 use mqcore_broker::router::{Binding, RouterDefinition, RouterMethod, Target};
 use mqcore_broker::time::Timestamp;
 use mqcore_broker::topic::TopicPattern;
+use mqcore_broker::unique::header_line;
 use world::{World, acknowledged, changes, id_of, queue};
 
 /// The records of a broker, as a journal would have them: written down, encoded, some of them committed.
@@ -115,11 +116,13 @@ impl Disk {
             .iter()
             .map(|(key, value)| decode_definition(key, value).expect("just encoded"))
             .collect();
-        let (mut queues, mut tickets) = (Vec::new(), Vec::new());
+        let (mut queues, mut tickets, mut unique_keys) = (Vec::new(), Vec::new(), Vec::new());
         let messages = puts
             .iter()
             .map(|(sequence, octets)| {
                 let put = decode_put(octets).expect("just encoded");
+                let key = decode_put_head(octets).expect("just encoded").unique_key;
+                unique_keys.extend(key.map(|key| (*sequence, key.into())));
                 tickets.extend(put.message.ticket().cloned());
                 let queue = queues.iter().position(|known| *known == put.queue).unwrap_or_else(|| {
                     queues.push(put.queue);
@@ -144,7 +147,7 @@ impl Disk {
         for (sequence, octets) in &puts {
             world.journal.insert(*sequence, decode_put(octets).expect("just encoded").message);
         }
-        let had = Recollection { definitions, queues, messages, progress, tickets, sequence };
+        let had = Recollection { definitions, queues, messages, progress, tickets, unique_keys, sequence };
         world.broker.restore(had, world.now, &mut world.effects);
         world.turn();
         world
@@ -711,4 +714,69 @@ fn what_finds_no_room_is_put_off_and_nothing_overtakes_it() {
     let waiting = w.broker.waiting(&queue("ch/1"), 10).expect("it is there");
     let ids: Vec<_> = waiting.iter().filter_map(|waiting| waiting.message.as_ref()).map(id_of).collect();
     assert_eq!(ids, ["m1", "m2"]);
+}
+
+/// Publishes a message of which its queue has one of this key at a time.
+fn publish_unique(world: &mut World, client: &Arc<Client>, address: &str, id: &str, key: &str) {
+    let address = queue(address);
+    let properties = Properties {
+        pending_acknowledge: true,
+        unique: true,
+        content_type: address.id,
+        ..Properties::default()
+    };
+    let headers = header_line(key.as_bytes());
+    let message = Message::from_parts(id.as_bytes(), &headers, b"body", properties, Some(client.clone()));
+    world.command(client, Command::Publish { queue: address, message });
+}
+
+#[test]
+fn of_a_unique_key_a_queue_has_one_message_until_that_is_settled_also_after_a_restart() {
+    // With a watermark of nothing, and one of plenty: the headers are read again, or still there.
+    for memory_watermark in [0, 1 << 30] {
+        let config = BrokerConfig { seed: 7, memory_watermark, ..BrokerConfig::default() };
+        let (mut w, mut disk) = durable_with(config);
+        let p = w.client("p");
+        create(&mut w, &mut disk, &p, "ch/1", saving(Status::RoundRobin));
+        create(&mut w, &mut disk, &p, "ch/2", saving(Status::RoundRobin));
+        for (address, id, key) in
+            [("ch/1", "1", "k"), ("ch/1", "2", "k"), ("ch/1", "3", "other"), ("ch/2", "4", "k")]
+        {
+            publish_unique(&mut w, &p, address, id, key);
+        }
+        disk.commit(&mut w);
+        assert_eq!(w.heard(&p), ["2 refused 481", "1 ok", "3 ok", "4 ok"]);
+        let mut again = disk.start(disk.records.len());
+        let (p, a) = (again.client("p"), again.client("a"));
+        publish_unique(&mut again, &p, "ch/1", "5", "k");
+        assert_eq!(again.heard(&p), ["5 refused 481"], "it waits");
+        again.join(&a, "ch").unwrap();
+        assert_eq!(again.delivered(), ["a:1", "a:3", "a:4"]);
+        publish_unique(&mut again, &p, "ch/1", "6", "k");
+        assert_eq!(again.heard(&p), ["6 refused 481"], "it is in flight");
+        again.nack(&a, "ch/1", "1", "later");
+        publish_unique(&mut again, &p, "ch/1", "7", "k");
+        assert_eq!(again.heard(&p), ["7 refused 481"], "it was put back");
+        again.ack(&a, "ch/1", "1");
+        publish_unique(&mut again, &p, "ch/1", "8", "k");
+        disk.commit(&mut again);
+        assert_eq!(again.heard(&p), ["8 ok"], "it is done");
+    }
+}
+
+#[test]
+fn a_unique_key_is_free_when_its_message_is_cleared_unread() {
+    let (mut w, mut disk) = durable();
+    let p = w.client("p");
+    create(&mut w, &mut disk, &p, "ch/1", saving(Status::Paused));
+    publish_unique(&mut w, &p, "ch/1", "1", "k");
+    disk.commit(&mut w);
+    let mut again = disk.start(disk.records.len());
+    let p = again.client("p");
+    let clear =
+        Request::ClearQueue { queue: queue("ch/1"), clear: Clear { high_priority: true, normal: true } };
+    again.command(&p, Command::Request(RequestId(1), Box::new(clear)));
+    publish_unique(&mut again, &p, "ch/1", "2", "k");
+    disk.commit(&mut again);
+    assert_eq!(again.heard(&p), ["2 ok"]);
 }

@@ -288,6 +288,7 @@ fn a_message_keeps_its_number_over_a_restart_and_no_number_is_used_twice() {
         messages: restored,
         progress: Vec::new(),
         tickets: Vec::new(),
+        unique_keys: Vec::new(),
         sequence: records.last().expect("there are some").0,
     };
     again.broker.restore(had, again.now, &mut again.effects);

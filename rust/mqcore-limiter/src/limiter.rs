@@ -13,8 +13,10 @@ use crate::time::{Nanos, Ttl};
 pub use crate::shard::{Adjust, Counter, Made, Totals};
 pub use crate::uses::Uses;
 
-/// Parts of a store.
-pub const SHARDS: usize = 64;
+/// Parts of a store. Few for a fuzzer, whose scripts make one store each and list it again and again: what they look for does
+/// not depend on how many there are, and how many scripts it plays in a second does.
+#[allow(unexpected_cfgs, reason = "cargo-fuzz sets it")]
+pub const SHARDS: usize = if cfg!(fuzzing) { 4 } else { 64 };
 
 /// Octets of a key at most.
 pub const KEY_BYTES_MAX: usize = 255;
@@ -28,6 +30,9 @@ const EVICTED_MAX: usize = 128;
 /// Expired entries that are looked at when one is created: more than come in, so that a store that nobody else sweeps
 /// does not fill up with them.
 const SWEPT_PER_CREATION: usize = 4;
+
+/// Steps for which one caller keeps the lock of a shard at most: a few microseconds.
+const RUN_STEPS_MAX: usize = 64;
 
 /// What a store is made with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,6 +173,13 @@ impl Limiter {
         })
     }
 
+    /// Begins several steps of one caller.
+    #[inline]
+    #[must_use]
+    pub const fn run(&self) -> Run<'_> {
+        Run { store: self, held: None, steps: 0 }
+    }
+
     #[inline]
     fn next_sequence(&self) -> u64 {
         self.sequence.fetch_add(1, Ordering::Relaxed)
@@ -267,16 +279,26 @@ impl Limiter {
         made: impl Into<Made>,
         now: Nanos,
     ) -> Result<Verdict, RuleError> {
-        let hashed = self.hashed(key);
-        let mut shard = self.lock(shard_of(hashed.hash));
-        self.counted(&mut shard, |shard| {
-            let pending = shard.judge(hashed, rule, mode, now)?;
-            if pending.after.is_some() && pending.place.or(pending.expired).is_none() {
-                self.make_room(shard, 1, entry_bytes(key), &[], now);
-            }
-            shard.apply(hashed, rule, &pending, clamp_bits(made.into()), || self.next_sequence(), now);
-            Ok(pending.verdict)
-        })
+        let made = clamp_bits(made.into());
+        self.with(key, |shard, key| self.consume_in(shard, key, rule, mode, made, now))
+    }
+
+    #[inline]
+    fn consume_in(
+        &self,
+        shard: &mut Shard,
+        key: Hashed<'_>,
+        rule: &Rule,
+        mode: Mode,
+        made: Made,
+        now: Nanos,
+    ) -> Result<Verdict, RuleError> {
+        let pending = shard.judge(key, rule, mode, now)?;
+        if pending.after.is_some() && pending.place.or(pending.expired).is_none() {
+            self.make_room(shard, 1, entry_bytes(key.key), &[], now);
+        }
+        shard.apply(key, rule, &pending, made, || self.next_sequence(), now);
+        Ok(pending.verdict)
     }
 
     /// Applies a rule to each of several keys: all of them, or none if one refuses. Appends a verdict for each to
@@ -421,5 +443,74 @@ impl Limiter {
     pub fn restore(&self, kept: &Kept, now: Nanos) -> bool {
         self.sequence.fetch_max(kept.sequence.saturating_add(1), Ordering::Relaxed);
         self.with(&kept.key, |shard, key| shard.restore(key, kept, now))
+    }
+}
+
+/// Steps that one caller makes one behind the other, as a connection does whose peer asks for many things at once. The lock
+/// of a shard is kept from one to the next for as long as they fall on that shard, a few microseconds at most: a hundred
+/// requests for one counter that everybody counts with take it once or twice, and its memory changes cores as seldom.
+///
+/// Whoever has one reaches the store through [`Run::store`] only: the store itself would wait for the lock that is held here.
+#[derive(Debug)]
+pub struct Run<'a> {
+    store: &'a Limiter,
+    held: Option<(usize, MutexGuard<'a, Shard>)>,
+    steps: usize,
+}
+
+impl<'a> Run<'a> {
+    /// Lets go, and answers with the store for everything that is no step here.
+    #[inline]
+    pub fn store(&mut self) -> &'a Limiter {
+        (self.held, self.steps) = (None, 0);
+        self.store
+    }
+
+    #[inline]
+    fn step<T>(&mut self, key: &[u8], step: impl FnOnce(&Limiter, &mut Shard, Hashed<'_>) -> T) -> T {
+        let store = self.store;
+        let hashed = store.hashed(key);
+        let number = shard_of(hashed.hash);
+        if self.steps >= RUN_STEPS_MAX || self.held.as_ref().is_some_and(|(held, _)| *held != number) {
+            self.store();
+        }
+        self.steps += 1;
+        let (_, shard) = self.held.get_or_insert_with(|| (number, store.lock(number)));
+        store.counted(shard, |shard| step(store, shard, hashed))
+    }
+
+    /// As [`Limiter::query`].
+    #[inline]
+    #[must_use]
+    pub fn query(&mut self, key: &[u8], now: Nanos) -> Option<Counter> {
+        self.step(key, |_, shard, key| shard.query(key, now))
+    }
+
+    /// As [`Limiter::adjust_quota`].
+    #[inline]
+    pub fn adjust_quota(&mut self, key: &[u8], adjust: Adjust, by: u64, now: Nanos) -> bool {
+        self.step(key, |_, shard, key| shard.adjust_quota(key, adjust, by, now))
+    }
+
+    /// As [`Limiter::adjust_ttl`].
+    pub fn adjust_ttl(&mut self, key: &[u8], adjust: Adjust, by: u64, now: Nanos) -> bool {
+        self.step(key, |_, shard, key| shard.adjust_ttl(key, adjust, by, now))
+    }
+
+    /// As [`Limiter::consume`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn consume(
+        &mut self,
+        key: &[u8],
+        rule: &Rule,
+        mode: Mode,
+        made: impl Into<Made>,
+        now: Nanos,
+    ) -> Result<Verdict, RuleError> {
+        let made = clamp_bits(made.into());
+        self.step(key, |store, shard, key| store.consume_in(shard, key, rule, mode, made, now))
     }
 }

@@ -25,8 +25,8 @@ pub(crate) struct Wheel {
     elapsed: u64,
     /// Bit `n`: slot `n` of the level is not empty.
     occupied: [u64; LEVELS],
-    /// First entries, by level and slot.
-    heads: Box<[u32; LEVELS * SLOTS]>,
+    /// First entries, by level and slot; empty until there is one, so that a store of few entries is small.
+    heads: Vec<u32>,
     /// The first of those that left their slot because its time came, and were not looked at yet.
     due: u32,
 }
@@ -38,8 +38,8 @@ const fn tick(deadline: Nanos) -> u64 {
 }
 
 impl Wheel {
-    pub(crate) fn new() -> Self {
-        Self { elapsed: 0, occupied: [0; LEVELS], heads: Box::new([NONE; LEVELS * SLOTS]), due: NONE }
+    pub(crate) const fn new() -> Self {
+        Self { elapsed: 0, occupied: [0; LEVELS], heads: Vec::new(), due: NONE }
     }
 
     /// Takes an entry in that is in no list.
@@ -49,6 +49,9 @@ impl Wheel {
             let first = self.due;
             self.due = place;
             return push_front(place, first, entries);
+        }
+        if self.heads.is_empty() {
+            self.heads = vec![NONE; LEVELS * SLOTS];
         }
         let slot = self.slot_of(tick);
         self.occupied[slot / SLOTS] |= 1 << (slot % SLOTS);

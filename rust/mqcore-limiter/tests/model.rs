@@ -641,6 +641,38 @@ fn sixty_four_threads_drain_a_counter_to_the_last_unit_and_not_beyond() {
 }
 
 #[test]
+fn steps_of_runs_are_as_exact_as_steps_of_the_store_and_lock_nobody_out() {
+    let store = store();
+    store.insert(b"counter", 300_000, 64, Ttl { unit: SECONDS, amount: 3600 }, at(1));
+    let window = rule(Algorithm::FixedWindow, 50_000, 1, 3600);
+    let granted: Vec<(u64, u64)> = std::thread::scope(|scope| {
+        let store = &store;
+        let spend = move |thread: usize| {
+            let mut run = store.run();
+            let mut granted = (0, 0);
+            for number in 0..50_000_u32 {
+                granted.0 += u64::from(run.adjust_quota(b"counter", Adjust::Decrease, 1, at(2)));
+                granted.1 +=
+                    u64::from(run.consume(b"window", &window, Mode::Take, 64, at(2)).unwrap().allowed);
+                if number % 100 == thread as u32 {
+                    // Through the run, a step that takes the same lock waits for nobody.
+                    assert!(run.query(b"counter", at(2)).is_some());
+                    assert!(!run.store().insert(b"counter", 1, 64, Ttl { unit: SECONDS, amount: 1 }, at(2)));
+                }
+            }
+            granted
+        };
+        let threads: Vec<_> = (0..8).map(|thread| scope.spawn(move || spend(thread))).collect();
+        // Somebody without a run gets through meanwhile.
+        assert!(store.query(b"counter", at(2)).is_some());
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let sum = |of: fn(&(u64, u64)) -> u64| granted.iter().map(of).sum::<u64>();
+    assert_eq!((sum(|one| one.0), sum(|one| one.1)), (300_000, 50_000));
+    assert_eq!(store.query(b"counter", at(2)).unwrap().quota, 0);
+}
+
+#[test]
 fn threads_that_spend_from_several_keys_neither_overspend_nor_wait_for_each_other_for_ever() {
     let store = store();
     let rules = [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::Gcra]

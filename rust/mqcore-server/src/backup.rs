@@ -1,6 +1,6 @@
 //! A whole copy of the data directory of a broker that goes on working.
 //!
-//! All journal writers meet: each writes and syncs what it has, says which beginnings of which files hold it, and waits a
+//! All journal writers meet, that of limits among them: each writes and syncs what it has, says which beginnings of which files hold it, and waits a
 //! moment until all others have done so. A message that moves from one shard to another is settled in the first only
 //! after it is saved in the second, so at such a moment it is in at least one of them. From then on no writer removes
 //! a file until the [`Backup`] is dropped, and everything else goes on: what is copied later is what was there then.
@@ -11,8 +11,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mqcore_journal::snapshot::Snapshot;
+use tokio::sync::Notify;
 
-use crate::data_dir::{DataDir, DataDirError};
+use crate::data_dir::{DataDir, DataDirError, LIMITS};
 use crate::inspection::StoppedDataDir;
 
 /// How long all writers may take to meet: each finishes what it is at. Those that came early wait for so long.
@@ -36,6 +37,12 @@ pub enum BackupError {
     Shard {
         /// Which.
         shard: usize,
+        /// In words.
+        why: String,
+    },
+    /// The journal of limits cannot vouch for what it holds.
+    #[error("the journal of limits cannot be copied: {why}")]
+    Limits {
         /// In words.
         why: String,
     },
@@ -103,17 +110,10 @@ impl Backup {
         let shards = directory.shards();
         let mut files = Vec::new();
         for shard in 0..shards {
-            let folder = path.join(format!("shard-{shard}"));
-            let io = |source| BackupError::Io { path: folder.clone(), source };
-            for entry in std::fs::read_dir(&folder).map_err(io)? {
-                let entry = entry.map_err(io)?;
-                let Ok(name) = entry.file_name().into_string() else { continue };
-                if name.ends_with(".segment") {
-                    let bytes = entry.metadata().map_err(io)?.len();
-                    let name = format!("shard-{shard}/{name}");
-                    files.push(BackupFile { name, path: entry.path(), bytes, length: bytes });
-                }
-            }
+            add_segments(path, &format!("shard-{shard}"), &mut files)?;
+        }
+        if path.join(LIMITS).is_dir() {
+            add_segments(path, LIMITS, &mut files)?;
         }
         files.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         let held = Held::Stopped { _directory: directory };
@@ -124,6 +124,22 @@ impl Backup {
     pub fn total_bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()
     }
+}
+
+/// Adds all segments of one journal of a directory.
+fn add_segments(path: &Path, journal: &str, files: &mut Vec<BackupFile>) -> Result<(), BackupError> {
+    let folder = path.join(journal);
+    let io = |source| BackupError::Io { path: folder.clone(), source };
+    for entry in std::fs::read_dir(&folder).map_err(io)? {
+        let entry = entry.map_err(io)?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        if name.ends_with(".segment") {
+            let bytes = entry.metadata().map_err(io)?.len();
+            let name = format!("{journal}/{name}");
+            files.push(BackupFile { name, path: entry.path(), bytes, length: bytes });
+        }
+    }
+    Ok(())
 }
 
 fn format_of(shards: usize) -> String {
@@ -138,8 +154,14 @@ fn now_ms() -> u64 {
 /// Where writers are asked to meet. One for a server.
 #[derive(Debug)]
 pub(crate) struct BackupDesk {
-    /// What each writer is asked for, until it takes it.
+    shards: usize,
+    /// What each writer is asked for, until it takes it: those of the shards, and behind them that of limits, if there
+    /// is one.
     asked: Box<[Mutex<Option<Arc<Meeting>>>]>,
+    /// Wakes the writer of limits, which looks at the desk no more often than it writes.
+    limits_asked: Notify,
+    /// Why there is no writer of limits any more.
+    limits_failed: Mutex<Option<String>>,
     /// Whether there is a data directory.
     kept: bool,
     /// The server's own hold on the directory belongs to its writers, so that it ends with them.
@@ -149,18 +171,37 @@ pub(crate) struct BackupDesk {
 }
 
 impl BackupDesk {
-    pub(crate) fn new(shards: usize, directory: Option<&Arc<DataDir>>) -> Self {
+    /// `limits`: whether there is a writer of limits too.
+    pub(crate) fn new(shards: usize, limits: bool, directory: Option<&Arc<DataDir>>) -> Self {
         Self {
-            asked: (0..shards).map(|_| Mutex::new(None)).collect(),
+            shards,
+            asked: (0..shards + usize::from(limits)).map(|_| Mutex::new(None)).collect(),
+            limits_asked: Notify::new(),
+            limits_failed: Mutex::default(),
             kept: directory.is_some(),
             directory: directory.map_or_else(Weak::new, Arc::downgrade),
             current: Mutex::new(Weak::new()),
         }
     }
 
-    /// What a writer is asked for. Looked at between two batches.
+    /// What the writer of a shard is asked for. Looked at between two batches.
     pub(crate) fn take(&self, shard: usize) -> Option<Arc<Meeting>> {
         lock(self.asked.get(shard)?).take()
+    }
+
+    /// What the writer of limits is asked for, and as which of the writers it attends.
+    pub(crate) fn take_for_limits(&self) -> Option<(usize, Arc<Meeting>)> {
+        Some((self.shards, self.take(self.shards)?))
+    }
+
+    /// Ready when the writer of limits may be asked for something.
+    pub(crate) async fn limits_asked(&self) {
+        self.limits_asked.notified().await;
+    }
+
+    /// The writer of limits has ended and comes to no meeting.
+    pub(crate) fn limits_failed(&self, why: String) {
+        *lock(&self.limits_failed) = Some(why);
     }
 
     /// Has all writers meet. Blocks for 5 s at most.
@@ -169,6 +210,9 @@ impl BackupDesk {
             return Err(BackupError::NothingKept);
         }
         let Some(directory) = self.directory.upgrade() else { return Err(BackupError::Stopping) };
+        if let Some(why) = lock(&self.limits_failed).clone() {
+            return Err(BackupError::Limits { why });
+        }
         let pin = Arc::new(Pin);
         {
             let mut current = lock(&self.current);
@@ -181,24 +225,31 @@ impl BackupDesk {
         for slot in &self.asked {
             *lock(slot) = Some(Arc::clone(&meeting));
         }
+        self.limits_asked.notify_one();
         let snapshots = meeting.all_there();
         for slot in &self.asked {
             // Whoever comes after it failed need not stop for it.
             lock(slot).take();
         }
-        let snapshots = snapshots?;
-        let live = Some(snapshots.iter().map(|snapshot| snapshot.live).sum());
+        let snapshots = snapshots.map_err(|refused| match refused {
+            BackupError::Shard { shard, why } if shard == self.shards => BackupError::Limits { why },
+            other => other,
+        })?;
+        let shards = self.shards;
+        let live = Some(snapshots.iter().take(shards).map(|snapshot| snapshot.live).sum());
         let mut files = Vec::new();
-        for (shard, snapshot) in snapshots.into_iter().enumerate() {
-            let folder = directory.shard_path(shard);
+        for (writer, snapshot) in snapshots.into_iter().enumerate() {
+            let (journal, folder) = match writer < shards {
+                true => (format!("shard-{writer}"), directory.shard_path(writer)),
+                false => (LIMITS.to_owned(), directory.limits()),
+            };
             files.extend(snapshot.segments.into_iter().map(|segment| BackupFile {
-                name: format!("shard-{shard}/{}", segment.name),
+                name: format!("{journal}/{}", segment.name),
                 path: folder.join(&segment.name),
                 bytes: segment.bytes,
                 length: segment.length,
             }));
         }
-        let shards = self.asked.len();
         let held = Held::Running { _pin: pin, _directory: directory };
         Ok(Backup { files, format: format_of(shards), shards, live, created_ms: now_ms(), _held: held })
     }
@@ -239,18 +290,18 @@ impl Meeting {
     }
 
     /// A writer is there, and does nothing until all are, or until it is clear that they will not be.
-    pub(crate) fn attend(&self, shard: usize, snapshot: Result<Snapshot, String>) {
+    pub(crate) fn attend(&self, writer: usize, snapshot: Result<Snapshot, String>) {
         let mut state = lock(&self.state);
         match snapshot {
             Ok(snapshot) => {
                 // Whoever comes when it is over finds no place any more.
-                if let Some(place) = state.there.get_mut(shard)
+                if let Some(place) = state.there.get_mut(writer)
                     && place.replace(snapshot).is_none()
                 {
                     state.missing -= 1;
                 }
             }
-            Err(why) => state.failed = Some((shard, why)),
+            Err(why) => state.failed = Some((writer, why)),
         }
         self.changed.notify_all();
         drop(self.wait(state));

@@ -314,8 +314,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         if matches!(self.stage, Stage::Open) {
             moved |= self.pump(now);
         }
-        if matches!(self.stage, Stage::Open) {
-            moved |= self.read(context, now);
+        if matches!(self.stage, Stage::Open) && self.read(context, now) {
+            moved = true;
+            // What could be answered at once is, before everything else is looked at again.
+            self.write(context);
         }
         moved |= self.leave_shards();
         let over = self.leave(context);
@@ -1030,7 +1032,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         self.added += waiting.saturating_sub(self.waiting);
         self.removed += self.waiting.saturating_sub(waiting);
         self.waiting = waiting;
-        if self.added == 0 && self.removed == 0 {
+        if self.added == self.removed {
+            // Mostly nothing, or an answer that is written already. Nobody waits for room that is as much as before.
+            (self.added, self.removed) = (0, 0);
             return;
         }
         let (added, removed) = (std::mem::take(&mut self.added), std::mem::take(&mut self.removed));

@@ -32,6 +32,9 @@ pub use mqcore_journal::error::JournalError;
 /// The directory of the archive.
 pub const ARCHIVE: &str = "archive";
 
+/// The directory of limits that are kept.
+pub(crate) const LIMITS: &str = "limits";
+
 /// The largest record in octets. Frames are limited to less (see [`FRAME_BYTES_MAX`]), so a peer's message always fits:
 /// one that did not would be taken for a fault of the disk.
 pub(crate) const RECORD_BYTES_MAX: u64 = 1 << 30;
@@ -175,7 +178,7 @@ impl DataDir {
 
     /// Where counters and buffers are kept.
     pub(crate) fn limits(&self) -> PathBuf {
-        self.path.join("limits")
+        self.path.join(LIMITS)
     }
 
     /// Where schedules are kept.
@@ -251,12 +254,13 @@ impl DataDir {
             return Err(unknown(error));
         }
         let sequence = Sequence(recovered.next_sequence.saturating_sub(1));
-        let Seen { queues, messages, tickets, .. } = seen;
+        let Seen { queues, messages, tickets, unique_keys, .. } = seen;
         let kept =
             |sequence: &Sequence| messages.binary_search_by_key(sequence, |message| message.sequence).is_ok();
         let tickets =
             tickets.into_iter().filter(|(sequence, _)| kept(sequence)).map(|(_, ticket)| ticket).collect();
-        let had = Recollection { definitions, queues, messages, progress, tickets, sequence };
+        let unique_keys = unique_keys.into_iter().filter(|(sequence, _)| kept(sequence)).collect();
+        let had = Recollection { definitions, queues, messages, progress, tickets, unique_keys, sequence };
         Ok(Opened { journal, had, report: recovered.report, unreadable: unreadable.len() as u64 })
     }
 }
@@ -276,6 +280,7 @@ struct Seen {
     last: (Box<str>, u32),
     messages: Vec<Restored>,
     tickets: Vec<(Sequence, Ticket)>,
+    unique_keys: Vec<(Sequence, Box<[u8]>)>,
     refused: Vec<(u64, RecordError)>,
 }
 
@@ -284,6 +289,7 @@ impl Seen {
         match decode_put_head(payload).and_then(|head| Ok((self.place(head.queue)?, head))) {
             Ok((queue, head)) => {
                 self.tickets.extend(head.ticket.map(|ticket| (Sequence(sequence), ticket)));
+                self.unique_keys.extend(head.unique_key.map(|key| (Sequence(sequence), key.into())));
                 self.messages.push(Restored {
                     sequence: Sequence(sequence),
                     queue,

@@ -236,8 +236,15 @@ impl Engine {
             Urgent::Committed(level, sequence) => {
                 self.broker.committed(level, sequence, now, &mut self.effects);
             }
-            Urgent::StorageRefuses(why) => self.broker.storage_refuses(&why, now, &mut self.effects),
-            Urgent::StorageAccepts => self.broker.storage_accepts(now, &mut self.effects),
+            // Counted here and not by the journal's thread: who sees that the alarm is over may publish at once.
+            Urgent::StorageRefuses(why) => {
+                self.hub.counters.journal.refusing(self.shard, true);
+                self.broker.storage_refuses(&why, now, &mut self.effects);
+            }
+            Urgent::StorageAccepts => {
+                self.hub.counters.journal.refusing(self.shard, false);
+                self.broker.storage_accepts(now, &mut self.effects);
+            }
             Urgent::Transferred(origins) => {
                 for origin in origins {
                     self.broker.transferred(origin, now, &mut self.effects);

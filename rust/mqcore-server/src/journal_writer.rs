@@ -393,7 +393,6 @@ impl Writer {
             return;
         }
         self.state = state;
-        self.hub.counters.journal.refusing(self.shard, true);
         tracing::error!(shard = self.shard, why, "the journal takes no messages");
         self.send(Urgent::StorageRefuses(why.into()));
     }
@@ -426,7 +425,6 @@ impl Writer {
         match self.settle().and_then(|()| self.journal.write()) {
             Ok(()) => {
                 self.state = State::Healthy;
-                self.hub.counters.journal.refusing(self.shard, false);
                 tracing::warn!(shard = self.shard, "there is space again: the journal takes messages");
                 self.send(Urgent::StorageAccepts);
             }
@@ -536,7 +534,7 @@ mod tests {
             spare_commands: SpareCommands::new(),
             spare_bytes: SpareBytes::new(),
             runtime: tokio::runtime::Handle::current(),
-            backups: BackupDesk::new(1, None),
+            backups: BackupDesk::new(1, false, None),
             activity: AtomicU64::new(0),
             guard: Guard::default(),
             throttr: limits::directory(&Config::default(), &Clock::new(ClockConfig::System)),

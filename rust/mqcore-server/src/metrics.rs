@@ -521,6 +521,7 @@ fn eventmq(page: &mut Page, hub: &Hub) {
         ("retried", &counters.retried),
         ("lost", &counters.lost),
         ("fallen-back", &counters.fallen_back),
+        ("duplicate", &counters.duplicates),
     ] {
         page.sample("mqcore_eventmq_jobs_total", &[("outcome", &outcome)], count.load(Ordering::Relaxed));
     }

@@ -170,7 +170,11 @@ impl Server {
             spare_commands: SpareCommands::new(),
             spare_bytes: SpareBytes::new(),
             runtime: tokio::runtime::Handle::current(),
-            backups: BackupDesk::new(count, recovered.as_ref().map(|recovered| &recovered.directory)),
+            backups: BackupDesk::new(
+                count,
+                config.persists_limits(),
+                recovered.as_ref().map(|recovered| &recovered.directory),
+            ),
             activity: AtomicU64::new(0),
             throttr,
             extension_names: extensions.iter().flat_map(|port| port.names()).collect(),

@@ -750,7 +750,17 @@ impl EventmqSession {
     }
 
     /// A message could not be put where it should.
-    fn refused(&mut self, queue: &QueueAddress, message: &Message, rejection: &Rejection, now: Timestamp) {
+    fn refused(
+        &mut self,
+        queue: &QueueAddress,
+        message: &Message,
+        rejection: &Rejection,
+        now: Timestamp,
+        output: &mut Vec<u8>,
+    ) {
+        if message.properties().unique && rejection.kind == RejectionKind::AlreadyExists {
+            return self.duplicate(message, rejection, output);
+        }
         let asks = self.intake.refused(queue, message, rejection, &mut self.wanted);
         match asks {
             client::Refused::FellBack => self.exchange.count(|counters| &counters.fallen_back),
@@ -762,6 +772,15 @@ impl EventmqSession {
             }
             client::Refused::Waits => {}
             client::Refused::Lost => self.complain(message.id(), rejection.to_string(), now),
+        }
+    }
+
+    /// A job of its key waits or runs already, which is what its client wanted to know.
+    fn duplicate(&mut self, message: &Message, rejection: &Rejection, output: &mut Vec<u8>) {
+        self.exchange.count(|counters| &counters.duplicates);
+        if job::wants_result(message) {
+            let result = job::failure("Duplicate", &rejection.reason);
+            self.reply(result.as_bytes(), Some(message.id()), output);
         }
     }
 
@@ -926,7 +945,7 @@ impl Session for EventmqSession {
                 self.complain(message.id(), format!("the result was not kept: {rejection}"), now);
             }
             Event::PublishRefused { queue, message, rejection } => {
-                self.refused(&queue, &message, &rejection, now);
+                self.refused(&queue, &message, &rejection, now, output);
             }
             Event::TopicRefused { message, rejection } => {
                 self.complain(message.id(), rejection.to_string(), now);

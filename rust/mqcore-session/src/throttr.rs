@@ -33,7 +33,7 @@ use mqcore_broker::id::{ConnectionId, TopicName};
 use mqcore_broker::message::{Message, Properties};
 use mqcore_broker::time::Timestamp;
 use mqcore_broker::topic::TopicPattern;
-use mqcore_limiter::limiter::{Adjust, Limiter};
+use mqcore_limiter::limiter::{Adjust, Limiter, Run};
 use mqcore_limiter::rule::{Algorithm, Mode, Rule, Verdict as Ruling};
 use mqcore_limiter::time::{Nanos, Ttl};
 use mqcore_wire::codec::Limits;
@@ -285,6 +285,7 @@ impl ThrottrSession {
         request: &Request<'_>,
         size: usize,
         denied: bool,
+        run: &mut Run<'_>,
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) -> Taken {
@@ -304,7 +305,7 @@ impl ThrottrSession {
             if denied {
                 self.deny(request, output);
             } else {
-                self.answer(request, commands, output);
+                self.answer(request, run, commands, output);
             }
             self.count_written(output.len() - before);
         } else {
@@ -312,7 +313,7 @@ impl ThrottrSession {
             if denied {
                 self.deny(request, &mut fresh);
             } else {
-                self.answer(request, commands, &mut fresh);
+                self.answer(request, run, commands, &mut fresh);
             }
             self.held.hold(&fresh);
             fresh.clear();
@@ -322,7 +323,17 @@ impl ThrottrSession {
     }
 
     #[inline]
-    fn answer(&mut self, request: &Request<'_>, commands: &mut Vec<Command>, output: &mut Vec<u8>) {
+    fn answer(
+        &mut self,
+        request: &Request<'_>,
+        run: &mut Run<'_>,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) {
+        if !matches!(request, Request::Query { .. } | Request::Update { .. } | Request::Consume { .. }) {
+            // All others ask the store itself, which must not wait for a lock that is held here.
+            run.store();
+        }
         match *request {
             Request::Insert { quota, ttl, key } => {
                 self.count_request(Tally::Insert, Counted::Insert);
@@ -331,11 +342,11 @@ impl ThrottrSession {
             }
             Request::Query { key } => {
                 self.count_request(Tally::Query, Counted::Query);
-                self.query(key, output);
+                self.query(key, run, output);
             }
             Request::Update { attribute, change, value, key } => {
                 self.count_request(Tally::Update, Counted::Update);
-                let done = self.update(attribute, change, value, key);
+                let done = self.update(attribute, change, value, key, run);
                 self.count_refusal(!done && attribute == request::QUOTA && change == request::DECREASE);
                 answer::status(done, output);
             }
@@ -356,7 +367,7 @@ impl ThrottrSession {
             }
             Request::Consume { mode, rule } => {
                 self.tally(Tally::Consume);
-                let verdict = self.consume(mode, &rule);
+                let verdict = self.consume(mode, &rule, run);
                 self.count_refusal(verdict.status == NO && mode == request::TAKE);
                 verdict.write(self.terms.dialect.width, output);
             }
@@ -365,7 +376,7 @@ impl ThrottrSession {
                 self.count_request(Tally::Publish, Counted::Publish);
                 self.publish(channel, payload, commands, output);
             }
-            _ => self.answer_rare(request, commands, output),
+            _ => self.answer_rare(request, run, commands, output),
         }
     }
 
@@ -399,7 +410,13 @@ impl ThrottrSession {
 
     /// What nobody asks a million times a second.
     #[cold]
-    fn answer_rare(&mut self, request: &Request<'_>, commands: &mut Vec<Command>, output: &mut Vec<u8>) {
+    fn answer_rare(
+        &mut self,
+        request: &Request<'_>,
+        run: &mut Run<'_>,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) {
         match *request {
             Request::List => {
                 self.count_request(Tally::List, Counted::List);
@@ -457,19 +474,25 @@ impl ThrottrSession {
                 self.count_request(Tally::WhoAmI, Counted::WhoAmI);
                 answer::whoami(&self.peer.id, output);
             }
-            Request::Event { request, .. } => self.event_request(request, commands, output),
+            Request::Event { request, .. } => self.event_request(request, run, commands, output),
             // Answered above.
             _ => {}
         }
     }
 
     /// A request inside of another: exactly one, whole, and not another of its kind.
-    fn event_request(&mut self, inner: &[u8], commands: &mut Vec<Command>, output: &mut Vec<u8>) {
+    fn event_request(
+        &mut self,
+        inner: &[u8],
+        run: &mut Run<'_>,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) {
         self.tally(Tally::Event);
         match request::decode(inner, self.terms.dialect, &self.limits) {
             Ok(Some((request, size))) if size == inner.len() && !matches!(request, Request::Event { .. }) => {
                 answer::status(true, output);
-                self.answer(&request, commands, output);
+                self.answer(&request, run, commands, output);
             }
             _ => answer::status(false, output),
         }
@@ -483,8 +506,8 @@ impl ThrottrSession {
     }
 
     #[inline]
-    fn query(&self, key: &[u8], output: &mut Vec<u8>) {
-        match self.store().query(key, self.now) {
+    fn query(&self, key: &[u8], run: &mut Run<'_>, output: &mut Vec<u8>) {
+        match run.query(key, self.now) {
             Some(found) => {
                 let remaining = Ttl::remaining(found.unit, found.deadline, self.now);
                 answer::counter(found.quota, to_wire(remaining), self.terms.dialect.width, output);
@@ -506,21 +529,21 @@ impl ThrottrSession {
     }
 
     #[inline]
-    fn update(&self, attribute: u8, change: u8, value: u64, key: &[u8]) -> bool {
+    fn update(&self, attribute: u8, change: u8, value: u64, key: &[u8], run: &mut Run<'_>) -> bool {
         let Some(adjust) = terms::adjust(change) else { return false };
         match attribute {
             request::QUOTA if self.terms.saturate && adjust == Adjust::Increase => {
-                self.store().adjust_quota(key, Adjust::Raise, value, self.now)
+                run.adjust_quota(key, Adjust::Raise, value, self.now)
             }
-            request::QUOTA => self.store().adjust_quota(key, adjust, value, self.now),
-            request::TTL => self.store().adjust_ttl(key, adjust, value, self.now),
+            request::QUOTA => run.adjust_quota(key, adjust, value, self.now),
+            request::TTL => run.adjust_ttl(key, adjust, value, self.now),
             _ => false,
         }
     }
 
-    fn consume(&self, mode: u8, rule: &request::Rule<'_>) -> Verdict {
+    fn consume(&self, mode: u8, rule: &request::Rule<'_>, run: &mut Run<'_>) -> Verdict {
         let (Some(mode), Some(applied)) = (mode_of(mode), rule_of(rule)) else { return Verdict::IMPOSSIBLE };
-        let ruling = self.store().consume(rule.key, &applied, mode, self.terms.made(), self.now);
+        let ruling = run.consume(rule.key, &applied, mode, self.terms.made(), self.now);
         ruling.map_or(Verdict::IMPOSSIBLE, verdict)
     }
 
@@ -715,6 +738,8 @@ impl Session for ThrottrSession {
         let before = output.len();
         let mut consumed = 0;
         let mut result = Ok(());
+        let directory = Arc::clone(&self.directory);
+        let mut run = directory.limiter().run();
         self.undecided = false;
         while self.admitted && !self.has_more() && !self.held.is_full() {
             match request::decode(&input[consumed..], self.terms.dialect, &self.limits) {
@@ -726,7 +751,7 @@ impl Session for ThrottrSession {
                     if self.undecided {
                         break;
                     }
-                    if let Taken::Later = self.take(&request, size, denied, commands, output) {
+                    if let Taken::Later = self.take(&request, size, denied, &mut run, commands, output) {
                         break;
                     }
                     consumed += size;
@@ -741,6 +766,7 @@ impl Session for ThrottrSession {
                 }
             }
         }
+        drop(run);
         self.flush_tallies();
         match result {
             Ok(()) => Ok(consumed),

@@ -542,6 +542,44 @@ fn jobs_wait_for_a_queue_that_is_known_and_go_to_default_if_it_is_not() {
 }
 
 #[test]
+fn jobs_with_a_priority_come_first() {
+    let mut world = World::new(3);
+    let client = world.client();
+    let worker = world.worker("", 0);
+    for (id, headers) in [("1", ""), ("2", "priority:0"), ("3", "guarantee,priority:7"), ("4", "priority:1")]
+    {
+        world.request(client, id, "default", headers);
+    }
+    for _ in 0..4 {
+        world.say(worker, &["READY", "r"]);
+    }
+    assert_eq!(world.jobs(worker), ["3", "4", "1", "2"]);
+}
+
+#[test]
+fn of_a_unique_key_one_job_waits_or_runs_and_who_asks_for_another_is_told() {
+    let mut world = World::new(3);
+    let (client, other) = (world.client(), world.client());
+    let worker = world.worker("", 1);
+    world.request(client, "1", "default", "unique:order-17,reply-requested");
+    assert_eq!(world.jobs(worker), ["1"]);
+    world.told(client);
+    world.request(other, "2", "default", "reply-requested,unique:order-17");
+    let told = world.told(other);
+    assert_eq!((told.len(), &*told[0][2], &*told[0][5]), (1, "REPLY", "2"));
+    assert!(told[0][4].contains("\"type\":\"Duplicate\"") && told[0][4].contains("order-17"), "{told:?}");
+    world.request(other, "3", "default", "unique:order-17");
+    assert!(world.told(other).is_empty(), "who wants no result is not told");
+    assert_eq!(world.count(|counters| &counters.duplicates), 2);
+    world.say(worker, &["REPLY", "r", "{}", "1"]);
+    world.say(worker, &["READY", "r"]);
+    world.request(other, "4", "default", "unique:order-17");
+    assert_eq!(world.jobs(worker), ["4"], "it is done, and may be done again");
+    world.request(other, "5", "default", &format!("unique:{}", "x".repeat(256)));
+    assert_eq!(world.jobs(worker).len(), 0);
+}
+
+#[test]
 fn a_client_that_closes_at_once_loses_no_job() {
     let mut world = World::new(3);
     for queue in ["default", "nobody"] {

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use mqcore_wire::codec::Limits;
-use mqcore_wire::eventmq::headers::Headers;
+use mqcore_wire::eventmq::headers::{Headers, unique_key};
 use mqcore_wire::eventmq::queues::{self, WeightedQueue};
 use mqcore_wire::eventmq::{Case, Command, Message, Mistake, encode_heartbeat, parse};
 use mqcore_wire::zmtp::{Cutter, Item, encode_message};
@@ -106,17 +106,21 @@ fn a_heartbeat_tells_the_time_as_the_original_does() {
 
 #[test]
 fn headers_are_words_between_commas_and_numbers_behind_colons() {
-    let all =
-        Headers::parse(b"reply-requested,guarantee, nohaste ,retry-count:3,timeout:7,run_count:2,other:x");
+    let all = Headers::parse(
+        b"reply-requested,guarantee, nohaste ,retry-count:3,timeout:7,priority:5,run_count:2,other:x",
+    );
     let wanted = Headers {
         reply_requested: true,
         guarantee: true,
         nohaste: true,
         retry_count: 3,
         timeout: 7,
+        priority: 5,
         run_count: 2,
     };
     assert_eq!(all, wanted);
+    assert_eq!(unique_key(b"guarantee, unique:a:b ,timeout:7"), Some(&b"a:b"[..]));
+    assert_eq!(unique_key(b"guarantee,uniques:x"), None);
     assert_eq!(Headers::parse(b""), Headers::default());
     for unsaid in
         [&b"guarantee:false"[..], b"retry-count:x,timeout:-1", b"retry-count,timeout:99999999999", b"\xff,{}"]

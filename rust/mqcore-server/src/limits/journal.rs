@@ -10,8 +10,8 @@
 use std::collections::VecDeque;
 use std::path::Path;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use hashbrown::HashMap;
@@ -24,6 +24,7 @@ use mqcore_limiter::limiter::{Limiter, SHARDS};
 use mqcore_limiter::record;
 use mqcore_limiter::time::Nanos;
 
+use crate::backup::{Meeting, Pin};
 use crate::data_dir::{DataDir, DataDirError, RECORD_BYTES_MAX};
 use crate::hub::Hub;
 use crate::shutdown::TaskGuard;
@@ -52,6 +53,8 @@ pub(crate) struct LimitJournal {
     replaced: Vec<u64>,
     /// Scratch: one entry as octets.
     octets: Vec<u8>,
+    /// Alive while a backup needs the files as they are.
+    pin: Weak<Pin>,
 }
 
 /// What opening brought back.
@@ -92,6 +95,7 @@ impl LimitJournal {
             pending: VecDeque::new(),
             replaced: Vec::new(),
             octets: Vec::new(),
+            pin: Weak::new(),
         };
         // A clock that shows less than when this was written was set back: what was left then is left now.
         let back = written.map_or(0, u64::from_le_bytes).saturating_sub(now.0);
@@ -151,6 +155,7 @@ impl LimitJournal {
     /// # Errors
     /// [`JournalError::Full`]: what was not written waits, and the next call tries again. Any other one is the end.
     fn save(&mut self, limiter: &Limiter, now: Nanos) -> Result<u64, JournalError> {
+        self.journal.pin(self.pin.strong_count() > 0);
         // Before anything else: it is what frees a disk that was full.
         self.journal.maintain(now.0 / 1_000_000, HOUSEKEEPING_BYTES)?;
         let mut saved = 0;
@@ -204,6 +209,13 @@ impl LimitJournal {
         Ok(changed)
     }
 
+    /// Takes part in a backup: says what there is, and stands still until all writers have.
+    fn meet(&mut self, writer: usize, meeting: &Meeting) {
+        let snapshot = self.journal.snapshot();
+        self.pin = meeting.pin();
+        meeting.attend(writer, snapshot.map_err(|error| error.to_string()));
+    }
+
     /// Whether anything waits to be written.
     fn is_behind(&self, limiter: &Limiter) -> bool {
         !self.pending.is_empty()
@@ -226,16 +238,21 @@ pub(crate) async fn keep(
     loop {
         let last = tokio::select! {
             () = tokio::time::sleep(interval) => false,
+            () = hub.backups.limits_asked() => false,
             () = &mut ended => true,
         };
-        quiet =
-            if last || journal.is_behind(hub.throttr.limiter()) { 0 } else { (quiet + 1) % QUIET_INTERVALS };
+        let meeting = hub.backups.take_for_limits();
+        let at_once = last || meeting.is_some() || journal.is_behind(hub.throttr.limiter());
+        quiet = if at_once { 0 } else { (quiet + 1) % QUIET_INTERVALS };
         if quiet > 0 {
             continue;
         }
         let here = Arc::clone(&hub);
         let saving = tokio::task::spawn_blocking(move || {
             let outcome = journal.save(here.throttr.limiter(), Nanos(here.clock.nanos()));
+            if let Some((writer, meeting)) = meeting {
+                journal.meet(writer, &meeting);
+            }
             (journal, outcome)
         });
         let outcome = match saving.await {
@@ -286,6 +303,7 @@ fn note(hub: &Hub, outcome: Result<u64, JournalError>) -> bool {
         }
         Err(error) => {
             failing.store(1, Ordering::Relaxed);
+            hub.backups.limits_failed(error.to_string());
             tracing::error!(%error, "limits are not written down any more; they hold until the next start");
             false
         }

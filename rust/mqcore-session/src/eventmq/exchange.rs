@@ -35,6 +35,8 @@ pub struct Counters {
     pub lost: AtomicU64,
     /// Jobs that went to the queue `default` because nobody knows the one that they named.
     pub fallen_back: AtomicU64,
+    /// Jobs that were not taken because another one of their key waits or runs.
+    pub duplicates: AtomicU64,
     /// Heartbeats that made busy workers look for finished jobs.
     pub nudges: AtomicU64,
     /// Messages that meant nothing.

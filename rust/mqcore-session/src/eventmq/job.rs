@@ -7,6 +7,7 @@
 //! EventMQ-Headers: reply-requested,retry-count:2      as the client wrote them
 //! EventMQ-Queue: mail                                 if the job was meant for another queue than it is in
 //! EventMQ-Frames: 7831,7832                           frames behind the job, in hexadecimal digits
+//! Unique-Key: order-17                                if the queue is to have one job of this key at a time
 //! ```
 //!
 //! A result that goes to a queue is a message too: its body is what the worker wrote, its id the job's.
@@ -17,8 +18,10 @@ use mqcore_broker::client::Client;
 use mqcore_broker::effect::Deliver;
 use mqcore_broker::id::QueueAddress;
 use mqcore_broker::message::{Message, Properties};
-use mqcore_wire::eventmq::headers::Headers;
+use mqcore_broker::unique::{KEY_BYTES_MAX, header_line};
+use mqcore_wire::eventmq::headers::{Headers, unique_key};
 use mqcore_wire::eventmq::{Job, encode_request};
+use serde_json::json;
 
 const HEADERS: &[u8] = b"EventMQ-Headers:";
 const QUEUE: &[u8] = b"EventMQ-Queue:";
@@ -42,9 +45,19 @@ pub(super) fn message(
     client: &Arc<Client>,
 ) -> Result<Message, String> {
     let text = header_text(job, queue)?;
-    let properties =
-        Properties { hops: 16, pending_acknowledge: notify, content_type: queue.id, ..Properties::default() };
+    let properties = Properties { pending_acknowledge: notify, ..properties(job, queue) };
     Ok(Message::from_parts(id, &text, job.body, properties, Some(Arc::clone(client))))
+}
+
+/// What a job says of itself, as properties of its message.
+pub(super) fn properties(job: &Job<'_>, queue: &QueueAddress) -> Properties {
+    Properties {
+        hops: 16,
+        content_type: queue.id,
+        unique: unique_key(job.headers).is_some(),
+        high_priority: Headers::parse(job.headers).priority > 0,
+        ..Properties::default()
+    }
 }
 
 /// What a job says besides itself, as the header text of its message.
@@ -60,6 +73,12 @@ pub(super) fn header_text(job: &Job<'_>, queue: &QueueAddress) -> Result<Vec<u8>
     if !job.extra.is_empty() {
         let frames: Vec<_> = job.extra.iter().map(|frame| hex(frame)).collect();
         line(FRAMES, frames.join(",").as_bytes(), &mut text);
+    }
+    if let Some(key) = unique_key(job.headers) {
+        if key.is_empty() || key.len() > KEY_BYTES_MAX {
+            return Err(format!("the key of a unique job has 1 to {KEY_BYTES_MAX} octets"));
+        }
+        text.extend_from_slice(&header_line(key));
     }
     if text.len() > TEXT_BYTES_MAX {
         return Err(format!("a job has {TEXT_BYTES_MAX} octets of headers and frames behind it at most"));
@@ -90,6 +109,16 @@ pub(super) fn redirected(message: &Message, from: &QueueAddress, to: &QueueAddre
     }
     let properties = Properties { content_type: to.id, ..message.properties() };
     Message::from_parts(message.id(), &text, message.body(), properties, message.producer().cloned())
+}
+
+/// Whether the client of a job wants its result.
+pub(super) fn wants_result(message: &Message) -> bool {
+    find(message.headers(), HEADERS).is_some_and(|text| Headers::parse(text).reply_requested)
+}
+
+/// The result of a job that no worker got: `kind` says why for programs, `why` for people.
+pub(super) fn failure(kind: &str, why: &str) -> String {
+    json!({"value": why, "error": {"type": kind, "message": why, "final": true}}).to_string()
 }
 
 /// A queue as peers write it: `orders` is queue 0 of its channel.
@@ -166,7 +195,7 @@ impl<'a> Handed<'a> {
 
     /// Whether the broker keeps the job until its result is known, instead of letting go of it when it is handed out.
     pub(super) fn is_kept(&self) -> bool {
-        self.wishes.guarantee || self.wishes.retry_count > 0
+        self.wishes.guarantee || self.wishes.retry_count > 0 || self.message.properties().unique
     }
 
     /// Appends the REQUEST. A worker is asked for the result also where only the broker wants to know. `counts`: of a job that

@@ -16,7 +16,7 @@ use std::fmt::Write as _;
 
 use mqcore_broker::id::QueueAddress;
 use mqcore_broker::intake::Ticket;
-use mqcore_broker::message::{Layout, Message, Properties};
+use mqcore_broker::message::{Layout, Message};
 use mqcore_broker::rejection::Rejection;
 use mqcore_wire::eventmq::Job;
 use mqcore_wire::eventmq::headers::{self, Headers};
@@ -150,8 +150,7 @@ impl Run<'_> {
         let headers = id.len()..id.len() + headers.len();
         let layout =
             Layout { id: 0..id.len(), source: id.len()..id.len(), body: headers.end..block.len(), headers };
-        let properties = Properties { hops: 16, content_type: to.id, ..Properties::default() };
-        Ok(Message::passed_on(&block, &layout, properties, ticket))
+        Ok(Message::passed_on(&block, &layout, job::properties(&job, to), ticket))
     }
 
     /// In the form of a UUID, as the ids of other jobs.

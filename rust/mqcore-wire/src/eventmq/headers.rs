@@ -14,6 +14,8 @@ pub struct Headers {
     pub retry_count: u32,
     /// `timeout:N`: seconds that a job may take; 0, the default: no end.
     pub timeout: u32,
+    /// `priority:N`: above 0, the default: before all jobs that have 0.
+    pub priority: u32,
     /// `run_count:N`: how often a schedule runs in all; 0, the default: without end.
     pub run_count: u32,
 }
@@ -31,6 +33,7 @@ impl Headers {
                 b"nohaste" => headers.nohaste = said(value),
                 b"retry-count" => headers.retry_count = number(value),
                 b"timeout" => headers.timeout = number(value),
+                b"priority" => headers.priority = number(value),
                 b"run_count" | b"run-count" => headers.run_count = number(value),
                 _ => {}
             }
@@ -50,15 +53,23 @@ impl Headers {
                 words.push(word.to_owned());
             }
         }
-        for (number, word) in
-            [(self.retry_count, "retry-count"), (self.timeout, "timeout"), (self.run_count, "run_count")]
-        {
+        for (number, word) in [
+            (self.retry_count, "retry-count"),
+            (self.timeout, "timeout"),
+            (self.priority, "priority"),
+            (self.run_count, "run_count"),
+        ] {
             if number > 0 {
                 words.push(format!("{word}:{number}"));
             }
         }
         output.extend_from_slice(words.join(",").as_bytes());
     }
+}
+
+/// `unique:KEY`: of all jobs of this key a queue has one at a time. Any octets but a comma, as they stand there.
+pub fn unique_key(text: &[u8]) -> Option<&[u8]> {
+    value(text, b"unique")
 }
 
 /// The value of a word that [`Headers`] does not know; empty if it has none.

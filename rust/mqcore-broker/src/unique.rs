@@ -1,0 +1,92 @@
+//! Messages of which a queue has one at a time: as long as one of a key waits or is in flight, another one is refused.
+//!
+//! The key stands in the header `Unique-Key`; that there is one, in the message's properties, so that other messages cost
+//! nothing. A message whose body left memory is known by its sequence.
+
+use foldhash::{HashMap, HashSet};
+
+use crate::id::Sequence;
+use crate::message::Message;
+
+const HEADER: &[u8] = b"Unique-Key:";
+
+/// Octets of a key, at most.
+pub const KEY_BYTES_MAX: usize = 255;
+
+/// The line of header text that gives a message its key, which has no control characters.
+#[must_use]
+pub fn header_line(key: &[u8]) -> Vec<u8> {
+    [HEADER, key, b"\r\n"].concat()
+}
+
+/// The key in header text, if there is one.
+#[must_use]
+pub fn key_in(headers: &[u8]) -> Option<&[u8]> {
+    headers.split(|octet| *octet == b'\n').find_map(|line| {
+        let (name, value) = line.split_at_checked(HEADER.len())?;
+        name.eq_ignore_ascii_case(HEADER).then(|| value.trim_ascii())
+    })
+}
+
+fn key_of(message: &Message) -> Option<&[u8]> {
+    if message.properties().unique { key_in(message.headers()) } else { None }
+}
+
+/// The keys of one queue.
+#[derive(Debug, Default)]
+pub(crate) struct UniqueKeys {
+    taken: HashSet<Box<[u8]>>,
+    /// Of messages whose bodies, and with them their headers, are not in memory.
+    unread: HashMap<Sequence, Box<[u8]>>,
+}
+
+impl UniqueKeys {
+    /// The key that keeps a message out.
+    pub(crate) fn conflict<'a>(&self, message: &'a Message) -> Option<&'a [u8]> {
+        key_of(message).filter(|key| self.taken.contains(*key))
+    }
+
+    /// A message is in the queue from now on.
+    pub(crate) fn take(&mut self, message: &Message) {
+        if let Some(key) = key_of(message) {
+            self.taken.insert(key.into());
+        }
+    }
+
+    /// A message leaves for good.
+    pub(crate) fn give(&mut self, message: &Message) {
+        if let Some(key) = key_of(message) {
+            self.taken.remove(key);
+        }
+    }
+
+    /// The body of a message leaves memory.
+    pub(crate) fn shelve(&mut self, sequence: Sequence, message: &Message) {
+        if let Some(key) = key_of(message) {
+            self.unread.insert(sequence, key.into());
+        }
+    }
+
+    /// It is back.
+    pub(crate) fn unshelve(&mut self, sequence: Sequence) {
+        if !self.unread.is_empty() {
+            self.unread.remove(&sequence);
+        }
+    }
+
+    /// The journal had a message with a key.
+    pub(crate) fn restore(&mut self, sequence: Sequence, key: Box<[u8]>) {
+        self.taken.insert(key.clone());
+        self.unread.insert(sequence, key);
+    }
+
+    /// A message leaves for good that was not read.
+    pub(crate) fn give_unread(&mut self, sequence: Sequence) {
+        if self.unread.is_empty() {
+            return;
+        }
+        if let Some(key) = self.unread.remove(&sequence) {
+            self.taken.remove(&key);
+        }
+    }
+}
