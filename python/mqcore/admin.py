@@ -247,9 +247,9 @@ class Trace:
 def trace(url: str, message_id: str, *, token: str | None = None, timeout: Duration = 60.0) -> Trace:
     """Return what the broker with this admin side knows of the message, or the job, of this id.
 
-    What it is doing now is always known. What has happened to it is read from the history, all of it, if the broker
-    keeps one; that may take its time, `timeout` at most. `token` is that of one who may administer the broker, where
-    that is asked for.
+    What has happened to it is read from the history, all of it, if the broker keeps one; that may take its time,
+    `timeout` at most. What it is doing now is known without one, unless it waits and its body is not in memory, as
+    after a restart. `token` is that of one who may administer the broker, where that is asked for.
 
     Raises `NotFound` if there is no such message, `ConfigError` for a URL of something else, `ConnectFailed` if nobody
     answers, `Unauthorized`, and `BadAnswer` if what answers is no broker of this version.

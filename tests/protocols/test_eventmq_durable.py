@@ -92,7 +92,7 @@ def test_a_failed_try_is_remembered_and_the_next_has_its_time_also_after_a_resta
         with place.worker(2, '[[1, "mail"]]') as worker:
             request(client, "j", "retry-count:1", "mail")
             assert worker.receive()[3] == b"j"
-            worker.say("REPLY", "x", FAILED, "j")
+            worker.say("REPLY", "x", '{"error": "busy", "retry_after": 5}', "j")
             wait_until(lambda: place.trace("j").outcome == "delayed", what="the job to wait for its time")
             (now,) = place.trace("j").now
             assert (now.attempts, now.put_backs, now.saved) == (1, 1, True)
