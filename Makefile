@@ -145,7 +145,7 @@ CRASH_ROUNDS ?= 200
 
 .PHONY: crash
 crash: $(EXTENSION) ## kill a loaded broker CRASH_ROUNDS (200) times, and compare with what its clients were told
-	@MQCORE_CRASH_ROUNDS=$(CRASH_ROUNDS) $(PY) -m pytest -q -s tests/test_durability.py
+	@MQCORE_CRASH_ROUNDS=$(CRASH_ROUNDS) $(PY) -m pytest -q -s tests/test_durability.py tests/protocols/test_eventmq_schedules.py
 
 JOB_ROUNDS ?= 50
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mqcore_wire::codec::Limits;
 use mqcore_wire::eventmq::headers;
-use mqcore_wire::eventmq::{Command, Message, PeerKind, Schedule};
+use mqcore_wire::eventmq::{Command, Message, PeerKind, Schedule, encode_heartbeat};
 use mqcore_wire::zmtp::{Cutter, Item};
 
 use crate::eventmq::{Sockets, dealer};
@@ -39,10 +39,18 @@ const SPREAD_MS: u64 = 1_000_000;
 /// Schedules that are sent before one looks whether they have come: nothing tells.
 const CHUNK: u64 = 25_000;
 const SLOTS: usize = 4_096;
+/// How often the worker says that it is there.
+const BEAT: Duration = Duration::from_secs(2);
 const KEPT: &str = "mqcore_schedules";
 
 fn say(command: Command<'_>, octets: &mut Vec<u8>) {
     Message { id: b"00000000-0000-4000-8000-000000000000", command }.encode(octets);
+}
+
+fn heartbeat() -> Vec<u8> {
+    let mut octets = Vec::new();
+    encode_heartbeat(b"00000000-0000-4000-8000-000000000000", 0, &mut octets);
+    octets
 }
 
 /// Has `count` schedules kept and takes their runs for `duration`.
@@ -56,6 +64,10 @@ pub fn measure(process: &Process, sockets: Sockets, count: u64, duration: Durati
         Command::Inform { queues: br#"[[10, "default"]]"#, kind: PeerKind::Worker, counts: false },
         &mut octets,
     );
+    worker.write_all(&octets)?;
+    // What it says before it has joined means nothing.
+    let _acknowledgement = worker.read(&mut [0; 1024])?;
+    octets.clear();
     (0..SLOTS).for_each(|_| say(Command::Ready, &mut octets));
     worker.write_all(&octets)?;
     let mut client = dealer(sockets.frontend, "bench-client")?;
@@ -79,6 +91,7 @@ pub fn measure(process: &Process, sockets: Sockets, count: u64, duration: Durati
             say(Command::Schedule(schedule), &mut octets);
         }
         client.write_all(&octets)?;
+        worker.write_all(&heartbeat())?;
         sent = (sent + CHUNK).min(count);
         while (process.metric(KEPT)? as u64) < sent {
             if start.elapsed() > FIRST {
@@ -103,12 +116,21 @@ fn take_runs(worker: &mut TcpStream, duration: Duration) -> io::Result<Vec<f64>>
     let mut input = Vec::new();
     let mut scratch = vec![0; 64 * 1024];
     let mut end = None;
-    worker.set_read_timeout(Some(FIRST + duration))?;
-    while end.is_none_or(|end| Instant::now() < end) {
-        let read = worker.read(&mut scratch)?;
-        if read == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+    let begin = Instant::now();
+    let mut beat = begin;
+    // Who says nothing for long is taken for dead.
+    worker.set_read_timeout(Some(BEAT))?;
+    while end.is_none_or(|end| Instant::now() < end) && begin.elapsed() < FIRST + 2 * duration {
+        if beat.elapsed() >= BEAT {
+            beat = Instant::now();
+            worker.write_all(&heartbeat())?;
         }
+        let read = match worker.read(&mut scratch) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => read,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            Err(error) => return Err(error),
+        };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64() * 1e3;
         input.extend_from_slice(&scratch[..read]);
         let mut answers = Vec::new();

@@ -140,6 +140,7 @@ def runs_in(worker: EventmqPeer, seconds: float) -> list[dict[str, str]]:
     try:
         while True:
             found.append(words(worker.receive()))
+            worker.say("READY", "r")
     except TimeoutError:
         return found
 
@@ -170,7 +171,7 @@ def test_each_due_time_runs_once_however_often_the_broker_is_killed(tmp_path: Pa
                 client.say("UNSCHEDULE", "u", "ticks", "", "1", call, "")
             wait_until(lambda: admin.schedules(broker.admin_url).total == 0, what="their end")
         for queue in ("ticks", "tocks"):
-            with work(f"emqp://{listeners['emqp']}", queue, 4000) as worker:
+            with work(f"emqp://{listeners['emqp']}", queue, 100) as worker:
                 runs = runs_in(worker, 2.0)
             assert len(runs) > ROUNDS * 4
             assert [int(run["fence"]) for run in runs] == list(range(1, len(runs) + 1)), "each of them once, in order"
