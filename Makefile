@@ -147,6 +147,12 @@ CRASH_ROUNDS ?= 200
 crash: $(EXTENSION) ## kill a loaded broker CRASH_ROUNDS (200) times, and compare with what its clients were told
 	@MQCORE_CRASH_ROUNDS=$(CRASH_ROUNDS) $(PY) -m pytest -q -s tests/test_durability.py tests/protocols/test_eventmq_schedules.py
 
+JOB_ROUNDS ?= 50
+
+.PHONY: jobs-crash
+jobs-crash: $(EXTENSION) ## kill a broker and workers of jobs JOB_ROUNDS (50) times, and look that each job is done and its result kept
+	@MQCORE_JOB_ROUNDS=$(JOB_ROUNDS) $(PY) -m pytest -q -s tests/jobs/test_jobs_kills.py
+
 SPARK_ROUNDS ?= 20
 
 .PHONY: spark-crash

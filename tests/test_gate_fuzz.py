@@ -6,6 +6,7 @@ almost good, cut, doubled, put in another order and with single octets changed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -18,7 +19,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+import eventmq_peer as zmtp
+import mm2_peer as mm2
 import mqcore
+from mm2_peer import Handshake
 from mqcore._core import AuthorityStore
 from mqks_peer import ERROR
 from served import wait_until
@@ -37,17 +41,26 @@ class Place:
     token: str
     before: object
 
-    def address(self, scheme: str) -> tuple[str, int]:
-        (url,) = (url for url in self.broker.listeners if url.startswith(f"{scheme}://"))
+    def address(self, scheme: str, role: str = "") -> tuple[str, int]:
+        (url,) = (url for url in self.broker.listeners if url.startswith(f"{scheme}://") and url.endswith(role))
         host, port = url.partition("://")[2].partition("?")[0].rsplit(":", 1)
         return host, int(port)
 
-    def say(self, where: tuple[str, int], octets: bytes) -> bytes:
-        """Send octets and nothing more; everything that comes back until the other side closes."""
+    def say(self, where: tuple[str, int], octets: bytes, *, stays: bool = False) -> bytes:
+        """Send octets and nothing more; everything that comes back until the other side closes.
+
+        `stays`: be there for a moment, because sessions of some protocols ask nobody about a peer that has gone.
+        """
         answer = bytearray()
         with socket.create_connection(where, timeout=10) as stream:
             try:
                 stream.sendall(octets)
+                if stays:
+                    stream.settimeout(0.03)
+                    with contextlib.suppress(TimeoutError):
+                        while part := stream.recv(1 << 16):
+                            answer += part
+                    stream.settimeout(10)
                 stream.shutdown(socket.SHUT_WR)
                 while part := stream.recv(1 << 16):
                     answer += part
@@ -74,7 +87,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     token = store.add_token(json.dumps({"name": "t", "allow": ["*"]}))[1]
     store.add_user(json.dumps({"name": "ann", "allow": ["*"]}), "correct horse")
     with mqcore.Broker(
-        listen=("tmqp://127.0.0.1:0", "mqks://127.0.0.1:0", "throttr://127.0.0.1:0?value=uint16"),
+        listen=(
+            "tmqp://127.0.0.1:0", "mqks://127.0.0.1:0", "throttr://127.0.0.1:0?value=uint16", "mm2://127.0.0.1:0",
+            "emqp://127.0.0.1:0",
+        ),
         admin="http://127.0.0.1:0", data_dir=str(directory), auto_create_channels=True, auto_create_queues=True,
         node=mqcore.NodeConfig(name="here"),
     ) as broker:  # fmt: skip
@@ -195,9 +211,12 @@ MQKS_PARTS = [
 @EXAMPLES
 @given(st.one_of(st.binary(max_size=200), spoilt(MQKS_PARTS)))
 @example(b"3 publish orders.new data\n")
+@example(b"\r  \0")
 def test_a_stranger_who_speaks_anything_like_mqks_gets_errors_and_changes_nothing(place: Place, said: bytes) -> None:
     answer = place.say(place.address("mqks"), said)
-    for line in answer.splitlines():
+    # Not `splitlines`: an id may have a CR in it.
+    assert not answer or answer.endswith(b"\n")
+    for line in answer.split(b"\n")[:-1]:
         assert ERROR.match(line), line
     place.unchanged()
 
@@ -234,6 +253,143 @@ def throttr_parts() -> list[bytes]:
 def test_a_stranger_who_speaks_anything_like_throttr_is_cut_off_and_changes_nothing(place: Place, said: bytes) -> None:
     assert place.say(place.address("throttr"), said) == b""
     place.unchanged()
+
+
+def mm2_parts() -> list[bytes]:
+    offers = [
+        Handshake(),
+        Handshake(required="pub-sub;x-mqcore"),
+        Handshake(required="ack", optional="pub-sub"),
+        Handshake(required="batch-ack;x-nack;pub-sub", optional="x-mqcore"),
+        Handshake(required=f"pub-sub;x-mqcore:token={NOT_QUITE.decode()}"),
+        Handshake(required="pub-sub;x-mqcore:token=ann%3Acorrect%20hors", identity=b"ann"),
+        Handshake(major=2),
+    ]
+    said = [
+        mm2.message(1, "orders/1", b"x"),
+        mm2.message(1, "fresh", b"x"),
+        mm2.message(2, "topic/orders.new", b"x" * 300, continued=True),
+        mm2.command("ping;id=in"),
+        mm2.command(mm2.subscribe("orders/1", name="s")),
+        mm2.command(mm2.subscribe("topic/orders.new", name="t", wanted="a=1")),
+        mm2.command("unsubscribe;id=s"),
+        mm2.extension(1, b"\0\1"),
+        mm2.extension(2, b""),
+    ]
+    whole = [offer.octets() + b"".join(said[:3]) for offer in offers]
+    return [*(offer.octets() for offer in offers), *whole, *said]
+
+
+@EXAMPLES
+@given(st.one_of(st.binary(max_size=200), spoilt(mm2_parts())))
+@example(Handshake(required="pub-sub").octets() + mm2.message(1, "orders/1", b"x"))
+def test_a_stranger_who_speaks_anything_like_micromessage2_gets_an_error_and_changes_nothing(
+    place: Place, said: bytes
+) -> None:
+    answer = place.say(place.address("mm2"), said, stays=True)
+    # The other side's half of the handshake, and then an error at most, which is the last frame.
+    if answer and answer[0] == 1:
+        rest = answer[4 + answer[3] :]
+        for _ in ("required", "optional"):
+            rest = rest[2 + int.from_bytes(rest[:2]) :]
+        answer = rest
+    if answer:
+        assert answer[0] & mm2.ERROR, answer
+        wide = answer[0] & mm2.LARGE
+        assert len(answer) == (5 + int.from_bytes(answer[1:5]) if wide else 2 + answer[1]), answer
+    place.unchanged()
+
+
+def zmtp_ready(kind: bytes = b"DEALER", token: bytes | None = None, identity: bytes = b"") -> bytes:
+    properties = [(b"Socket-Type", kind), (b"Identity", identity)]
+    if token is not None:
+        properties.append((b"X-Token", token))
+    return zmtp.command(
+        b"READY",
+        b"".join(bytes([len(key)]) + key + struct.pack(">I", len(value)) + value for key, value in properties),
+    )
+
+
+def emqp_parts() -> list[bytes]:
+    shakes = [
+        zmtp.GREETING + zmtp_ready(),
+        zmtp.GREETING + zmtp_ready(token=NOT_QUITE, identity=b"boss"),
+        zmtp.GREETING + zmtp_ready(token=b"ann:correct hors"),
+        zmtp.GREETING + zmtp_ready(b"SUB", NOT_QUITE),
+        zmtp.GREETING + zmtp_ready(b"REQ"),
+    ]
+    job = b'["run", {"path": "p", "callable": "c"}]'
+    words = [
+        [b"INFORM", b"i", b'[[1, "orders/1"]]', b"worker"],
+        [b"INFORM", b"i", b"", b"scheduler"],
+        [b"READY", b"r"],
+        [b"REPLY", b"r", b"{}", b"j"],
+        [b"REQUEST", b"j", b"orders/1", b"guarantee,result-queue:orders/1", job],
+        [b"REQUEST", b"j", b"default", b"", job],
+        [b"SCHEDULE", b"s", b"default", b"", b"1", job, b""],
+        [b"UNSCHEDULE", b"s", b"default", b"", b"1", job, b""],
+        [b"PUBLISH", b"p", b"orders.new", b"data"],
+        [b"STATUS", b"a"],
+        [b"ROUTER_SHOW_WORKERS", b"a"],
+        [b"DISCONNECT", b"d"],
+        [b"KBYE", b"k"],
+    ]
+    said = [zmtp.message([b"", b"eMQP/1.0", *each]) for each in words]
+    said += [zmtp.message([b"\x01orders"]), zmtp.command(b"SUBSCRIBE", b"orders"), zmtp.command(b"PING", b"\0\0x")]
+    return [*shakes, *shakes, *(shake + each for shake in shakes[:3] for each in said[:8]), *said]
+
+
+@EXAMPLES
+@given(
+    st.sampled_from(["backend", "frontend", "admin", "publish", "subscribe"]),
+    st.one_of(st.binary(max_size=200), spoilt(emqp_parts())),
+)
+@example("frontend", zmtp.GREETING + zmtp_ready() + zmtp.message([b"", b"eMQP/1.0", b"REQUEST", b"j", b"q", b"", b"x"]))
+@example("admin", zmtp.GREETING + zmtp_ready() + zmtp.message([b"", b"eMQP/1.0", b"DISCONNECT", b"d"]))
+def test_a_stranger_who_speaks_anything_like_eventmq_is_told_nothing_and_changes_nothing(
+    place: Place, role: str, said: bytes
+) -> None:
+    answer = place.say(place.address("emqp", f"role={role}"), said, stays=True)
+    for word in (b"ACK", b"REPLY", b"HEARTBEAT", b"REQUEST", b"KBYE"):
+        assert word not in answer[len(zmtp.GREETING) :], answer
+    assert place.broker.is_running
+    place.unchanged()
+
+
+def test_a_peer_of_micromessage2_with_a_good_token_is_let_in_and_one_with_another_is_not(place: Place) -> None:
+    host, port = place.address("mm2")
+    for token, answer in ((place.token, ("command", "ok;id=in")), (NOT_QUITE.decode(), ("error", "auth: "))):
+        with mm2.MM2Peer(f"mm2://{host}:{port}") as peer:
+            peer.open(f"pub-sub;x-mqcore:token={token}")
+            peer.command("ping;id=in")
+            frame = peer.frame()
+            assert frame.kind == answer[0]
+            assert frame.text.startswith(answer[1])
+    wait_until(lambda: not place.broker.stats().clients, what="the one who was let in is gone")
+
+
+def test_a_peer_of_eventmq_with_a_good_token_is_let_in_and_one_with_another_is_not(place: Place) -> None:
+    host, port = place.address("emqp", "role=admin")
+    for token, let_in in ((place.token.encode(), True), (NOT_QUITE, False)):
+        with zmtp.EventmqPeer(f"emqp://{host}:{port}", shakes=False) as peer:
+            peer.send_octets(zmtp.GREETING + zmtp_ready(token=token))
+            peer.say("STATUS", "s")
+            if let_in:
+                assert b"REPLY" in hears(peer, b"waiting_messages_by_queue")
+            else:
+                assert b"REPLY" not in hears(peer, None)
+    wait_until(lambda: not place.broker.stats().clients, what="the administrator is gone")
+
+
+def hears(peer: zmtp.EventmqPeer, until: bytes | None) -> bytes:
+    """What comes until these octets have, or until the other side closes."""
+    said = b""
+    while until is None or until not in said:
+        part = peer.socket.recv(1 << 16)
+        if not part:
+            break
+        said += part
+    return said
 
 
 HTTP_PARTS = [

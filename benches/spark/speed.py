@@ -36,6 +36,7 @@ from mqcore.spark.archive import newest_manifest
 
 PARTS = ("reading", "stream", "archive", "latency", "sink")
 QUEUES = ("orders/1", "orders/2", "logs/1", "logs/2")
+MQCORE = 'format("mqcore"), all default columns'
 AT_ONCE = 4000
 """Messages of one queue that are published together."""
 LATENCY_SECONDS = 30
@@ -70,18 +71,43 @@ class Bench:
         """Show that more of it is done."""
         self.bar.update(self.task, advance=count)
 
-    def best(self, what: str, rows: int, work: Callable[[], object]) -> float:
-        """Run some work some times, print its figure and return rows/s of the quickest run."""
-        took = []
-        self.step(what, self.runs)
+    def best(self, rows: int, works: dict[str, Callable[[], object]]) -> dict[str, float]:
+        """Run works in turn, some rounds of them; print the best of each, and return its rows/s by name.
+
+        In turn, so that a machine that becomes busier is that for all. The processor time of Spark and its helpers
+        differs less on a machine with other work to do.
+        """
+        took: dict[str, list[tuple[float, float]]] = {what: [] for what in works}
+        self.step("", self.runs * len(works))
         for _ in range(self.runs):
-            start = time.monotonic()
-            work()
-            took.append(time.monotonic() - start)
-            self.advance()
-        rate = rows / min(took)
-        print(f"{what:58} {min(took):8.2f} s {rate:12,.0f} rows/s", flush=True)
-        return rate
+            for what, work in works.items():
+                self.bar.update(self.task, description=what)
+                start, used = time.monotonic(), processor_seconds(self.jvm)
+                work()
+                took[what].append((time.monotonic() - start, processor_seconds(self.jvm) - used))
+                self.advance()
+        for what, runs in took.items():
+            wall, used = min(run[0] for run in runs), min(run[1] for run in runs)
+            print(f"{what:54} {wall:7.2f} s {rows / wall:11,.0f} rows/s {used:7.2f} s of processors", flush=True)
+        return {what: rows / min(run[0] for run in runs) for what, runs in took.items()}
+
+    @property
+    def jvm(self) -> int:
+        """The process of Spark's driver, which is all of Spark here."""
+        return int(self.spark.sparkContext._gateway.proc.pid)
+
+
+def processor_seconds(root: int) -> float:
+    """Processor time of a process and all that descend from it, those that are gone included; 0 without a /proc."""
+    ticks: dict[int, tuple[int, int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parts = path.read_text().rpartition(")")[2].split()
+            ticks[int(path.parent.name)] = int(parts[1]), sum(map(int, parts[11:15]))
+    ours = {root}
+    while more := {process for process, (parent, _) in ticks.items() if parent in ours} - ours:
+        ours |= more
+    return sum(ticks[process][1] for process in ours if process in ticks) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
@@ -162,13 +188,32 @@ def reading(bench: Bench) -> None:
     text.write.mode("ignore").json(str(place / "lines"))
     for name in ("data", "zstd", "plain", "lines"):
         print(f"  {name}: {size(place / name)}")
-    mq = bench.best('format("mqcore"), all default columns', count, lambda: scan(rows))
     few = spark.read.format("mqcore").option("columns", "queue_id,sequence,timestamp").load(str(bench.data_dir))
-    bench.best('format("mqcore"), three columns', count, lambda: scan(few))
     read_lines = spark.read.schema(text.schema)
-    lines = bench.best("JSON lines, explicit schema", count, lambda: scan(read_lines.json(str(place / "lines"))))
-    zstd = bench.best("Parquet of Spark's, zstd", count, lambda: scan(spark.read.parquet(str(place / "zstd"))))
-    plain = bench.best("Parquet of Spark's, not packed", count, lambda: scan(spark.read.parquet(str(place / "plain"))))
+    names = (
+        MQCORE,
+        "three columns of it",
+        "JSON lines, explicit schema",
+        "Parquet of Spark's, zstd",
+        "Parquet, not packed",
+    )
+    rates = bench.best(
+        count,
+        dict(
+            zip(
+                names,
+                (
+                    lambda: scan(rows),
+                    lambda: scan(few),
+                    lambda: scan(read_lines.json(str(place / "lines"))),
+                    lambda: scan(spark.read.parquet(str(place / "zstd"))),
+                    lambda: scan(spark.read.parquet(str(place / "plain"))),
+                ),
+                strict=True,
+            )
+        ),
+    )
+    mq, _, lines, zstd, plain = (rates[name] for name in names)
     print(f"  {mq / lines:.1f} x JSON lines, {mq / zstd:.2f} x Parquet zstd, {mq / plain:.2f} x Parquet not packed")
 
 
@@ -183,9 +228,14 @@ def stream(bench: Bench) -> None:
         writer.trigger(availableNow=True).start().awaitTermination()
 
     run()
-    bench.best("stream of all in one batch, start and stop included", bench.messages, run)
     few = str(max(1, bench.messages // 10))
-    bench.best("the same in ten batches", bench.messages, lambda: run(maxOffsetsPerTrigger=few))
+    bench.best(
+        bench.messages,
+        {
+            "stream of all in one batch, with start and stop": run,
+            "the same in ten batches": lambda: run(maxOffsetsPerTrigger=few),
+        },
+    )
 
 
 def archive(bench: Bench) -> None:
@@ -207,22 +257,17 @@ def archive(bench: Bench) -> None:
     relation = mqcore.spark.archive(spark, archived)
     relation.write.mode("ignore").option("compression", "zstd").parquet(str(place / "hand"))
     print(f"  archive: {size(archived / 'archive' / 'messages')}, by hand: {size(place / 'hand')}")
-    hand, ours = 0.0, 0.0
-    # In turn, so that a machine that becomes warmer or busier is that for both.
-    for _ in range(2):
-        hand = max(
-            hand,
-            bench.best(
-                "the same rows as Parquet of Spark's", count, lambda: scan(spark.read.parquet(str(place / "hand")))
-            ),
-        )
-        ours = max(
-            ours,
-            bench.best("the archive as a Parquet relation", count, lambda: scan(mqcore.spark.archive(spark, archived))),
-        )
-    print(f"  {ours / hand:.2f} x Parquet by hand")
     source = spark.read.format("mqcore").load(str(archived))
-    bench.best('format("mqcore") over the archive', count, lambda: scan(source))
+    hand, ours = "the same rows as Parquet of Spark's", "the archive as a Parquet relation"
+    rates = bench.best(
+        count,
+        {
+            hand: lambda: scan(spark.read.parquet(str(place / "hand"))),
+            ours: lambda: scan(mqcore.spark.archive(spark, archived)),
+            'format("mqcore") over the archive': lambda: scan(source),
+        },
+    )
+    print(f"  {rates[ours] / rates[hand]:.2f} x Parquet by hand")
 
 
 def latency(bench: Bench) -> None:
@@ -279,7 +324,7 @@ def sink(bench: Bench) -> None:
             writer = writer.option("stagingLocation", str(bench.scratch / f"staging{next(number)}"))
             writer.options(url=url(ready), queue="target/1", admin=f"http://{ready['admin']}").save()
 
-        bench.best("sink, 130 octets, confirmed as saved by fsync", count, run)
+        bench.best(count, {"sink, 130 octets, confirmed as saved by fsync": run})
         with sync.connect(url(ready)) as mq:
             there = mq.queue("target/1").information().messages
         if there != count * bench.runs:

@@ -18,7 +18,19 @@ from typing import Any, Final
 from mqcore import errors as _errors
 from mqcore.config import Duration, seconds
 
-__all__ = ["DEFAULT_URL", "FailedRequest", "ScheduleInfo", "ScheduleList", "errors", "schedules"]
+__all__ = [
+    "DEFAULT_URL",
+    "FailedRequest",
+    "ScheduleInfo",
+    "ScheduleList",
+    "Sighting",
+    "Trace",
+    "TraceStep",
+    "TracedClient",
+    "errors",
+    "schedules",
+    "trace",
+]
 
 DEFAULT_URL: Final = "http://127.0.0.1:2627"
 """Where an admin side is served if nothing else is said."""
@@ -128,6 +140,143 @@ def errors(
         raise _errors.BadAnswer(f"{url} tells its errors in another form: {error}") from error
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedClient:
+    """A client that had to do with a message."""
+
+    id: str
+    """Its client id."""
+    name: str | None
+    """What it calls itself; of EventMQ its identity."""
+    type: str | None
+    """Of EventMQ ``eventmq-backend`` for workers, ``eventmq-frontend`` for clients."""
+    protocol: str
+    """What it speaks: ``emqp``, ``tmqp``, ..."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceStep:
+    """Something that has happened to a message, as the history has it."""
+
+    at_ms: int
+    """When: Unix milliseconds."""
+    kind: str
+    """``produced``, ``saved``, ``delivered``, ``acked``, ``nacked``, ``put-back``, ``dropped``, ..."""
+    queue: str
+    """Where."""
+    attempt: int | None
+    """How often it had been handed out."""
+    last: bool
+    """Whether it left its queue for good with this."""
+    reason: str | None
+    """Why, if somebody said so."""
+    target: str | None
+    """The queue that it moved to."""
+    producer: TracedClient | None
+    """Who brought it, where that is told."""
+    consumer: TracedClient | None
+    """Who had it, where that is told."""
+    shard: int
+    """With `number`: which message it is. A dead letter is another one than what it was before, of the same id."""
+    number: int
+    """See `shard`."""
+
+    @property
+    def at(self) -> datetime:
+        """When, in UTC."""
+        return datetime.fromtimestamp(self.at_ms / 1000, UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """A message that is in a queue now."""
+
+    queue: str
+    """Which queue."""
+    state: str
+    """``waiting``, ``delayed`` until a time, ``delivered`` and not settled, or ``undecided`` by its handler."""
+    until_ms: int | None
+    """Until when it is delayed: Unix milliseconds."""
+    consumers: tuple[TracedClient, ...]
+    """Who has it."""
+    attempts: int
+    """How often it was handed out."""
+    put_backs: int
+    """How often it was put back."""
+    saved: bool
+    """Whether it is durable."""
+    producer: TracedClient | None
+    """Who brought it; unknown after a restart."""
+    shard: int
+    """See `TraceStep`."""
+    number: int
+    """See `TraceStep`; 0 without a history."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What is known of a message."""
+
+    id: str
+    """Its id. Producers choose it, so several messages may have the same."""
+    history: bool
+    """Whether the broker keeps a history; without one `steps` is empty."""
+    steps: tuple[TraceStep, ...]
+    """What has happened, in order."""
+    now: tuple[Sighting, ...]
+    """Where it is."""
+    truncated: bool
+    """There are more steps than were told, which are 10,000."""
+    not_all_looked_at: bool
+    """So many messages wait in queues that not all of them were looked at; it may be among the others."""
+
+    @property
+    def outcome(self) -> str:
+        """How it stands in a word: a `Sighting.state`, or how it ended: ``done``, ``dead-lettered``, ``dropped``, ...
+
+        ``unknown`` if it is nowhere and its end was not written down: it was in memory only when the broker was killed.
+        """
+        if self.now:
+            return self.now[-1].state
+        ends = [step.kind for step in self.steps if step.last]
+        if not ends:
+            return "unknown"
+        return "done" if ends[-1] in {"acked", "delivered"} else ends[-1]
+
+
+def trace(url: str, message_id: str, *, token: str | None = None, timeout: Duration = 60.0) -> Trace:
+    """Return what the broker with this admin side knows of the message, or the job, of this id.
+
+    What has happened to it is read from the history, all of it, if the broker keeps one; that may take its time,
+    `timeout` at most. What it is doing now is known without one, unless it waits and its body is not in memory, as
+    after a restart. `token` is that of one who may administer the broker, where that is asked for.
+
+    Raises `NotFound` if there is no such message, `ConfigError` for a URL of something else, `ConnectFailed` if nobody
+    answers, `Unauthorized`, and `BadAnswer` if what answers is no broker of this version.
+    """
+    content = _get(url, f"/trace/{urllib.parse.quote(message_id, safe='')}", token, seconds(timeout))
+    try:
+        return Trace(
+            **{
+                **content,
+                "steps": tuple(TraceStep(**_clients(step)) for step in content["steps"]),
+                "now": tuple(Sighting(**_clients(found)) for found in content["now"]),
+            }
+        )
+    except (KeyError, TypeError) as error:
+        raise _errors.BadAnswer(f"{url} tells traces in another form: {error}") from error
+
+
+def _clients(told: dict[str, Any]) -> dict[str, Any]:
+    """The same with clients in place of what stands for them."""
+    for name in ("producer", "consumer"):
+        if told.get(name) is not None:
+            told[name] = TracedClient(**told[name])
+    if "consumers" in told:
+        told["consumers"] = tuple(TracedClient(**consumer) for consumer in told["consumers"])
+    return told
+
+
 def _get(url: str, page: str, token: str | None, patience: float) -> dict[str, Any]:
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
@@ -153,4 +302,6 @@ def _get(url: str, page: str, token: str | None, patience: float) -> dict[str, A
         raise _errors.BadAnswer(f"{url} answers {status}, and not as the admin side of a broker does") from None
     if code in {"unauthorized", "forbidden"}:
         raise _errors.Unauthorized(message, 401)
+    if code == "not-found":
+        raise _errors.NotFound(message, 404)
     raise _errors.BadAnswer(f"{url}: {message}")

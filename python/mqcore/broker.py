@@ -73,6 +73,8 @@ __all__ = [
 ]
 
 _LOG: Final = logging.getLogger("mqcore.broker")
+_LOOK_INTERVAL: Final = 0.2
+"""How often `serve_forever` looks whether somebody else has stopped the broker, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -551,20 +553,24 @@ class Broker:
         self._core.reload_tls()
 
     def wait(self, timeout: Duration | None = None) -> bool:
-        """Block until the broker is stopped by another thread, or for `timeout`; return whether it is.
+        """Block until the broker is stopped, or for `timeout`; return whether it is.
+
+        Another thread may stop it, or an administrator by a word of a protocol (EventMQ's DISCONNECT); then `stop` is
+        still to be called, for what is left in this process.
 
         Ctrl-C raises `KeyboardInterrupt` within a tenth of a second.
         """
         return self._core.wait(None if timeout is None else seconds(timeout))
 
     async def serve_forever(self) -> None:
-        """Wait until the broker is stopped, or until this call is cancelled, by Ctrl-C for example."""
+        """Wait until the broker is stopped, as for `wait`, or until this call is cancelled, by Ctrl-C for example."""
         if not self._core.is_running:
             raise errors.NotRunning("the broker is not running; enter it with 'async with' first")
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
         try:
-            await waiter
+            while self._core.is_running and not waiter.done():
+                await asyncio.wait({waiter}, timeout=_LOOK_INTERVAL)
         finally:
             self._waiters.discard(waiter)
 

@@ -28,7 +28,11 @@ from spark.told import LENIENT, Told, drain, java_or_skip
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [*LENIENT, pytest.mark.skipif(sys.platform != "linux", reason="starts and kills groups of processes")]
+pytestmark = [
+    *LENIENT[1:],
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(sys.platform != "linux", reason="starts and kills groups of processes"),
+]
 
 LIMIT = 120.0
 

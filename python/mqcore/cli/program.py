@@ -74,6 +74,7 @@ def root() -> click.Group:
         router,
         serve,
         tail,
+        trace,
         version,
         worker,
     )
@@ -91,6 +92,7 @@ def root() -> click.Group:
         router.router,
         client.client,
         errors.errors,
+        trace.trace,
         authority.user,
         authority.token,
         limit.limit,

@@ -219,7 +219,10 @@ async def _serve(broker: Broker, drain_timeout: float) -> int:
                 logger.info("draining for up to %g s; a second signal stops at once", drain_timeout)
             await broker.aclose(drain_timeout)
             await stopped
-    logger.info("stopped after signal %d", stop.result()) if stop.done() else logger.info("stopped by an administrator")
+    if stop.done():
+        logger.info("stopped after signal %d", stop.result())
+    else:
+        logger.info("stopped without a signal: by an administrator, or for what is logged above")
     return ExitCode.DONE
 
 

@@ -294,5 +294,5 @@ class WriteOptions:
             admin_token=given.get("adminToken", given.get("token")),
             timeout=timeout,
             retries=10 if retries is None else retries,
-            window=_count(given, "window", 1) or 8192,
+            window=_count(given, "window", 1) or 32_768,
         )

@@ -36,6 +36,8 @@ _PASSING: Final = (
 """What may be otherwise the next time."""
 _PAUSE_FIRST: Final = 0.1
 _PAUSE_MAX: Final = 5.0
+_WINDOW_BYTES: Final = 16 << 20
+"""Bodies of a window, about: large rows must not fill the driver's memory."""
 
 
 def history_ends(options: WriteOptions) -> list[dict[str, Any]] | None:
@@ -101,13 +103,14 @@ class Publisher:
 
     def _windows(self, batch: Batch) -> Iterator[_Window]:
         rows: list[Outgoing] = []
-        first = batch.published
+        first, octets = batch.published, 0
         for number, table in self._ledger.rows(batch, batch.published):
-            rows += outgoing(table, number, self._name(batch), self._options.queue)
-            while len(rows) >= self._options.window:
-                yield _Window(first, rows[: self._options.window])
-                del rows[: self._options.window]
-                first += self._options.window
+            for row in outgoing(table, number, self._name(batch), self._options.queue):
+                rows.append(row)
+                octets += len(row.body)
+                if len(rows) >= self._options.window or octets >= _WINDOW_BYTES:
+                    yield _Window(first, rows)
+                    first, octets, rows = first + len(rows), 0, []
         if rows:
             yield _Window(first, rows)
 

@@ -586,7 +586,7 @@ impl Broker {
             bytes: message.bytes.into(),
         };
         if let Some(queue) = self.channels[channel].queues.get_mut(&address.id) {
-            queue.restore(unread, message.high_priority, &mut turn);
+            queue.restore(unread, message.high_priority, progress.not_before, &mut turn);
         }
     }
 
@@ -848,13 +848,18 @@ impl Broker {
             for queue in channel.queues.values() {
                 census.queues += 1;
                 census.consumers += queue.subscriptions().count() as u64;
-                census.waiting += queue.ready.len() as u64;
+                census.waiting += (queue.ready.len() + queue.delayed.len()) as u64;
                 census.unsettled += queue.deliveries.open() as u64;
                 passed.add(&queue.face.stats);
             }
         }
         (census.queued, census.consumed) = (passed.received, passed.deliveries);
         census
+    }
+
+    /// All queues of this shard.
+    pub(crate) fn queues(&self) -> impl Iterator<Item = &Queue> {
+        self.channels.iter().flat_map(|(_, channel)| channel.queues.values())
     }
 
     /// Messages that wait in a queue, the next one first, at most `max` of them. Looking changes nothing. `None`: there

@@ -191,7 +191,7 @@ impl Channel {
     fn notify_queue(&self, kind: EventKind, id: u16, turn: &mut Turn<'_>) {
         let Some(queue) = self.queues.get(&id) else { return };
         self.notify(kind, Some(id), turn, || {
-            let (high_priority, normal) = queue.ready.counts();
+            let (high_priority, normal) = queue.waiting();
             let options = &queue.face.options;
             Subject::Queue { tag: options.tag.clone(), status: options.status, high_priority, normal }
         });

@@ -10,6 +10,7 @@ use crate::message::Message;
 use crate::options::{ChannelChanges, QueueChanges};
 use crate::router::{Binding, RouterMethod};
 use crate::subscription::{QueueSubscription, Remote};
+use crate::time::Timestamp;
 use crate::topic::TopicPattern;
 
 /// A message id as it was read, kept inline when it is short.
@@ -119,6 +120,20 @@ pub struct Acknowledgement {
     pub hops: u8,
     /// The frame's first-acquirer bit, to be relayed.
     pub first_acquirer: bool,
+    /// What a consumer that refuses wishes for the message.
+    pub retry: Retry,
+}
+
+/// When a message is to be handed out again that its consumer refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Retry {
+    /// As its queue's policy or handler decides: at once, if at all.
+    #[default]
+    AsDecided,
+    /// Not before this time, if it is put back.
+    NotBefore(Timestamp),
+    /// Never: it has failed for good, and goes to the dead-letter queue. Only a handler of its queue may still put it back.
+    Never,
 }
 
 /// Which clients a direct message is for.

@@ -2,12 +2,14 @@
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
+use std::sync::Arc;
 
 use foldhash::HashMap;
 use foldhash::fast::FixedState;
 use hashbrown::HashTable;
 use slab::Slab;
 
+use crate::client::Client;
 use crate::decision::PutBack;
 use crate::id::{ConnectionId, Tag};
 use crate::members::{Consumer, ConsumerKey};
@@ -29,6 +31,10 @@ pub(crate) struct Outstanding {
     pub(crate) put_back_own: bool,
     /// It ended without anybody having wanted it: counted as dropped.
     pub(crate) refused: bool,
+    /// Put back, it is not handed out before this time.
+    pub(crate) not_before: Timestamp,
+    /// A consumer has given it up: a dead letter unless it is put back.
+    pub(crate) failed: bool,
 }
 
 /// One consumer that has a message.
@@ -84,6 +90,17 @@ impl Deliveries {
         self.outstanding.iter().map(|(_, o)| o.entry.message.memory_bytes() as u64).sum()
     }
 
+    /// All messages that are handed out, and who has them.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&Entry, impl Fn() -> Vec<Arc<Client>>)> {
+        self.outstanding.iter().map(move |(key, held)| {
+            let consumers = move || {
+                let those = self.deliveries.iter().filter(|(_, delivery)| delivery.outstanding == key);
+                those.map(|(_, delivery)| delivery.consumer.client.clone()).collect()
+            };
+            (&held.entry, consumers)
+        })
+    }
+
     /// Takes a message in, with one holder: the caller.
     pub(crate) fn insert(&mut self, entry: Entry) -> usize {
         self.outstanding.insert(Outstanding {
@@ -93,6 +110,8 @@ impl Deliveries {
             put_back: PutBack::No,
             put_back_own: false,
             refused: false,
+            not_before: Timestamp(0),
+            failed: false,
         })
     }
 

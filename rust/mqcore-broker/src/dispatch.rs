@@ -308,7 +308,7 @@ impl Queue {
         entry.attempts = entry.attempts.saturating_add(1);
         if first && entry.sequence.0 > 0 && acknowledge {
             let rank = entry.sequence.0 as i64;
-            let progress = Progress { attempts: 1, put_backs: entry.put_backs, rank };
+            let progress = Progress { attempts: 1, put_backs: entry.put_backs, rank, ..Progress::default() };
             turn.record(Record::Touch(entry.sequence, progress));
         }
     }

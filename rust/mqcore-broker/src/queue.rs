@@ -12,6 +12,7 @@ use foldhash::HashMap;
 use crate::client::Client;
 use crate::command::{Acknowledgement, Clear, EventKind};
 use crate::decision::{Acknowledge, PutBack, Step, Steps};
+use crate::delayed::Delayed;
 use crate::delivery::{Deliveries, Outstanding};
 use crate::effect::{Effect, Event, Occurrence, Origin, Subject, Transfer};
 use crate::history::Happened;
@@ -58,6 +59,8 @@ struct Admission {
 pub(crate) struct Queue {
     pub(crate) face: Face,
     pub(crate) ready: Ready,
+    /// Messages that were put back and wait for their time.
+    pub(crate) delayed: Delayed,
     pub(crate) deliveries: Deliveries,
     pub(crate) flows: Flows,
     /// Ends that wait for a handler, by number.
@@ -114,6 +117,7 @@ impl Queue {
                 stats: QueueStats::default(),
             },
             ready: Ready::new(books.meter.clone()),
+            delayed: Delayed::default(),
             deliveries: Deliveries::new(seed),
             flows: Flows::default(),
             settling: HashMap::default(),
@@ -154,7 +158,7 @@ impl Queue {
     }
 
     pub(crate) fn information(&self) -> QueueInformation {
-        let (high_priority, normal) = self.ready.counts();
+        let (high_priority, normal) = self.waiting();
         QueueInformation {
             queue: (*self.face.address).clone(),
             options: self.face.options.clone(),
@@ -163,9 +167,20 @@ impl Queue {
             in_flight: self.deliveries.open() as u64,
             undecided: self.undecided.len() as u64,
             unsettled: (self.deliveries.messages() + self.expiring() + self.held_by_pulls()) as u64,
-            memory_bytes: self.ready.bytes() + self.deliveries.bytes(),
+            memory_bytes: self.ready.bytes() + self.delayed.bytes() + self.deliveries.bytes(),
             stats: self.face.stats,
         }
+    }
+
+    /// Messages whose admission is not decided yet.
+    pub(crate) fn undecided(&self) -> impl Iterator<Item = &Entry> {
+        self.undecided.iter().map(|admission| &admission.entry)
+    }
+
+    /// Messages in the queue, those of high priority and the others; also those that wait for their time.
+    pub(crate) fn waiting(&self) -> (u64, u64) {
+        let ((high, normal), (high_delayed, normal_delayed)) = (self.ready.counts(), self.delayed.counts());
+        (high + high_delayed, normal + normal_delayed)
     }
 
     // ---- Consumers ---------------------------------------------------------------------------------------
@@ -261,6 +276,7 @@ impl Queue {
     /// No message is in it, anywhere.
     pub(crate) fn is_empty(&self) -> bool {
         self.ready.is_empty()
+            && self.delayed.is_empty()
             && self.deliveries.messages() == 0
             && self.undecided.is_empty()
             && self.settling.is_empty()
@@ -368,7 +384,13 @@ impl Queue {
 
     /// A message that the journal had when the broker started. Messages come in the order of their places, and stay in
     /// the journal until they are wanted.
-    pub(crate) fn restore(&mut self, mut unread: Unread, high: bool, turn: &mut Turn<'_>) {
+    pub(crate) fn restore(
+        &mut self,
+        mut unread: Unread,
+        high: bool,
+        not_before: Timestamp,
+        turn: &mut Turn<'_>,
+    ) {
         unread.deadline = self.deadline(turn.now);
         self.face.stats.received += 1;
         if unread.number == MessageNumber(0) {
@@ -380,6 +402,7 @@ impl Queue {
                 return self.discard_taken(Taken::Unread(unread), DropReason::Erased, turn);
             }
             Status::Cache => self.replace_cached(turn),
+            _ if not_before > turn.now => return self.delay(Taken::Unread(unread), high, not_before, turn),
             _ => {}
         }
         self.arm(unread.deadline, turn);
@@ -446,7 +469,7 @@ impl Queue {
             return refuse(RejectionKind::AlreadyExists, reason);
         }
         self.check_storage(turn)?;
-        let stored = (self.ready.len() + self.undecided.len()) as u64;
+        let stored = (self.ready.len() + self.delayed.len() + self.undecided.len()) as u64;
         let limited = options.message_limit > 0 && options.status != Status::Cache;
         if limited && stored >= options.message_limit {
             return refuse(
@@ -637,8 +660,14 @@ impl Queue {
 
     // ---- Back --------------------------------------------------------------------------------------------
 
-    /// Returns a message to the queue, unless it was put back too often.
-    pub(crate) fn put_back(&mut self, mut entry: Entry, place: PutBack, turn: &mut Turn<'_>) {
+    /// Returns a message to the queue, unless it was put back too often. It is not handed out before `not_before`.
+    pub(crate) fn put_back(
+        &mut self,
+        mut entry: Entry,
+        place: PutBack,
+        not_before: Timestamp,
+        turn: &mut Turn<'_>,
+    ) {
         entry.put_backs = entry.put_backs.saturating_add(1);
         if entry.put_backs > self.face.options.put_back_limit {
             self.bury(entry, DropReason::Limit, turn);
@@ -662,10 +691,41 @@ impl Queue {
             // Larger than all ranks so far, or smaller: as the sequence of this very record is new, so is it.
             let rank = (turn.books.sequence.0 + 1) as i64;
             let rank = if place == PutBack::Start { -rank } else { rank };
-            let progress = Progress { attempts: entry.attempts, put_backs: entry.put_backs, rank };
-            turn.record(Record::Touch(entry.sequence, progress));
+            let (attempts, put_backs) = (entry.attempts, entry.put_backs);
+            let not_before = if not_before > turn.now { not_before } else { Timestamp(0) };
+            turn.record(Record::Touch(entry.sequence, Progress { attempts, put_backs, rank, not_before }));
+        }
+        if not_before > turn.now && self.face.options.status != Status::Cache {
+            let high = entry.message.properties().high_priority;
+            return self.delay(Taken::Read(entry), high, not_before, turn);
         }
         self.keep(entry, place, turn);
+    }
+
+    /// Keeps a message until its time.
+    fn delay(&mut self, taken: Taken, high: bool, until: Timestamp, turn: &mut Turn<'_>) {
+        self.delayed.insert(until, taken, high);
+        self.arm(until, turn);
+    }
+
+    /// Messages whose time has come join the others, behind them.
+    fn end_delays(&mut self, turn: &mut Turn<'_>) {
+        while let Some((taken, high)) = self.delayed.due(turn.now) {
+            match self.face.options.status {
+                Status::Broadcast => self.discard_taken(taken, DropReason::NoConsumer, turn),
+                Status::Cache if !self.ready.is_empty() => {
+                    self.discard_taken(taken, DropReason::Erased, turn);
+                }
+                _ => match taken {
+                    Taken::Read(entry) => self.keep(entry, PutBack::End, turn),
+                    Taken::Unread(unread) => {
+                        self.arm(unread.deadline, turn);
+                        self.ready.push_unread(unread, high);
+                        self.schedule(turn);
+                    }
+                },
+            }
+        }
     }
 
     /// Moves a message that failed for good to the dead-letter queue, or drops it.
@@ -715,7 +775,9 @@ impl Queue {
     /// The last holder of a message let go.
     pub(crate) fn close(&mut self, held: Outstanding, turn: &mut Turn<'_>) {
         if held.put_back != PutBack::No && (held.put_back_own || !held.acked) {
-            self.put_back(held.entry, held.put_back, turn);
+            self.put_back(held.entry, held.put_back, held.not_before, turn);
+        } else if held.failed && !held.acked {
+            self.bury(held.entry, DropReason::Limit, turn);
         } else if held.refused && !held.acked {
             self.discard(held.entry, DropReason::Refused, turn);
         } else {
@@ -727,7 +789,8 @@ impl Queue {
 
     /// Removes stored messages; returns how many there were.
     pub(crate) fn clear(&mut self, clear: Clear, turn: &mut Turn<'_>) -> u64 {
-        let cleared = self.ready.clear(clear);
+        let mut cleared = self.ready.clear(clear);
+        cleared.extend(self.delayed.clear(clear));
         let count = cleared.len() as u64;
         for taken in cleared {
             self.discard_taken(taken, DropReason::Erased, turn);
@@ -851,9 +914,10 @@ impl Queue {
     /// The moment for which this queue was armed has come.
     pub(crate) fn timeout(&mut self, turn: &mut Turn<'_>) {
         self.armed = Timestamp::NEVER;
+        self.end_delays(turn);
         self.expire(turn);
         self.time_out_deliveries(turn);
-        let next = self.ready.next_deadline().min(self.deliveries.next_deadline());
+        let next = self.ready.next_deadline().min(self.deliveries.next_deadline()).min(self.delayed.next());
         self.arm(next, turn);
     }
 

@@ -67,6 +67,8 @@ pub struct Progress {
     /// Its place: smaller is sooner. A message that arrives has its sequence; one put back at the end gets a
     /// larger number than all before, one put back at the start a smaller one.
     pub rank: i64,
+    /// It is not handed out before this time; 0: it may be at once.
+    pub not_before: Timestamp,
 }
 
 /// Why a record cannot be read.
@@ -95,6 +97,8 @@ const VERSION: u8 = 1;
 /// A message that another broker passed on, with its ticket in front of its number in the history. A version that does not
 /// know it would take that message twice.
 const PASSED_ON: u8 = 3;
+/// The progress of a message that waits for its time.
+const TIMED: u8 = 2;
 const INTAKE_KEY: &str = "intake ";
 /// A message with its number in the history. Versions without a history go on writing the first.
 const NUMBERED: u8 = 2;
@@ -260,23 +264,33 @@ pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
 }
 
 impl Progress {
-    /// Fifteen octets.
+    /// Thirteen octets, or 21 with a time. A version that does not know of times refuses the latter, instead of handing out too
+    /// early.
     pub fn encode(self) -> Vec<u8> {
-        let mut output = vec![VERSION];
+        let timed = self.not_before > Timestamp(0);
+        let mut output = vec![if timed { TIMED } else { VERSION }];
         output.extend_from_slice(&self.attempts.to_le_bytes());
         output.extend_from_slice(&self.put_backs.to_le_bytes());
         output.extend_from_slice(&self.rank.to_le_bytes());
+        if timed {
+            output.extend_from_slice(&self.not_before.0.to_le_bytes());
+        }
         output
     }
 
     /// Reads what [`Progress::encode`] wrote.
     pub fn decode(input: &[u8]) -> Result<Self, RecordError> {
         let mut reader = Reader { what: PROGRESS, rest: input };
-        reader.version()?;
+        let timed = match reader.take::<1>()?[0] {
+            VERSION => false,
+            TIMED => true,
+            version => return Err(RecordError::Version { what: PROGRESS, version }),
+        };
         Ok(Self {
             attempts: u16::from_le_bytes(reader.take()?),
             put_backs: u16::from_le_bytes(reader.take()?),
             rank: i64::from_le_bytes(reader.take()?),
+            not_before: Timestamp(if timed { u64::from_le_bytes(reader.take()?) } else { 0 }),
         })
     }
 }
@@ -287,13 +301,6 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn version(&mut self) -> Result<(), RecordError> {
-        match self.take::<1>()?[0] {
-            VERSION => Ok(()),
-            version => Err(RecordError::Version { what: self.what, version }),
-        }
-    }
-
     /// Whether a message's number follows its lengths, and whether a ticket does before.
     fn form(&mut self) -> Result<(bool, bool), RecordError> {
         match self.take::<1>()?[0] {
@@ -807,7 +814,10 @@ mod tests {
         assert_eq!(later, Err(RecordError::Version { what: DEFINITION, version: 2 }));
         let unknown = decode_definition(&key, b"1\nname=ch\ncolour=blue\n").expect("it is skipped");
         assert_eq!(unknown, Definition::Channel(name, Box::default()));
-        let progress = Progress { attempts: 3, put_backs: 2, rank: -9 };
+        let progress = Progress { attempts: 3, put_backs: 2, rank: -9, not_before: Timestamp(0) };
         assert_eq!(Progress::decode(&progress.encode()), Ok(progress));
+        assert_eq!(progress.encode().len(), 13, "as versions wrote it that knew of no time");
+        let timed = Progress { not_before: Timestamp(1_795_216_278_000), ..progress };
+        assert_eq!(Progress::decode(&timed.encode()), Ok(timed));
     }
 }

@@ -1,7 +1,7 @@
 //! How deliveries end: acknowledged, refused, timed out, or lost with their consumer; and how messages end
 //! that waited too long in their queue.
 
-use crate::command::Acknowledgement;
+use crate::command::{Acknowledgement, Retry};
 use crate::decision::{Decision, PutBack, Step};
 use crate::effect::AcknowledgementView;
 use crate::history::Happened;
@@ -81,6 +81,14 @@ impl Word {
         }
     }
 
+    /// What its consumer wishes for a message that it refuses.
+    fn retry(&self) -> Retry {
+        match self {
+            Self::Said(word) if word.negative.is_some() => word.retry,
+            Self::Said(_) | Self::Implied | Self::Silent | Self::Lost => Retry::AsDecided,
+        }
+    }
+
     /// Where a delivery goes that must be acknowledged and is not: what was lost keeps its place, what was refused had its
     /// chance.
     fn return_place(&self) -> PutBack {
@@ -155,6 +163,7 @@ impl Queue {
             headers: Box::default(),
             hops: 0,
             first_acquirer: false,
+            retry: Retry::AsDecided,
         };
         let stats = &mut self.face.stats;
         *(if negative.is_none() { &mut stats.acks } else { &mut stats.negative_acks }) += 1;
@@ -196,7 +205,11 @@ impl Queue {
         let step = word.step();
         if !self.face.overrides.contains(step) {
             let mut decision = turn.books.spec(self.face.handler).base.decide(step, word.is_positive());
-            if delivery.consumer.terms.settling == Settling::Explicit && decision.put_back == PutBack::No {
+            if word.retry() == Retry::Never {
+                decision.put_back = PutBack::No;
+            } else if delivery.consumer.terms.settling == Settling::Explicit
+                && decision.put_back == PutBack::No
+            {
                 decision.put_back = word.return_place();
             }
             if !decision.save {
@@ -289,6 +302,11 @@ impl Queue {
             message.put_back_own |= verdict.own;
         }
         message.refused |= matches!(word, Word::Said(word) if word.negative.is_some());
+        match word.retry() {
+            Retry::AsDecided => {}
+            Retry::NotBefore(time) => message.not_before = message.not_before.max(time),
+            Retry::Never => message.failed = true,
+        }
         if let Some(closed) = self.deliveries.release(held) {
             self.close(closed, turn);
         }
@@ -322,7 +340,7 @@ impl Queue {
         } else {
             // It may wait once more as long as it did.
             entry.deadline = self.deadline(turn.now);
-            self.put_back(entry, verdict.decision.put_back, turn);
+            self.put_back(entry, verdict.decision.put_back, turn.now, turn);
         }
     }
 }

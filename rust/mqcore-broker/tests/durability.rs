@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use mqcore_broker::broker::{BrokerConfig, Recollection, Restored};
 use mqcore_broker::client::Client;
-use mqcore_broker::command::{Clear, Command, PassedOn, Request};
+use mqcore_broker::command::{Clear, Command, PassedOn, Request, Retry};
 use mqcore_broker::effect::{Effect, Event, Reply};
 use mqcore_broker::id::{RequestId, RouterName, Sequence, TopicName};
 use mqcore_broker::intake::Ticket;
@@ -396,6 +396,35 @@ fn a_dead_letter_is_in_its_old_journal_until_it_is_in_the_new_one() {
     assert_eq!((after.stored("ch/1"), after.stored("dead/1")), (0, 1));
 }
 
+#[test]
+fn a_message_waits_for_its_time_also_after_a_restart_and_its_attempts_are_known() {
+    let (mut w, mut disk) = durable();
+    let (p, a) = (w.client("p"), w.client("a"));
+    create(&mut w, &mut disk, &p, "ch/1", saving(Status::RoundRobin));
+    w.join(&a, "ch").unwrap();
+    for id in ["soon", "late"] {
+        w.publish(&p, "ch/1", id);
+    }
+    disk.commit(&mut w);
+    // What starts from the disk begins at 9,000,000.
+    w.nack_until(&a, "ch/1", "soon", Retry::NotBefore(Timestamp(8_000_000)));
+    w.nack_until(&a, "ch/1", "late", Retry::NotBefore(Timestamp(9_005_000)));
+    disk.commit(&mut w);
+    let mut again = disk.start(disk.records.len());
+    let b = again.client("b");
+    again.join(&b, "ch").unwrap();
+    assert_eq!(again.delivered(), ["b:soon"], "its time came while nobody was there");
+    assert_eq!(again.stored("ch/1"), 1);
+    again.advance(Duration::from_millis(4_999));
+    assert!(again.delivered().is_empty());
+    again.advance(Duration::from_millis(1));
+    let delivered = again.effects.iter().find_map(|effect| match effect {
+        Effect::Deliver(deliver) => Some((id_of(&deliver.message), deliver.put_backs, deliver.first)),
+        _ => None,
+    });
+    assert_eq!(delivered, Some(("late".to_owned(), 1, false)));
+}
+
 /// Random work, committed now and then, and a crash that keeps what was committed and some of the rest.
 struct Run {
     dice: u64,
@@ -455,10 +484,13 @@ impl Run {
             4..7 => {
                 let id = format!("m{}", 1 + self.below(self.published.max(1)));
                 let consumer = self.consumer.clone();
-                if self.below(4) == 0 {
-                    self.world.nack(&consumer, "ch/1", &id, "no");
-                } else {
-                    self.world.ack(&consumer, "ch/1", &id);
+                match self.below(8) {
+                    0 => self.world.nack(&consumer, "ch/1", &id, "no"),
+                    1 => {
+                        let until = Retry::NotBefore(self.world.now.after(Duration::from_millis(700)));
+                        self.world.nack_until(&consumer, "ch/1", &id, until);
+                    }
+                    _ => self.world.ack(&consumer, "ch/1", &id),
                 }
             }
             7 => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use mqcore_broker::broker::BrokerConfig;
 use mqcore_broker::client::{Client, Introduction};
-use mqcore_broker::command::{Clear, ClientPattern, Command, EventKind, Request};
+use mqcore_broker::command::{Clear, ClientPattern, Command, EventKind, Request, Retry};
 use mqcore_broker::decision::{Acknowledge, Decision, PutBack, Step};
 use mqcore_broker::effect::{Effect, Event, HandlerFailure, PullOutcome, Reply};
 use mqcore_broker::id::{ChannelName, ConnectionId};
@@ -508,6 +508,81 @@ fn without_a_dead_letter_queue_a_message_put_back_too_often_is_dropped_with_reas
     }
     assert!(w.delivered().is_empty());
     assert_eq!(dropped(&w, "ch/1", DropReason::Limit), 1);
+}
+
+#[test]
+fn a_message_that_its_consumer_gives_up_is_a_dead_letter_at_once() {
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    w.create(&p, "dead/1", changes(Status::Pull));
+    let buried =
+        QueueChanges { dead_letter: Some(Some(queue("dead/1"))), ..acknowledged(Status::RoundRobin) };
+    w.create(&p, "ch/1", buried);
+    w.create(&p, "ch/2", acknowledged(Status::RoundRobin));
+    w.join(&a, "ch").unwrap();
+    for address in ["ch/1", "ch/2"] {
+        w.publish(&p, address, "1");
+        w.nack_until(&a, address, "1", Retry::Never);
+    }
+    let transfer = w.effects.iter().find_map(|effect| match effect {
+        Effect::Transfer(transfer) => Some(transfer.clone()),
+        _ => None,
+    });
+    let told = transfer.expect("it goes to the dead-letter queue").message;
+    let told = String::from_utf8_lossy(told.headers()).into_owned();
+    assert_eq!(told, "Dead-Letter-Reason:limit\r\nDead-Letter-Queue:ch/1\r\nDead-Letter-Attempts:1\r\n");
+    assert_eq!(dropped(&w, "ch/2", DropReason::Limit), 1, "without one it is dropped");
+    assert_eq!((w.stored("ch/1"), w.stored("ch/2")), (0, 0));
+}
+
+#[test]
+fn a_handler_may_put_back_what_its_consumer_gives_up_and_then_it_is_tried_at_once() {
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    w.broker.register_handler(handler("kind", &[Step::AcknowledgeReceived]));
+    let kind = QueueChanges { delivery_handler: Some("kind".into()), ..acknowledged(Status::RoundRobin) };
+    w.create(&p, "ch/1", kind);
+    w.join(&a, "ch").unwrap();
+    w.publish(&p, "ch/1", "1");
+    assert_eq!(w.delivered(), ["a:1"]);
+    w.nack_until(&a, "ch/1", "1", Retry::Never);
+    w.answer(Step::AcknowledgeReceived, putting_back(PutBack::End));
+    assert_eq!(w.delivered(), ["a:1"]);
+}
+
+#[test]
+fn a_message_put_back_for_later_waits_for_its_time_and_holds_nobody_up() {
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    w.create(&p, "ch/1", acknowledged(Status::RoundRobin));
+    w.join(&a, "ch").unwrap();
+    for (id, seconds) in [("1", 2), ("2", 1), ("3", 3)] {
+        w.publish(&p, "ch/1", id);
+        assert_eq!(w.delivered(), [format!("a:{id}")]);
+        let until = w.now.after(Duration::from_secs(seconds));
+        w.nack_until(&a, "ch/1", id, Retry::NotBefore(until));
+    }
+    assert!(w.delivered().is_empty());
+    let information = w.information("ch/1");
+    assert_eq!((information.normal, information.unsettled), (3, 0), "they wait in their queue");
+    assert!(information.memory_bytes > 0);
+    w.publish(&p, "ch/1", "4");
+    assert_eq!(w.delivered(), ["a:4"]);
+    w.advance(Duration::from_millis(999));
+    assert!(w.delivered().is_empty());
+    for expected in ["a:2", "a:1"] {
+        w.advance(Duration::from_secs(1));
+        assert_eq!(w.delivered(), [expected]);
+    }
+    let clear = Clear { high_priority: true, normal: false };
+    w.request(&p, Request::ClearQueue { queue: queue("ch/1"), clear }).unwrap();
+    assert_eq!(w.stored("ch/1"), 1, "it is of no high priority");
+    w.request(&p, Request::ClearQueue { queue: queue("ch/1"), clear: Clear { normal: true, ..clear } })
+        .unwrap();
+    assert_eq!(w.stored("ch/1"), 0);
+    assert_eq!(dropped(&w, "ch/1", DropReason::Erased), 1);
+    w.advance(Duration::from_secs(5));
+    assert!(w.delivered().is_empty());
 }
 
 // ---- What the producer hears -----------------------------------------------------------------------------

@@ -266,7 +266,7 @@ impl Broker {
         Ok(stuck.into_iter().map(String::from).collect())
     }
 
-    /// Blocks until the broker has stopped, or for `timeout` seconds. True if it has.
+    /// Blocks until the broker has stopped, by itself or by `stop`, or for `timeout` seconds. True if it has.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let Ok(running) = self.running("be waited for") else {
@@ -278,7 +278,7 @@ impl Broker {
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let slice = left.map_or(SIGNAL_INTERVAL, |left| left.min(SIGNAL_INTERVAL));
-            if py.detach(|| running.stopped.wait_for(slice)) {
+            if py.detach(|| running.stopped.wait_for(slice)) || running.server.has_stopped() {
                 return Ok(true);
             }
             py.check_signals()?;
@@ -291,7 +291,7 @@ impl Broker {
     #[getter]
     fn is_running(&self) -> PyResult<bool> {
         self.check_process()?;
-        Ok(matches!(&*lock(&self.state), State::Running(_)))
+        Ok(matches!(&*lock(&self.state), State::Running(running) if !running.server.has_stopped()))
     }
 
     /// URLs of what is bound.

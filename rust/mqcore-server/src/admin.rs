@@ -36,7 +36,7 @@ use crate::server;
 use crate::shutdown::TaskGuard;
 use crate::survey::{self, Totals};
 use crate::tls::{self, ListenerCertificate, Secured, TlsEndpoint};
-use crate::{admin_backup, admin_history};
+use crate::{admin_backup, admin_history, admin_trace};
 
 /// Connections at the same time at most; others wait.
 const CONNECTIONS_MAX: usize = 64;
@@ -161,6 +161,7 @@ fn router(admin: Admin) -> Router {
         .route("/schedules", get(schedules_page))
         .route("/backup", get(admin_backup::download))
         .route("/history", get(admin_history::answer))
+        .route("/trace/{id}", get(admin_trace::answer))
         .route("/authority/reload", post(reload_authority))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
@@ -227,7 +228,7 @@ async fn reload_authority(State(admin): State<Admin>) -> Response {
 
 async fn unknown_path(uri: Uri) -> Response {
     let message = format!(
-        "there is no {}; there are /livez, /readyz, /metrics, /overview, /errors, /schedules, /backup, /history and /authority/reload",
+        "there is no {}; there are /livez, /readyz, /metrics, /overview, /errors, /schedules, /backup, /history, /trace/ID and /authority/reload",
         uri.path()
     );
     error(StatusCode::NOT_FOUND, "not-found", &message)

@@ -91,7 +91,7 @@ pub(crate) async fn answer(
 const ROUNDS: usize = 2;
 
 /// Returns when shards have taken a turn and the threads that write their journals have written what they then had.
-async fn settle(admin: &Admin) -> Result<(), Response> {
+pub(crate) async fn settle(admin: &Admin) -> Result<(), Response> {
     survey::ping(&admin.hub).await;
     for _ in 0..ROUNDS {
         let hub = Arc::clone(&admin.hub);
@@ -135,7 +135,7 @@ fn ranges(stretches: &[(u32, u64, u64)]) -> Result<Vec<(u32, Range<u64>)>, Histo
     Ok(stretches.iter().map(|&(shard, from, until)| (shard, from..until)).collect())
 }
 
-fn refuse(failed: &HistoryError) -> Response {
+pub(crate) fn refuse(failed: &HistoryError) -> Response {
     let (status, code) = match failed {
         HistoryError::Request(_) => (StatusCode::BAD_REQUEST, "bad-request"),
         HistoryError::Lost { .. } => (StatusCode::GONE, "lost"),

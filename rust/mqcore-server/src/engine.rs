@@ -262,6 +262,9 @@ impl Engine {
             Urgent::Waiting(queue, max, reply) => {
                 self.look(&queue, max, reply);
             }
+            Urgent::Sight(sought, reply) => {
+                let _ = reply.send(self.broker.sightings(&sought));
+            }
             Urgent::Takes(queues, reply) => {
                 // Whoever asked may have gone; nobody misses the answer then.
                 let _ = reply.send(queues.iter().map(|queue| self.broker.takes(queue)).collect());

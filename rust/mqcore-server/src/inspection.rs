@@ -76,7 +76,12 @@ impl Place {
 
     /// How far it got.
     pub fn progress(&self) -> Progress {
-        Progress { attempts: self.attempts, put_backs: self.put_backs, rank: self.rank }
+        Progress {
+            attempts: self.attempts,
+            put_backs: self.put_backs,
+            rank: self.rank,
+            ..Progress::default()
+        }
     }
 
     /// What its queue orders it by, besides its priority and its number.

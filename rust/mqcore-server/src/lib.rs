@@ -53,6 +53,7 @@ pub mod server;
 mod admin;
 mod admin_backup;
 mod admin_history;
+mod admin_trace;
 mod archiver;
 mod body_reader;
 mod clock;

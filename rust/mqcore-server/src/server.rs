@@ -441,6 +441,12 @@ impl Server {
         self.stopped().await;
     }
 
+    /// Whether the server has stopped, whoever stopped it: administrators of some protocols may.
+    #[must_use]
+    pub fn has_stopped(&self) -> bool {
+        self.inner.hub.shutdown.is_over()
+    }
+
     /// Returns once the server has stopped, whoever stopped it.
     pub async fn stopped(&self) {
         self.inner.hub.shutdown.all_gone().await;
@@ -600,10 +606,12 @@ fn start_archiver(
     archiver.map(Some).map_err(|source| StartError::Thread { source })
 }
 
-/// The delivery handler of queues that peers of EventMQ make. They hear of a job when a worker has it, which is what `memory`
-/// would tell them too early; a handler that somebody has chosen is their choice.
+/// The delivery handler of queues that peers of EventMQ make; one that somebody has chosen is their choice. Where jobs can be
+/// saved they are, and their clients hear of it then. Elsewhere clients hear when a worker has the job, which is what `memory`
+/// would tell them too early.
 fn job_policy(config: &Config) -> Option<Box<str>> {
-    (config.delivery_handler == policy::MEMORY.key).then(|| policy::ACK_ON_SEND.key.into())
+    let policy = if config.data_dir.is_some() { policy::AT_LEAST_ONCE } else { policy::ACK_ON_SEND };
+    (config.delivery_handler == policy::MEMORY.key).then(|| policy.key.into())
 }
 
 /// What is bound, and what is shown there.

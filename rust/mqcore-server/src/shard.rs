@@ -10,6 +10,7 @@ use mqcore_broker::id::{ConnectionId, QueueAddress, RouterName, Sequence};
 use mqcore_broker::nodes::Master;
 use mqcore_broker::options::Durability;
 use mqcore_broker::router::RouterDefinition;
+use mqcore_broker::sighting::{Sightings, Sought};
 use mqcore_broker::stats::{Survey, Waiting};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
@@ -77,6 +78,8 @@ pub(crate) enum Urgent {
     Survey(oneshot::Sender<Survey>),
     /// Somebody looks into a queue of this shard: up to so many messages.
     Waiting(QueueAddress, usize, oneshot::Sender<Option<Vec<Waiting>>>),
+    /// Somebody looks for a message.
+    Sight(Sought, oneshot::Sender<Sightings>),
     /// Somebody wants to know which of these queues there are, or would be made by publishing.
     Takes(Vec<QueueAddress>, oneshot::Sender<Vec<bool>>),
     /// Runs of schedules for queues of this shard.

@@ -97,6 +97,11 @@ impl Shutdown {
         TaskGuard(Arc::clone(self))
     }
 
+    /// Whether somebody has asked to stop, and no task is left.
+    pub(crate) fn is_over(&self) -> bool {
+        !self.is_running() && *self.tasks.borrow() == 0
+    }
+
     /// Returns when no task is left.
     pub(crate) async fn all_gone(&self) {
         let _ = self.tasks.subscribe().wait_for(|tasks| *tasks == 0).await;
@@ -152,7 +157,11 @@ mod tests {
         });
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished());
+        assert!(!shutdown.is_over());
         drop(guards);
+        assert!(!shutdown.is_over(), "nobody has asked for it");
+        shutdown.begin(Duration::ZERO);
+        assert!(shutdown.is_over());
         waiting.await.expect("the last guard wakes who waits");
     }
 }

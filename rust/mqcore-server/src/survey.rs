@@ -1,6 +1,7 @@
 //! What all shards know, joined into one answer.
 
 use mqcore_broker::id::{QueueAddress, RouterName};
+use mqcore_broker::sighting::{Sightings, Sought};
 use mqcore_broker::stats::{BodyStats, QueueStats, RouterCounts, Survey, TopicStats, Waiting};
 use tokio::sync::oneshot;
 
@@ -30,6 +31,21 @@ pub(crate) async fn waiting(hub: &Hub, queue: QueueAddress, max: usize) -> Optio
     let (reply, answer) = oneshot::channel();
     hub.shards[shard].send_urgent(Urgent::Waiting(queue, max, reply));
     answer.await.ok().flatten()
+}
+
+/// Looks for messages: in each shard for that which `sought` has for it. `None`: a shard has stopped.
+pub(crate) async fn sightings(hub: &Hub, sought: Vec<Sought>) -> Option<Vec<(usize, Sightings)>> {
+    let mut replies = Vec::with_capacity(hub.shards.len());
+    for (shard, sought) in hub.shards.iter().zip(sought) {
+        let (reply, answer) = oneshot::channel();
+        shard.send_urgent(Urgent::Sight(sought, reply));
+        replies.push(answer);
+    }
+    let mut found = Vec::with_capacity(replies.len());
+    for (shard, answer) in replies.into_iter().enumerate() {
+        found.push((shard, answer.await.ok()?));
+    }
+    Some(found)
 }
 
 /// Returns when every shard has taken a turn; `false` if one has stopped.

@@ -309,7 +309,8 @@ impl EventmqSession {
         match (message.command, &mut self.part) {
             (Said::Ready, Part::Worker(work)) => work.ready(),
             (Said::Reply { body, request: Some(request) }, Part::Worker(work)) => {
-                if !work.result(request, body, now, commands) {
+                let Some(client) = &self.client else { return Ok(()) };
+                if !work.result(request, body, client, now, commands) {
                     self.ignore();
                 }
             }
@@ -742,6 +743,12 @@ impl EventmqSession {
         }
     }
 
+    /// The broker has answered for a result that was put into a queue. False if the message is none.
+    fn result_kept(&mut self, message: &Message, now: Timestamp) -> bool {
+        let Part::Worker(work) = &mut self.part else { return false };
+        work.result_kept(message, now, &mut self.wanted)
+    }
+
     /// A message could not be put where it should.
     fn refused(
         &mut self,
@@ -918,13 +925,25 @@ impl Session for EventmqSession {
                     work.announce_room(&mut self.wanted);
                 }
             }
-            // It was handed to a worker, or is as safe as its queue's policy promises.
-            Event::Acknowledged { message, negative: None, .. } => self.reply(message.id(), None, output),
-            Event::Acknowledged { message, negative: Some(why), .. } => {
-                self.complain(message.id(), format!("the job was not done: {why}"), now);
+            Event::Acknowledged { message, negative, .. } => {
+                let is_result = self.result_kept(&message, now);
+                match negative {
+                    None if is_result => {}
+                    // It was handed to a worker, or is as safe as its queue's policy promises.
+                    None => self.reply(message.id(), None, output),
+                    Some(why) if is_result => {
+                        self.complain(message.id(), format!("the result was not kept: {why}"), now);
+                    }
+                    Some(why) => {
+                        self.complain(message.id(), format!("the job was not done: {why}"), now);
+                    }
+                }
             }
             // The result of a job.
             Event::Responded(message) => self.reply(message.body(), Some(message.id()), output),
+            Event::PublishRefused { message, rejection, .. } if self.result_kept(&message, now) => {
+                self.complain(message.id(), format!("the result was not kept: {rejection}"), now);
+            }
             Event::PublishRefused { queue, message, rejection } => {
                 self.refused(&queue, &message, &rejection, now, output);
             }

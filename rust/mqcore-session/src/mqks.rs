@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use mqcore_broker::bindings::{QueueBinding, QueueBindings, Unused};
 use mqcore_broker::client::{Client, Introduction};
-use mqcore_broker::command::{Acknowledgement, Command, Destination, MessageId, Request};
+use mqcore_broker::command::{Acknowledgement, Command, Destination, MessageId, Request, Retry};
 use mqcore_broker::effect::{Event, Reply};
 use mqcore_broker::id::{QueueAddress, RequestId, Tag};
 use mqcore_broker::options::{QueueChanges, Status};
@@ -387,6 +387,7 @@ fn settlement(queue: QueueAddress, tag: Tag, which: Which<'_>, negative: Option<
             headers: Box::default(),
             hops: 0,
             first_acquirer: false,
+            retry: Retry::AsDecided,
         }),
     }
 }

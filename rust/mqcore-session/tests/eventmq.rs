@@ -722,6 +722,45 @@ fn a_worker_may_say_when_its_job_is_to_be_tried_again() {
 }
 
 #[test]
+fn a_job_is_done_only_when_its_result_is_in_the_queue_that_its_client_named() {
+    let mut world = World::new(3);
+    let client = world.client();
+    // A worker makes the queue; it has no slot, so what is in it stays.
+    let reader = world.worker(r#"[[1, "results"]]"#, 0);
+    let worker = world.worker("", 2);
+    let headers = "guarantee,reply-requested,result-queue:results";
+    world.request(client, "j", "default", headers);
+    assert_eq!(world.jobs(worker), ["j"]);
+    world.told(client);
+    // The queue's policy, `ack-on-send`, has it that a result is safe when somebody has it.
+    world.say(worker, &["REPLY", "x", r#"{"value": 5}"#, "j"]);
+    world.say(worker, &["REPLY", "x", r#"{"value": 6}"#, "j"]);
+    assert!(world.told(client).is_empty());
+    world.say(reader, &["READY", "r"]);
+    let result = &world.told(reader)[0];
+    assert_eq!((&*result[3], &*result[6]), ("j", r#"{"value": 5}"#));
+    assert_eq!(world.told(client)[0][4..], [r#"{"value": 5}"#, "j"]);
+    world.close(worker);
+    let other = world.worker("", 1);
+    assert!(world.jobs(other).is_empty(), "it is settled");
+    // A worker that is lost before that has not done its job.
+    world.request(client, "again", "default", headers);
+    assert_eq!(world.jobs(other), ["again"]);
+    world.say(other, &["REPLY", "x", "{}", "again"]);
+    world.close(other);
+    let other = world.worker("", 2);
+    assert_eq!(world.jobs(other), ["again"]);
+    world.told(client);
+    // The queue that is named here does not exist: the job is done all the same, and the loss is no secret.
+    world.request(client, "k", "default", "guarantee,reply-requested,result-queue:nowhere");
+    world.told(client);
+    assert_eq!(world.jobs(other), ["k"]);
+    world.say(other, &["REPLY", "x", "{}", "k"]);
+    assert_eq!(world.told(client)[0][4..], ["{}", "k"]);
+    assert!(world.complaints(other)[0].contains("not kept"));
+}
+
+#[test]
 fn retries_are_over_also_when_workers_vanish_with_a_job() {
     let mut world = World::new(1);
     let client = world.client();

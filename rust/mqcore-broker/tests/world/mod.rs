@@ -11,7 +11,7 @@ use std::time::Duration;
 use mqcore_broker::broker::{Broker, BrokerConfig, HandlerSpec};
 use mqcore_broker::client::{Client, Introduction};
 use mqcore_broker::command::{
-    Acknowledgement, Clear, ClientPattern, Command, EventKind, EventSubscription, Pull, Request,
+    Acknowledgement, Clear, ClientPattern, Command, EventKind, EventSubscription, Pull, Request, Retry,
 };
 use mqcore_broker::decision::{Acknowledge, Decision, PutBack, Step, Steps};
 use mqcore_broker::effect::{Answer, Effect, Event, HandlerFailure, Load, PullOutcome, Question, Reply};
@@ -235,6 +235,7 @@ impl World {
             headers: Box::default(),
             hops: 15,
             first_acquirer: true,
+            retry: Retry::AsDecided,
         }
     }
 
@@ -244,6 +245,12 @@ impl World {
 
     pub fn nack(&mut self, client: &Arc<Client>, address: &str, id: &str, reason: &str) {
         self.command(client, Command::Acknowledge(Self::word(address, id, Some(reason))));
+    }
+
+    /// A consumer refuses, and says when it is to be tried again.
+    pub fn nack_until(&mut self, client: &Arc<Client>, address: &str, id: &str, retry: Retry) {
+        let word = Acknowledgement { retry, ..Self::word(address, id, Some("later")) };
+        self.command(client, Command::Acknowledge(word));
     }
 
     /// Pulls, and returns the ids of what came and how it ended.

@@ -9,6 +9,8 @@
 //! EventMQ-Frames: 7831,7832                           frames behind the job, in hexadecimal digits
 //! Unique-Key: order-17                                if the queue is to have one job of this key at a time
 //! ```
+//!
+//! A result that goes to a queue is a message too: its body is what the worker wrote, its id the job's.
 
 use std::sync::Arc;
 
@@ -28,6 +30,8 @@ const LINE_END: &[u8] = b"\r\n";
 
 /// The word with which a worker is asked for a result.
 const REPLY_REQUESTED: &[u8] = b"reply-requested";
+/// The word before the queue that a job's result goes to.
+const RESULT_QUEUE: &[u8] = b"result-queue:";
 
 /// Octets of header text that a message can have; what a request says besides its job must fit.
 const TEXT_BYTES_MAX: usize = 60_000;
@@ -80,6 +84,21 @@ pub(super) fn header_text(job: &Job<'_>, queue: &QueueAddress) -> Result<Vec<u8>
         return Err(format!("a job has {TEXT_BYTES_MAX} octets of headers and frames behind it at most"));
     }
     Ok(text)
+}
+
+/// The result of a job as a message: of the same id, and with the queue that the job was in.
+pub(super) fn result(
+    id: &[u8],
+    body: &[u8],
+    from: &QueueAddress,
+    to: &QueueAddress,
+    worker: &Arc<Client>,
+) -> Message {
+    let mut text = Vec::new();
+    line(QUEUE, shown(from).as_bytes(), &mut text);
+    let properties =
+        Properties { hops: 16, pending_acknowledge: true, content_type: to.id, ..Properties::default() };
+    Message::from_parts(id, &text, body, properties, Some(Arc::clone(worker)))
 }
 
 /// The same message on its way to another queue than the one that its client named.
@@ -165,6 +184,13 @@ impl<'a> Handed<'a> {
         };
         let put_backs = deliver.put_backs;
         Self { message, queue: &deliver.queue, text: text.unwrap_or_default(), put_backs, wishes }
+    }
+
+    /// The queue that its result is put into, if its client named one.
+    pub(super) fn result_queue(&self) -> Option<QueueAddress> {
+        let mut words = self.text.split(|octet| *octet == b',');
+        let name = words.find_map(|word| word.trim_ascii().strip_prefix(RESULT_QUEUE))?;
+        QueueAddress::parse(str::from_utf8(name).ok()?).ok()
     }
 
     /// Whether the broker keeps the job until its result is known, instead of letting go of it when it is handed out.

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use foldhash::HashMap;
-use mqcore_broker::command::{Acknowledgement, Command, MessageId};
+use mqcore_broker::client::Client;
+use mqcore_broker::command::{Acknowledgement, Command, MessageId, Retry};
 use mqcore_broker::effect::Deliver;
 use mqcore_broker::id::{QueueAddress, Tag};
 use mqcore_broker::message::{Message, Properties};
@@ -58,20 +59,29 @@ struct Running {
     put_backs: u16,
     /// The client that wants to know the result.
     client: Option<Box<str>>,
+    results: Results,
     since: Timestamp,
-    /// Put back at this time: it failed, or it takes too long. What is noted here stands in `Jobs::due` too.
-    due: Option<(Timestamp, Due)>,
+    /// It takes too long from then on; it stands in `Work::due` too.
+    due: Option<Timestamp>,
     /// Tells it from another job of the same id.
     serial: u64,
 }
 
-/// What happens at a job's time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Due {
-    /// It has failed, and is tried again.
-    Retry,
-    /// It has taken too long.
-    Late,
+/// Where the result of a job goes, beside its client.
+#[derive(Debug)]
+enum Results {
+    Nowhere,
+    /// Into this queue, before the job is settled: so it cannot be done without its result being kept.
+    To(Box<QueueAddress>),
+    /// It is on its way there.
+    Sent,
+}
+
+impl Running {
+    /// How long it waits after this try has failed.
+    fn backoff(&self) -> Duration {
+        BACKOFF_FIRST.saturating_mul(1 << self.put_backs.min(16)).min(BACKOFF_LAST)
+    }
 }
 
 /// A worker that has joined.
@@ -197,7 +207,7 @@ impl Work {
         if handed.is_kept() && !wishes.guarantee && too_often {
             // Its last try was lost with its worker.
             self.exchange.count(|counters| &counters.failed);
-            commands.push(settlement(&deliver.queue, deliver.tag, id, None));
+            commands.push(settlement(&deliver.queue, deliver.tag, id, Some(("worker-lost", Retry::Never))));
             self.has_room |= self.slots().give(SLOTS_MAX).is_some();
             return;
         }
@@ -211,7 +221,11 @@ impl Work {
         let client = deliver.message.producer().filter(|client| client.protocol == super::NAME);
         let client = client.filter(|_| wishes.reply_requested).map(|client| client.id.clone());
         if handed.is_kept() || wishes.reply_requested {
-            self.remember(id, deliver, handed.is_kept(), wishes, client, now);
+            let results = match handed.result_queue() {
+                Some(queue) if handed.is_kept() => Results::To(Box::new(queue)),
+                _ => Results::Nowhere,
+            };
+            self.remember(id, deliver, handed.is_kept(), client, results, now);
         } else if let Some(served) = self.queue(deliver.tag) {
             // Nothing more will be heard of it.
             served.tally.finished(0);
@@ -223,24 +237,25 @@ impl Work {
         id: MessageId,
         deliver: &Deliver,
         kept: bool,
-        wishes: Headers,
         client: Option<Box<str>>,
+        results: Results,
         now: Timestamp,
     ) {
+        let wishes = Handed::of(deliver).wishes;
         self.serial += 1;
         let serial = self.serial;
         let due = (kept && wishes.timeout > 0).then(|| {
             let time = Duration::from_secs(wishes.timeout.into()) + TIMEOUT_GRACE;
-            (now.after(time), Due::Late)
+            now.after(time)
         });
-        if let Some((at, _)) = due {
+        if let Some(at) = due {
             self.due.insert((at, id.clone()));
         }
         if let Some(served) = self.queue(deliver.tag) {
             served.tally.began();
         }
         let (tag, put_backs) = (deliver.tag, deliver.put_backs);
-        let running = Running { tag, kept, wishes, put_backs, client, since: now, due, serial };
+        let running = Running { tag, kept, wishes, put_backs, client, results, since: now, due, serial };
         if let Some(other) = self.running.insert(id.clone(), running) {
             self.forget(&id, &other);
         }
@@ -259,7 +274,7 @@ impl Work {
 
     /// A job is not in `running` any more.
     fn forget(&mut self, id: &MessageId, running: &Running) {
-        if let Some((at, _)) = running.due {
+        if let Some(at) = running.due {
             self.due.remove(&(at, id.clone()));
         }
         if let Some(served) = self.queue(running.tag) {
@@ -284,27 +299,86 @@ impl Work {
         &mut self,
         request: &[u8],
         body: &[u8],
+        me: &Arc<Client>,
         now: Timestamp,
         commands: &mut Vec<Command>,
     ) -> bool {
         let id = MessageId::from_slice(request);
         let Some(running) = self.running.get(&id) else { return false };
-        if running.due.is_some_and(|(_, due)| due == Due::Retry) {
+        if matches!(running.results, Results::Sent) {
             return false;
         }
         let outcome =
             if running.kept { Outcome::of(body, running.wishes.timeout > 0) } else { Outcome::Done };
         let tries_left = u32::from(running.put_backs) < running.wishes.retry_count;
         match outcome {
-            Outcome::Failed(Some(after)) => return self.retry_after(&id, after, now, commands),
+            Outcome::Failed(Some(after)) => {
+                self.retry(&id, "failed", now.after(after), commands);
+                return true;
+            }
             Outcome::Failed(None) if tries_left => {
-                self.retry_later(&id, now);
+                self.retry(&id, "failed", now.after(running.backoff()), commands);
                 return true;
             }
             Outcome::Failed(None) | Outcome::Done => {}
         }
+        if self.keep_result(&id, body, me, commands) {
+            return true;
+        }
+        self.finish(id, body, outcome, now, commands);
+        true
+    }
+
+    /// Puts a result into the queue that its client named. False if none was.
+    fn keep_result(
+        &mut self,
+        id: &MessageId,
+        body: &[u8],
+        me: &Arc<Client>,
+        commands: &mut Vec<Command>,
+    ) -> bool {
+        let Some(running) = self.running.get_mut(id) else { return false };
+        let Results::To(queue) = std::mem::replace(&mut running.results, Results::Sent) else {
+            running.results = Results::Nowhere;
+            return false;
+        };
+        let tag = running.tag;
+        if let Some(at) = running.due.take() {
+            self.due.remove(&(at, id.clone()));
+        }
+        let Some(served) = self.queue(tag) else { return false };
+        let message = super::job::result(id, body, &served.address, &queue, me);
+        commands.push(Command::Publish { queue: *queue, message });
+        true
+    }
+
+    /// A result is kept, or cannot be: its job is settled now. False if there is no such job.
+    pub(super) fn result_kept(
+        &mut self,
+        message: &Message,
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+    ) -> bool {
+        let id = MessageId::from_slice(message.id());
+        let Some(Running { results: Results::Sent, wishes, .. }) = self.running.get(&id) else {
+            return false;
+        };
+        let outcome = Outcome::of(message.body(), wishes.timeout > 0);
+        self.finish(id, message.body(), outcome, now, commands);
+        true
+    }
+
+    /// A job has had its last try: its client is told, and its queue.
+    fn finish(
+        &mut self,
+        id: MessageId,
+        body: &[u8],
+        outcome: Outcome,
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+    ) {
         let failed = outcome != Outcome::Done;
-        let Some(running) = self.remove(&id) else { return false };
+        let Some(running) = self.remove(&id) else { return };
         if let Some(client) = &running.client {
             let message = Message::from_parts(&id, b"", body, Properties::default(), None);
             commands.push(Command::Respond { to: client.clone(), message });
@@ -315,45 +389,19 @@ impl Work {
         self.registration.peer.finished();
         self.exchange.count(if failed { |counters| &counters.failed } else { |counters| &counters.finished });
         if running.kept {
-            self.settle(running.tag, id, None, commands);
+            self.settle(running.tag, id, failed.then_some(("failed", Retry::Never)), commands);
         }
-        true
     }
 
-    /// Its worker says when it is to be tried again.
-    fn retry_after(
-        &mut self,
-        id: &MessageId,
-        after: Duration,
-        now: Timestamp,
-        commands: &mut Vec<Command>,
-    ) -> bool {
-        if after > Duration::ZERO {
-            self.retry_at(id, now.after(after));
-        } else if let Some(running) = self.remove(id) {
+    /// A job goes back to its queue, which keeps it until it may be tried again.
+    fn retry(&mut self, id: &MessageId, why: &str, at: Timestamp, commands: &mut Vec<Command>) {
+        if let Some(running) = self.remove(id) {
             self.exchange.count(|counters| &counters.retried);
-            self.settle(running.tag, id.clone(), Some("failed"), commands);
+            self.settle(running.tag, id.clone(), Some((why, Retry::NotBefore(at))), commands);
         }
-        true
     }
-
-    /// It stays with this session until it may be tried again; if its worker goes before that, it is tried at once.
-    fn retry_later(&mut self, id: &MessageId, now: Timestamp) {
-        let Some(running) = self.running.get(id) else { return };
-        let doubled = BACKOFF_FIRST.saturating_mul(1 << running.put_backs.min(16));
-        self.retry_at(id, now.after(doubled.min(BACKOFF_LAST)));
-    }
-
-    fn retry_at(&mut self, id: &MessageId, at: Timestamp) {
-        let Some(running) = self.running.get_mut(id) else { return };
-        if let Some((at, _)) = running.due {
-            self.due.remove(&(at, id.clone()));
-        }
-        running.due = Some((at, Due::Retry));
-        self.due.insert((at, id.clone()));
-    }
-
-    fn settle(&self, tag: Tag, id: MessageId, negative: Option<&str>, commands: &mut Vec<Command>) {
+    /// It is done, or why not, and when it is to be tried again.
+    fn settle(&self, tag: Tag, id: MessageId, negative: Option<(&str, Retry)>, commands: &mut Vec<Command>) {
         if let Some(served) = self.queue(tag) {
             commands.push(settlement(&served.address, tag, id, negative));
         }
@@ -364,15 +412,17 @@ impl Work {
         let Some(running) = self.running.get(id) else { return };
         let tries_left = u32::from(running.put_backs) < running.wishes.retry_count;
         if running.kept && !running.wishes.guarantee && tries_left {
-            return self.retry_later(id, now);
+            let at = now.after(running.backoff());
+            return self.retry(id, "timeout", at, commands);
         }
         let Some(running) = self.remove(id) else { return };
         if !running.kept {
             return;
         }
-        let again = running.wishes.guarantee.then_some("timeout");
-        self.exchange.count(if again.is_some() { |c| &c.lost } else { |c| &c.failed });
-        self.settle(running.tag, id.clone(), again, commands);
+        let again = running.wishes.guarantee;
+        self.exchange.count(if again { |c| &c.lost } else { |c| &c.failed });
+        let retry = if again { Retry::AsDecided } else { Retry::Never };
+        self.settle(running.tag, id.clone(), Some(("timeout", retry)), commands);
     }
 
     // --- time ---------------------------------------------------------------------------------------------------
@@ -388,24 +438,11 @@ impl Work {
             if at > now {
                 break;
             }
-            match self.running.get(&id).and_then(|running| running.due) {
-                Some((_, Due::Retry)) => {
-                    if let Some(running) = self.remove(&id) {
-                        self.exchange.count(|counters| &counters.retried);
-                        self.settle(running.tag, id, Some("failed"), commands);
-                    }
-                }
-                Some((_, Due::Late)) => {
-                    self.due.remove(&(at, id.clone()));
-                    if let Some(running) = self.running.get_mut(&id) {
-                        running.due = None;
-                    }
-                    self.late(&id, now, commands);
-                }
-                None => {
-                    self.due.remove(&(at, id));
-                }
+            self.due.remove(&(at, id.clone()));
+            if let Some(running) = self.running.get_mut(&id) {
+                running.due = None;
             }
+            self.late(&id, now, commands);
         }
         if now < self.nudge_at {
             return false;
@@ -434,15 +471,21 @@ impl Drop for Work {
     }
 }
 
-fn settlement(queue: &QueueAddress, tag: Tag, message_id: MessageId, negative: Option<&str>) -> Command {
+fn settlement(
+    queue: &QueueAddress,
+    tag: Tag,
+    message_id: MessageId,
+    negative: Option<(&str, Retry)>,
+) -> Command {
     Command::Acknowledge(Acknowledgement {
         tag,
         queue: queue.clone(),
         message_id,
-        negative: negative.map(Into::into),
+        negative: negative.map(|(why, _)| why.into()),
         headers: Box::default(),
         hops: 0,
         first_acquirer: false,
+        retry: negative.map_or(Retry::AsDecided, |(_, retry)| retry),
     })
 }
 

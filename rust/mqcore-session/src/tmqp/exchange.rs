@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use mqcore_broker::client::Client;
-use mqcore_broker::command::{Acknowledgement, ClientPattern, Command, Destination, MessageId, Request};
+use mqcore_broker::command::{
+    Acknowledgement, ClientPattern, Command, Destination, MessageId, Request, Retry,
+};
 use mqcore_broker::effect::{Event, Reply};
 use mqcore_broker::id::{QueueAddress, Tag};
 use mqcore_broker::message::{Message, Properties};
@@ -180,6 +182,7 @@ impl Exchange {
             headers: frame.headers.into(),
             hops: frame.hops,
             first_acquirer: frame.first_acquirer,
+            retry: Retry::AsDecided,
         }));
     }
 

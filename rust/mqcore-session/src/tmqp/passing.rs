@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mqcore_broker::client::Client;
-use mqcore_broker::command::{Acknowledgement, Command, MessageId, PassedOn};
+use mqcore_broker::command::{Acknowledgement, Command, MessageId, PassedOn, Retry};
 use mqcore_broker::id::{QueueAddress, RouterName, Tag};
 use mqcore_broker::intake::Ticket;
 use mqcore_broker::message::{Layout, Message};
@@ -144,6 +144,7 @@ impl Passing {
                         headers: frame.headers.into(),
                         hops: frame.hops,
                         first_acquirer: frame.first_acquirer,
+                        retry: Retry::AsDecided,
                         tag: Tag::CHANNEL,
                     };
                     self.push(arrived, Command::Acknowledge(word), commands);

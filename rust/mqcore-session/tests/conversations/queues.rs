@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mqcore_broker::command::{Acknowledgement, Command, MessageId};
+use mqcore_broker::command::{Acknowledgement, Command, MessageId, Retry};
 use mqcore_broker::effect::{Deliver, Event, Recipients};
 use mqcore_broker::id::{ConnectionId, QueueAddress, Tag};
 use mqcore_broker::message::{Message, Properties};
@@ -268,6 +268,7 @@ fn word(id: &str, headers: &str) -> Acknowledgement {
         headers: headers.as_bytes().into(),
         hops: 15,
         first_acquirer: true,
+        retry: Retry::AsDecided,
     }
 }
 

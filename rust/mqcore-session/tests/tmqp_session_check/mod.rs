@@ -526,6 +526,7 @@ fn describe(command: &Command, text: &mut String) -> std::fmt::Result {
             headers,
             hops,
             first_acquirer,
+            retry: _,
         }) => {
             write!(text, "{queue} {message_id:?} {negative:?} {headers:?} {hops} {first_acquirer}")
         }

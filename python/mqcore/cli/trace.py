@@ -1,0 +1,75 @@
+"""`mqcore trace`: where a message is, and what has happened to it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from mqcore.cli import options, output
+
+if TYPE_CHECKING:
+    from mqcore.admin import TracedClient
+
+__all__ = ["trace"]
+
+_COLUMNS = ("at", "queue", "step", "attempt", "who", "why")
+
+
+@click.command(short_help="Where a message is, and what has happened to it.")
+@click.argument("message_id", metavar="MSGID")
+@click.option(
+    "--url",
+    metavar="ADMIN",
+    default="http://127.0.0.1:2627",
+    show_default=True,
+    help="The admin side of the broker.",
+)
+@click.option("--timeout", type=options.DURATION, default="60s", show_default=True, help="How long an answer may take.")
+@click.option("--token", envvar="MQCORE_TOKEN", help="Of one who may administer it. [env: MQCORE_TOKEN]")
+@options.as_json
+def trace(message_id: str, url: str, timeout: float, token: str | None, as_json: bool) -> None:
+    """Follow a message, or a job, by its id: who brought it, who had it when, how it ended, where it is now.
+
+    What it is doing now every broker knows; what has happened, one that keeps a history (mqcore serve --history).
+    """
+    from mqcore import admin
+
+    traced = admin.trace(url, message_id, token=token, timeout=timeout)
+    if as_json:
+        output.document("mqcore.trace/1", {**output.plain(traced), "outcome": traced.outcome})
+        return
+    rows = [
+        {
+            "at": step.at.isoformat(timespec="milliseconds"),
+            "queue": step.queue,
+            "step": step.kind,
+            "attempt": step.attempt,
+            "who": _who(step.consumer or step.producer),
+            "why": step.reason if step.target is None else f"{step.reason}: to {step.target}",
+        }
+        for step in traced.steps
+    ]
+    for now in traced.now:
+        until = None if now.until_ms is None else datetime.fromtimestamp(now.until_ms / 1000, UTC)
+        rows.append(
+            {
+                "at": "now",
+                "queue": now.queue,
+                "step": now.state,
+                "attempt": now.attempts,
+                "who": ", ".join(filter(None, map(_who, now.consumers))) or _who(now.producer),
+                "why": None if until is None else f"until {until.isoformat(timespec='milliseconds')}",
+            }
+        )
+    output.rows("mqcore.trace/1", "steps", rows, _COLUMNS, as_json=False)
+    output.talk(f"{message_id}: {traced.outcome}")
+    if not traced.history:
+        output.talk("this broker keeps no history, so what has happened before is not known")
+    if traced.truncated or traced.not_all_looked_at:
+        output.talk("there is more than was looked at")
+
+
+def _who(client: TracedClient | None) -> str | None:
+    return None if client is None else f"{client.name or client.id} ({client.protocol})"
