@@ -1,7 +1,7 @@
 //! A long queue of saved messages: taken with receipts, held, drained by half, crashed, drained to its end. How fast, and
 //! how much memory the server has in use meanwhile.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::time::{Duration, Instant};
 
 use mio::net::TcpStream;
@@ -12,7 +12,7 @@ use mqcore_wire::tmqp::{self, Frame, Kind};
 use crate::fanout::unblocked;
 use crate::process::Process;
 use crate::tmqp::{CHANNEL, Tmqp};
-use crate::wire::Wire;
+use crate::wire::{Outbox, Wire};
 
 /// Octets of a body.
 pub const BODY_BYTES: usize = 1024;
@@ -60,7 +60,7 @@ pub fn take(process: &Process, count: u64) -> io::Result<Phase> {
                 pending_acknowledge: true,
                 ..Frame::new(Kind::QUEUE)
             };
-            tmqp::encode(&frame, &mut peer.output);
+            tmqp::encode(&frame, &mut peer.output.octets);
             published += 1;
         }
         let before = receipts;
@@ -142,8 +142,7 @@ struct Peer {
     poll: Poll,
     events: Events,
     stream: TcpStream,
-    output: Vec<u8>,
-    output_at: usize,
+    output: Outbox,
     input: Vec<u8>,
     filled: usize,
 }
@@ -157,8 +156,7 @@ impl Peer {
             poll,
             events: Events::with_capacity(8),
             stream,
-            output: Vec::new(),
-            output_at: 0,
+            output: Outbox::default(),
             input: vec![0; SCRATCH_BYTES],
             filled: 0,
         })
@@ -179,7 +177,7 @@ impl Peer {
         while let Some((frame, size)) =
             tmqp::decode(&self.input[at..self.filled], &Limits::default()).map_err(io::Error::other)?
         {
-            show(&frame, &mut self.output)?;
+            show(&frame, &mut self.output.octets)?;
             at += size;
         }
         self.input.copy_within(at..self.filled, 0);
@@ -188,22 +186,13 @@ impl Peer {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        while self.output_at < self.output.len() {
-            match self.stream.write(&self.output[self.output_at..]) {
-                Ok(written) => self.output_at += written,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(error),
-            }
-        }
-        self.output.clear();
-        self.output_at = 0;
-        Ok(())
+        self.output.flush(&mut self.stream)
     }
 
     /// Writes the rest.
     fn finish(&mut self) -> io::Result<()> {
         let start = Instant::now();
-        while !self.output.is_empty() && start.elapsed() < PATIENCE {
+        while !self.output.octets.is_empty() && start.elapsed() < PATIENCE {
             self.flush()?;
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -3,7 +3,7 @@
 //!
 //! One thread does all of it with non-blocking sockets. Every receipt is decoded: a refusal is an error, no figure.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use mqcore_wire::tmqp::{self, Kind};
 use crate::fanout::unblocked;
 use crate::process::Process;
 use crate::tmqp::{Tmqp, publication_with_receipt};
-use crate::wire::Wire;
+use crate::wire::{Outbox, Wire};
 
 const SCRATCH_BYTES: usize = 64 * 1024;
 
@@ -116,8 +116,7 @@ const SYNCS: &str = "mqcore_journal_fsync_seconds_count";
 
 struct Producer {
     stream: TcpStream,
-    output: Vec<u8>,
-    output_at: usize,
+    output: Outbox,
     input: Vec<u8>,
     filled: usize,
     /// Messages that may be published now.
@@ -142,8 +141,7 @@ impl Run {
             poll.registry().register(&mut stream, Token(index), Interest::READABLE | Interest::WRITABLE)?;
             all.push(Producer {
                 stream,
-                output: Vec::new(),
-                output_at: 0,
+                output: Outbox::default(),
                 input: vec![0; SCRATCH_BYTES],
                 filled: 0,
                 free: window,
@@ -191,7 +189,7 @@ impl Run {
         let left = self.publish_max - self.published;
         let messages = left.min(producer.free as u64);
         for _ in 0..messages {
-            producer.output.extend_from_slice(&self.publication);
+            producer.output.octets.extend_from_slice(&self.publication);
         }
         producer.free -= messages as usize;
         self.published += messages;
@@ -202,16 +200,7 @@ impl Run {
 impl Producer {
     /// Writes what the socket takes.
     fn flush(&mut self) -> io::Result<()> {
-        while self.output_at < self.output.len() {
-            match self.stream.write(&self.output[self.output_at..]) {
-                Ok(written) => self.output_at += written,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(error),
-            }
-        }
-        self.output.clear();
-        self.output_at = 0;
-        Ok(())
+        self.output.flush(&mut self.stream)
     }
 
     /// Reads all that is there, and answers how many receipts it were.

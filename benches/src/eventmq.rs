@@ -16,7 +16,7 @@ use mqcore_wire::zmtp::command::{Command as Control, Ready, SocketType};
 use mqcore_wire::zmtp::{Cutter, GREETING_BYTES, Greeting, Item, encode_message};
 
 use crate::latency::{Latency, summary};
-use crate::wire::connect;
+use crate::wire::{Outbox, connect};
 
 /// Where a broker takes jobs, and where it hands them out.
 #[derive(Debug, Clone, Copy)]
@@ -110,8 +110,7 @@ pub fn dealer(address: SocketAddr, identity: &str) -> io::Result<std::net::TcpSt
 /// One connection.
 struct Peer {
     stream: TcpStream,
-    output: Vec<u8>,
-    output_at: usize,
+    output: Outbox,
     input: Vec<u8>,
     filled: usize,
 }
@@ -132,8 +131,7 @@ impl Peer {
         stream.set_nonblocking(true)?;
         Ok(Self {
             stream: TcpStream::from_std(stream),
-            output: Vec::new(),
-            output_at: 0,
+            output: Outbox::default(),
             input: vec![0; SCRATCH_BYTES],
             filled: 0,
         })
@@ -144,7 +142,7 @@ impl Peer {
         let mut worker = Self::connect(address, &format!("bench-worker-{number}"))?;
         let queues = br#"[[10, "default"]]"#;
         let inform = Command::Inform { queues, kind: PeerKind::Worker, counts: false };
-        Message { id: &id_of(0), command: inform }.encode(&mut worker.output);
+        Message { id: &id_of(0), command: inform }.encode(&mut worker.output.octets);
         let start = Instant::now();
         while worker.turn(b"", |_, _| {})?.acks == 0 {
             if start.elapsed() > PATIENCE {
@@ -152,7 +150,7 @@ impl Peer {
             }
         }
         for _ in 0..SLOTS {
-            ready(&mut worker.output);
+            ready(&mut worker.output.octets);
         }
         worker.flush()?;
         Ok(worker)
@@ -160,16 +158,7 @@ impl Peer {
 
     /// Writes what the socket takes.
     fn flush(&mut self) -> io::Result<()> {
-        while self.output_at < self.output.len() {
-            match self.stream.write(&self.output[self.output_at..]) {
-                Ok(written) => self.output_at += written,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(error),
-            }
-        }
-        self.output.clear();
-        self.output_at = 0;
-        Ok(())
+        self.output.flush(&mut self.stream)
     }
 
     /// Writes and reads what can be. `given` is called for each job with its id, and appends what its worker says then; a job
@@ -207,7 +196,7 @@ impl Peer {
             let rest = &self.input[at..self.filled];
             if is_job(rest, request) {
                 came.requests += 1;
-                given(&rest[ID_AT..ID_AT + ID_BYTES], &mut self.output);
+                given(&rest[ID_AT..ID_AT + ID_BYTES], &mut self.output.octets);
                 at += request.len();
                 continue;
             }
@@ -312,9 +301,9 @@ impl Run {
     fn send(&mut self, jobs: u64) -> io::Result<()> {
         for client in &mut self.peers[..CLIENTS] {
             for _ in 0..jobs / CLIENTS as u64 {
-                let at = client.output.len() + ID_AT;
-                client.output.extend_from_slice(&self.request);
-                client.output[at..at + ID_BYTES].copy_from_slice(&id_of(self.sent));
+                let at = client.output.octets.len() + ID_AT;
+                client.output.octets.extend_from_slice(&self.request);
+                client.output.octets[at..at + ID_BYTES].copy_from_slice(&id_of(self.sent));
                 self.sent += 1;
             }
             client.flush()?;
@@ -371,7 +360,7 @@ pub fn latency(sockets: Sockets, warm_up: Duration, duration: Duration) -> io::R
             break;
         }
         request[ID_AT..ID_AT + ID_BYTES].copy_from_slice(&id_of(number));
-        client.output.extend_from_slice(&request);
+        client.output.octets.extend_from_slice(&request);
         client.flush()?;
         while worker.turn(&request, |id, output| answer(Jobs::HandedOut, id, output))?.requests == 0 {
             std::hint::spin_loop();

@@ -31,6 +31,33 @@ pub trait Wire {
     fn trailer(&self) -> usize;
 }
 
+/// What waits to be written to a socket that does not block.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    /// All of it, and what of it was written since it was last empty.
+    pub octets: Vec<u8>,
+    written: usize,
+}
+
+impl Outbox {
+    /// Writes what the socket takes.
+    ///
+    /// # Errors
+    /// As the socket, but that it would block.
+    pub fn flush(&mut self, stream: &mut mio::net::TcpStream) -> io::Result<()> {
+        while self.written < self.octets.len() {
+            match stream.write(&self.octets[self.written..]) {
+                Ok(written) => self.written += written,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        self.octets.clear();
+        self.written = 0;
+        Ok(())
+    }
+}
+
 /// Opens a connection that sends small writes at once.
 ///
 /// # Errors

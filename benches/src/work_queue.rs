@@ -10,7 +10,7 @@ use mio::{Events, Interest, Poll, Token};
 use crate::fanout::unblocked;
 use crate::process::Process;
 use crate::tmqp::{ID_AT, ID_BYTES, Tmqp, acknowledgement, publication};
-use crate::wire::{Wire, learn_delivery_bytes};
+use crate::wire::{Outbox, Wire, learn_delivery_bytes};
 
 /// Messages that may be published and not acknowledged.
 const WINDOW: u64 = 16_384;
@@ -38,23 +38,13 @@ impl WorkQueue {
 /// A socket with what waits to be written to it.
 struct Pipe {
     stream: TcpStream,
-    output: Vec<u8>,
-    output_at: usize,
+    output: Outbox,
 }
 
 impl Pipe {
     /// Writes what the socket takes.
     fn flush(&mut self) -> io::Result<()> {
-        while self.output_at < self.output.len() {
-            match self.stream.write(&self.output[self.output_at..]) {
-                Ok(written) => self.output_at += written,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(error),
-            }
-        }
-        self.output.clear();
-        self.output_at = 0;
-        Ok(())
+        self.output.flush(&mut self.stream)
     }
 }
 
@@ -119,14 +109,14 @@ impl Run {
         for (index, stream) in streams.into_iter().enumerate() {
             let mut stream = unblocked(stream)?;
             poll.registry().register(&mut stream, Token(index), Interest::READABLE | Interest::WRITABLE)?;
-            let pipe = Pipe { stream, output: Vec::new(), output_at: 0 };
+            let pipe = Pipe { stream, output: Outbox::default() };
             all.push(Consumer { pipe, input: vec![0; SCRATCH_BYTES], filled: 0 });
         }
         let mut stream = unblocked(producer)?;
         poll.registry().register(&mut stream, PRODUCER, Interest::READABLE | Interest::WRITABLE)?;
         Ok(Self {
             poll,
-            producer: Pipe { stream, output: Vec::new(), output_at: 0 },
+            producer: Pipe { stream, output: Outbox::default() },
             publication: publication(),
             acknowledgement: acknowledgement(),
             delivery_bytes,
@@ -139,7 +129,7 @@ impl Run {
     fn until(&mut self, end: Instant) -> io::Result<()> {
         while Instant::now() < end {
             let free = WINDOW - (self.published - self.acknowledged);
-            if free >= REFILL && self.producer.output.is_empty() {
+            if free >= REFILL && self.producer.output.octets.is_empty() {
                 self.publish(free);
             }
             self.turn()?;
@@ -161,14 +151,14 @@ impl Run {
     }
 
     fn unwritten(&self) -> bool {
-        self.consumers.iter().any(|consumer| !consumer.pipe.output.is_empty())
+        self.consumers.iter().any(|consumer| !consumer.pipe.output.octets.is_empty())
     }
 
     fn publish(&mut self, messages: u64) {
         for _ in 0..messages {
-            let at = self.producer.output.len();
-            self.producer.output.extend_from_slice(&self.publication);
-            let id = &mut self.producer.output[at + ID_AT..at + ID_AT + ID_BYTES];
+            let at = self.producer.output.octets.len();
+            self.producer.output.octets.extend_from_slice(&self.publication);
+            let id = &mut self.producer.output.octets[at + ID_AT..at + ID_AT + ID_BYTES];
             // Any octets will do as an id, as long as they differ.
             id.copy_from_slice(&hexadecimal(self.published));
             self.published += 1;
@@ -220,10 +210,10 @@ impl Consumer {
         let mut messages = 0;
         let whole = self.filled - self.filled % delivery_bytes;
         for delivery in self.input[..whole].chunks_exact(delivery_bytes) {
-            let at = self.pipe.output.len();
-            self.pipe.output.extend_from_slice(acknowledgement);
+            let at = self.pipe.output.octets.len();
+            self.pipe.output.octets.extend_from_slice(acknowledgement);
             let id = &delivery[ID_AT..ID_AT + ID_BYTES];
-            self.pipe.output[at + ID_AT..at + ID_AT + ID_BYTES].copy_from_slice(id);
+            self.pipe.output.octets[at + ID_AT..at + ID_AT + ID_BYTES].copy_from_slice(id);
             messages += 1;
         }
         self.input.copy_within(whole..self.filled, 0);

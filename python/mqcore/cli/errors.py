@@ -13,18 +13,10 @@ _COLUMNS = ("at", "id", "request", "client", "protocol", "why")
 
 @click.command(short_help="The last requests that could not be done.")
 @click.argument("error_id", metavar="[ID]", required=False)
-@click.option(
-    "--url",
-    metavar="ADMIN",
-    default="http://127.0.0.1:2627",
-    show_default=True,
-    help="The admin side of the broker.",
-)
+@options.admin_side(timeout="15s")
 @click.option(
     "--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many at most, the latest first."
 )
-@click.option("--timeout", type=options.DURATION, default="15s", show_default=True, help="How long an answer may take.")
-@click.option("--token", envvar="MQCORE_TOKEN", help="Of one who may administer it. [env: MQCORE_TOKEN]")
 @options.as_json
 def errors(error_id: str | None, url: str, limit: int, timeout: float, token: str | None, as_json: bool) -> None:
     """List the last requests that a broker could not do, or the one whose client was told the number ID.

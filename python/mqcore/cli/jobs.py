@@ -161,16 +161,8 @@ def watch(job: str | None, pause: float | None, broker: str | None, as_json: boo
 
 
 @jobs.command(short_help="What the broker runs again and again, and when next.")
-@click.option(
-    "--url",
-    metavar="ADMIN",
-    default="http://127.0.0.1:2627",
-    show_default=True,
-    help="The admin side of the broker.",
-)
+@options.admin_side(timeout="15s")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="How many at most.")
-@click.option("--timeout", type=options.DURATION, default="15s", show_default=True, help="How long an answer may take.")
-@click.option("--token", envvar="MQCORE_TOKEN", help="Of one who may administer it. [env: MQCORE_TOKEN]")
 @options.as_json
 def schedules(url: str, limit: int, timeout: float, token: str | None, as_json: bool) -> None:
     """List the schedules that a broker keeps, those that are due next first."""

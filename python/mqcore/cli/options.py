@@ -10,9 +10,10 @@ import click
 if TYPE_CHECKING:
     from mqcore import sync
 
-__all__ = ["DURATION", "QUEUE", "address", "as_json", "connect", "connection", "split_header"]
+__all__ = ["DURATION", "QUEUE", "address", "admin_side", "as_json", "connect", "connection", "split_header"]
 
 DEFAULT_URL = "tmqp://127.0.0.1:2622"
+DEFAULT_ADMIN = "http://127.0.0.1:2627"
 
 _PLAIN = ("mqks://", "mqkss://", "mqks+unix://", "mm2://", "mm2s://", "mm2+unix://")
 """Protocols in which a name is just a name."""
@@ -75,6 +76,20 @@ def connection(command: _F) -> _F:
         "--timeout", type=DURATION, default="15s", show_default=True, help="How long an answer may take."
     )(command)
     return click.option("--url", metavar="URL", default=None, help="The broker. [default: MQCORE_URL]")(command)
+
+
+def admin_side(timeout: str) -> Callable[[_F], _F]:
+    """Add `--url`, `--timeout` and `--token`, for commands that ask the admin side."""
+
+    def add(command: _F) -> _F:
+        whose = "Of one who may administer it. [env: MQCORE_TOKEN]"
+        command = click.option("--token", envvar="MQCORE_TOKEN", help=whose)(command)
+        how_long = "How long an answer may take."
+        command = click.option("--timeout", type=DURATION, default=timeout, show_default=True, help=how_long)(command)
+        where = "The admin side of the broker."
+        return click.option("--url", metavar="ADMIN", default=DEFAULT_ADMIN, show_default=True, help=where)(command)
+
+    return add
 
 
 def address(queue: str, url: str | None) -> str:

@@ -19,15 +19,7 @@ _COLUMNS = ("at", "queue", "step", "attempt", "who", "why")
 
 @click.command(short_help="Where a message is, and what has happened to it.")
 @click.argument("message_id", metavar="MSGID")
-@click.option(
-    "--url",
-    metavar="ADMIN",
-    default="http://127.0.0.1:2627",
-    show_default=True,
-    help="The admin side of the broker.",
-)
-@click.option("--timeout", type=options.DURATION, default="60s", show_default=True, help="How long an answer may take.")
-@click.option("--token", envvar="MQCORE_TOKEN", help="Of one who may administer it. [env: MQCORE_TOKEN]")
+@options.admin_side(timeout="60s")
 @options.as_json
 def trace(message_id: str, url: str, timeout: float, token: str | None, as_json: bool) -> None:
     """Follow a message, or a job, by its id: who brought it, who had it when, how it ended, where it is now.
