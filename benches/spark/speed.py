@@ -246,7 +246,7 @@ def archive(bench: Bench) -> None:
         # What is archived does not stay in segments, which the other parts read.
         shutil.copytree(bench.data_dir, archived)
     bench.step("archiving", count)
-    with serving(archived, MQCORE_ARCHIVE_INTERVAL="100ms"):
+    with serving(archived, MQCORE_ARCHIVE_INTERVAL="3s"):
         done = 0
         while done < count:
             manifest = newest_manifest(archived / "archive") or {"files": []}
