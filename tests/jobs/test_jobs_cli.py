@@ -25,7 +25,7 @@ def url() -> Iterator[str]:
         yield broker_url(served)
 
 
-def mqcore(*arguments: str, url: str | None = None) -> subprocess.CompletedProcess[str]:
+def mqcore(*arguments: str, url: str | None = None, cwd: Path = SAMPLES) -> subprocess.CompletedProcess[str]:
     where = ["--broker", url] if url is not None else []
     return subprocess.run(
         [sys.executable, "-m", "mqcore", *arguments, *where],
@@ -34,7 +34,7 @@ def mqcore(*arguments: str, url: str | None = None) -> subprocess.CompletedProce
         timeout=50,
         check=False,
         env=clean_environment(),
-        cwd=SAMPLES,
+        cwd=cwd,
     )
 
 
@@ -104,15 +104,7 @@ def test_jobs_that_cannot_load_end_the_worker_instead_of_being_tried_for_ever(ur
         "import multiprocessing\nfrom mqcore.jobs import Jobs\njobs = Jobs()\n"
         "if multiprocessing.parent_process() is not None:\n    raise RuntimeError('not here')\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-m", "mqcore", "worker", "once:jobs", "--broker", url],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-        env=clean_environment(),
-        cwd=tmp_path,
-    )
+    result = mqcore("worker", "once:jobs", url=url, cwd=tmp_path)
     assert result.returncode == 2
     assert "could not load once:jobs: RuntimeError: not here" in result.stderr.splitlines()[-1]
 
