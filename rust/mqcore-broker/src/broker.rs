@@ -247,7 +247,7 @@ impl Broker {
                     effects.push(Effect::Tell(client.connection, event));
                 }
             }
-            Command::Acknowledge(word) => self.acknowledge(client, word, now, effects),
+            Command::Acknowledge(word) => self.acknowledge(client, &word, now, effects),
             Command::AcknowledgeAll { queue, tag, negative } => {
                 self.acknowledge_all(client, &queue, tag, negative.as_deref(), now, effects);
             }
@@ -1028,7 +1028,7 @@ impl Broker {
     fn acknowledge(
         &mut self,
         client: &Arc<Client>,
-        word: Acknowledgement,
+        word: &Acknowledgement,
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) {
@@ -1338,7 +1338,7 @@ impl Broker {
         let Channel { members, queues, .. } = &mut self.channels[key];
         let queue = queues.get_mut(&address.id).ok_or_else(|| no_queue(&address.channel, address.id))?;
         let name: Option<Arc<[u8]>> = name.map(Into::into);
-        let consumer = Consumer { client: client.clone(), tag, terms, name: name.clone() };
+        let consumer = Arc::new(Consumer { client: client.clone(), tag, terms, name: name.clone() });
         let (place, own) = (queue.face.place, consumer.key());
         queue.subscribe(consumer, members, &mut turn);
         self.bindings.used(&address);

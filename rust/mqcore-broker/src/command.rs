@@ -112,16 +112,45 @@ pub struct Acknowledgement {
     pub queue: QueueAddress,
     /// The message.
     pub message_id: MessageId,
-    /// `None`: positive. `Some(reason)`: negative.
-    pub negative: Option<Box<str>>,
+    /// `None`: positive. `Some`: negative.
+    pub refusal: Option<Box<Refusal>>,
     /// All header text of the acknowledgement, to be relayed; empty as a rule.
     pub headers: Box<[u8]>,
     /// Hops left, to be relayed.
     pub hops: u8,
     /// The frame's first-acquirer bit, to be relayed.
     pub first_acquirer: bool,
-    /// What a consumer that refuses wishes for the message.
+}
+
+/// A consumer's word about a delivery that it does not want. Boxed, so that the many acknowledgements that are positive are small.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// Why.
+    pub reason: Box<str>,
+    /// What the consumer wishes for the message.
     pub retry: Retry,
+}
+
+impl Refusal {
+    /// A refusal with a wish, as acknowledgements have it.
+    #[must_use]
+    pub fn new(reason: &str, retry: Retry) -> Box<Self> {
+        Box::new(Self { reason: reason.into(), retry })
+    }
+
+    /// One for this reason, if there is one, without a wish of its own.
+    #[must_use]
+    pub fn of(reason: Option<&str>) -> Option<Box<Self>> {
+        reason.map(|reason| Self::new(reason, Retry::AsDecided))
+    }
+}
+
+impl Acknowledgement {
+    /// Why the message is refused; `None`: it is not.
+    #[must_use]
+    pub fn negative(&self) -> Option<&str> {
+        self.refusal.as_deref().map(|refusal| &*refusal.reason)
+    }
 }
 
 /// When a message is to be handed out again that its consumer refused.
@@ -440,5 +469,17 @@ impl Request {
             | Self::TestRoute { router, .. } => Destination::Shard(router.shard(shards)),
             Self::ListSubscribers { topic } => Destination::Shard(topic.shard(shards)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_as_large_as_an_acknowledgement_without_a_refusal() {
+        // Each is written by its session and read by its shard, by the thousand; what is rare in one is boxed.
+        assert_eq!(size_of::<Acknowledgement>(), 104);
+        assert_eq!(size_of::<Command>(), size_of::<Acknowledgement>());
     }
 }
