@@ -1,5 +1,6 @@
 //! One shard of the broker: everything joined.
 
+use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -228,6 +229,36 @@ impl Broker {
     }
 
     // ---- What comes in -----------------------------------------------------------------------------------
+
+    /// Looks at what the first of `commands` are about, and tells how many these are; [`Broker::command`] wants to have them
+    /// next. Changes nothing, but makes a batch faster: what a message or an acknowledgement needs is found by a chain of
+    /// reads of what is in no cache, and a processor follows several such chains at once as long as nothing is done between
+    /// them.
+    pub fn look_ahead(&mut self, client: &Client, commands: &[Command]) -> usize {
+        /// As many as fit into the first level of the cache with what they need.
+        const AHEAD_MAX: usize = 16;
+        let ahead = &commands[..commands.len().min(AHEAD_MAX)];
+        // A chain alone is followed just as fast later.
+        if ahead.len() > 1 {
+            ahead.iter().for_each(|command| self.look_at(client, command));
+        }
+        ahead.len()
+    }
+
+    fn look_at(&mut self, client: &Client, command: &Command) {
+        match command {
+            Command::Publish { message, .. } => {
+                black_box(message.properties());
+            }
+            Command::Acknowledge(word) => {
+                let key = self.lookup(&word.queue.channel);
+                if let Some(queue) = key.and_then(|key| self.channels[key].queues.get(&word.queue.id)) {
+                    queue.deliveries.look(&word.message_id, (client.connection, word.tag));
+                }
+            }
+            _ => {}
+        }
+    }
 
     /// A peer asks for something. Before it was welcomed, `client` is provisional: its id is empty.
     pub fn command(

@@ -401,6 +401,22 @@ pub enum Destination {
 }
 
 impl Command {
+    /// The queue that it is about, if it is one of the commands that come by the thousand.
+    fn queue(&self) -> Option<&QueueAddress> {
+        match self {
+            Self::Publish { queue, .. } => Some(queue),
+            Self::Acknowledge(word) => Some(&word.queue),
+            _ => None,
+        }
+    }
+
+    /// Whether this command goes where `other` does for the very same name, which is cheaper to see than where that is. May
+    /// say no to what goes there all the same.
+    pub fn goes_with(&self, other: &Self) -> bool {
+        let queues = self.queue().zip(other.queue());
+        queues.is_some_and(|(mine, its)| mine.channel.is_same(&its.channel))
+    }
+
     /// Where this command has to go in a broker of `shards` shards.
     pub fn destination(&self, shards: usize) -> Destination {
         let of = |channel: &ChannelName| Destination::Shard(channel.shard(shards));

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
+use std::hint::black_box;
 use std::sync::Arc;
 
 use foldhash::HashMap;
@@ -15,6 +16,9 @@ use crate::id::{ConnectionId, Tag};
 use crate::members::{Consumer, ConsumerKey};
 use crate::ready::Entry;
 use crate::time::Timestamp;
+
+/// With so many deliveries and fewer nearly all that belongs to them is in the cache.
+const CACHED: usize = 512;
 
 /// A message outside its queue. It stays here until everybody who holds it let go: each consumer that has not
 /// settled, and the workflow while it runs.
@@ -120,6 +124,7 @@ impl Deliveries {
     }
 
     /// Takes a message in, with one holder: the caller.
+    #[inline]
     pub(crate) fn insert(&mut self, entry: Entry) -> usize {
         self.outstanding.insert(Outstanding {
             entry,
@@ -146,6 +151,7 @@ impl Deliveries {
     }
 
     /// One holder lets go; the last one gets the message.
+    #[inline]
     pub(crate) fn release(&mut self, outstanding: usize) -> Option<Released> {
         let held = &mut self.outstanding[outstanding];
         held.holders -= 1;
@@ -192,16 +198,21 @@ impl Deliveries {
         window == 0 || self.windows.get(&consumer.key()).is_none_or(|open| *open < window)
     }
 
+    /// Reads what settling the delivery of the message `id` to `consumer` will read, so that it is in the cache by then. Does
+    /// nothing where there are so few deliveries that they are there anyway.
+    pub(crate) fn look(&self, id: &[u8], consumer: ConsumerKey) {
+        if self.deliveries.len() > CACHED {
+            let Self { by_message, outstanding, deliveries, hasher, .. } = self;
+            black_box(by_message.find(hasher.hash_one(id), is_of(id, consumer, deliveries, outstanding)));
+        }
+    }
+
     /// Takes the delivery of the message `id` to `consumer` off the books, if there is one. Its hold on the message goes to
     /// the caller.
     pub(crate) fn take_of(&mut self, id: &[u8], consumer: ConsumerKey) -> Option<Delivery> {
         let Self { by_message, outstanding, deliveries, hasher, .. } = self;
-        let matches = |key: &usize| {
-            let delivery = &deliveries[*key];
-            delivery.consumer.key() == consumer
-                && outstanding[delivery.outstanding].entry.message.id() == id
-        };
-        let (key, _) = by_message.find_entry(hasher.hash_one(id), matches).ok()?.remove();
+        let found = by_message.find_entry(hasher.hash_one(id), is_of(id, consumer, deliveries, outstanding));
+        let (key, _) = found.ok()?.remove();
         Some(self.unlisted(key))
     }
 
@@ -287,6 +298,19 @@ impl Deliveries {
         while deadlines.front().is_some_and(|entry| !live(entry)) {
             deadlines.pop_front();
         }
+    }
+}
+
+/// Whether the delivery of a key is that of the message `id` to `consumer`.
+fn is_of(
+    id: &[u8],
+    consumer: ConsumerKey,
+    deliveries: &Slab<Delivery>,
+    outstanding: &Slab<Outstanding>,
+) -> impl Fn(&usize) -> bool {
+    move |key| {
+        let delivery = &deliveries[*key];
+        delivery.consumer.key() == consumer && outstanding[delivery.outstanding].entry.message.id() == id
     }
 }
 

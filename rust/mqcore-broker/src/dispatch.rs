@@ -267,6 +267,7 @@ impl Queue {
         turn.effects.push(Effect::Deliver(deliver));
     }
 
+    #[inline]
     fn delivery_of(
         &mut self,
         entry: &mut Entry,

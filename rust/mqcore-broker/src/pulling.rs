@@ -210,5 +210,8 @@ enum Ended {
 }
 
 fn end(pulling: &Pulling, outcome: PullOutcome, turn: &mut Turn<'_>) {
-    turn.tell(pulling.consumer.client.connection, Event::PullEnded { request: pulling.pull.request, outcome });
+    turn.tell(
+        pulling.consumer.client.connection,
+        Event::PullEnded { request: pulling.pull.request, outcome },
+    );
 }
