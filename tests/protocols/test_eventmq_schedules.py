@@ -19,6 +19,8 @@ import pytest
 import mqcore
 from eventmq_peer import EventmqPeer
 from mqcore import admin
+from mqcore._core import AuthorityStore
+from mqcore.errors import InvalidArgument, NotFound, NotRunning, Unauthorized
 from served import ServedBroker, clean_environment, serving, wait_until
 
 ROUNDS = int(os.environ.get("MQCORE_CRASH_ROUNDS", "5"))
@@ -143,6 +145,72 @@ def runs_in(worker: EventmqPeer, seconds: float) -> list[dict[str, str]]:
             worker.say("READY", "r")
     except TimeoutError:
         return found
+
+
+def test_a_program_ends_a_schedule_of_its_broker_by_its_id(broker: mqcore.Broker) -> None:
+    with EventmqPeer(of_role(broker.listeners, "frontend")) as client:
+        for queue, call in (("one", CALL), ("two", CALL.replace("f", "g"))):
+            client.say("SCHEDULE", "s", queue, "nohaste", "3600", call, "")
+        wait_until(lambda: broker.schedules().total == 2, what="both schedules")
+    one = next(kept.id for kept in broker.schedules().schedules if kept.queue == "one")
+    broker.unschedule(one)
+    assert [kept.queue for kept in broker.schedules().schedules] == ["two"]
+    with pytest.raises(NotFound, match="mqcore jobs schedules") as missing:
+        broker.unschedule(one)
+    assert (missing.value.code, missing.value.target) == (404, one)
+    for malformed in ("", "one", one[1:], "g" * 40):
+        with pytest.raises(InvalidArgument, match="40 hexadecimal digits"):
+            broker.unschedule(malformed)
+        with pytest.raises(InvalidArgument, match="40 hexadecimal digits"):
+            admin.unschedule("http://127.0.0.1:1", malformed)
+    broker.stop()
+    with pytest.raises(NotRunning):
+        broker.unschedule(one)
+
+
+def test_a_schedule_that_was_ended_by_hand_stays_ended_after_kill_9(tmp_path: Path) -> None:
+    store = AuthorityStore.of_data_dir(tmp_path)
+    _, token = store.add_token(json.dumps({"name": "ends", "allow": ["administer:/schedules*", "push:*"]}))
+    _, reader = store.add_token(json.dumps({"name": "reads", "allow": ["administer:/schedules"]}))
+
+    def unschedule(*arguments: str, token: str = token) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "mqcore", "jobs", "unschedule", *arguments, "--url", broker.admin_url]
+        environment = clean_environment() | {"MQCORE_TOKEN": token}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=False)
+
+    with serve(tmp_path) as broker:
+        frontend = f"emqp://{broker.ready['listeners']['emqp-frontend']}"
+        with EventmqPeer(frontend, token=token) as client:
+            for number, queue in enumerate(("by-http", "by-program", "goes-on")):
+                client.say("SCHEDULE", "s", queue, "nohaste", "3600", CALL.replace("1", str(number)), "")
+            wait_until(lambda: admin.schedules(broker.admin_url, token=token).total == 3, what="the schedules")
+        ids = {kept.queue: kept.id for kept in admin.schedules(broker.admin_url, token=token).schedules}
+        for allowed in (None, "mqt_0123456789ab_nobodyhasthistoken", reader):
+            with pytest.raises(Unauthorized):
+                admin.unschedule(broker.admin_url, ids["by-http"], token=allowed)
+        refused = unschedule(ids["by-http"], token=reader)
+        assert (refused.returncode, refused.stdout) == (4, "")
+        assert admin.schedules(broker.admin_url, token=token).total == 3
+        admin.unschedule(broker.admin_url, ids["by-http"], token=token)
+        ended = unschedule(ids["by-program"], "--json")
+        assert json.loads(ended.stdout) == {"schema": "mqcore.jobs.unschedule/1", "id": ids["by-program"]}
+        # It was told so: nothing may bring them back, whenever the broker dies.
+        broker.process.kill()
+        broker.process.wait()
+    with serve(tmp_path) as broker:
+        (kept,) = admin.schedules(broker.admin_url, token=token).schedules
+        assert kept.queue == "goes-on"
+        with pytest.raises(NotFound, match=ids["by-http"]):
+            admin.unschedule(broker.admin_url, ids["by-http"], token=token)
+        missing = unschedule(ids["by-program"])
+        assert (missing.returncode, missing.stdout) == (3, "")
+        assert f"keeps no schedule {ids['by-program']}" in missing.stderr
+        malformed = unschedule("by-program")
+        assert (malformed.returncode, "40 hexadecimal digits" in malformed.stderr) == (2, True)
+        assert unschedule(ids["goes-on"].upper()).returncode == 0
+        assert admin.schedules(broker.admin_url, token=token).total == 0
+    audit = (tmp_path / "audit.jsonl").read_text()
+    assert f'"resource":"/schedules/{ids["by-http"]}"' in audit
 
 
 @pytest.mark.timeout(60 + 10 * ROUNDS)

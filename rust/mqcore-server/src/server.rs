@@ -50,7 +50,7 @@ use crate::outbox::Order;
 use crate::registry::Registry;
 use crate::schedules::keeper::Keeper;
 use crate::schedules::port::SchedulePort;
-use crate::schedules::{self, ScheduleList};
+use crate::schedules::{self, EndScheduleError, EntryId, ScheduleList};
 use crate::shard::{self, Urgent};
 use crate::shutdown::{Shutdown, TaskGuard};
 use crate::spares::{SpareBytes, SpareCommands};
@@ -358,6 +358,14 @@ impl Server {
     /// The schedules that are due next, at most `max` of them, and how many there are. None after the server has ended.
     pub async fn schedules(&self, max: usize) -> ScheduleList {
         self.inner.hub.schedules.list(max).await.unwrap_or_default()
+    }
+
+    /// Ends a schedule, and answers when that is durable.
+    ///
+    /// # Errors
+    /// [`EndScheduleError`].
+    pub async fn end_schedule(&self, id: EntryId) -> Result<(), EndScheduleError> {
+        self.inner.hub.schedules.end_schedule(id).await
     }
 
     /// The last requests that could not be done, the latest first, at most `limit` of them: what the numbers stand for

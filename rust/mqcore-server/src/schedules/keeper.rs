@@ -289,11 +289,14 @@ impl<S: Storage> Keeper<S> {
         Ok(())
     }
 
-    /// Ends a schedule. What is due already still runs.
+    /// Ends a schedule, for good once [`Keeper::commit`] has answered. What is due already still runs. False: there is none.
     pub(crate) fn unschedule(&mut self, id: &EntryId) -> bool {
-        let before = self.scheduler.remove(id);
-        self.settled.extend(before.iter().map(|before| before.what.sequence));
-        before.is_some()
+        let Some(before) = self.scheduler.remove(id) else { return false };
+        self.settled.push(before.what.sequence);
+        if let Some(store) = &mut self.store {
+            store.demand_sync();
+        }
+        true
     }
 
     /// The `max` schedules that are due next.

@@ -16,8 +16,8 @@ use mqcore_scheduler::scheduler::EntryId;
 use mqcore_session::eventmq::schedules::{ScheduleRequest, Schedules};
 use tokio::sync::oneshot;
 
-use super::ScheduleList;
 use super::keeper::{Crons, Keeper, Wanted, default_queue, wanted};
+use super::{EndScheduleError, ScheduleList};
 use crate::data_dir::DataDir;
 use crate::hub::Hub;
 use crate::shard::Urgent;
@@ -39,6 +39,8 @@ const HOUSEKEEPING_BYTES: usize = 4 << 20;
 enum Ask {
     Schedule(Box<Wanted>),
     Unschedule(EntryId),
+    /// The same for somebody who wants to know that it is durable.
+    EndSchedule(EntryId, oneshot::Sender<Result<(), EndScheduleError>>),
     List(usize, oneshot::Sender<ScheduleList>),
     /// A shard has something to say about runs.
     Told(Event),
@@ -105,9 +107,14 @@ impl SchedulePort {
         receiver.await.ok()
     }
 
-    /// Ends a schedule, if there is one.
-    pub(crate) fn end_schedule(&self, id: EntryId) {
-        self.ask(Ask::Unschedule(id));
+    /// Ends a schedule, and answers when that is durable.
+    ///
+    /// # Errors
+    /// [`EndScheduleError`].
+    pub(crate) async fn end_schedule(&self, id: EntryId) -> Result<(), EndScheduleError> {
+        let (answer, receiver) = oneshot::channel();
+        self.ask(Ask::EndSchedule(id, answer));
+        receiver.await.unwrap_or(Err(EndScheduleError::Stopping))
     }
 
     /// What a shard says to the connection that schedules come from.
@@ -147,6 +154,7 @@ impl SchedulePort {
             hub: Arc::clone(hub),
             shared: Arc::clone(&self.shared),
             known: HashMap::new(),
+            ended: Vec::new(),
             failed: false,
             housekept: Instant::now(),
         };
@@ -175,7 +183,7 @@ impl Schedules for SchedulePort {
     }
 
     fn unschedule(&self, request: ScheduleRequest) -> Result<(), Rejection> {
-        self.end_schedule(EntryId(request.identity()));
+        self.ask(Ask::Unschedule(EntryId(request.identity())));
         Ok(())
     }
 }
@@ -187,6 +195,8 @@ struct Worker {
     shared: Arc<Shared>,
     /// Which queues there are, of those that were asked for in this round.
     known: HashMap<QueueAddress, bool>,
+    /// Schedules that were ended in this round, and who wants to know.
+    ended: Vec<(EntryId, oneshot::Sender<Result<(), EndScheduleError>>)>,
     /// The disk broke its word: nothing happens any more until the next start, because nobody would know afterwards that it did.
     failed: bool,
     housekept: Instant,
@@ -206,6 +216,7 @@ impl Worker {
                 self.obey(ask);
             }
             let outcome = self.round();
+            self.tell_of_ends(&outcome);
             self.note(outcome);
             self.show();
             if ended {
@@ -244,6 +255,7 @@ impl Worker {
             Ask::Unschedule(id) => {
                 self.keeper.unschedule(&id);
             }
+            Ask::EndSchedule(id, answer) => self.end_schedule(id, answer),
             Ask::List(max, answer) => {
                 // Whoever asked may have gone; nobody misses the answer then.
                 let _ = answer.send(self.keeper.list(max));
@@ -254,6 +266,27 @@ impl Worker {
                 self.keeper.put_off(number, now);
             }
             Ask::Told(_) | Ask::Look | Ask::End => {}
+        }
+    }
+
+    /// Whoever asked may have gone; nobody misses an answer then.
+    fn end_schedule(&mut self, id: EntryId, answer: oneshot::Sender<Result<(), EndScheduleError>>) {
+        if self.shared.numbers.failing.load(Ordering::Relaxed) {
+            let _ = answer.send(Err(EndScheduleError::Failing));
+        } else if self.keeper.unschedule(&id) {
+            self.ended.push((id, answer));
+        } else {
+            let _ = answer.send(Err(EndScheduleError::Missing(id)));
+        }
+    }
+
+    /// Tells those who have ended schedules in this round what came of writing that down.
+    fn tell_of_ends(&mut self, outcome: &Result<(), JournalError>) {
+        for (id, answer) in self.ended.drain(..) {
+            let told =
+                outcome.as_ref().map(|()| tracing::info!(schedule = %id, "a schedule was ended by hand"));
+            let told = told.map_err(|error| EndScheduleError::NotSaved { id, why: error.to_string() });
+            let _ = answer.send(told);
         }
     }
 

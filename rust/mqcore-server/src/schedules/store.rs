@@ -68,7 +68,7 @@ pub(crate) struct Kept {
 pub(crate) struct Store<S: Storage> {
     journal: Journal<S>,
     scratch: Vec<u8>,
-    /// Something was put or touched that is not synced.
+    /// Something is not synced that has to be.
     unsynced: bool,
 }
 
@@ -141,13 +141,18 @@ impl<S: Storage> Store<S> {
         Ok(())
     }
 
+    /// Lets the next commit be durable even if it only settles: an end that somebody was told of must not come undone.
+    pub(crate) fn demand_sync(&mut self) {
+        self.unsynced = true;
+    }
+
     /// Buffers that schedules are over, or runs where they belong.
     pub(crate) fn settle(&mut self, numbers: &[u64]) -> Result<(), JournalError> {
         self.journal.settle(numbers)
     }
 
-    /// Writes what is buffered, and makes it durable if anything but settlements is new: what was settled and comes back is
-    /// only looked at once more.
+    /// Writes what is buffered, and makes it durable if anything but settlements is new, or was demanded: a run that was settled
+    /// and comes back is only looked at once more.
     pub(crate) fn commit(&mut self) -> Result<(), JournalError> {
         self.journal.write()?;
         if self.unsynced {
