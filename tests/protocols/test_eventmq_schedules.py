@@ -18,9 +18,10 @@ import pytest
 
 import mqcore
 from eventmq_peer import EventmqPeer
-from mqcore import admin
+from mqcore import admin, journal
 from mqcore._core import AuthorityStore
-from mqcore.errors import InvalidArgument, NotFound, NotRunning, Unauthorized
+from mqcore.backup import backup, restore
+from mqcore.errors import DataDirBusy, InvalidArgument, NotFound, NotRunning, Unauthorized
 from served import ServedBroker, clean_environment, serving, wait_until
 
 ROUNDS = int(os.environ.get("MQCORE_CRASH_ROUNDS", "5"))
@@ -211,6 +212,90 @@ def test_a_schedule_that_was_ended_by_hand_stays_ended_after_kill_9(tmp_path: Pa
         assert admin.schedules(broker.admin_url, token=token).total == 0
     audit = (tmp_path / "audit.jsonl").read_text()
     assert f'"resource":"/schedules/{ids["by-http"]}"' in audit
+
+
+def all_runs_of(broker: ServedBroker, queue: str) -> list[dict[str, str]]:
+    """The headers of all runs that a queue has, once its only schedule has ended."""
+    listeners = broker.ready["listeners"]
+    with EventmqPeer(f"emqp://{listeners['emqp-frontend']}") as client:
+        client.say("UNSCHEDULE", "u", queue, "", "1", CALL, "")
+        wait_until(
+            lambda: all(kept.queue != queue for kept in admin.schedules(broker.admin_url).schedules), what="its end"
+        )
+    with work(f"emqp://{listeners['emqp']}", queue, 100) as worker:
+        return runs_in(worker, 2.0)
+
+
+def test_backups_of_schedules_that_run_all_the_time_bring_them_back_and_each_run_is_made_once(tmp_path: Path) -> None:
+    interval, taken = 20, []
+    with serve(tmp_path / "data") as broker:
+        listeners = broker.ready["listeners"]
+        work(f"emqp://{listeners['emqp']}", "ticks").close()
+        with EventmqPeer(f"emqp://{listeners['emqp-frontend']}") as client:
+            client.say("SCHEDULE", "s", "ticks", f"catch-up:all,interval-ms:{interval}", "1", CALL, "")
+            berlin = "nohaste,timezone:Europe/Berlin,catch-up:none,run_count:7"
+            client.say("SCHEDULE", "s", "night", berlin, "-1", CALL.replace("f", "g"), "30 2 * * *")
+            wait_until(lambda: admin.schedules(broker.admin_url).total == 2, what="both schedules")
+        for number in range(3):
+            time.sleep(0.1 + 0.03 * number)
+            ticks, night = admin.schedules(broker.admin_url).schedules
+            backup(tmp_path / f"running-{number}", url=broker.admin_url)
+            taken.append((f"running-{number}", ticks.runs))
+        broker.process.kill()
+        broker.process.wait()
+    backup(tmp_path / "killed.tar.zst", data_dir=tmp_path / "data")
+    taken.append(("killed.tar.zst", ticks.runs))
+    for source, made_before in taken:
+        data = tmp_path / f"from-{source}"
+        back = restore(tmp_path / source, data)
+        assert (back.schedules, back.findings) == (2, ())
+        with serve(data) as broker:
+            assert night in admin.schedules(broker.admin_url).schedules, "as it was"
+            runs = all_runs_of(broker, "ticks")
+        assert len(runs) >= made_before > 0
+        assert [int(run["fence"]) for run in runs] == list(range(1, len(runs) + 1)), "each of them once, in order"
+        first = int(runs[0]["due"])
+        assert [int(run["due"]) for run in runs] == [first + interval * at for at in range(len(runs))]
+
+
+def test_the_journal_of_schedules_is_listed_and_verified(tmp_path: Path) -> None:
+    with serve(tmp_path) as broker:
+        with EventmqPeer(f"emqp://{broker.ready['listeners']['emqp-frontend']}") as client:
+            for number in range(3):
+                client.say("SCHEDULE", "s", "night", "nohaste", "3600", CALL.replace("1", str(number)), "")
+            wait_until(lambda: admin.schedules(broker.admin_url).total == 3, what="the schedules")
+            client.say("UNSCHEDULE", "u", "night", "", "1", CALL, "")
+            wait_until(lambda: admin.schedules(broker.admin_url).total == 2, what="the end of one")
+        with pytest.raises(DataDirBusy):
+            journal.segments(tmp_path)
+        assert broker.terminate() == 0
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "mqcore", "journal", *arguments, str(tmp_path)]
+        environment = clean_environment()
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=False)
+
+    listing = journal.segments(tmp_path)
+    assert (listing.schedules, listing.runs, listing.limits, listing.live) == (2, 0, 0, 0)
+    beside = [segment for segment in listing.segments if segment.journal == "schedules"]
+    assert [segment.shard for segment in beside] == [None] * len(beside)
+    assert sum(segment.live for segment in beside) == 2
+    assert listing.bytes == sum(path.stat().st_size for path in tmp_path.rglob("*.segment"))
+    listed = run("ls")
+    assert "\nschedules\t" in listed.stdout
+    assert listed.stderr.rstrip().endswith("2 schedules")
+    assert json.loads(run("ls", "--json").stdout)["schedules"] == 2
+    verified = run("verify")
+    assert (verified.returncode, "2 schedules" in verified.stdout) == (0, True)
+    # One octet in the middle of what was saved.
+    file = tmp_path / "schedules" / f"{beside[0].number:010}.segment"
+    octets = bytearray(file.read_bytes())
+    octets[octets.index(b"night")] ^= 1
+    file.write_bytes(octets)
+    damaged = run("verify", "--json")
+    told = json.loads(damaged.stdout)
+    assert (damaged.returncode, told["damaged"]) == (6, True)
+    assert {(finding["journal"], finding["shard"]) for finding in told["findings"]} == {("schedules", None)}
 
 
 @pytest.mark.timeout(60 + 10 * ROUNDS)

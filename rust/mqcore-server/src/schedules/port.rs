@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
@@ -18,7 +18,8 @@ use tokio::sync::oneshot;
 
 use super::keeper::{Crons, Keeper, Wanted, default_queue, wanted};
 use super::{EndScheduleError, ScheduleList};
-use crate::data_dir::DataDir;
+use crate::backup::Pin;
+use crate::data_dir::{DataDir, SideJournal};
 use crate::hub::Hub;
 use crate::shard::Urgent;
 use crate::shutdown::TaskGuard;
@@ -157,6 +158,7 @@ impl SchedulePort {
             ended: Vec::new(),
             failed: false,
             housekept: Instant::now(),
+            pin: Weak::new(),
         };
         std::thread::Builder::new().name("mqcore-schedules".into()).spawn(move || {
             worker.run(&asks);
@@ -200,6 +202,8 @@ struct Worker {
     /// The disk broke its word: nothing happens any more until the next start, because nobody would know afterwards that it did.
     failed: bool,
     housekept: Instant,
+    /// Alive while a backup needs the files as they are.
+    pin: Weak<Pin>,
 }
 
 impl Worker {
@@ -218,6 +222,7 @@ impl Worker {
             let outcome = self.round();
             self.tell_of_ends(&outcome);
             self.note(outcome);
+            self.meet();
             self.show();
             if ended {
                 break;
@@ -298,7 +303,7 @@ impl Worker {
         let now = self.hub.clock.now().0;
         if self.housekept.elapsed() >= HOUSEKEEPING {
             self.housekept = Instant::now();
-            self.keeper.keep_house(now, HOUSEKEEPING_BYTES)?;
+            self.keeper.keep_house(now, HOUSEKEEPING_BYTES, self.pin.strong_count() > 0)?;
         }
         // A broker that stops begins nothing: what is due is due at the next start, too.
         if self.hub.shutdown.is_running() {
@@ -313,6 +318,15 @@ impl Worker {
         let commands = self.keeper.take_commands(now);
         self.tell(commands);
         Ok(())
+    }
+
+    /// Takes part in a backup, if one is asked for: says what there is, and stands still until all writers have. A run that is
+    /// settled here is in its shard by then, and one that is not is sent again by whoever starts on the copy.
+    fn meet(&mut self) {
+        let Some((writer, meeting)) = self.hub.backups.take_beside(SideJournal::Schedules) else { return };
+        let Some(snapshot) = self.keeper.snapshot() else { return };
+        self.pin = meeting.pin();
+        meeting.attend(writer, snapshot.map_err(|error| error.to_string()));
     }
 
     /// Asks the shards which of these queues there are, and `default` too. False: a shard has stopped.
