@@ -498,4 +498,24 @@ mod tests {
         assert_eq!(size_of::<Acknowledgement>(), 104);
         assert_eq!(size_of::<Command>(), size_of::<Acknowledgement>());
     }
+    #[test]
+    fn commands_that_go_with_another_have_its_destination() {
+        let name = |text: &str| ChannelName::new(text).expect("a good name");
+        let (one, other) = (name("one"), name("another"));
+        let word = |channel: &ChannelName, id| {
+            Command::Acknowledge(Acknowledgement {
+                tag: Tag::CHANNEL,
+                queue: QueueAddress { channel: channel.clone(), id },
+                message_id: MessageId::from_slice(b"m"),
+                refusal: None,
+                headers: Box::default(),
+                hops: 0,
+                first_acquirer: false,
+            })
+        };
+        assert!(word(&one, 1).goes_with(&word(&one, 2)), "queues of a channel are in one shard");
+        assert!(!word(&one, 1).goes_with(&word(&other, 1)));
+        let room = Command::RoomFor { queue: QueueAddress { channel: one.clone(), id: 1 } };
+        assert!(!word(&one, 1).goes_with(&room) && !room.goes_with(&word(&one, 1)), "that is looked up");
+    }
 }
