@@ -12,7 +12,7 @@ use mqcore_journal::journal::Note;
 use super::ReadError;
 
 /// What is read at a time of a segment that grows, in bytes.
-const PIECE: usize = 1 << 20;
+const PIECE: usize = 512 * 1024;
 
 /// The files of one shard's journal.
 #[derive(Debug)]
