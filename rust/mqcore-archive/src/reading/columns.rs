@@ -335,3 +335,38 @@ fn each_of_its_queue<'a, T: Copy>(
         show(last.1);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn octets_that_are_no_text_harm_no_other_row_where_text_is_wanted() {
+        let rows: ArrayRef = Arc::new(BinaryArray::from_opt_vec(vec![
+            Some("Gr\u{fc}\u{df}e".as_bytes()),
+            None,
+            Some(b"a\xffb"),
+            Some(b""),
+        ]));
+        let found = as_text(&rows, "body").expect("these are octets");
+        let texts: Vec<_> = found.iter().collect();
+        assert_eq!(texts, [Some("Gr\u{fc}\u{df}e"), None, Some("a\u{fffd}b"), Some("")]);
+        let sound: ArrayRef = Arc::new(BinaryArray::from_vec(vec![b"one", b"two"]));
+        assert_eq!(as_text(&sound, "body").expect("these are octets"), StringArray::from(vec!["one", "two"]));
+    }
+
+    #[test]
+    fn each_row_has_the_channel_and_the_id_of_its_own_queue() {
+        let queues =
+            StringArray::from(vec![Some("a/1"), Some("a/1"), Some("a/2"), None, Some("a/2"), Some("b")]);
+        let fields = Schema::new(vec![Field::new("queue", DataType::Utf8, true)]);
+        let rows = RecordBatch::try_new(Arc::new(fields), vec![Arc::new(queues)]).expect("they fit");
+        let channels = channels(&rows).expect("the column is there");
+        let ids = queue_ids(&rows).expect("the column is there");
+        assert_eq!(
+            channels.iter().collect::<Vec<_>>(),
+            [Some("a"), Some("a"), Some("a"), None, Some("a"), Some("b")]
+        );
+        assert_eq!(ids.iter().collect::<Vec<_>>(), [Some(1), Some(1), Some(2), None, Some(2), None]);
+    }
+}

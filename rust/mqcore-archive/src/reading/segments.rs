@@ -11,7 +11,7 @@ use mqcore_journal::journal::Note;
 
 use super::ReadError;
 
-/// What is read at a time of a segment that grows, in bytes.
+/// What is read of a segment at a time, in bytes.
 const PIECE: usize = 512 * 1024;
 
 /// The files of one shard's journal.
