@@ -32,9 +32,11 @@ def command(name: bytes, data: bytes = b"") -> bytes:
     return frame(bytes([len(name)]) + name + data, COMMAND)
 
 
-def ready(kind: bytes, identity: bytes = b"") -> bytes:
+def ready(kind: bytes, identity: bytes = b"", token: str = "") -> bytes:
     """The command that ends the handshake."""
-    properties = ((b"Socket-Type", kind), (b"Identity", identity))
+    properties = [(b"Socket-Type", kind), (b"Identity", identity)]
+    if token:
+        properties.append((b"X-Token", token.encode()))
     return command(
         b"READY",
         b"".join(bytes([len(key)]) + key + struct.pack(">I", len(value)) + value for key, value in properties),
@@ -44,7 +46,9 @@ def ready(kind: bytes, identity: bytes = b"") -> bytes:
 class EventmqPeer:
     """One connection to a listener of EventMQ."""
 
-    def __init__(self, url: str, kind: bytes = b"DEALER", identity: bytes = b"", *, shakes: bool = True) -> None:
+    def __init__(
+        self, url: str, kind: bytes = b"DEALER", identity: bytes = b"", *, shakes: bool = True, token: str = ""
+    ) -> None:
         host, _, port = url.partition("://")[2].partition("?")[0].rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=10)
         self._read = bytearray()
@@ -52,7 +56,7 @@ class EventmqPeer:
         self.kept: list[Message] = []
         """Messages that came while something else was waited for."""
         if shakes:
-            self.send_octets(GREETING + ready(kind, identity))
+            self.send_octets(GREETING + ready(kind, identity, token))
             assert self._take(64)[:10] == GREETING[:10]
             name, _ = self._command()
             assert name == b"READY"

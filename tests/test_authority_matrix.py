@@ -664,6 +664,7 @@ class Http:
             "GET /nowhere": (("administer", "/nowhere"),),
             "POST /authority/reload": (("administer", "/authority/reload"),),
             "DELETE /overview": (("administer", "/overview"),),
+            f"DELETE /schedules/{0:040}": (("administer", f"/schedules/{0:040}"),),
         }
     )
 

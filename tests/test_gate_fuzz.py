@@ -396,7 +396,10 @@ HTTP_PARTS = [
     *(
         f"{method} {page} HTTP/1.1\r\nHost: x\r\n{headers}Connection: close\r\n\r\n".encode()
         for method in ("GET", "POST", "DELETE", "PUT")
-        for page in ("/overview", "/metrics", "/authority/reload", "/backup", "/errors", "/nowhere", "/%2e%2e/")
+        for page in (
+            *("/overview", "/metrics", "/authority/reload", "/backup", "/errors", "/nowhere", "/%2e%2e/"),
+            f"/schedules/{0:040}",
+        )
         for headers in (
             "",
             "Authorization: Bearer " + NOT_QUITE.decode() + "\r\n",

@@ -132,7 +132,7 @@ def test_a_backup_has_the_limits_of_its_moment_and_a_broker_goes_on_with_them(tm
     backup(tmp_path / "stopped", data_dir=tmp_path / "data")
     for source, quota in (("running.tar.zst", 993), ("stopped", 893)):
         back = restore(tmp_path / source, tmp_path / f"from-{source}")
-        assert (back.messages, back.findings) == (0, ())
+        assert (back.messages, back.limits, back.findings) == (0, 200, ())
         with serve(tmp_path / f"from-{source}") as broker, SyncClient(url(broker)) as client:
             assert metric(broker, "mqcore_limiter_restored_total") == 200
             counter, note = client.query("user:007"), client.get("note")

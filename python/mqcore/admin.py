@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import urllib.parse
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,10 +31,13 @@ __all__ = [
     "errors",
     "schedules",
     "trace",
+    "unschedule",
 ]
 
 DEFAULT_URL: Final = "http://127.0.0.1:2627"
 """Where an admin side is served if nothing else is said."""
+
+_SCHEDULE_ID: Final = re.compile(r"[0-9a-fA-F]{40}")
 
 # Far more than a thousand entries take.
 _ANSWER_MAX = 8 << 20
@@ -122,6 +126,23 @@ def schedules(
         raise _errors.BadAnswer(f"{url} tells its schedules in another form: {error}") from error
 
 
+def unschedule(url: str, schedule_id: str, *, token: str | None = None, timeout: Duration = 15.0) -> None:
+    """End the schedule of this id, which `schedules` tells, of the broker with this admin side.
+
+    When this returns, that is on disk and survives any crash. A run that is due already is still made. A worker whose
+    program has the schedule sends it again when it starts. As everything that changes something by the admin side it
+    needs a `token`, of one with the rule ``administer:/schedules/*``.
+
+    Raises `NotFound` if the broker keeps no such schedule, `InvalidArgument` for what can be no id, `Unauthorized`,
+    `Busy` while the broker cannot write schedules down, `Nacked` if its disk failed in that moment, `ConfigError` for
+    a URL of something else, `ConnectFailed` if nobody answers, `ConnectionLost` while the broker stops, and `BadAnswer`
+    if what answers is no broker of this version.
+    """
+    if not _SCHEDULE_ID.fullmatch(schedule_id):
+        raise _errors.InvalidArgument(f"{schedule_id!r}: the id of a schedule has 40 hexadecimal digits")
+    _ask("DELETE", url, f"/schedules/{schedule_id}", token, seconds(timeout))
+
+
 def errors(
     url: str = DEFAULT_URL, *, limit: int = 100, token: str | None = None, timeout: Duration = 15.0
 ) -> tuple[FailedRequest, ...]:
@@ -130,8 +151,8 @@ def errors(
     `limit` is how many at most; a broker keeps the last 1,000. `token` is that of one who may administer it, where that
     is asked for. `timeout` is how long it may say nothing.
 
-    Raises `ConfigError` for a URL of something else, `ConnectFailed` if nobody answers, `Unauthorized`, and `BadAnswer`
-    if what answers is no broker of this version.
+    Raises `ConfigError` for a URL of something else, `ConnectFailed` if nobody answers, `Unauthorized`, `Busy` if it
+    has too much to do, `ConnectionLost` while it stops, and `BadAnswer` if what answers is no broker of this version.
     """
     content = _get(url, f"/errors?limit={limit:d}", token, seconds(timeout))
     try:
@@ -278,6 +299,10 @@ def _clients(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def _get(url: str, page: str, token: str | None, patience: float) -> dict[str, Any]:
+    return _ask("GET", url, page, token, patience)
+
+
+def _ask(method: str, url: str, page: str, token: str | None, patience: float) -> dict[str, Any]:
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise _errors.ConfigError(
@@ -286,7 +311,7 @@ def _get(url: str, page: str, token: str | None, patience: float) -> dict[str, A
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname, parts.port or 2627, timeout=patience)
     try:
-        connection.request("GET", page, headers={} if token is None else {"Authorization": f"Bearer {token}"})
+        connection.request(method, page, headers={} if token is None else {"Authorization": f"Bearer {token}"})
         answer = connection.getresponse()
         status, octets = answer.status, answer.read(_ANSWER_MAX)
     except (http.client.HTTPException, OSError) as error:
@@ -300,8 +325,16 @@ def _get(url: str, page: str, token: str | None, patience: float) -> dict[str, A
         code, message = str(content["error"]["code"]), str(content["error"]["message"])
     except (ValueError, KeyError, TypeError):
         raise _errors.BadAnswer(f"{url} answers {status}, and not as the admin side of a broker does") from None
-    if code in {"unauthorized", "forbidden"}:
-        raise _errors.Unauthorized(message, 401)
-    if code == "not-found":
-        raise _errors.NotFound(message, 404)
-    raise _errors.BadAnswer(f"{url}: {message}")
+    match code:
+        case "unauthorized" | "forbidden":
+            raise _errors.Unauthorized(message, 401)
+        case "not-found":
+            raise _errors.NotFound(message, 404)
+        case "busy":
+            raise _errors.Busy(message, 503)
+        case "not-saved":
+            raise _errors.Nacked(message, "not-saved")
+        case "stopping":
+            raise _errors.ConnectionLost(message, sent=False)
+        case _:
+            raise _errors.BadAnswer(f"{url}: {message}")

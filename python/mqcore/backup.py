@@ -7,9 +7,9 @@
     backup("monday.tar.zst", url="http://127.0.0.1:2627")
     restore("monday.tar.zst", "/var/lib/mqcore-new")
 
-A backup holds everything that was confirmed as saved before it began, and the limits of listeners with ``persist=on``
-as they are at that moment. It is a directory, a ``.tar`` or a
-``.tar.zst``, and complete with its ``manifest.json``, which names each file with its length and SHA-256.
+A backup holds everything that was confirmed as saved before it began, and the schedules of jobs and the limits of
+listeners with ``persist=on`` as they are at that moment. It is a directory, a ``.tar`` or a ``.tar.zst``, and complete
+with its ``manifest.json``, which names each file with its length and SHA-256.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["BackedUp", "Copied", "Restored", "backup", "restore"]
 _SCHEMA: Final = "mqcore.backup/1"
 _MANIFEST: Final = "manifest.json"
 _MANIFEST_OCTETS_MAX: Final = 64 * 1024 * 1024
-_NAME: Final = re.compile(r"format|(shard-\d{1,5}|limits)/\d{10}\.segment")
+_NAME: Final = re.compile(r"format|(shard-\d{1,5}|limits|schedules)/\d{10}\.segment")
 """What may be in a backup: nothing that leads out of the directory that it is restored to."""
 _PIECE: Final = 1024 * 1024
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
@@ -81,6 +81,10 @@ class Restored:
     """Saved messages that are not settled."""
     definitions: int
     """Channels and queues."""
+    limits: int
+    """Limits that were kept."""
+    schedules: int
+    """Schedules of jobs."""
     created: datetime
     """When the backup was begun, in UTC."""
     findings: tuple[Finding, ...]
@@ -170,7 +174,7 @@ def restore(
 
     All checksums are verified, and the new directory is read as `mqcore.journal.verify` does, before it appears at
     `data_dir`, which must not exist or be empty. It is the same journal as the one that was copied: start only one of
-    the two brokers where clients could take them for one.
+    the two brokers where clients could take them for one, or where both would make the same runs of schedules.
 
     Raises `DataDirMissing` if `source` is no backup, `DataDirDamaged` if it is not complete or not what was written,
     `ConfigError` if something is at `data_dir`, and `DataDirFull`.
@@ -198,6 +202,8 @@ def restore(
         bytes=sum(file.bytes for file in manifest.files.values()),
         messages=verified.listing.live,
         definitions=verified.listing.definitions,
+        limits=verified.listing.limits,
+        schedules=verified.listing.schedules,
         created=manifest.created,
         findings=verified.findings,
     )

@@ -497,6 +497,15 @@ class Broker:
         total, found = self._core.schedules(limit)
         return ScheduleList(total, tuple(ScheduleInfo(**schedule) for schedule in found))
 
+    def unschedule(self, schedule_id: str) -> None:
+        """End the schedule of this id, which `schedules` tells, for good: when this returns, that survives any crash.
+
+        A run that is due already is still made. A worker whose program has the schedule sends it again when it starts.
+        Raises `NotFound` if this broker keeps no such schedule, `InvalidArgument` for what can be no id, `Busy` while
+        schedules cannot be written down, `Nacked` if the disk failed in that moment, and `NotRunning`.
+        """
+        self._core.end_schedule(schedule_id)
+
     def backup(self, to: str | os.PathLike[str], *, progress: Copied | None = None) -> BackedUp:
         """Copy everything that is saved into a new directory, ``.tar`` or ``.tar.zst``, and go on meanwhile.
 

@@ -46,23 +46,27 @@ FindingKind = Literal["torn", "damaged", "missing", "stray", "aside", "unreadabl
 
 
 class Progress(Protocol):
-    """Called while a shard is read, with its number, the octets that are read, and how many there are."""
+    """Called while a journal is read, with its number, the octets that are read, and how many there are. The numbers of
+    journals that are of no shard come behind those of the shards."""
 
-    def __call__(self, shard: int, done: int, total: int, /) -> object:
+    def __call__(self, number: int, done: int, total: int, /) -> object:
         """Take note; what is raised here ends the reading."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One file of a shard's journal."""
+    """One file of a journal."""
 
-    shard: int
+    journal: str
+    """Whose, as its directory is called: ``shard-0``, ..., ``limits``, ``schedules``."""
+    shard: int | None
+    """``None``: its journal is of no shard."""
     number: int
     """As in its name."""
     records: int
     """Of every kind, lost ones among them."""
     live: int
-    """Messages in it that are not settled."""
+    """Messages in it that are not settled; limits, or schedules and their runs, in a journal of these."""
     bytes: int
     """The length of its file."""
     state: State
@@ -76,9 +80,15 @@ class Listing:
 
     shards: int
     segments: tuple[Segment, ...]
-    """By shard and number."""
+    """By shard and number, and behind them those of limits and of schedules."""
     definitions: int
     """Channels and queues that are defined."""
+    limits: int = 0
+    """Limits that are kept, those among them that have expired meanwhile."""
+    schedules: int = 0
+    """Schedules of jobs."""
+    runs: int = 0
+    """Runs of schedules that no queue has confirmed; the next start sends them again, and a queue takes each once."""
 
     @property
     def records(self) -> int:
@@ -88,7 +98,7 @@ class Listing:
     @property
     def live(self) -> int:
         """Saved messages that are not settled."""
-        return sum(segment.live for segment in self.segments)
+        return sum(segment.live for segment in self.segments if segment.shard is not None)
 
     @property
     def bytes(self) -> int:
@@ -100,7 +110,10 @@ class Listing:
 class Finding:
     """Something that a sound directory, whose broker was stopped, does not have."""
 
-    shard: int
+    journal: str
+    """Where, as `Segment.journal`."""
+    shard: int | None
+    """As `Segment.shard`."""
     kind: FindingKind
     text: str
     """What it is and where."""
@@ -201,7 +214,7 @@ def segments(data_dir: str | os.PathLike[str], *, progress: Progress | None = No
 
 
 def verify(data_dir: str | os.PathLike[str], *, progress: Progress | None = None) -> Verification:
-    """Read everything with its checksums, and every definition and message as a start would, and say what was found.
+    """Read everything with its checksums, and every record as a start would, and say what was found.
 
     Damage is not raised but returned; what is raised is the same as for `segments`.
     """
@@ -220,8 +233,8 @@ def messages(data_dir: str | os.PathLike[str], queue: str, *, progress: Progress
 def _inspect(data_dir: str | os.PathLike[str], progress: Progress | None, *, thorough: bool) -> Verification:
     seen = _core.journal_inspect(os.fspath(data_dir), progress or _unseen, thorough)
     found = tuple(Segment(*row) for row in seen["segments"])
-    listing = Listing(seen["shards"], found, seen["definitions"])
-    return Verification(listing, tuple(_finding(shard, kind, text) for shard, kind, text in seen["findings"]))
+    listing = Listing(seen["shards"], found, seen["definitions"], seen["limits"], seen["schedules"], seen["runs"])
+    return Verification(listing, tuple(_finding(*row) for row in seen["findings"]))
 
 
 # Text is completed here where the journal gives only a name or a count, and every kind gets its meaning.
@@ -239,8 +252,8 @@ _MEANINGS: dict[FindingKind, str] = {
 }
 
 
-def _finding(shard: int, kind: FindingKind, text: str) -> Finding:
-    return Finding(shard, kind, _TEXTS.get(kind, "{}").format(text), _MEANINGS[kind])
+def _finding(journal: str, shard: int | None, kind: FindingKind, text: str) -> Finding:
+    return Finding(journal, shard, kind, _TEXTS.get(kind, "{}").format(text), _MEANINGS[kind])
 
 
 def _unseen_rows(_done: int) -> None:

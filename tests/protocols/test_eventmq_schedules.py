@@ -18,7 +18,10 @@ import pytest
 
 import mqcore
 from eventmq_peer import EventmqPeer
-from mqcore import admin
+from mqcore import admin, journal
+from mqcore._core import AuthorityStore
+from mqcore.backup import backup, restore
+from mqcore.errors import DataDirBusy, InvalidArgument, NotFound, NotRunning, Unauthorized
 from served import ServedBroker, clean_environment, serving, wait_until
 
 ROUNDS = int(os.environ.get("MQCORE_CRASH_ROUNDS", "5"))
@@ -143,6 +146,156 @@ def runs_in(worker: EventmqPeer, seconds: float) -> list[dict[str, str]]:
             worker.say("READY", "r")
     except TimeoutError:
         return found
+
+
+def test_a_program_ends_a_schedule_of_its_broker_by_its_id(broker: mqcore.Broker) -> None:
+    with EventmqPeer(of_role(broker.listeners, "frontend")) as client:
+        for queue, call in (("one", CALL), ("two", CALL.replace("f", "g"))):
+            client.say("SCHEDULE", "s", queue, "nohaste", "3600", call, "")
+        wait_until(lambda: broker.schedules().total == 2, what="both schedules")
+    one = next(kept.id for kept in broker.schedules().schedules if kept.queue == "one")
+    broker.unschedule(one)
+    assert [kept.queue for kept in broker.schedules().schedules] == ["two"]
+    with pytest.raises(NotFound, match="mqcore jobs schedules") as missing:
+        broker.unschedule(one)
+    assert (missing.value.code, missing.value.target) == (404, one)
+    for malformed in ("", "one", one[1:], "g" * 40):
+        with pytest.raises(InvalidArgument, match="40 hexadecimal digits"):
+            broker.unschedule(malformed)
+        with pytest.raises(InvalidArgument, match="40 hexadecimal digits"):
+            admin.unschedule("http://127.0.0.1:1", malformed)
+    broker.stop()
+    with pytest.raises(NotRunning):
+        broker.unschedule(one)
+
+
+def test_a_schedule_that_was_ended_by_hand_stays_ended_after_kill_9(tmp_path: Path) -> None:
+    store = AuthorityStore.of_data_dir(tmp_path)
+    _, token = store.add_token(json.dumps({"name": "ends", "allow": ["administer:/schedules*", "push:*"]}))
+    _, reader = store.add_token(json.dumps({"name": "reads", "allow": ["administer:/schedules"]}))
+
+    def unschedule(*arguments: str, token: str = token) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "mqcore", "jobs", "unschedule", *arguments, "--url", broker.admin_url]
+        environment = clean_environment() | {"MQCORE_TOKEN": token}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=False)
+
+    with serve(tmp_path) as broker:
+        frontend = f"emqp://{broker.ready['listeners']['emqp-frontend']}"
+        with EventmqPeer(frontend, token=token) as client:
+            for number, queue in enumerate(("by-http", "by-program", "goes-on")):
+                client.say("SCHEDULE", "s", queue, "nohaste", "3600", CALL.replace("1", str(number)), "")
+            wait_until(lambda: admin.schedules(broker.admin_url, token=token).total == 3, what="the schedules")
+        ids = {kept.queue: kept.id for kept in admin.schedules(broker.admin_url, token=token).schedules}
+        for allowed in (None, "mqt_0123456789ab_nobodyhasthistoken", reader):
+            with pytest.raises(Unauthorized):
+                admin.unschedule(broker.admin_url, ids["by-http"], token=allowed)
+        refused = unschedule(ids["by-http"], token=reader)
+        assert (refused.returncode, refused.stdout) == (4, "")
+        assert admin.schedules(broker.admin_url, token=token).total == 3
+        admin.unschedule(broker.admin_url, ids["by-http"], token=token)
+        ended = unschedule(ids["by-program"], "--json")
+        assert json.loads(ended.stdout) == {"schema": "mqcore.jobs.unschedule/1", "id": ids["by-program"]}
+        # It was told so: nothing may bring them back, whenever the broker dies.
+        broker.process.kill()
+        broker.process.wait()
+    with serve(tmp_path) as broker:
+        (kept,) = admin.schedules(broker.admin_url, token=token).schedules
+        assert kept.queue == "goes-on"
+        with pytest.raises(NotFound, match=ids["by-http"]):
+            admin.unschedule(broker.admin_url, ids["by-http"], token=token)
+        missing = unschedule(ids["by-program"])
+        assert (missing.returncode, missing.stdout) == (3, "")
+        assert f"keeps no schedule {ids['by-program']}" in missing.stderr
+        malformed = unschedule("by-program")
+        assert (malformed.returncode, "40 hexadecimal digits" in malformed.stderr) == (2, True)
+        assert unschedule(ids["goes-on"].upper()).returncode == 0
+        assert admin.schedules(broker.admin_url, token=token).total == 0
+    audit = (tmp_path / "audit.jsonl").read_text()
+    assert f'"resource":"/schedules/{ids["by-http"]}"' in audit
+
+
+def all_runs_of(broker: ServedBroker, queue: str) -> list[dict[str, str]]:
+    """The headers of all runs that a queue has, once its only schedule has ended."""
+    listeners = broker.ready["listeners"]
+    with EventmqPeer(f"emqp://{listeners['emqp-frontend']}") as client:
+        client.say("UNSCHEDULE", "u", queue, "", "1", CALL, "")
+        wait_until(
+            lambda: all(kept.queue != queue for kept in admin.schedules(broker.admin_url).schedules), what="its end"
+        )
+    with work(f"emqp://{listeners['emqp']}", queue, 100) as worker:
+        return runs_in(worker, 2.0)
+
+
+def test_backups_of_schedules_that_run_all_the_time_bring_them_back_and_each_run_is_made_once(tmp_path: Path) -> None:
+    interval, taken = 20, []
+    with serve(tmp_path / "data") as broker:
+        listeners = broker.ready["listeners"]
+        work(f"emqp://{listeners['emqp']}", "ticks").close()
+        with EventmqPeer(f"emqp://{listeners['emqp-frontend']}") as client:
+            client.say("SCHEDULE", "s", "ticks", f"catch-up:all,interval-ms:{interval}", "1", CALL, "")
+            berlin = "nohaste,timezone:Europe/Berlin,catch-up:none,run_count:7"
+            client.say("SCHEDULE", "s", "night", berlin, "-1", CALL.replace("f", "g"), "30 2 * * *")
+            wait_until(lambda: admin.schedules(broker.admin_url).total == 2, what="both schedules")
+        for number in range(3):
+            time.sleep(0.1 + 0.03 * number)
+            ticks, night = admin.schedules(broker.admin_url).schedules
+            backup(tmp_path / f"running-{number}", url=broker.admin_url)
+            taken.append((f"running-{number}", ticks.runs))
+        broker.process.kill()
+        broker.process.wait()
+    backup(tmp_path / "killed.tar.zst", data_dir=tmp_path / "data")
+    taken.append(("killed.tar.zst", ticks.runs))
+    for source, made_before in taken:
+        data = tmp_path / f"from-{source}"
+        back = restore(tmp_path / source, data)
+        assert (back.schedules, back.findings) == (2, ())
+        with serve(data) as broker:
+            assert night in admin.schedules(broker.admin_url).schedules, "as it was"
+            runs = all_runs_of(broker, "ticks")
+        assert len(runs) >= made_before > 0
+        assert [int(run["fence"]) for run in runs] == list(range(1, len(runs) + 1)), "each of them once, in order"
+        first = int(runs[0]["due"])
+        assert [int(run["due"]) for run in runs] == [first + interval * at for at in range(len(runs))]
+
+
+def test_the_journal_of_schedules_is_listed_and_verified(tmp_path: Path) -> None:
+    with serve(tmp_path) as broker:
+        with EventmqPeer(f"emqp://{broker.ready['listeners']['emqp-frontend']}") as client:
+            for number in range(3):
+                client.say("SCHEDULE", "s", "night", "nohaste", "3600", CALL.replace("1", str(number)), "")
+            wait_until(lambda: admin.schedules(broker.admin_url).total == 3, what="the schedules")
+            client.say("UNSCHEDULE", "u", "night", "", "1", CALL, "")
+            wait_until(lambda: admin.schedules(broker.admin_url).total == 2, what="the end of one")
+        with pytest.raises(DataDirBusy):
+            journal.segments(tmp_path)
+        assert broker.terminate() == 0
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "mqcore", "journal", *arguments, str(tmp_path)]
+        environment = clean_environment()
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=False)
+
+    listing = journal.segments(tmp_path)
+    assert (listing.schedules, listing.runs, listing.limits, listing.live) == (2, 0, 0, 0)
+    beside = [segment for segment in listing.segments if segment.journal == "schedules"]
+    assert [segment.shard for segment in beside] == [None] * len(beside)
+    assert sum(segment.live for segment in beside) == 2
+    assert listing.bytes == sum(path.stat().st_size for path in tmp_path.rglob("*.segment"))
+    listed = run("ls")
+    assert "\nschedules\t" in listed.stdout
+    assert listed.stderr.rstrip().endswith("2 schedules")
+    assert json.loads(run("ls", "--json").stdout)["schedules"] == 2
+    verified = run("verify")
+    assert (verified.returncode, "2 schedules" in verified.stdout) == (0, True)
+    # One octet in the middle of what was saved.
+    file = tmp_path / "schedules" / f"{beside[0].number:010}.segment"
+    octets = bytearray(file.read_bytes())
+    octets[octets.index(b"night")] ^= 1
+    file.write_bytes(octets)
+    damaged = run("verify", "--json")
+    told = json.loads(damaged.stdout)
+    assert (damaged.returncode, told["damaged"]) == (6, True)
+    assert {(finding["journal"], finding["shard"]) for finding in told["findings"]} == {("schedules", None)}
 
 
 @pytest.mark.timeout(60 + 10 * ROUNDS)

@@ -60,10 +60,11 @@ def restore(source: Path, data_dir: Path, as_json: bool) -> int:
     }
     said = (
         f"{done.data_dir}: {done.messages} messages and {done.definitions} definitions in {done.shards} shards, "
+        f"{done.limits} limits, {done.schedules} schedules, "
         f"as of {done.created:%Y-%m-%d %H:%M:%S} UTC"
     )
     output.done("mqcore.restore/1", said, content, as_json=as_json)
     for finding in done.findings:
         if finding.is_damage:
-            output.talk(f"shard {finding.shard}: {finding.text}")
+            output.talk(f"{finding.journal}: {finding.text}")
     return ExitCode.DAMAGED if done.is_damaged else ExitCode.DONE

@@ -37,7 +37,7 @@ def _jobs(broker: str | None, timeout: float) -> Jobs:
     return Jobs(broker, timeout=timeout)
 
 
-@click.group(cls=CommandGroup, short_help="Jobs: enqueue, status, workers, watch, schedules.")
+@click.group(cls=CommandGroup, short_help="Jobs: enqueue, status, workers, watch, schedules, unschedule.")
 def jobs() -> None:
     """Jobs of a broker that speaks EventMQ's protocol, such as emqp://127.0.0.1:47290."""
 
@@ -178,6 +178,25 @@ def schedules(url: str, limit: int, timeout: float, token: str | None, as_json: 
     ]
     columns = ("due", "when", "timezone", "catch_up", "queue", "runs", "left", "id", "job")
     output.rows("mqcore.jobs.schedules/1", "schedules", rows, columns, as_json=as_json)
+
+
+@jobs.command(short_help="End schedules.")
+@click.argument("schedule_ids", nargs=-1, required=True, metavar="ID...")
+@options.admin_side(timeout="15s")
+@options.as_json
+def unschedule(schedule_ids: tuple[str, ...], url: str, timeout: float, token: str | None, as_json: bool) -> None:
+    """End the schedules of these IDs, which 'mqcore jobs schedules' tells. No job is lost: runs that are due are made.
+
+    A worker whose program has the schedule sends it again when it starts. Needs a token.
+    """
+    from mqcore import admin, errors
+
+    for schedule_id in schedule_ids:
+        try:
+            admin.unschedule(url, schedule_id, token=token, timeout=timeout)
+        except errors.InvalidArgument as error:
+            raise click.BadParameter(str(error), param_hint="ID") from None
+        output.done("mqcore.jobs.unschedule/1", f"ended {schedule_id}", {"id": schedule_id}, as_json=as_json)
 
 
 def _value(text: str) -> Any:

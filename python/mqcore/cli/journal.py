@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["journal"]
 
-_COLUMNS = ("shard", "number", "records", "live", "bytes", "state")
+_COLUMNS = ("journal", "number", "records", "live", "bytes", "state")
+_TOTALS = ("shards", "records", "live", "bytes", "definitions", "limits", "schedules", "runs")
 _DIRECTORY = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 
 
@@ -38,7 +39,10 @@ journal.add_command(compact)
 @_DIRECTORY
 @options.as_json
 def ls(directory: Path, as_json: bool) -> None:
-    """List the segments of DIR: records, those that are live, bytes, and whether they are sealed, open or damaged."""
+    """List the segments of DIR: records, those that are live, bytes, and whether they are sealed, open or damaged.
+
+    Those of limits and of schedules stand behind those of the shards.
+    """
     from mqcore.journal import segments
 
     with reading("read", directory) as progress:
@@ -69,7 +73,7 @@ def verify(directory: Path, as_json: bool) -> int:
         output.document("mqcore.journal.verify/1", content)
     else:
         for finding in seen.findings:
-            click.echo(f"shard {finding.shard}: {finding.text}\n    {finding.meaning}")
+            click.echo(f"{finding.journal}: {finding.text}\n    {finding.meaning}")
         verdict = "DAMAGED: what was confirmed as saved may be lost" if damaged else "whole: nothing saved is lost"
         click.echo(f"{_in_words(seen.listing)}; {verdict}")
     return ExitCode.DAMAGED if damaged else ExitCode.DONE
@@ -80,11 +84,13 @@ def _rows(listing: Listing) -> list[dict[str, Any]]:
 
 
 def _totals(listing: Listing) -> dict[str, int]:
-    return {name: getattr(listing, name) for name in ("shards", "records", "live", "bytes", "definitions")}
+    return {name: getattr(listing, name) for name in _TOTALS}
 
 
 def _in_words(listing: Listing) -> str:
-    return (
+    words = (
         f"{len(listing.segments)} segments of {listing.shards} shards, {listing.records} records, "
         f"{listing.live} live, {listing.bytes} bytes, {listing.definitions} definitions"
     )
+    beside = (("limits", listing.limits), ("schedules", listing.schedules), ("runs on their way", listing.runs))
+    return ", ".join([words, *(f"{count} {name}" for name, count in beside if count)])

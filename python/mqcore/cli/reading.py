@@ -21,17 +21,18 @@ def reading(what: str, directory: Path) -> Iterator[Progress]:
     shown: dict[int, int] = {}
     with output.progress(what, _octets(directory), octets=True) as advance:
 
-        def progress(shard: int, done: int, _total: int) -> None:
-            advance(done - shown.get(shard, 0))
-            shown[shard] = done
+        def progress(number: int, done: int, _total: int) -> None:
+            advance(done - shown.get(number, 0))
+            shown[number] = done
 
         yield progress
 
 
 def _octets(directory: Path) -> int | None:
-    """What there is to read. Shards tell their part only when it is their turn, so the files are asked."""
+    """What there is to read. Journals tell their part only when it is their turn, so the files are asked."""
     try:
-        return sum(path.stat().st_size for path in directory.glob("shard-*/*.segment"))
+        journals = ("shard-*", "limits", "schedules")
+        return sum(path.stat().st_size for name in journals for path in directory.glob(f"{name}/*.segment"))
     except OSError:
         # The reading itself says what is wrong.
         return None

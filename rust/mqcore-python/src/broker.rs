@@ -15,6 +15,7 @@ use mqcore_broker::stats::Waiting;
 use mqcore_client::config::LocalFactory;
 use mqcore_server::address::Listening;
 use mqcore_server::config::{Config, Protocol};
+use mqcore_server::schedules::EntryId;
 use mqcore_server::server::{ListenerCertificate, Server};
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -481,6 +482,14 @@ impl Broker {
         let list = py.detach(|| running.handle.block_on(running.server.schedules(limit)));
         let schedules = list.schedules.iter().map(|schedule| survey::schedule_dict(py, schedule));
         Ok((list.total, schedules.collect::<PyResult<_>>()?))
+    }
+
+    /// Ends a schedule, and returns when that is durable.
+    fn end_schedule(&self, py: Python<'_>, schedule_id: &str) -> PyResult<()> {
+        let id: EntryId = schedule_id.parse().map_err(|refused| error::schedule_id(schedule_id, &refused))?;
+        let running = self.running("end a schedule")?;
+        py.detach(|| running.handle.block_on(running.server.end_schedule(id)))
+            .map_err(|refused| error::end_schedule(&refused, &id))
     }
 
     /// What all shards know, as plain dicts.

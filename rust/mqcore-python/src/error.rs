@@ -8,6 +8,7 @@ use mqcore_server::backup::BackupError;
 use mqcore_server::config::ConfigError as ServerConfigError;
 use mqcore_server::data_dir::{DataDirError, JournalError};
 use mqcore_server::export::FileError;
+use mqcore_server::schedules::{EndScheduleError, EntryId, EntryIdError};
 use mqcore_server::server::{ReloadError, StartError};
 use mqcore_wire::error::WireError;
 use pyo3::exceptions::{PyOSError, PyRuntimeError};
@@ -27,6 +28,8 @@ pyo3::import_exception!(mqcore.errors, Forked);
 pyo3::import_exception!(mqcore.errors, HistoryLost);
 pyo3::import_exception!(mqcore.errors, InvalidArgument);
 pyo3::import_exception!(mqcore.errors, ListenFailed);
+pyo3::import_exception!(mqcore.errors, Nacked);
+pyo3::import_exception!(mqcore.errors, NotFound);
 pyo3::import_exception!(mqcore.errors, NotRunning);
 pyo3::import_exception!(mqcore.errors, TooLarge);
 pyo3::import_exception!(mqcore.errors, Unacceptable);
@@ -109,6 +112,22 @@ pub(crate) fn backup(refused: &BackupError) -> PyErr {
         BackupError::Busy | BackupError::TooSlow => Busy::new_err((words, 503)),
         BackupError::Stopping => NotRunning::new_err(words),
         _ => DataDirUnreadable::new_err(words),
+    }
+}
+
+/// What can be the id of no schedule.
+pub(crate) fn schedule_id(given: &str, refused: &EntryIdError) -> PyErr {
+    InvalidArgument::new_err(format!("{given:?}: {refused}"))
+}
+
+/// Why a schedule was not ended, or not for good.
+pub(crate) fn end_schedule(refused: &EndScheduleError, id: &EntryId) -> PyErr {
+    let (words, id) = (refused.to_string(), id.to_string());
+    match refused {
+        EndScheduleError::Missing(_) => NotFound::new_err((words, 404, id)),
+        EndScheduleError::Failing => Busy::new_err((words, 503, id)),
+        EndScheduleError::Stopping => NotRunning::new_err(words),
+        _ => Nacked::new_err((words, "not-saved", id)),
     }
 }
 

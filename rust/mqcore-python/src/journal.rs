@@ -6,7 +6,9 @@ use std::sync::{Mutex, PoisonError};
 use mqcore_broker::id::QueueAddress;
 use mqcore_server::data_dir::DataDirError;
 use mqcore_server::export::{FileError, Format, TableFile};
-use mqcore_server::inspection::{InspectedShard, Place, StoppedDataDir};
+use mqcore_server::inspection::{
+    InspectedSegment, InspectedShard, Place, Report, SideContents, SideJournal, StoppedDataDir,
+};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -14,12 +16,15 @@ use crate::error;
 use crate::export;
 use crate::message::Message;
 
-type SegmentRow = (usize, u32, u64, u64, u64, &'static str);
-type FindingRow = (usize, &'static str, String);
+/// The journal's directory, its shard, and the segment's number, records, live ones, octets and state.
+type SegmentRow = (String, Option<usize>, u32, u64, u64, u64, &'static str);
+/// The journal's directory, its shard, and what kind of thing was found, in words.
+type FindingRow = (String, Option<usize>, &'static str, String);
 
-/// Reads all shards. `progress` is called with octets done and in all; what it raises ends the reading.
+/// Reads all shards, and what stands beside them, whose numbers are behind theirs. `progress` is called with the number, octets
+/// done and in all; what it raises ends the reading.
 ///
-/// `thorough` also reads every definition and message as a start would.
+/// `thorough` also reads every definition, message and other record as a start would.
 #[pyfunction]
 pub(crate) fn journal_inspect(
     py: Python<'_>,
@@ -28,34 +33,65 @@ pub(crate) fn journal_inspect(
     thorough: bool,
 ) -> PyResult<Py<PyDict>> {
     let directory = StoppedDataDir::open(&path).map_err(|error| error::data_dir(&error))?;
+    let shards = directory.shards();
     let mut segments: Vec<SegmentRow> = Vec::new();
     let mut findings: Vec<FindingRow> = Vec::new();
     let mut definitions = 0;
-    for shard in 0..directory.shards() {
+    for shard in 0..shards {
+        let name = format!("shard-{shard}");
         let inspected = inspect(py, &directory, shard, progress)?;
-        segments.extend(inspected.segments().iter().map(|segment| {
-            let stats = segment.stats;
-            (shard, stats.number, stats.records, stats.live, stats.file_bytes, segment.state.as_str())
-        }));
+        let rows = inspected.segments().into_iter();
+        segments.extend(rows.map(|segment| segment_row(name.clone(), Some(shard), segment)));
         definitions += inspected.definition_count();
-        findings.extend(found(&inspected).into_iter().map(|(kind, words)| (shard, kind, words)));
+        let found = found(inspected.report()).into_iter();
+        findings.extend(found.map(|(kind, words)| (name.clone(), Some(shard), kind, words)));
         if thorough {
-            let mut show = |words| findings.push((shard, "unreadable", words));
+            let mut show = |words| findings.push((name.clone(), Some(shard), "unreadable", words));
             // Given away, because a shard cannot be shared between threads.
             py.detach(move || inspected.each_unreadable(&mut show));
             py.check_signals()?;
         }
     }
+    let mut held = SideContents::default();
+    for (place, which) in SideJournal::ALL.into_iter().enumerate() {
+        let read = |report: &mut dyn FnMut(u64, u64)| directory.inspect_side(which, report);
+        let Some(inspected) = watched(py, shards + place, progress, read)? else { continue };
+        let name = which.as_str();
+        let rows = inspected.segments().into_iter();
+        segments.extend(rows.map(|segment| segment_row(name.to_owned(), None, segment)));
+        let found = found(inspected.report()).into_iter();
+        findings.extend(found.map(|(kind, words)| (name.to_owned(), None, kind, words)));
+        let mut show = |words| findings.push((name.to_owned(), None, "unreadable", words));
+        let contents = py.detach(move || {
+            let contents = inspected.contents();
+            if thorough {
+                inspected.each_unreadable(&mut show);
+            }
+            contents
+        });
+        held.limits += contents.limits;
+        held.schedules += contents.schedules;
+        held.runs += contents.runs;
+        py.check_signals()?;
+    }
     let dict = PyDict::new(py);
-    dict.set_item("shards", directory.shards())?;
+    dict.set_item("shards", shards)?;
     dict.set_item("segments", segments)?;
     dict.set_item("definitions", definitions)?;
     dict.set_item("findings", findings)?;
+    dict.set_item("limits", held.limits)?;
+    dict.set_item("schedules", held.schedules)?;
+    dict.set_item("runs", held.runs)?;
     Ok(dict.unbind())
 }
 
-fn found(shard: &InspectedShard) -> Vec<(&'static str, String)> {
-    let Some(report) = shard.report() else {
+fn segment_row(journal: String, shard: Option<usize>, segment: InspectedSegment) -> SegmentRow {
+    let stats = segment.stats;
+    (journal, shard, stats.number, stats.records, stats.live, stats.file_bytes, segment.state.as_str())
+}
+
+fn found(report: Option<&Report>) -> Vec<(&'static str, String)> {
+    let Some(report) = report else {
         return vec![("missing", "it has no segments".to_owned())];
     };
     let torn = report.torn.iter().map(|torn| ("torn", torn.to_string()));
@@ -72,20 +108,30 @@ pub(crate) fn inspect(
     shard: usize,
     progress: &Bound<'_, PyAny>,
 ) -> PyResult<InspectedShard> {
+    watched(py, shard, progress, |report| directory.inspect(shard, report))
+}
+
+/// Reads something and tells `progress` how far that is; what it raises is raised here.
+fn watched<T: Send>(
+    py: Python<'_>,
+    number: usize,
+    progress: &Bound<'_, PyAny>,
+    read: impl FnOnce(&mut dyn FnMut(u64, u64)) -> Result<T, DataDirError> + Send,
+) -> PyResult<T> {
     let progress = progress.clone().unbind();
     let mut raised = None;
-    let inspected = py.detach(|| {
-        directory.inspect(shard, &mut |done, total| {
+    let outcome = py.detach(|| {
+        read(&mut |done, total| {
             if raised.is_none() {
                 raised = Python::attach(|py| {
-                    py.check_signals().and_then(|()| progress.call1(py, (shard, done, total))).err()
+                    py.check_signals().and_then(|()| progress.call1(py, (number, done, total))).err()
                 });
             }
         })
     });
     match raised {
         Some(raised) => Err(raised),
-        None => inspected.map_err(|error| error::data_dir(&error)),
+        None => outcome.map_err(|error| error::data_dir(&error)),
     }
 }
 

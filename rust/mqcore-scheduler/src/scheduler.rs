@@ -23,6 +23,30 @@ impl std::fmt::Display for EntryId {
     }
 }
 
+/// A text that is no [`EntryId`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the id of a schedule has 40 hexadecimal digits")]
+pub struct EntryIdError;
+
+/// Reads what [`EntryId`] is displayed as.
+impl std::str::FromStr for EntryId {
+    type Err = EntryIdError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut id = [0; 20];
+        let (digits, rest) = text.as_bytes().as_chunks::<2>();
+        if !rest.is_empty() || digits.len() != id.len() {
+            return Err(EntryIdError);
+        }
+        for (octet, digits) in id.iter_mut().zip(digits) {
+            let [high, low] = digits.map(|digit| char::from(digit).to_digit(16));
+            let value = high.zip(low).map(|(high, low)| high * 16 + low).ok_or(EntryIdError)?;
+            *octet = value as u8;
+        }
+        Ok(Self(id))
+    }
+}
+
 /// One entry.
 #[derive(Debug, Clone)]
 pub struct Entry<T> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use jiff::tz::TimeZoneDatabase;
 use mqcore_scheduler::plan::{CatchUp, CronInZone, Plan, PlanError, State, When};
 use mqcore_scheduler::record::{RecordError, decode_plan, encode_plan};
-use mqcore_scheduler::scheduler::{Entry, EntryId, Firing, Scheduler};
+use mqcore_scheduler::scheduler::{Entry, EntryId, EntryIdError, Firing, Scheduler};
 use proptest::prelude::*;
 
 const START: u64 = 1_800_000_000_000;
@@ -42,6 +42,19 @@ fn due(scheduler: &mut Scheduler<u32>, now: u64) -> Vec<Firing<u32>> {
 
 fn times(scheduler: &mut Scheduler<u32>, now: u64) -> Vec<u64> {
     due(scheduler, now).iter().map(|firing| firing.due_ms - START).collect()
+}
+
+#[test]
+fn the_id_of_an_entry_is_read_as_it_is_written_and_nothing_else_is_one() {
+    let shown = EntryId(std::array::from_fn(|place| place as u8 * 13)).to_string();
+    assert_eq!(shown.parse::<EntryId>().map(|id| id.to_string()), Ok(shown.clone()));
+    assert_eq!(shown.to_uppercase().parse::<EntryId>(), shown.parse());
+    let signed = format!("+{}", &shown[1..]);
+    for other in
+        ["", "00", &shown[1..], &format!("{shown}0"), &format!("{shown}00"), &signed, &"é".repeat(20)]
+    {
+        assert_eq!(other.parse::<EntryId>(), Err(EntryIdError), "{other}");
+    }
 }
 
 #[test]

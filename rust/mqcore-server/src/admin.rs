@@ -12,7 +12,7 @@ use axum::extract::{Request, State};
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use axum::{Extension, Json, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -31,12 +31,11 @@ use crate::failures::Failure;
 use crate::history::HistoryDir;
 use crate::hub::Hub;
 use crate::metrics;
-use crate::schedules::ScheduleView;
 use crate::server;
 use crate::shutdown::TaskGuard;
 use crate::survey::{self, Totals};
 use crate::tls::{self, ListenerCertificate, Secured, TlsEndpoint};
-use crate::{admin_backup, admin_history, admin_trace};
+use crate::{admin_backup, admin_history, admin_schedules, admin_trace};
 
 /// Connections at the same time at most; others wait.
 const CONNECTIONS_MAX: usize = 64;
@@ -45,7 +44,7 @@ const CONNECTIONS_MAX: usize = 64;
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long shards may take to answer.
-const SHARD_TIMEOUT: Duration = Duration::from_secs(1);
+pub(crate) const SHARD_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Entries of each list of the overview: by default, and at most.
 const LIST_LIMIT: (usize, usize) = (100, 10_000);
@@ -158,7 +157,8 @@ fn router(admin: Admin) -> Router {
         .route("/metrics", get(metrics_page))
         .route("/overview", get(overview))
         .route("/errors", get(errors_page))
-        .route("/schedules", get(schedules_page))
+        .route("/schedules", get(admin_schedules::list))
+        .route("/schedules/{id}", delete(admin_schedules::end))
         .route("/backup", get(admin_backup::download))
         .route("/history", get(admin_history::answer))
         .route("/trace/{id}", get(admin_trace::answer))
@@ -228,7 +228,7 @@ async fn reload_authority(State(admin): State<Admin>) -> Response {
 
 async fn unknown_path(uri: Uri) -> Response {
     let message = format!(
-        "there is no {}; there are /livez, /readyz, /metrics, /overview, /errors, /schedules, /backup, /history, /trace/ID and /authority/reload",
+        "there is no {}; there are /livez, /readyz, /metrics, /overview, /errors, /schedules, /schedules/ID, /backup, /history, /trace/ID and /authority/reload",
         uri.path()
     );
     error(StatusCode::NOT_FOUND, "not-found", &message)
@@ -253,7 +253,7 @@ async fn readyz(State(admin): State<Admin>) -> Response {
     }
 }
 
-fn busy() -> Response {
+pub(crate) fn busy() -> Response {
     error(StatusCode::SERVICE_UNAVAILABLE, "busy", "a shard did not answer within a second")
 }
 
@@ -283,7 +283,7 @@ fn parameter<'a>(uri: &'a Uri, name: &str) -> Option<&'a str> {
 
 /// How many entries of a list are wanted.
 #[expect(clippy::result_large_err, reason = "the error is the answer to the request")]
-fn list_limit(uri: &Uri) -> Result<usize, Response> {
+pub(crate) fn list_limit(uri: &Uri) -> Result<usize, Response> {
     match parameter(uri, "limit").map(str::parse::<usize>) {
         None => Ok(LIST_LIMIT.0),
         Some(Ok(limit)) => Ok(limit.min(LIST_LIMIT.1)),
@@ -304,38 +304,6 @@ async fn errors_page(State(admin): State<Admin>, uri: Uri) -> Response {
         }
         Err(response) => response,
     }
-}
-
-async fn schedules_page(State(admin): State<Admin>, uri: Uri) -> Response {
-    let limit = match list_limit(&uri) {
-        Ok(limit) => limit,
-        Err(response) => return response,
-    };
-    match tokio::time::timeout(SHARD_TIMEOUT, admin.hub.schedules.list(limit)).await {
-        Ok(Some(list)) => {
-            let schedules: Vec<Value> = list.schedules.iter().map(describe_schedule).collect();
-            Json(json!({"total": list.total, "schedules": schedules, "limit": limit})).into_response()
-        }
-        Ok(None) => error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server stops"),
-        Err(_) => busy(),
-    }
-}
-
-fn describe_schedule(schedule: &ScheduleView) -> Value {
-    let (cron, timezone) = schedule.cron.as_ref().map(|(cron, timezone)| (cron, timezone)).unzip();
-    json!({
-        "id": schedule.id.to_string(),
-        "queue": schedule.queue,
-        "headers": schedule.headers,
-        "job": schedule.job,
-        "interval_ms": schedule.interval_ms,
-        "cron": cron,
-        "timezone": timezone,
-        "catch_up": schedule.catch_up,
-        "due_ms": schedule.due_ms,
-        "runs": schedule.runs,
-        "left": schedule.left,
-    })
 }
 
 fn describe_failure(failure: Failure) -> Value {

@@ -1,6 +1,6 @@
 //! A whole copy of the data directory of a broker that goes on working.
 //!
-//! All journal writers meet, that of limits among them: each writes and syncs what it has, says which beginnings of which files hold it, and waits a
+//! All journal writers meet, those of limits and of schedules among them: each writes and syncs what it has, says which beginnings of which files hold it, and waits a
 //! moment until all others have done so. A message that moves from one shard to another is settled in the first only
 //! after it is saved in the second, so at such a moment it is in at least one of them. From then on no writer removes
 //! a file until the [`Backup`] is dropped, and everything else goes on: what is copied later is what was there then.
@@ -13,8 +13,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use mqcore_journal::snapshot::Snapshot;
 use tokio::sync::Notify;
 
-use crate::data_dir::{DataDir, DataDirError, LIMITS};
+use crate::data_dir::{DataDir, DataDirError, SideJournal};
 use crate::inspection::StoppedDataDir;
+use crate::schedules::port::SchedulePort;
 
 /// How long all writers may take to meet: each finishes what it is at. Those that came early wait for so long.
 const MEETING: Duration = Duration::from_secs(5);
@@ -40,9 +41,11 @@ pub enum BackupError {
         /// In words.
         why: String,
     },
-    /// The journal of limits cannot vouch for what it holds.
-    #[error("the journal of limits cannot be copied: {why}")]
-    Limits {
+    /// A journal beside those of the shards cannot vouch for what it holds.
+    #[error("the journal of {} cannot be copied: {why}", journal.as_str())]
+    Side {
+        /// Which.
+        journal: SideJournal,
         /// In words.
         why: String,
     },
@@ -112,8 +115,10 @@ impl Backup {
         for shard in 0..shards {
             add_segments(path, &format!("shard-{shard}"), &mut files)?;
         }
-        if path.join(LIMITS).is_dir() {
-            add_segments(path, LIMITS, &mut files)?;
+        for journal in SideJournal::ALL.map(SideJournal::as_str) {
+            if path.join(journal).is_dir() {
+                add_segments(path, journal, &mut files)?;
+            }
         }
         files.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         let held = Held::Stopped { _directory: directory };
@@ -155,13 +160,9 @@ fn now_ms() -> u64 {
 #[derive(Debug)]
 pub(crate) struct BackupDesk {
     shards: usize,
-    /// What each writer is asked for, until it takes it: those of the shards, and behind them that of limits, if there
-    /// is one.
+    /// What each writer is asked for, until it takes it: those of the shards, and behind them those of `beside`.
     asked: Box<[Mutex<Option<Arc<Meeting>>>]>,
-    /// Wakes the writer of limits, which looks at the desk no more often than it writes.
-    limits_asked: Notify,
-    /// Why there is no writer of limits any more.
-    limits_failed: Mutex<Option<String>>,
+    beside: Box<[SideWriter]>,
     /// Whether there is a data directory.
     kept: bool,
     /// The server's own hold on the directory belongs to its writers, so that it ends with them.
@@ -170,18 +171,47 @@ pub(crate) struct BackupDesk {
     current: Mutex<Weak<Pin>>,
 }
 
+/// The writer of a journal beside those of the shards.
+#[derive(Debug)]
+struct SideWriter {
+    journal: SideJournal,
+    /// Wakes it, as it looks at the desk no more often than it writes.
+    wake: Wake,
+    /// Why there is no such writer any more.
+    ended: Mutex<Option<String>>,
+}
+
+/// How a writer beside those of the shards is woken.
+#[derive(Debug)]
+pub(crate) enum Wake {
+    /// It waits for [`BackupDesk::asked`].
+    Task(Notify),
+    /// It takes what is asked of it here.
+    Schedules(SchedulePort),
+}
+
 impl BackupDesk {
-    /// `limits`: whether there is a writer of limits too.
-    pub(crate) fn new(shards: usize, limits: bool, directory: Option<&Arc<DataDir>>) -> Self {
+    /// `beside`: the writers besides those of the shards.
+    pub(crate) fn new(
+        shards: usize,
+        beside: Vec<(SideJournal, Wake)>,
+        directory: Option<&Arc<DataDir>>,
+    ) -> Self {
+        let beside = beside.into_iter();
+        let beside: Box<[_]> =
+            beside.map(|(journal, wake)| SideWriter { journal, wake, ended: Mutex::default() }).collect();
         Self {
             shards,
-            asked: (0..shards + usize::from(limits)).map(|_| Mutex::new(None)).collect(),
-            limits_asked: Notify::new(),
-            limits_failed: Mutex::default(),
+            asked: (0..shards + beside.len()).map(|_| Mutex::new(None)).collect(),
+            beside,
             kept: directory.is_some(),
             directory: directory.map_or_else(Weak::new, Arc::downgrade),
             current: Mutex::new(Weak::new()),
         }
+    }
+
+    fn side(&self, journal: SideJournal) -> Option<(usize, &SideWriter)> {
+        self.beside.iter().enumerate().find(|(_, writer)| writer.journal == journal)
     }
 
     /// What the writer of a shard is asked for. Looked at between two batches.
@@ -189,19 +219,25 @@ impl BackupDesk {
         lock(self.asked.get(shard)?).take()
     }
 
-    /// What the writer of limits is asked for, and as which of the writers it attends.
-    pub(crate) fn take_for_limits(&self) -> Option<(usize, Arc<Meeting>)> {
-        Some((self.shards, self.take(self.shards)?))
+    /// What another writer is asked for, and as which of the writers it attends.
+    pub(crate) fn take_beside(&self, journal: SideJournal) -> Option<(usize, Arc<Meeting>)> {
+        let writer = self.shards + self.side(journal)?.0;
+        Some((writer, self.take(writer)?))
     }
 
-    /// Ready when the writer of limits may be asked for something.
-    pub(crate) async fn limits_asked(&self) {
-        self.limits_asked.notified().await;
+    /// Ready when a writer that is a task may be asked for something.
+    pub(crate) async fn asked(&self, journal: SideJournal) {
+        match self.side(journal) {
+            Some((_, SideWriter { wake: Wake::Task(notify), .. })) => notify.notified().await,
+            _ => std::future::pending().await,
+        }
     }
 
-    /// The writer of limits has ended and comes to no meeting.
-    pub(crate) fn limits_failed(&self, why: String) {
-        *lock(&self.limits_failed) = Some(why);
+    /// A writer beside those of the shards has ended and comes to no meeting.
+    pub(crate) fn ended(&self, journal: SideJournal, why: String) {
+        if let Some((_, writer)) = self.side(journal) {
+            *lock(&writer.ended) = Some(why);
+        }
     }
 
     /// Has all writers meet. Blocks for 5 s at most.
@@ -210,8 +246,10 @@ impl BackupDesk {
             return Err(BackupError::NothingKept);
         }
         let Some(directory) = self.directory.upgrade() else { return Err(BackupError::Stopping) };
-        if let Some(why) = lock(&self.limits_failed).clone() {
-            return Err(BackupError::Limits { why });
+        for SideWriter { journal, ended, .. } in &self.beside {
+            if let Some(why) = lock(ended).clone() {
+                return Err(BackupError::Side { journal: *journal, why });
+            }
         }
         let pin = Arc::new(Pin);
         {
@@ -225,23 +263,33 @@ impl BackupDesk {
         for slot in &self.asked {
             *lock(slot) = Some(Arc::clone(&meeting));
         }
-        self.limits_asked.notify_one();
+        for writer in &self.beside {
+            match &writer.wake {
+                Wake::Task(notify) => notify.notify_one(),
+                Wake::Schedules(port) => port.look(),
+            }
+        }
         let snapshots = meeting.all_there();
         for slot in &self.asked {
             // Whoever comes after it failed need not stop for it.
             lock(slot).take();
         }
         let snapshots = snapshots.map_err(|refused| match refused {
-            BackupError::Shard { shard, why } if shard == self.shards => BackupError::Limits { why },
+            BackupError::Shard { shard, why } if shard >= self.shards => {
+                BackupError::Side { journal: self.beside[shard - self.shards].journal, why }
+            }
             other => other,
         })?;
         let shards = self.shards;
         let live = Some(snapshots.iter().take(shards).map(|snapshot| snapshot.live).sum());
         let mut files = Vec::new();
         for (writer, snapshot) in snapshots.into_iter().enumerate() {
-            let (journal, folder) = match writer < shards {
-                true => (format!("shard-{writer}"), directory.shard_path(writer)),
-                false => (LIMITS.to_owned(), directory.limits()),
+            let (journal, folder) = match writer.checked_sub(shards) {
+                None => (format!("shard-{writer}"), directory.shard_path(writer)),
+                Some(beside) => {
+                    let journal = self.beside[beside].journal;
+                    (journal.as_str().to_owned(), directory.side(journal))
+                }
             };
             files.extend(snapshot.segments.into_iter().map(|segment| BackupFile {
                 name: format!("{journal}/{}", segment.name),

@@ -32,8 +32,44 @@ pub use mqcore_journal::error::JournalError;
 /// The directory of the archive.
 pub const ARCHIVE: &str = "archive";
 
-/// The directory of limits that are kept.
-pub(crate) const LIMITS: &str = "limits";
+/// A journal beside those of the shards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum SideJournal {
+    /// Of limits that are kept.
+    Limits,
+    /// Of schedules and their runs.
+    Schedules,
+}
+
+impl SideJournal {
+    /// All of them, in the order of their names.
+    pub const ALL: [Self; 2] = [Self::Limits, Self::Schedules];
+
+    /// What it is of; its directory has the same name.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Limits => "limits",
+            Self::Schedules => "schedules",
+        }
+    }
+
+    /// The shard that its segments say they are of: none that there can be, and not that of nodes.
+    pub(crate) const fn shard(self) -> u32 {
+        match self {
+            Self::Limits => u32::MAX - 1,
+            Self::Schedules => u32::MAX - 2,
+        }
+    }
+
+    /// It cannot be opened.
+    pub(crate) const fn failed(self, source: JournalError) -> DataDirError {
+        match self {
+            Self::Limits => DataDirError::Limits { source },
+            Self::Schedules => DataDirError::Schedules { source },
+        }
+    }
+}
 
 /// The largest record in octets. Frames are limited to less (see [`FRAME_BYTES_MAX`]), so a peer's message always fits:
 /// one that did not would be taken for a fault of the disk.
@@ -176,14 +212,9 @@ impl DataDir {
         self.path.join(format!("shard-{shard}"))
     }
 
-    /// Where counters and buffers are kept.
-    pub(crate) fn limits(&self) -> PathBuf {
-        self.path.join(LIMITS)
-    }
-
-    /// Where schedules are kept.
-    pub(crate) fn schedules(&self) -> PathBuf {
-        self.path.join("schedules")
+    /// Where a journal beside those of the shards is.
+    pub(crate) fn side(&self, journal: SideJournal) -> PathBuf {
+        self.path.join(journal.as_str())
     }
 
     /// Where history is archived.

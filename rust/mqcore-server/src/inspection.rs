@@ -9,14 +9,18 @@ use mqcore_broker::id::QueueAddress;
 use mqcore_broker::record::{Definition, Progress, decode_definition};
 use mqcore_journal::error::JournalError;
 use mqcore_journal::inspection::Inspection;
+use mqcore_journal::journal::Live;
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::ReadOnlyStorage;
 
+pub use crate::data_dir::SideJournal;
 pub use mqcore_journal::inspection::{InspectedSegment, SegmentState};
 pub use mqcore_journal::journal::Note;
 pub use mqcore_journal::recovery::Report;
 
 use crate::data_dir::{DataDirError, SavedMessage, read_format, restored};
+use crate::schedules::keeper::Crons;
+use crate::schedules::store::{self, RecordKind};
 
 /// A data directory that no broker can start on until this is dropped.
 #[derive(Debug)]
@@ -33,6 +37,24 @@ pub struct InspectedShard {
     shard: usize,
     /// `None`: its directory is not there.
     journal: Option<Inspection<ReadOnlyStorage>>,
+}
+
+/// A journal beside those of the shards as the next start would find it.
+#[derive(Debug)]
+pub struct InspectedSide {
+    which: SideJournal,
+    journal: Inspection<ReadOnlyStorage>,
+}
+
+/// What a journal beside those of the shards holds. What a crash left twice counts twice.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SideContents {
+    /// Limits that are kept; some of them may have expired meanwhile.
+    pub limits: u64,
+    /// Schedules.
+    pub schedules: u64,
+    /// Runs of schedules that no queue has confirmed; the next start sends them again.
+    pub runs: u64,
 }
 
 /// Where a saved message stands, without its content: small, because a queue may have millions.
@@ -141,19 +163,103 @@ impl StoppedDataDir {
         shard: usize,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<InspectedShard, DataDirError> {
-        let path = self.path.join(format!("shard-{shard}"));
+        let storage = self.storage(&format!("shard-{shard}"))?;
+        let options = Options { shard: shard as u32, ..Options::default() };
+        let journal = storage.map(|storage| Inspection::new(storage, options, progress)).transpose();
+        let journal = journal.map_err(|source| DataDirError::Journal { shard, source })?;
+        Ok(InspectedShard { shard, journal })
+    }
+
+    /// Reads a journal beside those of the shards, as [`StoppedDataDir::inspect`] does. `None`: there is none.
+    ///
+    /// # Errors
+    /// [`DataDirError::Running`], [`DataDirError::Io`], and [`DataDirError::Limits`] or [`DataDirError::Schedules`] where a
+    /// later version wrote it.
+    pub fn inspect_side(
+        &self,
+        which: SideJournal,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Option<InspectedSide>, DataDirError> {
+        let Some(storage) = self.storage(which.as_str())? else { return Ok(None) };
+        let options = Options { shard: which.shard(), ..Options::default() };
+        let journal = Inspection::new(storage, options, progress).map_err(|source| which.failed(source))?;
+        Ok(Some(InspectedSide { which, journal }))
+    }
+
+    /// The files of one journal; `None`: its directory is not there.
+    fn storage(&self, journal: &str) -> Result<Option<ReadOnlyStorage>, DataDirError> {
+        let path = self.path.join(journal);
         if !path.is_dir() {
-            return Ok(InspectedShard { shard, journal: None });
+            return Ok(None);
         }
         let storage = ReadOnlyStorage::open(&path).map_err(|source| match source.kind() {
             io::ErrorKind::WouldBlock => DataDirError::Running { path: self.path.clone() },
             _ => DataDirError::Io { path, source },
         })?;
-        let options = Options { shard: shard as u32, ..Options::default() };
-        let journal = Inspection::new(storage, options, progress)
-            .map_err(|source| DataDirError::Journal { shard, source })?;
-        Ok(InspectedShard { shard, journal: Some(journal) })
+        Ok(Some(storage))
     }
+}
+
+impl InspectedSide {
+    /// Which it is.
+    pub fn which(&self) -> SideJournal {
+        self.which
+    }
+
+    /// What was found; `None` if there is no journal: all of its segments are missing.
+    pub fn report(&self) -> Option<&Report> {
+        report(&self.journal)
+    }
+
+    /// Its segment files, by number.
+    pub fn segments(&self) -> Vec<InspectedSegment> {
+        self.journal.segments()
+    }
+
+    /// What it holds.
+    pub fn contents(&self) -> SideContents {
+        let mut contents = SideContents::default();
+        self.journal.each_live(0, &mut |_, live| {
+            let Ok(live) = live else { return };
+            match self.which {
+                SideJournal::Limits => contents.limits += 1,
+                SideJournal::Schedules => match store::kind(live.payload) {
+                    Some(RecordKind::Schedule) => contents.schedules += 1,
+                    Some(RecordKind::Run) => contents.runs += 1,
+                    None => {}
+                },
+            }
+        });
+        contents
+    }
+
+    /// Reads everything as a start would, and shows in words what it would stumble over.
+    pub fn each_unreadable(&self, show: &mut dyn FnMut(String)) {
+        let crons = Crons::default();
+        let mut cron = |text: &str, zone: &str| crons.find(text, zone, jiff::tz::db());
+        self.journal.each_live(0, &mut |number, live| {
+            let live = live.map_err(|error| error.to_string());
+            let (what, outcome) = match self.which {
+                SideJournal::Limits => {
+                    let read = |live: Live<'_>| mqcore_limiter::record::decode(live.payload).map(drop);
+                    ("limit", live.and_then(|live| read(live).map_err(|error| error.to_string())))
+                }
+                SideJournal::Schedules => {
+                    let mut read = |live: Live<'_>| store::check(live.payload, live.touch, &mut cron);
+                    ("schedule or run", live.and_then(&mut read))
+                }
+            };
+            if let Err(error) = outcome {
+                show(format!("{what} {number}: {error}"));
+            }
+        });
+    }
+}
+
+/// What was found; `None` if all segments are missing.
+fn report(journal: &Inspection<ReadOnlyStorage>) -> Option<&Report> {
+    let report = &journal.recovered().report;
+    (!journal.segments().is_empty() || *report != Report::default()).then_some(report)
 }
 
 impl InspectedShard {
@@ -176,8 +282,7 @@ impl InspectedShard {
 
     /// What was found; `None` if there is no journal: its directory or all of its segments are missing.
     pub fn report(&self) -> Option<&Report> {
-        let report = &self.journal.as_ref()?.recovered().report;
-        (!self.segments().is_empty() || *report != Report::default()).then_some(report)
+        report(self.journal.as_ref()?)
     }
 
     /// Its segment files, by number.

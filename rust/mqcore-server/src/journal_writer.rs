@@ -534,7 +534,7 @@ mod tests {
             spare_commands: SpareCommands::new(),
             spare_bytes: SpareBytes::new(),
             runtime: tokio::runtime::Handle::current(),
-            backups: BackupDesk::new(1, false, None),
+            backups: BackupDesk::new(1, Vec::new(), None),
             activity: AtomicU64::new(0),
             guard: Guard::default(),
             throttr: limits::directory(&Config::default(), &Clock::new(ClockConfig::System)),

@@ -28,6 +28,7 @@
 //! | `shutdown`, `clock` | stopping, and time |
 //! | [`failures`] | the last requests that could not be done |
 //! | `counters`, `survey`, `metrics`, `admin` | numbers, and HTTP to look at them |
+//! | [`schedules`], `admin_schedules` | what is to run again and again; by HTTP |
 //!
 //! A panic in a connection's task ends that connection; one in a shard's task ends the server, because what that shard
 //! knew is lost.
@@ -53,6 +54,7 @@ pub mod server;
 mod admin;
 mod admin_backup;
 mod admin_history;
+mod admin_schedules;
 mod admin_trace;
 mod archiver;
 mod body_reader;

@@ -21,7 +21,8 @@ use std::sync::Arc;
 use mqcore_broker::client::Client;
 use mqcore_broker::id::ConnectionId;
 use mqcore_broker::time::Timestamp;
-use mqcore_scheduler::scheduler::EntryId;
+
+pub use mqcore_scheduler::scheduler::{EntryId, EntryIdError};
 
 /// The connection that runs of schedules come from. No socket has it.
 pub(crate) const CONNECTION: ConnectionId = ConnectionId(u64::MAX);
@@ -62,6 +63,35 @@ pub struct ScheduleView {
     pub runs: u64,
     /// How often it still runs; `None`: without end.
     pub left: Option<u32>,
+}
+
+/// Why a schedule was not ended, or not for good.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EndScheduleError {
+    /// There is none of this id.
+    #[error(
+        "this broker keeps no schedule {0}; 'mqcore jobs schedules' lists those that it does, and one that a scheduler of the original has is ended by UNSCHEDULE"
+    )]
+    Missing(EntryId),
+    /// The disk takes no word of it now. Nothing was ended.
+    #[error(
+        "schedules cannot be written down now, so the schedule goes on; the log says why, try again when that is mended"
+    )]
+    Failing,
+    /// It has ended, and the disk took no word of that.
+    #[error(
+        "the schedule {id} has ended, and a crash would bring it back, because that could not be written down: {why}"
+    )]
+    NotSaved {
+        /// Which.
+        id: EntryId,
+        /// What the disk said.
+        why: String,
+    },
+    /// The server stops or has stopped.
+    #[error("the server stops")]
+    Stopping,
 }
 
 /// Schedules, those that are due next first.

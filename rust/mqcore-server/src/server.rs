@@ -23,19 +23,19 @@ use mqcore_session::throttr::directory::Directory;
 use mqcore_tls::error::TlsConfigError;
 use mqcore_tls::listener::Loaded;
 use tokio::io::DuplexStream;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use crate::address::{AdminAddress, Listening};
 use crate::admin::{self, Admin};
 use crate::archiver::Archiver;
 use crate::authority::store::StoreError;
 use crate::authority::{Authority, LOOK_INTERVAL};
-use crate::backup::{Backup, BackupDesk, BackupError};
+use crate::backup::{Backup, BackupDesk, BackupError, Wake};
 use crate::clock::Clock;
 use crate::config::{AdminConfig, Config, ConfigError, Encryption, ListenerTls, Protocol};
 use crate::connection::Connection;
 use crate::counters::Counters;
-use crate::data_dir::{DataDir, DataDirError, Opened, RECORD_BYTES_MAX};
+use crate::data_dir::{DataDir, DataDirError, Opened, RECORD_BYTES_MAX, SideJournal};
 use crate::engine::Engine;
 use crate::failures::{Failure, Failures};
 use crate::guard::Guard;
@@ -50,7 +50,7 @@ use crate::outbox::Order;
 use crate::registry::Registry;
 use crate::schedules::keeper::Keeper;
 use crate::schedules::port::SchedulePort;
-use crate::schedules::{self, ScheduleList};
+use crate::schedules::{self, EndScheduleError, EntryId, ScheduleList};
 use crate::shard::{self, Urgent};
 use crate::shutdown::{Shutdown, TaskGuard};
 use crate::spares::{SpareBytes, SpareCommands};
@@ -143,6 +143,10 @@ impl Server {
         let schedule_port = SchedulePort::new();
         let keeper =
             recover_schedules(&config, recovered.as_ref(), &schedule_port, count, clock.now().0).await?;
+        let limits_meet = config.persists_limits().then(|| (SideJournal::Limits, Wake::Task(Notify::new())));
+        let schedules_meet =
+            keeper.is_kept().then(|| (SideJournal::Schedules, Wake::Schedules(schedule_port.clone())));
+        let beside = limits_meet.into_iter().chain(schedules_meet).collect();
         let (shards, inboxes): (Vec<_>, Vec<_>) = (0..count).map(|_| shard::channel()).unzip();
         let shutdown = Shutdown::new();
         let directory = recovered.as_ref().map(|recovered| Arc::clone(&recovered.directory));
@@ -170,11 +174,7 @@ impl Server {
             spare_commands: SpareCommands::new(),
             spare_bytes: SpareBytes::new(),
             runtime: tokio::runtime::Handle::current(),
-            backups: BackupDesk::new(
-                count,
-                config.persists_limits(),
-                recovered.as_ref().map(|recovered| &recovered.directory),
-            ),
+            backups: BackupDesk::new(count, beside, recovered.as_ref().map(|recovered| &recovered.directory)),
             activity: AtomicU64::new(0),
             throttr,
             extension_names: extensions.iter().flat_map(|port| port.names()).collect(),
@@ -360,6 +360,14 @@ impl Server {
         self.inner.hub.schedules.list(max).await.unwrap_or_default()
     }
 
+    /// Ends a schedule, and answers when that is durable.
+    ///
+    /// # Errors
+    /// [`EndScheduleError`].
+    pub async fn end_schedule(&self, id: EntryId) -> Result<(), EndScheduleError> {
+        self.inner.hub.schedules.end_schedule(id).await
+    }
+
     /// The last requests that could not be done, the latest first, at most `limit` of them: what the numbers stand for
     /// that their peers were told. At most [`FAILURES_MAX`](crate::failures::FAILURES_MAX) are kept.
     pub fn failures(&self, limit: usize) -> Vec<Failure> {
@@ -533,7 +541,8 @@ async fn recover_limits(
     let (directory, throttr) = (Arc::clone(&recovered.directory), Arc::clone(throttr));
     let now = Nanos(clock.nanos());
     let read = tokio::task::spawn_blocking(move || {
-        let (journal, restored) = LimitJournal::open(&directory.limits(), throttr.limiter(), now)?;
+        let (journal, restored) =
+            LimitJournal::open(&directory.side(SideJournal::Limits), throttr.limiter(), now)?;
         Ok((journal, restored, directory))
     });
     let kept: KeptLimits = match read.await {
@@ -555,7 +564,7 @@ async fn recover_schedules(
     now_ms: u64,
 ) -> Result<Keeper<FileStorage>, StartError> {
     let asked_for = config.listeners.iter().any(|listener| listener.protocol == Protocol::Eventmq);
-    let path = recovered.map(|recovered| recovered.directory.schedules());
+    let path = recovered.map(|recovered| recovered.directory.side(SideJournal::Schedules));
     let Some(path) = path.filter(|path| asked_for || path.exists()) else {
         return Ok(Keeper::in_memory(shards, now_ms));
     };

@@ -25,12 +25,10 @@ use mqcore_limiter::record;
 use mqcore_limiter::time::Nanos;
 
 use crate::backup::{Meeting, Pin};
-use crate::data_dir::{DataDir, DataDirError, RECORD_BYTES_MAX};
+use crate::data_dir::{DataDir, DataDirError, RECORD_BYTES_MAX, SideJournal};
 use crate::hub::Hub;
 use crate::shutdown::TaskGuard;
 
-/// The shard that the journal is made for: none that there can be, and not that of nodes.
-const SHARD: u32 = u32::MAX - 1;
 /// The definition that tells when the journal was written last, in Unix nanoseconds.
 const WRITTEN: &[u8] = b"written";
 /// Changes that are fetched under one lock.
@@ -77,7 +75,7 @@ impl LimitJournal {
         let storage =
             FileStorage::open(path).map_err(|source| DataDirError::Io { path: directory, source })?;
         let options = Options {
-            shard: SHARD,
+            shard: SideJournal::Limits.shard(),
             now_ms: now.0 / 1_000_000,
             max_record_bytes: RECORD_BYTES_MAX as u32,
             ..Options::default()
@@ -238,10 +236,10 @@ pub(crate) async fn keep(
     loop {
         let last = tokio::select! {
             () = tokio::time::sleep(interval) => false,
-            () = hub.backups.limits_asked() => false,
+            () = hub.backups.asked(SideJournal::Limits) => false,
             () = &mut ended => true,
         };
-        let meeting = hub.backups.take_for_limits();
+        let meeting = hub.backups.take_beside(SideJournal::Limits);
         let at_once = last || meeting.is_some() || journal.is_behind(hub.throttr.limiter());
         quiet = if at_once { 0 } else { (quiet + 1) % QUIET_INTERVALS };
         if quiet > 0 {
@@ -303,7 +301,7 @@ fn note(hub: &Hub, outcome: Result<u64, JournalError>) -> bool {
         }
         Err(error) => {
             failing.store(1, Ordering::Relaxed);
-            hub.backups.limits_failed(error.to_string());
+            hub.backups.ended(SideJournal::Limits, error.to_string());
             tracing::error!(%error, "limits are not written down any more; they hold until the next start");
             false
         }

@@ -384,10 +384,40 @@ fn every_run_is_there_once(seed: u64) {
     }
 }
 
+fn seeds() -> u64 {
+    std::env::var("MQCORE_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(200)
+}
+
+#[test]
+fn a_schedule_that_was_ended_stays_ended_whenever_broker_and_disks_crash() {
+    for seed in 0..seeds() {
+        let mut world = World::new(seed);
+        world.schedule(QUEUES[0], 0);
+        world.schedule(QUEUES[1], 0);
+        world.keep();
+        for _ in 0..world.chance.below(60) {
+            world.step();
+        }
+        let list = world.keeper.list(10);
+        let ended =
+            list.schedules.iter().find(|schedule| schedule.queue == QUEUES[0]).expect("it is there").id;
+        assert!(world.keeper.unschedule(&ended));
+        // From here on its end was told to somebody.
+        world.keeper.commit().expect("it writes");
+        for _ in 0..world.chance.below(60) {
+            world.step();
+        }
+        world.crash();
+        world.finish();
+        let list = world.keeper.list(10);
+        assert!(list.schedules.iter().all(|schedule| schedule.id != ended), "seed {seed}: it is back");
+        assert_eq!(list.total, 1, "seed {seed}: the other one goes on");
+    }
+}
+
 #[test]
 fn each_due_time_becomes_one_job_whenever_broker_and_disks_crash() {
-    let seeds = std::env::var("MQCORE_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(200);
-    for seed in 0..seeds {
+    for seed in 0..seeds() {
         every_run_is_there_once(seed);
     }
 }

@@ -12,6 +12,7 @@ use mqcore_broker::intake::{SCHEDULES, Ticket};
 use mqcore_broker::rejection::{Rejection, RejectionKind};
 use mqcore_journal::error::JournalError;
 use mqcore_journal::options::Options;
+use mqcore_journal::snapshot::Snapshot;
 use mqcore_journal::storage::Storage;
 use mqcore_scheduler::plan::{CatchUp, CronInZone, Plan, PlanError, When};
 use mqcore_scheduler::scheduler::{Entry, EntryId, Firing, Scheduler};
@@ -289,11 +290,14 @@ impl<S: Storage> Keeper<S> {
         Ok(())
     }
 
-    /// Ends a schedule. What is due already still runs.
+    /// Ends a schedule, for good once [`Keeper::commit`] has answered. What is due already still runs. False: there is none.
     pub(crate) fn unschedule(&mut self, id: &EntryId) -> bool {
-        let before = self.scheduler.remove(id);
-        self.settled.extend(before.iter().map(|before| before.what.sequence));
-        before.is_some()
+        let Some(before) = self.scheduler.remove(id) else { return false };
+        self.settled.push(before.what.sequence);
+        if let Some(store) = &mut self.store {
+            store.demand_sync();
+        }
+        true
     }
 
     /// The `max` schedules that are due next.
@@ -438,9 +442,19 @@ impl<S: Storage> Keeper<S> {
         *until = now_ms + PATIENCE_MS;
     }
 
-    /// Gives space back.
-    pub(crate) fn keep_house(&mut self, now_ms: u64, bytes: usize) -> Result<(), JournalError> {
-        self.store.as_mut().map_or(Ok(()), |store| store.keep_house(now_ms, bytes))
+    /// Whether anything is written down.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.store.is_some()
+    }
+
+    /// Everything that is written down, as files, which stay until housekeeping has its turn. `None`: nothing is.
+    pub(crate) fn snapshot(&mut self) -> Option<Result<Snapshot, JournalError>> {
+        self.store.as_mut().map(Store::snapshot)
+    }
+
+    /// Gives space back. `pinned`: no file may go now.
+    pub(crate) fn keep_house(&mut self, now_ms: u64, bytes: usize, pinned: bool) -> Result<(), JournalError> {
+        self.store.as_mut().map_or(Ok(()), |store| store.keep_house(now_ms, bytes, pinned))
     }
 
     /// Ends in order.

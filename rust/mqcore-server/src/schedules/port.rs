@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
@@ -16,9 +16,10 @@ use mqcore_scheduler::scheduler::EntryId;
 use mqcore_session::eventmq::schedules::{ScheduleRequest, Schedules};
 use tokio::sync::oneshot;
 
-use super::ScheduleList;
 use super::keeper::{Crons, Keeper, Wanted, default_queue, wanted};
-use crate::data_dir::DataDir;
+use super::{EndScheduleError, ScheduleList};
+use crate::backup::Pin;
+use crate::data_dir::{DataDir, SideJournal};
 use crate::hub::Hub;
 use crate::shard::Urgent;
 use crate::shutdown::TaskGuard;
@@ -39,6 +40,8 @@ const HOUSEKEEPING_BYTES: usize = 4 << 20;
 enum Ask {
     Schedule(Box<Wanted>),
     Unschedule(EntryId),
+    /// The same for somebody who wants to know that it is durable.
+    EndSchedule(EntryId, oneshot::Sender<Result<(), EndScheduleError>>),
     List(usize, oneshot::Sender<ScheduleList>),
     /// A shard has something to say about runs.
     Told(Event),
@@ -105,9 +108,14 @@ impl SchedulePort {
         receiver.await.ok()
     }
 
-    /// Ends a schedule, if there is one.
-    pub(crate) fn end_schedule(&self, id: EntryId) {
-        self.ask(Ask::Unschedule(id));
+    /// Ends a schedule, and answers when that is durable.
+    ///
+    /// # Errors
+    /// [`EndScheduleError`].
+    pub(crate) async fn end_schedule(&self, id: EntryId) -> Result<(), EndScheduleError> {
+        let (answer, receiver) = oneshot::channel();
+        self.ask(Ask::EndSchedule(id, answer));
+        receiver.await.unwrap_or(Err(EndScheduleError::Stopping))
     }
 
     /// What a shard says to the connection that schedules come from.
@@ -147,8 +155,10 @@ impl SchedulePort {
             hub: Arc::clone(hub),
             shared: Arc::clone(&self.shared),
             known: HashMap::new(),
+            ended: Vec::new(),
             failed: false,
             housekept: Instant::now(),
+            pin: Weak::new(),
         };
         std::thread::Builder::new().name("mqcore-schedules".into()).spawn(move || {
             worker.run(&asks);
@@ -175,7 +185,7 @@ impl Schedules for SchedulePort {
     }
 
     fn unschedule(&self, request: ScheduleRequest) -> Result<(), Rejection> {
-        self.end_schedule(EntryId(request.identity()));
+        self.ask(Ask::Unschedule(EntryId(request.identity())));
         Ok(())
     }
 }
@@ -187,9 +197,13 @@ struct Worker {
     shared: Arc<Shared>,
     /// Which queues there are, of those that were asked for in this round.
     known: HashMap<QueueAddress, bool>,
+    /// Schedules that were ended in this round, and who wants to know.
+    ended: Vec<(EntryId, oneshot::Sender<Result<(), EndScheduleError>>)>,
     /// The disk broke its word: nothing happens any more until the next start, because nobody would know afterwards that it did.
     failed: bool,
     housekept: Instant,
+    /// Alive while a backup needs the files as they are.
+    pin: Weak<Pin>,
 }
 
 impl Worker {
@@ -206,7 +220,9 @@ impl Worker {
                 self.obey(ask);
             }
             let outcome = self.round();
+            self.tell_of_ends(&outcome);
             self.note(outcome);
+            self.meet();
             self.show();
             if ended {
                 break;
@@ -244,6 +260,7 @@ impl Worker {
             Ask::Unschedule(id) => {
                 self.keeper.unschedule(&id);
             }
+            Ask::EndSchedule(id, answer) => self.end_schedule(id, answer),
             Ask::List(max, answer) => {
                 // Whoever asked may have gone; nobody misses the answer then.
                 let _ = answer.send(self.keeper.list(max));
@@ -257,6 +274,27 @@ impl Worker {
         }
     }
 
+    /// Whoever asked may have gone; nobody misses an answer then.
+    fn end_schedule(&mut self, id: EntryId, answer: oneshot::Sender<Result<(), EndScheduleError>>) {
+        if self.shared.numbers.failing.load(Ordering::Relaxed) {
+            let _ = answer.send(Err(EndScheduleError::Failing));
+        } else if self.keeper.unschedule(&id) {
+            self.ended.push((id, answer));
+        } else {
+            let _ = answer.send(Err(EndScheduleError::Missing(id)));
+        }
+    }
+
+    /// Tells those who have ended schedules in this round what came of writing that down.
+    fn tell_of_ends(&mut self, outcome: &Result<(), JournalError>) {
+        for (id, answer) in self.ended.drain(..) {
+            let told =
+                outcome.as_ref().map(|()| tracing::info!(schedule = %id, "a schedule was ended by hand"));
+            let told = told.map_err(|error| EndScheduleError::NotSaved { id, why: error.to_string() });
+            let _ = answer.send(told);
+        }
+    }
+
     /// Writes down what is new and what is due, and then tells the shards.
     fn round(&mut self) -> Result<(), JournalError> {
         if self.failed {
@@ -265,7 +303,7 @@ impl Worker {
         let now = self.hub.clock.now().0;
         if self.housekept.elapsed() >= HOUSEKEEPING {
             self.housekept = Instant::now();
-            self.keeper.keep_house(now, HOUSEKEEPING_BYTES)?;
+            self.keeper.keep_house(now, HOUSEKEEPING_BYTES, self.pin.strong_count() > 0)?;
         }
         // A broker that stops begins nothing: what is due is due at the next start, too.
         if self.hub.shutdown.is_running() {
@@ -280,6 +318,15 @@ impl Worker {
         let commands = self.keeper.take_commands(now);
         self.tell(commands);
         Ok(())
+    }
+
+    /// Takes part in a backup, if one is asked for: says what there is, and stands still until all writers have. A run that is
+    /// settled here is in its shard by then, and one that is not is sent again by whoever starts on the copy.
+    fn meet(&mut self) {
+        let Some((writer, meeting)) = self.hub.backups.take_beside(SideJournal::Schedules) else { return };
+        let Some(snapshot) = self.keeper.snapshot() else { return };
+        self.pin = meeting.pin();
+        meeting.attend(writer, snapshot.map_err(|error| error.to_string()));
     }
 
     /// Asks the shards which of these queues there are, and `default` too. False: a shard has stopped.

@@ -8,13 +8,14 @@ use std::sync::Arc;
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
+use mqcore_journal::snapshot::Snapshot;
 use mqcore_journal::storage::Storage;
 use mqcore_scheduler::plan::{Plan, State};
 use mqcore_scheduler::record::{FindCron, decode_plan, encode_plan};
 use mqcore_scheduler::scheduler::EntryId;
 
-/// The shard that the journal is made for: none that there can be, and not that of nodes or limits.
-const SHARD: u32 = u32::MAX - 2;
+use crate::data_dir::SideJournal;
+
 const SCHEDULE: u8 = 1;
 const RUN: u8 = 2;
 /// Octets of an encoded state.
@@ -68,7 +69,7 @@ pub(crate) struct Kept {
 pub(crate) struct Store<S: Storage> {
     journal: Journal<S>,
     scratch: Vec<u8>,
-    /// Something was put or touched that is not synced.
+    /// Something is not synced that has to be.
     unsynced: bool,
 }
 
@@ -80,7 +81,7 @@ impl<S: Storage> Store<S> {
         cron: &mut FindCron<'_>,
     ) -> Result<(Self, Kept), JournalError> {
         let now_ms = options.now_ms;
-        let options = Options { shard: SHARD, ..options };
+        let options = Options { shard: SideJournal::Schedules.shard(), ..options };
         let (mut journal, recovered) = Journal::open(storage, options, &mut |_, _| {})?;
         if recovered.report.is_alarming() {
             tracing::error!(report = %recovered.report, "the journal of schedules was damaged");
@@ -141,13 +142,18 @@ impl<S: Storage> Store<S> {
         Ok(())
     }
 
+    /// Lets the next commit be durable even if it only settles: an end that somebody was told of must not come undone.
+    pub(crate) fn demand_sync(&mut self) {
+        self.unsynced = true;
+    }
+
     /// Buffers that schedules are over, or runs where they belong.
     pub(crate) fn settle(&mut self, numbers: &[u64]) -> Result<(), JournalError> {
         self.journal.settle(numbers)
     }
 
-    /// Writes what is buffered, and makes it durable if anything but settlements is new: what was settled and comes back is
-    /// only looked at once more.
+    /// Writes what is buffered, and makes it durable if anything but settlements is new, or was demanded: a run that was settled
+    /// and comes back is only looked at once more.
     pub(crate) fn commit(&mut self) -> Result<(), JournalError> {
         self.journal.write()?;
         if self.unsynced {
@@ -157,8 +163,14 @@ impl<S: Storage> Store<S> {
         Ok(())
     }
 
-    /// Gives space back, or finds out that there is some again.
-    pub(crate) fn keep_house(&mut self, now_ms: u64, bytes: usize) -> Result<(), JournalError> {
+    /// Everything that there is, as files, which stay until housekeeping has its turn.
+    pub(crate) fn snapshot(&mut self) -> Result<Snapshot, JournalError> {
+        self.journal.snapshot()
+    }
+
+    /// Gives space back, or finds out that there is some again. `pinned`: no file may go now.
+    pub(crate) fn keep_house(&mut self, now_ms: u64, bytes: usize, pinned: bool) -> Result<(), JournalError> {
+        self.journal.pin(pinned);
         self.journal.maintain(now_ms, bytes).map(drop)
     }
 
@@ -166,6 +178,30 @@ impl<S: Storage> Store<S> {
     pub(crate) fn close(self) -> Result<(), JournalError> {
         self.journal.close()
     }
+}
+
+/// What a record is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RecordKind {
+    Schedule,
+    Run,
+}
+
+/// What a record says that it is of.
+pub(crate) fn kind(payload: &[u8]) -> Option<RecordKind> {
+    match *payload.first()? {
+        SCHEDULE => Some(RecordKind::Schedule),
+        RUN => Some(RecordKind::Run),
+        _ => None,
+    }
+}
+
+/// Reads a record as a start would.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) fn check(payload: &[u8], touch: Option<&[u8]>, cron: &mut FindCron<'_>) -> Result<(), String> {
+    Kept::default().read(0, payload, touch, cron)
 }
 
 impl Kept {

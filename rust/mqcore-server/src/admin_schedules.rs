@@ -1,0 +1,70 @@
+//! `GET /schedules`: what the broker runs again and again; `DELETE /schedules/ID`: the end of one.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::admin::{Admin, SHARD_TIMEOUT, busy, error, list_limit};
+use crate::schedules::{EndScheduleError, EntryId, ScheduleView};
+
+/// How long the end of a schedule may take to be durable.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+
+pub(crate) async fn list(State(admin): State<Admin>, uri: Uri) -> Response {
+    let limit = match list_limit(&uri) {
+        Ok(limit) => limit,
+        Err(response) => return response,
+    };
+    match tokio::time::timeout(SHARD_TIMEOUT, admin.hub.schedules.list(limit)).await {
+        Ok(Some(list)) => {
+            let schedules: Vec<Value> = list.schedules.iter().map(describe).collect();
+            Json(json!({"total": list.total, "schedules": schedules, "limit": limit})).into_response()
+        }
+        Ok(None) => error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server stops"),
+        Err(_) => busy(),
+    }
+}
+
+fn describe(schedule: &ScheduleView) -> Value {
+    let (cron, timezone) = schedule.cron.as_ref().map(|(cron, timezone)| (cron, timezone)).unzip();
+    json!({
+        "id": schedule.id.to_string(),
+        "queue": schedule.queue,
+        "headers": schedule.headers,
+        "job": schedule.job,
+        "interval_ms": schedule.interval_ms,
+        "cron": cron,
+        "timezone": timezone,
+        "catch_up": schedule.catch_up,
+        "due_ms": schedule.due_ms,
+        "runs": schedule.runs,
+        "left": schedule.left,
+    })
+}
+
+/// Answers when the end is durable: whoever was told of it finds it so after any crash.
+pub(crate) async fn end(State(admin): State<Admin>, Path(id): Path<String>) -> Response {
+    let id: EntryId = match id.parse() {
+        Ok(id) => id,
+        Err(refused) => return error(StatusCode::BAD_REQUEST, "bad-request", &format!("{id:?}: {refused}")),
+    };
+    let ended = match tokio::time::timeout(END_TIMEOUT, admin.hub.schedules.end_schedule(id)).await {
+        Ok(ended) => ended,
+        Err(_) => {
+            let message = "the disk has not confirmed the end of the schedule within 10 s; /schedules tells whether it is there";
+            return error(StatusCode::INSUFFICIENT_STORAGE, "not-saved", message);
+        }
+    };
+    let Err(refused) = ended else { return Json(json!({"ended": id.to_string()})).into_response() };
+    let (status, code) = match refused {
+        EndScheduleError::Missing(_) => (StatusCode::NOT_FOUND, "not-found"),
+        EndScheduleError::Failing => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
+        EndScheduleError::NotSaved { .. } => (StatusCode::INSUFFICIENT_STORAGE, "not-saved"),
+        EndScheduleError::Stopping => (StatusCode::SERVICE_UNAVAILABLE, "stopping"),
+    };
+    error(status, code, &refused.to_string())
+}
