@@ -5,6 +5,7 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 
 use mqcore_broker::broker::{Broker, BrokerConfig, HandlerSpec, Recollection};
 use mqcore_broker::effect::{Effect, Forwarded, Origin, Question, Transfer};
@@ -126,13 +127,21 @@ impl Engine {
                 tokio::task::yield_now().await;
             } else {
                 let deadline = self.broker.next_timeout();
-                let clock = &self.hub.clock;
+                let (clock, journal) = (&self.hub.clock, &mut self.journal);
+                let rung = poll_fn(|context| match journal {
+                    Some(journal) => journal.poll_rung(context),
+                    None => Poll::Pending,
+                });
                 tokio::select! {
                     biased;
+                    () = rung => {}
                     _ = inbox.urgent.recv_many(&mut urgent, BATCHES_MAX) => {}
                     _ = inbox.inbox.recv_many(&mut inputs, BATCHES_MAX) => {}
                     () = poll_fn(|context| alarm.poll(context, deadline, clock.now(), clock)) => {}
                 }
+            }
+            if let Some(journal) = &mut self.journal {
+                urgent.extend(journal.words());
             }
             while let Ok(next) = inbox.urgent.try_recv() {
                 urgent.push(next);

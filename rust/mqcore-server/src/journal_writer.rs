@@ -7,6 +7,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use mqcore_broker::history::Block;
@@ -25,6 +26,7 @@ use mqcore_journal::storage::FileStorage;
 
 use crate::archiver::Archiver;
 use crate::backup::Pin;
+use crate::bell::{Bell, Ringer, bell};
 use crate::body_reader::{BodyReader, Wanted};
 use crate::config::HistoryConfig;
 use crate::data_dir::DataDir;
@@ -84,6 +86,8 @@ impl HistoryTerms {
 #[derive(Debug)]
 pub(crate) struct JournalWriter {
     turns: Sender<Turn>,
+    /// What the thread says.
+    bell: Bell<Urgent>,
     /// Octets of history on their way to the thread.
     pending: Arc<AtomicUsize>,
 }
@@ -101,11 +105,13 @@ impl JournalWriter {
         let alive = hub.shutdown.enter();
         let reader = BodyReader::start(shard, hub)?;
         let (turns, receiver) = channel();
+        let (ringer, bell) = bell()?;
         let writer = Writer {
             shard,
             journal,
             reader,
             hub: Arc::clone(hub),
+            ringer,
             waiting: Vec::new(),
             settled: Vec::new(),
             last: Sequence(0),
@@ -126,7 +132,17 @@ impl JournalWriter {
             drop(directory);
             drop(alive);
         })?;
-        Ok(Self { turns, pending })
+        Ok(Self { turns, bell, pending })
+    }
+
+    /// Ready when the thread said something.
+    pub(crate) fn poll_rung(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        self.bell.poll_rung(context)
+    }
+
+    /// What the thread said, in its order.
+    pub(crate) fn words(&mut self) -> impl Iterator<Item = Urgent> {
+        self.bell.words()
     }
 
     /// Hands records over. Never blocks.
@@ -158,6 +174,8 @@ struct Writer {
     journal: Journal<FileStorage>,
     reader: BodyReader,
     hub: Arc<Hub>,
+    /// How the shard hears of it.
+    ringer: Ringer<Urgent>,
     /// Records that found no space and must not be lost: all but messages, whose publishers were refused.
     waiting: Vec<Record>,
     /// Messages that left since the last commit.
@@ -385,7 +403,7 @@ impl Writer {
 
     fn send(&self, urgent: Urgent) {
         self.hub.moved();
-        self.hub.shards[self.shard].send_urgent(urgent);
+        self.ringer.say(urgent);
     }
 
     fn refuse(&mut self, state: State, why: &str) {
@@ -553,12 +571,14 @@ mod tests {
         let scratch = Scratch(path);
         let directory = DataDir::open(&scratch.0, 1).unwrap();
         let journal = directory.open_shard(0, 0, &mut |_, _| {}).unwrap().journal;
-        let (hub, mut inbox) = hub();
+        let (hub, _inbox) = hub();
+        let (ringer, mut bell) = bell().unwrap();
         let mut writer = Writer {
             shard: 0,
             journal,
             reader: BodyReader::start(0, &hub).unwrap(),
             hub: Arc::clone(&hub),
+            ringer,
             waiting: Vec::new(),
             settled: Vec::new(),
             last: Sequence(0),
@@ -575,17 +595,17 @@ mod tests {
         writer.refuse(State::Full, "the disk was full a moment ago");
         let (turns, receiver) = channel();
         let thread = std::thread::spawn(move || writer.run(&receiver));
-        assert!(matches!(inbox.urgent.recv().await, Some(Urgent::StorageRefuses(_))));
+        assert!(matches!(bell.words().next(), Some(Urgent::StorageRefuses(_))));
         let limit = Instant::now() + Duration::from_secs(5);
         let accepted = loop {
             // Never idle: that would be the other way to find it.
             turns
                 .send(Turn { records: vec![(Sequence(2), Record::Settle(Sequence(1)))], ..Turn::default() })
                 .unwrap();
-            match inbox.urgent.try_recv() {
-                Ok(urgent) => break matches!(urgent, Urgent::StorageAccepts),
-                Err(_) if Instant::now() > limit => break false,
-                Err(_) => tokio::time::sleep(IDLE / 20).await,
+            match bell.words().next() {
+                Some(word) => break matches!(word, Urgent::StorageAccepts),
+                None if Instant::now() > limit => break false,
+                None => tokio::time::sleep(IDLE / 20).await,
             }
         };
         drop(turns);

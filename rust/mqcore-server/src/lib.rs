@@ -57,6 +57,7 @@ mod admin_history;
 mod admin_schedules;
 mod admin_trace;
 mod archiver;
+mod bell;
 mod body_reader;
 mod clock;
 mod connection;
