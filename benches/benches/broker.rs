@@ -7,7 +7,7 @@ use std::sync::Arc;
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use mqcore_broker::broker::{Broker, BrokerConfig};
 use mqcore_broker::client::Client;
-use mqcore_broker::command::{Acknowledgement, Command, Request, Retry};
+use mqcore_broker::command::{Acknowledgement, Command, Request};
 use mqcore_broker::effect::Effect;
 use mqcore_broker::id::{ChannelName, ConnectionId, QueueAddress, RequestId};
 use mqcore_broker::message::{Message, Properties};
@@ -97,10 +97,9 @@ impl Bench {
                 tag: mqcore_broker::id::Tag::CHANNEL,
                 queue: self.queue.clone(),
                 message_id: deliver.message.id().into(),
-                negative: None,
+                refusal: None,
                 headers: Box::default(),
                 hops: 15,
-                retry: Retry::default(),
                 first_acquirer: true,
             };
             let client = self.consumers[consumer].clone();

@@ -304,8 +304,10 @@ impl Scenario {
         for _ in 0..plan.runs {
             let process = plan.mqcore(Status::RoundRobin, true)?;
             let (others, start) = (cpu_seconds_of_others(&[&process])?, Instant::now());
-            figure.values.push(work_queue::measure(&process, 4, WARM_UP, plan.duration)?.rate());
+            let worked = work_queue::measure(&process, 4, WARM_UP, plan.duration)?;
+            figure.values.push(worked.rate());
             figure.cpu_seconds += process.cpu_seconds()?;
+            figure.done = Some(figure.done.unwrap_or_default() + worked.in_all);
             let disturbance = (cpu_seconds_of_others(&[&process])? - others) / start.elapsed().as_secs_f64();
             figure.disturbance = Some(disturbance.max(figure.disturbance.unwrap_or(0.0)));
         }

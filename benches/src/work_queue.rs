@@ -24,6 +24,8 @@ const SCRATCH_BYTES: usize = 256 * 1024;
 pub struct WorkQueue {
     /// Messages published, delivered and acknowledged.
     pub messages: u64,
+    /// The same together with those of the warm-up.
+    pub in_all: u64,
     /// How long that took.
     pub elapsed: Duration,
 }
@@ -90,7 +92,7 @@ pub fn measure(
     if totals["messages"]["put_back"] != 0 {
         return Err(io::Error::other(format!("messages were delivered again: {totals}")));
     }
-    Ok(WorkQueue { messages: run.acknowledged - before, elapsed })
+    Ok(WorkQueue { messages: run.acknowledged - before, in_all: run.acknowledged, elapsed })
 }
 
 impl Run {

@@ -19,7 +19,7 @@ from spark.told import HISTORY, declare
 
 def plan_of(path: Path, **options: str) -> Plan:
     parsed = ReadOptions.parse({"path": str(path), **options})
-    return Plan.of(parsed, [name for name, _ in columns_of(parsed)])
+    return Plan.of(parsed, columns_of(parsed))
 
 
 def values(plan: Plan) -> list[bytes]:

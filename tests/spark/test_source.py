@@ -14,8 +14,8 @@ import pytest
 
 import mqcore.spark
 from mqcore import sync
-from served import wait_until
-from spark.told import LENIENT, QUEUES, Told, archived
+from served import serving, wait_until
+from spark.told import HISTORY, LENIENT, QUEUES, Told, archived, declare
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -177,6 +177,37 @@ def test_the_archive_alone_is_a_plain_parquet_relation(spark: SparkSession, told
     assert mqcore.spark.archive(spark, told.data_dir, dates=("1999-01-01", "1999-12-31")).count() == 0
     steps = mqcore.spark.archive(spark, told.data_dir, "steps")
     assert steps.where("kind = 'acked'").count() == told.acked
+
+
+def test_more_files_than_spark_looks_at_itself_are_one_relation_and_no_setting_is_left_behind(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with serving("--data-dir", str(tmp_path), environment=HISTORY) as served:
+        with sync.connect(served.url) as mq:
+            for number in range(40):
+                declare(mq, f"orders/{number}")
+                mq.publish(f"orders/{number}", str(number))
+        wait_until(lambda: archived(tmp_path, 40), what="the archive")
+    name = "spark.sql.sources.parallelPartitionDiscovery.threshold"
+    for before in (None, "7"):
+        if before is not None:
+            spark.conf.set(name, before)
+        messages = mqcore.spark.archive(spark, tmp_path)
+        assert sorted(int(row["body"]) for row in messages.select("body").collect()) == list(range(40))
+        assert spark.conf.get(name) == (before or "32")
+    spark.conf.unset(name)
+
+
+def test_octets_are_text_where_the_schema_says_so(spark: SparkSession, told: Told) -> None:
+    rows = spark.read.format("mqcore").schema("value string, key string, channel string").load(str(told.data_dir))
+    found = rows.collect()
+    assert Counter(row["value"].encode() for row in found) == expected(told)
+    keys = {bytes(row["key"]).decode() for row in read(spark, told, columns="key").collect()}
+    assert {row["key"] for row in found} == keys
+    with pytest.raises(Exception, match="'value' is binary or string, and the schema that was named says int"):
+        spark.read.format("mqcore").schema("value int").load(str(told.data_dir)).count()
+    with pytest.raises(Exception, match="'channel' is string, and the schema that was named says binary"):
+        spark.read.format("mqcore").schema("channel binary").load(str(told.data_dir)).count()
 
 
 def test_what_is_wrong_is_said_in_words(spark: SparkSession, told: Told, tmp_path: Path) -> None:

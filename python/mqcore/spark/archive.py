@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["archive", "newest_manifest"]
 
 _ATTEMPTS = 8
+_LISTED_HERE = "spark.sql.sources.parallelPartitionDiscovery.threshold"
+_FILES_MAX = 10_000
+"""Beyond so many, tasks are quicker after all."""
 
 
 def newest_manifest(directory: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -78,7 +82,22 @@ def archive(
     schema: Any = _parse_datatype_string(_MESSAGES if table == "messages" else _STEPS)
     if not files:
         return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).parquet(*files)
+    with _looked_at_here(spark):
+        return spark.read.schema(schema).parquet(*files)
+
+
+@contextmanager
+def _looked_at_here(spark: SparkSession) -> Iterator[None]:
+    """Make Spark look at files from the driver: for more than 32 it would start a job, which takes longer."""
+    before = spark.conf.get(_LISTED_HERE, None)
+    spark.conf.set(_LISTED_HERE, str(_FILES_MAX))
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(_LISTED_HERE)
+        else:
+            spark.conf.set(_LISTED_HERE, before)
 
 
 _PLACED = (

@@ -5,8 +5,10 @@ Both answer the same questions, and neither consumes anything. Nothing here know
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
+import os
 import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -70,6 +72,11 @@ class Directory(Origin):
     def __init__(self, path: str) -> None:
         self._core = _core.History(path)
 
+    @classmethod
+    def known(cls, path: str) -> Directory:
+        """Return the one that this process has for a path: it remembers what it has seen, and looks at news only."""
+        return _opened(path, _made(path))
+
     def ends(self) -> list[Ends]:
         """See `Origin.ends`."""
         return [Ends(*ends) for ends in self._core.ends()]
@@ -86,6 +93,20 @@ class Directory(Origin):
         """See `Origin.read`."""
         with arrow_errors():
             yield from pa.RecordBatchReader.from_stream(self._core.read(request, piece, fail))
+
+
+def _made(path: str) -> tuple[int, int, int] | None:
+    """Tell apart a directory and another one that is made in its place."""
+    try:
+        mark = os.stat(os.path.join(path, "format"))
+    except OSError:
+        return None
+    return mark.st_dev, mark.st_ino, mark.st_mtime_ns
+
+
+@functools.lru_cache(maxsize=8)
+def _opened(path: str, _made: tuple[int, int, int] | None) -> Directory:
+    return Directory(path)
 
 
 @contextmanager

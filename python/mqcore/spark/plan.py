@@ -62,6 +62,8 @@ class Plan:
 
     options: ReadOptions
     columns: tuple[str, ...]
+    texts: tuple[str, ...] = ()
+    """Columns of octets that are shown as text."""
     kinds: tuple[str, ...] | None = None
     queues: tuple[str, ...] | None = None
     since_us: int | None = None
@@ -69,28 +71,40 @@ class Plan:
     bounds: Bounds = field(default_factory=Bounds)
 
     @classmethod
-    def of(cls, options: ReadOptions, columns: Sequence[str]) -> Plan:
-        """Make the plan for these columns. Raises `ConfigError` for a column that there is not."""
-        known = {name for name, _, _ in _core.history_columns(options.view)}
-        for name in columns:
+    def of(cls, options: ReadOptions, columns: Sequence[tuple[str, str]]) -> Plan:
+        """Make the plan for columns of these names and Spark types; octets may also be shown as ``string``.
+
+        Raises `ConfigError` for a column that there is not, and for one of another type.
+        """
+        known = {name: kind for name, kind, _ in _core.history_columns(options.view)}
+        texts = []
+        for name, kind in columns:
             if name not in known:
                 raise errors.ConfigError(
                     f"there is no column {name!r} in the view {options.view}; there are {', '.join(sorted(known))}"
                 )
-        queues, since, until = options.queues, options.since_us, options.until_us
-        return cls(options, tuple(columns), queues=queues, since_us=since, until_us=until)
+            if known[name] == "binary" and kind == "string":
+                texts.append(name)
+            elif kind != known[name]:
+                also = " or string" if known[name] == "binary" else ""
+                raise errors.ConfigError(
+                    f"the column {name!r} is {known[name]}{also}, and the schema that was named says {kind}"
+                )
+        names, queues = tuple(name for name, _ in columns), options.queues
+        return cls(options, names, tuple(texts), queues=queues, since_us=options.since_us, until_us=options.until_us)
 
     def origin(self) -> Origin:
         """Open where history is read; cheap, and made anew wherever it is needed."""
         if self.options.admin is not None:
             return Remote(self.options.admin, self.options.token)
-        return Directory(self.options.paths[0])
+        return Directory.known(self.options.paths[0])
 
     def request(self, columns: Sequence[str] | None = None) -> str:
         """Return what is asked of the core; `columns` instead of the query's."""
         words: dict[str, Any] = {
             "view": self.options.view,
             "columns": list(self.columns if columns is None else columns),
+            "texts": list(self.texts) if columns is None and self.texts else None,
             "queues": None if self.queues is None else list(self.queues),
             "pattern": self.options.pattern,
             "kinds": None if self.kinds is None else list(self.kinds),

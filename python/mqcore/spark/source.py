@@ -56,12 +56,12 @@ class MqcoreSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what reads once."""
-        plan = Plan.of(ReadOptions.parse(self.options), schema.fieldNames())
+        plan = Plan.of(ReadOptions.parse(self.options), typed(schema))
         return (FilteringReader if _PUSHDOWN_HELPER in sys.modules else Reader)(plan)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (as in Spark)
         """Return what follows."""
-        return StreamReader(Plan.of(ReadOptions.parse(self.options), schema.fieldNames()))
+        return StreamReader(Plan.of(ReadOptions.parse(self.options), typed(schema)))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return what writes a DataFrame."""
@@ -76,6 +76,11 @@ class MqcoreSource(DataSource):
         from mqcore.spark.sink import StreamWriter
 
         return StreamWriter(WriteOptions.parse(self.options, streaming=True), schema.fieldNames())
+
+
+def typed(schema: StructType) -> list[tuple[str, str]]:
+    """Return names and types of a schema's columns."""
+    return [(field.name, field.dataType.simpleString()) for field in schema.fields]
 
 
 class Part(InputPartition):

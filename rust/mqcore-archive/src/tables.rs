@@ -9,7 +9,7 @@ use arrow_array::builder::{
     ArrayBuilder, BinaryBuilder, BooleanBuilder, Int32Builder, Int64Builder, ListBuilder, StringBuilder,
     StructBuilder, TimestampMicrosecondBuilder,
 };
-use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions};
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow_schema::{ArrowError, DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
 use mqcore_broker::history::{Kind, LifeStep, Who};
 use mqcore_broker::id::Sequence;
@@ -175,7 +175,7 @@ fn stored() -> Columns {
 pub struct Rows {
     schema: SchemaRef,
     /// One a column of the table; `None`: it is left out.
-    columns: Vec<Option<Box<dyn ArrayBuilder>>>,
+    columns: Vec<Option<Column>>,
     rows: usize,
     bytes: usize,
 }
@@ -208,7 +208,7 @@ impl Rows {
     pub fn of(table: Table, wanted: &dyn Fn(&str) -> bool) -> Self {
         let all = table.schema();
         let columns =
-            all.fields().iter().map(|field| wanted(field.name()).then(|| builder(field.data_type())));
+            all.fields().iter().map(|field| wanted(field.name()).then(|| Column::new(field.data_type())));
         let columns = columns.collect();
         let fields: Vec<_> = all.fields().iter().filter(|field| wanted(field.name())).cloned().collect();
         Self { schema: Arc::new(Schema::new(fields)), columns, rows: 0, bytes: 0 }
@@ -328,38 +328,88 @@ fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-fn builder(kind: &DataType) -> Box<dyn ArrayBuilder> {
-    match kind {
-        DataType::Timestamp(..) => {
-            Box::new(TimestampMicrosecondBuilder::with_capacity(0).with_timezone("UTC"))
+/// A column that grows.
+enum Column {
+    Time(TimestampMicrosecondBuilder),
+    Int(Int32Builder),
+    Long(Int64Builder),
+    Flag(BooleanBuilder),
+    Text(StringBuilder),
+    Octets(BinaryBuilder),
+    Pairs(ListBuilder<StructBuilder>),
+}
+
+impl Column {
+    fn new(kind: &DataType) -> Self {
+        match kind {
+            DataType::Timestamp(..) => Self::Time(times(0)),
+            DataType::Int32 => Self::Int(Int32Builder::with_capacity(0)),
+            DataType::Int64 => Self::Long(Int64Builder::with_capacity(0)),
+            DataType::Boolean => Self::Flag(BooleanBuilder::with_capacity(0)),
+            DataType::Binary => Self::Octets(BinaryBuilder::with_capacity(0, 0)),
+            DataType::List(element) => {
+                let pair: Vec<Box<dyn ArrayBuilder>> = vec![
+                    Box::new(StringBuilder::with_capacity(0, 0)),
+                    Box::new(BinaryBuilder::with_capacity(0, 0)),
+                ];
+                let pairs = StructBuilder::new(header(), pair);
+                Self::Pairs(ListBuilder::with_capacity(pairs, 0).with_field(Arc::clone(element)))
+            }
+            _ => Self::Text(StringBuilder::with_capacity(0, 0)),
         }
-        DataType::Int32 => Box::new(Int32Builder::with_capacity(0)),
-        DataType::Int64 => Box::new(Int64Builder::with_capacity(0)),
-        DataType::Boolean => Box::new(BooleanBuilder::with_capacity(0)),
-        DataType::Binary => Box::new(BinaryBuilder::with_capacity(0, 0)),
-        DataType::List(element) => {
-            let pair: Vec<Box<dyn ArrayBuilder>> = vec![
-                Box::new(StringBuilder::with_capacity(0, 0)),
-                Box::new(BinaryBuilder::with_capacity(0, 0)),
-            ];
-            let pairs = StructBuilder::new(header(), pair);
-            Box::new(ListBuilder::with_capacity(pairs, 0).with_field(Arc::clone(element)))
-        }
-        _ => Box::new(StringBuilder::with_capacity(0, 0)),
     }
+
+    /// What it holds. It begins anew with room for as much, so that it needs not grow, and copy itself, step by step again.
+    fn finish(&mut self) -> ArrayRef {
+        match self {
+            Self::Time(column) => {
+                let full = column.finish();
+                *column = times(full.len());
+                Arc::new(full)
+            }
+            Self::Int(column) => {
+                let full = column.finish();
+                *column = Int32Builder::with_capacity(full.len());
+                Arc::new(full)
+            }
+            Self::Long(column) => {
+                let full = column.finish();
+                *column = Int64Builder::with_capacity(full.len());
+                Arc::new(full)
+            }
+            Self::Flag(column) => Arc::new(column.finish()),
+            Self::Text(column) => {
+                let full = column.finish();
+                *column = StringBuilder::with_capacity(full.len(), full.values().len());
+                Arc::new(full)
+            }
+            Self::Octets(column) => {
+                let full = column.finish();
+                *column = BinaryBuilder::with_capacity(full.len(), full.values().len());
+                Arc::new(full)
+            }
+            Self::Pairs(column) => Arc::new(column.finish()),
+        }
+    }
+}
+
+fn times(rows: usize) -> TimestampMicrosecondBuilder {
+    TimestampMicrosecondBuilder::with_capacity(rows).with_timezone("UTC")
+}
+
+fn unfit() -> ArrowError {
+    ArrowError::SchemaError("a row does not fit the columns of its table".to_owned())
 }
 
 /// One row, column after column.
 struct Row<'a> {
-    columns: std::slice::IterMut<'a, Option<Box<dyn ArrayBuilder>>>,
+    columns: std::slice::IterMut<'a, Option<Column>>,
 }
 
 impl Row<'_> {
     /// The next column; `None`: it is left out.
-    fn next<B: ArrayBuilder>(&mut self) -> Result<Option<&mut B>, ArrowError> {
-        let unfit = || ArrowError::SchemaError("a row does not fit the columns of its table".to_owned());
-        let Some(column) = self.columns.next().ok_or_else(unfit)? else { return Ok(None) };
-        column.as_any_mut().downcast_mut().map(Some).ok_or_else(unfit)
+    fn next(&mut self) -> Result<Option<&mut Column>, ArrowError> {
+        self.columns.next().map(Option::as_mut).ok_or_else(unfit)
     }
 
     fn placed(&mut self, time_ms: u64, place: StepPlace) -> Result<(), ArrowError> {
@@ -370,50 +420,64 @@ impl Row<'_> {
     }
 
     fn time(&mut self, ms: u64) -> Result<(), ArrowError> {
-        if let Some(column) = self.next::<TimestampMicrosecondBuilder>()? {
-            column.append_value(signed(ms.saturating_mul(1000)));
+        match self.next()? {
+            None => {}
+            Some(Column::Time(column)) => column.append_value(signed(ms.saturating_mul(1000))),
+            Some(_) => return Err(unfit()),
         }
         Ok(())
     }
 
     fn int(&mut self, value: Option<i32>) -> Result<(), ArrowError> {
-        if let Some(column) = self.next::<Int32Builder>()? {
-            column.append_option(value);
+        match self.next()? {
+            None => {}
+            Some(Column::Int(column)) => column.append_option(value),
+            Some(_) => return Err(unfit()),
         }
         Ok(())
     }
 
     fn long(&mut self, value: Option<i64>) -> Result<(), ArrowError> {
-        if let Some(column) = self.next::<Int64Builder>()? {
-            column.append_option(value);
+        match self.next()? {
+            None => {}
+            Some(Column::Long(column)) => column.append_option(value),
+            Some(_) => return Err(unfit()),
         }
         Ok(())
     }
 
     fn flag(&mut self, value: bool) -> Result<(), ArrowError> {
-        if let Some(column) = self.next::<BooleanBuilder>()? {
-            column.append_value(value);
+        match self.next()? {
+            None => {}
+            Some(Column::Flag(column)) => column.append_value(value),
+            Some(_) => return Err(unfit()),
         }
         Ok(())
     }
 
     /// Text that is empty is none.
     fn text(&mut self, value: Option<&str>) -> Result<(), ArrowError> {
-        if let Some(column) = self.next::<StringBuilder>()? {
-            column.append_option(value.filter(|text| !text.is_empty()));
+        match self.next()? {
+            None => {}
+            Some(Column::Text(column)) => column.append_option(value.filter(|text| !text.is_empty())),
+            Some(_) => return Err(unfit()),
         }
         Ok(())
     }
 
     /// Octets that are text as a rule; what is no UTF-8 in them is replaced.
     fn lossy(&mut self, value: Option<&[u8]>) -> Result<(), ArrowError> {
-        let text = value.map(String::from_utf8_lossy);
-        self.text(text.as_deref())
+        match value.map(std::str::from_utf8) {
+            Some(Err(_)) => self.text(value.map(String::from_utf8_lossy).as_deref()),
+            text => self.text(text.and_then(Result::ok)),
+        }
     }
 
     fn octets(&mut self, value: Option<&[u8]>) -> Result<(), ArrowError> {
-        if let Some(column) = self.next::<BinaryBuilder>()? {
-            column.append_option(value);
+        match self.next()? {
+            None => {}
+            Some(Column::Octets(column)) => column.append_option(value),
+            Some(_) => return Err(unfit()),
         }
         Ok(())
     }
@@ -426,7 +490,11 @@ impl Row<'_> {
     }
 
     fn headers(&mut self, text: &[u8]) -> Result<(), ArrowError> {
-        let Some(list) = self.next::<ListBuilder<StructBuilder>>()? else { return Ok(()) };
+        let list = match self.next()? {
+            None => return Ok(()),
+            Some(Column::Pairs(list)) => list,
+            Some(_) => return Err(unfit()),
+        };
         for (key, value) in pairs(text) {
             let pair = list.values();
             if let Some(keys) = pair.field_builder::<StringBuilder>(0) {

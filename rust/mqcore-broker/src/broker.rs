@@ -1,5 +1,6 @@
 //! One shard of the broker: everything joined.
 
+use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -229,6 +230,36 @@ impl Broker {
 
     // ---- What comes in -----------------------------------------------------------------------------------
 
+    /// Looks at what the first of `commands` are about, and tells how many these are; [`Broker::command`] wants to have them
+    /// next. Changes nothing, but makes a batch faster: what a message or an acknowledgement needs is found by a chain of
+    /// reads of what is in no cache, and a processor follows several such chains at once as long as nothing is done between
+    /// them.
+    pub fn look_ahead(&mut self, client: &Client, commands: &[Command]) -> usize {
+        /// As many as fit into the first level of the cache with what they need.
+        const AHEAD_MAX: usize = 16;
+        let ahead = &commands[..commands.len().min(AHEAD_MAX)];
+        // A chain alone is followed just as fast later.
+        if ahead.len() > 1 {
+            ahead.iter().for_each(|command| self.look_at(client, command));
+        }
+        ahead.len()
+    }
+
+    fn look_at(&mut self, client: &Client, command: &Command) {
+        match command {
+            Command::Publish { message, .. } => {
+                black_box(message.properties());
+            }
+            Command::Acknowledge(word) => {
+                let key = self.lookup(&word.queue.channel);
+                if let Some(queue) = key.and_then(|key| self.channels[key].queues.get(&word.queue.id)) {
+                    queue.deliveries.look(&word.message_id, (client.connection, word.tag));
+                }
+            }
+            _ => {}
+        }
+    }
+
     /// A peer asks for something. Before it was welcomed, `client` is provisional: its id is empty.
     pub fn command(
         &mut self,
@@ -247,7 +278,7 @@ impl Broker {
                     effects.push(Effect::Tell(client.connection, event));
                 }
             }
-            Command::Acknowledge(word) => self.acknowledge(client, word, now, effects),
+            Command::Acknowledge(word) => self.acknowledge(client, &word, now, effects),
             Command::AcknowledgeAll { queue, tag, negative } => {
                 self.acknowledge_all(client, &queue, tag, negative.as_deref(), now, effects);
             }
@@ -1028,7 +1059,7 @@ impl Broker {
     fn acknowledge(
         &mut self,
         client: &Arc<Client>,
-        word: Acknowledgement,
+        word: &Acknowledgement,
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) {
@@ -1338,7 +1369,7 @@ impl Broker {
         let Channel { members, queues, .. } = &mut self.channels[key];
         let queue = queues.get_mut(&address.id).ok_or_else(|| no_queue(&address.channel, address.id))?;
         let name: Option<Arc<[u8]>> = name.map(Into::into);
-        let consumer = Consumer { client: client.clone(), tag, terms, name: name.clone() };
+        let consumer = Arc::new(Consumer { client: client.clone(), tag, terms, name: name.clone() });
         let (place, own) = (queue.face.place, consumer.key());
         queue.subscribe(consumer, members, &mut turn);
         self.bindings.used(&address);

@@ -112,16 +112,45 @@ pub struct Acknowledgement {
     pub queue: QueueAddress,
     /// The message.
     pub message_id: MessageId,
-    /// `None`: positive. `Some(reason)`: negative.
-    pub negative: Option<Box<str>>,
+    /// `None`: positive. `Some`: negative.
+    pub refusal: Option<Box<Refusal>>,
     /// All header text of the acknowledgement, to be relayed; empty as a rule.
     pub headers: Box<[u8]>,
     /// Hops left, to be relayed.
     pub hops: u8,
     /// The frame's first-acquirer bit, to be relayed.
     pub first_acquirer: bool,
-    /// What a consumer that refuses wishes for the message.
+}
+
+/// A consumer's word about a delivery that it does not want. Boxed, so that the many acknowledgements that are positive are small.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// Why.
+    pub reason: Box<str>,
+    /// What the consumer wishes for the message.
     pub retry: Retry,
+}
+
+impl Refusal {
+    /// A refusal with a wish, as acknowledgements have it.
+    #[must_use]
+    pub fn new(reason: &str, retry: Retry) -> Box<Self> {
+        Box::new(Self { reason: reason.into(), retry })
+    }
+
+    /// One for this reason, if there is one, without a wish of its own.
+    #[must_use]
+    pub fn of(reason: Option<&str>) -> Option<Box<Self>> {
+        reason.map(|reason| Self::new(reason, Retry::AsDecided))
+    }
+}
+
+impl Acknowledgement {
+    /// Why the message is refused; `None`: it is not.
+    #[must_use]
+    pub fn negative(&self) -> Option<&str> {
+        self.refusal.as_deref().map(|refusal| &*refusal.reason)
+    }
 }
 
 /// When a message is to be handed out again that its consumer refused.
@@ -372,6 +401,22 @@ pub enum Destination {
 }
 
 impl Command {
+    /// The queue that it is about, if it is one of the commands that come by the thousand.
+    fn queue(&self) -> Option<&QueueAddress> {
+        match self {
+            Self::Publish { queue, .. } => Some(queue),
+            Self::Acknowledge(word) => Some(&word.queue),
+            _ => None,
+        }
+    }
+
+    /// Whether this command goes where `other` does for the very same name, which is cheaper to see than where that is. May
+    /// say no to what goes there all the same.
+    pub fn goes_with(&self, other: &Self) -> bool {
+        let queues = self.queue().zip(other.queue());
+        queues.is_some_and(|(mine, its)| mine.channel.is_same(&its.channel))
+    }
+
     /// Where this command has to go in a broker of `shards` shards.
     pub fn destination(&self, shards: usize) -> Destination {
         let of = |channel: &ChannelName| Destination::Shard(channel.shard(shards));
@@ -440,5 +485,37 @@ impl Request {
             | Self::TestRoute { router, .. } => Destination::Shard(router.shard(shards)),
             Self::ListSubscribers { topic } => Destination::Shard(topic.shard(shards)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_as_large_as_an_acknowledgement_without_a_refusal() {
+        // Each is written by its session and read by its shard, by the thousand; what is rare in one is boxed.
+        assert_eq!(size_of::<Acknowledgement>(), 104);
+        assert_eq!(size_of::<Command>(), size_of::<Acknowledgement>());
+    }
+    #[test]
+    fn commands_that_go_with_another_have_its_destination() {
+        let name = |text: &str| ChannelName::new(text).expect("a good name");
+        let (one, other) = (name("one"), name("another"));
+        let word = |channel: &ChannelName, id| {
+            Command::Acknowledge(Acknowledgement {
+                tag: Tag::CHANNEL,
+                queue: QueueAddress { channel: channel.clone(), id },
+                message_id: MessageId::from_slice(b"m"),
+                refusal: None,
+                headers: Box::default(),
+                hops: 0,
+                first_acquirer: false,
+            })
+        };
+        assert!(word(&one, 1).goes_with(&word(&one, 2)), "queues of a channel are in one shard");
+        assert!(!word(&one, 1).goes_with(&word(&other, 1)));
+        let room = Command::RoomFor { queue: QueueAddress { channel: one.clone(), id: 1 } };
+        assert!(!word(&one, 1).goes_with(&room) && !room.goes_with(&word(&one, 1)), "that is looked up");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
+use std::hint::black_box;
 use std::sync::Arc;
 
 use foldhash::HashMap;
@@ -16,6 +17,9 @@ use crate::members::{Consumer, ConsumerKey};
 use crate::ready::Entry;
 use crate::time::Timestamp;
 
+/// With so many deliveries and fewer nearly all that belongs to them is in the cache.
+const CACHED: usize = 512;
+
 /// A message outside its queue. It stays here until everybody who holds it let go: each consumer that has not
 /// settled, and the workflow while it runs.
 #[derive(Debug)]
@@ -29,19 +33,34 @@ pub(crate) struct Outstanding {
     pub(crate) put_back: PutBack,
     /// A handler's own decision put it back, which holds even if another consumer acknowledged.
     pub(crate) put_back_own: bool,
+    /// How it ends if nobody acknowledges it and it is not put back.
+    pub(crate) ending: Ending,
+}
+
+/// How the way of a message ends that nobody acknowledged and that is not put back; the worst that anybody said of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Ending {
+    /// Nobody refused it: it is gone as if it had been acknowledged.
+    Done,
     /// It ended without anybody having wanted it: counted as dropped.
-    pub(crate) refused: bool,
+    Refused,
+    /// A consumer has given it up: a dead letter.
+    Failed,
+}
+
+/// A message that its last holder let go.
+#[derive(Debug)]
+pub(crate) struct Released {
+    pub(crate) held: Outstanding,
     /// Put back, it is not handed out before this time.
     pub(crate) not_before: Timestamp,
-    /// A consumer has given it up: a dead letter unless it is put back.
-    pub(crate) failed: bool,
 }
 
 /// One consumer that has a message.
 #[derive(Debug)]
 pub(crate) struct Delivery {
     pub(crate) outstanding: usize,
-    pub(crate) consumer: Consumer,
+    pub(crate) consumer: Arc<Consumer>,
     serial: u64,
 }
 
@@ -55,6 +74,8 @@ pub(crate) struct Deliveries {
     /// Deadlines in their order, as acknowledge timeouts are the same for all of a queue. Settled deliveries
     /// leave their entry behind; the serial tells that it is stale.
     deadlines: VecDeque<(Timestamp, usize, u64)>,
+    /// Messages of `outstanding` that a consumer wants to be put back only for a time; few as a rule.
+    postponed: HashMap<usize, Timestamp>,
     serial: u64,
     hasher: FixedState,
     /// How many deliveries each consumer has that may have only so many.
@@ -69,6 +90,7 @@ impl Deliveries {
             deliveries: Slab::new(),
             by_message: HashTable::new(),
             deadlines: VecDeque::new(),
+            postponed: HashMap::default(),
             serial: 0,
             hasher: FixedState::with_seed(seed),
             windows: HashMap::default(),
@@ -102,6 +124,7 @@ impl Deliveries {
     }
 
     /// Takes a message in, with one holder: the caller.
+    #[inline]
     pub(crate) fn insert(&mut self, entry: Entry) -> usize {
         self.outstanding.insert(Outstanding {
             entry,
@@ -109,9 +132,7 @@ impl Deliveries {
             acked: false,
             put_back: PutBack::No,
             put_back_own: false,
-            refused: false,
-            not_before: Timestamp(0),
-            failed: false,
+            ending: Ending::Done,
         })
     }
 
@@ -123,15 +144,32 @@ impl Deliveries {
         &mut self.outstanding[outstanding]
     }
 
+    /// A consumer wants a message, put back, not to be handed out before this time.
+    pub(crate) fn postpone(&mut self, outstanding: usize, until: Timestamp) {
+        let latest = self.postponed.entry(outstanding).or_default();
+        *latest = until.max(*latest);
+    }
+
     /// One holder lets go; the last one gets the message.
-    pub(crate) fn release(&mut self, outstanding: usize) -> Option<Outstanding> {
+    #[inline]
+    pub(crate) fn release(&mut self, outstanding: usize) -> Option<Released> {
         let held = &mut self.outstanding[outstanding];
         held.holders -= 1;
-        (held.holders == 0).then(|| self.outstanding.remove(outstanding))
+        if held.holders > 0 {
+            return None;
+        }
+        let held = self.outstanding.remove(outstanding);
+        let postponed = if self.postponed.is_empty() { None } else { self.postponed.remove(&outstanding) };
+        Some(Released { held, not_before: postponed.unwrap_or_default() })
     }
 
     /// `consumer` has the message and must acknowledge it by `deadline`.
-    pub(crate) fn deliver(&mut self, outstanding: usize, consumer: &Consumer, deadline: Timestamp) -> usize {
+    pub(crate) fn deliver(
+        &mut self,
+        outstanding: usize,
+        consumer: &Arc<Consumer>,
+        deadline: Timestamp,
+    ) -> usize {
         if consumer.terms.window > 0 {
             *self.windows.entry(consumer.key()).or_default() += 1;
         }
@@ -160,28 +198,37 @@ impl Deliveries {
         window == 0 || self.windows.get(&consumer.key()).is_none_or(|open| *open < window)
     }
 
-    /// The delivery of the message `id` to `consumer`.
-    pub(crate) fn find(&self, id: &[u8], consumer: ConsumerKey) -> Option<usize> {
-        let matches = |key: &usize| {
-            let delivery = &self.deliveries[*key];
-            delivery.consumer.key() == consumer
-                && self.outstanding[delivery.outstanding].entry.message.id() == id
-        };
-        self.by_message.find(self.hasher.hash_one(id), matches).copied()
+    /// Reads what settling the delivery of the message `id` to `consumer` will read, so that it is in the cache by then. Does
+    /// nothing where there are so few deliveries that they are there anyway.
+    pub(crate) fn look(&self, id: &[u8], consumer: ConsumerKey) {
+        if self.deliveries.len() > CACHED {
+            let Self { by_message, outstanding, deliveries, hasher, .. } = self;
+            black_box(by_message.find(hasher.hash_one(id), is_of(id, consumer, deliveries, outstanding)));
+        }
     }
 
-    /// The id of the message that a delivery is about.
-    pub(crate) fn message_id(&self, key: usize) -> &[u8] {
-        self.outstanding[self.deliveries[key].outstanding].entry.message.id()
-    }
-
-    /// Which subscription a delivery went to.
-    pub(crate) fn tag(&self, key: usize) -> Tag {
-        self.deliveries[key].consumer.tag
+    /// Takes the delivery of the message `id` to `consumer` off the books, if there is one. Its hold on the message goes to
+    /// the caller.
+    pub(crate) fn take_of(&mut self, id: &[u8], consumer: ConsumerKey) -> Option<Delivery> {
+        let Self { by_message, outstanding, deliveries, hasher, .. } = self;
+        let found = by_message.find_entry(hasher.hash_one(id), is_of(id, consumer, deliveries, outstanding));
+        let (key, _) = found.ok()?.remove();
+        Some(self.unlisted(key))
     }
 
     /// Takes a delivery off the books. Its hold on the message goes to the caller.
     pub(crate) fn take(&mut self, key: usize) -> Delivery {
+        let id = self.outstanding[self.deliveries[key].outstanding].entry.message.id();
+        let hash = self.hasher.hash_one(id);
+        self.by_message
+            .find_entry(hash, |candidate| *candidate == key)
+            .expect("every delivery is in the table of ids")
+            .remove();
+        self.unlisted(key)
+    }
+
+    /// Takes a delivery off the other books, when it is off the table of ids.
+    fn unlisted(&mut self, key: usize) -> Delivery {
         let delivery = self.deliveries.remove(key);
         let consumer = delivery.consumer.key();
         if let Some(open) = self.windows.get_mut(&consumer) {
@@ -190,12 +237,6 @@ impl Deliveries {
                 self.windows.remove(&consumer);
             }
         }
-        let id = self.outstanding[delivery.outstanding].entry.message.id();
-        let hash = self.hasher.hash_one(id);
-        self.by_message
-            .find_entry(hash, |candidate| *candidate == key)
-            .expect("every delivery is in the table of ids")
-            .remove();
         self.forget_stale_deadlines();
         delivery
     }
@@ -229,6 +270,7 @@ impl Deliveries {
     pub(crate) fn drain(&mut self) -> Vec<Outstanding> {
         self.deliveries.clear();
         self.windows.clear();
+        self.postponed.clear();
         self.by_message.clear();
         self.deadlines.clear();
         self.outstanding.drain().collect()
@@ -256,5 +298,30 @@ impl Deliveries {
         while deadlines.front().is_some_and(|entry| !live(entry)) {
             deadlines.pop_front();
         }
+    }
+}
+
+/// Whether the delivery of a key is that of the message `id` to `consumer`.
+fn is_of(
+    id: &[u8],
+    consumer: ConsumerKey,
+    deliveries: &Slab<Delivery>,
+    outstanding: &Slab<Outstanding>,
+) -> impl Fn(&usize) -> bool {
+    move |key| {
+        let delivery = &deliveries[*key];
+        delivery.consumer.key() == consumer && outstanding[delivery.outstanding].entry.message.id() == id
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_tens_of_thousands_of_deliveries_are_made_of_stays_small() {
+        // They are found in no order, so each octet more is a larger share of the cache.
+        assert_eq!(size_of::<Outstanding>(), 48);
+        assert_eq!(size_of::<Delivery>(), 24);
     }
 }

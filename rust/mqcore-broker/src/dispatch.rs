@@ -4,9 +4,6 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use smallvec::SmallVec;
-
-use crate::client::Client;
 use crate::decision::Step;
 use crate::effect::{Deliver, Effect, Event, Recipients};
 use crate::history::Happened;
@@ -103,8 +100,7 @@ impl Queue {
     fn hand_out(&mut self, entry: Entry, members: &Members, turn: &mut Turn<'_>) -> Option<Entry> {
         if self.gives_to_one() {
             let Some((position, slot)) = self.choose(members, turn) else { return Some(entry) };
-            let consumer = members.list()[position].consumer.clone();
-            self.send(entry, &consumer, turn);
+            self.send(entry, &members.list()[position].consumer, turn);
             if let Some(slot) = slot {
                 slot.spend();
             }
@@ -184,7 +180,7 @@ impl Queue {
         &mut self,
         mut entry: Entry,
         untagged: &Arc<[ConnectionId]>,
-        consumers: &[Consumer],
+        consumers: &[Arc<Consumer>],
         turn: &mut Turn<'_>,
     ) {
         match untagged.len() {
@@ -203,7 +199,7 @@ impl Queue {
     }
 
     /// Writes the delivery to one consumer down, opens it if it must be acknowledged, and ends the message's way if not.
-    fn send(&mut self, mut entry: Entry, consumer: &Consumer, turn: &mut Turn<'_>) {
+    fn send(&mut self, mut entry: Entry, consumer: &Arc<Consumer>, turn: &mut Turn<'_>) {
         self.deliver_to(&mut entry, consumer, turn);
         self.conclude(entry, std::slice::from_ref(consumer), turn);
     }
@@ -215,7 +211,7 @@ impl Queue {
 
     /// What follows a hand-out, pulled or not: the producer hears of it if the policy says so, and the message
     /// waits for its acknowledgements, or is gone if none is asked for.
-    fn conclude(&mut self, mut entry: Entry, consumers: &[Consumer], turn: &mut Turn<'_>) {
+    fn conclude(&mut self, mut entry: Entry, consumers: &[Arc<Consumer>], turn: &mut Turn<'_>) {
         for consumer in consumers {
             turn.life(&self.face.address, &entry, Happened::Delivered(&consumer.client));
         }
@@ -226,13 +222,10 @@ impl Queue {
             return self.remove(entry, turn);
         }
         let held = self.deliveries.insert(entry);
-        for consumer in consumers
-            .iter()
-            .filter(|consumer| self.stays_open(consumer))
-            .cloned()
-            .collect::<SmallVec<[_; 1]>>()
-        {
-            self.open(held, &consumer, turn);
+        for consumer in consumers {
+            if self.stays_open(consumer) {
+                self.open(held, consumer, turn);
+            }
         }
         if let Some(closed) = self.deliveries.release(held) {
             self.close(closed, turn);
@@ -240,7 +233,7 @@ impl Queue {
     }
 
     /// `consumer` has the message `held` now, until it settles it.
-    pub(crate) fn open(&mut self, held: usize, consumer: &Consumer, turn: &mut Turn<'_>) {
+    pub(crate) fn open(&mut self, held: usize, consumer: &Arc<Consumer>, turn: &mut Turn<'_>) {
         let terms = &consumer.terms;
         let timeout = match terms.settling {
             Settling::Explicit if !self.face.options.request_acknowledge => terms.timeout,
@@ -274,6 +267,7 @@ impl Queue {
         turn.effects.push(Effect::Deliver(deliver));
     }
 
+    #[inline]
     fn delivery_of(
         &mut self,
         entry: &mut Entry,
@@ -351,12 +345,12 @@ impl Queue {
     pub(crate) fn send_pulled(
         &mut self,
         mut entry: Entry,
-        client: &Arc<Client>,
+        consumer: &Arc<Consumer>,
         parcel: Parcel,
         turn: &mut Turn<'_>,
     ) {
-        self.deliver_pulled(&mut entry, client.connection, parcel, turn);
-        self.conclude(entry, &[Consumer::of_channel(client.clone())], turn);
+        self.deliver_pulled(&mut entry, consumer.client.connection, parcel, turn);
+        self.conclude(entry, std::slice::from_ref(consumer), turn);
     }
 
     /// One message of a pull, counted.

@@ -446,3 +446,14 @@ pub struct Origin {
     /// Under which number.
     pub sequence: Sequence,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn effects_and_deliveries_stay_small() {
+        // A turn makes thousands of them before any is carried out.
+        assert_eq!((size_of::<Deliver>(), size_of::<Effect>()), (64, 104));
+    }
+}

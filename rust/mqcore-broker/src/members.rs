@@ -7,7 +7,8 @@ use crate::id::{ConnectionId, Tag};
 use crate::subscription::Terms;
 use crate::time::Timestamp;
 
-/// Somebody whom messages can be handed to.
+/// Somebody whom messages can be handed to. Each delivery that is not settled shares it: there are tens of thousands of them,
+/// and few consumers.
 #[derive(Debug, Clone)]
 pub(crate) struct Consumer {
     pub(crate) client: Arc<Client>,
@@ -20,8 +21,8 @@ pub(crate) struct Consumer {
 
 impl Consumer {
     /// Somebody who joined the channel.
-    pub(crate) fn of_channel(client: Arc<Client>) -> Self {
-        Self { client, tag: Tag::CHANNEL, terms: Terms::default(), name: None }
+    pub(crate) fn of_channel(client: Arc<Client>) -> Arc<Self> {
+        Arc::new(Self { client, tag: Tag::CHANNEL, terms: Terms::default(), name: None })
     }
 
     /// What tells it from all others.
@@ -36,7 +37,7 @@ pub(crate) type ConsumerKey = (ConnectionId, Tag);
 /// One consumer, and since when.
 #[derive(Debug, Clone)]
 pub(crate) struct Member {
-    pub(crate) consumer: Consumer,
+    pub(crate) consumer: Arc<Consumer>,
     pub(crate) joined_at: Timestamp,
 }
 
@@ -84,7 +85,7 @@ impl Members {
     }
 
     /// Those with a tag.
-    pub(crate) fn tagged(&self) -> impl Iterator<Item = &Consumer> {
+    pub(crate) fn tagged(&self) -> impl Iterator<Item = &Arc<Consumer>> {
         self.list.iter().map(|member| &member.consumer).filter(|consumer| consumer.tag != Tag::CHANNEL)
     }
 
@@ -124,11 +125,14 @@ impl Members {
             .find(|place| self.list[*place].consumer.tag == key.1)
     }
 
-    /// Adds a consumer at the end, or gives the one that is there already its new terms; `true` if it is new.
-    pub(crate) fn join(&mut self, consumer: Consumer, now: Timestamp) -> bool {
+    /// Adds a consumer at the end, or gives the one that is there already its new terms, which hold for what is handed out from
+    /// then on; `true` if it is new.
+    pub(crate) fn join(&mut self, consumer: Arc<Consumer>, now: Timestamp) -> bool {
         let known = self.position(consumer.key());
         match known {
-            Some(place) => self.list[place].consumer.terms = consumer.terms,
+            Some(place) => {
+                Arc::make_mut(&mut self.list[place].consumer).terms = consumer.terms.clone();
+            }
             None => self.list.push(Member { consumer, joined_at: now }),
         }
         self.refresh();

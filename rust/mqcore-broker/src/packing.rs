@@ -64,10 +64,13 @@ pub fn unpack<'a>(stored: &'a [u8], memory: &'a mut Vec<u8>) -> Result<&'a [u8],
     if octets > packed.len() as u64 * RATIO_MAX {
         return Err(malformed("a packed block claims more octets than it can have"));
     }
-    memory.clear();
-    memory.resize(octets as usize, 0);
-    match decompress_into(packed, memory) {
-        Ok(found) if found as u64 == octets => Ok(memory),
+    // What an earlier block left in there is written over, so it needs no clearing.
+    if memory.len() < octets as usize {
+        memory.resize(octets as usize, 0);
+    }
+    let block = &mut memory[..octets as usize];
+    match decompress_into(packed, block) {
+        Ok(found) if found as u64 == octets => Ok(block),
         _ => Err(malformed("a packed block is not what was packed")),
     }
 }

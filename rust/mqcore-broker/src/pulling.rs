@@ -7,7 +7,7 @@ use crate::command::Pull;
 use crate::dispatch::Parcel;
 use crate::effect::{Event, PullOutcome};
 use crate::history::Happened;
-use crate::members::Members;
+use crate::members::{Consumer, Members};
 use crate::options::Status;
 use crate::queue::Queue;
 use crate::ready::Entry;
@@ -17,7 +17,7 @@ use crate::workflow::Mode;
 /// A pull that has not got everything yet.
 #[derive(Debug)]
 pub(crate) struct Pulling {
-    client: Arc<Client>,
+    consumer: Arc<Consumer>,
     pull: Pull,
     /// How many messages it gets; `None` before it has its turn.
     count: Option<u32>,
@@ -31,8 +31,14 @@ pub(crate) struct Pulling {
 impl Queue {
     /// A consumer asks for messages.
     pub(crate) fn pull(&mut self, client: &Arc<Client>, pull: &Pull, members: &Members, turn: &mut Turn<'_>) {
-        let client = client.clone();
-        self.pulls.push_back(Pulling { client, pull: pull.clone(), count: None, given: 0, held: Vec::new() });
+        let consumer = Consumer::of_channel(client.clone());
+        self.pulls.push_back(Pulling {
+            consumer,
+            pull: pull.clone(),
+            count: None,
+            given: 0,
+            held: Vec::new(),
+        });
         if self.pulls.len() == 1 {
             self.go_on_pulling(members, turn);
         }
@@ -70,7 +76,7 @@ impl Queue {
 
     /// As far as one pull gets now. `None`: it waits.
     fn serve(&mut self, pulling: &mut Pulling, members: &Members, turn: &mut Turn<'_>) -> Option<Ended> {
-        if !members.has_joined(pulling.client.connection) {
+        if !members.has_joined(pulling.consumer.client.connection) {
             self.return_held(pulling, turn);
             return Some(Ended::With(PullOutcome::Unauthorized));
         }
@@ -119,7 +125,7 @@ impl Queue {
         for (entry, left) in taken {
             pulling.given += 1;
             let parcel = Parcel { request: pulling.pull.request, index: pulling.given, count, left };
-            self.send_pulled(entry, &pulling.client, parcel, turn);
+            self.send_pulled(entry, &pulling.consumer, parcel, turn);
         }
         if waits {
             return None;
@@ -137,7 +143,7 @@ impl Queue {
     ) -> Vec<(Entry, Option<(u64, u64)>)> {
         // Who takes nothing more now waits, as a pull of a long queue reads it bit by bit.
         let begun = pulling.given > 0;
-        if begun && turn.books.congested.contains_key(&pulling.client.connection) {
+        if begun && turn.books.congested.contains_key(&pulling.consumer.client.connection) {
             return Vec::new();
         }
         let left = (count - pulling.given) as usize - pulling.held.len();
@@ -159,7 +165,7 @@ impl Queue {
         let count = held.len() as u32;
         for (index, (entry, left)) in (1..).zip(held) {
             let parcel = Parcel { request: pulling.pull.request, index, count, left };
-            self.start_flow(entry, Mode::Pulled(pulling.client.clone(), parcel), members, turn);
+            self.start_flow(entry, Mode::Pulled(pulling.consumer.clone(), parcel), members, turn);
         }
         Ended::Told
     }
@@ -185,13 +191,13 @@ impl Queue {
             return None;
         };
         let entry = unread.with(message.clone());
-        turn.life(&self.face.address, &entry, Happened::Delivered(&pulling.client));
+        turn.life(&self.face.address, &entry, Happened::Delivered(&pulling.consumer.client));
         let stats = &mut self.face.stats;
         stats.sent += 1;
         stats.deliveries += 1;
         stats.last_sent_ms = turn.now.0;
         let hide_source = self.face.options.hide_client_names;
-        turn.tell(pulling.client.connection, Event::Cached { request, message, hide_source });
+        turn.tell(pulling.consumer.client.connection, Event::Cached { request, message, hide_source });
         Some(Ended::Told)
     }
 }
@@ -204,5 +210,8 @@ enum Ended {
 }
 
 fn end(pulling: &Pulling, outcome: PullOutcome, turn: &mut Turn<'_>) {
-    turn.tell(pulling.client.connection, Event::PullEnded { request: pulling.pull.request, outcome });
+    turn.tell(
+        pulling.consumer.client.connection,
+        Event::PullEnded { request: pulling.pull.request, outcome },
+    );
 }

@@ -13,7 +13,7 @@ use crate::client::Client;
 use crate::command::{Acknowledgement, Clear, EventKind};
 use crate::decision::{Acknowledge, PutBack, Step, Steps};
 use crate::delayed::Delayed;
-use crate::delivery::{Deliveries, Outstanding};
+use crate::delivery::{Deliveries, Ending, Released};
 use crate::effect::{Effect, Event, Occurrence, Origin, Subject, Transfer};
 use crate::history::Happened;
 use crate::id::{ConnectionId, HandlerId, MessageNumber, QueueAddress, Sequence, Tag};
@@ -204,7 +204,7 @@ impl Queue {
     }
 
     /// Somebody consumes this queue on terms of its own.
-    pub(crate) fn subscribe(&mut self, consumer: Consumer, channel: &Members, turn: &mut Turn<'_>) {
+    pub(crate) fn subscribe(&mut self, consumer: Arc<Consumer>, channel: &Members, turn: &mut Turn<'_>) {
         let own = self.own.get_or_insert_with(|| Arc::new(channel.clone()));
         Arc::make_mut(own).join(consumer, turn.now);
         self.schedule(turn);
@@ -773,15 +773,17 @@ impl Queue {
     }
 
     /// The last holder of a message let go.
-    pub(crate) fn close(&mut self, held: Outstanding, turn: &mut Turn<'_>) {
+    pub(crate) fn close(&mut self, Released { held, not_before }: Released, turn: &mut Turn<'_>) {
         if held.put_back != PutBack::No && (held.put_back_own || !held.acked) {
-            self.put_back(held.entry, held.put_back, held.not_before, turn);
-        } else if held.failed && !held.acked {
-            self.bury(held.entry, DropReason::Limit, turn);
-        } else if held.refused && !held.acked {
-            self.discard(held.entry, DropReason::Refused, turn);
-        } else {
+            self.put_back(held.entry, held.put_back, not_before, turn);
+        } else if held.acked {
             self.remove(held.entry, turn);
+        } else {
+            match held.ending {
+                Ending::Done => self.remove(held.entry, turn),
+                Ending::Refused => self.discard(held.entry, DropReason::Refused, turn),
+                Ending::Failed => self.bury(held.entry, DropReason::Limit, turn),
+            }
         }
         // Whoever waits for acknowledgements may go on now.
         self.schedule(turn);
@@ -859,7 +861,7 @@ impl Queue {
         let hidden = self.face.options.hide_client_names;
         // A consumer's word is relayed only if it says what was decided.
         let relayed = relayed
-            .filter(|(word, _)| word.negative.is_some() == negative.is_some())
+            .filter(|(word, _)| word.refusal.is_some() == negative.is_some())
             .map(|(word, consumer)| Box::new((word, (!hidden).then_some(consumer))));
         let to = producer.connection;
         let event = Event::Acknowledged {

@@ -186,7 +186,16 @@ impl Card {
     }
 
     fn entry(self, message: Message) -> Entry {
-        Entry { saved: self.is_saved(), ..self.unread().with(message) }
+        Entry {
+            message,
+            deadline: self.deadline,
+            attempts: self.attempts,
+            put_backs: self.put_backs,
+            sequence: self.sequence,
+            number: self.number,
+            saved: self.is_saved(),
+            answered: self.flags & ANSWERED != 0,
+        }
     }
 }
 
@@ -379,6 +388,7 @@ impl Ready {
     }
 
     /// The next to be handed out: the oldest of the highest priority, or the newest of it.
+    #[inline]
     pub(crate) fn take(&mut self, newest: bool) -> Next {
         let list = if self.high.cards.is_empty() { &mut self.normal } else { &mut self.high };
         let card = if newest { list.cards.back() } else { list.cards.front() };
@@ -420,6 +430,7 @@ impl Ready {
     }
 
     /// A card off its list, with the body if that is here.
+    #[inline]
     fn leave(&mut self, mut card: Card) -> Taken {
         self.count_out(&card);
         let shelved = if card.message.is_none() { self.shelf.take(card.sequence) } else { None };

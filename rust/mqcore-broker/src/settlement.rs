@@ -1,8 +1,11 @@
 //! How deliveries end: acknowledged, refused, timed out, or lost with their consumer; and how messages end
 //! that waited too long in their queue.
 
-use crate::command::{Acknowledgement, Retry};
+use std::sync::Arc;
+
+use crate::command::{Acknowledgement, Refusal, Retry};
 use crate::decision::{Decision, PutBack, Step};
+use crate::delivery::{Delivery, Ending};
 use crate::effect::AcknowledgementView;
 use crate::history::Happened;
 use crate::id::{ConnectionId, Tag};
@@ -23,18 +26,35 @@ pub(crate) struct Settlement {
 #[derive(Debug)]
 enum Subject {
     /// A delivery; its hold on the message belongs to the settlement.
-    Delivery { held: usize, consumer: Consumer, word: Word },
+    Delivery { held: usize, consumer: Arc<Consumer>, word: KeptWord },
     /// A message that waited too long.
     Expired(Entry),
 }
 
-#[derive(Debug, Clone)]
-enum Word {
-    Said(Box<Acknowledgement>),
+/// How a delivery ended. Borrowed, as nearly all are settled at once.
+#[derive(Debug, Clone, Copy)]
+enum Word<'a> {
+    Said(&'a Acknowledgement),
     /// It was handed out, which is all that its consumer's terms ask for.
     Implied,
     Silent,
     Lost,
+}
+
+/// The same while a handler decides.
+#[derive(Debug)]
+enum KeptWord {
+    Said(Box<Acknowledgement>),
+    Unsaid(Word<'static>),
+}
+
+impl KeptWord {
+    fn word(&self) -> Word<'_> {
+        match self {
+            Self::Said(word) => Word::Said(word),
+            Self::Unsaid(word) => *word,
+        }
+    }
 }
 
 impl Settlement {
@@ -51,8 +71,17 @@ impl Settlement {
     }
 }
 
-impl Word {
-    fn step(&self) -> Step {
+impl<'a> Word<'a> {
+    fn keep(self) -> KeptWord {
+        match self {
+            Self::Said(word) => KeptWord::Said(Box::new(word.clone())),
+            Self::Implied => KeptWord::Unsaid(Word::Implied),
+            Self::Silent => KeptWord::Unsaid(Word::Silent),
+            Self::Lost => KeptWord::Unsaid(Word::Lost),
+        }
+    }
+
+    fn step(self) -> Step {
         match self {
             Self::Said(_) | Self::Implied => Step::AcknowledgeReceived,
             Self::Silent => Step::AcknowledgeTimedOut,
@@ -60,10 +89,10 @@ impl Word {
         }
     }
 
-    fn happened<'a>(&'a self, consumer: &'a Consumer) -> Happened<'a> {
+    fn happened(self, consumer: &'a Consumer) -> Happened<'a> {
         let consumer = &consumer.client;
         match self {
-            Self::Said(word) => match word.negative.as_deref() {
+            Self::Said(word) => match word.negative() {
                 None => Happened::Acked(consumer),
                 Some(reason) => Happened::Nacked(consumer, reason),
             },
@@ -73,25 +102,25 @@ impl Word {
         }
     }
 
-    fn is_positive(&self) -> bool {
+    fn is_positive(self) -> bool {
         match self {
-            Self::Said(word) => word.negative.is_none(),
+            Self::Said(word) => word.refusal.is_none(),
             Self::Implied => true,
             Self::Silent | Self::Lost => false,
         }
     }
 
-    /// What its consumer wishes for a message that it refuses.
-    fn retry(&self) -> Retry {
+    /// What its consumer wishes for a message that it refuses; `None`: it does not.
+    fn refused(self) -> Option<Retry> {
         match self {
-            Self::Said(word) if word.negative.is_some() => word.retry,
-            Self::Said(_) | Self::Implied | Self::Silent | Self::Lost => Retry::AsDecided,
+            Self::Said(word) => word.refusal.as_deref().map(|refusal| refusal.retry),
+            Self::Implied | Self::Silent | Self::Lost => None,
         }
     }
 
     /// Where a delivery goes that must be acknowledged and is not: what was lost keeps its place, what was refused had its
     /// chance.
-    fn return_place(&self) -> PutBack {
+    fn return_place(self) -> PutBack {
         match self {
             Self::Lost => PutBack::Start,
             _ if self.is_positive() => PutBack::No,
@@ -100,9 +129,9 @@ impl Word {
     }
 
     /// What a producer is told when this is passed on as a refusal.
-    fn reason(&self) -> &str {
+    fn reason(self) -> &'a str {
         match self {
-            Self::Said(word) => word.negative.as_deref().unwrap_or("none"),
+            Self::Said(word) => word.negative().unwrap_or("none"),
             Self::Implied => "none",
             Self::Silent => "timeout",
             Self::Lost => "consumer-lost",
@@ -115,16 +144,12 @@ impl Queue {
     pub(crate) fn acknowledged(
         &mut self,
         consumer: ConnectionId,
-        word: Acknowledgement,
+        word: &Acknowledgement,
         turn: &mut Turn<'_>,
     ) -> bool {
-        let Some(key) = self.deliveries.find(&word.message_id, (consumer, word.tag)) else { return false };
-        if word.negative.is_none() {
-            self.face.stats.acks += 1;
-        } else {
-            self.face.stats.negative_acks += 1;
-        }
-        self.settle(key, Word::Said(Box::new(word)), turn);
+        let key = (consumer, word.tag);
+        let Some(delivery) = self.deliveries.take_of(&word.message_id, key) else { return false };
+        self.said(delivery, word, turn);
         true
     }
 
@@ -136,7 +161,8 @@ impl Queue {
         turn: &mut Turn<'_>,
     ) {
         for key in self.deliveries.of(consumer.0, Some(consumer.1)) {
-            self.settle_for(key, negative, turn);
+            let delivery = self.deliveries.take(key);
+            self.settle_for(delivery, negative, turn);
         }
     }
 
@@ -148,40 +174,46 @@ impl Queue {
         negative: Option<&str>,
         turn: &mut Turn<'_>,
     ) {
-        if let Some(key) = self.deliveries.find(message_id, consumer) {
-            self.settle_for(key, negative, turn);
+        if let Some(delivery) = self.deliveries.take_of(message_id, consumer) {
+            self.settle_for(delivery, negative, turn);
         }
     }
 
     /// Settles a delivery without a word of its consumer that could be relayed.
-    fn settle_for(&mut self, key: usize, negative: Option<&str>, turn: &mut Turn<'_>) {
+    fn settle_for(&mut self, delivery: Delivery, negative: Option<&str>, turn: &mut Turn<'_>) {
         let word = Acknowledgement {
-            tag: self.deliveries.tag(key),
+            tag: delivery.consumer.tag,
             queue: (*self.face.address).clone(),
-            message_id: self.deliveries.message_id(key).into(),
-            negative: negative.map(Into::into),
+            message_id: self.deliveries.get(delivery.outstanding).entry.message.id().into(),
+            refusal: Refusal::of(negative),
             headers: Box::default(),
             hops: 0,
             first_acquirer: false,
-            retry: Retry::AsDecided,
         };
+        self.said(delivery, &word, turn);
+    }
+
+    /// Settles a delivery by a word, which counts.
+    fn said(&mut self, delivery: Delivery, word: &Acknowledgement, turn: &mut Turn<'_>) {
         let stats = &mut self.face.stats;
-        *(if negative.is_none() { &mut stats.acks } else { &mut stats.negative_acks }) += 1;
-        self.settle(key, Word::Said(Box::new(word)), turn);
+        *(if word.refusal.is_none() { &mut stats.acks } else { &mut stats.negative_acks }) += 1;
+        self.settle(delivery, Word::Said(word), turn);
     }
 
     /// A delivery to a consumer that does not acknowledge, where the queue wants an acknowledgement: being handed out is
     /// one.
     pub(crate) fn handed_out(&mut self, key: usize, turn: &mut Turn<'_>) {
         self.face.stats.acks += 1;
-        self.settle(key, Word::Implied, turn);
+        let delivery = self.deliveries.take(key);
+        self.settle(delivery, Word::Implied, turn);
     }
 
     /// Deliveries whose time is up.
     pub(crate) fn time_out_deliveries(&mut self, turn: &mut Turn<'_>) {
         while let Some(key) = self.deliveries.due(turn.now) {
             self.face.stats.negative_acks += 1;
-            self.settle(key, Word::Silent, turn);
+            let delivery = self.deliveries.take(key);
+            self.settle(delivery, Word::Silent, turn);
         }
     }
 
@@ -189,12 +221,13 @@ impl Queue {
     /// in line.
     pub(crate) fn consumer_lost(&mut self, consumer: ConnectionId, tag: Option<Tag>, turn: &mut Turn<'_>) {
         for key in self.deliveries.of(consumer, tag).into_iter().rev() {
-            self.settle(key, Word::Lost, turn);
+            let delivery = self.deliveries.take(key);
+            self.settle(delivery, Word::Lost, turn);
         }
     }
 
-    fn settle(&mut self, key: usize, word: Word, turn: &mut Turn<'_>) {
-        let delivery = self.deliveries.take(key);
+    /// A delivery that is off the books ends.
+    fn settle(&mut self, delivery: Delivery, word: Word<'_>, turn: &mut Turn<'_>) {
         let held = delivery.outstanding;
         let entry = &self.deliveries.get(held).entry;
         turn.life(&self.face.address, entry, word.happened(&delivery.consumer));
@@ -205,7 +238,7 @@ impl Queue {
         let step = word.step();
         if !self.face.overrides.contains(step) {
             let mut decision = turn.books.spec(self.face.handler).base.decide(step, word.is_positive());
-            if word.retry() == Retry::Never {
+            if word.refused() == Some(Retry::Never) {
                 decision.put_back = PutBack::No;
             } else if delivery.consumer.terms.settling == Settling::Explicit
                 && decision.put_back == PutBack::No
@@ -214,10 +247,10 @@ impl Queue {
             }
             if !decision.save {
                 let verdict = Verdict { decision, own: false };
-                return self.settled(held, &delivery.consumer, &word, verdict, turn);
+                return self.settled(held, &delivery.consumer, word, verdict, turn);
             }
         }
-        let subject = Subject::Delivery { held, consumer: delivery.consumer, word };
+        let subject = Subject::Delivery { held, consumer: delivery.consumer, word: word.keep() };
         self.begin_settlement(subject, turn);
     }
 
@@ -245,10 +278,11 @@ impl Queue {
         let verdict = match subject {
             Subject::Delivery { held, consumer, word } => {
                 let entry = &mut self.deliveries.get_mut(*held).entry;
+                let word = word.word();
                 let acknowledgement = match word {
                     Word::Said(word) => Some(Box::new(AcknowledgementView {
                         message_id: word.message_id.clone(),
-                        negative: word.negative.clone(),
+                        negative: word.negative().map(Into::into),
                     })),
                     Word::Implied | Word::Silent | Word::Lost => None,
                 };
@@ -269,7 +303,7 @@ impl Queue {
         let Some(Settlement { subject, .. }) = self.settling.remove(&number) else { return };
         match subject {
             Subject::Delivery { held, consumer, word } => {
-                self.settled(held, &consumer, &word, verdict, turn);
+                self.settled(held, &consumer, word.word(), verdict, turn);
             }
             Subject::Expired(entry) => self.expiry_decided(entry, verdict, turn),
         }
@@ -280,13 +314,13 @@ impl Queue {
         &mut self,
         held: usize,
         consumer: &Consumer,
-        word: &Word,
+        word: Word<'_>,
         verdict: Verdict,
         turn: &mut Turn<'_>,
     ) {
         if verdict.decision.acknowledge != crate::decision::Acknowledge::None {
             let relayed = match word {
-                Word::Said(word) => Some(((**word).clone(), consumer.client.id.clone())),
+                Word::Said(word) => Some((word.clone(), consumer.client.id.clone())),
                 Word::Implied | Word::Silent | Word::Lost => None,
             };
             let mut entry = self.deliveries.get(held).entry.clone();
@@ -301,11 +335,12 @@ impl Queue {
             }
             message.put_back_own |= verdict.own;
         }
-        message.refused |= matches!(word, Word::Said(word) if word.negative.is_some());
-        match word.retry() {
-            Retry::AsDecided => {}
-            Retry::NotBefore(time) => message.not_before = message.not_before.max(time),
-            Retry::Never => message.failed = true,
+        if let Some(retry) = word.refused() {
+            let ending = if retry == Retry::Never { Ending::Failed } else { Ending::Refused };
+            message.ending = message.ending.max(ending);
+            if let Retry::NotBefore(time) = retry {
+                self.deliveries.postpone(held, time);
+            }
         }
         if let Some(closed) = self.deliveries.release(held) {
             self.close(closed, turn);

@@ -71,6 +71,7 @@ impl Queue {
     }
 
     /// A message with the producer that waits to hear of it, which the journal does not know.
+    #[inline]
     pub(crate) fn indebted(&mut self, mut entry: Entry) -> Entry {
         self.unique.unshelve(entry.sequence);
         if !self.debts.is_empty()

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::client::Client;
 use crate::decision::{Decision, PutBack, Step};
+use crate::delivery::Ending;
 use crate::dispatch::Parcel;
 use crate::effect::{Event, PullOutcome};
 use crate::history::Happened;
@@ -33,7 +33,7 @@ pub(crate) enum Mode {
     /// For one of them.
     One,
     /// For the one that asked for it.
-    Pulled(Arc<Client>, Parcel),
+    Pulled(Arc<Consumer>, Parcel),
 }
 
 /// What happens to a flow next.
@@ -57,8 +57,8 @@ struct Flow {
     stage: Stage,
     deciding: Deciding,
     /// Consumers not tried yet, the next one last.
-    untried: SmallVec<[Consumer; 1]>,
-    current: Option<Consumer>,
+    untried: SmallVec<[Arc<Consumer>; 1]>,
+    current: Option<Arc<Consumer>>,
     sent: u32,
     /// What the consumers' steps decided so far, joined; `None` before the first.
     joined: Option<Verdict>,
@@ -281,7 +281,7 @@ impl Queue {
                     flow.slot = slot;
                 }
             }
-            Mode::Pulled(client, _) => flow.untried.push(Consumer::of_channel(client.clone())),
+            Mode::Pulled(consumer, _) => flow.untried.push(consumer.clone()),
         }
         if flow.untried.is_empty() {
             return Some(Onward::Over(End::Nobody));
@@ -336,7 +336,9 @@ impl Queue {
         }
         let mut entry = self.deliveries.get(flow.held).entry.clone();
         match &flow.mode {
-            Mode::Pulled(client, parcel) => self.deliver_pulled(&mut entry, client.connection, *parcel, turn),
+            Mode::Pulled(_, parcel) => {
+                self.deliver_pulled(&mut entry, consumer.client.connection, *parcel, turn);
+            }
             Mode::All | Mode::One => self.deliver_to(&mut entry, &consumer, turn),
         }
         if let Some(slot) = flow.slot.take() {
@@ -396,7 +398,8 @@ impl Queue {
     /// A step said no.
     fn refused(&mut self, flow: &Flow) -> Onward {
         if flow.sent == 0 {
-            self.deliveries.get_mut(flow.held).refused = true;
+            let held = self.deliveries.get_mut(flow.held);
+            held.ending = held.ending.max(Ending::Refused);
         }
         Onward::Over(End::Decided)
     }
@@ -404,17 +407,17 @@ impl Queue {
     /// The workflow lets go of the message.
     fn finish(&mut self, flow: Flow, end: End, turn: &mut Turn<'_>) {
         let released = self.deliveries.release(flow.held);
-        if let Some(held) = released {
+        if let Some(released) = released {
             match end {
-                End::Decided => self.close(held, turn),
-                End::Nobody => self.nobody(held.entry, turn),
+                End::Decided => self.close(released, turn),
+                End::Nobody => self.nobody(released.held.entry, turn),
             }
         }
-        if let Mode::Pulled(client, parcel) = flow.mode
+        if let Mode::Pulled(consumer, parcel) = flow.mode
             && parcel.index == parcel.count
         {
             let event = Event::PullEnded { request: parcel.request, outcome: PullOutcome::Complete };
-            turn.tell(client.connection, event);
+            turn.tell(consumer.client.connection, event);
         }
     }
 
@@ -429,8 +432,8 @@ impl Queue {
             }
             let held = flow.held;
             self.flows.set(number, Slot::Done);
-            if let Some(held) = self.deliveries.release(held) {
-                self.nobody(held.entry, turn);
+            if let Some(released) = self.deliveries.release(held) {
+                self.nobody(released.held.entry, turn);
             }
         }
     }

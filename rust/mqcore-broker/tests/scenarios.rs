@@ -1155,3 +1155,45 @@ fn messages_on_their_way_keep_their_order_when_the_last_consumer_leaves() {
     }
     assert_eq!(world.delivered(), ["one:a", "one:b", "one:c", "one:d"]);
 }
+
+#[test]
+fn looking_ahead_at_a_batch_changes_nothing_whatever_is_in_it() {
+    const MESSAGES: usize = 1_000;
+    let mut w = World::new();
+    let (p, a, b) = (w.client("p"), w.client("a"), w.client("b"));
+    w.create(&p, "ch/1", acknowledged(Status::RoundRobin));
+    w.join(&a, "ch").expect("everybody may join");
+    w.join(&b, "ch").expect("everybody may join");
+    for number in 0..MESSAGES {
+        w.publish(&p, "ch/1", &number.to_string());
+    }
+    w.seen();
+    let word = |address: &str, id: &str| Command::Acknowledge(World::word(address, id, None));
+    // The first two went to `a` and `b`; twice, nobody's, of another queue, of no channel; and what is not looked at.
+    let address = mqcore_broker::id::QueueAddress::parse("ch/1").unwrap();
+    let message = World::message(&p, &address, "new", false);
+    let batch = vec![
+        word("ch/1", "0"),
+        word("ch/1", "1"),
+        word("ch/1", "0"),
+        word("ch/1", "never"),
+        word("ch/2", "2"),
+        word("nowhere/1", "2"),
+        Command::RoomFor { queue: address.clone() },
+        Command::Publish { queue: address, message },
+    ];
+    let before = format!("{:?}", w.broker.survey(w.now));
+    assert_eq!(w.broker.look_ahead(&a, &batch), batch.len());
+    assert_eq!(format!("{:?}", w.broker.survey(w.now)), before);
+    let many: Vec<_> = (0..MESSAGES).map(|number| word("ch/1", &number.to_string())).collect();
+    let some = w.broker.look_ahead(&a, &many);
+    assert!((1..MESSAGES).contains(&some), "as many as the cache holds, and never none of some");
+    assert_eq!(w.broker.look_ahead(&a, &[]), 0);
+    for command in batch {
+        w.command(&a, command);
+    }
+    let survey = w.broker.survey(w.now);
+    let queue = &survey.queues[0];
+    assert_eq!((queue.stats.acks, queue.in_flight), (1, MESSAGES as u64), "one is settled, one is new");
+    assert_eq!(survey.unknown_acks, 4, "the twice acknowledged, another's, nobody's, and that of no queue");
+}

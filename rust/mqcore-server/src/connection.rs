@@ -944,7 +944,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         let destination = first.destination(shards);
         let alone = shards == 1
             || (destination != Destination::Every
-                && commands.iter().all(|command| command.destination(shards) == destination));
+                && commands
+                    .iter()
+                    .all(|command| command.goes_with(first) || command.destination(shards) == destination));
         if alone {
             let shard = if let Destination::Shard(shard) = destination { shard } else { HOME };
             return self.enqueue(shard, commands, octets);

@@ -185,7 +185,14 @@ impl Engine {
         self.staging.meet(&batch.outbox);
         let mut room = None;
         let mut forwards = self.broker.forwards();
-        for command in batch.commands.drain(..) {
+        let mut next = batch.commands.drain(..);
+        let mut seen = 0;
+        loop {
+            if seen == 0 {
+                seen = self.broker.look_ahead(&batch.client, next.as_slice());
+            }
+            let Some(command) = next.next() else { break };
+            seen -= 1;
             self.broker.command(&batch.client, command, now, &mut self.effects);
             if self.broker.forwards() != forwards && self.hub.shards.len() > 1 {
                 forwards = self.broker.forwards();
@@ -198,6 +205,7 @@ impl Engine {
                 self.finish(now);
             }
         }
+        drop(next);
         self.hub.spare_commands.give(batch.commands);
     }
 

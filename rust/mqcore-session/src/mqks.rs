@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use mqcore_broker::bindings::{QueueBinding, QueueBindings, Unused};
 use mqcore_broker::client::{Client, Introduction};
-use mqcore_broker::command::{Acknowledgement, Command, Destination, MessageId, Request, Retry};
+use mqcore_broker::command::{Acknowledgement, Command, Destination, MessageId, Refusal, Request};
 use mqcore_broker::effect::{Event, Reply};
 use mqcore_broker::id::{QueueAddress, RequestId, Tag};
 use mqcore_broker::options::{QueueChanges, Status};
@@ -376,18 +376,16 @@ fn made_by_consumers() -> QueueChanges {
 }
 
 fn settlement(queue: QueueAddress, tag: Tag, which: Which<'_>, negative: Option<&str>) -> Command {
-    let negative = negative.map(Into::into);
     match which {
-        Which::All => Command::AcknowledgeAll { queue, tag, negative },
+        Which::All => Command::AcknowledgeAll { queue, tag, negative: negative.map(Into::into) },
         Which::One(id) => Command::Acknowledge(Acknowledgement {
             tag,
             queue,
             message_id: MessageId::from_slice(id),
-            negative,
+            refusal: Refusal::of(negative),
             headers: Box::default(),
             hops: 0,
             first_acquirer: false,
-            retry: Retry::AsDecided,
         }),
     }
 }

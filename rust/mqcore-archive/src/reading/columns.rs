@@ -7,7 +7,9 @@ use std::sync::Arc;
 use arrow_array::builder::{Int32Builder, StringBuilder};
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Int32Type, Int64Type};
-use arrow_array::{Array, ArrayRef, BinaryArray, Int32Array, Int64Array, RecordBatch, RecordBatchOptions};
+use arrow_array::{
+    Array, ArrayRef, BinaryArray, Int32Array, Int64Array, RecordBatch, RecordBatchOptions, StringArray,
+};
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 
 use crate::tables::Table;
@@ -51,7 +53,10 @@ pub enum Group {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
     Same(&'static str),
+    /// Text as octets.
     Octets(&'static str),
+    /// Octets as text; what is no UTF-8 in them is replaced.
+    Text(&'static str),
     Channel,
     QueueId,
     Sequence,
@@ -78,12 +83,13 @@ const fn same(name: &'static str, group: Group, spark_type: &'static str) -> Col
     column(name, group, spark_type, Source::Same(name))
 }
 
+const BINARY: &str = "binary";
 const HEADERS: &str = "array<struct<key:string,value:binary>>";
 
 /// Columns of [`View::Messages`].
 const MESSAGES: &[Column] = &[
-    column("key", Group::Default, "binary", Source::Octets("message_id")),
-    column("value", Group::Default, "binary", Source::Same("body")),
+    column("key", Group::Default, BINARY, Source::Octets("message_id")),
+    column("value", Group::Default, BINARY, Source::Same("body")),
     column("channel", Group::Default, "string", Source::Channel),
     column("queue_id", Group::Default, "int", Source::QueueId),
     column("sequence", Group::Default, "bigint", Source::Sequence),
@@ -166,11 +172,11 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Looks columns up by name.
+    /// Looks columns up by name. Those of octets that `texts` names are text instead.
     ///
     /// # Errors
-    /// In words: which is unknown, and what there is.
-    pub fn new(view: View, names: &[String]) -> Result<Self, String> {
+    /// In words: which is unknown or cannot be text, and what there is.
+    pub fn new(view: View, names: &[String], texts: &[String]) -> Result<Self, String> {
         let find = |name: &String| {
             let found = view.columns().iter().find(|column| column.name == name).copied();
             found.ok_or_else(|| {
@@ -178,7 +184,8 @@ impl Shape {
                 format!("there is no column {name:?}; there are {}", known.join(", "))
             })
         };
-        let columns = names.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+        let found = |name| find(name).and_then(|column| column.told_as(texts.contains(name)));
+        let columns = names.iter().map(found).collect::<Result<Vec<_>, _>>()?;
         let table = view.table().schema();
         let fields = columns.iter().map(|column| Field::new(column.name, column.kind(&table), true));
         let fields: Vec<_> = fields.collect();
@@ -219,13 +226,23 @@ impl Shape {
 }
 
 impl Column {
+    fn told_as(self, text: bool) -> Result<Self, String> {
+        let source = match self.source {
+            source if !text => source,
+            Source::Octets(name) => Source::Same(name),
+            Source::Same(name) if self.spark_type == BINARY => Source::Text(name),
+            _ => return Err(format!("the column {} has no octets that could be text", self.name)),
+        };
+        Ok(Self { source, ..self })
+    }
+
     fn kind(&self, table: &Schema) -> DataType {
         match self.source {
             Source::Same(name) => {
                 table.field_with_name(name).map_or(DataType::Null, |field| field.data_type().clone())
             }
             Source::Octets(_) => DataType::Binary,
-            Source::Channel => DataType::Utf8,
+            Source::Channel | Source::Text(_) => DataType::Utf8,
             Source::QueueId | Source::Zero => DataType::Int32,
             Source::Sequence => DataType::Int64,
         }
@@ -233,7 +250,7 @@ impl Column {
 
     fn needs(&self) -> &[&'static str] {
         match &self.source {
-            Source::Same(name) | Source::Octets(name) => std::slice::from_ref(name),
+            Source::Same(name) | Source::Octets(name) | Source::Text(name) => std::slice::from_ref(name),
             Source::Channel | Source::QueueId => &["queue"],
             Source::Sequence => &["note", "position"],
             Source::Zero => &[],
@@ -244,6 +261,7 @@ impl Column {
         Ok(match self.source {
             Source::Same(name) => Arc::clone(named(rows, name)?),
             Source::Octets(name) => Arc::new(BinaryArray::from(text(rows, name)?.clone())),
+            Source::Text(name) => Arc::new(as_text(named(rows, name)?, name)?),
             Source::Channel => Arc::new(channels(rows)?),
             Source::QueueId => Arc::new(queue_ids(rows)?),
             Source::Sequence => Arc::new(sequences(rows)?),
@@ -261,10 +279,7 @@ fn other_type(name: &str) -> ArrowError {
     ArrowError::SchemaError(format!("the column {name} has another type than it should"))
 }
 
-pub(super) fn text<'a>(
-    rows: &'a RecordBatch,
-    name: &str,
-) -> Result<&'a arrow_array::StringArray, ArrowError> {
+pub(super) fn text<'a>(rows: &'a RecordBatch, name: &str) -> Result<&'a StringArray, ArrowError> {
     named(rows, name)?.as_string_opt::<i32>().ok_or_else(|| other_type(name))
 }
 
@@ -279,20 +294,79 @@ pub(super) fn sequences(rows: &RecordBatch) -> Result<Int64Array, ArrowError> {
         .collect())
 }
 
-fn channels(rows: &RecordBatch) -> Result<arrow_array::StringArray, ArrowError> {
+fn as_text(octets: &ArrayRef, name: &str) -> Result<StringArray, ArrowError> {
+    let octets = octets.as_binary_opt::<i32>().ok_or_else(|| other_type(name))?;
+    StringArray::try_from_binary(octets.clone()).or_else(|_| {
+        let mut made = StringBuilder::with_capacity(octets.len(), octets.value_data().len());
+        for value in octets {
+            made.append_option(value.map(String::from_utf8_lossy));
+        }
+        Ok(made.finish())
+    })
+}
+
+fn channels(rows: &RecordBatch) -> Result<StringArray, ArrowError> {
     let queues = text(rows, "queue")?;
+    let channel = |queue| str::rsplit_once(queue, '/').map_or(queue, |(channel, _)| channel);
     let mut made = StringBuilder::with_capacity(queues.len(), queues.value_data().len());
-    for queue in queues {
-        made.append_option(queue.map(|queue| queue.rsplit_once('/').map_or(queue, |(channel, _)| channel)));
-    }
+    each_of_its_queue(queues, channel, |channel| made.append_option(channel));
     Ok(made.finish())
 }
 
 fn queue_ids(rows: &RecordBatch) -> Result<Int32Array, ArrowError> {
     let queues = text(rows, "queue")?;
+    let id = |queue| str::rsplit_once(queue, '/').and_then(|(_, id)| id.parse().ok());
     let mut made = Int32Builder::with_capacity(queues.len());
-    for queue in queues {
-        made.append_option(queue.and_then(|queue| queue.rsplit_once('/')?.1.parse().ok()));
-    }
+    each_of_its_queue(queues, id, |id| made.append_option(id.flatten()));
     Ok(made.finish())
+}
+
+/// Shows for each row what its queue's name says. Rows of one queue follow each other, so most names are taken apart once.
+fn each_of_its_queue<'a, T: Copy>(
+    queues: &'a StringArray,
+    say: impl Fn(&'a str) -> T,
+    mut show: impl FnMut(Option<T>),
+) {
+    let mut last: (Option<&str>, Option<T>) = (None, None);
+    for queue in queues {
+        if queue != last.0 {
+            last = (queue, queue.map(&say));
+        }
+        show(last.1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn octets_that_are_no_text_harm_no_other_row_where_text_is_wanted() {
+        let rows: ArrayRef = Arc::new(BinaryArray::from_opt_vec(vec![
+            Some("Gr\u{fc}\u{df}e".as_bytes()),
+            None,
+            Some(b"a\xffb"),
+            Some(b""),
+        ]));
+        let found = as_text(&rows, "body").expect("these are octets");
+        let texts: Vec<_> = found.iter().collect();
+        assert_eq!(texts, [Some("Gr\u{fc}\u{df}e"), None, Some("a\u{fffd}b"), Some("")]);
+        let sound: ArrayRef = Arc::new(BinaryArray::from_vec(vec![b"one", b"two"]));
+        assert_eq!(as_text(&sound, "body").expect("these are octets"), StringArray::from(vec!["one", "two"]));
+    }
+
+    #[test]
+    fn each_row_has_the_channel_and_the_id_of_its_own_queue() {
+        let queues =
+            StringArray::from(vec![Some("a/1"), Some("a/1"), Some("a/2"), None, Some("a/2"), Some("b")]);
+        let fields = Schema::new(vec![Field::new("queue", DataType::Utf8, true)]);
+        let rows = RecordBatch::try_new(Arc::new(fields), vec![Arc::new(queues)]).expect("they fit");
+        let channels = channels(&rows).expect("the column is there");
+        let ids = queue_ids(&rows).expect("the column is there");
+        assert_eq!(
+            channels.iter().collect::<Vec<_>>(),
+            [Some("a"), Some("a"), Some("a"), None, Some("a"), Some("b")]
+        );
+        assert_eq!(ids.iter().collect::<Vec<_>>(), [Some(1), Some(1), Some(2), None, Some(2), None]);
+    }
 }

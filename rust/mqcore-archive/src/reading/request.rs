@@ -18,6 +18,8 @@ struct Words {
     view: View,
     columns: Vec<String>,
     #[serde(default)]
+    texts: Vec<String>,
+    #[serde(default)]
     queues: Option<Vec<String>>,
     #[serde(default)]
     pattern: Option<String>,
@@ -49,6 +51,7 @@ impl Request {
     /// |---|---|
     /// | `view` | `messages` or `steps` |
     /// | `columns` | their names, in the order in which they are wanted |
+    /// | `texts` | of those of octets the ones that are told as text; what is no UTF-8 in them is replaced |
     /// | `queues` | channels (all of their queues) or `channel/id`, compared without regard to case; `*` stands for anything |
     /// | `pattern` | a regular expression that must fit all of `channel/id` |
     /// | `kinds` | kinds of steps |
@@ -59,7 +62,7 @@ impl Request {
     pub fn parse(json: &str) -> Result<Self, ReadError> {
         let words: Words =
             serde_json::from_str(json).map_err(|error| ReadError::Request(error.to_string()))?;
-        let shape = Shape::new(words.view, &words.columns).map_err(ReadError::Request)?;
+        let shape = Shape::new(words.view, &words.columns, &words.texts).map_err(ReadError::Request)?;
         if words.queues.as_ref().is_some_and(|queues| queues.len() > QUEUES_MAX) {
             return Err(ReadError::Request(format!("more than {QUEUES_MAX} queues are named")));
         }
@@ -163,6 +166,7 @@ mod tests {
         for (text, word) in [
             ("{}", "view"),
             (r#"{"view":"steps","columns":["nothing"]}"#, "there are timestamp"),
+            (r#"{"view":"steps","columns":["kind"],"texts":["kind"]}"#, "no octets"),
             (r#"{"view":"steps","columns":[],"pattern":"("}"#, "pattern"),
             (r#"{"view":"steps","columns":[],"since":1}"#, "since"),
         ] {

@@ -20,13 +20,14 @@ use arrow_select::filter::filter_record_batch;
 use mqcore_broker::history::{LifeStep, each_step};
 use mqcore_broker::packing::unpack;
 use mqcore_broker::record::RecordError;
+use mqcore_journal::following::Seen;
 use mqcore_journal::journal::Note;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
 
 use super::columns::{View, note_of, sequence, sequences, text};
 use super::request::Request;
-use super::segments::{Known, failed, found};
+use super::segments::{Records, failed, found};
 use super::{Piece, ReadError, ShardHistory};
 use crate::manifest::{FileEntry, Manifest};
 use crate::tables::{Rows, StepPlace};
@@ -50,7 +51,12 @@ pub struct Reading {
     kept_from: u64,
     fail_on_loss: bool,
     steps: VecDeque<Step>,
-    file: Option<OpenFile>,
+    open: Open,
+    /// Rows of the open segment that are not enough for a batch yet.
+    rows: Rows,
+    queue: Memory,
+    /// Holds a block that was packed, from one to the next.
+    unpacked: Vec<u8>,
     /// Notes that were read, in stretches.
     done: Stretches,
     /// Notes of the range that stand in the archive.
@@ -65,6 +71,13 @@ enum Step {
     Segment(u32),
     /// A file, and the notes that are wanted of it.
     File(FileEntry, Vec<Range<u64>>),
+}
+
+/// What is being read.
+enum Open {
+    Nothing,
+    Segment(Records),
+    File(Box<OpenFile>),
 }
 
 struct OpenFile {
@@ -88,6 +101,8 @@ impl Reading {
         piece: &Piece,
         fail_on_loss: bool,
     ) -> Result<Self, ReadError> {
+        let shape = &request.shape;
+        let rows = Rows::of(shape.view().table(), &|name| shape.needs(name));
         let mut reading = Self {
             shard,
             request,
@@ -96,7 +111,10 @@ impl Reading {
             kept_from: piece.kept_from,
             fail_on_loss,
             steps: VecDeque::new(),
-            file: None,
+            open: Open::Nothing,
+            rows,
+            queue: Memory::default(),
+            unpacked: Vec::new(),
             done: Stretches::default(),
             archived: 0..0,
             attempts: 0,
@@ -169,22 +187,36 @@ impl Reading {
     }
 
     fn advance(&mut self) -> Result<(), ReadError> {
-        if let Some(file) = &mut self.file {
-            match file.reader.next() {
-                Some(batch) => {
-                    let batch = batch.map_err(|error| parquet_failed(&file.path, error.to_string()))?;
-                    if let Some(batch) = self.wanted(&batch)? {
-                        self.ready.push_back(batch);
-                    }
+        match mem::replace(&mut self.open, Open::Nothing) {
+            Open::Segment(mut records) => {
+                let more = self.take(|show| {
+                    records.advance(&mut |seen| {
+                        if let Seen::Note(note) = seen {
+                            show(note);
+                        }
+                    })
+                })?;
+                if more {
+                    self.open = Open::Segment(records);
+                    return Ok(());
                 }
-                None => self.file = None,
+                self.flush()
             }
-            return Ok(());
-        }
-        match self.steps.pop_front() {
-            Some(Step::Segment(segment)) => self.read_segment(segment, None),
-            Some(Step::File(file, notes)) => self.open_file(file, notes),
-            None => self.look_again(),
+            Open::File(mut file) => {
+                let Some(batch) = file.reader.next() else { return Ok(()) };
+                let batch = batch.map_err(|error| parquet_failed(&file.path, error.to_string()))?;
+                self.ready.extend(self.wanted(&file, &batch)?);
+                self.open = Open::File(file);
+                Ok(())
+            }
+            Open::Nothing => match self.steps.pop_front() {
+                Some(Step::Segment(segment)) => {
+                    self.open = self.shard.segments.open(segment)?.map_or(Open::Nothing, Open::Segment);
+                    Ok(())
+                }
+                Some(Step::File(file, notes)) => self.open_file(file, notes),
+                None => self.look_again(),
+            },
         }
     }
 
@@ -204,8 +236,10 @@ impl Reading {
         let holders = known.holders(&missing);
         let before = self.done.count;
         for segment in holders {
-            self.read_segment(segment, Some(&known))?;
+            let shard = Arc::clone(&self.shard);
+            self.take(|show| shard.segments.each_note(segment, &known, show))?;
         }
+        self.flush()?;
         if self.done.count > before {
             return Ok(());
         }
@@ -230,27 +264,31 @@ impl Reading {
         self.lose(notes, "neither the journal nor the archive has them")
     }
 
-    fn read_segment(&mut self, segment: u32, known: Option<&Known>) -> Result<(), ReadError> {
-        let shard = Arc::clone(&self.shard);
+    /// Takes the notes that somebody shows.
+    fn take<T>(
+        &mut self,
+        source: impl FnOnce(&mut dyn FnMut(Note<'_>)) -> Result<T, ReadError>,
+    ) -> Result<T, ReadError> {
+        let notes = self.archived.end.max(note_of(self.range.start))..self.notes().end;
         let mut taker = Taker {
-            rows: self.new_rows(),
+            rows: &mut self.rows,
             request: &self.request,
             range: self.range.clone(),
-            notes: self.archived.end.max(note_of(self.range.start))..self.notes().end,
+            notes,
             done: &mut self.done,
-            shard: shard.number,
-            queue: Memory::default(),
+            shard: self.shard.number,
+            queue: &mut self.queue,
             ready: &mut self.ready,
-            unpacked: Vec::new(),
+            unpacked: &mut self.unpacked,
             failed: None,
         };
-        shard.segments.each_note(segment, known, &mut |note| taker.note(&note))?;
-        taker.finish()
+        let outcome = source(&mut |note| taker.note(&note))?;
+        taker.failed.map_or(Ok(outcome), Err)
     }
 
-    fn new_rows(&self) -> Rows {
-        let shape = &self.request.shape;
-        Rows::of(shape.view().table(), &|name| shape.needs(name))
+    fn flush(&mut self) -> Result<(), ReadError> {
+        self.ready.extend(batch(&mut self.rows, &self.request)?);
+        Ok(())
     }
 
     fn open_file(&mut self, file: FileEntry, notes: Vec<Range<u64>>) -> Result<(), ReadError> {
@@ -274,7 +312,7 @@ impl Reading {
         let body = if shape.needs("body") { (2 * file.bytes / file.rows.max(1)) as usize } else { 0 };
         let rows = (BATCH_BYTES / (body + 64)).clamp(64, BATCH_ROWS);
         let reader = builder.with_projection(mask).with_batch_size(rows).build().map_err(broken)?;
-        self.file = Some(OpenFile { reader, path, notes, whole });
+        self.open = Open::File(Box::new(OpenFile { reader, path, notes, whole }));
         Ok(())
     }
 
@@ -304,8 +342,7 @@ impl Reading {
     }
 
     /// Of a file's rows those that are wanted, as columns that are.
-    fn wanted(&self, rows: &RecordBatch) -> Result<Option<RecordBatch>, ReadError> {
-        let Some(file) = &self.file else { return Ok(None) };
+    fn wanted(&self, file: &OpenFile, rows: &RecordBatch) -> Result<Option<RecordBatch>, ReadError> {
         let shaped = if file.whole {
             self.request.shape.apply(rows)
         } else {
@@ -381,16 +418,15 @@ impl RecordBatchReader for Batches {
 
 /// Makes rows of the notes of a segment.
 struct Taker<'a> {
-    rows: Rows,
+    rows: &'a mut Rows,
     request: &'a Request,
     range: Range<u64>,
     notes: Range<u64>,
     done: &'a mut Stretches,
     shard: u32,
-    queue: Memory,
+    queue: &'a mut Memory,
     ready: &'a mut VecDeque<RecordBatch>,
-    /// Holds a block that was packed, from one to the next.
-    unpacked: Vec<u8>,
+    unpacked: &'a mut Vec<u8>,
     failed: Option<ReadError>,
 }
 
@@ -400,7 +436,7 @@ impl Taker<'_> {
             return;
         }
         let mut position = 0;
-        let mut unpacked = mem::take(&mut self.unpacked);
+        let mut unpacked = mem::take(self.unpacked);
         let mut show = |step: LifeStep<'_>| {
             let place = StepPlace { shard: self.shard, note: note.number, position };
             position += 1;
@@ -411,7 +447,7 @@ impl Taker<'_> {
             }
         };
         let outcome = unpack(note.payload, &mut unpacked).and_then(|block| each_step(block, &mut show));
-        self.unpacked = unpacked;
+        *self.unpacked = unpacked;
         // What was readable of a malformed one is taken, as the archive does.
         if let Err(error @ RecordError::Version { .. }) = outcome {
             self.failed.get_or_insert(ReadError::Record(error));
@@ -436,23 +472,18 @@ impl Taker<'_> {
             if messages { self.rows.push_message(place, step) } else { self.rows.push_step(place, step) };
         pushed.map_err(ReadError::Rows)?;
         if self.rows.len() >= BATCH_ROWS || self.rows.bytes() >= BATCH_BYTES {
-            self.flush()?;
+            self.ready.extend(batch(self.rows, request)?);
         }
         Ok(())
     }
+}
 
-    fn flush(&mut self) -> Result<(), ReadError> {
-        if !self.rows.is_empty() {
-            let shaped = self.rows.take().and_then(|rows| self.request.shape.apply(&rows));
-            self.ready.push_back(shaped.map_err(ReadError::Rows)?);
-        }
-        Ok(())
+/// A batch of the rows that are gathered; `None`: there are none.
+fn batch(rows: &mut Rows, request: &Request) -> Result<Option<RecordBatch>, ReadError> {
+    if rows.is_empty() {
+        return Ok(None);
     }
-
-    fn finish(mut self) -> Result<(), ReadError> {
-        self.flush()?;
-        self.failed.take().map_or(Ok(()), Err)
-    }
+    rows.take().and_then(|rows| request.shape.apply(&rows)).map(Some).map_err(ReadError::Rows)
 }
 
 /// Whether the queue that was asked for last is wanted: rows of one queue follow each other.

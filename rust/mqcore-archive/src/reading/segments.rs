@@ -11,8 +11,8 @@ use mqcore_journal::journal::Note;
 
 use super::ReadError;
 
-/// What is read at a time of a segment that grows, in bytes.
-const PIECE: usize = 1 << 20;
+/// What is read of a segment at a time, in bytes.
+const PIECE: usize = 512 * 1024;
 
 /// The files of one shard's journal.
 #[derive(Debug)]
@@ -80,30 +80,82 @@ impl Segments {
         Ok(Arc::clone(&known))
     }
 
-    /// Shows the notes of one segment, as far as they are readable without the word of another segment, unless `known` has that.
-    /// False: the file is gone.
+    /// Opens a segment whose notes are readable without the word of another segment. `None`: the file is gone, or is no
+    /// segment's.
+    pub(super) fn open(&self, number: u32) -> Result<Option<Records>, ReadError> {
+        Records::open(self.directory.join(following::segment_name(number)), PIECE)
+    }
+
+    /// Shows the notes of one segment, as far as `known` says that it reaches.
     pub(super) fn each_note(
         &self,
         number: u32,
-        known: Option<&Known>,
+        known: &Known,
         show: &mut dyn FnMut(Note<'_>),
-    ) -> Result<bool, ReadError> {
-        let path = self.directory.join(following::segment_name(number));
-        let Some(bytes) = found(fs::read(&path)).map_err(|source| failed(&path, source))? else {
-            return Ok(false);
-        };
-        let Some(identity) = identity(&path, &bytes)? else { return Ok(true) };
-        if let Some(end) = known.and_then(|known| known.cut_at(number)) {
-            following::each_until(identity, end, &bytes, show);
-            return Ok(true);
+    ) -> Result<(), ReadError> {
+        let Some(mut records) = self.open(number)? else { return Ok(()) };
+        if let Some(end) = known.cut_at(number) {
+            let Some(bytes) =
+                found(fs::read(&records.path)).map_err(|source| failed(&records.path, source))?
+            else {
+                return Ok(());
+            };
+            following::each_until(records.identity, end, &bytes, show);
+            return Ok(());
         }
-        let records = bytes.get(HEAD_BYTES..).unwrap_or_default();
-        for seen in Walk::new(identity, HEAD_BYTES as u32, records) {
+        let mut notes = |seen: Seen<'_>| {
             if let Seen::Note(note) = seen {
                 show(note);
             }
+        };
+        while records.advance(&mut notes)? {}
+        Ok(())
+    }
+}
+
+/// The records of a segment file, in pieces that stay in the processor's caches.
+#[derive(Debug)]
+pub(super) struct Records {
+    path: PathBuf,
+    file: File,
+    identity: Identity,
+    /// Behind the last readable record, in bytes.
+    end: u32,
+    /// What is read at a time, in bytes, unless a record is longer.
+    piece: usize,
+    wanted: usize,
+    bytes: Vec<u8>,
+}
+
+impl Records {
+    fn open(path: PathBuf, piece: usize) -> Result<Option<Self>, ReadError> {
+        let Some(mut file) = found(File::open(&path)).map_err(|source| failed(&path, source))? else {
+            return Ok(None);
+        };
+        let mut bytes = Vec::new();
+        read_at(&mut file, 0, HEAD_BYTES, &mut bytes).map_err(|source| failed(&path, source))?;
+        let name = path.display().to_string();
+        let Some(identity) = following::identity(&name, &bytes).map_err(ReadError::Journal)? else {
+            return Ok(None);
+        };
+        Ok(Some(Self { path, file, identity, end: HEAD_BYTES as u32, piece, wanted: piece, bytes }))
+    }
+
+    /// Shows what the next piece of the file has. False: nothing readable follows, now or ever.
+    pub(super) fn advance(&mut self, show: &mut dyn FnMut(Seen<'_>)) -> Result<bool, ReadError> {
+        read_at(&mut self.file, self.end.into(), self.wanted, &mut self.bytes)
+            .map_err(|source| failed(&self.path, source))?;
+        let mut walk = Walk::new(self.identity, self.end, &self.bytes);
+        let mut closed = false;
+        for seen in &mut walk {
+            closed |= seen == Seen::Closed;
+            show(seen);
         }
-        Ok(true)
+        let (passed, claimed) = (walk.offset() - self.end, walk.claimed());
+        let more = self.bytes.len() == self.wanted && (passed > 0 || claimed > self.wanted);
+        self.end = walk.offset();
+        self.wanted = claimed.max(self.piece);
+        Ok(more && !closed)
     }
 }
 
@@ -125,6 +177,9 @@ impl Known {
         let numbers = names.iter().filter_map(|entry| following::segment_number(entry.file_name().to_str()?));
         let mut numbers: Vec<u32> = numbers.collect();
         numbers.sort_unstable();
+        if self.is_of_another_journal(directory, numbers.last().copied())? {
+            self = Self::default();
+        }
         self.segments.retain(|number, _| numbers.binary_search(number).is_ok());
         for &number in &numbers {
             self.look(directory, number)?;
@@ -138,51 +193,40 @@ impl Known {
         Ok(self)
     }
 
+    /// Whether the directory has been given to a new journal since it was looked at last: nothing known counts then.
+    fn is_of_another_journal(&self, directory: &Path, newest: Option<u32>) -> Result<bool, ReadError> {
+        let Some(newest) = newest else { return Ok(true) };
+        let newest = Records::open(directory.join(following::segment_name(newest)), PIECE)?;
+        Ok(newest.zip(self.journal).is_some_and(|(newest, known)| newest.identity.journal != known))
+    }
+
     /// Reads what a segment has more than last time.
     fn look(&mut self, directory: &Path, number: u32) -> Result<(), ReadError> {
         if self.segments.get(&number).is_some_and(|segment| segment.closed || segment.listed) {
             return Ok(());
         }
-        let path = directory.join(following::segment_name(number));
-        let Some(mut file) = found(File::open(&path)).map_err(|source| failed(&path, source))? else {
+        let Some(mut records) = Records::open(directory.join(following::segment_name(number)), PIECE)? else {
             self.segments.remove(&number);
             return Ok(());
         };
-        let mut segment = match self.segments.get(&number) {
-            Some(segment) => *segment,
-            None => {
-                let head = read_at(&mut file, 0, HEAD_BYTES).map_err(|source| failed(&path, source))?;
-                let Some(identity) = identity(&path, &head)? else { return Ok(()) };
-                if identity.segment != number
-                    || self.journal.is_some_and(|journal| journal != identity.journal)
-                {
-                    return Ok(());
-                }
-                self.journal = Some(identity.journal);
-                Segment::new(identity)
-            }
+        let identity = records.identity;
+        if identity.segment != number || self.journal.is_some_and(|journal| journal != identity.journal) {
+            return Ok(());
+        }
+        self.journal = Some(identity.journal);
+        let mut segment = self.segments.get(&number).copied().unwrap_or_else(|| Segment::new(identity));
+        records.end = segment.end;
+        let mut began = None;
+        let mut take = |seen: Seen<'_>| match seen {
+            Seen::Note(note) => segment.take(&note),
+            Seen::Began { next_note, others } => began = Some((next_note, others)),
+            Seen::Closed => segment.closed = true,
+            Seen::Other => {}
         };
-        let mut wanted = PIECE;
-        loop {
-            let bytes =
-                read_at(&mut file, segment.end.into(), wanted).map_err(|source| failed(&path, source))?;
-            let mut walk = Walk::new(segment.identity, segment.end, &bytes);
-            for seen in &mut walk {
-                match seen {
-                    Seen::Note(note) => segment.take(&note),
-                    Seen::Began { next_note, others } => self.began(number, next_note, others),
-                    Seen::Closed => segment.closed = true,
-                    Seen::Other => {}
-                }
-            }
-            let (advanced, claimed) = (walk.offset() > segment.end, walk.claimed());
-            segment.end = walk.offset();
-            // A record that is longer than what was read, or the next piece.
-            let longer = claimed > wanted && bytes.len() == wanted;
-            if segment.closed || claimed == 0 || !(advanced || longer) {
-                break;
-            }
-            wanted = claimed.max(PIECE);
+        while records.advance(&mut take)? {}
+        segment.end = records.end;
+        if let Some((next_note, others)) = began {
+            self.began(number, next_note, others);
         }
         self.segments.insert(number, segment);
         Ok(())
@@ -213,16 +257,11 @@ impl Known {
     }
 }
 
-fn identity(path: &Path, head: &[u8]) -> Result<Option<Identity>, ReadError> {
-    let head = head.get(..HEAD_BYTES).unwrap_or(head);
-    following::identity(&path.display().to_string(), head).map_err(ReadError::Journal)
-}
-
-fn read_at(file: &mut File, offset: u64, most: usize) -> io::Result<Vec<u8>> {
+fn read_at(file: &mut File, offset: u64, most: usize, into: &mut Vec<u8>) -> io::Result<()> {
+    into.clear();
     file.seek(SeekFrom::Start(offset))?;
-    let mut bytes = Vec::with_capacity(most.min(PIECE));
-    file.take(most as u64).read_to_end(&mut bytes)?;
-    Ok(bytes)
+    file.take(most as u64).read_to_end(into)?;
+    Ok(())
 }
 
 /// A file that went meanwhile is no error: whoever reads looks where its content went.
@@ -235,4 +274,82 @@ pub(super) fn found<T>(outcome: io::Result<T>) -> io::Result<Option<T>> {
 
 pub(super) fn failed(path: &Path, source: io::Error) -> ReadError {
     ReadError::Io { path: path.to_path_buf(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use mqcore_journal::journal::Journal;
+    use mqcore_journal::options::Options;
+    use mqcore_journal::storage::FileStorage;
+
+    use super::*;
+
+    struct Directory(PathBuf);
+
+    impl Directory {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("mqcore-segments-{}-{name}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            fs::create_dir_all(&path).expect("a place for temporary files");
+            Self(path)
+        }
+    }
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn write(directory: &Path, identity: u64, segment_bytes: u32, notes: usize) {
+        let storage = FileStorage::open(directory).expect("nobody has it");
+        let options = Options { segment_bytes, identity, retain_notes_bytes: None, ..Options::default() };
+        let mut journal = Journal::open(storage, options, &mut |_, _| {}).expect("a sound disk").0;
+        for number in 0..notes {
+            journal.note(0, &vec![7; number % 97]).expect("there is space");
+            journal.write().expect("a sound disk");
+        }
+        journal.sync().expect("a sound disk");
+    }
+
+    #[test]
+    fn every_note_is_found_wherever_a_piece_of_the_file_ends() {
+        let directory = Directory::new("pieces");
+        write(&directory.0, 1, 1 << 20, 200);
+        let path = directory.0.join(following::segment_name(1));
+        for piece in 16..700 {
+            let mut records = Records::open(path.clone(), piece).expect("a sound disk").expect("it is there");
+            let mut found = Vec::new();
+            let mut show = |seen: Seen<'_>| {
+                if let Seen::Note(note) = seen {
+                    found.push(note.payload.len());
+                }
+            };
+            while records.advance(&mut show).expect("a sound disk") {}
+            assert_eq!(found, (0..200).map(|number| number % 97).collect::<Vec<_>>(), "pieces of {piece}");
+        }
+    }
+
+    #[test]
+    fn a_directory_that_got_a_new_journal_is_looked_at_anew() {
+        let directory = Directory::new("anew");
+        write(&directory.0, 1, 4096, 300);
+        let segments = Segments::new(directory.0.clone());
+        let known = segments.refresh().expect("a sound disk");
+        assert!(known.segments.len() > 2 && known.journal == Some(1), "{known:?}");
+        fs::remove_dir_all(&directory.0).expect("it is there");
+        assert_eq!(segments.refresh().expect("a sound disk").journal, None);
+        for (identity, notes) in [(2, 300), (3, 100)] {
+            let _ = fs::remove_dir_all(&directory.0);
+            fs::create_dir_all(&directory.0).expect("a place for temporary files");
+            write(&directory.0, identity, 4096, notes);
+            let known = segments.refresh().expect("a sound disk");
+            let largest =
+                known.segments.values().filter_map(|segment| segment.notes).map(|(_, last)| last).max();
+            assert_eq!(
+                (known.journal, largest.map(|last| last + 1)),
+                (Some(identity), Some(known.next_note))
+            );
+        }
+    }
 }

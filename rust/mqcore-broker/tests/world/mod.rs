@@ -11,7 +11,8 @@ use std::time::Duration;
 use mqcore_broker::broker::{Broker, BrokerConfig, HandlerSpec};
 use mqcore_broker::client::{Client, Introduction};
 use mqcore_broker::command::{
-    Acknowledgement, Clear, ClientPattern, Command, EventKind, EventSubscription, Pull, Request, Retry,
+    Acknowledgement, Clear, ClientPattern, Command, EventKind, EventSubscription, Pull, Refusal, Request,
+    Retry,
 };
 use mqcore_broker::decision::{Acknowledge, Decision, PutBack, Step, Steps};
 use mqcore_broker::effect::{Answer, Effect, Event, HandlerFailure, Load, PullOutcome, Question, Reply};
@@ -231,11 +232,10 @@ impl World {
             tag: Tag::CHANNEL,
             queue: queue(address),
             message_id: id.as_bytes().into(),
-            negative: negative.map(Into::into),
+            refusal: Refusal::of(negative),
             headers: Box::default(),
             hops: 15,
             first_acquirer: true,
-            retry: Retry::AsDecided,
         }
     }
 
@@ -249,7 +249,8 @@ impl World {
 
     /// A consumer refuses, and says when it is to be tried again.
     pub fn nack_until(&mut self, client: &Arc<Client>, address: &str, id: &str, retry: Retry) {
-        let word = Acknowledgement { retry, ..Self::word(address, id, Some("later")) };
+        let refusal = Some(Refusal::new("later", retry));
+        let word = Acknowledgement { refusal, ..Self::word(address, id, None) };
         self.command(client, Command::Acknowledge(word));
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use foldhash::HashMap;
 use mqcore_broker::client::Client;
-use mqcore_broker::command::{Acknowledgement, Command, MessageId, Retry};
+use mqcore_broker::command::{Acknowledgement, Command, MessageId, Refusal, Retry};
 use mqcore_broker::effect::Deliver;
 use mqcore_broker::id::{QueueAddress, Tag};
 use mqcore_broker::message::{Message, Properties};
@@ -481,11 +481,10 @@ fn settlement(
         tag,
         queue: queue.clone(),
         message_id,
-        negative: negative.map(|(why, _)| why.into()),
+        refusal: negative.map(|(why, retry)| Refusal::new(why, retry)),
         headers: Box::default(),
         hops: 0,
         first_acquirer: false,
-        retry: negative.map_or(Retry::AsDecided, |(_, retry)| retry),
     })
 }
 

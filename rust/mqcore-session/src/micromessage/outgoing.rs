@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use mqcore_broker::command::{Acknowledgement, Command, MessageId, Retry};
+use mqcore_broker::command::{Acknowledgement, Command, MessageId, Refusal};
 use mqcore_broker::id::{QueueAddress, Tag};
 use mqcore_broker::message::Message;
 use mqcore_wire::micromessage::content::Content;
@@ -153,10 +153,9 @@ fn settlement((owed, message_id): (Owed, MessageId), negative: Option<&str>) -> 
         tag: owed.tag,
         queue: (*owed.queue).clone(),
         message_id,
-        negative: negative.map(Into::into),
+        refusal: Refusal::of(negative),
         headers: Box::default(),
         hops: 0,
         first_acquirer: false,
-        retry: Retry::AsDecided,
     })
 }

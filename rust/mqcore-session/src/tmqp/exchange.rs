@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mqcore_broker::client::Client;
 use mqcore_broker::command::{
-    Acknowledgement, ClientPattern, Command, Destination, MessageId, Request, Retry,
+    Acknowledgement, ClientPattern, Command, Destination, MessageId, Refusal, Request, Retry,
 };
 use mqcore_broker::effect::{Event, Reply};
 use mqcore_broker::id::{QueueAddress, Tag};
@@ -178,11 +178,10 @@ impl Exchange {
             tag: Tag::CHANNEL,
             queue: QueueAddress { channel, id: frame.content_type },
             message_id: MessageId::from_slice(frame.id),
-            negative: reason.map(|reason| String::from_utf8_lossy(reason).into()),
+            refusal: reason.map(|reason| Refusal::new(&String::from_utf8_lossy(reason), Retry::AsDecided)),
             headers: frame.headers.into(),
             hops: frame.hops,
             first_acquirer: frame.first_acquirer,
-            retry: Retry::AsDecided,
         }));
     }
 

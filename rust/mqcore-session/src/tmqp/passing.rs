@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mqcore_broker::client::Client;
-use mqcore_broker::command::{Acknowledgement, Command, MessageId, PassedOn, Retry};
+use mqcore_broker::command::{Acknowledgement, Command, MessageId, PassedOn, Refusal, Retry};
 use mqcore_broker::id::{QueueAddress, RouterName, Tag};
 use mqcore_broker::intake::Ticket;
 use mqcore_broker::message::{Layout, Message};
@@ -140,11 +140,11 @@ impl Passing {
                     let word = Acknowledgement {
                         queue: QueueAddress { channel, id: frame.content_type },
                         message_id: MessageId::from_slice(frame.id),
-                        negative: reason.map(|reason| String::from_utf8_lossy(reason).into()),
+                        refusal: reason
+                            .map(|reason| Refusal::new(&String::from_utf8_lossy(reason), Retry::AsDecided)),
                         headers: frame.headers.into(),
                         hops: frame.hops,
                         first_acquirer: frame.first_acquirer,
-                        retry: Retry::AsDecided,
                         tag: Tag::CHANNEL,
                     };
                     self.push(arrived, Command::Acknowledge(word), commands);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mqcore_broker::command::{Acknowledgement, Command, MessageId, Retry};
+use mqcore_broker::command::{Acknowledgement, Command, MessageId};
 use mqcore_broker::effect::{Deliver, Event, Recipients};
 use mqcore_broker::id::{ConnectionId, QueueAddress, Tag};
 use mqcore_broker::message::{Message, Properties};
@@ -264,11 +264,10 @@ fn word(id: &str, headers: &str) -> Acknowledgement {
         tag: Tag::CHANNEL,
         queue: queue("ch-push/2"),
         message_id: MessageId::from_slice(id.as_bytes()),
-        negative: None,
+        refusal: None,
         headers: headers.as_bytes().into(),
         hops: 15,
         first_acquirer: true,
-        retry: Retry::AsDecided,
     }
 }
 
@@ -328,16 +327,16 @@ fn a_decision_that_turns_a_consumers_word_round_is_what_the_producer_hears() {
 fn consumers_acknowledge_and_refuse() {
     let mut talk = Talk::open();
     let Command::Acknowledge(ack) = talk.command(&vector("V27")) else { panic!() };
-    assert_eq!((ack.queue, &ack.message_id[..], ack.negative), (queue("ch/7"), &b"QM1"[..], None));
+    assert_eq!((ack.queue.clone(), &ack.message_id[..], ack.negative()), (queue("ch/7"), &b"QM1"[..], None));
     assert!(ack.first_acquirer && ack.headers.is_empty());
     assert_eq!(ack.hops, 15);
     let Command::Acknowledge(nack) = talk.command(&vector("V28")) else { panic!() };
-    assert_eq!(nack.negative.as_deref(), Some("none"));
+    assert_eq!(nack.negative(), Some("none"));
     assert_eq!(&*nack.headers, b"Nack-Reason:none\r\n");
     let octets =
         encoded(&Frame { id: b"M", target: b"ch", headers: b"Other:1\r\n", ..Frame::new(Kind::ACKNOWLEDGE) });
     let Command::Acknowledge(ack) = talk.command(&octets) else { panic!() };
-    assert_eq!(ack.negative, None, "other headers do not make it negative");
+    assert_eq!(ack.negative(), None, "other headers do not make it negative");
 }
 
 #[test]

@@ -306,7 +306,8 @@ fn answers(command: &Command, how: u8, now: Timestamp) -> (Vec<Event>, bool) {
         Command::Acknowledge(word) => {
             let message = Message::from_parts(&word.message_id, b"", b"", <_>::default(), None);
             let relayed = Some(Box::new((word.clone(), Some("consumer".into()))));
-            let negative = if how & 1 == 0 { word.negative.clone() } else { Some("none".into()) };
+            let own = word.negative().map(Into::into);
+            let negative = if how & 1 == 0 { own } else { Some("none".into()) };
             (
                 vec![Event::Acknowledged { queue: Arc::new(word.queue.clone()), message, negative, relayed }],
                 true,
@@ -522,12 +523,12 @@ fn describe(command: &Command, text: &mut String) -> std::fmt::Result {
             tag: _,
             queue,
             message_id,
-            negative,
+            refusal,
             headers,
             hops,
             first_acquirer,
-            retry: _,
         }) => {
+            let negative = refusal.as_deref().map(|refusal| &refusal.reason);
             write!(text, "{queue} {message_id:?} {negative:?} {headers:?} {hops} {first_acquirer}")
         }
         Command::Request(number, request) => write!(text, "{number:?} {:?}", request as &Request),
