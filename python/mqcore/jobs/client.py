@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from mqcore.errors import Busy, ConnectFailed, ConnectionLost, Draining, MqcoreError
+from mqcore.errors import AuthFailed, Busy, ConnectFailed, ConnectionLost, Draining, MqcoreError
 from mqcore.jobs import wire
 from mqcore.jobs.dealer import Dealer, Waker
 
@@ -29,8 +29,9 @@ _BATCH: Final = 1000
 class JobClient:
     """Sends jobs, and gives their results to whoever waits for them. Threads may share it."""
 
-    def __init__(self, endpoint: str, timeout: float) -> None:
+    def __init__(self, endpoint: str, timeout: float, token: str | None = None) -> None:
         self._endpoint = endpoint
+        self._token = token
         self._timeout = timeout
         self._process = os.getpid()
         # Whoever holds no `Job` waits for no result, so an entry ends with it.
@@ -40,6 +41,9 @@ class JobClient:
         self._waker = Waker()
         self._sleeps = True
         self._connected = threading.Event()
+        # It is known whether there is a broker that lets us in.
+        self._known = threading.Event()
+        self._refusal: AuthFailed | None = None
         self._closing: float | None = None
         self._failure: MqcoreError | None = None
         self._began = threading.Event()
@@ -61,12 +65,10 @@ class JobClient:
         return self._connected.is_set()
 
     def send(self, frames: list[bytes], job: Job[Any] | None = None) -> None:
-        """Let the thread send a message; its results go to `job`. Raises `ConnectFailed`, `Busy`, `Draining`."""
-        if not self._connected.is_set() and not self._connected.wait(self._timeout):
-            raise ConnectFailed(
-                f"no broker of jobs answers at {self._endpoint} within {self._timeout:g} s; does "
-                "`mqcore serve` listen on emqp:// there?"
-            )
+        """Let the thread send a message; its results go to `job`. Raises `ConnectFailed`, `AuthFailed`, `Busy`,
+        `Draining`."""
+        if not self._connected.is_set():
+            self._wait_for_broker()
         if not self._room.acquire(blocking=False) and not self._room.acquire(timeout=self._timeout):
             raise Busy(f"the broker at {self._endpoint} has taken no job within {self._timeout:g} s", 503)
         if self._closing is not None:
@@ -76,6 +78,16 @@ class JobClient:
         self._waiting.append(frames)
         if self._sleeps:
             self._waker.wake()
+
+    def _wait_for_broker(self) -> None:
+        self._known.wait(self._timeout)
+        if (refusal := self._refusal) is not None:
+            raise AuthFailed(*refusal.args)
+        if not self._connected.is_set():
+            raise ConnectFailed(
+                f"no broker of jobs answers at {self._endpoint} within {self._timeout:g} s; does "
+                "`mqcore serve` listen on emqp:// there?"
+            )
 
     def offer(self, frames: list[bytes]) -> None:
         """Let the thread send a message if it can at once; else it is dropped."""
@@ -102,7 +114,7 @@ class JobClient:
 
     def _run(self) -> None:
         try:
-            dealer = Dealer(self._endpoint, f"client-{os.getpid()}")
+            dealer = Dealer(self._endpoint, f"client-{os.getpid()}", token=self._token)
         except MqcoreError as error:
             self._failure = error
             return
@@ -134,12 +146,26 @@ class JobClient:
             self._waker.clear()
         if dealer.watch():
             self._lost("the connection broke before the result came; whether the job was done is unknown")
-        if not dealer.is_connected:
-            self._connected.clear()
-        elif not self._connected.is_set():
-            self._connected.set()
+        self._note(dealer)
         for frames in dealer.receive(_BATCH):
             self._received(frames)
+
+    def _note(self, dealer: Dealer) -> None:
+        """Let those who wait know whether there is a broker that lets us in."""
+        refusal = dealer.take_refusal()
+        if refusal is not None:
+            self._refusal = refusal
+            self._lost(str(refusal), AuthFailed)
+        if dealer.is_connected:
+            if not self._connected.is_set():
+                self._refusal = None
+                self._connected.set()
+        else:
+            self._connected.clear()
+        if self._connected.is_set() or self._refusal is not None:
+            self._known.set()
+        else:
+            self._known.clear()
 
     def _send_waiting(self, dealer: Dealer) -> bool:
         """Send what waits; false if there is no room for all of it."""
@@ -167,15 +193,16 @@ class JobClient:
             job.is_dispatched = True
             job.end(message.body[0])
 
-    def _lost(self, why: str) -> None:
+    def _lost(self, why: str, kind: type[MqcoreError] = ConnectionLost) -> None:
         for job in list(self._jobs.values()):
-            job.end(ConnectionLost(f"job {job.id} ({job.name}): {why}"))
+            job.end(kind(f"job {job.id} ({job.name}): {why}"))
         self._jobs.clear()
 
 
-def ask(endpoint: str, command: bytes, timeout: float) -> bytes:
-    """Ask an administrative socket one thing. Raises `ConnectFailed` if nothing answers within `timeout` seconds."""
-    dealer = Dealer(endpoint, f"admin-{os.getpid()}")
+def ask(endpoint: str, command: bytes, timeout: float, token: str | None = None) -> bytes:
+    """Ask an administrative socket one thing. Raises `ConnectFailed` if nothing answers within `timeout` seconds, and
+    `AuthFailed`."""
+    dealer = Dealer(endpoint, f"admin-{os.getpid()}", token=token)
     deadline = time.monotonic() + timeout
     try:
         dealer.send(wire.message(command))
@@ -186,6 +213,8 @@ def ask(endpoint: str, command: bytes, timeout: float) -> bytes:
                 message = wire.parse(frames)
                 if message is not None and message.command == wire.REPLY and message.body:
                     return message.body[0]
+            if (refusal := dealer.take_refusal()) is not None:
+                raise refusal
     finally:
         dealer.close()
     raise ConnectFailed(

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 from typing import Final
 
+from mqcore.errors import AuthFailed
 from mqcore.jobs import zmtp
 
 __all__ = ["Dealer", "Subscriber", "Waker"]
@@ -29,6 +30,8 @@ _RETRY_LAST: Final = 2.0
 # How long a connection may take until both sides have said who they are.
 _HANDSHAKE_MAX: Final = 5.0
 _LINGER: Final = 5.0
+# The status code with which a broker says that this client may not.
+_UNAUTHORIZED: Final = 401
 
 _GREETING_BYTES: Final = len(zmtp.GREETING)
 
@@ -49,8 +52,12 @@ class Dealer:
 
     _KIND = b"DEALER"
 
-    def __init__(self, endpoint: str, identity: str, *, first: Sequence[bytes] = ()) -> None:
-        """Connect to `endpoint`, such as ``tcp://127.0.0.1:47290``. `first`: what is said first on each connection."""
+    def __init__(self, endpoint: str, identity: str, *, first: Sequence[bytes] = (), token: str | None = None) -> None:
+        """Connect to `endpoint`, such as ``tcp://127.0.0.1:47290``. `first`: what is said first on each connection.
+        `token`: what shows who this is."""
+        self._endpoint = endpoint
+        self._token = (token or "").encode()
+        self._refused: str | None = None
         self._first = zmtp.encode(first) if first else b""
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         self._address = (host.strip("[]"), int(port))
@@ -115,6 +122,12 @@ class Dealer:
         """Whether a connection ended since the last time."""
         ended, self._has_ended = self._has_ended, False
         return ended
+
+    def take_refusal(self) -> AuthFailed | None:
+        """Why the broker has not let us in, or not let us do what we wanted, if that was so since the last time. It is
+        tried again all the same."""
+        why, self._refused = self._refused, None
+        return None if why is None else AuthFailed(f"{self._endpoint}: {why}")
 
     def send(self, frames: Sequence[bytes]) -> bool:
         """Send a message with the next `poll`; false if there is no room for it now."""
@@ -185,6 +198,10 @@ class Dealer:
             self._outbox.clear()
             self._outbox_size = 0
             self._retry_after = _RETRY_FIRST
+        if self._refused is not None:
+            # Another address of the same broker would say the same, and so would this one at once.
+            self._candidates.clear()
+            self._retry_after = _RETRY_LAST
         if self._candidates:
             # A name can stand for several addresses, of which one answers.
             self._retry_at = 0.0
@@ -247,7 +264,7 @@ class Dealer:
             if len(self._greeting) < _GREETING_BYTES:
                 return
             zmtp.check_greeting(self._greeting)
-            connection.sendall(zmtp.ready(self._KIND, self.identity.encode()))
+            connection.sendall(zmtp.ready(self._KIND, self.identity.encode(), self._token))
             self._stage = _Stage.SHAKING
             data = self._greeting[_GREETING_BYTES:]
         self._inbox += self._reader.feed(data)
@@ -263,6 +280,9 @@ class Dealer:
                 self._retry_after = _RETRY_FIRST
                 self._candidates.clear()
             elif command.startswith(b"\x05ERROR"):
+                code, why = zmtp.refusal(command)
+                if code == _UNAUTHORIZED:
+                    self._refused = why
                 raise zmtp.ZmtpError(f"the other side gave up: {command[7:]!r}")
             elif command.startswith(b"\x04PING"):
                 self._outbox.append(zmtp.pong(command))
@@ -289,8 +309,8 @@ class Subscriber(Dealer):
 
     _KIND = b"SUB"
 
-    def __init__(self, endpoint: str, topic: str) -> None:
-        super().__init__(endpoint, f"subscriber-{os.getpid()}", first=(b"\x01" + topic.encode(),))
+    def __init__(self, endpoint: str, topic: str, *, token: str | None = None) -> None:
+        super().__init__(endpoint, f"subscriber-{os.getpid()}", first=(b"\x01" + topic.encode(),), token=token)
 
 
 class Waker:

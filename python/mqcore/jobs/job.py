@@ -29,6 +29,7 @@ _ENDS: Final[dict[str, type[JobError]]] = {
     "mqcore.errors.JobRefused": JobRefused,
     # The broker's word.
     "Duplicate": JobDuplicate,
+    "Denied": JobRefused,
 }
 
 # Making a future for each job would cost more than sending it; few are waited for at any time.
@@ -77,8 +78,8 @@ class Job(Generic[R]):
 
         Raises what the task declares in `TaskOptions.raises`; `JobFailed` for any other exception of the job,
         `JobTimeout`, `JobLost`, `JobRefused`, `JobDuplicate`; `RequestTimeout` if nothing came in time;
-        `ConnectionLost` if the connection broke on which the result was to come; `BodyError` if it is not what the
-        task returns.
+        `ConnectionLost` if the connection broke on which the result was to come; `AuthFailed` if the broker does not
+        let us in any more; `BodyError` if it is not what the task returns.
         """
         if (future := self._wait_for()) is not None:
             try:

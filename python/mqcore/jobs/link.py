@@ -29,14 +29,16 @@ _LOG: Final = logging.getLogger("mqcore.worker")
 class Link:
     """The worker's end. For one thread."""
 
-    def __init__(self, endpoint: str, queues: Sequence[tuple[str, int]]) -> None:
+    def __init__(self, endpoint: str, queues: Sequence[tuple[str, int]], token: str | None = None) -> None:
         self._endpoint = endpoint
+        self._token = token
         self._queues = wire.encode_queues(queues)
         self._host = socket.gethostname()
         self._also: set[int] = set()
         self._waiting: list[Sequence[bytes]] = []
         self._dealer = self._open()
         self._has_complained = False
+        self._ever_joined = False
         self._left = False
         self.is_joined = False
         """The broker has acknowledged us."""
@@ -49,7 +51,7 @@ class Link:
         return self._dealer.identity
 
     def _open(self) -> Dealer:
-        dealer = Dealer(self._endpoint, f"worker-{self._host}-{os.getpid()}")
+        dealer = Dealer(self._endpoint, f"worker-{self._host}-{os.getpid()}", token=self._token)
         for descriptor in self._also:
             dealer.also_poll(descriptor)
         join = wire.message(b"INFORM", self._queues, b"worker", b"attempts")
@@ -87,7 +89,10 @@ class Link:
         return max(0.0, until - now)
 
     def receive(self) -> Iterator[wire.Received]:
-        """Do what is due, and yield what came but is not about the conversation itself."""
+        """Do what is due, and yield what came but is not about the conversation itself.
+
+        Raises `AuthFailed` if the broker does not let us in, or not serve a queue, and never did.
+        """
         self._watch()
         for frames in self._dealer.receive(_BATCH):
             self._heard_at = time.monotonic()
@@ -95,7 +100,7 @@ class Link:
             if message is None:
                 continue
             if message.command == b"ACK" and message.body[:1] == [self._join_id]:
-                self.is_joined = True
+                self.is_joined = self._ever_joined = True
                 self._has_complained = False
             elif message.command in {b"KBYE", b"KBAI"}:
                 # It stops; what it becomes when it is there again knows nothing of us.
@@ -108,6 +113,14 @@ class Link:
     def _watch(self) -> None:
         now = time.monotonic()
         broke = self._dealer.watch()
+        refusal = self._dealer.take_refusal()
+        if refusal is not None:
+            # Who was let in before is let in again, once somebody has put that right; jobs that are here go on.
+            if not self._ever_joined:
+                raise refusal
+            if not self._has_complained:
+                _LOG.warning("%s; trying again until it lets us in", refusal)
+                self._has_complained = True
         if self._left:
             # Who has said goodbye does not join again; what could not be sent back, the broker gives to others.
             self.is_joined = self.is_joined and not broke

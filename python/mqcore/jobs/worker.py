@@ -193,9 +193,10 @@ class Worker:
         """Run until `stop`. Returns how many jobs it had to leave, of which the broker gives to others those that it
         keeps.
 
-        Raises `ConfigError` if the pool cannot start.
+        Raises `ConfigError` if the pool cannot start, and `AuthFailed` if the broker does not let it in, or not serve
+        one of its queues; once it was let in, it tries again instead.
         """
-        self._link = Link(self.jobs.addresses.backend, self.queues)
+        self._link = Link(self.jobs.addresses.backend, self.queues, self.jobs.credentials)
         pool: Pool | None = None
         try:
             pool = self._make_pool()

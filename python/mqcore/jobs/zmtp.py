@@ -7,7 +7,7 @@ from typing import Final
 
 from mqcore.errors import MqcoreError
 
-__all__ = ["GREETING", "Reader", "check_greeting", "encode", "pong", "ready"]
+__all__ = ["GREETING", "Reader", "check_greeting", "encode", "pong", "ready", "refusal"]
 
 GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 """What both sides say first."""
@@ -47,13 +47,21 @@ def encode(frames: Sequence[bytes]) -> bytes:
     return b"".join(parts)
 
 
-def ready(kind: bytes, identity: bytes) -> bytes:
-    """Write the command that ends the handshake; `kind` is that of this socket."""
-    properties = b"".join(
-        bytes((len(name),)) + name + len(value).to_bytes(4, "big") + value
-        for name, value in ((b"Socket-Type", kind), (b"Identity", identity))
-    )
-    return _command(b"READY", properties)
+def ready(kind: bytes, identity: bytes, token: bytes = b"") -> bytes:
+    """Write the command that ends the handshake; `kind` is that of this socket, `token` shows a broker of mqcore who we
+    are, as this mechanism has no word for it."""
+    properties = [(b"Socket-Type", kind), (b"Identity", identity)]
+    if token:
+        properties.append((b"X-Token", token))
+    octets = (bytes((len(name),)) + name + len(value).to_bytes(4, "big") + value for name, value in properties)
+    return _command(b"READY", b"".join(octets))
+
+
+def refusal(error: bytes) -> tuple[int, str]:
+    """Read ERROR, the command whose body is given: the status code with which brokers of mqcore begin, else 0, and the
+    rest."""
+    code, _, why = error[7:].decode("utf-8", "replace").partition(" ")
+    return (int(code), why) if len(code) == 3 and code.isascii() and code.isdigit() else (0, f"{code} {why}".rstrip())
 
 
 def pong(ping: bytes) -> bytes:

@@ -196,22 +196,20 @@ impl EventmqSession {
         self.stage = Stage::Greeting;
     }
 
-    fn greeted(&mut self, output: &mut Vec<u8>) {
+    /// Who is let in hears READY; who is not, ERROR in its place. So what a peer sends behind our READY is not lost with a
+    /// connection that is refused.
+    fn welcome(&mut self, client: Arc<Client>, output: &mut Vec<u8>) {
         Control::Ready(Ready { socket: self.socket(), identity: b"", token: b"" }).encode(output);
-        self.stage = Stage::Shaking;
+        self.client = Some(client);
+        self.stage = Stage::Open;
+        self.finish();
     }
 
     /// The peer says what its socket is. Without a token it comes in as nobody in particular.
-    fn shake(
-        &mut self,
-        ready: Ready<'_>,
-        commands: &mut Vec<Command>,
-        output: &mut Vec<u8>,
-    ) -> Result<(), SessionError> {
+    fn shake(&mut self, ready: Ready<'_>, commands: &mut Vec<Command>) -> Result<(), SessionError> {
         if !self.socket().talks_to(ready.socket) {
             let (own, other) = (self.socket().as_str(), ready.socket.as_str());
             let why = format!("a {other} socket does not talk to a {own} socket");
-            Control::Error(why.as_bytes()).encode(output);
             return Err(SessionError::Misbehaved(why.into()));
         }
         self.identity = ready.identity.into();
@@ -235,7 +233,7 @@ impl EventmqSession {
     ) -> Result<(), SessionError> {
         let control = Control::parse(body)?;
         match (self.stage, control) {
-            (Stage::Shaking, Control::Ready(ready)) => return self.shake(ready, commands, output),
+            (Stage::Shaking, Control::Ready(ready)) => return self.shake(ready, commands),
             (Stage::Shaking, Control::Error(_)) => self.stage = Stage::Over,
             (Stage::Shaking, _) => {
                 return Err(SessionError::Misbehaved("the handshake ends with READY".into()));
@@ -382,7 +380,9 @@ impl EventmqSession {
         let is_admin = self.client.as_ref().is_some_and(|client| client.admin);
         match message.command {
             Said::Status | Said::ShowWorkers | Said::ShowSchedulers | Said::Disconnect if !is_admin => {
-                return Err("only an administrator may ask for this".to_owned());
+                let why = "only an administrator may ask for this";
+                deny(&Rejection::new(RejectionKind::Unauthorized, why), output);
+                return Err(why.to_owned());
             }
             Said::Status => self.ask_status(commands, output),
             Said::ShowWorkers => {
@@ -484,6 +484,7 @@ impl EventmqSession {
         let Part::Joining { open, .. } = &mut self.part else { return Ok(()) };
         if let Err(rejection) = answer {
             // It would wait for ever for queues that it does not get.
+            deny(&rejection, output);
             return Err(SessionError::Misbehaved(rejection.to_string().into()));
         }
         *open -= 1;
@@ -695,8 +696,11 @@ impl EventmqSession {
             None => {}
             Some((Asked::Subscription, _)) => return self.subscribed(answer, now, output),
             Some((Asked::DefaultQueue, _)) => {
-                for (id, why) in self.intake.default_made(answer, &mut self.wanted) {
-                    self.complain(&id, why, now);
+                let refused = answer.as_ref().err().cloned();
+                for message in self.intake.default_made(answer, &mut self.wanted) {
+                    if let Some(rejection) = &refused {
+                        self.lost(&message, rejection, now, output);
+                    }
                 }
                 self.finish();
             }
@@ -723,6 +727,7 @@ impl EventmqSession {
                     && last
                     && rejection.kind != RejectionKind::NotFound
                 {
+                    deny(&rejection, output);
                     self.complain(b"", rejection.to_string(), now);
                 }
             }
@@ -771,8 +776,17 @@ impl EventmqSession {
                 self.wanted.push(Command::Request(number, Box::new(request)));
             }
             client::Refused::Waits => {}
-            client::Refused::Lost => self.complain(message.id(), rejection.to_string(), now),
+            client::Refused::Lost => self.lost(message, rejection, now, output),
         }
+    }
+
+    /// No queue takes a job. Its client hears that it may not do that, if it wants to hear what becomes of it.
+    fn lost(&mut self, message: &Message, rejection: &Rejection, now: Timestamp, output: &mut Vec<u8>) {
+        if rejection.kind == RejectionKind::Unauthorized && job::wants_result(message) {
+            let result = job::failure("Denied", &rejection.reason);
+            self.reply(result.as_bytes(), Some(message.id()), output);
+        }
+        self.complain(message.id(), rejection.to_string(), now);
     }
 
     /// A job of its key waits or runs already, which is what its client wanted to know.
@@ -816,7 +830,7 @@ impl EventmqSession {
             match Greeting::decode(input)? {
                 Some((_, size)) => {
                     consumed = size;
-                    self.greeted(output);
+                    self.stage = Stage::Shaking;
                 }
                 None => return Ok(0),
             }
@@ -848,6 +862,12 @@ impl EventmqSession {
     }
 }
 
+/// ZMTP's word for a refusal: the status code, by which programs tell why, and what people read.
+fn deny(rejection: &Rejection, output: &mut Vec<u8>) {
+    let reason = format!("{} {rejection}", rejection.kind.code());
+    Control::Error(reason.as_bytes()).encode(output);
+}
+
 impl Session for EventmqSession {
     fn receive(
         &mut self,
@@ -861,12 +881,15 @@ impl Session for EventmqSession {
         if let Part::Worker(work) = &mut self.part {
             work.announce_room(commands);
         }
-        if let Err(SessionError::Wire(error)) = &result {
-            // ZMTP's own word for it, which the peer may log.
-            if self.stage != Stage::Silent && !matches!(error, WireError::Malformed { part: "greeting", .. })
-            {
-                Control::Error(error.to_string().as_bytes()).encode(output);
-            }
+        // ZMTP's own word for it, which the peer may log.
+        let reason = match &result {
+            Ok(_) | Err(SessionError::Wire(WireError::Malformed { part: "greeting", .. })) => None,
+            Err(error @ SessionError::Wire(_)) if self.stage != Stage::Silent => Some(error.to_string()),
+            Err(error) if self.stage == Stage::Shaking => Some(error.to_string()),
+            Err(_) => None,
+        };
+        if let Some(reason) = reason {
+            Control::Error(reason.as_bytes()).encode(output);
         }
         if result.is_err() {
             self.stage = Stage::Over;
@@ -910,13 +933,9 @@ impl Session for EventmqSession {
 
     fn event(&mut self, event: Event, now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError> {
         match event {
-            Event::Welcomed(client) if self.stage == Stage::Introduced => {
-                self.client = Some(client);
-                self.stage = Stage::Open;
-                self.finish();
-            }
+            Event::Welcomed(client) if self.stage == Stage::Introduced => self.welcome(client, output),
             Event::Refused(rejection) if self.stage == Stage::Introduced => {
-                Control::Error(rejection.to_string().as_bytes()).encode(output);
+                deny(&rejection, output);
                 self.stage = Stage::Over;
             }
             Event::Delivered(deliver) => {

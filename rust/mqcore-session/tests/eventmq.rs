@@ -1123,6 +1123,65 @@ fn what_is_no_handshake_ends_only_its_own_connection() {
 }
 
 #[test]
+fn who_is_let_in_hears_ready_and_who_is_not_hears_why_in_its_place() {
+    let refused = Rejection::new(RejectionKind::Unauthorized, "these credentials do not let you in");
+    for let_in in [true, false] {
+        let mut world = World::new(1);
+        let peer = world.connect(Role::Frontend);
+        let now = world.now;
+        let peer = world.peers.get_mut(&peer).unwrap();
+        let (mut commands, mut output) = (Vec::new(), Vec::new());
+        peer.session.receive(&handshake(SocketType::Dealer), now, &mut commands, &mut output).unwrap();
+        assert_eq!(output.len(), GREETING_BYTES, "nothing before it is known who this is");
+        let event = if let_in {
+            Event::Welcomed(Arc::clone(&peer.provisional))
+        } else {
+            Event::Refused(refused.clone())
+        };
+        peer.session.event(event, now, &mut output).unwrap();
+        let mut expected = Vec::new();
+        if let_in {
+            let ready = Ready { socket: SocketType::Router, identity: b"", token: b"" };
+            Control::Ready(ready).encode(&mut expected);
+        } else {
+            Control::Error(b"401 these credentials do not let you in").encode(&mut expected);
+        }
+        assert_eq!(output[GREETING_BYTES..], expected);
+    }
+}
+
+#[test]
+fn a_client_that_may_not_publish_to_a_queue_hears_so_where_it_asked_for_a_result() {
+    let mut world = World::new(1);
+    let client = world.client();
+    let now = world.now;
+    let peer = world.peers.get_mut(&client).unwrap();
+    let mut octets = Vec::new();
+    for (id, headers) in [("asked", "reply-requested"), ("silent", "")] {
+        let (mut commands, mut request) = (Vec::new(), Vec::new());
+        encode_message(
+            &[b"", b"eMQP/1.0", b"REQUEST", id.as_bytes(), b"secret", headers.as_bytes(), b"job"],
+            &mut request,
+        );
+        peer.session.receive(&request, now, &mut commands, &mut Vec::new()).unwrap();
+        let Some(Command::Publish { queue, message }) = commands.pop() else { panic!("{commands:?}") };
+        let rejection = Rejection::new(RejectionKind::Unauthorized, "no rule allows it");
+        let event = Event::PublishRefused { queue, message, rejection };
+        peer.session.event(event, now, &mut octets).unwrap();
+    }
+    peer.written.extend_from_slice(&octets);
+    let told = world.told(client);
+    assert_eq!(told.len(), 1, "{told:?}");
+    let result: Value = serde_json::from_str(&told[0][4]).unwrap();
+    assert_eq!(
+        (&result["error"]["type"], &result["error"]["message"]),
+        (&"Denied".into(), &"no rule allows it".into())
+    );
+    assert_eq!(told[0][5], "asked");
+    assert_eq!(world.peers.get_mut(&client).unwrap().session.complaints().len(), 2);
+}
+
+#[test]
 fn a_handshake_that_is_not_finished_in_time_is_given_up() {
     let whole = handshake(SocketType::Dealer);
     for end in [0, 1, 10, GREETING_BYTES, whole.len() - 1] {

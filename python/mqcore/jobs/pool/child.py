@@ -35,15 +35,16 @@ def main(pipe: connection.Connection, home: tuple[str, str], allow_import: Seque
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    try:
-        registry = Registry(_tasks(*home), allow_import)
-    except BaseException as error:
-        pipe.send_bytes(BROKEN + f"{type(error).__name__}: {error}".encode())
-        return
-    pipe.send_bytes(READY)
     # A pipe that is closed: the worker wants nothing more.
-    with asyncio.Runner() as runner, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        _serve(pipe, registry, runner)
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        try:
+            registry = Registry(_tasks(*home), allow_import)
+        except BaseException as error:
+            pipe.send_bytes(BROKEN + f"{type(error).__name__}: {error}".encode())
+            return
+        pipe.send_bytes(READY)
+        with asyncio.Runner() as runner:
+            _serve(pipe, registry, runner)
 
 
 def _serve(pipe: connection.Connection, registry: Registry, runner: asyncio.Runner) -> None:

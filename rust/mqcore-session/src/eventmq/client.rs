@@ -114,19 +114,16 @@ impl Intake {
         if std::mem::replace(&mut self.making, true) { Refused::Waits } else { Refused::NeedsDefault }
     }
 
-    /// There is a queue `default` now, or there cannot be one. Answers with the jobs that are lost, and why.
+    /// There is a queue `default` now, or there cannot be one. Answers with the jobs that are lost.
     pub(super) fn default_made(
         &mut self,
         answer: Result<Reply, Rejection>,
         commands: &mut Vec<Command>,
-    ) -> Vec<(Box<[u8]>, String)> {
+    ) -> Vec<Message> {
         self.making = false;
         let waiting = std::mem::take(&mut self.waiting);
         match answer {
-            Err(rejection) if rejection.kind != RejectionKind::AlreadyExists => {
-                let lost = waiting.iter();
-                lost.map(|message| (message.id().into(), rejection.to_string())).collect()
-            }
+            Err(rejection) if rejection.kind != RejectionKind::AlreadyExists => waiting,
             _ => {
                 let queue = default_queue();
                 let jobs = waiting.into_iter();

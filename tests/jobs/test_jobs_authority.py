@@ -1,0 +1,151 @@
+"""Jobs where the broker wants to know who somebody is: tokens and passwords let in, everything else says why not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from job_processes import SAMPLES, broker_url, working
+from mqcore import errors
+from mqcore._core import AuthorityStore
+from mqcore.jobs import Jobs, Worker
+from mqcore.jobs.address import DEFAULT_URL
+from served import clean_environment, serving, wait_until
+
+WORKS = ("receive:mail", "receive:default", "direct", "push:*", "publish:mqcore.jobs.progress/*")
+SENDS = ("push:mail", "push:default", "create:default", "subscribe:mqcore.jobs.progress/*")
+
+
+class Guarded:
+    """A broker with users, and what shows who somebody is."""
+
+    def __init__(self, store: AuthorityStore) -> None:
+        self.url = ""
+        self.store = store
+        self.worker = self.token("worker", *WORKS)
+        self.sender = self.token("sender", *SENDS)
+        self.pusher = self.token("pusher", "push:*")
+
+    def token(self, name: str, *allow: str) -> str:
+        return self.store.add_token(json.dumps({"name": name, "allow": allow}))[1]
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Guarded]:
+    store = AuthorityStore.of_data_dir(tmp_path)
+    store.add_user(json.dumps({"name": "ann", "allow": SENDS}), "correct horse")
+    place = Guarded(store)
+    with serving("--listen", "emqp://127.0.0.1:0", "--data-dir", str(tmp_path)) as served:
+        place.url = broker_url(served)
+        yield place
+
+
+def run(*arguments: str, token: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mqcore", *arguments]
+    environment = clean_environment() | ({"MQCORE_TOKEN": token} if token else {})
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=50, check=False, cwd=SAMPLES
+    )
+
+
+def test_who_shows_a_token_or_a_password_sends_jobs_and_gets_results(guarded: Guarded) -> None:
+    before, _, behind = guarded.url.partition("://")
+    with working(guarded.url.replace("://", f"://{guarded.worker}@"), "--queues", "mail,default", "--pool", "thread"):
+        for jobs in (
+            Jobs(guarded.url, token=guarded.sender),
+            Jobs(guarded.url, user="ann", password="correct horse"),
+            Jobs(f"{before}://{guarded.sender}@{behind}"),
+            Jobs(f"{before}://ann:correct%20horse@{behind}"),
+        ):
+            assert jobs.url == guarded.url, "credentials are in no URL that could be shown"
+            with jobs:
+                assert jobs.send("sample_jobs.add", [1], {"right": 2}, queue="mail").result(20) == 3
+        said = run(
+            *("jobs", "enqueue", "sample_jobs.add", "40", "--keyword", "right=2", "--wait", "--broker", guarded.url),
+            token=guarded.sender,
+        )
+        assert (said.returncode, said.stdout) == (0, "42\n"), said.stderr
+
+
+NOBODY = "wants to know who you are"
+WRONG = "these credentials do not let you in"
+
+
+@pytest.mark.parametrize(("shown", "why"), [(None, NOBODY), ("mqt_0123456789ab_nobodyhasthistoken", WRONG)])
+def test_who_is_not_let_in_is_told_so_at_once_wherever_he_asks(guarded: Guarded, shown: str | None, why: str) -> None:
+    jobs = Jobs(guarded.url, token=shown, timeout="30s")
+    ask: list[Callable[[], Any]] = [
+        lambda: jobs.send("sample_jobs.add", [1]),
+        jobs.status,
+        jobs.workers,
+        lambda: next(jobs.watch(timeout="30s")),
+        Worker(jobs, pool="thread", concurrency=1).run,
+    ]
+    with jobs:
+        for each in ask:
+            with pytest.raises(errors.AuthFailed, match=why):
+                each()
+    for command in (("worker", "sample_jobs:jobs"), ("jobs", "enqueue", "sample_jobs.add"), ("jobs", "workers")):
+        ended = run(*command, "--broker", guarded.url, token=shown or "")
+        assert (ended.returncode, why in ended.stderr) == (4, True), ended.stderr
+        assert len(ended.stderr.splitlines()) == 1
+
+
+def test_who_may_not_do_something_is_told_so(guarded: Guarded) -> None:
+    pusher = Jobs(guarded.url, token=guarded.pusher, timeout="30s")
+    # Nobody has served the queue so far, and to make `default` is more than to push there.
+    with pusher, pytest.raises(errors.JobRefused, match="not allowed to create"):
+        pusher.send("sample_jobs.add", [1], queue="mail").result(20)
+    with Jobs(guarded.url, token=guarded.sender, timeout="30s") as jobs:
+        with pytest.raises(errors.JobRefused, match="not allowed to push on secret"):
+            jobs.send("sample_jobs.add", [1], queue="secret").result(20)
+        for ask in (jobs.status, jobs.workers):
+            with pytest.raises(errors.AuthFailed, match="only an administrator"):
+                ask()
+        worker = Worker(jobs, queues=["mail"], pool="thread", concurrency=1)
+        with pytest.raises(errors.AuthFailed):
+            worker.run()
+    with Jobs(guarded.url, token=guarded.worker, timeout="30s") as jobs, pytest.raises(errors.AuthFailed):
+        next(jobs.watch(timeout="30s"))
+
+
+def test_a_token_that_is_revoked_ends_what_waits_and_a_new_one_goes_on(guarded: Guarded) -> None:
+    with Jobs(guarded.url, token=guarded.sender, timeout="30s") as jobs:
+        waits = jobs.send("sample_jobs.add", [1], queue="mail")
+        wait_until(lambda: waits.is_dispatched, what="the job to be in its queue")
+        guarded.store.remove_token(guarded.sender.split("_")[1])
+        with pytest.raises((errors.ConnectionLost, errors.AuthFailed)):
+            waits.result(20)
+
+        def is_refused() -> bool:
+            try:
+                jobs.send("sample_jobs.add", [1], queue="mail", result=False)
+            except errors.AuthFailed:
+                return True
+            return False
+
+        wait_until(is_refused, what="the refusal")
+        jobs.locate(guarded.url, token=guarded.token("again", *SENDS))
+        wait_until(lambda: not is_refused(), limit=20, what="the new token")
+
+
+def test_credentials_are_said_once_and_fit_a_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in (
+        {"url": "emqp://a@h", "token": "b"},
+        {"token": "b", "user": "ann", "password": "c"},
+        {"user": "ann"},
+        {"token": "x" * 300},
+        {"token": "two\nlines"},
+    ):
+        with pytest.raises(errors.ConfigError):
+            Jobs(**wrong)  # type: ignore[arg-type]
+    monkeypatch.setenv("MQCORE_TOKEN", "from-there")
+    assert Jobs(DEFAULT_URL).credentials == "from-there"
+    assert Jobs(DEFAULT_URL, token="given").credentials == "given"
+    assert Jobs("emqp://in-url@h").credentials == "in-url"
