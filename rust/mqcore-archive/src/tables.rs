@@ -406,8 +406,18 @@ struct Row<'a> {
     columns: std::slice::IterMut<'a, Option<Column>>,
 }
 
+/// A row's next column, which is one of such a kind; `None`: it is left out.
+macro_rules! next {
+    ($row:expr, $kind:ident) => {
+        match $row.next()? {
+            None => None,
+            Some(Column::$kind(column)) => Some(column),
+            Some(_) => return Err(unfit()),
+        }
+    };
+}
+
 impl Row<'_> {
-    /// The next column; `None`: it is left out.
     fn next(&mut self) -> Result<Option<&mut Column>, ArrowError> {
         self.columns.next().map(Option::as_mut).ok_or_else(unfit)
     }
@@ -420,47 +430,37 @@ impl Row<'_> {
     }
 
     fn time(&mut self, ms: u64) -> Result<(), ArrowError> {
-        match self.next()? {
-            None => {}
-            Some(Column::Time(column)) => column.append_value(signed(ms.saturating_mul(1000))),
-            Some(_) => return Err(unfit()),
+        if let Some(column) = next!(self, Time) {
+            column.append_value(signed(ms.saturating_mul(1000)));
         }
         Ok(())
     }
 
     fn int(&mut self, value: Option<i32>) -> Result<(), ArrowError> {
-        match self.next()? {
-            None => {}
-            Some(Column::Int(column)) => column.append_option(value),
-            Some(_) => return Err(unfit()),
+        if let Some(column) = next!(self, Int) {
+            column.append_option(value);
         }
         Ok(())
     }
 
     fn long(&mut self, value: Option<i64>) -> Result<(), ArrowError> {
-        match self.next()? {
-            None => {}
-            Some(Column::Long(column)) => column.append_option(value),
-            Some(_) => return Err(unfit()),
+        if let Some(column) = next!(self, Long) {
+            column.append_option(value);
         }
         Ok(())
     }
 
     fn flag(&mut self, value: bool) -> Result<(), ArrowError> {
-        match self.next()? {
-            None => {}
-            Some(Column::Flag(column)) => column.append_value(value),
-            Some(_) => return Err(unfit()),
+        if let Some(column) = next!(self, Flag) {
+            column.append_value(value);
         }
         Ok(())
     }
 
     /// Text that is empty is none.
     fn text(&mut self, value: Option<&str>) -> Result<(), ArrowError> {
-        match self.next()? {
-            None => {}
-            Some(Column::Text(column)) => column.append_option(value.filter(|text| !text.is_empty())),
-            Some(_) => return Err(unfit()),
+        if let Some(column) = next!(self, Text) {
+            column.append_option(value.filter(|text| !text.is_empty()));
         }
         Ok(())
     }
@@ -474,10 +474,8 @@ impl Row<'_> {
     }
 
     fn octets(&mut self, value: Option<&[u8]>) -> Result<(), ArrowError> {
-        match self.next()? {
-            None => {}
-            Some(Column::Octets(column)) => column.append_option(value),
-            Some(_) => return Err(unfit()),
+        if let Some(column) = next!(self, Octets) {
+            column.append_option(value);
         }
         Ok(())
     }
@@ -490,11 +488,7 @@ impl Row<'_> {
     }
 
     fn headers(&mut self, text: &[u8]) -> Result<(), ArrowError> {
-        let list = match self.next()? {
-            None => return Ok(()),
-            Some(Column::Pairs(list)) => list,
-            Some(_) => return Err(unfit()),
-        };
+        let Some(list) = next!(self, Pairs) else { return Ok(()) };
         for (key, value) in pairs(text) {
             let pair = list.values();
             if let Some(keys) = pair.field_builder::<StringBuilder>(0) {

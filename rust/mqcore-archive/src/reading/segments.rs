@@ -141,7 +141,7 @@ impl Records {
         Ok(Some(Self { path, file, identity, end: HEAD_BYTES as u32, piece, wanted: piece, bytes }))
     }
 
-    /// Shows what the next piece of the file has. False: nothing readable follows, now or ever.
+    /// Shows what the next piece of the file has. False: no more of it is readable by now.
     pub(super) fn advance(&mut self, show: &mut dyn FnMut(Seen<'_>)) -> Result<bool, ReadError> {
         read_at(&mut self.file, self.end.into(), self.wanted, &mut self.bytes)
             .map_err(|source| failed(&self.path, source))?;
