@@ -21,7 +21,7 @@ from eventmq_peer import EventmqPeer
 from mqcore import admin, journal
 from mqcore._core import AuthorityStore
 from mqcore.backup import backup, restore
-from mqcore.errors import DataDirBusy, InvalidArgument, NotFound, NotRunning, Unauthorized
+from mqcore.errors import Busy, DataDirBusy, InvalidArgument, NotFound, NotRunning, Unauthorized
 from served import ServedBroker, clean_environment, serving, wait_until
 
 ROUNDS = int(os.environ.get("MQCORE_CRASH_ROUNDS", "5"))
@@ -212,6 +212,29 @@ def test_a_schedule_that_was_ended_by_hand_stays_ended_after_kill_9(tmp_path: Pa
         assert admin.schedules(broker.admin_url, token=token).total == 0
     audit = (tmp_path / "audit.jsonl").read_text()
     assert f'"resource":"/schedules/{ids["by-http"]}"' in audit
+
+
+def test_on_a_full_disk_no_schedule_is_ended_and_whoever_asks_is_told_so(small_disk: Path) -> None:
+    store = AuthorityStore.of_data_dir(small_disk / "data")
+    _, token = store.add_token(json.dumps({"name": "all", "allow": ["*"]}))
+    large = CALL.replace("1", json.dumps("x" * 60_000))
+
+    def is_failing() -> bool:
+        request = urllib.request.Request(f"{broker.admin_url}/metrics", headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return b"\nmqcore_schedules_failing 1\n" in answer.read()
+
+    with serve(small_disk / "data") as broker:
+        frontend = f"emqp://{broker.ready['listeners']['emqp-frontend']}"
+        with EventmqPeer(frontend, token=token) as client:
+            # Nobody takes its runs, so they stay until there is no space for more.
+            client.say("SCHEDULE", "s", "default", "catch-up:all,interval-ms:10,guarantee", "1", large, "")
+            wait_until(lambda: admin.schedules(broker.admin_url, token=token).total == 1, what="the schedule")
+        (kept,) = admin.schedules(broker.admin_url, token=token).schedules
+        wait_until(is_failing, limit=60, what="the end of the disk")
+        with pytest.raises(Busy, match="cannot be written down now"):
+            admin.unschedule(broker.admin_url, kept.id, token=token)
+        assert admin.schedules(broker.admin_url, token=token).total == 1
 
 
 def all_runs_of(broker: ServedBroker, queue: str) -> list[dict[str, str]]:

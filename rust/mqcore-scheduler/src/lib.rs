@@ -8,8 +8,10 @@
 //! | [`cron`] | cron expressions, and the moments that they name in a zone |
 //! | [`plan`] | when something is due, how often, and what becomes of what was missed |
 //! | [`scheduler`] | a million entries, and which of them are due |
+//! | [`clock`] | whether the system's clock was set |
 //! | [`record`] | an entry as octets, to be kept anywhere |
 
+pub mod clock;
 pub mod cron;
 pub mod plan;
 pub mod record;

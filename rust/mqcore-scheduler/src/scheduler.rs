@@ -11,7 +11,7 @@ use std::num::NonZeroU32;
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 
-use crate::plan::{CATCH_UP_MS_MAX, CatchUp, LATE_MS_MAX, Plan, State};
+use crate::plan::{CATCH_UP_MS_MAX, CatchUp, LATE_MS_MAX, Plan, State, When};
 
 /// Who an entry is: a hash of what it does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -77,7 +77,7 @@ pub struct Firing<T> {
 
 #[derive(Debug)]
 struct Slot<T> {
-    /// Grows with each entry that the slot has had.
+    /// Grows with each entry that the slot has had, and each time that one of them got another place in the heap.
     serial: u32,
     entry: Option<Entry<T>>,
 }
@@ -215,6 +215,26 @@ impl<T: Clone> Scheduler<T> {
             if !goes_on {
                 self.remove(&id);
             }
+        }
+    }
+
+    /// The clock was set back to `now_ms`. Intervals go on from there: what is due later than its interval is due after that.
+    /// Moments that a cron expression names have been already, and do not happen twice: they wait until the clock has come to
+    /// where it was.
+    pub fn set_back(&mut self, now_ms: u64) {
+        for (number, slot) in (0..).zip(&mut self.slots) {
+            let Some(entry) = &mut slot.entry else { continue };
+            let When::Every(interval) = &entry.plan.when else { continue };
+            let latest = now_ms.saturating_add(*interval);
+            if entry.state.due_ms > latest {
+                entry.state.due_ms = latest;
+                // Its place of before is passed over when it comes up.
+                slot.serial = slot.serial.wrapping_add(1);
+                self.heap.push(Reverse((latest, number, slot.serial)));
+            }
+        }
+        if self.heap.len() > 64 && self.heap.len() > 2 * self.index.len() {
+            self.tidy();
         }
     }
 

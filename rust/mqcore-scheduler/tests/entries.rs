@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use jiff::tz::TimeZoneDatabase;
+use mqcore_scheduler::clock::{ClockWatch, Step};
 use mqcore_scheduler::plan::{CatchUp, CronInZone, Plan, PlanError, State, When};
 use mqcore_scheduler::record::{RecordError, decode_plan, encode_plan};
 use mqcore_scheduler::scheduler::{Entry, EntryId, EntryIdError, Firing, Scheduler};
@@ -105,6 +106,92 @@ fn the_last_of_many_missed_moments_is_found_without_walking_through_all() {
     let first = when.after(START).expect("a new year");
     let latest = when.latest(first, later);
     assert!(latest <= later && when.after(latest).expect("another") > later);
+}
+
+#[test]
+fn a_clock_that_was_set_is_told_from_one_that_goes_on_or_is_pushed_a_little() {
+    let mut watch = ClockWatch::default();
+    assert_eq!(watch.look(START, 5), None);
+    assert_eq!(watch.look(START + 60_000, 60_005), None);
+    assert_eq!(watch.look(START + 60_900, 60_006), None, "pushed");
+    assert_eq!(watch.look(START + HOUR + 60_900, 60_006), Some(Step::Forward(HOUR)));
+    assert_eq!(watch.look(START + HOUR + 60_910, 60_016), None);
+    assert_eq!(watch.look(START + 60_920, 60_026), Some(Step::Back(HOUR)));
+    assert_eq!(watch.look(START - HOUR + 60_920, 60_026), Some(Step::Back(HOUR)));
+    assert_eq!(watch.look(0, 60_036), Some(Step::Back(START - HOUR + 60_930)));
+}
+
+#[test]
+fn a_clock_that_is_set_forward_lets_what_was_jumped_over_happen_as_is_planned() {
+    for (catch_up, expected) in
+        [(CatchUp::None, vec![]), (CatchUp::Latest, vec![5]), (CatchUp::All, vec![1, 2, 3, 4, 5])]
+    {
+        let mut scheduler = with(plan(When::Every(HOUR), catch_up));
+        let hours: Vec<u64> = expected.iter().map(|hour| hour * HOUR).collect();
+        assert_eq!(times(&mut scheduler, START + 1000), []);
+        assert_eq!(times(&mut scheduler, START + 5 * HOUR + HOUR / 2), hours, "{catch_up:?}");
+        assert_eq!(scheduler.next_due(), Some(START + 6 * HOUR));
+    }
+}
+
+#[test]
+fn a_clock_that_is_set_back_lets_no_moment_happen_twice_and_intervals_go_on() {
+    let mut cron = with(plan(hourly(), CatchUp::All));
+    let mut every = with(plan(When::Every(HOUR), CatchUp::All));
+    let before = times(&mut cron, START + 5 * HOUR);
+    assert_eq!(times(&mut every, START + 5 * HOUR).len(), 5);
+    let back = START + 2 * HOUR + 123;
+    for scheduler in [&mut cron, &mut every] {
+        scheduler.set_back(back);
+    }
+    assert_eq!((times(&mut cron, back), times(&mut every, back)), (vec![], vec![]));
+    // The clock shows the same three hours again.
+    assert_eq!(times(&mut cron, START + 5 * HOUR), []);
+    let again = times(&mut cron, START + 7 * HOUR);
+    assert!(again.len() == 2 && again[0] > before[before.len() - 1]);
+    let firings = due(&mut every, START + 5 * HOUR + 123);
+    let beats: Vec<_> = firings.iter().map(|firing| (firing.due_ms - back, firing.fence)).collect();
+    assert_eq!(beats, [(HOUR, 6), (2 * HOUR, 7), (3 * HOUR, 8)]);
+    assert_eq!(every.len(), 1);
+    // Its place of before is none any more.
+    assert_eq!(times(&mut every, START + 6 * HOUR + 122), []);
+}
+
+proptest! {
+    #[test]
+    fn however_the_clock_is_set_runs_are_numbered_without_gaps_and_no_cron_moment_comes_twice(
+        turns in proptest::collection::vec((0..3_u8, 0..200_000_u64), 1..60),
+    ) {
+        let zones = TimeZoneDatabase::bundled();
+        let minutes = When::Cron(Arc::new(CronInZone::new("* * * * *", "UTC", &zones).expect("a plan")));
+        let mut scheduler = with(plan(minutes, CatchUp::All));
+        let beat = plan(When::Every(7_000), CatchUp::All);
+        let state = beat.begin(START).expect("it begins");
+        scheduler.insert(Entry { id: id(2), plan: beat, state, what: 8 });
+        let mut now = START;
+        let (mut last_moment, mut fences) = (0, [0_u64; 3]);
+        for (how, by) in turns {
+            match how {
+                0 => {
+                    now = now.saturating_sub(by);
+                    scheduler.set_back(now);
+                    let next = scheduler.get(&id(2)).expect("it goes on").state.due_ms;
+                    prop_assert!(next <= now + 7_000, "nobody waits for longer than the interval");
+                }
+                _ => now += by,
+            }
+            for firing in due(&mut scheduler, now) {
+                prop_assert!(firing.due_ms <= now);
+                let fence = &mut fences[usize::from(firing.id == id(2)) + 1];
+                *fence += 1;
+                prop_assert_eq!(firing.fence, *fence);
+                if firing.id == id(1) {
+                    prop_assert!(firing.due_ms > last_moment);
+                    last_moment = firing.due_ms;
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -50,6 +50,15 @@ impl Clock {
         }
     }
 
+    /// What the system's clock shows now, in Unix milliseconds: it may have been set since the start, forward or back. For what
+    /// people plan by it, and nothing else. A manual clock is never set.
+    pub(crate) fn system_ms(&self) -> u64 {
+        match &self.0 {
+            Source::System { .. } => millis(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
+            Source::Manual { .. } => self.now().0,
+        }
+    }
+
     /// Turns a manual clock; `false` if it is the system's.
     pub(crate) fn advance(&self, by: Duration) -> bool {
         match &self.0 {

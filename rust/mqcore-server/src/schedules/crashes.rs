@@ -384,6 +384,28 @@ fn every_run_is_there_once(seed: u64) {
     }
 }
 
+#[test]
+fn intervals_go_on_where_the_clock_was_set_back_while_the_broker_ran_or_was_away() {
+    for restarts in [false, true] {
+        let mut world = World::new(1);
+        world.schedule("mail", 0);
+        world.keep();
+        world.now += 10 * INTERVAL_MS;
+        world.keep();
+        world.now -= 3_600_000;
+        if restarts {
+            world.crash();
+        } else {
+            world.keeper.set_back(world.now);
+        }
+        let list = world.keeper.list(1);
+        assert_eq!((list.schedules[0].runs, list.schedules[0].due_ms), (11, world.now + INTERVAL_MS));
+        world.now += INTERVAL_MS;
+        world.keep();
+        assert_eq!(world.keeper.list(1).schedules[0].runs, 12);
+    }
+}
+
 fn seeds() -> u64 {
     std::env::var("MQCORE_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(200)
 }

@@ -207,7 +207,8 @@ impl<S: Storage> Keeper<S> {
         shards: usize,
         crons: &Crons,
     ) -> Result<(Self, u64), JournalError> {
-        let mut keeper = Self::in_memory(shards, options.now_ms);
+        let now_ms = options.now_ms;
+        let mut keeper = Self::in_memory(shards, now_ms);
         let mut find = |text: &str, zone: &str| crons.find(text, zone, jiff::tz::db());
         let (store, kept) = Store::open(storage, options, &mut find)?;
         let Kept { schedules, runs, unreadable, epoch, next } = kept;
@@ -223,6 +224,8 @@ impl<S: Storage> Keeper<S> {
             keeper.catch_up(&kept.run);
             keeper.send(kept.number, kept.run);
         }
+        // It may have been set back while nobody looked.
+        keeper.set_back(now_ms);
         Ok((keeper, unreadable))
     }
 
@@ -308,11 +311,19 @@ impl<S: Storage> Keeper<S> {
 
     // ---- What is due -----------------------------------------------------------------------------------------------
 
-    /// When there is something to do next, in Unix milliseconds.
+    /// When something is due next, in Unix milliseconds by the system's clock.
     pub(crate) fn next_due(&self) -> Option<u64> {
-        let blocked = self.blocked.values().map(|(_, until)| *until).min();
-        let due = self.scheduler.next_due().filter(|_| self.has_room());
-        [due, blocked].into_iter().flatten().min()
+        self.scheduler.next_due().filter(|_| self.has_room())
+    }
+
+    /// When a shard that could not take a run is asked again, by the clock that goes on steadily.
+    pub(crate) fn next_retry(&self) -> Option<u64> {
+        self.blocked.values().map(|(_, until)| *until).min()
+    }
+
+    /// The system's clock was set back to `now_ms`.
+    pub(crate) fn set_back(&mut self, now_ms: u64) {
+        self.scheduler.set_back(now_ms);
     }
 
     fn has_room(&self) -> bool {
@@ -387,7 +398,8 @@ impl<S: Storage> Keeper<S> {
         store.commit()
     }
 
-    /// What shards are to be told, each in its order. To be called behind [`Keeper::commit`].
+    /// What shards are to be told, each in its order. To be called behind [`Keeper::commit`]. `now_ms` is that of the clock that
+    /// goes on steadily, so that nobody waits for hours because the other one was set.
     pub(crate) fn take_commands(&mut self, now_ms: u64) -> Vec<(usize, Command)> {
         let mut commands = Vec::new();
         let over = self.blocked.iter().filter(|(_, (_, until))| *until <= now_ms);
@@ -435,6 +447,7 @@ impl<S: Storage> Keeper<S> {
     }
 
     /// A queue cannot take a run now. It, and what comes behind it for its shard, is sent again after a while.
+    /// `now_ms` is as for [`Keeper::take_commands`].
     pub(crate) fn put_off(&mut self, number: u64, now_ms: u64) {
         let Some(outgoing) = self.outgoing.get(&number) else { return };
         let (from, until) = self.blocked.entry(outgoing.shard).or_insert((number, now_ms + PATIENCE_MS));

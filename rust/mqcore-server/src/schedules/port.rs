@@ -12,6 +12,7 @@ use mqcore_broker::id::{QueueAddress, RequestId};
 use mqcore_broker::rejection::{Rejection, RejectionKind};
 use mqcore_journal::error::JournalError;
 use mqcore_journal::storage::FileStorage;
+use mqcore_scheduler::clock::{ClockWatch, Step};
 use mqcore_scheduler::scheduler::EntryId;
 use mqcore_session::eventmq::schedules::{ScheduleRequest, Schedules};
 use tokio::sync::oneshot;
@@ -159,6 +160,7 @@ impl SchedulePort {
             failed: false,
             housekept: Instant::now(),
             pin: Weak::new(),
+            watch: ClockWatch::default(),
         };
         std::thread::Builder::new().name("mqcore-schedules".into()).spawn(move || {
             worker.run(&asks);
@@ -204,6 +206,7 @@ struct Worker {
     housekept: Instant,
     /// Alive while a backup needs the files as they are.
     pin: Weak<Pin>,
+    watch: ClockWatch,
 }
 
 impl Worker {
@@ -238,12 +241,14 @@ impl Worker {
     /// How long there is nothing to do unless somebody asks for something.
     fn patience(&self) -> Duration {
         let full = self.shared.numbers.failing.load(Ordering::Relaxed);
-        match self.keeper.next_due() {
-            Some(due) if !full && !self.failed && self.hub.shutdown.is_running() => {
-                Duration::from_millis(due.saturating_sub(self.hub.clock.now().0)).min(IDLE)
-            }
-            _ => IDLE,
+        if full || self.failed || !self.hub.shutdown.is_running() {
+            return IDLE;
         }
+        let clock = &self.hub.clock;
+        let due = self.keeper.next_due().map(|due| due.saturating_sub(clock.system_ms()));
+        let retry = self.keeper.next_retry().map(|retry| retry.saturating_sub(clock.now().0));
+        // Never longer, because the system's clock may be set meanwhile, of which nobody tells.
+        due.into_iter().chain(retry).map(Duration::from_millis).fold(IDLE, Duration::min)
     }
 
     fn obey(&mut self, ask: Ask) {
@@ -252,7 +257,7 @@ impl Worker {
             Ask::Schedule(wanted) => {
                 self.shared.waiting.fetch_sub(wanted.bytes(), Ordering::Relaxed);
                 let id = wanted.id;
-                if let Err(rejection) = self.keeper.schedule(*wanted, now) {
+                if let Err(rejection) = self.keeper.schedule(*wanted, self.hub.clock.system_ms()) {
                     self.shared.numbers.refused.fetch_add(1, Ordering::Relaxed);
                     tracing::error!(schedule = %id, why = %rejection, "a schedule was not taken");
                 }
@@ -272,6 +277,23 @@ impl Worker {
             }
             Ask::Told(_) | Ask::Look | Ask::End => {}
         }
+    }
+
+    /// What the system's clock shows, after the schedules have heard that it was set back, if it was. Set forward, it makes due
+    /// what it has jumped over, which needs no more than to look.
+    fn look_at_clock(&mut self, steady_ms: u64) -> u64 {
+        let system_ms = self.hub.clock.system_ms();
+        match self.watch.look(system_ms, steady_ms) {
+            Some(Step::Back(by)) => {
+                tracing::warn!(by_ms = by, "the system's clock was set back; schedules go by it");
+                self.keeper.set_back(system_ms);
+            }
+            Some(Step::Forward(by)) => {
+                tracing::warn!(by_ms = by, "the system's clock was set forward; schedules go by it");
+            }
+            None => {}
+        }
+        system_ms
     }
 
     /// Whoever asked may have gone; nobody misses an answer then.
@@ -305,9 +327,10 @@ impl Worker {
             self.housekept = Instant::now();
             self.keeper.keep_house(now, HOUSEKEEPING_BYTES, self.pin.strong_count() > 0)?;
         }
+        let system = self.look_at_clock(now);
         // A broker that stops begins nothing: what is due is due at the next start, too.
         if self.hub.shutdown.is_running() {
-            let queues = self.keeper.take_due(now);
+            let queues = self.keeper.take_due(system);
             // A shard that does not answer has stopped, and the server stops with it: what is due is found again.
             if !queues.is_empty() && self.learn(queues) {
                 let known = &self.known;
