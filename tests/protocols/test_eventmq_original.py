@@ -143,7 +143,7 @@ def test_the_command_line_shows_workers_and_numbers(original: Original) -> None:
 
 
 def wait_until_silent(original: Original, name: str) -> None:
-    """Wait for the last run of a schedule that ended while one was on its way; one that goes on each second never rests."""
+    """Wait for the last run of a schedule that ended while one was on its way; one of each second never rests."""
 
     def nothing_follows() -> bool:
         runs = len(original.written(name))
