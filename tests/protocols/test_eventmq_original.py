@@ -142,6 +142,17 @@ def test_the_command_line_shows_workers_and_numbers(original: Original) -> None:
         assert word in shown, shown
 
 
+def wait_until_silent(original: Original, name: str) -> None:
+    """Wait for the last run of a schedule that ended while one was on its way; one of each second never rests."""
+
+    def nothing_follows() -> bool:
+        runs = len(original.written(name))
+        time.sleep(2.5)
+        return len(original.written(name)) == runs
+
+    wait_until(nothing_follows, limit=30, what="an end of the runs")
+
+
 def test_its_scheduler_keeps_schedules_for_its_clients(original: Original) -> None:
     with original.job_manager(), original.program("emq-scheduler"):
         wait_until(lambda: "'hb'" in original.command_line("show_schedulers"), limit=20, what="the scheduler to join")
@@ -149,11 +160,7 @@ def test_its_scheduler_keeps_schedules_for_its_clients(original: Original) -> No
         original.run(f"schedule({call})\ns.zsocket.close(linger=5000)")
         wait_until(lambda: len(original.written("tick")) >= 3, limit=20, what="three runs")
         original.run(f"schedule({call}, unschedule=True)\ns.zsocket.close(linger=5000)")
-        # What was on its way when the schedule ended still runs; that nothing follows can only be seen by waiting.
-        time.sleep(1.5)
-        runs = len(original.written("tick"))
-        time.sleep(2.5)
-        assert len(original.written("tick")) == runs
+        wait_until_silent(original, "tick")
 
 
 def test_its_clients_have_their_schedules_kept_by_the_broker(original: Original, broker: mqcore.Broker) -> None:
@@ -175,11 +182,7 @@ print(Scheduler.schedule_hash(["", "", "", json.dumps(["run", call])]))
         assert said.split() == [kept.id], "the original would call it the same"
         original.run(f"schedule({call}, unschedule=True)\ns.zsocket.close(linger=5000)")
         wait_until(lambda: broker.schedules().total == 0, limit=20, what="the end of the schedule")
-        # What was on its way when the schedule ended still runs; that nothing follows can only be seen by waiting.
-        time.sleep(1.5)
-        runs = len(original.written("tick"))
-        time.sleep(2.5)
-        assert len(original.written("tick")) == runs
+        wait_until_silent(original, "tick")
 
 
 def test_its_publisher_reaches_whoever_subscribed(original: Original) -> None:
