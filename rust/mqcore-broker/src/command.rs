@@ -498,6 +498,7 @@ mod tests {
         assert_eq!(size_of::<Acknowledgement>(), 104);
         assert_eq!(size_of::<Command>(), size_of::<Acknowledgement>());
     }
+
     #[test]
     fn commands_that_go_with_another_have_its_destination() {
         let name = |text: &str| ChannelName::new(text).expect("a good name");
