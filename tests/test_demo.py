@@ -43,6 +43,7 @@ def test_every_promise_of_the_demonstration_is_kept() -> None:
     assert "north" in result.stdout
     assert "archive" in result.stdout
     assert " NO" not in result.stdout
+    assert "Traceback" not in result.stdout + result.stderr
     reports = [Path(line.split(": ", 1)[1]) for line in result.stdout.splitlines() if line.startswith("pipeline ")]
     assert [report.name for report in reports] == ["lifecycle.html", "reconcile.html"] or (
         "pipelines skipped: " in result.stderr

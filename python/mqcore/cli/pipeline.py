@@ -77,7 +77,12 @@ def run(
     if follow and len(names) > 1:
         raise click.UsageError("--follow goes with one pipeline")
     pairs = dict(_pair(text) for text in given)
-    config = {"spark.driver.memory": driver_memory, "spark.log.level": "ERROR"}
+    config = {
+        "spark.driver.memory": driver_memory,
+        "spark.log.level": "ERROR",
+        # Quicker without TCP, but some helpers then print a traceback when Spark ends, which is nothing for a terminal.
+        "spark.python.unix.domain.socket.enabled": "false",
+    }
     spark = session(master, name=f"mqcore {names[0]}", config=config)
     fine = True
     try:
