@@ -34,7 +34,7 @@ def _broker(command: _F) -> _F:
 def _jobs(broker: str | None, timeout: float) -> Jobs:
     from mqcore.jobs import Jobs
 
-    return Jobs(broker, token=click.get_current_context().find_root().meta.get("mqcore.token"), timeout=timeout)
+    return Jobs(broker, token=options.token(), timeout=timeout)
 
 
 @click.group(cls=CommandGroup, short_help="Jobs: enqueue, status, workers, watch, schedules, unschedule.")

@@ -10,7 +10,7 @@ import click
 if TYPE_CHECKING:
     from mqcore import sync
 
-__all__ = ["DURATION", "QUEUE", "address", "admin_side", "as_json", "connect", "connection", "split_header"]
+__all__ = ["DURATION", "QUEUE", "address", "admin_side", "as_json", "connect", "connection", "split_header", "token"]
 
 DEFAULT_URL = "tmqp://127.0.0.1:2622"
 DEFAULT_ADMIN = "http://127.0.0.1:2627"
@@ -106,8 +106,13 @@ def connect(url: str | None, timeout: float, *, name: str = "mqcore-cli") -> syn
     from mqcore import sync
 
     chosen = _chosen(url)
-    meta = click.get_current_context().find_root().meta
-    return sync.connect(chosen, name=name, kind="mqcore-cli", token=meta.get("mqcore.token"), request_timeout=timeout)
+    return sync.connect(chosen, name=name, kind="mqcore-cli", token=token(), request_timeout=timeout)
+
+
+def token() -> str | None:
+    """Return what `mqcore --token` says, if it does."""
+    said: str | None = click.get_current_context().find_root().meta.get("mqcore.token")
+    return said
 
 
 def _chosen(url: str | None) -> str:

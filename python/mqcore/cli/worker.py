@@ -133,7 +133,7 @@ def _load_jobs(app: str, broker: str | None) -> Jobs:
         return isinstance(found, Jobs)
 
     found = application.load(app, "", is_jobs, "a mqcore.jobs.Jobs")
-    token = click.get_current_context().find_root().meta.get("mqcore.token")
+    token = options.token()
     if broker is not None or token is not None:
         found.locate(broker or found.url, token=token)
     return found

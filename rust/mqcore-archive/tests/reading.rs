@@ -7,7 +7,7 @@ mod reader;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use arrow_array::RecordBatch;
@@ -23,32 +23,16 @@ use mqcore_broker::time::Timestamp;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::FileStorage;
+use tempfile::TempDir;
 
 use reader::Chance;
 
 const DAY_MS: u64 = 86_400_000;
 
-/// A directory that goes with the test.
-struct Directory(PathBuf);
-
-impl Directory {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("mqcore-reading-{}-{name}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).expect("a place for temporary files");
-        Self(path)
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 struct Run {
     chance: Chance,
-    root: Directory,
+    /// Goes with the test.
+    root: TempDir,
     journal: Option<Journal<FileStorage>>,
     reader: Arc<ShardHistory>,
     /// What each note says, once it was written.
@@ -96,9 +80,9 @@ fn read(reader: &Arc<ShardHistory>, pieces: &[Piece]) -> Result<BTreeMap<u64, u6
 
 impl Run {
     fn new(seed: u64) -> Self {
-        let root = Directory::new(&seed.to_string());
-        let journal = open(&root.0);
-        let reader = ShardHistory::new(0, &root.0.join("shard-0"), &root.0.join("archive"));
+        let root = TempDir::new().expect("a place for temporary files");
+        let journal = open(root.path());
+        let reader = ShardHistory::new(0, &root.path().join("shard-0"), &root.path().join("archive"));
         let (written, pending) = (BTreeMap::new(), Vec::new());
         Self {
             chance: Chance(seed),
@@ -148,12 +132,12 @@ impl Run {
                 // As a killed process leaves it: what was written is there, and nothing says where it ends.
                 self.write();
                 drop(self.journal.take());
-                self.journal = Some(open(&self.root.0));
+                self.journal = Some(open(self.root.path()));
                 self.write();
             }
             _ => {
                 // A reader that knows nothing yet.
-                let root = &self.root.0;
+                let root = self.root.path();
                 self.reader = Arc::new(ShardHistory::new(0, &root.join("shard-0"), &root.join("archive")));
             }
         }
@@ -169,8 +153,8 @@ impl Run {
     fn round(&mut self) {
         self.write();
         let inventory = self.journal().sealed_notes();
-        let source = TreeStorage::open(self.root.0.join("shard-0")).expect("a sound disk");
-        let round = archive(&self.root.0).round(0, &source, &inventory, 5).expect("a sound disk");
+        let source = TreeStorage::open(self.root.path().join("shard-0")).expect("a sound disk");
+        let round = archive(self.root.path()).round(0, &source, &inventory, 5).expect("a sound disk");
         if self.chance.below(4) > 0 {
             self.journal().release_notes(round.archived);
             self.journal().maintain(1, 1 << 20).expect("a sound disk");
@@ -259,7 +243,7 @@ fn what_retention_removed_is_lost_to_whoever_wanted_it_and_to_nobody_else() {
     let before = run.reader.pieces(&request(), 0..sequence(9, 0), 0).expect("a sound disk");
     assert_eq!(read(&run.reader, &before).expect("all is there").len(), 9);
     let retention = Retention { age_ms: Some(4 * DAY_MS), bytes: None };
-    archive(&run.root.0).retain(retention, 8 * DAY_MS + 1).expect("a sound disk");
+    archive(run.root.path()).retain(retention, 8 * DAY_MS + 1).expect("a sound disk");
     let ends = run.reader.ends().expect("a sound disk");
     assert_eq!((note_of(ends.earliest), note_of(ends.latest)), (4, 9));
     assert!(matches!(read(&run.reader, &before), Err(ReadError::Lost { .. })), "it was planned before");

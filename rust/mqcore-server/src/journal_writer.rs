@@ -500,7 +500,6 @@ impl Writer {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
     use std::sync::atomic::AtomicU64;
 
     use mqcore_wire::codec::Limits;
@@ -520,15 +519,6 @@ mod tests {
     use crate::shutdown::Shutdown;
     use crate::spares::{SpareBytes, SpareCommands};
     use crate::tls::Tls;
-
-    /// Removed at the end, however the test ends.
-    struct Scratch(PathBuf);
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
 
     fn hub() -> (Arc<Hub>, ShardInbox) {
         let (handle, inbox) = shard::channel();
@@ -567,9 +557,8 @@ mod tests {
 
     #[tokio::test]
     async fn space_that_is_back_is_found_while_consumers_keep_the_journal_busy() {
-        let path = std::env::temp_dir().join(format!("mqcore-writer-{}", std::process::id()));
-        let scratch = Scratch(path);
-        let directory = DataDir::open(&scratch.0, 1).unwrap();
+        let scratch = tempfile::TempDir::new().unwrap();
+        let directory = DataDir::open(scratch.path(), 1).unwrap();
         let journal = directory.open_shard(0, 0, &mut |_, _| {}).unwrap().journal;
         let (hub, _inbox) = hub();
         let (ringer, mut bell) = bell().unwrap();

@@ -20,7 +20,6 @@ use arrow_select::filter::filter_record_batch;
 use mqcore_broker::history::{LifeStep, each_step};
 use mqcore_broker::packing::unpack;
 use mqcore_broker::record::RecordError;
-use mqcore_journal::following::Seen;
 use mqcore_journal::journal::Note;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
@@ -189,13 +188,7 @@ impl Reading {
     fn advance(&mut self) -> Result<(), ReadError> {
         match mem::replace(&mut self.open, Open::Nothing) {
             Open::Segment(mut records) => {
-                let more = self.take(|show| {
-                    records.advance(&mut |seen| {
-                        if let Seen::Note(note) = seen {
-                            show(note);
-                        }
-                    })
-                })?;
+                let more = self.take(|show| records.advance_notes(show))?;
                 if more {
                     self.open = Open::Segment(records);
                     return Ok(());

@@ -95,20 +95,9 @@ impl Segments {
     ) -> Result<(), ReadError> {
         let Some(mut records) = self.open(number)? else { return Ok(()) };
         if let Some(end) = known.cut_at(number) {
-            let Some(bytes) =
-                found(fs::read(&records.path)).map_err(|source| failed(&records.path, source))?
-            else {
-                return Ok(());
-            };
-            following::each_until(records.identity, end, &bytes, show);
-            return Ok(());
+            return each_until(&records.path, records.identity, end, show).map(drop);
         }
-        let mut notes = |seen: Seen<'_>| {
-            if let Seen::Note(note) = seen {
-                show(note);
-            }
-        };
-        while records.advance(&mut notes)? {}
+        while records.advance_notes(show)? {}
         Ok(())
     }
 }
@@ -141,8 +130,17 @@ impl Records {
         Ok(Some(Self { path, file, identity, end: HEAD_BYTES as u32, piece, wanted: piece, bytes }))
     }
 
+    /// As [`Records::advance`], but shows notes only.
+    pub(super) fn advance_notes(&mut self, show: &mut dyn FnMut(Note<'_>)) -> Result<bool, ReadError> {
+        self.advance(&mut |seen| {
+            if let Seen::Note(note) = seen {
+                show(note);
+            }
+        })
+    }
+
     /// Shows what the next piece of the file has. False: no more of it is readable by now.
-    pub(super) fn advance(&mut self, show: &mut dyn FnMut(Seen<'_>)) -> Result<bool, ReadError> {
+    fn advance(&mut self, show: &mut dyn FnMut(Seen<'_>)) -> Result<bool, ReadError> {
         read_at(&mut self.file, self.end.into(), self.wanted, &mut self.bytes)
             .map_err(|source| failed(&self.path, source))?;
         let mut walk = Walk::new(self.identity, self.end, &self.bytes);
@@ -247,14 +245,26 @@ impl Known {
             return Ok(());
         };
         let path = directory.join(following::segment_name(number));
-        let Some(bytes) = found(fs::read(&path)).map_err(|source| failed(&path, source))? else {
-            return Ok(());
-        };
         let mut again = Segment { listed: true, ..Segment::new(segment.identity) };
-        following::each_until(segment.identity, end, &bytes, &mut |note| again.take(&note));
-        self.segments.insert(number, again);
+        if each_until(&path, segment.identity, end, &mut |note| again.take(&note))? {
+            self.segments.insert(number, again);
+        }
         Ok(())
     }
+}
+
+/// Shows the notes of a segment of which another one knows where it ends. False: the file is gone.
+fn each_until(
+    path: &Path,
+    identity: Identity,
+    end: u32,
+    show: &mut dyn FnMut(Note<'_>),
+) -> Result<bool, ReadError> {
+    let bytes = found(fs::read(path)).map_err(|source| failed(path, source))?;
+    if let Some(bytes) = &bytes {
+        following::each_until(identity, end, bytes, show);
+    }
+    Ok(bytes.is_some())
 }
 
 fn read_at(file: &mut File, offset: u64, most: usize, into: &mut Vec<u8>) -> io::Result<()> {
@@ -281,25 +291,9 @@ mod tests {
     use mqcore_journal::journal::Journal;
     use mqcore_journal::options::Options;
     use mqcore_journal::storage::FileStorage;
+    use tempfile::TempDir;
 
     use super::*;
-
-    struct Directory(PathBuf);
-
-    impl Directory {
-        fn new(name: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("mqcore-segments-{}-{name}", std::process::id()));
-            let _ = fs::remove_dir_all(&path);
-            fs::create_dir_all(&path).expect("a place for temporary files");
-            Self(path)
-        }
-    }
-
-    impl Drop for Directory {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
 
     fn write(directory: &Path, identity: u64, segment_bytes: u32, notes: usize) {
         let storage = FileStorage::open(directory).expect("nobody has it");
@@ -314,9 +308,9 @@ mod tests {
 
     #[test]
     fn every_note_is_found_wherever_a_piece_of_the_file_ends() {
-        let directory = Directory::new("pieces");
-        write(&directory.0, 1, 1 << 20, 200);
-        let path = directory.0.join(following::segment_name(1));
+        let directory = TempDir::new().expect("a place for temporary files");
+        write(directory.path(), 1, 1 << 20, 200);
+        let path = directory.path().join(following::segment_name(1));
         for piece in 16..700 {
             let mut records = Records::open(path.clone(), piece).expect("a sound disk").expect("it is there");
             let mut found = Vec::new();
@@ -332,17 +326,19 @@ mod tests {
 
     #[test]
     fn a_directory_that_got_a_new_journal_is_looked_at_anew() {
-        let directory = Directory::new("anew");
-        write(&directory.0, 1, 4096, 300);
-        let segments = Segments::new(directory.0.clone());
+        let root = TempDir::new().expect("a place for temporary files");
+        let directory = root.path().join("shard-0");
+        fs::create_dir(&directory).expect("a place for temporary files");
+        write(&directory, 1, 4096, 300);
+        let segments = Segments::new(directory.clone());
         let known = segments.refresh().expect("a sound disk");
         assert!(known.segments.len() > 2 && known.journal == Some(1), "{known:?}");
-        fs::remove_dir_all(&directory.0).expect("it is there");
+        fs::remove_dir_all(&directory).expect("it is there");
         assert_eq!(segments.refresh().expect("a sound disk").journal, None);
         for (identity, notes) in [(2, 300), (3, 100)] {
-            let _ = fs::remove_dir_all(&directory.0);
-            fs::create_dir_all(&directory.0).expect("a place for temporary files");
-            write(&directory.0, identity, 4096, notes);
+            let _ = fs::remove_dir_all(&directory);
+            fs::create_dir_all(&directory).expect("a place for temporary files");
+            write(&directory, identity, 4096, notes);
             let known = segments.refresh().expect("a sound disk");
             let largest =
                 known.segments.values().filter_map(|segment| segment.notes).map(|(_, last)| last).max();

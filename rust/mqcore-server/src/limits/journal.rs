@@ -311,29 +311,13 @@ fn note(hub: &Hub, outcome: Result<u64, JournalError>) -> bool {
 #[cfg(test)]
 mod tests {
     use std::hash::RandomState;
-    use std::path::PathBuf;
 
     use mqcore_limiter::limiter::{Adjust, Config, Made};
     use mqcore_limiter::rule::{Algorithm, Mode, Rule};
     use mqcore_limiter::time::Ttl;
+    use tempfile::TempDir;
 
     use super::*;
-
-    struct Scratch(PathBuf);
-
-    impl Scratch {
-        fn new(name: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("mqcore-limits-{name}-{}", std::process::id()));
-            let _ = std::fs::remove_dir_all(&path);
-            Self(path)
-        }
-    }
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
 
     const KEPT: Made = Made { bits: 16, kept: true };
     const START: Nanos = Nanos(1_800_000_000_000_000_000);
@@ -357,9 +341,9 @@ mod tests {
 
     #[test]
     fn what_was_saved_comes_back_in_its_order_with_what_is_left_of_its_time() {
-        let scratch = Scratch::new("order");
+        let scratch = TempDir::new().unwrap();
         let limiter = store();
-        let (mut journal, nothing) = LimitJournal::open(&scratch.0, &limiter, START).unwrap();
+        let (mut journal, nothing) = LimitJournal::open(scratch.path(), &limiter, START).unwrap();
         assert_eq!(nothing, Restored::default());
         for number in 0..300_u64 {
             let key = number.to_be_bytes();
@@ -379,7 +363,7 @@ mod tests {
         drop(journal);
 
         let again = store();
-        let (journal, restored) = LimitJournal::open(&scratch.0, &again, after(30)).unwrap();
+        let (journal, restored) = LimitJournal::open(scratch.path(), &again, after(30)).unwrap();
         assert_eq!(restored, Restored { entries: 302, expired: 0, unreadable: 0 });
         assert_eq!(quotas(&again, after(30)), quotas(&limiter, after(30)));
         assert!(again.query(&0_u64.to_be_bytes(), after(59)).is_some());
@@ -391,20 +375,20 @@ mod tests {
         drop(journal);
 
         // What expires while nobody runs does not come back, and leaves the journal.
-        let (journal, restored) = LimitJournal::open(&scratch.0, &store(), after(160)).unwrap();
+        let (journal, restored) = LimitJournal::open(scratch.path(), &store(), after(160)).unwrap();
         assert_eq!(restored.entries + restored.expired, 302);
         assert!(restored.expired > 100);
         journal.journal.close().unwrap();
-        let (journal, again) = LimitJournal::open(&scratch.0, &store(), after(160)).unwrap();
+        let (journal, again) = LimitJournal::open(scratch.path(), &store(), after(160)).unwrap();
         assert_eq!((again.expired, again.entries), (0, restored.entries));
         assert_eq!(journal.places.len() as u64, restored.entries);
     }
 
     #[test]
     fn what_expires_or_is_removed_leaves_the_journal_and_what_nobody_keeps_never_comes_there() {
-        let scratch = Scratch::new("leaves");
+        let scratch = TempDir::new().unwrap();
         let limiter = store();
-        let (mut journal, _) = LimitJournal::open(&scratch.0, &limiter, START).unwrap();
+        let (mut journal, _) = LimitJournal::open(scratch.path(), &limiter, START).unwrap();
         for number in 0..100_u64 {
             limiter.insert(&number.to_be_bytes(), 1, KEPT, seconds(10), START);
             limiter.insert(&number.to_le_bytes()[..7], 1, 16, seconds(1000), START);
@@ -423,9 +407,9 @@ mod tests {
 
     #[test]
     fn many_changes_of_one_counter_are_written_once() {
-        let scratch = Scratch::new("once");
+        let scratch = TempDir::new().unwrap();
         let limiter = store();
-        let (mut journal, _) = LimitJournal::open(&scratch.0, &limiter, START).unwrap();
+        let (mut journal, _) = LimitJournal::open(scratch.path(), &limiter, START).unwrap();
         limiter.insert(b"counter", 0, KEPT, seconds(1000), START);
         for round in 0..200 {
             for _ in 0..100 {
@@ -436,21 +420,21 @@ mod tests {
         assert_eq!(journal.journal.live().count(), 1);
         drop(journal);
         let again = store();
-        LimitJournal::open(&scratch.0, &again, after(300)).unwrap();
+        LimitJournal::open(scratch.path(), &again, after(300)).unwrap();
         assert_eq!(again.query(b"counter", after(300)).unwrap().quota, 20_000);
     }
 
     #[test]
     fn a_clock_that_was_set_back_gives_nobody_more_time() {
-        let scratch = Scratch::new("back");
+        let scratch = TempDir::new().unwrap();
         let limiter = store();
-        let (mut journal, _) = LimitJournal::open(&scratch.0, &limiter, START).unwrap();
+        let (mut journal, _) = LimitJournal::open(scratch.path(), &limiter, START).unwrap();
         limiter.insert(b"counter", 5, KEPT, seconds(60), START);
         journal.save(&limiter, after(10)).unwrap();
         drop(journal);
         let an_hour_ago = START.before(3_600_000_000_000);
         let again = store();
-        LimitJournal::open(&scratch.0, &again, an_hour_ago).unwrap();
+        LimitJournal::open(scratch.path(), &again, an_hour_ago).unwrap();
         let found = again.query(b"counter", an_hour_ago).unwrap();
         assert_eq!(found.deadline, an_hour_ago.after(50_000_000_000));
     }
