@@ -11,6 +11,7 @@
     ├── DataDirError                           DataDirBusy · DataDirDamaged · DataDirFull
     │                                          DataDirMissing (LookupError) · DataDirUnreadable
     │                                          HistoryLost
+    ├── AuthorityError                         AuthorityMissing (LookupError)
     ├── TransportError (ConnectionError)       ConnectFailed · ConnectionLost · Draining · ListenFailed
     ├── HandshakeError                         VersionMismatch · AuthFailed (PermissionError) · NoAgreement
     │   └── TLSError                           CertificateError

@@ -119,8 +119,8 @@ class DeliveryHandler:
     ) -> _Answer[Decision]:
         """Decide after a consumer acknowledged, positively or negatively.
 
-        `delivery` is ``None`` if the broker does not know what was acknowledged. ``SendAck.ALWAYS`` relays
-        the consumer's own word to the producer.
+        `delivery` is the acknowledged delivery. The broker ignores acknowledgements of unknown deliveries, so this
+        method is not called for them. ``SendAck.ALWAYS`` relays the consumer's acknowledgement to the producer.
         """
         return policy_decision(self.policy, "acknowledge_received", positive=acknowledgement.positive)
 
@@ -144,10 +144,10 @@ class DeliveryHandler:
         return self.fallback
 
     def save_message(self, queue: QueueView, message: Message) -> _Answer[bool]:
-        """Save the message; return whether that succeeded. Called when a decision says ``save``, once a
-        message.
+        """Save the message and return whether that succeeded. Called once per message, when a decision sets ``save``.
 
-        Not overridden, the answer is no: this version of the broker has no storage of its own.
+        If this method is not overridden, the broker saves the message in its journal, which needs a data directory.
+        Without a data directory the message counts as not saved.
         """
         return False
 
