@@ -5,8 +5,8 @@ use std::io::{BufReader, Read, Write};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use mqcore_server::archive::Archive;
-use mqcore_server::backup::Backup;
+use mqcore_server::storage::archive::Archive;
+use mqcore_server::storage::backup::Backup;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

@@ -13,7 +13,7 @@ use mqcore_broker::broker::HandlerSpec;
 use mqcore_broker::router::RouterDefinition;
 use mqcore_broker::stats::Waiting;
 use mqcore_client::config::LocalFactory;
-use mqcore_server::address::Listening;
+use mqcore_server::config::address::Listening;
 use mqcore_server::config::{Config, Protocol};
 use mqcore_server::schedules::EntryId;
 use mqcore_server::server::{ListenerCertificate, Server};

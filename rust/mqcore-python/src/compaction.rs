@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use mqcore_server::compaction::{CompactedShard, Compaction};
+use mqcore_server::storage::compaction::{CompactedShard, Compaction};
 use pyo3::prelude::*;
 
 use crate::error;

@@ -12,7 +12,7 @@ use mqcore_server::config::{
     ArchiveConfig, ClientCertificates, ClockConfig, Config, Encryption, HistoryConfig, ListenerConfig,
     ListenerTls,
 };
-use mqcore_server::guard::Limit;
+use mqcore_server::net::guard::Limit;
 use mqcore_server::nodes::config::{Filter, ForwardKind, MasterConfig, NodeConfig, Pattern, Rule};
 use mqcore_wire::codec::Limits;
 use pyo3::prelude::*;

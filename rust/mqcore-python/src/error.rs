@@ -4,12 +4,12 @@
 use mqcore_broker::id::NameError;
 use mqcore_limiter::rule::RuleError;
 use mqcore_server::authority::store::{RecordError, StoreError};
-use mqcore_server::backup::BackupError;
 use mqcore_server::config::ConfigError as ServerConfigError;
-use mqcore_server::data_dir::{DataDirError, JournalError};
-use mqcore_server::export::FileError;
 use mqcore_server::schedules::{EndScheduleError, EntryId, EntryIdError};
 use mqcore_server::server::{ReloadError, StartError};
+use mqcore_server::storage::backup::BackupError;
+use mqcore_server::storage::data_dir::{DataDirError, JournalError};
+use mqcore_server::storage::export::FileError;
 use mqcore_wire::error::WireError;
 use pyo3::exceptions::{PyOSError, PyRuntimeError};
 use pyo3::prelude::*;

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use mqcore_broker::id::QueueAddress;
-use mqcore_server::export::{FileError, Format, TableFile};
-use mqcore_server::inspection::{InspectedShard, StoppedDataDir};
+use mqcore_server::storage::export::{FileError, Format, TableFile};
+use mqcore_server::storage::inspection::{InspectedShard, StoppedDataDir};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use mqcore_server::history::arrow_stream;
-use mqcore_server::history::{Batches, Group, HistoryDir, HistoryError, Piece, Request, View};
+use mqcore_server::storage::history::arrow_stream;
+use mqcore_server::storage::history::{Batches, Group, HistoryDir, HistoryError, Piece, Request, View};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use mqcore_broker::id::QueueAddress;
-use mqcore_server::data_dir::DataDirError;
-use mqcore_server::export::{FileError, Format, TableFile};
-use mqcore_server::inspection::{
+use mqcore_server::storage::data_dir::DataDirError;
+use mqcore_server::storage::export::{FileError, Format, TableFile};
+use mqcore_server::storage::inspection::{
     InspectedSegment, InspectedShard, Place, Report, SideContents, SideJournal, StoppedDataDir,
 };
 use pyo3::prelude::*;
@@ -228,7 +228,7 @@ impl JournalMessages {
         file.finish()
     }
 
-    fn take(&self) -> Result<Option<(mqcore_server::data_dir::SavedMessage, u16)>, DataDirError> {
+    fn take(&self) -> Result<Option<(mqcore_server::storage::data_dir::SavedMessage, u16)>, DataDirError> {
         let mut rest = self.rest.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(first) = rest.first_mut() {
             if let Some(place) = first.places.next() {

@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use mqcore_server::data_dir::DataDirError;
-use mqcore_server::inspection::{InspectedShard, QueuePlaces, Selection, StoppedDataDir};
+use mqcore_server::storage::data_dir::DataDirError;
+use mqcore_server::storage::inspection::{InspectedShard, QueuePlaces, Selection, StoppedDataDir};
 use pyo3::prelude::*;
 
 use crate::error;

@@ -6,8 +6,8 @@ use mqcore_broker::stats::{
     ChannelInformation, ClientInformation, DropReason, QueueInformation, QueueStats, RouterCounts, Survey,
     TopicInformation,
 };
-use mqcore_server::failures::Failure;
 use mqcore_server::schedules::ScheduleView;
+use mqcore_server::stats::failures::Failure;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 

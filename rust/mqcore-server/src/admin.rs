@@ -2,6 +2,11 @@
 //!
 //! It runs on Tokio alone and asks shards only, so it answers also while a handler is stuck.
 
+mod backup;
+mod history;
+mod schedules;
+mod trace;
+
 use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::pin;
@@ -25,17 +30,16 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use crate::address::Listening;
 use crate::authority::{Denial, PageRequest, admit_request};
-use crate::failures::Failure;
-use crate::history::HistoryDir;
+use crate::config::address::Listening;
 use crate::hub::Hub;
-use crate::metrics;
+use crate::net::tls::{self, ListenerCertificate, Secured, TlsEndpoint};
+use crate::runtime::shutdown::TaskGuard;
 use crate::server;
-use crate::shutdown::TaskGuard;
-use crate::survey::{self, Totals};
-use crate::tls::{self, ListenerCertificate, Secured, TlsEndpoint};
-use crate::{admin_backup, admin_history, admin_schedules, admin_trace};
+use crate::stats::failures::Failure;
+use crate::stats::metrics;
+use crate::stats::survey::{self, Totals};
+use crate::storage::history::HistoryDir;
 
 /// Connections at the same time at most; others wait.
 const CONNECTIONS_MAX: usize = 64;
@@ -157,11 +161,11 @@ fn router(admin: Admin) -> Router {
         .route("/metrics", get(metrics_page))
         .route("/overview", get(overview))
         .route("/errors", get(errors_page))
-        .route("/schedules", get(admin_schedules::list))
-        .route("/schedules/{id}", delete(admin_schedules::end))
-        .route("/backup", get(admin_backup::download))
-        .route("/history", get(admin_history::answer))
-        .route("/trace/{id}", get(admin_trace::answer))
+        .route("/schedules", get(schedules::list))
+        .route("/schedules/{id}", delete(schedules::end))
+        .route("/backup", get(backup::download))
+        .route("/history", get(history::answer))
+        .route("/trace/{id}", get(trace::answer))
         .route("/authority/reload", post(reload_authority))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)

@@ -31,7 +31,7 @@ use self::audit::{Audit, AuditTarget};
 pub(crate) use self::gate::{Gate, Step};
 use self::port::AuthorityPort;
 use self::store::{Stamp, Store, StoreError};
-use crate::counters::Counter;
+use crate::stats::counters::Counter;
 
 /// How often the store is looked at, and expired tokens are looked for.
 pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(250);

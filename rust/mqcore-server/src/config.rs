@@ -1,5 +1,7 @@
 //! What a server is started with: every bound has a name, a unit and a default.
 
+pub mod address;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -23,11 +25,11 @@ use mqcore_wire::micromessage::properties::Typing;
 pub use mqcore_session::any::Protocol;
 pub use mqcore_tls::listener::{ClientCertificates, ListenerTls};
 
-use crate::address::{ListenAddress, ListenerUrl};
 use crate::authority::AuthorityConfig;
-use crate::data_dir::FRAME_BYTES_MAX;
-use crate::guard::Limit;
+use crate::config::address::{ListenAddress, ListenerUrl};
+use crate::net::guard::Limit;
 use crate::nodes::config::NodeConfig;
+use crate::storage::data_dir::FRAME_BYTES_MAX;
 
 /// Everything that can be set. `Config::default()` listens nowhere and is still a whole broker, reached by
 /// [`connect_local`](crate::server::Server::connect_local).

@@ -17,20 +17,20 @@ use mqcore_session::throttr::directory::Directory;
 use mqcore_wire::codec::Limits;
 
 use crate::authority::Authority;
-use crate::backup::BackupDesk;
-use crate::clock::Clock;
-use crate::counters::Counters;
 use crate::extension::ExtensionPort;
-use crate::failures::Failures;
-use crate::guard::Guard;
+use crate::net::guard::Guard;
+use crate::net::outbox::Outbox;
+use crate::net::registry::Registry;
+use crate::net::tls::Tls;
 use crate::nodes::Nodes;
-use crate::outbox::Outbox;
-use crate::registry::Registry;
+use crate::runtime::clock::Clock;
+use crate::runtime::shutdown::Shutdown;
+use crate::runtime::spares::{SpareBytes, SpareCommands};
 use crate::schedules::port::SchedulePort;
-use crate::shard::ShardHandle;
-use crate::shutdown::Shutdown;
-use crate::spares::{SpareBytes, SpareCommands};
-use crate::tls::Tls;
+use crate::shard::inbox::ShardHandle;
+use crate::stats::counters::Counters;
+use crate::stats::failures::Failures;
+use crate::storage::backup::BackupDesk;
 
 /// One server's middle. Lives as long as any of its tasks.
 pub(crate) struct Hub {

@@ -16,10 +16,10 @@ use mqcore_limiter::time::Nanos;
 use mqcore_session::any::Protocol;
 use mqcore_session::throttr::directory::Directory;
 
-use crate::clock::Clock;
 use crate::config::Config;
 use crate::hub::Hub;
-use crate::shutdown::TaskGuard;
+use crate::runtime::clock::Clock;
+use crate::runtime::shutdown::TaskGuard;
 
 /// How often what has expired is taken away. Until then it is memory, and nothing else.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(50);

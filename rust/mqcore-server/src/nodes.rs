@@ -32,9 +32,9 @@ use self::judge::NodeFilters;
 use self::master::MasterTask;
 use self::outlet::{Beginning, Outlet};
 use self::store::{Identity, Kept, OpenedStore, Store};
-use crate::data_dir::DataDirError;
 use crate::hub::Hub;
-use crate::shutdown::Shutdown;
+use crate::runtime::shutdown::Shutdown;
+use crate::storage::data_dir::DataDirError;
 
 /// The directory of the journal, in the data directory.
 const DIRECTORY: &str = "nodes";

@@ -25,39 +25,39 @@ use mqcore_tls::listener::Loaded;
 use tokio::io::DuplexStream;
 use tokio::sync::{Notify, mpsc};
 
-use crate::address::{AdminAddress, Listening};
 use crate::admin::{self, Admin};
-use crate::archiver::Archiver;
 use crate::authority::store::StoreError;
 use crate::authority::{Authority, LOOK_INTERVAL};
-use crate::backup::{Backup, BackupDesk, BackupError, Wake};
-use crate::clock::Clock;
+use crate::config::address::{AdminAddress, Listening};
 use crate::config::{AdminConfig, Config, ConfigError, Encryption, ListenerTls, Protocol};
-use crate::connection::Connection;
-use crate::counters::Counters;
-use crate::data_dir::{DataDir, DataDirError, Opened, RECORD_BYTES_MAX, SideJournal};
-use crate::engine::Engine;
-use crate::failures::{Failure, Failures};
-use crate::guard::Guard;
 use crate::handler::HandlerPort;
 use crate::hub::{Hub, SessionTerms};
-use crate::journal_writer::{HistoryTerms, JournalWriter};
 use crate::limits;
 use crate::limits::journal::{LimitJournal, Restored};
-use crate::listener::{self, Socket, Spoken, TlsSocket};
+use crate::net::connection::Connection;
+use crate::net::guard::Guard;
+use crate::net::listener::{self, Socket, Spoken, TlsSocket};
+use crate::net::outbox::Order;
+use crate::net::registry::Registry;
+use crate::net::tls::{self, Tls};
 use crate::nodes::OpenedNodes;
-use crate::outbox::Order;
-use crate::registry::Registry;
+use crate::runtime::clock::Clock;
+use crate::runtime::shutdown::{Shutdown, TaskGuard};
+use crate::runtime::spares::{SpareBytes, SpareCommands};
 use crate::schedules::keeper::Keeper;
 use crate::schedules::port::SchedulePort;
 use crate::schedules::{self, EndScheduleError, EntryId, ScheduleList};
-use crate::shard::{self, Urgent};
-use crate::shutdown::{Shutdown, TaskGuard};
-use crate::spares::{SpareBytes, SpareCommands};
-use crate::survey;
-use crate::tls::{self, Tls};
+use crate::shard::engine::Engine;
+use crate::shard::inbox::{self, Urgent};
+use crate::stats::counters::Counters;
+use crate::stats::failures::{Failure, Failures};
+use crate::stats::survey;
+use crate::storage::archiver::Archiver;
+use crate::storage::backup::{Backup, BackupDesk, BackupError, Wake};
+use crate::storage::data_dir::{DataDir, DataDirError, Opened, RECORD_BYTES_MAX, SideJournal};
+use crate::storage::journal_writer::{HistoryTerms, JournalWriter};
 
-pub use crate::tls::{ListenerCertificate, ReloadError};
+pub use crate::net::tls::{ListenerCertificate, ReloadError};
 
 /// What a local connection holds in each direction before its writer waits, in octets.
 const LOCAL_BUFFER_BYTES: usize = 64 * 1024;
@@ -147,7 +147,7 @@ impl Server {
         let schedules_meet =
             keeper.is_kept().then(|| (SideJournal::Schedules, Wake::Schedules(schedule_port.clone())));
         let beside = limits_meet.into_iter().chain(schedules_meet).collect();
-        let (shards, inboxes): (Vec<_>, Vec<_>) = (0..count).map(|_| shard::channel()).unzip();
+        let (shards, inboxes): (Vec<_>, Vec<_>) = (0..count).map(|_| inbox::channel()).unzip();
         let shutdown = Shutdown::new();
         let directory = recovered.as_ref().map(|recovered| Arc::clone(&recovered.directory));
         let (nodes, links) = nodes
@@ -369,7 +369,7 @@ impl Server {
     }
 
     /// The last requests that could not be done, the latest first, at most `limit` of them: what the numbers stand for
-    /// that their peers were told. At most [`FAILURES_MAX`](crate::failures::FAILURES_MAX) are kept.
+    /// that their peers were told. At most [`FAILURES_MAX`](crate::stats::failures::FAILURES_MAX) are kept.
     pub fn failures(&self, limit: usize) -> Vec<Failure> {
         self.inner.hub.failures.latest(limit)
     }

@@ -24,10 +24,10 @@ use mqcore_limiter::limiter::{Limiter, SHARDS};
 use mqcore_limiter::record;
 use mqcore_limiter::time::Nanos;
 
-use crate::backup::{Meeting, Pin};
-use crate::data_dir::{DataDir, DataDirError, RECORD_BYTES_MAX, SideJournal};
 use crate::hub::Hub;
-use crate::shutdown::TaskGuard;
+use crate::runtime::shutdown::TaskGuard;
+use crate::storage::backup::{Meeting, Pin};
+use crate::storage::data_dir::{DataDir, DataDirError, RECORD_BYTES_MAX, SideJournal};
 
 /// The definition that tells when the journal was written last, in Unix nanoseconds.
 const WRITTEN: &[u8] = b"written";

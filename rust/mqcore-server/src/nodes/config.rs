@@ -9,8 +9,8 @@ use mqcore_cluster::link::LinkOptions;
 use mqcore_cluster::log::{LogOptions, MASTERS_MAX};
 use mqcore_tls::client::ClientTls;
 
-use crate::address::ListenerUrl;
 use crate::config::ConfigError;
+use crate::config::address::ListenerUrl;
 
 /// A broker among others.
 #[derive(Debug, Clone)]

@@ -18,8 +18,8 @@ use crate::hub::Hub;
 use crate::nodes::config::MasterConfig;
 use crate::nodes::dial::{self, Accepted, Introduced, Stream};
 use crate::nodes::outlet::{Frames, Outlet};
-use crate::shard::Urgent;
-use crate::shutdown::TaskGuard;
+use crate::runtime::shutdown::TaskGuard;
+use crate::shard::inbox::Urgent;
 
 /// Octets that are fetched and written at a time.
 const CHUNK_BYTES: usize = 256 * 1024;

@@ -10,8 +10,8 @@ use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::FileStorage;
 
-use crate::data_dir::{DataDirError, RECORD_BYTES_MAX};
 use crate::nodes::config::MasterConfig;
+use crate::storage::data_dir::{DataDirError, RECORD_BYTES_MAX};
 
 /// The shard that the journal is made for: none that there can be.
 const SHARD: u32 = u32::MAX;

@@ -19,11 +19,11 @@ use tokio::sync::oneshot;
 
 use super::keeper::{Crons, Keeper, Wanted, default_queue, wanted};
 use super::{EndScheduleError, ScheduleList};
-use crate::backup::Pin;
-use crate::data_dir::{DataDir, SideJournal};
 use crate::hub::Hub;
-use crate::shard::Urgent;
-use crate::shutdown::TaskGuard;
+use crate::runtime::shutdown::TaskGuard;
+use crate::shard::inbox::Urgent;
+use crate::storage::backup::Pin;
+use crate::storage::data_dir::{DataDir, SideJournal};
 
 /// Octets of schedules that may wait for the thread; more are refused.
 const WAITING_BYTES_MAX: usize = 64 << 20;

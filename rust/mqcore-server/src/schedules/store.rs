@@ -14,7 +14,7 @@ use mqcore_scheduler::plan::{Plan, State};
 use mqcore_scheduler::record::{FindCron, decode_plan, encode_plan};
 use mqcore_scheduler::scheduler::EntryId;
 
-use crate::data_dir::SideJournal;
+use crate::storage::data_dir::SideJournal;
 
 const SCHEDULE: u8 = 1;
 const RUN: u8 = 2;

@@ -35,17 +35,17 @@ use tokio::time::{Instant, Sleep};
 
 use crate::authority::keys::{Asking, LimitKeys};
 use crate::authority::{Gate, Origin, Step};
-use crate::clock::Alarm;
-use crate::counters::{CloseReason, ProtocolCounters};
 use crate::extension::OpenFrames;
-use crate::failures::Failure;
 use crate::hub::Hub;
+use crate::net::outbox::{Order, Outbox, Outgoing, event_bytes};
+use crate::net::output::Output;
 use crate::nodes::Nodes;
 use crate::nodes::judge::{Judged, Judging, Shown, judge_accepted};
-use crate::outbox::{Order, Outbox, Outgoing, event_bytes};
-use crate::output::Output;
-use crate::shard::{Batch, Input, permits_for};
-use crate::shutdown::TaskGuard;
+use crate::runtime::clock::Alarm;
+use crate::runtime::shutdown::TaskGuard;
+use crate::shard::inbox::{Batch, Input, permits_for};
+use crate::stats::counters::{CloseReason, ProtocolCounters};
+use crate::stats::failures::Failure;
 
 /// What one read can bring.
 const SCRATCH_BYTES: usize = 64 * 1024;

@@ -10,7 +10,7 @@ use mqcore_session::any::Protocol;
 use mqcore_session::terms::ListenerTerms;
 use tokio::sync::mpsc;
 
-use crate::counters::CloseReason;
+use crate::stats::counters::CloseReason;
 
 /// Something to write, or to do after everything before it is written.
 #[derive(Debug)]

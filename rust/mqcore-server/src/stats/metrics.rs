@@ -11,11 +11,11 @@ use mqcore_limiter::time::Nanos;
 use mqcore_session::any::Protocol;
 use mqcore_tls::refusal::Refusal;
 
-use crate::counters::CloseReason;
 use crate::hub::Hub;
+use crate::net::tls::Tls;
 use crate::nodes::outlet::{Backlog, DROP_REASONS};
-use crate::survey::Totals;
-use crate::tls::Tls;
+use crate::stats::counters::CloseReason;
+use crate::stats::survey::Totals;
 
 /// Queues that are listed one by one at most.
 pub(crate) const QUEUES_MAX: usize = 500;

@@ -14,7 +14,7 @@ pub use mqcore_archive::reading::request::Request;
 pub use mqcore_archive::reading::rows::{Batches, Reading};
 pub use mqcore_archive::reading::{Ends, Piece, ReadError as HistoryError};
 
-use crate::data_dir::{ARCHIVE, DataDirError, read_format};
+use crate::storage::data_dir::{ARCHIVE, DataDirError, read_format};
 
 /// What of a stretch is read, for [`HistoryDir::advance`]: shard, first sequence, and the one behind the last.
 pub type Stretch = (u32, Range<u64>);

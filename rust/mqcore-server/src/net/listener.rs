@@ -11,16 +11,16 @@ use mqcore_session::any::Protocol;
 use mqcore_session::terms::ListenerTerms;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 
-use crate::address::{BoundAddress, ListenAddress};
-use crate::connection::Connection;
+use crate::config::address::{BoundAddress, ListenAddress};
 use crate::hub::Hub;
-use crate::outbox::Outbox;
-use crate::registry::Refusal;
-use crate::server::StartError;
-use crate::shutdown::TaskGuard;
-use crate::tls::{self, Place, TlsEndpoint};
+use crate::net::connection::Connection;
+use crate::net::outbox::Outbox;
+use crate::net::registry::Refusal;
+use crate::net::tls::{self, Place, TlsEndpoint};
 #[cfg(unix)]
-use crate::unix_socket::UnixSocket;
+use crate::net::unix_socket::UnixSocket;
+use crate::runtime::shutdown::TaskGuard;
+use crate::server::StartError;
 
 /// Connections that the system may hold before they are accepted.
 const BACKLOG: u32 = 4096;

@@ -12,9 +12,9 @@ use mqcore_broker::effect::{Deliver, Event, Publication, Recipients};
 use mqcore_broker::id::ConnectionId;
 use mqcore_session::any::{Protocol, encode_delivery, encode_publication};
 
-use crate::counters::CloseReason;
 use crate::hub::Hub;
-use crate::outbox::{Outbox, Outgoing, Pushed, event_bytes};
+use crate::net::outbox::{Outbox, Outgoing, Pushed, event_bytes};
+use crate::stats::counters::CloseReason;
 
 /// A chunk is closed when it has reached this size, so that writing can begin to free what is written.
 const CHUNK_BYTES: usize = 256 * 1024;

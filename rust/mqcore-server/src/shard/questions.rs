@@ -7,7 +7,7 @@ use mqcore_broker::effect::Question;
 use mqcore_broker::id::{HandlerId, QuestionId};
 use mqcore_broker::time::Timestamp;
 
-use crate::counters::HandlerCounters;
+use crate::stats::counters::HandlerCounters;
 
 /// The open questions of one shard. The broker holds its own list and decides what a missing answer means; this one
 /// only counts.

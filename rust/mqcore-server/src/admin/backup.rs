@@ -15,8 +15,8 @@ use hyper::body::Frame;
 use tokio::sync::mpsc;
 
 use crate::admin::{Admin, Caller, error};
-use crate::archive::Archive;
-use crate::backup::BackupError;
+use crate::storage::archive::Archive;
+use crate::storage::backup::BackupError;
 
 /// Octets read and sent at a time.
 const PIECE: usize = 256 * 1024;

@@ -6,7 +6,7 @@ use mqcore_broker::stats::{BodyStats, QueueStats, RouterCounts, Survey, TopicSta
 use tokio::sync::oneshot;
 
 use crate::hub::Hub;
-use crate::shard::Urgent;
+use crate::shard::inbox::Urgent;
 
 /// Asks every shard, and joins what they say. Shards that have stopped add nothing.
 pub(crate) async fn survey(hub: &Hub) -> Survey {

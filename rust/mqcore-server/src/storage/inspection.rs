@@ -13,14 +13,14 @@ use mqcore_journal::journal::Live;
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::ReadOnlyStorage;
 
-pub use crate::data_dir::SideJournal;
+pub use crate::storage::data_dir::SideJournal;
 pub use mqcore_journal::inspection::{InspectedSegment, SegmentState};
 pub use mqcore_journal::journal::Note;
 pub use mqcore_journal::recovery::Report;
 
-use crate::data_dir::{DataDirError, SavedMessage, read_format, restored};
 use crate::schedules::keeper::Crons;
 use crate::schedules::store::{self, RecordKind};
+use crate::storage::data_dir::{DataDirError, SavedMessage, read_format, restored};
 
 /// A data directory that no broker can start on until this is dropped.
 #[derive(Debug)]

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use mqcore_journal::snapshot::Snapshot;
 use tokio::sync::Notify;
 
-use crate::data_dir::{DataDir, DataDirError, SideJournal};
-use crate::inspection::StoppedDataDir;
 use crate::schedules::port::SchedulePort;
+use crate::storage::data_dir::{DataDir, DataDirError, SideJournal};
+use crate::storage::inspection::StoppedDataDir;
 
 /// How long all writers may take to meet: each finishes what it is at. Those that came early wait for so long.
 const MEETING: Duration = Duration::from_secs(5);

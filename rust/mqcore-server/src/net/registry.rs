@@ -10,7 +10,7 @@ use mqcore_session::any::Protocol;
 use mqcore_session::terms::ListenerTerms;
 use tokio::sync::Notify;
 
-use crate::outbox::{Marks, Order, Outbox};
+use crate::net::outbox::{Marks, Order, Outbox};
 
 /// Ids are never reused within a process, so they come from one counter for all servers in it.
 static NEXT_CONNECTION: AtomicU64 = AtomicU64::new(1);

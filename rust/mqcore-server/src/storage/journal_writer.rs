@@ -24,14 +24,14 @@ use mqcore_journal::notes::Inventory;
 use mqcore_journal::stats::Health;
 use mqcore_journal::storage::FileStorage;
 
-use crate::archiver::Archiver;
-use crate::backup::Pin;
-use crate::bell::{Bell, Ringer, bell};
-use crate::body_reader::{BodyReader, Wanted};
 use crate::config::HistoryConfig;
-use crate::data_dir::DataDir;
 use crate::hub::Hub;
-use crate::shard::Urgent;
+use crate::runtime::bell::{Bell, Ringer, bell};
+use crate::shard::inbox::Urgent;
+use crate::storage::archiver::Archiver;
+use crate::storage::backup::Pin;
+use crate::storage::body_reader::{BodyReader, Wanted};
+use crate::storage::data_dir::DataDir;
 
 /// Turns of the shard taken in one batch.
 const TURNS_MAX: usize = 256;
@@ -506,22 +506,22 @@ mod tests {
 
     use super::*;
     use crate::authority::{Authority, AuthorityConfig};
-    use crate::backup::BackupDesk;
-    use crate::clock::Clock;
     use crate::config::{ClockConfig, Config};
-    use crate::counters::Counters;
-    use crate::failures::Failures;
-    use crate::guard::Guard;
     use crate::hub::SessionTerms;
     use crate::limits;
-    use crate::registry::Registry;
-    use crate::shard::{self, ShardInbox};
-    use crate::shutdown::Shutdown;
-    use crate::spares::{SpareBytes, SpareCommands};
-    use crate::tls::Tls;
+    use crate::net::guard::Guard;
+    use crate::net::registry::Registry;
+    use crate::net::tls::Tls;
+    use crate::runtime::clock::Clock;
+    use crate::runtime::shutdown::Shutdown;
+    use crate::runtime::spares::{SpareBytes, SpareCommands};
+    use crate::shard::inbox::{self, ShardInbox};
+    use crate::stats::counters::Counters;
+    use crate::stats::failures::Failures;
+    use crate::storage::backup::BackupDesk;
 
     fn hub() -> (Arc<Hub>, ShardInbox) {
-        let (handle, inbox) = shard::channel();
+        let (handle, inbox) = inbox::channel();
         let patience = Duration::from_secs(1);
         let hub = Hub {
             clock: Clock::new(ClockConfig::System),

@@ -15,11 +15,11 @@ use mqcore_broker::id::MessageNumber;
 use mqcore_broker::sighting::{Place, Sighting, Sought};
 use serde_json::{Map, Value, json};
 
+use crate::admin::backup::may_read_everything;
+use crate::admin::history::{refuse, settle};
 use crate::admin::{Admin, Caller, error};
-use crate::admin_backup::may_read_everything;
-use crate::admin_history::{refuse, settle};
-use crate::history::{HistoryDir, HistoryError, Request};
-use crate::survey;
+use crate::stats::survey;
+use crate::storage::history::{HistoryDir, HistoryError, Request};
 
 /// Octets of an id at most; no protocol has longer ones.
 const ID_BYTES_MAX: usize = 255;

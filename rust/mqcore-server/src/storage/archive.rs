@@ -9,7 +9,7 @@ use std::io::{self, Read};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::backup::{Backup, BackupFile};
+use crate::storage::backup::{Backup, BackupFile};
 
 /// What tar counts in.
 const BLOCK: usize = 512;

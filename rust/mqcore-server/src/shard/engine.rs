@@ -18,17 +18,17 @@ use mqcore_broker::stats::Waiting;
 use mqcore_broker::time::Timestamp;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::body_reader::Wanted;
-use crate::clock::Alarm;
-use crate::counters::CloseReason;
 use crate::handler::{AnswerSink, HandlerPort};
 use crate::hub::Hub;
-use crate::journal_writer::{JournalWriter, Turn};
-use crate::questions::Questions;
+use crate::runtime::clock::Alarm;
+use crate::runtime::shutdown::TaskGuard;
 use crate::schedules;
-use crate::shard::{Batch, Input, ShardInbox, SharedRoom, Urgent};
-use crate::shutdown::TaskGuard;
-use crate::staging::Staging;
+use crate::shard::inbox::{Batch, Input, ShardInbox, SharedRoom, Urgent};
+use crate::shard::questions::Questions;
+use crate::shard::staging::Staging;
+use crate::stats::counters::CloseReason;
+use crate::storage::body_reader::Wanted;
+use crate::storage::journal_writer::{JournalWriter, Turn};
 
 /// Batches taken from the inbox in one go.
 const BATCHES_MAX: usize = 64;

@@ -27,9 +27,9 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::HandshakeKind;
 use tokio_rustls::server::TlsStream;
 
-use crate::counters::Counter;
 use crate::hub::Hub;
-use crate::outbox::Outbox;
+use crate::net::outbox::Outbox;
+use crate::stats::counters::Counter;
 
 /// What a handshake may take before it can be the one that gives way.
 const FAIR: Duration = Duration::from_millis(250);

@@ -15,8 +15,8 @@ use mqcore_broker::id::QueueAddress;
 use mqcore_broker::packing::unpack;
 use mqcore_broker::record::RecordError;
 
-use crate::data_dir::DataDirError;
-use crate::inspection::{InspectedShard, Place};
+use crate::storage::data_dir::DataDirError;
+use crate::storage::inspection::{InspectedShard, Place};
 
 pub use mqcore_archive::export::Format;
 

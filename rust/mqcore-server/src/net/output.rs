@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use tokio::io::AsyncWrite;
 
-use crate::spares::SpareBytes;
+use crate::runtime::spares::SpareBytes;
 
 /// Chunks up to this size are copied together, so that a write has few slices; larger ones are written from
 /// where they are.

@@ -8,7 +8,7 @@ use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::FileStorage;
 
-use crate::data_dir::{DataDir, DataDirError, journal_options};
+use crate::storage::data_dir::{DataDir, DataDirError, journal_options};
 
 pub use mqcore_journal::recovery::Report;
 

@@ -21,13 +21,13 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use crate::admin::{Admin, Caller, error};
-use crate::admin_backup::{
+use crate::admin::backup::{
     PIECES, Pieces, REQUEST_HEADER, deliver, may_read_everything, refuse as refuse_meeting,
 };
-use crate::backup::BackupError;
-use crate::history::{Batches, HistoryDir, HistoryError, Piece, Request};
-use crate::survey;
+use crate::admin::{Admin, Caller, error};
+use crate::stats::survey;
+use crate::storage::backup::BackupError;
+use crate::storage::history::{Batches, HistoryDir, HistoryError, Piece, Request};
 
 /// Stretches of one question at most: far more than there are shards.
 const STRETCHES_MAX: usize = 4096;

@@ -16,9 +16,9 @@ use mqcore_archive::tree::TreeStorage;
 use mqcore_journal::notes::Inventory;
 
 use crate::config::ArchiveConfig;
-use crate::counters::ArchiveCounters;
-use crate::data_dir::DataDir;
 use crate::hub::Hub;
+use crate::stats::counters::ArchiveCounters;
+use crate::storage::data_dir::DataDir;
 
 /// How long it waits before it tries again what failed.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -17,7 +17,7 @@ use mqcore_journal::storage::FileStorage;
 use tokio::sync::oneshot;
 
 use crate::hub::Hub;
-use crate::shard::Urgent;
+use crate::shard::inbox::Urgent;
 
 /// Octets of bodies after which the shard gets a part of what it asked for.
 const PART_BYTES: usize = 256 * 1024;

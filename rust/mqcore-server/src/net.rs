@@ -1,0 +1,23 @@
+//! Sockets: accepting, reading, writing, and what all connections share.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `listener` | one task a listener: binding and accepting |
+//! | `connection` | one task a connection: reads, feeds its session, writes |
+//! | `outbox` | frames and events that wait to be written to one connection |
+//! | `output` | encoded bytes on their way to one socket |
+//! | `registry` | every open connection of the server |
+//! | [`guard`] | limits on connecting and publishing |
+//! | `tls` | certificates of encrypted listeners, and handshakes |
+//! | `unix_socket` | Unix domain sockets |
+
+pub mod guard;
+
+pub(crate) mod connection;
+pub(crate) mod listener;
+pub(crate) mod outbox;
+pub(crate) mod output;
+pub(crate) mod registry;
+pub(crate) mod tls;
+#[cfg(unix)]
+pub(crate) mod unix_socket;

@@ -1,0 +1,13 @@
+//! Time, shutdown and memory: what every task and thread of the server stands on.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `bell` | wakes a task from a thread outside the runtime |
+//! | `clock` | the system clock, or a manual one for tests |
+//! | `shutdown` | stopping, and the tasks that are still running |
+//! | `spares` | large buffers that are used again |
+
+pub(crate) mod bell;
+pub(crate) mod clock;
+pub(crate) mod shutdown;
+pub(crate) mod spares;

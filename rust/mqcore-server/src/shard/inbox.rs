@@ -1,0 +1,147 @@
+//! How everybody else reaches a shard: what can be put into its inbox, and how much of it.
+
+use std::sync::Arc;
+
+use mqcore_broker::broker::HandlerSpec;
+use mqcore_broker::client::Client;
+use mqcore_broker::command::Command;
+use mqcore_broker::effect::{Answer, Forwarded, Loaded, Origin, Question, Transfer};
+use mqcore_broker::id::{ConnectionId, QueueAddress, RouterName, Sequence};
+use mqcore_broker::nodes::Master;
+use mqcore_broker::options::Durability;
+use mqcore_broker::router::RouterDefinition;
+use mqcore_broker::sighting::{Sightings, Sought};
+use mqcore_broker::stats::{Survey, Waiting};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+
+use crate::handler::AnswerSink;
+use crate::net::outbox::Outbox;
+
+/// Octets, as they came from sockets, that may wait for one shard; whoever has more waits. Small enough to stay in
+/// the cache of a core, large enough that a shard never runs dry while others still read.
+const INBOX_BYTES_MAX: usize = 4 * 1024 * 1024;
+
+/// Octets that one permit stands for.
+const PERMIT_BYTES: usize = 1024;
+
+/// The commands of one connection that came in one go.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    pub(crate) outbox: Arc<Outbox>,
+    pub(crate) client: Arc<Client>,
+    pub(crate) commands: Vec<Command>,
+    /// Room in the inbox, given back when the batch is dropped.
+    pub(crate) room: Option<OwnedSemaphorePermit>,
+}
+
+/// The room of a batch of which parts went to other shards.
+pub(crate) type SharedRoom = Arc<OwnedSemaphorePermit>;
+
+/// What comes from connections, in their order.
+#[derive(Debug)]
+pub(crate) enum Input {
+    /// A peer asks for something.
+    Batch(Batch),
+    /// A connection ended. Behind everything that it asked for.
+    Closed(ConnectionId),
+    /// A congested connection takes more again.
+    Writable(ConnectionId),
+}
+
+/// What must not wait behind publishers: they could be waiting for it.
+#[derive(Debug)]
+pub(crate) enum Urgent {
+    /// Handlers answer.
+    Answers(Vec<Answer>),
+    /// Another shard dead-letters messages to here.
+    Transfers(Vec<Transfer>),
+    /// Another shard hands over what is this one's. The room that it takes in the inbox over there is given back when it
+    /// is done here: so publishers wait for the slower of both shards.
+    Forwarded(Vec<Forwarded>, Arc<[SharedRoom]>),
+    /// Records up to this one are written, or written and synced.
+    Committed(Durability, Sequence),
+    /// The journal takes nothing for now, or nothing any more.
+    StorageRefuses(Box<str>),
+    /// It does again.
+    StorageAccepts,
+    /// Bodies came back from the journal.
+    Loaded(Loaded),
+    /// A message was read that left for good, for the handler that is told of it.
+    Farewell(Box<Question>),
+    /// Another shard has saved dead letters of this one.
+    Transferred(Vec<Origin>),
+    /// A handler is added or replaced.
+    Handler(Box<HandlerSpec>),
+    /// The program has, or has no longer, a router of this shard.
+    Router(RouterName, Option<Box<RouterDefinition>>),
+    /// Somebody looks.
+    Survey(oneshot::Sender<Survey>),
+    /// Somebody looks into a queue of this shard: up to so many messages.
+    Waiting(QueueAddress, usize, oneshot::Sender<Option<Vec<Waiting>>>),
+    /// Somebody looks for a message.
+    Sight(Sought, oneshot::Sender<Sightings>),
+    /// Somebody wants to know which of these queues there are, or would be made by publishing.
+    Takes(Vec<QueueAddress>, oneshot::Sender<Vec<bool>>),
+    /// Runs of schedules for queues of this shard.
+    Scheduled(Vec<Command>),
+    /// A broker that this one passes on to came, went, or said who it is.
+    Master(Box<Master>),
+    /// Somebody wants to know whether the shard still takes turns.
+    Ping(oneshot::Sender<()>),
+    /// Dropped when there is nothing left to do.
+    Fence(mpsc::Sender<()>),
+    /// The manual clock was turned.
+    ClockTurned,
+    /// The server ends.
+    End,
+}
+
+/// The sending side of a shard. Sending to a shard that has stopped is fine, and without effect.
+#[derive(Debug, Clone)]
+pub(crate) struct ShardHandle {
+    inbox: mpsc::UnboundedSender<Input>,
+    urgent: mpsc::UnboundedSender<Urgent>,
+    room: Arc<Semaphore>,
+}
+
+/// The receiving side, for the shard's task.
+#[derive(Debug)]
+pub(crate) struct ShardInbox {
+    pub(crate) inbox: mpsc::UnboundedReceiver<Input>,
+    pub(crate) urgent: mpsc::UnboundedReceiver<Urgent>,
+}
+
+/// Makes both sides. The channels have no bound of their own: batches are bounded by the room they need, closings
+/// and the like by the number of connections, answers by the questions asked.
+pub(crate) fn channel() -> (ShardHandle, ShardInbox) {
+    let (inbox_sender, inbox) = mpsc::unbounded_channel();
+    let (urgent_sender, urgent) = mpsc::unbounded_channel();
+    let room = Arc::new(Semaphore::new(INBOX_BYTES_MAX / PERMIT_BYTES));
+    (ShardHandle { inbox: inbox_sender, urgent: urgent_sender, room }, ShardInbox { inbox, urgent })
+}
+
+/// How many permits a batch made of this many octets needs. One that is larger than all the room takes all of it.
+pub(crate) fn permits_for(bytes: usize) -> u32 {
+    (bytes / PERMIT_BYTES + 1).min(INBOX_BYTES_MAX / PERMIT_BYTES) as u32
+}
+
+impl ShardHandle {
+    /// Where room for batches is given.
+    pub(crate) fn room(&self) -> &Arc<Semaphore> {
+        &self.room
+    }
+
+    pub(crate) fn send(&self, input: Input) {
+        let _ = self.inbox.send(input);
+    }
+
+    pub(crate) fn send_urgent(&self, urgent: Urgent) {
+        let _ = self.urgent.send(urgent);
+    }
+}
+
+impl AnswerSink for ShardHandle {
+    fn answer(&self, answers: Vec<Answer>) {
+        self.send_urgent(Urgent::Answers(answers));
+    }
+}

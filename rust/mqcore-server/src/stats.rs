@@ -1,0 +1,14 @@
+//! Numbers about a running server.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `counters` | counters that tasks increment |
+//! | `survey` | one consistent set of numbers from all shards |
+//! | `metrics` | both in the Prometheus text format |
+//! | [`failures`] | the most recent requests that failed |
+
+pub mod failures;
+
+pub(crate) mod counters;
+pub(crate) mod metrics;
+pub(crate) mod survey;

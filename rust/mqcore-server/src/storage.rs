@@ -1,0 +1,26 @@
+//! The data directory: written by a running broker, read and compacted while it is stopped.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`data_dir`] | its layout, its lock and its format |
+//! | `journal_writer` | the thread that writes one shard's records |
+//! | `body_reader` | reads message bodies back into memory |
+//! | `archiver` | the thread that copies history to Parquet files |
+//! | [`backup`] | a consistent copy while the broker runs |
+//! | [`archive`] | that copy as a tar stream |
+//! | [`history`] | events of messages, read beside a running broker |
+//! | [`inspection`] | queues and messages of a stopped broker |
+//! | [`export`] | the same as one file of rows |
+//! | [`compaction`] | rewrites the journals of a stopped broker |
+
+pub mod archive;
+pub mod backup;
+pub mod compaction;
+pub mod data_dir;
+pub mod export;
+pub mod history;
+pub mod inspection;
+
+pub(crate) mod archiver;
+pub(crate) mod body_reader;
+pub(crate) mod journal_writer;
