@@ -8,16 +8,18 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import re
 import urllib.parse
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mqcore import errors as _errors
-from mqcore.config import Duration, seconds
+from mqcore._http import AdminClient
+from mqcore.config import Duration
+
+if TYPE_CHECKING:
+    from mqcore.tls import TLSConfig
 
 __all__ = [
     "DEFAULT_URL",
@@ -38,9 +40,6 @@ DEFAULT_URL: Final = "http://127.0.0.1:2627"
 """Where an admin side is served if nothing else is said."""
 
 _SCHEDULE_ID: Final = re.compile(r"[0-9a-fA-F]{40}")
-
-# Far more than a thousand entries take.
-_ANSWER_MAX = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +111,18 @@ class ScheduleList:
 
 
 def schedules(
-    url: str = DEFAULT_URL, *, limit: int = 100, token: str | None = None, timeout: Duration = 15.0
+    url: str = DEFAULT_URL,
+    *,
+    limit: int = 100,
+    token: str | None = None,
+    timeout: Duration = 15.0,
+    tls: TLSConfig | None = None,
 ) -> ScheduleList:
     """Return the schedules that the broker with this admin side keeps, those that are due next first.
 
     `limit` is how many at most, up to 10,000; `token` and `timeout` are as for `errors`, and so is what is raised.
     """
-    content = _get(url, f"/schedules?limit={limit:d}", token, seconds(timeout))
+    content = AdminClient(url, token=token, timeout=timeout, tls=tls).ask("GET", f"/schedules?limit={limit:d}")
     try:
         found = tuple(ScheduleInfo(**schedule) for schedule in content["schedules"])
         return ScheduleList(int(content["total"]), found)
@@ -126,7 +130,14 @@ def schedules(
         raise _errors.BadAnswer(f"{url} tells its schedules in another form: {error}") from error
 
 
-def unschedule(url: str, schedule_id: str, *, token: str | None = None, timeout: Duration = 15.0) -> None:
+def unschedule(
+    url: str,
+    schedule_id: str,
+    *,
+    token: str | None = None,
+    timeout: Duration = 15.0,
+    tls: TLSConfig | None = None,
+) -> None:
     """End the schedule of this id, which `schedules` tells, of the broker with this admin side.
 
     When this returns, that is on disk and survives any crash. A run that is due already is still made. A worker whose
@@ -140,11 +151,16 @@ def unschedule(url: str, schedule_id: str, *, token: str | None = None, timeout:
     """
     if not _SCHEDULE_ID.fullmatch(schedule_id):
         raise _errors.InvalidArgument(f"{schedule_id!r}: the id of a schedule has 40 hexadecimal digits")
-    _ask("DELETE", url, f"/schedules/{schedule_id}", token, seconds(timeout))
+    AdminClient(url, token=token, timeout=timeout, tls=tls).ask("DELETE", f"/schedules/{schedule_id}")
 
 
 def errors(
-    url: str = DEFAULT_URL, *, limit: int = 100, token: str | None = None, timeout: Duration = 15.0
+    url: str = DEFAULT_URL,
+    *,
+    limit: int = 100,
+    token: str | None = None,
+    timeout: Duration = 15.0,
+    tls: TLSConfig | None = None,
 ) -> tuple[FailedRequest, ...]:
     """Return the last requests that the broker with this admin side could not do, the latest first.
 
@@ -154,7 +170,7 @@ def errors(
     Raises `ConfigError` for a URL of something else, `ConnectFailed` if nobody answers, `Unauthorized`, `Busy` if it
     has too much to do, `ConnectionLost` while it stops, and `BadAnswer` if what answers is no broker of this version.
     """
-    content = _get(url, f"/errors?limit={limit:d}", token, seconds(timeout))
+    content = AdminClient(url, token=token, timeout=timeout, tls=tls).ask("GET", f"/errors?limit={limit:d}")
     try:
         return tuple(FailedRequest(**failed) for failed in content["errors"])
     except (KeyError, TypeError) as error:
@@ -265,7 +281,14 @@ class Trace:
         return "done" if ends[-1] in {"acked", "delivered"} else ends[-1]
 
 
-def trace(url: str, message_id: str, *, token: str | None = None, timeout: Duration = 60.0) -> Trace:
+def trace(
+    url: str,
+    message_id: str,
+    *,
+    token: str | None = None,
+    timeout: Duration = 60.0,
+    tls: TLSConfig | None = None,
+) -> Trace:
     """Return what the broker with this admin side knows of the message, or the job, of this id.
 
     What has happened to it is read from the history, all of it, if the broker keeps one; that may take its time,
@@ -275,7 +298,9 @@ def trace(url: str, message_id: str, *, token: str | None = None, timeout: Durat
     Raises `NotFound` if there is no such message, `ConfigError` for a URL of something else, `ConnectFailed` if nobody
     answers, `Unauthorized`, and `BadAnswer` if what answers is no broker of this version.
     """
-    content = _get(url, f"/trace/{urllib.parse.quote(message_id, safe='')}", token, seconds(timeout))
+    content = AdminClient(url, token=token, timeout=timeout, tls=tls).ask(
+        "GET", f"/trace/{urllib.parse.quote(message_id, safe='')}"
+    )
     try:
         return Trace(
             **{
@@ -296,45 +321,3 @@ def _clients(told: dict[str, Any]) -> dict[str, Any]:
     if "consumers" in told:
         told["consumers"] = tuple(TracedClient(**consumer) for consumer in told["consumers"])
     return told
-
-
-def _get(url: str, page: str, token: str | None, patience: float) -> dict[str, Any]:
-    return _ask("GET", url, page, token, patience)
-
-
-def _ask(method: str, url: str, page: str, token: str | None, patience: float) -> dict[str, Any]:
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise _errors.ConfigError(
-            f"{url} is no admin side; write http://HOST:PORT as the ready line of the broker tells"
-        )
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname, parts.port or 2627, timeout=patience)
-    try:
-        connection.request(method, page, headers={} if token is None else {"Authorization": f"Bearer {token}"})
-        answer = connection.getresponse()
-        status, octets = answer.status, answer.read(_ANSWER_MAX)
-    except (http.client.HTTPException, OSError) as error:
-        raise _errors.ConnectFailed(f"{url} does not answer: {error}") from error
-    finally:
-        connection.close()
-    try:
-        content = json.loads(octets)
-        if status == http.client.OK:
-            return dict(content)
-        code, message = str(content["error"]["code"]), str(content["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        raise _errors.BadAnswer(f"{url} answers {status}, and not as the admin side of a broker does") from None
-    match code:
-        case "unauthorized" | "forbidden":
-            raise _errors.Unauthorized(message, 401)
-        case "not-found":
-            raise _errors.NotFound(message, 404)
-        case "busy":
-            raise _errors.Busy(message, 503)
-        case "not-saved":
-            raise _errors.Nacked(message, "not-saved")
-        case "stopping":
-            raise _errors.ConnectionLost(message, sent=False)
-        case _:
-            raise _errors.BadAnswer(f"{url}: {message}")

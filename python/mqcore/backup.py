@@ -16,13 +16,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import http.client
 import json
 import os
 import re
 import shutil
 import tarfile
-import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,10 +29,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Protocol, Self
 
 from mqcore import _core, errors
-from mqcore.config import Duration, seconds
+from mqcore._http import AdminClient, Rejections
+from mqcore.config import Duration
 
 if TYPE_CHECKING:
     from mqcore.journal import Finding
+    from mqcore.tls import TLSConfig
 
 __all__ = ["BackedUp", "Copied", "Restored", "backup", "restore"]
 
@@ -123,13 +123,15 @@ def backup(
     data_dir: str | os.PathLike[str] | None = None,
     token: str | None = None,
     timeout: Duration = 60.0,
+    tls: TLSConfig | None = None,
     progress: Copied | None = None,
 ) -> BackedUp:
     """Copy everything that a broker has saved, without disturbing it, into a new directory, ``.tar`` or ``.tar.zst``.
 
     The broker is that whose admin side is at `url`, or the one that runs on `data_dir` of this machine; if none runs
     there, the directory is copied as it is. A broker with users wants the `token` of one who may administer it.
-    `timeout` is how long the broker may send nothing. `to` appears when it is complete.
+    `timeout` is the longest silence of the broker. An ``https://`` URL is verified with the system's authorities, or
+    those of `tls` or of ``?ca=FILE`` in the URL. `to` appears when it is complete.
 
     Raises `ConfigError` if `to` exists, `ConnectFailed` and `ConnectionLost`, `Unacceptable` if the broker keeps
     nothing, `Unauthorized`, `Busy` while another backup is made, `DataDirFull`, and what `mqcore.journal.segments`
@@ -149,7 +151,7 @@ def backup(
         else:
             return take(stopped, path, progress)
     assert url is not None
-    with _download(url, token, seconds(timeout)) as (source, total):
+    with _download(url, token, timeout, tls) as (source, total):
         return _take(source, total, path, progress)
 
 
@@ -448,59 +450,15 @@ def _admin_of(data_dir: Path) -> str:
         ) from None
 
 
-class _Answer:
-    """The body of an answer. An end in the middle is a lost connection, and never the end."""
-
-    def __init__(self, answer: http.client.HTTPResponse, url: str) -> None:
-        self._answer = answer
-        self._url = url
-
-    def read(self, size: int, /) -> bytes:
-        try:
-            return self._answer.read(size)
-        except (http.client.HTTPException, OSError) as error:
-            why = str(error) or type(error).__name__
-            raise errors.ConnectionLost(f"the backup from {self._url} broke off: {why}") from error
-
-
 @contextmanager
-def _download(url: str, token: str | None, patience: float) -> Iterator[tuple[_Source, int]]:
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme != "http" or not parts.hostname:
-        raise errors.ConfigError(
-            f"{url} is no admin side; write http://HOST:PORT as the ready line of the broker tells"
-        )
-    connection = http.client.HTTPConnection(parts.hostname, parts.port or 2627, timeout=patience)
-    try:
-        try:
-            authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
-            connection.request("GET", "/backup", headers={"Mqcore-Request": "backup", **authorization})
-            answer = connection.getresponse()
-        except (http.client.HTTPException, OSError) as error:
-            raise errors.ConnectFailed(f"{url} does not answer: {error}") from error
-        if answer.status != http.client.OK:
-            raise _refusal(answer, url)
-        yield _Answer(answer, url), int(answer.headers.get("Mqcore-Backup-Bytes", "0"))
-    finally:
-        connection.close()
-
-
-def _refusal(answer: http.client.HTTPResponse, url: str) -> errors.MqcoreError:
-    try:
-        refusal = json.loads(answer.read(_PIECE))["error"]
-        code, message = str(refusal["code"]), str(refusal["message"])
-    except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
-        return errors.BadAnswer(f"{url} answers {answer.status}, and not as the admin side of a broker does")
-    match code:
-        case "nothing-kept":
-            return errors.Unacceptable(message, 406)
-        case "busy":
-            return errors.Busy(message, 503)
-        case "unauthorized" | "forbidden":
-            return errors.Unauthorized(message, 401)
-        case "stopping":
-            return errors.ConnectionLost(message, sent=False)
-        case "not-found" | "method-not-allowed":
-            return errors.NotFound(f"{url} makes no backups: {message}", 404)
-        case _:
-            return errors.DataDirUnreadable(message)
+def _download(url: str, token: str | None, timeout: Duration, tls: TLSConfig | None) -> Iterator[tuple[_Source, int]]:
+    """The body of a backup that a broker sends, and the bytes of its files."""
+    admin = AdminClient(url, token=token, timeout=timeout, tls=tls)
+    rejections: Rejections = {
+        "nothing-kept": lambda message: errors.Unacceptable(message, 406),
+        "not-found": lambda message: errors.NotFound(f"{url} makes no backups: {message}", 404),
+        "method-not-allowed": lambda message: errors.NotFound(f"{url} makes no backups: {message}", 404),
+    }
+    headers = {"Mqcore-Request": "backup"}
+    with admin.stream("GET", "/backup", headers, rejections=rejections, otherwise=errors.DataDirUnreadable) as body:
+        yield body, int(body.headers.get("Mqcore-Backup-Bytes", "0"))

@@ -28,6 +28,8 @@ def backup(to: Path, url: str | None, data_dir: Path | None, token: str | None, 
     """
     from mqcore.backup import backup as make
 
+    if url is None and data_dir is None:
+        url = options.root_admin_url()
     if (url is None) == (data_dir is None):
         raise click.UsageError("name the broker: --url ADMIN or --data-dir DIR, one of them")
     with output.growing("backup", octets=True) as show:

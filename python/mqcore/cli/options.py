@@ -6,11 +6,23 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from mqcore import sync
 
-__all__ = ["DURATION", "QUEUE", "address", "admin_side", "as_json", "connect", "connection", "split_header", "token"]
+__all__ = [
+    "DURATION",
+    "QUEUE",
+    "address",
+    "admin_side",
+    "as_json",
+    "connect",
+    "connection",
+    "root_admin_url",
+    "split_header",
+    "token",
+]
 
 DEFAULT_URL = "tmqp://127.0.0.1:2622"
 DEFAULT_ADMIN = "http://127.0.0.1:2627"
@@ -86,10 +98,29 @@ def admin_side(timeout: str) -> Callable[[_F], _F]:
         command = click.option("--token", envvar="MQCORE_TOKEN", help=whose)(command)
         how_long = "How long an answer may take."
         command = click.option("--timeout", type=DURATION, default=timeout, show_default=True, help=how_long)(command)
-        where = "The admin side of the broker."
-        return click.option("--url", metavar="ADMIN", default=DEFAULT_ADMIN, show_default=True, help=where)(command)
+        where = f"URL of the admin side. [default: an http:// or https:// MQCORE_URL, else {DEFAULT_ADMIN}]"
+        return click.option("--url", metavar="ADMIN", callback=_admin_url, help=where)(command)
 
     return add
+
+
+def root_admin_url() -> str | None:
+    """Return the URL before the command, or of MQCORE_URL, if it is that of an admin side.
+
+    Raises `click.UsageError` for another one before the command. Another MQCORE_URL says where messages go; it is no
+    mistake beside a command that asks the admin side.
+    """
+    context = click.get_current_context().find_root()
+    url: str | None = context.meta.get("mqcore.url")
+    if url is None or url.startswith(("http://", "https://")):
+        return url
+    if context.get_parameter_source("url") is ParameterSource.COMMANDLINE:
+        raise click.UsageError(f"this command asks the admin side: --url {url} is none; write --url http://HOST:PORT")
+    return None
+
+
+def _admin_url(_ctx: click.Context, _option: click.Parameter, value: str | None) -> str:
+    return value or root_admin_url() or DEFAULT_ADMIN
 
 
 def address(queue: str, url: str | None) -> str:

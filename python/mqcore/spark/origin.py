@@ -6,10 +6,8 @@ Both answer the same questions, and neither consumes anything. Nothing here know
 from __future__ import annotations
 
 import functools
-import http.client
 import json
 import os
-import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +17,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from mqcore import _core, errors
+from mqcore._http import AdminClient, Rejections
 
 __all__ = ["Directory", "Ends", "Origin", "Piece", "Remote", "Stretch", "arrow_errors"]
 
@@ -27,9 +26,9 @@ Piece: TypeAlias = tuple[int, str, int, int, list[int], int, int]
 Stretch: TypeAlias = tuple[int, int, int]
 """Shard, first sequence, behind the last."""
 
-_ANSWER_MAX: Final = 64 << 20
-_QUESTION_MAX: Final = 12 << 10
-_PATIENCE: Final = 60.0
+_ANSWER_BYTES_MAX: Final = 64 << 20
+_REQUEST_BYTES_MAX: Final = 12 << 10
+_TIMEOUT_SECONDS: Final = 60.0
 _NAMES: Final = ("shard", "journal", "from", "until", "segments", "kept_from", "bytes")
 
 
@@ -126,13 +125,8 @@ class Remote(Origin):
     """A broker that is asked through its admin side. Raises `ConnectFailed`, `ConnectionLost` and `Unauthorized`."""
 
     def __init__(self, url: str, token: str | None) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise errors.ConfigError(
-                f"{url} is no admin side; write http://HOST:PORT as the ready line of the broker tells"
-            )
-        self._url, self._token = url, token
-        self._host, self._port, self._secure = parts.hostname, parts.port or 2627, parts.scheme == "https"
+        self._admin = AdminClient(url, token=token, timeout=_TIMEOUT_SECONDS)
+        self._url = self._admin.url
 
     def ends(self, settled: bool = False) -> list[Ends]:
         """See `Origin.ends`; `settled`: first the broker writes down whatever happened so far."""
@@ -152,63 +146,43 @@ class Remote(Origin):
     def read(self, request: str, piece: Piece, fail: bool) -> Iterator[pa.RecordBatch]:
         """See `Origin.read`."""
         named = dict(zip(_NAMES, piece, strict=True))
-        connection, answer = self._open({"do": "rows", "request": request, "piece": named, "fail_on_loss": fail})
-        try:
-            with pa.ipc.open_stream(answer) as reader:
-                yield from reader
-        except (pa.ArrowInvalid, http.client.HTTPException, OSError) as error:
-            why = str(error) or type(error).__name__
-            raise errors.ConnectionLost(f"history from {self._url} broke off (its log says why): {why}") from error
-        finally:
-            connection.close()
+        question = {"do": "rows", "request": request, "piece": named, "fail_on_loss": fail}
+        with self._admin.stream(
+            "GET", "/history", _headers(question), rejections=_REJECTIONS, otherwise=self._unreadable
+        ) as body:
+            try:
+                with pa.ipc.open_stream(body) as reader:
+                    yield from reader
+            except (pa.ArrowInvalid, errors.ConnectionLost, OSError) as error:
+                why = str(error) or type(error).__name__
+                raise errors.ConnectionLost(f"history from {self._url} broke off (its log says why): {why}") from error
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        connection, answer = self._open(question)
-        try:
-            return dict(json.loads(answer.read(_ANSWER_MAX)))
-        except (ValueError, http.client.HTTPException, OSError) as error:
-            raise errors.BadAnswer(f"{self._url} answers in another form: {error}") from error
-        finally:
-            connection.close()
+        return self._admin.ask(
+            "GET",
+            "/history",
+            _headers(question),
+            bytes_max=_ANSWER_BYTES_MAX,
+            rejections=_REJECTIONS,
+            otherwise=self._unreadable,
+        )
 
-    def _open(self, question: dict[str, Any]) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        words = json.dumps(question)
-        if len(words) > _QUESTION_MAX:
-            raise errors.InvalidArgument("too many queues or columns are named to be asked for at an admin side")
-        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=_PATIENCE)
-        headers = {"Mqcore-Request": words}
-        if self._token is not None:
-            headers["Authorization"] = f"Bearer {self._token}"
-        try:
-            connection.request("GET", "/history", headers=headers)
-            answer = connection.getresponse()
-            if answer.status == http.client.OK:
-                return connection, answer
-            refusal = answer.read(_ANSWER_MAX)
-        except (http.client.HTTPException, OSError) as error:
-            connection.close()
-            raise errors.ConnectFailed(f"{self._url} does not answer: {error}") from error
-        connection.close()
-        raise _refused(self._url, answer.status, refusal)
+    def _unreadable(self, message: str) -> errors.MqcoreError:
+        return errors.DataDirUnreadable(f"{self._url}: {message}")
 
 
-def _refused(url: str, status: int, octets: bytes) -> errors.MqcoreError:
-    try:
-        content = json.loads(octets)["error"]
-        code, message = str(content["code"]), str(content["message"])
-    except (ValueError, KeyError, TypeError):
-        return errors.BadAnswer(f"{url} answers {status}, and not as the admin side of a broker does")
-    match code:
-        case "lost":
-            return errors.HistoryLost(message)
-        case "unauthorized" | "forbidden":
-            return errors.Unauthorized(message, 401)
-        case "nothing-kept":
-            return errors.DataDirMissing(message)
-        case "stopping":
-            return errors.ConnectionLost(message)
-        case "bad-request":
-            return errors.InvalidArgument(message)
-        case _:
-            return errors.DataDirUnreadable(f"{url}: {message}")
+_REJECTIONS: Final[Rejections] = {
+    "lost": errors.HistoryLost,
+    "nothing-kept": errors.DataDirMissing,
+    "stopping": errors.ConnectionLost,
+    "bad-request": errors.InvalidArgument,
+}
+
+
+def _headers(question: dict[str, Any]) -> dict[str, str]:
+    text = json.dumps(question)
+    if len(text) > _REQUEST_BYTES_MAX:
+        raise errors.InvalidArgument(
+            f"the request names too many queues or columns: {len(text)} bytes, of at most {_REQUEST_BYTES_MAX}"
+        )
+    return {"Mqcore-Request": text}

@@ -1,0 +1,291 @@
+"""The one HTTP client of the package: requests to a broker's admin side, with TLS, proxies and timeouts.
+
+::
+
+    admin = AdminClient("https://broker.example:2627?ca=/etc/ca.pem", token="secret", timeout=15.0)
+    answer = admin.ask("GET", "/errors?limit=10")
+    with admin.stream("GET", "/backup", {"Mqcore-Request": "backup"}) as body:
+        first = body.read(65_536)
+
+Every request has a connection of its own, is sent once, and follows no redirect: an admin side sends none, and a token
+must not reach another host. Proxies come from ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY``; loopback
+addresses are always reached directly.
+"""
+
+from __future__ import annotations
+
+import io
+import ipaddress
+import json
+import logging
+import ssl
+import urllib.parse
+import urllib.request
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from mqcore import credentials, errors
+from mqcore.config import Duration, seconds
+from mqcore.tls import TLSConfig
+
+if TYPE_CHECKING:
+    import urllib3
+
+__all__ = ["DEFAULT_PORT", "AdminClient", "Body", "Rejections"]
+
+DEFAULT_PORT: Final = 2627
+"""The port of an admin side whose URL names none."""
+
+_ERROR_BYTES_MAX: Final = 1 << 20
+_TLS_OPTIONS: Final = ("ca", "cert", "key", "server_name")
+_OK: Final = 200
+_LOG: Final = logging.getLogger("mqcore.admin")
+
+Rejections: TypeAlias = Mapping[str, Callable[[str], errors.MqcoreError]]
+"""Error codes of the admin side, each with what makes its message an exception."""
+
+_REJECTIONS: Final[Rejections] = {
+    "unauthorized": lambda message: errors.Unauthorized(message, 401),
+    "forbidden": lambda message: errors.Unauthorized(message, 401),
+    "not-found": lambda message: errors.NotFound(message, 404),
+    "busy": lambda message: errors.Busy(message, 503),
+    "not-saved": lambda message: errors.Nacked(message, "not-saved"),
+    "stopping": lambda message: errors.ConnectionLost(message, sent=False),
+}
+
+
+class Body(io.RawIOBase):
+    """The body of an answer, read piece by piece. If the connection ends early, reading raises `ConnectionLost`."""
+
+    def __init__(self, response: urllib3.BaseHTTPResponse, url: str) -> None:
+        self._response = response
+        self._url = url
+        self.headers: Mapping[str, str] = response.headers
+        """The headers of the answer; names compare without regard to case."""
+
+    def readable(self) -> bool:
+        """Return true."""
+        return True
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read `size` bytes, fewer only at the end; all that are left if it is negative."""
+        import urllib3
+
+        try:
+            return self._response.read(None if size is None or size < 0 else size)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise errors.ConnectionLost(f"the answer of {self._url} broke off: {_reason(error)}") from error
+
+
+class AdminClient:
+    """Sends requests to the admin side of one broker.
+
+    `url` is ``http://HOST:PORT`` or ``https://HOST:PORT``; the default port is 2627. As in the URLs of clients, it may
+    name who asks (``https://TOKEN@HOST``, ``https://USER:PASSWORD@HOST``) and TLS files
+    (``?ca=FILE&cert=FILE&key=FILE&server_name=NAME``). `timeout` is the longest time to connect, and the longest
+    silence while reading, in seconds or as text such as ``"30s"``.
+
+    Raises `ConfigError` for another URL, for a token that is given twice, and for TLS files that cannot be read.
+    """
+
+    def __init__(
+        self, url: str, *, token: str | None = None, timeout: Duration = 15.0, tls: TLSConfig | None = None
+    ) -> None:
+        plain, named = credentials.split(url)
+        try:
+            parts = urllib.parse.urlsplit(plain)
+            host, port = parts.hostname, parts.port or DEFAULT_PORT
+        except ValueError as error:
+            raise errors.ConfigError(f"{url} is no admin side: {error}") from None
+        if parts.scheme not in {"http", "https"} or not host:
+            raise errors.ConfigError(
+                f"{url} is no admin side; write http://HOST:PORT as the ready line of the broker tells"
+            )
+        if named is not None and token is not None:
+            raise errors.ConfigError("give the token in the URL of the admin side or as `token`, not both")
+        self._host = host
+        self._scheme = parts.scheme
+        self._base = f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        self.url: Final = self._base
+        """The URL without credentials and options, for messages."""
+        self._tls = _tls(parts.query, tls)
+        if parts.scheme == "http" and self._tls is not None:
+            raise errors.ConfigError(f"{self.url} is not TLS; write https:// to use TLS options")
+        self._timeout = seconds(timeout)
+        token = token if named is None else named
+        self._headers = {} if token is None else {"Authorization": token if _is_basic(named) else f"Bearer {token}"}
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        bytes_max: int = 8 << 20,
+        rejections: Rejections | None = None,
+        otherwise: Callable[[str], errors.MqcoreError] | None = None,
+    ) -> dict[str, Any]:
+        """Send a request and return the JSON object of its answer, of at most `bytes_max` bytes.
+
+        Raises `ConnectFailed` if the admin side cannot be reached, `BadAnswer` if what answers is no admin side or
+        answers with more, and what `stream` raises.
+        """
+        with self.stream(method, path, headers, rejections=rejections, otherwise=otherwise) as body:
+            text = body.read(bytes_max + 1)
+        if len(text) > bytes_max:
+            raise errors.BadAnswer(f"{self.url} answers with more than {bytes_max} bytes")
+        try:
+            return dict(json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise errors.BadAnswer(f"{self.url} answers {_OK}, and not as the admin side of a broker does") from error
+
+    @contextmanager
+    def stream(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        rejections: Rejections | None = None,
+        otherwise: Callable[[str], errors.MqcoreError] | None = None,
+    ) -> Iterator[Body]:
+        """Send a request and read its answer piece by piece while the block runs.
+
+        An error of the admin side is raised as what `rejections` makes of its code: `Unauthorized`, `NotFound`,
+        `Busy`, `Nacked` and `ConnectionLost` by default; for other codes as what `otherwise` makes of its message
+        (`BadAnswer` by default).
+        """
+        import urllib3
+
+        with self._pool() as pool:
+            try:
+                with self._unverified():
+                    response = pool.urlopen(
+                        method,
+                        self._base + path,
+                        headers={**self._headers, **(headers or {})},
+                        preload_content=False,
+                        redirect=False,
+                        retries=False,
+                        timeout=urllib3.Timeout(connect=self._timeout, read=self._timeout),
+                    )
+            except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+                raise errors.ConnectFailed(f"{self.url} does not answer: {_reason(error)}") from error
+            try:
+                body = Body(response, self.url)
+                if response.status != _OK:
+                    text = body.read(_ERROR_BYTES_MAX)
+                    raise self._rejection(response.status, text, {**_REJECTIONS, **(rejections or {})}, otherwise)
+                yield body
+            finally:
+                response.close()
+
+    @contextmanager
+    def _unverified(self) -> Iterator[None]:
+        """Log that any certificate is accepted, as the other clients do, where urllib3 would warn of it."""
+        if self._tls is None or not self._tls.dangerously_accept_any_certificate:
+            yield
+            return
+        from urllib3.exceptions import InsecureRequestWarning
+
+        _LOG.warning("connected to %s without verifying its certificate", self.url)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", InsecureRequestWarning)
+            yield
+
+    def _rejection(
+        self,
+        status: int,
+        text: bytes,
+        rejections: Rejections,
+        otherwise: Callable[[str], errors.MqcoreError] | None,
+    ) -> errors.MqcoreError:
+        try:
+            content = json.loads(text)["error"]
+            code, message = str(content["code"]), str(content["message"])
+        except (ValueError, KeyError, TypeError):
+            return errors.BadAnswer(f"{self.url} answers {status}, and not as the admin side of a broker does")
+        if code in rejections:
+            return rejections[code](message)
+        return errors.BadAnswer(f"{self.url}: {message}") if otherwise is None else otherwise(message)
+
+    def _pool(self) -> urllib3.PoolManager:
+        import urllib3
+
+        options: dict[str, Any] = {}
+        if self._scheme == "https":
+            options = _tls_options(self._tls or TLSConfig())
+        proxy = _proxy(self._scheme, self._host)
+        if proxy is None:
+            return urllib3.PoolManager(1, **options)
+        login = urllib.parse.urlsplit(proxy)
+        headers = None
+        if login.username is not None:
+            user = f"{urllib.parse.unquote(login.username)}:{urllib.parse.unquote(login.password or '')}"
+            headers = urllib3.make_headers(proxy_basic_auth=user)
+        return urllib3.ProxyManager(proxy, 1, proxy_headers=headers, **options)
+
+
+def _is_basic(named: str | None) -> bool:
+    return named is not None and named.startswith("Basic ")
+
+
+def _tls(query: str, tls: TLSConfig | None) -> TLSConfig | None:
+    """TLS options of the URL, or those given beside it."""
+    named = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
+    if not named:
+        return tls
+    if unknown := named.keys() - set(_TLS_OPTIONS):
+        raise errors.ConfigError(
+            f"the URL of an admin side has no option {min(unknown)!r}; it has {', '.join(_TLS_OPTIONS)}"
+        )
+    if tls is not None:
+        raise errors.ConfigError("give TLS options in the URL of the admin side or as `tls`, not both")
+    return TLSConfig(
+        ca=named.get("ca"), cert=named.get("cert"), key=named.get("key"), server_name=named.get("server_name")
+    )
+
+
+def _tls_options(tls: TLSConfig) -> dict[str, Any]:
+    """What urllib3 needs for `tls`."""
+    try:
+        context = ssl.create_default_context(cafile=tls.ca)
+        if tls.cert is not None:
+            context.load_cert_chain(tls.cert, tls.key)
+    except (OSError, ssl.SSLError) as error:
+        raise errors.ConfigError(f"cannot load the TLS files of the admin side: {error}") from error
+    options: dict[str, Any] = {"ssl_context": context}
+    if tls.dangerously_accept_any_certificate:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        options["cert_reqs"] = ssl.CERT_NONE
+    elif tls.server_name is not None:
+        options |= {"server_hostname": tls.server_name, "assert_hostname": tls.server_name}
+    return options
+
+
+def _proxy(scheme: str, host: str) -> str | None:
+    """The proxy that the environment names for a host, if any."""
+    proxies = urllib.request.getproxies()
+    proxy = proxies.get(scheme) or proxies.get("all")
+    if proxy is None or _is_loopback(host) or urllib.request.proxy_bypass(host):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, without the name of a connection object that urllib3 puts in front."""
+    text = str(error) or type(error).__name__
+    _, separator, reason = text.partition(">: ")
+    return reason if separator else text
