@@ -18,7 +18,7 @@ CYCLE_FILES_MAX = 3
 
 # Larger cycles that are still being taken apart. These numbers only ever shrink; the aim is an empty table.
 LARGER_FOR_NOW: dict[str, int] = {
-    "mqcore-broker": 26,
+    "mqcore-broker": 5,
     "mqcore-client": 9,
     "mqcore-journal": 4,
     "mqcore-python": 5,
@@ -29,7 +29,9 @@ LARGER_FOR_NOW: dict[str, int] = {
 
 # The layers inside a crate, lowest first; a file may import from its own layer and from those before it. An entry is a
 # path below `src`, without its suffix: a file, or a folder with everything in it.
-LAYERS: dict[str, list[set[str]]] = {}
+LAYERS: dict[str, list[set[str]]] = {
+    "mqcore-broker": [{"model"}, {"history"}, {"context"}, {"queue", "routing"}, {"shard"}],
+}
 
 Graph = dict[str, set[str]]
 

@@ -5,14 +5,15 @@
 use std::sync::Arc;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use mqcore_broker::broker::{Broker, BrokerConfig};
-use mqcore_broker::client::Client;
-use mqcore_broker::command::{Acknowledgement, Command, Request};
-use mqcore_broker::effect::Effect;
-use mqcore_broker::id::{ChannelName, ConnectionId, QueueAddress, RequestId};
-use mqcore_broker::message::{Message, Properties};
-use mqcore_broker::options::{QueueChanges, Status};
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::{Acknowledgement, Command, Request};
+use mqcore_broker::model::config::BrokerConfig;
+use mqcore_broker::model::effect::Effect;
+use mqcore_broker::model::id::{ChannelName, ConnectionId, QueueAddress, RequestId};
+use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::options::{QueueChanges, Status};
+use mqcore_broker::model::time::Timestamp;
+use mqcore_broker::shard::Broker;
 
 const BATCH: usize = 400;
 const NOW: Timestamp = Timestamp(1);
@@ -94,7 +95,7 @@ impl Bench {
             let Effect::Deliver(deliver) = effect else { continue };
             let consumer = deliver.to.as_slice()[0].0 as usize - 2;
             let word = Acknowledgement {
-                tag: mqcore_broker::id::Tag::CHANNEL,
+                tag: mqcore_broker::model::id::Tag::CHANNEL,
                 queue: self.queue.clone(),
                 message_id: deliver.message.id().into(),
                 refusal: None,

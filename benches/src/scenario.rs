@@ -3,8 +3,8 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use mqcore_broker::options::Status;
-use mqcore_broker::policy;
+use mqcore_broker::model::options::Status;
+use mqcore_broker::model::policy;
 
 use crate::durable::{Receipts, Scratch};
 use crate::eventmq::{self, Jobs};

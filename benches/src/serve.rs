@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::options::{ChannelOptions, QueueOptions, Status};
+use mqcore_broker::model::options::{ChannelOptions, QueueOptions, Status};
 use mqcore_server::config::{Config, HistoryConfig};
 use mqcore_server::handler::NoHandlers;
 use mqcore_server::server::Server;

@@ -17,9 +17,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
+use mqcore_broker::history::packing::unpack;
 use mqcore_broker::history::{LifeStep, each_step};
-use mqcore_broker::packing::unpack;
-use mqcore_broker::record::RecordError;
+use mqcore_broker::model::record::RecordError;
 use mqcore_journal::notes::{self, Inventory, SealedNotes};
 use mqcore_journal::storage::Storage;
 

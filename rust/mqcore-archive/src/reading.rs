@@ -25,7 +25,7 @@ use std::sync::Arc;
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_schema::ArrowError;
-use mqcore_broker::record::RecordError;
+use mqcore_broker::model::record::RecordError;
 use mqcore_journal::error::JournalError;
 use serde::{Deserialize, Serialize};
 

@@ -12,8 +12,8 @@ use arrow_array::builder::{
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow_schema::{ArrowError, DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
 use mqcore_broker::history::{Kind, LifeStep, Who};
-use mqcore_broker::id::Sequence;
-use mqcore_broker::record::{Progress, PutMessage};
+use mqcore_broker::model::id::Sequence;
+use mqcore_broker::model::record::{Progress, PutMessage};
 
 /// A table: what a row of it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use mqcore_archive::archive::{Archive, ArchiveError};
 use mqcore_broker::history::{Block, each_step};
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::time::Timestamp;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::stats::Health;

@@ -19,7 +19,7 @@ use mqcore_archive::reading::request::Request;
 use mqcore_archive::reading::{Piece, ReadError, ShardHistory};
 use mqcore_archive::tree::TreeStorage;
 use mqcore_broker::history::Block;
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::time::Timestamp;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::FileStorage;

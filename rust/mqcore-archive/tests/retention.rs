@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use mqcore_archive::archive::{Archive, Retention, Size};
 use mqcore_broker::history::Block;
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::time::Timestamp;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::{Call, Fault, MemoryStorage};

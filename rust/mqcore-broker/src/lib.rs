@@ -1,57 +1,22 @@
 //! The decisions of mqcore: channels, queues, deliveries and events as one pure state machine.
 //!
-//! A [`broker::Broker`] is one shard's whole state. It is given commands, answers and the time, and it writes
-//! down [`effect::Effect`]s for somebody else to carry out. It never waits, never reads a clock, and knows
-//! neither protocol nor file nor thread; so every behaviour of a queue can be tested by calling functions.
+//! A [`shard::Broker`] is one shard's whole state. It takes commands, answers and the time, and appends
+//! [`model::effect::Effect`]s for its caller to carry out. It never waits, never reads a clock, and knows neither
+//! protocols nor files nor threads. So every behavior of a queue can be tested by calling functions.
 //!
-//! | module | what lives there |
+//! Each folder knows only those below it:
+//!
+//! | folder | contents |
 //! |---|---|
-//! | [`id`], [`time`], [`client`] | names, numbers, moments, peers |
-//! | [`message`], [`options`], [`rejection`] | what is published, how queues behave, how the broker says no |
-//! | [`decision`], [`policy`] | what handlers answer; ready-made answers |
-//! | [`topic`], [`router`], [`routing`] | names that fan out; what maps messages to queues, clients and topics, and how |
-//! | [`command`], [`effect`], [`stats`] | what comes in, what goes out, what is counted |
-//! | [`unique`] | messages of which a queue has one at a time |
-//! | [`record`], [`history`] | what must survive a crash; what happened to each message |
+//! | [`shard`] | the broker of one shard: channels, clients, requests, the steps of routes |
+//! | `queue`, `routing` | one queue and its deliveries; routers, topics and bindings |
+//! | `context` | what every step needs: the time, the state of the shard, the effects |
+//! | [`history`] | the lifecycle of each message, encoded |
+//! | [`model`] | plain values: commands, effects, messages, names, options, records |
 
-pub mod bindings;
-pub mod broker;
-mod channel;
-pub mod client;
-pub mod command;
-pub mod decision;
-mod delayed;
-mod delivery;
-mod directory;
-mod dispatch;
-pub mod effect;
-pub mod filter;
+mod context;
 pub mod history;
-pub mod id;
-pub mod intake;
-mod members;
-pub mod message;
-pub mod nodes;
-pub mod options;
-pub mod packing;
-pub mod policy;
-mod pulling;
+pub mod model;
 mod queue;
-pub mod rate;
-mod ready;
-pub mod record;
-pub mod rejection;
-pub mod router;
-pub mod routing;
-mod settlement;
-mod shelf;
-pub mod sighting;
-pub mod stats;
-pub mod subscription;
-pub mod time;
-pub mod topic;
-mod travel;
-mod turn;
-pub mod unique;
-mod unread;
-mod workflow;
+mod routing;
+pub mod shard;

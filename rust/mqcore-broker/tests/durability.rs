@@ -7,23 +7,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::broker::{BrokerConfig, Recollection, Restored};
-use mqcore_broker::client::Client;
-use mqcore_broker::command::{Clear, Command, PassedOn, Request, Retry};
-use mqcore_broker::effect::{Effect, Event, Reply};
-use mqcore_broker::id::{RequestId, RouterName, Sequence, TopicName};
-use mqcore_broker::intake::Ticket;
-use mqcore_broker::message::{Layout, Message, Properties};
-use mqcore_broker::options::{Durability, QueueChanges, Status};
-use mqcore_broker::record::{
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::{Clear, Command, PassedOn, Request, Retry};
+use mqcore_broker::model::config::BrokerConfig;
+use mqcore_broker::model::effect::{Effect, Event, Reply};
+use mqcore_broker::model::id::{RequestId, RouterName, Sequence, TopicName};
+use mqcore_broker::model::intake::Ticket;
+use mqcore_broker::model::message::{Layout, Message, Properties};
+use mqcore_broker::model::options::{Durability, QueueChanges, Status};
+use mqcore_broker::model::record::{
     NUMBERS_KEY, Progress, Record, channel_key, decode_definition, decode_put, decode_put_head,
     encode_channel, encode_intake, encode_numbers, encode_put, encode_queue, encode_router,
     encode_topic_binding, intake_key, queue_key, router_key, topic_binding_key,
 };
-use mqcore_broker::router::{Binding, RouterDefinition, RouterMethod, Target};
-use mqcore_broker::time::Timestamp;
-use mqcore_broker::topic::TopicPattern;
-use mqcore_broker::unique::header_line;
+use mqcore_broker::model::recovery::{Recollection, Restored};
+use mqcore_broker::model::router::{Binding, RouterDefinition, RouterMethod, Target};
+use mqcore_broker::model::time::Timestamp;
+use mqcore_broker::model::topic::TopicPattern;
+use mqcore_broker::model::unique::header_line;
 use world::{World, acknowledged, changes, id_of, queue};
 
 /// The records of a broker, as a journal would have them: written down, encoded, some of them committed.

@@ -8,13 +8,13 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::broker::{BrokerConfig, HandlerSpec};
-use mqcore_broker::client::Client;
-use mqcore_broker::command::Clear;
-use mqcore_broker::decision::{Acknowledge, Decision, PutBack, Step, Steps};
-use mqcore_broker::effect::HandlerFailure;
-use mqcore_broker::history::HistoryOptions;
-use mqcore_broker::options::{QueueChanges, Status};
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::Clear;
+use mqcore_broker::model::config::HistoryOptions;
+use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
+use mqcore_broker::model::decision::{Acknowledge, Decision, PutBack, Step, Steps};
+use mqcore_broker::model::effect::HandlerFailure;
+use mqcore_broker::model::options::{QueueChanges, Status};
 use world::ledger::Ledger;
 use world::{World, acknowledged, changes, handler};
 

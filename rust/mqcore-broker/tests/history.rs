@@ -5,16 +5,18 @@ mod world;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::broker::{BrokerConfig, Recollection, Restored};
-use mqcore_broker::client::Client;
-use mqcore_broker::command::{Clear, Command, Request};
-use mqcore_broker::decision::{Decision, Step};
-use mqcore_broker::effect::{Effect, Transfer};
-use mqcore_broker::history::{Block, HistoryOptions, Kind, each_step};
-use mqcore_broker::id::{MessageNumber, RequestId, Sequence};
-use mqcore_broker::options::{Durability, QueueChanges, Status};
-use mqcore_broker::record::{Definition, NUMBERS_KEY, Record, decode_definition, decode_put_head};
-use mqcore_broker::record::{encode_numbers, encode_put};
+use mqcore_broker::history::{Block, Kind, each_step};
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::{Clear, Command, Request};
+use mqcore_broker::model::config::BrokerConfig;
+use mqcore_broker::model::config::HistoryOptions;
+use mqcore_broker::model::decision::{Decision, Step};
+use mqcore_broker::model::effect::{Effect, Transfer};
+use mqcore_broker::model::id::{MessageNumber, RequestId, Sequence};
+use mqcore_broker::model::options::{Durability, QueueChanges, Status};
+use mqcore_broker::model::record::{Definition, NUMBERS_KEY, Record, decode_definition, decode_put_head};
+use mqcore_broker::model::record::{encode_numbers, encode_put};
+use mqcore_broker::model::recovery::{Recollection, Restored};
 use world::ledger::Ledger;
 use world::{World, acknowledged, changes, handler, queue};
 

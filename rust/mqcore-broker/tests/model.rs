@@ -6,12 +6,13 @@ mod world;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::broker::{BrokerConfig, Recollection};
-use mqcore_broker::client::Client;
-use mqcore_broker::command::{Clear, Request};
-use mqcore_broker::history::HistoryOptions;
-use mqcore_broker::options::{QueueChanges, Status};
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::{Clear, Request};
+use mqcore_broker::model::config::BrokerConfig;
+use mqcore_broker::model::config::HistoryOptions;
+use mqcore_broker::model::options::{QueueChanges, Status};
+use mqcore_broker::model::recovery::Recollection;
+use mqcore_broker::model::time::Timestamp;
 use world::ledger::Ledger;
 use world::{World, changes, queue};
 

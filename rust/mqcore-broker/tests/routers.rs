@@ -5,16 +5,16 @@ mod shards;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use mqcore_broker::broker::HandlerSpec;
-use mqcore_broker::command::{ClientPattern, Command, Request};
-use mqcore_broker::decision::{Decision, Step, Steps};
-use mqcore_broker::effect::{Answer, Effect, Event, HandlerFailure, Question, Reply};
-use mqcore_broker::id::RouterName;
-use mqcore_broker::message::{Message, Properties};
-use mqcore_broker::options::{QueueChanges, Status};
-use mqcore_broker::policy;
-use mqcore_broker::rejection::RejectionKind;
-use mqcore_broker::router::{Binding, Interaction, RouterMethod, Target};
+use mqcore_broker::model::command::{ClientPattern, Command, Request};
+use mqcore_broker::model::config::HandlerSpec;
+use mqcore_broker::model::decision::{Decision, Step, Steps};
+use mqcore_broker::model::effect::{Answer, Effect, Event, HandlerFailure, Question, Reply};
+use mqcore_broker::model::id::RouterName;
+use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::options::{QueueChanges, Status};
+use mqcore_broker::model::policy;
+use mqcore_broker::model::rejection::RejectionKind;
+use mqcore_broker::model::router::{Binding, Interaction, RouterMethod, Target};
 use shards::{Dice, Shards, queue};
 
 fn router(name: &str) -> RouterName {
@@ -249,8 +249,8 @@ fn a_topic_takes_a_message_if_anybody_is_there() {
     bind(&mut shards, "r", binding("@topic:news", 1, Interaction::None));
     bind(&mut shards, "r", binding("@client:c0", 0, Interaction::None));
     assert_eq!(route(&mut shards, "r", "m", 0).direct.len(), 1);
-    let name = mqcore_broker::id::TopicName::new(b"news").expect("a short name");
-    let pattern = mqcore_broker::topic::TopicPattern::Exact(name);
+    let name = mqcore_broker::model::id::TopicName::new(b"news").expect("a short name");
+    let pattern = mqcore_broker::model::topic::TopicPattern::Exact(name);
     shards.request(1, Request::SubscribeTopic { pattern, told: false }).expect("fine");
     assert_eq!(route(&mut shards, "r", "m", 0).direct, ["c1 by topic"]);
 }
@@ -354,12 +354,12 @@ fn targets(names: &[&str]) -> Answer {
     let targets = names.iter().map(|name| Binding { name: "".into(), ..binding(name, 0, Interaction::None) });
     Answer {
         targets: Some(targets.collect()),
-        ..Answer::new(mqcore_broker::id::QuestionId(0), Ok(Decision::ALLOW))
+        ..Answer::new(mqcore_broker::model::id::QuestionId(0), Ok(Decision::ALLOW))
     }
 }
 
 fn plain(result: Result<Decision, HandlerFailure>) -> Answer {
-    Answer::new(mqcore_broker::id::QuestionId(0), result)
+    Answer::new(mqcore_broker::model::id::QuestionId(0), result)
 }
 
 #[test]

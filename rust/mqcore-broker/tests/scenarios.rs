@@ -5,17 +5,17 @@ mod world;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::broker::BrokerConfig;
-use mqcore_broker::client::{Client, Introduction};
-use mqcore_broker::command::{Clear, ClientPattern, Command, EventKind, Request, Retry};
-use mqcore_broker::decision::{Acknowledge, Decision, PutBack, Step};
-use mqcore_broker::effect::{Effect, Event, HandlerFailure, PullOutcome, Reply};
-use mqcore_broker::id::{ChannelName, ConnectionId};
-use mqcore_broker::nodes::Master;
-use mqcore_broker::options::{ChannelChanges, QueueChanges, Status};
-use mqcore_broker::rejection::RejectionKind;
-use mqcore_broker::stats::DropReason;
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::client::{Client, Introduction};
+use mqcore_broker::model::command::{Clear, ClientPattern, Command, EventKind, Request, Retry};
+use mqcore_broker::model::config::BrokerConfig;
+use mqcore_broker::model::decision::{Acknowledge, Decision, PutBack, Step};
+use mqcore_broker::model::effect::{Effect, Event, HandlerFailure, PullOutcome, Reply};
+use mqcore_broker::model::id::{ChannelName, ConnectionId};
+use mqcore_broker::model::node::Master;
+use mqcore_broker::model::options::{ChannelChanges, QueueChanges, Status};
+use mqcore_broker::model::rejection::RejectionKind;
+use mqcore_broker::model::stats::DropReason;
+use mqcore_broker::model::time::Timestamp;
 use world::{ALLOW, World, acknowledged, changes, handler, putting_back, queue, telling};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -634,7 +634,11 @@ fn hidden_producers_and_consumers_stay_hidden() {
 
 // ---- Handlers --------------------------------------------------------------------------------------------
 
-fn handled(w: &mut World, steps: &[Step], status: Status) -> std::sync::Arc<mqcore_broker::client::Client> {
+fn handled(
+    w: &mut World,
+    steps: &[Step],
+    status: Status,
+) -> std::sync::Arc<mqcore_broker::model::client::Client> {
     w.broker.register_handler(handler("own", steps));
     let p = w.client("p");
     let changes = QueueChanges { delivery_handler: Some("own".into()), ..acknowledged(status) };
@@ -1170,7 +1174,7 @@ fn looking_ahead_at_a_batch_changes_nothing_whatever_is_in_it() {
     w.seen();
     let word = |address: &str, id: &str| Command::Acknowledge(World::word(address, id, None));
     // The first two went to `a` and `b`; twice, nobody's, of another queue, of no channel; and what is not looked at.
-    let address = mqcore_broker::id::QueueAddress::parse("ch/1").unwrap();
+    let address = mqcore_broker::model::id::QueueAddress::parse("ch/1").unwrap();
     let message = World::message(&p, &address, "new", false);
     let batch = vec![
         word("ch/1", "0"),

@@ -7,16 +7,16 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use mqcore_broker::bindings::{QueueBinding, Unused};
-use mqcore_broker::client::Client;
-use mqcore_broker::command::{Command, Request};
-use mqcore_broker::decision::{Decision, Step};
-use mqcore_broker::effect::{Effect, Event, Reply};
-use mqcore_broker::id::{RequestId, Tag, TopicName};
-use mqcore_broker::options::{QueueChanges, Status};
-use mqcore_broker::rejection::RejectionKind;
-use mqcore_broker::subscription::{QueueSubscription, Remote, Settling, Slots, Terms};
-use mqcore_broker::topic::TopicPattern;
+use mqcore_broker::model::bindings::{QueueBinding, Unused};
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::{Command, Request};
+use mqcore_broker::model::decision::{Decision, Step};
+use mqcore_broker::model::effect::{Effect, Event, Reply};
+use mqcore_broker::model::id::{RequestId, Tag, TopicName};
+use mqcore_broker::model::options::{QueueChanges, Status};
+use mqcore_broker::model::rejection::RejectionKind;
+use mqcore_broker::model::subscription::{QueueSubscription, Remote, Settling, Slots, Terms};
+use mqcore_broker::model::topic::TopicPattern;
 use proptest::prelude::*;
 use world::{ALLOW, World, acknowledged, changes, handler, id_of, queue};
 

@@ -4,12 +4,12 @@ mod shards;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mqcore_broker::command::{Command, Request};
-use mqcore_broker::effect::{Effect, Event, Reply};
-use mqcore_broker::id::{RequestId, TopicName};
-use mqcore_broker::message::{Message, Properties};
-use mqcore_broker::rejection::RejectionKind;
-use mqcore_broker::topic::{PASSING_MAX, PATTERNS_MAX, SUBSCRIPTIONS_MAX, TopicPattern};
+use mqcore_broker::model::command::{Command, Request};
+use mqcore_broker::model::effect::{Effect, Event, Reply};
+use mqcore_broker::model::id::{RequestId, TopicName};
+use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::rejection::RejectionKind;
+use mqcore_broker::model::topic::{PASSING_MAX, PATTERNS_MAX, SUBSCRIPTIONS_MAX, TopicPattern};
 use shards::{Dice, Shards, queue};
 
 fn topic(name: &str) -> TopicName {

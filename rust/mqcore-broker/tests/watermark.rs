@@ -5,14 +5,15 @@ mod world;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::broker::{BrokerConfig, Recollection};
-use mqcore_broker::client::Client;
-use mqcore_broker::command::{Clear, Request};
-use mqcore_broker::decision::Step;
-use mqcore_broker::effect::{Effect, Event, PullOutcome};
-use mqcore_broker::options::{QueueChanges, Status};
-use mqcore_broker::policy;
-use mqcore_broker::stats::DropReason;
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::{Clear, Request};
+use mqcore_broker::model::config::BrokerConfig;
+use mqcore_broker::model::decision::Step;
+use mqcore_broker::model::effect::{Effect, Event, PullOutcome};
+use mqcore_broker::model::options::{QueueChanges, Status};
+use mqcore_broker::model::policy;
+use mqcore_broker::model::recovery::Recollection;
+use mqcore_broker::model::stats::DropReason;
 use world::{World, acknowledged, changes, handler, queue};
 
 /// Nothing but the next message of a queue stays in memory, and bodies come when the test brings them.
@@ -159,7 +160,8 @@ fn expired_messages_are_read_only_for_who_wants_to_see_them() {
 fn a_handler_is_told_of_a_cleared_message_before_its_record_is_settled() {
     let (mut w, p) = forgetful();
     let spec = handler("watching", &[Step::MessageDequeued]);
-    w.broker.register_handler(mqcore_broker::broker::HandlerSpec { base: policy::AT_LEAST_ONCE, ..spec });
+    w.broker
+        .register_handler(mqcore_broker::model::config::HandlerSpec { base: policy::AT_LEAST_ONCE, ..spec });
     let watched = QueueChanges { delivery_handler: Some("watching".into()), ..changes(Status::Pull) };
     w.create(&p, "ch/1", watched);
     for number in 0..3 {
@@ -169,8 +171,8 @@ fn a_handler_is_told_of_a_cleared_message_before_its_record_is_settled() {
     let clear = Clear { high_priority: true, normal: true };
     w.broker.command(
         &p,
-        mqcore_broker::command::Command::Request(
-            mqcore_broker::id::RequestId(99),
+        mqcore_broker::model::command::Command::Request(
+            mqcore_broker::model::id::RequestId(99),
             Box::new(Request::ClearQueue { queue: queue("ch/1"), clear }),
         ),
         w.now,
@@ -183,7 +185,7 @@ fn a_handler_is_told_of_a_cleared_message_before_its_record_is_settled() {
                 assert_eq!(question.step, Step::MessageDequeued);
                 farewells.push(*sequence);
             }
-            Effect::Record(_, mqcore_broker::record::Record::Settle(settled)) => {
+            Effect::Record(_, mqcore_broker::model::record::Record::Settle(settled)) => {
                 farewells.retain(|sequence| sequence != settled);
             }
             _ => {}
@@ -199,10 +201,10 @@ fn a_producer_hears_of_a_message_whose_body_had_left() {
     let (mut w, p) = forgetful();
     let patient = policy::Policy {
         key: "patient",
-        received: mqcore_broker::decision::Decision { save: true, ..world::ALLOW },
+        received: mqcore_broker::model::decision::Decision { save: true, ..world::ALLOW },
         ..policy::ACK_ON_CONSUME
     };
-    w.broker.register_handler(mqcore_broker::broker::HandlerSpec::of_policy(patient));
+    w.broker.register_handler(mqcore_broker::model::config::HandlerSpec::of_policy(patient));
     let options =
         QueueChanges { delivery_handler: Some("patient".into()), ..acknowledged(Status::RoundRobin) };
     w.create(&p, "ch/1", options);
@@ -226,6 +228,6 @@ fn unsaved_messages_stay_where_they_are() {
     for number in 0..50 {
         w.publish(&p, "ch/1", &number.to_string());
     }
-    assert_eq!(w.broker.survey(w.now).bodies, mqcore_broker::stats::BodyStats::default());
+    assert_eq!(w.broker.survey(w.now).bodies, mqcore_broker::model::stats::BodyStats::default());
     assert!(w.loads.is_empty());
 }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::options::{ChannelOptions as BrokerChannelOptions, QueueOptions as BrokerQueueOptions};
+use mqcore_broker::model::options::{
+    ChannelOptions as BrokerChannelOptions, QueueOptions as BrokerQueueOptions,
+};
 use mqcore_client::address::{BrokerAddress, QueueAddress};
 use mqcore_client::client::Client;
 use mqcore_client::config::{ClientConfig, Transport};

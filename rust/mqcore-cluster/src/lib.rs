@@ -3,7 +3,7 @@
 //! A *slave* dials its *masters* and sends them what its clients produced. What it took for a master it numbers and keeps in
 //! an [`log::OutgoingLog`] until that master confirmed it; a [`link::Link`] decides when to dial, what to send and when to give
 //! a connection up. The master counts what arrives with [`receipts::Receipts`], confirms from the front on, and recognises
-//! what comes a second time by its number (`mqcore_broker::intake`). So a message arrives once, in order, however often either side
+//! what comes a second time by its number (`mqcore_broker::model::intake`). So a message arrives once, in order, however often either side
 //! is killed, as far as both keep what they promised to keep.
 //!
 //! | module | what lives there |

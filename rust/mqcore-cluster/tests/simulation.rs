@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use mqcore_broker::intake::{Arrival, Intake, Progress, Ticket};
+use mqcore_broker::model::intake::{Arrival, Intake, Progress, Ticket};
 use mqcore_cluster::filter::{Filter, ForwardKind, Pattern, Rule, Sender};
 use mqcore_cluster::link::{Action, Link, LinkOptions, LinkState};
 use mqcore_cluster::log::{LogOptions, Masters, OutgoingLog};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mqcore_broker::effect::Answer;
+use mqcore_broker::model::effect::Answer;
 use mqcore_server::handler::AnswerSink;
 
 /// Answers that were not sent yet, by the shard that asked. There are few shards: a list is searched fastest.

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use mqcore_broker::broker::HandlerSpec;
-use mqcore_broker::router::RouterDefinition;
-use mqcore_broker::stats::Waiting;
+use mqcore_broker::model::config::HandlerSpec;
+use mqcore_broker::model::router::RouterDefinition;
+use mqcore_broker::model::stats::Waiting;
 use mqcore_client::config::LocalFactory;
 use mqcore_server::config::address::Listening;
 use mqcore_server::config::{Config, Protocol};

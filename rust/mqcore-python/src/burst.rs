@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use mqcore_broker::decision::Step;
-use mqcore_broker::effect::HandlerFailure;
-use mqcore_broker::id::QuestionId;
+use mqcore_broker::model::decision::Step;
+use mqcore_broker::model::effect::HandlerFailure;
+use mqcore_broker::model::id::QuestionId;
 use mqcore_server::handler::AnswerSink;
 use pyo3::prelude::*;
 

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use mqcore_broker::client::Client;
-use mqcore_broker::decision::{Decision, Step};
-use mqcore_broker::effect::Question;
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::decision::{Decision, Step};
+use mqcore_broker::model::effect::Question;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 

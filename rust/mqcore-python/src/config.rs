@@ -4,10 +4,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mqcore_broker::history::HistoryOptions;
-use mqcore_broker::id::QueueAddress;
-use mqcore_broker::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges, Status};
-use mqcore_broker::router::RouterDefinition;
+use mqcore_broker::model::config::HistoryOptions;
+use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges, Status};
+use mqcore_broker::model::router::RouterDefinition;
 use mqcore_server::config::{
     ArchiveConfig, ClientCertificates, ClockConfig, Config, Encryption, HistoryConfig, ListenerConfig,
     ListenerTls,

@@ -1,7 +1,8 @@
 //! Decisions as Python writes them.
 
-use mqcore_broker::decision::{Acknowledge, Decision as BrokerDecision, PutBack, Step};
-use mqcore_broker::policy::{self, Policy};
+use mqcore_broker::model::decision::{Acknowledge, Decision as BrokerDecision, PutBack, Step};
+use mqcore_broker::model::policy;
+use mqcore_broker::model::policy::Policy;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendError, Sender, TryRecvError};
-use mqcore_broker::decision::Step;
-use mqcore_broker::effect::{Answer, HandlerFailure, Question};
-use mqcore_broker::id::QuestionId;
+use mqcore_broker::model::decision::Step;
+use mqcore_broker::model::effect::{Answer, HandlerFailure, Question};
+use mqcore_broker::model::id::QuestionId;
 use mqcore_server::handler::AnswerSink;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;

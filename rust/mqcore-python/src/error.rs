@@ -1,7 +1,7 @@
 //! From the errors of the Rust side to the exceptions of `mqcore.errors`: one function an enum, and no texts of
 //! its own.
 
-use mqcore_broker::id::NameError;
+use mqcore_broker::model::id::NameError;
 use mqcore_limiter::rule::RuleError;
 use mqcore_server::authority::store::{RecordError, StoreError};
 use mqcore_server::config::ConfigError as ServerConfigError;

@@ -1,7 +1,7 @@
 //! A delivery handler written in Python: its overridden methods, called, and what they answered.
 
-use mqcore_broker::decision::{Decision as BrokerDecision, Step, Steps};
-use mqcore_broker::router::Binding;
+use mqcore_broker::model::decision::{Decision as BrokerDecision, Step, Steps};
+use mqcore_broker::model::router::Binding;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyString};

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use mqcore_broker::id::QueueAddress;
+use mqcore_broker::model::id::QueueAddress;
 use mqcore_server::storage::data_dir::DataDirError;
 use mqcore_server::storage::export::{FileError, Format, TableFile};
 use mqcore_server::storage::inspection::{

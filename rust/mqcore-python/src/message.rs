@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use mqcore_broker::message::Message as BrokerMessage;
+use mqcore_broker::model::message::Message as BrokerMessage;
 use mqcore_client::received::Received;
 use mqcore_wire::tmqp::header;
 use pyo3::exceptions::PyKeyError;

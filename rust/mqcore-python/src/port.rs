@@ -3,9 +3,9 @@
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
-use mqcore_broker::effect::{Answer, HandlerFailure, Question};
-use mqcore_broker::id::HandlerId;
-use mqcore_broker::policy;
+use mqcore_broker::model::effect::{Answer, HandlerFailure, Question};
+use mqcore_broker::model::id::HandlerId;
+use mqcore_broker::model::policy;
 use mqcore_server::authority::port::AuthorityPort;
 use mqcore_server::extension::ExtensionPort;
 use mqcore_server::handler::{AnswerSink, HandlerPort};

@@ -1,8 +1,8 @@
 //! Routers between Python and the broker: what programs declare, and what their routers answer.
 
-use mqcore_broker::decision::Decision as BrokerDecision;
-use mqcore_broker::id::RouterName;
-use mqcore_broker::router::{Binding, Interaction, RouterDefinition, RouterMethod, Target};
+use mqcore_broker::model::decision::Decision as BrokerDecision;
+use mqcore_broker::model::id::RouterName;
+use mqcore_broker::model::router::{Binding, Interaction, RouterDefinition, RouterMethod, Target};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyString};
 

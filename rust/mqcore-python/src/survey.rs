@@ -1,8 +1,8 @@
 //! What the shards and handlers have counted, as plain Python values for the dataclasses of `mqcore.broker`.
 
-use mqcore_broker::options::QueueOptions;
-use mqcore_broker::router::{Binding, RouterDefinition};
-use mqcore_broker::stats::{
+use mqcore_broker::model::options::QueueOptions;
+use mqcore_broker::model::router::{Binding, RouterDefinition};
+use mqcore_broker::model::stats::{
     ChannelInformation, ClientInformation, DropReason, QueueInformation, QueueStats, RouterCounts, Survey,
     TopicInformation,
 };

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use mqcore_broker::client::Client;
-use mqcore_broker::effect::AcknowledgementView;
-use mqcore_broker::id::QueueAddress;
-use mqcore_broker::options::Status;
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::effect::AcknowledgementView;
+use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::options::Status;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyString;

@@ -22,9 +22,11 @@ use axum::{Extension, Json, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use mqcore_broker::client::{Peer, PeerCertificate};
-use mqcore_broker::router::RouterDefinition;
-use mqcore_broker::stats::{DropReason, QueueInformation, QueueStats, Survey, TopicInformation, TopicStats};
+use mqcore_broker::model::client::{Peer, PeerCertificate};
+use mqcore_broker::model::router::RouterDefinition;
+use mqcore_broker::model::stats::{
+    DropReason, QueueInformation, QueueStats, Survey, TopicInformation, TopicStats,
+};
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};

@@ -22,7 +22,7 @@ use mqcore_authority::audit::{Detail, Line, Subject, Verdict};
 use mqcore_authority::login::{Holder, Identity};
 use mqcore_authority::record::{Records, Token, User};
 use mqcore_authority::rule::Rule;
-use mqcore_broker::id::ConnectionId;
+use mqcore_broker::model::id::ConnectionId;
 use serde::Deserialize;
 use tokio::sync::Semaphore;
 

@@ -8,10 +8,10 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::history::HistoryOptions;
-use mqcore_broker::options::ChannelOptions;
-use mqcore_broker::policy;
-use mqcore_broker::router::RouterDefinition;
+use mqcore_broker::model::config::HistoryOptions;
+use mqcore_broker::model::options::ChannelOptions;
+use mqcore_broker::model::policy;
+use mqcore_broker::model::router::RouterDefinition;
 use mqcore_limiter::limiter;
 use mqcore_session::eventmq::terms::{Role, Terms as EventmqTerms};
 use mqcore_session::micromessage;

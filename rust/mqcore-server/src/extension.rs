@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use mqcore_broker::client::Client;
+use mqcore_broker::model::client::Client;
 use mqcore_session::micromessage::VendorFrame;
 use mqcore_wire::micromessage::failure::{Failure, Token};
 use tokio::sync::oneshot;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mqcore_broker::effect::{Answer, Question};
+use mqcore_broker::model::effect::{Answer, Question};
 
 use crate::authority::port::AuthorityPort;
 use crate::extension::ExtensionPort;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use mqcore_broker::client::{Client, Peer};
-use mqcore_broker::id::ConnectionId;
+use mqcore_broker::model::client::{Client, Peer};
+use mqcore_broker::model::id::ConnectionId;
 use mqcore_limiter::time::Nanos;
 use mqcore_session::any::{AnySession, Protocol};
 use mqcore_session::eventmq::EventmqSession;

@@ -18,9 +18,9 @@ pub(crate) mod store;
 
 use std::sync::Arc;
 
-use mqcore_broker::client::Client;
-use mqcore_broker::id::ConnectionId;
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::id::ConnectionId;
+use mqcore_broker::model::time::Timestamp;
 
 pub use mqcore_scheduler::scheduler::{EntryId, EntryIdError};
 
@@ -31,7 +31,7 @@ pub(crate) const CONNECTION: ConnectionId = ConnectionId(u64::MAX);
 pub(crate) fn client() -> Arc<Client> {
     Arc::new(Client {
         connection: CONNECTION,
-        id: mqcore_broker::intake::SCHEDULES.into(),
+        id: mqcore_broker::model::intake::SCHEDULES.into(),
         name: None,
         kind: None,
         protocol: "emqp",

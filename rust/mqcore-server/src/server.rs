@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use mqcore_broker::broker::{BrokerConfig, HandlerSpec};
-use mqcore_broker::id::{HandlerId, QueueAddress, RouterName};
-use mqcore_broker::policy;
-use mqcore_broker::router::RouterDefinition;
-use mqcore_broker::stats::{Survey, Waiting};
+use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
+use mqcore_broker::model::id::{HandlerId, QueueAddress, RouterName};
+use mqcore_broker::model::policy;
+use mqcore_broker::model::router::RouterDefinition;
+use mqcore_broker::model::stats::{Survey, Waiting};
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::FileStorage;
 use mqcore_limiter::limiter::Limiter;

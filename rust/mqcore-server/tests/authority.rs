@@ -12,7 +12,7 @@ use mqcore_authority::password::PasswordHash;
 use mqcore_authority::record::{Restrictions, Token, User};
 use mqcore_authority::rule::Rule;
 use mqcore_authority::token::{self, ENTROPY_BYTES};
-use mqcore_broker::effect::Question;
+use mqcore_broker::model::effect::Question;
 use mqcore_server::authority::AuthorityConfig;
 use mqcore_server::authority::audit::AuditTarget;
 use mqcore_server::authority::port::{About, AuthorityAnswer, AuthorityPort, AuthorityQuestion};

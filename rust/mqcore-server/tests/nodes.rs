@@ -6,9 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::id::QueueAddress;
-use mqcore_broker::message::Message;
-use mqcore_broker::options::{ChannelOptions, QueueOptions, Status};
+use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::message::Message;
+use mqcore_broker::model::options::{ChannelOptions, QueueOptions, Status};
 use mqcore_cluster::filter::{Filter, Pattern, Rule};
 use mqcore_server::config::{Config, ConfigError, Protocol};
 use mqcore_server::handler::NoHandlers;

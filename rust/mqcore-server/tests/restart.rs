@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqcore_archive::manifest::Manifest;
-use mqcore_broker::id::QueueAddress;
-use mqcore_broker::options::{ChannelOptions, QueueOptions, Status};
+use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::options::{ChannelOptions, QueueOptions, Status};
 use mqcore_server::config::{ArchiveConfig, Config, HistoryConfig, Protocol};
 use mqcore_server::handler::NoHandlers;
 use mqcore_server::server::{Server, StartError};

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use mqcore_broker::broker::HandlerSpec;
-use mqcore_broker::decision::{Decision, Step, Steps};
-use mqcore_broker::effect::{Answer, Question};
-use mqcore_broker::id::{ChannelName, QueueAddress};
-use mqcore_broker::options::{ChannelOptions, QueueOptions, Status};
-use mqcore_broker::policy;
+use mqcore_broker::model::config::HandlerSpec;
+use mqcore_broker::model::decision::{Decision, Step, Steps};
+use mqcore_broker::model::effect::{Answer, Question};
+use mqcore_broker::model::id::{ChannelName, QueueAddress};
+use mqcore_broker::model::options::{ChannelOptions, QueueOptions, Status};
+use mqcore_broker::model::policy;
 use mqcore_server::config::{ClockConfig, Config, Protocol};
 use mqcore_server::handler::{AnswerSink, HandlerPort, NoHandlers};
 use mqcore_server::server::{Server, StartError};
@@ -355,7 +355,7 @@ async fn a_consumer_that_never_reads_is_closed_and_others_get_everything() {
     eventually("the sleeper is closed", async || server.survey().await.clients.len() == 2).await;
     let survey = server.survey().await;
     let queue = &survey.queues[0];
-    let slow = queue.stats.dropped[mqcore_broker::stats::DropReason::Slow as usize];
+    let slow = queue.stats.dropped[mqcore_broker::model::stats::DropReason::Slow as usize];
     assert!(slow > 0, "what the sleeper missed is counted");
     assert_eq!(queue.memory_bytes, 0, "nothing of a broadcast is kept");
     let (_, metrics) = http_get(server.admin().expect("it is served").address, "/metrics").await;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use mqcore_broker::client::Client;
-use mqcore_broker::command::Command;
-use mqcore_broker::effect::{Deliver, Event, Publication};
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::Command;
+use mqcore_broker::model::effect::{Deliver, Event, Publication};
+use mqcore_broker::model::time::Timestamp;
 
 use crate::complaint::Complaint;
 use crate::eventmq::{self, EventmqSession};

@@ -1,7 +1,7 @@
 //! What a session could not do, for the log: protocols that tell their peer only a number need a place for the rest.
 
-use mqcore_broker::id::ConnectionId;
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::id::ConnectionId;
+use mqcore_broker::model::time::Timestamp;
 
 /// Something that a peer asked for and that was not done.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -27,15 +27,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::client::{Client, Introduction};
-use mqcore_broker::command::{ClientPattern, Command, Request};
-use mqcore_broker::effect::{Deliver, Event, Publication, Reply};
-use mqcore_broker::id::{QueueAddress, RequestId, TopicName};
-use mqcore_broker::message::{Message, Properties};
-use mqcore_broker::rejection::{Rejection, RejectionKind};
-use mqcore_broker::subscription::{QueueSubscription, Settling, Terms as SubscriptionTerms};
-use mqcore_broker::time::Timestamp;
-use mqcore_broker::topic::TopicPattern;
+use mqcore_broker::model::client::{Client, Introduction};
+use mqcore_broker::model::command::{ClientPattern, Command, Request};
+use mqcore_broker::model::effect::{Deliver, Event, Publication, Reply};
+use mqcore_broker::model::id::{QueueAddress, RequestId, TopicName};
+use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::subscription::{QueueSubscription, Settling, Terms as SubscriptionTerms};
+use mqcore_broker::model::time::Timestamp;
+use mqcore_broker::model::topic::TopicPattern;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
 use mqcore_wire::eventmq::headers::Headers;
@@ -65,7 +65,7 @@ pub const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Octets of the command that ends the handshake, at most.
 pub const READY_BYTES_MAX: u32 = 512;
 /// Topics that a subscriber may want; more are refused.
-pub const TOPICS_MAX: usize = mqcore_broker::topic::PATTERNS_MAX;
+pub const TOPICS_MAX: usize = mqcore_broker::model::topic::PATTERNS_MAX;
 
 /// How far the conversation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

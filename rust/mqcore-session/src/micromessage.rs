@@ -19,16 +19,16 @@ pub mod terms;
 
 use std::sync::Arc;
 
-use mqcore_broker::client::{Client, Introduction};
-use mqcore_broker::command::{Command, Request};
-use mqcore_broker::effect::{Deliver, Event};
-use mqcore_broker::id::{QueueAddress, RequestId, Tag, TopicName};
-use mqcore_broker::message::Message;
-use mqcore_broker::options::{QueueChanges, Status};
-use mqcore_broker::rejection::{Rejection, RejectionKind};
-use mqcore_broker::subscription::{QueueSubscription, Settling, Terms as SubscriptionTerms};
-use mqcore_broker::time::Timestamp;
-use mqcore_broker::topic::TopicPattern;
+use mqcore_broker::model::client::{Client, Introduction};
+use mqcore_broker::model::command::{Command, Request};
+use mqcore_broker::model::effect::{Deliver, Event};
+use mqcore_broker::model::id::{QueueAddress, RequestId, Tag, TopicName};
+use mqcore_broker::model::message::Message;
+use mqcore_broker::model::options::{QueueChanges, Status};
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::subscription::{QueueSubscription, Settling, Terms as SubscriptionTerms};
+use mqcore_broker::model::time::Timestamp;
+use mqcore_broker::model::topic::TopicPattern;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::micromessage::content::Content;
 use mqcore_wire::micromessage::extension::{Agreement, Kind, X_MQCORE};

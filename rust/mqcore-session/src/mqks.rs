@@ -20,15 +20,15 @@ mod statistics;
 
 use std::sync::Arc;
 
-use mqcore_broker::bindings::{QueueBinding, QueueBindings, Unused};
-use mqcore_broker::client::{Client, Introduction};
-use mqcore_broker::command::{Acknowledgement, Command, Destination, MessageId, Refusal, Request};
-use mqcore_broker::effect::{Event, Reply};
-use mqcore_broker::id::{QueueAddress, RequestId, Tag};
-use mqcore_broker::options::{QueueChanges, Status};
-use mqcore_broker::rejection::{Rejection, RejectionKind};
-use mqcore_broker::subscription::{QueueSubscription, Remote, Settling, Terms};
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::bindings::{QueueBinding, QueueBindings, Unused};
+use mqcore_broker::model::client::{Client, Introduction};
+use mqcore_broker::model::command::{Acknowledgement, Command, Destination, MessageId, Refusal, Request};
+use mqcore_broker::model::effect::{Event, Reply};
+use mqcore_broker::model::id::{QueueAddress, RequestId, Tag};
+use mqcore_broker::model::options::{QueueChanges, Status};
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::subscription::{QueueSubscription, Remote, Settling, Terms};
+use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::error::WireError;
 use mqcore_wire::mqks::answer::{encode_done, encode_failed, encode_update};
 use mqcore_wire::mqks::arguments::{Consume, Rebind, WhenUnused};

@@ -3,11 +3,11 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use mqcore_broker::client::Client;
-use mqcore_broker::command::Command;
-use mqcore_broker::id::ConnectionId;
-use mqcore_broker::message::Message;
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::Command;
+use mqcore_broker::model::id::ConnectionId;
+use mqcore_broker::model::message::Message;
+use mqcore_broker::model::time::Timestamp;
 use mqcore_cluster::filter::{Filter, ForwardKind, Sender};
 use mqcore_cluster::log::Masters;
 use mqcore_wire::tmqp::{self, Frame, Kind, header};

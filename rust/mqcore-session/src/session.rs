@@ -8,11 +8,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::client::{Client, Peer};
-use mqcore_broker::command::Command;
-use mqcore_broker::effect::Event;
-use mqcore_broker::id::ConnectionId;
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::client::{Client, Peer};
+use mqcore_broker::model::command::Command;
+use mqcore_broker::model::effect::Event;
+use mqcore_broker::model::id::ConnectionId;
+use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
 

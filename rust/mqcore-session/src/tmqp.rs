@@ -34,10 +34,10 @@ mod topic;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use mqcore_broker::client::Client;
-use mqcore_broker::command::Command;
-use mqcore_broker::effect::Event;
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::Command;
+use mqcore_broker::model::effect::Event;
+use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::tmqp::{self, Frame, Kind};
 
 pub use self::delivery::{delivery_size, encode_delivery, encode_publication};

@@ -8,13 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use mqcore_broker::broker::{Broker, BrokerConfig};
-use mqcore_broker::client::Client;
-use mqcore_broker::command::{Command, Destination, Request};
-use mqcore_broker::effect::{Effect, Event, Forwarded};
-use mqcore_broker::id::ConnectionId;
-use mqcore_broker::rejection::{Rejection, RejectionKind};
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::{Command, Destination, Request};
+use mqcore_broker::model::config::BrokerConfig;
+use mqcore_broker::model::effect::{Effect, Event, Forwarded};
+use mqcore_broker::model::id::ConnectionId;
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::time::Timestamp;
+use mqcore_broker::shard::Broker;
 use mqcore_session::eventmq::exchange::Exchange;
 use mqcore_session::eventmq::schedules::{ScheduleRequest, Schedules};
 use mqcore_session::eventmq::terms::{Role, Terms};
@@ -870,8 +871,8 @@ fn an_older_connection_of_the_same_worker_gives_way() {
 
 #[test]
 fn messages_of_other_protocols_are_jobs_that_are_kept_until_they_are_done() {
-    use mqcore_broker::id::QueueAddress;
-    use mqcore_broker::message::{Message, Properties};
+    use mqcore_broker::model::id::QueueAddress;
+    use mqcore_broker::model::message::{Message, Properties};
     let mut world = World::new(2);
     let worker = world.worker(r#"[[1, "orders/7"]]"#, 2);
     let message = Message::from_parts(b"t", b"Key:value\r\n", b"body", Properties::default(), None);

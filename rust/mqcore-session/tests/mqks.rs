@@ -6,13 +6,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::broker::{Broker, BrokerConfig};
-use mqcore_broker::client::Client;
-use mqcore_broker::command::{Command, Destination};
-use mqcore_broker::effect::{Effect, Event, Forwarded};
-use mqcore_broker::id::ConnectionId;
-use mqcore_broker::rejection::{Rejection, RejectionKind};
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::{Command, Destination};
+use mqcore_broker::model::config::BrokerConfig;
+use mqcore_broker::model::effect::{Effect, Event, Forwarded};
+use mqcore_broker::model::id::ConnectionId;
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::time::Timestamp;
+use mqcore_broker::shard::Broker;
 use mqcore_session::mqks::{MqksSession, encode_delivery};
 use mqcore_session::session::{Session, SessionConfig, SessionError, provisional_client};
 use mqcore_wire::codec::Limits;
@@ -377,12 +378,12 @@ fn known_statistics_are_answered_with_numbers_of_all_shards() {
 
 #[test]
 fn bodies_of_other_protocols_stay_one_line() {
-    use mqcore_broker::id::{QueueAddress, Tag};
-    use mqcore_broker::message::{Message, Properties};
-    let deliver = mqcore_broker::effect::Deliver {
+    use mqcore_broker::model::id::{QueueAddress, Tag};
+    use mqcore_broker::model::message::{Message, Properties};
+    let deliver = mqcore_broker::model::effect::Deliver {
         queue: Arc::new(QueueAddress::parse("orders/7").unwrap()),
         message: Message::from_parts(b"an id", b"a:b\r\n", b"one\r\ntwo\tthree", Properties::default(), None),
-        to: mqcore_broker::effect::Recipients::One(ConnectionId(1)),
+        to: mqcore_broker::model::effect::Recipients::One(ConnectionId(1)),
         acknowledge: false,
         hide_source: false,
         first: true,

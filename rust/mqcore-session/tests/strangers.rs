@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::command::Command;
-use mqcore_broker::effect::Event;
-use mqcore_broker::id::ConnectionId;
-use mqcore_broker::rejection::{Rejection, RejectionKind};
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::command::Command;
+use mqcore_broker::model::effect::Event;
+use mqcore_broker::model::id::ConnectionId;
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::time::Timestamp;
 use mqcore_session::micromessage::MicroMessageSession;
 use mqcore_session::mqks::MqksSession;
 use mqcore_session::session::{Session, SessionConfig};

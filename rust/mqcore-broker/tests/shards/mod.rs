@@ -4,15 +4,16 @@
 
 use std::sync::Arc;
 
-use mqcore_broker::broker::{Broker, BrokerConfig};
-use mqcore_broker::client::{Client, Introduction};
-use mqcore_broker::command::{Command, Destination, Request};
-use mqcore_broker::effect::{Effect, Event, Reply};
-use mqcore_broker::id::{ConnectionId, QueueAddress, RequestId};
-use mqcore_broker::options::{QueueChanges, Status};
-use mqcore_broker::rejection::Rejection;
-use mqcore_broker::stats::{DropReason, Survey, TopicStats};
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::client::{Client, Introduction};
+use mqcore_broker::model::command::{Command, Destination, Request};
+use mqcore_broker::model::config::BrokerConfig;
+use mqcore_broker::model::effect::{Effect, Event, Reply};
+use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId};
+use mqcore_broker::model::options::{QueueChanges, Status};
+use mqcore_broker::model::rejection::Rejection;
+use mqcore_broker::model::stats::{DropReason, Survey, TopicStats};
+use mqcore_broker::model::time::Timestamp;
+use mqcore_broker::shard::Broker;
 
 /// A small generator of our own, so that a seed means the same run for ever (SplitMix64).
 pub struct Dice(pub u64);

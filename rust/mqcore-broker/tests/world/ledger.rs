@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use mqcore_broker::broker::Broker;
 use mqcore_broker::history::{Kind, each_step};
-use mqcore_broker::id::MessageNumber;
-use mqcore_broker::stats::{DropReason, QueueInformation};
+use mqcore_broker::model::id::MessageNumber;
+use mqcore_broker::model::stats::{DropReason, QueueInformation};
+use mqcore_broker::shard::Broker;
 
 /// The history of a shard, read as it comes.
 #[derive(Debug, Default)]

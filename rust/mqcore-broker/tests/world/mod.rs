@@ -8,22 +8,25 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::broker::{Broker, BrokerConfig, HandlerSpec};
-use mqcore_broker::client::{Client, Introduction};
-use mqcore_broker::command::{
+use mqcore_broker::model::client::{Client, Introduction};
+use mqcore_broker::model::command::{
     Acknowledgement, Clear, ClientPattern, Command, EventKind, EventSubscription, Pull, Refusal, Request,
     Retry,
 };
-use mqcore_broker::decision::{Acknowledge, Decision, PutBack, Step, Steps};
-use mqcore_broker::effect::{Answer, Effect, Event, HandlerFailure, Load, PullOutcome, Question, Reply};
-use mqcore_broker::id::{ChannelName, ConnectionId, QueueAddress, RequestId, Sequence, Tag};
-use mqcore_broker::message::{Message, Properties};
-use mqcore_broker::options::{ChannelChanges, Durability, QueueChanges, Status};
-use mqcore_broker::policy;
-use mqcore_broker::record::{Record, decode_put, encode_put};
-use mqcore_broker::rejection::Rejection;
-use mqcore_broker::stats::QueueInformation;
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
+use mqcore_broker::model::decision::{Acknowledge, Decision, PutBack, Step, Steps};
+use mqcore_broker::model::effect::{
+    Answer, Effect, Event, HandlerFailure, Load, PullOutcome, Question, Reply,
+};
+use mqcore_broker::model::id::{ChannelName, ConnectionId, QueueAddress, RequestId, Sequence, Tag};
+use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::options::{ChannelChanges, Durability, QueueChanges, Status};
+use mqcore_broker::model::policy;
+use mqcore_broker::model::record::{Record, decode_put, encode_put};
+use mqcore_broker::model::rejection::Rejection;
+use mqcore_broker::model::stats::QueueInformation;
+use mqcore_broker::model::time::Timestamp;
+use mqcore_broker::shard::Broker;
 
 /// One delivery that a consumer saw: (consumer, message id, "first acquirer" bit).
 pub type Seen = (String, String, bool);

@@ -10,9 +10,9 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use mqcore_broker::client::Client;
-use mqcore_broker::id::MessageNumber;
-use mqcore_broker::sighting::{Place, Sighting, Sought};
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::id::MessageNumber;
+use mqcore_broker::model::sighting::{Place, Sighting, Sought};
 use serde_json::{Map, Value, json};
 
 use crate::admin::backup::may_read_everything;

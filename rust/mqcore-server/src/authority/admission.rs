@@ -8,9 +8,9 @@ use mqcore_authority::audit::{Line, Speaker};
 use mqcore_authority::credentials::Credentials;
 use mqcore_authority::login::{Applicant, Identity, PasswordCheck, Progress, Refusal};
 use mqcore_authority::resource::Resource;
-use mqcore_broker::client::{Client, Introduction, Peer};
-use mqcore_broker::id::ConnectionId;
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::client::{Client, Introduction, Peer};
+use mqcore_broker::model::id::ConnectionId;
+use mqcore_broker::model::time::Timestamp;
 use tokio::sync::oneshot;
 
 use super::port::{About, AuthorityAnswer, AuthorityPort, AuthorityQuestion, LoginView};

@@ -4,14 +4,16 @@
 
 use mqcore_authority::action::Action;
 use mqcore_authority::resource::Resource;
-use mqcore_broker::bindings::QueueBinding;
-use mqcore_broker::command::{ClientPattern, Command, Destination, EventScope, EventSubscription, Request};
-use mqcore_broker::effect::{Event, PullOutcome};
-use mqcore_broker::id::{ChannelName, QueueAddress, TopicName};
-use mqcore_broker::options::QueueChanges;
-use mqcore_broker::rejection::Rejection;
-use mqcore_broker::router::Target;
-use mqcore_broker::topic::TopicPattern;
+use mqcore_broker::model::bindings::QueueBinding;
+use mqcore_broker::model::command::{
+    ClientPattern, Command, Destination, EventScope, EventSubscription, Request,
+};
+use mqcore_broker::model::effect::{Event, PullOutcome};
+use mqcore_broker::model::id::{ChannelName, QueueAddress, TopicName};
+use mqcore_broker::model::options::QueueChanges;
+use mqcore_broker::model::rejection::Rejection;
+use mqcore_broker::model::router::Target;
+use mqcore_broker::model::topic::TopicPattern;
 
 /// Tells `visit` everything that `command` demands; all of it must be allowed.
 pub(crate) fn demands<'a>(command: &'a Command, visit: &mut impl FnMut(Action, Resource<'a>)) {

@@ -14,12 +14,12 @@ use hashbrown::HashMap;
 use mqcore_authority::action::Action;
 use mqcore_authority::audit::{Detail, Line, Speaker};
 use mqcore_authority::login::{Holder, Identity, Refusal};
-use mqcore_broker::client::{Client, Introduction, Peer};
-use mqcore_broker::command::Command;
-use mqcore_broker::effect::Event;
-use mqcore_broker::id::{ConnectionId, QueueAddress};
-use mqcore_broker::rejection::{Rejection, RejectionKind};
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::client::{Client, Introduction, Peer};
+use mqcore_broker::model::command::Command;
+use mqcore_broker::model::effect::Event;
+use mqcore_broker::model::id::{ConnectionId, QueueAddress};
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::time::Timestamp;
 use tokio::sync::oneshot;
 
 use super::admission::{self, Applied, Arrival};

@@ -12,7 +12,7 @@ use mqcore_authority::action::Action;
 use mqcore_authority::audit::Detail;
 use mqcore_authority::login::Identity;
 use mqcore_authority::resource::Resource;
-use mqcore_broker::client::Client;
+use mqcore_broker::model::client::Client;
 use mqcore_session::throttr::permission::{Permission, Permissions, Wanted};
 
 use super::Origin;

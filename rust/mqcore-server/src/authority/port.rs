@@ -8,7 +8,7 @@ use mqcore_authority::credentials::Secret;
 pub use mqcore_authority::login::Identity;
 use mqcore_authority::rule::Rule;
 pub use mqcore_authority::rule::RuleError;
-use mqcore_broker::client::{Client, Peer};
+use mqcore_broker::model::client::{Client, Peer};
 use tokio::sync::oneshot;
 
 /// Who decides about logins and actions beside the users and tokens that the server knows itself.

@@ -19,10 +19,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::BufMut;
-use mqcore_broker::client::{Client, Peer};
-use mqcore_broker::command::{Command, Destination};
-use mqcore_broker::effect::Event;
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::client::{Client, Peer};
+use mqcore_broker::model::command::{Command, Destination};
+use mqcore_broker::model::effect::Event;
+use mqcore_broker::model::time::Timestamp;
 use mqcore_limiter::time::Nanos;
 use mqcore_session::any::AnySession;
 use mqcore_session::complaint::Complaint;

@@ -5,15 +5,15 @@
 
 use std::net::IpAddr;
 
-use mqcore_broker::client::Client;
-use mqcore_broker::command::Command;
-use mqcore_broker::effect::Event;
-use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::Command;
+use mqcore_broker::model::effect::Event;
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::rule::{Algorithm, Mode, Rule};
 use mqcore_limiter::time::{Nanos, Ttl};
 
-pub use mqcore_broker::rate::{Rate as Limit, RateError as LimitError};
+pub use mqcore_broker::model::rate::{Rate as Limit, RateError as LimitError};
 
 fn rule(limit: Limit) -> Rule {
     let nanos = u64::try_from(limit.period().as_nanos()).unwrap_or(u64::MAX);

@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::client::Peer;
+use mqcore_broker::model::client::Peer;
 use mqcore_session::any::Protocol;
 use mqcore_session::terms::ListenerTerms;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};

@@ -4,8 +4,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use bytes::Bytes;
-use mqcore_broker::effect::Event;
-use mqcore_broker::id::ConnectionId;
+use mqcore_broker::model::effect::Event;
+use mqcore_broker::model::id::ConnectionId;
 use mqcore_session::any::Protocol;
 use mqcore_session::terms::ListenerTerms;
 use tokio::sync::mpsc;
@@ -278,8 +278,8 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Wake;
 
-    use mqcore_broker::effect::Event;
-    use mqcore_broker::rejection::{Rejection, RejectionKind};
+    use mqcore_broker::model::effect::Event;
+    use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 
     use super::*;
 

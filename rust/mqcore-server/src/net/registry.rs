@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hashbrown::HashMap;
-use mqcore_broker::id::ConnectionId;
+use mqcore_broker::model::id::ConnectionId;
 use mqcore_session::any::Protocol;
 use mqcore_session::terms::ListenerTerms;
 use tokio::sync::Notify;

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::task::Poll;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use mqcore_broker::client::{Peer, PeerCertificate};
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::client::{Peer, PeerCertificate};
+use mqcore_broker::model::time::Timestamp;
 use mqcore_tls::certificate::{Certificate, seconds_between};
 use mqcore_tls::error::TlsConfigError;
 use mqcore_tls::listener::{ListenerTls, Loaded};

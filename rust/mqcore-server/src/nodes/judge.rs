@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
-use mqcore_broker::client::Client;
-use mqcore_broker::command::{Acknowledgement, ClientPattern, Command};
-use mqcore_broker::message::{Layout, Message, Properties};
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::{Acknowledgement, ClientPattern, Command};
+use mqcore_broker::model::message::{Layout, Message, Properties};
 use mqcore_cluster::filter::ForwardKind;
 use mqcore_cluster::log::Masters;
 use mqcore_session::node::Noted;
@@ -335,10 +335,10 @@ pub(crate) fn judge_accepted(
 mod tests {
     use std::sync::Mutex;
 
-    use mqcore_broker::command::PassedOn;
-    use mqcore_broker::id::{ConnectionId, QueueAddress};
-    use mqcore_broker::intake::Ticket;
-    use mqcore_broker::time::Timestamp;
+    use mqcore_broker::model::command::PassedOn;
+    use mqcore_broker::model::id::{ConnectionId, QueueAddress};
+    use mqcore_broker::model::intake::Ticket;
+    use mqcore_broker::model::time::Timestamp;
 
     use super::*;
 

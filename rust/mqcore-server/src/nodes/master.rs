@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
-use mqcore_broker::nodes::Master;
+use mqcore_broker::model::node::Master;
 use mqcore_cluster::link::{Action, Link};
 use mqcore_cluster::message::LinkMessage;
 use mqcore_wire::codec::Limits;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::time::Timestamp;
 use tokio::time::Sleep;
 
 use crate::config::{ClockConfig, MANUAL_START_MS};

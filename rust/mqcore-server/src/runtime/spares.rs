@@ -5,7 +5,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use mqcore_broker::command::Command;
+use mqcore_broker::model::command::Command;
 
 /// Buffers of one kind that are kept at most; each is as large as what is decoded, or encoded, in one go.
 const KEPT_MAX: usize = 16;

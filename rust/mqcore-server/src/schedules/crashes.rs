@@ -5,18 +5,20 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use mqcore_broker::broker::{Broker, BrokerConfig, Recollection, Restored};
-use mqcore_broker::client::Client;
-use mqcore_broker::command::{Clear, Command, Request};
-use mqcore_broker::effect::{Effect, Event};
-use mqcore_broker::id::{ConnectionId, QueueAddress, RequestId, Sequence};
-use mqcore_broker::intake::Ticket;
-use mqcore_broker::options::{Durability, QueueChanges, Status};
-use mqcore_broker::record::{
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::{Clear, Command, Request};
+use mqcore_broker::model::config::BrokerConfig;
+use mqcore_broker::model::effect::{Effect, Event};
+use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId, Sequence};
+use mqcore_broker::model::intake::Ticket;
+use mqcore_broker::model::options::{Durability, QueueChanges, Status};
+use mqcore_broker::model::record::{
     Record, channel_key, decode_address, decode_definition, decode_put, decode_put_head, encode_channel,
     encode_intake, encode_put, encode_queue, intake_key, queue_key,
 };
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::recovery::{Recollection, Restored};
+use mqcore_broker::model::time::Timestamp;
+use mqcore_broker::shard::Broker;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::MemoryStorage;

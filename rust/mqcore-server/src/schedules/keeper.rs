@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use hashbrown::HashMap;
 use jiff::tz::TimeZoneDatabase;
-use mqcore_broker::command::{Command, PassedOn};
-use mqcore_broker::id::QueueAddress;
-use mqcore_broker::intake::{SCHEDULES, Ticket};
-use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::command::{Command, PassedOn};
+use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::intake::{SCHEDULES, Ticket};
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_journal::error::JournalError;
 use mqcore_journal::options::Options;
 use mqcore_journal::snapshot::Snapshot;

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
-use mqcore_broker::command::{Command, Request};
-use mqcore_broker::effect::Event;
-use mqcore_broker::id::{QueueAddress, RequestId};
-use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::command::{Command, Request};
+use mqcore_broker::model::effect::Event;
+use mqcore_broker::model::id::{QueueAddress, RequestId};
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_journal::error::JournalError;
 use mqcore_journal::storage::FileStorage;
 use mqcore_scheduler::clock::{ClockWatch, Step};

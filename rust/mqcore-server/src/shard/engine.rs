@@ -7,15 +7,17 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 
-use mqcore_broker::broker::{Broker, BrokerConfig, HandlerSpec, Recollection};
-use mqcore_broker::effect::{Effect, Forwarded, Origin, Question, Transfer};
 use mqcore_broker::history::Block;
-use mqcore_broker::id::{ConnectionId, QueueAddress, Sequence};
-use mqcore_broker::record::Record;
-use mqcore_broker::rejection::{Rejection, RejectionKind};
-use mqcore_broker::router::RouterDefinition;
-use mqcore_broker::stats::Waiting;
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
+use mqcore_broker::model::effect::{Effect, Forwarded, Origin, Question, Transfer};
+use mqcore_broker::model::id::{ConnectionId, QueueAddress, Sequence};
+use mqcore_broker::model::record::Record;
+use mqcore_broker::model::recovery::Recollection;
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::router::RouterDefinition;
+use mqcore_broker::model::stats::Waiting;
+use mqcore_broker::model::time::Timestamp;
+use mqcore_broker::shard::Broker;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::handler::{AnswerSink, HandlerPort};

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use mqcore_broker::broker::HandlerSpec;
-use mqcore_broker::client::Client;
-use mqcore_broker::command::Command;
-use mqcore_broker::effect::{Answer, Forwarded, Loaded, Origin, Question, Transfer};
-use mqcore_broker::id::{ConnectionId, QueueAddress, RouterName, Sequence};
-use mqcore_broker::nodes::Master;
-use mqcore_broker::options::Durability;
-use mqcore_broker::router::RouterDefinition;
-use mqcore_broker::sighting::{Sightings, Sought};
-use mqcore_broker::stats::{Survey, Waiting};
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::Command;
+use mqcore_broker::model::config::HandlerSpec;
+use mqcore_broker::model::effect::{Answer, Forwarded, Loaded, Origin, Question, Transfer};
+use mqcore_broker::model::id::{ConnectionId, QueueAddress, RouterName, Sequence};
+use mqcore_broker::model::node::Master;
+use mqcore_broker::model::options::Durability;
+use mqcore_broker::model::router::RouterDefinition;
+use mqcore_broker::model::sighting::{Sightings, Sought};
+use mqcore_broker::model::stats::{Survey, Waiting};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::handler::AnswerSink;

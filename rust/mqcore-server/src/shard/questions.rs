@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use hashbrown::HashMap;
-use mqcore_broker::effect::Question;
-use mqcore_broker::id::{HandlerId, QuestionId};
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::effect::Question;
+use mqcore_broker::model::id::{HandlerId, QuestionId};
+use mqcore_broker::model::time::Timestamp;
 
 use crate::stats::counters::HandlerCounters;
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry as MapEntry;
-use mqcore_broker::effect::{Deliver, Event, Publication, Recipients};
-use mqcore_broker::id::ConnectionId;
+use mqcore_broker::model::effect::{Deliver, Event, Publication, Recipients};
+use mqcore_broker::model::id::ConnectionId;
 use mqcore_session::any::{Protocol, encode_delivery, encode_publication};
 
 use crate::hub::Hub;

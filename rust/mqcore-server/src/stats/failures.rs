@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
-use mqcore_broker::id::ConnectionId;
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::id::ConnectionId;
+use mqcore_broker::model::time::Timestamp;
 
 /// Failures that are kept; the oldest goes first.
 pub const FAILURES_MAX: usize = 1000;

@@ -6,7 +6,7 @@
 use std::fmt::{self, Display, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use mqcore_broker::stats::{DropReason, QueueInformation, RouterCounts, Survey};
+use mqcore_broker::model::stats::{DropReason, QueueInformation, RouterCounts, Survey};
 use mqcore_limiter::time::Nanos;
 use mqcore_session::any::Protocol;
 use mqcore_tls::refusal::Refusal;

@@ -1,8 +1,8 @@
 //! What all shards know, joined into one answer.
 
-use mqcore_broker::id::{QueueAddress, RouterName};
-use mqcore_broker::sighting::{Sightings, Sought};
-use mqcore_broker::stats::{BodyStats, QueueStats, RouterCounts, Survey, TopicStats, Waiting};
+use mqcore_broker::model::id::{QueueAddress, RouterName};
+use mqcore_broker::model::sighting::{Sightings, Sought};
+use mqcore_broker::model::stats::{BodyStats, QueueStats, RouterCounts, Survey, TopicStats, Waiting};
 use tokio::sync::oneshot;
 
 use crate::hub::Hub;

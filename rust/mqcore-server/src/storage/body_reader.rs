@@ -6,11 +6,11 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use mqcore_broker::effect::{Load, Question};
-use mqcore_broker::id::Sequence;
-use mqcore_broker::message::Message;
-use mqcore_broker::record::decode_put;
-use mqcore_broker::stats::Waiting;
+use mqcore_broker::model::effect::{Load, Question};
+use mqcore_broker::model::id::Sequence;
+use mqcore_broker::model::message::Message;
+use mqcore_broker::model::record::decode_put;
+use mqcore_broker::model::stats::Waiting;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::reading::Located;
 use mqcore_journal::storage::FileStorage;

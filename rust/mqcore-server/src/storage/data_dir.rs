@@ -15,13 +15,13 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use mqcore_broker::broker::{Recollection, Restored};
-use mqcore_broker::id::{QueueAddress, Sequence};
-use mqcore_broker::intake::Ticket;
-use mqcore_broker::record::{
+use mqcore_broker::model::id::{QueueAddress, Sequence};
+use mqcore_broker::model::intake::Ticket;
+use mqcore_broker::model::record::{
     Definition, Progress, PutMessage, RecordError, decode_address, decode_definition, decode_put,
     decode_put_head,
 };
+use mqcore_broker::model::recovery::{Recollection, Restored};
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::recovery::Report;

@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 
 use mqcore_archive::export::{ExportError, Exporter};
 use mqcore_archive::tables::{StepPlace, Table};
+use mqcore_broker::history::packing::unpack;
 use mqcore_broker::history::{LifeStep, each_step};
-use mqcore_broker::id::QueueAddress;
-use mqcore_broker::packing::unpack;
-use mqcore_broker::record::RecordError;
+use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::record::RecordError;
 
 use crate::storage::data_dir::DataDirError;
 use crate::storage::inspection::{InspectedShard, Place};

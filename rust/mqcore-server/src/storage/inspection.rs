@@ -5,8 +5,8 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use mqcore_broker::id::QueueAddress;
-use mqcore_broker::record::{Definition, Progress, decode_definition};
+use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::record::{Definition, Progress, decode_definition};
 use mqcore_journal::error::JournalError;
 use mqcore_journal::inspection::Inspection;
 use mqcore_journal::journal::Live;

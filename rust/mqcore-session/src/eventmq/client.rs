@@ -5,12 +5,12 @@
 
 use std::sync::Arc;
 
-use mqcore_broker::client::Client;
-use mqcore_broker::command::Command;
-use mqcore_broker::effect::Reply;
-use mqcore_broker::id::QueueAddress;
-use mqcore_broker::message::Message;
-use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::Command;
+use mqcore_broker::model::effect::Reply;
+use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::message::Message;
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_wire::eventmq::{Job, queues};
 
 use super::job;

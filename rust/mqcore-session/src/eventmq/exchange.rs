@@ -9,10 +9,10 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use mqcore_broker::id::ConnectionId;
-use mqcore_broker::options::{QueueChanges, Status};
-use mqcore_broker::subscription::Slots;
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::id::ConnectionId;
+use mqcore_broker::model::options::{QueueChanges, Status};
+use mqcore_broker::model::subscription::Slots;
+use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::eventmq::queues::{WeightedQueue, encode_text};
 
 use super::schedules::Schedules;

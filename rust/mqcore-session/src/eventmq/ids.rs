@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use mqcore_broker::id::ConnectionId;
+use mqcore_broker::model::id::ConnectionId;
 
 /// Makes one after the other. Not secret, only different from all others.
 #[derive(Debug, Clone)]

@@ -14,11 +14,11 @@
 
 use std::sync::Arc;
 
-use mqcore_broker::client::Client;
-use mqcore_broker::effect::Deliver;
-use mqcore_broker::id::QueueAddress;
-use mqcore_broker::message::{Message, Properties};
-use mqcore_broker::unique::{KEY_BYTES_MAX, header_line};
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::effect::Deliver;
+use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::unique::{KEY_BYTES_MAX, header_line};
 use mqcore_wire::eventmq::headers::{Headers, unique_key};
 use mqcore_wire::eventmq::{Job, encode_request};
 use serde_json::json;

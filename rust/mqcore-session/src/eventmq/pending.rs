@@ -1,7 +1,7 @@
 //! What was asked of the broker and is not answered yet.
 
-use mqcore_broker::command::{Command, Request};
-use mqcore_broker::id::{QueueAddress, RequestId};
+use mqcore_broker::model::command::{Command, Request};
+use mqcore_broker::model::id::{QueueAddress, RequestId};
 use slab::Slab;
 
 use super::schedules::ScheduleRequest;

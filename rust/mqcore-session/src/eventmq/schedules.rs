@@ -14,10 +14,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fmt::Write as _;
 
-use mqcore_broker::id::QueueAddress;
-use mqcore_broker::intake::Ticket;
-use mqcore_broker::message::{Layout, Message};
-use mqcore_broker::rejection::Rejection;
+use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::intake::Ticket;
+use mqcore_broker::model::message::{Layout, Message};
+use mqcore_broker::model::rejection::Rejection;
 use mqcore_wire::eventmq::Job;
 use mqcore_wire::eventmq::headers::{self, Headers};
 use serde_json::value::RawValue;

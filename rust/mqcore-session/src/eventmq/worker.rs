@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use foldhash::HashMap;
-use mqcore_broker::client::Client;
-use mqcore_broker::command::{Acknowledgement, Command, MessageId, Refusal, Retry};
-use mqcore_broker::effect::Deliver;
-use mqcore_broker::id::{QueueAddress, Tag};
-use mqcore_broker::message::{Message, Properties};
-use mqcore_broker::subscription::Slots;
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::{Acknowledgement, Command, MessageId, Refusal, Retry};
+use mqcore_broker::model::effect::Deliver;
+use mqcore_broker::model::id::{QueueAddress, Tag};
+use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::subscription::Slots;
+use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::eventmq::headers::Headers;
 use serde_json::Value;
 

@@ -1,6 +1,6 @@
 //! Destinations: `topic/NAME` is a topic, anything else a queue.
 
-use mqcore_broker::id::{QueueAddress, TopicName};
+use mqcore_broker::model::id::{QueueAddress, TopicName};
 use mqcore_wire::micromessage::DESTINATION_BYTES_MAX;
 use mqcore_wire::micromessage::failure::{Failure, Token};
 

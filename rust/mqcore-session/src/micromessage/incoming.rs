@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use mqcore_broker::client::Client;
-use mqcore_broker::command::Command;
-use mqcore_broker::id::{ConnectionId, RequestId};
-use mqcore_broker::message::{Layout, Message, Properties};
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::Command;
+use mqcore_broker::model::id::{ConnectionId, RequestId};
+use mqcore_broker::model::message::{Layout, Message, Properties};
+use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::micromessage::content;
 use mqcore_wire::micromessage::extension::{Agreement, Kind};
 use mqcore_wire::micromessage::failure::Failure;

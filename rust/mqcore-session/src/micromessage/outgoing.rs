@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use mqcore_broker::command::{Acknowledgement, Command, MessageId, Refusal};
-use mqcore_broker::id::{QueueAddress, Tag};
-use mqcore_broker::message::Message;
+use mqcore_broker::model::command::{Acknowledgement, Command, MessageId, Refusal};
+use mqcore_broker::model::id::{QueueAddress, Tag};
+use mqcore_broker::model::message::Message;
 use mqcore_wire::micromessage::content::Content;
 use mqcore_wire::micromessage::extension::{Agreement, Kind};
 use mqcore_wire::micromessage::failure::Failure;

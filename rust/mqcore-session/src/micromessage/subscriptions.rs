@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use foldhash::HashMap;
-use mqcore_broker::id::{Tag, TopicName};
+use mqcore_broker::model::id::{Tag, TopicName};
 use mqcore_wire::micromessage::failure::{Failure, Token};
 use mqcore_wire::micromessage::filter::Filter;
 use mqcore_wire::micromessage::properties::{self, Typing};

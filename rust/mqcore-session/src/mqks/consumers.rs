@@ -2,7 +2,7 @@
 
 use foldhash::HashMap;
 
-use mqcore_broker::id::{QueueAddress, Tag};
+use mqcore_broker::model::id::{QueueAddress, Tag};
 
 /// Consumers of one connection; more are refused.
 pub(super) const CONSUMERS_MAX: usize = 16_384;

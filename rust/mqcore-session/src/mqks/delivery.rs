@@ -7,9 +7,9 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use mqcore_broker::client::Client;
-use mqcore_broker::effect::{Deliver, Publication};
-use mqcore_broker::message::{Message, Properties};
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::effect::{Deliver, Publication};
+use mqcore_broker::model::message::{Message, Properties};
 use mqcore_wire::mqks::answer::{Delivered, encode_delivered};
 
 use super::names;

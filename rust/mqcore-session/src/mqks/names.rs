@@ -1,7 +1,7 @@
 //! Queues and events of MQKS as the broker's queues and topics.
 
-use mqcore_broker::id::{QueueAddress, TopicName};
-use mqcore_broker::topic::TopicPattern;
+use mqcore_broker::model::id::{QueueAddress, TopicName};
+use mqcore_broker::model::topic::TopicPattern;
 
 /// Names remembered by one session.
 const NAMES: usize = 4;

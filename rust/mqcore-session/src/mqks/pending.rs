@@ -1,8 +1,8 @@
 //! What was asked of the broker and is not answered yet.
 
-use mqcore_broker::effect::Reply;
-use mqcore_broker::id::{QueueAddress, RequestId, Tag};
-use mqcore_broker::rejection::Rejection;
+use mqcore_broker::model::effect::Reply;
+use mqcore_broker::model::id::{QueueAddress, RequestId, Tag};
+use mqcore_broker::model::rejection::Rejection;
 use slab::Slab;
 
 use super::statistics::Statistic;

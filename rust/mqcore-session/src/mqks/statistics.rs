@@ -1,7 +1,7 @@
 //! `_eval`: what clients of the original ask for, by the very expressions. Nothing is evaluated: an expression is looked up
 //! in a table, and what does not stand there is a mistake.
 
-use mqcore_broker::stats::Census;
+use mqcore_broker::model::stats::Census;
 
 /// A number that can be asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use mqcore_broker::id::ConnectionId;
+use mqcore_broker::model::id::ConnectionId;
 use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::time::Nanos;
 use mqcore_wire::throttr::ID_BYTES;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use mqcore_broker::id::{RequestId, TopicName};
+use mqcore_broker::model::id::{RequestId, TopicName};
 use mqcore_wire::throttr::answer;
 
 /// Requests that may wait for the broker before nothing more is read.

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use mqcore_broker::id::ConnectionId;
+use mqcore_broker::model::id::ConnectionId;
 use mqcore_limiter::limiter::Uses as Counts;
 use mqcore_limiter::listing::{Listed, Listing};
 use mqcore_limiter::time::Nanos;

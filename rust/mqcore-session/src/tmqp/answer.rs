@@ -1,8 +1,8 @@
 //! Frames that answer a frame: responses and acknowledgements.
 
-use mqcore_broker::command::Acknowledgement;
-use mqcore_broker::message::Message;
-use mqcore_broker::rejection::Rejection;
+use mqcore_broker::model::command::Acknowledgement;
+use mqcore_broker::model::message::Message;
+use mqcore_broker::model::rejection::Rejection;
 use mqcore_wire::tmqp::header::{self, key, nack_reason};
 use mqcore_wire::tmqp::{self, Frame, HEADER_BYTES_MAX, HOPS_MAX, Kind, NAME_BYTES_MAX};
 

@@ -1,8 +1,8 @@
 //! Frames that hand something over: deliveries, pulled and cached messages, and what clients send each other.
 
-use mqcore_broker::effect::{Deliver, Publication, PullOutcome};
-use mqcore_broker::id::TopicName;
-use mqcore_broker::message::Message;
+use mqcore_broker::model::effect::{Deliver, Publication, PullOutcome};
+use mqcore_broker::model::id::TopicName;
+use mqcore_broker::model::message::Message;
 use mqcore_wire::tmqp::header::{self, key, no_content};
 use mqcore_wire::tmqp::operation::status;
 use mqcore_wire::tmqp::{self, Frame, HEADER_BYTES_MAX, HOPS_MAX, Kind, NAME_BYTES_MAX};

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use mqcore_broker::client::Client;
-use mqcore_broker::command::{
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::{
     Acknowledgement, ClientPattern, Command, Destination, MessageId, Refusal, Request, Retry,
 };
-use mqcore_broker::effect::{Event, Reply};
-use mqcore_broker::id::{QueueAddress, Tag};
-use mqcore_broker::message::{Message, Properties};
-use mqcore_broker::rejection::{Rejection, RejectionKind};
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::effect::{Event, Reply};
+use mqcore_broker::model::id::{QueueAddress, Tag};
+use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::tmqp::header::{self, key, nack_reason};
 use mqcore_wire::tmqp::operation::{Operation, status};
 use mqcore_wire::tmqp::{self, Frame, Kind};

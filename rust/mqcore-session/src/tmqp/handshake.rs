@@ -1,7 +1,7 @@
 //! The first octets and the first frame of a connection, and what is said to them.
 
-use mqcore_broker::client::{Client, Introduction};
-use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::client::{Client, Introduction};
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_cluster::message;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::tmqp::header::push_header;

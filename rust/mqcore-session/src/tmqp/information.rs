@@ -5,11 +5,12 @@
 
 use std::time::Duration;
 
-use mqcore_broker::command::ClientPattern;
-use mqcore_broker::effect::{NodeInformation, Reply};
-use mqcore_broker::router::{Binding, RouterDefinition, Target};
-use mqcore_broker::routing::RouteTest;
-use mqcore_broker::stats::{ChannelInformation, ClientInformation, DropReason, QueueInformation};
+use mqcore_broker::model::command::ClientPattern;
+use mqcore_broker::model::effect::Reply;
+use mqcore_broker::model::node::NodeInformation;
+use mqcore_broker::model::route::RouteTest;
+use mqcore_broker::model::router::{Binding, RouterDefinition, Target};
+use mqcore_broker::model::stats::{ChannelInformation, ClientInformation, DropReason, QueueInformation};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 

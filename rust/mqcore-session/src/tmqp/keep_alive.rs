@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::time::Timestamp;
 
 #[derive(Debug)]
 pub(super) struct KeepAlive {

@@ -1,7 +1,7 @@
 //! Ids for what came, or is sent, without one.
 
-use mqcore_broker::id::ConnectionId;
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::id::ConnectionId;
+use mqcore_broker::model::time::Timestamp;
 
 /// Makes ids of 32 lower-case hex digits: half of them tell the connection and its beginning, half count.
 ///

@@ -1,8 +1,8 @@
 //! Events that a client subscribed to, as frames with a JSON body.
 
-use mqcore_broker::command::EventKind;
-use mqcore_broker::effect::{Occurrence, Subject};
-use mqcore_broker::options::Status;
+use mqcore_broker::model::command::EventKind;
+use mqcore_broker::model::effect::{Occurrence, Subject};
+use mqcore_broker::model::options::Status;
 use mqcore_wire::tmqp::{self, Frame, Kind};
 use serde::Serialize;
 

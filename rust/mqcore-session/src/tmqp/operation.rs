@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use mqcore_broker::client::Client;
-use mqcore_broker::command::{Clear, Request};
-use mqcore_broker::id::{ChannelName, QueueAddress};
-use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::{Clear, Request};
+use mqcore_broker::model::id::{ChannelName, QueueAddress};
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_wire::tmqp::Frame;
 use mqcore_wire::tmqp::header::{self, key};
 use mqcore_wire::tmqp::operation::Operation;

@@ -5,10 +5,10 @@
 
 use std::time::Duration;
 
-use mqcore_broker::id::QueueAddress;
-use mqcore_broker::options::{ChannelChanges, Durability, QueueChanges, Status};
-use mqcore_broker::rate::Rate;
-use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::options::{ChannelChanges, Durability, QueueChanges, Status};
+use mqcore_broker::model::rate::Rate;
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_wire::tmqp::header::{self, key};
 use serde::Deserialize;
 

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use mqcore_broker::client::Client;
-use mqcore_broker::command::{Acknowledgement, Command, MessageId, PassedOn, Refusal, Retry};
-use mqcore_broker::id::{QueueAddress, RouterName, Tag};
-use mqcore_broker::intake::Ticket;
-use mqcore_broker::message::{Layout, Message};
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::{Acknowledgement, Command, MessageId, PassedOn, Refusal, Retry};
+use mqcore_broker::model::id::{QueueAddress, RouterName, Tag};
+use mqcore_broker::model::intake::Ticket;
+use mqcore_broker::model::message::{Layout, Message};
 use mqcore_cluster::filter::{ForwardKind, Sender};
 use mqcore_cluster::message::LinkMessage;
 use mqcore_cluster::receipts::Receipts;

@@ -1,9 +1,9 @@
 //! What was asked of the broker and is not answered yet.
 
-use mqcore_broker::command::MessageId;
-use mqcore_broker::effect::Reply;
-use mqcore_broker::id::RequestId;
-use mqcore_broker::rejection::Rejection;
+use mqcore_broker::model::command::MessageId;
+use mqcore_broker::model::effect::Reply;
+use mqcore_broker::model::id::RequestId;
+use mqcore_broker::model::rejection::Rejection;
 use mqcore_wire::tmqp::Frame;
 use slab::Slab;
 

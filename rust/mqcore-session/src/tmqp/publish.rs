@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use mqcore_broker::client::Client;
-use mqcore_broker::command::Command;
-use mqcore_broker::id::{ChannelName, QueueAddress};
-use mqcore_broker::message::{Layout, Message, Properties};
-use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::Command;
+use mqcore_broker::model::id::{ChannelName, QueueAddress};
+use mqcore_broker::model::message::{Layout, Message, Properties};
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_wire::tmqp::header::{self, key};
 use mqcore_wire::tmqp::{Frame, HOPS_FRESH};
 

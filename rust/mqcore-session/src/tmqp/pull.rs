@@ -1,7 +1,7 @@
 //! Pull requests.
 
-use mqcore_broker::command::{Clear, MessageId, Pull};
-use mqcore_broker::id::QueueAddress;
+use mqcore_broker::model::command::{Clear, MessageId, Pull};
+use mqcore_broker::model::id::QueueAddress;
 use mqcore_wire::tmqp::Frame;
 use mqcore_wire::tmqp::header::{self, clear, key, no_content, pull_order};
 

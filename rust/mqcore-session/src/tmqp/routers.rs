@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use mqcore_broker::client::Client;
-use mqcore_broker::command::{Command, Request};
-use mqcore_broker::id::{QueueAddress, RouterName};
-use mqcore_broker::message::{Message, Properties};
-use mqcore_broker::rejection::{Rejection, RejectionKind};
-use mqcore_broker::router::{Binding, Interaction, RouterMethod, Target};
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::{Command, Request};
+use mqcore_broker::model::id::{QueueAddress, RouterName};
+use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::router::{Binding, Interaction, RouterMethod, Target};
 use mqcore_wire::tmqp::Frame;
 use mqcore_wire::tmqp::header::{self, key, nack_reason};
 use mqcore_wire::tmqp::operation::status;

@@ -1,7 +1,7 @@
 //! Subscribing to events, and unsubscribing.
 
-use mqcore_broker::command::{EventKind, EventScope, EventSubscription};
-use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::command::{EventKind, EventScope, EventSubscription};
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_wire::tmqp::Frame;
 use mqcore_wire::tmqp::header::{self, key};
 use mqcore_wire::tmqp::operation::EVENT_SUBSCRIBE;

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use mqcore_broker::client::Client;
-use mqcore_broker::command::Command;
-use mqcore_broker::id::TopicName;
-use mqcore_broker::rejection::{Rejection, RejectionKind};
-use mqcore_broker::topic::TopicPattern;
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::Command;
+use mqcore_broker::model::id::TopicName;
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::topic::TopicPattern;
 use mqcore_wire::tmqp::Frame;
 
 use super::answer::Asked;

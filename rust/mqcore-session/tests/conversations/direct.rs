@@ -1,9 +1,9 @@
 //! From client to client: messages, acknowledgements, responses.
 
-use mqcore_broker::command::{ClientPattern, Command};
-use mqcore_broker::effect::Event;
-use mqcore_broker::message::{Message, Properties};
-use mqcore_broker::rejection::RejectionKind;
+use mqcore_broker::model::command::{ClientPattern, Command};
+use mqcore_broker::model::effect::Event;
+use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::rejection::RejectionKind;
 use mqcore_wire::tmqp::{Frame, Kind};
 
 use crate::talk::{Talk, encoded, frames, is_generated, message_with, only_frame, rejection, vector};

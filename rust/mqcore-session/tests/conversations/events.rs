@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use mqcore_broker::command::{EventKind, EventSubscription, Request};
-use mqcore_broker::effect::{Event, Occurrence, Reply, Subject};
-use mqcore_broker::options::Status;
-use mqcore_broker::rejection::RejectionKind;
+use mqcore_broker::model::command::{EventKind, EventSubscription, Request};
+use mqcore_broker::model::effect::{Event, Occurrence, Reply, Subject};
+use mqcore_broker::model::options::Status;
+use mqcore_broker::model::rejection::RejectionKind;
 use mqcore_wire::tmqp::{Frame, Kind};
 
 use crate::talk::{Talk, channel, encoded, is_generated, only_frame, rejection, vector};
@@ -109,8 +109,11 @@ fn occurred(kind: EventKind, queue: Option<u16>, subject: Subject) -> Vec<u8> {
 
 #[test]
 fn a_produced_message_is_told_as_the_original_tells_it() {
-    let producer =
-        mqcore_broker::client::Client { name: None, kind: None, ..(*crate::talk::client("prod")).clone() };
+    let producer = mqcore_broker::model::client::Client {
+        name: None,
+        kind: None,
+        ..(*crate::talk::client("prod")).clone()
+    };
     let subject = Subject::Message { id: b"P2"[..].into(), saved: false, producer: Some(Arc::new(producer)) };
     assert_eq!(occurred(EventKind::MessageProduced, Some(1), subject), vector("V44"));
 }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use mqcore_broker::effect::Event;
-use mqcore_broker::rejection::{Rejection, RejectionKind};
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::effect::Event;
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::time::Timestamp;
 use mqcore_session::session::{Session, SessionError};
 use mqcore_wire::error::WireError;
 use mqcore_wire::tmqp::{Frame, Kind, PREAMBLE, PREAMBLE_V1};

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use mqcore_broker::effect::Event;
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::effect::Event;
+use mqcore_broker::model::time::Timestamp;
 use mqcore_session::session::{Session, SessionConfig, SessionError};
 use mqcore_wire::tmqp::{PING, PONG, PREAMBLE};
 

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use mqcore_broker::command::{Command, PassedOn};
-use mqcore_broker::effect::Event;
-use mqcore_broker::id::ConnectionId;
-use mqcore_broker::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::command::{Command, PassedOn};
+use mqcore_broker::model::effect::Event;
+use mqcore_broker::model::id::ConnectionId;
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_cluster::filter::{Filter, ForwardKind, Pattern, Rule};
 use mqcore_cluster::log::Masters;
 use mqcore_cluster::message::{ID_KEY, LinkMessage, VERSION_KEY};

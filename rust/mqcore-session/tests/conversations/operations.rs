@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::command::{Clear, Command, Request};
-use mqcore_broker::effect::{NodeInformation, Reply};
-use mqcore_broker::id::RequestId;
-use mqcore_broker::options::{ChannelChanges, ChannelOptions, QueueChanges, QueueOptions, Status};
-use mqcore_broker::rejection::{Rejection, RejectionKind};
-use mqcore_broker::stats::{ChannelInformation, ClientInformation, QueueInformation, QueueStats};
+use mqcore_broker::model::command::{Clear, Command, Request};
+use mqcore_broker::model::effect::Reply;
+use mqcore_broker::model::id::RequestId;
+use mqcore_broker::model::node::NodeInformation;
+use mqcore_broker::model::options::{ChannelChanges, ChannelOptions, QueueChanges, QueueOptions, Status};
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::stats::{ChannelInformation, ClientInformation, QueueInformation, QueueStats};
 use mqcore_session::tmqp::OPEN_REQUESTS_MAX;
 use mqcore_wire::tmqp::{Frame, Kind};
 
@@ -403,7 +404,11 @@ fn queue_information_has_the_members_that_clients_know_and_then_its_own() {
 fn clients_and_nodes_have_the_members_that_clients_know() {
     let listed = ClientInformation { client: client("cli"), online_ms: 5 };
     let nameless = ClientInformation {
-        client: Arc::new(mqcore_broker::client::Client { name: None, kind: None, ..(*client("x")).clone() }),
+        client: Arc::new(mqcore_broker::model::client::Client {
+            name: None,
+            kind: None,
+            ..(*client("x")).clone()
+        }),
         online_ms: 6,
     };
     assert_eq!(

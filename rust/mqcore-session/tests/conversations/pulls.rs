@@ -1,9 +1,9 @@
 //! Pull requests and what ends them.
 
-use mqcore_broker::command::{Clear, Command, Pull};
-use mqcore_broker::effect::{Event, PullOutcome};
-use mqcore_broker::id::RequestId;
-use mqcore_broker::message::{Message, Properties};
+use mqcore_broker::model::command::{Clear, Command, Pull};
+use mqcore_broker::model::effect::{Event, PullOutcome};
+use mqcore_broker::model::id::RequestId;
+use mqcore_broker::model::message::{Message, Properties};
 use mqcore_session::tmqp::OPEN_REQUESTS_MAX;
 use mqcore_wire::tmqp::header::header_value;
 use mqcore_wire::tmqp::{Frame, HEADER_BYTES_MAX, Kind};

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use mqcore_broker::command::{Acknowledgement, Command, MessageId};
-use mqcore_broker::effect::{Deliver, Event, Recipients};
-use mqcore_broker::id::{ConnectionId, QueueAddress, Tag};
-use mqcore_broker::message::{Message, Properties};
-use mqcore_broker::rejection::RejectionKind;
+use mqcore_broker::model::command::{Acknowledgement, Command, MessageId};
+use mqcore_broker::model::effect::{Deliver, Event, Recipients};
+use mqcore_broker::model::id::{ConnectionId, QueueAddress, Tag};
+use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::rejection::RejectionKind;
 use mqcore_session::any::{Protocol, delivery_size, encode_delivery};
 use mqcore_session::session::SessionConfig;
 use mqcore_session::tmqp::COPIES_MAX;
@@ -194,7 +194,10 @@ fn a_bad_channel_name_is_refused_and_nobody_is_closed() {
             b"",
             "nothing to answer to without an id"
         );
-        assert!(talk.command(&vector("V20")).destination(1) == mqcore_broker::command::Destination::Shard(0));
+        assert!(
+            talk.command(&vector("V20")).destination(1)
+                == mqcore_broker::model::command::Destination::Shard(0)
+        );
     }
 }
 

@@ -1,13 +1,13 @@
 //! Messages for routers, what they answer, and the operations on them.
 
-use mqcore_broker::command::{ClientPattern, Command, Request};
-use mqcore_broker::effect::{Event, Reply};
-use mqcore_broker::id::{QueueAddress, RouterName, TopicName};
-use mqcore_broker::message::Message;
-use mqcore_broker::rejection::{Rejection, RejectionKind};
-use mqcore_broker::router::{Binding, Interaction, RouterDefinition, RouterMethod, Target};
-use mqcore_broker::routing::{RouteStep, RouteTest};
-use mqcore_broker::topic::TopicPattern;
+use mqcore_broker::model::command::{ClientPattern, Command, Request};
+use mqcore_broker::model::effect::{Event, Reply};
+use mqcore_broker::model::id::{QueueAddress, RouterName, TopicName};
+use mqcore_broker::model::message::Message;
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::route::{RouteStep, RouteTest};
+use mqcore_broker::model::router::{Binding, Interaction, RouterDefinition, RouterMethod, Target};
+use mqcore_broker::model::topic::TopicPattern;
 use mqcore_wire::tmqp::operation::{Operation, status};
 use mqcore_wire::tmqp::{Frame, Kind};
 use serde_json::{Value, json};

@@ -1,6 +1,6 @@
 //! What holds for every frame, whatever its type.
 
-use mqcore_broker::command::Command;
+use mqcore_broker::model::command::Command;
 use mqcore_session::any::AnySession;
 use mqcore_session::session::{Session, SessionError};
 use mqcore_wire::error::WireError;

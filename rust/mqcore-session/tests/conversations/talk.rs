@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::client::{Client, Introduction};
-use mqcore_broker::command::{Command, Request};
-use mqcore_broker::effect::{Event, Reply};
-use mqcore_broker::id::{ChannelName, ConnectionId, QueueAddress, RequestId};
-use mqcore_broker::message::{Message, Properties};
-use mqcore_broker::rejection::{Rejection, RejectionKind};
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::client::{Client, Introduction};
+use mqcore_broker::model::command::{Command, Request};
+use mqcore_broker::model::effect::{Event, Reply};
+use mqcore_broker::model::id::{ChannelName, ConnectionId, QueueAddress, RequestId};
+use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::time::Timestamp;
 use mqcore_session::any::{AnySession, Protocol};
 use mqcore_session::session::{Session, SessionConfig, SessionError};
 use mqcore_wire::codec::Limits;

@@ -1,11 +1,11 @@
 //! Topics, which TMQP reaches by targets that no channel can have.
 
-use mqcore_broker::command::{Command, Request};
-use mqcore_broker::effect::{Event, Publication, Recipients, Reply};
-use mqcore_broker::id::{ConnectionId, TopicName};
-use mqcore_broker::message::Properties;
-use mqcore_broker::rejection::RejectionKind;
-use mqcore_broker::topic::TopicPattern;
+use mqcore_broker::model::command::{Command, Request};
+use mqcore_broker::model::effect::{Event, Publication, Recipients, Reply};
+use mqcore_broker::model::id::{ConnectionId, TopicName};
+use mqcore_broker::model::message::Properties;
+use mqcore_broker::model::rejection::RejectionKind;
+use mqcore_broker::model::topic::TopicPattern;
 use mqcore_session::any::{Protocol, encode_publication};
 use mqcore_wire::tmqp::operation::{Operation, status};
 use mqcore_wire::tmqp::{Frame, Kind};

@@ -6,13 +6,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::client::Client;
-use mqcore_broker::command::{Command, Request};
-use mqcore_broker::effect::{Deliver, Event, Recipients, Reply};
-use mqcore_broker::id::{ConnectionId, QueueAddress, RequestId, Tag, TopicName};
-use mqcore_broker::message::{Message, Properties};
-use mqcore_broker::rejection::{Rejection, RejectionKind};
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::{Command, Request};
+use mqcore_broker::model::effect::{Deliver, Event, Recipients, Reply};
+use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId, Tag, TopicName};
+use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::time::Timestamp;
 use mqcore_session::micromessage::{MicroMessageSession, OPEN_COMMANDS_MAX, OPEN_FRAMES_MAX};
 use mqcore_session::session::{Session, SessionConfig};
 use mqcore_wire::codec::Limits;

@@ -11,17 +11,16 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::client::Client;
-use mqcore_broker::command::{Acknowledgement, ClientPattern, Command, EventKind, Request};
-use mqcore_broker::effect::{
-    Deliver, Event, NodeInformation, Occurrence, PullOutcome, Recipients, Reply, Subject,
-};
-use mqcore_broker::id::{ConnectionId, QueueAddress, RequestId, Tag};
-use mqcore_broker::message::Message;
-use mqcore_broker::options::{ChannelOptions, QueueOptions, Status};
-use mqcore_broker::rejection::{Rejection, RejectionKind};
-use mqcore_broker::stats::{ChannelInformation, ClientInformation, QueueInformation, QueueStats};
-use mqcore_broker::time::Timestamp;
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::{Acknowledgement, ClientPattern, Command, EventKind, Request};
+use mqcore_broker::model::effect::{Deliver, Event, Occurrence, PullOutcome, Recipients, Reply, Subject};
+use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId, Tag};
+use mqcore_broker::model::message::Message;
+use mqcore_broker::model::node::NodeInformation;
+use mqcore_broker::model::options::{ChannelOptions, QueueOptions, Status};
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::stats::{ChannelInformation, ClientInformation, QueueInformation, QueueStats};
+use mqcore_broker::model::time::Timestamp;
 use mqcore_session::any::{AnySession, Protocol, delivery_size, encode_delivery};
 use mqcore_session::session::{Session, SessionConfig, SessionError};
 use mqcore_session::tmqp::COPIES_MAX;

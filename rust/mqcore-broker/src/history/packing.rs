@@ -1,0 +1,147 @@
+//! Blocks of history in fewer octets, for the disk: names, headers and bodies of one turn resemble each other, and what is
+//! not written costs neither the disk nor the processor, who copies every octet into memory it has not touched before.
+//!
+//! ```text
+//! packed:  version 2 u8, octets of the block varint, the block as LZ4 writes a block
+//! ```
+//!
+//! A block that would not become smaller stays as it is. Its own version, 1, tells the two apart.
+
+use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
+
+use crate::history::{malformed, push, varint};
+use crate::model::record::RecordError;
+
+const VERSION: u8 = 2;
+/// Shorter blocks have too little that repeats.
+const SHORTEST: usize = 256;
+/// No octet of LZ4's stands for more octets than this; a block that claims more is none, and asks for no memory.
+const RATIO_MAX: u64 = 255;
+
+/// Packs blocks. Keeps its memory from one to the next.
+pub struct Packer {
+    table: CompressTable,
+    packed: Vec<u8>,
+}
+
+impl Default for Packer {
+    fn default() -> Self {
+        Self { table: CompressTable::large(), packed: Vec::new() }
+    }
+}
+
+impl std::fmt::Debug for Packer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Packer").finish_non_exhaustive()
+    }
+}
+
+impl Packer {
+    /// The octets to store for a block.
+    pub fn pack<'a>(&'a mut self, block: &'a [u8]) -> &'a [u8] {
+        if block.len() < SHORTEST {
+            return block;
+        }
+        self.packed.clear();
+        self.packed.push(VERSION);
+        push(&mut self.packed, block.len() as u64);
+        let head = self.packed.len();
+        self.packed.resize(head + get_maximum_output_size(block.len()), 0);
+        match compress_into_with_table(block, &mut self.packed[head..], &mut self.table) {
+            Ok(octets) if head + octets < block.len() => &self.packed[..head + octets],
+            _ => block,
+        }
+    }
+}
+
+/// The block of which these octets were stored; one that was packed is put into `memory`.
+///
+/// # Errors
+/// [`RecordError::Malformed`] for what no [`Packer`] wrote. What is not packed is not looked at.
+pub fn unpack<'a>(stored: &'a [u8], memory: &'a mut Vec<u8>) -> Result<&'a [u8], RecordError> {
+    let Some((&VERSION, rest)) = stored.split_first() else { return Ok(stored) };
+    let (octets, packed) = varint(rest)?;
+    if octets > packed.len() as u64 * RATIO_MAX {
+        return Err(malformed("a packed block claims more octets than it can have"));
+    }
+    // What an earlier block left in there is written over, so it needs no clearing.
+    if memory.len() < octets as usize {
+        memory.resize(octets as usize, 0);
+    }
+    let block = &mut memory[..octets as usize];
+    match decompress_into(packed, block) {
+        Ok(found) if found as u64 == octets => Ok(block),
+        _ => Err(malformed("a packed block is not what was packed")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn there_and_back(packer: &mut Packer, block: &[u8]) {
+        let mut memory = Vec::new();
+        let stored = packer.pack(block).to_vec();
+        assert!(stored.len() <= block.len());
+        assert_eq!(unpack(&stored, &mut memory), Ok(block));
+    }
+
+    proptest! {
+        #[test]
+        fn every_block_comes_back_as_it_was(words in prop::collection::vec(any::<[u8; 3]>(), 1..9), count in 0_usize..3000) {
+            // Of few words, so that there is something to gain; the first octet is that of every block.
+            let block: Vec<u8> = [1].into_iter().chain(words.iter().cycle().take(count).flatten().copied()).collect();
+            there_and_back(&mut Packer::default(), &block);
+        }
+
+        #[test]
+        fn foreign_octets_are_an_error_or_a_block_and_never_a_panic(octets: Vec<u8>) {
+            let packed: Vec<u8> = [VERSION].into_iter().chain(octets).collect();
+            let mut memory = Vec::new();
+            let _ = unpack(&packed, &mut memory);
+        }
+    }
+
+    #[test]
+    fn a_packer_forgets_what_it_packed_before() {
+        let mut packer = Packer::default();
+        let long: Vec<u8> = std::iter::repeat_n(b"\x01orders/7", 30_000).flatten().copied().collect();
+        for block in [&long[..], &long[..400], &long[..100], &long[..70_000]] {
+            there_and_back(&mut packer, block);
+        }
+        assert!(packer.pack(&long).len() < long.len() / 20);
+    }
+
+    #[test]
+    fn what_does_not_become_smaller_stays_as_it_is() {
+        let mut state = 7_u64;
+        let noise: Vec<u8> = std::iter::once(1)
+            .chain(std::iter::repeat_with(|| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (state >> 56) as u8
+            }))
+            .take(5000)
+            .collect();
+        assert_eq!(Packer::default().pack(&noise), noise);
+    }
+
+    #[test]
+    fn a_changed_or_cut_block_is_never_a_panic_and_never_asks_for_more_than_it_could_hold() {
+        let block = [1; 1000];
+        let stored = Packer::default().pack(&block).to_vec();
+        let mut memory = Vec::new();
+        for cut in 1..stored.len() {
+            assert!(unpack(&stored[..cut], &mut memory).is_err(), "cut at {cut}");
+            for change in [1, 0x80, 0xff] {
+                let mut changed = stored.clone();
+                changed[cut] ^= change;
+                let _ = unpack(&changed, &mut memory);
+                assert!(memory.capacity() <= stored.len() * 255);
+            }
+        }
+        let vast = [VERSION, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f, 0, 0];
+        assert!(unpack(&vast, &mut memory).is_err());
+    }
+}

@@ -1,0 +1,29 @@
+//! How much memory waiting messages take.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Octets of saved messages that wait in memory, of all queues of a shard. Only the shard writes, so plain loads and
+/// stores will do; atomic because a shard moves between threads.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Meter(Arc<AtomicU64>);
+
+impl Meter {
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn add(&self, bytes: u64) {
+        self.0.store(self.get() + bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn subtract(&self, bytes: u64) {
+        self.0.store(self.get().saturating_sub(bytes), Ordering::Relaxed);
+    }
+
+    /// About how many queues share it.
+    pub(crate) fn queues(&self) -> u64 {
+        // Each has one for its lists and one for its shelf.
+        (Arc::strong_count(&self.0) as u64).div_ceil(2)
+    }
+}

@@ -1,0 +1,239 @@
+//! A message as it was published: one allocation, shared by everybody who handles it.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use triomphe::ThinArc;
+
+use crate::model::client::Client;
+use crate::model::intake::Ticket;
+
+/// Where the parts of a message lie in its block, and what was said about it.
+///
+/// Invariant, checked by [`Message::new`]: `id`, `source`, `headers` and `body` lie inside the block, in
+/// this order, and do not overlap. Gaps are allowed, so that a codec can hand over a piece of its buffer.
+#[derive(Debug, Clone, Default)]
+pub struct Layout {
+    /// The message id; empty: it has none.
+    pub id: Range<usize>,
+    /// The client that produced it, where the block says so (messages that other nodes relay); else empty.
+    pub source: Range<usize>,
+    /// Header text, `key:value` lines ended by CR LF.
+    pub headers: Range<usize>,
+    /// The body.
+    pub body: Range<usize>,
+}
+
+/// What a message says of itself beside its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Properties {
+    /// Before all messages that are not, in any queue.
+    pub high_priority: bool,
+    /// Direct messages to a name or a type: only the oldest match receives it.
+    pub first_acquirer: bool,
+    /// The sender waits for a response.
+    pub pending_response: bool,
+    /// The sender waits for an acknowledgement.
+    pub pending_acknowledge: bool,
+    /// Its header `Unique-Key` has a key of which a queue has one message at a time.
+    pub unique: bool,
+    /// How many more hops it may take (already lessened by this one).
+    pub hops: u8,
+    /// Meaning agreed between sender and receiver; for queue messages the queue's id.
+    pub content_type: u16,
+}
+
+#[derive(Debug)]
+struct Head {
+    producer: Option<Arc<Client>>,
+    ticket: Option<Box<Ticket>>,
+    properties: Properties,
+    id_len: u8,
+    source_len: u8,
+    headers_len: u16,
+    id_at: u32,
+    source_at: u32,
+    headers_at: u32,
+    body_at: u32,
+    body_len: u32,
+}
+
+/// A published message. Cloning shares it.
+#[derive(Clone)]
+pub struct Message(ThinArc<Head, u8>);
+
+/// The largest block a message can have, in octets.
+pub const BLOCK_BYTES_MAX: usize = u32::MAX as usize;
+
+impl Message {
+    /// Copies `block` once and remembers where its parts lie.
+    ///
+    /// # Panics
+    /// If the layout breaks its invariant: that is a fault of the session that made it, never of a peer.
+    pub fn new(block: &[u8], layout: &Layout, properties: Properties, producer: Option<Arc<Client>>) -> Self {
+        Self::build(block, layout, properties, producer, None)
+    }
+
+    /// A message that another broker passes on: nobody here produced it, and `ticket` says which of the other's it is.
+    ///
+    /// # Panics
+    /// As [`Message::new`].
+    pub fn passed_on(block: &[u8], layout: &Layout, properties: Properties, ticket: Ticket) -> Self {
+        Self::build(block, layout, properties, None, Some(Box::new(ticket)))
+    }
+
+    fn build(
+        block: &[u8],
+        layout: &Layout,
+        properties: Properties,
+        producer: Option<Arc<Client>>,
+        ticket: Option<Box<Ticket>>,
+    ) -> Self {
+        assert!(block.len() <= BLOCK_BYTES_MAX, "codecs limit frames far below this");
+        assert!(
+            layout.id.end <= layout.source.start.max(layout.id.end)
+                && layout.headers.end <= layout.body.start
+                && layout.body.end <= block.len()
+                && layout.source.end <= block.len()
+                && layout.id.end <= block.len(),
+            "the parts of a message lie inside its block"
+        );
+        let head = Head {
+            producer,
+            ticket,
+            properties,
+            id_len: u8::try_from(layout.id.len()).expect("ids have at most 255 octets"),
+            source_len: u8::try_from(layout.source.len()).expect("sources have at most 255 octets"),
+            headers_len: u16::try_from(layout.headers.len()).expect("headers have at most 65535 octets"),
+            id_at: layout.id.start as u32,
+            source_at: layout.source.start as u32,
+            headers_at: layout.headers.start as u32,
+            body_at: layout.body.start as u32,
+            body_len: layout.body.len() as u32,
+        };
+        Self(ThinArc::from_header_and_slice(head, block))
+    }
+
+    /// Makes a message of separate parts.
+    pub fn from_parts(
+        id: &[u8],
+        headers: &[u8],
+        body: &[u8],
+        properties: Properties,
+        producer: Option<Arc<Client>>,
+    ) -> Self {
+        let mut block = Vec::with_capacity(id.len() + headers.len() + body.len());
+        block.extend_from_slice(id);
+        block.extend_from_slice(headers);
+        block.extend_from_slice(body);
+        let headers_at = id.len();
+        let body_at = headers_at + headers.len();
+        let layout = Layout {
+            id: 0..id.len(),
+            source: id.len()..id.len(),
+            headers: headers_at..body_at,
+            body: body_at..block.len(),
+        };
+        Self::new(&block, &layout, properties, producer)
+    }
+
+    /// The same message under another id.
+    pub fn with_id(&self, id: &[u8]) -> Self {
+        let (source, headers, body) = (self.own_source(), self.headers(), self.body());
+        let mut block = Vec::with_capacity(id.len() + source.len() + headers.len() + body.len());
+        for part in [id, source, headers, body] {
+            block.extend_from_slice(part);
+        }
+        let source_at = id.len();
+        let headers_at = source_at + source.len();
+        let body_at = headers_at + headers.len();
+        let layout = Layout {
+            id: 0..source_at,
+            source: source_at..headers_at,
+            headers: headers_at..body_at,
+            body: body_at..block.len(),
+        };
+        let head = &self.0.header.header;
+        Self::build(&block, &layout, head.properties, head.producer.clone(), head.ticket.clone())
+    }
+
+    fn part(&self, at: u32, len: usize) -> &[u8] {
+        &self.0.slice[at as usize..at as usize + len]
+    }
+
+    /// The message id; empty if it has none.
+    pub fn id(&self) -> &[u8] {
+        self.part(self.0.header.header.id_at, self.0.header.header.id_len.into())
+    }
+
+    /// The id of the client that produced it; empty if nobody knows.
+    pub fn source(&self) -> &[u8] {
+        let head = &self.0.header.header;
+        match &head.producer {
+            _ if head.source_len > 0 => self.own_source(),
+            Some(producer) => producer.id.as_bytes(),
+            None => &[],
+        }
+    }
+
+    /// The source as far as the block says it.
+    fn own_source(&self) -> &[u8] {
+        self.part(self.0.header.header.source_at, self.0.header.header.source_len.into())
+    }
+
+    /// Which message of another broker this is, if one passed it on.
+    pub fn ticket(&self) -> Option<&Ticket> {
+        self.0.header.header.ticket.as_deref()
+    }
+
+    /// Header text, `key:value` lines ended by CR LF; empty if there is none.
+    pub fn headers(&self) -> &[u8] {
+        self.part(self.0.header.header.headers_at, self.0.header.header.headers_len.into())
+    }
+
+    /// The body.
+    pub fn body(&self) -> &[u8] {
+        self.part(self.0.header.header.body_at, self.0.header.header.body_len as usize)
+    }
+
+    /// Flags, hops and content type.
+    pub fn properties(&self) -> Properties {
+        self.0.header.header.properties
+    }
+
+    /// The connected client that published it here; `None` for what came from elsewhere.
+    pub fn producer(&self) -> Option<&Arc<Client>> {
+        self.0.header.header.producer.as_ref()
+    }
+
+    /// The same message of this producer, who may be there still although the message was read back.
+    #[must_use]
+    pub(crate) fn produced_by(&self, producer: Arc<Client>) -> Self {
+        let head = &self.0.header.header;
+        let head = Head { producer: Some(producer), ticket: head.ticket.clone(), ..*head };
+        Self(ThinArc::from_header_and_slice(head, &self.0.slice))
+    }
+
+    /// Octets that a message with parts of this length in all keeps in memory.
+    pub fn memory_bytes_of(parts: usize) -> u64 {
+        (size_of::<Head>() + 2 * size_of::<usize>() + parts) as u64
+    }
+
+    /// Octets that this message keeps in memory.
+    pub fn memory_bytes(&self) -> usize {
+        size_of::<Head>() + 2 * size_of::<usize>() + self.0.slice.len()
+    }
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Message")
+            .field("id", &String::from_utf8_lossy(self.id()))
+            .field("source", &String::from_utf8_lossy(self.source()))
+            .field("body_bytes", &self.body().len())
+            .field("properties", &self.properties())
+            .finish()
+    }
+}

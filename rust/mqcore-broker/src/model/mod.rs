@@ -1,0 +1,30 @@
+//! Plain values: what comes in, what goes out, and what both are about. Nothing here knows a queue.
+
+pub mod bindings;
+pub mod client;
+pub mod command;
+pub mod config;
+pub mod decision;
+pub mod effect;
+pub(crate) mod entry;
+pub mod filter;
+pub mod id;
+pub mod intake;
+pub(crate) mod memory;
+pub mod message;
+pub(crate) mod metadata;
+pub mod node;
+pub mod options;
+pub mod policy;
+pub mod rate;
+pub mod record;
+pub mod recovery;
+pub mod rejection;
+pub mod route;
+pub mod router;
+pub mod sighting;
+pub mod stats;
+pub mod subscription;
+pub mod time;
+pub mod topic;
+pub mod unique;

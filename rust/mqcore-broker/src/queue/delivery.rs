@@ -1,0 +1,327 @@
+//! Messages that were handed out and are not settled: who has them, since when, until when.
+
+use std::collections::VecDeque;
+use std::hash::BuildHasher;
+use std::hint::black_box;
+use std::sync::Arc;
+
+use foldhash::HashMap;
+use foldhash::fast::FixedState;
+use hashbrown::HashTable;
+use slab::Slab;
+
+use crate::model::client::Client;
+use crate::model::decision::PutBack;
+use crate::model::entry::Entry;
+use crate::model::id::{ConnectionId, Tag};
+use crate::model::time::Timestamp;
+use crate::queue::members::{Consumer, ConsumerKey};
+
+/// With so many deliveries and fewer nearly all that belongs to them is in the cache.
+const CACHED: usize = 512;
+
+/// A message outside its queue. It stays here until everybody who holds it let go: each consumer that has not
+/// settled, and the workflow while it runs.
+#[derive(Debug)]
+pub(crate) struct Outstanding {
+    pub(crate) entry: Entry,
+    /// How many hold it.
+    pub(crate) holders: u32,
+    /// Somebody acknowledged it positively.
+    pub(crate) acked: bool,
+    /// Where it returns to when the last holder lets go.
+    pub(crate) put_back: PutBack,
+    /// A handler's own decision put it back, which holds even if another consumer acknowledged.
+    pub(crate) put_back_own: bool,
+    /// How it ends if nobody acknowledges it and it is not put back.
+    pub(crate) ending: Ending,
+}
+
+/// How the way of a message ends that nobody acknowledged and that is not put back; the worst that anybody said of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Ending {
+    /// Nobody refused it: it is gone as if it had been acknowledged.
+    Done,
+    /// It ended without anybody having wanted it: counted as dropped.
+    Refused,
+    /// A consumer has given it up: a dead letter.
+    Failed,
+}
+
+/// A message that its last holder let go.
+#[derive(Debug)]
+pub(crate) struct Released {
+    pub(crate) held: Outstanding,
+    /// Put back, it is not handed out before this time.
+    pub(crate) not_before: Timestamp,
+}
+
+/// One consumer that has a message.
+#[derive(Debug)]
+pub(crate) struct Delivery {
+    pub(crate) outstanding: usize,
+    pub(crate) consumer: Arc<Consumer>,
+    serial: u64,
+}
+
+/// All of a queue.
+#[derive(Debug)]
+pub(crate) struct Deliveries {
+    outstanding: Slab<Outstanding>,
+    deliveries: Slab<Delivery>,
+    /// Keys of `deliveries` by message id.
+    by_message: HashTable<usize>,
+    /// Deadlines in their order, as acknowledge timeouts are the same for all of a queue. Settled deliveries
+    /// leave their entry behind; the serial tells that it is stale.
+    deadlines: VecDeque<(Timestamp, usize, u64)>,
+    /// Messages of `outstanding` that a consumer wants to be put back only for a time; few as a rule.
+    postponed: HashMap<usize, Timestamp>,
+    serial: u64,
+    hasher: FixedState,
+    /// How many deliveries each consumer has that may have only so many.
+    windows: HashMap<ConsumerKey, u32>,
+}
+
+impl Deliveries {
+    /// Message ids come from peers, so their hash is keyed.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            outstanding: Slab::new(),
+            deliveries: Slab::new(),
+            by_message: HashTable::new(),
+            deadlines: VecDeque::new(),
+            postponed: HashMap::default(),
+            serial: 0,
+            hasher: FixedState::with_seed(seed),
+            windows: HashMap::default(),
+        }
+    }
+
+    /// How many deliveries wait for their settlement.
+    pub(crate) fn open(&self) -> usize {
+        self.deliveries.len()
+    }
+
+    /// Messages outside the queue.
+    pub(crate) fn messages(&self) -> usize {
+        self.outstanding.len()
+    }
+
+    /// Octets that they keep in memory. Walks over all.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.outstanding.iter().map(|(_, o)| o.entry.message.memory_bytes() as u64).sum()
+    }
+
+    /// All messages that are handed out, and who has them.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&Entry, impl Fn() -> Vec<Arc<Client>>)> {
+        self.outstanding.iter().map(move |(key, held)| {
+            let consumers = move || {
+                let those = self.deliveries.iter().filter(|(_, delivery)| delivery.outstanding == key);
+                those.map(|(_, delivery)| delivery.consumer.client.clone()).collect()
+            };
+            (&held.entry, consumers)
+        })
+    }
+
+    /// Takes a message in, with one holder: the caller.
+    #[inline]
+    pub(crate) fn insert(&mut self, entry: Entry) -> usize {
+        self.outstanding.insert(Outstanding {
+            entry,
+            holders: 1,
+            acked: false,
+            put_back: PutBack::No,
+            put_back_own: false,
+            ending: Ending::Done,
+        })
+    }
+
+    pub(crate) fn get(&self, outstanding: usize) -> &Outstanding {
+        &self.outstanding[outstanding]
+    }
+
+    pub(crate) fn get_mut(&mut self, outstanding: usize) -> &mut Outstanding {
+        &mut self.outstanding[outstanding]
+    }
+
+    /// A consumer wants a message, put back, not to be handed out before this time.
+    pub(crate) fn postpone(&mut self, outstanding: usize, until: Timestamp) {
+        let latest = self.postponed.entry(outstanding).or_default();
+        *latest = until.max(*latest);
+    }
+
+    /// One holder lets go; the last one gets the message.
+    #[inline]
+    pub(crate) fn release(&mut self, outstanding: usize) -> Option<Released> {
+        let held = &mut self.outstanding[outstanding];
+        held.holders -= 1;
+        if held.holders > 0 {
+            return None;
+        }
+        let held = self.outstanding.remove(outstanding);
+        let postponed = if self.postponed.is_empty() { None } else { self.postponed.remove(&outstanding) };
+        Some(Released { held, not_before: postponed.unwrap_or_default() })
+    }
+
+    /// `consumer` has the message and must acknowledge it by `deadline`.
+    pub(crate) fn deliver(
+        &mut self,
+        outstanding: usize,
+        consumer: &Arc<Consumer>,
+        deadline: Timestamp,
+    ) -> usize {
+        if consumer.terms.window > 0 {
+            *self.windows.entry(consumer.key()).or_default() += 1;
+        }
+        let held = &mut self.outstanding[outstanding];
+        held.holders += 1;
+        let hash = self.hasher.hash_one(held.entry.message.id());
+        self.serial += 1;
+        let serial = self.serial;
+        let key = self.deliveries.insert(Delivery { outstanding, consumer: consumer.clone(), serial });
+        let Self { by_message, outstanding: messages, deliveries, hasher, .. } = self;
+        by_message.insert_unique(hash, key, |key| {
+            hasher.hash_one(messages[deliveries[*key].outstanding].entry.message.id())
+        });
+        if deadline < Timestamp::NEVER {
+            self.schedule(deadline, key, serial);
+        }
+        key
+    }
+
+    /// Whether `consumer` may have one more.
+    pub(crate) fn has_room(&self, consumer: &Consumer) -> bool {
+        if consumer.terms.slots.as_ref().is_some_and(|slots| slots.free() == 0) {
+            return false;
+        }
+        let window = consumer.terms.window;
+        window == 0 || self.windows.get(&consumer.key()).is_none_or(|open| *open < window)
+    }
+
+    /// Reads what settling the delivery of the message `id` to `consumer` will read, so that it is in the cache by then. Does
+    /// nothing where there are so few deliveries that they are there anyway.
+    pub(crate) fn look(&self, id: &[u8], consumer: ConsumerKey) {
+        if self.deliveries.len() > CACHED {
+            let Self { by_message, outstanding, deliveries, hasher, .. } = self;
+            black_box(by_message.find(hasher.hash_one(id), is_of(id, consumer, deliveries, outstanding)));
+        }
+    }
+
+    /// Takes the delivery of the message `id` to `consumer` off the books, if there is one. Its hold on the message goes to
+    /// the caller.
+    pub(crate) fn take_of(&mut self, id: &[u8], consumer: ConsumerKey) -> Option<Delivery> {
+        let Self { by_message, outstanding, deliveries, hasher, .. } = self;
+        let found = by_message.find_entry(hasher.hash_one(id), is_of(id, consumer, deliveries, outstanding));
+        let (key, _) = found.ok()?.remove();
+        Some(self.unlisted(key))
+    }
+
+    /// Takes a delivery off the books. Its hold on the message goes to the caller.
+    pub(crate) fn take(&mut self, key: usize) -> Delivery {
+        let id = self.outstanding[self.deliveries[key].outstanding].entry.message.id();
+        let hash = self.hasher.hash_one(id);
+        self.by_message
+            .find_entry(hash, |candidate| *candidate == key)
+            .expect("every delivery is in the table of ids")
+            .remove();
+        self.unlisted(key)
+    }
+
+    /// Takes a delivery off the other books, when it is off the table of ids.
+    fn unlisted(&mut self, key: usize) -> Delivery {
+        let delivery = self.deliveries.remove(key);
+        let consumer = delivery.consumer.key();
+        if let Some(open) = self.windows.get_mut(&consumer) {
+            *open -= 1;
+            if *open == 0 {
+                self.windows.remove(&consumer);
+            }
+        }
+        self.forget_stale_deadlines();
+        delivery
+    }
+
+    /// A delivery whose deadline has passed, if there is one.
+    pub(crate) fn due(&mut self, now: Timestamp) -> Option<usize> {
+        self.forget_stale_deadlines();
+        self.deadlines.front().filter(|(deadline, ..)| *deadline <= now).map(|(_, key, _)| *key)
+    }
+
+    /// The earliest deadline.
+    pub(crate) fn next_deadline(&self) -> Timestamp {
+        // The front may be stale: then somebody wakes up too early, which costs a look and harms nobody.
+        self.deadlines.front().map_or(Timestamp::NEVER, |(deadline, ..)| *deadline)
+    }
+
+    /// Deliveries to one connection, oldest first; `tag`: only those of this subscription.
+    pub(crate) fn of(&self, connection: ConnectionId, tag: Option<Tag>) -> Vec<usize> {
+        let mut keys: Vec<_> = self
+            .deliveries
+            .iter()
+            .filter(|(_, delivery)| delivery.consumer.client.connection == connection)
+            .filter(|(_, delivery)| tag.is_none_or(|tag| delivery.consumer.tag == tag))
+            .map(|(key, delivery)| (delivery.serial, key))
+            .collect();
+        keys.sort_unstable();
+        keys.into_iter().map(|(_, key)| key).collect()
+    }
+
+    /// Forgets everything; returns the messages.
+    pub(crate) fn drain(&mut self) -> Vec<Outstanding> {
+        self.deliveries.clear();
+        self.windows.clear();
+        self.postponed.clear();
+        self.by_message.clear();
+        self.deadlines.clear();
+        self.outstanding.drain().collect()
+    }
+
+    fn schedule(&mut self, deadline: Timestamp, key: usize, serial: u64) {
+        if self.deadlines.back().is_some_and(|(last, ..)| *last > deadline) {
+            // Only after the timeout was shortened, and only until the older deliveries are gone.
+            let at = self.deadlines.partition_point(|(other, ..)| *other <= deadline);
+            self.deadlines.insert(at, (deadline, key, serial));
+        } else {
+            self.deadlines.push_back((deadline, key, serial));
+        }
+    }
+
+    /// Stale entries go from the front for nothing; those behind one slow consumer go when they are the most.
+    fn forget_stale_deadlines(&mut self) {
+        let Self { deadlines, deliveries, .. } = self;
+        let live = |(_, key, serial): &(Timestamp, usize, u64)| {
+            deliveries.get(*key).is_some_and(|delivery| delivery.serial == *serial)
+        };
+        if deadlines.len() > 2 * deliveries.len() + 1024 {
+            deadlines.retain(live);
+        }
+        while deadlines.front().is_some_and(|entry| !live(entry)) {
+            deadlines.pop_front();
+        }
+    }
+}
+
+/// Whether the delivery of a key is that of the message `id` to `consumer`.
+fn is_of(
+    id: &[u8],
+    consumer: ConsumerKey,
+    deliveries: &Slab<Delivery>,
+    outstanding: &Slab<Outstanding>,
+) -> impl Fn(&usize) -> bool {
+    move |key| {
+        let delivery = &deliveries[*key];
+        delivery.consumer.key() == consumer && outstanding[delivery.outstanding].entry.message.id() == id
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_tens_of_thousands_of_deliveries_are_made_of_stays_small() {
+        // They are found in no order, so each octet more is a larger share of the cache.
+        assert_eq!(size_of::<Outstanding>(), 48);
+        assert_eq!(size_of::<Delivery>(), 24);
+    }
+}

@@ -1,0 +1,397 @@
+//! Handing out: to whom, in which order, how much at a time. What a policy decides is decided here at once;
+//! queues whose handler decides sending steps itself go through `workflow`.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use crate::context::{Turn, Verdict};
+use crate::history::Happened;
+use crate::model::decision::Step;
+use crate::model::effect::{Deliver, Effect, Event, Recipients};
+use crate::model::entry::Entry;
+use crate::model::id::{ConnectionId, Tag};
+use crate::model::options::Status;
+use crate::model::record::{Progress, Record};
+use crate::model::stats::DropReason;
+use crate::model::subscription::{Settling, TakenSlot};
+use crate::model::time::Timestamp;
+use crate::queue::Queue;
+use crate::queue::members::{Consumer, Member, Members};
+use crate::queue::workflow::{FLOWS_MAX, Mode};
+
+/// How much a message counts against the budget of a turn: one, and one more for each 512 octets, so that a
+/// turn's effects stay small even if its messages are not.
+fn cost(entry: &Entry) -> usize {
+    1 + entry.message.body().len() / 512
+}
+
+impl Queue {
+    /// Hands out stored messages until the budget is used up or nobody can take more. Leaves what is left of
+    /// the budget; true if there is more to do at once.
+    pub(crate) fn work(&mut self, members: &Members, budget: &mut usize, turn: &mut Turn<'_>) -> bool {
+        if !self.pulls.is_empty() {
+            self.go_on_pulling(members, turn);
+        }
+        let asks = self.asks_while_sending(turn.books);
+        while *budget > 0 {
+            if !self.can_start(members, turn) {
+                return false;
+            }
+            let Some(entry) = self.next(false, turn) else { return false };
+            if entry.deadline <= turn.now {
+                self.expired(entry, turn);
+                continue;
+            }
+            *budget = budget.saturating_sub(cost(&entry));
+            if asks || !self.flows.is_empty() {
+                let mode = if self.face.options.status == Status::RoundRobin { Mode::One } else { Mode::All };
+                self.start_flow(entry, mode, members, turn);
+            } else if let Some(entry) = self.hand_out(entry, members, turn) {
+                self.ready.push_front(entry);
+                return false;
+            }
+        }
+        !self.ready.is_empty()
+    }
+
+    /// Whether the next stored message may go out now.
+    fn can_start(&self, members: &Members, turn: &Turn<'_>) -> bool {
+        let options = &self.face.options;
+        let drains = matches!(options.status, Status::Push | Status::RoundRobin | Status::Broadcast);
+        if !drains || members.is_empty() || self.flows.len() >= FLOWS_MAX {
+            return false;
+        }
+        let waits = options.wait_for_acknowledge && options.request_acknowledge;
+        if waits && (self.deliveries.messages() > 0 || !self.settling.is_empty()) {
+            return false;
+        }
+        // A message that a handler still decides about counts in nobody's window: with windows there is one at a time.
+        if members.has_windows() && (!self.has_room(members) || !self.flows.is_empty()) {
+            return false;
+        }
+        let congested = &turn.books.congested;
+        if congested.is_empty() || options.status == Status::Broadcast {
+            return true;
+        }
+        let free = |connection: &ConnectionId| !congested.contains_key(connection);
+        if options.status == Status::RoundRobin || options.only_first_acquirer {
+            members.connections().iter().any(free)
+        } else {
+            // Everybody gets every message, so everybody is waited for; who stays away too long is closed.
+            members.connections().iter().all(free)
+        }
+    }
+
+    /// Whether the windows of consumers let one more message out: of one of them, or of all if all get it.
+    fn has_room(&self, members: &Members) -> bool {
+        let mut consumers = members.list().iter().map(|member| &member.consumer);
+        if self.gives_to_one() {
+            consumers.any(|consumer| self.deliveries.has_room(consumer))
+        } else {
+            consumers.all(|consumer| self.deliveries.has_room(consumer))
+        }
+    }
+
+    fn gives_to_one(&self) -> bool {
+        self.face.options.status == Status::RoundRobin || self.face.options.only_first_acquirer
+    }
+
+    /// Gives a message to those it is for. Gives it back if there is nobody after all.
+    fn hand_out(&mut self, entry: Entry, members: &Members, turn: &mut Turn<'_>) -> Option<Entry> {
+        if self.gives_to_one() {
+            let Some((position, slot)) = self.choose(members, turn) else { return Some(entry) };
+            self.send(entry, &members.list()[position].consumer, turn);
+            if let Some(slot) = slot {
+                slot.spend();
+            }
+        } else {
+            self.send_to_all(entry, members, turn);
+        }
+        None
+    }
+
+    /// The consumer whose turn it is in round robin, or the first acquirer; those that cannot take more are
+    /// passed over.
+    pub(crate) fn choose(
+        &mut self,
+        members: &Members,
+        turn: &Turn<'_>,
+    ) -> Option<(usize, Option<TakenSlot>)> {
+        if members.has_slots() {
+            return self.choose_by_weight(members, turn);
+        }
+        let count = members.len();
+        let first = if self.face.options.status == Status::RoundRobin { self.cursor } else { 0 };
+        let congested = &turn.books.congested;
+        let position = (0..count)
+            .map(|step| (first + step) % count)
+            .filter(|position| !congested.contains_key(&members.connections()[*position]))
+            .find(|position| {
+                !members.has_windows() || self.deliveries.has_room(&members.list()[*position].consumer)
+            })?;
+        self.cursor = (position + 1) % count;
+        Some((position, None))
+    }
+
+    /// Of those that can take more the one with the largest weight, among equals the one that has waited longest. A slot
+    /// that another shard takes meanwhile leads to the next best.
+    fn choose_by_weight(&self, members: &Members, turn: &Turn<'_>) -> Option<(usize, Option<TakenSlot>)> {
+        let congested = &turn.books.congested;
+        loop {
+            let free = members.list().iter().enumerate().filter(|(_, member)| {
+                let consumer = &member.consumer;
+                !congested.contains_key(&consumer.client.connection) && self.deliveries.has_room(consumer)
+            });
+            let rank = |(_, member): &(usize, &Member)| {
+                let terms = &member.consumer.terms;
+                let waited = Reverse(terms.slots.as_ref().map_or(0, |slots| slots.used()));
+                (terms.weight, waited)
+            };
+            // The first of equals, where `max_by_key` would take the last.
+            let (position, member) = free.rev().max_by_key(rank)?;
+            match &member.consumer.terms.slots {
+                None => return Some((position, None)),
+                Some(slots) => {
+                    if let Some(slot) = slots.take() {
+                        return Some((position, Some(slot)));
+                    }
+                }
+            }
+        }
+    }
+
+    fn send_to_all(&mut self, mut entry: Entry, members: &Members, turn: &mut Turn<'_>) {
+        let options = &self.face.options;
+        if options.request_acknowledge || members.has_tagged() || turn.books.history.is_some() {
+            let consumers: Vec<_> = members.list().iter().map(|member| member.consumer.clone()).collect();
+            return self.send_to(entry, members.untagged(), &consumers, turn);
+        }
+        let to = if members.len() == 1 {
+            Recipients::One(members.connections()[0])
+        } else {
+            Recipients::Many(members.untagged().clone())
+        };
+        self.deliver(&mut entry, to, turn);
+        self.conclude(entry, &[], turn);
+    }
+
+    /// A message to `consumers`; those of them without a tag have the connections `untagged`.
+    fn send_to(
+        &mut self,
+        mut entry: Entry,
+        untagged: &Arc<[ConnectionId]>,
+        consumers: &[Arc<Consumer>],
+        turn: &mut Turn<'_>,
+    ) {
+        match untagged.len() {
+            0 => {}
+            1 => self.deliver(&mut entry, Recipients::One(untagged[0]), turn),
+            _ => self.deliver(&mut entry, Recipients::Many(untagged.clone()), turn),
+        }
+        let mut sent = !untagged.is_empty();
+        for consumer in consumers.iter().filter(|consumer| consumer.tag != Tag::CHANNEL) {
+            self.deliver_to(&mut entry, consumer, turn);
+            // However many get it, it was sent once.
+            self.face.stats.sent -= u64::from(sent);
+            sent = true;
+        }
+        self.conclude(entry, consumers, turn);
+    }
+
+    /// Writes the delivery to one consumer down, opens it if it must be acknowledged, and ends the message's way if not.
+    fn send(&mut self, mut entry: Entry, consumer: &Arc<Consumer>, turn: &mut Turn<'_>) {
+        self.deliver_to(&mut entry, consumer, turn);
+        self.conclude(entry, std::slice::from_ref(consumer), turn);
+    }
+
+    /// Whether a delivery to this consumer stays open until it is settled.
+    pub(crate) fn stays_open(&self, consumer: &Consumer) -> bool {
+        self.face.options.request_acknowledge || consumer.terms.settling == Settling::Explicit
+    }
+
+    /// What follows a hand-out, pulled or not: the producer hears of it if the policy says so, and the message
+    /// waits for its acknowledgements, or is gone if none is asked for.
+    fn conclude(&mut self, mut entry: Entry, consumers: &[Arc<Consumer>], turn: &mut Turn<'_>) {
+        for consumer in consumers {
+            turn.life(&self.face.address, &entry, Happened::Delivered(&consumer.client));
+        }
+        let decision = turn.books.spec(self.face.handler).base.decide(Step::EndSend, true);
+        let verdict = Verdict { decision, own: false };
+        self.acknowledge(&mut entry, verdict, None, "none", turn);
+        if !consumers.iter().any(|consumer| self.stays_open(consumer)) {
+            return self.remove(entry, turn);
+        }
+        let held = self.deliveries.insert(entry);
+        for consumer in consumers {
+            if self.stays_open(consumer) {
+                self.open(held, consumer, turn);
+            }
+        }
+        if let Some(closed) = self.deliveries.release(held) {
+            self.close(closed, turn);
+        }
+    }
+
+    /// `consumer` has the message `held` now, until it settles it.
+    pub(crate) fn open(&mut self, held: usize, consumer: &Arc<Consumer>, turn: &mut Turn<'_>) {
+        let terms = &consumer.terms;
+        let timeout = match terms.settling {
+            Settling::Explicit if !self.face.options.request_acknowledge => terms.timeout,
+            _ => Some(terms.timeout.unwrap_or(self.face.options.acknowledge_timeout)),
+        };
+        let deadline = timeout.map_or(Timestamp::NEVER, |timeout| turn.now.after(timeout));
+        let key = self.deliveries.deliver(held, consumer, deadline);
+        if terms.settling == Settling::AtOnce {
+            self.handed_out(key, turn);
+        } else {
+            self.arm(deadline, turn);
+        }
+    }
+
+    /// The delivery to one consumer, counted.
+    pub(crate) fn deliver_to(&mut self, entry: &mut Entry, consumer: &Consumer, turn: &mut Turn<'_>) {
+        let to = Recipients::One(consumer.client.connection);
+        let subscription = (consumer.tag, consumer.name.clone());
+        let acknowledge = consumer.terms.settling != Settling::AtOnce && self.stays_open(consumer);
+        let deliver = self.delivery_of(entry, to, subscription, acknowledge, turn);
+        if consumer.terms.told {
+            return turn.tell(consumer.client.connection, Event::Delivered(deliver));
+        }
+        turn.effects.push(Effect::Deliver(deliver));
+    }
+
+    /// The delivery to those without a tag, counted.
+    fn deliver(&mut self, entry: &mut Entry, to: Recipients, turn: &mut Turn<'_>) {
+        let acknowledge = self.face.options.request_acknowledge;
+        let deliver = self.delivery_of(entry, to, (Tag::CHANNEL, None), acknowledge, turn);
+        turn.effects.push(Effect::Deliver(deliver));
+    }
+
+    #[inline]
+    fn delivery_of(
+        &mut self,
+        entry: &mut Entry,
+        to: Recipients,
+        (tag, name): (Tag, Option<Arc<[u8]>>),
+        acknowledge: bool,
+        turn: &mut Turn<'_>,
+    ) -> Deliver {
+        let stats = &mut self.face.stats;
+        stats.sent += 1;
+        stats.deliveries += to.as_slice().len() as u64;
+        stats.last_sent_ms = turn.now.0;
+        let first = entry.attempts == 0;
+        self.attempted(entry, acknowledge, turn);
+        Deliver {
+            queue: self.face.address.clone(),
+            message: entry.message.clone(),
+            to,
+            acknowledge,
+            hide_source: self.face.options.hide_client_names,
+            first,
+            tag,
+            put_backs: entry.put_backs,
+            name,
+        }
+    }
+
+    /// Counts an attempt. The first one of a saved message is written down, so that after a crash a consumer can
+    /// tell that it may have seen the message before; the later ones are written when it is put back.
+    fn attempted(&self, entry: &mut Entry, acknowledge: bool, turn: &mut Turn<'_>) {
+        let first = entry.attempts == 0;
+        entry.attempts = entry.attempts.saturating_add(1);
+        if first && entry.sequence.0 > 0 && acknowledge {
+            let rank = entry.sequence.0 as i64;
+            let progress = Progress { attempts: 1, put_backs: entry.put_backs, rank, ..Progress::default() };
+            turn.record(Record::Touch(entry.sequence, progress));
+        }
+    }
+
+    /// A message for whoever is there now; nothing is kept.
+    pub(crate) fn broadcast(&mut self, entry: Entry, members: &Members, turn: &mut Turn<'_>) {
+        if members.is_empty() {
+            self.discard(entry, DropReason::NoConsumer, turn);
+        } else if self.asks_while_sending(turn.books) {
+            self.start_flow(entry, Mode::All, members, turn);
+        } else if turn.books.congested.is_empty() || self.face.options.only_first_acquirer {
+            if let Some(entry) = self.hand_out(entry, members, turn) {
+                self.discard(entry, DropReason::Slow, turn);
+            }
+        } else {
+            self.broadcast_to_free(entry, members, turn);
+        }
+    }
+
+    /// Some consumers do not keep up: they miss this one, which is counted, and the others get it.
+    fn broadcast_to_free(&mut self, entry: Entry, members: &Members, turn: &mut Turn<'_>) {
+        let (slow, free): (Vec<_>, Vec<_>) = members
+            .list()
+            .iter()
+            .map(|member| member.consumer.clone())
+            .partition(|consumer| turn.books.congested.contains_key(&consumer.client.connection));
+        self.face.stats.dropped[DropReason::Slow as usize] += slow.len() as u64;
+        for consumer in &slow {
+            turn.life(&self.face.address, &entry, Happened::Missed(&consumer.client));
+        }
+        if free.is_empty() {
+            self.remove(entry, turn);
+            return;
+        }
+        let untagged = free.iter().filter(|consumer| consumer.tag == Tag::CHANNEL);
+        let untagged: Arc<[_]> = untagged.map(|consumer| consumer.client.connection).collect();
+        self.send_to(entry, &untagged, &free, turn);
+    }
+
+    pub(crate) fn send_pulled(
+        &mut self,
+        mut entry: Entry,
+        consumer: &Arc<Consumer>,
+        parcel: Parcel,
+        turn: &mut Turn<'_>,
+    ) {
+        self.deliver_pulled(&mut entry, consumer.client.connection, parcel, turn);
+        self.conclude(entry, std::slice::from_ref(consumer), turn);
+    }
+
+    /// One message of a pull, counted.
+    pub(crate) fn deliver_pulled(
+        &mut self,
+        entry: &mut Entry,
+        to: ConnectionId,
+        parcel: Parcel,
+        turn: &mut Turn<'_>,
+    ) {
+        let stats = &mut self.face.stats;
+        stats.sent += 1;
+        stats.deliveries += 1;
+        stats.last_sent_ms = turn.now.0;
+        let first = entry.attempts == 0;
+        self.attempted(entry, self.face.options.request_acknowledge, turn);
+        let event = Event::Pulled {
+            request: parcel.request,
+            message: entry.message.clone(),
+            acknowledge: self.face.options.request_acknowledge,
+            hide_source: self.face.options.hide_client_names,
+            first,
+            index: parcel.index,
+            count: parcel.count,
+            left: parcel.left,
+        };
+        turn.tell(to, event);
+    }
+
+    /// Nobody was there after all: the message stays the next one.
+    pub(crate) fn return_to_head(&mut self, entry: Entry, turn: &mut Turn<'_>) {
+        self.arm(entry.deadline, turn);
+        self.ready.push_front(entry);
+    }
+}
+
+/// Where a message stands in the pull that took it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parcel {
+    pub(crate) request: crate::model::id::RequestId,
+    pub(crate) index: u32,
+    pub(crate) count: u32,
+    pub(crate) left: Option<(u64, u64)>,
+}

@@ -1,0 +1,592 @@
+//! Messages that wait in a queue: two lists, high priority first, each in order. Of a saved message the body may be
+//! elsewhere; then its place in the list is all that is kept, until somebody wants to have it.
+
+use crate::model::command::Clear;
+use crate::model::entry::{Entry, Unread};
+use crate::model::id::{MessageNumber, Sequence};
+use crate::model::memory::Meter;
+use crate::model::message::Message;
+use crate::model::time::Timestamp;
+use crate::queue::shelf::{Shelf, Shelved};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// What leaves the lists.
+#[derive(Debug)]
+pub(crate) enum Taken {
+    Read(Entry),
+    Unread(Unread),
+}
+
+/// What is next.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// Nothing waits.
+    Nothing,
+    /// This, and it is off the list.
+    Entry(Entry),
+    /// A message whose body is not here yet. It stays on the list.
+    Absent,
+    /// A message whose body could not be read. It is off the list.
+    Lost(Unread),
+}
+
+/// A message in a list: 40 octets, whether or not its body is here.
+#[derive(Debug)]
+struct Card {
+    message: Option<Message>,
+    deadline: Timestamp,
+    sequence: Sequence,
+    number: MessageNumber,
+    attempts: u16,
+    put_backs: u16,
+    /// Octets of the message in units of [`SIZE_UNIT`], rounded up; the largest number stands for anything above.
+    size: u16,
+    flags: u8,
+}
+
+const SIZE_UNIT: u64 = 64;
+/// What the largest size in a card stands for, in octets.
+const SIZE_MAX: u64 = 64 << 20;
+const SAVED: u8 = 1;
+const ANSWERED: u8 = 2;
+
+fn units(bytes: u64) -> u16 {
+    u16::try_from(bytes.div_ceil(SIZE_UNIT)).unwrap_or(u16::MAX)
+}
+
+impl Card {
+    fn of(entry: Entry) -> Self {
+        let Entry { message, deadline, attempts, put_backs, sequence, saved, answered, number } = entry;
+        let size = units(message.memory_bytes() as u64);
+        let flags = (u8::from(saved) * SAVED) | (u8::from(answered) * ANSWERED);
+        Self { message: Some(message), deadline, sequence, number, attempts, put_backs, size, flags }
+    }
+
+    fn of_unread(unread: Unread) -> Self {
+        let Unread { deadline, attempts, put_backs, sequence, answered, number, bytes } = unread;
+        let flags = SAVED | (u8::from(answered) * ANSWERED);
+        Self { message: None, deadline, sequence, number, attempts, put_backs, size: units(bytes), flags }
+    }
+
+    fn is_saved(&self) -> bool {
+        self.flags & SAVED != 0
+    }
+
+    /// Octets that its message takes, or would take.
+    fn full_bytes(&self) -> u64 {
+        if self.size == u16::MAX { SIZE_MAX } else { u64::from(self.size) * SIZE_UNIT }
+    }
+
+    /// Octets of its message that are in memory, by way of this card.
+    fn bytes(&self) -> u64 {
+        self.message.as_ref().map_or(0, |message| message.memory_bytes() as u64)
+    }
+
+    fn unread(&self) -> Unread {
+        Unread {
+            deadline: self.deadline,
+            attempts: self.attempts,
+            put_backs: self.put_backs,
+            sequence: self.sequence,
+            answered: self.flags & ANSWERED != 0,
+            number: self.number,
+            bytes: self.full_bytes(),
+        }
+    }
+
+    fn entry(self, message: Message) -> Entry {
+        Entry {
+            message,
+            deadline: self.deadline,
+            attempts: self.attempts,
+            put_backs: self.put_backs,
+            sequence: self.sequence,
+            number: self.number,
+            saved: self.is_saved(),
+            answered: self.flags & ANSWERED != 0,
+        }
+    }
+}
+
+/// One list.
+#[derive(Debug, Default)]
+struct List {
+    cards: VecDeque<Card>,
+    /// The position of the first card. Positions stay the same while others come and go.
+    first: i64,
+    /// Positions at which no body is left that could leave memory, in order. A hint only, so that looking for some does
+    /// not go over all those again that left before: cards may be missing here, and are looked at once more.
+    cold: Vec<Range<i64>>,
+}
+
+/// Cold parts that are remembered of a list.
+const COLD_MAX: usize = 64;
+
+impl List {
+    fn push_front(&mut self, card: Card) {
+        // The position may have been that of a card that is gone.
+        if let Some(cold) = self.cold.first_mut() {
+            cold.start = cold.start.max(self.first);
+        }
+        self.first -= 1;
+        self.cards.push_front(card);
+    }
+
+    fn pop(&mut self, newest: bool) -> Option<Card> {
+        let card = if newest {
+            let card = self.cards.pop_back()?;
+            let end = self.end();
+            while self.cold.last().is_some_and(|last| last.end > end) {
+                let Some(last) = self.cold.pop() else { break };
+                if last.start < end {
+                    self.cold.push(last.start..end);
+                }
+            }
+            card
+        } else {
+            let card = self.cards.pop_front()?;
+            self.first += 1;
+            card
+        };
+        if self.cold.first().is_some_and(|cold| cold.end <= self.first) {
+            self.cold.remove(0);
+        }
+        Some(card)
+    }
+
+    fn end(&self) -> i64 {
+        self.first + self.cards.len() as i64
+    }
+
+    /// Offers the bodies from the last card up to, but without, the first `keep`, until `leave` says that it is enough.
+    fn evict(&mut self, keep: usize, leave: &mut dyn FnMut(&mut Card) -> Eviction) {
+        let floor = self.first + keep as i64;
+        let mut end = self.end();
+        let mut at = end;
+        let mut found = Vec::new();
+        loop {
+            while let Some(cold) = self.cold.pop_if(|cold| cold.end >= at) {
+                at = at.min(cold.start);
+            }
+            if at <= floor {
+                break;
+            }
+            let card = &mut self.cards[(at - 1 - self.first) as usize];
+            if card.message.is_some() {
+                match leave(card) {
+                    Eviction::Done => {}
+                    Eviction::Enough => break,
+                    Eviction::NotYet => {
+                        found.push(at..end);
+                        end = at - 1;
+                    }
+                }
+            }
+            at -= 1;
+        }
+        found.push(at..end);
+        found.into_iter().for_each(|cold| self.remember(cold));
+    }
+
+    fn remember(&mut self, cold: Range<i64>) {
+        if cold.start < cold.end {
+            let place = self.cold.partition_point(|known| known.start < cold.start);
+            self.cold.insert(place, cold);
+            if self.cold.len() > COLD_MAX {
+                self.cold.remove(0);
+            }
+        }
+    }
+}
+
+/// What becomes of a body that was offered to leave.
+pub(crate) enum Eviction {
+    Done,
+    Enough,
+    /// It may later: its record is not committed.
+    NotYet,
+}
+
+/// The two lists.
+///
+/// Deadlines ascend within each list as long as messages only arrive; putting back and changing the timeout
+/// may break that. `disordered` says that it is broken, and then expiry looks at every entry instead of the
+/// first ones. So the common case costs nothing, and the rare one is still exact.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    high: List,
+    normal: List,
+    disordered: bool,
+    /// Octets of messages in the lists.
+    bytes: u64,
+    /// Cards whose body is not with them.
+    absent: usize,
+    pub(crate) shelf: Shelf,
+    meter: Meter,
+    /// Messages at the head that were found to be here, or asked for, when it was looked last; and how many of them are
+    /// left. What arrives before them is not counted, so this is an estimate.
+    window: (usize, usize),
+}
+
+impl Ready {
+    pub(crate) fn new(meter: Meter) -> Self {
+        Self {
+            high: List::default(),
+            normal: List::default(),
+            disordered: false,
+            bytes: 0,
+            absent: 0,
+            shelf: Shelf::new(meter.clone()),
+            meter,
+            window: (0, 0),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.high.cards.len() + self.normal.cards.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.high.cards.is_empty() && self.normal.cards.is_empty()
+    }
+
+    /// How many there are of high priority, and how many others.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        (self.high.cards.len() as u64, self.normal.cards.len() as u64)
+    }
+
+    /// Octets that the waiting messages keep in memory.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes + self.shelf.bytes()
+    }
+
+    pub(crate) fn push_back(&mut self, entry: Entry) {
+        let high = entry.is_high();
+        self.push_card_back(Card::of(entry), high);
+    }
+
+    pub(crate) fn push_front(&mut self, entry: Entry) {
+        let high = entry.is_high();
+        let card = Card::of(entry);
+        self.count_in(&card);
+        let list = if high { &mut self.high } else { &mut self.normal };
+        self.disordered |= list.cards.front().is_some_and(|first| first.deadline < card.deadline);
+        list.push_front(card);
+        self.window.1 += 1;
+    }
+
+    /// A message whose body the journal has, behind all others.
+    pub(crate) fn push_unread(&mut self, unread: Unread, high: bool) {
+        self.push_card_back(Card::of_unread(unread), high);
+    }
+
+    fn push_card_back(&mut self, card: Card, high: bool) {
+        self.count_in(&card);
+        let list = if high { &mut self.high } else { &mut self.normal };
+        self.disordered |= list.cards.back().is_some_and(|last| last.deadline > card.deadline);
+        list.cards.push_back(card);
+    }
+
+    fn count_in(&mut self, card: &Card) {
+        let bytes = card.bytes();
+        self.bytes += bytes;
+        self.absent += usize::from(card.message.is_none());
+        if card.is_saved() {
+            self.meter.add(bytes);
+        }
+    }
+
+    /// The next to be handed out: the oldest of the highest priority, or the newest of it.
+    #[inline]
+    pub(crate) fn take(&mut self, newest: bool) -> Next {
+        let list = if self.high.cards.is_empty() { &mut self.normal } else { &mut self.high };
+        let card = if newest { list.cards.back() } else { list.cards.front() };
+        let Some(card) = card else { return Next::Nothing };
+        if card.message.is_none() && !self.shelf.has_answer(card.sequence) {
+            return Next::Absent;
+        }
+        let Some(card) = list.pop(newest) else { return Next::Nothing };
+        match self.leave(card) {
+            Taken::Read(entry) => Next::Entry(entry),
+            Taken::Unread(unread) => Next::Lost(unread),
+        }
+    }
+
+    /// Takes the next one off the list if its body is not here and its deadline has passed.
+    pub(crate) fn take_expired(&mut self, newest: bool, now: Timestamp) -> Option<Unread> {
+        let list = if self.high.cards.is_empty() { &mut self.normal } else { &mut self.high };
+        let card = if newest { list.cards.back() } else { list.cards.front() }?;
+        if card.message.is_some() || card.deadline > now {
+            return None;
+        }
+        let card = list.pop(newest)?;
+        self.count_out(&card);
+        Some(card.unread())
+    }
+
+    fn count_out(&mut self, card: &Card) {
+        let bytes = card.bytes();
+        self.bytes -= bytes;
+        self.absent -= usize::from(card.message.is_none());
+        if card.is_saved() {
+            self.meter.subtract(bytes);
+        }
+        self.window.1 = self.window.1.saturating_sub(1);
+        if self.is_empty() {
+            self.disordered = false;
+            self.release();
+        }
+    }
+
+    /// A card off its list, with the body if that is here.
+    #[inline]
+    fn leave(&mut self, mut card: Card) -> Taken {
+        self.count_out(&card);
+        let shelved = if card.message.is_none() { self.shelf.take(card.sequence) } else { None };
+        match (card.message.take(), shelved) {
+            (Some(message), _) | (None, Some(Shelved::Here(message))) => Taken::Read(card.entry(message)),
+            _ => Taken::Unread(card.unread()),
+        }
+    }
+
+    /// Keeps the newest message alone, whether or not its body is here; answers with all others.
+    pub(crate) fn keep_newest(&mut self) -> Vec<Taken> {
+        let high = !self.high.cards.is_empty();
+        let list = if high { &mut self.high } else { &mut self.normal };
+        let Some(newest) = list.pop(true) else { return Vec::new() };
+        self.count_out(&newest);
+        let others = self.clear(Clear { high_priority: true, normal: true });
+        self.push_card_back(newest, high);
+        others
+    }
+
+    /// A look at the newest message, for caches: what is known of it, and its message if that is here.
+    pub(crate) fn newest(&self) -> Option<(Unread, Option<&Message>)> {
+        let card = self.high.cards.back().or(self.normal.cards.back())?;
+        let message = card.message.as_ref().or_else(|| self.shelf.look(card.sequence));
+        Some((card.unread(), message))
+    }
+
+    /// Whether the newest message turned out to be unreadable; then it is off the list.
+    pub(crate) fn take_lost_newest(&mut self) -> Option<Unread> {
+        let list = if self.high.cards.is_empty() { &mut self.normal } else { &mut self.high };
+        let card = list.cards.back()?;
+        if card.message.is_some() || !self.shelf.is_lost(card.sequence) {
+            return None;
+        }
+        let card = list.pop(true)?;
+        match self.leave(card) {
+            Taken::Unread(unread) => Some(unread),
+            Taken::Read(_) => None,
+        }
+    }
+
+    /// All of them, in the order in which they would be handed out, with their messages where these are here.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Unread, bool, Option<&Message>)> {
+        self.high.cards.iter().chain(&self.normal.cards).map(|card| {
+            let message = card.message.as_ref().or_else(|| self.shelf.look(card.sequence));
+            (card.unread(), card.is_saved(), message)
+        })
+    }
+
+    /// Takes out what `clear` names; returns it.
+    pub(crate) fn clear(&mut self, clear: Clear) -> Vec<Taken> {
+        let mut taken = Vec::new();
+        for (named, high) in [(clear.high_priority, true), (clear.normal, false)] {
+            if named {
+                let list = std::mem::take(if high { &mut self.high } else { &mut self.normal });
+                taken.extend(list.cards.into_iter().map(|card| self.leave(card)));
+            }
+        }
+        taken
+    }
+
+    /// Takes out everything whose deadline has passed.
+    pub(crate) fn expire(&mut self, now: Timestamp) -> Vec<Taken> {
+        let mut expired = Vec::new();
+        for high in [true, false] {
+            let list = if high { &mut self.high } else { &mut self.normal };
+            if self.disordered {
+                let (gone, kept): (VecDeque<_>, VecDeque<_>) =
+                    std::mem::take(&mut list.cards).into_iter().partition(|card| card.deadline <= now);
+                *list = List { cards: kept, ..List::default() };
+                expired.extend(gone);
+            } else {
+                while list.cards.front().is_some_and(|card| card.deadline <= now) {
+                    expired.extend(list.pop(false));
+                }
+            }
+        }
+        self.disordered = self.disordered
+            && ![&self.high, &self.normal]
+                .into_iter()
+                .all(|list| list.cards.iter().is_sorted_by_key(|card| card.deadline));
+        expired.into_iter().map(|card| self.leave(card)).collect()
+    }
+
+    /// The earliest deadline.
+    pub(crate) fn next_deadline(&self) -> Timestamp {
+        let lists = [&self.high, &self.normal];
+        let earliest = if self.disordered {
+            lists.into_iter().flat_map(|list| &list.cards).map(|card| card.deadline).min()
+        } else {
+            lists.into_iter().filter_map(|list| list.cards.front()).map(|card| card.deadline).min()
+        };
+        earliest.unwrap_or(Timestamp::NEVER)
+    }
+
+    // ---- Bodies ------------------------------------------------------------------------------------------
+
+    /// Whether messages at the head have to be asked for soon, so that handing out does not wait for them.
+    pub(crate) fn runs_low(&self) -> bool {
+        self.absent > 0 && self.window.1 * 2 <= self.window.0
+    }
+
+    /// Numbers of the messages among the next ones whose bodies are neither here nor asked for; now they are. About as
+    /// many as `messages` and `bytes` allow, at least one.
+    pub(crate) fn want(&mut self, newest: bool, messages: usize, bytes: u64) -> Vec<Sequence> {
+        let mut wanted = Vec::new();
+        let (mut seen, mut sum) = (0, 0);
+        let Self { high, normal, shelf, .. } = self;
+        let mut look = |card: &Card| {
+            if seen == messages || (seen > 0 && sum + card.full_bytes() > bytes) {
+                return false;
+            }
+            seen += 1;
+            sum += card.full_bytes();
+            if card.message.is_none() && shelf.ask(card.sequence) {
+                wanted.push(card.sequence);
+            }
+            true
+        };
+        if newest {
+            let _ = high.cards.iter().rev().chain(normal.cards.iter().rev()).all(&mut look);
+        } else {
+            let _ = high.cards.iter().chain(&normal.cards).all(&mut look);
+        }
+        self.window = (seen, seen);
+        wanted
+    }
+
+    /// How many of the next messages stay in memory, if they may take about so many octets.
+    pub(crate) fn head(&self, bytes: u64) -> usize {
+        let here = (self.len() - self.absent).max(1) as u64;
+        (bytes / (self.bytes / here).max(1)).clamp(1, HEAD_MAX) as usize
+    }
+
+    /// Lets bodies go that are furthest from being handed out, never those of the first `keep` messages. `may` says
+    /// whether one may go; `gone` hears of each that went.
+    pub(crate) fn evict(
+        &mut self,
+        keep: usize,
+        may: &mut dyn FnMut(Sequence) -> Eviction,
+        gone: &mut dyn FnMut(Sequence, bool, &Message),
+    ) {
+        let Self { high, normal, bytes, absent, meter, .. } = self;
+        let mut leave = |card: &mut Card| {
+            if !card.is_saved() {
+                return Eviction::Done;
+            }
+            let verdict = may(card.sequence);
+            if matches!(verdict, Eviction::Done) {
+                let size = card.bytes();
+                if let Some(message) = card.message.take() {
+                    *bytes -= size;
+                    *absent += 1;
+                    meter.subtract(size);
+                    gone(card.sequence, card.flags & ANSWERED != 0, &message);
+                }
+            }
+            verdict
+        };
+        let kept_high = keep.min(high.cards.len());
+        normal.evict(keep - kept_high, &mut leave);
+        high.evict(kept_high, &mut leave);
+    }
+
+    /// Gives memory back after a large backlog went.
+    fn release(&mut self) {
+        const KEPT: usize = 1024;
+        for list in [&mut self.high, &mut self.normal] {
+            list.cold.clear();
+            if list.cards.is_empty() && list.cards.capacity() > KEPT {
+                list.cards.shrink_to(KEPT);
+            }
+        }
+    }
+}
+
+/// Messages at the head of a queue that never leave memory, at most.
+const HEAD_MAX: u64 = 256;
+
+impl Drop for Ready {
+    fn drop(&mut self) {
+        let cards = self.high.cards.iter().chain(&self.normal.cards);
+        self.meter.subtract(cards.filter(|card| card.is_saved()).map(Card::bytes).sum());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::message::Properties;
+
+    fn entry(number: u64, high: bool) -> Entry {
+        let properties = Properties { high_priority: high, ..Properties::default() };
+        let message = Message::from_parts(&number.to_le_bytes(), b"", &[7; 100], properties, None);
+        Entry { sequence: Sequence(number), saved: true, ..Entry::new(message, Timestamp::NEVER) }
+    }
+
+    #[test]
+    fn a_waiting_message_costs_forty_octets_beside_its_body() {
+        assert_eq!(size_of::<Card>(), 40);
+    }
+
+    #[test]
+    fn bodies_leave_from_the_tail_and_none_is_overlooked_whatever_came_between() {
+        let mut random = 5_u64;
+        let mut below = |bound: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % bound
+        };
+        for _ in 0..200 {
+            let meter = Meter::default();
+            let mut ready = Ready::new(meter.clone());
+            for number in 1..300 {
+                match below(6) {
+                    0..3 => ready.push_back(entry(number, below(5) == 0)),
+                    3 => ready.push_front(entry(number, below(5) == 0)),
+                    4 => {
+                        let newest = below(2) == 0;
+                        let list =
+                            if ready.high.cards.is_empty() { &mut ready.normal } else { &mut ready.high };
+                        if let Some(card) = list.pop(newest) {
+                            ready.leave(card);
+                        }
+                    }
+                    _ => {
+                        let target = below(meter.get() + 1);
+                        let keep = below(4) as usize;
+                        let meter = meter.clone();
+                        let mut may = |_: Sequence| match meter.get() {
+                            bytes if bytes > target => Eviction::Done,
+                            _ => Eviction::Enough,
+                        };
+                        ready.evict(keep, &mut may, &mut |_, _, _| {});
+                        let here = ready.iter().skip(keep).filter(|(.., message)| message.is_some()).count();
+                        assert!(meter.get() <= target || here == 0, "{here} bodies were overlooked");
+                        let last = ready.iter().collect::<Vec<_>>();
+                        let kept = last.iter().take(keep).filter(|(.., message)| message.is_none());
+                        assert!(kept.count() <= ready.absent);
+                    }
+                }
+                let bytes: u64 = ready.iter().filter_map(|(.., m)| m.map(|m| m.memory_bytes() as u64)).sum();
+                assert_eq!((ready.bytes(), meter.get()), (bytes, bytes));
+                assert_eq!(ready.iter().filter(|(.., message)| message.is_none()).count(), ready.absent);
+            }
+            drop(ready);
+            assert_eq!(meter.get(), 0);
+        }
+    }
+}

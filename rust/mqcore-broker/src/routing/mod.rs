@@ -1,0 +1,330 @@
+//! How a message gets through a router: the routers of a shard, and the trips of messages to their targets.
+//!
+//! A router lives on the shard that the hash of its name says, its targets where they live. A message does not come back
+//! to ask how it went: it takes along what is left to do, is handed from shard to shard, and whoever does the last step
+//! answers its producer. So a router needs no memory of messages on their way, and as messages for one list of bindings
+//! visit shards in one order, they reach each target in the order in which they came.
+
+pub(crate) mod bindings;
+pub(crate) mod topics;
+
+use crate::context::Turn;
+use crate::model::decision::Step;
+use crate::model::effect::{Event, Question, Reply};
+use crate::model::id::{HandlerId, QuestionId, QueueAddress, RouterName};
+use crate::model::message::{Message, Properties};
+use crate::model::options::Status;
+use crate::model::rejection::{Rejection, RejectionKind};
+use crate::model::route::{Leg, Plan, RouteTest, Test, Trip};
+use crate::model::router::{Binding, Interaction, ROUTERS_MAX, RouterDefinition, RouterMethod, Target};
+use crate::model::stats::{BindingCounts, RouterCounts};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use foldhash::HashMap;
+use slab::Slab;
+
+/// Hops of a message that starts here.
+const HOPS_FRESH: u8 = 16;
+
+impl Trip {
+    /// A step is done.
+    pub(crate) fn step(&mut self, binding: &Binding, took: bool) {
+        self.answered |= took && binding.interaction != Interaction::None;
+        self.leg.step(took);
+    }
+
+    /// A handler named targets: they come before what is left.
+    pub(crate) fn detour(&mut self, targets: Vec<Binding>, shards: usize) {
+        let plan = Plan::new(RouterMethod::Distribute, targets, self.home, shards);
+        let outer = std::mem::replace(&mut self.leg, Leg::new(plan, 0));
+        self.outer = Some(Box::new(outer));
+    }
+
+    /// Goes back from the targets that a handler named; `false` if there is nothing to go back to.
+    pub(crate) fn go_back(&mut self) -> bool {
+        let Some(outer) = self.outer.take() else { return false };
+        let inner = std::mem::replace(&mut self.leg, *outer);
+        self.leg.step(inner.taken);
+        true
+    }
+
+    /// The message as the receiver of a binding gets it: with an answer wanted or not, under its own id or a new one.
+    pub(crate) fn message_for(&self, binding: &Binding, turn: &mut Turn<'_>) -> Message {
+        let message = &self.message;
+        let (content_type, hops) = match &binding.target {
+            Target::Queue(queue) => (queue.id, HOPS_FRESH),
+            _ => {
+                (binding.content_type.unwrap_or(message.properties().content_type), message.properties().hops)
+            }
+        };
+        let properties = Properties {
+            pending_acknowledge: binding.interaction == Interaction::Acknowledge,
+            pending_response: binding.interaction == Interaction::Response,
+            content_type,
+            hops,
+            ..message.properties()
+        };
+        let new_id;
+        let id = if binding.interaction == Interaction::None {
+            new_id = turn.books.next_id();
+            new_id.as_bytes()
+        } else {
+            message.id()
+        };
+        let producer = message.producer().cloned();
+        Message::from_parts(id, message.headers(), message.body(), properties, producer)
+    }
+
+    /// The trip is over: its producer hears how it went, unless a receiver will tell it.
+    pub(crate) fn end(self, counts: &mut Counts, turn: &mut Turn<'_>) {
+        let taken = self.leg.taken;
+        let refusal = (!taken).then(|| self.refusal.clone().unwrap_or_else(|| nobody(&self.router)));
+        if let Some(test) = self.test {
+            return test.end(&self.leg, refusal, turn);
+        }
+        let stats = counts.of(&self.router);
+        stats.routed += u64::from(taken);
+        stats.dropped_no_consumer += u64::from(!taken);
+        let Properties { pending_acknowledge, pending_response, .. } = self.message.properties();
+        if (taken && self.answered) || !(pending_acknowledge || pending_response) {
+            return;
+        }
+        if let Some(producer) = self.message.producer() {
+            let to = producer.connection;
+            turn.tell(to, Event::Routed { router: self.router, message: self.message, refusal });
+        }
+    }
+}
+
+impl Test {
+    fn end(self, leg: &Leg, refusal: Option<Rejection>, turn: &mut Turn<'_>) {
+        let reached: Vec<_> = self.steps.iter().map(|step| &step.binding).collect();
+        let skipped = leg
+            .plan
+            .bindings
+            .iter()
+            .map(|binding| &binding.name)
+            .filter(|name| !reached.contains(name))
+            .cloned()
+            .collect();
+        let told = RouteTest { method: leg.plan.method, steps: self.steps, skipped, refusal };
+        turn.tell(self.to, Event::Answered(self.request, Ok(Reply::RouteTest(Box::new(told)))));
+    }
+}
+
+fn nobody(router: &RouterName) -> Rejection {
+    let reason = format!("no binding of router {router} took the message");
+    Rejection::new(RejectionKind::NotFound, reason)
+}
+
+/// A router of this shard.
+#[derive(Debug)]
+pub(crate) struct Router {
+    pub(crate) definition: RouterDefinition,
+    plan: Arc<Plan>,
+    turn: usize,
+    /// Its name as questions to handlers carry it.
+    face: Arc<QueueAddress>,
+    /// It is kept in the journal, because a peer made it; those of the program are made again by the program.
+    pub(crate) saved: bool,
+}
+
+/// What shards count about routers, each for itself.
+#[derive(Debug, Default)]
+pub(crate) struct Counts(HashMap<RouterName, RouterCounts>);
+
+impl Counts {
+    pub(crate) fn of(&mut self, router: &RouterName) -> &mut RouterCounts {
+        if !self.0.contains_key(router) {
+            self.0.insert(router.clone(), RouterCounts::default());
+        }
+        self.0.get_mut(router).expect("it was put there")
+    }
+
+    /// A binding took a message, or did not.
+    pub(crate) fn tried(&mut self, router: &RouterName, binding: &Binding, took: bool) -> &mut BindingCounts {
+        let bindings = &mut self.of(router).bindings;
+        let place = match bindings.iter().position(|(name, _)| *name == binding.name) {
+            Some(place) => place,
+            None => {
+                bindings.push((binding.name.clone(), BindingCounts::default()));
+                bindings.len() - 1
+            }
+        };
+        let counts = &mut bindings[place].1;
+        counts.taken += u64::from(took);
+        counts.refused += u64::from(!took);
+        counts
+    }
+
+    /// How often a binding took a message here.
+    pub(crate) fn taken(&self, router: &RouterName, binding: &Binding) -> u64 {
+        let counts = self.0.get(router).into_iter().flat_map(|counts| &counts.bindings);
+        counts.filter(|(name, _)| *name == binding.name).map(|(_, counts)| counts.taken).sum()
+    }
+
+    pub(crate) fn all(&self) -> Vec<(RouterName, RouterCounts)> {
+        self.0.iter().map(|(name, counts)| (name.clone(), counts.clone())).collect()
+    }
+
+    pub(crate) fn forget(&mut self, router: &RouterName) {
+        self.0.remove(router);
+    }
+
+    pub(crate) fn forget_binding(&mut self, router: &RouterName, binding: &str) {
+        if let Some(counts) = self.0.get_mut(router) {
+            counts.bindings.retain(|(name, _)| **name != *binding);
+        }
+    }
+}
+
+/// Trips that wait for one handler, in the order in which they came and go on.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    parked: VecDeque<Parked>,
+    /// The number of the first of them.
+    first: u64,
+}
+
+#[derive(Debug)]
+struct Parked {
+    trip: Trip,
+    answer: Option<RouteAnswer>,
+}
+
+/// What a handler said about a message.
+#[derive(Debug, Clone)]
+pub(crate) enum RouteAnswer {
+    /// It took it itself.
+    Took,
+    /// It does not want it.
+    Refused,
+    /// It goes there.
+    Targets(Vec<Binding>),
+    /// There is no answer.
+    Failed(&'static str),
+}
+
+impl Gate {
+    pub(crate) fn len(&self) -> usize {
+        self.parked.len()
+    }
+
+    /// The number that the next trip has here.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.first + self.parked.len() as u64
+    }
+
+    pub(crate) fn park(&mut self, trip: Trip) {
+        self.parked.push_back(Parked { trip, answer: None });
+    }
+
+    pub(crate) fn answered(&mut self, number: u64, answer: RouteAnswer) {
+        let index = number.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
+        if let Some(parked) = index.and_then(|index| self.parked.get_mut(index)) {
+            parked.answer = Some(answer);
+        }
+    }
+
+    /// The first trip, if it is decided.
+    pub(crate) fn leave(&mut self) -> Option<(Trip, RouteAnswer)> {
+        self.parked.front()?.answer.as_ref()?;
+        let Parked { trip, answer } = self.parked.pop_front()?;
+        self.first += 1;
+        Some((trip, answer?))
+    }
+}
+
+/// The routers of a shard.
+#[derive(Debug, Default)]
+pub(crate) struct Routers {
+    entries: Slab<Router>,
+    names: HashMap<RouterName, usize>,
+    /// The router that was published to last. The very same name, not an equal one.
+    last: Option<(RouterName, usize)>,
+    pub(crate) counts: Counts,
+    pub(crate) gates: HashMap<HandlerId, Gate>,
+}
+
+impl Routers {
+    pub(crate) fn get(&self, name: &RouterName) -> Option<&Router> {
+        self.names.get(name).map(|key| &self.entries[*key])
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Router> {
+        self.entries.iter().map(|(_, router)| router)
+    }
+
+    /// The beginning of a message's trip; `None` if there is no such router, or it is switched off.
+    pub(crate) fn depart(&mut self, name: &RouterName) -> Option<Leg> {
+        let key = match &self.last {
+            Some((last, key)) if last.is_same(name) => *key,
+            _ => {
+                let key = *self.names.get(name)?;
+                self.last = Some((name.clone(), key));
+                key
+            }
+        };
+        let router = &mut self.entries[key];
+        if !router.definition.enabled {
+            return None;
+        }
+        let start = router.turn;
+        router.turn = (start + 1) % router.definition.bindings.len().max(1);
+        Some(Leg::new(Arc::clone(&router.plan), start))
+    }
+
+    /// Puts a router in the place of the one of its name, if there is one.
+    pub(crate) fn define(
+        &mut self,
+        definition: RouterDefinition,
+        saved: bool,
+        home: usize,
+        shards: usize,
+    ) -> Result<(), Rejection> {
+        let plan = Plan::new(definition.method, definition.bindings.clone(), home, shards);
+        let face = Arc::new(QueueAddress { channel: definition.name.as_channel().clone(), id: 0 });
+        if let Some(key) = self.names.get(&definition.name) {
+            let turn = self.entries[*key].turn;
+            self.entries[*key] = Router { definition, plan, turn, face, saved };
+            return Ok(());
+        }
+        if self.entries.len() >= ROUTERS_MAX {
+            let reason = format!("there are {ROUTERS_MAX} routers already, which is the limit");
+            return Err(Rejection::new(RejectionKind::LimitExceeded, reason));
+        }
+        let name = definition.name.clone();
+        let key = self.entries.insert(Router { definition, plan, turn: 0, face, saved });
+        self.names.insert(name, key);
+        Ok(())
+    }
+
+    pub(crate) fn remove(&mut self, name: &RouterName) -> Option<Router> {
+        self.last = None;
+        self.names.remove(name).map(|key| self.entries.remove(key))
+    }
+}
+
+impl Router {
+    /// The beginning of a trip that changes nothing, not even whose turn it is.
+    pub(crate) fn look(&self) -> Leg {
+        Leg::new(Arc::clone(&self.plan), self.turn)
+    }
+
+    /// The question whether a handler takes a message, and where it goes.
+    pub(crate) fn question(&self, message: &Message, handler: HandlerId, id: QuestionId) -> Question {
+        Question {
+            id,
+            handler,
+            step: Step::Route,
+            queue: Arc::clone(&self.face),
+            status: Status::Push,
+            message: Some(message.clone()),
+            attempt: 0,
+            consumer: None,
+            acknowledgement: None,
+            wants_answer: true,
+        }
+    }
+}

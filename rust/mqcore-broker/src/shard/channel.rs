@@ -1,0 +1,241 @@
+//! A channel: its consumers, its queues, and who wants to hear of what happens in it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::context::{Books, Turn};
+use crate::model::client::Client;
+use crate::model::command::EventKind;
+use crate::model::effect::{Effect, Event, Occurrence, Subject};
+use crate::model::id::{ChannelName, ConnectionId, QueueAddress, Tag};
+use crate::model::options::{ChannelOptions, QueueChanges};
+use crate::model::record::Record;
+use crate::model::rejection::{Rejection, RejectionKind};
+use crate::model::stats::{ChannelInformation, ClientInformation};
+use crate::model::time::Timestamp;
+use crate::queue::Queue;
+use crate::queue::members::{Consumer, Member, Members};
+
+/// One channel.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    pub(crate) name: ChannelName,
+    pub(crate) options: ChannelOptions,
+    pub(crate) members: Members,
+    pub(crate) queues: BTreeMap<u16, Queue>,
+    /// Subscribers of events of this channel.
+    watchers: Vec<(EventKind, ConnectionId)>,
+}
+
+impl Channel {
+    pub(crate) fn new(name: ChannelName, options: ChannelOptions) -> Self {
+        Self { name, options, members: Members::default(), queues: BTreeMap::new(), watchers: Vec::new() }
+    }
+
+    pub(crate) fn information(&self) -> ChannelInformation {
+        ChannelInformation {
+            channel: self.name.clone(),
+            options: self.options.clone(),
+            queues: self.queues.keys().copied().collect(),
+            active_clients: self.members.len() as u32,
+        }
+    }
+
+    pub(crate) fn consumers(&self, now: Timestamp) -> Vec<ClientInformation> {
+        let online = |joined: Timestamp| now.since(joined).as_millis() as u64;
+        let subscriptions = self.queues.values().flat_map(Queue::subscriptions);
+        let information = |member: &Member| ClientInformation {
+            client: member.consumer.client.clone(),
+            online_ms: online(member.joined_at),
+        };
+        self.members.list().iter().chain(subscriptions).map(information).collect()
+    }
+
+    pub(crate) fn is_abandoned(&self) -> bool {
+        let idle = |queue: &Queue| queue.is_empty() && queue.subscriptions().next().is_none();
+        self.members.is_empty() && self.queues.values().all(idle)
+    }
+
+    // ---- Consumers ---------------------------------------------------------------------------------------
+
+    pub(crate) fn join(&mut self, client: &Arc<Client>, turn: &mut Turn<'_>) -> Result<(), Rejection> {
+        if self.members.has_joined(client.connection) {
+            return Ok(());
+        }
+        let limit = self.options.client_limit as usize;
+        if limit > 0 && self.members.len() >= limit {
+            let name = &self.name;
+            let reason = format!("channel {name} has {limit} clients already, which is its limit");
+            return Err(Rejection::new(RejectionKind::LimitExceeded, reason));
+        }
+        self.members.join(Consumer::of_channel(client.clone()), turn.now);
+        self.notify_subscription(EventKind::ClientJoined, client, turn);
+        for queue in self.queues.values_mut() {
+            queue.joined(client, turn);
+        }
+        Ok(())
+    }
+
+    /// `false` if the client had not joined.
+    pub(crate) fn leave(&mut self, client: &Client, turn: &mut Turn<'_>) -> bool {
+        let Some(position) = self.members.leave((client.connection, Tag::CHANNEL)) else { return false };
+        for queue in self.queues.values_mut() {
+            queue.left(client.connection, position, turn);
+        }
+        self.notify_subscription(EventKind::ClientLeft, client, turn);
+        true
+    }
+
+    // ---- Queues ------------------------------------------------------------------------------------------
+
+    pub(crate) fn create_queue(
+        &mut self,
+        channel: usize,
+        id: u16,
+        changes: &QueueChanges,
+        turn: &mut Turn<'_>,
+    ) -> Result<(), Rejection> {
+        self.may_create(id)?;
+        check_handler(changes, turn.books)?;
+        let mut options = self.options.queue.clone();
+        changes.apply_to(&mut options);
+        let address = QueueAddress { channel: self.name.clone(), id };
+        turn.record(Record::DefineQueue(address.clone(), Box::new(options.clone())));
+        let queue = Queue::new(address, channel, options, turn.books);
+        self.queues.insert(id, queue);
+        self.notify_queue(EventKind::QueueCreated, id, turn);
+        Ok(())
+    }
+
+    fn may_create(&self, id: u16) -> Result<(), Rejection> {
+        let name = &self.name;
+        let refuse = |kind, reason: String| Err(Rejection::new(kind, reason));
+        if self.queues.contains_key(&id) {
+            return refuse(RejectionKind::AlreadyExists, format!("queue {name}/{id} exists already"));
+        }
+        if !self.options.allow_multiple_queues && !self.queues.is_empty() {
+            let reason = format!("channel {name} has its only queue already and allows no other");
+            return refuse(RejectionKind::Unacceptable, reason);
+        }
+        if let Some(allowed) = &self.options.allowed_queues
+            && !allowed.is_empty()
+            && !allowed.contains(&id)
+        {
+            let reason = format!("channel {name} does not allow queue {id}; it allows {allowed:?}");
+            return refuse(RejectionKind::Unacceptable, reason);
+        }
+        let limit = self.options.queue_limit as usize;
+        if limit > 0 && self.queues.len() >= limit {
+            let reason = format!("channel {name} has {limit} queues already, which is its limit");
+            return refuse(RejectionKind::LimitExceeded, reason);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn update_queue(
+        &mut self,
+        id: u16,
+        changes: &QueueChanges,
+        turn: &mut Turn<'_>,
+    ) -> Result<(), Rejection> {
+        check_handler(changes, turn.books)?;
+        let Some(queue) = self.queues.get_mut(&id) else { return Err(no_queue(&self.name, id)) };
+        queue.update(changes, turn);
+        let options = Box::new(queue.face.options.clone());
+        turn.record(Record::DefineQueue((*queue.face.address).clone(), options));
+        self.notify_queue(EventKind::QueueUpdated, id, turn);
+        Ok(())
+    }
+
+    pub(crate) fn remove_queue(&mut self, id: u16, turn: &mut Turn<'_>) -> Result<(), Rejection> {
+        self.notify_queue(EventKind::QueueRemoved, id, turn);
+        let queue = self.queues.remove(&id).ok_or_else(|| no_queue(&self.name, id))?;
+        retire(queue, turn);
+        Ok(())
+    }
+
+    /// Everything in it goes, each queue with its event.
+    pub(crate) fn remove_queues(&mut self, turn: &mut Turn<'_>) {
+        while let Some(id) = self.queues.keys().next().copied() {
+            self.notify_queue(EventKind::QueueRemoved, id, turn);
+            if let Some(queue) = self.queues.remove(&id) {
+                retire(queue, turn);
+            }
+        }
+    }
+
+    // ---- Events ------------------------------------------------------------------------------------------
+
+    pub(crate) fn watch(&mut self, kind: EventKind, who: ConnectionId, on: bool) {
+        self.watchers.retain(|watcher| *watcher != (kind, who));
+        if on {
+            self.watchers.push((kind, who));
+        }
+    }
+
+    pub(crate) fn forget_watcher(&mut self, who: ConnectionId) {
+        self.watchers.retain(|(_, watcher)| *watcher != who);
+        for queue in self.queues.values_mut() {
+            queue.watchers.retain(|watcher| *watcher != who);
+        }
+    }
+
+    fn notify_subscription(&self, kind: EventKind, client: &Client, turn: &mut Turn<'_>) {
+        self.notify(kind, None, turn, || Subject::Subscription {
+            client_id: client.id.clone(),
+            client_name: client.name.clone(),
+            client_kind: client.kind.clone(),
+        });
+    }
+
+    fn notify_queue(&self, kind: EventKind, id: u16, turn: &mut Turn<'_>) {
+        let Some(queue) = self.queues.get(&id) else { return };
+        self.notify(kind, Some(id), turn, || {
+            let (high_priority, normal) = queue.waiting();
+            let options = &queue.face.options;
+            Subject::Queue { tag: options.tag.clone(), status: options.status, high_priority, normal }
+        });
+    }
+
+    fn notify(
+        &self,
+        kind: EventKind,
+        queue: Option<u16>,
+        turn: &mut Turn<'_>,
+        subject: impl FnOnce() -> Subject,
+    ) {
+        let mut watchers = self.watchers.iter().filter(|(watched, _)| *watched == kind).peekable();
+        if watchers.peek().is_none() {
+            return;
+        }
+        let channel = Some(self.name.clone());
+        let occurrence = Arc::new(Occurrence { kind, channel, queue, subject: subject() });
+        for (_, watcher) in watchers {
+            turn.effects.push(Effect::Tell(*watcher, Event::Occurred(occurrence.clone())));
+        }
+    }
+}
+
+fn retire(mut queue: Queue, turn: &mut Turn<'_>) {
+    queue.end_subscriptions(turn);
+    queue.erase(turn);
+    turn.record(Record::RemoveQueue((*queue.face.address).clone()));
+    turn.books.timers.remove(&(queue.armed(), queue.face.place));
+    turn.books.retired.add(&queue.face.stats);
+}
+
+/// A handler that nobody registered is a mistake of whoever names it, found at once and not at the first message.
+pub(crate) fn check_handler(changes: &QueueChanges, books: &Books) -> Result<(), Rejection> {
+    match changes.delivery_handler.as_deref() {
+        Some(key) if books.handler(key).is_none() => {
+            let known: Vec<_> = books.handlers.iter().map(|spec| &*spec.key).collect();
+            let reason = format!("no delivery handler is registered as {key:?}; known: {}", known.join(", "));
+            Err(Rejection::new(RejectionKind::BadRequest, reason))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn no_queue(channel: &ChannelName, id: u16) -> Rejection {
+    Rejection::new(RejectionKind::NotFound, format!("there is no queue {channel}/{id}; create it first"))
+}

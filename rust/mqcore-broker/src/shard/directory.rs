@@ -1,0 +1,248 @@
+//! All clients of the server, kept by the home shard: who is connected, and who hears of it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use foldhash::{HashMap, HashMapExt};
+
+use crate::context::Turn;
+use crate::model::client::{Client, Introduction};
+use crate::model::command::{ClientPattern, EventKind};
+use crate::model::effect::{Effect, Event, Occurrence, Subject};
+use crate::model::filter;
+use crate::model::id::ConnectionId;
+use crate::model::intake::SCHEDULES;
+use crate::model::node::{Master, NodeInformation};
+use crate::model::rejection::{Rejection, RejectionKind};
+use crate::model::stats::ClientInformation;
+use crate::model::time::Timestamp;
+use crate::shard::nodes::Nodes;
+
+/// The clients that share a name or a type, oldest connection first.
+type Namesakes = HashMap<Box<str>, BTreeMap<ConnectionId, Arc<Client>>>;
+
+/// All clients.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    by_connection: BTreeMap<ConnectionId, Arc<Client>>,
+    by_id: HashMap<Box<str>, Arc<Client>>,
+    by_name: Namesakes,
+    by_kind: Namesakes,
+    watchers: Vec<(EventKind, ConnectionId)>,
+    nodes: Nodes,
+}
+
+impl Directory {
+    pub(crate) fn new() -> Self {
+        Self {
+            by_connection: BTreeMap::new(),
+            by_id: HashMap::new(),
+            by_name: HashMap::new(),
+            by_kind: HashMap::new(),
+            watchers: Vec::new(),
+            nodes: Nodes::default(),
+        }
+    }
+
+    /// Takes a peer in as a client, or says why not.
+    pub(crate) fn welcome(
+        &mut self,
+        provisional: &Client,
+        introduction: Introduction,
+        turn: &mut Turn<'_>,
+    ) -> Result<Arc<Client>, Rejection> {
+        if introduction.node.is_some() {
+            return self.welcome_node(provisional, introduction, turn);
+        }
+        let text = |value: Option<String>| value.filter(|text| !text.is_empty()).map(String::into_boxed_str);
+        let limit = turn.books.config.client_limit as usize;
+        if limit > 0 && self.by_id.len() >= limit {
+            let reason = format!("{limit} clients are connected already, which is this server's limit");
+            return Err(Rejection::new(RejectionKind::Busy, reason));
+        }
+        if self.by_connection.contains_key(&provisional.connection) {
+            return Err(Rejection::new(RejectionKind::BadRequest, "this connection has introduced itself"));
+        }
+        let id = text(introduction.id).unwrap_or_else(|| turn.books.next_id().into());
+        check_text("client id", Some(&id))?;
+        let (name, kind) = (text(introduction.name), text(introduction.kind));
+        check_text("client name", name.as_deref())?;
+        check_text("client type", kind.as_deref())?;
+        if self.by_id.contains_key(&id) {
+            let reason = format!("a client with the id {id:?} is connected already; choose another or none");
+            return Err(Rejection::new(RejectionKind::Busy, reason));
+        }
+        let client = Arc::new(Client {
+            connection: provisional.connection,
+            id,
+            name,
+            kind,
+            protocol: provisional.protocol,
+            admin: provisional.admin,
+            connected_at: turn.now,
+        });
+        self.add(&client);
+        self.notify(EventKind::ClientConnected, &client, turn);
+        Ok(client)
+    }
+
+    /// Takes another broker in. It says truly that it is here: an older connection of the same id is one that died unnoticed.
+    fn welcome_node(
+        &mut self,
+        provisional: &Client,
+        introduction: Introduction,
+        turn: &mut Turn<'_>,
+    ) -> Result<Arc<Client>, Rejection> {
+        let text = |value: Option<String>| value.filter(|text| !text.is_empty()).map(String::into_boxed_str);
+        let id = text(introduction.id).unwrap_or_else(|| turn.books.next_id().into());
+        let (name, kind) = (text(introduction.name), text(introduction.kind));
+        let host = introduction.node.unwrap_or_default();
+        for (what, value) in [("node id", Some(&*id)), ("node name", name.as_deref()), ("host", Some(&*host))]
+        {
+            check_text(what, value)?;
+        }
+        if *id == *SCHEDULES {
+            let reason = format!("a node cannot be called {SCHEDULES}");
+            return Err(Rejection::new(RejectionKind::Unacceptable, reason));
+        }
+        if let Some(older) = self.nodes.connection(&id) {
+            let rejection = Rejection::new(RejectionKind::Unacceptable, "this node has connected anew");
+            turn.effects.push(Effect::Close(older, rejection));
+            self.leave_node(older, turn);
+        }
+        let connected_at = turn.now;
+        let connection = provisional.connection;
+        let protocol = provisional.protocol;
+        let client = Arc::new(Client { connection, id, name, kind, admin: false, connected_at, protocol });
+        let information = self.nodes.add(&client, host, turn.now);
+        self.notify_node(EventKind::NodeConnected, information, turn);
+        Ok(client)
+    }
+
+    fn leave_node(&mut self, connection: ConnectionId, turn: &mut Turn<'_>) {
+        if let Some(information) = self.nodes.remove(connection, turn.now) {
+            self.notify_node(EventKind::NodeDisconnected, information, turn);
+        }
+    }
+
+    /// A broker that this one passes on to came or went.
+    pub(crate) fn master(&mut self, master: Master, turn: &mut Turn<'_>) {
+        let connected = master.connected_since.is_some();
+        if let Some(information) = self.nodes.master(master, turn.now) {
+            let kind = if connected { EventKind::NodeConnected } else { EventKind::NodeDisconnected };
+            self.notify_node(kind, information, turn);
+        }
+    }
+
+    /// All nodes.
+    pub(crate) fn nodes(&self, now: Timestamp) -> Vec<NodeInformation> {
+        self.nodes.list(now)
+    }
+
+    fn add(&mut self, client: &Arc<Client>) {
+        self.by_connection.insert(client.connection, client.clone());
+        self.by_id.insert(client.id.clone(), client.clone());
+        for (index, key) in [(&mut self.by_name, &client.name), (&mut self.by_kind, &client.kind)] {
+            if let Some(key) = key {
+                index.entry(key.clone()).or_default().insert(client.connection, client.clone());
+            }
+        }
+    }
+
+    /// A connection ended.
+    pub(crate) fn leave(&mut self, connection: ConnectionId, turn: &mut Turn<'_>) {
+        self.watchers.retain(|(_, watcher)| *watcher != connection);
+        self.leave_node(connection, turn);
+        let Some(client) = self.by_connection.remove(&connection) else { return };
+        self.by_id.remove(&client.id);
+        for (index, key) in [(&mut self.by_name, &client.name), (&mut self.by_kind, &client.kind)] {
+            let Some(key) = key else { continue };
+            let Some(namesakes) = index.get_mut(key) else { continue };
+            namesakes.remove(&connection);
+            if namesakes.is_empty() {
+                index.remove(key);
+            }
+        }
+        self.notify(EventKind::ClientDisconnected, &client, turn);
+    }
+
+    /// The clients that a direct message is for: all that match, or the oldest of them.
+    pub(crate) fn receivers(&self, pattern: &ClientPattern, oldest_only: bool) -> Vec<ConnectionId> {
+        let namesakes = match pattern {
+            ClientPattern::Id(id) => return self.by_id.get(id).map(|c| c.connection).into_iter().collect(),
+            ClientPattern::Name(name) => self.by_name.get(name),
+            ClientPattern::Kind(kind) => self.by_kind.get(kind),
+        };
+        let most = if oldest_only { 1 } else { usize::MAX };
+        namesakes.into_iter().flat_map(BTreeMap::keys).take(most).copied().collect()
+    }
+
+    /// How many are connected.
+    pub(crate) fn len(&self) -> usize {
+        self.by_connection.len()
+    }
+
+    /// Clients whose type passes the filter, oldest first.
+    pub(crate) fn list(&self, kind: Option<&str>, now: Timestamp) -> Vec<ClientInformation> {
+        let passes = |client: &&Arc<Client>| {
+            kind.is_none_or(|filter| filter::matches(filter, client.kind.as_deref().unwrap_or_default()))
+        };
+        self.by_connection
+            .values()
+            .filter(passes)
+            .map(|client| ClientInformation {
+                client: client.clone(),
+                online_ms: now.since(client.connected_at).as_millis() as u64,
+            })
+            .collect()
+    }
+
+    pub(crate) fn watch(&mut self, kind: EventKind, who: ConnectionId, on: bool) {
+        self.watchers.retain(|watcher| *watcher != (kind, who));
+        if on {
+            self.watchers.push((kind, who));
+        }
+    }
+
+    fn notify(&self, kind: EventKind, client: &Client, turn: &mut Turn<'_>) {
+        if self.is_watched(kind) {
+            let subject = Subject::Client {
+                id: client.id.clone(),
+                name: client.name.clone(),
+                kind: client.kind.clone(),
+            };
+            self.tell_watchers(kind, subject, turn);
+        }
+    }
+
+    fn notify_node(&self, kind: EventKind, information: NodeInformation, turn: &mut Turn<'_>) {
+        if self.is_watched(kind) {
+            self.tell_watchers(kind, Subject::Node(Box::new(information)), turn);
+        }
+    }
+
+    fn is_watched(&self, kind: EventKind) -> bool {
+        self.watchers.iter().any(|(watched, _)| *watched == kind)
+    }
+
+    fn tell_watchers(&self, kind: EventKind, subject: Subject, turn: &mut Turn<'_>) {
+        let watchers = self.watchers.iter().filter(|(watched, _)| *watched == kind);
+        let occurrence = Arc::new(Occurrence { kind, channel: None, queue: None, subject });
+        for (_, watcher) in watchers {
+            turn.tell(*watcher, Event::Occurred(occurrence.clone()));
+        }
+    }
+}
+
+/// What peers say of themselves is shown to others, so it must fit a frame and stay on one line.
+fn check_text(what: &str, text: Option<&str>) -> Result<(), Rejection> {
+    let Some(text) = text else { return Ok(()) };
+    let wrong = if text.len() > 255 {
+        "is longer than 255 octets"
+    } else if text.chars().any(char::is_control) {
+        "contains control characters"
+    } else {
+        return Ok(());
+    };
+    Err(Rejection::new(RejectionKind::BadRequest, format!("the {what} {wrong}")))
+}
