@@ -528,13 +528,13 @@ def says(*octets: bytes) -> Callable[[Server], Awaitable[None]]:
         (b"\x04\x0dauth: get out", errors.AuthFailed, "auth: get out"),
         (b"\x04\x00", errors.NoAgreement, "no reason"),
         (b"\x0c\x00\x00\x00\x05sorry", errors.NoAgreement, "sorry"),
-        (b"\x0c\xff\xff\xff\xff", errors.NoAgreement, "larger than the limit"),
+        (b"\x0c\xff\xff\xff\xff", errors.NoAgreement, "exceeds the limit"),
         (Handshake(required="x-strange").octets(), errors.NoAgreement, "unsupported x-strange"),
         (Handshake(required="ack;batch-ack").octets(), errors.NoAgreement, "exclude each other"),
         (Handshake(required="UPPER").octets(), errors.NoAgreement, "malformed"),
         (Handshake(required="batch-ack:max-count=no").octets(), errors.NoAgreement, "max-count"),
         (Handshake(optional=";".join(f"x{n}" for n in range(300))).octets(), errors.NoAgreement, "255"),
-        (b"\x01\x00\x00\x00\xff\xff", errors.NoAgreement, "larger than the limit"),
+        (b"\x01\x00\x00\x00\xff\xff", errors.NoAgreement, "exceeds the limit"),
         (b"\x01\x00\x00", errors.VersionMismatch, "does not speak MicroMessage2"),
         (b"", errors.ConnectFailed, "closed"),
     ],
@@ -615,7 +615,7 @@ async def test_a_broker_that_sends_more_than_was_agreed_on_is_left() -> None:
         mqcore.connect(url, reconnect_attempts=0) as mq,
     ):
         await until(lambda: mq.state.status == "closed")
-        assert "11 is one more than the 10 that may be unacknowledged" in (mq.state.cause or "")
+        assert "message 11 exceeds the window of 10 unacknowledged messages" in (mq.state.cause or "")
 
 
 async def test_the_text_of_an_error_is_the_cause_of_the_loss() -> None:
@@ -773,4 +773,4 @@ async def test_commands_of_the_broker_that_nobody_knows_are_passed_over() -> Non
         mqcore.connect(url, reconnect_attempts=0) as mq,
     ):
         await until(lambda: mq.state.status == "closed")
-        assert "1 waits for no acknowledgement" in (mq.state.cause or "")
+        assert "no unacknowledged message has the number 1;" in (mq.state.cause or "")

@@ -1,4 +1,4 @@
-//! What one TMQP frame costs to decode and to encode: a 128-octet message as a producer pushes it.
+//! What one TMQP frame costs to decode and to encode: a 128-byte message as a producer pushes it.
 
 use std::hint::black_box;
 
@@ -26,11 +26,11 @@ fn with_header() -> Frame<'static> {
 }
 
 fn stream(frame: &Frame<'_>) -> Vec<u8> {
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     for _ in 0..FRAMES {
-        encode(frame, &mut octets);
+        encode(frame, &mut bytes);
     }
-    octets
+    bytes
 }
 
 /// Decodes a buffer to its end, as a connection does after each read.
@@ -47,14 +47,14 @@ fn codec(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("tmqp_128_bytes");
     group.throughput(Throughput::Elements(FRAMES as u64));
     for (name, frame) in [("plain", push()), ("header", with_header())] {
-        let octets = stream(&frame);
+        let bytes = stream(&frame);
         let limits = Limits::default();
         group.bench_function(format!("decode/{name}"), |bencher| {
-            bencher.iter(|| decode_all(black_box(&octets), black_box(&limits)));
+            bencher.iter(|| decode_all(black_box(&bytes), black_box(&limits)));
         });
         group.bench_function(format!("encode/{name}"), |bencher| {
             // A connection writes into the same buffer again and again.
-            let mut output = Vec::with_capacity(octets.len());
+            let mut output = Vec::with_capacity(bytes.len());
             bencher.iter(|| {
                 output.clear();
                 for _ in 0..FRAMES {

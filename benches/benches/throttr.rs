@@ -18,15 +18,15 @@ fn codec(criterion: &mut Criterion) {
     let dialect = Dialect::default();
     let limits = Limits::default();
     let request = Request::Update { attribute: QUOTA, change: DECREASE, value: 1, key: b"user:00000012345" };
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     for _ in 0..REQUESTS {
-        encode(&request, dialect, &mut octets).expect("a short key");
+        encode(&request, dialect, &mut bytes).expect("a short key");
     }
     let mut group = criterion.benchmark_group("throttr_codec");
     group.throughput(Throughput::Elements(REQUESTS as u64));
     group.bench_function("decode_update", |bencher| {
         bencher.iter(|| {
-            let mut rest = black_box(&octets[..]);
+            let mut rest = black_box(&bytes[..]);
             let mut found = 0;
             while let Ok(Some((request, consumed))) = decode(rest, dialect, &limits) {
                 black_box(&request);

@@ -14,7 +14,7 @@ use crate::process::Process;
 use crate::tmqp::{CHANNEL, Tmqp};
 use crate::wire::{Outbox, Wire};
 
-/// Octets of a body.
+/// Bytes of a body.
 pub const BODY_BYTES: usize = 1024;
 /// Messages that wait for their receipts.
 const WINDOW: u64 = 4096;
@@ -31,7 +31,7 @@ pub struct Phase {
     pub messages: u64,
     /// How long that took.
     pub elapsed: Duration,
-    /// The most memory that the server had in use, in octets.
+    /// The most memory that the server had in use, in bytes.
     pub peak_bytes: u64,
 }
 
@@ -60,7 +60,7 @@ pub fn take(process: &Process, count: u64) -> io::Result<Phase> {
                 pending_acknowledge: true,
                 ..Frame::new(Kind::QUEUE)
             };
-            tmqp::encode(&frame, &mut peer.output.octets);
+            tmqp::encode(&frame, &mut peer.output.bytes);
             published += 1;
         }
         let before = receipts;
@@ -177,7 +177,7 @@ impl Peer {
         while let Some((frame, size)) =
             tmqp::decode(&self.input[at..self.filled], &Limits::default()).map_err(io::Error::other)?
         {
-            show(&frame, &mut self.output.octets)?;
+            show(&frame, &mut self.output.bytes)?;
             at += size;
         }
         self.input.copy_within(at..self.filled, 0);
@@ -192,7 +192,7 @@ impl Peer {
     /// Writes the rest.
     fn finish(&mut self) -> io::Result<()> {
         let start = Instant::now();
-        while !self.output.octets.is_empty() && start.elapsed() < PATIENCE {
+        while !self.output.bytes.is_empty() && start.elapsed() < PATIENCE {
             self.flush()?;
             std::thread::sleep(Duration::from_millis(1));
         }

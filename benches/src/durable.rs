@@ -189,7 +189,7 @@ impl Run {
         let left = self.publish_max - self.published;
         let messages = left.min(producer.free as u64);
         for _ in 0..messages {
-            producer.output.octets.extend_from_slice(&self.publication);
+            producer.output.bytes.extend_from_slice(&self.publication);
         }
         producer.free -= messages as usize;
         self.published += messages;

@@ -52,7 +52,7 @@ const BODY: &[u8] = br#"["run", {"callable": "nothing", "path": "jobs", "args": 
 const RESULT: &[u8] = br#"{"value": null}"#;
 
 const ID_BYTES: usize = 36;
-/// Octets of a message before its id, for a command of seven letters: two frames of the envelope, and two heads more.
+/// Bytes of a message before its id, for a command of seven letters: two frames of the envelope, and two heads more.
 const ID_AT: usize = 2 + 2 + eventmq::VERSION.len() + 2 + b"REQUEST".len() + 2;
 const NO_ID: [u8; ID_BYTES] = *b"00000000-0000-4000-8000-000000000000";
 
@@ -70,10 +70,10 @@ impl Jobs {
 
     /// The REQUEST of such a job, with an id that is still to be written.
     fn request(self) -> Vec<u8> {
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         let job = Job { queue: QUEUE, headers: self.headers(), body: BODY, extra: Vec::new() };
-        encode_request(&NO_ID, &job, &mut octets);
-        octets
+        encode_request(&NO_ID, &job, &mut bytes);
+        bytes
     }
 }
 
@@ -81,8 +81,8 @@ impl Jobs {
 fn id_of(number: u64) -> [u8; ID_BYTES] {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut id = NO_ID;
-    for (place, octet) in id[24..].iter_mut().rev().enumerate() {
-        *octet = DIGITS[(number >> (4 * place)) as usize & 0xf];
+    for (place, byte) in id[24..].iter_mut().rev().enumerate() {
+        *byte = DIGITS[(number >> (4 * place)) as usize & 0xf];
     }
     id
 }
@@ -93,14 +93,14 @@ fn id_of(number: u64) -> [u8; ID_BYTES] {
 /// If nobody answers as ZeroMQ does.
 pub fn dealer(address: SocketAddr, identity: &str) -> io::Result<std::net::TcpStream> {
     let mut stream = connect(address)?;
-    let mut octets = Vec::new();
-    Greeting { minor: 0, as_server: false }.encode(&mut octets);
-    stream.write_all(&octets)?;
+    let mut bytes = Vec::new();
+    Greeting { minor: 0, as_server: false }.encode(&mut bytes);
+    stream.write_all(&bytes)?;
     stream.read_exact(&mut [0; GREETING_BYTES])?;
-    octets.clear();
+    bytes.clear();
     Control::Ready(Ready { socket: SocketType::Dealer, identity: identity.as_bytes(), token: b"" })
-        .encode(&mut octets);
-    stream.write_all(&octets)?;
+        .encode(&mut bytes);
+    stream.write_all(&bytes)?;
     let mut head = [0; 2];
     stream.read_exact(&mut head)?;
     stream.read_exact(&mut vec![0; head[1].into()])?;
@@ -142,7 +142,7 @@ impl Peer {
         let mut worker = Self::connect(address, &format!("bench-worker-{number}"))?;
         let queues = br#"[[10, "default"]]"#;
         let inform = Command::Inform { queues, kind: PeerKind::Worker, counts: false };
-        Message { id: &id_of(0), command: inform }.encode(&mut worker.output.octets);
+        Message { id: &id_of(0), command: inform }.encode(&mut worker.output.bytes);
         let start = Instant::now();
         while worker.turn(b"", |_, _| {})?.acks == 0 {
             if start.elapsed() > PATIENCE {
@@ -150,7 +150,7 @@ impl Peer {
             }
         }
         for _ in 0..SLOTS {
-            ready(&mut worker.output.octets);
+            ready(&mut worker.output.bytes);
         }
         worker.flush()?;
         Ok(worker)
@@ -196,7 +196,7 @@ impl Peer {
             let rest = &self.input[at..self.filled];
             if is_job(rest, request) {
                 came.requests += 1;
-                given(&rest[ID_AT..ID_AT + ID_BYTES], &mut self.output.octets);
+                given(&rest[ID_AT..ID_AT + ID_BYTES], &mut self.output.bytes);
                 at += request.len();
                 continue;
             }
@@ -222,11 +222,11 @@ impl Peer {
     }
 }
 
-fn is_job(octets: &[u8], request: &[u8]) -> bool {
+fn is_job(bytes: &[u8], request: &[u8]) -> bool {
     !request.is_empty()
-        && octets.len() >= request.len()
-        && octets[..ID_AT] == request[..ID_AT]
-        && octets[ID_AT + ID_BYTES..request.len()] == request[ID_AT + ID_BYTES..]
+        && bytes.len() >= request.len()
+        && bytes[..ID_AT] == request[..ID_AT]
+        && bytes[ID_AT + ID_BYTES..request.len()] == request[ID_AT + ID_BYTES..]
 }
 
 fn ready(output: &mut Vec<u8>) {
@@ -301,9 +301,9 @@ impl Run {
     fn send(&mut self, jobs: u64) -> io::Result<()> {
         for client in &mut self.peers[..CLIENTS] {
             for _ in 0..jobs / CLIENTS as u64 {
-                let at = client.output.octets.len() + ID_AT;
-                client.output.octets.extend_from_slice(&self.request);
-                client.output.octets[at..at + ID_BYTES].copy_from_slice(&id_of(self.sent));
+                let at = client.output.bytes.len() + ID_AT;
+                client.output.bytes.extend_from_slice(&self.request);
+                client.output.bytes[at..at + ID_BYTES].copy_from_slice(&id_of(self.sent));
                 self.sent += 1;
             }
             client.flush()?;
@@ -360,7 +360,7 @@ pub fn latency(sockets: Sockets, warm_up: Duration, duration: Duration) -> io::R
             break;
         }
         request[ID_AT..ID_AT + ID_BYTES].copy_from_slice(&id_of(number));
-        client.output.octets.extend_from_slice(&request);
+        client.output.bytes.extend_from_slice(&request);
         client.flush()?;
         while worker.turn(&request, |id, output| answer(Jobs::HandedOut, id, output))?.requests == 0 {
             std::hint::spin_loop();

@@ -41,7 +41,7 @@ impl Fanout {
 
 struct Consumer {
     stream: TcpStream,
-    octets: u64,
+    bytes: u64,
 }
 
 struct Run {
@@ -51,7 +51,7 @@ struct Run {
     block: Vec<u8>,
     publication_bytes: u64,
     delivery_bytes: u64,
-    sent_octets: u64,
+    sent_bytes: u64,
     consumers: Vec<Consumer>,
     scratch: Vec<u8>,
 }
@@ -89,7 +89,7 @@ impl Run {
         for (index, stream) in all.into_iter().enumerate() {
             let mut stream = unblocked(stream)?;
             poll.registry().register(&mut stream, Token(index), Interest::READABLE)?;
-            run_consumers.push(Consumer { stream, octets: 0 });
+            run_consumers.push(Consumer { stream, bytes: 0 });
         }
         let mut producer = unblocked(producer)?;
         poll.registry().register(&mut producer, PRODUCER, Interest::READABLE | Interest::WRITABLE)?;
@@ -100,18 +100,18 @@ impl Run {
             publication_bytes: publication.len() as u64,
             block: publication.repeat(BLOCK_MESSAGES),
             delivery_bytes,
-            sent_octets: 0,
+            sent_bytes: 0,
             consumers: run_consumers,
             scratch: vec![0; SCRATCH_BYTES],
         })
     }
 
     fn delivered(&self) -> u64 {
-        self.consumers.iter().map(|consumer| consumer.octets / self.delivery_bytes).sum()
+        self.consumers.iter().map(|consumer| consumer.bytes / self.delivery_bytes).sum()
     }
 
     fn slowest(&self) -> u64 {
-        self.consumers.iter().map(|consumer| consumer.octets / self.delivery_bytes).min().unwrap_or(0)
+        self.consumers.iter().map(|consumer| consumer.bytes / self.delivery_bytes).min().unwrap_or(0)
     }
 
     fn until(&mut self, end: Instant) -> io::Result<()> {
@@ -119,7 +119,7 @@ impl Run {
         let mut writable = true;
         while Instant::now() < end {
             let allowed = (self.slowest() + WINDOW) * self.publication_bytes;
-            if writable && allowed >= self.sent_octets + REFILL * self.publication_bytes {
+            if writable && allowed >= self.sent_bytes + REFILL * self.publication_bytes {
                 writable = self.write(allowed)?;
             }
             self.poll.poll(&mut events, Some(Duration::from_millis(100)))?;
@@ -137,13 +137,13 @@ impl Run {
         Ok(())
     }
 
-    /// Writes up to `allowed` octets in all. False if the socket takes no more for now.
+    /// Writes up to `allowed` bytes in all. False if the socket takes no more for now.
     fn write(&mut self, allowed: u64) -> io::Result<bool> {
-        while self.sent_octets < allowed {
-            let at = (self.sent_octets % self.block.len() as u64) as usize;
-            let end = self.block.len().min(at + (allowed - self.sent_octets) as usize);
+        while self.sent_bytes < allowed {
+            let at = (self.sent_bytes % self.block.len() as u64) as usize;
+            let end = self.block.len().min(at + (allowed - self.sent_bytes) as usize);
             match self.producer.write(&self.block[at..end]) {
-                Ok(written) => self.sent_octets += written as u64,
+                Ok(written) => self.sent_bytes += written as u64,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) => return Err(error),
             }
@@ -153,7 +153,7 @@ impl Run {
 
     fn read(&mut self, index: usize) -> io::Result<()> {
         let consumer = &mut self.consumers[index];
-        consumer.octets += drain(&mut consumer.stream, &mut self.scratch)?;
+        consumer.bytes += drain(&mut consumer.stream, &mut self.scratch)?;
         Ok(())
     }
 }
@@ -163,17 +163,17 @@ impl Run {
 /// # Errors
 /// If the peer has closed.
 pub fn drain(stream: &mut TcpStream, scratch: &mut [u8]) -> io::Result<u64> {
-    let mut octets = 0;
+    let mut bytes = 0;
     loop {
         match stream.read(scratch) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(read) => {
-                octets += read as u64;
+                bytes += read as u64;
                 if read < scratch.len() {
-                    return Ok(octets);
+                    return Ok(bytes);
                 }
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(octets),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(bytes),
             Err(error) => return Err(error),
         }
     }

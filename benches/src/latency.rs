@@ -87,10 +87,10 @@ pub(crate) fn summary(ages: &mut [u64]) -> Latency {
 }
 
 /// Writes everything to a socket that does not block.
-fn write_all(stream: &mut std::net::TcpStream, mut octets: &[u8]) -> io::Result<()> {
-    while !octets.is_empty() {
-        match stream.write(octets) {
-            Ok(written) => octets = &octets[written..],
+fn write_all(stream: &mut std::net::TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match stream.write(bytes) {
+            Ok(written) => bytes = &bytes[written..],
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::hint::spin_loop(),
             Err(error) => return Err(error),
         }

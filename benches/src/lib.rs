@@ -32,5 +32,5 @@ pub mod tmqp;
 pub mod wire;
 pub mod work_queue;
 
-/// Octets of every message body.
+/// Bytes of every message body.
 pub const BODY_BYTES: usize = 128;

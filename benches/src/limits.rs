@@ -1,5 +1,5 @@
 //! Rate limits as clients ask for them: so many connections, each with so many requests under way, as fast as the answers
-//! come. The generator only counts octets or lines, so that it costs as little as it can.
+//! come. The generator only counts bytes or lines, so that it costs as little as it can.
 
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
@@ -25,13 +25,13 @@ pub struct Ask {
 /// How much an answer is.
 #[derive(Debug, Clone, Copy)]
 pub enum Answer {
-    /// So many octets.
-    Octets(usize),
+    /// So many bytes.
+    Bytes(usize),
     /// So many lines.
     Lines(usize),
 }
 
-/// What one limit is called: 16 octets.
+/// What one limit is called: 16 bytes.
 const KEY: &[u8; 16] = b"user:00000012345";
 
 /// The listener that is measured: wide enough for any count.
@@ -40,9 +40,9 @@ pub const DIALECT: Dialect = Dialect { width: Width::U64, family: Family::V71 };
 const HOUR: Ttl = Ttl { unit: 6, amount: 1 };
 
 fn encoded(request: &Request<'_>) -> Vec<u8> {
-    let mut octets = Vec::new();
-    encode(request, DIALECT, &mut octets).expect("the key is short");
-    octets
+    let mut bytes = Vec::new();
+    encode(request, DIALECT, &mut bytes).expect("the key is short");
+    bytes
 }
 
 /// The key of one of many counters: as long as [`KEY`].
@@ -51,13 +51,13 @@ fn key(number: u64) -> String {
 }
 
 fn resp(words: &[&[u8]]) -> Vec<u8> {
-    let mut octets = format!("*{}\r\n", words.len()).into_bytes();
+    let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {
-        octets.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
-        octets.extend_from_slice(word);
-        octets.extend_from_slice(b"\r\n");
+        bytes.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+        bytes.extend_from_slice(word);
+        bytes.extend_from_slice(b"\r\n");
     }
-    octets
+    bytes
 }
 
 fn decrease_of(key: &[u8]) -> Vec<u8> {
@@ -67,14 +67,14 @@ fn decrease_of(key: &[u8]) -> Vec<u8> {
 /// Takes one from a counter: Throttr's own idiom.
 #[must_use]
 pub fn decrease() -> Ask {
-    Ask { requests: vec![decrease_of(KEY)], answer: Answer::Octets(1) }
+    Ask { requests: vec![decrease_of(KEY)], answer: Answer::Bytes(1) }
 }
 
 /// The same from each of the counters of [`create_many`].
 #[must_use]
 pub fn decrease_each(count: u64) -> Ask {
     let requests = (0..count).map(|number| decrease_of(key(number).as_bytes())).collect();
-    Ask { requests, answer: Answer::Octets(1) }
+    Ask { requests, answer: Answer::Bytes(1) }
 }
 
 /// What Redis users count with.
@@ -88,7 +88,7 @@ pub fn incr() -> Ask {
 pub fn consume() -> Ask {
     let rule = Rule { algorithm: 0, limit: 1 << 50, cost: 1, period: HOUR, key: KEY };
     let requests = vec![encoded(&Request::Consume { mode: TAKE, rule })];
-    Ask { requests, answer: Answer::Octets(1 + 2 * 8 + 16) }
+    Ask { requests, answer: Answer::Bytes(1 + 2 * 8 + 16) }
 }
 
 /// The same logic and the same five answers in Redis.
@@ -143,7 +143,7 @@ struct Client {
     /// The one that is under way.
     at: usize,
     unsent: usize,
-    /// Octets or lines still to come for it.
+    /// Bytes or lines still to come for it.
     missing: usize,
 }
 
@@ -160,7 +160,7 @@ pub fn ask(
     duration: Duration,
 ) -> io::Result<Asked> {
     let whole = match ask.answer {
-        Answer::Octets(each) | Answer::Lines(each) => each * pipeline,
+        Answer::Bytes(each) | Answer::Lines(each) => each * pipeline,
     };
     let mut poll = Poll::new()?;
     let mut clients = Vec::new();
@@ -217,8 +217,8 @@ impl Client {
                 Err(error) => return Err(error),
             };
             self.missing -= match answer {
-                Answer::Octets(_) => read,
-                Answer::Lines(_) => scratch[..read].iter().filter(|octet| **octet == b'\n').count(),
+                Answer::Bytes(_) => read,
+                Answer::Lines(_) => scratch[..read].iter().filter(|byte| **byte == b'\n').count(),
             };
             if self.missing == 0 {
                 done += 1;
@@ -253,11 +253,11 @@ pub struct Growth {
     pub first: f64,
     /// Of the last tenth.
     pub last: f64,
-    /// Resident octets for each of them.
+    /// Resident bytes for each of them.
     pub bytes_each: f64,
 }
 
-/// Creates so many counters with keys of 16 octets.
+/// Creates so many counters with keys of 16 bytes.
 ///
 /// # Errors
 /// If the server does not answer.
@@ -269,12 +269,12 @@ pub fn create_many(process: &Process, address: SocketAddr, count: u64, ttl: Ttl)
     let mut begin = Instant::now();
     let mut answers = [0; BATCH as usize];
     for batch in 0..count / BATCH {
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         for number in batch * BATCH..(batch + 1) * BATCH {
             let key = key(number);
-            octets.extend(encoded(&Request::Insert { quota: u64::MAX, ttl, key: key.as_bytes() }));
+            bytes.extend(encoded(&Request::Insert { quota: u64::MAX, ttl, key: key.as_bytes() }));
         }
-        stream.write_all(&octets)?;
+        stream.write_all(&bytes)?;
         stream.read_exact(&mut answers)?;
         if (batch + 1) % (count / BATCH / 10).max(1) == 0 {
             tenths.push(count as f64 / 10.0 / begin.elapsed().as_secs_f64());

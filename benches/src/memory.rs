@@ -11,19 +11,19 @@ use crate::wire::Wire;
 pub struct Memory {
     /// How many.
     pub count: u64,
-    /// Resident octets before them.
+    /// Resident bytes before them.
     pub before: u64,
     /// And with them.
     pub after: u64,
 }
 
 impl Memory {
-    /// Octets that one of them costs.
+    /// Bytes that one of them costs.
     pub fn bytes_each(&self) -> f64 {
         self.after.saturating_sub(self.before) as f64 / self.count as f64
     }
 
-    /// Octets that all of them cost.
+    /// Bytes that all of them cost.
     pub fn bytes(&self) -> u64 {
         self.after.saturating_sub(self.before)
     }

@@ -60,15 +60,15 @@ impl Work {
 fn shake_hands(stream: &mut TcpStream, required: &str) -> io::Result<()> {
     let required = required.as_bytes();
     let said = Handshake { major: 1, minor: 0, flags: 0, identity: b"load", required, optional: b"" };
-    let mut octets = Vec::new();
-    handshake::encode(&said, &mut octets);
-    stream.write_all(&octets)?;
-    let (mut reply, mut octet) = (Vec::new(), [0]);
+    let mut bytes = Vec::new();
+    handshake::encode(&said, &mut bytes);
+    stream.write_all(&bytes)?;
+    let (mut reply, mut byte) = (Vec::new(), [0]);
     while handshake::decode(&reply, &Limits::default()).map_err(io::Error::other)?.is_none() {
-        stream.read_exact(&mut octet)?;
-        reply.push(octet[0]);
+        stream.read_exact(&mut byte)?;
+        reply.push(byte[0]);
     }
-    stream.write_all(&octets)
+    stream.write_all(&bytes)
 }
 
 fn message(work: Work, number: u64, output: &mut Vec<u8>) {
@@ -86,12 +86,12 @@ fn message(work: Work, number: u64, output: &mut Vec<u8>) {
 fn receiver(address: SocketAddr, work: Work) -> io::Result<TcpStream> {
     let mut stream = connect(address)?;
     shake_hands(&mut stream, "batch-ack:max-count=1000;pub-sub;x-mqcore")?;
-    let (mut payload, mut octets) = (Vec::new(), Vec::new());
+    let (mut payload, mut bytes) = (Vec::new(), Vec::new());
     let arguments: [(&str, &[u8]); 3] =
         [("destination", work.destination()), ("id", b"s"), ("filter", work.filter())];
     command::encode("subscribe", &arguments, &mut payload);
-    encode(&Frame::Command { payload: &payload }, &mut octets);
-    stream.write_all(&octets)?;
+    encode(&Frame::Command { payload: &payload }, &mut bytes);
+    stream.write_all(&bytes)?;
     let mut answer = [0; 9];
     stream.read_exact(&mut answer)?;
     if &answer[2..] == b"ok;id=s" {
@@ -145,13 +145,13 @@ fn produce(address: SocketAddr, work: Work, ended: &AtomicBool) -> io::Result<()
 fn consume(mut stream: TcpStream, work: Work, consumed: &AtomicU64, ended: &AtomicBool) -> io::Result<()> {
     let mut one = Vec::new();
     message(work, 0, &mut one);
-    let (mut octets, mut acknowledged) = (0_usize, 0_u64);
+    let (mut bytes, mut acknowledged) = (0_usize, 0_u64);
     let mut buffer = vec![0; 256 * 1024];
     stream.set_read_timeout(Some(MOMENT))?;
     while !ended.load(Ordering::Relaxed) {
         let count = read_for_a_while(&mut stream, &mut buffer)?;
-        octets += count;
-        let total = (octets / one.len()) as u64;
+        bytes += count;
+        let total = (bytes / one.len()) as u64;
         consumed.store(total, Ordering::Relaxed);
         if total >= acknowledged + BATCH {
             acknowledged = total;

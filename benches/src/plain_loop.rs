@@ -18,7 +18,7 @@ pub enum Target {
     Overwritten,
 }
 
-/// Octets that are written before they are overwritten; at their end the loop begins anew.
+/// Bytes that are written before they are overwritten; at their end the loop begins anew.
 const OVERWRITTEN_BYTES: usize = 64 * 1024 * 1024;
 
 /// Records of [`BODY_BYTES`] a second, `batch` of them to one write and one fdatasync. Uses up `directory`, which need

@@ -105,7 +105,7 @@ impl Process {
         Ok(Some(process))
     }
 
-    /// Memory that it has in use, in octets.
+    /// Memory that it has in use, in bytes.
     ///
     /// # Errors
     /// If it has ended.

@@ -723,7 +723,7 @@ impl Scenario {
         let values = [
             ("creations/s, the first million of ten", Goal::None, growth.first),
             ("creations/s, the last million of ten", Goal::AtLeast(growth.first * 0.9), growth.last),
-            ("octets a counter of 10,000,000", Goal::AtMost(120.0), growth.bytes_each),
+            ("bytes a counter of 10,000,000", Goal::AtMost(120.0), growth.bytes_each),
         ];
         Ok(values.map(|(what, goal, value)| self.one(what, goal, value)).into())
     }

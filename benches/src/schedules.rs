@@ -26,7 +26,7 @@ pub struct Lateness {
     pub p99: f64,
     /// For all.
     pub max: f64,
-    /// Resident octets of the whole broker with all schedules, before the first of them is due.
+    /// Resident bytes of the whole broker with all schedules, before the first of them is due.
     pub bytes: u64,
     /// Schedules a second that were taken.
     pub taken: f64,
@@ -43,14 +43,14 @@ const SLOTS: usize = 4_096;
 const BEAT: Duration = Duration::from_secs(2);
 const KEPT: &str = "mqcore_schedules";
 
-fn say(command: Command<'_>, octets: &mut Vec<u8>) {
-    Message { id: b"00000000-0000-4000-8000-000000000000", command }.encode(octets);
+fn say(command: Command<'_>, bytes: &mut Vec<u8>) {
+    Message { id: b"00000000-0000-4000-8000-000000000000", command }.encode(bytes);
 }
 
 fn heartbeat() -> Vec<u8> {
-    let mut octets = Vec::new();
-    encode_heartbeat(b"00000000-0000-4000-8000-000000000000", 0, &mut octets);
-    octets
+    let mut bytes = Vec::new();
+    encode_heartbeat(b"00000000-0000-4000-8000-000000000000", 0, &mut bytes);
+    bytes
 }
 
 /// Has `count` schedules kept and takes their runs for `duration`.
@@ -59,22 +59,22 @@ fn heartbeat() -> Vec<u8> {
 /// If a connection breaks, or if the broker does not take all schedules before the first of them is due.
 pub fn measure(process: &Process, sockets: Sockets, count: u64, duration: Duration) -> io::Result<Lateness> {
     let mut worker = dealer(sockets.backend, "bench-worker")?;
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     say(
         Command::Inform { queues: br#"[[10, "default"]]"#, kind: PeerKind::Worker, counts: false },
-        &mut octets,
+        &mut bytes,
     );
-    worker.write_all(&octets)?;
+    worker.write_all(&bytes)?;
     // What it says before it has joined means nothing.
     let _acknowledgement = worker.read(&mut [0; 1024])?;
-    octets.clear();
-    (0..SLOTS).for_each(|_| say(Command::Ready, &mut octets));
-    worker.write_all(&octets)?;
+    bytes.clear();
+    (0..SLOTS).for_each(|_| say(Command::Ready, &mut bytes));
+    worker.write_all(&bytes)?;
     let mut client = dealer(sockets.frontend, "bench-client")?;
     let start = Instant::now();
     let mut sent = 0;
     while sent < count {
-        octets.clear();
+        bytes.clear();
         for number in sent..(sent + CHUNK).min(count) {
             let after = FIRST.as_millis() as u64 + number * 7919 % SPREAD_MS;
             let wishes = format!("nohaste,interval-ms:{after}");
@@ -88,9 +88,9 @@ pub fn measure(process: &Process, sockets: Sockets, count: u64, duration: Durati
                 body: job.as_bytes(),
                 cron: Some(b""),
             };
-            say(Command::Schedule(schedule), &mut octets);
+            say(Command::Schedule(schedule), &mut bytes);
         }
-        client.write_all(&octets)?;
+        client.write_all(&bytes)?;
         worker.write_all(&heartbeat())?;
         sent = (sent + CHUNK).min(count);
         while (process.metric(KEPT)? as u64) < sent {

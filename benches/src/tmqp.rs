@@ -15,10 +15,10 @@ use crate::wire::{Wire, connect};
 /// The channel that everything goes through.
 pub const CHANNEL: &str = "bench";
 
-/// Octets of the ids that the generator gives its messages.
+/// Bytes of the ids that the generator gives its messages.
 pub const ID_BYTES: usize = 8;
 
-/// Where the id begins in a frame whose payload length fits one octet.
+/// Where the id begins in a frame whose payload length fits one byte.
 pub const ID_AT: usize = 8;
 
 /// An mqcore server.
@@ -66,9 +66,9 @@ impl Tmqp {
             payload: &body,
             ..Frame::new(Kind::SERVER)
         };
-        let mut octets = PREAMBLE.to_vec();
-        tmqp::encode(&frame, &mut octets);
-        stream.write_all(&octets)?;
+        let mut bytes = PREAMBLE.to_vec();
+        tmqp::encode(&frame, &mut bytes);
+        stream.write_all(&bytes)?;
         stream.read_exact(&mut [0; PREAMBLE.len()])?;
         expect(&mut stream, Kind::SERVER, operation::ACCEPTED)?;
         Ok(stream)
@@ -83,19 +83,19 @@ fn join(stream: &mut TcpStream) -> io::Result<()> {
         pending_response: true,
         ..Frame::new(Kind::SERVER)
     };
-    let mut octets = Vec::new();
-    tmqp::encode(&frame, &mut octets);
-    stream.write_all(&octets)?;
+    let mut bytes = Vec::new();
+    tmqp::encode(&frame, &mut bytes);
+    stream.write_all(&bytes)?;
     expect(stream, Kind::RESPONSE, operation::status::OK)
 }
 
-/// Reads one frame, octet by octet so as to take nothing behind it, and compares it.
+/// Reads one frame, byte by byte so as to take nothing behind it, and compares it.
 fn expect(stream: &mut TcpStream, kind: Kind, content_type: u16) -> io::Result<()> {
     let mut input = Vec::new();
-    let mut octet = [0; 1];
+    let mut byte = [0; 1];
     loop {
-        stream.read_exact(&mut octet)?;
-        input.push(octet[0]);
+        stream.read_exact(&mut byte)?;
+        input.push(byte[0]);
         let decoded = tmqp::decode(&input, &Limits::default()).map_err(io::Error::other)?;
         let Some((frame, _)) = decoded else { continue };
         if frame.kind == kind && frame.content_type == content_type {
@@ -124,15 +124,15 @@ fn message(pending_acknowledge: bool) -> Vec<u8> {
         pending_acknowledge,
         ..Frame::new(Kind::QUEUE)
     };
-    let mut octets = Vec::new();
-    tmqp::encode(&frame, &mut octets);
-    octets
+    let mut bytes = Vec::new();
+    tmqp::encode(&frame, &mut bytes);
+    bytes
 }
 
 /// A consumer's positive word about a message of that queue.
 pub fn acknowledgement() -> Vec<u8> {
     let frame = Frame { id: &[b'0'; ID_BYTES], target: CHANNEL.as_bytes(), ..Frame::new(Kind::ACKNOWLEDGE) };
-    let mut octets = Vec::new();
-    tmqp::encode(&frame, &mut octets);
-    octets
+    let mut bytes = Vec::new();
+    tmqp::encode(&frame, &mut bytes);
+    bytes
 }

@@ -1,5 +1,5 @@
 //! What the load generator has to know about a protocol: how to connect, what a message looks like, and how large it
-//! is when it comes back. Everything else is counting octets, so that the generator costs as little as it can.
+//! is when it comes back. Everything else is counting bytes, so that the generator costs as little as it can.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -27,7 +27,7 @@ pub trait Wire {
     /// One message as it is published, its body filled with zeros.
     fn publication(&self) -> Vec<u8>;
 
-    /// Octets behind the body, in what is published and in what is delivered.
+    /// Bytes behind the body, in what is published and in what is delivered.
     fn trailer(&self) -> usize;
 }
 
@@ -35,7 +35,7 @@ pub trait Wire {
 #[derive(Debug, Default)]
 pub struct Outbox {
     /// All of it, and what of it was written since it was last empty.
-    pub octets: Vec<u8>,
+    pub bytes: Vec<u8>,
     written: usize,
 }
 
@@ -45,14 +45,14 @@ impl Outbox {
     /// # Errors
     /// As the socket, but that it would block.
     pub fn flush(&mut self, stream: &mut mio::net::TcpStream) -> io::Result<()> {
-        while self.written < self.octets.len() {
-            match stream.write(&self.octets[self.written..]) {
+        while self.written < self.bytes.len() {
+            match stream.write(&self.bytes[self.written..]) {
                 Ok(written) => self.written += written,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),
             }
         }
-        self.octets.clear();
+        self.bytes.clear();
         self.written = 0;
         Ok(())
     }
@@ -75,15 +75,15 @@ pub fn connect(address: SocketAddr) -> io::Result<TcpStream> {
 /// If the stream ends or nothing comes for long.
 pub fn read_until(stream: &mut TcpStream, end: &[u8]) -> io::Result<Vec<u8>> {
     let mut read = Vec::new();
-    let mut octet = [0; 1];
+    let mut byte = [0; 1];
     while !read.ends_with(end) {
-        stream.read_exact(&mut octet)?;
-        read.push(octet[0]);
+        stream.read_exact(&mut byte)?;
+        read.push(byte[0]);
     }
     Ok(read)
 }
 
-/// How many octets a delivery has, found out by having one: all others have as many.
+/// How many bytes a delivery has, found out by having one: all others have as many.
 ///
 /// # Errors
 /// If it does not come.

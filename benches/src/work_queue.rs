@@ -131,7 +131,7 @@ impl Run {
     fn until(&mut self, end: Instant) -> io::Result<()> {
         while Instant::now() < end {
             let free = WINDOW - (self.published - self.acknowledged);
-            if free >= REFILL && self.producer.output.octets.is_empty() {
+            if free >= REFILL && self.producer.output.bytes.is_empty() {
                 self.publish(free);
             }
             self.turn()?;
@@ -153,15 +153,15 @@ impl Run {
     }
 
     fn unwritten(&self) -> bool {
-        self.consumers.iter().any(|consumer| !consumer.pipe.output.octets.is_empty())
+        self.consumers.iter().any(|consumer| !consumer.pipe.output.bytes.is_empty())
     }
 
     fn publish(&mut self, messages: u64) {
         for _ in 0..messages {
-            let at = self.producer.output.octets.len();
-            self.producer.output.octets.extend_from_slice(&self.publication);
-            let id = &mut self.producer.output.octets[at + ID_AT..at + ID_AT + ID_BYTES];
-            // Any octets will do as an id, as long as they differ.
+            let at = self.producer.output.bytes.len();
+            self.producer.output.bytes.extend_from_slice(&self.publication);
+            let id = &mut self.producer.output.bytes[at + ID_AT..at + ID_AT + ID_BYTES];
+            // Any bytes will do as an id, as long as they differ.
             id.copy_from_slice(&hexadecimal(self.published));
             self.published += 1;
         }
@@ -212,10 +212,10 @@ impl Consumer {
         let mut messages = 0;
         let whole = self.filled - self.filled % delivery_bytes;
         for delivery in self.input[..whole].chunks_exact(delivery_bytes) {
-            let at = self.pipe.output.octets.len();
-            self.pipe.output.octets.extend_from_slice(acknowledgement);
+            let at = self.pipe.output.bytes.len();
+            self.pipe.output.bytes.extend_from_slice(acknowledgement);
             let id = &delivery[ID_AT..ID_AT + ID_BYTES];
-            self.pipe.output.octets[at + ID_AT..at + ID_AT + ID_BYTES].copy_from_slice(id);
+            self.pipe.output.bytes[at + ID_AT..at + ID_AT + ID_BYTES].copy_from_slice(id);
             messages += 1;
         }
         self.input.copy_within(whole..self.filled, 0);

@@ -1,4 +1,4 @@
-//! Any octets into the eMQP codec; the promises that are checked stand beside the crate's tests.
+//! Any bytes into the eMQP codec; the promises that are checked stand beside the crate's tests.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Any octets as a journal's files; the promises that are checked stand beside the crate's tests.
+//! Any bytes as a journal's files; the promises that are checked stand beside the crate's tests.
 
 #![no_main]
 

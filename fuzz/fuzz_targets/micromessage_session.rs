@@ -1,4 +1,4 @@
-//! Any script of octets, events and time into a MicroMessage2 session; the promises that are checked stand beside the
+//! Any script of bytes, events and time into a MicroMessage2 session; the promises that are checked stand beside the
 //! crate's tests.
 
 #![no_main]

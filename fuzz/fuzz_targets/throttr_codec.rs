@@ -1,4 +1,4 @@
-//! Any octets into the Throttr codec; the promises that are checked stand beside the crate's tests.
+//! Any bytes into the Throttr codec; the promises that are checked stand beside the crate's tests.
 
 #![no_main]
 

@@ -78,8 +78,8 @@ def test_a_handshake_without_its_last_message_ends_in_time(broker: mqcore.Broker
 @pytest.mark.parametrize(
     ("octets", "why"),
     [
-        (Handshake(major=2).octets(), "version: 2.0 not spoken"),
-        (Handshake(major=0, minor=9).octets(), "version: 0.9 not spoken"),
+        (Handshake(major=2).octets(), "version: 2.0 is not supported"),
+        (Handshake(major=0, minor=9).octets(), "version: 0.9 is not supported"),
         (Handshake("protobuf;microauth").octets(), "extension: unsupported microauth"),
         (Handshake("x-geo").octets(), "extension: unsupported x-geo"),
         (Handshake("JSON").octets(), "malformed: "),
@@ -89,7 +89,7 @@ def test_a_handshake_without_its_last_message_ends_in_time(broker: mqcore.Broker
         (Handshake("batch-ack:max-count=-1").octets(), "extension: max-count"),
         (Handshake(";".join(f"x-{n}" for n in range(10_000))[:65_535]).octets(), "too-large: required extensions"),
         (Handshake("", ";".join(f"x{n}" for n in range(2_000))).octets(), "malformed: "),
-        (b"GET / HTTP/1.1\r\n\r\n", "version: 71.69 not spoken"),
+        (b"GET / HTTP/1.1\r\n\r\n", "version: 71.69 is not supported"),
     ],
 )
 def test_an_offer_that_cannot_be_meant_is_told_why(
@@ -107,11 +107,11 @@ def test_an_offer_that_cannot_be_meant_is_told_why(
 @pytest.mark.parametrize(
     ("offer", "last", "why"),
     [
-        (("json", ""), ("", ""), "extension: json is required"),
-        (("", "json"), ("xml", ""), "extension: xml was offered by neither side"),
+        (("json", ""), ("", ""), "extension: required extension json is missing"),
+        (("", "json"), ("xml", ""), "extension: extension xml was not offered by either side"),
         (("ack", "batch-ack"), ("ack;batch-ack", ""), "extension: ack and batch-ack exclude each other"),
-        (("json;xml", ""), ("json;xml", ""), "extension: payloads are written in one of"),
-        (("x-nack", ""), ("x-nack", ""), "extension: x-nack needs ack or batch-ack"),
+        (("json;xml", ""), ("json;xml", ""), "extension: json, xml and protobuf exclude each other"),
+        (("x-nack", ""), ("x-nack", ""), "extension: x-nack requires ack or batch-ack"),
         (("", "batch-ack"), ("batch-ack:max-count=40000", ""), None),
     ],
 )
@@ -138,7 +138,7 @@ def test_a_window_beyond_the_listeners_is_refused(connect: Connect) -> None:
     peer = connect(1)
     assert "batch-ack:max-count=5" in peer.shake("batch-ack:max-count=1000").optional
     peer.conclude("batch-ack:max-count=1000")
-    assert peer.error() == "extension: max-count is 1000, at most 5 may be unacknowledged"
+    assert peer.error() == "extension: max-count 1000 exceeds the maximum of 5 unacknowledged messages"
 
 
 def test_an_error_in_the_place_of_a_handshake_is_the_end(peer: MM2Peer) -> None:
@@ -251,7 +251,7 @@ def test_acknowledgements_that_never_come_hold_back_and_harm_nobody_else(
 def test_more_unacknowledged_messages_than_agreed_end_the_connection(peer: MM2Peer, bystander: MM2Peer) -> None:
     peer.open("ack")
     peer.send(message(1, "topic/t", b"x") + message(2, "topic/t", b"x"))
-    assert peer.error().startswith("ack: 2 is one more than the 1")
+    assert peer.error().startswith("ack: message 2 exceeds the window of 1 ")
 
 
 def test_a_subscriber_that_does_not_acknowledge_misses_messages_and_is_let_go() -> None:

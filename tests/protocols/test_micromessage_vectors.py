@@ -50,7 +50,7 @@ def test_a_handshake_is_read(url: str, octets: bytes, name: str, way: str) -> No
     with MM2Peer(url) as peer:
         offer(peer, octets, way, b"")
         if name == "H8":
-            assert peer.error() == "version: 2.0 not spoken"
+            assert peer.error() == "version: 2.0 is not supported"
         elif name == "H5":
             # It asks for an extension that nobody here has, as a wish only.
             assert "x-note" not in peer.reply().optional

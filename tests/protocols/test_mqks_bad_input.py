@@ -75,7 +75,7 @@ def test_a_longer_line_is_told_an_error_and_the_connection_is_closed(
     assert match[1] == b"p1"
     failed = broker.errors()[0]
     assert failed.id == match[2].decode()
-    assert f"larger than the limit of {limit}" in failed.why
+    assert f"exceeds the limit of {limit}" in failed.why
 
 
 def test_octets_without_an_end_for_ever_are_told_an_error_and_cut(broker: mqcore.Broker, bystander: MqksPeer) -> None:
@@ -152,19 +152,19 @@ def test_garbage_is_told_errors_and_harms_nobody(peer: MqksPeer, bystander: Mqks
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("x nosuchaction data", "there is no action `nosuchaction`"),
-        ("x PUBLISH e d", "there is no action `PUBLISH`"),
-        ("x publish e1", "publish needs an event and data"),
-        ("x consume q1 --nonsense", "consume has no flag `--nonsense`"),
+        ("x nosuchaction data", "unknown action `nosuchaction`"),
+        ("x PUBLISH e d", "unknown action `PUBLISH`"),
+        ("x publish e1", "publish requires an event and a message body"),
+        ("x consume q1 --nonsense", "unknown flag `--nonsense` for consume"),
         ("x consume q1 --delete-queue-when-unused=soon", "--delete-queue-when-unused takes"),
         ("x consume q1 --delete-queue-when-unused=-1", "--delete-queue-when-unused takes"),
         ("x consume q1 --delete-queue-when-unused=inf", "--delete-queue-when-unused takes"),
         ("x rebind q1", "rebind needs"),
-        ("x rebind q1 --nonsense e1", "rebind has no flag `--nonsense`"),
-        ("x ack c1", "ack needs a consumer and a message id or --all"),
-        ("x ack c1 m1 m2", "`m2` stands behind it"),
-        ("x reject c1", "reject needs a consumer and a message id or --all"),
-        ("x _eval --worker=one len(state.queues)", "--worker takes the number of a worker"),
+        ("x rebind q1 --nonsense e1", "unknown flag `--nonsense` for rebind"),
+        ("x ack c1", "ack requires a consumer and a message id or --all"),
+        ("x ack c1 m1 m2", "unexpected `m2`"),
+        ("x reject c1", "reject requires a consumer and a message id or --all"),
+        ("x _eval --worker=one len(state.queues)", "--worker expects the number of a worker"),
         ("x consume bad@name e1", "bad@name cannot be a queue"),
         ("x rebind @topic:a e1", "@topic:a cannot be a queue"),
     ],
@@ -315,7 +315,7 @@ def test_a_served_broker_logs_errors_and_the_command_line_lists_them() -> None:
             error = peer.failed("x1 nothing here")
         wait_until(lambda: any(error in line for line in served.stderr_lines), what="the log line")
         (logged,) = [json.loads(line) for line in served.stderr_lines if error in line]
-        assert "there is no action `nothing`" in json.dumps(logged)
+        assert "unknown action `nothing`" in json.dumps(logged)
 
         def command(*more: str) -> subprocess.CompletedProcess[str]:
             line = [sys.executable, "-m", "mqcore", "errors", "--url", served.admin_url, *more]

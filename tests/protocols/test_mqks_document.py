@@ -88,7 +88,7 @@ def test_an_error_is_answered_by_a_number_that_the_broker_explains(broker: TestB
     error = peer.failed("x1 no_such_action data")
     (failed,) = broker.errors()
     assert (failed.id, failed.request, failed.protocol) == (error, "x1", "mqks")
-    assert "there is no action `no_such_action`" in failed.why
+    assert "unknown action `no_such_action`" in failed.why
     assert failed.at.strftime("%Y%m%d%H%M%S") == error[:14]
 
 

@@ -48,10 +48,10 @@ impl Wire for Nats {
     }
 
     fn publication(&self) -> Vec<u8> {
-        let mut octets = format!("PUB bench {BODY_BYTES}\r\n").into_bytes();
-        octets.extend_from_slice(&[0; BODY_BYTES]);
-        octets.extend_from_slice(b"\r\n");
-        octets
+        let mut bytes = format!("PUB bench {BODY_BYTES}\r\n").into_bytes();
+        bytes.extend_from_slice(&[0; BODY_BYTES]);
+        bytes.extend_from_slice(b"\r\n");
+        bytes
     }
 
     fn trailer(&self) -> usize {

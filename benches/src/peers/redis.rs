@@ -41,10 +41,10 @@ impl Wire for Redis {
     }
 
     fn publication(&self) -> Vec<u8> {
-        let mut octets = format!("*3\r\n$7\r\nPUBLISH\r\n$5\r\nbench\r\n${BODY_BYTES}\r\n").into_bytes();
-        octets.extend_from_slice(&[0; BODY_BYTES]);
-        octets.extend_from_slice(b"\r\n");
-        octets
+        let mut bytes = format!("*3\r\n$7\r\nPUBLISH\r\n$5\r\nbench\r\n${BODY_BYTES}\r\n").into_bytes();
+        bytes.extend_from_slice(&[0; BODY_BYTES]);
+        bytes.extend_from_slice(b"\r\n");
+        bytes
     }
 
     fn trailer(&self) -> usize {

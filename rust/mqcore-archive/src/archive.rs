@@ -28,11 +28,11 @@ use crate::manifest::{self, FileEntry, Manifest, Reach};
 use crate::partition::Partition;
 use crate::tables::{StepPlace, Table};
 
-/// Octets of notes after which no further segment is taken into a round.
+/// Bytes of notes after which no further segment is taken into a round.
 const ROUND_BYTES: u64 = 32 * 1024 * 1024;
-/// Steps after which a round takes no further note: each of them takes some 200 octets of memory until its file is written.
+/// Steps after which a round takes no further note: each of them takes some 200 bytes of memory until its file is written.
 const ROUND_STEPS: u64 = 256 * 1024;
-/// Octets of notes after which a round takes no further one, now that they are unpacked.
+/// Bytes of notes after which a round takes no further one, now that they are unpacked.
 const ROUND_UNPACKED_BYTES: usize = 64 * 1024 * 1024;
 /// Manifests that are kept, the newest among them: a reader that has just chosen one finds it.
 const MANIFESTS_KEPT: u64 = 8;
@@ -44,7 +44,7 @@ const TEMPORARY: &str = "_tmp/";
 pub struct Retention {
     /// Milliseconds after which a file goes, counted from the latest row in it. `None`: never. Default never.
     pub age_ms: Option<u64>,
-    /// Octets of all files; the oldest go first. `None`: no limit. Default none.
+    /// Bytes of all files; the oldest go first. `None`: no limit. Default none.
     pub bytes: Option<u64>,
 }
 
@@ -94,7 +94,7 @@ pub struct Round {
     pub files: u64,
     /// Rows in them, of both tables.
     pub rows: u64,
-    /// Octets of them.
+    /// Bytes of them.
     pub bytes: u64,
     /// Notes that were gone or unreadable.
     pub missing: u64,
@@ -109,7 +109,7 @@ pub struct Size {
     pub files: u64,
     /// Rows in them.
     pub rows: u64,
-    /// Octets of them.
+    /// Bytes of them.
     pub bytes: u64,
 }
 
@@ -261,11 +261,11 @@ impl<S: Storage> Archive<S> {
         (table, partition): (Table, Partition),
         file: Growing,
     ) -> Result<FileEntry, ArchiveError> {
-        let (rows, octets) = file.rows.finish()?;
+        let (rows, bytes) = file.rows.finish()?;
         let name = format!("{number:010}-{index:05}.parquet");
         let path = format!("{}/{}/{name}", table.as_str(), partition.path());
         let temporary = format!("{TEMPORARY}{name}");
-        self.write(&temporary, &octets)?;
+        self.write(&temporary, &bytes)?;
         self.storage.rename(&temporary, &path).map_err(failed("renaming", &path))?;
         let address = partition.address();
         Ok(FileEntry {
@@ -275,7 +275,7 @@ impl<S: Storage> Archive<S> {
             channel: address.map(|(channel, _)| channel.to_owned()),
             queue_id: address.map(|(_, id)| id),
             date: partition.date(),
-            bytes: octets.len() as u64,
+            bytes: bytes.len() as u64,
             rows,
             min_time_ms: file.times.0,
             max_time_ms: file.times.1,
@@ -287,11 +287,11 @@ impl<S: Storage> Archive<S> {
     }
 
     /// Writes a file of this content and makes it durable under this name, which nobody looks at yet.
-    fn write(&self, path: &str, octets: &[u8]) -> Result<(), ArchiveError> {
+    fn write(&self, path: &str, bytes: &[u8]) -> Result<(), ArchiveError> {
         let file = self.storage.create(path, 0).map_err(failed("creating", path))?;
         let mut done = 0;
-        while done < octets.len() {
-            let wrote = self.storage.write_at(&file, done as u64, &octets[done..]);
+        while done < bytes.len() {
+            let wrote = self.storage.write_at(&file, done as u64, &bytes[done..]);
             match wrote.map_err(failed("writing", path))? {
                 0 => return Err(failed("writing", path)(io::ErrorKind::WriteZero.into())),
                 count => done += count,
@@ -349,20 +349,20 @@ fn read_manifest<S: Storage>(storage: &S, number: u64) -> Result<Manifest, Archi
     let path = manifest::path(number);
     let read = || {
         let file = storage.open(&path)?;
-        let mut octets = vec![0; usize::try_from(storage.length(&file)?).unwrap_or(usize::MAX)];
+        let mut bytes = vec![0; usize::try_from(storage.length(&file)?).unwrap_or(usize::MAX)];
         let mut done = 0;
-        while done < octets.len() {
-            match storage.read_at(&file, done as u64, &mut octets[done..])? {
+        while done < bytes.len() {
+            match storage.read_at(&file, done as u64, &mut bytes[done..])? {
                 0 => break,
                 count => done += count,
             }
         }
-        octets.truncate(done);
+        bytes.truncate(done);
         storage.sync_data(&file)?;
-        Ok(octets)
+        Ok(bytes)
     };
-    let octets = read().map_err(failed("reading", &path))?;
-    let found = Manifest::parse(&octets).map_err(|why| ArchiveError::Manifest { path: path.clone(), why })?;
+    let bytes = read().map_err(failed("reading", &path))?;
+    let found = Manifest::parse(&bytes).map_err(|why| ArchiveError::Manifest { path: path.clone(), why })?;
     if found.number != number {
         let why = format!("it says that it is number {}", found.number);
         return Err(ArchiveError::Manifest { path, why });
@@ -459,10 +459,10 @@ fn take(
     // Housekeeping that was interrupted leaves a note twice.
     found.dedup_by_key(|(number, _)| *number);
     let mut files = Files::default();
-    let (mut steps, mut octets, mut notes, mut reached) = (0, 0, 0, below);
+    let (mut steps, mut bytes, mut notes, mut reached) = (0, 0, 0, below);
     let mut memory = Vec::new();
     for (number, payload) in found {
-        if steps >= ROUND_STEPS || octets >= ROUND_UNPACKED_BYTES {
+        if steps >= ROUND_STEPS || bytes >= ROUND_UNPACKED_BYTES {
             reached = number;
             break;
         }
@@ -476,7 +476,7 @@ fn take(
             }
         };
         let outcome = unpack(payload, &mut memory).and_then(|block| {
-            octets += block.len();
+            bytes += block.len();
             each_step(block, &mut show)
         });
         steps += u64::from(position);

@@ -15,11 +15,11 @@ use crate::tables::{ASCENDING, OPAQUE, REPEATING, Rows, Table};
 
 /// Rows that are made a batch of at most.
 const BATCH_ROWS: usize = 16 * 1024;
-/// Octets after which a batch is made of them, so that large bodies do not pile up.
+/// Bytes after which a batch is made of them, so that large bodies do not pile up.
 const BATCH_BYTES: usize = 4 * 1024 * 1024;
 /// Rows of a row group at most.
 const GROUP_ROWS: usize = 256 * 1024;
-/// Octets, compressed, after which a row group is ended.
+/// Bytes, compressed, after which a row group is ended.
 const GROUP_BYTES: usize = 64 * 1024 * 1024;
 /// How hard Zstandard tries: files are a fifth smaller than with 1, for a tenth more work; 3 takes as much again for little.
 const EFFORT: i32 = 2;
@@ -37,7 +37,7 @@ pub enum Format {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
-    /// Rows do not fit their table, or the destination refused octets.
+    /// Rows do not fit their table, or the destination refused bytes.
     #[error("writing record batches: {0}")]
     Arrow(#[from] ArrowError),
     /// The same of a Parquet file.

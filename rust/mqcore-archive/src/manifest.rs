@@ -54,7 +54,7 @@ pub struct Removed {
     pub files: u64,
     /// Rows in them.
     pub rows: u64,
-    /// Octets.
+    /// Bytes.
     pub bytes: u64,
 }
 
@@ -73,7 +73,7 @@ pub struct FileEntry {
     pub queue_id: Option<u16>,
     /// The day (UTC) of all of its rows.
     pub date: String,
-    /// Octets.
+    /// Bytes.
     pub bytes: u64,
     /// Rows.
     pub rows: u64,
@@ -114,24 +114,24 @@ impl Manifest {
     ///
     /// # Errors
     /// In words: it is none, or one of a later version.
-    pub fn parse(octets: &[u8]) -> Result<Self, String> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Head {
             format: String,
         }
         let broken = |error: serde_json::Error| format!("it is no manifest: {error}");
-        let head: Head = serde_json::from_slice(octets).map_err(broken)?;
+        let head: Head = serde_json::from_slice(bytes).map_err(broken)?;
         if head.format != FORMAT {
             return Err(format!("it has the format {:?}, this version reads {FORMAT:?}", head.format));
         }
-        serde_json::from_slice(octets).map_err(broken)
+        serde_json::from_slice(bytes).map_err(broken)
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
         // Every field is a number, a text or a list of such, for which encoding cannot fail.
-        let mut octets = serde_json::to_vec_pretty(self).unwrap_or_default();
-        octets.push(b'\n');
-        octets
+        let mut bytes = serde_json::to_vec_pretty(self).unwrap_or_default();
+        bytes.push(b'\n');
+        bytes
     }
 }
 

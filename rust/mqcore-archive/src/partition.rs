@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 /// What stands where there is no value, as for a step of a whole shard.
 const NOTHING: &str = "__HIVE_DEFAULT_PARTITION__";
-/// Octets of an escaped name that a directory's name can take; systems allow 255 for all of it.
+/// Bytes of an escaped name that a directory's name can take; systems allow 255 for all of it.
 const NAME_BYTES_MAX: usize = 200;
 
 /// A queue and a day (UTC).
@@ -49,17 +49,17 @@ impl Partition {
 /// `%` and two hex digits. A name too long for a directory ends in `~` and a checksum; its rows say it in full.
 pub fn escaped(name: &str) -> String {
     let mut text = String::with_capacity(name.len());
-    for octet in name.bytes() {
-        if octet.is_ascii_alphanumeric() || matches!(octet, b'_' | b'.' | b'-') {
-            text.push(char::from(octet));
+    for byte in name.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-') {
+            text.push(char::from(byte));
         } else {
             // Writing to text cannot fail.
-            let _ = write!(text, "%{octet:02X}");
+            let _ = write!(text, "%{byte:02X}");
         }
     }
     if text.len() > NAME_BYTES_MAX {
-        let sum = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, octet| {
-            (hash ^ u64::from(octet)).wrapping_mul(0x0100_0000_01b3)
+        let sum = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
         let cut = text[..NAME_BYTES_MAX].rfind('%').filter(|at| at + 3 > NAME_BYTES_MAX);
         text.truncate(cut.unwrap_or(NAME_BYTES_MAX));

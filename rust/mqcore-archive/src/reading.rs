@@ -124,7 +124,7 @@ pub struct Piece {
     pub segments: Vec<u32>,
     /// Below this note retention had removed rows when this was planned: that they are gone is no news.
     pub kept_from: u64,
-    /// About what it takes, in octets.
+    /// About what it takes, in bytes.
     pub bytes: u64,
 }
 
@@ -360,8 +360,8 @@ pub fn newest_manifest(archive: &Path) -> Result<Option<Manifest>, ReadError> {
         let Some(number) = newest_number(archive)? else { return Ok(None) };
         let path = archive.join(manifest::path(number));
         match found(fs::read(&path)).map_err(|source| failed(&path, source))? {
-            Some(octets) => {
-                return Manifest::parse(&octets).map(Some).map_err(|why| ReadError::Manifest { path, why });
+            Some(bytes) => {
+                return Manifest::parse(&bytes).map(Some).map_err(|why| ReadError::Manifest { path, why });
             }
             None if attempts < ATTEMPTS => attempts += 1,
             None => return Err(failed(&path, io::ErrorKind::NotFound.into())),

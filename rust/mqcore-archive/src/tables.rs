@@ -1,6 +1,6 @@
 //! The columns of each table, and rows to record batches.
 //!
-//! Types are those that every reader has: times in microseconds of UTC, signed numbers, plain text and octets. None of them
+//! Types are those that every reader has: times in microseconds of UTC, signed numbers, plain text and bytes. None of them
 //! is dictionary-encoded or "large" in the schema; files compress what repeats by themselves.
 
 use std::sync::{Arc, LazyLock};
@@ -224,7 +224,7 @@ impl Rows {
         self.rows == 0
     }
 
-    /// About what they take, in octets.
+    /// About what they take, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -259,8 +259,8 @@ impl Rows {
     /// As for [`Self::push_step`].
     pub fn push_message(&mut self, place: StepPlace, step: &LifeStep<'_>) -> Result<(), ArrowError> {
         let Some(content) = step.content else { return Ok(()) };
-        let octets = content.headers.len() + content.body.map_or(0, <[u8]>::len);
-        let mut row = self.row(160 + octets);
+        let bytes = content.headers.len() + content.body.map_or(0, <[u8]>::len);
+        let mut row = self.row(160 + bytes);
         row.placed(step.time.0, place)?;
         row.text(Some(step.kind.as_str()))?;
         row.text(Some(step.queue))?;
@@ -271,7 +271,7 @@ impl Rows {
         row.who(step.producer)?;
         row.headers(content.headers)?;
         row.long(Some(signed(step.header_bytes)))?;
-        row.octets(content.body)?;
+        row.bytes(content.body)?;
         row.long(Some(signed(step.body_bytes)))
     }
 
@@ -301,7 +301,7 @@ impl Rows {
         row.int(Some(progress.attempts.into()))?;
         row.int(Some(progress.put_backs.into()))?;
         row.headers(message.headers())?;
-        row.octets(Some(message.body()))
+        row.bytes(Some(message.body()))
     }
 
     /// Makes a batch of them, and begins anew.
@@ -323,7 +323,7 @@ impl Rows {
     }
 }
 
-/// Numbers beyond 63 bits do not occur: they count messages and octets.
+/// Numbers beyond 63 bits do not occur: they count messages and bytes.
 fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
@@ -335,7 +335,7 @@ enum Column {
     Long(Int64Builder),
     Flag(BooleanBuilder),
     Text(StringBuilder),
-    Octets(BinaryBuilder),
+    Bytes(BinaryBuilder),
     Pairs(ListBuilder<StructBuilder>),
 }
 
@@ -346,7 +346,7 @@ impl Column {
             DataType::Int32 => Self::Int(Int32Builder::with_capacity(0)),
             DataType::Int64 => Self::Long(Int64Builder::with_capacity(0)),
             DataType::Boolean => Self::Flag(BooleanBuilder::with_capacity(0)),
-            DataType::Binary => Self::Octets(BinaryBuilder::with_capacity(0, 0)),
+            DataType::Binary => Self::Bytes(BinaryBuilder::with_capacity(0, 0)),
             DataType::List(element) => {
                 let pair: Vec<Box<dyn ArrayBuilder>> = vec![
                     Box::new(StringBuilder::with_capacity(0, 0)),
@@ -383,7 +383,7 @@ impl Column {
                 *column = StringBuilder::with_capacity(full.len(), full.values().len());
                 Arc::new(full)
             }
-            Self::Octets(column) => {
+            Self::Bytes(column) => {
                 let full = column.finish();
                 *column = BinaryBuilder::with_capacity(full.len(), full.values().len());
                 Arc::new(full)
@@ -465,7 +465,7 @@ impl Row<'_> {
         Ok(())
     }
 
-    /// Octets that are text as a rule; what is no UTF-8 in them is replaced.
+    /// Bytes that are text as a rule; what is no UTF-8 in them is replaced.
     fn lossy(&mut self, value: Option<&[u8]>) -> Result<(), ArrowError> {
         match value.map(std::str::from_utf8) {
             Some(Err(_)) => self.text(value.map(String::from_utf8_lossy).as_deref()),
@@ -473,8 +473,8 @@ impl Row<'_> {
         }
     }
 
-    fn octets(&mut self, value: Option<&[u8]>) -> Result<(), ArrowError> {
-        if let Some(column) = next!(self, Octets) {
+    fn bytes(&mut self, value: Option<&[u8]>) -> Result<(), ArrowError> {
+        if let Some(column) = next!(self, Bytes) {
             column.append_option(value);
         }
         Ok(())
@@ -506,8 +506,8 @@ impl Row<'_> {
 
 /// The `key:value` lines of header text. A line without a colon is a key without a value.
 fn pairs(text: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
-    text.split(|octet| *octet == b'\n').map(<[u8]>::trim_ascii).filter(|line| !line.is_empty()).map(|line| {
-        match line.iter().position(|octet| *octet == b':') {
+    text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii).filter(|line| !line.is_empty()).map(|line| {
+        match line.iter().position(|byte| *byte == b':') {
             Some(colon) => (line[..colon].trim_ascii_end(), line[colon + 1..].trim_ascii_start()),
             None => (line, &[][..]),
         }

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::action::Action;
 use crate::login::{Identity, Refusal};
 
-/// Octets of what a peer says of itself that are written down, at most.
+/// Bytes of what a peer says of itself that are written down, at most.
 const WORD_BYTES_MAX: usize = 255;
 
 /// Which lines are written.

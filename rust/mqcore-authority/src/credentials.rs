@@ -58,7 +58,7 @@ impl Credentials {
         }
         if let Some(encoded) = after_word(text, "basic") {
             let decoded =
-                STANDARD.decode(encoded.trim()).ok().and_then(|octets| String::from_utf8(octets).ok());
+                STANDARD.decode(encoded.trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
             return decoded.as_deref().and_then(Self::pair).unwrap_or(Self::Unreadable);
         }
         let text = after_word(text, "bearer").unwrap_or(text).trim();

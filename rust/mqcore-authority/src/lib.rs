@@ -1,5 +1,5 @@
 //! Who may do what, as plain values: users with passwords, tokens with scopes, patterns, and what is written down about
-//! each verdict. No IO, no clock, no randomness of its own: time and random octets are arguments.
+//! each verdict. No IO, no clock, no randomness of its own: time and random bytes are arguments.
 //!
 //! | module | what lives there |
 //! |---|---|

@@ -8,9 +8,9 @@ use argon2::password_hash::{PasswordHasher, PasswordVerifier};
 use argon2::{Argon2, Params};
 use serde::{Deserialize, Serialize};
 
-/// Octets of a password at most: enough for any sentence, and nobody can make the server hash a book.
+/// Bytes of a password at most: enough for any sentence, and nobody can make the server hash a book.
 pub const PASSWORD_BYTES_MAX: usize = 1024;
-/// Octets of a password at least, when one is set.
+/// Bytes of a password at least, when one is set.
 pub const PASSWORD_BYTES_MIN: usize = 8;
 /// Memory that checking one password may take, KiB. More is refused when it is stored, not when somebody logs in.
 const MEMORY_KIB_MAX: u32 = 1024 * 1024;
@@ -29,10 +29,10 @@ pub struct PasswordHash(Box<str>);
 #[non_exhaustive]
 pub enum PasswordError {
     /// Too short to be one.
-    #[error("a password has at least {PASSWORD_BYTES_MIN} octets")]
+    #[error("a password has at least {PASSWORD_BYTES_MIN} bytes")]
     TooShort,
     /// Too long to be hashed.
-    #[error("a password has at most {PASSWORD_BYTES_MAX} octets")]
+    #[error("a password has at most {PASSWORD_BYTES_MAX} bytes")]
     TooLong,
     /// Not what `PasswordHash::of` makes.
     #[error(
@@ -45,7 +45,7 @@ pub enum PasswordError {
 }
 
 impl PasswordHash {
-    /// Hashes `password` with the algorithm's own defaults (19 MiB, 2 passes). `salt` are fresh random octets. Takes tens of
+    /// Hashes `password` with the algorithm's own defaults (19 MiB, 2 passes). `salt` are fresh random bytes. Takes tens of
     /// milliseconds.
     ///
     /// # Errors

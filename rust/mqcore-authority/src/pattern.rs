@@ -5,10 +5,10 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Octets of a pattern at most.
+/// Bytes of a pattern at most.
 pub const PATTERN_BYTES_MAX: usize = 512;
 
-/// Text in which each `*` stands for any octets, none and `/` among them. Nothing else is special.
+/// Text in which each `*` stands for any bytes, none and `/` among them. Nothing else is special.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Pattern(Box<str>);
@@ -21,7 +21,7 @@ pub enum PatternError {
     #[error("a pattern is empty; * stands for everything")]
     Empty,
     /// Longer than any name.
-    #[error("a pattern has {0} octets, at most {PATTERN_BYTES_MAX} are allowed")]
+    #[error("a pattern has {0} bytes, at most {PATTERN_BYTES_MAX} are allowed")]
     TooLong(usize),
     /// No name has one.
     #[error("a pattern contains the control character {0:?}")]
@@ -38,19 +38,19 @@ impl Pattern {
     /// Whether it matches everything.
     #[must_use]
     pub fn is_everything(&self) -> bool {
-        self.0.bytes().all(|octet| octet == b'*')
+        self.0.bytes().all(|byte| byte == b'*')
     }
 
     /// Whether it matches `text`, with respect to case.
     #[must_use]
     pub fn matches(&self, text: &[u8]) -> bool {
-        glob(self.0.as_bytes(), text, |pattern, octet| pattern == octet)
+        glob(self.0.as_bytes(), text, |pattern, byte| pattern == byte)
     }
 
     /// Whether it matches `text`, ASCII case apart.
     #[must_use]
     pub fn matches_folded(&self, text: &[u8]) -> bool {
-        glob(self.0.as_bytes(), text, |pattern, octet| pattern.eq_ignore_ascii_case(&octet))
+        glob(self.0.as_bytes(), text, |pattern, byte| pattern.eq_ignore_ascii_case(&byte))
     }
 }
 
@@ -66,7 +66,7 @@ fn glob(pattern: &[u8], text: &[u8], same: impl Fn(u8, u8) -> bool) -> bool {
                 at += 1;
                 resume = Some((at, position));
             }
-            Some(&octet) if same(octet, text[position]) => {
+            Some(&byte) if same(byte, text[position]) => {
                 at += 1;
                 position += 1;
             }
@@ -80,7 +80,7 @@ fn glob(pattern: &[u8], text: &[u8], same: impl Fn(u8, u8) -> bool) -> bool {
             },
         }
     }
-    pattern[at..].iter().all(|octet| *octet == b'*')
+    pattern[at..].iter().all(|byte| *byte == b'*')
 }
 
 impl FromStr for Pattern {
@@ -177,8 +177,8 @@ mod tests {
         match pattern.split_first() {
             None => text.is_empty(),
             Some((b'*', rest)) => (0..=text.len()).any(|skip| naive(rest, &text[skip..])),
-            Some((octet, rest)) => {
-                text.split_first().is_some_and(|(first, left)| first == octet && naive(rest, left))
+            Some((byte, rest)) => {
+                text.split_first().is_some_and(|(first, left)| first == byte && naive(rest, left))
             }
         }
     }

@@ -14,7 +14,7 @@ use crate::token::TokenHash;
 pub const RECORDS_MAX: usize = 10_000;
 /// Rules, patterns or address ranges of one record at most.
 pub const LIST_MAX: usize = 256;
-/// Octets of the name of a user or a token at most.
+/// Bytes of the name of a user or a token at most.
 pub const NAME_BYTES_MAX: usize = 64;
 
 /// Under which circumstances credentials count. An empty list restricts nothing; of a list, one must match.
@@ -93,7 +93,7 @@ pub struct Records {
 pub enum RecordError {
     /// A name that cannot be one.
     #[error(
-        "{name:?} cannot be the name of a user or a token: 1 to {NAME_BYTES_MAX} octets, no ':', no control characters"
+        "{name:?} cannot be the name of a user or a token: 1 to {NAME_BYTES_MAX} bytes, no ':', no control characters"
     )]
     Name {
         /// The name.
@@ -280,7 +280,7 @@ fn check_name(name: &str) -> Result<(), RecordError> {
 
 fn check_id(id: &str) -> Result<(), RecordError> {
     let fits = (1..=NAME_BYTES_MAX).contains(&id.len());
-    if fits && id.bytes().all(|octet| octet.is_ascii_alphanumeric()) {
+    if fits && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
         Ok(())
     } else {
         Err(RecordError::Id { id: id.to_owned() })

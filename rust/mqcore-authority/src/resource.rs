@@ -5,7 +5,7 @@ use std::fmt;
 
 use crate::pattern::Pattern;
 
-/// Octets of a resource's name that are shown in logs, at most.
+/// Bytes of a resource's name that are shown in logs, at most.
 const SHOWN_BYTES_MAX: usize = 300;
 
 /// The thing that somebody wants to act on.
@@ -79,7 +79,7 @@ fn covers_all(pattern: &Pattern, channel: &str) -> bool {
     pattern.as_str().ends_with('*') && pattern.matches_folded(prefix.as_slice())
 }
 
-/// A few octets on the stack; names of channels are limited to fewer. What does not fit goes to the heap.
+/// A few bytes on the stack; names of channels are limited to fewer. What does not fit goes to the heap.
 struct Text<const N: usize> {
     inline: [u8; N],
     length: usize,
@@ -93,16 +93,16 @@ impl<const N: usize> Default for Text<N> {
 }
 
 impl<const N: usize> Text<N> {
-    fn push(&mut self, octets: &[u8]) {
-        if self.spilled.is_empty() && self.length + octets.len() <= N {
-            self.inline[self.length..self.length + octets.len()].copy_from_slice(octets);
-            self.length += octets.len();
+    fn push(&mut self, bytes: &[u8]) {
+        if self.spilled.is_empty() && self.length + bytes.len() <= N {
+            self.inline[self.length..self.length + bytes.len()].copy_from_slice(bytes);
+            self.length += bytes.len();
             return;
         }
         if self.spilled.is_empty() {
             self.spilled.extend_from_slice(&self.inline[..self.length]);
         }
-        self.spilled.extend_from_slice(octets);
+        self.spilled.extend_from_slice(bytes);
     }
 
     fn as_slice(&self) -> &[u8] {

@@ -16,7 +16,7 @@ use crate::hexadecimal;
 
 /// What every token begins with, so that people and scanners know one when they see it.
 pub const PREFIX: &str = "mqt_";
-/// Random octets that a token is made of.
+/// Random bytes that a token is made of.
 pub const ENTROPY_BYTES: usize = 38;
 
 const ID_BYTES: usize = 6;
@@ -48,7 +48,7 @@ impl fmt::Debug for Minted {
     }
 }
 
-/// Makes a token of fresh random octets.
+/// Makes a token of fresh random bytes.
 #[must_use]
 pub fn mint(entropy: [u8; ENTROPY_BYTES]) -> Minted {
     let (id, secret) = entropy.split_at(ID_BYTES);

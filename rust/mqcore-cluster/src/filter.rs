@@ -78,7 +78,7 @@ impl Pattern {
                     star = Some((at, from));
                     at += 1;
                 }
-                Some(octet) if octet.eq_ignore_ascii_case(&text[from]) => {
+                Some(byte) if byte.eq_ignore_ascii_case(&text[from]) => {
                     at += 1;
                     from += 1;
                 }
@@ -90,7 +90,7 @@ impl Pattern {
                 }
             }
         }
-        pattern[at..].iter().all(|octet| *octet == b'*')
+        pattern[at..].iter().all(|byte| *byte == b'*')
     }
 }
 

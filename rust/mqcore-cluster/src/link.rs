@@ -29,7 +29,7 @@ pub struct LinkOptions {
     pub ping_ms: u64,
     /// Messages that may be unconfirmed. Default 16,384.
     pub window: usize,
-    /// Octets that may be unconfirmed. One message may exceed it. Default 16 MiB.
+    /// Bytes that may be unconfirmed. One message may exceed it. Default 16 MiB.
     pub window_bytes: u64,
 }
 
@@ -96,7 +96,7 @@ pub struct Link {
     failures: u32,
     /// Whether the master confirms numbers. One that does not is asked by PING whether it has read so far.
     numbered: bool,
-    /// Sent and not confirmed on this connection: number and octets.
+    /// Sent and not confirmed on this connection: number and bytes.
     sent: VecDeque<(u64, u32)>,
     sent_bytes: u64,
     /// Confirmed so far, over all connections.

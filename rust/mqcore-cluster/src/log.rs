@@ -47,12 +47,12 @@ impl Masters {
 pub struct LogOptions {
     /// Whether messages are kept for a master that is away. Default no: they are dropped, and counted.
     pub keep: bool,
-    /// Octets of payloads at most. With `keep`, the oldest are dropped beyond it, and counted; without, producers wait
+    /// Bytes of payloads at most. With `keep`, the oldest are dropped beyond it, and counted; without, producers wait
     /// ([`OutgoingLog::has_room`]). Default 1 GiB with `keep`, else 64 MiB.
     pub bytes_max: u64,
     /// With `keep`: milliseconds after which a message is dropped, and counted. `None`: never. Default `None`.
     pub age_max_ms: Option<u64>,
-    /// Octets of payloads held in memory at most, where the owner has them elsewhere too. Default 8 MiB.
+    /// Bytes of payloads held in memory at most, where the owner has them elsewhere too. Default 8 MiB.
     pub cache_bytes_max: u64,
 }
 
@@ -81,7 +81,7 @@ pub struct Dropped {
 pub struct Outgoing<P> {
     /// Who has not confirmed it.
     pub waiting: Masters,
-    /// Octets of the payload.
+    /// Bytes of the payload.
     pub bytes: u32,
     /// When it was taken, Unix milliseconds.
     pub taken_ms: u64,
@@ -289,7 +289,7 @@ impl<P: Clone> OutgoingLog<P> {
         self.targets.get(master).map_or(0, |target| target.confirmed)
     }
 
-    /// Messages that a master has not confirmed, their octets, and what was dropped for it.
+    /// Messages that a master has not confirmed, their bytes, and what was dropped for it.
     #[must_use]
     pub fn backlog(&self, master: usize) -> (u64, u64, Dropped) {
         let target = &self.targets[master];
@@ -352,7 +352,7 @@ mod tests {
         for now in [0, 1, 5, 6] {
             log.take(BOTH, "x", 1, now);
         }
-        assert_eq!(log.enforce(6), [1], "four octets are one too many");
+        assert_eq!(log.enforce(6), [1], "four bytes are one too many");
         assert_eq!(log.enforce(11), [2]);
         assert_eq!(log.enforce(14), []);
         let dropped = Dropped { away: 0, full: 1, old: 1 };

@@ -71,10 +71,10 @@ mod tests {
     #[test]
     fn numbers_come_back_as_they_were() {
         for message in [LinkMessage::Position(1), LinkMessage::Confirm(u64::MAX)] {
-            let mut octets = Vec::new();
-            message.encode(&mut octets);
-            let (frame, size) = decode(&octets, &Limits::default()).expect("a frame").expect("whole");
-            assert_eq!((LinkMessage::read(&frame), size), (Some(message), octets.len()));
+            let mut bytes = Vec::new();
+            message.encode(&mut bytes);
+            let (frame, size) = decode(&bytes, &Limits::default()).expect("a frame").expect("whole");
+            assert_eq!((LinkMessage::read(&frame), size), (Some(message), bytes.len()));
             assert_eq!(LinkMessage::read(&Frame { payload: b"short", ..frame }), None);
             assert_eq!(LinkMessage::read(&Frame { target: b"x", ..frame }), None);
             assert_eq!(LinkMessage::read(&Frame { content_type: 9, ..frame }), None);

@@ -27,7 +27,7 @@ pub enum Content {
         /// 8, 16, 32 or 64: where it wraps.
         bits: u8,
     },
-    /// Octets.
+    /// Bytes.
     Buffer(Box<[u8]>),
     /// A sliding window.
     Sliding {

@@ -3,7 +3,7 @@
 use crate::arena::NONE;
 use crate::time::Nanos;
 
-/// Octets of a key that fit into an entry.
+/// Bytes of a key that fit into an entry.
 pub(crate) const SHORT_KEY: usize = 16;
 
 /// What an entry is.
@@ -14,7 +14,7 @@ pub(crate) enum Kind {
     Free,
     /// `value` is a quota.
     Counter,
-    /// `value` is the place of a cell with octets.
+    /// `value` is the place of a cell with bytes.
     Buffer,
     /// `value` is the place of a cell with a sliding window.
     Sliding,
@@ -46,7 +46,7 @@ pub(crate) struct Entry {
     pub(crate) wheel: Links,
     /// In the order of creation.
     pub(crate) order: Links,
-    /// The key, if it is short; otherwise the first four octets say where it is.
+    /// The key, if it is short; otherwise the first four bytes say where it is.
     pub(crate) key: [u8; SHORT_KEY],
     /// The slot of the wheel.
     pub(crate) slot: u16,

@@ -14,7 +14,7 @@
 //! | [`rule`] | fixed window, sliding window and GCRA as pure functions |
 //! | [`listing`] | everything that is stored, in the order in which it came, without stopping anybody |
 //! | [`change`] | what persistence needs: what has changed, and how it is put back |
-//! | [`record`] | an entry as octets, to be kept anywhere |
+//! | [`record`] | an entry as bytes, to be kept anywhere |
 //! | [`time`] | nanoseconds, and times to live with their unit |
 //! | `divisor` | exact division by the same number again and again |
 //! | `shard` | one part of the store |

@@ -18,7 +18,7 @@ pub use crate::uses::Uses;
 #[allow(unexpected_cfgs, reason = "cargo-fuzz sets it")]
 pub const SHARDS: usize = if cfg!(fuzzing) { 4 } else { 64 };
 
-/// Octets of a key at most.
+/// Bytes of a key at most.
 pub const KEY_BYTES_MAX: usize = 255;
 
 /// Keys that one call can spend from.
@@ -39,9 +39,9 @@ const RUN_STEPS_MAX: usize = 64;
 pub struct Config {
     /// Entries at most; at this number a new one takes the place of the one that expires soonest. Default 16,777,216.
     pub keys_max: u64,
-    /// Octets at most: 120 an entry, long keys and buffers besides. Default 2 GiB.
+    /// Bytes at most: 120 an entry, long keys and buffers besides. Default 2 GiB.
     pub bytes_max: u64,
-    /// Whether reads and writes of each entry are counted, which costs 40 octets an entry. Default yes.
+    /// Whether reads and writes of each entry are counted, which costs 40 bytes an entry. Default yes.
     pub metrics: bool,
 }
 

@@ -21,7 +21,7 @@ pub struct Listed {
     pub(crate) sequence: u64,
     /// Its key.
     pub key: Box<[u8]>,
-    /// Octets that it holds: `None` for a counter.
+    /// Bytes that it holds: `None` for a counter.
     pub buffer_bytes: Option<u64>,
     /// The unit of its time to live.
     pub unit: u8,

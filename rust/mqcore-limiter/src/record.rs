@@ -1,9 +1,9 @@
-//! An entry as octets: what persistence writes down of it. All numbers are little endian.
+//! An entry as bytes: what persistence writes down of it. All numbers are little endian.
 //!
 //! ```text
 //! kind 1, unit 1, bits 1, length of the key 1, sequence 8, deadline 8, key, content
 //!    content   00 counter: quota 8
-//!              01 buffer: its octets
+//!              01 buffer: its bytes
 //!              02 sliding window: start 8, period 8, limit 8, current 8, previous 8
 //!              03 bucket: at 8, period 8, limit 8, missing 16
 //! ```
@@ -11,7 +11,7 @@
 use crate::change::{Content, Kept};
 use crate::time::Nanos;
 
-/// Octets in front of the key.
+/// Bytes in front of the key.
 const HEAD_BYTES: usize = 20;
 
 const COUNTER: u8 = 0;
@@ -19,43 +19,43 @@ const BUFFER: u8 = 1;
 const SLIDING: u8 = 2;
 const BUCKET: u8 = 3;
 
-/// Octets that are no entry.
+/// Bytes that are no entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordError {
     /// There are fewer or more of them than the entry has.
-    #[error("a kept counter or buffer has {octets} octets, which cannot be")]
+    #[error("a kept counter or buffer has {bytes} bytes, which cannot be")]
     Length {
         /// How many there are.
-        octets: usize,
+        bytes: usize,
     },
     /// A later version wrote it, or nobody.
     #[error("a kept entry is of kind {kind}, which this version does not know")]
     Kind {
-        /// The first octet.
+        /// The first byte.
         kind: u8,
     },
 }
 
-/// Appends the octets of an entry.
-pub fn encode(kept: &Kept, octets: &mut Vec<u8>) {
+/// Appends the bytes of an entry.
+pub fn encode(kept: &Kept, bytes: &mut Vec<u8>) {
     let (kind, bits) = match &kept.content {
         Content::Counter { bits, .. } => (COUNTER, *bits),
         Content::Buffer(_) => (BUFFER, 0),
         Content::Sliding { .. } => (SLIDING, 0),
         Content::Bucket { .. } => (BUCKET, 0),
     };
-    // Keys have 255 octets at most.
-    octets.extend_from_slice(&[kind, kept.unit, bits, kept.key.len() as u8]);
-    octets.extend_from_slice(&kept.sequence.to_le_bytes());
-    octets.extend_from_slice(&kept.deadline.0.to_le_bytes());
-    octets.extend_from_slice(&kept.key);
+    // Keys have 255 bytes at most.
+    bytes.extend_from_slice(&[kind, kept.unit, bits, kept.key.len() as u8]);
+    bytes.extend_from_slice(&kept.sequence.to_le_bytes());
+    bytes.extend_from_slice(&kept.deadline.0.to_le_bytes());
+    bytes.extend_from_slice(&kept.key);
     let mut numbers = |numbers: &[u64]| {
-        numbers.iter().for_each(|number| octets.extend_from_slice(&number.to_le_bytes()));
+        numbers.iter().for_each(|number| bytes.extend_from_slice(&number.to_le_bytes()));
     };
     match &kept.content {
         Content::Counter { quota, .. } => numbers(&[*quota]),
-        Content::Buffer(value) => octets.extend_from_slice(value),
+        Content::Buffer(value) => bytes.extend_from_slice(value),
         Content::Sliding { start, period, limit, current, previous } => {
             numbers(&[start.0, *period, *limit, *current, *previous]);
         }
@@ -69,19 +69,19 @@ pub fn encode(kept: &Kept, octets: &mut Vec<u8>) {
 ///
 /// # Errors
 /// [`RecordError::Length`].
-pub fn sequence(octets: &[u8]) -> Result<u64, RecordError> {
-    number(octets, 4).ok_or(RecordError::Length { octets: octets.len() })
+pub fn sequence(bytes: &[u8]) -> Result<u64, RecordError> {
+    number(bytes, 4).ok_or(RecordError::Length { bytes: bytes.len() })
 }
 
 /// Reads what [`encode`] wrote, all of it.
 ///
 /// # Errors
 /// [`RecordError`] for anything else.
-pub fn decode(octets: &[u8]) -> Result<Kept, RecordError> {
-    let wrong = RecordError::Length { octets: octets.len() };
-    let [kind, unit, bits, key_bytes, ..] = *octets else { return Err(wrong) };
-    let (sequence, deadline) = (number(octets, 4).ok_or(wrong)?, number(octets, 12).ok_or(wrong)?);
-    let rest = octets.get(HEAD_BYTES..).ok_or(wrong)?;
+pub fn decode(bytes: &[u8]) -> Result<Kept, RecordError> {
+    let wrong = RecordError::Length { bytes: bytes.len() };
+    let [kind, unit, bits, key_bytes, ..] = *bytes else { return Err(wrong) };
+    let (sequence, deadline) = (number(bytes, 4).ok_or(wrong)?, number(bytes, 12).ok_or(wrong)?);
+    let rest = bytes.get(HEAD_BYTES..).ok_or(wrong)?;
     let (key, content) = rest.split_at_checked(usize::from(key_bytes)).ok_or(wrong)?;
     let of = |index: usize, count: usize| {
         if content.len() == 8 * count { number(content, 8 * index).ok_or(wrong) } else { Err(wrong) }
@@ -107,8 +107,8 @@ pub fn decode(octets: &[u8]) -> Result<Kept, RecordError> {
     Ok(Kept { sequence, key: key.into(), unit, deadline: Nanos(deadline), content })
 }
 
-fn number(octets: &[u8], at: usize) -> Option<u64> {
-    octets.get(at..).and_then(<[u8]>::first_chunk).copied().map(u64::from_le_bytes)
+fn number(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..).and_then(<[u8]>::first_chunk).copied().map(u64::from_le_bytes)
 }
 
 #[cfg(test)]
@@ -146,22 +146,22 @@ mod tests {
             content in contents(),
         ) {
             let kept = Kept { sequence: numbers[0], key: key.into(), unit, deadline: Nanos(numbers[1]), content };
-            let mut octets = Vec::new();
-            encode(&kept, &mut octets);
-            prop_assert_eq!(sequence(&octets), Ok(kept.sequence));
+            let mut bytes = Vec::new();
+            encode(&kept, &mut bytes);
+            prop_assert_eq!(sequence(&bytes), Ok(kept.sequence));
             let is_buffer = matches!(kept.content, Content::Buffer(_));
-            prop_assert_eq!(decode(&octets), Ok(kept));
-            for end in 0..octets.len() {
+            prop_assert_eq!(decode(&bytes), Ok(kept));
+            for end in 0..bytes.len() {
                 // A buffer that was cut is a shorter buffer: the journal's checksum tells them apart.
-                prop_assert!(is_buffer || decode(&octets[..end]).is_err());
+                prop_assert!(is_buffer || decode(&bytes[..end]).is_err());
             }
-            octets[0] = 9;
-            prop_assert_eq!(decode(&octets), Err(RecordError::Kind { kind: 9 }));
+            bytes[0] = 9;
+            prop_assert_eq!(decode(&bytes), Err(RecordError::Kind { kind: 9 }));
         }
 
         #[test]
-        fn octets_that_nobody_wrote_are_an_error_and_not_a_panic(octets in proptest::collection::vec(any::<u8>(), 0..80)) {
-            let _ = decode(&octets);
+        fn bytes_that_nobody_wrote_are_an_error_and_not_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let _ = decode(&bytes);
         }
     }
 

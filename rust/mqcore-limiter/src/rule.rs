@@ -90,7 +90,7 @@ pub(crate) struct Sliding {
     pub(crate) previous: u64,
 }
 
-/// A bucket that refills. Packed, because a cell of the store has 64 octets.
+/// A bucket that refills. Packed, because a cell of the store has 64 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(Rust, packed(8))]
 pub(crate) struct Bucket {

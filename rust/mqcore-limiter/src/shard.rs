@@ -22,7 +22,7 @@ pub(crate) const fn entry_bytes(key: &[u8]) -> u64 {
     if key.len() <= SHORT_KEY { ENTRY_BYTES } else { ENTRY_BYTES + key.len() as u64 }
 }
 
-/// Octets of a buffer for which whoever fetches changes gets one less of them at once.
+/// Bytes of a buffer for which whoever fetches changes gets one less of them at once.
 const BUFFER_STEP_BYTES: usize = 4096;
 
 /// What does not fit into an entry.
@@ -78,9 +78,9 @@ pub struct Totals {
     pub counters: u64,
     /// Buffers.
     pub buffers: u64,
-    /// Octets in buffers.
+    /// Bytes in buffers.
     pub buffer_bytes: u64,
-    /// What all of it is reckoned at, octets.
+    /// What all of it is reckoned at, bytes.
     pub bytes: u64,
     /// Entries taken away because their time had come.
     pub expired: u64,
@@ -151,15 +151,15 @@ fn top(bits: u8) -> u64 {
     u64::MAX >> (64 - u32::from(bits.clamp(1, 64)))
 }
 
-/// Whether a short key is the one that is stored, without a call for so few octets.
+/// Whether a short key is the one that is stored, without a call for so few bytes.
 #[inline]
 fn is_same(stored: &[u8; SHORT_KEY], key: &[u8]) -> bool {
     if let (Some(start), Some(end)) = (key.first_chunk::<8>(), key.last_chunk::<8>()) {
-        // From eight octets on two words cover all of it.
+        // From eight bytes on two words cover all of it.
         let at = key.len() - 8;
         stored[..8] == *start && stored[at..at + 8] == *end
     } else {
-        stored.iter().zip(key).all(|(stored, octet)| stored == octet)
+        stored.iter().zip(key).all(|(stored, byte)| stored == byte)
     }
 }
 
@@ -315,7 +315,7 @@ impl Shard {
         place
     }
 
-    /// Octets that a buffer holds; 0 for anything else.
+    /// Bytes that a buffer holds; 0 for anything else.
     fn buffer_bytes(&self, entry: &Entry) -> u64 {
         if entry.kind != Kind::Buffer {
             return 0;
@@ -509,7 +509,7 @@ impl Shard {
         true
     }
 
-    /// Where the entry of a key is, and how many octets it holds as a buffer.
+    /// Where the entry of a key is, and how many bytes it holds as a buffer.
     pub(crate) fn held(&mut self, key: Hashed<'_>, now: Nanos) -> Option<(u32, u64)> {
         let place = self.find(key, now)?;
         Some((place, self.buffer_bytes(self.entries.get(place))))

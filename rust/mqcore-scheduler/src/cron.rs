@@ -11,7 +11,7 @@ use jiff::civil::{Date, DateTime, Time};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan};
 
-/// Octets of an expression at most.
+/// Bytes of an expression at most.
 pub const TEXT_BYTES_MAX: usize = 512;
 /// Years in which a moment is looked for. Leap days on one day of the week are at most forty years apart.
 const YEARS_MAX: i16 = 50;
@@ -34,7 +34,7 @@ const NICKNAMES: [(&str, &str); 7] = [
 #[non_exhaustive]
 pub enum CronError {
     /// It is too long to be meant.
-    #[error("a cron expression has at most {TEXT_BYTES_MAX} octets")]
+    #[error("a cron expression has at most {TEXT_BYTES_MAX} bytes")]
     TooLong,
     /// Too few fields, or too many.
     #[error("a cron expression has five fields, or six with seconds in front; this one has {0}")]
@@ -168,7 +168,7 @@ impl Kind {
 
 /// Digits and nothing else.
 fn plain(text: &str) -> Option<u32> {
-    let digits = !text.is_empty() && text.bytes().all(|octet| octet.is_ascii_digit());
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().unwrap_or(u32::MAX))
 }
 

@@ -9,7 +9,7 @@
 //! | [`plan`] | when something is due, how often, and what becomes of what was missed |
 //! | [`scheduler`] | a million entries, and which of them are due |
 //! | [`clock`] | whether the system's clock was set |
-//! | [`record`] | an entry as octets, to be kept anywhere |
+//! | [`record`] | an entry as bytes, to be kept anywhere |
 
 pub mod clock;
 pub mod cron;

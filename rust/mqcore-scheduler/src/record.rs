@@ -1,4 +1,4 @@
-//! An entry as octets, to be kept anywhere: what is planned, and how far it is.
+//! An entry as bytes, to be kept anywhere: what is planned, and how far it is.
 //!
 //! All numbers are little-endian.
 //!
@@ -16,7 +16,7 @@ use crate::scheduler::EntryId;
 
 const VERSION: u8 = 1;
 
-/// Why octets are no record.
+/// Why bytes are no record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordError {
@@ -81,7 +81,7 @@ pub fn decode_plan<'a>(
 }
 
 impl State {
-    /// Twenty-one octets.
+    /// Twenty-one bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; 21] {
         let mut output = [VERSION; 21];

@@ -19,7 +19,7 @@ pub struct EntryId(pub [u8; 20]);
 
 impl std::fmt::Display for EntryId {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.iter().try_for_each(|octet| write!(formatter, "{octet:02x}"))
+        self.0.iter().try_for_each(|byte| write!(formatter, "{byte:02x}"))
     }
 }
 
@@ -38,10 +38,10 @@ impl std::str::FromStr for EntryId {
         if !rest.is_empty() || digits.len() != id.len() {
             return Err(EntryIdError);
         }
-        for (octet, digits) in id.iter_mut().zip(digits) {
+        for (byte, digits) in id.iter_mut().zip(digits) {
             let [high, low] = digits.map(|digit| char::from(digit).to_digit(16));
             let value = high.zip(low).map(|(high, low)| high * 16 + low).ok_or(EntryIdError)?;
-            *octet = value as u8;
+            *byte = value as u8;
         }
         Ok(Self(id))
     }

@@ -73,21 +73,25 @@ fn what_cannot_be_agreed_on_is_said_in_an_error_and_ends_the_connection() {
         (("microauth", ""), None, "extension: unsupported microauth"),
         (("json json", ""), None, "malformed: "),
         (("json;json", ""), None, "malformed: "),
-        (("json", ""), Some(("", "")), "extension: json is required, and missing in the last message"),
-        (("json", ""), Some(("json;x-never", "")), "extension: x-never was offered by neither side"),
+        (("json", ""), Some(("", "")), "extension: required extension json is missing in the final message"),
+        (
+            ("json", ""),
+            Some(("json;x-never", "")),
+            "extension: extension x-never was not offered by either side",
+        ),
         (
             ("ack", "batch-ack"),
             Some(("ack;batch-ack", "")),
             "extension: ack and batch-ack exclude each other",
         ),
-        (("json;xml", ""), Some(("json;xml", "")), "extension: payloads are written in one of"),
+        (("json;xml", ""), Some(("json;xml", "")), "extension: json, xml and protobuf exclude each other"),
         (
             ("", "batch-ack"),
             Some(("batch-ack:max-count=101", "")),
-            "extension: max-count is 101, at most 100",
+            "extension: max-count 101 exceeds the maximum of 100",
         ),
-        (("", ""), Some(("x-nack", "")), "extension: x-nack was offered by neither side"),
-        (("x-nack", ""), Some(("x-nack", "")), "extension: x-nack needs ack or batch-ack"),
+        (("", ""), Some(("x-nack", "")), "extension: extension x-nack was not offered by either side"),
+        (("x-nack", ""), Some(("x-nack", "")), "extension: x-nack requires ack or batch-ack"),
     ] {
         let mut world = World::with_terms(1, Terms { window_max: 100, ..Terms::default() });
         let peer = world.connect();
@@ -107,7 +111,7 @@ fn a_version_that_is_not_spoken_is_named() {
     let mut world = World::new(1);
     let peer = world.connect();
     world.send(peer, b"\x02\0\0\x01c\0\0\0\0");
-    assert_eq!(world.take(peer), b"\x04\x17version: 2.0 not spoken");
+    assert_eq!(world.take(peer), b"\x04\x1dversion: 2.0 is not supported");
 }
 
 #[test]
@@ -168,7 +172,7 @@ fn what_the_listener_demands_is_demanded_of_everybody() {
     world.send(peer, &handshake_octets(b"c", "", ""));
     assert_eq!(
         error(&world.heard(peer)),
-        "extension: batch-ack is required, and missing in the last message"
+        "extension: required extension batch-ack is missing in the final message"
     );
 }
 
@@ -516,12 +520,12 @@ fn a_message_numbered_0_or_beyond_the_window_is_an_error() {
     let mut world = World::new(1);
     let peer = world.open("ack", "");
     world.send(peer, &send(0, "topic/a", "", b"x"));
-    assert!(error(&world.heard(peer)).starts_with("ack: numbers of messages begin with 1"));
+    assert!(error(&world.heard(peer)).starts_with("ack: sequence numbers start at 1"));
     let peer = world.open("ack", "");
     let mut octets = send(1, "topic/a", "", b"x");
     octets.extend(send(2, "topic/a", "", b"y"));
     world.send(peer, &octets);
-    assert!(error(&world.heard(peer)).starts_with("ack: 2 is one more"));
+    assert!(error(&world.heard(peer)).starts_with("ack: message 2 exceeds the window"));
     let peer = world.open("", "");
     world.send(peer, &send(0, "topic/a", "", b"without acknowledgements a number is a label"));
     assert!(!world.session_is_over(peer));

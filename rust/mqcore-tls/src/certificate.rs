@@ -24,7 +24,7 @@ pub struct Certificate {
     pub not_after: u64,
 }
 
-/// Octets that are no certificate.
+/// Bytes that are no certificate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("it is no X.509 certificate: {0}")]
 pub struct NoCertificate(String);
@@ -74,23 +74,23 @@ fn spelled(name: &GeneralName) -> Option<String> {
         GeneralName::DnsName(host) => Some(format!("dns:{}", host.as_str())),
         GeneralName::Rfc822Name(mail) => Some(format!("email:{}", mail.as_str())),
         GeneralName::UniformResourceIdentifier(uri) => Some(format!("uri:{}", uri.as_str())),
-        GeneralName::IpAddress(octets) => address(octets).map(|address| format!("ip:{address}")),
+        GeneralName::IpAddress(bytes) => address(bytes).map(|address| format!("ip:{address}")),
         _ => None,
     }
 }
 
-fn address(octets: &OctetString) -> Option<core::net::IpAddr> {
-    let octets = octets.as_bytes();
-    match octets.len() {
-        4 => <[u8; 4]>::try_from(octets).ok().map(Into::into),
-        _ => <[u8; 16]>::try_from(octets).ok().map(Into::into),
+fn address(bytes: &OctetString) -> Option<core::net::IpAddr> {
+    let bytes = bytes.as_bytes();
+    match bytes.len() {
+        4 => <[u8; 4]>::try_from(bytes).ok().map(Into::into),
+        _ => <[u8; 16]>::try_from(bytes).ok().map(Into::into),
     }
 }
 
-fn hexadecimal(octets: &[u8]) -> String {
-    octets.iter().fold(String::with_capacity(octets.len() * 2), |mut text, octet| {
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
         // Writing to a String cannot fail.
-        let _ = write!(text, "{octet:02x}");
+        let _ = write!(text, "{byte:02x}");
         text
     })
 }
@@ -123,15 +123,15 @@ mod tests {
     }
 
     #[test]
-    fn octets_that_are_no_certificate_are_an_error_and_no_panic() {
+    fn bytes_that_are_no_certificate_are_an_error_and_no_panic() {
         let key = KeyPair::generate().unwrap();
         let sound = CertificateParams::new(["a".to_owned()]).unwrap().self_signed(&key).unwrap();
         let der = sound.der();
         for cut in 0..der.len() {
-            assert!(Certificate::read(&der[..cut]).is_err(), "{cut} octets of a certificate");
+            assert!(Certificate::read(&der[..cut]).is_err(), "{cut} bytes of a certificate");
             let mut flipped = der.to_vec();
             flipped[cut] ^= 0x55;
-            // Some octets may be anything; none may be a panic.
+            // Some bytes may be anything; none may be a panic.
             let _ = Certificate::read(&flipped);
         }
     }

@@ -73,6 +73,6 @@ fn broken(what: &'static str, path: &Path, why: &dyn std::fmt::Display) -> TlsCo
     TlsConfigError::Broken { what, path: path.into(), why: why.to_string() }
 }
 
-fn contains(octets: &[u8], wanted: &[u8]) -> bool {
-    octets.windows(wanted.len()).any(|window| window == wanted)
+fn contains(bytes: &[u8], wanted: &[u8]) -> bool {
+    bytes.windows(wanted.len()).any(|window| window == wanted)
 }

@@ -5,11 +5,11 @@ use std::io;
 
 use rustls::{AlertDescription, CertificateError, Error, InvalidMessage, PeerIncompatible};
 
-/// How many of the peer's first octets tell what it speaks: up to the version in a hello.
-pub const FIRST_OCTETS: usize = 11;
+/// How many of the peer's first bytes tell what it speaks: up to the version in a hello.
+pub const FIRST_BYTES: usize = 11;
 
 /// How many of them are shown.
-const SHOWN_OCTETS: usize = 8;
+const SHOWN_BYTES: usize = 8;
 
 /// Why a handshake was ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -90,7 +90,7 @@ impl Refusal {
 
 fn of_protocol(error: &Error, first: &[u8]) -> (Refusal, Cow<'static, str>) {
     match error {
-        // The first octets tell more than the library's complaint about them.
+        // The first bytes tell more than the library's complaint about them.
         Error::InvalidMessage(
             InvalidMessage::InvalidContentType | InvalidMessage::UnknownProtocolVersion,
         ) if !begins_like_tls(first) => {
@@ -100,7 +100,7 @@ fn of_protocol(error: &Error, first: &[u8]) -> (Refusal, Cow<'static, str>) {
                     "it begins with a hello of SSL 2; TLS 1.2 or newer is needed".into(),
                 );
             }
-            let begin = first[..first.len().min(SHOWN_OCTETS)].escape_ascii();
+            let begin = first[..first.len().min(SHOWN_BYTES)].escape_ascii();
             (Refusal::NotTls, format!("it does not speak TLS: it begins with \"{begin}\"").into())
         }
         Error::PeerIncompatible(

@@ -1,19 +1,19 @@
-//! What every codec of this crate promises, and the limits that it is given.
+//! The contract that every codec in this crate follows, and the size limits it enforces.
 //!
-//! A codec is a pair of functions of bytes. `decode(input, limits)` answers
+//! A codec is a pair of pure functions over bytes. `decode(input, limits)` returns
 //!
-//! * `Ok(Some((frame, consumed)))`: a whole frame that borrows from `input`;
-//! * `Ok(None)`: the bytes so far are fine, more are needed (never an error);
-//! * `Err(WireError)`: no further bytes can make this a frame.
+//! * `Ok(Some((frame, consumed)))`: a complete frame that borrows from `input`, and its size in bytes;
+//! * `Ok(None)`: the input is a valid prefix of a frame and more bytes are needed (never an error);
+//! * `Err(WireError)`: no continuation can make the input a valid frame.
 //!
-//! Nothing that a peer announces sizes anything before it was compared with [`Limits`].
+//! A decoder compares every announced size with [`Limits`] before it uses that size for anything.
 
-/// How large the parts of a frame may be. One value a listener.
+/// Maximum sizes of a frame and its parts. Each listener has one value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Octets of a whole frame, its fixed part included. Default 64 MiB.
+    /// Maximum size of a whole frame in bytes, including its fixed part. Default 64 MiB.
     pub frame_bytes_max: u64,
-    /// Octets of the header block of a frame. Default 64 KiB - 1, the most that TMQP can express.
+    /// Maximum size of a frame's header block in bytes. Default 65,535, the largest that TMQP can express.
     pub header_bytes_max: u32,
 }
 

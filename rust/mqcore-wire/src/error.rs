@@ -1,42 +1,42 @@
-//! What can be wrong with bytes: every decoder's one error type, and how a peer's octets are shown in one.
+//! The error type shared by all decoders, and a printable excerpt of a peer's bytes.
 
 use std::fmt;
 
-/// A peer broke its protocol. The connection it came from cannot be read any further.
+/// A protocol violation by the peer. The connection cannot be read any further.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
     /// A frame is larger than the listener accepts.
-    #[error("{part} of {size} octets is larger than the limit of {max}")]
+    #[error("{part} of {size} bytes exceeds the limit of {max} bytes")]
     TooLarge {
         /// Which part of the frame: `"frame"`, `"header"`, ...
         part: &'static str,
-        /// What the peer announced.
+        /// Size in bytes that the peer announced.
         size: u64,
-        /// What the listener allows.
+        /// Largest size in bytes that the listener accepts.
         max: u64,
     },
-    /// The bytes cannot be a frame, whatever follows them.
+    /// No continuation can make these bytes a valid frame.
     #[error("malformed {part}: {why}")]
     Malformed {
-        /// Which part of the frame.
+        /// Which part of the frame is malformed.
         part: &'static str,
-        /// What was expected instead.
+        /// Expected content.
         why: &'static str,
     },
 }
 
-/// The beginning of something a peer wrote, safe to be logged.
+/// The first bytes that a peer sent, escaped so that they are safe to log.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Shown(Box<str>);
 
 impl Shown {
-    const OCTETS_MAX: usize = 64;
+    const BYTES_MAX: usize = 64;
 
-    /// At most 64 octets of `octets`, with everything unprintable escaped.
-    pub fn new(octets: &[u8]) -> Self {
-        let mut text = octets[..octets.len().min(Self::OCTETS_MAX)].escape_ascii().to_string();
-        if octets.len() > Self::OCTETS_MAX {
+    /// Takes at most the first 64 bytes of `bytes` and escapes everything unprintable.
+    pub fn new(bytes: &[u8]) -> Self {
+        let mut text = bytes[..bytes.len().min(Self::BYTES_MAX)].escape_ascii().to_string();
+        if bytes.len() > Self::BYTES_MAX {
             text.push_str("...");
         }
         Self(text.into())

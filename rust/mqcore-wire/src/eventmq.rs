@@ -1,9 +1,9 @@
-//! eMQP/1.0, the messages of EventMQ, as frames of ZMTP: an empty frame, the version, a command, a message id, and what the
-//! command is about.
+//! eMQP/1.0, the protocol of EventMQ. Each message consists of ZMTP frames: an empty frame, the version, a command, a message
+//! id, and the arguments of the command (EventMQ Protocol Specification, "Global Frames").
 //!
 //! ```text
-//! INFORM      queues, kind of peer, ...       ACK         id that is acknowledged
-//! READY                                       HEARTBEAT   seconds since 1970, as text
+//! INFORM      queues, kind of peer, ...       ACK         acknowledged id
+//! READY                                       HEARTBEAT   Unix time in seconds, as text
 //! REQUEST     queue, headers, job, ...        REPLY       reply, id of the request
 //! SCHEDULE    queue, headers, seconds between runs, job, cron expression          (UNSCHEDULE likewise)
 //!             queue, headers, job             the published document's form
@@ -11,8 +11,8 @@
 //! KBYE, KBAI, DISCONNECT, STATUS, ROUTER_SHOW_WORKERS, ROUTER_SHOW_SCHEDULERS
 //! ```
 //!
-//! The first two frames say nothing that would change what is meant, and are not looked at. Octets are passed on untouched,
-//! whatever their encoding. [`headers`] and [`queues`] read what stands in those frames.
+//! The decoder ignores the first two frames because they carry no information. Bytes are passed on unchanged, whatever their
+//! encoding. [`headers`] and [`queues`] parse the frames of the same names.
 
 pub mod headers;
 pub mod queues;
@@ -20,156 +20,158 @@ pub mod queues;
 use crate::error::Shown;
 use crate::zmtp::{Parts, encode_message, encode_part};
 
-/// What stands in the second frame.
+/// Content of the second frame.
 pub const VERSION: &[u8] = b"eMQP/1.0";
-/// Octets of a message id, of a queue's or of a topic's name, at most.
+/// Maximum size in bytes of a message id, a queue name or a topic name.
 pub const NAME_BYTES_MAX: usize = 255;
 
-/// A word behind a worker's kind, of those that want to be told which attempt a job is.
+/// Follows the kind of peer in INFORM if the worker wants to receive the attempt number of each job.
 const ATTEMPTS: &[u8] = b"attempts";
-/// Frames before those of a command's own.
+/// Number of frames before the arguments of a command.
 const ENVELOPE: usize = 4;
 
-/// One message.
+/// An eMQP message.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Message<'a> {
-    /// The sender's id for it; may be empty.
+    /// Message id chosen by the sender; may be empty.
     pub id: &'a [u8],
-    /// What it says.
+    /// Command with its arguments.
     pub command: Command<'a>,
 }
 
-/// Who joins.
+/// The kind of peer that sends INFORM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerKind {
-    /// Runs jobs.
+    /// A worker, which runs jobs.
     Worker,
-    /// Keeps schedules.
+    /// A scheduler, which manages schedules.
     Scheduler,
 }
 
-/// A job that is to be run.
+/// A job to run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Job<'a> {
-    /// The queue's name; may be empty.
+    /// Queue name; may be empty.
     pub queue: &'a [u8],
-    /// To be read by [`headers::Headers::parse`].
+    /// Header text, for [`headers::Headers::parse`].
     pub headers: &'a [u8],
-    /// What is to be done.
+    /// Job description, opaque to the broker.
     pub body: &'a [u8],
-    /// Frames that nobody asked for, passed on with the others.
+    /// Additional frames, passed on unchanged.
     pub extra: Vec<&'a [u8]>,
 }
 
-/// A job that is to be run again and again, or no longer.
+/// A schedule to create or to delete.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Schedule<'a> {
-    /// The queue's name.
+    /// Queue name.
     pub queue: &'a [u8],
-    /// To be read by [`headers::Headers::parse`].
+    /// Header text, for [`headers::Headers::parse`].
     pub headers: &'a [u8],
-    /// Seconds between two runs, as text; `-1` where a cron expression says when. `None` in the document's form.
+    /// Seconds between two runs, as text; `-1` if the schedule uses a cron expression. `None` in the document's form.
     pub interval: Option<&'a [u8]>,
-    /// What is to be done.
+    /// Job description, opaque to the broker.
     pub body: &'a [u8],
-    /// A cron expression, or nothing. `None` in the document's form.
+    /// Cron expression, or empty. `None` in the document's form.
     pub cron: Option<&'a [u8]>,
 }
 
-/// What a message says.
+/// An eMQP command with its arguments.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Command<'a> {
-    /// A peer joins.
+    /// Registers a peer.
     Inform {
-        /// To be read by [`queues::parse`].
+        /// Queues that the peer serves, for [`queues::parse`].
         queues: &'a [u8],
-        /// What it does.
+        /// Kind of peer.
         kind: PeerKind,
-        /// A worker: it wants to be told which attempt a job is. The original's never do.
+        /// The worker wants the attempt number of each job. Workers of the original never do.
         counts: bool,
     },
-    /// A message was understood; its id.
+    /// Acknowledges the message with this id.
     Ack(&'a [u8]),
-    /// A worker can run one more job.
+    /// A worker has capacity for one more job.
     Ready,
-    /// The peer is there.
+    /// Heartbeat.
     Heartbeat,
-    /// Run a job.
+    /// Requests a job.
     Request(Job<'a>),
-    /// An answer.
+    /// Replies to a request.
     Reply {
-        /// What it says.
+        /// Content of the reply.
         body: &'a [u8],
-        /// Of a worker: the id of the request whose result it is.
+        /// From a worker: id of the request that produced this result.
         request: Option<&'a [u8]>,
     },
-    /// Run a job again and again.
+    /// Creates a schedule.
     Schedule(Schedule<'a>),
-    /// No longer.
+    /// Deletes a schedule.
     Unschedule(Schedule<'a>),
-    /// Something for whoever wants to know.
+    /// Publishes a message to the subscribers of a topic.
     Publish {
-        /// About what.
+        /// Topic name.
         topic: &'a [u8],
-        /// `None` in the publisher's form, which has none.
+        /// Header text; `None` in the publisher's form, which has no headers.
         headers: Option<&'a [u8]>,
-        /// What.
+        /// Message body.
         body: &'a [u8],
     },
-    /// The peer leaves: what programs say.
+    /// The peer disconnects, as the original programs send it.
     Kbye,
-    /// The peer leaves: what the document says.
+    /// The peer disconnects, as the document specifies it.
     Kbai,
-    /// The other side is to stop.
+    /// Tells the receiver to stop.
     Disconnect,
-    /// Wants numbers.
+    /// Requests statistics.
     Status,
-    /// Wants to know who works.
+    /// Requests the list of workers.
     ShowWorkers,
-    /// Wants to know who keeps schedules.
+    /// Requests the list of schedulers.
     ShowSchedulers,
 }
 
-/// What is wrong with a whole message.
+/// Why a complete message is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Mistake {
-    /// Fewer than four frames.
-    #[error("a message is an empty frame, the version, a command and an id, and this one has {0} frames")]
+    /// The message has fewer than four frames.
+    #[error(
+        "a message starts with an empty frame, the version, a command and an id; this one has {0} frames"
+    )]
     Incomplete(usize),
-    /// Nobody knows the command.
-    #[error("there is no command `{0}`")]
+    /// The command is unknown.
+    #[error("unknown command `{0}`")]
     UnknownCommand(Shown),
-    /// A command without what it is about.
-    #[error("{command} needs {what}")]
+    /// Arguments of the command are missing.
+    #[error("{command} requires {what}")]
     Missing {
-        /// Which command.
+        /// Command name.
         command: &'static str,
-        /// What it needs.
+        /// Required arguments.
         what: &'static str,
     },
-    /// INFORM of something that nobody knows.
-    #[error("INFORM is of a `worker` or of a `scheduler`, not of `{0}`")]
+    /// INFORM names an unknown kind of peer.
+    #[error("INFORM must name a `worker` or a `scheduler`, not `{0}`")]
     UnknownPeer(Shown),
-    /// INFORM with something that is no list of queues.
-    #[error("the queues of a worker are written [[10, \"default\"]]: {0}")]
+    /// INFORM has an invalid list of queues.
+    #[error("invalid queue list, expected the form [[10, \"default\"]]: {0}")]
     Queues(&'static str),
-    /// A name is too long to be one.
-    #[error("{what} of {size} octets is longer than {NAME_BYTES_MAX}")]
+    /// A name exceeds [`NAME_BYTES_MAX`].
+    #[error("{what} of {size} bytes exceeds the limit of {NAME_BYTES_MAX} bytes")]
     NameTooLong {
         /// Which name.
         what: &'static str,
-        /// How long it is.
+        /// Size in bytes.
         size: usize,
     },
 }
 
-/// Whether the case of a command's letters matters.
+/// Whether command names are case-sensitive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Case {
-    /// Capital letters only: what clients, schedulers and administrators are held to.
+    /// Upper case only: for clients, schedulers and administrators.
     Exact,
-    /// Any: what workers may write.
+    /// Case-insensitive: for workers.
     Any,
 }
 
@@ -180,10 +182,10 @@ fn named<'a>(what: &'static str, name: &'a [u8]) -> Result<&'a [u8], Mistake> {
     Ok(name)
 }
 
-/// Reads a message.
+/// Parses a message.
 ///
 /// # Errors
-/// [`Mistake`]: the message is worth nothing, and says nothing about those behind it.
+/// [`Mistake`] if the message is invalid. Later messages of the connection are unaffected.
 pub fn parse<'a>(parts: Parts<'a>, case: Case) -> Result<Message<'a>, Mistake> {
     let (Some(command), Some(id)) = (parts.get(2), parts.get(3)) else {
         return Err(Mistake::Incomplete(parts.count()));
@@ -207,7 +209,7 @@ pub fn parse<'a>(parts: Parts<'a>, case: Case) -> Result<Message<'a>, Mistake> {
         b"REPLY" => body.reply()?,
         b"HEARTBEAT" => Command::Heartbeat,
         b"INFORM" => body.inform()?,
-        b"ACK" => Command::Ack(body.of("ACK", 0, "the id of what is acknowledged")?),
+        b"ACK" => Command::Ack(body.of("ACK", 0, "the acknowledged id")?),
         b"SCHEDULE" => Command::Schedule(body.schedule("SCHEDULE")?),
         b"UNSCHEDULE" => Command::Unschedule(body.schedule("UNSCHEDULE")?),
         b"PUBLISH" => body.publish()?,
@@ -222,7 +224,7 @@ pub fn parse<'a>(parts: Parts<'a>, case: Case) -> Result<Message<'a>, Mistake> {
     Ok(Message { id, command })
 }
 
-/// The frames behind the envelope.
+/// The frames after the envelope.
 struct Body<'a> {
     parts: Parts<'a>,
 }
@@ -291,7 +293,7 @@ impl<'a> Body<'a> {
 }
 
 impl Message<'_> {
-    /// Appends it as a message of ZMTP.
+    /// Appends the message to `output` as a ZMTP message.
     pub fn encode(&self, output: &mut Vec<u8>) {
         let id = self.id;
         match &self.command {
@@ -325,7 +327,7 @@ impl Message<'_> {
     }
 }
 
-/// Appends a HEARTBEAT that tells the time, in milliseconds since 1970.
+/// Appends a HEARTBEAT with the current time `now_millis`, in milliseconds since the Unix epoch.
 pub fn encode_heartbeat(id: &[u8], now_millis: u64, output: &mut Vec<u8>) {
     let time = format!("{}.{:03}", now_millis / 1000, now_millis % 1000);
     encode(b"HEARTBEAT", id, &[time.as_bytes()], output);
@@ -343,7 +345,7 @@ fn encode(command: &[u8], id: &[u8], body: &[&[u8]], output: &mut Vec<u8>) {
     encode_message(body, output);
 }
 
-/// Appends a REQUEST.
+/// Appends a REQUEST for `job`.
 pub fn encode_request(id: &[u8], job: &Job<'_>, output: &mut Vec<u8>) {
     encode_envelope(b"REQUEST", id, true, output);
     encode_part(job.queue, true, output);

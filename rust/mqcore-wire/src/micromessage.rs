@@ -1,10 +1,10 @@
-//! MicroMessage2 frames, and the messages that several of them make.
+//! MicroMessage2 frames, and the reassembly of messages that span several frames.
 //!
-//! All integers are unsigned and big-endian. A frame begins with an octet of flags:
+//! All integers are unsigned and big-endian. A frame begins with a byte of flags ("Flag values"):
 //!
 //! ```text
 //! 1 COMMAND   2 EXTENSION   4 ERROR   none of them: MESSAGE (from a server) or SEND (from a client)
-//! 8 LARGE_PAYLOAD: the payload's length has four octets, not one      16 CONTINUED: more frames follow
+//! 8 LARGE_PAYLOAD: the payload length has four bytes instead of one   16 CONTINUED: more frames follow
 //!
 //! MESSAGE, SEND   flags, sequence (2), destination length (1), destination, properties length (2), properties,
 //!                 payload length (1 or 4), payload
@@ -12,9 +12,10 @@
 //! EXTENSION       flags, extension id (1), payload length (1 or 4), payload
 //! ```
 //!
-//! The handshake before the first frame has its own layout: [`handshake`]. What stands inside payloads and properties is read by
-//! [`command`], [`properties`] and [`filter`]. Rules that both sides of a connection follow live here once: what is agreed on
-//! ([`negotiation`], [`extension`]), who still owes an acknowledgement ([`window`]), and how a side gives up ([`failure`]).
+//! The handshake before the first frame has its own layout: [`handshake`]. [`command`], [`properties`] and [`filter`] parse
+//! payloads and properties. The rules that both sides of a connection follow are implemented once: what they agree on
+//! ([`negotiation`], [`extension`]), which messages are unacknowledged ([`window`]), and how a side reports an error
+//! ([`failure`]).
 
 pub mod command;
 pub mod content;
@@ -30,11 +31,11 @@ pub mod window;
 use crate::codec::Limits;
 use crate::error::WireError;
 
-/// Octets of payload that a frame we write carries at most; larger payloads are split.
+/// Maximum payload of an encoded frame in bytes. [`encode_split`] splits larger payloads.
 pub const FRAGMENT_BYTES_MAX: usize = 1024 * 1024;
-/// Octets of a destination, at most: its length has one octet.
+/// Maximum size of a destination in bytes: its length field has one byte.
 pub const DESTINATION_BYTES_MAX: usize = 255;
-/// Octets of properties, at most: their length has two octets.
+/// Maximum size of properties in bytes: their length field has two bytes.
 pub const PROPERTIES_BYTES_MAX: usize = 65_535;
 
 const COMMAND: u8 = 1;
@@ -45,29 +46,29 @@ const CONTINUED: u8 = 16;
 const TYPE_MASK: u8 = COMMAND | EXTENSION | ERROR;
 const RESERVED: u8 = 0xE0;
 
-/// The largest payload whose length fits into one octet.
+/// Largest payload with a one-byte length.
 const SMALL_MAX: usize = 255;
 
-/// One frame.
+/// A MicroMessage2 frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frame<'a> {
-    /// A message or a part of one.
+    /// A message, or a fragment of one.
     Message(MessageFrame<'a>),
-    /// How the connection is to be used.
+    /// A command that configures the connection.
     Command {
-        /// To be read by [`command::parse`].
+        /// Payload, for [`command::parse`].
         payload: &'a [u8],
     },
-    /// Something of an extension.
+    /// A frame of an extension.
     Extension {
-        /// Its place in the last message of the handshake, from 1.
+        /// Position of the extension in the final handshake message, from 1.
         id: u8,
-        /// What it says.
+        /// Payload, defined by the extension.
         payload: &'a [u8],
     },
-    /// The connection ends; why.
+    /// The sender closes the connection because of an error.
     Error {
-        /// Text for people.
+        /// Human-readable text.
         text: &'a [u8],
     },
 }
@@ -77,28 +78,29 @@ pub enum Frame<'a> {
 pub struct MessageFrame<'a> {
     /// More frames of the same message follow.
     pub continued: bool,
-    /// Its number, counted from 1 in each direction; 65,535 is followed by 1.
+    /// Sequence number, from 1 in each direction. 65,535 is followed by 1.
     pub sequence: u16,
-    /// For whom: a queue's name, or `topic/` and a topic's.
+    /// Destination: a queue name, or `topic/` and a topic name.
     pub destination: &'a [u8],
-    /// To be read by [`properties::parse`].
+    /// Properties, for [`properties::parse`].
     pub properties: &'a [u8],
-    /// The message, or a part of it.
+    /// The message body, or a fragment of it.
     pub payload: &'a [u8],
 }
 
-/// The sequence number behind `sequence`.
+/// Returns the sequence number that follows `sequence`.
 pub fn next_sequence(sequence: u16) -> u16 {
     sequence.checked_add(1).unwrap_or(1)
 }
 
-/// Reads the frame at the front of `input`; tells how many octets it takes. `None`: more are needed.
+/// Decodes the frame at the front of `input` and returns it with its size in bytes, or `None` if more bytes are needed.
 ///
-/// `extensions` is how many extensions were agreed: frames of others are refused.
+/// `extensions` is the number of negotiated extensions. Frames of other extensions are rejected.
 ///
 /// # Errors
-/// At the first octet that proves that this is no frame, or that it exceeds `limits`: `frame_bytes_max` for a whole
-/// frame, `header_bytes_max` for properties.
+/// - [`WireError::Malformed`]: the flags or the extension id are invalid.
+/// - [`WireError::TooLarge`]: the frame exceeds `limits.frame_bytes_max`, or its properties exceed
+///   `limits.header_bytes_max`.
 pub fn decode<'a>(
     input: &'a [u8],
     extensions: u8,
@@ -109,10 +111,10 @@ pub fn decode<'a>(
     Ok(Some((frame, reader.at)))
 }
 
-/// How many octets the frame at the front of `input` has; 0 if that is not known yet.
+/// Returns the size in bytes that the input must reach before [`decode`] can make progress.
 ///
 /// # Errors
-/// As [`decode`].
+/// The same as [`decode`].
 pub fn needed(input: &[u8], extensions: u8, limits: &Limits) -> Result<usize, WireError> {
     let mut reader = Reader { input, at: 0 };
     let whole = read(&mut reader, extensions, limits)?;
@@ -132,7 +134,7 @@ fn read<'a>(
         EXTENSION => {
             let Some(id) = reader.u8() else { return Ok(None) };
             if id == 0 || id > extensions {
-                let why = "no extension was agreed under this number";
+                let why = "no extension with this number was negotiated";
                 return Err(WireError::Malformed { part: "extension id", why });
             }
             Ok(reader.payload(large, limits)?.map(|payload| Frame::Extension { id, payload }))
@@ -148,10 +150,10 @@ fn check_flags(flags: u8) -> Result<(), WireError> {
         return refuse("reserved bits are set");
     }
     if (flags & TYPE_MASK).count_ones() > 1 {
-        return refuse("a frame has one type");
+        return refuse("more than one frame type is set");
     }
     if flags & CONTINUED != 0 && flags & TYPE_MASK != 0 {
-        return refuse("only messages are continued");
+        return refuse("only message frames can be continued");
     }
     Ok(())
 }
@@ -177,7 +179,7 @@ fn read_message<'a>(
     }))
 }
 
-/// Walks over a frame. Where octets are missing it stays behind the front, and `at` says how far it would go.
+/// A cursor over a frame. If bytes are missing, `at` moves beyond the end of the input to where the missing part would end.
 struct Reader<'a> {
     input: &'a [u8],
     at: usize,
@@ -192,16 +194,16 @@ impl<'a> Reader<'a> {
     }
 
     fn u8(&mut self) -> Option<u8> {
-        self.take(1).map(|octets| octets[0])
+        self.take(1).map(|bytes| bytes[0])
     }
 
     fn u16(&mut self) -> Option<u16> {
-        self.take(2).map(|octets| u16::from_be_bytes([octets[0], octets[1]]))
+        self.take(2).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]))
     }
 
     fn payload(&mut self, large: bool, limits: &Limits) -> Result<Option<&'a [u8]>, WireError> {
         let length = if large {
-            self.take(4).map(|octets| u32::from_be_bytes([octets[0], octets[1], octets[2], octets[3]]))
+            self.take(4).map(|bytes| u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
         } else {
             self.u8().map(u32::from)
         };
@@ -213,17 +215,17 @@ impl<'a> Reader<'a> {
         Ok(self.take(length as usize))
     }
 
-    /// How long the input must be for the part that was missing to be there.
+    /// Size that the input must have to contain the missing part.
     fn needed(&self) -> usize {
         self.at
     }
 }
 
-/// Appends a frame. A payload of more than 255 octets gets the long form of its length.
+/// Appends a frame. Payloads of more than 255 bytes get a four-byte length.
 ///
 /// # Panics
-/// If a destination or properties are longer than their length can say: that is a fault of the caller, never of a
-/// peer.
+/// If the destination or the properties exceed what their length fields can express. That is a bug in the caller and never
+/// caused by a peer.
 pub fn encode(frame: &Frame<'_>, output: &mut Vec<u8>) {
     match *frame {
         Frame::Message(message) => encode_message(&message, output),
@@ -246,10 +248,10 @@ fn encode_message(message: &MessageFrame<'_>, output: &mut Vec<u8>) {
     let continued = if message.continued { CONTINUED } else { 0 };
     output.push(continued | large(message.payload));
     output.extend_from_slice(&message.sequence.to_be_bytes());
-    let destination = u8::try_from(message.destination.len()).expect("destinations have at most 255 octets");
+    let destination = u8::try_from(message.destination.len()).expect("destinations have at most 255 bytes");
     output.push(destination);
     output.extend_from_slice(message.destination);
-    let properties = u16::try_from(message.properties.len()).expect("properties have at most 65535 octets");
+    let properties = u16::try_from(message.properties.len()).expect("properties have at most 65535 bytes");
     output.extend_from_slice(&properties.to_be_bytes());
     output.extend_from_slice(message.properties);
     encode_payload(message.payload, output);
@@ -262,7 +264,7 @@ fn large(payload: &[u8]) -> u8 {
 fn encode_payload(payload: &[u8], output: &mut Vec<u8>) {
     if payload.len() > SMALL_MAX {
         let length =
-            u32::try_from(payload.len()).expect("payloads are split long before four octets overflow");
+            u32::try_from(payload.len()).expect("payloads are split before their length exceeds four bytes");
         output.extend_from_slice(&length.to_be_bytes());
     } else {
         output.push(payload.len() as u8);
@@ -270,8 +272,8 @@ fn encode_payload(payload: &[u8], output: &mut Vec<u8>) {
     output.extend_from_slice(payload);
 }
 
-/// Appends a whole message in as many frames as it takes: all with the same number and destination, the properties
-/// only in the first.
+/// Appends a message, split into as many frames as needed. All frames have the same sequence number and destination; only
+/// the first has the properties.
 pub fn encode_split(
     sequence: u16,
     destination: &[u8],
@@ -293,59 +295,60 @@ pub fn encode_split(
     }
 }
 
-/// Joins the frames of messages that come in parts.
+/// Reassembles messages that span several frames.
 #[derive(Debug)]
 pub struct Assembly {
     open: Option<Joined>,
     payload_bytes_max: u64,
 }
 
-/// A message that came in several frames.
+/// A message reassembled from several frames.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Joined {
-    /// The number of its last frame.
+    /// Sequence number of the last frame.
     pub sequence: u16,
-    /// The destination in its first frame.
+    /// Destination of the first frame.
     pub destination: Box<[u8]>,
-    /// The properties in its first frame.
+    /// Properties of the first frame.
     pub properties: Box<[u8]>,
-    /// All parts.
+    /// Concatenated payloads of all frames.
     pub payload: Vec<u8>,
 }
 
-/// What a frame made of the message it belongs to.
+/// The result of adding a frame to a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Assembled<'a> {
-    /// It was all of it.
+    /// The frame is a complete message.
     Whole(MessageFrame<'a>),
-    /// It was the last of several.
+    /// The frame completes a message of several frames.
     Joined(Joined),
-    /// Others follow.
+    /// More frames follow.
     Unfinished,
 }
 
 impl Assembly {
-    /// For messages of so many octets of payload at most, all their parts together.
+    /// Creates an assembly for messages of at most `payload_bytes_max` bytes of payload in all their frames.
     pub fn new(payload_bytes_max: u64) -> Self {
         Self { open: None, payload_bytes_max }
     }
 
-    /// A message was begun and is not finished: then nothing but its other parts and frames of extensions may come.
+    /// Whether a message is incomplete. Until it is complete, only its other frames and extension frames may follow.
     pub fn is_open(&self) -> bool {
         self.open.is_some()
     }
 
-    /// Takes a frame.
+    /// Adds a frame to the current message.
     ///
     /// # Errors
-    /// [`WireError::TooLarge`] if all parts together exceed the limit; [`WireError::Malformed`] if a part names another
-    /// destination than the first one, so that two messages would become one.
+    /// - [`WireError::TooLarge`]: the payloads of all frames together exceed the limit.
+    /// - [`WireError::Malformed`]: the frame names a different destination than the first frame, so two messages would be
+    ///   merged.
     pub fn push<'a>(&mut self, frame: MessageFrame<'a>) -> Result<Assembled<'a>, WireError> {
         if let Some(open) = &self.open
             && !frame.destination.is_empty()
             && *frame.destination != *open.destination
         {
-            let why = "another message began before this one's last part";
+            let why = "a frame with another destination arrived before the last frame of this message";
             return Err(WireError::Malformed { part: "message", why });
         }
         let before = self.open.as_ref().map_or(0, |open| open.payload.len());

@@ -1,11 +1,12 @@
-//! MQKS lines: `{id} {action} {data}` from clients, `{id} ok {data}` or `{id} error {error id}` from the server.
+//! MQKS, a line-based text protocol: `{id} {action} {data}` from clients, `{id} ok {data}` or `{id} error {error id}` from
+//! the server.
 //!
-//! A line ends with LF; white space before it (a CR too) is not part of the line. The first two spaces part it;
-//! `data` keeps all others. Octets are passed on untouched, whatever their encoding.
+//! A line ends with LF. White space before the LF, including CR, is not part of the line. The first two spaces separate id,
+//! action and data; all other spaces belong to the data. Bytes are passed on unchanged, whatever their encoding.
 //!
-//! Two kinds of mistakes differ here. A line that is too long or holds a TAB ends the conversation: it is a
-//! [`WireError`]. A line that is whole and says something that nobody understands costs its sender an error line and
-//! nothing else: it is decoded as `Err(`[`Mistake`]`)` inside the [`Line`].
+//! There are two kinds of errors. A line that is too long or contains a TAB ends the connection with a [`WireError`]. A
+//! complete line that cannot be understood only gets an error line in response: it is decoded as `Err(`[`Mistake`]`)` inside
+//! the [`Line`].
 
 pub mod answer;
 pub mod arguments;
@@ -15,167 +16,171 @@ pub use crate::error::Shown;
 use crate::error::WireError;
 use arguments::{Consume, Rebind};
 
-/// Octets of an id, a queue's or an event's name, at most.
+/// Maximum size in bytes of an id, a queue name or an event name.
 pub const NAME_BYTES_MAX: usize = 255;
-/// What stands where the id of an unreadable line would: the word that clients of the original know.
+/// Replaces the id of an unreadable line. Clients of the original expect this word.
 pub const NO_ID: &[u8] = b"None";
 
-/// The word that asks for an answer, where it is the first of the data.
+/// Requests a response. Recognized as the first word of the data only.
 const CONFIRM: &[u8] = b"--confirm";
 
-/// One request.
+/// A parsed request line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Line<'a> {
-    /// What the answers will carry; for a publish the message's id, for a consume the consumer's. May be empty.
+    /// Id that the responses carry. For a publish it is the message id, for a consume the consumer id. May be empty.
     pub id: &'a [u8],
-    /// The sender wants `ok` or `error` even where the action answers nothing.
+    /// The client wants `ok` or `error` even for actions that normally send no response.
     pub confirm: bool,
-    /// What is asked for, or what is wrong with it.
+    /// The parsed action, or why it is invalid.
     pub action: Result<Action<'a>, Mistake>,
 }
 
-/// What a client may ask for.
+/// An action that a client requests.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action<'a> {
-    /// A message for every queue that is bound to its event.
+    /// Publish a message to every queue bound to the event.
     Publish {
-        /// The event's name.
+        /// Event name.
         event: &'a [u8],
-        /// The message; at least one octet.
+        /// Message body, at least one byte.
         data: &'a [u8],
     },
-    /// Starts a consumer.
+    /// Start a consumer.
     Consume(Consume<'a>),
-    /// Changes what a queue is bound to.
+    /// Change the bindings of a queue.
     Rebind(Rebind<'a>),
-    /// Messages were processed.
+    /// Acknowledge deliveries.
     Ack {
-        /// Whose delivery it was.
+        /// Consumer that received them.
         consumer: &'a [u8],
-        /// Which ones.
+        /// Deliveries to acknowledge.
         which: Which<'a>,
     },
-    /// Messages go back to their queue.
+    /// Reject deliveries, which returns the messages to their queue.
     Reject {
-        /// Whose delivery it was.
+        /// Consumer that received them.
         consumer: &'a [u8],
-        /// Which ones.
+        /// Deliveries to reject.
         which: Which<'a>,
     },
-    /// Ends a consumer.
+    /// Delete a consumer.
     DeleteConsumer {
-        /// Its id.
+        /// Consumer id.
         consumer: &'a [u8],
     },
-    /// Ends a queue with everything in it.
+    /// Delete a queue and all its messages.
     DeleteQueue {
-        /// Its name: all the data, spaces included.
+        /// Queue name: all the data, including spaces.
         queue: &'a [u8],
     },
-    /// Says who the peer is. An extension: the original knows no credentials.
+    /// Authenticate the client. An mqcore extension: the original has no credentials.
     Auth {
-        /// A token, or a user and a password.
+        /// A token, or a user name and a password.
         credentials: &'a [u8],
     },
-    /// Wants its data back.
+    /// Return the data to the client.
     Ping {
-        /// What comes back.
+        /// Data to return.
         data: &'a [u8],
     },
-    /// Asks for a statistic by the expression that the original would evaluate. Nobody evaluates it here.
+    /// Request a statistic by the expression that the original would evaluate. mqcore never evaluates it.
     Eval {
-        /// Which worker of the original it is meant for; `None`: the one that is connected.
+        /// Worker of the original to ask; `None`: the one that the client is connected to.
         worker: Option<u32>,
-        /// The expression.
+        /// Expression.
         code: &'a [u8],
     },
 }
 
-/// Which deliveries an acknowledgement or a rejection means.
+/// Deliveries that an acknowledgement or a rejection covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Which<'a> {
-    /// The message with this id.
+    /// The delivery of the message with this id.
     One(&'a [u8]),
-    /// All that are not settled.
+    /// All unsettled deliveries of the consumer.
     All,
 }
 
-/// What is wrong with a whole line.
+/// Why a complete request line is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Mistake {
-    /// Fewer than three words.
-    #[error("a request is `id action data`, and this line has fewer than three words")]
+    /// The line has fewer than three words.
+    #[error("a request has the form `id action data`; this line has fewer than three words")]
     Incomplete,
-    /// Nobody knows the action.
+    /// The action is unknown.
     #[error(
-        "there is no action `{0}`; known are publish, consume, rebind, ack, reject, delete_consumer, delete_queue, ping, _eval and auth"
+        "unknown action `{0}`; expected publish, consume, rebind, ack, reject, delete_consumer, delete_queue, ping, _eval or auth"
     )]
     UnknownAction(Shown),
-    /// Nobody knows the flag.
-    #[error("{action} has no flag `{flag}`")]
+    /// The flag is unknown.
+    #[error("unknown flag `{flag}` for {action}")]
     UnknownFlag {
-        /// Which action.
+        /// Action that was requested.
         action: &'static str,
-        /// What stood there.
+        /// Flag as sent.
         flag: Shown,
     },
-    /// Something is not a number that can be meant.
-    #[error("{flag} takes {wanted}, not `{found}`")]
+    /// A flag has an invalid number.
+    #[error("{flag} expects {wanted}, got `{found}`")]
     BadNumber {
-        /// Which flag.
+        /// Flag name.
         flag: &'static str,
-        /// What it takes.
+        /// Expected value.
         wanted: &'static str,
-        /// What stood there.
+        /// Value as sent.
         found: Shown,
     },
-    /// Something is missing.
-    #[error("{action} needs {what}")]
+    /// A required argument is missing.
+    #[error("{action} requires {what}")]
     Missing {
-        /// Which action.
+        /// Action that was requested.
         action: &'static str,
-        /// What it needs.
+        /// Required argument.
         what: &'static str,
     },
-    /// There is more than the action takes.
-    #[error("{action} takes {takes}, and `{found}` stands behind it")]
+    /// There are too many arguments.
+    #[error("{action} takes {takes}; unexpected `{found}`")]
     TooMuch {
-        /// Which action.
+        /// Action that was requested.
         action: &'static str,
-        /// What it takes.
+        /// Accepted arguments.
         takes: &'static str,
-        /// The first word too many.
+        /// First extra word.
         found: Shown,
     },
-    /// A name is too long to be one.
-    #[error("{what} of {size} octets is longer than {NAME_BYTES_MAX}")]
+    /// A name exceeds [`NAME_BYTES_MAX`].
+    #[error("{what} of {size} bytes exceeds the limit of {NAME_BYTES_MAX} bytes")]
     NameTooLong {
         /// Which name.
         what: &'static str,
-        /// How long it is.
+        /// Size in bytes.
         size: usize,
     },
 }
 
-/// Cuts a stream of octets into lines. It remembers how far it has looked for the end of an unfinished line, so that
-/// a long line that arrives in small pieces is looked at once and not once a piece.
+/// Splits a byte stream into lines.
+///
+/// It remembers how far it has scanned an incomplete line, so it scans a long line that arrives in small pieces only once.
 #[derive(Debug, Clone, Default)]
 pub struct Lines {
     scanned: usize,
 }
 
 impl Lines {
-    /// At the beginning of a line.
+    /// Creates a decoder at the beginning of a line.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The line at the front of `input` without its end, and how many octets it takes with it. `None`: more is needed.
-    /// Call it again with the same octets and more behind them, or with what follows a line that was found.
+    /// Returns the line at the front of `input` without its line end, and its size in bytes including the line end.
+    ///
+    /// `None` means that more bytes are needed. Call it again with the same bytes and more after them, or with the bytes that
+    /// follow the returned line.
     ///
     /// # Errors
-    /// [`WireError::TooLarge`] for a line beyond `limits.frame_bytes_max`, [`WireError::Malformed`] for a TAB in it.
+    /// - [`WireError::TooLarge`]: the line exceeds `limits.frame_bytes_max`.
+    /// - [`WireError::Malformed`]: the line contains a TAB.
     pub fn next<'a>(
         &mut self,
         input: &'a [u8],
@@ -189,13 +194,13 @@ impl Lines {
         };
         check_size(end, limits)?;
         if input[end] == b'\t' {
-            return Err(WireError::Malformed { part: "line", why: "a TAB may stand nowhere in a request" });
+            return Err(WireError::Malformed { part: "line", why: "a request must not contain a TAB" });
         }
         self.scanned = 0;
         Ok(Some((trimmed(&input[..end]), end + 1)))
     }
 
-    /// What is left when the peer says nothing more: a line whose end never came.
+    /// Returns the unterminated last line after the peer closed its side, or `None` if `input` is empty.
     pub fn last(input: &[u8]) -> Option<&[u8]> {
         (!input.is_empty()).then(|| trimmed(input))
     }
@@ -208,20 +213,28 @@ fn check_size(size: usize, limits: &Limits) -> Result<(), WireError> {
     Ok(())
 }
 
-/// Without white space at its end.
+/// Removes white space from the end of a line.
 fn trimmed(line: &[u8]) -> &[u8] {
-    let blank = |octet: &u8| matches!(octet, b' ' | b'\r' | b'\n' | 0x0b | 0x0c);
-    let end = line.iter().rposition(|octet| !blank(octet)).map_or(0, |last| last + 1);
+    let blank = |byte: &u8| matches!(byte, b' ' | b'\r' | b'\n' | 0x0b | 0x0c);
+    let end = line.iter().rposition(|byte| !blank(byte)).map_or(0, |last| last + 1);
     &line[..end]
 }
 
-/// What comes before the first space, and what comes behind it.
+/// Splits `text` at its first space, which is removed.
 fn split(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let at = memchr::memchr(b' ', text)?;
     Some((&text[..at], &text[at + 1..]))
 }
 
-/// Reads a request.
+/// Parses a request line.
+///
+/// ```
+/// use mqcore_wire::mqks::{Action, parse};
+///
+/// let request = parse(b"m1 publish orders.created {\"id\": 7}");
+/// assert_eq!(request.id, b"m1");
+/// assert_eq!(request.action, Ok(Action::Publish { event: b"orders.created", data: b"{\"id\": 7}" }));
+/// ```
 pub fn parse(line: &[u8]) -> Line<'_> {
     let Some((id, rest)) = split(line) else { return Line::incomplete() };
     let Some((action, data)) = split(rest) else { return Line::incomplete() };
@@ -230,13 +243,13 @@ pub fn parse(line: &[u8]) -> Line<'_> {
     Line { id: &id[..id.len().min(NAME_BYTES_MAX)], confirm, action }
 }
 
-/// The id of a line of which only the beginning is known.
+/// Returns the id of a line of which only the beginning is available.
 pub fn id_of_beginning(beginning: &[u8]) -> &[u8] {
     let end = memchr::memchr(b' ', &beginning[..beginning.len().min(NAME_BYTES_MAX + 1)]);
     end.map_or(NO_ID, |end| &beginning[..end])
 }
 
-/// `--confirm` counts where it is the first word of the data and something stands behind it.
+/// Strips `--confirm` if it is the first word of the data and more data follows.
 fn confirm(data: &[u8]) -> (bool, &[u8]) {
     match data.strip_prefix(CONFIRM).and_then(|rest| rest.strip_prefix(b" ")) {
         Some(rest) => (true, rest),
@@ -280,7 +293,7 @@ fn publish(data: &[u8]) -> Result<Action<'_>, Mistake> {
         Some((event, data)) if !event.is_empty() && !data.is_empty() => {
             Ok(Action::Publish { event: named("the event's name", event)?, data })
         }
-        _ => Err(Mistake::Missing { action: "publish", what: "an event and data" }),
+        _ => Err(Mistake::Missing { action: "publish", what: "an event and a message body" }),
     }
 }
 
@@ -317,12 +330,12 @@ fn eval(data: &[u8]) -> Result<Action<'_>, Mistake> {
     Ok(Action::Eval { worker: Some(worker), code })
 }
 
-/// The words of `data`: whatever stands between spaces.
+/// Splits `data` at spaces and skips empty words.
 fn words(data: &[u8]) -> impl Iterator<Item = &[u8]> {
-    data.split(|octet| *octet == b' ').filter(|word| !word.is_empty())
+    data.split(|byte| *byte == b' ').filter(|word| !word.is_empty())
 }
 
-/// Appends a request that is complete in itself: `{id} {action} [--confirm] {data}`.
+/// Appends a complete request line: `{id} {action} [--confirm] {data}`.
 pub fn encode_request(id: &[u8], action: &str, confirm: bool, data: &[&[u8]], output: &mut Vec<u8>) {
     output.extend_from_slice(id);
     output.push(b' ');

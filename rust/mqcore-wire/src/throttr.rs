@@ -1,8 +1,8 @@
-//! Throttr requests, answers and push frames: families 7.1 and 7.3, values of 1, 2, 4 or 8 octets.
+//! Throttr requests, responses and push frames for the protocol families 7.1 and 7.3, with values of 1, 2, 4 or 8 bytes.
 //!
-//! All integers are little-endian. A connection carries bare requests one way and bare answers the other, in the order
-//! of the requests, with push frames between answers. Neither the value width `N` nor the family is announced on the
-//! wire: both belong to the listener, and are a [`Dialect`] here.
+//! All integers are little-endian. Clients send bare requests; the server sends bare responses in the order of the requests,
+//! with push frames between them. Neither the value width `N` nor the family is announced on the wire: both are part of the
+//! listener's configuration and form a [`Dialect`].
 //!
 //! ```text
 //! 01 INSERT   quota N, unit, ttl N, key length, key       0B..0F and beyond 19: unknown, unless listed below
@@ -17,7 +17,7 @@
 //! 10 STATS                                                19 EVENT (7.3)  length, size N, channel, request
 //! ```
 //!
-//! Two requests are this project's own, far above what the original uses:
+//! mqcore adds two requests, with codes far above those of the original:
 //!
 //! ```text
 //! C0 CONSUME      mode, rule
@@ -25,45 +25,45 @@
 //!    rule:        algorithm, limit N, cost N, unit, period N, key length, key
 //! ```
 //!
-//! [`request`] reads and writes what clients send, [`answer`] writes what a server sends, [`reply`] reads it.
+//! [`request`] encodes and decodes requests, [`answer`] encodes responses and push frames, [`reply`] decodes them.
 
 pub mod answer;
 pub mod reply;
 pub mod request;
 
-/// How many octets quota, time to live and sizes have. Fixed for a listener.
+/// Size of quotas, times to live and sizes in bytes, fixed for a listener ("Dynamic Value Size").
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Width {
-    /// 1 octet, values up to 255.
+    /// 1 byte, values up to 255.
     U8 = 1,
-    /// 2 octets, values up to 65,535.
+    /// 2 bytes, values up to 65,535.
     U16 = 2,
-    /// 4 octets.
+    /// 4 bytes.
     U32 = 4,
-    /// 8 octets.
+    /// 8 bytes.
     U64 = 8,
 }
 
 impl Width {
-    /// All of them, narrow ones first.
+    /// All widths, narrowest first.
     pub const ALL: [Self; 4] = [Self::U8, Self::U16, Self::U32, Self::U64];
 
-    /// How many octets.
+    /// Size in bytes.
     #[inline]
     #[must_use]
     pub const fn bytes(self) -> usize {
         self as usize
     }
 
-    /// The largest value that fits.
+    /// Largest value of this width.
     #[inline]
     #[must_use]
     pub const fn max(self) -> u64 {
         u64::MAX >> (64 - 8 * self.bytes())
     }
 
-    /// The name in a listener's URL: `uint8`, `uint16`, `uint32`, `uint64`.
+    /// Returns the name in a listener URL: `uint8`, `uint16`, `uint32` or `uint64`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -74,50 +74,50 @@ impl Width {
         }
     }
 
-    /// The width of this name.
+    /// Returns the width with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|width| width.as_str() == name)
     }
 
-    /// Reads a value at `at`, which the caller has made sure is there.
+    /// Reads the value at offset `at`. The caller has checked that it is complete.
     #[inline]
     pub(crate) fn read(self, input: &[u8], at: usize) -> u64 {
-        let mut octets = [0; 8];
+        let mut bytes = [0; 8];
         match self {
-            Self::U8 => octets[0] = input[at],
-            Self::U16 => octets[..2].copy_from_slice(&input[at..at + 2]),
-            Self::U32 => octets[..4].copy_from_slice(&input[at..at + 4]),
-            Self::U64 => octets.copy_from_slice(&input[at..at + 8]),
+            Self::U8 => bytes[0] = input[at],
+            Self::U16 => bytes[..2].copy_from_slice(&input[at..at + 2]),
+            Self::U32 => bytes[..4].copy_from_slice(&input[at..at + 4]),
+            Self::U64 => bytes.copy_from_slice(&input[at..at + 8]),
         }
-        u64::from_le_bytes(octets)
+        u64::from_le_bytes(bytes)
     }
 
-    /// Appends a value; one that does not fit is written as the largest that does.
+    /// Appends `value`, or the largest value of this width if it does not fit.
     #[inline]
     pub fn write(self, value: u64, output: &mut Vec<u8>) {
-        let octets = value.min(self.max()).to_le_bytes();
+        let bytes = value.min(self.max()).to_le_bytes();
         match self {
-            Self::U8 => output.push(octets[0]),
-            Self::U16 => output.extend_from_slice(&octets[..2]),
-            Self::U32 => output.extend_from_slice(&octets[..4]),
-            Self::U64 => output.extend_from_slice(&octets),
+            Self::U8 => output.push(bytes[0]),
+            Self::U16 => output.extend_from_slice(&bytes[..2]),
+            Self::U32 => output.extend_from_slice(&bytes[..4]),
+            Self::U64 => output.extend_from_slice(&bytes),
         }
     }
 }
 
-/// Which edition of the protocol is spoken.
+/// Protocol family: the edition of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum Family {
-    /// 7.1: push frames without a channel, connection records of 235 octets, no EVENT.
+    /// 7.1: push frames without a channel, connection records of 235 bytes, no EVENT.
     #[default]
     V71,
-    /// 7.3: push frames with their channel, connection records of 237 octets, EVENT, automatic channels.
+    /// 7.3: push frames with a channel, connection records of 237 bytes, EVENT, automatic channels.
     V73,
 }
 
 impl Family {
-    /// The name in a listener's URL: `7.1`, `7.3`.
+    /// Returns the name in a listener URL: `7.1` or `7.3`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -126,19 +126,19 @@ impl Family {
         }
     }
 
-    /// The family of this name.
+    /// Returns the family with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::V71, Self::V73].into_iter().find(|family| family.as_str() == name)
     }
 }
 
-/// What both sides of a connection have to agree on beforehand.
+/// Settings on which both sides of a connection must agree in advance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Dialect {
-    /// The value width `N`. Default 2.
+    /// Value width `N`. Default: 2 bytes.
     pub width: Width,
-    /// The edition. Default 7.1.
+    /// Protocol family. Default: 7.1.
     pub family: Family,
 }
 
@@ -148,34 +148,34 @@ impl Default for Dialect {
     }
 }
 
-/// The first octet of a status that says yes.
+/// Status byte of a successful request.
 pub const YES: u8 = 0x01;
-/// The first octet of a status that says no.
+/// Status byte of a failed request.
 pub const NO: u8 = 0x00;
-/// The first octet of a verdict about a rule that cannot be applied to its key.
+/// Status byte of a CONSUME rule that cannot be applied to its key.
 pub const IMPOSSIBLE: u8 = 0x02;
-/// The first octet of a push frame of family 7.1.
+/// First byte of a push frame in family 7.1.
 pub const PUSH_V71: u8 = 0x03;
-/// The first octet of a push frame of family 7.3.
+/// First byte of a push frame in family 7.3.
 pub const PUSH_V73: u8 = 0x19;
-/// Octets of a key or of a channel's name, at most: the length has one octet. None is fine too.
+/// Maximum size of a key or channel name in bytes: its length field has one byte. An empty name is valid.
 pub const KEY_BYTES_MAX: usize = 255;
-/// Octets of the id of a connection.
+/// Size of a connection id in bytes.
 pub const ID_BYTES: usize = 16;
-/// Rules that one CONSUME ALL may carry.
+/// Maximum number of rules in one CONSUME ALL.
 pub const RULES_MAX: usize = 32;
 
-/// A time to live as it stands in the bytes.
+/// A time to live, as encoded on the wire ("TTL Types").
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ttl {
-    /// 1 ns, 2 us, 3 ms, 4 s, 5 min, 6 h. Others are kept and mean seconds.
+    /// Time unit: 1 ns, 2 us, 3 ms, 4 s, 5 min, 6 h. Other values are preserved and mean seconds.
     pub unit: u8,
-    /// How many of them.
+    /// Number of units.
     pub amount: u64,
 }
 
 impl Ttl {
-    /// Nanoseconds of one unit.
+    /// Nanoseconds per unit.
     #[inline]
     #[must_use]
     pub const fn unit_nanos(unit: u8) -> u64 {
@@ -189,7 +189,7 @@ impl Ttl {
         }
     }
 
-    /// The whole time in nanoseconds; the largest number if it is more.
+    /// The time in nanoseconds, saturated at `u64::MAX`.
     #[inline]
     #[must_use]
     pub const fn nanos(self) -> u64 {
@@ -197,12 +197,12 @@ impl Ttl {
     }
 }
 
-/// Whether a record counts or stores.
+/// Type of a stored record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum KeyType {
-    /// A quota.
+    /// A counter with a quota.
     Counter = 0,
-    /// Octets.
+    /// A buffer of bytes.
     Buffer = 1,
 }

@@ -1,6 +1,6 @@
-//! TMQP/2.0 frames (Twino MQ 3.0): layout, flags, lengths.
+//! TMQP/2.0 frames (Twino MQ 3.0, section "Protocol Frame"): layout, flags and lengths.
 //!
-//! All integers are little-endian. A frame is
+//! All integers are little-endian. A frame has this layout:
 //!
 //! ```text
 //! 0  first acquirer 0x80 | high priority 0x40 | type 0x3F
@@ -10,11 +10,25 @@
 //!    message id, source, target, [header length (2), header text], payload
 //! ```
 //!
-//! The payload length octet is the length itself up to 252; 253, 254 and 255 say that it follows in two, four or
-//! eight octets. A reader takes the longer forms for small lengths too; a writer always picks the shortest.
+//! The payload length byte holds lengths up to 252 directly. The values 253, 254 and 255 announce that the length follows
+//! in two, four or eight bytes. The decoder accepts the longer forms for small lengths too; the encoder always writes
+//! the shortest form.
 //!
-//! What stands inside the parts is read by [`header`] (header text), [`hello`] (the first frame's body) and
-//! [`operation`] (the numbers in the content type of server operations and of their answers).
+//! Submodules read the content of the parts: [`header`] reads header text, [`hello`] the body of the first frame, and
+//! [`operation`] the operation and status codes in the content type.
+//!
+//! ```
+//! use mqcore_wire::codec::Limits;
+//! use mqcore_wire::tmqp::{Frame, Kind, decode, encode};
+//!
+//! let frame = Frame { target: b"orders", payload: b"hello", ..Frame::new(Kind::QUEUE) };
+//! let mut bytes = Vec::new();
+//! encode(&frame, &mut bytes);
+//!
+//! let limits = Limits::default();
+//! assert_eq!(decode(&bytes, &limits), Ok(Some((frame, bytes.len()))));
+//! assert_eq!(decode(&bytes[..10], &limits), Ok(None), "more bytes are needed");
+//! ```
 
 pub mod header;
 pub mod hello;
@@ -23,26 +37,26 @@ pub mod operation;
 use crate::codec::Limits;
 use crate::error::WireError;
 
-/// The eight octets that open a connection, sent by the client and echoed by the server.
+/// The eight bytes that open a connection ("Version and Handshaking"): the client sends them and the server echoes them.
 pub const PREAMBLE: [u8; 8] = *b"TMQP/2.0";
-/// The older preamble, accepted and echoed as it came.
+/// The older preamble. The server accepts it and echoes it unchanged.
 pub const PREAMBLE_V1: [u8; 8] = *b"TMQ/1.01";
-/// A PING, always these octets.
+/// A PING frame, always exactly these bytes ("PING and PONG Messages").
 pub const PING: [u8; 8] = [0x89, 0xFF, 0, 0, 0, 0, 0, 0];
-/// A PONG, always these octets.
+/// A PONG frame, always exactly these bytes.
 pub const PONG: [u8; 8] = [0x8A, 0xFF, 0, 0, 0, 0, 0, 0];
-/// Hops (the document's TTL) of a frame that starts here.
+/// Initial hop count (the document's TTL) of a frame that originates here.
 pub const HOPS_FRESH: u8 = 16;
-/// The most that the five bits of the hop count hold.
+/// Largest hop count: the field has five bits.
 pub const HOPS_MAX: u8 = 31;
-/// Octets of a message id, a source or a target, at most: the length has one octet.
+/// Maximum size in bytes of a message id, source or target: each length field has one byte.
 pub const NAME_BYTES_MAX: usize = 255;
-/// Octets of header text, at most: the length has two octets.
+/// Maximum size of header text in bytes: the length field has two bytes.
 pub const HEADER_BYTES_MAX: usize = 65_535;
 
-/// Octets before the extended payload length.
+/// Bytes before the extended payload length.
 const FIXED_BYTES: usize = 8;
-/// The fixed part and the longest extended payload length.
+/// Size of the fixed part with the longest extended payload length.
 const FIXED_BYTES_MAX: usize = FIXED_BYTES + 8;
 
 const FIRST_ACQUIRER: u8 = 0x80;
@@ -53,81 +67,83 @@ const PENDING_ACKNOWLEDGE: u8 = 0x40;
 const HAS_HEADER: u8 = 0x20;
 const HOPS_MASK: u8 = 0x1F;
 
-/// Payload length octets that announce a length in the octets that follow.
+/// Payload length bytes which announce that the length follows in two, four or eight bytes.
 const LENGTH_IN_2: u8 = 253;
 const LENGTH_IN_4: u8 = 254;
 const LENGTH_IN_8: u8 = 255;
 
-/// The message type, 6 bits. Unknown values are kept: a reader ignores them, it does not fail.
+/// The message type, six bits ("Message Types").
+///
+/// Unknown values are preserved, because a receiver ignores such frames instead of failing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Kind(pub u8);
 
 impl Kind {
-    /// Custom messages; ignored by the broker.
+    /// Custom messages; the broker ignores them.
     pub const OTHER: Self = Self(0x00);
-    /// The connection is about to close.
+    /// The sender is about to close the connection.
     pub const TERMINATE: Self = Self(0x08);
-    /// Keep-alive request.
+    /// Heartbeat request.
     pub const PING: Self = Self(0x09);
-    /// Keep-alive answer.
+    /// Heartbeat response.
     pub const PONG: Self = Self(0x0A);
-    /// An operation on the server, and Hello.
+    /// A server operation, including Hello.
     pub const SERVER: Self = Self(0x10);
-    /// A message into or out of a queue.
+    /// A message published to a queue or delivered from one.
     pub const QUEUE: Self = Self(0x11);
-    /// A message from client to client.
+    /// A direct message from one client to another.
     pub const DIRECT: Self = Self(0x12);
-    /// Positive or negative acknowledgement.
+    /// A positive or negative acknowledgement.
     pub const ACKNOWLEDGE: Self = Self(0x13);
-    /// Answer to an operation or to a direct message.
+    /// The response to an operation or to a direct message.
     pub const RESPONSE: Self = Self(0x14);
-    /// A consumer asks for messages.
+    /// A consumer's request to pull messages.
     pub const PULL: Self = Self(0x15);
-    /// Subscription to, or notice of, an event.
+    /// A subscription to an event, or the notification of one.
     pub const EVENT: Self = Self(0x16);
-    /// A message to a router.
+    /// A message published to a router.
     pub const ROUTER: Self = Self(0x17);
 
-    /// Whether the has-header bit means anything. PING and PONG set every flag bit and carry no header.
+    /// Whether the has-header bit is meaningful. PING and PONG set every flag bit and carry no header.
     #[inline]
     const fn may_have_header(self) -> bool {
         self.0 != Self::PING.0 && self.0 != Self::PONG.0
     }
 }
 
-/// One frame, borrowing from the buffer it was decoded from.
+/// A TMQP frame that borrows from the buffer it was decoded from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// Octet 0, 0x80.
+    /// Deliver to the first free consumer only. Byte 0, bit 0x80.
     pub first_acquirer: bool,
-    /// Octet 0, 0x40.
+    /// High priority. Byte 0, bit 0x40.
     pub high_priority: bool,
-    /// Octet 0, low six bits.
+    /// Message type. Byte 0, low six bits.
     pub kind: Kind,
-    /// Octet 1, 0x80.
+    /// The sender expects a response. Byte 1, bit 0x80.
     pub pending_response: bool,
-    /// Octet 1, 0x40.
+    /// The sender expects an acknowledgement. Byte 1, bit 0x40.
     pub pending_acknowledge: bool,
-    /// Octet 1, low five bits: the document's TTL, a hop count, exactly as it stands in the bytes.
+    /// Remaining hops (the document's TTL), as sent. Byte 1, low five bits.
     pub hops: u8,
-    /// Queue id, operation or status code.
+    /// Queue id, operation or status code, depending on [`Frame::kind`].
     pub content_type: u16,
-    /// Message id, UTF-8, at most 255 octets.
+    /// Message id: UTF-8, at most 255 bytes.
     pub id: &'a [u8],
-    /// Who sent it.
+    /// Client id of the sender, at most 255 bytes.
     pub source: &'a [u8],
-    /// Channel, client, router or event.
+    /// Target channel, client, router or event, at most 255 bytes.
     pub target: &'a [u8],
-    /// Header text: `key:value` lines ended by CR LF. Empty: no header.
+    /// Header text: `key:value` lines that end with CR LF. Empty means no header.
     pub headers: &'a [u8],
-    /// The body.
+    /// Message body.
     pub payload: &'a [u8],
 }
 
 impl Frame<'static> {
-    /// A frame of this kind that starts here: no flags, [`HOPS_FRESH`], every part empty.
+    /// Creates a frame of type `kind` without flags, with [`HOPS_FRESH`] hops and all parts empty.
     ///
-    /// Meant for `Frame { target, payload, ..Frame::new(Kind::QUEUE) }`.
+    /// Use it with struct update syntax: `Frame { target, payload, ..Frame::new(Kind::QUEUE) }`.
     #[inline]
     #[must_use]
     pub const fn new(kind: Kind) -> Self {
@@ -149,56 +165,57 @@ impl Frame<'static> {
 }
 
 impl Frame<'_> {
-    /// Whether every part fits its place on the wire.
+    /// Checks that every part fits its field on the wire.
     ///
-    /// To be asked before [`encode`] when a part comes from outside, another protocol for example.
+    /// Call it before [`encode`] if a part comes from outside, for example from another protocol.
     ///
     /// # Errors
     ///
-    /// [`WireError::TooLarge`] for a part longer than its length field can say; [`WireError::Malformed`] for a
-    /// kind of more than six bits, a hop count of more than five, and header text in a PING or PONG.
+    /// - [`WireError::TooLarge`]: a part is longer than its length field can express.
+    /// - [`WireError::Malformed`]: the type exceeds six bits, the hop count exceeds five bits, or a PING or PONG has header
+    ///   text.
     pub fn check(&self) -> Result<(), WireError> {
         fits("message id", self.id, NAME_BYTES_MAX)?;
         fits("source", self.source, NAME_BYTES_MAX)?;
         fits("target", self.target, NAME_BYTES_MAX)?;
         fits("header", self.headers, HEADER_BYTES_MAX)?;
         if self.kind.0 > KIND_MASK {
-            return Err(WireError::Malformed { part: "kind", why: "a message type has six bits" });
+            return Err(WireError::Malformed { part: "message type", why: "a message type has six bits" });
         }
         if self.hops > HOPS_MAX {
-            return Err(WireError::Malformed { part: "hops", why: "a hop count has five bits" });
+            return Err(WireError::Malformed { part: "hop count", why: "a hop count has five bits" });
         }
         if !self.kind.may_have_header() && !self.headers.is_empty() {
-            return Err(WireError::Malformed { part: "header", why: "PING and PONG carry none" });
+            return Err(WireError::Malformed { part: "header", why: "PING and PONG carry no header" });
         }
         Ok(())
     }
 
-    /// Octets that [`encode`] appends for this frame.
+    /// Number of bytes that [`encode`] appends for this frame.
     #[inline]
     #[must_use]
     pub fn encoded_size(&self) -> usize {
         self.head_size(self.payload.len() as u64) + self.payload.len()
     }
 
-    /// Octets that [`encode_head`] appends for this frame.
+    /// Number of bytes that [`encode_head`] appends for this frame with a payload of `payload_size` bytes.
     #[inline]
     #[must_use]
     pub fn head_size(&self, payload_size: u64) -> usize {
         let header = if self.headers.is_empty() { 0 } else { 2 + self.headers.len() };
-        let length = extended_length_bytes(shortest_length_octet(payload_size));
+        let length = extended_length_bytes(shortest_length_byte(payload_size));
         FIXED_BYTES + length + self.id.len() + self.source.len() + self.target.len() + header
     }
 }
 
-/// Reads one frame from the front of `input`. See [`crate::codec`] for the contract.
+/// Decodes one frame from the front of `input`. [`crate::codec`] describes the result.
 ///
-/// Hops are given as they stand: that a frame without hops left is to be ignored is the session's business.
+/// The hop count is returned as sent. The session ignores frames without remaining hops.
 ///
 /// # Errors
 ///
-/// [`WireError::TooLarge`] as soon as the octets that announce a size beyond `limits` are there, and
-/// [`WireError::Malformed`] for a has-header bit with a header length of zero.
+/// - [`WireError::TooLarge`]: an announced size exceeds `limits`. It is reported as soon as the length bytes have arrived.
+/// - [`WireError::Malformed`]: the has-header bit is set but the header length is zero.
 #[inline]
 pub fn decode<'a>(input: &'a [u8], limits: &Limits) -> Result<Option<(Frame<'a>, usize)>, WireError> {
     let Some(fixed) = input.first_chunk::<FIXED_BYTES>() else { return Ok(None) };
@@ -227,14 +244,14 @@ pub fn decode<'a>(input: &'a [u8], limits: &Limits) -> Result<Option<(Frame<'a>,
     Ok(Some((frame, extent.total)))
 }
 
-/// How many octets the frame at the front of `input` has in all, or 0 while too few are there to know.
+/// Returns the total size in bytes of the frame at the front of `input`, or 0 while too little has arrived to know it.
 ///
-/// For a connection that found [`decode`] unfinished and wants to size its buffer: what is answered is within
-/// `limits`, and is still a peer's word, so a careful reader grows towards it as octets really arrive.
+/// A connection uses this to size its read buffer after [`decode`] returned `None`. The result never exceeds `limits`, but
+/// the peer chose it, so a careful reader grows its buffer only as bytes arrive.
 ///
 /// # Errors
 ///
-/// As [`decode`].
+/// The same as [`decode`].
 #[inline]
 pub fn needed(input: &[u8], limits: &Limits) -> Result<usize, WireError> {
     let Some(fixed) = input.first_chunk::<FIXED_BYTES>() else { return Ok(0) };
@@ -243,12 +260,13 @@ pub fn needed(input: &[u8], limits: &Limits) -> Result<usize, WireError> {
 
 /// Appends `frame` to `output`.
 ///
-/// The has-header bit follows from `frame.headers`, so PING and PONG as peers know them, with every flag set, are not
-/// written by this: send [`PING`] and [`PONG`].
+/// The has-header bit follows from `frame.headers`. To send a heartbeat, write [`PING`] or [`PONG`] instead: peers expect
+/// all flag bits to be set in them.
 ///
-/// A frame that [`Frame::check`] refuses is a bug of the caller: it panics in a debug build. In a release build the
-/// parts are clipped to what their length fields can say, because a length that wrapped around would let the rest
-/// of the part be read as the next frame.
+/// # Panics
+///
+/// In debug builds, if [`Frame::check`] rejects the frame; that is a bug in the caller. Release builds truncate each part to
+/// what its length field can express, because a wrapped length would let the peer read the rest as the next frame.
 #[inline]
 pub fn encode(frame: &Frame<'_>, output: &mut Vec<u8>) {
     output.reserve(frame.encoded_size());
@@ -256,19 +274,22 @@ pub fn encode(frame: &Frame<'_>, output: &mut Vec<u8>) {
     output.extend_from_slice(frame.payload);
 }
 
-/// Appends everything of `frame` that goes before its payload, for a caller that sends the payload itself.
+/// Appends everything that precedes the payload, for a caller that sends the payload itself.
 ///
-/// `payload_size` octets of payload must follow; `frame.payload` is not looked at. What [`encode`] says about frames
-/// that [`Frame::check`] refuses holds here.
+/// Exactly `payload_size` bytes of payload must follow. `frame.payload` is ignored.
+///
+/// # Panics
+///
+/// The same as [`encode`].
 #[inline]
 pub fn encode_head(frame: &Frame<'_>, payload_size: u64, output: &mut Vec<u8>) {
-    debug_assert_eq!(frame.check(), Ok(()), "asked to encode what no frame can hold");
+    debug_assert_eq!(frame.check(), Ok(()), "the frame has a part that cannot be encoded");
     let id = clip(frame.id, NAME_BYTES_MAX);
     let source = clip(frame.source, NAME_BYTES_MAX);
     let target = clip(frame.target, NAME_BYTES_MAX);
     let headers = if frame.kind.may_have_header() { clip(frame.headers, HEADER_BYTES_MAX) } else { &[] };
-    let length_octet = shortest_length_octet(payload_size);
-    let fixed_bytes = FIXED_BYTES + extended_length_bytes(length_octet);
+    let length_byte = shortest_length_byte(payload_size);
+    let fixed_bytes = FIXED_BYTES + extended_length_bytes(length_byte);
 
     let mut fixed = [0; FIXED_BYTES_MAX];
     fixed[0] = flag(frame.first_acquirer, FIRST_ACQUIRER)
@@ -278,10 +299,10 @@ pub fn encode_head(frame: &Frame<'_>, payload_size: u64, output: &mut Vec<u8>) {
         | flag(frame.pending_acknowledge, PENDING_ACKNOWLEDGE)
         | flag(!headers.is_empty(), HAS_HEADER)
         | frame.hops.min(HOPS_MAX);
-    // Clipped above: none of the three can lose a bit.
+    // Truncated above, so none of the three casts loses bits.
     fixed[2..5].copy_from_slice(&[id.len() as u8, source.len() as u8, target.len() as u8]);
     fixed[5..7].copy_from_slice(&frame.content_type.to_le_bytes());
-    fixed[7] = length_octet;
+    fixed[7] = length_byte;
     fixed[8..].copy_from_slice(&payload_size.to_le_bytes());
 
     output.reserve(frame.head_size(payload_size));
@@ -295,21 +316,21 @@ pub fn encode_head(frame: &Frame<'_>, payload_size: u64, output: &mut Vec<u8>) {
     }
 }
 
-/// Where the parts of a frame lie. Made only of sizes that were compared with the limits.
+/// Offsets and sizes of a frame's parts. Every size in it was checked against the limits.
 struct Extent {
-    /// Where the message id begins: after the fixed part and the extended payload length.
+    /// Offset of the message id: after the fixed part and the extended payload length.
     names_at: usize,
-    /// Octets of message id, source and target together.
+    /// Total bytes of message id, source and target.
     names: usize,
-    /// Octets of the header length: 2, or 0 without header.
+    /// Bytes of the header length field: 2, or 0 without a header.
     header_length_bytes: usize,
-    /// Octets of header text.
+    /// Bytes of header text.
     headers: usize,
-    /// Octets of the whole frame.
+    /// Bytes of the whole frame.
     total: usize,
 }
 
-/// Reads every length that is there. `None`: one of them has not arrived yet.
+/// Reads the length fields. Returns `None` if one of them has not arrived yet.
 #[inline]
 fn measure(fixed: &[u8; FIXED_BYTES], input: &[u8], limits: &Limits) -> Result<Option<Extent>, WireError> {
     let Some((length_bytes, payload)) = payload_length(fixed[7], input) else { return Ok(None) };
@@ -320,8 +341,8 @@ fn measure(fixed: &[u8; FIXED_BYTES], input: &[u8], limits: &Limits) -> Result<O
         let total = within_limit(names_at + names, payload, limits)?;
         return Ok(Some(Extent { names_at, names, header_length_bytes: 0, headers: 0, total }));
     }
-    // A header has at least its length octets and one of text. A frame that is too large without the rest of its
-    // header is refused now, not when the header's length arrives behind 765 octets of names.
+    // A header has two length bytes and at least one byte of text. Rejecting an oversized frame here avoids waiting for
+    // up to 765 bytes of names before the header length arrives.
     let header_at = names_at + names;
     within_limit(header_at + 3, payload, limits)?;
     let Some(length) = input.get(header_at..header_at + 2) else { return Ok(None) };
@@ -331,22 +352,22 @@ fn measure(fixed: &[u8; FIXED_BYTES], input: &[u8], limits: &Limits) -> Result<O
     Ok(Some(Extent { names_at, names, header_length_bytes: 2, headers, total }))
 }
 
-/// How many octets the extended payload length has, and the payload length. `None`: not all of them are there.
+/// Size of the extended payload length field, and the payload length. `None` if the field is incomplete.
 #[inline]
-fn payload_length(octet: u8, input: &[u8]) -> Option<(usize, u64)> {
-    if octet < LENGTH_IN_2 {
-        return Some((0, u64::from(octet)));
+fn payload_length(byte: u8, input: &[u8]) -> Option<(usize, u64)> {
+    if byte < LENGTH_IN_2 {
+        return Some((0, u64::from(byte)));
     }
-    let bytes = extended_length_bytes(octet);
+    let bytes = extended_length_bytes(byte);
     let mut length = [0; 8];
     length[..bytes].copy_from_slice(input.get(FIXED_BYTES..FIXED_BYTES + bytes)?);
     Some((bytes, u64::from_le_bytes(length)))
 }
 
-/// Octets of extended payload length that the payload length octet announces.
+/// Size in bytes of the extended payload length that the payload length byte announces.
 #[inline]
-const fn extended_length_bytes(octet: u8) -> usize {
-    match octet {
+const fn extended_length_bytes(byte: u8) -> usize {
+    match byte {
         LENGTH_IN_2 => 2,
         LENGTH_IN_4 => 4,
         LENGTH_IN_8 => 8,
@@ -354,9 +375,9 @@ const fn extended_length_bytes(octet: u8) -> usize {
     }
 }
 
-/// The payload length octet of the shortest form that can say `size`.
+/// The payload length byte for `size` in its shortest form.
 #[inline]
-const fn shortest_length_octet(size: u64) -> u8 {
+const fn shortest_length_byte(size: u64) -> u8 {
     match size {
         0..=252 => size as u8,
         253..=0xFFFF => LENGTH_IN_2,
@@ -365,11 +386,11 @@ const fn shortest_length_octet(size: u64) -> u8 {
     }
 }
 
-/// The size of a frame, once it is known to be acceptable. The sum saturates: a payload may claim 2^64 - 1 octets.
+/// Returns the frame size if it is acceptable. The sum saturates, because a peer may announce 2^64 - 1 bytes.
 #[inline]
 fn within_limit(head: usize, payload: u64, limits: &Limits) -> Result<usize, WireError> {
     let total = (head as u64).saturating_add(payload);
-    // Nothing larger can lie in memory, whatever the limits say.
+    // No buffer in memory can be larger, whatever the configured limit is.
     let max = limits.frame_bytes_max.min(isize::MAX as u64);
     if total > max {
         return Err(too_large("frame", total, max));
@@ -397,7 +418,7 @@ fn too_large(part: &'static str, size: u64, max: u64) -> WireError {
 fn empty_header() -> WireError {
     WireError::Malformed {
         part: "header",
-        why: "the has-header bit asks for at least one octet of header text",
+        why: "the has-header bit requires at least one byte of header text",
     }
 }
 

@@ -1,28 +1,43 @@
-//! ZMTP 3.0 and 3.1: what ZeroMQ peers put on TCP, with the mechanism NULL.
+//! ZMTP 3.0 and 3.1, the transport protocol of ZeroMQ, with the NULL security mechanism.
 //!
 //! ```text
-//! greeting  ff, 8 octets of anything, 7f, major, minor, mechanism (20), as-server, 31 octets of filler
-//! frame     flags, length (1, or 8 where LONG is set), body
+//! greeting  ff, 8 bytes of anything, 7f, major, minor, mechanism (20), as-server, 31 bytes of padding
+//! frame     flags, length (1, or 8 if LONG is set), body
 //!           flags: 1 MORE frames of this message follow, 2 LONG, 4 COMMAND
 //! command   name length (1), name, data
 //! ```
 //!
-//! Each side sends its greeting, then the command READY, then messages and commands as it likes. A message is one frame or
-//! several. Commands stand between messages; where libzmq's heartbeats put them between the frames of one, they are understood
-//! too.
+//! Each side sends its greeting and the command READY, then any messages and commands. A message has one or more frames.
+//! Commands appear between messages. libzmq's heartbeats may also place them between the frames of one message, which the
+//! decoder accepts.
 //!
-//! [`Cutter`] cuts what comes behind the greeting into messages and commands, [`command`] reads the latter.
+//! [`Cutter`] splits the bytes after the greeting into messages and commands; [`command`] reads the commands.
+//!
+//! ```
+//! use mqcore_wire::codec::Limits;
+//! use mqcore_wire::zmtp::{Cutter, Item, encode_message};
+//!
+//! let mut bytes = Vec::new();
+//! encode_message(&[b"topic", b"body"], &mut bytes);
+//!
+//! let mut decoder = Cutter::new();
+//! let (item, consumed) = decoder.next(&bytes, &Limits::default())?.expect("the message is complete");
+//! assert_eq!(consumed, bytes.len());
+//! let Item::Message(parts) = item else { panic!("not a command") };
+//! assert_eq!(parts.iter().collect::<Vec<_>>(), [&b"topic"[..], b"body"]);
+//! # Ok::<(), mqcore_wire::error::WireError>(())
+//! ```
 
 pub mod command;
 
 use crate::codec::Limits;
 use crate::error::WireError;
 
-/// Octets of a greeting.
+/// Size of a greeting in bytes.
 pub const GREETING_BYTES: usize = 64;
-/// Frames of one message, at most.
+/// Maximum number of frames in one message.
 pub const PARTS_MAX: usize = 64;
-/// Octets of an identity, at most.
+/// Maximum size of an identity in bytes.
 pub const IDENTITY_BYTES_MAX: usize = 255;
 
 const MORE: u8 = 1;
@@ -35,56 +50,55 @@ const MAJOR_AT: usize = 10;
 const MECHANISM_AT: usize = 12;
 const AS_SERVER_AT: usize = 32;
 const MECHANISM_BYTES: usize = 20;
-/// `NULL`, filled up.
+/// `NULL`, padded with zeros.
 const MECHANISM: [u8; MECHANISM_BYTES] = {
-    let mut octets = [0; MECHANISM_BYTES];
+    let mut bytes = [0; MECHANISM_BYTES];
     let name = *b"NULL";
     let mut at = 0;
     while at < name.len() {
-        octets[at] = name[at];
+        bytes[at] = name[at];
         at += 1;
     }
-    octets
+    bytes
 };
 
-/// What a peer says before its first frame.
+/// A peer's greeting, sent before its first frame (ZMTP 3.1, "Version Negotiation").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Greeting {
-    /// The minor version: 0 subscribes by messages, 1 by commands.
+    /// Minor version. Subscribers send messages in version 0 and commands in version 1.
     pub minor: u8,
-    /// Whether the peer takes the server's part, which means nothing to NULL.
+    /// Whether the peer acts as server. The NULL mechanism ignores it.
     pub as_server: bool,
 }
 
 impl Greeting {
-    /// Reads a greeting; tells how many octets it takes. `None`: more are needed.
+    /// Decodes a greeting and returns it with its size in bytes, or `None` if more bytes are needed.
     ///
     /// # Errors
-    /// [`WireError::Malformed`] at the first octet that proves that this is none, is of an older protocol, or wants another
-    /// mechanism than NULL.
+    /// [`WireError::Malformed`], at the first byte that rules out a greeting of ZMTP 3 with the NULL mechanism.
     pub fn decode(input: &[u8]) -> Result<Option<(Self, usize)>, WireError> {
         let malformed = |part, why| Err(WireError::Malformed { part, why });
-        if input.first().is_some_and(|octet| *octet != SIGNATURE_FIRST)
-            || input.get(MAJOR_AT - 1).is_some_and(|octet| *octet != SIGNATURE_LAST)
+        if input.first().is_some_and(|byte| *byte != SIGNATURE_FIRST)
+            || input.get(MAJOR_AT - 1).is_some_and(|byte| *byte != SIGNATURE_LAST)
         {
-            return malformed("greeting", "it does not begin with the signature of ZMTP");
+            return malformed("greeting", "missing ZMTP signature");
         }
         if input.get(MAJOR_AT).is_some_and(|major| *major < 3) {
-            return malformed("greeting", "versions before 3.0 are not spoken");
+            return malformed("greeting", "ZMTP versions before 3.0 are not supported");
         }
         let mechanism = &input[MECHANISM_AT.min(input.len())..AS_SERVER_AT.min(input.len())];
         if !MECHANISM.starts_with(mechanism) {
-            return malformed("greeting", "the only mechanism is NULL");
+            return malformed("greeting", "the only supported mechanism is NULL");
         }
-        if input.get(AS_SERVER_AT).is_some_and(|octet| *octet > 1) {
-            return malformed("greeting", "as-server is 0 or 1");
+        if input.get(AS_SERVER_AT).is_some_and(|byte| *byte > 1) {
+            return malformed("greeting", "as-server must be 0 or 1");
         }
         let Some(greeting) = input.get(..GREETING_BYTES) else { return Ok(None) };
         let found = Self { minor: greeting[MAJOR_AT + 1], as_server: greeting[AS_SERVER_AT] == 1 };
         Ok(Some((found, GREETING_BYTES)))
     }
 
-    /// Appends it.
+    /// Appends the greeting to `output`.
     pub fn encode(self, output: &mut Vec<u8>) {
         output.extend_from_slice(&[SIGNATURE_FIRST, 0, 0, 0, 0, 0, 0, 0, 0, SIGNATURE_LAST, 3, self.minor]);
         output.extend_from_slice(&MECHANISM);
@@ -93,7 +107,7 @@ impl Greeting {
     }
 }
 
-/// Where something stands in the octets, from their front.
+/// A range of bytes, as offsets from the front of the input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Span {
     from: usize,
@@ -108,17 +122,17 @@ pub struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// How many.
+    /// Number of frames.
     pub fn count(&self) -> usize {
         self.spans.len()
     }
 
-    /// One of them, from 0.
+    /// Returns the frame at `index`, from 0.
     pub fn get(&self, index: usize) -> Option<&'a [u8]> {
         self.spans.get(index).map(|span| &self.input[span.from..span.to])
     }
 
-    /// All, in their order.
+    /// Iterates over the frames in order.
     pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> {
         let input = self.input;
         self.spans.iter().map(move |span| &input[span.from..span.to])
@@ -131,37 +145,38 @@ impl PartialEq for Parts<'_> {
     }
 }
 
-/// What stands between the greeting and the end.
+/// An element of the stream after the greeting.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Item<'a> {
     /// A message.
     Message(Parts<'a>),
-    /// A command, to be read by [`command::Command::parse`].
+    /// A command's body, for [`command::Command::parse`].
     Command(&'a [u8]),
 }
 
-/// Cuts a stream of octets into messages and commands. It remembers the frames of an unfinished message, so that one that
-/// arrives in small pieces is looked at once and not once a piece.
+/// Splits a byte stream into messages and commands.
+///
+/// It remembers the frames of an incomplete message, so it scans a message that arrives in small pieces only once.
 #[derive(Debug, Default)]
 pub struct Cutter {
     spans: Vec<Span>,
-    /// Octets of the frames in `spans`, and of the commands between them.
+    /// Bytes of the frames in `spans` and of the commands between them.
     scanned: usize,
-    /// The message in `spans` was handed out.
+    /// The message in `spans` was returned to the caller.
     done: bool,
 }
 
-/// The first octets of a frame.
+/// The header of a frame.
 struct Head {
     flags: u8,
-    /// Where the body begins.
+    /// Offset of the body.
     from: usize,
-    /// Where it ends, as was announced.
+    /// Announced end of the body.
     to: u64,
 }
 
 impl Head {
-    /// `None`: it is not whole.
+    /// Returns `None` if the header is incomplete.
     fn read(input: &[u8], from: usize) -> Result<Option<Self>, WireError> {
         let Some(&flags) = input.get(from) else { return Ok(None) };
         let malformed = |why| Err(WireError::Malformed { part: "flags", why });
@@ -175,9 +190,9 @@ impl Head {
             let Some(length) = input.get(from + 1) else { return Ok(None) };
             (from + 2, u64::from(*length))
         } else {
-            let Some(octets) = input.get(from + 1..from + 9) else { return Ok(None) };
-            let octets = octets.try_into().expect("the range has eight octets");
-            (from + 9, u64::from_be_bytes(octets))
+            let Some(bytes) = input.get(from + 1..from + 9) else { return Ok(None) };
+            let bytes = bytes.try_into().expect("the range has eight bytes");
+            (from + 9, u64::from_be_bytes(bytes))
         };
         Ok(Some(Self { flags, from: begin, to: (begin as u64).saturating_add(length) }))
     }
@@ -186,7 +201,7 @@ impl Head {
         self.flags & COMMAND != 0
     }
 
-    /// A command has the bound of a header, a message with everything in it that of a frame.
+    /// Applies the header limit to a command and the frame limit to a message, including all its previous frames.
     fn check(&self, limits: &Limits) -> Result<(), WireError> {
         let length = self.to - self.from as u64;
         if self.is_command() && length > limits.header_bytes_max.into() {
@@ -201,18 +216,20 @@ impl Head {
 }
 
 impl Cutter {
-    /// At the beginning of a frame.
+    /// Creates a decoder at the beginning of a frame.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What is at the front of `input`, and how many octets it takes with it, which are 0 for a command inside of a message.
-    /// `None`: more is needed. Call it again with the same octets and more behind them, or with what is left without those
-    /// that were taken.
+    /// Returns the next item and the number of bytes that the caller must remove from the front of `input`.
+    ///
+    /// That number is 0 for a command inside a message. `None` means that more bytes are needed. Call it again with the same
+    /// bytes and more after them, or with the bytes that remain after the removal.
     ///
     /// # Errors
-    /// At the first octet that proves that this is no frame, or exceeds `limits`: `frame_bytes_max` for a message with all its
-    /// frames, `header_bytes_max` for a command; also for more than [`PARTS_MAX`] frames.
+    /// - [`WireError::Malformed`]: the flags are invalid.
+    /// - [`WireError::TooLarge`]: a message with all its frames exceeds `limits.frame_bytes_max`, a command exceeds
+    ///   `limits.header_bytes_max`, or a message has more than [`PARTS_MAX`] frames.
     pub fn next<'a>(
         &'a mut self,
         input: &'a [u8],
@@ -252,7 +269,9 @@ impl Cutter {
         }
     }
 
-    /// How many octets there must be for the next step, as far as that is known; 0 if it is not. Never more than the limit.
+    /// Returns the input size in bytes that the next step requires, or 0 if it is not known yet.
+    ///
+    /// The result never exceeds the limit.
     pub fn needed(&self, input: &[u8], limits: &Limits) -> usize {
         let scanned = if self.done { 0 } else { self.scanned };
         match Head::read(input, scanned) {
@@ -262,13 +281,13 @@ impl Cutter {
     }
 }
 
-/// Appends one frame of a message.
+/// Appends one frame of a message to `output`. `more` announces that further frames follow.
 pub fn encode_part(body: &[u8], more: bool, output: &mut Vec<u8>) {
     encode_head(if more { MORE } else { 0 }, body.len(), output);
     output.extend_from_slice(body);
 }
 
-/// Appends a message; one without frames is nothing.
+/// Appends a message to `output`. Without frames, it appends nothing.
 pub fn encode_message(parts: &[&[u8]], output: &mut Vec<u8>) {
     for (index, part) in parts.iter().enumerate() {
         encode_part(part, index + 1 < parts.len(), output);

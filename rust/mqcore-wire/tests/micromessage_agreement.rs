@@ -84,7 +84,7 @@ fn of_several_serializers_the_last_message_names_one() {
     let both = conclude(&offer, &answer, &lists("json;xml", ""), &Abilities::default()).unwrap_err();
     assert_eq!(both.token, Token::Extension);
     let none = conclude(&offer, &answer, &lists("", ""), &Abilities::default()).unwrap_err();
-    assert!(none.why.contains("json is required"), "{none}");
+    assert!(none.why.contains("json is missing"), "{none}");
 }
 
 #[test]
@@ -109,8 +109,8 @@ fn what_is_required_and_not_known_is_named() {
         ("microauth", "extension: unsupported microauth"),
         ("json;x-other", "extension: unsupported x-other"),
         ("x-", "extension: unsupported x-"),
-        ("batch-ack:max-count=0", "extension: max-count of batch-ack is a number from 1 to 32767"),
-        ("batch-ack:max-count=ten", "extension: max-count of batch-ack is a number from 1 to 32767"),
+        ("batch-ack:max-count=0", "extension: max-count of batch-ack must be a number from 1 to 32767"),
+        ("batch-ack:max-count=ten", "extension: max-count of batch-ack must be a number from 1 to 32767"),
     ] {
         assert_eq!(answered((required, ""), "").unwrap_err(), why);
     }
@@ -130,19 +130,28 @@ fn what_neither_side_offered_or_what_is_left_out_is_refused() {
     };
     assert_eq!(concluded("json;batch-ack:max-count=5", "pub-sub"), Ok(()));
     assert_eq!(concluded("", "json;batch-ack:max-count=5"), Ok(()));
-    assert_eq!(concluded("json", "").unwrap_err(), "batch-ack is required, and missing in the last message");
-    assert_eq!(concluded("batch-ack", "").unwrap_err(), "json is required, and missing in the last message");
-    assert_eq!(concluded("json;batch-ack;x-note", "").unwrap_err(), "x-note was offered by neither side");
+    assert_eq!(
+        concluded("json", "").unwrap_err(),
+        "required extension batch-ack is missing in the final message"
+    );
+    assert_eq!(
+        concluded("batch-ack", "").unwrap_err(),
+        "required extension json is missing in the final message"
+    );
+    assert_eq!(
+        concluded("json;batch-ack;x-note", "").unwrap_err(),
+        "extension x-note was not offered by either side"
+    );
     let window = concluded("json;batch-ack:max-count=1001", "").unwrap_err();
-    assert_eq!(window, "max-count is 1001, at most 1000 may be unacknowledged");
+    assert_eq!(window, "max-count 1001 exceeds the maximum of 1000 unacknowledged messages");
 }
 
 #[test]
 fn extensions_that_exclude_each_other_are_refused() {
     let of = |list: &str| Agreement::of(demand(list)).map(|_| ()).map_err(|failure| failure.why);
     assert_eq!(of("ack;batch-ack").unwrap_err(), "ack and batch-ack exclude each other");
-    assert_eq!(of("x-nack").unwrap_err(), "x-nack needs ack or batch-ack");
-    assert!(of("json;protobuf").unwrap_err().starts_with("payloads are written in one of"));
+    assert_eq!(of("x-nack").unwrap_err(), "x-nack requires ack or batch-ack");
+    assert!(of("json;protobuf").unwrap_err().starts_with("json, xml and protobuf exclude each other"));
     assert_eq!(of("x-nack;batch-ack;json;x-mqcore;dotnet;pub-sub;x-note"), Ok(()));
 }
 
@@ -188,7 +197,7 @@ fn another_major_version_is_not_spoken_and_another_minor_one_is() {
     let failure = check_version(&Handshake { major: 2, ..handshake("", "") }).unwrap_err();
     let mut octets = Vec::new();
     failure.encode(&mut octets);
-    assert_eq!(octets, b"\x04\x17version: 2.0 not spoken");
+    assert_eq!(octets, b"\x04\x1dversion: 2.0 is not supported");
 }
 
 #[test]

@@ -53,9 +53,9 @@ pub enum Group {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
     Same(&'static str),
-    /// Text as octets.
-    Octets(&'static str),
-    /// Octets as text; what is no UTF-8 in them is replaced.
+    /// Text as bytes.
+    Bytes(&'static str),
+    /// Bytes as text; what is no UTF-8 in them is replaced.
     Text(&'static str),
     Channel,
     QueueId,
@@ -88,7 +88,7 @@ const HEADERS: &str = "array<struct<key:string,value:binary>>";
 
 /// Columns of [`View::Messages`].
 const MESSAGES: &[Column] = &[
-    column("key", Group::Default, BINARY, Source::Octets("message_id")),
+    column("key", Group::Default, BINARY, Source::Bytes("message_id")),
     column("value", Group::Default, BINARY, Source::Same("body")),
     column("channel", Group::Default, "string", Source::Channel),
     column("queue_id", Group::Default, "int", Source::QueueId),
@@ -172,7 +172,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Looks columns up by name. Those of octets that `texts` names are text instead.
+    /// Looks columns up by name. Those of bytes that `texts` names are text instead.
     ///
     /// # Errors
     /// In words: which is unknown or cannot be text, and what there is.
@@ -229,9 +229,9 @@ impl Column {
     fn told_as(self, text: bool) -> Result<Self, String> {
         let source = match self.source {
             source if !text => source,
-            Source::Octets(name) => Source::Same(name),
+            Source::Bytes(name) => Source::Same(name),
             Source::Same(name) if self.spark_type == BINARY => Source::Text(name),
-            _ => return Err(format!("the column {} has no octets that could be text", self.name)),
+            _ => return Err(format!("the column {} has no bytes that could be text", self.name)),
         };
         Ok(Self { source, ..self })
     }
@@ -241,7 +241,7 @@ impl Column {
             Source::Same(name) => {
                 table.field_with_name(name).map_or(DataType::Null, |field| field.data_type().clone())
             }
-            Source::Octets(_) => DataType::Binary,
+            Source::Bytes(_) => DataType::Binary,
             Source::Channel | Source::Text(_) => DataType::Utf8,
             Source::QueueId | Source::Zero => DataType::Int32,
             Source::Sequence => DataType::Int64,
@@ -250,7 +250,7 @@ impl Column {
 
     fn needs(&self) -> &[&'static str] {
         match &self.source {
-            Source::Same(name) | Source::Octets(name) | Source::Text(name) => std::slice::from_ref(name),
+            Source::Same(name) | Source::Bytes(name) | Source::Text(name) => std::slice::from_ref(name),
             Source::Channel | Source::QueueId => &["queue"],
             Source::Sequence => &["note", "position"],
             Source::Zero => &[],
@@ -260,7 +260,7 @@ impl Column {
     fn make(&self, rows: &RecordBatch) -> Result<ArrayRef, ArrowError> {
         Ok(match self.source {
             Source::Same(name) => Arc::clone(named(rows, name)?),
-            Source::Octets(name) => Arc::new(BinaryArray::from(text(rows, name)?.clone())),
+            Source::Bytes(name) => Arc::new(BinaryArray::from(text(rows, name)?.clone())),
             Source::Text(name) => Arc::new(as_text(named(rows, name)?, name)?),
             Source::Channel => Arc::new(channels(rows)?),
             Source::QueueId => Arc::new(queue_ids(rows)?),
@@ -294,11 +294,11 @@ pub(super) fn sequences(rows: &RecordBatch) -> Result<Int64Array, ArrowError> {
         .collect())
 }
 
-fn as_text(octets: &ArrayRef, name: &str) -> Result<StringArray, ArrowError> {
-    let octets = octets.as_binary_opt::<i32>().ok_or_else(|| other_type(name))?;
-    StringArray::try_from_binary(octets.clone()).or_else(|_| {
-        let mut made = StringBuilder::with_capacity(octets.len(), octets.value_data().len());
-        for value in octets {
+fn as_text(bytes: &ArrayRef, name: &str) -> Result<StringArray, ArrowError> {
+    let bytes = bytes.as_binary_opt::<i32>().ok_or_else(|| other_type(name))?;
+    StringArray::try_from_binary(bytes.clone()).or_else(|_| {
+        let mut made = StringBuilder::with_capacity(bytes.len(), bytes.value_data().len());
+        for value in bytes {
             made.append_option(value.map(String::from_utf8_lossy));
         }
         Ok(made.finish())
@@ -341,18 +341,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn octets_that_are_no_text_harm_no_other_row_where_text_is_wanted() {
+    fn bytes_that_are_no_text_harm_no_other_row_where_text_is_wanted() {
         let rows: ArrayRef = Arc::new(BinaryArray::from_opt_vec(vec![
             Some("Gr\u{fc}\u{df}e".as_bytes()),
             None,
             Some(b"a\xffb"),
             Some(b""),
         ]));
-        let found = as_text(&rows, "body").expect("these are octets");
+        let found = as_text(&rows, "body").expect("these are bytes");
         let texts: Vec<_> = found.iter().collect();
         assert_eq!(texts, [Some("Gr\u{fc}\u{df}e"), None, Some("a\u{fffd}b"), Some("")]);
         let sound: ArrayRef = Arc::new(BinaryArray::from_vec(vec![b"one", b"two"]));
-        assert_eq!(as_text(&sound, "body").expect("these are octets"), StringArray::from(vec!["one", "two"]));
+        assert_eq!(as_text(&sound, "body").expect("these are bytes"), StringArray::from(vec!["one", "two"]));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::manifest::FileEntry;
 
 /// Patterns of queues at most.
 const QUEUES_MAX: usize = 1024;
-/// What a pattern may become, in octets.
+/// What a pattern may become, in bytes.
 const PATTERN_BYTES_MAX: usize = 1 << 20;
 
 #[derive(Debug, Deserialize)]
@@ -51,7 +51,7 @@ impl Request {
     /// |---|---|
     /// | `view` | `messages` or `steps` |
     /// | `columns` | their names, in the order in which they are wanted |
-    /// | `texts` | of those of octets the ones that are told as text; what is no UTF-8 in them is replaced |
+    /// | `texts` | of those of bytes the ones that are told as text; what is no UTF-8 in them is replaced |
     /// | `queues` | channels (all of their queues) or `channel/id`, compared without regard to case; `*` stands for anything |
     /// | `pattern` | a regular expression that must fit all of `channel/id` |
     /// | `kinds` | kinds of steps |
@@ -166,7 +166,7 @@ mod tests {
         for (text, word) in [
             ("{}", "view"),
             (r#"{"view":"steps","columns":["nothing"]}"#, "there are timestamp"),
-            (r#"{"view":"steps","columns":["kind"],"texts":["kind"]}"#, "no octets"),
+            (r#"{"view":"steps","columns":["kind"],"texts":["kind"]}"#, "no bytes"),
             (r#"{"view":"steps","columns":[],"pattern":"("}"#, "pattern"),
             (r#"{"view":"steps","columns":[],"since":1}"#, "since"),
         ] {

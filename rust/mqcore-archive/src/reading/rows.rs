@@ -33,7 +33,7 @@ use crate::tables::{Rows, StepPlace};
 
 /// Rows of a batch at most.
 const BATCH_ROWS: usize = 16 * 1024;
-/// Octets after which a batch is made: larger ones are slower to hand on, because fresh memory is slow.
+/// Bytes after which a batch is made: larger ones are slower to hand on, because fresh memory is slow.
 const BATCH_BYTES: usize = 2 * 1024 * 1024;
 /// Columns that decide whether a row is wanted.
 const DECIDING: [&str; 5] = ["time", "note", "position", "kind", "queue"];

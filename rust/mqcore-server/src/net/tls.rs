@@ -18,7 +18,7 @@ use mqcore_broker::model::time::Timestamp;
 use mqcore_tls::certificate::{Certificate, seconds_between};
 use mqcore_tls::error::TlsConfigError;
 use mqcore_tls::listener::{ListenerTls, Loaded};
-use mqcore_tls::refusal::{FIRST_OCTETS, Refusal};
+use mqcore_tls::refusal::{FIRST_BYTES, Refusal};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
@@ -301,7 +301,7 @@ pub(crate) async fn secure(
 /// The peer's first octets, which tell what it speaks if it is not TLS.
 #[derive(Debug, Default)]
 struct First {
-    octets: [u8; FIRST_OCTETS],
+    octets: [u8; FIRST_BYTES],
     count: usize,
 }
 

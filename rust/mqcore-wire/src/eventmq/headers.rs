@@ -1,30 +1,29 @@
-//! The headers of a job: words between commas, some with a number behind a colon.
+//! Job headers ("Headers"): comma-separated words, some with a number after a colon.
 
-/// What the sender wishes for its job. Words that nobody knows are skipped; a number that nobody can mean counts as not
-/// given.
+/// Options of a job or schedule. Unknown words are ignored, and an invalid number counts as 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Headers {
-    /// `reply-requested`: the sender wants the result.
+    /// `reply-requested`: the client wants the result.
     pub reply_requested: bool,
-    /// `guarantee`: the job stays until a worker has finished it.
+    /// `guarantee`: the broker keeps the job until a worker has finished it.
     pub guarantee: bool,
-    /// `nohaste`: the first run is after the interval, not at once.
+    /// `nohaste`: the first run starts after one interval instead of immediately.
     pub nohaste: bool,
-    /// `retry-count:N`: how often a job that failed is tried again. Default 0.
+    /// `retry-count:N`: how often a failed job is retried. Default 0.
     pub retry_count: u32,
-    /// `timeout:N`: seconds that a job may take; 0, the default: no end.
+    /// `timeout:N`: time limit of the job in seconds. Default 0: no limit.
     pub timeout: u32,
-    /// `priority:N`: above 0, the default: before all jobs that have 0.
+    /// `priority:N`: a job above 0 runs before all jobs of priority 0. Default 0.
     pub priority: u32,
-    /// `run_count:N`: how often a schedule runs in all; 0, the default: without end.
+    /// `run_count:N`: total number of runs of a schedule. Default 0: no limit.
     pub run_count: u32,
 }
 
 impl Headers {
-    /// Reads them.
+    /// Parses header text.
     pub fn parse(text: &[u8]) -> Self {
         let mut headers = Self::default();
-        for word in text.split(|octet| *octet == b',') {
+        for word in text.split(|byte| *byte == b',') {
             let colon = memchr::memchr(b':', word).unwrap_or(word.len());
             let (name, value) = (word[..colon].trim_ascii(), word.get(colon + 1..));
             match name {
@@ -41,7 +40,7 @@ impl Headers {
         headers
     }
 
-    /// As it is written.
+    /// Appends the header text.
     pub fn encode(&self, output: &mut Vec<u8>) {
         let mut words = Vec::new();
         for (said, word) in [
@@ -67,26 +66,26 @@ impl Headers {
     }
 }
 
-/// `unique:KEY`: of all jobs of this key a queue has one at a time. Any octets but a comma, as they stand there.
+/// Returns the key of `unique:KEY`. A queue holds at most one job per key. The key may contain any bytes except a comma.
 pub fn unique_key(text: &[u8]) -> Option<&[u8]> {
     value(text, b"unique")
 }
 
-/// The value of a word that [`Headers`] does not know; empty if it has none.
+/// Returns the value of the word `name`, which is empty if the word has none. For words unknown to [`Headers`].
 #[must_use]
 pub fn value<'a>(text: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     words(text).find(|(found, _)| *found == name).map(|(_, value)| value)
 }
 
-/// All words with their values, as far as they are not empty.
+/// Iterates over all non-empty words with their values.
 pub fn words(text: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
-    text.split(|octet| *octet == b',').map(<[u8]>::trim_ascii).filter(|word| !word.is_empty()).map(|word| {
+    text.split(|byte| *byte == b',').map(<[u8]>::trim_ascii).filter(|word| !word.is_empty()).map(|word| {
         let colon = memchr::memchr(b':', word).unwrap_or(word.len());
         (word[..colon].trim_ascii(), word.get(colon + 1..).unwrap_or_default().trim_ascii())
     })
 }
 
-/// A word that stands there is meant, unless it says that it is not.
+/// A word sets its option unless its value is `0` or `false`.
 fn said(value: Option<&[u8]>) -> bool {
     value.is_none_or(|value| {
         let value = value.trim_ascii();

@@ -1,32 +1,33 @@
-//! The queues that a worker serves, as it announces them: `[[30, "high"], [10, "default"]]`.
+//! The queues that a worker serves, as announced in INFORM: `[[30, "high"], [10, "default"]]`.
 //!
-//! Programs write JSON. The published document shows `[30, 'high'], [10, 'default']`, without a list around them and with other
-//! quotes; both are read. Nothing at all means the queue `default`.
+//! The original programs send JSON. The published document shows `[30, 'high'], [10, 'default']`, without an outer list and
+//! with single quotes. The parser accepts both. Empty text means the queue `default`.
 
 use super::{Mistake, NAME_BYTES_MAX};
 
-/// Queues that one worker may serve.
+/// Maximum number of queues per worker.
 pub const QUEUES_MAX: usize = 256;
-/// What a worker serves that names none, and where a job goes that nobody would serve elsewhere.
+/// Queue of workers that name none, and of jobs whose queue has no workers.
 pub const DEFAULT: &str = "default";
-/// The weight of a queue that was not named.
+/// Weight of [`DEFAULT`] if the worker names no queue.
 pub const DEFAULT_WEIGHT: i32 = 10;
 
-/// A queue of a worker.
+/// A queue that a worker serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WeightedQueue {
-    /// Workers with a larger one for a queue get its jobs first.
+    /// Jobs go to the workers with the largest weight for their queue first.
     pub weight: i32,
-    /// The queue's name.
+    /// Queue name.
     pub name: String,
 }
 
-/// Reads the queues, in the order in which they stand there. A queue that is named twice has its first weight.
+/// Parses the queues in the order in which they appear. A queue that appears twice keeps its first weight.
 ///
 /// # Errors
-/// [`Mistake::Queues`], [`Mistake::NameTooLong`].
+/// - [`Mistake::Queues`]: the text is not a list of pairs, or has more than [`QUEUES_MAX`] of them.
+/// - [`Mistake::NameTooLong`]: a queue name exceeds [`NAME_BYTES_MAX`] bytes.
 pub fn parse(text: &[u8]) -> Result<Vec<WeightedQueue>, Mistake> {
-    let text = std::str::from_utf8(text).map_err(|_| Mistake::Queues("it is not UTF-8"))?;
+    let text = std::str::from_utf8(text).map_err(|_| Mistake::Queues("it is not valid UTF-8"))?;
     let mut reader = Reader { rest: text.trim() };
     let mut queues = Vec::new();
     if !reader.is_empty() {
@@ -36,7 +37,7 @@ pub fn parse(text: &[u8]) -> Result<Vec<WeightedQueue>, Mistake> {
             reader.expect(']')?;
         }
         if !reader.is_empty() {
-            return Err(Mistake::Queues("something stands behind it"));
+            return Err(Mistake::Queues("unexpected text after the list"));
         }
     }
     if queues.is_empty() {
@@ -45,7 +46,7 @@ pub fn parse(text: &[u8]) -> Result<Vec<WeightedQueue>, Mistake> {
     Ok(queues)
 }
 
-/// Appends them as JSON.
+/// Appends `queues` as JSON.
 pub fn encode(queues: &[WeightedQueue], output: &mut String) {
     output.push('[');
     for (index, queue) in queues.iter().enumerate() {
@@ -58,13 +59,13 @@ pub fn encode(queues: &[WeightedQueue], output: &mut String) {
     output.push(']');
 }
 
-/// Appends a text as JSON, in ASCII.
+/// Appends `text` as a JSON string in ASCII.
 pub fn encode_text(text: &str, output: &mut String) {
     output.push('"');
     for unit in text.encode_utf16() {
         match u8::try_from(unit) {
-            Ok(octet @ (b'"' | b'\\')) => output.extend(['\\', char::from(octet)]),
-            Ok(octet @ b' '..=b'~') => output.push(char::from(octet)),
+            Ok(byte @ (b'"' | b'\\')) => output.extend(['\\', char::from(byte)]),
+            Ok(byte @ b' '..=b'~') => output.push(char::from(byte)),
             _ => output.push_str(&format!("\\u{unit:04x}")),
         }
     }
@@ -95,10 +96,10 @@ impl<'a> Reader<'a> {
         if self.take(wanted) {
             return Ok(());
         }
-        Err(Mistake::Queues("each queue is a list of a weight and a name"))
+        Err(Mistake::Queues("each queue must be a list of a weight and a name"))
     }
 
-    /// Whether there is a list around the pairs; takes its beginning.
+    /// Whether there is an outer list; consumes its opening bracket.
     fn begins_list(&mut self) -> bool {
         let listed = self.rest.strip_prefix('[').map(str::trim_start);
         match listed {
@@ -127,7 +128,7 @@ impl<'a> Reader<'a> {
                 queues.push(WeightedQueue { weight, name });
             }
             if queues.len() > QUEUES_MAX {
-                return Err(Mistake::Queues("a worker serves 256 queues at most"));
+                return Err(Mistake::Queues("a worker serves at most 256 queues"));
             }
             if !self.take(',') {
                 return Ok(());
@@ -140,11 +141,11 @@ impl<'a> Reader<'a> {
         let end = rest.find(|c: char| c != '-' && !c.is_ascii_digit()).unwrap_or(rest.len());
         let (number, rest) = rest.split_at(end);
         self.rest = rest;
-        number.parse().map_err(|_| Mistake::Queues("a weight is a whole number"))
+        number.parse().map_err(|_| Mistake::Queues("a weight must be an integer"))
     }
 
     fn text(&mut self) -> Result<String, Mistake> {
-        let unfinished = Mistake::Queues("a name stands between quotes");
+        let unfinished = Mistake::Queues("a name must be enclosed in quotes");
         let rest = self.rest.trim_start();
         let quote = rest.chars().next().filter(|c| matches!(c, '"' | '\'')).ok_or(unfinished.clone())?;
         let mut chars = rest[1..].chars();
@@ -155,17 +156,17 @@ impl<'a> Reader<'a> {
                 break;
             }
             if c == '\\' {
-                units.push(escaped(&mut chars).ok_or(Mistake::Queues("nobody knows this escape"))?);
+                units.push(escaped(&mut chars).ok_or(Mistake::Queues("unknown escape sequence"))?);
             } else {
                 units.extend_from_slice(c.encode_utf16(&mut [0; 2]));
             }
-            // Beyond this it is too long, whatever follows.
+            // A longer name exceeds the limit in any encoding, so scanning stops here.
             if units.len() > 4 * NAME_BYTES_MAX {
                 return Err(Mistake::NameTooLong { what: "the queue's name", size: units.len() });
             }
         }
         self.rest = chars.as_str();
-        String::from_utf16(&units).map_err(|_| Mistake::Queues("half of a character is missing"))
+        String::from_utf16(&units).map_err(|_| Mistake::Queues("unpaired surrogate in a name"))
     }
 }
 
@@ -180,8 +181,8 @@ fn escaped(chars: &mut std::str::Chars<'_>) -> Option<u16> {
         'u' => {
             let digits = chars.as_str().get(..4)?;
             *chars = chars.as_str()[4..].chars();
-            // `from_str_radix` would take a sign.
-            if !digits.bytes().all(|octet| octet.is_ascii_hexdigit()) {
+            // `from_str_radix` would accept a sign.
+            if !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
                 return None;
             }
             u16::from_str_radix(digits, 16).ok()?

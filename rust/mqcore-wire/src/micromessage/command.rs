@@ -1,45 +1,46 @@
-//! What stands in a COMMAND frame: `name;key=value,key=value`.
+//! The payload of a COMMAND frame: `name;key=value,key=value`.
 
 use std::borrow::Cow;
 
 use super::field::{decode_value, encode_value, is_encoded, is_field, is_key};
 use crate::error::WireError;
 
-/// Keys that one command may have.
+/// Maximum number of arguments in one command.
 pub const ARGUMENTS_MAX: usize = 64;
 
-/// A command.
+/// A parsed COMMAND payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Command<'a> {
-    /// Its name, in lower case.
+    /// Command name, in lower case.
     pub name: String,
-    /// Keys, and values with their percent-encoding undone.
+    /// Arguments: keys and percent-decoded values.
     pub arguments: Vec<(&'a str, Cow<'a, [u8]>)>,
 }
 
 impl Command<'_> {
-    /// The value of the argument that is called so; the last one, if there are several.
+    /// Returns the value of the argument `key`; the last one if it repeats.
     pub fn argument(&self, key: &str) -> Option<&[u8]> {
         self.arguments.iter().rev().find(|(known, _)| *known == key).map(|(_, value)| &**value)
     }
 }
 
-/// Reads the payload of a COMMAND frame. The case of the name does not matter.
+/// Parses the payload of a COMMAND frame. Command names are case-insensitive.
 ///
 /// # Errors
-/// [`WireError::Malformed`] if it is not of the form above.
+/// [`WireError::Malformed`] if the payload does not have the form `name;key=value,key=value`, or has more than
+/// [`ARGUMENTS_MAX`] arguments.
 pub fn parse(payload: &[u8]) -> Result<Command<'_>, WireError> {
-    let (name, arguments) = match payload.iter().position(|octet| *octet == b';') {
+    let (name, arguments) = match payload.iter().position(|byte| *byte == b';') {
         Some(at) => (&payload[..at], &payload[at + 1..]),
         None => (payload, &[][..]),
     };
     let name = name.to_ascii_lowercase();
     if !is_field(&name) {
-        return malformed("its name is made of letters, digits and hyphens");
+        return malformed("a name must consist of letters, digits and hyphens");
     }
-    let name = String::from_utf8(name).or_else(|_| malformed("its name is ASCII"))?;
+    let name = String::from_utf8(name).or_else(|_| malformed("a name must be ASCII"))?;
     let mut command = Command { name, arguments: Vec::new() };
-    for argument in arguments.split(|octet| *octet == b',').filter(|argument| !argument.is_empty()) {
+    for argument in arguments.split(|byte| *byte == b',').filter(|argument| !argument.is_empty()) {
         if command.arguments.len() == ARGUMENTS_MAX {
             return malformed("a command has at most 64 arguments");
         }
@@ -49,14 +50,14 @@ pub fn parse(payload: &[u8]) -> Result<Command<'_>, WireError> {
 }
 
 fn parse_argument(argument: &[u8]) -> Result<(&str, Cow<'_, [u8]>), WireError> {
-    let Some(at) = argument.iter().position(|octet| *octet == b'=') else {
-        return malformed("an argument is `key=value`");
+    let Some(at) = argument.iter().position(|byte| *byte == b'=') else {
+        return malformed("an argument must have the form `key=value`");
     };
     let (key, value) = (&argument[..at], &argument[at + 1..]);
     match std::str::from_utf8(key) {
         Ok(key) if is_key(key.as_bytes()) && is_encoded(value) => Ok((key, decode_value(value))),
-        Ok(key) if is_key(key.as_bytes()) => malformed("the value of an argument is percent-encoded"),
-        _ => malformed("the key of an argument is made of letters, digits and hyphens"),
+        Ok(key) if is_key(key.as_bytes()) => malformed("the value of an argument must be percent-encoded"),
+        _ => malformed("the key of an argument must consist of letters, digits and hyphens"),
     }
 }
 

@@ -1,13 +1,13 @@
-//! What goes with a payload: properties, what it is written in and which type it has, as header text and back.
+//! Maps the properties, serializer and type of a MicroMessage2 payload to header text and back.
 //!
-//! | header | holds |
+//! | header | content |
 //! |---|---|
-//! | `Mm2-Properties` | the list of properties as its sender wrote it |
-//! | `Mm2-Type` | the type that a `dotnet` frame named |
-//! | `Content-Type` | the serializer that its sender agreed on |
+//! | `Mm2-Properties` | the property list as the producer sent it |
+//! | `Mm2-Type` | the type name from a `dotnet` frame |
+//! | `Content-Type` | the serializer that the producer negotiated |
 //!
-//! Other headers, of messages that came another way, are properties whose values are text. Both sides of a connection, and
-//! consumers of other protocols, see a message by these headers.
+//! All other headers, of messages from other protocols, become text properties. Both sides of a connection, and consumers
+//! of other protocols, see a message through these headers.
 
 use std::borrow::Cow;
 
@@ -21,12 +21,12 @@ const TYPE: &[u8] = b"Mm2-Type:";
 const CONTENT_TYPE: &[u8] = b"Content-Type:";
 const LINE_END: &[u8] = b"\r\n";
 
-/// Octets of header text that a message can have.
+/// Maximum size of a message's header text in bytes.
 const HEADERS_BYTES_MAX: usize = 65_535;
-/// Octets of a type's name at most.
+/// Maximum size of a type name in bytes.
 const TYPE_BYTES_MAX: usize = 1024;
 
-/// Header lines that are the same for message after message.
+/// Returns the header lines that all messages of a sender share.
 pub fn common_lines(serializer: Option<&str>, type_name: &[u8]) -> Vec<u8> {
     let mut lines = Vec::new();
     if let Some(serializer) = serializer {
@@ -44,24 +44,23 @@ fn append(name: &[u8], value: &[u8], lines: &mut Vec<u8>) {
     lines.extend_from_slice(LINE_END);
 }
 
-/// Refuses a type's name that could not stand in a header.
+/// Rejects a type name that cannot be written as a header.
 ///
 /// # Errors
-/// [`Failure`] says what is wrong with it.
+/// [`Failure`] if the name is not UTF-8, contains control characters or is longer than 1024 bytes.
 pub fn check_type(name: &[u8]) -> Result<(), Failure> {
     let readable = std::str::from_utf8(name).is_ok_and(|name| !name.chars().any(char::is_control));
     if readable && name.len() <= TYPE_BYTES_MAX {
         return Ok(());
     }
-    let why =
-        format!("the name of a type is UTF-8 without control characters, {TYPE_BYTES_MAX} octets at most");
+    let why = format!("a type name must be UTF-8 without control characters, at most {TYPE_BYTES_MAX} bytes");
     Err(Failure::new(Token::Malformed, why))
 }
 
-/// Appends the header text of a message with these properties.
+/// Appends the header text of a message with the property list `list` and the shared lines `common`.
 ///
 /// # Errors
-/// [`Failure`] if they are not of their form, could end a header, or are too many for one.
+/// [`Failure`] if the properties are malformed, contain a line break, or exceed the maximum header size.
 pub fn write_headers(list: &[u8], common: &[u8], output: &mut Vec<u8>) -> Result<(), Failure> {
     let before = output.len();
     if !list.is_empty() {
@@ -70,30 +69,27 @@ pub fn write_headers(list: &[u8], common: &[u8], output: &mut Vec<u8>) -> Result
     }
     output.extend_from_slice(common);
     if output.len() - before > HEADERS_BYTES_MAX {
-        return Err(Failure::new(
-            Token::TooLarge,
-            "properties and type together have more than 65535 octets",
-        ));
+        return Err(Failure::new(Token::TooLarge, "properties and type together exceed 65535 bytes"));
     }
     Ok(())
 }
 
-/// What the header text of a message says to a peer of this protocol.
+/// A message's header text, as a MicroMessage2 peer sees it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Content<'a> {
-    /// As a list, to be written into its frame.
+    /// Property list, as written into a frame.
     pub properties: Cow<'a, [u8]>,
-    /// Empty: it has none.
+    /// Type name; empty if there is none.
     pub type_name: &'a [u8],
-    /// Headers that cannot be properties, by their names or because they are too many.
+    /// Number of headers that cannot be properties, because of their names or the size limit.
     pub left_out: usize,
 }
 
 impl<'a> Content<'a> {
-    /// Reads header text.
+    /// Parses header text.
     pub fn read(headers: &'a [u8]) -> Self {
         let mut content = Self { properties: Cow::Borrowed(&[]), type_name: &[], left_out: 0 };
-        let lines = headers.split(|octet| *octet == b'\n').filter(|line| !line.is_empty());
+        let lines = headers.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         for line in lines {
             let line = line.strip_suffix(b"\r").unwrap_or(line);
             if let Some(list) = line.strip_prefix(PROPERTIES) {
@@ -111,9 +107,9 @@ impl<'a> Content<'a> {
     }
 }
 
-/// Appends a header as a property whose value is text; how many could not be.
+/// Appends a header line as a text property. Returns the number of properties left out.
 fn add_text(list: &mut Cow<'_, [u8]>, line: &[u8]) -> usize {
-    let Some(at) = line.iter().position(|octet| *octet == b':') else { return 1 };
+    let Some(at) = line.iter().position(|byte| *byte == b':') else { return 1 };
     match std::str::from_utf8(line[..at].trim_ascii()) {
         Ok(key) if is_key(key.as_bytes()) => {
             let mut property = Vec::new();
@@ -125,7 +121,7 @@ fn add_text(list: &mut Cow<'_, [u8]>, line: &[u8]) -> usize {
     }
 }
 
-/// Appends properties to a list, unless it becomes longer than its length can say; how many were left out.
+/// Appends properties to a list unless it would exceed its length field. Returns the number of properties left out.
 fn add(list: &mut Cow<'_, [u8]>, more: &[u8]) -> usize {
     let parted = list.last().is_none_or(|last| *last == b';');
     if list.len() + usize::from(!parted) + more.len() > PROPERTIES_BYTES_MAX {
@@ -144,18 +140,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn properties_and_type_come_back_as_they_were_written() {
+    fn properties_and_type_survive_a_round_trip_through_headers() {
         let mut headers = Vec::new();
         let common = common_lines(Some("json"), b"Shop.Order, Shop");
         write_headers(b"price:N1;name:THello%20world", &common, &mut headers).unwrap();
         let content = Content::read(&headers);
         assert_eq!(&*content.properties, b"price:N1;name:THello%20world");
-        assert!(matches!(content.properties, Cow::Borrowed(_)), "nothing is copied for it");
+        assert!(matches!(content.properties, Cow::Borrowed(_)), "the list is not copied");
         assert_eq!(content.type_name, b"Shop.Order, Shop");
     }
 
     #[test]
-    fn headers_of_other_protocols_are_properties_of_text() {
+    fn headers_of_other_protocols_become_text_properties() {
         let content =
             Content::read(b"Schema: order 1\r\nMm2-Properties:a:N1\r\nbad key:x\r\nnothing\r\nTopic:t;1\r\n");
         assert_eq!(content.properties.escape_ascii().to_string(), "Schema:Torder%201;a:N1;Topic:Tt%3B1;");
@@ -163,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn properties_that_could_end_a_header_are_refused() {
+    fn properties_with_line_breaks_are_rejected() {
         for list in [&b"a:Tb\r\nForged:yes"[..], b"a:\n", b"a:b\rc", b"a", b"a b:c"] {
             let failure = write_headers(list, b"", &mut Vec::new()).unwrap_err();
             assert_eq!(failure.token, Token::Malformed, "{}", list.escape_ascii());
@@ -174,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_are_too_many_for_a_list_are_left_out() {
+    fn headers_beyond_the_property_limit_are_left_out() {
         let line = format!("key:{}\r\n", " ;".repeat(1000));
         let headers = line.repeat(30);
         let content = Content::read(headers.as_bytes());

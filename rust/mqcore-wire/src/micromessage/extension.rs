@@ -1,45 +1,45 @@
-//! The extensions that are known by name, and what two sides agreed on.
+//! The known extensions, and the agreement that a handshake results in.
 //!
-//! | name | frames | what it is for |
+//! | name | frames | purpose |
 //! |---|---|---|
-//! | `ack` | a number | one message at a time, each acknowledged |
-//! | `batch-ack` | a number | as many as `max-count`, acknowledged up to a number |
-//! | `json`, `xml`, `protobuf` | none | what payloads are written in |
-//! | `dotnet` | a type's name | what the next message, and those behind it, are |
-//! | `pub-sub` | none | the commands `subscribe` and `unsubscribe` |
-//! | `x-nack` | a number | one message is refused |
-//! | `x-mqcore` | none | commands are answered |
-//! | `x-...` | its own | whatever both sides take it for |
+//! | `ack` | sequence number | acknowledge each message before the next is sent |
+//! | `batch-ack` | sequence number | up to `max-count` unacknowledged messages; acknowledgements are cumulative |
+//! | `json`, `xml`, `protobuf` | none | serializer of payloads |
+//! | `dotnet` | type name | type of the next message and those after it |
+//! | `pub-sub` | none | commands `subscribe` and `unsubscribe` |
+//! | `x-nack` | sequence number | reject one message |
+//! | `x-mqcore` | none | responses to commands |
+//! | `x-...` | own | vendor extension |
 
 use super::failure::{Failure, Token};
 use super::handshake::Extension;
 
-/// Acknowledges each message before the next is sent.
+/// Acknowledge each message before the next is sent.
 pub const ACK: &str = "ack";
-/// Acknowledges several messages at once.
+/// Acknowledge several messages at once.
 pub const BATCH_ACK: &str = "batch-ack";
-/// Names the type of the next message.
+/// Name the type of the next message.
 pub const DOTNET: &str = "dotnet";
-/// Lets a client subscribe.
+/// Let a client subscribe.
 pub const PUB_SUB: &str = "pub-sub";
-/// Refuses one message.
+/// Reject a single message.
 pub const X_NACK: &str = "x-nack";
-/// Answers commands, and carries credentials in its property `token`.
+/// Respond to commands. The property `token` carries credentials.
 pub const X_MQCORE: &str = "x-mqcore";
-/// What payloads may be written in.
+/// Serializers of payloads.
 pub const SERIALIZERS: [&str; 3] = ["json", "xml", "protobuf"];
 
-/// The property that says how many messages may be unacknowledged.
+/// Property with the maximum number of unacknowledged messages.
 pub const MAX_COUNT: &str = "max-count";
-/// Other spellings of it, which are read and never written.
+/// Accepted spellings of [`MAX_COUNT`]; only the first is written.
 const MAX_COUNT_TOO: [&str; 4] = [MAX_COUNT, "count", "batch-max", "MessagesPerAck"];
 
-/// Unacknowledged messages with `batch-ack` where nobody says how many.
+/// Maximum number of unacknowledged messages under `batch-ack` if neither side specifies one.
 pub const WINDOW_DEFAULT: u16 = 10;
-/// The most that can be agreed on: half the numbers there are, so that old and new ones are never confused.
+/// Largest window that can be negotiated: half of all sequence numbers, so that old and new ones cannot be confused.
 pub const WINDOW_MAX: u16 = 32_767;
 
-/// What an extension is about.
+/// The purpose of an extension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// `ack` or `batch-ack`.
@@ -54,12 +54,12 @@ pub enum Kind {
     Refuses,
     /// `x-mqcore`.
     Answers,
-    /// A vendor's.
+    /// A vendor extension.
     Vendor,
 }
 
 impl Kind {
-    /// What the extension of this name is about; `None` for names that only a later version could give a meaning.
+    /// Returns the purpose of the extension `name`, or `None` for names reserved for later protocol versions.
     pub fn of(name: &str) -> Option<Self> {
         match canonical(name) {
             ACK | BATCH_ACK => Some(Self::Acknowledges),
@@ -73,7 +73,7 @@ impl Kind {
         }
     }
 
-    /// Whether it has frames of its own.
+    /// Whether the extension has its own frames.
     pub fn has_frames(self) -> bool {
         match self {
             Self::Acknowledges | Self::Type | Self::Refuses | Self::Vendor => true,
@@ -82,50 +82,50 @@ impl Kind {
     }
 }
 
-/// The name under which an extension is compared: some peers write `pubsub`.
+/// Normalizes an extension name for comparison: some peers write `pubsub`.
 pub fn canonical(name: &str) -> &str {
     if name == "pubsub" { PUB_SUB } else { name }
 }
 
-/// How many messages an extension lets be unacknowledged, if it says so. More than [`WINDOW_MAX`] is that many.
+/// Returns the window that an extension specifies, if any. Values above [`WINDOW_MAX`] are reduced to it.
 ///
 /// # Errors
-/// [`Failure`] if what it says is no number, or 0.
+/// [`Failure`] if the value is not a number or is 0.
 pub fn count(extension: &Extension<'_>) -> Result<Option<u16>, Failure> {
     let Some(value) = MAX_COUNT_TOO.iter().find_map(|key| extension.property(key)) else { return Ok(None) };
     let number = std::str::from_utf8(value).ok().and_then(|text| text.parse::<u64>().ok());
     match number.filter(|number| *number > 0) {
         Some(number) => Ok(Some(number.min(WINDOW_MAX.into()) as u16)),
         None => {
-            let why = format!("max-count of {} is a number from 1 to {WINDOW_MAX}", extension.name);
+            let why = format!("max-count of {} must be a number from 1 to {WINDOW_MAX}", extension.name);
             Err(Failure::new(Token::Extension, why))
         }
     }
 }
 
-/// How messages are acknowledged.
+/// How messages are acknowledged on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Acknowledging {
-    /// The number of the extension whose frames do it.
+    /// Id of the extension whose frames acknowledge messages.
     pub id: u8,
-    /// Messages that each side may have sent without their being acknowledged.
+    /// Maximum number of unacknowledged messages in each direction.
     pub window: u16,
 }
 
-/// What is in force on a connection: the last message of the handshake, understood.
+/// The extensions in force on a connection: the parsed final message of the handshake.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Agreement {
-    /// By their ids, from 1.
+    /// Indexed by extension id minus 1.
     extensions: Vec<(Extension<'static>, Option<Kind>)>,
     acknowledging: Option<Acknowledging>,
 }
 
 impl Agreement {
-    /// What these extensions, in the order of the last message, mean together.
+    /// Combines these extensions, in the order of the final handshake message.
     ///
     /// # Errors
-    /// [`Failure`] if they cannot all be in force: two ways to acknowledge, two to write payloads, or refusals where nothing is
-    /// acknowledged.
+    /// [`Failure`] if they are incompatible: two acknowledgement modes, two serializers, or `x-nack` without
+    /// acknowledgements.
     pub fn of(extensions: Vec<Extension<'static>>) -> Result<Self, Failure> {
         let refuse = |why: &str| Err(Failure::new(Token::Extension, why));
         let extensions: Vec<_> =
@@ -136,17 +136,17 @@ impl Agreement {
         }
         if count_of(Kind::Serializer) > 1 {
             return refuse(
-                "payloads are written in one of json, xml and protobuf: the last message names one",
+                "json, xml and protobuf exclude each other; the final message must name one of them",
             );
         }
         if count_of(Kind::Refuses) > 0 && count_of(Kind::Acknowledges) == 0 {
-            return refuse("x-nack needs ack or batch-ack");
+            return refuse("x-nack requires ack or batch-ack");
         }
         let mut acknowledging = None;
         for (place, (kind, extension)) in extensions.iter().enumerate() {
             if *kind == Some(Kind::Acknowledges) {
                 let count = count(extension)?;
-                // Some peers write `ack:MessagesPerAck=10` and mean batch-ack.
+                // Some peers write `ack:MessagesPerAck=10` but mean batch-ack.
                 let window =
                     if extension.name == ACK { count.unwrap_or(1) } else { count.unwrap_or(WINDOW_DEFAULT) };
                 acknowledging = Some(Acknowledging { id: id(place), window });
@@ -156,28 +156,28 @@ impl Agreement {
         Ok(Self { extensions, acknowledging })
     }
 
-    /// How many extensions are in force.
+    /// Number of extensions in force.
     pub fn len(&self) -> u8 {
         self.extensions.len() as u8
     }
 
-    /// Whether none is.
+    /// Whether no extension is in force.
     pub fn is_empty(&self) -> bool {
         self.extensions.is_empty()
     }
 
-    /// The extension of this id, and what it is about.
+    /// Returns the extension with this id and its purpose.
     pub fn get(&self, id: u8) -> Option<(&Extension<'static>, Option<Kind>)> {
         let place = usize::from(id).checked_sub(1)?;
         self.extensions.get(place).map(|(extension, kind)| (extension, *kind))
     }
 
-    /// All, in the order of their ids.
+    /// Iterates over all extensions, in the order of their ids.
     pub fn all(&self) -> impl Iterator<Item = &Extension<'static>> {
         self.extensions.iter().map(|(extension, _)| extension)
     }
 
-    /// The id of the extension of this name.
+    /// Returns the id of the extension with this name.
     pub fn id_of(&self, name: &str) -> Option<u8> {
         self.extensions
             .iter()
@@ -185,17 +185,17 @@ impl Agreement {
             .map(id)
     }
 
-    /// The id of the extension that is about this.
+    /// Returns the id of the first extension with this purpose.
     pub fn id_of_kind(&self, kind: Kind) -> Option<u8> {
         self.extensions.iter().position(|(_, found)| *found == Some(kind)).map(id)
     }
 
-    /// How messages are acknowledged; `None`: they are not.
+    /// Returns how messages are acknowledged, or `None` if they are not.
     pub fn acknowledging(&self) -> Option<Acknowledging> {
         self.acknowledging
     }
 
-    /// What payloads are written in, if anybody says so.
+    /// Returns the negotiated serializer, if any.
     pub fn serializer(&self) -> Option<&str> {
         let id = self.id_of_kind(Kind::Serializer)?;
         self.get(id).map(|(extension, _)| &*extension.name)

@@ -1,47 +1,47 @@
-//! What an ERROR frame says: a word that programs can tell apart, and a sentence for people.
+//! Protocol errors: the content of an ERROR frame, a machine-readable code followed by text for people.
 
 use super::{Frame, encode};
 use crate::error::WireError;
 
-/// Octets of an ERROR frame's text that we write at most: some peers read no more.
+/// Maximum size in bytes of an ERROR frame's text. Some peers read no more.
 pub const TEXT_BYTES_MAX: usize = 255;
 
-/// What went wrong, in one word.
+/// Machine-readable error code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Token {
-    /// The peer's version is not spoken here.
+    /// The protocol version is not supported.
     Version,
-    /// The extensions do not fit together.
+    /// The extensions are incompatible.
     Extension,
-    /// The octets are not of this protocol.
+    /// The bytes are not valid MicroMessage2.
     Malformed,
-    /// Something is larger than its limit.
+    /// Something exceeds its limit.
     TooLarge,
-    /// It may not be said now.
+    /// The frame is not allowed in this state.
     Unexpected,
-    /// There is no such command.
+    /// The command does not exist.
     UnknownCommand,
-    /// A filter cannot be meant.
+    /// A filter is invalid.
     BadFilter,
-    /// An acknowledgement, or the lack of one, breaks the agreement.
+    /// An acknowledgement, or a missing one, violates the agreement.
     Ack,
-    /// There is no such queue or topic, or it takes nothing.
+    /// The queue or topic does not exist, or does not accept messages.
     Destination,
-    /// It is not allowed.
+    /// The peer lacks permission.
     Auth,
-    /// It is more than is allowed.
+    /// A quota is exceeded.
     Limit,
-    /// It took too long.
+    /// A time limit was exceeded.
     Timeout,
-    /// The broker stops.
+    /// The broker is shutting down.
     Shutdown,
-    /// The fault is the other side's.
+    /// An internal error of the sender.
     Internal,
 }
 
 impl Token {
-    /// As it stands in front of the text.
+    /// Returns the code as written at the beginning of the text.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Version => "version",
@@ -62,23 +62,23 @@ impl Token {
     }
 }
 
-/// Why a side ends the conversation.
+/// The reason for which a side closes the connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {why}", token.as_str())]
 pub struct Failure {
-    /// In one word.
+    /// Machine-readable code.
     pub token: Token,
-    /// What was wrong and what to do.
+    /// Human-readable reason, with the correction if there is one.
     pub why: String,
 }
 
 impl Failure {
-    /// A failure.
+    /// Creates a failure.
     pub fn new(token: Token, why: impl Into<String>) -> Self {
         Self { token, why: why.into() }
     }
 
-    /// Appends the ERROR frame that says it: the last one of its side. A long text is cut between characters.
+    /// Appends the ERROR frame, the last frame of its sender. Text beyond [`TEXT_BYTES_MAX`] is cut at a character boundary.
     pub fn encode(&self, output: &mut Vec<u8>) {
         let text = self.to_string();
         let fits = |end: &usize| text.is_char_boundary(*end);

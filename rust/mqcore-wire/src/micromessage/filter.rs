@@ -1,4 +1,4 @@
-//! Which messages a subscriber wants: `price>N10;region=Teu`. All terms must hold.
+//! Subscription filters ("Filtering operators"), for example `price>N10;region=Teu`. All terms must hold.
 //!
 //! | operator | numbers and dates | text |
 //! |---|---|---|
@@ -8,17 +8,17 @@
 //! | `<=` `>=` | less or equal, greater or equal | – |
 //! | `&` `~` | – | contains, does not contain |
 //!
-//! A property that is missing or of another type makes its term false; `!=` and `~` it makes true.
+//! If the property is missing or has another type, `!=` and `~` are true and all other operators are false.
 
 use std::borrow::Cow;
 
 use super::field::is_key;
 use super::properties::{Typing, Value, parse_value};
 
-/// Terms that one filter may have.
+/// Maximum number of terms in one filter.
 pub const TERMS_MAX: usize = 32;
 
-/// A filter that was read.
+/// A parsed filter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Filter {
     terms: Vec<Term>,
@@ -43,7 +43,7 @@ enum Operator {
     ContainsNot,
 }
 
-/// Longer ones first: the longest match is meant.
+/// Longer operators first, because the first match wins.
 const OPERATORS: [(&[u8], Operator); 8] = [
     (b"<=", Operator::LessOrEqual),
     (b">=", Operator::GreaterOrEqual),
@@ -55,37 +55,37 @@ const OPERATORS: [(&[u8], Operator); 8] = [
     (b"&", Operator::Contains),
 ];
 
-/// Why a filter cannot be meant.
+/// Why a filter is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FilterError {
-    /// A term is not `key operator value`.
-    #[error("the term `{0}` is not a key, one of = != < <= > >= & ~ and a value")]
+    /// A term does not have the form `key operator value`.
+    #[error("invalid term `{0}`: expected a key, one of = != < <= > >= & ~ and a value")]
     NotATerm(String),
-    /// The value has no type, or does not fit it.
-    #[error("the value `{0}` is neither a number (N1), nor a date (D1413198000.0), nor text (Thello)")]
+    /// The value has no type prefix, or does not match it.
+    #[error("invalid value `{0}`: expected a number (N1), a date (D1413198000.0) or text (Thello)")]
     NotAValue(String),
-    /// The operator cannot be used with this type.
-    #[error("`{operator}` cannot be used with {kind}")]
+    /// The operator does not apply to this type.
+    #[error("operator `{operator}` cannot be applied to {kind}")]
     NotComparable {
-        /// The operator.
+        /// Operator as sent.
         operator: String,
-        /// What it was used with.
+        /// Type of the value.
         kind: &'static str,
     },
-    /// There are too many terms.
+    /// The filter has more than [`TERMS_MAX`] terms.
     #[error("a filter has at most {TERMS_MAX} terms")]
     TooManyTerms,
 }
 
 impl Filter {
-    /// Reads a filter. An empty one lets everything pass.
+    /// Parses a filter. An empty filter matches every message.
     ///
     /// # Errors
-    /// [`FilterError`] says which term cannot be meant.
+    /// [`FilterError`] names the invalid term.
     pub fn parse(text: &[u8]) -> Result<Self, FilterError> {
         let mut terms = Vec::new();
-        for term in text.split(|octet| *octet == b';').filter(|term| !term.is_empty()) {
+        for term in text.split(|byte| *byte == b';').filter(|term| !term.is_empty()) {
             if terms.len() == TERMS_MAX {
                 return Err(FilterError::TooManyTerms);
             }
@@ -94,7 +94,7 @@ impl Filter {
         Ok(Self { terms })
     }
 
-    /// Whether a message with these properties passes.
+    /// Whether a message with these properties matches.
     pub fn matches(&self, properties: &[(&str, &[u8])], typing: Typing) -> bool {
         self.terms.iter().all(|term| {
             let value = properties.iter().rev().find(|(key, _)| *key == &*term.key);
@@ -102,7 +102,7 @@ impl Filter {
         })
     }
 
-    /// Whether it lets everything pass.
+    /// Whether the filter matches every message.
     pub fn is_empty(&self) -> bool {
         self.terms.is_empty()
     }
@@ -110,9 +110,9 @@ impl Filter {
 
 impl Term {
     fn parse(term: &[u8]) -> Result<Self, FilterError> {
-        let shown = |octets: &[u8]| octets[..octets.len().min(64)].escape_ascii().to_string();
+        let shown = |bytes: &[u8]| bytes[..bytes.len().min(64)].escape_ascii().to_string();
         let not_a_term = || FilterError::NotATerm(shown(term));
-        let at = term.iter().position(|octet| b"<>!=~&".contains(octet)).ok_or_else(not_a_term)?;
+        let at = term.iter().position(|byte| b"<>!=~&".contains(byte)).ok_or_else(not_a_term)?;
         let key = std::str::from_utf8(&term[..at]).ok().filter(|key| is_key(key.as_bytes()));
         let found = OPERATORS.iter().find(|(sign, _)| term[at..].starts_with(sign));
         let (Some(key), Some((sign, operator))) = (key, found) else { return Err(not_a_term()) };
@@ -135,7 +135,7 @@ impl Term {
     }
 }
 
-/// Values of filters say their type: what does not is a mistake, not text.
+/// Parses a typed value. A filter value without a type prefix is an error, not text.
 fn typed(text: &[u8]) -> Option<Value<'static>> {
     let letter = *text.first()?;
     match (letter, parse_value(text, Typing::Typed)) {
@@ -149,7 +149,7 @@ fn typed(text: &[u8]) -> Option<Value<'static>> {
 }
 
 impl Operator {
-    /// What the value is, if this cannot be used with it.
+    /// Returns the type of `value` if this operator cannot be applied to it.
     fn refuses(self, value: &Value<'_>) -> Option<&'static str> {
         match (self, value) {
             (Self::LessOrEqual | Self::GreaterOrEqual, Value::Text(_)) => Some("text"),

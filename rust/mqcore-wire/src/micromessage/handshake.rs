@@ -1,11 +1,11 @@
-//! The three messages before the first frame, and the lists of extensions in them.
+//! The three messages before the first frame, and the extension lists they contain.
 //!
 //! ```text
 //! major version (1), minor version (1), flags (1, reserved), identity length (1), identity,
 //! required length (2), required extensions, optional length (2), optional extensions
 //! ```
 //!
-//! A list is `name[:key=value[,key=value]]`, joined by `;`.
+//! A list has the form `name[:key=value[,key=value]]`, with entries joined by `;`.
 
 use std::borrow::Cow;
 
@@ -14,62 +14,62 @@ use super::{Frame, decode as decode_frame};
 use crate::codec::Limits;
 use crate::error::WireError;
 
-/// Extensions that one list may name: their ids have one octet.
+/// Maximum number of extensions in one list: extension ids have one byte.
 pub const EXTENSIONS_MAX: usize = 255;
 
-/// Whoever waits for a handshake takes these first octets for an ERROR frame: versions 4 and 12 can never be.
+/// While a handshake is expected, these first bytes announce an ERROR frame. Major versions 4 and 12 will never exist.
 const ERROR_FLAGS: [u8; 2] = [0x04, 0x0C];
 
-/// What may come while a handshake is awaited.
+/// Input from a peer while a handshake is expected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Opening<'a> {
-    /// A message of the handshake.
+    /// A handshake message.
     Handshake(Handshake<'a>),
-    /// The peer gives up; why.
+    /// The peer closes the connection because of an error.
     Error {
-        /// Text for people.
+        /// Human-readable text.
         text: &'a [u8],
     },
 }
 
-/// One message of the handshake, as it was written.
+/// A handshake message, as sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handshake<'a> {
     /// Major version.
     pub major: u8,
     /// Minor version.
     pub minor: u8,
-    /// Reserved: written as 0, not looked at.
+    /// Reserved: written as 0, ignored when read.
     pub flags: u8,
-    /// Who says it: ASCII, opaque.
+    /// Identity of the sender: ASCII, opaque.
     pub identity: &'a [u8],
-    /// What the peer must have.
+    /// Extensions that the peer must support.
     pub required: &'a [u8],
-    /// What the peer may have.
+    /// Extensions that the peer may support.
     pub optional: &'a [u8],
 }
 
 /// An extension with its properties.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extension<'a> {
-    /// Its name, a FIELD.
+    /// Name, a FIELD.
     pub name: Cow<'a, str>,
-    /// Keys, and values with their percent-encoding undone.
+    /// Properties: keys and percent-decoded values.
     pub properties: Vec<(Cow<'a, str>, Cow<'a, [u8]>)>,
 }
 
 impl<'a> Extension<'a> {
-    /// One without properties.
+    /// Creates an extension without properties.
     pub fn new(name: impl Into<Cow<'a, str>>) -> Self {
         Self { name: name.into(), properties: Vec::new() }
     }
 
-    /// The value of the property that is called so; the last one, if there are several.
+    /// Returns the value of the property `key`; the last one if it repeats.
     pub fn property(&self, key: &str) -> Option<&[u8]> {
         self.properties.iter().rev().find(|(known, _)| known == key).map(|(_, value)| &**value)
     }
 
-    /// The same, owning what it borrowed.
+    /// Converts borrowed data to owned data.
     pub fn into_owned(self) -> Extension<'static> {
         let own = |(key, value): (Cow<'_, str>, Cow<'_, [u8]>)| {
             (Cow::Owned(key.into_owned()), Cow::Owned(value.into_owned()))
@@ -81,10 +81,11 @@ impl<'a> Extension<'a> {
     }
 }
 
-/// Reads the message of the handshake at the front of `input`; tells how many octets it takes. `None`: more are needed.
+/// Decodes the handshake message at the front of `input` and returns it with its size in bytes, or `None` if more bytes are
+/// needed.
 ///
 /// # Errors
-/// [`WireError::TooLarge`] for lists beyond `limits.header_bytes_max` octets each, as soon as their length is known.
+/// [`WireError::TooLarge`] if a list exceeds `limits.header_bytes_max`, as soon as its length has arrived.
 pub fn decode<'a>(input: &'a [u8], limits: &Limits) -> Result<Option<(Opening<'a>, usize)>, WireError> {
     if input.first().is_some_and(|first| ERROR_FLAGS.contains(first)) {
         let frame = decode_frame(input, 0, limits)?;
@@ -120,35 +121,37 @@ fn list<'a>(rest: &mut &'a [u8], part: &'static str, limits: &Limits) -> Result<
     Ok(take(rest, length.into()))
 }
 
-/// Appends a message of the handshake.
+/// Appends a handshake message.
 ///
 /// # Panics
-/// If the identity or a list is longer than its length can say: that is a fault of the caller, never of a peer.
+/// If the identity or a list exceeds what its length field can express. That is a bug in the caller and never caused by a
+/// peer.
 pub fn encode(handshake: &Handshake<'_>, output: &mut Vec<u8>) {
-    let identity = u8::try_from(handshake.identity.len()).expect("identities have at most 255 octets");
+    let identity = u8::try_from(handshake.identity.len()).expect("identities have at most 255 bytes");
     output.extend_from_slice(&[handshake.major, handshake.minor, handshake.flags, identity]);
     output.extend_from_slice(handshake.identity);
     for list in [handshake.required, handshake.optional] {
-        let length = u16::try_from(list.len()).expect("lists have at most 65535 octets");
+        let length = u16::try_from(list.len()).expect("lists have at most 65535 bytes");
         output.extend_from_slice(&length.to_be_bytes());
         output.extend_from_slice(list);
     }
 }
 
-/// Reads a list of extensions. Empty items and a `;` at the end are passed over; `key:value` is read as `key=value`.
+/// Parses a list of extensions. Skips empty entries, including one after a trailing `;`, and reads `key:value` as
+/// `key=value`.
 ///
 /// # Errors
-/// [`WireError::Malformed`] for a name or a key that is no FIELD, a value that is not percent-encoded, a name that comes
-/// twice, and for more than [`EXTENSIONS_MAX`] names.
+/// [`WireError::Malformed`] if a name or key is invalid, a value is not percent-encoded, a name repeats, or there are more
+/// than [`EXTENSIONS_MAX`] names.
 pub fn parse_list(list: &[u8]) -> Result<Vec<Extension<'_>>, WireError> {
     let mut extensions: Vec<Extension<'_>> = Vec::new();
-    for item in list.split(|octet| *octet == b';').filter(|item| !item.is_empty()) {
+    for item in list.split(|byte| *byte == b';').filter(|item| !item.is_empty()) {
         let extension = parse_extension(item)?;
         if extensions.iter().any(|known| known.name == extension.name) {
-            return malformed("an extension may be named once in a list");
+            return malformed("an extension must not appear twice in a list");
         }
         if extensions.len() == EXTENSIONS_MAX {
-            return malformed("a list may name 255 extensions");
+            return malformed("a list has at most 255 extensions");
         }
         extensions.push(extension);
     }
@@ -160,7 +163,7 @@ fn malformed<T>(why: &'static str) -> Result<T, WireError> {
 }
 
 fn parse_extension(item: &[u8]) -> Result<Extension<'_>, WireError> {
-    let (name, properties) = match item.iter().position(|octet| *octet == b':') {
+    let (name, properties) = match item.iter().position(|byte| *byte == b':') {
         Some(colon) => (&item[..colon], &item[colon + 1..]),
         None => (item, &[][..]),
     };
@@ -168,13 +171,13 @@ fn parse_extension(item: &[u8]) -> Result<Extension<'_>, WireError> {
     if properties.is_empty() {
         return Ok(extension);
     }
-    for property in properties.split(|octet| *octet == b',').filter(|property| !property.is_empty()) {
-        let Some(at) = property.iter().position(|octet| matches!(octet, b'=' | b':')) else {
-            return malformed("a property is `key=value`");
+    for property in properties.split(|byte| *byte == b',').filter(|property| !property.is_empty()) {
+        let Some(at) = property.iter().position(|byte| matches!(byte, b'=' | b':')) else {
+            return malformed("a property must have the form `key=value`");
         };
         let (key, value) = (&property[..at], &property[at + 1..]);
         if !is_encoded(value) {
-            return malformed("the value of a property is percent-encoded");
+            return malformed("the value of a property must be percent-encoded");
         }
         extension.properties.push((key_text(key)?.into(), decode_value(value)));
     }
@@ -184,15 +187,15 @@ fn parse_extension(item: &[u8]) -> Result<Extension<'_>, WireError> {
 fn field(name: &[u8]) -> Result<&str, WireError> {
     match std::str::from_utf8(name) {
         Ok(name) if is_field(name.as_bytes()) => Ok(name),
-        _ => malformed("a name is made of lower-case letters, digits and hyphens"),
+        _ => malformed("a name must consist of lower-case letters, digits and hyphens"),
     }
 }
 
-/// Some peers write keys of properties with capitals.
+/// Validates a property key. Some peers write keys with upper-case letters.
 fn key_text(key: &[u8]) -> Result<&str, WireError> {
     match std::str::from_utf8(key) {
         Ok(key) if super::field::is_key(key.as_bytes()) => Ok(key),
-        _ => malformed("a key is made of letters, digits and hyphens"),
+        _ => malformed("a key must consist of letters, digits and hyphens"),
     }
 }
 

@@ -1,9 +1,9 @@
-//! What each side makes of the other's lists of extensions, so that client and server share one set of rules.
+//! The negotiation of extensions. Client and server share these rules.
 //!
 //! ```text
-//! client  offer      required: you must have these           optional: I would like these
-//! server  reply      required: so must you, besides          optional: of yours these, and I suggest those
-//! client  last word  required: what either side requires     optional: what is taken of the rest
+//! client  offer   required: the server must support these      optional: the client would like these
+//! server  reply   required: the client must also support these optional: accepted options and further suggestions
+//! client  choice  required: what either side requires          optional: accepted options
 //! ```
 
 use std::borrow::Cow;
@@ -12,49 +12,50 @@ use super::extension::{ACK, Agreement, BATCH_ACK, Kind, MAX_COUNT, PUB_SUB, WIND
 use super::failure::{Failure, Token};
 use super::handshake::{EXTENSIONS_MAX, Extension, Handshake, encode_list, parse_list};
 
-/// The major version that is spoken here.
+/// Supported major version.
 pub const MAJOR: u8 = 1;
-/// The minor version that is spoken here.
+/// Supported minor version.
 pub const MINOR: u8 = 0;
 
-/// Refuses a peer of another major version. A minor version does not matter: the lower one is spoken, which is ours.
+/// Rejects a peer with another major version. Any minor version is accepted, because both sides use the lower one,
+/// [`MINOR`].
 ///
 /// # Errors
-/// [`Failure`] names the version that is not spoken.
+/// [`Failure`] with the unsupported version.
 pub fn check_version(handshake: &Handshake<'_>) -> Result<(), Failure> {
     if handshake.major == MAJOR {
         return Ok(());
     }
-    let why = format!("{}.{} not spoken", handshake.major, handshake.minor);
+    let why = format!("{}.{} is not supported", handshake.major, handshake.minor);
     Err(Failure::new(Token::Version, why))
 }
 
-/// The two lists of a message of the handshake.
+/// The two extension lists of a handshake message.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Lists {
-    /// What must be in force.
+    /// Required extensions.
     pub required: Vec<Extension<'static>>,
-    /// What may be.
+    /// Optional extensions.
     pub optional: Vec<Extension<'static>>,
 }
 
 impl Lists {
-    /// Reads both lists. What stands in both is required.
+    /// Parses both lists. An extension in both lists is required.
     ///
     /// # Errors
-    /// [`Failure`] if a list is not of its form, or if both name more than 255 extensions.
+    /// [`Failure`] if a list is malformed, or if both together name more than 255 extensions.
     pub fn read(handshake: &Handshake<'_>) -> Result<Self, Failure> {
         let own = |list: Vec<Extension<'_>>| list.into_iter().map(Extension::into_owned).collect::<Vec<_>>();
         let required = own(parse_list(handshake.required)?);
         let mut optional = own(parse_list(handshake.optional)?);
         optional.retain(|extension| !names(&required, &extension.name));
         if required.len() + optional.len() > EXTENSIONS_MAX {
-            return Err(Failure::new(Token::Malformed, "a handshake may name 255 extensions"));
+            return Err(Failure::new(Token::Malformed, "a handshake names at most 255 extensions"));
         }
         Ok(Self { required, optional })
     }
 
-    /// The lists as they are written: required, optional.
+    /// Encodes the lists: required, optional.
     pub fn write(&self) -> (Vec<u8>, Vec<u8>) {
         let (mut required, mut optional) = (Vec::new(), Vec::new());
         encode_list(&self.required, &mut required);
@@ -62,12 +63,12 @@ impl Lists {
         (required, optional)
     }
 
-    /// The extension of this name, in either list.
+    /// Returns the extension with this name from either list.
     pub fn find(&self, name: &str) -> Option<&Extension<'static>> {
         self.all().find(|extension| canonical(&extension.name) == canonical(name))
     }
 
-    /// Required ones first.
+    /// Iterates over all extensions, required ones first.
     pub fn all(&self) -> impl Iterator<Item = &Extension<'static>> {
         self.required.iter().chain(&self.optional)
     }
@@ -81,12 +82,12 @@ fn of_kind(extension: &Extension<'_>, kind: Kind) -> bool {
     Kind::of(&extension.name) == Some(kind)
 }
 
-/// What a side can do.
+/// Capabilities of one side.
 #[derive(Debug, Clone, Copy)]
 pub struct Abilities<'a> {
-    /// Extensions beside those that this crate knows by name: vendors' own, each beginning with `x-`.
+    /// Vendor extensions in addition to those known by name. Each begins with `x-`.
     pub vendors: &'a [Box<str>],
-    /// Unacknowledged messages that it agrees to at most, 1 to [`WINDOW_MAX`].
+    /// Largest acceptable number of unacknowledged messages, 1 to [`WINDOW_MAX`].
     pub window_max: u16,
 }
 
@@ -97,7 +98,7 @@ impl Default for Abilities<'_> {
 }
 
 impl Abilities<'_> {
-    /// Whether an extension of this name can be in force.
+    /// Whether an extension with this name is supported.
     pub fn know(&self, name: &str) -> bool {
         match Kind::of(name) {
             Some(Kind::Vendor) => self.vendors.iter().any(|known| **known == *name),
@@ -106,7 +107,7 @@ impl Abilities<'_> {
         }
     }
 
-    /// Refuses extensions that must be in force and cannot.
+    /// Rejects required extensions that are not supported.
     fn check(&self, required: &[Extension<'_>]) -> Result<(), Failure> {
         match required.iter().find(|extension| !self.know(&extension.name)) {
             Some(unknown) => Err(Failure::new(Token::Extension, format!("unsupported {}", unknown.name))),
@@ -115,13 +116,13 @@ impl Abilities<'_> {
     }
 }
 
-/// The server's reply to an offer: `demanded` is what it requires whatever the client says.
+/// Computes the server's reply to an offer. `demanded` are the extensions that the server always requires.
 ///
-/// Of what the client would like it names what it can do, of several ways to write payloads or to acknowledge only the first;
-/// besides, it suggests `batch-ack` and `pub-sub` to whoever says nothing about them.
+/// The reply accepts the supported optional extensions, but only the first serializer and the first acknowledgement mode.
+/// It also suggests `batch-ack` and `pub-sub` to a client that does not mention them.
 ///
 /// # Errors
-/// [`Failure`] if the client requires what the server does not know, or a `max-count` is no number.
+/// [`Failure`] if the client requires an unsupported extension, or a `max-count` is not a number.
 pub fn reply(
     offer: &Lists,
     demanded: &[Extension<'static>],
@@ -138,7 +139,7 @@ pub fn reply(
         let exclusive = [Kind::Serializer, Kind::Acknowledges];
         let late = exclusive.into_iter().any(|kind| of_kind(wish, kind) && taken(&optional, kind));
         if abilities.know(&wish.name) && !late && !names(&required, &wish.name) {
-            // What its properties say is for us; what we say to them stands in ours.
+            // The client's properties are input for the server; the reply carries the server's own.
             optional.push(Extension::new(wish.name.clone()));
         }
     }
@@ -160,7 +161,7 @@ pub fn reply(
     if let Some(ack) = offer.find(ACK)
         && count(ack)?.is_some_and(|asked| asked > abilities.window_max)
     {
-        // Some mean batch-ack by it. Whoever asks for too much has to be told so, or its last word is refused.
+        // Some clients mean batch-ack. They must learn the server's maximum here, or their choice is rejected.
         let most = windowed(ACK, abilities.window_max);
         match required.iter_mut().chain(&mut optional).find(|extension| extension.name == ACK) {
             Some(named) if count(named)?.is_none_or(|own| own > abilities.window_max) => *named = most,
@@ -174,27 +175,27 @@ pub fn reply(
     Ok(Lists { required, optional })
 }
 
-/// Whether `ack` is what the connection will acknowledge by.
+/// Whether the connection will acknowledge messages by `ack`.
 fn taken_otherwise(required: &[Extension<'_>], optional: &[Extension<'_>]) -> bool {
     names(required, ACK) || names(optional, ACK)
 }
 
-/// `batch-ack` with so many unacknowledged messages.
+/// Returns `batch-ack` with a window of `count` unacknowledged messages.
 pub fn batch_ack(count: u16) -> Extension<'static> {
     windowed(BATCH_ACK, count)
 }
 
-/// A way to acknowledge, with so many unacknowledged messages.
+/// Returns an acknowledgement extension with a window of `count` unacknowledged messages.
 fn windowed(name: &'static str, count: u16) -> Extension<'static> {
     let count = Cow::Owned(count.to_string().into_bytes());
     Extension { properties: vec![(MAX_COUNT.into(), count)], ..Extension::new(name) }
 }
 
-/// What the server makes of the client's last word.
+/// Validates the client's final choice and returns the resulting agreement.
 ///
 /// # Errors
-/// [`Failure`] if something required is missing, something was never offered, the window is larger than the server's, or the
-/// extensions exclude each other.
+/// [`Failure`] if a required extension is missing, an extension was never offered, the window exceeds the server's maximum,
+/// or the extensions are incompatible.
 pub fn conclude(
     offer: &Lists,
     reply: &Lists,
@@ -205,17 +206,20 @@ pub fn conclude(
     for required in [&offer.required, &reply.required] {
         let serializers = required.iter().filter(|extension| of_kind(extension, Kind::Serializer)).count();
         for extension in required {
-            // Of several ways to write payloads one is chosen.
+            // Of several required serializers, the client chooses one.
             let one_of = serializers > 1 && of_kind(extension, Kind::Serializer);
             let instead = one_of && last.all().any(|extension| of_kind(extension, Kind::Serializer));
             if !instead && last.find(&extension.name).is_none() {
-                return refuse(format!("{} is required, and missing in the last message", extension.name));
+                return refuse(format!(
+                    "required extension {} is missing in the final message",
+                    extension.name
+                ));
             }
         }
     }
     let offered = |name: &str| offer.find(name).is_some() || reply.find(name).is_some();
     if let Some(unasked) = last.all().find(|extension| !offered(&extension.name)) {
-        return refuse(format!("{} was offered by neither side", unasked.name));
+        return refuse(format!("extension {} was not offered by either side", unasked.name));
     }
     abilities.check(&last.required)?;
     abilities.check(&last.optional)?;
@@ -224,18 +228,18 @@ pub fn conclude(
         && acknowledging.window > abilities.window_max
     {
         let (asked, max) = (acknowledging.window, abilities.window_max);
-        return refuse(format!("max-count is {asked}, at most {max} may be unacknowledged"));
+        return refuse(format!("max-count {asked} exceeds the maximum of {max} unacknowledged messages"));
     }
     Ok(agreement)
 }
 
-/// The client's last word about a reply to its offer, and what is in force then.
+/// Computes the client's final choice from the server's reply to its offer, and the resulting agreement.
 ///
-/// Taken is what either side requires, and of what the client would like, what the server named. Where both say how many
-/// messages may be unacknowledged, the smaller number holds.
+/// The choice contains everything that either side requires, and the optional extensions that both sides named. If both
+/// specify a window, the smaller one applies.
 ///
 /// # Errors
-/// [`Failure`] if the server requires what the client does not know, or what excludes what the client requires.
+/// [`Failure`] if the server requires an unsupported extension, or one that is incompatible with the client's requirements.
 pub fn choose(
     offer: &Lists,
     reply: &Lists,
@@ -272,7 +276,7 @@ pub fn choose(
     Ok((last, agreement))
 }
 
-/// An extension with the client's properties, and of two windows the smaller one.
+/// Returns an extension with the client's properties and the smaller of the two windows.
 fn merged(
     offer: &Lists,
     reply: &Lists,

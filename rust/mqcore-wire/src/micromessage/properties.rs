@@ -1,37 +1,37 @@
-//! Properties of messages: `key:value;key:value;`, where a value is a letter for its type and its text.
+//! Message properties: `key:value;key:value;`, where a value consists of a type letter and text.
 
 use std::borrow::Cow;
 
 use super::field::{decode_value, encode_value, is_encoded, is_key};
 use crate::error::WireError;
 
-/// Properties that one message may have.
+/// Maximum number of properties in one message.
 pub const PROPERTIES_MAX: usize = 256;
 
-/// A value that can be compared.
+/// A comparable property value.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value<'a> {
-    /// `N`: a whole number, or one with a fraction.
+    /// `N`: an integer or a decimal number.
     Number(Number),
-    /// `D`: seconds since 1970 in UTC, with a fraction.
+    /// `D`: seconds since the Unix epoch, with a fraction.
     Date(Number),
     /// `T`: text.
     Text(Cow<'a, [u8]>),
 }
 
-/// A number: whole ones stay exact.
+/// A number. Integers are kept exactly.
 #[derive(Debug, Clone, Copy)]
 pub enum Number {
-    /// Without a fraction.
+    /// An integer.
     Whole(i64),
-    /// With one.
+    /// A number with a fraction.
     Fraction(f64),
 }
 
 impl Number {
     fn parse(text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok()?;
-        let plain = text.bytes().all(|octet| octet.is_ascii_digit() || matches!(octet, b'-' | b'.'));
+        let plain = text.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b'-' | b'.'));
         if !plain {
             return None;
         }
@@ -61,17 +61,17 @@ impl PartialOrd for Number {
     }
 }
 
-/// How the texts of values are read.
+/// How property values are interpreted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Typing {
-    /// A first letter `N`, `D` or `T` is the type if what follows fits; anything else is text.
+    /// The first letter `N`, `D` or `T` is the type if the rest matches it; anything else is text.
     #[default]
     Typed,
-    /// Everything is text: for peers that know no types.
+    /// All values are text, for peers that do not use types.
     Untyped,
 }
 
-/// Reads a value. What does not fit its type is text.
+/// Parses a value. A value that does not match its type letter is text.
 pub fn parse_value(text: &[u8], typing: Typing) -> Value<'_> {
     match (typing, text.split_first()) {
         (Typing::Typed, Some((b'N', rest))) => Number::parse(rest).map_or_else(|| raw(text), Value::Number),
@@ -85,42 +85,43 @@ fn raw(text: &[u8]) -> Value<'_> {
     Value::Text(if is_encoded(text) { decode_value(text) } else { Cow::Borrowed(text) })
 }
 
-/// Looks whether [`parse`] would read these properties, and whether their values can stand in a line of text.
+/// Checks that [`parse`] would accept these properties and that their values can be written on one line.
 ///
 /// # Errors
-/// As [`parse`], and for a value with a control character.
+/// [`WireError::Malformed`] as for [`parse`], and if a value contains a control character.
 pub fn check(properties: &[u8]) -> Result<(), WireError> {
     let mut count = 0;
-    for item in properties.split(|octet| *octet == b';').filter(|item| !item.is_empty()) {
+    for item in properties.split(|byte| *byte == b';').filter(|item| !item.is_empty()) {
         count += 1;
         match memchr::memchr(b':', item) {
             Some(at) if !is_key(&item[..at]) => {
-                return malformed("a key is made of letters, digits and hyphens");
+                return malformed("a key must consist of letters, digits and hyphens");
             }
             Some(at) if item[at..].iter().any(u8::is_ascii_control) => {
-                return malformed("a value has no control characters");
+                return malformed("a value must not contain control characters");
             }
             Some(_) if count > PROPERTIES_MAX => return malformed("a message has at most 256 properties"),
             Some(_) => {}
-            None => return malformed("a property is `key:value`"),
+            None => return malformed("a property must have the form `key:value`"),
         }
     }
     Ok(())
 }
 
-/// The properties of a message, in their order; a key that comes twice comes twice.
+/// Parses the properties in order. Repeated keys are preserved.
 ///
 /// # Errors
-/// [`WireError::Malformed`] if they are not of the form above, or if there are more than [`PROPERTIES_MAX`].
+/// [`WireError::Malformed`] if the properties do not have the form `key:value;key:value;`, or if there are more than
+/// [`PROPERTIES_MAX`].
 pub fn parse(properties: &[u8]) -> Result<Vec<(&str, &[u8])>, WireError> {
-    let items = properties.split(|octet| *octet == b';').filter(|item| !item.is_empty());
+    let items = properties.split(|byte| *byte == b';').filter(|item| !item.is_empty());
     let mut found = Vec::new();
     for item in items {
-        let Some(at) = item.iter().position(|octet| *octet == b':') else {
-            return malformed("a property is `key:value`");
+        let Some(at) = item.iter().position(|byte| *byte == b':') else {
+            return malformed("a property must have the form `key:value`");
         };
         let key = std::str::from_utf8(&item[..at]).ok().filter(|key| is_key(key.as_bytes()));
-        let Some(key) = key else { return malformed("a key is made of letters, digits and hyphens") };
+        let Some(key) = key else { return malformed("a key must consist of letters, digits and hyphens") };
         if found.len() == PROPERTIES_MAX {
             return malformed("a message has at most 256 properties");
         }
@@ -141,7 +142,7 @@ pub fn encode(key: &str, value: &Value<'_>, output: &mut Vec<u8>) {
     output.push(b';');
 }
 
-/// Appends a value with the letter of its type.
+/// Appends a value with its type letter.
 pub fn encode_typed(value: &Value<'_>, output: &mut Vec<u8>) {
     let number = |letter: char, number: &Number| match number {
         Number::Whole(whole) => format!("{letter}{whole}"),

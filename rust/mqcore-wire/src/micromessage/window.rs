@@ -1,52 +1,53 @@
-//! Who still owes an acknowledgement to whom: the numbers that a side has sent, and those that it has received.
+//! Acknowledgement windows: the unacknowledged messages that a side has sent or received.
 //!
-//! Numbers run from 1 to 65,535 and begin again with 1. An acknowledgement covers its number and everything before it.
+//! Sequence numbers run from 1 to 65,535 and then restart at 1. An acknowledgement covers its number and all earlier ones.
 
 use std::collections::VecDeque;
 
 use super::failure::{Failure, Token};
 use super::next_sequence;
 
-/// Numbers there are.
+/// Number of distinct sequence numbers.
 const NUMBERS: u32 = 65_535;
 
-/// How many steps it takes from one number to the other.
+/// Number of steps from one sequence number to another.
 fn distance(from: u16, to: u16) -> u32 {
     (u32::from(to) + NUMBERS - u32::from(from)) % NUMBERS
 }
 
-/// What a side has sent: it sends no more than a window of unacknowledged messages. `T` is what it remembers of each.
+/// The messages that a side has sent. At most one window of them is unacknowledged. `T` is the caller's data per message.
 #[derive(Debug)]
 pub struct Sent<T> {
-    /// From the oldest that no acknowledgement has covered. `None`: it was refused, which an acknowledgement passes over.
+    /// From the oldest unacknowledged message on. `None`: rejected; the next acknowledgement skips it.
     slots: VecDeque<Option<T>>,
-    /// How many of them are no `None`.
+    /// Number of slots that are not `None`.
     open: usize,
-    /// The number of the first slot.
+    /// Sequence number of the first slot.
     first: u16,
     window: u16,
-    /// The last number that was acknowledged.
+    /// Last acknowledged sequence number.
     last: Option<u16>,
 }
 
 impl<T> Sent<T> {
-    /// Nothing is sent yet, and `window` messages may be.
+    /// Creates an empty window for `window` unacknowledged messages.
     pub fn new(window: u16) -> Self {
         Self { slots: VecDeque::new(), open: 0, first: 1, window, last: None }
     }
 
-    /// Whether one more may be sent.
+    /// Whether another message may be sent.
     pub fn has_room(&self) -> bool {
-        // Refused ones between others keep their numbers, of which there must never be more than can be told apart.
+        // Rejected messages keep their numbers until all earlier ones are acknowledged. The second condition keeps numbers
+        // unambiguous.
         self.open < usize::from(self.window) && self.slots.len() < NUMBERS as usize / 2
     }
 
-    /// Messages that are not settled.
+    /// Number of unsettled messages.
     pub fn open(&self) -> usize {
         self.open
     }
 
-    /// Sends one; its number.
+    /// Records a sent message and returns its sequence number.
     pub fn push(&mut self, remembered: T) -> u16 {
         let ahead = (u32::from(self.first) - 1 + self.slots.len() as u32) % NUMBERS;
         self.slots.push_back(Some(remembered));
@@ -59,11 +60,12 @@ impl<T> Sent<T> {
         (number > 0 && place < self.slots.len()).then_some(place)
     }
 
-    /// The other side has acknowledged everything up to `number`; `settled` is given what was remembered, oldest first. The last
-    /// number again is fine.
+    /// Handles an acknowledgement of all messages up to `number`. Calls `settled` with the data of each, oldest first.
+    ///
+    /// Repeating the last acknowledgement is allowed.
     ///
     /// # Errors
-    /// [`Failure`] if there is no such message that waits for it.
+    /// [`Failure`] if no unacknowledged message has this number.
     pub fn acknowledge(&mut self, number: u16, mut settled: impl FnMut(T)) -> Result<(), Failure> {
         let Some(place) = self.place(number) else {
             return if self.last == Some(number) { Ok(()) } else { Err(self.unknown(number)) };
@@ -78,7 +80,7 @@ impl<T> Sent<T> {
         Ok(())
     }
 
-    /// Refused ones at the front need no acknowledgement any more.
+    /// Removes rejected messages from the front, which need no acknowledgement.
     fn drop_refused(&mut self) {
         while let Some(None) = self.slots.front() {
             self.slots.pop_front();
@@ -87,10 +89,10 @@ impl<T> Sent<T> {
         }
     }
 
-    /// The other side refuses this one; what was remembered of it. `None`: it was settled before.
+    /// Handles a rejection of the message `number` and returns its data, or `None` if it was settled before.
     ///
     /// # Errors
-    /// As [`Sent::acknowledge`].
+    /// The same as [`Sent::acknowledge`].
     pub fn refuse(&mut self, number: u16) -> Result<Option<T>, Failure> {
         let Some(place) = self.place(number) else {
             return if self.last == Some(number) { Ok(None) } else { Err(self.unknown(number)) };
@@ -102,18 +104,18 @@ impl<T> Sent<T> {
     }
 
     fn unknown(&self, number: u16) -> Failure {
-        let why = format!("{number} waits for no acknowledgement; {} of yours do", self.slots.len());
+        let why = format!("no unacknowledged message has the number {number}; {} are open", self.slots.len());
         Failure::new(Token::Ack, why)
     }
 
-    /// Everything that is not settled, oldest first.
+    /// Removes all unsettled messages and returns their data, oldest first.
     pub fn drain(&mut self) -> impl Iterator<Item = T> {
         self.open = 0;
         self.slots.drain(..).flatten()
     }
 }
 
-/// What became of a message that was received.
+/// State of a received message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Open,
@@ -121,35 +123,35 @@ enum Fate {
     Refused,
 }
 
-/// A message that was received.
+/// The result of receiving a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Receipt {
-    /// It is new; to be named when it is known what became of it.
+    /// A new message, with the receipt by which to settle it.
     New(u32),
-    /// It came before: it is thrown away, and acknowledged again if it was.
+    /// A duplicate: drop it. It is acknowledged again if the original was.
     Repeated,
 }
 
-/// What a side has received, and has to acknowledge.
+/// The messages that a side has received and must acknowledge.
 #[derive(Debug)]
 pub struct Received {
-    /// From the oldest that is not acknowledged.
+    /// From the oldest unacknowledged message on.
     waiting: VecDeque<(u16, Fate)>,
-    /// How many of them were not refused: those that the other side counts too.
+    /// Number of messages that were not rejected, which the other side counts as well.
     open: usize,
-    /// The receipt of the first of them.
+    /// Receipt of the first message in `waiting`.
     first: u32,
     window: u16,
-    /// The number that came last.
+    /// Sequence number received last.
     last: Option<u16>,
-    /// The number that was acknowledged last.
+    /// Sequence number acknowledged last.
     acknowledged: Option<u16>,
-    /// It is to be acknowledged again.
+    /// Whether to repeat the last acknowledgement.
     again: bool,
 }
 
 impl Received {
-    /// Nothing has come yet, and `window` messages may come before the first is acknowledged.
+    /// Creates an empty window for `window` unacknowledged messages.
     pub fn new(window: u16) -> Self {
         Self {
             waiting: VecDeque::new(),
@@ -162,13 +164,13 @@ impl Received {
         }
     }
 
-    /// A message came. Numbers may be left out.
+    /// Records a received message. The sender may skip sequence numbers.
     ///
     /// # Errors
-    /// [`Failure`] if its number is 0, or if there are more unacknowledged ones than were agreed.
+    /// [`Failure`] if the number is 0, or if the peer exceeds the negotiated window.
     pub fn receive(&mut self, number: u16) -> Result<Receipt, Failure> {
         if number == 0 {
-            return Err(Failure::new(Token::Ack, "numbers of messages begin with 1"));
+            return Err(Failure::new(Token::Ack, "sequence numbers start at 1"));
         }
         if let Some(last) = self.last
             && !(1..=NUMBERS / 2).contains(&distance(last, number))
@@ -177,7 +179,8 @@ impl Received {
             return Ok(Receipt::Repeated);
         }
         if self.open >= usize::from(self.window) || self.waiting.len() >= NUMBERS as usize / 2 {
-            let why = format!("{number} is one more than the {} that may be unacknowledged", self.window);
+            let why =
+                format!("message {number} exceeds the window of {} unacknowledged messages", self.window);
             return Err(Failure::new(Token::Ack, why));
         }
         self.last = Some(number);
@@ -195,40 +198,42 @@ impl Received {
         Some(slot.0)
     }
 
-    /// The message of this receipt is accepted; its number. `None`: that was known.
+    /// Marks the message of this receipt as accepted and returns its sequence number. `None`: it was settled before.
     pub fn accept(&mut self, receipt: u32) -> Option<u16> {
         self.decide(receipt, Fate::Accepted)
     }
 
-    /// The message of this receipt is refused, which is said in another way; its number. `None`: its fate was known.
+    /// Marks the message of this receipt as rejected and returns its sequence number, for an `x-nack` frame. `None`: it was
+    /// settled before.
     pub fn refuse(&mut self, receipt: u32) -> Option<u16> {
         let number = self.decide(receipt, Fate::Refused)?;
         self.open -= 1;
         Some(number)
     }
 
-    /// The receipt of the oldest message that is not acknowledged, or of the next one that comes.
+    /// Receipt of the oldest unacknowledged message, or of the next message if all are acknowledged.
     pub fn oldest(&self) -> u32 {
         self.first
     }
 
-    /// Messages that are not acknowledged.
+    /// Number of unacknowledged messages.
     pub fn unacknowledged(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Messages whose fate is known and that an acknowledgement would cover now.
+    /// Number of settled messages that an acknowledgement would cover now.
     pub fn acknowledgeable(&self) -> usize {
         self.waiting.iter().take_while(|(_, fate)| *fate != Fate::Open).count()
     }
 
-    /// The number up to which everything can be acknowledged that was not; `None`: nothing can.
+    /// Returns the sequence number up to which all messages can now be acknowledged, or `None` if there is nothing to
+    /// acknowledge.
     pub fn take_acknowledgement(&mut self) -> Option<u16> {
         let mut number = None;
         while let Some((next, fate)) = self.waiting.front().filter(|(_, fate)| *fate != Fate::Open).copied() {
             self.waiting.pop_front();
             self.first = self.first.wrapping_add(1);
-            // One that was refused needs no acknowledgement of its own.
+            // A rejected message needs no acknowledgement.
             if fate == Fate::Accepted {
                 self.open -= 1;
                 number = Some(next);

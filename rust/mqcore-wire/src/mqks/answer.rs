@@ -1,40 +1,40 @@
-//! What a server says: answers, deliveries, updates.
+//! Lines that a server sends: responses, deliveries and binding updates.
 
 use super::arguments::{WhenUnused, encode_manual_ack};
 use super::split;
 
-/// One line of a server.
+/// A line from the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer<'a> {
-    /// The id of the request it answers; of a delivery or an update, the consumer's.
+    /// Id of the request; for deliveries and updates, the consumer id.
     pub id: &'a [u8],
-    /// What it says.
+    /// Result of the request.
     pub said: Said<'a>,
 }
 
-/// What an answer says.
+/// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Said<'a> {
-    /// It was done; with what is told about it, which may be nothing.
+    /// The request succeeded; result data, which may be empty.
     Done(&'a [u8]),
-    /// It was not; under this number the server's log says why.
+    /// The request failed; the error id under which the server logged the reason.
     Failed(&'a [u8]),
 }
 
-/// A message on its way to a consumer.
+/// A message delivered to a consumer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delivered<'a> {
-    /// The message's id.
+    /// Message id.
     pub message: &'a [u8],
-    /// The event it was published as.
+    /// Event under which the message was published.
     pub event: &'a [u8],
-    /// How often it was given back.
+    /// How often the message was requeued.
     pub retry: u32,
-    /// The message.
+    /// Message body.
     pub data: &'a [u8],
 }
 
-/// Appends `{id} ok {data}`. The space stands there even if nothing follows: the original's client waits for it.
+/// Appends `{id} ok {data}`. The space is written even without data, because the original client requires it.
 pub fn encode_done(id: &[u8], data: &[u8], output: &mut Vec<u8>) {
     output.extend_from_slice(id);
     output.extend_from_slice(b" ok ");
@@ -50,14 +50,15 @@ pub fn encode_failed(id: &[u8], error: &[u8], output: &mut Vec<u8>) {
     output.push(b'\n');
 }
 
-/// Appends a delivery to `consumer`.
+/// Appends a delivery to the consumer with the id `consumer`.
 pub fn encode_delivered(consumer: &[u8], delivered: &Delivered<'_>, output: &mut Vec<u8>) {
     output.extend_from_slice(consumer);
     output.extend_from_slice(b" ok ");
     output.extend_from_slice(delivered.message);
     output.extend_from_slice(b" event=");
     output.extend_from_slice(delivered.event);
-    // An event may be named like the property behind it; then the property is always written, or a reader would take the name for it.
+    // An event name may itself end with `,retry=` and a number. The retry count is then always written, because a reader would
+    // otherwise take the end of the name for it.
     if delivered.retry > 0 || told_retry(delivered.event).is_some() {
         output.extend_from_slice(format!(",retry={}", delivered.retry).as_bytes());
     }
@@ -66,7 +67,7 @@ pub fn encode_delivered(consumer: &[u8], delivered: &Delivered<'_>, output: &mut
     output.push(b'\n');
 }
 
-/// Appends what a consumer is told when the bindings of its queue changed. `events` in the order of their octets.
+/// Appends the update that a consumer receives when the bindings of its queue change. `events` are sorted by bytes.
 pub fn encode_update(
     consumer: &[u8],
     queue: &[u8],
@@ -87,10 +88,10 @@ pub fn encode_update(
     output.push(b'\n');
 }
 
-/// Reads a line of a server; `None` if it is none.
+/// Parses a line from the server. Returns `None` if it is not valid.
 pub fn parse(line: &[u8]) -> Option<Answer<'_>> {
     let (id, rest) = split(line)?;
-    // The end of the line may have taken the space behind `ok` with it.
+    // Trimming the end of the line may have removed the space after `ok`.
     let (word, data) = split(rest).unwrap_or((rest, &[]));
     match word {
         b"ok" => Some(Answer { id, said: Said::Done(data) }),
@@ -99,7 +100,7 @@ pub fn parse(line: &[u8]) -> Option<Answer<'_>> {
     }
 }
 
-/// Reads the data of an answer to a consumer as a delivery; `None` if it is something else.
+/// Parses the data of a consumer's line as a delivery. Returns `None` if it is something else.
 pub fn delivered(data: &[u8]) -> Option<Delivered<'_>> {
     let (message, rest) = split(data)?;
     let (properties, data) = split(rest).unwrap_or((rest, &[]));
@@ -108,9 +109,9 @@ pub fn delivered(data: &[u8]) -> Option<Delivered<'_>> {
     Some(Delivered { message, event, retry, data })
 }
 
-/// Event and retries, if the text ends in `,retry=` and a number; otherwise all of it is the event's name.
+/// Splits off a trailing `,retry=` and number. Returns `None` if there is none, so the whole text is the event name.
 fn told_retry(properties: &[u8]) -> Option<(&[u8], u32)> {
-    let at = properties.iter().rposition(|octet| *octet == b',')?;
+    let at = properties.iter().rposition(|byte| *byte == b',')?;
     let retry = properties[at + 1..].strip_prefix(b"retry=")?;
     Some((&properties[..at], std::str::from_utf8(retry).ok()?.parse().ok()?))
 }

@@ -1,8 +1,8 @@
-//! What stands behind `consume` and `rebind`: names and flags.
+//! Arguments of `consume` and `rebind`: names and flags.
 
 use super::{Mistake, Shown, named, words};
 
-/// Names of events, as they were written.
+/// Event names, as sent.
 pub type Events<'a> = Vec<&'a [u8]>;
 
 const ADD: &[u8] = b"--add";
@@ -12,49 +12,49 @@ const REPLACE: &[u8] = b"--replace";
 const MANUAL_ACK: &[u8] = b"--manual-ack";
 const DELETE_WHEN_UNUSED: &[u8] = b"--delete-queue-when-unused";
 
-/// The longest that a queue may be told to outlive its last consumer, in seconds: a year.
+/// Maximum delay in seconds before a queue without consumers is deleted: one year.
 pub const UNUSED_SECONDS_MAX: f64 = 31_536_000.0;
 
-/// When a queue without consumers goes.
+/// When a queue without consumers is deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum WhenUnused {
-    /// Never by itself.
+    /// Never.
     #[default]
     Keep,
-    /// With its last consumer.
+    /// Together with its last consumer.
     Delete,
-    /// So many seconds after its last consumer, unless another one comes.
+    /// This many seconds after its last consumer left, unless another one arrives.
     DeleteAfter(f64),
 }
 
 impl WhenUnused {
-    /// Appends the flag that says it, with a space before it; nothing for `Keep`.
+    /// Appends the flag with a leading space. Appends nothing for `Keep`.
     pub fn encode(self, output: &mut Vec<u8>) {
         if self != Self::Keep {
             output.push(b' ');
             output.extend_from_slice(DELETE_WHEN_UNUSED);
         }
         if let Self::DeleteAfter(seconds) = self {
-            // With a fraction in any case: that is how the original's clients know the number.
+            // Clients of the original expect a fraction even for whole numbers.
             output.extend_from_slice(format!("={seconds:?}").as_bytes());
         }
     }
 }
 
-/// The arguments of a consume.
+/// Arguments of `consume`.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Consume<'a> {
-    /// The queue.
+    /// Queue name.
     pub queue: &'a [u8],
-    /// What it is to be bound to from now on; empty: what it is bound to already.
+    /// Events that replace the current bindings; empty: the bindings are unchanged.
     pub replace: Events<'a>,
-    /// What it is to be bound to in addition.
+    /// Events to bind in addition.
     pub add: Events<'a>,
-    /// `--add` was written: the consumer wants to be told what the queue is bound to.
+    /// Whether `--add` was sent: the consumer wants to receive the bindings of the queue.
     pub adds: bool,
-    /// When the queue goes.
+    /// When the queue is deleted.
     pub when_unused: WhenUnused,
-    /// The consumer acknowledges each message.
+    /// Whether the consumer acknowledges each message.
     pub manual_ack: bool,
 }
 
@@ -71,7 +71,7 @@ impl<'a> Consume<'a> {
                 name => names.push((name, consume.adds)),
             }
         }
-        // Flags may stand anywhere, so the queue is the first word that is none.
+        // Flags may appear anywhere, so the queue is the first word that is not a flag.
         let mut names = names.into_iter();
         consume.queue = queue("consume", names.next().map(|(name, _)| name))?;
         for (event, adds) in names {
@@ -81,7 +81,7 @@ impl<'a> Consume<'a> {
         Ok(consume)
     }
 
-    /// Appends what stands behind `consume`, without a space before it.
+    /// Appends the arguments that follow `consume`, without a leading space.
     pub fn encode(&self, output: &mut Vec<u8>) {
         output.extend_from_slice(self.queue);
         append(None, &self.replace, output);
@@ -93,7 +93,7 @@ impl<'a> Consume<'a> {
     }
 }
 
-/// Appends `--manual-ack` with a space before it, if it is wanted.
+/// Appends `--manual-ack` with a leading space if `manual_ack` is set.
 pub(super) fn encode_manual_ack(manual_ack: bool, output: &mut Vec<u8>) {
     if manual_ack {
         output.push(b' ');
@@ -111,23 +111,23 @@ fn delete_after(flag: &[u8]) -> Result<WhenUnused, Mistake> {
         .map(WhenUnused::DeleteAfter)
         .ok_or_else(|| Mistake::BadNumber {
             flag: "--delete-queue-when-unused",
-            wanted: "seconds, from 0 to 31536000",
+            wanted: "seconds from 0 to 31536000",
             found: Shown::new(number),
         })
 }
 
-/// The arguments of a rebind. They hold in the order of the fields, however they were written.
+/// Arguments of `rebind`. They apply in the order of the fields, in whatever order they were sent.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Rebind<'a> {
-    /// The queue.
+    /// Queue name.
     pub queue: &'a [u8],
-    /// What it is to be bound to instead of all it was; `None`: it keeps that.
+    /// Events that replace the current bindings; `None`: the bindings are unchanged.
     pub replace: Option<Events<'a>>,
-    /// What it is no longer to be bound to.
+    /// Events to unbind.
     pub remove: Events<'a>,
-    /// Masks of what it is no longer to be bound to.
+    /// Masks of the events to unbind.
     pub remove_masks: Events<'a>,
-    /// What it is to be bound to in addition.
+    /// Events to bind in addition.
     pub add: Events<'a>,
 }
 
@@ -167,7 +167,7 @@ impl<'a> Rebind<'a> {
         }
     }
 
-    /// Appends what stands behind `rebind`, without a space before it.
+    /// Appends the arguments that follow `rebind`, without a leading space.
     pub fn encode(&self, output: &mut Vec<u8>) {
         output.extend_from_slice(self.queue);
         if let Some(replace) = &self.replace {
@@ -185,7 +185,7 @@ impl<'a> Rebind<'a> {
 fn queue<'a>(action: &'static str, word: Option<&'a [u8]>) -> Result<&'a [u8], Mistake> {
     match word {
         Some(name) if !name.starts_with(b"--") => named("the queue's name", name),
-        _ => Err(Mistake::Missing { action, what: "a queue" }),
+        _ => Err(Mistake::Missing { action, what: "a queue name" }),
     }
 }
 

@@ -1,27 +1,27 @@
-//! What a server sends: answers, in the order of the requests, and push frames between them.
+//! Encodes what a server sends: responses in the order of the requests, and push frames between them.
 
 use super::{Dialect, Family, ID_BYTES, IMPOSSIBLE, KeyType, NO, PUSH_V71, PUSH_V73, Ttl, Width, YES};
 
-/// Octets of the numbers of INFO and of the version behind them.
+/// Size in bytes of INFO's numbers and version.
 pub const INFO_BYTES: usize = 52 * 8 + 16;
-/// Octets that a fragment may count before one more record would be too much.
+/// Size in bytes that a fragment may count up to before the next record starts another fragment.
 pub const FRAGMENT_BYTES: usize = 2048;
-/// Octets of a record of STATS.
+/// Size of a STATS record in bytes.
 pub const STATS_RECORD_BYTES: usize = 33;
-/// Octets of a record of CHANNELS.
+/// Size of a CHANNELS record in bytes.
 pub const CHANNELS_RECORD_BYTES: usize = 25;
-/// Octets of a subscriber in CHANNEL.
+/// Size of a subscriber in a CHANNEL response in bytes.
 pub const SUBSCRIBER_BYTES: usize = 40;
-/// Numbers at the end of a connection's record: six of octets, eighteen of requests.
+/// Number of counters at the end of a connection record: six of bytes, eighteen of requests.
 pub const CONNECTION_NUMBERS: usize = 24;
 
-/// Appends a yes or a no.
+/// Appends a success or failure status.
 #[inline]
 pub fn status(yes: bool, output: &mut Vec<u8>) {
     output.push(if yes { YES } else { NO });
 }
 
-/// Appends the answer of QUERY about a counter that is there.
+/// Appends the response to QUERY for an existing counter.
 #[inline]
 pub fn counter(quota: u64, remaining: Ttl, width: Width, output: &mut Vec<u8>) {
     output.push(YES);
@@ -29,7 +29,7 @@ pub fn counter(quota: u64, remaining: Ttl, width: Width, output: &mut Vec<u8>) {
     ttl(remaining, width, output);
 }
 
-/// Appends the answer of GET about a buffer that is there. The value is no longer than the width can say.
+/// Appends the response to GET for an existing buffer. The value must not be longer than the width can express.
 #[inline]
 pub fn buffer(remaining: Ttl, value: &[u8], width: Width, output: &mut Vec<u8>) {
     debug_assert!(value.len() as u64 <= width.max());
@@ -45,16 +45,16 @@ fn ttl(ttl: Ttl, width: Width, output: &mut Vec<u8>) {
     width.write(ttl.amount, output);
 }
 
-/// How often a record was read and written.
+/// Usage counts of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Uses {
-    /// Reads of the last whole minute.
+    /// Reads in the last full minute.
     pub reads_per_minute: u64,
-    /// Writes of the last whole minute.
+    /// Writes in the last full minute.
     pub writes_per_minute: u64,
-    /// Reads up to the end of it.
+    /// Total reads up to the end of the last full minute.
     pub reads: u64,
-    /// Writes up to the end of it.
+    /// Total writes up to the end of the last full minute.
     pub writes: u64,
 }
 
@@ -66,19 +66,19 @@ impl Uses {
     }
 }
 
-/// Appends the answer of STAT about a record that is there.
+/// Appends the response to STAT for an existing record.
 pub fn stat(uses: &Uses, output: &mut Vec<u8>) {
     output.push(YES);
     uses.write(output);
 }
 
-/// Appends the head of an answer in fragments: LIST, STATS, CONNECTIONS, CHANNELS.
+/// Appends the header of a fragmented response: LIST, STATS, CONNECTIONS or CHANNELS.
 pub fn fragments(count: u64, output: &mut Vec<u8>) {
     output.push(YES);
     output.extend_from_slice(&count.to_le_bytes());
 }
 
-/// Appends the head of a fragment. Numbers begin with 1; behind its records stand all their names.
+/// Appends the header of a fragment. Fragments are numbered from 1; their names follow after all their records.
 pub fn fragment(number: u64, records: u64, output: &mut Vec<u8>) {
     output.extend_from_slice(&number.to_le_bytes());
     output.extend_from_slice(&records.to_le_bytes());
@@ -99,7 +99,7 @@ pub fn list_record(
     width.write(bytes_used, output);
 }
 
-/// Octets that a record of LIST and its key count in a fragment. Family 7.3 forgets two of them.
+/// Bytes that a LIST record and its key count towards the fragment size. Family 7.3 counts two bytes too few.
 #[must_use]
 pub const fn list_weight(key_bytes: usize, dialect: Dialect) -> usize {
     let fixed = match dialect.family {
@@ -129,7 +129,7 @@ pub fn channels_record(
     }
 }
 
-/// Appends the head of CHANNEL's answer about a channel that somebody has subscribed to.
+/// Appends the header of the response to CHANNEL for a channel with subscribers.
 pub fn channel(subscribers: u64, output: &mut Vec<u8>) {
     output.push(YES);
     output.extend_from_slice(&subscribers.to_le_bytes());
@@ -149,14 +149,15 @@ pub fn subscriber(
     }
 }
 
-/// Appends the answer of WHOAMI.
+/// Appends the response to WHOAMI.
 pub fn whoami(id: &[u8; ID_BYTES], output: &mut Vec<u8>) {
     output.push(YES);
     output.extend_from_slice(id);
 }
 
-/// Appends the answer of INFO: the numbers in their order and the version, cut at 16 octets. Family 7.1 without metrics
-/// leaves the first of the numbers out.
+/// Appends the response to INFO: the numbers in order, and the version truncated to 16 bytes.
+///
+/// Family 7.1 without metrics omits the first number (`with_time` is false).
 pub fn info(numbers: &[u64; 52], version: &str, with_time: bool, output: &mut Vec<u8>) {
     output.push(YES);
     for number in &numbers[usize::from(!with_time)..] {
@@ -168,30 +169,31 @@ pub fn info(numbers: &[u64; 52], version: &str, with_time: bool, output: &mut Ve
     output.extend_from_slice(&name);
 }
 
-/// A connection as CONNECTION and CONNECTIONS tell of it.
+/// A connection, as reported by CONNECTION and CONNECTIONS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionRecord {
-    /// Its random id.
+    /// Random connection id.
     pub id: [u8; ID_BYTES],
-    /// 0 client, 1 agent. 7.3 only.
+    /// 0 client, 1 agent. Family 7.3 only.
     pub role: u8,
-    /// 0 TCP, 1 Unix socket. 7.3 only.
+    /// 0 TCP, 1 Unix socket. Family 7.3 only.
     pub transport: u8,
-    /// 4 or 6.
+    /// IP version, 4 or 6.
     pub ip_version: u8,
-    /// The address as text, zeros behind it, cut at 16 octets.
+    /// Peer address as text, padded with zeros and truncated to 16 bytes.
     pub address: [u8; 16],
-    /// The peer's port.
+    /// Peer port.
     pub port: u16,
-    /// Unix nanoseconds.
+    /// Time of the connection, in nanoseconds since the Unix epoch.
     pub connected_at: u64,
-    /// Octets read, written, published, received, allocated, consumed; then requests: INSERT, SET, QUERY, GET, UPDATE,
-    /// PURGE, LIST, INFO, STAT, STATS, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, CONNECTIONS, CONNECTION, CHANNELS, CHANNEL, WHOAMI.
+    /// Bytes read, written, published, received, allocated and consumed; then the number of requests: INSERT, SET, QUERY,
+    /// GET, UPDATE, PURGE, LIST, INFO, STAT, STATS, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, CONNECTIONS, CONNECTION, CHANNELS,
+    /// CHANNEL, WHOAMI.
     pub numbers: [u64; CONNECTION_NUMBERS],
 }
 
 impl ConnectionRecord {
-    /// Octets of a record.
+    /// Size of a record in bytes.
     #[must_use]
     pub const fn bytes(family: Family) -> usize {
         match family {
@@ -200,7 +202,7 @@ impl ConnectionRecord {
         }
     }
 
-    /// What a record counts in a fragment. Family 7.1 forgets eight octets.
+    /// Bytes that a record counts towards the fragment size. Family 7.1 counts eight bytes too few.
     #[must_use]
     pub const fn weight(family: Family) -> usize {
         match family {
@@ -209,7 +211,7 @@ impl ConnectionRecord {
         }
     }
 
-    /// Appends it.
+    /// Appends the record.
     pub fn write(&self, family: Family, output: &mut Vec<u8>) {
         output.extend_from_slice(&self.id);
         if family == Family::V73 {
@@ -225,7 +227,7 @@ impl ConnectionRecord {
     }
 }
 
-/// Appends what a subscriber receives. A payload that the width cannot express must not come here.
+/// Appends a push frame for a subscriber. The payload must not be longer than the width can express.
 pub fn push(channel: &[u8], payload: &[u8], dialect: Dialect, output: &mut Vec<u8>) {
     debug_assert!(payload.len() as u64 <= dialect.width.max() && channel.len() <= 255);
     match dialect.family {
@@ -242,7 +244,7 @@ pub fn push(channel: &[u8], payload: &[u8], dialect: Dialect, output: &mut Vec<u
     output.extend_from_slice(payload);
 }
 
-/// Octets that [`push`] appends.
+/// Number of bytes that [`push`] appends.
 #[must_use]
 pub const fn push_size(channel: usize, payload: usize, dialect: Dialect) -> usize {
     match dialect.family {
@@ -251,34 +253,34 @@ pub const fn push_size(channel: usize, payload: usize, dialect: Dialect) -> usiz
     }
 }
 
-/// What CONSUME answers about one rule.
+/// The response to CONSUME for one rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verdict {
-    /// [`YES`], [`NO`], or [`IMPOSSIBLE`]: the key holds something else, or the rule makes no sense.
+    /// [`YES`], [`NO`], or [`IMPOSSIBLE`] if the key has another type or the rule is invalid.
     pub status: u8,
-    /// The limit in force.
+    /// Limit in force.
     pub limit: u64,
-    /// What can still be taken now.
+    /// Quota that is available now.
     pub remaining: u64,
-    /// Nanoseconds after which the same request is granted if nobody else takes anything; 0 if it was granted now, the
-    /// largest number if it never will be.
+    /// Nanoseconds until the same request would be granted if no other client consumes quota; 0 if it was granted now,
+    /// `u64::MAX` if it never will be.
     pub retry_after: u64,
-    /// Nanoseconds after which all of the limit is there again if nobody takes anything.
+    /// Nanoseconds until the full limit is available again if no client consumes quota.
     pub reset_after: u64,
 }
 
 impl Verdict {
-    /// What is said about a rule that cannot be applied.
+    /// The response for a rule that cannot be applied.
     pub const IMPOSSIBLE: Self =
         Self { status: IMPOSSIBLE, limit: 0, remaining: 0, retry_after: 0, reset_after: 0 };
 
-    /// Octets of a verdict.
+    /// Encoded size in bytes.
     #[must_use]
     pub const fn bytes(width: Width) -> usize {
         1 + 2 * width.bytes() + 16
     }
 
-    /// Appends it: the whole answer of CONSUME, and a part of that of CONSUME ALL.
+    /// Appends the response: all of CONSUME's response, or one part of CONSUME ALL's.
     pub fn write(&self, width: Width, output: &mut Vec<u8>) {
         output.push(self.status);
         width.write(self.limit, output);
@@ -288,7 +290,7 @@ impl Verdict {
     }
 }
 
-/// Appends the answer of CONSUME ALL: one status for all, and a verdict for each rule.
+/// Appends the response to CONSUME ALL: one status for the request and one response per rule.
 pub fn verdicts(status: u8, verdicts: &[Verdict], width: Width, output: &mut Vec<u8>) {
     output.extend_from_slice(&[status, verdicts.len() as u8]);
     for verdict in verdicts {

@@ -1,7 +1,7 @@
-//! What a client reads: push frames, and answers, whose form follows from what was asked.
+//! Decodes what a server sends: push frames, and responses whose format depends on the request.
 //!
-//! LIST, STATS, CONNECTIONS and CHANNELS are read in parts: first the head, then each of the fragments that it announces.
-//! So a client that gets a million records needs room for one fragment.
+//! LIST, STATS, CONNECTIONS and CHANNELS are decoded in parts: first the header, then each announced fragment. So a client
+//! that receives a million records needs memory for one fragment only.
 
 use super::answer::{
     CHANNELS_RECORD_BYTES, CONNECTION_NUMBERS, ConnectionRecord, INFO_BYTES, STATS_RECORD_BYTES,
@@ -11,10 +11,11 @@ use super::{Dialect, Family, ID_BYTES, IMPOSSIBLE, PUSH_V71, PUSH_V73, RULES_MAX
 use crate::codec::Limits;
 use crate::error::WireError;
 
-/// What comes next unless it is a push frame.
+/// The response to expect next, unless a push frame arrives first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expected {
-    /// INSERT, UPDATE, PURGE, SET, SUBSCRIBE, UNSUBSCRIBE, PUBLISH, and what EVENT says before its request's answer.
+    /// INSERT, UPDATE, PURGE, SET, SUBSCRIBE, UNSUBSCRIBE or PUBLISH, or the status that precedes the response to the request
+    /// inside an EVENT.
     Status,
     /// QUERY.
     Counter,
@@ -22,13 +23,13 @@ pub enum Expected {
     Buffer,
     /// STAT.
     Stat,
-    /// The head of LIST, STATS, CONNECTIONS or CHANNELS.
+    /// Header of LIST, STATS, CONNECTIONS or CHANNELS.
     Fragments,
     /// A fragment of one of them.
     Fragment(Listing),
-    /// INFO; whether it begins with the time (it does not in family 7.1 without metrics).
+    /// INFO.
     Info {
-        /// See there.
+        /// Whether the response begins with the time. Family 7.1 without metrics omits it.
         with_time: bool,
     },
     /// CONNECTION.
@@ -43,7 +44,7 @@ pub enum Expected {
     Verdicts,
 }
 
-/// What comes in fragments.
+/// Requests with fragmented responses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are those of the requests")]
 pub enum Listing {
@@ -53,46 +54,46 @@ pub enum Listing {
     Channels,
 }
 
-/// Something that a server sent, borrowing from the buffer that it was decoded from. `None` where the answer was no.
+/// A response or push frame, borrowed from the buffer it was decoded from. `None` means that the request failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply<'a> {
-    /// A push frame; without a channel in family 7.1.
+    /// A push frame.
     Push {
-        /// Where it was published.
+        /// Channel name; `None` in family 7.1.
         channel: Option<&'a [u8]>,
-        /// What.
+        /// Published payload.
         payload: &'a [u8],
     },
-    /// Yes or no.
+    /// Whether the request succeeded.
     Status(bool),
-    /// Quota and remaining time.
+    /// Quota and remaining time to live.
     Counter(Option<(u64, Ttl)>),
-    /// Remaining time and value.
+    /// Remaining time to live and value.
     Buffer(Option<(Ttl, &'a [u8])>),
-    /// How often it was used.
+    /// Usage counts.
     Stat(Option<Uses>),
-    /// How many fragments follow.
+    /// Number of fragments that follow.
     Fragments(u64),
-    /// One of them.
+    /// A fragment.
     Fragment(Fragment<'a>),
-    /// The numbers, of which the first is 0 if it was left out, and the version with its zeros.
+    /// INFO's numbers, of which the first is 0 if it was omitted, and the version, padded with zeros.
     Info(Box<[u64; 52]>, [u8; 16]),
     /// A connection.
     Connection(Option<Box<ConnectionRecord>>),
-    /// Subscribers, as they stand in the bytes, [`SUBSCRIBER_BYTES`] each.
+    /// Encoded subscribers of [`SUBSCRIBER_BYTES`] each.
     Channel(Option<&'a [u8]>),
-    /// An id.
+    /// Connection id.
     Id([u8; ID_BYTES]),
-    /// About one rule.
+    /// Response to CONSUME.
     Verdict(Verdict),
-    /// About all of them, and each of them.
+    /// Response to CONSUME ALL: status of the request, and the response to each rule.
     Verdicts(u8, Vec<Verdict>),
 }
 
-/// A fragment: fixed records, then their names one behind the other.
+/// A fragment: records of fixed size, followed by their concatenated names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fragment<'a> {
-    /// Its number, from 1.
+    /// Fragment number, from 1.
     pub number: u64,
     record_bytes: usize,
     records: &'a [u8],
@@ -100,19 +101,19 @@ pub struct Fragment<'a> {
 }
 
 impl<'a> Fragment<'a> {
-    /// How many records.
+    /// Number of records.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.records.len() / self.record_bytes
     }
 
-    /// Whether there are none.
+    /// Whether the fragment has no records.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.records.is_empty()
     }
 
-    /// Each record with its name; connections have none.
+    /// Iterates over the records with their names. Connection records have empty names.
     pub fn iter(&self) -> impl Iterator<Item = (&'a [u8], &'a [u8])> + use<'a> {
         let mut names = self.names;
         let named = self.record_bytes < 235;
@@ -125,20 +126,20 @@ impl<'a> Fragment<'a> {
     }
 }
 
-/// A record of LIST.
+/// A LIST record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Listed {
     /// 0 counter, 1 buffer.
     pub key_type: u8,
-    /// The unit of its time to live.
+    /// Unit of its time to live.
     pub unit: u8,
-    /// When it expires, Unix nanoseconds.
+    /// Expiry time, in nanoseconds since the Unix epoch.
     pub deadline: u64,
-    /// Octets of its value.
+    /// Size of its value in bytes.
     pub bytes_used: u64,
 }
 
-/// Takes a record of LIST apart.
+/// Parses a LIST record. Returns `None` if its size is wrong.
 #[must_use]
 pub fn listed(record: &[u8], width: Width) -> Option<Listed> {
     if record.len() != Listing::List.record_bytes(Dialect { width, family: Family::V71 }) {
@@ -152,19 +153,19 @@ pub fn listed(record: &[u8], width: Width) -> Option<Listed> {
     })
 }
 
-/// Takes a record of STATS apart.
+/// Parses a STATS record. Returns `None` if its size is wrong.
 #[must_use]
 pub fn uses(record: &[u8]) -> Option<Uses> {
     (record.len() == STATS_RECORD_BYTES).then(|| read_uses(record, 1))
 }
 
-/// Takes a record of CHANNELS apart: octets read, octets written, subscriptions.
+/// Parses a CHANNELS record: bytes read, bytes written, subscriptions. Returns `None` if its size is wrong.
 #[must_use]
 pub fn channel(record: &[u8]) -> Option<[u64; 3]> {
     (record.len() == CHANNELS_RECORD_BYTES).then(|| [1, 9, 17].map(|at| number(record, at)))
 }
 
-/// Takes a record of CONNECTIONS apart.
+/// Parses a CONNECTIONS record. Returns `None` if its size is wrong.
 #[must_use]
 pub fn connection(record: &[u8], family: Family) -> Option<ConnectionRecord> {
     (record.len() == ConnectionRecord::bytes(family)).then(|| read_connection(record, family))
@@ -181,10 +182,11 @@ impl Listing {
     }
 }
 
-/// Reads a push frame or the expected answer from the front of `input`.
+/// Decodes a push frame or the expected response from the front of `input`.
 ///
 /// # Errors
-/// [`WireError::Malformed`] for a first octet that neither begins with, [`WireError::TooLarge`] beyond `frame_bytes_max`.
+/// - [`WireError::Malformed`]: the first byte starts neither a push frame nor a response.
+/// - [`WireError::TooLarge`]: the frame exceeds `limits.frame_bytes_max`.
 pub fn decode<'a>(
     input: &'a [u8],
     expected: Expected,
@@ -199,7 +201,7 @@ pub fn decode<'a>(
         }
         let verdict = matches!(expected, Expected::Verdict | Expected::Verdicts);
         if first > YES && !(verdict && first == IMPOSSIBLE) {
-            return Err(WireError::Malformed { part: "answer", why: "it begins with no status" });
+            return Err(WireError::Malformed { part: "response", why: "invalid status byte" });
         }
     }
     answer(input, expected, dialect, limits)
@@ -207,7 +209,7 @@ pub fn decode<'a>(
 
 type Found<'a> = Option<(Reply<'a>, usize)>;
 
-/// A push frame: `None` if it is none, `Some(None)` if it is not whole yet.
+/// Decodes a push frame: `None` if it is not one, `Some(None)` if it is incomplete.
 fn push<'a>(
     first: u8,
     input: &'a [u8],
@@ -241,9 +243,9 @@ fn answer<'a>(
     let n = width.bytes();
     let yes = input[0] == YES;
     if !yes && matches!(expected, Expected::Info { .. } | Expected::Id) {
-        return Err(WireError::Malformed { part: "answer", why: "it cannot be no" });
+        return Err(WireError::Malformed { part: "response", why: "this request cannot fail" });
     }
-    // What has a fixed size when it says yes; a no is one octet.
+    // The size of a fixed-size response: one byte on failure.
     let fixed = |size: usize| -> Option<usize> {
         let size = if yes { size } else { 1 };
         (input.len() >= size).then_some(size)
@@ -265,9 +267,9 @@ fn answer<'a>(
             (Reply::Connection(yes.then(|| Box::new(read_connection(&input[1..], family)))), size)
         }),
         Expected::Channel => return read_channel(input, limits),
-        Expected::Id => input.get(1..1 + ID_BYTES).map(|octets| {
+        Expected::Id => input.get(1..1 + ID_BYTES).map(|bytes| {
             let mut id = [0; ID_BYTES];
-            id.copy_from_slice(octets);
+            id.copy_from_slice(bytes);
             (Reply::Id(id), 1 + ID_BYTES)
         }),
         Expected::Verdict => {
@@ -278,12 +280,12 @@ fn answer<'a>(
     })
 }
 
-/// A size that a peer announced and what stands before it, compared with the limits.
+/// Adds the announced size and the bytes before it, and checks the sum against the limits.
 fn checked(announced: u64, before: usize, limits: &Limits) -> Result<usize, WireError> {
     let size = announced.saturating_add(before as u64);
     match usize::try_from(size) {
         Ok(fits) if size <= limits.frame_bytes_max => Ok(fits),
-        _ => Err(WireError::TooLarge { part: "answer", size, max: limits.frame_bytes_max }),
+        _ => Err(WireError::TooLarge { part: "response", size, max: limits.frame_bytes_max }),
     }
 }
 
@@ -402,7 +404,7 @@ fn read_verdict(input: &[u8], width: Width) -> Verdict {
 fn read_verdicts(input: &[u8], width: Width) -> Result<Found<'_>, WireError> {
     let Some(&count) = input.get(1) else { return Ok(None) };
     if usize::from(count) > RULES_MAX {
-        return Err(WireError::Malformed { part: "answer", why: "at most 32 verdicts belong to it" });
+        return Err(WireError::Malformed { part: "response", why: "more than 32 rule responses" });
     }
     let each = Verdict::bytes(width);
     let size = 2 + usize::from(count) * each;

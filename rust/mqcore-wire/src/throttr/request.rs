@@ -1,10 +1,24 @@
-//! What clients send.
+//! Throttr requests.
+//!
+//! ```
+//! use mqcore_wire::codec::Limits;
+//! use mqcore_wire::throttr::request::{Request, decode, encode};
+//! use mqcore_wire::throttr::{Dialect, Ttl};
+//!
+//! let request = Request::Insert { quota: 100, ttl: Ttl { unit: 4, amount: 60 }, key: b"user:7" };
+//! let mut bytes = Vec::new();
+//! encode(&request, Dialect::default(), &mut bytes)?;
+//!
+//! let decoded = decode(&bytes, Dialect::default(), &Limits::default()).expect("the request is valid");
+//! assert_eq!(decoded, Some((request, bytes.len())));
+//! # Ok::<(), mqcore_wire::throttr::request::TooLong>(())
+//! ```
 
 use super::{Dialect, Family, ID_BYTES, RULES_MAX, Ttl, Width};
 use crate::codec::Limits;
 use crate::error::WireError;
 
-/// The first octet of each request.
+/// The first byte of each request ("Request types").
 #[allow(missing_docs, reason = "the names are those of the requests")]
 pub mod code {
     pub const INSERT: u8 = 0x01;
@@ -30,30 +44,31 @@ pub mod code {
     pub const CONSUME_ALL: u8 = 0xC1;
 }
 
-/// UPDATE's attribute: the quota.
+/// UPDATE attribute: the quota.
 pub const QUOTA: u8 = 0;
-/// UPDATE's attribute: the time to live.
+/// UPDATE attribute: the time to live.
 pub const TTL: u8 = 1;
-/// UPDATE's change: replace.
+/// UPDATE change type: replace the value.
 pub const PATCH: u8 = 0;
-/// UPDATE's change: add.
+/// UPDATE change type: add to the value.
 pub const INCREASE: u8 = 1;
-/// UPDATE's change: subtract.
+/// UPDATE change type: subtract from the value.
 pub const DECREASE: u8 = 2;
 
-/// CONSUME's mode: take the cost, if there is enough left.
+/// CONSUME mode: subtract the cost if enough quota is available.
 pub const TAKE: u8 = 0;
-/// CONSUME's mode: tell what is left; nothing is created and the cost means nothing.
+/// CONSUME mode: report the available quota. Creates nothing and ignores the cost.
 pub const PEEK: u8 = 1;
-/// CONSUME's mode: tell what TAKE would answer, and take nothing.
+/// CONSUME mode: report what [`TAKE`] would answer, without subtracting anything.
 pub const DRY_RUN: u8 = 2;
-/// CONSUME's mode: give the cost back.
+/// CONSUME mode: return the cost to the quota.
 pub const REFUND: u8 = 3;
 
-/// One request, borrowing from the buffer that it was decoded from. Numbers that have no meaning are kept: what is
-/// answered to them is for others to say.
+/// A request that borrows from the buffer it was decoded from.
+///
+/// Numbers without a defined meaning are preserved; the session decides how to answer them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the fields are those of the picture in the module above")]
+#[allow(missing_docs, reason = "the fields are those of the table in the parent module")]
 pub enum Request<'a> {
     /// Create a counter.
     Insert { quota: u64, ttl: Ttl, key: &'a [u8] },
@@ -67,90 +82,91 @@ pub enum Request<'a> {
     Set { ttl: Ttl, key: &'a [u8], value: &'a [u8] },
     /// Read a buffer.
     Get { key: &'a [u8] },
-    /// Everything that is stored.
+    /// List all records.
     List,
-    /// What the server counts.
+    /// Read the server's counters.
     Info,
-    /// How often a record was read and written.
+    /// Read the usage counts of a record.
     Stat { key: &'a [u8] },
-    /// The same of every record.
+    /// Read the usage counts of all records.
     Stats,
-    /// Receive what is published to a channel.
+    /// Subscribe to a channel.
     Subscribe { channel: &'a [u8] },
-    /// No longer.
+    /// Unsubscribe from a channel.
     Unsubscribe { channel: &'a [u8] },
-    /// Send to whoever has subscribed.
+    /// Publish to the subscribers of a channel.
     Publish { channel: &'a [u8], payload: &'a [u8] },
-    /// Who is connected.
+    /// List all connections.
     Connections,
-    /// One of them.
+    /// Describe one connection.
     Connection { id: [u8; ID_BYTES] },
-    /// Which channels have subscribers.
+    /// List the channels that have subscribers.
     Channels,
-    /// The subscribers of one.
+    /// List the subscribers of a channel.
     Channel { channel: &'a [u8] },
-    /// The id of this connection.
+    /// Return the id of this connection.
     WhoAmI,
-    /// A request inside of another one; 7.3 only. What is inside is not looked at here.
+    /// Execute the embedded request and publish it. Family 7.3 only. The embedded request is not decoded here.
     Event { channel: &'a [u8], request: &'a [u8] },
-    /// Create, check and subtract in one step.
+    /// Create a counter if needed, check it and subtract from it, in one step.
     Consume { mode: u8, rule: Rule<'a> },
-    /// The same for several keys, all or nothing.
+    /// Apply [`Request::Consume`] to several keys, all or none of them.
     ConsumeAll { mode: u8, rules: Rules<'a> },
 }
 
-/// What CONSUME checks.
+/// A rate limit rule of CONSUME.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule<'a> {
-    /// 0 fixed window, 1 sliding window, 2 GCRA (token bucket).
+    /// Algorithm: 0 fixed window, 1 sliding window, 2 GCRA (token bucket).
     pub algorithm: u8,
-    /// How much may be taken in one period.
+    /// Quota per period.
     pub limit: u64,
-    /// How much is taken now.
+    /// Quota to subtract.
     pub cost: u64,
-    /// How long a period is.
+    /// Length of a period.
     pub period: Ttl,
-    /// Whose quota it is.
+    /// Key of the counter.
     pub key: &'a [u8],
 }
 
-/// The rules of a CONSUME ALL: between 1 and [`RULES_MAX`] of them, known to be whole.
+/// The rules of a CONSUME ALL: 1 to [`RULES_MAX`], all complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules<'a> {
     count: u8,
     width: Width,
-    octets: &'a [u8],
+    bytes: &'a [u8],
 }
 
 impl<'a> Rules<'a> {
-    /// How many.
+    /// Number of rules.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.count as usize
     }
 
-    /// Never: there is at least one.
+    /// Always false, because there is at least one rule.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Each of them, in the order of the request.
+    /// Iterates over the rules in the order of the request.
     pub fn iter(&self) -> impl Iterator<Item = Rule<'a>> + use<'a> {
-        let Self { count, width, octets } = *self;
+        let Self { count, width, bytes } = *self;
         let mut at = 0;
         (0..count).map_while(move |_| {
-            let (rule, size) = rule(&octets[at..], width)?;
+            let (rule, size) = rule(&bytes[at..], width)?;
             at += size;
             Some(rule)
         })
     }
 }
 
-/// Reads a request from the front of `input`.
+/// Decodes a request from the front of `input`.
 ///
 /// # Errors
-/// [`WireError::Malformed`] for an unknown code, [`WireError::TooLarge`] for a request beyond `frame_bytes_max`.
+/// - [`WireError::Malformed`]: the request code is unknown, or a CONSUME ALL has no rules or more than [`RULES_MAX`].
+/// - [`WireError::TooLarge`]: the request exceeds `limits.frame_bytes_max`.
 #[inline]
 pub fn decode<'a>(
     input: &'a [u8],
@@ -165,20 +181,20 @@ pub fn decode<'a>(
     Ok(Some((read(first, &input[..size], dialect.width), size)))
 }
 
-/// How large the buffer must be to hold the request that begins at the front of `input`; 0 if that is not known yet.
+/// Returns the size in bytes of the request at the front of `input`, or 0 if it is not known yet.
 ///
 /// # Errors
-/// As [`decode`].
+/// The same as [`decode`].
 pub fn needed(input: &[u8], dialect: Dialect, limits: &Limits) -> Result<usize, WireError> {
     let Some(&first) = input.first() else { return Ok(0) };
     Ok(size(first, input, dialect, limits)?.unwrap_or(0))
 }
 
-/// The size of the whole request, once enough of it is there.
+/// Size of the whole request, or `None` until enough of it has arrived.
 #[inline]
 fn size(first: u8, input: &[u8], dialect: Dialect, limits: &Limits) -> Result<Option<usize>, WireError> {
     let n = dialect.width.bytes();
-    // Where the key's length stands; the key follows everything of fixed size.
+    // `at` is the offset of the key length. The key follows all parts of fixed size.
     let keyed = |at: usize| Ok(input.get(at).map(|&length| at + 1 + usize::from(length)));
     match first {
         code::QUERY | code::PURGE | code::GET | code::STAT => keyed(1),
@@ -195,11 +211,11 @@ fn size(first: u8, input: &[u8], dialect: Dialect, limits: &Limits) -> Result<Op
             Ok(input.get(2..).and_then(|rule| rule_size(rule, dialect.width)).map(|size| 2 + size))
         }
         code::CONSUME_ALL => rules_size(input, dialect.width),
-        _ => Err(WireError::Malformed { part: "request", why: "its first octet is the code of none" }),
+        _ => Err(WireError::Malformed { part: "request", why: "unknown request code" }),
     }
 }
 
-/// A key's length at `at`, a size behind it, then both parts.
+/// Size of a request with a key length at `at`, followed by a value size, the key and the value.
 #[inline]
 fn sized(input: &[u8], at: usize, width: Width, limits: &Limits) -> Result<Option<usize>, WireError> {
     let head = at + 1 + width.bytes();
@@ -213,7 +229,7 @@ fn sized(input: &[u8], at: usize, width: Width, limits: &Limits) -> Result<Optio
     }
 }
 
-/// Octets of a rule, once its key's length is there.
+/// Size of a rule in bytes, once the key length has arrived.
 #[inline]
 fn rule_size(input: &[u8], width: Width) -> Option<usize> {
     let at = 2 + 3 * width.bytes();
@@ -223,7 +239,7 @@ fn rule_size(input: &[u8], width: Width) -> Option<usize> {
 fn rules_size(input: &[u8], width: Width) -> Result<Option<usize>, WireError> {
     let Some(&count) = input.get(2) else { return Ok(None) };
     if count == 0 || usize::from(count) > RULES_MAX {
-        return Err(WireError::Malformed { part: "request", why: "between 1 and 32 rules belong to it" });
+        return Err(WireError::Malformed { part: "request", why: "the number of rules must be 1 to 32" });
     }
     let mut at = 3;
     for _ in 0..count {
@@ -233,7 +249,7 @@ fn rules_size(input: &[u8], width: Width) -> Result<Option<usize>, WireError> {
     Ok(Some(at))
 }
 
-/// Takes a request apart that is known to be whole.
+/// Parses a complete request.
 #[inline]
 fn read(first: u8, input: &[u8], width: Width) -> Request<'_> {
     let n = width.bytes();
@@ -279,9 +295,9 @@ fn read(first: u8, input: &[u8], width: Width) -> Request<'_> {
         code::CONSUME => Request::Consume { mode: input[1], rule: whole_rule(&input[2..], width) },
         code::CONSUME_ALL => Request::ConsumeAll {
             mode: input[1],
-            rules: Rules { count: input[2], width, octets: &input[3..] },
+            rules: Rules { count: input[2], width, bytes: &input[3..] },
         },
-        // `size` knows no other code.
+        // `size` accepts no other code.
         _ => {
             let (channel, request) = input[2 + n..].split_at(usize::from(input[1]));
             Request::Event { channel, request }
@@ -306,22 +322,22 @@ fn whole_rule(input: &[u8], width: Width) -> Rule<'_> {
     }
 }
 
-/// A part that is too long for its place in a request.
+/// A part that is too long for its length field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{part} of {size} octets is longer than {max}")]
+#[error("{part} of {size} bytes exceeds the limit of {max}")]
 pub struct TooLong {
-    /// `"key"`, `"channel"`, `"value"`, `"payload"`, `"rules"`.
+    /// One of `"key"`, `"channel"`, `"value"`, `"payload"`, `"request"` and `"rules"`.
     pub part: &'static str,
-    /// How long it is.
+    /// Size in bytes; for `"rules"`, the number of rules.
     pub size: u64,
-    /// How long it may be in this width.
+    /// Largest size that the length field can express.
     pub max: u64,
 }
 
-/// Appends a request. Numbers that do not fit the width are written as the largest that does.
+/// Appends a request. Numbers that exceed the width are written as its largest value.
 ///
 /// # Errors
-/// [`TooLong`]; nothing is appended then.
+/// [`TooLong`] if a part does not fit its length field. `output` is then unchanged.
 pub fn encode(request: &Request<'_>, dialect: Dialect, output: &mut Vec<u8>) -> Result<(), TooLong> {
     let before = output.len();
     let written = write(request, dialect.width, output);
@@ -386,10 +402,11 @@ fn write(request: &Request<'_>, width: Width, output: &mut Vec<u8>) -> Result<()
     }
 }
 
-/// Appends a CONSUME ALL, for which a client has its rules in a list.
+/// Appends a CONSUME ALL for a list of rules.
 ///
 /// # Errors
-/// [`TooLong`] also for more than [`RULES_MAX`] rules; nothing is appended then.
+/// [`TooLong`] if a key does not fit its length field or there are more than [`RULES_MAX`] rules. `output` is then
+/// unchanged.
 pub fn encode_consume_all(
     mode: u8,
     rules: &[Rule<'_>],

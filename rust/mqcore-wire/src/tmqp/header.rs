@@ -1,42 +1,42 @@
-//! The header text of a TMQP frame: `key:value` lines, each ended by CR LF.
+//! The header text of a TMQP frame ("Protocol Frame"): `key:value` lines that end with CR LF.
 //!
-//! The first colon splits a line and nothing is trimmed, so a value may begin with a space and may contain colons.
-//! Keys compare without regard to ASCII case, the first match counts, and a key may repeat (`CC` does).
+//! The first colon separates key and value. Nothing is trimmed, so a value may begin with a space and contain colons. Keys
+//! are compared case-insensitively (ASCII). A key may repeat, as `CC` does; lookups return the first match.
 
 use crate::tmqp::HEADER_BYTES_MAX;
 
-/// Why a key and value cannot be written as a header line. The caller's fault, never the peer's.
+/// A key or value that cannot be written as a header line. Caused by the caller, never by the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeaderError {
-    /// A line that begins with its colon is skipped by every reader.
+    /// The key is empty. Readers skip lines that begin with a colon.
     #[error("a header key cannot be empty")]
     EmptyKey,
-    /// Readers split at the first colon: the rest of the key would become part of the value.
+    /// The key contains a colon. Readers split at the first colon and would move the rest of the key into the value.
     #[error("a header key cannot contain a colon")]
     ColonInKey,
-    /// What follows the line break would be read as a line of its own.
+    /// The key or value contains a line break. Readers would take the text after it for another line.
     #[error("a header {part} cannot contain CR or LF")]
     LineBreak {
         /// `"key"` or `"value"`.
         part: &'static str,
     },
-    /// The block would outgrow its two length octets.
-    #[error("a header block of {size} octets is larger than {HEADER_BYTES_MAX}")]
+    /// The block would exceed its two-byte length field.
+    #[error("a header block of {size} bytes exceeds the limit of {HEADER_BYTES_MAX} bytes")]
     BlockTooLarge {
-        /// Octets of the block with the refused line.
+        /// Size of the block including the rejected line, in bytes.
         size: usize,
     },
 }
 
-/// Appends one line to the header block in `headers`, which stays as it was when the line is refused.
+/// Appends one line to the header block in `headers`. On error, `headers` is unchanged.
 ///
-/// Keys and values often come from peers of other protocols, where CR, LF and colons are ordinary octets: whatever
-/// could be read as a second line is refused here, so that no caller has to remember it.
+/// Keys and values often come from peers of other protocols, in which CR, LF and colons are ordinary bytes. Rejecting them
+/// here prevents header injection without relying on every caller.
 ///
 /// # Errors
 ///
-/// [`HeaderError`] says which rule the line breaks.
+/// [`HeaderError`] names the rule that the line breaks.
 pub fn push_header(headers: &mut Vec<u8>, key: &str, value: &[u8]) -> Result<(), HeaderError> {
     if key.is_empty() {
         return Err(HeaderError::EmptyKey);
@@ -62,19 +62,19 @@ pub fn push_header(headers: &mut Vec<u8>, key: &str, value: &[u8]) -> Result<(),
     Ok(())
 }
 
-/// The value of the first line of `headers` whose key is `key`, ASCII case apart.
+/// Returns the value of the first line whose key equals `key`, ignoring ASCII case.
 #[must_use]
 pub fn header_value<'a>(headers: &'a [u8], key: &str) -> Option<&'a [u8]> {
     pairs(headers).find(|(name, _)| name.eq_ignore_ascii_case(key.as_bytes())).map(|(_, value)| value)
 }
 
-/// The lines of `headers` in their order, each split into key and value.
+/// Iterates over the lines of `headers` in order, each split into key and value.
 #[must_use]
 pub const fn pairs(headers: &[u8]) -> Pairs<'_> {
     Pairs { rest: headers }
 }
 
-/// Iterator over the usable lines of a header block. Lines without a colon, or with it in front, are skipped.
+/// Iterator over the valid lines of a header block. It skips lines without a colon and lines with an empty key.
 #[derive(Debug, Clone)]
 pub struct Pairs<'a> {
     rest: &'a [u8],
@@ -86,7 +86,7 @@ impl<'a> Iterator for Pairs<'a> {
     fn next(&mut self) -> Option<Self::Item> {
         while !self.rest.is_empty() {
             let line = self.next_line();
-            match line.iter().position(|&octet| octet == b':') {
+            match line.iter().position(|&byte| byte == b':') {
                 None | Some(0) => {}
                 Some(colon) => return Some((&line[..colon], &line[colon + 1..])),
             }
@@ -96,7 +96,7 @@ impl<'a> Iterator for Pairs<'a> {
 }
 
 impl<'a> Pairs<'a> {
-    /// Takes the next line off the front, its CR LF removed. The last line may lack one.
+    /// Takes the next line off the front and strips its CR LF, which the last line may lack.
     fn next_line(&mut self) -> &'a [u8] {
         let (line, rest) = match self.rest.windows(2).position(|pair| pair == b"\r\n") {
             Some(end) => (&self.rest[..end], &self.rest[end + 2..]),
@@ -108,103 +108,103 @@ impl<'a> Pairs<'a> {
 }
 
 fn has_line_break(bytes: &[u8]) -> bool {
-    bytes.iter().any(|&octet| octet == b'\r' || octet == b'\n')
+    bytes.iter().any(|&byte| byte == b'\r' || byte == b'\n')
 }
 
-/// The keys that client and server know. Those marked 3.7 came with that release.
+/// Header keys known to client and server. Keys marked "3.7" were added in that release of Twino MQ.
 pub mod key {
-    /// Present in a negative acknowledgement; any value makes it negative. See [`super::nack_reason`].
+    /// Marks an acknowledgement as negative, whatever its value. See [`super::nack_reason`].
     pub const NACK_REASON: &str = "Nack-Reason";
-    /// Channel of an event subscription; filter of the channel list.
+    /// Channel of an event subscription, or the filter of the channel list.
     pub const CHANNEL_NAME: &str = "Channel-Name";
     /// Queue id, decimal.
     pub const QUEUE_ID: &str = "Queue-Id";
-    /// A further queue for a copy: `channel[;queue id[;message id]]`. May repeat.
+    /// An additional queue that receives a copy: `channel[;queue id[;message id]]`. May repeat.
     pub const CC: &str = "CC";
-    /// The id of the pull request that a pulled message answers.
+    /// Id of the pull request that a pulled message answers.
     pub const REQUEST_ID: &str = "Request-Id";
-    /// Which message of a pull this is, from 1.
+    /// Position of a message within a pull, from 1.
     pub const INDEX: &str = "Index";
-    /// How many messages are pulled.
+    /// Number of messages to pull.
     pub const COUNT: &str = "Count";
-    /// In which order to pull. See [`super::pull_order`].
+    /// Pull order. See [`super::pull_order`].
     pub const ORDER: &str = "Order";
-    /// What to remove after a pull. See [`super::clear`].
+    /// Messages to remove after a pull. See [`super::clear`].
     pub const CLEAR: &str = "Clear";
-    /// Whether pulled messages shall tell what is left: [`super::YES`].
+    /// Whether pulled messages report the number of remaining messages: [`super::YES`].
     pub const INFO: &str = "Info";
-    /// How many high-priority messages are left; in a clear operation [`super::YES`].
+    /// Number of remaining high-priority messages; in a clear operation [`super::YES`].
     pub const PRIORITY_MESSAGES: &str = "Priority-Messages";
-    /// How many other messages are left; in a clear operation [`super::YES`].
+    /// Number of remaining normal messages; in a clear operation [`super::YES`].
     pub const MESSAGES: &str = "Messages";
-    /// Ends a pull and says why. See [`super::no_content`].
+    /// Ends a pull and states the reason. See [`super::no_content`].
     pub const NO_CONTENT: &str = "No-Content";
-    /// Handshake: the name that the client wants for itself.
+    /// Handshake: client id that the client requests.
     pub const CLIENT_ID: &str = "Client-Id";
-    /// Handshake: what authenticates the client.
+    /// Handshake: access token.
     pub const CLIENT_TOKEN: &str = "Client-Token";
-    /// Handshake: a name that clients may share.
+    /// Handshake: client name, which several clients may share.
     pub const CLIENT_NAME: &str = "Client-Name";
-    /// Handshake: a type that clients may share.
+    /// Handshake: client type, which several clients may share.
     pub const CLIENT_TYPE: &str = "Client-Type";
-    /// Handshake; defined by the original, used by nobody.
+    /// Handshake: defined by the original, never used.
     pub const CLIENT_ACCEPT: &str = "Client-Accept";
-    /// 3.7: text for the reason of an answer.
+    /// 3.7: reason for a response, as text.
     pub const REASON: &str = "Reason";
-    /// 3.7: text of an error.
+    /// 3.7: error message.
     pub const ERROR: &str = "Error";
-    /// 3.7: which delivery handler a new queue gets.
+    /// 3.7: delivery handler of a new queue.
     pub const DELIVERY_HANDLER: &str = "Delivery-Handler";
-    /// 3.7: whether a new queue waits for an acknowledgement before its next message.
+    /// 3.7: whether a new queue waits for an acknowledgement before it delivers the next message.
     pub const WAIT_FOR_ACKNOWLEDGE: &str = "Wait-For-Acknowledge";
     /// 3.7: status of a new queue, as text.
     pub const QUEUE_STATUS: &str = "Queue-Status";
     /// 3.7: tag of a new queue.
     pub const QUEUE_TAG: &str = "Queue-Tag";
-    /// How much may be published to a new queue, `100/s`; an extension.
+    /// mqcore extension: publish rate limit of a new queue, for example `100/s`.
     pub const PUBLISH_LIMIT: &str = "Publish-Limit";
-    /// 3.7: how a new router chooses among its bindings, a number.
+    /// 3.7: numeric code of the method by which a new router selects bindings.
     pub const ROUTE_METHOD: &str = "Route-Method";
-    /// 3.7: which binding to remove.
+    /// 3.7: name of the binding to remove.
     pub const BINDING_NAME: &str = "Binding-Name";
     /// 3.7: topic of a new channel.
     pub const CHANNEL_TOPIC: &str = "Channel-Topic";
 }
 
-/// The value that switches something on.
+/// The value that enables a boolean header.
 pub const YES: &str = "yes";
 
-/// Values of [`key::NACK_REASON`] with a meaning of their own; others are passed on.
+/// Values of [`key::NACK_REASON`] with a defined meaning. The broker forwards all other values.
 pub mod nack_reason {
-    /// Refused, no reason given.
+    /// Rejected without a reason.
     pub const NONE: &str = "none";
-    /// Nobody acknowledged in time.
+    /// No acknowledgement arrived in time.
     pub const TIMEOUT: &str = "timeout";
-    /// Nobody was there to take it.
+    /// No consumer was available.
     pub const NO_CONSUMERS: &str = "no-consumers";
-    /// 3.7: something went wrong in a consumer or handler.
+    /// 3.7: a consumer or handler failed.
     pub const ERROR: &str = "error";
 }
 
-/// Values of [`key::NO_CONTENT`]. A client takes any of them for the end of its pull.
+/// Values of [`key::NO_CONTENT`]. A client treats any value as the end of its pull.
 pub mod no_content {
-    /// Nothing is stored.
+    /// The queue is empty.
     pub const EMPTY: &str = "Empty";
-    /// The messages before this frame were all.
+    /// All requested messages were sent before this frame.
     pub const END: &str = "End";
-    /// The client may not pull from this queue, or has not joined its channel.
+    /// The client may not pull from this queue, or it has not joined the channel.
     pub const UNAUTHORIZED: &str = "Unauthorized";
-    /// The request makes no sense for this queue.
+    /// The request does not suit this queue.
     pub const UNACCEPTABLE: &str = "Unacceptable";
-    /// No such channel (document only).
+    /// The channel does not exist (document only).
     pub const NO_CHANNEL: &str = "No-Channel";
-    /// No such queue (document only).
+    /// The queue does not exist (document only).
     pub const NO_QUEUE: &str = "No-Queue";
-    /// The request lacks a message id (document only).
+    /// The request has no message id (document only).
     pub const ID_REQUIRED: &str = "Id-Required";
 }
 
-/// Values of [`key::ORDER`]; oldest first without it.
+/// Values of [`key::ORDER`]. Default: oldest first.
 pub mod pull_order {
     /// Oldest first.
     pub const FIFO: &str = "FIFO";
@@ -212,13 +212,13 @@ pub mod pull_order {
     pub const LIFO: &str = "LIFO";
 }
 
-/// Values of [`key::CLEAR`], compared without regard to case.
+/// Values of [`key::CLEAR`], compared case-insensitively.
 pub mod clear {
-    /// Everything that is left.
+    /// All remaining messages.
     pub const ALL: &str = "all";
-    /// What has high priority.
+    /// High-priority messages.
     pub const HIGH_PRIORITY: &str = "High-Priority";
-    /// What has none.
+    /// Normal messages.
     pub const DEFAULT_PRIORITY: &str = "Default-Priority";
 }
 
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lone_cr_or_lf_ends_no_line() {
+    fn lone_cr_or_lf_does_not_end_a_line() {
         assert_eq!(collect(b"k:a\nb\rc\r\r\nl:1\r"), [(&b"k"[..], &b"a\nb\rc\r"[..]), (b"l", b"1\r")]);
     }
 
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_line_cannot_be_smuggled_in() {
+    fn line_break_or_colon_is_rejected_to_prevent_header_injection() {
         let mut headers = b"a:b\r\n".to_vec();
         for (key, value, error) in [
             ("", &b"v"[..], HeaderError::EmptyKey),
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_ends_where_its_length_octets_do() {
+    fn header_block_is_limited_by_its_length_field() {
         let mut headers = Vec::new();
         let longest = vec![b'v'; HEADER_BYTES_MAX - 4];
         assert_eq!(

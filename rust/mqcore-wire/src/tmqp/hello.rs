@@ -1,4 +1,4 @@
-//! The body of the first frame: who a client says it is.
+//! The body of the first frame ("Version and Handshaking"): how a client identifies itself.
 //!
 //! ```text
 //! CONNECT /path
@@ -6,9 +6,9 @@
 //! Client-Id: w-1
 //! ```
 //!
-//! The program writes METHOD PATH on the first line, the document PATH METHOD (`tmq://remote-host CONNECT`): both are
-//! read, the program's form is written. Unlike header text, keys and values are trimmed, lines may end in a lone LF,
-//! and a key must not repeat.
+//! The original program writes METHOD PATH on the first line; the document shows PATH METHOD
+//! (`tmq://remote-host CONNECT`). The decoder accepts both and the encoder writes the program's order. Unlike in header
+//! text, keys and values are trimmed, a line may end with LF alone, and keys must be unique.
 
 use crate::codec::Limits;
 use crate::error::WireError;
@@ -16,31 +16,31 @@ use crate::tmqp::header::{HeaderError, key, push_header};
 use crate::tmqp::operation::HELLO;
 use crate::tmqp::{Frame, Kind, NAME_BYTES_MAX, PREAMBLE};
 
-/// The method that clients give.
+/// The method that clients normally send.
 pub const METHOD_CONNECT: &str = "CONNECT";
-/// The method of a client that gives none.
+/// The method reported for a client that sends none.
 pub const METHOD_NONE: &str = "NONE";
-/// The path of a client that gives none.
+/// The path reported for a client that sends none.
 pub const PATH_ROOT: &str = "/";
-/// Lines with a key in one Hello, at most. Each new key is compared with all before it.
+/// Maximum number of properties in one Hello. Duplicate detection compares each key with all previous ones.
 pub const PROPERTIES_MAX: usize = 128;
 
-/// What a client says about itself, borrowing from the body of its first frame.
+/// A client's identification, borrowed from the body of its first frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello<'a> {
-    /// [`METHOD_CONNECT`] as a rule; without meaning to the broker.
+    /// Normally [`METHOD_CONNECT`]; the broker ignores it.
     pub method: &'a str,
-    /// Path, or the whole address, that the client dialled.
+    /// Path or complete address that the client connected to.
     pub path: &'a str,
-    /// The id that the client wants, 1 to 255 octets. `None`: the server makes one.
+    /// Requested client id, 1 to 255 bytes. `None`: the server generates one.
     pub client_id: Option<&'a str>,
-    /// A name that several clients may share.
+    /// Client name, which several clients may share.
     pub client_name: Option<&'a str>,
-    /// A type that several clients may share.
+    /// Client type, which several clients may share.
     pub client_type: Option<&'a str>,
-    /// What authenticates the client.
+    /// Access token.
     pub client_token: Option<&'a str>,
-    /// Every other property, in its order.
+    /// All other properties, in the order sent.
     pub properties: Vec<(&'a str, &'a str)>,
 }
 
@@ -58,46 +58,48 @@ impl Default for Hello<'_> {
     }
 }
 
-/// Why a Hello cannot be written. The caller's fault, never the peer's.
+/// A Hello that cannot be encoded. Caused by the caller, never by the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HelloError {
-    /// The first line would be read as something else.
-    #[error("hello {part}: {why}")]
+    /// The decoder would misread the first line.
+    #[error("invalid hello {part}: expected {why}")]
     RequestLine {
         /// `"method"` or `"path"`.
         part: &'static str,
-        /// What it has to be.
+        /// Expected form.
         why: &'static str,
     },
-    /// A server refuses a Hello whose keys repeat.
-    #[error("a hello key repeats, or is one of those with a field of its own")]
+    /// A key repeats, which servers reject.
+    #[error("a hello property repeats, or duplicates one of the client's own fields")]
     RepeatedKey,
-    /// A server refuses a Hello with more than [`PROPERTIES_MAX`] of them.
-    #[error("more than {PROPERTIES_MAX} hello properties")]
+    /// There are more than [`PROPERTIES_MAX`] properties, which servers reject.
+    #[error("a hello has more than {PROPERTIES_MAX} properties")]
     TooManyProperties,
-    /// The id could not be the target of a frame.
-    #[error("a client id of {size} octets is larger than {NAME_BYTES_MAX}")]
+    /// The client id cannot be the target of a frame.
+    #[error("a client id of {size} bytes exceeds the limit of {NAME_BYTES_MAX} bytes")]
     ClientIdTooLarge {
-        /// Octets of the id.
+        /// Size of the client id in bytes.
         size: usize,
     },
-    /// A property does not fit on a line.
+    /// A property cannot be written as a line.
     #[error(transparent)]
     Property(#[from] HeaderError),
 }
 
-/// The octets with which whoever dials begins: the preamble and the Hello, in one piece because servers want it so.
+/// Encodes the first bytes that a client sends: the preamble and the Hello frame.
+///
+/// Send them in one write, because servers expect both together.
 ///
 /// # Errors
 ///
-/// As [`encode`].
+/// The same as [`encode`].
 pub fn opening(hello: &Hello<'_>, message_id: &[u8]) -> Result<Vec<u8>, HelloError> {
     let mut body = Vec::new();
     encode(hello, &mut body)?;
-    let mut octets = PREAMBLE.to_vec();
+    let mut bytes = PREAMBLE.to_vec();
     let frame = Frame {
-        // As the original client does.
+        // The original client sets this flag.
         first_acquirer: true,
         content_type: HELLO,
         id: message_id,
@@ -105,28 +107,29 @@ pub fn opening(hello: &Hello<'_>, message_id: &[u8]) -> Result<Vec<u8>, HelloErr
         payload: &body,
         ..Frame::new(Kind::SERVER)
     };
-    super::encode(&frame, &mut octets);
-    Ok(octets)
+    super::encode(&frame, &mut bytes);
+    Ok(bytes)
 }
 
-/// Why what came back to an [`opening`] is no answer to it.
+/// Why a server's reply to the Hello cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AnswerError {
-    /// The preamble did not come back.
-    #[error("it does not speak TMQP/2.0")]
+    /// The server did not echo the preamble.
+    #[error("the server does not speak TMQP/2.0")]
     OtherProtocol,
-    /// What came behind it is no frame.
+    /// The bytes after the preamble are not a valid frame.
     #[error(transparent)]
     Frame(#[from] WireError),
 }
 
-/// Reads what came back to an [`opening`]: the preamble, and a frame that says what became of the Hello. With it how many octets
-/// both have; `None`: not all of it is there.
+/// Decodes the server's reply to a Hello: the echoed preamble and the frame that accepts or rejects the client.
+///
+/// Returns the frame and the total size of preamble and frame in bytes, or `None` if more bytes are needed.
 ///
 /// # Errors
 ///
-/// [`AnswerError`]: nothing more is to be expected.
+/// [`AnswerError`] if the server speaks another protocol or sends a malformed frame.
 pub fn answer<'a>(input: &'a [u8], limits: &Limits) -> Result<Option<(Frame<'a>, usize)>, AnswerError> {
     let Some((preamble, rest)) = input.split_at_checked(PREAMBLE.len()) else { return Ok(None) };
     if preamble != PREAMBLE {
@@ -136,14 +139,15 @@ pub fn answer<'a>(input: &'a [u8], limits: &Limits) -> Result<Option<(Frame<'a>,
     Ok(answer.map(|(frame, size)| (frame, PREAMBLE.len() + size)))
 }
 
-/// Reads the body of a Hello. An empty body is a client that says nothing about itself.
+/// Decodes the body of a Hello. An empty body identifies nothing.
 ///
-/// A property without a value is as good as absent among the four that have a field.
+/// An empty value counts as absent for the four properties that have their own field.
 ///
 /// # Errors
 ///
-/// [`WireError::Malformed`] for text that is not UTF-8 and for a key that repeats, [`WireError::TooLarge`] for more
-/// than [`PROPERTIES_MAX`] properties and for a client id that fits no frame.
+/// - [`WireError::Malformed`]: the text is not UTF-8, or a key repeats.
+/// - [`WireError::TooLarge`]: there are more than [`PROPERTIES_MAX`] properties, or the client id exceeds
+///   [`NAME_BYTES_MAX`] bytes.
 pub fn decode(body: &[u8]) -> Result<Hello<'_>, WireError> {
     let Ok(text) = str::from_utf8(body) else { return Err(malformed("not UTF-8")) };
     let first_line = text.lines().next().unwrap_or("");
@@ -167,11 +171,11 @@ pub fn decode(body: &[u8]) -> Result<Hello<'_>, WireError> {
     })
 }
 
-/// Appends the body of a Hello to `output` as the original client writes it, which stays as it was on an error.
+/// Appends the body of a Hello to `output` in the original client's format. On error, `output` is unchanged.
 ///
 /// # Errors
 ///
-/// [`HelloError`] for whatever [`decode`] would not read back.
+/// [`HelloError`] if [`decode`] could not read the result back.
 pub fn encode(hello: &Hello<'_>, output: &mut Vec<u8>) -> Result<(), HelloError> {
     check_request_line(hello)?;
     let size = hello.client_id.map_or(0, str::len);
@@ -201,20 +205,20 @@ pub fn encode(hello: &Hello<'_>, output: &mut Vec<u8>) -> Result<(), HelloError>
     Ok(())
 }
 
-/// Whether the first two octets of the first frame are those of a Twino 4.x client.
+/// Whether the first two bytes of the first frame come from a Twino 4.x client.
 ///
-/// Twino 4.x sends the same preamble and then frames of another layout: its second octet is reserved and 0, its type
-/// stands in the low five bits of the first. A frame of this protocol cannot look so: it would have no hops left.
-/// Its peers can thus be told what is wrong instead of being ignored.
+/// Twino 4.x sends the same preamble, followed by frames with another layout: the second byte is reserved and 0, and the type
+/// is in the low five bits of the first byte. A valid TMQP/2.0 frame cannot start like this, because it would have no hops
+/// left. The server uses this to report the wrong version instead of ignoring the client.
 #[inline]
 #[must_use]
-pub const fn looks_like_twino4(first_two_octets: [u8; 2]) -> bool {
+pub const fn looks_like_twino4(first_two_bytes: [u8; 2]) -> bool {
     const TYPE_MASK: u8 = 0x1F;
     const TYPE_SERVER: u8 = 0x10;
-    first_two_octets[0] & TYPE_MASK == TYPE_SERVER && first_two_octets[1] == 0
+    first_two_bytes[0] & TYPE_MASK == TYPE_SERVER && first_two_bytes[1] == 0
 }
 
-/// Splits a first line that has a method and a path, in either order. `None`: it is a property, or nothing.
+/// Splits a first line that contains a method and a path, in either order. `None`: the line is a property or empty.
 fn request_line(line: &str) -> Option<(&str, &str)> {
     let line = line.trim();
     let (first, rest) = line.split_once(' ')?;
@@ -223,12 +227,12 @@ fn request_line(line: &str) -> Option<(&str, &str)> {
         return Some((method, path.trim_end()));
     }
     let rest = rest.trim_start();
-    // The program takes any line without a colon; with one, only a path tells a request from a property.
+    // The original accepts any line without a colon. With a colon, only a path distinguishes a request from a property.
     let is_request = !line.contains(':') || (!first.contains(':') && is_path(rest));
     is_request.then_some((first, rest))
 }
 
-/// A path from the root, or an address with a scheme.
+/// Whether `word` is an absolute path or an address with a scheme.
 fn is_path(word: &str) -> bool {
     word.starts_with('/') || word.split_once(':').is_some_and(|(_, rest)| rest.starts_with("//"))
 }
@@ -252,7 +256,7 @@ fn properties<'a>(lines: impl Iterator<Item = &'a str>) -> Result<Vec<(&'a str, 
     Ok(found)
 }
 
-/// Removes the property with this key, and answers its value unless that is empty.
+/// Removes the property with this key and returns its value, unless it is empty.
 fn take<'a>(properties: &mut Vec<(&'a str, &'a str)>, key: &str) -> Option<&'a str> {
     let index = properties.iter().position(|(name, _)| same_key(name, key))?;
     let (_, value) = properties.remove(index);
@@ -299,20 +303,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_read_when_all_of_it_is_there_and_only_behind_the_preamble() {
+    fn server_reply_is_decoded_once_complete_and_only_after_the_preamble() {
         let hello = Hello { client_id: Some("c"), ..Hello::default() };
-        let octets = opening(&hello, b"h").unwrap();
+        let bytes = opening(&hello, b"h").unwrap();
         let limits = Limits::default();
-        for cut in 0..octets.len() {
-            assert_eq!(answer(&octets[..cut], &limits), Ok(None), "cut at {cut}");
+        for cut in 0..bytes.len() {
+            assert_eq!(answer(&bytes[..cut], &limits), Ok(None), "cut at {cut}");
         }
-        let more = [&octets[..], b"next"].concat();
+        let more = [&bytes[..], b"next"].concat();
         let (frame, size) = answer(&more, &limits).unwrap().unwrap();
         assert_eq!((frame.content_type, frame.id, frame.source), (HELLO, &b"h"[..], &b"c"[..]));
-        assert_eq!((size, decode(frame.payload).unwrap().client_id), (octets.len(), Some("c")));
+        assert_eq!((size, decode(frame.payload).unwrap().client_id), (bytes.len(), Some("c")));
         assert_eq!(answer(b"HTTP/1.1 400", &limits), Err(AnswerError::OtherProtocol));
         let large = Limits { frame_bytes_max: 4, ..limits };
-        assert!(matches!(answer(&octets, &large), Err(AnswerError::Frame(_))));
+        assert!(matches!(answer(&bytes, &large), Err(AnswerError::Frame(_))));
     }
 
     fn method_and_path(body: &str) -> (&str, &str) {
@@ -321,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_line_is_read_in_both_orders() {
+    fn first_line_accepts_method_and_path_in_either_order() {
         assert_eq!(method_and_path("CONNECT /path\r\n"), ("CONNECT", "/path"));
         assert_eq!(method_and_path("tmq://remote-host CONNECT\r\n"), ("CONNECT", "tmq://remote-host"));
         assert_eq!(method_and_path("/path CONNECT"), ("CONNECT", "/path"));
@@ -331,14 +335,14 @@ mod tests {
     }
 
     #[test]
-    fn a_first_line_that_is_a_property_is_read_as_one() {
+    fn first_line_with_a_property_is_decoded_as_a_property() {
         let hello = decode(b"Client-Id: one\r\nClient-Name:two").unwrap();
         assert_eq!((hello.method, hello.path), (METHOD_NONE, PATH_ROOT));
         assert_eq!((hello.client_id, hello.client_name), (Some("one"), Some("two")));
     }
 
     #[test]
-    fn properties_are_trimmed_and_keys_have_no_case() {
+    fn properties_are_trimmed_and_keys_ignore_case() {
         let hello =
             decode(b"CONNECT /\r\n client-ID :  one two \r\nclient-token:\r\nOwn: a:b\r\nno colon\r\n:x\r\n");
         let hello = hello.unwrap();
@@ -347,12 +351,12 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_body_says_nothing() {
+    fn empty_body_decodes_to_no_properties() {
         assert_eq!(decode(b"").unwrap(), Hello { method: METHOD_NONE, ..Hello::default() });
     }
 
     #[test]
-    fn what_cannot_be_meant_is_refused() {
+    fn invalid_hello_is_rejected() {
         assert_eq!(decode(b"a: 1\r\nA: 2\r\n"), Err(malformed("a key repeats")));
         assert_eq!(decode(b"a: \xFF"), Err(malformed("not UTF-8")));
         let id = format!("Client-Id: {}", "i".repeat(256));
@@ -362,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn encoded_hello_decodes_to_the_same_value() {
         let hello = Hello {
             client_id: Some("i"),
             client_token: Some("t"),
@@ -376,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_not_be_read_back_is_not_written() {
+    fn hello_that_cannot_be_decoded_is_not_encoded() {
         let mut body = Vec::new();
         let plain = Hello::default;
         for hello in [
@@ -396,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_octet_tells_twino_4_apart() {
+    fn second_byte_identifies_twino_4() {
         assert!(looks_like_twino4([0x10, 0x00]));
         assert!(looks_like_twino4([0xB0, 0x00]));
         assert!(!looks_like_twino4([0x10, 0x10]));

@@ -1,69 +1,69 @@
-//! The numbers that a TMQP content type can mean: server operations, status codes, handshake answers.
+//! Codes in a TMQP frame's content type: server operations ("Server Operations"), status codes and handshake replies.
 //!
-//! The document numbers the operations 101..302; the program never did, it has 601..663. A peer may use either, so
-//! both are understood; what is sent are the program's.
+//! The document numbers operations from 101 to 302, but the original program uses 601 to 663. A peer may send either, so the
+//! decoder accepts both; the encoder writes the program's numbers.
 
-/// Content type of the first frame of a connection, of kind [`crate::tmqp::Kind::SERVER`].
+/// Content type of the first frame of a connection, which has type [`crate::tmqp::Kind::SERVER`].
 ///
-/// Only there: in any later frame 101 is the document's number of [`Operation::CreateChannel`].
+/// In any later frame, 101 is the document's number for [`Operation::CreateChannel`].
 pub const HELLO: u16 = 101;
-/// Content type of the server's frame that accepts a Hello; its target is the client's id.
+/// Content type of the server's frame that accepts a Hello. The frame's target is the client id.
 pub const ACCEPTED: u16 = 202;
-/// Content type of a client's event frame that subscribes.
+/// Content type of an event frame by which a client subscribes.
 pub const EVENT_SUBSCRIBE: u16 = 1;
-/// Content type of a client's event frame that unsubscribes. Any other than [`EVENT_SUBSCRIBE`] does.
+/// Content type of an event frame by which a client unsubscribes. Any value other than [`EVENT_SUBSCRIBE`] works.
 pub const EVENT_UNSUBSCRIBE: u16 = 0;
 
-/// Content type of a response: how the request went. From 1000 on they belong to applications.
+/// Content type of a response ("Response Messages"). Applications define the values from 1000 on.
 pub mod status {
-    /// Done.
+    /// Success.
     pub const OK: u16 = 0;
-    /// Not done, no reason given.
+    /// Failure without a reason.
     pub const FAILED: u16 = 1;
-    /// The request makes no sense.
+    /// The request is malformed.
     pub const BAD_REQUEST: u16 = 400;
-    /// The client may not do this.
+    /// The client lacks permission.
     pub const UNAUTHORIZED: u16 = 401;
-    /// No such channel, queue, client or router.
+    /// The channel, queue, client or router does not exist.
     pub const NOT_FOUND: u16 = 404;
-    /// The request makes no sense in this state.
+    /// The request is not possible in the current state.
     pub const UNACCEPTABLE: u16 = 406;
-    /// It is there already.
+    /// The object or message already exists.
     pub const DUPLICATE: u16 = 481;
-    /// A limit of clients, queues or messages is reached.
+    /// A limit on clients, queues or messages is reached.
     pub const LIMIT_EXCEEDED: u16 = 482;
-    /// Try later.
+    /// The broker is busy; try again later.
     pub const BUSY: u16 = 503;
-    /// Made by a client's library when it could not send; never on the wire.
+    /// Created by a client library that could not send; never on the wire.
     pub const SEND_ERROR: u16 = 581;
 }
 
-/// What a frame of kind [`crate::tmqp::Kind::SERVER`] asks for.
+/// A server operation, sent in a frame of type [`crate::tmqp::Kind::SERVER`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u16)]
 pub enum Operation {
-    /// Become a consumer of every queue of a channel.
+    /// Subscribe to every queue of a channel.
     JoinChannel = 601,
-    /// Stop being one.
+    /// Unsubscribe from a channel.
     LeaveChannel = 602,
     /// Create a channel.
     CreateChannel = 603,
-    /// Remove a channel and its queues.
+    /// Delete a channel and its queues.
     RemoveChannel = 604,
     /// Describe one channel.
     ChannelInformation = 605,
-    /// Describe the channels that a filter matches.
+    /// Describe the channels that match a filter.
     ChannelList = 606,
     /// Describe the clients that have joined a channel.
     ChannelConsumers = 607,
     /// Create a queue.
     CreateQueue = 610,
-    /// Remove a queue.
+    /// Delete a queue.
     RemoveQueue = 611,
     /// Change the options of a queue.
     UpdateQueue = 612,
-    /// Remove messages from a queue.
+    /// Delete messages from a queue.
     ClearMessages = 613,
     /// Describe one queue.
     QueueInformation = 615,
@@ -71,28 +71,28 @@ pub enum Operation {
     QueueList = 616,
     /// Describe the nodes of the cluster.
     NodeList = 621,
-    /// Describe the clients that are connected.
+    /// Describe the connected clients.
     ClientList = 631,
-    /// A node tells another what its handler decided.
+    /// Send a handler's decision from one node to another.
     NodeDecision = 641,
     /// 3.7: describe the routers.
     RouterList = 651,
     /// 3.7: create a router.
     CreateRouter = 652,
-    /// 3.7: remove a router.
+    /// 3.7: delete a router.
     RemoveRouter = 653,
-    /// mqcore's own: say where a message would go.
+    /// mqcore extension: report where a message would be routed.
     TestRoute = 654,
     /// 3.7: describe the bindings of a router.
     BindingList = 661,
     /// 3.7: add a binding to a router.
     AddBinding = 662,
-    /// 3.7: remove a binding from a router.
+    /// 3.7: delete a binding of a router.
     RemoveBinding = 663,
 }
 
 impl Operation {
-    /// The operation of this content type, by the program's number or the document's.
+    /// Returns the operation with this code, which may be the program's number or the document's.
     #[must_use]
     pub const fn from_code(code: u16) -> Option<Self> {
         Some(match code {
@@ -123,7 +123,7 @@ impl Operation {
         })
     }
 
-    /// The program's number, which is the one that peers understand.
+    /// Returns the program's number, the one that all peers understand.
     #[must_use]
     pub const fn code(self) -> u16 {
         self as u16
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_operation_is_found_by_the_number_it_is_sent_with() {
+    fn every_operation_is_found_by_the_code_it_is_sent_with() {
         let known: Vec<_> =
             (0..=u16::MAX).filter_map(|code| Some((code, Operation::from_code(code)?))).collect();
         assert_eq!(known.len(), 23 + 13);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_documents_numbers_are_aliases() {
+    fn document_codes_are_aliases() {
         assert_eq!(Operation::from_code(110), Some(Operation::JoinChannel));
         assert_eq!(Operation::from_code(110).map(Operation::code), Some(601));
         assert_eq!(Operation::from_code(614), None);

@@ -1,14 +1,14 @@
-//! Commands of ZMTP: READY with its properties, ERROR, PING and PONG, SUBSCRIBE and CANCEL.
+//! ZMTP commands: READY with its properties, ERROR, PING, PONG, SUBSCRIBE and CANCEL (ZMTP 3.1, "Commands").
 
 use super::{COMMAND, IDENTITY_BYTES_MAX, encode_head};
 use crate::error::WireError;
 
-/// Octets of what a PING wants back, at most.
+/// Maximum size of a PING's context in bytes.
 pub const CONTEXT_BYTES_MAX: usize = 16;
-/// Octets of the text of an ERROR, at most: its length has one octet.
+/// Maximum size of an ERROR's reason in bytes: its length field has one byte.
 pub const REASON_BYTES_MAX: usize = 255;
 
-/// What a socket is for.
+/// ZeroMQ socket type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are those of ZeroMQ's socket types")]
 pub enum SocketType {
@@ -40,17 +40,17 @@ impl SocketType {
         (Self::Pair, "PAIR"),
     ];
 
-    /// The name in READY.
+    /// Returns the name used in READY.
     pub fn as_str(self) -> &'static str {
         Self::NAMES[self as usize].1
     }
 
-    /// The type of this name.
+    /// Returns the socket type with this name.
     pub fn from_name(name: &[u8]) -> Option<Self> {
         Self::NAMES.iter().find(|(_, known)| known.as_bytes() == name).map(|(kind, _)| *kind)
     }
 
-    /// Whether sockets of these types talk to each other.
+    /// Whether a socket of this type may connect to a socket of type `other`.
     pub fn talks_to(self, other: Self) -> bool {
         match self {
             Self::Router => matches!(other, Self::Dealer | Self::Req | Self::Router),
@@ -66,39 +66,39 @@ impl SocketType {
     }
 }
 
-/// What a peer says of itself. Other properties are allowed and skipped.
+/// The READY command: a peer's metadata. Unknown properties are skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ready<'a> {
-    /// What its socket is for.
+    /// Socket type.
     pub socket: SocketType,
-    /// What it is called; empty: as the other side likes. Never begins with a zero octet.
+    /// Identity, at most 255 bytes. Empty: the other side chooses one. Never begins with a zero byte.
     pub identity: &'a [u8],
-    /// The property `X-Token`, by which a peer may show who it is, as the mechanism NULL has no word for it; empty: it does
-    /// not.
+    /// Access token from the property `X-Token`, an mqcore extension because the NULL mechanism has no credentials.
+    /// Empty: none.
     pub token: &'a [u8],
 }
 
-/// One command.
+/// A ZMTP command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command<'a> {
-    /// The handshake is done.
+    /// Completes the handshake.
     Ready(Ready<'a>),
-    /// The peer gives up; why.
+    /// The peer closes the connection; the reason.
     Error(&'a [u8]),
-    /// Wants a PONG.
+    /// Heartbeat request.
     Ping {
-        /// After how many tenths of a second without any life sign the peer gives up; 0: it does not say.
+        /// Silence in tenths of a second after which the peer closes the connection; 0: not specified.
         time_to_live: u16,
-        /// What comes back.
+        /// Bytes that the PONG returns, at most [`CONTEXT_BYTES_MAX`].
         context: &'a [u8],
     },
-    /// The answer to a PING; what it wanted back.
+    /// Heartbeat response with the PING's context.
     Pong(&'a [u8]),
-    /// Wants the messages of topics that begin like this.
+    /// Subscribes to topics with this prefix.
     Subscribe(&'a [u8]),
-    /// No longer.
+    /// Cancels a subscription to this prefix.
     Cancel(&'a [u8]),
-    /// One that nobody has to know. Its name.
+    /// An unknown command, which receivers ignore; its name.
     Other(&'a [u8]),
 }
 
@@ -107,31 +107,33 @@ fn malformed<T>(part: &'static str, why: &'static str) -> Result<T, WireError> {
 }
 
 impl<'a> Command<'a> {
-    /// Reads the body of a command's frame.
+    /// Parses the body of a command frame.
     ///
     /// # Errors
-    /// [`WireError::Malformed`].
+    /// [`WireError::Malformed`] if the name is missing or a known command has an invalid body.
     pub fn parse(body: &'a [u8]) -> Result<Self, WireError> {
-        let Some((&length, rest)) = body.split_first() else { return malformed("command", "it has no name") };
+        let Some((&length, rest)) = body.split_first() else {
+            return malformed("command", "the name is missing");
+        };
         let Some((name, data)) = rest.split_at_checked(length.into()) else {
-            return malformed("command", "its name goes beyond its end");
+            return malformed("command", "the name is longer than the command");
         };
         match name {
-            b"" => malformed("command", "its name is empty"),
+            b"" => malformed("command", "the name is empty"),
             b"READY" => Ready::parse(data).map(Self::Ready),
             b"ERROR" => match data.split_first() {
                 Some((&length, reason)) if reason.len() == usize::from(length) => Ok(Self::Error(reason)),
-                _ => malformed("ERROR", "the reason has another length than it says"),
+                _ => malformed("ERROR", "the announced length differs from the length of the reason"),
             },
             b"PING" => match data.split_at_checked(2) {
                 Some((_, context)) if context.len() > CONTEXT_BYTES_MAX => {
-                    malformed("PING", "its context has more than 16 octets")
+                    malformed("PING", "the context exceeds 16 bytes")
                 }
                 Some((time_to_live, context)) => Ok(Self::Ping {
                     time_to_live: u16::from_be_bytes([time_to_live[0], time_to_live[1]]),
                     context,
                 }),
-                None => malformed("PING", "it has no time to live"),
+                None => malformed("PING", "the time to live is missing"),
             },
             b"PONG" => Ok(Self::Pong(data)),
             b"SUBSCRIBE" => Ok(Self::Subscribe(data)),
@@ -140,7 +142,7 @@ impl<'a> Command<'a> {
         }
     }
 
-    /// Appends it as a frame. Contexts, reasons and names beyond what their lengths can say are cut.
+    /// Appends the command as a frame. Contexts, reasons and names are truncated to what their length fields can express.
     pub fn encode(&self, output: &mut Vec<u8>) {
         match *self {
             Self::Ready(ready) => {
@@ -194,25 +196,25 @@ impl<'a> Ready<'a> {
         let mut rest = data;
         while !rest.is_empty() {
             let Some((name, value, behind)) = property(rest) else {
-                return malformed("READY", "a property goes beyond its end");
+                return malformed("READY", "a property is longer than the command");
             };
             rest = behind;
             if name.is_empty() {
-                return malformed("READY", "a property has no name");
+                return malformed("READY", "a property has an empty name");
             }
             if name.eq_ignore_ascii_case(b"Socket-Type") {
                 let Some(known) = SocketType::from_name(value) else {
-                    return malformed("READY", "nobody knows the socket's type");
+                    return malformed("READY", "unknown socket type");
                 };
                 socket = Some(known);
             } else if name.eq_ignore_ascii_case(b"Identity") {
                 if value.len() > IDENTITY_BYTES_MAX {
-                    return malformed("READY", "the identity has more than 255 octets");
+                    return malformed("READY", "the identity exceeds 255 bytes");
                 }
                 if value.first() == Some(&0) {
                     return malformed(
                         "READY",
-                        "identities that begin with a zero octet are given by the other side",
+                        "a peer must not choose an identity that begins with a zero byte",
                     );
                 }
                 identity = value;
@@ -222,12 +224,12 @@ impl<'a> Ready<'a> {
         }
         match socket {
             Some(socket) => Ok(Self { socket, identity, token }),
-            None => malformed("READY", "it does not say the socket's type"),
+            None => malformed("READY", "the socket type is missing"),
         }
     }
 }
 
-/// The first property, and what comes behind it.
+/// Splits off the first property: its name, its value and the remaining data.
 fn property(data: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let (&length, rest) = data.split_first()?;
     let (name, rest) = rest.split_at_checked(length.into())?;
@@ -237,7 +239,7 @@ fn property(data: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     Some((name, value, rest))
 }
 
-/// What a message of a subscriber of version 3.0 says: `01` and a topic subscribes, `00` and a topic does so no longer.
+/// Parses a subscription that a ZMTP 3.0 subscriber sends as a message: `01` and a topic subscribes, `00` and a topic cancels.
 pub fn subscription(message: &[u8]) -> Option<Command<'_>> {
     match message.split_first()? {
         (1, topic) => Some(Command::Subscribe(topic)),
