@@ -3,7 +3,7 @@
 //!
 //! `MQCORE_SEED=n` replays one seed; `MQCORE_SEEDS=n` says how many are tried (default 15).
 
-mod reader;
+use crate::reader;
 
 use std::collections::BTreeMap;
 use std::ops::Range;

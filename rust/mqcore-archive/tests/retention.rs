@@ -1,6 +1,6 @@
 //! What retention removes: the oldest first, by a manifest and then from the disk, and nothing else over any crash.
 
-mod reader;
+use crate::reader;
 
 use std::collections::BTreeSet;
 

@@ -1,7 +1,7 @@
 //! What survives: no promise is made before its record is committed, and a broker that starts from the records
 //! of another one that crashed knows everything that the other had promised.
 
-mod world;
+use crate::world;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

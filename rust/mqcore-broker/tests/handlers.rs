@@ -2,7 +2,7 @@
 //! no message is lost or invented, nothing is handed out that was not published, and in the end every
 //! question that was asked has been answered or has run out of time.
 
-mod world;
+use crate::world;
 
 use std::collections::HashSet;
 use std::sync::Arc;

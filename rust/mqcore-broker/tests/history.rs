@@ -1,6 +1,6 @@
 //! Every way that a message can go leaves the steps that tell it, and nothing else does.
 
-mod world;
+use crate::world;
 
 use std::sync::Arc;
 use std::time::Duration;

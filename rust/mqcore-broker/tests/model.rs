@@ -1,7 +1,7 @@
 //! Random operations against a slow, obvious queue: after each step both must have handed out the same
 //! messages to the same consumers in the same order, and must hold the same messages in the same places.
 
-mod world;
+use crate::world;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Routers over several shards: who gets a message, under which id, and what its producer hears.
 
-mod shards;
+use crate::shards;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

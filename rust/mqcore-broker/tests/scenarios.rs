@@ -1,6 +1,6 @@
 //! Inputs in, effects out: one promise a test.
 
-mod world;
+use crate::world;
 
 use std::sync::Arc;
 use std::time::Duration;

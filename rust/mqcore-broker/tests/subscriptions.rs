@@ -1,6 +1,6 @@
 //! Queues that are consumed by subscriptions: several of one connection, each on terms of its own.
 
-mod world;
+use crate::world;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

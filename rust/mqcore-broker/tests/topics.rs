@@ -1,6 +1,6 @@
 //! Topics over several shards: who gets what is published, compared with lists that are searched from end to end.
 
-mod shards;
+use crate::shards;
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,6 +1,6 @@
 //! Bodies that are not in memory: what is handed out, in which order, and what becomes of those that cannot be read.
 
-mod world;
+use crate::world;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! The fuzz target's corpus as a plain test, and the corpus with bytes changed at random.
 
-mod recovery_check;
-mod world;
+use crate::recovery_check;
+use crate::world;
 
 use std::path::Path;
 
@@ -65,7 +65,7 @@ fn journals_with_random_changes_open_to_one_result() {
     }
 }
 
-/// Renews the corpus after a change of the format: `MQCORE_WRITE_CORPUS=1 cargo test -p mqcore-journal --test corpus`.
+/// Renews the corpus after a change of the format: `MQCORE_WRITE_CORPUS=1 cargo test -p mqcore-journal --test it corpus`.
 #[test]
 fn the_corpus_can_be_renewed() {
     let samples = [packed(1), packed(2), packed(3), packed(4)];

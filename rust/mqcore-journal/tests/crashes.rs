@@ -2,7 +2,7 @@
 //!
 //! `MQCORE_SEED=n` replays one seed; `MQCORE_SEEDS=n` says how many are tried (default 10,000).
 
-mod world;
+use crate::world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

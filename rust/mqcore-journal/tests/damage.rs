@@ -1,7 +1,7 @@
 //! Every byte of a small journal flipped, every prefix cut, files lost and swapped: never a panic, never an invented
 //! record, and the report names what is lost.
 
-mod world;
+use crate::world;
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
 //! An error of the disk at every single call: no success after a failed sync, nothing confirmed is lost, reads go on.
 
-mod world;
+use crate::world;
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
 //! Real files: rolling, housekeeping, opening again, a full file system, and who holds the directory.
 
-mod world;
+use crate::world;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,6 @@
 //! Looking at a journal sees what opening it finds, and changes nothing, whatever happened to the files.
 
-mod world;
-
+use crate::world;
 use mqcore_journal::inspection::{Inspection, SegmentState};
 use mqcore_journal::journal::Journal;
 use mqcore_journal::storage::{MemoryStorage, Storage};

@@ -1,6 +1,6 @@
 //! A snapshot, copied at any later moment, opens as the journal was, however it went on.
 
-mod world;
+use crate::world;
 
 use std::collections::BTreeMap;
 

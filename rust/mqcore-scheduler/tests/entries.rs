@@ -63,7 +63,7 @@ fn an_interval_keeps_its_grid_however_late_it_is_looked_at() {
     let mut scheduler = with(Plan { at_once: true, ..plan(When::Every(1000), CatchUp::Latest) });
     assert_eq!(scheduler.next_due(), Some(START));
     assert_eq!(times(&mut scheduler, START + 300), [0]);
-    assert_eq!(times(&mut scheduler, START + 999), []);
+    assert_eq!(times(&mut scheduler, START + 999), [0_u64; 0]);
     assert_eq!(times(&mut scheduler, START + 1700), [1000]);
     assert_eq!(times(&mut scheduler, START + 2000), [2000]);
     assert_eq!(scheduler.skipped(), 0);
@@ -82,7 +82,7 @@ fn what_was_missed_is_left_out_or_happens_as_is_planned() {
         assert_eq!(times(&mut none, within_a_minute), [last], "the others were missed");
         assert_eq!(none.skipped(), 1);
         let mut none = with(plan(when.clone(), CatchUp::None));
-        assert_eq!(times(&mut none, START + last + 61_000), [], "more than a minute late");
+        assert_eq!(times(&mut none, START + last + 61_000), [0_u64; 0], "more than a minute late");
         assert_eq!(none.next_due(), Some(START + last + HOUR));
         let mut latest = with(plan(when.clone(), CatchUp::Latest));
         assert_eq!(times(&mut latest, START + last + 61_000), [last]);
@@ -128,7 +128,7 @@ fn a_clock_that_is_set_forward_lets_what_was_jumped_over_happen_as_is_planned() 
     {
         let mut scheduler = with(plan(When::Every(HOUR), catch_up));
         let hours: Vec<u64> = expected.iter().map(|hour| hour * HOUR).collect();
-        assert_eq!(times(&mut scheduler, START + 1000), []);
+        assert_eq!(times(&mut scheduler, START + 1000), [0_u64; 0]);
         assert_eq!(times(&mut scheduler, START + 5 * HOUR + HOUR / 2), hours, "{catch_up:?}");
         assert_eq!(scheduler.next_due(), Some(START + 6 * HOUR));
     }
@@ -146,7 +146,7 @@ fn a_clock_that_is_set_back_lets_no_moment_happen_twice_and_intervals_go_on() {
     }
     assert_eq!((times(&mut cron, back), times(&mut every, back)), (vec![], vec![]));
     // The clock shows the same three hours again.
-    assert_eq!(times(&mut cron, START + 5 * HOUR), []);
+    assert_eq!(times(&mut cron, START + 5 * HOUR), [0_u64; 0]);
     let again = times(&mut cron, START + 7 * HOUR);
     assert!(again.len() == 2 && again[0] > before[before.len() - 1]);
     let firings = due(&mut every, START + 5 * HOUR + 123);
@@ -154,7 +154,7 @@ fn a_clock_that_is_set_back_lets_no_moment_happen_twice_and_intervals_go_on() {
     assert_eq!(beats, [(HOUR, 6), (2 * HOUR, 7), (3 * HOUR, 8)]);
     assert_eq!(every.len(), 1);
     // Its place of before is none any more.
-    assert_eq!(times(&mut every, START + 6 * HOUR + 122), []);
+    assert_eq!(times(&mut every, START + 6 * HOUR + 122), [0_u64; 0]);
 }
 
 proptest! {
@@ -204,7 +204,7 @@ fn runs_are_counted_down_and_the_last_one_ends_the_entry() {
     let left: Vec<_> = firings.iter().map(|firing| firing.state.and_then(|state| state.left)).collect();
     assert_eq!(left, [NonZeroU32::new(2), NonZeroU32::new(1), None]);
     assert!(firings[2].state.is_none() && scheduler.is_empty());
-    assert_eq!(due(&mut scheduler, u64::MAX / 2), []);
+    assert!(due(&mut scheduler, u64::MAX / 2).is_empty());
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn an_equal_entry_takes_the_place_of_the_one_before() {
     assert_eq!((before.what, scheduler.len()), (7, 1));
     assert_eq!(due(&mut scheduler, START + 1000).len(), 10);
     assert!(scheduler.remove(&id(1)).is_some() && scheduler.remove(&id(1)).is_none());
-    assert_eq!(due(&mut scheduler, START + HOUR), []);
+    assert!(due(&mut scheduler, START + HOUR).is_empty());
 }
 
 #[test]

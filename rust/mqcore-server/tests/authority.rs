@@ -1,7 +1,7 @@
 //! Promises about who may do what, kept over real sockets: who gets in, what is denied and leaves no trace, what is written
 //! down, and what ends with a revoked token.
 
-mod peer;
+use crate::peer;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
 //! Servers on loopback that pass on to each other, and peers of the original's sort on either side.
 
-mod peer;
+use crate::peer;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! A server that is stopped, or killed in effect, and started again on the same data directory.
 
-mod peer;
+use crate::peer;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Promises of the server, kept over real sockets and in-memory connections, checked octet by octet.
 
-mod peer;
+use crate::peer;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

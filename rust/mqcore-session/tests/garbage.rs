@@ -1,8 +1,7 @@
 //! A TMQP session under arbitrary scripts: sensible frames, damaged frames, octets of no meaning, and a broker that
 //! answers in any order, or too often, or not at all.
 
-mod tmqp_session_check;
-
+use crate::tmqp_session_check;
 use mqcore_wire::tmqp::{Frame, Kind, encode};
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -1,6 +1,6 @@
 //! MicroMessage2 conversations between sessions and a broker of several shards.
 
-mod micromessage_world;
+use crate::micromessage_world;
 
 use std::time::Duration;
 

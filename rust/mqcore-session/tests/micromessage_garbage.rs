@@ -1,6 +1,6 @@
 //! A MicroMessage2 session under arbitrary scripts, and the scripts that fuzzing has found worth keeping.
 
-mod micromessage_session_check;
+use crate::micromessage_session_check;
 
 use std::fs;
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! The corpus of the fuzz target `tmqp_session`, as a plain test: what fuzzing once found stays found.
 
-mod tmqp_session_check;
+use crate::tmqp_session_check;
 
 use std::fs;
 use std::path::Path;

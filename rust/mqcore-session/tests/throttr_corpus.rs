@@ -1,7 +1,7 @@
 //! The corpus of the fuzz target `throttr_session`, as a plain test, and scripts made at random: what fuzzing once found
 //! stays found.
 
-mod throttr_session_check;
+use crate::throttr_session_check;
 
 use std::fs;
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! The corpus of the fuzz target `tmqp_codec`, as a plain test: what fuzzing once found stays found.
 
-mod tmqp_check;
+use crate::tmqp_check;
 
 use std::fs;
 use std::path::Path;

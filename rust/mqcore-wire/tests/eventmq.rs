@@ -1,7 +1,7 @@
 //! What the original router and its peers said (`tests/vectors/eventmq.jsonl`), what nobody should say, and arbitrary octets,
 //! through the eMQP codec.
 
-mod eventmq_check;
+use crate::eventmq_check;
 
 use std::fs;
 use std::path::Path;

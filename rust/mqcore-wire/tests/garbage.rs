@@ -1,7 +1,6 @@
 //! The TMQP codec under arbitrary frames, arbitrary octets and damaged frames.
 
-mod tmqp_check;
-
+use crate::tmqp_check;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
 use mqcore_wire::tmqp::{Frame, Kind, decode, encode, header};

@@ -1,6 +1,6 @@
 //! Every vector of `tests/vectors/micromessage2.jsonl` and arbitrary octets through the MicroMessage2 codec.
 
-mod micromessage_check;
+use crate::micromessage_check;
 
 use std::fs;
 use std::path::Path;

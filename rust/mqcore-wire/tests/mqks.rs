@@ -1,6 +1,6 @@
 //! The dialogues of `tests/vectors/mqks.jsonl` and arbitrary lines through the MQKS codec.
 
-mod mqks_check;
+use crate::mqks_check;
 
 use std::fs;
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! The corpus of the fuzz target `throttr_codec`, as a plain test: what fuzzing once found stays found.
 
-mod throttr_check;
+use crate::throttr_check;
 
 use std::fs;
 use std::path::Path;

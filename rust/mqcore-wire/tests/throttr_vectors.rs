@@ -1,7 +1,7 @@
 //! The dialogues of `tests/vectors/throttr.jsonl`, through the decoders of both directions: whole, an octet at a time and
 //! with other octets behind; and the same requests derived for the other three widths.
 
-mod throttr_check;
+use crate::throttr_check;
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
 //! What libzmq sends (`tests/vectors/eventmq_zmtp.jsonl`), what nobody should, and arbitrary octets, through the ZMTP codec.
 
-mod zmtp_check;
+use crate::zmtp_check;
 
 use std::fs;
 use std::path::Path;

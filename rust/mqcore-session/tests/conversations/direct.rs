@@ -6,7 +6,7 @@ use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::rejection::RejectionKind;
 use mqcore_wire::tmqp::{Frame, Kind};
 
-use crate::talk::{Talk, encoded, frames, is_generated, message_with, only_frame, rejection, vector};
+use super::talk::{Talk, encoded, frames, is_generated, message_with, only_frame, rejection, vector};
 
 fn direct(command: Command) -> (ClientPattern, Message) {
     match command {
@@ -109,7 +109,7 @@ fn an_acknowledgement_arrives_at_the_sender_of_a_direct_message() {
         let mut other = Talk::new();
         other.hear(&mqcore_wire::tmqp::PREAMBLE);
         other.hear(&vector("V06"));
-        other.tell(Event::Welcomed(crate::talk::client("prod")));
+        other.tell(Event::Welcomed(super::talk::client("prod")));
         other.session
     };
     let properties = Properties { high_priority: true, hops: 15, content_type: 5, ..Properties::default() };

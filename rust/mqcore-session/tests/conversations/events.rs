@@ -8,7 +8,7 @@ use mqcore_broker::model::options::Status;
 use mqcore_broker::model::rejection::RejectionKind;
 use mqcore_wire::tmqp::{Frame, Kind};
 
-use crate::talk::{Talk, channel, encoded, is_generated, only_frame, rejection, vector};
+use super::talk::{Talk, channel, encoded, is_generated, only_frame, rejection, vector};
 
 fn subscribe<'a>(event: &'a str, headers: &'a str) -> Frame<'a> {
     Frame {
@@ -112,7 +112,7 @@ fn a_produced_message_is_told_as_the_original_tells_it() {
     let producer = mqcore_broker::model::client::Client {
         name: None,
         kind: None,
-        ..(*crate::talk::client("prod")).clone()
+        ..(*super::talk::client("prod")).clone()
     };
     let subject = Subject::Message { id: b"P2"[..].into(), saved: false, producer: Some(Arc::new(producer)) };
     assert_eq!(occurred(EventKind::MessageProduced, Some(1), subject), vector("V44"));

@@ -9,7 +9,7 @@ use mqcore_session::session::{Session, SessionError};
 use mqcore_wire::error::WireError;
 use mqcore_wire::tmqp::{Frame, Kind, PREAMBLE, PREAMBLE_V1};
 
-use crate::talk::{Talk, client, encoded, introduction, is_generated, only_frame, vector};
+use super::talk::{Talk, client, encoded, introduction, is_generated, only_frame, vector};
 
 fn hello(body: &str) -> Vec<u8> {
     encoded(&Frame { content_type: 101, payload: body.as_bytes(), ..Frame::new(Kind::SERVER) })

@@ -7,7 +7,7 @@ use mqcore_broker::model::time::Timestamp;
 use mqcore_session::session::{Session, SessionConfig, SessionError};
 use mqcore_wire::tmqp::{PING, PONG, PREAMBLE};
 
-use crate::talk::{Talk, config, message, queue, vector};
+use super::talk::{Talk, config, message, queue, vector};
 
 const SECOND: Duration = Duration::from_secs(1);
 

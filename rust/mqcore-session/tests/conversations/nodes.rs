@@ -15,7 +15,7 @@ use mqcore_wire::codec::Limits;
 use mqcore_wire::tmqp::hello::{self, Hello};
 use mqcore_wire::tmqp::{self, Frame, Kind, PREAMBLE, header, operation};
 
-use crate::talk::{Talk, client, config, encoded, introduction, is_generated, only_frame};
+use super::talk::{Talk, client, config, encoded, introduction, is_generated, only_frame};
 
 fn terms() -> NodeTerms {
     NodeTerms {

@@ -13,7 +13,7 @@ use mqcore_broker::model::stats::{ChannelInformation, ClientInformation, QueueIn
 use mqcore_session::tmqp::OPEN_REQUESTS_MAX;
 use mqcore_wire::tmqp::{Frame, Kind};
 
-use crate::talk::{Talk, channel, client, encoded, only_frame, operation, queue, rejection, vector};
+use super::talk::{Talk, channel, client, encoded, only_frame, operation, queue, rejection, vector};
 
 /// What a request is, in words that can be compared.
 fn told(request: &Request) -> String {

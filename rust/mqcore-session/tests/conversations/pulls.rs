@@ -8,7 +8,7 @@ use mqcore_session::tmqp::OPEN_REQUESTS_MAX;
 use mqcore_wire::tmqp::header::header_value;
 use mqcore_wire::tmqp::{Frame, HEADER_BYTES_MAX, Kind};
 
-use crate::talk::{Talk, encoded, message, message_with, only_frame, queue, vector};
+use super::talk::{Talk, encoded, message, message_with, only_frame, queue, vector};
 
 fn request<'a>(id: &'a str, headers: &'a str) -> Frame<'a> {
     Frame {

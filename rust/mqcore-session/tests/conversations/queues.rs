@@ -13,7 +13,7 @@ use mqcore_session::tmqp::COPIES_MAX;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::tmqp::{Frame, HEADER_BYTES_MAX, Kind};
 
-use crate::talk::{
+use super::talk::{
     Talk, config, encoded, frames, is_generated, message, message_with, only_frame, queue, rejection, vector,
 };
 

@@ -12,7 +12,7 @@ use mqcore_wire::tmqp::operation::{Operation, status};
 use mqcore_wire::tmqp::{Frame, Kind};
 use serde_json::{Value, json};
 
-use crate::talk::{Talk, encoded, frames, is_generated, only_frame, operation, queue, vector};
+use super::talk::{Talk, encoded, frames, is_generated, only_frame, operation, queue, vector};
 
 fn router(name: &str) -> RouterName {
     RouterName::new(name).unwrap()

@@ -6,7 +6,7 @@ use mqcore_session::session::{Session, SessionError};
 use mqcore_wire::error::WireError;
 use mqcore_wire::tmqp::{Frame, Kind};
 
-use crate::talk::{Talk, encoded, vector};
+use super::talk::{Talk, encoded, vector};
 
 #[test]
 fn a_frame_without_hops_is_dropped_and_counted() {

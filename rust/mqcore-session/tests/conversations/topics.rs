@@ -10,7 +10,7 @@ use mqcore_session::any::{Protocol, encode_publication};
 use mqcore_wire::tmqp::operation::{Operation, status};
 use mqcore_wire::tmqp::{Frame, Kind};
 
-use crate::talk::{Talk, encoded, message, message_with, only_frame, operation, rejection};
+use super::talk::{Talk, encoded, message, message_with, only_frame, operation, rejection};
 
 fn topic(name: &str) -> TopicName {
     TopicName::new(name.as_bytes()).unwrap()

@@ -1,0 +1,13 @@
+//! All integration tests of this crate in one program: one link instead of one for each file.
+
+mod durability;
+mod handlers;
+mod history;
+mod model;
+mod routers;
+mod scenarios;
+mod shards;
+mod subscriptions;
+mod topics;
+mod watermark;
+mod world;

@@ -1,0 +1,12 @@
+//! All integration tests of this crate in one program: one link instead of one for each file.
+
+mod corpus;
+mod crashes;
+mod damage;
+mod faults;
+mod files;
+mod inspection;
+mod reading;
+mod recovery_check;
+mod snapshots;
+mod world;

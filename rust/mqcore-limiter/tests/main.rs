@@ -1,0 +1,3 @@
+//! All integration tests of this crate in one program: one link instead of one for each file.
+
+mod model;

@@ -1,0 +1,4 @@
+//! All integration tests of this crate in one program: one link instead of one for each file.
+
+mod cron;
+mod entries;
