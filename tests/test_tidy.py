@@ -41,6 +41,7 @@ MAY_KNOW = {
     "mqcore-limiter": set(),
     "mqcore-scheduler": set(),
     "mqcore-tls": set(),
+    "mqcore-testkit": set(),
     "mqcore-session": {"mqcore-wire", "mqcore-broker", "mqcore-cluster", "mqcore-limiter"},
     "mqcore-server": {
         "mqcore-wire",
@@ -218,6 +219,34 @@ def test_locks_name_versions_and_hashes_and_no_address_to_download_from() -> Non
         sources = set(re.findall(r'^source = "(.+)"$', lock.read_text(), flags=re.MULTILINE))
         # The registry's name is an identifier to cargo; whence crates come is each machine's configuration.
         assert sources == {"registry+https://github.com/rust-lang/crates.io-index"}
+
+
+def test_every_place_that_names_the_oldest_rust_names_the_same_one() -> None:
+    oldest = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["rust-version"]
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert f"rustup toolchain install {oldest} " in workflow
+    assert f"cargo +{oldest} check" in workflow
+    assert set(re.findall(r"\b1\.\d\d\b", workflow)) == {oldest}
+    assert f"Rust (stable, {oldest} or newer)" in (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def test_pip_installs_a_module_without_debug_information() -> None:
+    profile = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["maturin"]["profile"]
+    settings = tomllib.loads((ROOT / "Cargo.toml").read_text())["profile"][profile]
+    assert (settings["inherits"], settings["strip"], settings["debug"]) == ("release", True, False)
+
+
+def test_the_extension_module_and_the_rust_tests_share_every_compiled_dependency() -> None:
+    """A dependency with other features is compiled a second time, and everything above it too."""
+
+    def features(*arguments: str) -> set[str]:
+        command = ["cargo", "tree", "--locked", "--prefix", "none", "--format", "{p} {f}", *arguments]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=50)
+        lines = {line.removesuffix(" (*)") for line in result.stdout.splitlines()}
+        return {line for line in lines if not line.startswith("mqcore-python ")}
+
+    extension = features("--package", "mqcore-python", "--features", "shared-with-tests", "--edges", "normal,build")
+    assert extension - features("--edges", "normal,build,dev") == set()
 
 
 def test_the_changelog_mentions_the_version() -> None:

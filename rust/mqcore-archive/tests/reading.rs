@@ -1,7 +1,7 @@
 //! Random work on a journal and its archive, on real files, with somebody who reads beside it: every note that was written is
 //! read once, whatever was carried over, moved, released or begun anew between planning and reading.
 //!
-//! `MQCORE_SEED=n` replays one seed; `MQCORE_SEEDS=n` says how many are tried (default 15).
+//! Seeds: see the crate `mqcore-testkit`.
 
 use crate::reader;
 
@@ -104,7 +104,7 @@ impl Run {
                 let tag = 1 + (self.written.len() + self.pending.len()) as u64;
                 let time = Timestamp(self.chance.below(3) * DAY_MS);
                 let block = Block::gap(time, tag);
-                let number = self.journal().note(time.0, &block.bytes).expect("there is space");
+                let number = self.journal().note(time.0, &block.octets).expect("there is space");
                 self.pending.push((number, tag));
             }
             40..=54 => {
@@ -218,16 +218,9 @@ fn run(seed: u64) {
     run.follow();
 }
 
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
-
 #[test]
 fn every_note_is_read_once_whatever_happens_between_planning_and_reading() {
-    match number("MQCORE_SEED") {
-        Some(seed) => run(seed),
-        None => (0..number("MQCORE_SEEDS").unwrap_or(15)).for_each(run),
-    }
+    mqcore_testkit::seeds(3, 15).for_each(run);
 }
 
 #[test]
@@ -235,7 +228,7 @@ fn what_retention_removed_is_lost_to_whoever_wanted_it_and_to_nobody_else() {
     let mut run = Run::new(9000);
     for tag in 1..=9 {
         let block = Block::gap(Timestamp(tag * DAY_MS), tag);
-        run.journal().note(tag * DAY_MS, &block.bytes).expect("there is space");
+        run.journal().note(tag * DAY_MS, &block.octets).expect("there is space");
     }
     run.journal().seal_notes(u64::MAX).expect("a sound disk");
     run.chance = Chance(1);

@@ -23,7 +23,7 @@ fn three_days(disk: &MemoryStorage) -> Archive<MemoryStorage> {
     let (mut journal, _) = Journal::open(source.clone(), options, &mut |_, _| {}).expect("a healthy disk");
     for (day, steps) in [(0, 3), (0, 3), (0, 3), (1, 2), (1, 2), (2, 1)] {
         let block = Block::gap(Timestamp(day * DAY_MS + steps), steps);
-        journal.note(0, &block.bytes).expect("a healthy disk");
+        journal.note(0, &block.octets).expect("a healthy disk");
     }
     journal.seal_notes(u64::MAX).expect("a healthy disk");
     let mut archive = Archive::open(disk.clone()).expect("a healthy disk");
@@ -95,7 +95,7 @@ fn what_retention_removed_is_not_archived_again() {
 #[test]
 fn a_crash_at_each_single_call_of_retention_leaves_whole_files_and_no_others() {
     let (mut undone, mut done) = (0, 0);
-    for seed in 0..20 {
+    for seed in 0..mqcore_testkit::by_depth(5, 20) {
         for call in 0.. {
             let disk = MemoryStorage::new(seed);
             let mut archive = three_days(&disk);
@@ -121,5 +121,5 @@ fn a_crash_at_each_single_call_of_retention_leaves_whole_files_and_no_others() {
             }
         }
     }
-    assert!(undone > 40 && done > 20, "both ends were seen: {undone}, {done}");
+    assert!(undone > 10 && done > 5, "both ends were seen: {undone}, {done}");
 }

@@ -46,8 +46,8 @@ fn publish(shards: &mut Shards, who: usize, name: &str, to_producer: bool) -> (V
                 assert_eq!(publication.topic, topic(name));
                 got.extend(publication.to.as_slice().iter().map(|to| shards.name(*to)));
             }
-            Effect::Notify(to, Event::Published { .. }) => got.push(format!("{} told", shards.name(to))),
-            Effect::Notify(_, Event::Answered(_, Ok(Reply::Published(count)))) => receivers = count,
+            Effect::Tell(to, Event::Published { .. }) => got.push(format!("{} told", shards.name(to))),
+            Effect::Tell(_, Event::Answered(_, Ok(Reply::Published(count)))) => receivers = count,
             other => panic!("publishing to a topic does not cause {other:?}"),
         }
     }
@@ -257,7 +257,7 @@ fn masks_fit_as_explained() {
         assert_eq!(fits_slowly(pattern, name), fits, "{pattern} {name}");
     }
     let mut dice = Dice(1);
-    for _ in 0..200_000 {
+    for _ in 0..mqcore_testkit::by_depth(50_000, 200_000) {
         let mut word = |letters: &[u8]| -> String {
             (0..dice.below(9)).map(|_| char::from(letters[dice.below(letters.len())])).collect()
         };
@@ -302,7 +302,7 @@ fn random_subscriptions_bindings_and_messages_end_as_in_the_model() {
         .map(|name| exact(name))
         .chain([mask("a.*"), mask("*.c"), mask("*.*"), prefix("a."), prefix("")])
         .collect();
-    for seed in 0..300 {
+    for seed in mqcore_testkit::seeds(60, 300) {
         let mut dice = Dice(seed);
         let mut shards = Shards::new(1 + seed as usize % 4, CLIENTS);
         let mut model = Model::default();

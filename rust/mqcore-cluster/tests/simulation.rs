@@ -1,12 +1,12 @@
 //! Nodes on a simulated network, disk and clock: what a slave took reaches each master that its filters allow, once and in order.
 //!
 //! Networks are cut, one way or both, delay and double; nodes are killed and lose what was not synced. Everything follows from a seed:
-//! `MQCORE_SEED=n` replays one, `MQCORE_SEEDS=n` says how many are tried (default 1,000).
+//! Seeds: see the crate `mqcore-testkit`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use mqcore_broker::model::intake::{Arrival, Intake, IntakeProgress, Ticket};
+use mqcore_broker::model::intake::{Arrival, Intake, Progress, Ticket};
 use mqcore_cluster::filter::{Filter, ForwardKind, Pattern, Rule, Sender};
 use mqcore_cluster::link::{Action, Link, LinkOptions, LinkState};
 use mqcore_cluster::log::{LogOptions, Masters, OutgoingLog};
@@ -71,7 +71,7 @@ enum LogRecord {
 enum QueueRecord {
     Put(u64, Ticket, Message),
     Settle(u64),
-    IntakeProgress(Arc<str>, IntakeProgress),
+    Progress(Arc<str>, Progress),
 }
 
 /// What a node has while it runs, and loses when it is killed.
@@ -445,7 +445,7 @@ impl World {
             return;
         }
         for (slave, progress, numbers) in process.intake.flush() {
-            node.queues.records.push(QueueRecord::IntakeProgress(Arc::clone(&slave), progress));
+            node.queues.records.push(QueueRecord::Progress(Arc::clone(&slave), progress));
             process.unconfirmed.push((node.queues.records.len(), slave, numbers));
         }
         let start = node.starts;
@@ -760,7 +760,7 @@ fn restore_intake(records: &[QueueRecord]) -> (Intake, u64) {
     let mut intake = Intake::new();
     let live: BTreeSet<u64> = live_puts(records).into_iter().collect();
     for record in records {
-        if let QueueRecord::IntakeProgress(slave, progress) = record {
+        if let QueueRecord::Progress(slave, progress) = record {
             intake.restore(Arc::clone(slave), progress.clone());
         }
     }
@@ -793,10 +793,6 @@ fn send(
     agenda.insert((at, *events), Event::Pump(connection, way));
 }
 
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
-
 fn try_seed(seed: u64) {
     let mut world = World::new(seed);
     world.run();
@@ -805,13 +801,9 @@ fn try_seed(seed: u64) {
 
 #[test]
 fn whatever_fails_each_message_reaches_each_master_once_and_in_order() {
-    if let Some(seed) = number("MQCORE_SEED") {
-        return try_seed(seed);
-    }
-    let seeds = number("MQCORE_SEEDS").unwrap_or(1_000);
-    for seed in 0..seeds {
+    for seed in mqcore_testkit::seeds(100, 1_000) {
         let result = std::panic::catch_unwind(|| try_seed(seed));
-        assert!(result.is_ok(), "replay it with MQCORE_SEED={seed}");
+        assert!(result.is_ok(), "replay it with MQCORE_SEED={seed} MQCORE_SEEDS=1");
     }
 }
 

@@ -3,19 +3,12 @@
 use crate::recovery_check;
 use crate::world;
 
-use std::path::Path;
-
 use mqcore_journal::journal::Journal;
 use mqcore_journal::storage::MemoryStorage;
+use mqcore_testkit::{CorpusInput, corpus, write_corpus};
 use world::{Chance, small};
 
-fn corpus() -> Vec<Vec<u8>> {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/journal_recovery");
-    let mut paths: Vec<_> =
-        std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
-    paths.sort();
-    paths.iter().map(|path| std::fs::read(path).unwrap()).collect()
-}
+const TARGET: &str = "journal_recovery";
 
 /// A journal's files in the form of the corpus.
 fn packed(seed: u64) -> Vec<u8> {
@@ -47,15 +40,15 @@ fn packed(seed: u64) -> Vec<u8> {
 
 #[test]
 fn every_input_of_the_corpus_opens_to_one_result() {
-    let corpus = corpus();
+    let corpus = corpus(TARGET);
     assert!(corpus.len() >= 8, "the corpus is there");
-    corpus.iter().for_each(|input| recovery_check::check(input));
+    corpus.iter().for_each(|input| recovery_check::check(&input.bytes));
 }
 
 #[test]
 fn journals_with_random_changes_open_to_one_result() {
     let mut chance = Chance(11);
-    for seed in 0..400 {
+    for seed in mqcore_testkit::seeds(400, 4_000) {
         let mut input = packed(seed);
         for _ in 0..chance.below(6) {
             let at = chance.below(input.len() as u64) as usize;
@@ -73,14 +66,19 @@ fn the_corpus_can_be_renewed() {
     if std::env::var_os("MQCORE_WRITE_CORPUS").is_none() {
         return;
     }
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/journal_recovery");
-    std::fs::create_dir_all(&directory).unwrap();
+    let mut inputs = corpus(TARGET);
+    let mut put = |name: String, bytes: Vec<u8>| {
+        inputs.retain(|input| input.name != name);
+        inputs.push(CorpusInput { name, bytes });
+    };
     for (at, sample) in samples.iter().enumerate() {
-        std::fs::write(directory.join(format!("whole-{at}")), sample).unwrap();
-        std::fs::write(directory.join(format!("cut-{at}")), &sample[..sample.len() / (at + 2)]).unwrap();
+        put(format!("whole-{at}"), sample.clone());
+        put(format!("cut-{at}"), sample[..sample.len() / (at + 2)].to_vec());
         let mut flipped = sample.clone();
         flipped[200 + at] ^= 0xff;
         flipped[sample.len() / 2] ^= 1;
-        std::fs::write(directory.join(format!("flipped-{at}")), flipped).unwrap();
+        put(format!("flipped-{at}"), flipped);
     }
+    inputs.sort_by(|one, other| one.name.cmp(&other.name));
+    write_corpus(TARGET, &inputs);
 }

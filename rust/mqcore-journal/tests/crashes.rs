@@ -1,6 +1,6 @@
 //! Random work, random crashes, random faults: what was synced is there, and of the rest a beginning.
 //!
-//! `MQCORE_SEED=n` replays one seed; `MQCORE_SEEDS=n` says how many are tried (default 10,000).
+//! Seeds: see the crate `mqcore-testkit`.
 
 use crate::world;
 
@@ -315,21 +315,16 @@ fn run(seed: u64) {
     run.crash();
 }
 
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
-
 #[test]
 fn what_was_synced_survives_every_crash_and_of_the_rest_only_a_beginning() {
-    if let Some(seed) = number("MQCORE_SEED") {
-        return run(seed);
-    }
-    let seeds = number("MQCORE_SEEDS").unwrap_or(10_000);
+    let seeds = mqcore_testkit::seeds(1_000, 10_000);
     let failed = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..2)
             .map(|worker| {
+                let seeds = seeds.clone();
                 scope.spawn(move || {
-                    (worker..seeds)
+                    seeds
+                        .skip(worker)
                         .step_by(2)
                         .find(|&seed| catch_unwind(AssertUnwindSafe(|| run(seed))).is_err())
                 })
@@ -337,5 +332,5 @@ fn what_was_synced_survives_every_crash_and_of_the_rest_only_a_beginning() {
             .collect();
         workers.into_iter().filter_map(|worker| worker.join().expect("workers catch panics")).min()
     });
-    assert_eq!(failed, None, "replay it with MQCORE_SEED");
+    assert_eq!(failed, None, "replay it with MQCORE_SEED and MQCORE_SEEDS=1");
 }

@@ -44,7 +44,8 @@ fn copied(disk: &MemoryStorage, snapshot: &Snapshot) -> MemoryStorage {
 #[test]
 fn a_snapshot_copied_later_opens_as_the_journal_was() {
     let mut full = 0;
-    for seed in 0..1000 {
+    let seeds = mqcore_testkit::seeds(100, 1_000);
+    for seed in seeds.clone() {
         let mut chance = Chance(seed);
         let disk = MemoryStorage::new(seed);
         let (mut journal, _) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
@@ -87,5 +88,5 @@ fn a_snapshot_copied_later_opens_as_the_journal_was() {
         while journal.maintain(1, 100_000).unwrap().more {}
         assert!(disk.files().len() <= before + 1, "housekeeping goes on");
     }
-    assert!(full > 20, "some were made on a full disk: {full}");
+    assert!(full >= seeds.count() as u64 / 50, "some were made on a full disk: {full}");
 }

@@ -86,7 +86,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(20_000))]
+        #![proptest_config(ProptestConfig::with_cases(mqcore_testkit::by_depth(2_000, 20_000)))]
 
         #[test]
         fn a_divisor_divides_as_division_does(number_ in number(), high in number(), low in number()) {

@@ -223,7 +223,7 @@ fn keys_of(store: &Arc<Limiter>, now: Nanos) -> Vec<Vec<u8>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(600))]
+    #![proptest_config(ProptestConfig::with_cases(mqcore_testkit::by_depth(150, 600)))]
 
     #[test]
     fn the_store_answers_as_the_model_does(steps in vec(step(), 1..120), sweeps in any::<bool>()) {
@@ -370,7 +370,7 @@ impl SlowWindow {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(mqcore_testkit::by_depth(100, 400)))]
 
     #[test]
     fn windows_and_buckets_are_exact_to_the_unit_and_the_nanosecond(

@@ -107,7 +107,7 @@ fn step() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(ProptestConfig::with_cases(mqcore_testkit::by_depth(250, 1000)))]
 
     #[test]
     fn any_conversation_after_the_handshake_keeps_the_promises(steps in vec(step(), 0..40)) {

@@ -2,9 +2,6 @@
 
 use crate::micromessage_session_check;
 
-use std::fs;
-use std::path::Path;
-
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -54,11 +51,7 @@ proptest! {
 
 #[test]
 fn every_script_of_the_corpus_keeps_the_promises() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/micromessage_session");
-    let mut scripts = 0;
-    for entry in fs::read_dir(corpus).unwrap() {
-        micromessage_session_check::check(&fs::read(entry.unwrap().path()).unwrap());
-        scripts += 1;
-    }
-    assert!(scripts >= 5, "only {scripts} scripts");
+    let scripts = mqcore_testkit::corpus("micromessage_session");
+    scripts.iter().for_each(|input| micromessage_session_check::check(&input.bytes));
+    assert!(scripts.len() >= 5, "only {} scripts", scripts.len());
 }

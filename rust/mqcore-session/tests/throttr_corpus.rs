@@ -3,20 +3,17 @@
 
 use crate::throttr_session_check;
 
-use std::fs;
-use std::path::Path;
-
 use proptest::prelude::*;
 
 #[test]
 fn every_script_of_the_corpus_keeps_the_promises() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/throttr_session");
-    let mut scripts = 0;
-    for entry in fs::read_dir(corpus).unwrap() {
-        throttr_session_check::check(&fs::read(entry.unwrap().path()).unwrap());
-        scripts += 1;
-    }
-    assert!(scripts >= 50, "only {scripts} scripts: what the dialogues send belongs to the corpus");
+    let scripts = mqcore_testkit::corpus("throttr_session");
+    scripts.iter().for_each(|input| throttr_session_check::check(&input.bytes));
+    assert!(
+        scripts.len() >= 50,
+        "only {} scripts: what the dialogues send belongs to the corpus",
+        scripts.len()
+    );
 }
 
 /// A request that may be whole, for width 2 and others.

@@ -2,16 +2,9 @@
 
 use crate::tmqp_check;
 
-use std::fs;
-use std::path::Path;
-
 #[test]
 fn every_input_of_the_corpus_keeps_the_promises() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/tmqp_codec");
-    let mut inputs = 0;
-    for entry in fs::read_dir(corpus).unwrap() {
-        tmqp_check::check(&fs::read(entry.unwrap().path()).unwrap());
-        inputs += 1;
-    }
-    assert!(inputs >= 56, "only {inputs} inputs: the vectors at least belong to the corpus");
+    let inputs = mqcore_testkit::corpus("tmqp_codec");
+    inputs.iter().for_each(|input| tmqp_check::check(&input.bytes));
+    assert!(inputs.len() >= 56, "only {} inputs: the vectors at least belong to the corpus", inputs.len());
 }

@@ -196,13 +196,9 @@ fn names_beyond_their_limit_are_refused() {
 
 #[test]
 fn every_input_of_the_corpus_keeps_the_promises() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/eventmq_codec");
-    let mut inputs = 0;
-    for entry in fs::read_dir(corpus).unwrap() {
-        eventmq_check::check(&fs::read(entry.unwrap().path()).unwrap());
-        inputs += 1;
-    }
-    assert!(inputs >= 32, "only {inputs} inputs: the probes at least belong to the corpus");
+    let inputs = mqcore_testkit::corpus("eventmq_codec");
+    inputs.iter().for_each(|input| eventmq_check::check(&input.bytes));
+    assert!(inputs.len() >= 32, "only {} inputs: the probes at least belong to the corpus", inputs.len());
 }
 
 fn frame() -> impl Strategy<Value = Vec<u8>> {

@@ -268,13 +268,9 @@ fn filters_that_cannot_be_meant_are_refused_with_the_term() {
 
 #[test]
 fn every_input_of_the_corpus_keeps_the_promises() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/micromessage_codec");
-    let mut inputs = 0;
-    for entry in fs::read_dir(corpus).unwrap() {
-        micromessage_check::check(&fs::read(entry.unwrap().path()).unwrap());
-        inputs += 1;
-    }
-    assert!(inputs >= 40, "only {inputs} inputs: the vectors at least belong to the corpus");
+    let inputs = mqcore_testkit::corpus("micromessage_codec");
+    inputs.iter().for_each(|input| micromessage_check::check(&input.bytes));
+    assert!(inputs.len() >= 40, "only {} inputs: the vectors at least belong to the corpus", inputs.len());
 }
 
 proptest! {

@@ -133,13 +133,9 @@ fn a_line_without_an_end_is_refused_at_its_limit_and_not_before() {
 
 #[test]
 fn every_input_of_the_corpus_keeps_the_promises() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/mqks_codec");
-    let mut inputs = 0;
-    for entry in fs::read_dir(corpus).unwrap() {
-        mqks_check::check(&fs::read(entry.unwrap().path()).unwrap());
-        inputs += 1;
-    }
-    assert!(inputs >= 30, "only {inputs} inputs: the dialogues at least belong to the corpus");
+    let inputs = mqcore_testkit::corpus("mqks_codec");
+    inputs.iter().for_each(|input| mqks_check::check(&input.bytes));
+    assert!(inputs.len() >= 30, "only {} inputs: the dialogues at least belong to the corpus", inputs.len());
 }
 
 fn word() -> impl Strategy<Value = String> {

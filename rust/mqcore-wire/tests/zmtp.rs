@@ -235,13 +235,13 @@ fn sockets_talk_to_those_that_zeromq_lets_them() {
 
 #[test]
 fn every_input_of_the_corpus_keeps_the_promises() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/zmtp_codec");
-    let mut inputs = 0;
-    for entry in fs::read_dir(corpus).unwrap() {
-        zmtp_check::check(&fs::read(entry.unwrap().path()).unwrap());
-        inputs += 1;
-    }
-    assert!(inputs >= 16, "only {inputs} inputs: what was recorded at least belongs to the corpus");
+    let inputs = mqcore_testkit::corpus("zmtp_codec");
+    inputs.iter().for_each(|input| zmtp_check::check(&input.bytes));
+    assert!(
+        inputs.len() >= 16,
+        "only {} inputs: what was recorded at least belongs to the corpus",
+        inputs.len()
+    );
 }
 
 proptest! {

@@ -5,18 +5,17 @@ use crate::model::client::Client;
 use crate::model::command::{Acknowledgement, EventKind, MessageId};
 use crate::model::decision::{Decision, Step};
 use crate::model::id::{
-    ChannelName, ConnectionId, HandlerId, QuestionId, QueueAddress, QueueRef, RequestId, RouterName,
-    Sequence, Tag, TopicName,
+    ChannelName, ConnectionId, HandlerId, Place, QuestionId, QueueAddress, RequestId, RouterName, Sequence,
+    Tag, TopicName,
 };
 use crate::model::message::Message;
 use crate::model::node::NodeInformation;
 use crate::model::record::Record;
 use crate::model::rejection::Rejection;
-use crate::model::route::{Route, RouteTest};
+use crate::model::route::{RouteTest, Trip};
 use crate::model::router::{Binding, RouterDefinition};
 use crate::model::stats::{
-    ChannelInformation, ClientInformation, ObjectCounts, QueueInformation, SubscriberInformation,
-    TopicInformation,
+    Census, ChannelInformation, ClientInformation, QueueInformation, SubscriberInformation, TopicInformation,
 };
 use crate::model::topic::TopicPattern;
 use std::sync::Arc;
@@ -25,7 +24,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub enum Effect {
     /// Tell a connection's session something.
-    Notify(ConnectionId, Event),
+    Tell(ConnectionId, Event),
     /// Give a message to consumers. Kept apart from `Tell`, so that it can be encoded once for many.
     Deliver(Deliver),
     /// Give a topic's message to subscribers. Encoded once for many, as `Deliver` is.
@@ -40,7 +39,7 @@ pub enum Effect {
     Load(Load),
     /// Tell a handler that a message left for good whose body only the journal has: read it, put it into the question,
     /// and ask. It stands before the record that settles the message, so it can still be read.
-    Dequeued(Sequence, Question),
+    Farewell(Sequence, Question),
     /// A dead-lettered message is safe in its new queue: tell its old shard, by `Broker::transferred`.
     Transferred(Origin),
     /// Hand a dead-lettered message to the queue of another shard (or of this one), by `Broker::transfer`.
@@ -60,7 +59,7 @@ pub enum Forwarded {
         message: Message,
     },
     /// Go on with a message's trip through a router.
-    Route(Box<Route>),
+    Trip(Box<Trip>),
     /// Forget what was counted about a router, or one of its bindings.
     ForgetRouter(RouterName, Option<Box<str>>),
     /// Bind a queue to topics and unbind it from others, and say so.
@@ -97,7 +96,7 @@ pub struct Publication {
 /// Messages of one queue that are to be read back, the one that is needed first at the front.
 #[derive(Debug, Clone)]
 pub struct Load {
-    pub(crate) queue_ref: QueueRef,
+    pub(crate) place: Place,
     /// Under which numbers they were put.
     pub sequences: Vec<Sequence>,
 }
@@ -105,15 +104,15 @@ pub struct Load {
 impl Load {
     /// What a part of it brought: each message, or `None` for one that cannot be read. All parts together must name
     /// each number once.
-    pub fn loaded(&self, messages: Vec<(Sequence, Option<Message>)>) -> Loaded {
-        Loaded { queue_ref: self.queue_ref, messages }
+    pub fn brought(&self, messages: Vec<(Sequence, Option<Message>)>) -> Loaded {
+        Loaded { place: self.place, messages }
     }
 }
 
 /// What [`Load::brought`].
 #[derive(Debug, Clone)]
 pub struct Loaded {
-    pub(crate) queue_ref: QueueRef,
+    pub(crate) place: Place,
     pub(crate) messages: Vec<(Sequence, Option<Message>)>,
 }
 
@@ -135,7 +134,7 @@ pub struct Deliver {
     /// Which subscription of the one recipient it is for; [`Tag::CHANNEL`] for those who joined the channel.
     pub tag: Tag,
     /// How often the message was put back before.
-    pub requeues: u16,
+    pub put_backs: u16,
     /// The name of that subscription, if it has one.
     pub name: Option<Arc<[u8]>>,
 }
@@ -196,7 +195,7 @@ pub enum Event {
         relayed: Option<Box<(Acknowledgement, Option<Box<str>>)>>,
     },
     /// What the queue of a subscription is bound to changed, or when that queue goes.
-    BindingsChanged {
+    Rebound {
         /// Which subscription.
         tag: Tag,
         /// How it is now.
@@ -269,7 +268,7 @@ pub enum Event {
     /// To a broker that passes on: what came under these numbers is done, as safe as its queue keeps it.
     Confirmed(Vec<u64>),
     /// To a broker that passes on: what came under this number cannot be taken now, and must come again later.
-    Deferred(u64, Rejection),
+    PutOff(u64, Rejection),
     /// A message of a topic, for a subscriber that wants to be told of each.
     Published {
         /// The topic.
@@ -287,7 +286,7 @@ pub enum Event {
         refusal: Option<Rejection>,
     },
     /// Something happened that this peer subscribed to. Shared by all subscribers.
-    Notified(Arc<Notification>),
+    Occurred(Arc<Occurrence>),
 }
 
 /// How a pull ended.
@@ -326,12 +325,12 @@ pub enum Reply {
     RouteTest(Box<RouteTest>),
     /// Subscribers and queues that a topic's message was handed to.
     Published(u32),
-    ObjectCounts(ObjectCounts),
+    Census(Census),
 }
 
 /// Something that happened, for those who subscribed to it.
 #[derive(Debug, Clone)]
-pub struct Notification {
+pub struct Occurrence {
     /// Which event.
     pub kind: EventKind,
     /// The channel, if it is about one.

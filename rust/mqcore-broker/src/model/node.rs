@@ -4,7 +4,7 @@ use crate::model::time::Timestamp;
 
 /// A broker that this one passes on to, as the server last told.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Upstream {
+pub struct Master {
     /// Its place in the configuration.
     pub index: usize,
     /// Its id; empty while it never answered, or if it tells none.
@@ -17,13 +17,13 @@ pub struct Upstream {
     pub connected_since: Option<Timestamp>,
 }
 
-impl Upstream {
+impl Master {
     pub(crate) fn information(&self, now: Timestamp) -> NodeInformation {
         NodeInformation {
             id: self.id.clone(),
             name: self.name.clone(),
             host: self.host.clone(),
-            downstream: false,
+            slave: false,
             connected: self.connected_since.is_some(),
             lifetime_ms: self.connected_since.map_or(0, |since| now.since(since).as_millis() as u64),
         }
@@ -37,7 +37,7 @@ pub struct NodeInformation {
     pub id: String,
     pub name: String,
     pub host: String,
-    pub downstream: bool,
+    pub slave: bool,
     pub connected: bool,
     pub lifetime_ms: u64,
 }

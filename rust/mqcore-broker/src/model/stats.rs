@@ -13,7 +13,7 @@ use crate::model::time::Timestamp;
 /// How much there is of what, and how much has passed: of one shard, or of several added up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "the names say it")]
-pub struct ObjectCounts {
+pub struct Census {
     /// Clients connected; counted by the home shard.
     pub clients: u64,
     pub queues: u64,
@@ -33,7 +33,7 @@ pub struct ObjectCounts {
     pub consumed: u64,
 }
 
-impl ObjectCounts {
+impl Census {
     /// Counts what another shard has too.
     pub fn add(&mut self, other: &Self) {
         self.clients += other.clients;
@@ -178,7 +178,7 @@ pub struct QueueInformation {
 
 /// A message that waits in a queue, and what the queue remembers of it.
 #[derive(Debug, Clone)]
-pub struct WaitingMessage {
+pub struct Waiting {
     /// The message, shared with the queue; `None` if only the journal has it.
     pub message: Option<Message>,
     /// Under which number the journal has it; 0 if it does not.
@@ -186,7 +186,7 @@ pub struct WaitingMessage {
     /// How often it was handed out.
     pub attempts: u16,
     /// How often it was put back.
-    pub requeues: u16,
+    pub put_backs: u16,
     /// Whether it was saved.
     pub saved: bool,
 }
@@ -313,7 +313,7 @@ pub struct SubscriberInformation {
 
 /// Everything that the admin side wants to know of one shard.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct ShardStats {
+pub struct Survey {
     /// Its channels.
     pub channels: Vec<ChannelInformation>,
     /// Its queues.

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use mqcore_broker::model::client::{Client, Introduction};
 use mqcore_broker::model::command::{
-    Acknowledgement, Clear, ClientPattern, Command, EventKind, EventSubscription, Nack, Pull, Request, Retry,
+    Acknowledgement, Clear, ClientPattern, Command, EventKind, EventSubscription, Pull, Refusal, Request,
+    Retry,
 };
 use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
 use mqcore_broker::model::decision::{Acknowledge, Decision, PutBack, Step, Steps};
@@ -146,11 +147,11 @@ impl World {
             .effects
             .iter()
             .position(
-                |effect| matches!(effect, Effect::Notify(_, Event::Answered(answered, _)) if *answered == id),
+                |effect| matches!(effect, Effect::Tell(_, Event::Answered(answered, _)) if *answered == id),
             )
             .expect("every request is answered");
         match self.effects.remove(at) {
-            Effect::Notify(to, Event::Answered(_, result)) => {
+            Effect::Tell(to, Event::Answered(_, result)) => {
                 assert_eq!(to, client.connection, "the answer goes to who asked");
                 result
             }
@@ -234,7 +235,7 @@ impl World {
             tag: Tag::CHANNEL,
             queue: queue(address),
             message_id: id.as_bytes().into(),
-            refusal: Nack::of(negative),
+            refusal: Refusal::of(negative),
             headers: Box::default(),
             hops: 15,
             first_acquirer: true,
@@ -251,7 +252,7 @@ impl World {
 
     /// A consumer refuses, and says when it is to be tried again.
     pub fn nack_until(&mut self, client: &Arc<Client>, address: &str, id: &str, retry: Retry) {
-        let refusal = Some(Nack::new("later", retry));
+        let refusal = Some(Refusal::new("later", retry));
         let word = Acknowledgement { refusal, ..Self::word(address, id, None) };
         self.command(client, Command::Acknowledge(word));
     }
@@ -347,7 +348,7 @@ impl World {
             .iter()
             .map(|sequence| (*sequence, self.journal.get(sequence).filter(|_| readable).cloned()))
             .collect();
-        self.broker.loaded(load.loaded(messages), self.now, &mut self.effects);
+        self.broker.loaded(load.brought(messages), self.now, &mut self.effects);
     }
 
     /// Commits all records, and takes them off the effects. False if there was none.
@@ -424,11 +425,11 @@ impl World {
     pub fn told(&mut self, to: ConnectionId) -> Vec<Event> {
         let (mine, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.effects)
             .into_iter()
-            .partition(|effect| matches!(effect, Effect::Notify(other, _) if *other == to));
+            .partition(|effect| matches!(effect, Effect::Tell(other, _) if *other == to));
         self.effects = rest;
         mine.into_iter()
             .filter_map(|effect| match effect {
-                Effect::Notify(_, event) => Some(event),
+                Effect::Tell(_, event) => Some(event),
                 _ => None,
             })
             .collect()
@@ -459,7 +460,7 @@ impl World {
         self.told(who.connection)
             .into_iter()
             .filter_map(|event| match event {
-                Event::Notified(occurrence) => Some(occurrence.kind.as_str()),
+                Event::Occurred(occurrence) => Some(occurrence.kind.as_str()),
                 _ => None,
             })
             .collect()
@@ -467,7 +468,7 @@ impl World {
 
     pub fn information(&self, address: &str) -> QueueInformation {
         let address = queue(address);
-        let survey = self.broker.stats(self.now);
+        let survey = self.broker.survey(self.now);
         survey.queues.into_iter().find(|found| found.queue == address).expect("the queue exists")
     }
 

@@ -1,6 +1,6 @@
 //! Crashes at any moment, of a keeper and of shards whose disks lose what was not synced: each run gets into its queue once.
 //!
-//! `MQCORE_SEEDS=n` says how many seeds are tried (default 200).
+//! Seeds: see the crate `mqcore-testkit`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use mqcore_broker::model::record::{
     Record, channel_key, decode_address, decode_definition, decode_put, decode_put_head, encode_channel,
     encode_intake, encode_put, encode_queue, intake_key, queue_key,
 };
-use mqcore_broker::model::recovery::{RecoveredMessage, RecoveredState};
+use mqcore_broker::model::recovery::{Recollection, Restored};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::shard::Broker;
 use mqcore_journal::journal::Journal;
@@ -61,14 +61,14 @@ struct Shard {
 
 impl Shard {
     fn open(shard: usize, disk: &MemoryStorage, now: u64) -> Self {
-        let mut seen: BTreeMap<u64, (String, RecoveredMessage, Option<Ticket>)> = BTreeMap::new();
+        let mut seen: BTreeMap<u64, (String, Restored, Option<Ticket>)> = BTreeMap::new();
         let opened = Journal::open_watching(
             disk.clone(),
             options(shard as u32, now),
             &mut |_, _| {},
             &mut |number, payload| {
                 let head = decode_put_head(payload).expect("we wrote it");
-                let restored = RecoveredMessage {
+                let restored = Restored {
                     sequence: Sequence(number),
                     queue: 0,
                     bytes: head.memory_bytes as u32,
@@ -79,14 +79,14 @@ impl Shard {
             },
         );
         let (journal, recovered) = opened.expect("it opens");
-        let mut had = RecoveredState {
+        let mut had = Recollection {
             definitions: recovered
                 .definitions
                 .iter()
                 .map(|(key, value)| decode_definition(key, value).expect("we wrote it"))
                 .collect(),
             sequence: Sequence(recovered.next_sequence.saturating_sub(1)),
-            ..RecoveredState::default()
+            ..Recollection::default()
         };
         for number in journal.live() {
             let (queue, restored, ticket) = seen.remove(&number).expect("it was seen");
@@ -95,7 +95,7 @@ impl Shard {
                 had.queues.push(queue);
                 had.queues.len() - 1
             });
-            had.messages.push(RecoveredMessage { queue: place as u32, ..restored });
+            had.messages.push(Restored { queue: place as u32, ..restored });
             had.tickets.extend(ticket);
         }
         let config = BrokerConfig {
@@ -118,7 +118,7 @@ impl Shard {
         for effect in effects {
             match effect {
                 Effect::Record(sequence, record) => self.records.push((sequence, record)),
-                Effect::Notify(super::CONNECTION, event) => told.push(event),
+                Effect::Tell(super::CONNECTION, event) => told.push(event),
                 _ => {}
             }
         }
@@ -254,7 +254,7 @@ impl World {
         for event in self.told.drain(..events.min(self.told.len())) {
             match event {
                 Event::Confirmed(numbers) => self.keeper.confirmed(&numbers),
-                Event::Deferred(number, _) => self.keeper.put_off(number, self.now),
+                Event::PutOff(number, _) => self.keeper.put_off(number, self.now),
                 _ => {}
             }
         }
@@ -408,13 +408,13 @@ fn intervals_go_on_where_the_clock_was_set_back_while_the_broker_ran_or_was_away
     }
 }
 
-fn seeds() -> u64 {
-    std::env::var("MQCORE_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(200)
+fn seeds() -> std::ops::Range<u64> {
+    mqcore_testkit::seeds(40, 200)
 }
 
 #[test]
 fn a_schedule_that_was_ended_stays_ended_whenever_broker_and_disks_crash() {
-    for seed in 0..seeds() {
+    for seed in seeds() {
         let mut world = World::new(seed);
         world.schedule(QUEUES[0], 0);
         world.schedule(QUEUES[1], 0);
@@ -441,7 +441,7 @@ fn a_schedule_that_was_ended_stays_ended_whenever_broker_and_disks_crash() {
 
 #[test]
 fn each_due_time_becomes_one_job_whenever_broker_and_disks_crash() {
-    for seed in 0..seeds() {
+    for seed in seeds() {
         every_run_is_there_once(seed);
     }
 }

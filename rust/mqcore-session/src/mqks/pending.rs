@@ -79,9 +79,9 @@ impl Pending {
         asked.parts = asked.parts.saturating_sub(1);
         let answer = match (asked.gathered.take(), part) {
             (None, part) => part,
-            (Some(Ok(Reply::ObjectCounts(mut all))), Ok(Reply::ObjectCounts(more))) => {
+            (Some(Ok(Reply::Census(mut all))), Ok(Reply::Census(more))) => {
                 all.add(&more);
-                Ok(Reply::ObjectCounts(all))
+                Ok(Reply::Census(all))
             }
             (Some(Ok(done)), _) => Ok(done),
             (Some(Err(_)), part) => part,

@@ -359,7 +359,7 @@ fn an_acknowledgement_of_nothing_is_ignored_and_counted() {
 fn delivery(to: &str, message: Message, acknowledge: bool) -> Deliver {
     Deliver {
         tag: Tag::CHANNEL,
-        requeues: 0,
+        put_backs: 0,
         name: None,
         queue: Arc::new(queue(to)),
         message,
