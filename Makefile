@@ -25,6 +25,21 @@ PY := $(BIN)/python
 
 FUZZ_SECONDS ?= 60
 
+# Processes that run the Python tests. Most tests wait for a broker in a process of its own, so two of them keep two cores
+# busy; more than four are not quicker.
+TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2); echo $$((n < 2 ? 2 : n > 4 ? 4 : n)))
+
+# How many cases tests try (`quick` or `full`), and where random choices begin; `make test MQCORE_SEED=...` repeats a run.
+export MQCORE_TEST_DEPTH ?= quick
+ifndef MQCORE_SEED
+export MQCORE_SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+endif
+
+# Files for the next build cost time and space, and a machine that builds once has no next build.
+ifdef CI
+export CARGO_INCREMENTAL ?= 0
+endif
+
 # PyO3 asks its surroundings what to build for. Unless clippy is told exactly what maturin is, the two rebuild PyO3 in
 # turn; maturin leaves a file that says it, once it has built.
 export PYO3_PYTHON := $(abspath $(PY))
@@ -46,9 +61,18 @@ help:
 demo: $(EXTENSION) ## publish this Python's standard library through every kind of queue, and check every byte
 	@$(PY) -m mqcore.demo
 
+.PHONY: check
+check: lint-python lint-rust types ## formats, lints, types and prose; CONTRIBUTING.md has a table of all tiers
+	$(call step,check passed)
+
+# The extension module first: what it and the Rust tests share is then compiled once.
 .PHONY: test
-test: lint test-rust test-python ## everything that must hold: formats, lints, types, Rust tests, Python tests
-	$(call step,all steps passed)
+test: $(EXTENSION) check test-rust test-python ## check, and tests of every promise at reduced depth
+	$(call step,all steps passed (MQCORE_TEST_DEPTH=$(MQCORE_TEST_DEPTH) MQCORE_SEED=$(MQCORE_SEED)))
+
+.PHONY: test-full
+test-full: export MQCORE_TEST_DEPTH := full
+test-full: test lint-benches ## test with all seeds, kill rounds, long Spark tests and original programs; compile the benchmarks
 
 # --- the environment -------------------------------------------------------------------------------------------
 
@@ -68,7 +92,7 @@ endif
 # Editable: a change in python/ needs nothing, a change in rust/ needs this again, and make knows when.
 $(EXTENSION): $(ENVIRONMENT) pyproject.toml Cargo.toml Cargo.lock $(RUST_FILES)
 	$(call step,extension module mqcore._core (debug build))
-	@VIRTUAL_ENV='$(abspath $(VENV))' $(BIN)/maturin develop --locked $(if $(UV),--uv)
+	@VIRTUAL_ENV='$(abspath $(VENV))' $(BIN)/maturin develop --locked --features shared-with-tests $(if $(UV),--uv)
 	@touch $@
 
 .PHONY: develop
@@ -88,6 +112,9 @@ lint-python: $(ENVIRONMENT)
 	@$(BIN)/ruff check .
 	$(call step,ruff format --check)
 	@$(BIN)/ruff format --check .
+	$(call step,layers and prose)
+	@$(PY) tests/test_imports.py
+	@$(PY) tests/test_prose.py
 
 .PHONY: lint-rust
 lint-rust: $(ENVIRONMENT)
@@ -95,24 +122,37 @@ lint-rust: $(ENVIRONMENT)
 	@if $(call has-component,fmt,rustfmt); then cargo fmt --all --check; \
 		else echo 'skipped: this toolchain has no rustfmt, and rustup could not add it'; fi
 	$(call step,cargo clippy)
-	@if $(call has-component,clippy,clippy); then $(if $(pyo3-config),PYO3_CONFIG_FILE='$(pyo3-config)') cargo clippy --workspace --all-targets --locked -- -D warnings; \
-		else echo 'skipped: this toolchain has no clippy, and rustup could not add it'; fi
+	@$(call clippy,)
 
-# mqcore-python is left out: a test program of it must link libpython, which many installed Pythons do not ship.
-# What it does is tested from Python, in the interpreter that loads it, by `make test-python`.
+# The benchmarks need criterion, which nobody builds who does not measure.
+.PHONY: lint-benches
+lint-benches: $(ENVIRONMENT)
+	$(call step,cargo clippy: benchmarks)
+	@$(call clippy,--package mqcore-bench)
+
+clippy = if $(call has-component,clippy,clippy); then \
+		$(if $(pyo3-config),PYO3_CONFIG_FILE='$(pyo3-config)') cargo clippy $(1) --all-targets --locked -- -D warnings; \
+	else echo 'skipped: this toolchain has no clippy, and rustup could not add it'; fi
+
+# Everything but the benchmarks: `default-members` of Cargo.toml. mqcore-python has no test program; it is selected so that
+# cargo chooses the same features as for the extension module, and compiles nothing twice.
 .PHONY: test-rust
 test-rust: $(ENVIRONMENT) ## the tests written in Rust
-	$(call step,cargo test)
-	@cargo test --workspace --exclude mqcore-python --locked
+	$(call step,cargo test (MQCORE_TEST_DEPTH=$(MQCORE_TEST_DEPTH) MQCORE_SEED=$(MQCORE_SEED)))
+	@$(if $(pyo3-config),PYO3_CONFIG_FILE='$(pyo3-config)') cargo test --locked
 
-.PHONY: test-python
-test-python: $(EXTENSION) ## types, the stub against the built module, and the tests written in Python
+.PHONY: types
+types: $(ENVIRONMENT) ## mypy, and the stub against the extension module if that is built
 	$(call step,mypy --strict)
 	@$(PY) -m mypy --strict
 	$(call step,stubtest)
-	@cd python && '$(abspath $(PY))' -m mypy.stubtest mqcore._core
+	@if test -e $(EXTENSION); then cd python && '$(abspath $(PY))' -m mypy.stubtest mqcore._core; \
+		else echo 'skipped: no extension module yet (make develop)'; fi
+
+.PHONY: test-python
+test-python: $(EXTENSION) ## the tests written in Python
 	$(call step,pytest)
-	@$(PY) -m pytest
+	@$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadgroup --maxprocesses $(TEST_PROCESSES)
 
 .PHONY: format
 format: $(ENVIRONMENT) ## rewrite every file in the project's format
@@ -173,10 +213,16 @@ nodes: $(EXTENSION) ## kill either of two linked brokers NODE_ROUNDS (100) times
 fuzz: ## feed every fuzz target for FUZZ_SECONDS (60) each; needs a nightly toolchain and cargo-fuzz
 	@if ! cargo +nightly fuzz --version >/dev/null 2>&1; then \
 		echo 'skipped: needs a nightly toolchain and cargo-fuzz (rustup toolchain install nightly; cargo install cargo-fuzz)'; exit 0; fi; \
+	python3 fuzz/corpus.py unpack; \
 	for target in $$(cargo +nightly fuzz list); do \
 		printf '\n== fuzz %s for $(FUZZ_SECONDS) s\n' "$$target"; \
 		cargo +nightly fuzz run "$$target" -- -max_total_time=$(FUZZ_SECONDS); \
 	done
+
+.PHONY: fuzz-corpus
+fuzz-corpus: ## keep what `make fuzz` found: minimize each corpus and pack it into fuzz/corpus/TARGET.hex
+	@for target in $$(cargo +nightly fuzz list); do cargo +nightly fuzz cmin "$$target"; done
+	@python3 fuzz/corpus.py pack
 
 .PHONY: wheel
 wheel: $(ENVIRONMENT) ## an abi3 wheel for this machine, into dist/

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import mqcore
+from depth import DEPTH, FULL, SEED
 from eventmq_original import INSTALLING
 from mqcore.client import Client
 from served import DISK_MIB, ServedBroker, serving, tmqp_address
@@ -18,12 +19,36 @@ from tcp_proxy import TcpProxy
 from tmqp_peer import TmqpPeer
 from worker_peer import WorkerPeer
 
+# Tests that must not run beside each other, by what they share: a Spark session (one serves all tests of a worker),
+# environments that are installed once, and interfaces of the machine. Folders and files, relative to this one.
+GROUPS = {
+    "spark": ("spark/",),
+    "eventmq original": ("protocols/test_eventmq_original.py", "protocols/test_eventmq_libzmq.py"),
+    "network and disks": ("test_nodes_netns.py", "test_disk_full.py"),
+}
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let an environment be installed, which a slow network makes long, before a test's own time begins."""
+
+def pytest_report_header() -> str:
+    """Print what repeats this run."""
+    return f"depth: MQCORE_TEST_DEPTH={DEPTH}; random choices: MQCORE_SEED={SEED}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only the full depth runs, and keep together what shares a session or the machine."""
+    left_out = [] if FULL else [item for item in items if item.get_closest_marker("full")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+    here = Path(__file__).parent
     for item in items:
+        place = item.path.relative_to(here).as_posix()
+        for group, places in GROUPS.items():
+            if place.startswith(places):
+                item.add_marker(pytest.mark.xdist_group(group))
         if isinstance(item, pytest.Function) and not INSTALLING.isdisjoint(item.fixturenames):
+            # An environment is installed before a test's own time begins: a slow network makes that long.
             item.add_marker(pytest.mark.timeout(func_only=True))
+            item.add_marker(pytest.mark.xdist_group("eventmq original"))
 
 
 @pytest.fixture

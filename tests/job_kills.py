@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import random
 import signal
 import threading
 import time
@@ -14,12 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import mqcore
+from depth import choices, rounds
 from eventmq_peer import EventmqPeer
-from job_processes import WorkerProcess, free_ports, working
+from job_processes import WorkerProcess, working
 from mqcore import QueueOptions, QueueStatus
+from ports import free_ports
 from served import ServedBroker, serving
 
-ROUNDS = int(os.environ.get("MQCORE_JOB_ROUNDS", "3"))
+ROUNDS = rounds("JOB", quick=2, full=50)
 """How often something is killed; `make jobs-crash` asks for more."""
 
 JOBS_A_ROUND = 200
@@ -36,11 +36,10 @@ class Place:
 
     directory: Path
     workers_wanted: int = 2
-    seed: int = field(default_factory=lambda: int.from_bytes(os.urandom(4)))
 
     def __post_init__(self) -> None:
         print(f"seed {self.seed}")
-        self.chance = random.Random(self.seed)
+        self.chance = choices(__name__)
         backend, frontend, admin, publish, subscribe, tmqp = free_ports(6)
         ports = f"?frontend={frontend}&admin={admin}"
         self.url = f"emqp://127.0.0.1:{backend}{ports}"

@@ -54,15 +54,6 @@ def working(url: str, *arguments: str, app: str | None = "sample_jobs:jobs") -> 
         yield WorkerProcess(process, ready, lines)
 
 
-def free_ports(count: int) -> list[int]:
-    """So many ports that nobody listens on now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
 def answers(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.2):
         return True

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import mqcore
+from depth import by_depth, choices
 from mqcore import QueueOptions, QueueStatus, errors, journal
 from mqcore.backup import backup, restore
 from served import ServedBroker, clean_environment, serving, wait_until
@@ -27,7 +28,7 @@ SAVING = QueueOptions(
 )
 ADMIN = ("--admin", "http://127.0.0.1:0")
 SHARDS = {"MQCORE_SHARDS": "4"}
-ROUNDS = 20
+ROUNDS = by_depth(4, 20)
 """How often a backup is killed."""
 
 
@@ -175,9 +176,7 @@ def segments(directory: Path) -> int:
 
 
 def test_killed_backups_leave_no_backup_and_let_the_files_go(tmp_path: Path) -> None:
-    seed = int.from_bytes(os.urandom(4))
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = choices(__name__)
     data = tmp_path / "data"
     with serving("--data-dir", str(data), *ADMIN, environment={"MQCORE_SHARDS": "1"}) as broker:
         fill(broker, 2000)

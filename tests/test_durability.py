@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import random
 import signal
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -13,11 +11,12 @@ from pathlib import Path
 import pytest
 
 import mqcore
+from depth import choices, rounds
 from mqcore import QueueOptions, QueueStatus, errors
 from mqcore.client import Delivered
 from served import ServedBroker, serving
 
-ROUNDS = int(os.environ.get("MQCORE_CRASH_ROUNDS", "20"))
+ROUNDS = rounds("CRASH", quick=3, full=200)
 """How often the broker is killed; `make crash` asks for more."""
 
 PRODUCERS = 8
@@ -111,9 +110,7 @@ async def _drain(url: str) -> list[Delivered[str]]:
 async def test_killed_at_random_moments_nothing_saved_is_lost_and_nothing_settled_comes_back(
     tmp_path: Path, watermark: int | None
 ) -> None:
-    seed = int.from_bytes(os.urandom(4))
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = choices(f"{__name__} {watermark}")
     arguments = ["--data-dir", str(tmp_path / "data")]
     if watermark is not None:
         arguments += ["--memory-watermark", str(watermark)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import mqcore
+from depth import by_depth, choices
 from mqcore import QueueOptions, QueueStatus, errors, journal
 from served import DISK_MIB, ServedBroker, clean_environment, serving, wait_until
 
@@ -22,7 +22,7 @@ SAVING = QueueOptions(status=QueueStatus.PULL, request_acknowledge=True, deliver
 BODY = 64 * 1024
 MESSAGES = 480
 """Nearly two segments of bodies."""
-ROUNDS = 20
+ROUNDS = by_depth(4, 20)
 """How often it is killed in the middle."""
 ONE_SHARD = {"MQCORE_SHARDS": "1"}
 
@@ -111,9 +111,7 @@ def test_what_is_dead_goes_and_what_is_saved_stays(data_dir: Path) -> None:
 
 
 def test_killed_at_any_moment_nothing_is_lost_and_the_next_one_goes_on(pristine: Path, tmp_path: Path) -> None:
-    seed = int.from_bytes(os.urandom(4))
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = choices(__name__)
     before = content(pristine)
     directory = tmp_path / "data"
     killed = 0

@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,15 +16,17 @@ import pytest
 
 import mqcore
 from authority import Authority
+from depth import choices, rounds
 from mqcore import MasterConfig, NodeConfig, NodeFilter, NodeRule, QueueOptions, QueueStatus, errors
 from mqcore.config import BrokerConfig
+from ports import free_port
 from protocols.conversation import OK, SUBSCRIBE
 from served import ServedBroker, clean_environment, serving, tmqp_address
 from tmqp_peer import EVENT, RawFrame, TmqpPeer
 
 LIST_NODES = 621
 
-ROUNDS = int(os.environ.get("MQCORE_NODE_ROUNDS", "4"))
+ROUNDS = rounds("NODE", quick=3, full=100)
 """How often one of the two brokers is killed; `make nodes` asks for more."""
 
 KEPT = QueueOptions(status=QueueStatus.PULL, delivery_handler="at-least-once")
@@ -40,12 +39,6 @@ async def until(what: str, holds: Callable[[], Awaitable[bool]], limit: float = 
             return
         await asyncio.sleep(0.02)
     pytest.fail(f"never: {what}")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def bodies(url: str, queue: str) -> list[str]:
@@ -86,9 +79,7 @@ async def load(url: str, prefix: str, taken: list[str]) -> AsyncIterator[None]:
 async def test_however_often_either_side_is_killed_everything_taken_is_at_the_master_once_and_in_order(
     tmp_path: Path,
 ) -> None:
-    seed = int.from_bytes(os.urandom(4))
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = choices(__name__)
     port = free_port()
     up = ("--listen", f"tmqp://127.0.0.1:{port}", "--data-dir", str(tmp_path / "up"), "--node-name", "up")
     down = (

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import random
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,12 +17,14 @@ import pytest
 
 import mqcore
 from bad_line import Direction, Proxy
+from depth import choices, rounds
 from mqcore import QueueOptions, QueueStatus, errors
 from node_client import backlogs
+from ports import free_port
 from served import ServedBroker, serving
-from test_nodes import bodies, count, free_port, until
+from test_nodes import bodies, count, until
 
-ROUNDS = int(os.environ.get("MQCORE_MESH_ROUNDS", "10"))
+ROUNDS = rounds("MESH", quick=6, full=50)
 """How many faults a full mesh has to stand; each takes about a second."""
 
 KEPT = QueueOptions(status=QueueStatus.PULL, delivery_handler="at-least-once")
@@ -175,9 +175,7 @@ async def everything_is_everywhere(nodes: dict[str, Node]) -> None:
 
 @pytest.mark.timeout(120 + 10 * ROUNDS)
 async def test_in_a_full_mesh_of_four_under_faults_everything_is_everywhere_once_and_in_order(tmp_path: Path) -> None:
-    seed = int.from_bytes(os.urandom(4))
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = choices(__name__)
     names = ("a", "b", "c", "d")
     mesh = {name: tuple(other for other in names if other != name) for name in names}
     async with linked(tmp_path, **mesh) as nodes:

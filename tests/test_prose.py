@@ -36,6 +36,8 @@ NOT_YET_REWRITTEN: frozenset[str] = frozenset(
         "benches",
         "docs/internals.md",
         "docs/performance.md",
+        "docs/pipelines.md",
+        "docs/spark.md",
         "examples",
         "fuzz",
         "python/mqcore/__init__",

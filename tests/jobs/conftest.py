@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from eventmq_original import original_python
-from job_processes import SAMPLES, START_LIMIT, answers, free_ports
+from job_processes import SAMPLES, START_LIMIT, answers
+from ports import free_ports
 from served import clean_environment, wait_until
 
 __all__ = ["original_python"]

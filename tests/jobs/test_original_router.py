@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from job_processes import START_LIMIT, answers, free_ports, lines_of, until_lines, working
+from job_processes import START_LIMIT, answers, lines_of, until_lines, working
 from mqcore import errors
 from mqcore.jobs import Jobs
 from mqcore.jobs.client import ask
+from ports import free_ports
 from served import clean_environment, wait_until
 
 Tasks = Callable[[str], Any]

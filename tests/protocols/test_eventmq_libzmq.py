@@ -11,8 +11,8 @@ import pytest
 
 import mqcore
 from eventmq_original import addresses, older_libzmq
-from job_processes import free_ports
 from libzmq_peer import SCENARIOS
+from ports import free_ports
 from served import clean_environment
 
 __all__ = ["older_libzmq"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import subprocess
 import sys
 import time
@@ -17,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import mqcore
+from depth import choices, rounds
 from eventmq_peer import EventmqPeer
 from mqcore import admin, journal
 from mqcore._core import AuthorityStore
@@ -24,7 +23,7 @@ from mqcore.backup import backup, restore
 from mqcore.errors import Busy, DataDirBusy, InvalidArgument, NotFound, NotRunning, Unauthorized
 from served import ServedBroker, clean_environment, serving, wait_until
 
-ROUNDS = int(os.environ.get("MQCORE_CRASH_ROUNDS", "5"))
+ROUNDS = rounds("CRASH", quick=2, full=200)
 """Kills in the middle of it."""
 
 CALL = json.dumps(
@@ -323,7 +322,7 @@ def test_the_journal_of_schedules_is_listed_and_verified(tmp_path: Path) -> None
 
 @pytest.mark.timeout(60 + 10 * ROUNDS)
 def test_each_due_time_runs_once_however_often_the_broker_is_killed(tmp_path: Path) -> None:
-    chance = random.Random(5)
+    chance = choices(__name__)
     interval, calls = 50, [CALL, CALL.replace("f", "g")]
     for kill in range(ROUNDS):
         with serve(tmp_path) as broker:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from mqcore.spark import pipelines
 from mqcore.spark.bundle import bundle
 from mqcore.spark.origin import Directory
 from mqcore.spark.plan import Plan
+from ports import free_port
 from served import clean_environment, wait_until
 from spark.told import LENIENT, Told, drain, java_or_skip
 
@@ -35,12 +35,6 @@ pytestmark = [
 ]
 
 LIMIT = 120.0
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 class Cluster:

@@ -1,12 +1,11 @@
 """A stream from queue to queue whose every process is killed in the middle of a batch, again and again.
 
-MQCORE_SPARK_ROUNDS says how often (1); `make spark-crash` does it 20 times.
+The depth of the run says how often; MQCORE_SPARK_ROUNDS overrides it.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -16,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from depth import choices, rounds
 from mqcore import sync
 from served import clean_environment, wait_until
 from spark.told import LENIENT, Told, drain, java_or_skip
 
-ROUNDS = int(os.environ.get("MQCORE_SPARK_ROUNDS", "1"))
+ROUNDS = rounds("SPARK", quick=1, full=20)
 pytestmark = [*LENIENT[1:], pytest.mark.timeout(300 + 180 * ROUNDS)]
 ROWS = 3000
 """Rows of each round: several batches."""
@@ -54,7 +54,7 @@ def arrived(mq: sync.Client) -> int:
 def test_no_row_is_lost_or_doubled_however_often_everything_is_killed(living: Told, tmp_path: Path) -> None:
     java_or_skip()
     checkpoint = tmp_path / "checkpoint"
-    chance = random.Random(7)
+    chance = choices(__name__)
     killed_inside = 0
     with sync.connect(living.served.url) as mq:
         for round_ in range(ROUNDS):

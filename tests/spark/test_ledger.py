@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,16 +17,11 @@ from mqcore.spark.ledger import Batch, Ledger, Staged, Stager, sink_name
 from mqcore.spark.options import WriteOptions
 from mqcore.spark.publisher import Publisher, history_ends
 from mqcore.spark.rows import queues_of
+from ports import free_port
 from served import serving, wait_until
 from spark.told import HISTORY, Told, declare, drain
 
 NOTHING = Batch(0, (), 0, None, 0)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def batches(values: list[str], size: int) -> Iterator[pa.RecordBatch]:
