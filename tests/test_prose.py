@@ -34,8 +34,6 @@ NOT_YET_REWRITTEN: frozenset[str] = frozenset(
         "Makefile",
         "benches",
         "docs/internals.md",
-        "docs/pipelines.md",
-        "docs/spark.md",
         "examples",
         "fuzz",
         "python/mqcore/__init__",
