@@ -20,7 +20,7 @@ use std::sync::Arc;
 use mqcore_broker::history::packing::unpack;
 use mqcore_broker::history::{LifeStep, each_step};
 use mqcore_broker::model::record::RecordError;
-use mqcore_journal::notes::{self, Inventory, SealedNotes};
+use mqcore_journal::notes::{self, NoteInventory, SealedNotes};
 use mqcore_journal::storage::Storage;
 
 use crate::export::{ExportError, Exporter, Format};
@@ -167,7 +167,7 @@ impl<S: Storage> Archive<S> {
         &mut self,
         shard: u32,
         journal: &J,
-        inventory: &Inventory,
+        inventory: &NoteInventory,
         now_ms: u64,
     ) -> Result<Round, ArchiveError> {
         let from = self.archived(shard, inventory.journal);
@@ -381,7 +381,7 @@ struct Plan {
 impl Plan {
     /// Segments by the smallest number in them, until there are enough. Housekeeping may have copied notes to later segments:
     /// only numbers that no other segment can hold are taken.
-    fn new(inventory: &Inventory, from: u64) -> Self {
+    fn new(inventory: &NoteInventory, from: u64) -> Self {
         let mut sealed: Vec<_> =
             inventory.sealed.iter().filter(|sealed| sealed.last >= from).copied().collect();
         sealed.sort_unstable_by_key(|sealed| (sealed.first, sealed.segment));

@@ -14,7 +14,7 @@ use mqcore_broker::model::time::Timestamp;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::stats::Health;
-use mqcore_journal::storage::{Call, Fault, MemoryStorage};
+use mqcore_journal::storage::{Fault, MemoryStorage, StorageCall};
 
 use reader::{Chance, gaps};
 
@@ -64,8 +64,8 @@ impl Run {
         self.journal.as_mut().expect("a journal is open between the steps")
     }
 
-    fn heal(&self) {
-        self.disk.heal();
+    fn clear_faults(&self) {
+        self.disk.clear_faults();
         self.disk.set_capacity(None);
     }
 
@@ -90,14 +90,14 @@ impl Run {
     fn reopen(&mut self) {
         drop((self.journal.take(), self.archive.take()));
         if self.faults && self.chance.below(4) == 0 {
-            self.disk.plan(Call::Change, self.chance.below(12), Fault::Error, false);
+            self.disk.inject(StorageCall::Change, self.chance.below(12), Fault::Error, false);
             // Opening may be struck at any of its steps.
             let _ = Journal::open(self.disk.clone(), options(), &mut |_, _| {});
             let _ = Archive::open(self.disk.clone());
-            self.heal();
+            self.clear_faults();
             self.disk.crash();
         }
-        self.heal();
+        self.clear_faults();
         let opened = Journal::open(self.disk.clone(), options(), &mut |_, _| {});
         let (mut journal, recovered) = opened.expect("a healthy disk");
         assert!(!recovered.report.is_alarming(), "a crash is no damage: {}", recovered.report);
@@ -180,7 +180,7 @@ impl Run {
             94 => self.crash(),
             95 => self.reopen(),
             96..=97 if self.faults => self.trouble(),
-            _ => self.heal(),
+            _ => self.clear_faults(),
         }
         if self.journal().health() == Health::Failed {
             if self.chance.below(2) == 0 { self.reopen() } else { self.crash() }
@@ -193,9 +193,10 @@ impl Run {
             self.disk.set_capacity(Some(used + self.chance.below(5000)));
             return;
         }
-        let call = [Call::Change, Call::Write, Call::Sync, Call::Create][self.chance.below(4) as usize];
+        let call = [StorageCall::Change, StorageCall::Write, StorageCall::Sync, StorageCall::Create]
+            [self.chance.below(4) as usize];
         let fault = [Fault::Error, Fault::Full, Fault::Short][self.chance.below(3) as usize];
-        self.disk.plan(
+        self.disk.inject(
             call,
             self.chance.below(12),
             fault,
@@ -301,11 +302,11 @@ fn a_crash_at_each_single_call_of_a_round_leaves_it_done_or_undone() {
             let (journal, files) = sealed(seed);
             let disk = MemoryStorage::new(seed);
             let mut archive = Archive::open(disk.clone()).expect("a healthy disk");
-            disk.plan(Call::Change, call, Fault::Error, true);
+            disk.inject(StorageCall::Change, call, Fault::Error, true);
             let outcome = archive.round(0, &files, &journal.sealed_notes(), 5);
-            let struck = disk.struck();
+            let struck = disk.fault_count();
             drop(archive);
-            disk.heal();
+            disk.clear_faults();
             disk.crash();
             let mut archive = Archive::open(disk.clone()).expect("a healthy disk");
             let found = gaps(&archive);

@@ -9,7 +9,7 @@ use mqcore_broker::history::Block;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
-use mqcore_journal::storage::{Call, Fault, MemoryStorage};
+use mqcore_journal::storage::{Fault, MemoryStorage, StorageCall};
 
 use reader::{files, gaps};
 
@@ -99,11 +99,11 @@ fn a_crash_at_each_single_call_of_retention_leaves_whole_files_and_no_others() {
         for call in 0.. {
             let disk = MemoryStorage::new(seed);
             let mut archive = three_days(&disk);
-            disk.plan(Call::Change, call, Fault::Error, true);
+            disk.inject(StorageCall::Change, call, Fault::Error, true);
             let outcome = archive.retain(Retention { age_ms: Some(DAY_MS), bytes: None }, 2 * DAY_MS + 4);
-            let struck = disk.struck();
+            let struck = disk.fault_count();
             drop(archive);
-            disk.heal();
+            disk.clear_faults();
             disk.crash();
             let archive = Archive::open(disk.clone()).expect("a healthy disk");
             match days(&archive).as_slice() {

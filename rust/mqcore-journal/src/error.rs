@@ -1,83 +1,85 @@
-//! What can go wrong with a journal, and what to do then.
+//! Errors of a journal, and how to handle them.
 
 use std::io;
 
-/// Why the journal could not do what it was asked for.
+/// An error of a journal.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JournalError {
-    /// The storage refused. Unless it happened while reading, the journal is failed from now on and answers
-    /// every later write and sync with this same error: open it anew once the disk is in order.
+    /// The storage failed. Unless this happened while reading, the journal has failed and returns this error from every later
+    /// write and sync. Repair the disk, then open the journal again.
     #[error("{doing} {file}: {message}")]
     Io {
-        /// What was being done: `"writing"`, `"syncing"`, ...
+        /// Operation: `"writing"`, `"syncing"`, ...
         doing: &'static str,
-        /// The file, or `"the directory"`.
+        /// File name, or `"the directory"`.
         file: String,
-        /// The kind of the storage's error.
+        /// Kind of the storage error.
         kind: io::ErrorKind,
-        /// The storage's own words.
+        /// Message of the storage error.
         message: String,
     },
-    /// No space is left. Nothing is lost and nothing was half taken: free space, call `maintain`, try again.
-    #[error("no space is left for {needed} more bytes in the journal: free some, then it goes on by itself")]
+    /// The disk is full. Nothing is lost or partially written. Free space, call `maintain`, and try again.
+    #[error(
+        "disk full: the journal needs {needed} more bytes; free some space, then it continues automatically"
+    )]
     Full {
-        /// What was asked for, in bytes.
+        /// Bytes needed.
         needed: u64,
     },
-    /// A record does not match its checksum, or is not where the index says.
+    /// The bytes on disk are not the expected record.
     #[error("segment {segment} is damaged at byte {offset}: {why}")]
     Damaged {
-        /// The segment's number.
+        /// Segment number.
         segment: u32,
-        /// Where in its file.
+        /// Offset in the segment file, in bytes.
         offset: u32,
-        /// What is wrong.
+        /// Reason.
         why: &'static str,
     },
     /// No live record has this number.
-    #[error("record {0} is not live: it was settled, lost, or never put")]
+    #[error("record {0} is not live: it was settled, lost, or never written")]
     NotLive(u64),
-    /// A record is larger than the journal takes.
-    #[error("a record of {size} bytes is larger than the limit of {max} (max_record_bytes)")]
+    /// The record exceeds the size limit.
+    #[error("a record of {size} bytes exceeds the limit of {max} bytes (max_record_bytes)")]
     TooLarge {
-        /// What was asked for, in bytes.
+        /// Size of the record in bytes.
         size: u64,
-        /// What is allowed, in bytes.
+        /// Limit in bytes.
         max: u64,
     },
-    /// Numbers must ascend and are never used again.
-    #[error("record number {sequence} was used before: the next free one is {next}")]
+    /// The number does not ascend. Numbers are never reused.
+    #[error("record number {sequence} was already used; the next free number is {next}")]
     Order {
-        /// The number that was asked for.
+        /// Requested number.
         sequence: u64,
-        /// The smallest that is allowed.
+        /// Smallest number that is allowed.
         next: u64,
     },
-    /// The files were written by a newer version. Nothing was changed.
-    #[error("{file} has format version {found}, this version reads up to {known}: use a newer mqcore")]
+    /// A newer version wrote the files. Nothing was changed.
+    #[error("{file} has format version {found}, but this version reads up to {known}; use a newer mqcore")]
     Version {
-        /// The file that says so.
+        /// File name.
         file: String,
-        /// Its version.
+        /// Version of the file.
         found: u16,
-        /// The newest version known here.
+        /// Newest version supported.
         known: u16,
     },
     /// The files belong to another shard. Nothing was changed.
-    #[error("{file} belongs to shard {found}, not to shard {expected}: check the data directory")]
+    #[error("{file} belongs to shard {found}, not to shard {expected}; check the data directory")]
     Shard {
-        /// The file that says so.
+        /// File name.
         file: String,
-        /// The shard it belongs to.
+        /// Shard of the file.
         found: u32,
-        /// The shard that was opened.
+        /// Shard that was opened.
         expected: u32,
     },
 }
 
 impl JournalError {
-    /// Whether it says that bytes are not what was written.
+    /// Whether the error reports damaged or missing bytes.
     pub fn is_damage(&self) -> bool {
         matches!(self, Self::Damaged { .. } | Self::NotLive(_))
     }
@@ -87,7 +89,7 @@ impl JournalError {
     }
 }
 
-/// Whether an error of the storage says that no space is left: the only kind that time can heal.
-pub(crate) fn says_full(error: &io::Error) -> bool {
+/// Whether the storage is full: the only kind of error that may resolve itself.
+pub(crate) fn is_storage_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }

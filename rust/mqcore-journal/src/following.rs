@@ -1,37 +1,39 @@
-//! Notes of segment files, read beside the process that writes them, also of the segment that grows.
+//! Notes of segment files, read next to the process that writes them, including the segment that still grows.
 //!
-//! Pure functions of bytes, so that nothing here can change a journal or keep its writer waiting. A record counts only when its
-//! checksum fits, so half of a write is not there yet. What housekeeping moves or removes meanwhile is told by the numbers of
-//! notes: they have no holes.
+//! All functions are pure functions over bytes, so they cannot change a journal or block its writer. A record counts only
+//! if its checksum matches, so a partial write is invisible. Note numbers have no gaps, which reveals notes that
+//! housekeeping moved or removed in the meantime.
 
 use crate::error::JournalError;
 use crate::format::{self, Checked, HEADER_BYTES, Header, HeaderReading, Location, PREFIX_BYTES, Record};
-use crate::journal::Note;
 use crate::notes::{SealedNotes, each};
+use crate::record::Note;
 
-/// How many bytes of a file [`identity`] needs.
+/// Number of bytes of a file that [`identity`] needs.
 pub const HEAD_BYTES: usize = HEADER_BYTES as usize;
 
-/// Whose segment a file is.
+/// The journal and segment that a file belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Identity {
-    /// The journal's identity: note numbers mean nothing beside it.
+pub struct SegmentIdentity {
+    /// Identity of the journal. Note numbers are only meaningful together with it.
     pub journal: u64,
-    /// The shard that it was made for.
+    /// Shard of the journal.
     pub shard: u32,
-    /// The segment's number.
+    /// Segment number.
     pub segment: u32,
 }
 
-/// Reads the beginning of a segment file. `None`: it is none, or not readable.
+/// Reads the header of a segment file. `None`: it is not a segment, or not readable.
 ///
 /// # Errors
-/// [`JournalError::Version`]: a later version wrote it. `name` is only said.
-pub fn identity(name: &str, head: &[u8]) -> Result<Option<Identity>, JournalError> {
+/// [`JournalError::Version`] if a newer version wrote the file. `name` is only used in the error.
+pub fn identity(name: &str, head: &[u8]) -> Result<Option<SegmentIdentity>, JournalError> {
     match Header::read(head) {
-        HeaderReading::Good { header, .. } => {
-            Ok(Some(Identity { journal: header.journal, shard: header.shard, segment: header.segment }))
-        }
+        HeaderReading::Good { header, .. } => Ok(Some(SegmentIdentity {
+            journal: header.journal,
+            shard: header.shard,
+            segment: header.segment,
+        })),
         HeaderReading::Newer(version) => {
             Err(JournalError::Version { file: name.to_owned(), found: version, known: format::VERSION })
         }
@@ -39,58 +41,58 @@ pub fn identity(name: &str, head: &[u8]) -> Result<Option<Identity>, JournalErro
     }
 }
 
-/// The number of the segment in a file of this name; `None`: no segment that is in use.
+/// Parses the name of a segment file. `None`: the name belongs to no segment, or to a quarantined one.
 pub fn segment_number(name: &str) -> Option<u32> {
     format::parse_name(name).filter(|(_, aside)| !aside).map(|(number, _)| number)
 }
 
-/// The name of a segment's file.
+/// Returns the file name of a segment.
 pub fn segment_name(number: u32) -> String {
     format::segment_name(number)
 }
 
-/// A record that [`Walk`] passed.
+/// A record that [`RecordWalk`] read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Seen<'a> {
+pub enum FollowedRecord<'a> {
     /// A note.
     Note(Note<'a>),
-    /// The segment is in use, and these are all the others with where each ends; no note had `next_note` by then.
+    /// The segment was begun. Lists all other segments and where each ends. Notes from `next_note` on were written later.
     Began {
-        /// The number that the next note got.
+        /// Number of the next note at that time.
         next_note: u64,
-        /// Segments and the ends of what counts in them, in bytes.
+        /// Other segments and the ends of their valid parts, in bytes.
         others: Vec<(u32, u32)>,
     },
-    /// Nothing follows in this segment.
+    /// The segment is closed; nothing follows in it.
     Closed,
-    /// Something else.
+    /// A record of another kind.
     Other,
 }
 
-/// Goes from record to record as far as they are readable.
+/// Iterates over the records of a segment, up to the first unreadable one.
 #[derive(Debug)]
-pub struct Walk<'a> {
-    identity: Identity,
+pub struct RecordWalk<'a> {
+    identity: SegmentIdentity,
     bytes: &'a [u8],
     base: u32,
     offset: u32,
     closed: bool,
 }
 
-impl<'a> Walk<'a> {
-    /// Begins at `base`, where a record begins or may begin one day; `bytes` stand there. The first of a segment is at
-    /// [`HEAD_BYTES`].
-    pub fn new(identity: Identity, base: u32, bytes: &'a [u8]) -> Self {
+impl<'a> RecordWalk<'a> {
+    /// Creates an iterator over `bytes`, which start at the offset `base` of the file. `base` must be the beginning of a
+    /// record, or the place where the next record will begin. The first record of a segment is at [`HEAD_BYTES`].
+    pub fn new(identity: SegmentIdentity, base: u32, bytes: &'a [u8]) -> Self {
         Self { identity, bytes, base, offset: base, closed: false }
     }
 
-    /// Behind the last record that was readable, in bytes from the start of the file.
+    /// End of the last readable record, as an offset in the file in bytes.
     pub fn offset(&self) -> u32 {
         self.offset
     }
 
-    /// How many bytes from [`Self::offset`] on the next record claims; 0: none begins there, as far as can be seen.
-    pub fn claimed(&self) -> usize {
+    /// Announced size in bytes of the record at [`Self::offset`]; 0: no record begins there yet.
+    pub fn announced_bytes(&self) -> usize {
         let rest = self.rest();
         let prefix = rest.first_chunk::<4>().map_or(0, |length| u32::from_le_bytes(*length));
         if prefix == 0 { 0 } else { PREFIX_BYTES.saturating_add(prefix as usize) }
@@ -101,10 +103,10 @@ impl<'a> Walk<'a> {
     }
 }
 
-impl<'a> Iterator for Walk<'a> {
-    type Item = Seen<'a>;
+impl<'a> Iterator for RecordWalk<'a> {
+    type Item = FollowedRecord<'a>;
 
-    fn next(&mut self) -> Option<Seen<'a>> {
+    fn next(&mut self) -> Option<FollowedRecord<'a>> {
         if self.closed {
             return None;
         }
@@ -116,22 +118,24 @@ impl<'a> Iterator for Walk<'a> {
         let record = format::decode(&rest[..length as usize])?;
         self.offset += length;
         Some(match record {
-            Record::Note { number, time_ms, payload } => Seen::Note(Note { number, time_ms, payload }),
-            Record::Begin { next_note, inventory, .. } => Seen::Began {
+            Record::Note { number, time_ms, payload } => {
+                FollowedRecord::Note(Note { number, time_ms, payload })
+            }
+            Record::Begin { next_note, inventory, .. } => FollowedRecord::Began {
                 next_note,
                 others: inventory.iter().map(|listed| (listed.segment, listed.end)).collect(),
             },
             Record::Seal { .. } => {
                 self.closed = true;
-                Seen::Closed
+                FollowedRecord::Closed
             }
-            _ => Seen::Other,
+            _ => FollowedRecord::Other,
         })
     }
 }
 
-/// Shows the notes of a segment of which another one knows where it `end`s, damaged parts passed over.
-pub fn each_until<'a>(identity: Identity, end: u32, bytes: &'a [u8], show: &mut dyn FnMut(Note<'a>)) {
+/// Calls `show` with the notes of a segment whose `end` another segment lists. Skips damaged parts.
+pub fn each_until<'a>(identity: SegmentIdentity, end: u32, bytes: &'a [u8], show: &mut dyn FnMut(Note<'a>)) {
     let sealed = SealedNotes { segment: identity.segment, end, first: 0, last: 0, bytes: 0 };
     each(identity.journal, &sealed, bytes, show);
 }

@@ -1,28 +1,28 @@
-//! The bytes of a segment: its header and its records, to bytes and back. `docs/storage.md` draws them.
+//! The binary format of a segment: encodes and decodes its header and records. Documented in `docs/storage.md`.
 
 use std::ops::RangeInclusive;
 
-/// The newest layout that is written and read.
+/// Newest format version that is written and read.
 pub(crate) const VERSION: u16 = 1;
 const MAGIC: [u8; 8] = *b"MQJOURNL";
-const COPY: usize = 64;
-const COPY_SUMMED: usize = COPY - 4;
-/// Two equal copies, so that one bad sector does not cost the segment its name.
-pub(crate) const HEADER_BYTES: u32 = 2 * COPY as u32;
-/// `length` and `crc32` in front of every record.
+const COPY_BYTES: usize = 64;
+const COPY_HASHED_BYTES: usize = COPY_BYTES - 4;
+/// Two equal copies, so that one bad sector does not make the segment unidentifiable.
+pub(crate) const HEADER_BYTES: u32 = 2 * COPY_BYTES as u32;
+/// Size of the `length` and `crc32` before every record.
 pub(crate) const PREFIX_BYTES: usize = 8;
-/// What a seal takes at most: its space is never given to anything else.
+/// Maximum size of a seal. This space is never used for anything else.
 pub(crate) const SEAL_BYTES: u32 = PREFIX_BYTES as u32 + 1 + 5 + 10;
-/// What a mark takes at most.
+/// Maximum size of a mark.
 pub(crate) const MARK_BYTES: u32 = PREFIX_BYTES as u32 + 1 + 5 + 5 + 10;
 
-/// Where a record stands.
+/// The place of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Location {
     pub(crate) segment: u32,
-    /// From the start of the file. Never 0: the header is there.
+    /// Offset from the start of the file. Never 0, because the header is there.
     pub(crate) offset: u32,
-    /// Of the whole record, prefix included.
+    /// Length of the whole record, including its prefix.
     pub(crate) length: u32,
 }
 
@@ -32,21 +32,21 @@ impl Location {
     }
 }
 
-/// What a segment file says of itself.
+/// The header of a segment file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) shard: u32,
     pub(crate) journal: u64,
     pub(crate) segment: u32,
-    /// The length that the file was made with: a shorter one that was not sealed has lost its end.
+    /// File length at creation. A shorter file that is not sealed has lost its end.
     pub(crate) capacity: u32,
     pub(crate) created_ms: u64,
 }
 
-/// What the first bytes of a file turn out to be.
+/// The result of reading a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HeaderReading {
-    /// Readable; `damaged_copies` of the two are not.
+    /// Readable; this many of the two copies are damaged.
     Good { header: Header, damaged_copies: usize },
     /// Written by a newer version.
     Newer(u16),
@@ -56,7 +56,7 @@ pub(crate) enum HeaderReading {
 
 impl Header {
     pub(crate) fn encode(&self) -> [u8; HEADER_BYTES as usize] {
-        let mut copy = [0; COPY];
+        let mut copy = [0; COPY_BYTES];
         copy[..8].copy_from_slice(&MAGIC);
         copy[8..10].copy_from_slice(&VERSION.to_le_bytes());
         copy[12..16].copy_from_slice(&self.shard.to_le_bytes());
@@ -64,16 +64,17 @@ impl Header {
         copy[24..28].copy_from_slice(&self.segment.to_le_bytes());
         copy[28..32].copy_from_slice(&self.capacity.to_le_bytes());
         copy[32..40].copy_from_slice(&self.created_ms.to_le_bytes());
-        let sum = crc32fast::hash(&copy[..COPY_SUMMED]);
-        copy[COPY_SUMMED..].copy_from_slice(&sum.to_le_bytes());
+        let sum = crc32fast::hash(&copy[..COPY_HASHED_BYTES]);
+        copy[COPY_HASHED_BYTES..].copy_from_slice(&sum.to_le_bytes());
         let mut both = [0; HEADER_BYTES as usize];
-        both[..COPY].copy_from_slice(&copy);
-        both[COPY..].copy_from_slice(&copy);
+        both[..COPY_BYTES].copy_from_slice(&copy);
+        both[COPY_BYTES..].copy_from_slice(&copy);
         both
     }
 
     pub(crate) fn read(bytes: &[u8]) -> HeaderReading {
-        let copies: Vec<(u16, Self)> = bytes.chunks_exact(COPY).take(2).filter_map(Self::read_copy).collect();
+        let copies: Vec<(u16, Self)> =
+            bytes.chunks_exact(COPY_BYTES).take(2).filter_map(Self::read_copy).collect();
         match copies.first() {
             None => HeaderReading::Bad,
             Some(&(version, _)) if version > VERSION => HeaderReading::Newer(version),
@@ -82,8 +83,8 @@ impl Header {
     }
 
     fn read_copy(copy: &[u8]) -> Option<(u16, Self)> {
-        let sum = u32::from_le_bytes(copy[COPY_SUMMED..COPY].try_into().ok()?);
-        if copy[..8] != MAGIC || crc32fast::hash(&copy[..COPY_SUMMED]) != sum {
+        let sum = u32::from_le_bytes(copy[COPY_HASHED_BYTES..COPY_BYTES].try_into().ok()?);
+        if copy[..8] != MAGIC || crc32fast::hash(&copy[..COPY_HASHED_BYTES]) != sum {
             return None;
         }
         let version = u16::from_le_bytes(copy[8..10].try_into().ok()?);
@@ -98,10 +99,10 @@ impl Header {
     }
 }
 
-/// What a record is for. The numbers are on the disk: never change one, never use one again.
+/// The kind of a record. The numbers are stored on disk: never change or reuse one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Kind {
+pub(crate) enum RecordKind {
     Put = 1,
     Settle = 2,
     Touch = 3,
@@ -112,13 +113,13 @@ pub(crate) enum Kind {
     Seal = 8,
     Begin = 9,
     Drop = 10,
-    /// A put that was copied. Apart from `Put`, whose numbers ascend within a segment.
+    /// A relocated put. Distinct from `Put`, whose numbers ascend within a segment.
     Moved = 11,
-    /// Like a seal, but of a segment that no other follows yet.
+    /// Like a seal, but no other segment follows yet.
     Stop = 12,
 }
 
-impl Kind {
+impl RecordKind {
     fn from_byte(byte: u8) -> Option<Self> {
         Some(match byte {
             1 => Self::Put,
@@ -138,7 +139,7 @@ impl Kind {
     }
 }
 
-/// One record, decoded. Borrows from the segment's bytes.
+/// A decoded record that borrows from the segment's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Record<'a> {
     Put {
@@ -164,7 +165,7 @@ pub(crate) enum Record<'a> {
         time_ms: u64,
         payload: &'a [u8],
     },
-    /// All of this segment before `synced_to` was durable when this was written, after `records` others.
+    /// Everything before `synced_to` in this segment was durable when this was written, after `records` other records.
     Mark {
         synced_to: u32,
         records: u32,
@@ -176,33 +177,33 @@ pub(crate) enum Record<'a> {
         next_sequence: u64,
         followed: bool,
     },
-    /// The segment is in use, and these are all the others.
+    /// The segment is in use. Lists all other segments.
     Begin {
         next_sequence: u64,
         next_note: u64,
-        inventory: Inventory<'a>,
+        inventory: SegmentList<'a>,
     },
-    /// A segment's file is about to go.
+    /// A segment file is about to be removed.
     Drop {
         segment: u32,
     },
 }
 
-/// Ranges of settled numbers, checked when decoded: ascending and without overflow.
+/// Ranges of settled numbers. Decoding checks that they ascend without overflow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ranges<'a>(&'a [u8]);
 
-/// One segment in a `Begin`.
+/// One segment in the list of a `Begin` record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Listed {
+pub(crate) struct SegmentExtent {
     pub(crate) segment: u32,
     pub(crate) end: u32,
     pub(crate) records: u32,
 }
 
-/// All other segments when a segment began, checked when decoded.
+/// All other segments when a segment began. Checked when decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Inventory<'a>(&'a [u8]);
+pub(crate) struct SegmentList<'a>(&'a [u8]);
 
 impl<'a> Ranges<'a> {
     fn checked(bytes: &'a [u8]) -> Option<Self> {
@@ -213,7 +214,7 @@ impl<'a> Ranges<'a> {
         Some(Self(bytes))
     }
 
-    /// The next range, and the smallest number that may follow it.
+    /// Reads the next range, and returns it with the smallest number that may follow.
     fn step(rest: &mut &[u8], floor: u64) -> Option<(RangeInclusive<u64>, u64)> {
         let first = floor.checked_add(take_varint(rest)?)?;
         let last = first.checked_add(take_varint(rest)?)?;
@@ -240,7 +241,7 @@ pub(crate) fn push_ranges(body: &mut Vec<u8>, ranges: &[RangeInclusive<u64>]) {
     }
 }
 
-impl<'a> Inventory<'a> {
+impl<'a> SegmentList<'a> {
     fn checked(bytes: &'a [u8]) -> Option<Self> {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -249,27 +250,27 @@ impl<'a> Inventory<'a> {
         Some(Self(bytes))
     }
 
-    fn step(rest: &mut &[u8]) -> Option<Listed> {
+    fn step(rest: &mut &[u8]) -> Option<SegmentExtent> {
         let segment = u32::try_from(take_varint(rest)?).ok()?;
         let end = u32::try_from(take_varint(rest)?).ok()?;
         let records = u32::try_from(take_varint(rest)?).ok()?;
-        Some(Listed { segment, end, records })
+        Some(SegmentExtent { segment, end, records })
     }
 
-    pub(crate) fn iter(self) -> impl Iterator<Item = Listed> + 'a {
+    pub(crate) fn iter(self) -> impl Iterator<Item = SegmentExtent> + 'a {
         let mut rest = self.0;
         std::iter::from_fn(move || Self::step(&mut rest))
     }
 }
 
-/// Appends one segment of an inventory.
-pub(crate) fn push_listed(body: &mut Vec<u8>, listed: Listed) {
+/// Appends one entry to a list of segments.
+pub(crate) fn push_listed(body: &mut Vec<u8>, listed: SegmentExtent) {
     push_varint(body, u64::from(listed.segment));
     push_varint(body, u64::from(listed.end));
     push_varint(body, u64::from(listed.records));
 }
 
-/// Appends seven bits a byte, the lowest first; the highest bit says that more follow.
+/// Appends a variable-length integer: seven bits per byte, lowest first; the highest bit announces another byte.
 pub(crate) fn push_varint(body: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         body.push((value & 0x7f) as u8 | 0x80);
@@ -278,8 +279,8 @@ pub(crate) fn push_varint(body: &mut Vec<u8>, mut value: u64) {
     body.push(value as u8);
 }
 
-/// What stands before a put's payload, and how long it is; without an allocation, since there is one a message.
-pub(crate) fn put_head(queue: u32, sequence: u64) -> ([u8; 13], usize) {
+/// Encodes the bytes before a put's payload and returns them with their length. Does not allocate, because it runs once per message.
+pub(crate) fn encode_put_head(queue: u32, sequence: u64) -> ([u8; 13], usize) {
     let (mut head, mut length, mut rest) = ([0; 13], 0, queue);
     while rest >= 0x80 {
         head[length] = (rest & 0x7f) as u8 | 0x80;
@@ -318,8 +319,8 @@ fn take_u32(rest: &mut &[u8]) -> Option<u32> {
     u32::try_from(take_varint(rest)?).ok()
 }
 
-/// What binds a record to its journal, segment and offset, so that a block that is misplaced, doubled or left over
-/// from another time does not pass for this one.
+/// Checksum that binds a record to its journal, segment and offset, so that a misplaced, duplicated or stale block is not
+/// taken for this record.
 fn checksum(journal: u64, at: Location, length: u32, content: &[u8]) -> u32 {
     let mut place = [0; 20];
     place[..8].copy_from_slice(&journal.to_le_bytes());
@@ -332,18 +333,18 @@ fn checksum(journal: u64, at: Location, length: u32, content: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// The length of a record, prefix included; `None` if it does not fit any segment.
+/// Length of a record including its prefix; `None` if no segment can hold it.
 pub(crate) fn record_length(head: &[u8], parts: &[&[u8]]) -> Option<u32> {
     let content = parts.iter().try_fold(1 + head.len(), |sum, part| sum.checked_add(part.len()))?;
     u32::try_from(content.checked_add(PREFIX_BYTES)?).ok()
 }
 
-/// Appends a record that will stand at `at`, whose length must be [`record_length`].
+/// Appends the record for the place `at`, whose length must be [`record_length`].
 pub(crate) fn push_record(
     buffer: &mut Vec<u8>,
     journal: u64,
     at: Location,
-    kind: Kind,
+    kind: RecordKind,
     head: &[u8],
     parts: &[&[u8]],
 ) {
@@ -356,29 +357,29 @@ pub(crate) fn push_record(
     for part in parts {
         buffer.extend_from_slice(part);
     }
-    // Summed in one piece: short pieces cost several times as much a byte.
+    // One pass over contiguous bytes: hashing short pieces is several times slower per byte.
     let sum = checksum(journal, at, length, &buffer[start + PREFIX_BYTES..]);
     buffer[start + 4..start + PREFIX_BYTES].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// What stands at a place of a segment.
+/// The result of looking for a record at some place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Checked {
-    /// A record whose checksum fits, of this length with its prefix.
+    /// A record with a matching checksum, of this length including its prefix.
     Valid(u32),
-    /// No record: the length is impossible. Nothing was summed.
+    /// Not a record: the length is impossible. No checksum was computed.
     Implausible,
-    /// A possible length, but the sum of so many bytes does not fit.
+    /// The length is plausible, but the checksum over this many bytes does not match.
     Mismatch(u32),
 }
 
-/// Looks for a record at `offset` of a segment's bytes.
+/// Checks for a record at `offset` of a segment's bytes.
 pub(crate) fn check(bytes: &[u8], journal: u64, segment: u32, offset: u32) -> Checked {
     let tail = bytes.get(offset as usize..).unwrap_or_default();
     check_placed(tail, journal, Location { segment, offset, length: 0 })
 }
 
-/// Looks for a record at the start of bytes that stand at `at`, whatever the length there says.
+/// Checks for a record at the start of `bytes`, which are at the place `at`. Ignores the length in `at`.
 pub(crate) fn check_placed(bytes: &[u8], journal: u64, at: Location) -> Checked {
     let Some((prefix, rest)) = bytes.split_first_chunk::<PREFIX_BYTES>() else {
         return Checked::Implausible;
@@ -388,7 +389,7 @@ pub(crate) fn check_placed(bytes: &[u8], journal: u64, at: Location) -> Checked 
     let Some(content) = rest.get(..length as usize).filter(|content| !content.is_empty()) else {
         return Checked::Implausible;
     };
-    if Kind::from_byte(content[0]).is_none() {
+    if RecordKind::from_byte(content[0]).is_none() {
         return Checked::Implausible;
     }
     if checksum(journal, at, length, content) == sum {
@@ -398,66 +399,66 @@ pub(crate) fn check_placed(bytes: &[u8], journal: u64, at: Location) -> Checked 
     }
 }
 
-/// Decodes a record whose checksum was verified; `None` if its content makes no sense all the same.
+/// Decodes a record whose checksum was verified; `None` if its content is invalid nevertheless.
 pub(crate) fn decode(record: &[u8]) -> Option<Record<'_>> {
     let (&kind, mut rest) = record.get(PREFIX_BYTES..)?.split_first()?;
-    let kind = Kind::from_byte(kind)?;
+    let kind = RecordKind::from_byte(kind)?;
     let decoded = match kind {
-        Kind::Put | Kind::Moved => {
+        RecordKind::Put | RecordKind::Moved => {
             let queue = take_u32(&mut rest)?;
             let sequence = take_u64(&mut rest)?;
-            Record::Put { moved: kind == Kind::Moved, queue, sequence, payload: rest }
+            Record::Put { moved: kind == RecordKind::Moved, queue, sequence, payload: rest }
         }
-        Kind::Settle => Record::Settle(Ranges::checked(rest)?),
-        Kind::Touch => {
+        RecordKind::Settle => Record::Settle(Ranges::checked(rest)?),
+        RecordKind::Touch => {
             let sequence = take_u64(&mut rest)?;
             Record::Touch { sequence, payload: rest }
         }
-        Kind::Define => {
+        RecordKind::Define => {
             let length = usize::try_from(take_varint(&mut rest)?).ok()?;
             let (key, value) = rest.split_at_checked(length)?;
             Record::Define { key, value }
         }
-        Kind::Undefine => Record::Undefine { key: rest },
-        Kind::Note => {
+        RecordKind::Undefine => Record::Undefine { key: rest },
+        RecordKind::Note => {
             let number = take_u64(&mut rest)?;
             let time_ms = take_u64(&mut rest)?;
             Record::Note { number, time_ms, payload: rest }
         }
-        Kind::Mark => Record::Mark {
+        RecordKind::Mark => Record::Mark {
             synced_to: take_u32(&mut rest)?,
             records: take_u32(&mut rest)?,
             next_sequence: take_varint(&mut rest)?,
         },
-        Kind::Seal | Kind::Stop => Record::Seal {
+        RecordKind::Seal | RecordKind::Stop => Record::Seal {
             records: take_u32(&mut rest)?,
             next_sequence: take_varint(&mut rest)?,
-            followed: kind == Kind::Seal,
+            followed: kind == RecordKind::Seal,
         },
-        Kind::Begin => Record::Begin {
+        RecordKind::Begin => Record::Begin {
             next_sequence: take_varint(&mut rest)?,
             next_note: take_varint(&mut rest)?,
-            inventory: Inventory::checked(rest)?,
+            inventory: SegmentList::checked(rest)?,
         },
-        Kind::Drop => Record::Drop { segment: take_u32(&mut rest)? },
+        RecordKind::Drop => Record::Drop { segment: take_u32(&mut rest)? },
     };
     Some(decoded)
 }
 
-/// The name of a segment's file.
+/// Returns the file name of a segment.
 pub(crate) fn segment_name(number: u32) -> String {
     format!("{number:010}.segment")
 }
 
-/// The name of a segment that was set aside because of damage.
+/// Returns the file name of a quarantined segment.
 pub(crate) fn quarantined_name(number: u32) -> String {
     format!("{number:010}.quarantined")
 }
 
-/// The number in a file name, and whether it was set aside; `None`: no file of the journal.
+/// Parses a file name: the segment number, and whether it is quarantined; `None`: not a file of the journal.
 pub(crate) fn parse_name(name: &str) -> Option<(u32, bool)> {
     let (digits, suffix) = name.split_once('.')?;
-    // The last number is left out, so that there is always a next one.
+    // The largest number is excluded, so that there is always a next one.
     let number = (digits.len() == 10).then(|| digits.parse().ok())?.filter(|&number| number < u32::MAX)?;
     match suffix {
         "segment" => Some((number, false)),

@@ -1,9 +1,10 @@
-//! Which live record stands where: 8 bytes a record as a rule, in leaves of sorted entries.
+//! Index of the live records: their places, normally with 8 bytes per record, in leaves of sorted entries.
 //!
-//! Numbers arrive in ascending order and leave in about the same order, and records of neighbouring numbers stand in one
-//! segment. So a leaf knows the segment for all of its entries, is filled at its end, emptied by marking entries as gone,
-//! squeezed when half of them are, and dropped with the last. A leaf with something that does not fit the short form
-//! (a record that housekeeping moved, one above 64 KiB, numbers far apart) keeps everything in full, 16 bytes a record.
+//! Numbers arrive in ascending order and leave in roughly the same order, and records with adjacent numbers are in the same
+//! segment. All entries of a leaf therefore share one segment number. It is filled at its end, emptied by marking
+//! entries as removed, compacted when half of them are, and dropped with the last. A leaf with an entry that does not fit
+//! the short form (a relocated record, one above 64 KiB, numbers far apart) stores all its entries in full, with 16 bytes
+//! per record.
 
 use std::collections::BTreeMap;
 use std::mem::size_of;
@@ -11,15 +12,15 @@ use std::ops::RangeInclusive;
 
 use crate::format::Location;
 
-/// Entries in a leaf: 4 KiB, or 8 KiB in full.
-const LEAF: usize = 512;
-/// Leaves smaller than this are not worth squeezing.
-const SMALL: usize = 32;
+/// Maximum number of entries in a leaf: 4 KiB, or 8 KiB in the full form.
+const LEAF_ENTRIES_MAX: usize = 512;
+/// Leaves with at most this many entries are not compacted.
+const SMALL_LEAF_ENTRIES: usize = 32;
 
-/// Numbers to places.
+/// Maps record numbers to places.
 #[derive(Debug, Default)]
-pub(crate) struct Index {
-    /// By a number that is not larger than any in the leaf.
+pub(crate) struct RecordIndex {
+    /// Leaves by their base, which is at most the smallest number in the leaf.
     leaves: BTreeMap<u64, Leaf>,
     count: usize,
 }
@@ -32,16 +33,16 @@ struct Leaf {
 
 #[derive(Debug)]
 enum Entries {
-    /// All in one segment.
+    /// All entries are in this segment.
     Short(u32, Vec<Short>),
     Full(Vec<Full>),
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Short {
-    /// 0 in an entry that is gone: no record stands there.
+    /// 0 in a removed entry: no record has this offset.
     offset: u32,
-    /// From the leaf's number.
+    /// Distance from the leaf's base.
     delta: u16,
     length: u16,
 }
@@ -50,7 +51,7 @@ struct Short {
 struct Full {
     delta: u32,
     segment: u32,
-    /// As in the short form.
+    /// 0 in a removed entry.
     offset: u32,
     length: u32,
 }
@@ -76,7 +77,7 @@ impl Full {
 }
 
 impl Entries {
-    /// The first entry of a leaf, which is the leaf's own number.
+    /// Creates the entries of a leaf whose base is the first entry's number.
     fn starting_with(at: Location) -> Self {
         let first = Full::new(0, at);
         match first.short(at.segment) {
@@ -113,7 +114,7 @@ impl Entries {
         (0..self.len()).map(|position| self.get(position))
     }
 
-    /// Where `delta` stands, or would stand.
+    /// Position of `delta`, or where it would be inserted.
     fn search(&self, delta: u32) -> Result<usize, usize> {
         match self {
             Self::Short(_, entries) => entries.binary_search_by_key(&delta, |entry| entry.delta.into()),
@@ -137,7 +138,7 @@ impl Entries {
         }
     }
 
-    /// Takes the full form if `entry` needs it.
+    /// Converts to the full form if `entry` requires it.
     fn fit(&mut self, entry: Full) {
         if let Self::Short(segment, _) = self
             && entry.short(*segment).is_none()
@@ -146,7 +147,7 @@ impl Entries {
         }
     }
 
-    fn take_out(&mut self, position: usize) {
+    fn mark_removed(&mut self, position: usize) {
         match self {
             Self::Short(_, entries) => entries[position].offset = 0,
             Self::Full(entries) => entries[position].offset = 0,
@@ -166,7 +167,7 @@ impl Entries {
         }
     }
 
-    /// The upper half, with deltas from its own first number, which comes with it.
+    /// Splits off the upper half, with deltas relative to its first number. Returns that number's old delta and the half.
     fn split(&mut self) -> (u32, Self) {
         let at = self.len() / 2;
         match self {
@@ -186,17 +187,17 @@ impl Entries {
     }
 }
 
-/// An entry of which was made sure before that it has the short form.
+/// Converts an entry that is known to fit the short form.
 fn fitting(entry: Full, segment: u32) -> Short {
     entry.short(segment).unwrap_or(Short { offset: 0, delta: 0, length: 0 })
 }
 
-impl Index {
+impl RecordIndex {
     pub(crate) fn len(&self) -> usize {
         self.count
     }
 
-    /// What the index takes, in bytes, without the allocator's own.
+    /// Memory used, in bytes, without the allocator's overhead.
     pub(crate) fn bytes(&self) -> usize {
         let entries: usize = self.leaves.values().map(|leaf| leaf.entries.bytes()).sum();
         entries + self.leaves.len() * size_of::<(u64, Leaf)>()
@@ -213,7 +214,7 @@ impl Index {
         self.get(number).is_some()
     }
 
-    /// Sets a number's place; answers the one that it had.
+    /// Sets the place of a number and returns its previous place.
     pub(crate) fn insert(&mut self, number: u64, at: Location) -> Option<Location> {
         let Some((&base, leaf)) = self.leaves.range_mut(..=number).next_back() else {
             return self.insert_leaf(number, at);
@@ -234,10 +235,10 @@ impl Index {
                 self.count += added;
                 old
             }
-            Err(position) if position == length && (length == LEAF || !leaf.takes(delta, at)) => {
+            Err(position) if position == length && (length == LEAF_ENTRIES_MAX || !leaf.takes(delta, at)) => {
                 self.insert_leaf(number, at)
             }
-            Err(position) if length < LEAF => {
+            Err(position) if length < LEAF_ENTRIES_MAX => {
                 leaf.entries.insert(position, Full::new(delta, at));
                 leaf.live += 1;
                 self.count += 1;
@@ -256,7 +257,7 @@ impl Index {
         None
     }
 
-    /// Moves the upper half of a full leaf into one of its own.
+    /// Moves the upper half of a full leaf to a new one.
     fn split(&mut self, base: u64) {
         let Some(leaf) = self.leaves.get_mut(&base) else { return };
         let (shift, upper) = leaf.entries.split();
@@ -274,7 +275,7 @@ impl Index {
         removed
     }
 
-    /// Removes all numbers of a range, and tells each with its place, in order.
+    /// Removes all numbers of a range and calls `gone` with each and its place, in order.
     pub(crate) fn remove_range(&mut self, range: RangeInclusive<u64>, mut gone: impl FnMut(u64, Location)) {
         let from = self.leaves.range(..=*range.start()).next_back().map_or(*range.start(), |(&base, _)| base);
         let mut squeeze = Vec::new();
@@ -289,13 +290,15 @@ impl Index {
                     break;
                 }
                 if let Some(at) = entry.location() {
-                    leaf.entries.take_out(position);
+                    leaf.entries.mark_removed(position);
                     leaf.live -= 1;
                     gone(number, at);
                 }
             }
             self.count -= before - leaf.live;
-            if leaf.live == 0 || (leaf.entries.len() > SMALL && leaf.live < leaf.entries.len() / 2) {
+            if leaf.live == 0
+                || (leaf.entries.len() > SMALL_LEAF_ENTRIES && leaf.live < leaf.entries.len() / 2)
+            {
                 squeeze.push(base);
             }
         }
@@ -313,7 +316,7 @@ impl Index {
         }
     }
 
-    /// All numbers from `first` on with their places, in order.
+    /// Iterates over all numbers from `first` on with their places, in order.
     pub(crate) fn iter_from(&self, first: u64) -> impl Iterator<Item = (u64, Location)> {
         let from = self.leaves.range(..=first).next_back().map_or(first, |(&base, _)| base);
         self.leaves.range(from..).flat_map(move |(&base, leaf)| {
@@ -326,14 +329,16 @@ impl Index {
 }
 
 impl Leaf {
-    /// Whether something new at the end can be kept in the form that the leaf has. A leaf that is not short any more
-    /// does not grow in full where a short one can be begun.
+    /// Whether a new entry can be appended in the leaf's current form. A leaf in full form does not grow if a new leaf could
+    /// use the short form.
     fn takes(&self, delta: u32, at: Location) -> bool {
         let entry = Full::new(delta, at);
         match &self.entries {
             Entries::Short(segment, _) => entry.short(*segment).is_some(),
-            // Large or scattered records stay together; others begin a leaf of their own.
-            Entries::Full(entries) => entries.len() < SMALL || Full::new(0, at).short(at.segment).is_none(),
+            // Large or scattered records stay together; others begin a new leaf.
+            Entries::Full(entries) => {
+                entries.len() < SMALL_LEAF_ENTRIES || Full::new(0, at).short(at.segment).is_none()
+            }
         }
     }
 }
@@ -342,21 +347,21 @@ impl Leaf {
 mod tests {
     use super::*;
 
-    /// Segments that roll, and a large record now and then.
+    /// Places in several segments, with an occasional large record.
     fn at(offset: u32) -> Location {
         let length = if offset.is_multiple_of(97) { 70_000 } else { 9 };
         Location { segment: 1 + offset / 700, offset, length }
     }
 
     #[test]
-    fn agrees_with_a_plain_map_whatever_comes_and_goes() {
-        let mut index = Index::default();
+    fn index_agrees_with_a_map_under_random_changes() {
+        let mut index = RecordIndex::default();
         let mut model = BTreeMap::new();
         let mut random = 7_u64;
         for step in 1..60_000_u32 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let (roll, pick) = (random >> 60, (random >> 20) % 5000);
-            // Numbers far apart do not fit one leaf.
+            // Numbers this far apart do not fit into one leaf.
             let number = if roll == 15 { pick << 33 } else { pick };
             match roll {
                 0..=8 | 15 => assert_eq!(index.insert(number, at(step)), model.insert(number, at(step))),
@@ -378,10 +383,10 @@ mod tests {
     }
 
     #[test]
-    fn takes_eight_bytes_a_record_in_a_row_and_gives_them_back() {
-        let mut index = Index::default();
+    fn index_takes_eight_bytes_per_consecutive_record_and_releases_them() {
+        let mut index = RecordIndex::default();
         for number in 0..100_000 {
-            // As publishing and settling in turn use numbers up, and segments of 16 MiB.
+            // Alternating puts and settlements use up numbers like this, in segments of 16 MiB.
             let at = Location { segment: number as u32 / 16_000, offset: 128, length: 1024 };
             index.insert(number * 2, at);
         }
@@ -391,8 +396,8 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_moved_is_found_at_its_new_place_with_its_neighbours_at_theirs() {
-        let mut index = Index::default();
+    fn moved_record_is_found_at_its_new_place() {
+        let mut index = RecordIndex::default();
         let place = |segment, number: u64| Location { segment, offset: 128 + number as u32 * 8, length: 8 };
         for number in 0..300 {
             index.insert(number, place(1, number));

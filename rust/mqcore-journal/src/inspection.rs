@@ -1,24 +1,25 @@
-//! Looking at a journal without opening it: the same reading as opening, and not one byte changed.
+//! Inspection: reads a journal in the same way as opening does, without changing a byte.
 //!
-//! Opening begins a new segment, cuts torn ends and removes what was never begun. Whoever only wants to know what is
-//! there must leave all that to the next opening, which then finds what this saw.
+//! Opening begins a new segment, cuts torn ends and removes unused files. Inspection leaves all that to the next opening,
+//! which then finds the same state.
 
 use std::collections::HashSet;
 use std::fmt;
 
 use crate::error::JournalError;
 use crate::format;
-use crate::journal::{Journal, Live, Note};
+use crate::journal::Journal;
 use crate::options::Options;
+use crate::record::{Live, Note};
 use crate::recovery::Recovered;
 use crate::stats::SegmentStats;
 use crate::storage::Storage;
 
 /// A journal as the next opening would find it.
 ///
-/// The storage is only listed and read, so one that refuses every change will do.
+/// The storage is only listed and read, so a read-only storage is sufficient.
 pub struct Inspection<S: Storage> {
-    /// Without a segment to write: nothing that writes is reachable from here.
+    /// Has no segment to write to. No method of this type writes.
     journal: Journal<S>,
     recovered: Recovered,
     open: Vec<u32>,
@@ -28,27 +29,27 @@ pub struct Inspection<S: Storage> {
 /// One segment file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InspectedSegment {
-    /// Its numbers.
+    /// Statistics of the segment.
     pub stats: SegmentStats,
-    /// What it is.
+    /// State of the segment.
     pub state: SegmentState,
 }
 
-/// What a segment file is.
+/// The state of a segment file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SegmentState {
-    /// Something says where it ends, so all of it was durable.
+    /// The end is recorded, so the whole segment was durable.
     Sealed,
-    /// Records were appended to it when the journal was last used. Its end may be torn.
+    /// Records were appended to it when the journal was last used. The end may be torn.
     Open,
-    /// Damage was found in it.
+    /// Damage was found.
     Damaged,
-    /// Made for records that never came; the next opening puts it away.
+    /// Created in advance and never used. The next opening removes it.
     Spare,
 }
 
 impl SegmentState {
-    /// One word.
+    /// Returns the state in one word.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Sealed => "sealed",
@@ -66,17 +67,18 @@ impl<S: Storage> fmt::Debug for Inspection<S> {
 }
 
 impl<S: Storage> Inspection<S> {
-    /// Reads all segments with their checksums. `progress` is told how many bytes of how many are scanned.
+    /// Reads all segments and verifies their checksums. Calls `progress` with the scanned and the total number of bytes.
     ///
     /// # Errors
-    /// [`JournalError::Version`], [`JournalError::Shard`], and [`JournalError::Io`] if the directory cannot be listed.
-    /// Damage is no error: it is in the report.
+    /// [`JournalError::Version`], [`JournalError::Shard`], and [`JournalError::Io`] if the directory cannot be listed. Damage is
+    /// not an error; the report lists it.
     pub fn new(
         storage: S,
         options: Options,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, JournalError> {
-        let (journal, recovered, endings) = Journal::unopened(storage, options, progress, &mut |_, _| {})?;
+        let (journal, recovered, endings) =
+            Journal::read_only_state(storage, options, progress, &mut |_, _| {})?;
         let open = endings.closings.iter().filter(|closing| !closing.closed).map(|closing| closing.segment);
         let open = open.collect();
         let unbegun = endings
@@ -97,12 +99,12 @@ impl<S: Storage> Inspection<S> {
         Ok(Self { journal, recovered, open, unbegun })
     }
 
-    /// What was found, and the definitions that hold.
+    /// The recovery report and the definitions.
     pub fn recovered(&self) -> &Recovered {
         &self.recovered
     }
 
-    /// Every segment file that could be looked at, by number.
+    /// All segment files, by number.
     pub fn segments(&self) -> Vec<InspectedSegment> {
         let state = |stats: &SegmentStats| match stats {
             SegmentStats { damaged: true, .. } => SegmentState::Damaged,
@@ -116,21 +118,21 @@ impl<S: Storage> Inspection<S> {
         segments
     }
 
-    /// See [`Journal::each_live`].
+    /// Calls `show` with every live record. See [`Journal::each_live`].
     pub fn each_live(&self, first: u64, show: &mut dyn FnMut(u64, Result<Live<'_>, JournalError>)) {
         self.journal.each_live(first, show);
     }
 
-    /// How many notes there are; one that a crash left twice counts twice.
+    /// Number of notes. A note that a crash left twice counts twice.
     pub fn note_count(&self) -> u64 {
         self.journal.stats().notes
     }
 
-    /// Shows every note that is there, once; in the order of their numbers, unless housekeeping rearranged them. Segments that
-    /// cannot be read are passed over: the report names them.
+    /// Calls `show` once with every note, in order of their numbers unless housekeeping rearranged them. Skips unreadable
+    /// segments, which the report lists.
     pub fn each_note(&self, show: &mut dyn FnMut(Note<'_>)) {
         let mut segments: Vec<_> = self.journal.state.segments.iter().collect();
-        segments.sort_unstable_by_key(|(_, segment)| segment.note_numbers);
+        segments.sort_unstable_by_key(|(_, segment)| segment.note_number_range);
         let mut seen = HashSet::new();
         for (&number, _) in segments {
             let _ = self.journal.each_note(number, &mut |note| {
@@ -141,16 +143,16 @@ impl<S: Storage> Inspection<S> {
         }
     }
 
-    /// See [`Journal::read`].
+    /// Returns the payload of a live record. See [`Journal::read`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Journal::read`].
     pub fn read(&self, sequence: u64) -> Result<Vec<u8>, JournalError> {
         self.journal.read(sequence)
     }
 }
 
-/// 0 for a file that went meanwhile or cannot be opened: there is nothing more to say of it.
+/// File size in bytes; 0 if the file was removed or cannot be opened.
 fn file_bytes<S: Storage>(storage: &S, number: u32) -> u64 {
     let length = storage.open(&format::segment_name(number)).and_then(|file| storage.length(&file));
     length.unwrap_or(0)

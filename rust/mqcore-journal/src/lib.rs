@@ -1,21 +1,22 @@
-//! What must survive a crash: opaque records in, opaque records out.
+//! A crash-safe journal of opaque records.
 //!
-//! A [`journal::Journal`] is one shard's log of segment files. Records carry numbers that only ascend; a record is
-//! live until it is settled, and what was synced is there again after any crash, in order and unchanged. There is
-//! no thread, no clock and no word of the broker in here; `docs/storage.md` draws the bytes and argues the crashes.
+//! A [`journal::Journal`] is one shard's log of segment files. Records have ascending numbers. A record is live until it is
+//! settled. Every synced record is available after a crash, in order and unchanged. The crate has no threads and no clock,
+//! and does not depend on the broker. `docs/storage.md` describes the file format and explains crash safety.
 //!
-//! | module | what lives there |
+//! | module | content |
 //! |---|---|
-//! | [`journal`] | opening, putting, settling, writing, syncing, reading |
-//! | [`maintenance`] | housekeeping: what is unlinked, what is moved, what is set aside; `compaction`: all of it at once |
-//! | [`recovery`] | what opening found, in words and numbers |
-//! | [`inspection`] | the same without opening: reading alone |
-//! | [`notes`] | the notes of sealed segments, read by others than the writer |
-//! | [`following`] | the notes of segment files that may still grow, without the journal |
-//! | [`snapshot`] | which parts of which files make a whole copy |
-//! | [`storage`] | files: real ones, and some in memory that crash on demand |
-//! | [`reading`] | many records at once, while others are written |
-//! | [`options`], [`stats`], [`error`] | limits and sizes, what is counted, what can go wrong |
+//! | [`journal`] | open, put, settle, write, sync, read |
+//! | [`record`] | live records and notes, as passed to callbacks |
+//! | [`maintenance`] | housekeeping: remove, relocate and quarantine segments; `compaction`: all of it at once |
+//! | [`recovery`] | what opening found, and its report |
+//! | [`inspection`] | the same without opening, read-only |
+//! | [`notes`] | the notes of sealed segments, for archivers |
+//! | [`following`] | the notes of segment files that still grow, without the journal |
+//! | [`snapshot`] | the parts of the files that form a consistent copy |
+//! | [`storage`] | files: real ones, and in-memory ones with simulated crashes |
+//! | [`reading`] | batch reading while the journal is in use |
+//! | [`options`], [`stats`], [`error`] | limits, statistics, errors |
 
 mod compaction;
 pub mod error;
@@ -28,7 +29,9 @@ pub mod maintenance;
 pub mod notes;
 pub mod options;
 pub mod reading;
+pub mod record;
 pub mod recovery;
+mod relocation;
 mod scan;
 pub mod snapshot;
 mod state;

@@ -1,61 +1,55 @@
-//! Housekeeping: segments that nothing needs any more go, the last survivors of mostly dead ones are moved.
+//! Housekeeping: removes segments that are no longer needed, and empties segments with few needed records.
 //!
-//! Nothing goes before everything that is still needed of it is durable elsewhere, and each removal is durable before
-//! the next one relies on it: a segment's settlements may go only when what they hold down is gone for good.
+//! Nothing is removed before everything needed in it is durable elsewhere, and each removal is durable before the next one
+//! relies on it: a segment's settlements may only go once the puts that they settle are gone.
 
 use crate::error::JournalError;
-use crate::format::{self, Kind, Location, PREFIX_BYTES, Record};
+use crate::format::{self, Location, PREFIX_BYTES, Record, RecordKind};
 use crate::journal::{Condition, Journal};
-use crate::scan::{Span, scan};
+use crate::relocation::Relocation;
+use crate::scan::scan;
 use crate::state::Segment;
 use crate::storage::Storage;
-use crate::writer::{Class, reach};
+use crate::writer::{SpaceClass, reach};
 
-/// Segments that one call removes at most: each costs two syncs.
-const REMOVALS: u64 = 8;
+/// Maximum number of segments removed per call. Each removal takes two syncs.
+const REMOVALS_PER_CALL_MAX: u64 = 8;
 
-/// What one call of `Journal::maintain` did.
+/// Result of one call of [`Journal::maintain`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Maintenance {
-    /// Segments that were removed.
+    /// Number of removed segments.
     pub removed: u64,
-    /// What that gave back, in bytes.
+    /// Bytes released by removals.
     pub freed_bytes: u64,
-    /// What was copied to the head, in bytes.
+    /// Bytes copied to the current segment.
     pub moved_bytes: u64,
-    /// Segments that were set aside because of damage, now that all that is readable in them is elsewhere.
+    /// Damaged segments that were quarantined after everything readable in them was copied.
     pub quarantined: Vec<u32>,
-    /// Live records that turned out to be unreadable and are live no more. Alarming: they are lost.
+    /// Numbers of live records that turned out to be unreadable. They are lost; raise an alarm.
     pub lost: Vec<u64>,
-    /// The same of definitions: their keys.
+    /// Keys of definitions that turned out to be unreadable. They are lost; raise an alarm.
     pub lost_definitions: Vec<Vec<u8>>,
-    /// There is more to do at once: call again soon.
+    /// More work is possible immediately: call again soon.
     pub more: bool,
 }
 
-/// A segment whose survivors are being copied. Calls of `maintain` go on where the last one stopped.
-#[derive(Debug)]
-pub(crate) struct Move {
-    segment: u32,
-    bytes: Vec<u8>,
-    records: Vec<Span>,
-    next: usize,
-}
-
 impl<S: Storage> Journal<S> {
-    /// One step of housekeeping: looks whether space is back if there was none, makes the next segment in advance,
-    /// removes dead segments, and copies at most about `budget_bytes` of survivors. Writes and syncs what is pending
-    /// when a segment goes. `now_ms` is compared with the times of notes. While the journal is pinned, no segment goes.
+    /// Performs one step of housekeeping: retries after a full disk, creates the next segment in advance, removes dead segments,
+    /// and copies about `budget_bytes` of needed records.
+    ///
+    /// Writes and syncs buffered records when it removes a segment. Notes expire relative to `now_ms`. While the journal is
+    /// pinned, no segment is removed.
     ///
     /// # Errors
-    /// [`JournalError::Full`] if space is still missing: what could be removed without space was. And the journal's
-    /// failure.
+    /// - [`JournalError::Full`]: space is still missing. Everything that can be removed without space was removed.
+    /// - Any other error: the journal has failed.
     pub fn maintain(&mut self, now_ms: u64, budget_bytes: usize) -> Result<Maintenance, JournalError> {
-        self.keep_house(now_ms, budget_bytes, Self::find_sparse)
+        self.run_housekeeping(now_ms, budget_bytes, Self::find_sparse)
     }
 
-    /// The same with another idea of which segment is worth emptying.
-    pub(crate) fn keep_house(
+    /// Performs a step of housekeeping in which `find` chooses the segment to empty.
+    pub(crate) fn run_housekeeping(
         &mut self,
         now_ms: u64,
         budget_bytes: usize,
@@ -65,36 +59,38 @@ impl<S: Storage> Journal<S> {
         let mut done = Maintenance::default();
         self.expire_notes(now_ms);
         if self.pinned {
-            self.look_for_space()?;
+            self.retry_after_full_disk()?;
             return Ok(done);
         }
-        while done.removed + done.quarantined.len() as u64 <= REMOVALS {
+        while done.removed + done.quarantined.len() as u64 <= REMOVALS_PER_CALL_MAX {
             let Some(number) = self.find_dead() else { break };
-            self.let_go(number, &mut done)?;
+            self.remove_segment(number, &mut done)?;
         }
-        self.look_for_space()?;
+        self.retry_after_full_disk()?;
         if self.moving.is_none() {
-            self.moving = find(self).and_then(|number| self.start_move(number));
+            self.moving = find(self).and_then(|number| self.start_relocation(number));
         }
         if self.moving.is_some() {
-            self.go_on_moving(budget_bytes, &mut done)?;
+            self.continue_relocation(budget_bytes, &mut done)?;
         }
         done.more = self.moving.is_some() || self.find_dead().is_some();
         Ok(done)
     }
 
-    /// While the disk is full, sees whether that is over; otherwise has the next segment ready before it is needed.
-    fn look_for_space(&mut self) -> Result<(), JournalError> {
+    /// Checks whether a full disk has space again; otherwise creates the next segment before it is needed.
+    fn retry_after_full_disk(&mut self) -> Result<(), JournalError> {
         let full = self.condition == Condition::Full;
         if full {
             self.write()?;
         }
-        let half_full =
-            self.tail.back().is_some_and(|writer| writer.position() > reach(writer.capacity, Class::Put) / 2);
+        let half_full = self
+            .tail
+            .back()
+            .is_some_and(|writer| writer.position() > reach(writer.capacity, SpaceClass::Publish) / 2);
         if full || half_full {
             match self.prepare_spare() {
                 Ok(()) => self.condition = Condition::Healthy,
-                // It is not needed yet, and whoever needs it will be told.
+                // The next segment is not needed yet. The write that needs it reports the error.
                 Err(JournalError::Full { .. }) if !full => self.condition = Condition::Healthy,
                 Err(error) => return Err(error),
             }
@@ -103,9 +99,9 @@ impl<S: Storage> Journal<S> {
     }
 
     fn expire_notes(&mut self, now_ms: u64) {
-        let released = self.released_notes;
+        let released = self.released_notes_below;
         for segment in self.state.segments.values_mut() {
-            segment.notes_expired |= segment.note_numbers.is_some_and(|(_, last)| last < released);
+            segment.notes_expired |= segment.note_number_range.is_some_and(|(_, last)| last < released);
         }
         if let Some(age) = self.options.retain_notes_ms {
             for segment in self.state.segments.values_mut() {
@@ -124,12 +120,12 @@ impl<S: Storage> Journal<S> {
         }
     }
 
-    /// The first segment that is still written; everything before is sealed and durable.
+    /// Number of the first segment that is still written. All earlier ones are sealed and durable.
     pub(crate) fn first_open(&self) -> u32 {
         self.tail.front().map_or(0, |writer| writer.number)
     }
 
-    /// The oldest segment of which nothing is needed.
+    /// Returns the oldest segment of which nothing is needed.
     pub(crate) fn find_dead(&self) -> Option<u32> {
         let moving = self.moving.as_ref().map(|moving| moving.segment);
         self.state.segments.range(..self.first_open()).find_map(|(&number, segment)| {
@@ -138,39 +134,40 @@ impl<S: Storage> Journal<S> {
         })
     }
 
-    /// The oldest segment that is worth emptying: damaged, or with survivors below a quarter of a segment. One whose notes
-    /// somebody is to read stays where it is until they are released: else, where little happens, each would be moved on
-    /// before it is read, and no reader would ever catch up.
+    /// Returns the oldest segment that is damaged or holds less than a quarter segment of needed records.
+    ///
+    /// If an archiver reads notes, a segment with unreleased notes stays in place. Otherwise a nearly idle journal would move
+    /// the notes on before the archiver reads them, and it would never catch up.
     fn find_sparse(&self) -> Option<u32> {
         let quarter = u64::from(self.options.segment_bytes) / 4;
         let awaited =
-            |segment: &Segment| self.notes_are_read && segment.note_bytes > 0 && !segment.notes_expired;
-        self.find_worth(u32::MAX, |segment, needed| needed < quarter && !awaited(segment))
+            |segment: &Segment| self.has_note_reader && segment.note_bytes > 0 && !segment.notes_expired;
+        self.find_candidate(u32::MAX, |segment, needed| needed < quarter && !awaited(segment))
     }
 
-    /// The oldest sealed segment before `until` that is damaged, or of which `worth` says so, given what of it must go
-    /// on existing, in bytes.
-    pub(crate) fn find_worth(&self, until: u32, worth: impl Fn(&Segment, u64) -> bool) -> Option<u32> {
+    /// Returns the oldest sealed segment before `until` that is damaged or that `worth` selects. `worth` receives the segment
+    /// and its needed bytes.
+    pub(crate) fn find_candidate(&self, until: u32, worth: impl Fn(&Segment, u64) -> bool) -> Option<u32> {
         let reserve = self.tail.back().map_or(0, |writer| {
-            u64::from(reach(writer.capacity, Class::Keep).saturating_sub(writer.position()))
+            u64::from(reach(writer.capacity, SpaceClass::Essential).saturating_sub(writer.position()))
         });
         self.state.segments.range(..self.first_open().min(until)).find_map(|(&number, segment)| {
-            let needed = self.needed_of(number, segment);
-            // Without space for another segment the reserve must not be eaten up.
+            let needed = self.retained_bytes(number, segment);
+            // On a full disk, copying must not use up the reserve.
             let affordable = self.condition == Condition::Healthy || needed < reserve / 2;
             let worth = segment.damaged || worth(segment, needed);
             (worth && affordable && !segment.unreadable).then_some(number)
         })
     }
 
-    /// What of a segment must go on existing somewhere, in bytes.
-    pub(crate) fn needed_of(&self, number: u32, segment: &Segment) -> u64 {
+    /// Bytes of a segment that must be preserved somewhere.
+    pub(crate) fn retained_bytes(&self, number: u32, segment: &Segment) -> u64 {
         let held_down =
             if self.state.is_pinned(number) { segment.settle_bytes + segment.undefine_bytes } else { 0 };
         segment.needed_bytes() + held_down
     }
 
-    fn start_move(&mut self, number: u32) -> Option<Move> {
+    fn start_relocation(&mut self, number: u32) -> Option<Relocation> {
         let end = self.state.segments.get(&number)?.end;
         let Ok(bytes) = self.read_segment(number, end) else {
             self.state.segments.entry(number).and_modify(|segment| {
@@ -183,10 +180,10 @@ impl<S: Storage> Journal<S> {
         if !found.gaps.is_empty() {
             self.state.segments.entry(number).and_modify(|segment| segment.damaged = true);
         }
-        Some(Move { segment: number, bytes, records: found.records, next: 0 })
+        Some(Relocation { segment: number, bytes, records: found.records, next: 0 })
     }
 
-    fn go_on_moving(&mut self, budget: usize, done: &mut Maintenance) -> Result<(), JournalError> {
+    fn continue_relocation(&mut self, budget: usize, done: &mut Maintenance) -> Result<(), JournalError> {
         let Some(mut moving) = self.moving.take() else { return Ok(()) };
         let before = done.moved_bytes;
         while let Some(&span) = moving.records.get(moving.next) {
@@ -205,14 +202,14 @@ impl<S: Storage> Journal<S> {
             }
             moving.next += 1;
         }
-        self.give_up_unreadable(moving.segment, done);
+        self.drop_unreadable_records(moving.segment, done);
         if !self.state.segments.get(&moving.segment).is_some_and(|segment| segment.unreadable) {
-            self.let_go(moving.segment, done)?;
+            self.remove_segment(moving.segment, done)?;
         }
         Ok(())
     }
 
-    /// Copies what is still needed of a record to the head; answers how many bytes that took.
+    /// Copies a record to the current segment if it is needed. Returns the copied bytes.
     fn copy(&mut self, record: &[u8], at: Location) -> Result<u32, JournalError> {
         let Some(decoded) = format::decode(record) else { return Ok(0) };
         if let Record::Settle(ranges) = decoded {
@@ -222,26 +219,26 @@ impl<S: Storage> Journal<S> {
             }
             let mut body = Vec::new();
             format::push_ranges(&mut body, &needed);
-            return Ok(self.emit(Class::Keep, Kind::Settle, &body, &[])?.length);
+            return Ok(self.emit(SpaceClass::Essential, RecordKind::Settle, &body, &[])?.length);
         }
         let needless = match decoded {
             Record::Note { number, .. } => {
                 let expired = |segment: &crate::state::Segment| segment.notes_expired;
-                number < self.released_notes || self.state.segments.get(&at.segment).is_none_or(expired)
+                number < self.released_notes_below || self.state.segments.get(&at.segment).is_none_or(expired)
             }
             Record::Undefine { .. } => !self.state.is_pinned(at.segment),
             _ => false,
         };
         match self.still_needed(&decoded, at) {
             Some(kind) if !needless => {
-                Ok(self.emit(Class::Keep, kind, &record[PREFIX_BYTES + 1..], &[])?.length)
+                Ok(self.emit(SpaceClass::Essential, kind, &record[PREFIX_BYTES + 1..], &[])?.length)
             }
             _ => Ok(0),
         }
     }
 
-    /// Live records that are left in an emptied segment stand where it is damaged.
-    fn give_up_unreadable(&mut self, number: u32, done: &mut Maintenance) {
+    /// Gives up live records that remain in an emptied segment: they are in a damaged part.
+    fn drop_unreadable_records(&mut self, number: u32, done: &mut Maintenance) {
         let Some(segment) = self.state.segments.get(&number) else { return };
         if segment.live == 0 && segment.live_touches == 0 && segment.live_defines == 0 {
             return;
@@ -251,13 +248,14 @@ impl<S: Storage> Journal<S> {
         done.lost_definitions.extend(keys);
     }
 
-    /// Lets a segment's file go, or sets it aside if it is damaged. All that was copied out of it is made durable
-    /// before, together with the word that its absence is meant; that it is gone is made durable before anything else
-    /// relies on it.
-    fn let_go(&mut self, number: u32, done: &mut Maintenance) -> Result<(), JournalError> {
+    /// Removes a segment's file, or quarantines it if it is damaged.
+    ///
+    /// First, everything copied out of it and the record of its removal are made durable. Afterwards the removal itself is made
+    /// durable before anything relies on it.
+    fn remove_segment(&mut self, number: u32, done: &mut Maintenance) -> Result<(), JournalError> {
         let mut body = Vec::new();
         format::push_varint(&mut body, u64::from(number));
-        self.emit(Class::Drop, Kind::Drop, &body, &[])?;
+        self.emit(SpaceClass::Reclaim, RecordKind::Drop, &body, &[])?;
         self.write()?;
         self.sync()?;
         let Some(segment) = self.state.segments.get(&number) else { return Ok(()) };

@@ -1,53 +1,53 @@
-//! Notes of sealed segments, read beside the journal that has them open: by a thread that carries them elsewhere.
+//! Notes of sealed segments, read by another thread while the journal is in use, for example by an archiver.
 //!
-//! A sealed segment never changes. It may be removed by housekeeping while somebody is about to read it: then its notes were
-//! released, have expired, or stand in another segment by then.
+//! A sealed segment never changes. Housekeeping may remove it before it is read; its notes were then released, have
+//! expired, or were moved to another segment.
 
 use std::io;
 
 use crate::format::{self, Record};
-use crate::journal::Note;
+use crate::record::Note;
 use crate::scan::scan;
 use crate::storage::{Storage, read_most};
 
-/// Which notes can be read.
+/// The notes that can be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Inventory {
-    /// The journal's identity: note numbers mean nothing beside it.
+pub struct NoteInventory {
+    /// Identity of the journal. Note numbers are only meaningful together with it.
     pub journal: u64,
-    /// Segments that are sealed and durable, oldest first.
+    /// Sealed and durable segments with notes, oldest first.
     pub sealed: Vec<SealedNotes>,
-    /// Notes from this number on may stand in segments that are not sealed yet.
+    /// Notes from this number on may be in segments that are not sealed yet.
     pub open_from: u64,
-    /// The number of the next note.
+    /// Number of the next note.
     pub next: u64,
 }
 
-impl Default for Inventory {
+impl Default for NoteInventory {
     fn default() -> Self {
         Self { journal: 0, sealed: Vec::new(), open_from: u64::MAX, next: 0 }
     }
 }
 
-/// One sealed segment.
+/// The notes of one sealed segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SealedNotes {
-    /// Its number.
+    /// Segment number.
     pub segment: u32,
-    /// Behind its last record, in bytes.
+    /// Offset of the end of the last record, in bytes.
     pub end: u32,
-    /// The smallest number of its notes.
+    /// Smallest note number.
     pub first: u64,
-    /// The largest.
+    /// Largest note number.
     pub last: u64,
-    /// What the notes take, in bytes.
+    /// Total size of the notes in bytes.
     pub bytes: u64,
 }
 
-/// Reads a sealed segment: its bytes, to be shown to [`each`].
+/// Reads the bytes of a sealed segment, for [`each`].
 ///
 /// # Errors
-/// What the storage says; [`io::ErrorKind::NotFound`] if it was removed meanwhile.
+/// Errors of the storage. [`io::ErrorKind::NotFound`] means that housekeeping removed the segment.
 pub fn read<S: Storage>(storage: &S, sealed: &SealedNotes) -> io::Result<Vec<u8>> {
     let file = storage.open(&format::segment_name(sealed.segment))?;
     let mut bytes = vec![0; sealed.end as usize];
@@ -56,7 +56,7 @@ pub fn read<S: Storage>(storage: &S, sealed: &SealedNotes) -> io::Result<Vec<u8>
     Ok(bytes)
 }
 
-/// Shows the notes of a sealed segment with checksums that fit, in its order; answers how many bytes are unreadable.
+/// Calls `show` with each valid note of a sealed segment, in order. Returns the number of unreadable bytes.
 pub fn each<'a>(journal: u64, sealed: &SealedNotes, bytes: &'a [u8], show: &mut dyn FnMut(Note<'a>)) -> u64 {
     let found = scan(bytes, journal, sealed.segment, Some(sealed.end));
     for span in &found.records {

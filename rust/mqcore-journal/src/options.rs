@@ -2,28 +2,27 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// The smallest segment that is made; also what is tried last when the disk is nearly full.
-pub(crate) const SMALLEST_SEGMENT: u32 = 4096;
+/// Smallest segment size in bytes; also the last one tried when the disk is nearly full.
+pub(crate) const SEGMENT_BYTES_MIN: u32 = 4096;
 
-/// How a journal is laid out. The sizes may differ from one opening to the next.
+/// Layout and limits of a journal. The sizes may change between openings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// The shard that the journal belongs to. Files of another shard are refused. Default 0.
+    /// Shard that the journal belongs to. Files of another shard are rejected. Default 0.
     pub shard: u32,
-    /// The size of a segment file in bytes, at least 4096. A record that is larger gets a larger segment.
-    /// Default 16 MiB.
+    /// Size of a segment file in bytes, at least 4096. A larger record gets a larger segment. Default 16 MiB.
     pub segment_bytes: u32,
-    /// The largest record that is taken, in bytes, at most 1 GiB. Default 64 MiB.
+    /// Maximum record size in bytes, at most 1 GiB. Default 64 MiB.
     pub max_record_bytes: u32,
-    /// How long notes are kept, in milliseconds. `None`: until `retain_notes_bytes` is exceeded. Default `None`.
+    /// Retention of notes in milliseconds. `None`: until `retain_notes_bytes` is exceeded. Default `None`.
     pub retain_notes_ms: Option<u64>,
-    /// How many bytes of notes are kept; the oldest segments lose theirs first. `None`: no limit. Default 1 GiB.
+    /// Maximum total size of notes in bytes; the oldest segments expire first. `None`: no limit. Default 1 GiB.
     pub retain_notes_bytes: Option<u64>,
-    /// The time of opening in Unix milliseconds, written into the headers of new segments for people to read.
+    /// Time of opening in milliseconds since the Unix epoch, written into the headers of new segments for information.
     /// Default 0.
     pub now_ms: u64,
-    /// What tells this journal's bytes from another's on the same disk. Only used when the journal is created;
-    /// keep the random default outside of tests.
+    /// Identity of a new journal, which distinguishes its bytes from those of other journals on the same disk. Ignored if the
+    /// journal exists. Default: random; set it in tests only.
     pub identity: u64,
 }
 
@@ -42,9 +41,9 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Sizes brought into the bounds that are documented with them.
+    /// Clamps the sizes to their documented limits.
     pub(crate) fn bounded(mut self) -> Self {
-        self.segment_bytes = self.segment_bytes.clamp(SMALLEST_SEGMENT, 1 << 30);
+        self.segment_bytes = self.segment_bytes.clamp(SEGMENT_BYTES_MIN, 1 << 30);
         self.max_record_bytes = self.max_record_bytes.clamp(1, 1 << 30);
         self
     }

@@ -1,20 +1,20 @@
-//! Finds the records of a segment, and what is damaged between them. Pure functions of bytes.
+//! Finds the records of a segment and the damage between them. Pure functions over bytes.
 
 use crate::format::{self, Checked, HEADER_BYTES, Record};
 
-/// How many bytes may be summed in vain, in lengths of the segment, while a record is looked for behind damage.
-/// Without a limit a peer's payload, made for it, could cost hours.
+/// Limit on checksum computation while searching for a record behind damage, as a multiple of the segment's length. Without
+/// it, a payload crafted by a peer could cost hours.
 const SEARCH_EFFORT: u64 = 64;
 const ZEROS: [u8; 4096] = [0; 4096];
 
-/// A part of a segment that holds no readable record.
+/// A part of a segment without a readable record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Gap {
     pub(crate) start: u32,
     pub(crate) end: u32,
 }
 
-/// Where a record stands in its segment.
+/// The place of a record in its segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) offset: u32,
@@ -27,35 +27,35 @@ impl Span {
     }
 }
 
-/// What a segment holds.
+/// Content of a segment.
 #[derive(Debug, Default)]
-pub(crate) struct Scan {
-    /// In order; all verified and decodable.
+pub(crate) struct SegmentScan {
+    /// Verified and decodable records, in order.
     pub(crate) records: Vec<Span>,
-    /// In order; before, between and behind the records.
+    /// Gaps before, between and after the records, in order.
     pub(crate) gaps: Vec<Gap>,
-    /// The segment's own word on how far it was durable: no crash explains damage before.
+    /// How far the segment was durable according to its own marks. No crash explains damage before this offset.
     pub(crate) synced_to: u32,
-    /// Whether the last record says that nothing follows in this segment.
+    /// Whether the last record states that nothing follows in this segment.
     pub(crate) closed: bool,
-    /// Whether it also says that another segment follows.
+    /// Whether the last record also states that another segment follows.
     pub(crate) followed: bool,
 }
 
-impl Scan {
-    /// Behind the last record.
+impl SegmentScan {
+    /// End of the last record.
     pub(crate) fn end(&self) -> u32 {
         self.records.last().map_or(HEADER_BYTES, |last| last.end())
     }
 }
 
-/// Scans a segment. `end`, if another segment knows it, is where its last record ends: everything before is then
-/// expected to be whole, and everything behind is left out.
-pub(crate) fn scan(bytes: &[u8], journal: u64, segment: u32, end: Option<u32>) -> Scan {
-    let mut scan = Scan { synced_to: HEADER_BYTES, ..Scan::default() };
+/// Scans a segment. `end` is the end of its last record, if another segment lists it: everything before it is expected to be
+/// complete, and everything after it is ignored.
+pub(crate) fn scan(bytes: &[u8], journal: u64, segment: u32, end: Option<u32>) -> SegmentScan {
+    let mut scan = SegmentScan { synced_to: HEADER_BYTES, ..SegmentScan::default() };
     let known = end.map_or(bytes.len(), |end| (end as usize).min(bytes.len()));
     let bytes = &bytes[..known];
-    let mut search = Search { bytes, journal, segment, effort: SEARCH_EFFORT * bytes.len() as u64 };
+    let mut search = RecordSearch { bytes, journal, segment, effort: SEARCH_EFFORT * bytes.len() as u64 };
     let mut offset = HEADER_BYTES;
     while (offset as usize) < bytes.len() {
         let found = search.readable(offset);
@@ -89,15 +89,15 @@ pub(crate) fn scan(bytes: &[u8], journal: u64, segment: u32, end: Option<u32>) -
     scan
 }
 
-struct Search<'a> {
+struct RecordSearch<'a> {
     bytes: &'a [u8],
     journal: u64,
     segment: u32,
     effort: u64,
 }
 
-impl Search<'_> {
-    /// The length of the record at `offset`, if one is there and makes sense.
+impl RecordSearch<'_> {
+    /// Length of the record at `offset`, if it is valid and decodable.
     fn readable(&mut self, offset: u32) -> Option<u32> {
         match format::check(self.bytes, self.journal, self.segment, offset) {
             Checked::Valid(length) => {
@@ -112,8 +112,8 @@ impl Search<'_> {
         }
     }
 
-    /// The next readable record behind damage at `damaged`. Byte by byte: where a damaged length points, a record may
-    /// stand and readable ones before it.
+    /// Returns the offset of the next readable record behind the damage at `damaged`. Searches byte by byte, because a damaged
+    /// length may point beyond readable records.
     fn next(&mut self, damaged: u32) -> Option<u32> {
         let mut offset = damaged + 1;
         while (offset as usize) < self.bytes.len() && self.effort > 0 {
@@ -141,7 +141,7 @@ fn first_non_zero(bytes: &[u8], from: u32) -> Option<u32> {
     None
 }
 
-/// Behind the last byte that is not zero; `from` if there is none.
+/// End of the last non-zero byte; `from` if there is none.
 fn last_non_zero(bytes: &[u8], from: u32) -> u32 {
     let mut end = bytes.len();
     while end > from as usize {

@@ -1,7 +1,7 @@
-//! What of a journal's files makes a whole copy of it, while it goes on being written.
+//! Snapshots: which parts of a journal's files form a consistent copy while the journal is in use.
 //!
-//! Records are appended and never changed, so the beginnings of all segments up to one moment are what a crash at that
-//! moment could have left: a journal that opens in order. Only removals would spoil it, so they wait.
+//! Records are appended and never changed. The beginnings of all segments at one moment are therefore what a crash at that
+//! moment could leave: a journal that opens normally. Only removals would interfere, so they wait.
 
 use crate::error::JournalError;
 use crate::format;
@@ -9,39 +9,40 @@ use crate::journal::{Condition, Journal};
 use crate::storage::Storage;
 use crate::writer::Writer;
 
-/// A journal at one moment, as files. Valid as long as it is [pinned](Journal::pin).
+/// The files of a journal at one moment. Valid while the journal is [pinned](Journal::pin).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Its segments, oldest first.
+    /// Segments, oldest first.
     pub segments: Vec<SnapshotSegment>,
-    /// Live records in it.
+    /// Number of live records.
     pub live: u64,
 }
 
 /// One segment file of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotSegment {
-    /// The file's name.
+    /// File name.
     pub name: String,
-    /// How much of it counts, in bytes from its start. That part does not change any more.
+    /// Number of valid bytes from the start of the file. They never change.
     pub bytes: u64,
-    /// How long a copy must be: what is behind `bytes` is zeros there.
+    /// Length of the copy in bytes. Everything after the valid bytes is zero.
     pub length: u64,
 }
 
 impl<S: Storage> Journal<S> {
-    /// Writes and syncs everything that was taken, and says which parts of which files hold it. On a full disk, what found
-    /// no space yet is not in it, and neither was it confirmed.
+    /// Writes and syncs all buffered records and returns the parts of the files that contain them.
     ///
-    /// Housekeeping must not remove what it names: call [`Self::pin`] in the same breath.
+    /// On a full disk, records that could not be written are not included; they were not confirmed either. Housekeeping must not
+    /// remove these files, so call [`Self::pin`] before anything else.
     ///
     /// # Errors
-    /// The journal's failure, which this call may be; and [`JournalError::Io`], which fails nothing, if there is a segment
-    /// that could not be read when the journal was opened: a copy would lack it.
+    /// - [`JournalError::Io`]: a segment could not be read when the journal was opened, so a copy would be incomplete. The
+    ///   journal continues to work.
+    /// - Any other error: the journal has failed.
     pub fn snapshot(&mut self) -> Result<Snapshot, JournalError> {
         self.check_failed()?;
         if let Some(number) = self.state.segments.iter().find(|(_, segment)| segment.unreadable) {
-            let refused = std::io::Error::other("the disk refused to read it when the journal was opened");
+            let refused = std::io::Error::other("the disk could not read it when the journal was opened");
             return Err(JournalError::io("reading", &format::segment_name(*number.0), &refused));
         }
         match self.write() {
@@ -49,7 +50,7 @@ impl<S: Storage> Journal<S> {
             Err(error) => return Err(error),
         }
         self.sync()?;
-        // Whatever damages the copy's end can be told from a torn one then.
+        // With a mark, damage to the end of the copy can be distinguished from a torn write.
         if self.condition == Condition::Healthy && self.tail.len() == 1 {
             self.mark_end()?;
         }
@@ -65,7 +66,7 @@ impl<S: Storage> Journal<S> {
         Ok(Snapshot { segments: segments.collect(), live: self.state.puts.len() as u64 })
     }
 
-    /// Whether housekeeping leaves all files where they are. Unpinned at first, and after every opening.
+    /// Sets whether housekeeping leaves all files in place. Off after every opening.
     pub fn pin(&mut self, pinned: bool) {
         self.pinned = pinned;
     }

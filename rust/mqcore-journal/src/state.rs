@@ -1,36 +1,36 @@
-//! What the records amount to: what is live and where, and what each segment is still needed for.
+//! The state that results from the records: which are live, where they are, and which segments are still needed.
 //!
-//! Writing and recovering run the same functions, so that what is in memory is what a scan of the files would give.
+//! Writing and recovery use the same functions, so the state in memory always equals the result of scanning the files.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use crate::format::{Listed, Location, Record};
-use crate::index::Index;
+use crate::format::{Location, Record, SegmentExtent};
+use crate::index::RecordIndex;
 
-/// What one segment holds.
+/// Content of one segment.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Segment {
-    /// The length of its file in bytes.
+    /// File length in bytes.
     pub(crate) file_bytes: u64,
-    /// Behind its last record.
+    /// End of the last record.
     pub(crate) end: u32,
-    /// Records of every kind, lost ones among them.
+    /// Number of records of all kinds, including lost ones.
     pub(crate) records: u32,
-    /// Puts that stand here, live or not, and the smallest and largest of their numbers.
+    /// Number of puts, live or not, and their smallest and largest numbers.
     pub(crate) puts: u32,
     pub(crate) numbers: Option<(u64, u64)>,
     pub(crate) live: u32,
     pub(crate) live_bytes: u64,
-    /// The latest touches of live puts, wherever these stand.
+    /// Number of latest touches of live puts in any segment.
     pub(crate) live_touches: u32,
     pub(crate) defines: u32,
     pub(crate) undefines: u32,
-    /// Definitions that hold.
+    /// Number of definitions in force.
     pub(crate) live_defines: u32,
-    /// What the live touches and definitions take.
+    /// Bytes of live touches and definitions.
     pub(crate) other_live_bytes: u64,
-    /// The smallest and largest number that is settled here.
+    /// Smallest and largest number settled here.
     pub(crate) settled: Option<(u64, u64)>,
     pub(crate) settle_bytes: u64,
     pub(crate) undefine_bytes: u64,
@@ -38,37 +38,37 @@ pub(crate) struct Segment {
     pub(crate) note_bytes: u64,
     pub(crate) newest_note_ms: u64,
     pub(crate) oldest_note_ms: u64,
-    /// The smallest and largest of their numbers.
-    pub(crate) note_numbers: Option<(u64, u64)>,
-    /// Past their time: the notes no longer keep the segment.
+    /// Smallest and largest note number.
+    pub(crate) note_number_range: Option<(u64, u64)>,
+    /// The notes are past their retention and no longer keep the segment.
     pub(crate) notes_expired: bool,
-    /// Set aside when emptied, never removed.
+    /// Quarantine the segment when it is emptied, instead of removing it.
     pub(crate) damaged: bool,
-    /// The disk refused to read it: left alone until the next opening.
+    /// The disk cannot read the segment. It is left in place until the next opening.
     pub(crate) unreadable: bool,
 }
 
 impl Segment {
-    /// Bytes that must go on existing somewhere, apart from settlements and undefinitions.
+    /// Bytes that must be preserved somewhere, apart from settlements and removals of definitions.
     pub(crate) fn needed_bytes(&self) -> u64 {
         self.live_bytes + self.other_live_bytes + if self.notes_expired { 0 } else { self.note_bytes }
     }
 }
 
-/// Everything that is known in memory.
+/// The state of a journal.
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct JournalState {
     pub(crate) segments: BTreeMap<u32, Segment>,
-    pub(crate) puts: Index,
-    /// The latest touch of each touched record.
-    pub(crate) touches: Index,
+    pub(crate) puts: RecordIndex,
+    /// Latest touch of each touched record.
+    pub(crate) touches: RecordIndex,
     pub(crate) definitions: BTreeMap<Box<[u8]>, Location>,
     pub(crate) next_sequence: u64,
     pub(crate) next_note: u64,
 }
 
-impl State {
-    /// Takes a record that stands at `at`.
+impl JournalState {
+    /// Applies the record at `at`.
     pub(crate) fn apply(&mut self, record: &Record<'_>, at: Location) {
         match *record {
             Record::Put { sequence, .. } => self.put(sequence, at),
@@ -121,7 +121,7 @@ impl State {
         segment.settled = Some(widen(segment.settled, *range.start(), *range.end()));
     }
 
-    /// Taken whether or not the put was seen: housekeeping may have copied it behind its touch.
+    /// Applied whether or not the put was seen, because housekeeping may have copied the put behind its touch.
     fn touch(&mut self, sequence: u64, at: Location) {
         if let Some(old) = self.touches.insert(sequence, at) {
             retire_touch(&mut self.segments, old);
@@ -162,15 +162,15 @@ impl State {
         segment.oldest_note_ms =
             if segment.notes == 0 { time_ms } else { segment.oldest_note_ms.min(time_ms) };
         segment.notes += 1;
-        segment.note_numbers = Some(widen(segment.note_numbers, number, number));
+        segment.note_number_range = Some(widen(segment.note_number_range, number, number));
         segment.note_bytes += u64::from(at.length);
         segment.newest_note_ms = segment.newest_note_ms.max(time_ms);
         segment.notes_expired = false;
     }
 
-    /// Gives up everything live that stands in a segment: the numbers of puts and the keys of definitions.
+    /// Gives up all live records of a segment. Returns the numbers of puts and the keys of definitions.
     pub(crate) fn lose_segment(&mut self, number: u32) -> (Vec<u64>, Vec<Vec<u8>>) {
-        let inside = |index: &Index| -> Vec<u64> {
+        let inside = |index: &RecordIndex| -> Vec<u64> {
             index.iter_from(0).filter(|(_, at)| at.segment == number).map(|(sequence, _)| sequence).collect()
         };
         let (puts, touches) = (inside(&self.puts), inside(&self.touches));
@@ -198,7 +198,7 @@ impl State {
         (puts, keys.into_iter().map(<[u8]>::into_vec).collect())
     }
 
-    /// Forgets the touches of records that turned out not to be live.
+    /// Removes the touches of records that turned out not to be live.
     pub(crate) fn sweep_touches(&mut self) {
         let orphans: Vec<u64> = self
             .touches
@@ -213,36 +213,36 @@ impl State {
         }
     }
 
-    /// Whether settlements or undefinitions in a segment still hold something down in an older one: without them the
-    /// dead would rise with the next opening. Conservative; only older segments can hold what was settled here, since
-    /// a put is never copied after its settlement.
+    /// Whether settlements or removals in a segment still hide records in an older one. Without them, those records would become
+    /// live again at the next opening.
+    ///
+    /// The answer is conservative. Only older segments can contain a put settled here, because a put is never copied after its
+    /// settlement.
     pub(crate) fn is_pinned(&self, number: u32) -> bool {
         let Some(segment) = self.segments.get(&number) else { return false };
         self.segments.range(..number).any(|(_, older)| {
-            older.holds_settled(segment.settled)
+            older.has_settled_puts(segment.settled)
                 || (segment.undefines > 0 && (older.defines > 0 || older.unreadable))
         })
     }
 
-    /// Whether a segment older than `number` holds a put in this range of numbers that is not live.
-    pub(crate) fn holds_down(&self, number: u32, range: &RangeInclusive<u64>) -> bool {
+    /// Whether a segment older than `number` contains a put in this range that is not live.
+    pub(crate) fn hides_settled(&self, number: u32, range: &RangeInclusive<u64>) -> bool {
         let settled = Some((*range.start(), *range.end()));
-        self.segments.range(..number).any(|(_, older)| older.holds_settled(settled))
+        self.segments.range(..number).any(|(_, older)| older.has_settled_puts(settled))
     }
 
-    /// All segments but one, for the beginning of that one.
-    pub(crate) fn inventory(&self, except: u32) -> impl Iterator<Item = Listed> {
-        self.segments.iter().filter(move |&(&number, _)| number != except).map(|(&number, segment)| Listed {
-            segment: number,
-            end: segment.end,
-            records: segment.records,
+    /// All segments except one, for the list at the beginning of that one.
+    pub(crate) fn inventory(&self, except: u32) -> impl Iterator<Item = SegmentExtent> {
+        self.segments.iter().filter(move |&(&number, _)| number != except).map(|(&number, segment)| {
+            SegmentExtent { segment: number, end: segment.end, records: segment.records }
         })
     }
 }
 
 impl Segment {
-    fn holds_settled(&self, settled: Option<(u64, u64)>) -> bool {
-        // What cannot be read now may be readable at the next opening.
+    fn has_settled_puts(&self, settled: Option<(u64, u64)>) -> bool {
+        // A segment that cannot be read now may be readable at the next opening.
         if self.unreadable {
             return settled.is_some();
         }

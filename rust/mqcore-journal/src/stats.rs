@@ -1,55 +1,55 @@
-//! What is counted.
+//! Statistics of a journal.
 
-/// Whether a journal takes records.
+/// Whether a journal accepts records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Health {
-    /// All is well.
+    /// The journal accepts records.
     Healthy,
-    /// No space is left: puts and notes are refused, settling goes on as long as the reserve lasts. `maintain`
-    /// finds out when space is back.
+    /// The disk is full. Puts and notes are rejected; settlements are accepted while the reserve lasts. `maintain` detects
+    /// when space is available again.
     Full,
-    /// A write or sync failed for good. Reads go on; everything else answers the first error. Open it anew.
+    /// A write or sync failed permanently. Reads still work; all other calls return the first error. Open the journal again.
     Failed,
 }
 
-/// A journal at one moment.
+/// Statistics of a journal at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stats {
-    /// Whether it takes records.
+    /// Whether the journal accepts records.
     pub health: Health,
-    /// Live records.
+    /// Number of live records.
     pub live: u64,
-    /// What they take on the disk, in bytes.
+    /// Bytes of live records on disk.
     pub live_bytes: u64,
-    /// Definitions that hold.
+    /// Number of definitions.
     pub definitions: u64,
-    /// Notes that are kept, with those that wait for their segment to go.
+    /// Number of notes on disk, including expired ones in segments that are not removed yet.
     pub notes: u64,
-    /// What all segment files take, in bytes.
+    /// Total size of all segment files in bytes.
     pub file_bytes: u64,
-    /// Bytes that wait for `write`.
+    /// Bytes that are buffered and not written yet.
     pub pending_bytes: u64,
-    /// What finding live records costs in memory, in bytes.
+    /// Memory used by the index of live records, in bytes.
     pub index_bytes: u64,
-    /// Segments that were set aside because of damage, now or earlier.
+    /// Number of segments ever quarantined because of damage.
     pub quarantined: u64,
-    /// Each segment, oldest first; the last is being written.
+    /// All segments, oldest first; the last one is being written.
     pub segments: Vec<SegmentStats>,
 }
 
-/// One segment at one moment.
+/// Statistics of one segment at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentStats {
-    /// Its number, as in its file name.
+    /// Segment number, as in the file name.
     pub number: u32,
-    /// Its file in bytes.
+    /// File size in bytes.
     pub file_bytes: u64,
-    /// Records of every kind.
+    /// Number of records of all kinds.
     pub records: u64,
-    /// Live records in it.
+    /// Number of live records.
     pub live: u64,
-    /// What these take, in bytes.
+    /// Bytes of live records.
     pub live_bytes: u64,
-    /// Whether damage was found in it.
+    /// Whether damage was found.
     pub damaged: bool,
 }

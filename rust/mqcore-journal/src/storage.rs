@@ -1,4 +1,4 @@
-//! Where a journal's files live: the only way from the journal to a disk.
+//! Storage of a journal's files: the journal's only access to a disk.
 
 mod file;
 mod memory;
@@ -7,43 +7,43 @@ mod read_only;
 use std::io;
 
 pub use file::FileStorage;
-pub use memory::{Call, Fault, MemoryFile, MemoryStorage};
+pub use memory::{Fault, MemoryFile, MemoryStorage, StorageCall};
 pub use read_only::ReadOnlyStorage;
 
 /// One flat directory of files.
 ///
-/// What was written is durable after `sync_data` of its file, and a file that was created, renamed or removed
-/// durably so after `sync_directory`: nothing is promised before, in any order. Errors of kind
-/// [`io::ErrorKind::StorageFull`] mean that space may come back; every other error of a change is taken as final.
+/// Written bytes are durable after `sync_data` of their file. A created, renamed or removed file is durable after
+/// `sync_directory`. Nothing is guaranteed before that, in any order. An error of kind [`io::ErrorKind::StorageFull`]
+/// means that space may become available again; every other error of a change is permanent.
 pub trait Storage {
-    /// An open file. Stays usable after the file is renamed or removed.
+    /// An open file. Remains usable after the file is renamed or removed.
     type File;
 
-    /// The names of all files, in any order.
+    /// Lists the names of all files, in any order.
     fn list(&self) -> io::Result<Vec<String>>;
-    /// Makes a file of `length` zero bytes with its space reserved where the system can; fails if it exists.
+    /// Creates a file of `length` zero bytes, and reserves its space if the system can. Fails if the file exists.
     fn create(&self, name: &str, length: u64) -> io::Result<Self::File>;
     /// Opens a file for reading and writing.
     fn open(&self, name: &str) -> io::Result<Self::File>;
-    /// A file's length in bytes.
+    /// Returns a file's length in bytes.
     fn length(&self, file: &Self::File) -> io::Result<u64>;
-    /// Reads at most `buffer.len()` bytes; 0 only at the end of the file.
+    /// Reads up to `buffer.len()` bytes and returns the number read; 0 only at the end of the file.
     fn read_at(&self, file: &Self::File, offset: u64, buffer: &mut [u8]) -> io::Result<usize>;
-    /// Writes some of `bytes`, and says how many.
+    /// Writes some of `bytes` and returns the number written.
     fn write_at(&self, file: &Self::File, offset: u64, bytes: &[u8]) -> io::Result<usize>;
-    /// Cuts a file.
+    /// Truncates or extends a file.
     fn set_length(&self, file: &Self::File, length: u64) -> io::Result<()>;
     /// Makes a file's bytes and length durable.
     fn sync_data(&self, file: &Self::File) -> io::Result<()>;
-    /// Gives a file another name, replacing what had it.
+    /// Renames a file. Replaces an existing file.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, name: &str) -> io::Result<()>;
-    /// Makes creations, renamings and removals durable.
+    /// Makes created, renamed and removed names durable.
     fn sync_directory(&self) -> io::Result<()>;
 }
 
-/// Writes all of `bytes` at `offset`, however many calls it takes.
+/// Writes all of `bytes` at `offset`, in as many calls as needed.
 pub(crate) fn write_whole<S: Storage>(
     storage: &S,
     file: &S::File,
@@ -61,7 +61,7 @@ pub(crate) fn write_whole<S: Storage>(
     Ok(())
 }
 
-/// Reads until `buffer` is full or the file ends; says how much there was.
+/// Reads until `buffer` is full or the file ends. Returns the number of bytes read.
 pub(crate) fn read_most<S: Storage>(
     storage: &S,
     file: &S::File,

@@ -1,41 +1,42 @@
-//! One segment that is being written: what is buffered, what is written, what is durable.
+//! The segment that is being written: what is buffered, written and durable.
 
 use std::io;
 use std::sync::Arc;
 
-use crate::format::{self, HEADER_BYTES, Kind, Location, SEAL_BYTES};
+use crate::format::{self, HEADER_BYTES, Location, RecordKind, SEAL_BYTES};
 use crate::storage::Storage;
 
-/// A buffer that grew beyond this for one large batch is given back afterwards, in bytes.
-const KEPT_BUFFER: usize = 4 << 20;
+/// A buffer that grew beyond this size for one large batch is released afterwards, in bytes.
+const RETAINED_BUFFER_BYTES: usize = 4 << 20;
 
-/// Who may use the end of a segment. When the disk is full the next segment cannot be made: then publishing stops
-/// first, settling goes on into a reserve, and the last bytes are for giving space back.
+/// The classes of records, which determine how far into a segment they may be written. On a full disk, the next segment
+/// cannot be created: publishing stops first, settlements continue into a reserve, and the last bytes are for releasing
+/// space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Class {
-    /// What adds live bytes or history.
-    Put,
-    /// What consumers and housekeeping need.
-    Keep,
-    /// What lets files go.
-    Drop,
+pub(crate) enum SpaceClass {
+    /// Records that add live bytes or history.
+    Publish,
+    /// Records that consumers and housekeeping need.
+    Essential,
+    /// Records that allow the removal of files.
+    Reclaim,
 }
 
-/// The last bytes of a segment of this capacity, for `Class::Drop`.
+/// Bytes at the end of a segment that are reserved for `SpaceClass::Reclaim`.
 fn last_reserve(capacity: u32) -> u32 {
     (capacity / 128).max(128)
 }
 
-/// How far records of a class may reach into a segment of this capacity.
-pub(crate) fn reach(capacity: u32, class: Class) -> u32 {
+/// How far records of a class may extend into a segment of this capacity.
+pub(crate) fn reach(capacity: u32, class: SpaceClass) -> u32 {
     match class {
-        Class::Put => capacity - last_reserve(capacity) - capacity / 16,
-        Class::Keep => capacity - last_reserve(capacity),
-        Class::Drop => capacity - SEAL_BYTES,
+        SpaceClass::Publish => capacity - last_reserve(capacity) - capacity / 16,
+        SpaceClass::Essential => capacity - last_reserve(capacity),
+        SpaceClass::Reclaim => capacity - SEAL_BYTES,
     }
 }
 
-/// The smallest capacity whose `Class::Put` part is at least `needed` bytes.
+/// Smallest capacity whose `SpaceClass::Publish` part has at least `needed` bytes.
 pub(crate) fn capacity_for(needed: u64) -> u64 {
     needed + needed / 8 + 256
 }
@@ -45,14 +46,14 @@ pub(crate) struct Writer<F> {
     pub(crate) number: u32,
     pub(crate) file: Arc<F>,
     pub(crate) capacity: u32,
-    /// Where the buffer begins in the file.
+    /// Offset of the buffer in the file.
     start: u32,
     buffer: Vec<u8>,
-    /// How much of the buffer is written. It is kept whole until all of it is, because reads are served from it.
+    /// Number of buffered bytes that are written. The buffer is retained until all of it is written, because it serves reads.
     done: usize,
-    /// All before is durable.
+    /// Everything before this offset is durable.
     pub(crate) synced: u32,
-    /// What the last mark said of `synced`.
+    /// Value of `synced` in the last mark.
     pub(crate) marked: u32,
 }
 
@@ -70,7 +71,7 @@ impl<F> Writer<F> {
         }
     }
 
-    /// Where the next record will stand.
+    /// Offset of the next record.
     pub(crate) fn position(&self) -> u32 {
         self.start + self.buffer.len() as u32
     }
@@ -79,8 +80,8 @@ impl<F> Writer<F> {
         self.start + self.done as u32
     }
 
-    /// Takes note that all that is written is durable. A write that stopped within a record does not count: marks
-    /// speak of whole records only.
+    /// Records that everything written is durable. A write that stopped within a record does not count, because marks refer to
+    /// complete records only.
     pub(crate) fn confirm(&mut self) {
         self.synced = self.start.max(self.synced);
     }
@@ -89,17 +90,17 @@ impl<F> Writer<F> {
         self.buffer.len() - self.done
     }
 
-    /// Whether the next batch has something new to say about what is durable.
-    pub(crate) fn wants_mark(&self) -> bool {
+    /// Whether the next batch should begin with a mark, because more is durable than the last mark records.
+    pub(crate) fn needs_mark(&self) -> bool {
         self.buffer.is_empty() && self.synced > self.marked
     }
 
-    /// Appends a record of this length and answers where it will stand.
+    /// Appends a record of this length and returns its place.
     pub(crate) fn push(
         &mut self,
         journal: u64,
         length: u32,
-        kind: Kind,
+        kind: RecordKind,
         head: &[u8],
         parts: &[&[u8]],
     ) -> Location {
@@ -108,13 +109,13 @@ impl<F> Writer<F> {
         at
     }
 
-    /// A record's bytes, if they are still in the buffer.
+    /// Returns a record's bytes if they are still buffered.
     pub(crate) fn buffered(&self, at: Location) -> Option<&[u8]> {
         let from = at.offset.checked_sub(self.start)? as usize;
         self.buffer.get(from..from + at.length as usize)
     }
 
-    /// Writes what is buffered. After an error it can be called again: the same bytes go to the same place.
+    /// Writes the buffer. After an error it can be called again: the same bytes go to the same place.
     pub(crate) fn flush<S: Storage<File = F>>(&mut self, storage: &S) -> io::Result<()> {
         while self.done < self.buffer.len() {
             let written =
@@ -127,7 +128,7 @@ impl<F> Writer<F> {
         self.start += self.buffer.len() as u32;
         self.done = 0;
         self.buffer.clear();
-        if self.buffer.capacity() > KEPT_BUFFER {
+        if self.buffer.capacity() > RETAINED_BUFFER_BYTES {
             self.buffer = Vec::new();
         }
         Ok(())

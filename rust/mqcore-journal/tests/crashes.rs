@@ -10,7 +10,7 @@ use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::stats::Health;
-use mqcore_journal::storage::{Call, Fault, MemoryStorage};
+use mqcore_journal::storage::{Fault, MemoryStorage, StorageCall};
 
 use world::{Asked, Chance, World, definitions, small};
 
@@ -69,8 +69,8 @@ impl Run {
                 Ok(opened) => break opened,
                 Err(error) => {
                     let full = matches!(error, JournalError::Full { .. });
-                    assert!(self.faults && (full || self.disk.struck() > 0), "opening failed: {error}");
-                    self.disk.heal();
+                    assert!(self.faults && (full || self.disk.fault_count() > 0), "opening failed: {error}");
+                    self.disk.clear_faults();
                     self.disk.set_capacity(None);
                     if self.chance.below(2) == 0 {
                         self.disk.crash();
@@ -103,8 +103,8 @@ impl Run {
     fn trouble_while_opening(&mut self) {
         if self.faults && self.chance.below(3) == 0 {
             let fault = [Fault::Error, Fault::Full, Fault::Short][self.chance.below(3) as usize];
-            let call = [Call::Change, Call::Sync][self.chance.below(2) as usize];
-            self.disk.plan(call, self.chance.below(12), fault, false);
+            let call = [StorageCall::Change, StorageCall::Sync][self.chance.below(2) as usize];
+            self.disk.inject(call, self.chance.below(12), fault, false);
         }
     }
 
@@ -138,10 +138,10 @@ impl Run {
     }
 
     /// Compacted, closed in order and cut to what it holds; then perhaps a crash.
-    fn close_small(&mut self) {
+    fn close_compacted(&mut self) {
         self.compact();
         let journal = self.journal.take().expect("a journal is open between the steps");
-        if journal.close_small().is_ok() {
+        if journal.close_compacted().is_ok() {
             for asked in self.since.drain(..) {
                 self.base.take(&asked);
             }
@@ -150,13 +150,13 @@ impl Run {
         if self.chance.below(2) == 0 {
             self.disk.crash();
         }
-        self.disk.heal();
+        self.disk.clear_faults();
         self.reopen();
     }
 
     /// A process that ends without a crash of the machine; the machine may crash soon after.
     fn restart(&mut self) {
-        self.disk.heal();
+        self.disk.clear_faults();
         self.reopen();
         if self.chance.below(2) == 0 {
             self.crash();
@@ -237,12 +237,12 @@ impl Run {
                 }
             }
             91 => self.compact(),
-            92 => self.close_small(),
+            92 => self.close_compacted(),
             93 => self.crash(),
             94 => self.restart(),
             95..=96 if self.faults => self.trouble(),
             97 => {
-                self.disk.heal();
+                self.disk.clear_faults();
                 self.disk.set_capacity(None);
             }
             _ => self.look(),
@@ -274,11 +274,12 @@ impl Run {
             self.disk.set_capacity(Some(used + self.chance.below(5000)));
             return;
         }
-        let call = [Call::Change, Call::Write, Call::Sync, Call::Create][self.chance.below(4) as usize];
+        let call = [StorageCall::Change, StorageCall::Write, StorageCall::Sync, StorageCall::Create]
+            [self.chance.below(4) as usize];
         let fault = [Fault::Error, Fault::Full, Fault::Short][self.chance.below(3) as usize];
         let after = self.chance.below(12);
         let lasting = self.chance.below(2) == 0 && fault != Fault::Short;
-        self.disk.plan(call, after, fault, lasting);
+        self.disk.inject(call, after, fault, lasting);
     }
 
     /// Everything that is live can be read at any time, written or not.
@@ -294,7 +295,7 @@ impl Run {
 
     /// A failed journal says the same for ever, and still reads.
     fn after_failure(&mut self) {
-        self.disk.heal();
+        self.disk.clear_faults();
         self.look();
         let journal = self.journal();
         let error = journal.sync().expect_err("no sync succeeds after a failure");

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
-use mqcore_journal::recovery::{Cause, Loss, Report};
+use mqcore_journal::recovery::{DamageCause, RecordLoss, RecoveryReport};
 use mqcore_journal::storage::MemoryStorage;
 
 use world::{World, definitions, small};
@@ -60,7 +60,7 @@ fn sample(close: bool) -> Sample {
     Sample { files, world, put }
 }
 
-type Opened = (Journal<MemoryStorage>, World, Report);
+type Opened = (Journal<MemoryStorage>, World, RecoveryReport);
 
 fn open(files: Files) -> Result<Opened, JournalError> {
     open_on(MemoryStorage::with_files(2, files))
@@ -88,18 +88,18 @@ fn place(files: &Files, payload: &[u8]) -> (u32, u64) {
 }
 
 /// Whether the report says that this byte of a segment is lost or was cut.
-fn explains(report: &Report, segment: u32, byte: u64) -> bool {
+fn explains(report: &RecoveryReport, segment: u32, byte: u64) -> bool {
     let inside =
         |offset: u32, bytes: u32| (u64::from(offset)..u64::from(offset) + u64::from(bytes)).contains(&byte);
     report.damaged.iter().filter(|damage| damage.segment == segment).any(|damage| {
-        matches!(damage.cause, Cause::Shortened { length, .. } if byte >= length)
+        matches!(damage.cause, DamageCause::Shortened { length, .. } if byte >= length)
             || damage.parts.iter().any(|part| inside(part.offset, part.bytes))
     }) || report.torn.iter().any(|torn| torn.segment == segment && byte >= u64::from(torn.offset))
         || report.missing.iter().any(|missing| missing.segment == segment)
 }
 
 /// What must hold of whatever was made of a sample's files.
-fn check(sample: &Sample, damaged: &Files, world: &World, report: &Report, what: &str) {
+fn check(sample: &Sample, damaged: &Files, world: &World, report: &RecoveryReport, what: &str) {
     for (sequence, (queue, found, touch)) in &world.live {
         assert_eq!(Some(found), sample.put.get(sequence), "{what}: an invented record {sequence}");
         assert_eq!(*queue, 5, "{what}");
@@ -151,7 +151,11 @@ fn a_flipped_byte_anywhere_costs_one_record_and_is_named() {
             assert!(lost <= 1, "{what}: {lost} records");
             if at < used && world != sample.world {
                 let damage = &report.damaged[0];
-                assert_eq!((damage.segment, damage.lost), (segment, Loss::Exactly(1)), "{what}: {report}");
+                assert_eq!(
+                    (damage.segment, damage.lost),
+                    (segment, RecordLoss::Exactly(1)),
+                    "{what}: {report}"
+                );
                 let part = damage.parts[0];
                 assert!((part.offset..part.offset + part.bytes).contains(&(at as u32)), "{what}: {report}");
                 let (from, to) = part.sequences.expect("marks bound what is lost");
@@ -171,7 +175,7 @@ fn a_flipped_byte_anywhere_costs_one_record_and_is_named() {
 }
 
 /// Housekeeping empties a damaged segment and sets it aside; after that there is nothing to report but the file.
-fn heals(mut journal: Journal<MemoryStorage>, world: &World, report: &Report, what: &str) {
+fn heals(mut journal: Journal<MemoryStorage>, world: &World, report: &RecoveryReport, what: &str) {
     let mut aside = Vec::new();
     for _ in 0..100 {
         let done = journal.maintain(0, 500).unwrap();
@@ -252,7 +256,7 @@ fn swapped_doubled_and_zeroed_parts_are_found() {
         files.insert(names[other].clone(), sample.files[names[one]].clone());
         let (_, world, report) = open(files).unwrap();
         assert_eq!(report.damaged.len(), 2, "{report}");
-        assert!(report.damaged.iter().all(|damage| damage.cause == Cause::Misplaced), "{report}");
+        assert!(report.damaged.iter().all(|damage| damage.cause == DamageCause::Misplaced), "{report}");
         assert!(world.live.len() < sample.world.live.len());
     }
     for name in names {
@@ -285,7 +289,7 @@ fn a_file_of_another_journal_is_not_used() {
     files.insert("0000000002.segment".to_owned(), disk.files().into_values().next().unwrap());
     let (_, world, report) = open(files).unwrap();
     assert!(!world.live.contains_key(&1000));
-    assert_eq!(report.damaged[0].cause, Cause::Misplaced);
+    assert_eq!(report.damaged[0].cause, DamageCause::Misplaced);
 }
 
 #[test]
@@ -316,6 +320,6 @@ fn a_report_says_in_words_what_is_lost() {
     files.get_mut("0000000001.segment").unwrap()[at as usize + 5] ^= 1;
     let (_, _, report) = open(files).unwrap();
     let words = report.to_string();
-    assert!(words.contains("segment 1: bytes do not match their checksums; 1 records are lost"), "{words}");
-    assert!(words.contains("(messages among numbers 8 to 8)"), "{words}");
+    assert!(words.contains("segment 1: checksum mismatch; 1 records are lost"), "{words}");
+    assert!(words.contains("(messages with numbers from 8 to 8)"), "{words}");
 }

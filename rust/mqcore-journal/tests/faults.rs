@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::stats::Health;
-use mqcore_journal::storage::{Call, Fault, MemoryStorage};
+use mqcore_journal::storage::{Fault, MemoryStorage, StorageCall};
 
 use world::small;
 
@@ -57,18 +57,18 @@ impl Load {
     }
 }
 
-fn fault_at(call: Call, after: u64, fault: Fault, lasting: bool) -> bool {
+fn fault_at(call: StorageCall, after: u64, fault: Fault, lasting: bool) -> bool {
     let disk = MemoryStorage::new(after);
     let (journal, _) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
-    disk.plan(call, after, fault, lasting);
+    disk.inject(call, after, fault, lasting);
     let mut load = Load { journal, confirmed: Confirmed::new(), settled: Vec::new(), refused: 0 };
     let failure = (0..80).find_map(|number| load.batch(number).err());
-    let struck = disk.struck() > 0;
+    let struck = disk.fault_count() > 0;
     let what = format!("{fault:?} at {call:?} {after}, lasting {lasting}: {failure:?}");
     if let Some(error) = failure {
         assert!(struck, "{what}");
         assert_eq!(load.journal.health(), Health::Failed, "{what}");
-        disk.heal();
+        disk.clear_faults();
         for _ in 0..3 {
             assert_eq!(load.journal.sync(), Err(error.clone()), "{what}");
             assert_eq!(load.journal.write(), Err(error.clone()), "{what}");
@@ -97,10 +97,12 @@ fn fault_at(call: Call, after: u64, fault: Fault, lasting: bool) -> bool {
 
 #[test]
 fn an_error_at_any_call_never_becomes_a_confirmation() {
-    for call in [Call::Change, Call::Write, Call::Sync, Call::Create] {
+    for call in [StorageCall::Change, StorageCall::Write, StorageCall::Sync, StorageCall::Create] {
         for fault in [Fault::Error, Fault::Full, Fault::Short] {
             for lasting in [false, true] {
-                if fault == Fault::Short && (lasting || call == Call::Sync || call == Call::Create) {
+                if fault == Fault::Short
+                    && (lasting || call == StorageCall::Sync || call == StorageCall::Create)
+                {
                     continue;
                 }
                 let struck = (0..300).filter(|&after| fault_at(call, after, fault, lasting)).count();
@@ -116,7 +118,7 @@ fn an_error_while_reading_fails_that_read_only() {
     let (mut journal, _) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
     journal.put(1, 1, &[b"one"]).unwrap();
     journal.write().unwrap();
-    disk.plan(Call::Read, 0, Fault::Error, false);
+    disk.inject(StorageCall::Read, 0, Fault::Error, false);
     assert!(matches!(journal.read(1), Err(JournalError::Io { doing: "reading", .. })));
     assert_eq!(journal.read(1).as_deref(), Ok(b"one".as_slice()));
     journal.sync().unwrap();
@@ -131,7 +133,7 @@ fn an_unreadable_segment_alarms_and_is_left_alone() {
         journal.put(sequence, 1, &[&[1; 100]]).unwrap();
     }
     journal.close().unwrap();
-    disk.plan(Call::Read, 0, Fault::Error, false);
+    disk.inject(StorageCall::Read, 0, Fault::Error, false);
     let (mut journal, recovered) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
     assert!(recovered.report.is_alarming());
     assert!(recovered.report.live > 20);

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
-use mqcore_journal::reading::Located;
-use mqcore_journal::storage::{Call, Fault, FileStorage, MemoryStorage, Storage};
+use mqcore_journal::reading::LocatedRecords;
+use mqcore_journal::storage::{Fault, FileStorage, MemoryStorage, Storage, StorageCall};
 
 fn options() -> Options {
     Options { segment_bytes: 4096, ..Options::default() }
@@ -29,7 +29,7 @@ fn filled<S: Storage>(storage: S, count: u64) -> Journal<S> {
     journal
 }
 
-fn read<S: Storage>(located: &Located<S>) -> Vec<(u64, Result<Vec<u8>, JournalError>)> {
+fn read<S: Storage>(located: &LocatedRecords<S>) -> Vec<(u64, Result<Vec<u8>, JournalError>)> {
     let mut seen = Vec::new();
     located.read(&mut |sequence, payload| seen.push((sequence, payload.map(<[u8]>::to_vec))));
     seen
@@ -116,8 +116,8 @@ fn a_disk_that_refuses_is_an_answer_for_each_record() {
     let journal = filled(storage.clone(), 30);
     let located = journal.locate(&(0..30).collect::<Vec<_>>());
     // The first request fails, and then that for one record alone.
-    storage.plan(Call::Read, 0, Fault::Error, false);
-    storage.plan(Call::Read, 3, Fault::Error, false);
+    storage.inject(StorageCall::Read, 0, Fault::Error, false);
+    storage.inject(StorageCall::Read, 3, Fault::Error, false);
     let seen = read(&located);
     assert_eq!(seen.len(), 30);
     let lost = seen.iter().filter(|(_, read)| matches!(read, Err(JournalError::Io { .. }))).count();

@@ -7,7 +7,7 @@ use mqcore_broker::model::id::QueueAddress;
 use mqcore_server::storage::data_dir::DataDirError;
 use mqcore_server::storage::export::{FileError, Format, TableFile};
 use mqcore_server::storage::inspection::{
-    InspectedSegment, InspectedShard, Place, Report, SideContents, SideJournal, StoppedDataDir,
+    InspectedSegment, InspectedShard, Place, RecoveryReport, SideContents, SideJournal, StoppedDataDir,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -90,7 +90,7 @@ fn segment_row(journal: String, shard: Option<usize>, segment: InspectedSegment)
     (journal, shard, stats.number, stats.records, stats.live, stats.file_bytes, segment.state.as_str())
 }
 
-fn found(report: Option<&Report>) -> Vec<(&'static str, String)> {
+fn found(report: Option<&RecoveryReport>) -> Vec<(&'static str, String)> {
     let Some(report) = report else {
         return vec![("missing", "it has no segments".to_owned())];
     };

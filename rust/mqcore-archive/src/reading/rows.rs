@@ -20,7 +20,7 @@ use arrow_select::filter::filter_record_batch;
 use mqcore_broker::history::packing::unpack;
 use mqcore_broker::history::{LifeStep, each_step};
 use mqcore_broker::model::record::RecordError;
-use mqcore_journal::journal::Note;
+use mqcore_journal::record::Note;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
 

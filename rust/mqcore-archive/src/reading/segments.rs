@@ -6,8 +6,8 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use mqcore_journal::following::{self, HEAD_BYTES, Identity, Seen, Walk};
-use mqcore_journal::journal::Note;
+use mqcore_journal::following::{self, FollowedRecord, HEAD_BYTES, RecordWalk, SegmentIdentity};
+use mqcore_journal::record::Note;
 
 use super::ReadError;
 
@@ -37,7 +37,7 @@ pub(super) struct Known {
 /// One segment file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Segment {
-    identity: Identity,
+    identity: SegmentIdentity,
     /// Behind the last readable record, in bytes.
     end: u32,
     /// Nothing can follow any more.
@@ -53,7 +53,7 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    fn new(identity: Identity) -> Self {
+    fn new(identity: SegmentIdentity) -> Self {
         let (end, times) = (HEAD_BYTES as u32, (u64::MAX, 0));
         Self { identity, end, closed: false, listed: false, notes: None, times, bytes: 0 }
     }
@@ -107,7 +107,7 @@ impl Segments {
 pub(super) struct Records {
     path: PathBuf,
     file: File,
-    identity: Identity,
+    identity: SegmentIdentity,
     /// Behind the last readable record, in bytes.
     end: u32,
     /// What is read at a time, in bytes, unless a record is longer.
@@ -133,23 +133,23 @@ impl Records {
     /// As [`Records::advance`], but shows notes only.
     pub(super) fn advance_notes(&mut self, show: &mut dyn FnMut(Note<'_>)) -> Result<bool, ReadError> {
         self.advance(&mut |seen| {
-            if let Seen::Note(note) = seen {
+            if let FollowedRecord::Note(note) = seen {
                 show(note);
             }
         })
     }
 
     /// Shows what the next piece of the file has. False: no more of it is readable by now.
-    fn advance(&mut self, show: &mut dyn FnMut(Seen<'_>)) -> Result<bool, ReadError> {
+    fn advance(&mut self, show: &mut dyn FnMut(FollowedRecord<'_>)) -> Result<bool, ReadError> {
         read_at(&mut self.file, self.end.into(), self.wanted, &mut self.bytes)
             .map_err(|source| failed(&self.path, source))?;
-        let mut walk = Walk::new(self.identity, self.end, &self.bytes);
+        let mut walk = RecordWalk::new(self.identity, self.end, &self.bytes);
         let mut closed = false;
         for seen in &mut walk {
-            closed |= seen == Seen::Closed;
+            closed |= seen == FollowedRecord::Closed;
             show(seen);
         }
-        let (passed, claimed) = (walk.offset() - self.end, walk.claimed());
+        let (passed, claimed) = (walk.offset() - self.end, walk.announced_bytes());
         let more = self.bytes.len() == self.wanted && (passed > 0 || claimed > self.wanted);
         self.end = walk.offset();
         self.wanted = claimed.max(self.piece);
@@ -215,11 +215,11 @@ impl Known {
         let mut segment = self.segments.get(&number).copied().unwrap_or_else(|| Segment::new(identity));
         records.end = segment.end;
         let mut began = None;
-        let mut take = |seen: Seen<'_>| match seen {
-            Seen::Note(note) => segment.take(&note),
-            Seen::Began { next_note, others } => began = Some((next_note, others)),
-            Seen::Closed => segment.closed = true,
-            Seen::Other => {}
+        let mut take = |seen: FollowedRecord<'_>| match seen {
+            FollowedRecord::Note(note) => segment.take(&note),
+            FollowedRecord::Began { next_note, others } => began = Some((next_note, others)),
+            FollowedRecord::Closed => segment.closed = true,
+            FollowedRecord::Other => {}
         };
         while records.advance(&mut take)? {}
         segment.end = records.end;
@@ -256,7 +256,7 @@ impl Known {
 /// Shows the notes of a segment of which another one knows where it ends. False: the file is gone.
 fn each_until(
     path: &Path,
-    identity: Identity,
+    identity: SegmentIdentity,
     end: u32,
     show: &mut dyn FnMut(Note<'_>),
 ) -> Result<bool, ReadError> {
@@ -314,8 +314,8 @@ mod tests {
         for piece in 16..700 {
             let mut records = Records::open(path.clone(), piece).expect("a sound disk").expect("it is there");
             let mut found = Vec::new();
-            let mut show = |seen: Seen<'_>| {
-                if let Seen::Note(note) = seen {
+            let mut show = |seen: FollowedRecord<'_>| {
+                if let FollowedRecord::Note(note) = seen {
                     found.push(note.payload.len());
                 }
             };

@@ -1,4 +1,4 @@
-//! Files of one directory of the operating system.
+//! Storage in a directory of the operating system.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -7,24 +7,24 @@ use std::sync::Arc;
 
 use super::Storage;
 
-/// The file whose lock says that the directory is in use.
+/// The file whose lock marks the directory as in use.
 pub(super) const LOCK: &str = "lock";
 
-/// A directory of real files. One process holds it at a time, until the last clone of this is gone: two writers of one
-/// log would destroy it.
+/// A directory of real files, locked by one process until the last clone of this value is dropped. Two writers would destroy
+/// the log.
 #[derive(Debug, Clone)]
 pub struct FileStorage {
     directory: PathBuf,
-    /// Held open, and so locked, for as long as this lives. The system gives it back after any end of the process.
+    /// The open file holds the lock. The system releases it when the process ends, however it ends.
     _lock: Arc<File>,
 }
 
 impl FileStorage {
-    /// Takes a directory, creating it if need be.
+    /// Locks a directory, and creates it if it does not exist.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] (elsewhere than on Unix another kind) if another process has it; whatever
-    /// the system says otherwise.
+    /// [`io::ErrorKind::WouldBlock`] (another kind on systems other than Unix) if another process holds the lock; otherwise the
+    /// system's error.
     pub fn open(directory: impl AsRef<Path>) -> io::Result<Self> {
         let directory = directory.as_ref().to_path_buf();
         fs::create_dir_all(&directory)?;
@@ -61,18 +61,18 @@ impl Storage for FileStorage {
     }
 
     fn read_at(&self, file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        again(|| position::read(file, buffer, offset))
+        retry_interrupted(|| position::read(file, buffer, offset))
     }
 
     fn write_at(&self, file: &File, offset: u64, bytes: &[u8]) -> io::Result<usize> {
-        again(|| position::write(file, bytes, offset))
+        retry_interrupted(|| position::write(file, bytes, offset))
     }
 
     fn set_length(&self, file: &File, length: u64) -> io::Result<()> {
-        again(|| file.set_len(length))
+        retry_interrupted(|| file.set_len(length))
     }
 
-    /// Once, never again after an error: the kernel may have forgotten the pages that it could not write.
+    /// Called once and never retried after an error: the kernel may have dropped the pages that it could not write.
     fn sync_data(&self, file: &File) -> io::Result<()> {
         file.sync_data()
     }
@@ -90,14 +90,14 @@ impl Storage for FileStorage {
         File::open(&self.directory)?.sync_all()
     }
 
-    /// Directories cannot be synced here; the file system keeps its own journal of names.
+    /// Directories cannot be synced on this system; the file system journals names itself.
     #[cfg(not(unix))]
     fn sync_directory(&self) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// What a directory holds. Names that are no text are none of a journal's.
+/// Lists a directory. Skips names that are not valid Unicode, which a journal never creates.
 pub(super) fn names(directory: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -108,8 +108,8 @@ pub(super) fn names(directory: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// A signal may interrupt a call before it did anything.
-pub(super) fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+/// Repeats a call that a signal interrupted before it did anything.
+pub(super) fn retry_interrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -118,19 +118,21 @@ pub(super) fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T>
     }
 }
 
-/// Gives a new file its length and, where the file system can, its space: a full disk then shows itself here and
-/// not in the middle of a write, and a sync has no new length to make durable.
+/// Gives a new file its length and, if the file system can, reserves its space. A full disk then fails here instead of in the
+/// middle of a write, and later syncs need not make a new length durable.
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "freebsd"))]
 fn reserve(file: &File, length: u64) -> io::Result<()> {
     use rustix::io::Errno;
-    let reserved = again(|| Ok(rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, length)?));
+    let reserved = retry_interrupted(|| {
+        Ok(rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, length)?)
+    });
     match reserved {
         Err(error)
             if [Errno::OPNOTSUPP, Errno::NOSYS]
                 .map(|e| Some(e.raw_os_error()))
                 .contains(&error.raw_os_error()) =>
         {
-            again(|| file.set_len(length))
+            retry_interrupted(|| file.set_len(length))
         }
         outcome => outcome,
     }
@@ -138,7 +140,7 @@ fn reserve(file: &File, length: u64) -> io::Result<()> {
 
 #[cfg(not(any(target_os = "linux", target_os = "android", target_os = "freebsd")))]
 fn reserve(file: &File, length: u64) -> io::Result<()> {
-    again(|| file.set_len(length))
+    retry_interrupted(|| file.set_len(length))
 }
 
 #[cfg(unix)]

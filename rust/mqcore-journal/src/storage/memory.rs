@@ -1,8 +1,8 @@
-//! Files in memory that can crash: what was not synced is lost, kept or torn, as a seed says.
+//! In-memory storage with simulated crashes and faults. A seed determines which unsynced writes survive, are lost or are torn.
 //!
-//! A machine that loses power keeps an arbitrary part of what was written since the last sync, sector by sector and
-//! file by file, and of the names that changed since the directory was synced. A sync that fails forgets what it
-//! should have written while reads still show it, as common kernels do. Both are what this storage does.
+//! A machine that loses power preserves an arbitrary part of what was written since the last sync, by sector and file, and
+//! of the names changed since the last sync of the directory. A failed sync loses pages that reads still show, as common
+//! kernels do. This storage simulates both.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -10,15 +10,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Storage;
 
-/// The smallest piece of a write that a disk keeps or loses as a whole, in bytes.
-const SECTOR: usize = 512;
-/// Sectors in a page of the system's cache.
-const PAGE: usize = 8;
+/// Smallest unit of a write that a disk preserves or loses as a whole, in bytes.
+const SECTOR_BYTES: usize = 512;
+/// Sectors per page of the system's cache.
+const PAGE_SECTORS: usize = 8;
 
-/// Which calls a fault strikes.
+/// The calls that a fault applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Call {
-    /// Every call that changes something.
+pub enum StorageCall {
+    /// All calls that change something.
     Change,
     /// `read_at`.
     Read,
@@ -30,14 +30,14 @@ pub enum Call {
     Create,
 }
 
-/// What goes wrong.
+/// A simulated fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The disk reports an error; of a write an arbitrary beginning may have happened.
+    /// The disk reports an error. An arbitrary prefix of a write may have happened.
     Error,
     /// The disk is full.
     Full,
-    /// A write takes one byte only. Other calls are not struck.
+    /// A write takes one byte only. Does not apply to other calls.
     Short,
 }
 
@@ -45,7 +45,7 @@ pub enum Fault {
 #[derive(Debug, Clone, Copy)]
 pub struct MemoryFile(u64);
 
-/// A disk in memory. Clones share it, so that a test keeps hold of what a journal was given.
+/// A disk in memory. Clones share it, so that a test can access what it gave to a journal.
 #[derive(Debug, Clone)]
 pub struct MemoryStorage {
     disk: Arc<Mutex<Disk>>,
@@ -60,15 +60,15 @@ struct Disk {
     durable_names: BTreeMap<String, u64>,
     name_changes: Vec<NameChange>,
     capacity: Option<u64>,
-    faults: Vec<Planned>,
+    faults: Vec<PlannedFault>,
     struck: u64,
 }
 
 #[derive(Debug, Default)]
 struct Inode {
-    /// What reads see.
+    /// Content as reads see it.
     view: Vec<u8>,
-    /// What a crash is sure to leave.
+    /// Content that a crash is guaranteed to leave.
     durable: Vec<u8>,
     /// Sectors that may or may not have reached the disk.
     dirty: BTreeSet<usize>,
@@ -83,21 +83,21 @@ enum NameChange {
 }
 
 #[derive(Debug)]
-struct Planned {
-    call: Call,
-    /// Calls of the kind until it strikes; 0: the next one.
+struct PlannedFault {
+    call: StorageCall,
+    /// Number of calls before the fault applies; 0: the next call.
     after: u64,
     lasting: bool,
     fault: Fault,
 }
 
 impl MemoryStorage {
-    /// An empty disk. Everything that is left to chance follows from the seed.
+    /// Creates an empty disk. The seed determines all random choices.
     pub fn new(seed: u64) -> Self {
         Self::with_files(seed, BTreeMap::new())
     }
 
-    /// A disk with files that are durable already.
+    /// Creates a disk with durable files.
     pub fn with_files(seed: u64, files: BTreeMap<String, Vec<u8>>) -> Self {
         let mut disk = Disk { random: seed, ..Disk::default() };
         for (name, bytes) in files {
@@ -110,34 +110,34 @@ impl MemoryStorage {
         Self { disk: Arc::new(Mutex::new(disk)) }
     }
 
-    /// All files as reads see them.
+    /// All files, as reads see them.
     pub fn files(&self) -> BTreeMap<String, Vec<u8>> {
         let disk = self.disk();
         disk.names.iter().map(|(name, inode)| (name.clone(), disk.inodes[inode].view.clone())).collect()
     }
 
-    /// Loses power: of everything that was not synced an arbitrary part stays. Faults end.
+    /// Simulates a power loss: an arbitrary part of the unsynced changes survives. Also clears all faults.
     pub fn crash(&self) {
         self.disk().crash();
     }
 
-    /// Limits the sum of all files' lengths; `None`: no limit.
+    /// Limits the total size of all files in bytes; `None`: no limit.
     pub fn set_capacity(&self, bytes: Option<u64>) {
         self.disk().capacity = bytes;
     }
 
-    /// Strikes the `after`-th call from now (0: the next), or with `lasting` that one and all that follow.
-    pub fn plan(&self, call: Call, after: u64, fault: Fault, lasting: bool) {
-        self.disk().faults.push(Planned { call, after, lasting, fault });
+    /// Injects a fault into the `after`-th matching call from now (0: the next), and into all later ones if `lasting`.
+    pub fn inject(&self, call: StorageCall, after: u64, fault: Fault, lasting: bool) {
+        self.disk().faults.push(PlannedFault { call, after, lasting, fault });
     }
 
-    /// Ends all faults.
-    pub fn heal(&self) {
+    /// Clears all faults.
+    pub fn clear_faults(&self) {
         self.disk().faults.clear();
     }
 
-    /// How many calls were struck by faults so far.
-    pub fn struck(&self) -> u64 {
+    /// Number of calls affected by faults so far.
+    pub fn fault_count(&self) -> u64 {
         self.disk().struck
     }
 
@@ -147,7 +147,7 @@ impl MemoryStorage {
 }
 
 impl Disk {
-    /// The next number of a splitmix64 sequence.
+    /// Next number of a SplitMix64 sequence.
     fn next_random(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.random;
@@ -160,7 +160,7 @@ impl Disk {
         self.next_random().is_multiple_of(one_in)
     }
 
-    fn fault(&mut self, calls: &[Call]) -> Option<Fault> {
+    fn fault(&mut self, calls: &[StorageCall]) -> Option<Fault> {
         let mut struck = None;
         self.faults.retain_mut(|planned| {
             if !calls.contains(&planned.call) {
@@ -187,7 +187,7 @@ impl Disk {
 
     fn crash(&mut self) {
         self.faults.clear();
-        // Most crashes are mixed; some lose all that they may, some lose nothing (a killed process).
+        // Most crashes are mixed; some lose everything unsynced, and some lose nothing, like a killed process.
         let style = self.next_random() % 8;
         let by_page = self.chance(2);
         let mut ids: Vec<u64> = self.inodes.keys().copied().collect();
@@ -220,8 +220,8 @@ impl Disk {
         }
         let mut page = (usize::MAX, false);
         for sector in std::mem::take(&mut inode.dirty) {
-            if !by_page || page.0 != sector / PAGE {
-                page = (sector / PAGE, self.keeps(style));
+            if !by_page || page.0 != sector / PAGE_SECTORS {
+                page = (sector / PAGE_SECTORS, self.keeps(style));
             }
             if page.1 {
                 inode.flush(sector);
@@ -233,10 +233,10 @@ impl Disk {
 }
 
 impl Inode {
-    /// Brings one sector to the disk, as far as the durable length reaches.
+    /// Writes one sector to the disk, within the durable length.
     fn flush(&mut self, sector: usize) {
-        let start = sector * SECTOR;
-        let end = (start + SECTOR).min(self.view.len()).min(self.durable.len());
+        let start = sector * SECTOR_BYTES;
+        let end = (start + SECTOR_BYTES).min(self.view.len()).min(self.durable.len());
         if start < end {
             self.durable[start..end].copy_from_slice(&self.view[start..end]);
         }
@@ -290,9 +290,10 @@ impl Storage for MemoryStorage {
         if disk.names.contains_key(name) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
-        let fault = disk.fault(&[Call::Change, Call::Create]).filter(|fault| *fault != Fault::Short);
+        let fault =
+            disk.fault(&[StorageCall::Change, StorageCall::Create]).filter(|fault| *fault != Fault::Short);
         let full = disk.capacity.is_some_and(|capacity| disk.used() + length > capacity);
-        // As with real files: the name is there although there was no space for the bytes.
+        // As with real files, the name exists although there was no space for the bytes.
         let view =
             if fault.is_some() || full { Vec::new() } else { vec![0; usize::try_from(length).unwrap_or(0)] };
         let id = disk.next_inode;
@@ -316,7 +317,7 @@ impl Storage for MemoryStorage {
 
     fn read_at(&self, file: &MemoryFile, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
         let mut disk = self.disk();
-        if let Some(fault @ (Fault::Error | Fault::Full)) = disk.fault(&[Call::Read]) {
+        if let Some(fault @ (Fault::Error | Fault::Full)) = disk.fault(&[StorageCall::Read]) {
             return Err(error(fault));
         }
         let view = &disk.inode(*file)?.view;
@@ -328,7 +329,7 @@ impl Storage for MemoryStorage {
 
     fn write_at(&self, file: &MemoryFile, offset: u64, bytes: &[u8]) -> io::Result<usize> {
         let mut disk = self.disk();
-        let fault = disk.fault(&[Call::Change, Call::Write]);
+        let fault = disk.fault(&[StorageCall::Change, StorageCall::Write]);
         let taken = match fault {
             None => bytes.len(),
             Some(Fault::Short) => bytes.len().min(1),
@@ -343,11 +344,12 @@ impl Storage for MemoryStorage {
             inode.length_dirty = true;
         }
         inode.view[start..end].copy_from_slice(&bytes[..taken]);
-        inode.dirty.extend((start..end).map(|byte| byte / SECTOR).step_by(SECTOR));
-        inode.dirty.extend(end.checked_sub(1).filter(|_| taken > 0).map(|last| last / SECTOR));
-        // The system may write a page back at any time, and then again: both states can be what a crash leaves.
+        inode.dirty.extend((start..end).map(|byte| byte / SECTOR_BYTES).step_by(SECTOR_BYTES));
+        inode.dirty.extend(end.checked_sub(1).filter(|_| taken > 0).map(|last| last / SECTOR_BYTES));
+        // The system may write a page back at any time, and again later: a crash may leave either state.
         if let Some(pick) = early {
-            let sector = start / SECTOR + usize::try_from(pick).unwrap_or(0) % (taken / SECTOR + 1);
+            let sector =
+                start / SECTOR_BYTES + usize::try_from(pick).unwrap_or(0) % (taken / SECTOR_BYTES + 1);
             inode.flush(sector);
         }
         match fault {
@@ -358,7 +360,7 @@ impl Storage for MemoryStorage {
 
     fn set_length(&self, file: &MemoryFile, length: u64) -> io::Result<()> {
         let mut disk = self.disk();
-        if let Some(fault @ Fault::Error) = disk.fault(&[Call::Change]) {
+        if let Some(fault @ Fault::Error) = disk.fault(&[StorageCall::Change]) {
             return Err(error(fault));
         }
         let inode = disk.inode(*file)?;
@@ -369,12 +371,13 @@ impl Storage for MemoryStorage {
 
     fn sync_data(&self, file: &MemoryFile) -> io::Result<()> {
         let mut disk = self.disk();
-        let fault = disk.fault(&[Call::Change, Call::Sync]).filter(|fault| *fault != Fault::Short);
+        let fault =
+            disk.fault(&[StorageCall::Change, StorageCall::Sync]).filter(|fault| *fault != Fault::Short);
         let Some(fault) = fault else {
             disk.inode(*file)?.sync();
             return Ok(());
         };
-        // Reads go on showing what will be gone after a crash, and the next sync finds nothing to do.
+        // Reads still show what a crash would lose, and the next sync has nothing to do.
         let lost = std::mem::take(&mut disk.inode(*file)?.dirty);
         for sector in lost {
             if disk.chance(2) {
@@ -386,7 +389,7 @@ impl Storage for MemoryStorage {
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         let mut disk = self.disk();
-        if let Some(fault @ Fault::Error) = disk.fault(&[Call::Change]) {
+        if let Some(fault @ Fault::Error) = disk.fault(&[StorageCall::Change]) {
             return Err(error(fault));
         }
         if !disk.names.contains_key(from) {
@@ -399,7 +402,7 @@ impl Storage for MemoryStorage {
 
     fn remove(&self, name: &str) -> io::Result<()> {
         let mut disk = self.disk();
-        if let Some(fault @ Fault::Error) = disk.fault(&[Call::Change]) {
+        if let Some(fault @ Fault::Error) = disk.fault(&[StorageCall::Change]) {
             return Err(error(fault));
         }
         if disk.names.remove(name).is_none() {
@@ -411,7 +414,7 @@ impl Storage for MemoryStorage {
 
     fn sync_directory(&self) -> io::Result<()> {
         let mut disk = self.disk();
-        match disk.fault(&[Call::Change, Call::Sync]).filter(|fault| *fault != Fault::Short) {
+        match disk.fault(&[StorageCall::Change, StorageCall::Sync]).filter(|fault| *fault != Fault::Short) {
             Some(fault) => Err(error(fault)),
             None => {
                 disk.name_changes.clear();

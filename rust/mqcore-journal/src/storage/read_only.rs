@@ -1,25 +1,25 @@
-//! Files of one directory of the operating system, to be looked at: opened for reading alone, never made, never changed.
+//! Read-only storage in a directory of the operating system. Never creates or changes a file.
 
 use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
 use super::Storage;
-use super::file::{LOCK, again, names, position};
+use super::file::{LOCK, names, position, retry_interrupted};
 
-/// A directory of real files that nobody writes to meanwhile. Several processes may look at once.
+/// A directory of real files without an active writer. Several processes may read it at once.
 #[derive(Debug)]
 pub struct ReadOnlyStorage {
     directory: PathBuf,
-    /// Held, so that no writer begins before this is dropped. `None`: no writer ever made one, as in a copy.
+    /// Shared lock that excludes writers until this value is dropped. `None`: there is no lock file, as in a copy.
     _lock: Option<File>,
 }
 
 impl ReadOnlyStorage {
-    /// Takes a directory that exists.
+    /// Locks an existing directory for reading.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] if a writer has it; whatever the system says otherwise.
+    /// [`io::ErrorKind::WouldBlock`] if a writer holds the lock; otherwise the system's error.
     pub fn open(directory: impl AsRef<Path>) -> io::Result<Self> {
         let directory = directory.as_ref().to_path_buf();
         let lock = match File::open(directory.join(LOCK)) {
@@ -35,7 +35,7 @@ impl ReadOnlyStorage {
     }
 }
 
-/// What every attempt at a change gets.
+/// The result of every attempt to change something.
 fn refused<T>() -> io::Result<T> {
     Err(io::ErrorKind::ReadOnlyFilesystem.into())
 }
@@ -51,7 +51,7 @@ impl Storage for ReadOnlyStorage {
         refused()
     }
 
-    /// For reading alone, whatever the caller would like.
+    /// Opens for reading only.
     fn open(&self, name: &str) -> io::Result<File> {
         File::open(self.directory.join(name))
     }
@@ -61,7 +61,7 @@ impl Storage for ReadOnlyStorage {
     }
 
     fn read_at(&self, file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        again(|| position::read(file, buffer, offset))
+        retry_interrupted(|| position::read(file, buffer, offset))
     }
 
     fn write_at(&self, _file: &File, _offset: u64, _bytes: &[u8]) -> io::Result<usize> {

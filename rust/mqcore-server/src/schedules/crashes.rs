@@ -62,7 +62,7 @@ struct Shard {
 impl Shard {
     fn open(shard: usize, disk: &MemoryStorage, now: u64) -> Self {
         let mut seen: BTreeMap<u64, (String, Restored, Option<Ticket>)> = BTreeMap::new();
-        let opened = Journal::open_watching(
+        let opened = Journal::open_with_observer(
             disk.clone(),
             options(shard as u32, now),
             &mut |_, _| {},

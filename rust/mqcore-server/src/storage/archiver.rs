@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use mqcore_archive::archive::{Archive, ArchiveError, Retention};
 use mqcore_archive::tree::TreeStorage;
-use mqcore_journal::notes::Inventory;
+use mqcore_journal::notes::NoteInventory;
 
 use crate::config::ArchiveConfig;
 use crate::hub::Hub;
@@ -28,7 +28,7 @@ const RETENTION: Duration = Duration::from_secs(60);
 /// How everybody else reaches the thread. It ends when the last of these is dropped.
 #[derive(Debug, Clone)]
 pub(crate) struct Archiver {
-    offers: Sender<(usize, Inventory)>,
+    offers: Sender<(usize, NoteInventory)>,
     /// Notes below this number are archived durably, by shard.
     archived: Arc<[AtomicU64]>,
     interval_ms: u64,
@@ -60,7 +60,7 @@ impl Archiver {
     }
 
     /// What can be read of a shard's journal.
-    pub(crate) fn offer(&self, shard: usize, inventory: Inventory) {
+    pub(crate) fn offer(&self, shard: usize, inventory: NoteInventory) {
         // The thread ends only when this is dropped.
         let _ = self.offers.send((shard, inventory));
     }
@@ -91,14 +91,14 @@ struct Worker {
     archived: Arc<[AtomicU64]>,
     /// `None`: it is opened when it is needed, and after each failure.
     archive: Option<Archive<TreeStorage>>,
-    offered: BTreeMap<usize, Inventory>,
+    offered: BTreeMap<usize, NoteInventory>,
     retained: Option<Instant>,
     /// When it failed last, until it succeeds.
     failed: Option<Instant>,
 }
 
 impl Worker {
-    fn run(mut self, offers: &Receiver<(usize, Inventory)>) {
+    fn run(mut self, offers: &Receiver<(usize, NoteInventory)>) {
         loop {
             match offers.recv_timeout(PATIENCE) {
                 Ok((shard, inventory)) => {
@@ -122,7 +122,7 @@ impl Worker {
     }
 
     /// Takes what else was offered; false at the end.
-    fn take_offers(&mut self, offers: &Receiver<(usize, Inventory)>) -> bool {
+    fn take_offers(&mut self, offers: &Receiver<(usize, NoteInventory)>) -> bool {
         loop {
             match offers.try_recv() {
                 Ok((shard, inventory)) => {
@@ -135,7 +135,7 @@ impl Worker {
     }
 
     /// Archives everything that is offered, and lets go what is too old; false at the end.
-    fn work(&mut self, offers: &Receiver<(usize, Inventory)>) -> Result<bool, ArchiveError> {
+    fn work(&mut self, offers: &Receiver<(usize, NoteInventory)>) -> Result<bool, ArchiveError> {
         let hub = Arc::clone(&self.hub);
         let counters = &hub.counters.archive;
         while let Some((shard, inventory)) = self.offered.pop_first() {

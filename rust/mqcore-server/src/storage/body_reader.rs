@@ -12,7 +12,7 @@ use mqcore_broker::model::message::Message;
 use mqcore_broker::model::record::decode_put;
 use mqcore_broker::model::stats::Waiting;
 use mqcore_journal::journal::Journal;
-use mqcore_journal::reading::Located;
+use mqcore_journal::reading::LocatedRecords;
 use mqcore_journal::storage::FileStorage;
 use tokio::sync::oneshot;
 
@@ -36,7 +36,7 @@ pub(crate) enum Wanted {
 /// The way to the thread. Dropping it lets the thread end when all is read.
 #[derive(Debug)]
 pub(crate) struct BodyReader {
-    jobs: Sender<(Wanted, Located<FileStorage>)>,
+    jobs: Sender<(Wanted, LocatedRecords<FileStorage>)>,
 }
 
 impl BodyReader {
@@ -67,7 +67,7 @@ impl BodyReader {
     }
 }
 
-fn run(shard: usize, hub: &Hub, jobs: &Receiver<(Wanted, Located<FileStorage>)>) {
+fn run(shard: usize, hub: &Hub, jobs: &Receiver<(Wanted, LocatedRecords<FileStorage>)>) {
     while let Ok((wanted, located)) = jobs.recv() {
         match wanted {
             Wanted::Load(load) => bring(shard, hub, &load, &located),
@@ -92,7 +92,7 @@ fn run(shard: usize, hub: &Hub, jobs: &Receiver<(Wanted, Located<FileStorage>)>)
 }
 
 /// Gives a queue what it asked for, in parts, so that the first can be handed out while the next is read.
-fn bring(shard: usize, hub: &Hub, load: &Load, located: &Located<FileStorage>) {
+fn bring(shard: usize, hub: &Hub, load: &Load, located: &LocatedRecords<FileStorage>) {
     let (mut part, mut bytes) = (Vec::new(), 0);
     each(shard, located, &mut |sequence, message| {
         bytes += message.as_ref().map_or(0, Message::memory_bytes);
@@ -113,7 +113,11 @@ fn tell(shard: usize, hub: &Hub, urgent: Urgent) {
 }
 
 /// Shows each message; one that cannot be read is an alarm in the log.
-fn each(shard: usize, located: &Located<FileStorage>, show: &mut dyn FnMut(Sequence, Option<Message>)) {
+fn each(
+    shard: usize,
+    located: &LocatedRecords<FileStorage>,
+    show: &mut dyn FnMut(Sequence, Option<Message>),
+) {
     located.read(&mut |sequence, payload| {
         let message = match payload {
             Ok(payload) => decode_put(payload).map(|put| put.message).map_err(|error| error.to_string()),

@@ -10,7 +10,7 @@ use mqcore_journal::storage::FileStorage;
 
 use crate::storage::data_dir::{DataDir, DataDirError, journal_options};
 
-pub use mqcore_journal::recovery::Report;
+pub use mqcore_journal::recovery::RecoveryReport;
 
 /// Octets that are copied between two words of progress.
 const STEP_BYTES: usize = 8 * 1024 * 1024;
@@ -28,7 +28,7 @@ pub struct Compaction {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CompactedShard {
     /// What opening found.
-    pub report: Report,
+    pub report: RecoveryReport,
     /// Octets of its segment files before and after.
     pub bytes: (u64, u64),
     /// Its segment files before and after.
@@ -101,7 +101,7 @@ impl Compaction {
             more = done.more;
             go_on = progress(total.saturating_sub(journal.compactable_bytes(until)), total);
         }
-        journal.close_small().map_err(failed)?;
+        journal.close_compacted().map_err(failed)?;
         if !go_on {
             return Ok(None);
         }

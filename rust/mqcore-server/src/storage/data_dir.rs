@@ -24,7 +24,7 @@ use mqcore_broker::model::record::{
 use mqcore_broker::model::recovery::{Recollection, Restored};
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
-use mqcore_journal::recovery::Report;
+use mqcore_journal::recovery::RecoveryReport;
 use mqcore_journal::storage::FileStorage;
 
 pub use mqcore_journal::error::JournalError;
@@ -169,7 +169,7 @@ pub(crate) struct DataDir {
 pub(crate) struct Opened {
     pub(crate) journal: Journal<FileStorage>,
     pub(crate) had: Recollection,
-    pub(crate) report: Report,
+    pub(crate) report: RecoveryReport,
     /// Live records that could not be read back.
     pub(crate) unreadable: u64,
 }
@@ -257,7 +257,7 @@ impl DataDir {
         let options = journal_options(shard, now_ms);
         let mut seen = Seen::default();
         let (journal, recovered) =
-            Journal::open_watching(storage, options, progress, &mut |sequence, payload| {
+            Journal::open_with_observer(storage, options, progress, &mut |sequence, payload| {
                 seen.see(sequence, payload);
             })
             .map_err(failed)?;

@@ -9,14 +9,14 @@ use mqcore_broker::model::id::QueueAddress;
 use mqcore_broker::model::record::{Definition, Progress, decode_definition};
 use mqcore_journal::error::JournalError;
 use mqcore_journal::inspection::Inspection;
-use mqcore_journal::journal::Live;
 use mqcore_journal::options::Options;
+use mqcore_journal::record::Live;
 use mqcore_journal::storage::ReadOnlyStorage;
 
 pub use crate::storage::data_dir::SideJournal;
 pub use mqcore_journal::inspection::{InspectedSegment, SegmentState};
-pub use mqcore_journal::journal::Note;
-pub use mqcore_journal::recovery::Report;
+pub use mqcore_journal::record::Note;
+pub use mqcore_journal::recovery::RecoveryReport;
 
 use crate::schedules::keeper::Crons;
 use crate::schedules::store::{self, RecordKind};
@@ -207,7 +207,7 @@ impl InspectedSide {
     }
 
     /// What was found; `None` if there is no journal: all of its segments are missing.
-    pub fn report(&self) -> Option<&Report> {
+    pub fn report(&self) -> Option<&RecoveryReport> {
         report(&self.journal)
     }
 
@@ -257,9 +257,9 @@ impl InspectedSide {
 }
 
 /// What was found; `None` if all segments are missing.
-fn report(journal: &Inspection<ReadOnlyStorage>) -> Option<&Report> {
+fn report(journal: &Inspection<ReadOnlyStorage>) -> Option<&RecoveryReport> {
     let report = &journal.recovered().report;
-    (!journal.segments().is_empty() || *report != Report::default()).then_some(report)
+    (!journal.segments().is_empty() || *report != RecoveryReport::default()).then_some(report)
 }
 
 impl InspectedShard {
@@ -281,7 +281,7 @@ impl InspectedShard {
     }
 
     /// What was found; `None` if there is no journal: its directory or all of its segments are missing.
-    pub fn report(&self) -> Option<&Report> {
+    pub fn report(&self) -> Option<&RecoveryReport> {
         report(self.journal.as_ref()?)
     }
 

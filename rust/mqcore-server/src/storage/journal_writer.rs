@@ -20,7 +20,7 @@ use mqcore_broker::model::record::{
 };
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
-use mqcore_journal::notes::Inventory;
+use mqcore_journal::notes::NoteInventory;
 use mqcore_journal::stats::Health;
 use mqcore_journal::storage::FileStorage;
 
@@ -194,7 +194,7 @@ struct Writer {
     history: HistoryTerms,
     packer: Packer,
     /// What the archiver was told last.
-    offered: Option<Inventory>,
+    offered: Option<NoteInventory>,
 }
 
 impl Writer {
