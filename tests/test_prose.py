@@ -28,7 +28,6 @@ NOT_YET_REWRITTEN: frozenset[str] = frozenset(
     {
         ".github/workflows/wheels.yml",
         "ARCHITECTURE.md",
-        "CHANGELOG.md",
         "CONTRIBUTING.md",
         "Cargo.toml",
         "Makefile",
