@@ -18,7 +18,7 @@ use std::io;
 use std::sync::Arc;
 
 use mqcore_broker::history::packing::unpack;
-use mqcore_broker::history::{LifeStep, each_step};
+use mqcore_broker::history::{LifecycleStep, each_step};
 use mqcore_broker::model::record::RecordError;
 use mqcore_journal::notes::{self, NoteInventory, SealedNotes};
 use mqcore_journal::storage::Storage;
@@ -416,7 +416,7 @@ impl Growing {
         Ok(Self { rows, times: (time_ms, time_ms), numbers: None, notes: (note, note) })
     }
 
-    fn push(&mut self, table: Table, place: StepPlace, step: &LifeStep<'_>) -> Result<(), ExportError> {
+    fn push(&mut self, table: Table, place: StepPlace, step: &LifecycleStep<'_>) -> Result<(), ExportError> {
         match table {
             Table::Messages => self.rows.rows.push_message(place, step)?,
             _ => self.rows.rows.push_step(place, step)?,
@@ -468,7 +468,7 @@ fn take(
         }
         let mut position = 0;
         let mut broken = None;
-        let mut show = |step: LifeStep<'_>| {
+        let mut show = |step: LifecycleStep<'_>| {
             let place = StepPlace { shard, note: number, position };
             position += 1;
             if broken.is_none() {
@@ -501,7 +501,7 @@ struct Files {
 }
 
 impl Files {
-    fn add(&mut self, place: StepPlace, step: &LifeStep<'_>) -> Result<(), ExportError> {
+    fn add(&mut self, place: StepPlace, step: &LifecycleStep<'_>) -> Result<(), ExportError> {
         let partition = Partition::of(self.queue(step.queue), step.time.0);
         if step.content.is_some() {
             self.push(Table::Messages, partition.clone(), place, step)?;
@@ -514,7 +514,7 @@ impl Files {
         table: Table,
         partition: Partition,
         place: StepPlace,
-        step: &LifeStep<'_>,
+        step: &LifecycleStep<'_>,
     ) -> Result<(), ExportError> {
         let file = match self.growing.entry((table, partition)) {
             Entry::Occupied(file) => file.into_mut(),

@@ -11,9 +11,9 @@ use arrow_array::builder::{
 };
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow_schema::{ArrowError, DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
-use mqcore_broker::history::{Kind, LifeStep, Who};
+use mqcore_broker::history::{ClientView, LifecycleKind, LifecycleStep};
 use mqcore_broker::model::id::Sequence;
-use mqcore_broker::model::record::{Progress, PutMessage};
+use mqcore_broker::model::record::{DeliveryProgress, PutMessage};
 
 /// A table: what a row of it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -233,7 +233,7 @@ impl Rows {
     ///
     /// # Errors
     /// A fault of this module: a column is not what its builder is.
-    pub fn push_step(&mut self, place: StepPlace, step: &LifeStep<'_>) -> Result<(), ArrowError> {
+    pub fn push_step(&mut self, place: StepPlace, step: &LifecycleStep<'_>) -> Result<(), ArrowError> {
         let of_message = !step.kind.is_of_a_shard();
         let number = of_message.then(|| signed(step.number.0));
         let mut row = self.row(160);
@@ -250,14 +250,14 @@ impl Rows {
         row.long(of_message.then(|| signed(step.body_bytes)))?;
         row.who(step.producer)?;
         row.who(step.consumer)?;
-        row.long((step.kind == Kind::Gap).then(|| signed(step.missing)))
+        row.long((step.kind == LifecycleKind::Gap).then(|| signed(step.missing)))
     }
 
     /// Takes a message that came as a row of [`Table::Messages`]; steps without content are left out.
     ///
     /// # Errors
     /// As for [`Self::push_step`].
-    pub fn push_message(&mut self, place: StepPlace, step: &LifeStep<'_>) -> Result<(), ArrowError> {
+    pub fn push_message(&mut self, place: StepPlace, step: &LifecycleStep<'_>) -> Result<(), ArrowError> {
         let Some(content) = step.content else { return Ok(()) };
         let bytes = content.headers.len() + content.body.map_or(0, <[u8]>::len);
         let mut row = self.row(160 + bytes);
@@ -284,7 +284,7 @@ impl Rows {
         shard: u32,
         sequence: Sequence,
         put: &PutMessage,
-        progress: Progress,
+        progress: DeliveryProgress,
     ) -> Result<(), ArrowError> {
         let message = &put.message;
         let number = put.number.0;
@@ -299,7 +299,7 @@ impl Rows {
         row.flag(message.properties().high_priority)?;
         row.int(Some(message.properties().content_type.into()))?;
         row.int(Some(progress.attempts.into()))?;
-        row.int(Some(progress.put_backs.into()))?;
+        row.int(Some(progress.requeues.into()))?;
         row.headers(message.headers())?;
         row.bytes(Some(message.body()))
     }
@@ -480,7 +480,7 @@ impl Row<'_> {
         Ok(())
     }
 
-    fn who(&mut self, who: Option<Who<'_>>) -> Result<(), ArrowError> {
+    fn who(&mut self, who: Option<ClientView<'_>>) -> Result<(), ArrowError> {
         self.text(who.map(|who| who.id))?;
         self.text(who.map(|who| who.name))?;
         self.text(who.map(|who| who.kind))?;

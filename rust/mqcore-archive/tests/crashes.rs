@@ -140,7 +140,7 @@ impl Run {
                 // Of one of three days, now and then, so that a round writes several files.
                 let time = Timestamp(self.chance.below(3) * 86_400_000);
                 let block = Block::gap(time, self.tag);
-                if let Ok(number) = self.journal().note(time.0, &block.octets) {
+                if let Ok(number) = self.journal().note(time.0, &block.bytes) {
                     self.since.push((number, self.tag));
                 }
             }
@@ -287,7 +287,7 @@ fn sealed(seed: u64) -> (Journal<MemoryStorage>, MemoryStorage) {
     let (mut journal, _) = Journal::open(disk.clone(), options(), &mut |_, _| {}).expect("a healthy disk");
     for tag in 1..=9 {
         let block = Block::gap(Timestamp(tag % 3 * 86_400_000), tag);
-        journal.note(0, &block.octets).expect("a healthy disk");
+        journal.note(0, &block.bytes).expect("a healthy disk");
     }
     journal.seal_notes(u64::MAX).expect("a healthy disk");
     (journal, disk)

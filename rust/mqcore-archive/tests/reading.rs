@@ -104,7 +104,7 @@ impl Run {
                 let tag = 1 + (self.written.len() + self.pending.len()) as u64;
                 let time = Timestamp(self.chance.below(3) * DAY_MS);
                 let block = Block::gap(time, tag);
-                let number = self.journal().note(time.0, &block.octets).expect("there is space");
+                let number = self.journal().note(time.0, &block.bytes).expect("there is space");
                 self.pending.push((number, tag));
             }
             40..=54 => {
@@ -228,7 +228,7 @@ fn what_retention_removed_is_lost_to_whoever_wanted_it_and_to_nobody_else() {
     let mut run = Run::new(9000);
     for tag in 1..=9 {
         let block = Block::gap(Timestamp(tag * DAY_MS), tag);
-        run.journal().note(tag * DAY_MS, &block.octets).expect("there is space");
+        run.journal().note(tag * DAY_MS, &block.bytes).expect("there is space");
     }
     run.journal().seal_notes(u64::MAX).expect("a sound disk");
     run.chance = Chance(1);

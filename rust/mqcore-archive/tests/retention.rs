@@ -23,7 +23,7 @@ fn three_days(disk: &MemoryStorage) -> Archive<MemoryStorage> {
     let (mut journal, _) = Journal::open(source.clone(), options, &mut |_, _| {}).expect("a healthy disk");
     for (day, steps) in [(0, 3), (0, 3), (0, 3), (1, 2), (1, 2), (2, 1)] {
         let block = Block::gap(Timestamp(day * DAY_MS + steps), steps);
-        journal.note(0, &block.octets).expect("a healthy disk");
+        journal.note(0, &block.bytes).expect("a healthy disk");
     }
     journal.seal_notes(u64::MAX).expect("a healthy disk");
     let mut archive = Archive::open(disk.clone()).expect("a healthy disk");

@@ -16,11 +16,11 @@ use mqcore_broker::model::intake::Ticket;
 use mqcore_broker::model::message::{Layout, Message, Properties};
 use mqcore_broker::model::options::{Durability, QueueChanges, Status};
 use mqcore_broker::model::record::{
-    NUMBERS_KEY, Progress, Record, channel_key, decode_definition, decode_put, decode_put_head,
+    DeliveryProgress, NUMBERS_KEY, Record, channel_key, decode_definition, decode_put, decode_put_head,
     encode_channel, encode_intake, encode_numbers, encode_put, encode_queue, encode_router,
     encode_topic_binding, intake_key, queue_key, router_key, topic_binding_key,
 };
-use mqcore_broker::model::recovery::{Recollection, Restored};
+use mqcore_broker::model::recovery::{RecoveredMessage, RecoveredState};
 use mqcore_broker::model::router::{Binding, RouterDefinition, RouterMethod, Target};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::model::topic::TopicPattern;
@@ -129,7 +129,7 @@ impl Disk {
                     queues.push(put.queue);
                     queues.len() - 1
                 });
-                Restored {
+                RecoveredMessage {
                     sequence: *sequence,
                     queue: queue as u32,
                     bytes: put.message.memory_bytes() as u32,
@@ -140,7 +140,7 @@ impl Disk {
             .collect();
         let progress = progress
             .iter()
-            .map(|(sequence, octets)| (*sequence, Progress::decode(octets).expect("encoded")))
+            .map(|(sequence, octets)| (*sequence, DeliveryProgress::decode(octets).expect("encoded")))
             .collect();
         let sequence = self.records[..kept].last().map_or(Sequence(0), |(sequence, _)| *sequence);
         let mut world = World::new();
@@ -148,7 +148,7 @@ impl Disk {
         for (sequence, octets) in &puts {
             world.journal.insert(*sequence, decode_put(octets).expect("just encoded").message);
         }
-        let had = Recollection { definitions, queues, messages, progress, tickets, unique_keys, sequence };
+        let had = RecoveredState { definitions, queues, messages, progress, tickets, unique_keys, sequence };
         world.broker.restore(had, world.now, &mut world.effects);
         world.turn();
         world
@@ -161,7 +161,7 @@ fn durable() -> (World, Disk) {
 
 fn durable_with(config: BrokerConfig) -> (World, Disk) {
     let mut world = World::with(config);
-    world.broker.restore(Recollection::default(), world.now, &mut world.effects);
+    world.broker.restore(RecoveredState::default(), world.now, &mut world.effects);
     (world, Disk::default())
 }
 
@@ -331,7 +331,7 @@ fn routers_that_peers_made_come_back_with_their_bindings() {
     w.broker.define_router(RouterDefinition::new(name("declared"), RouterMethod::Distribute)).expect("few");
     disk.take(&mut w);
     let again = disk.start(disk.records.len());
-    let routers = again.broker.survey(again.now).routers;
+    let routers = again.broker.stats(again.now).routers;
     let mut expected = RouterDefinition::new(name("kept"), RouterMethod::OnlyFirst);
     for target in ["@topic:t", "@client:x"] {
         expected.add(binding(target)).expect("a new one");
@@ -354,7 +354,7 @@ fn a_queue_that_was_removed_or_stopped_stays_empty() {
     w.command(&p, Command::Request(RequestId(2), Box::new(stop)));
     disk.commit(&mut w);
     let again = disk.start(disk.records.len());
-    let survey = again.broker.survey(again.now);
+    let survey = again.broker.stats(again.now);
     assert_eq!(survey.queues.len(), 1);
     assert_eq!(again.stored("ch/2"), 0);
     assert_eq!(again.information("ch/2").options.status, Status::Stopped);
@@ -420,7 +420,7 @@ fn a_message_waits_for_its_time_also_after_a_restart_and_its_attempts_are_known(
     assert!(again.delivered().is_empty());
     again.advance(Duration::from_millis(1));
     let delivered = again.effects.iter().find_map(|effect| match effect {
-        Effect::Deliver(deliver) => Some((id_of(&deliver.message), deliver.put_backs, deliver.first)),
+        Effect::Deliver(deliver) => Some((id_of(&deliver.message), deliver.requeues, deliver.first)),
         _ => None,
     });
     assert_eq!(delivered, Some(("late".to_owned(), 1, false)));
@@ -699,7 +699,7 @@ fn what_finds_no_room_is_put_off_and_nothing_overtakes_it() {
     w.broker.storage_refuses("the disk is full", w.now, &mut w.effects);
     w.turn();
     w.command(&link, passed_on(1, 1, "m1", "ch/1"));
-    assert!(matches!(&w.told(link.connection)[..], [Event::PutOff(1, _)]));
+    assert!(matches!(&w.told(link.connection)[..], [Event::Deferred(1, _)]));
     w.broker.storage_accepts(w.now, &mut w.effects);
     w.command(&link, passed_on(1, 2, "m2", "ch/1"));
     disk.commit(&mut w);

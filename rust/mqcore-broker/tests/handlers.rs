@@ -177,7 +177,7 @@ impl Chaos {
     }
 
     fn questions_open(&self) -> u64 {
-        self.world.broker.survey(self.world.now).questions_open
+        self.world.broker.stats(self.world.now).questions_open
     }
 
     /// Everybody has had enough time: nothing may be stuck.

@@ -5,7 +5,7 @@ use crate::world;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::history::{Block, Kind, each_step};
+use mqcore_broker::history::{Block, LifecycleKind, each_step};
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::{Clear, Command, Request};
 use mqcore_broker::model::config::BrokerConfig;
@@ -16,7 +16,7 @@ use mqcore_broker::model::id::{MessageNumber, RequestId, Sequence};
 use mqcore_broker::model::options::{Durability, QueueChanges, Status};
 use mqcore_broker::model::record::{Definition, NUMBERS_KEY, Record, decode_definition, decode_put_head};
 use mqcore_broker::model::record::{encode_numbers, encode_put};
-use mqcore_broker::model::recovery::{Recollection, Restored};
+use mqcore_broker::model::recovery::{RecoveredMessage, RecoveredState};
 use world::ledger::Ledger;
 use world::{World, acknowledged, changes, handler, queue};
 
@@ -30,7 +30,7 @@ fn told(world: &mut World) -> Vec<String> {
     let mut blocks = Vec::new();
     world.broker.take_history(&mut blocks);
     for block in &blocks {
-        each_step(&block.octets, &mut |step| {
+        each_step(&block.bytes, &mut |step| {
             let reason = step.reason.map_or(String::new(), |reason| format!(" {reason}"));
             let to = step.target.map_or(String::new(), |target| format!(" to {target}"));
             let by = step.consumer.map_or(String::new(), |consumer| format!(" {}", consumer.id));
@@ -245,7 +245,7 @@ fn commit(world: &mut World) -> Vec<(Sequence, Record)> {
 #[test]
 fn a_message_keeps_its_number_over_a_restart_and_no_number_is_used_twice() {
     let mut w = recorded();
-    w.broker.restore(Recollection::default(), w.now, &mut w.effects);
+    w.broker.restore(RecoveredState::default(), w.now, &mut w.effects);
     let p = w.client("p");
     let saving = QueueChanges { delivery_handler: Some("at-least-once".into()), ..changes(Status::Pull) };
     let create = Request::CreateQueue { queue: queue("ch/1"), changes: saving };
@@ -270,7 +270,7 @@ fn a_message_keeps_its_number_over_a_restart_and_no_number_is_used_twice() {
             Record::Put { queue, message, received, number } => {
                 let octets = encode_put(queue, message, *received, *number);
                 let head = decode_put_head(&octets).expect("just encoded");
-                Some(Restored {
+                Some(RecoveredMessage {
                     sequence: *sequence,
                     queue: 0,
                     bytes: head.memory_bytes as u32,
@@ -284,7 +284,7 @@ fn a_message_keeps_its_number_over_a_restart_and_no_number_is_used_twice() {
     let number = restored[0].number;
     assert_eq!((restored.len(), number), (1, MessageNumber(1)));
     let mut again = recorded();
-    let had = Recollection {
+    let had = RecoveredState {
         definitions: vec![read.expect("just compared")],
         queues: vec![queue("ch/1")],
         messages: restored,
@@ -299,8 +299,12 @@ fn a_message_keeps_its_number_over_a_restart_and_no_number_is_used_twice() {
     again.broker.take_history(&mut blocks);
     let mut steps = Vec::new();
     for block in &blocks {
-        each_step(&block.octets, &mut |step| steps.push((step.kind, step.number))).expect("just written");
+        each_step(&block.bytes, &mut |step| steps.push((step.kind, step.number))).expect("just written");
     }
-    assert_eq!(steps[..2], [(Kind::Started, MessageNumber(0)), (Kind::Restored, number)]);
-    assert_eq!(steps[2], (Kind::Produced, numbers), "the next run begins where the last one may have ended");
+    assert_eq!(steps[..2], [(LifecycleKind::Started, MessageNumber(0)), (LifecycleKind::Restored, number)]);
+    assert_eq!(
+        steps[2],
+        (LifecycleKind::Produced, numbers),
+        "the next run begins where the last one may have ended"
+    );
 }

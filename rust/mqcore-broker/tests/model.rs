@@ -11,7 +11,7 @@ use mqcore_broker::model::command::{Clear, Request};
 use mqcore_broker::model::config::BrokerConfig;
 use mqcore_broker::model::config::HistoryOptions;
 use mqcore_broker::model::options::{QueueChanges, Status};
-use mqcore_broker::model::recovery::Recollection;
+use mqcore_broker::model::recovery::RecoveredState;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_testkit::seeds;
 use world::ledger::Ledger;
@@ -341,7 +341,7 @@ impl Pair {
         });
         if memory.is_some() {
             world.commits = true;
-            world.broker.restore(Recollection::default(), world.now, &mut world.effects);
+            world.broker.restore(RecoveredState::default(), world.now, &mut world.effects);
         }
         let admin = world.client("admin");
         let clients: Vec<_> = (1..=CLIENTS).map(|number| world.client(&number.to_string())).collect();
@@ -562,7 +562,7 @@ impl Pair {
         }
         if let Some(watermark) = self.memory {
             // The next message always stays, and bodies that were read back but are not handed out yet.
-            let bodies = self.world.broker.survey(self.world.now).bodies;
+            let bodies = self.world.broker.stats(self.world.now).bodies;
             let largest = 200;
             let read = bodies.loaded.min(stored);
             assert!(bodies.memory_bytes <= watermark + (1 + read) * largest, "{bodies:?}\n{}", self.story());

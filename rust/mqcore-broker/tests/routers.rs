@@ -64,11 +64,11 @@ fn came(shards: &Shards, effects: Vec<Effect>) -> Came {
     let mut came = Came::default();
     for effect in effects {
         match effect {
-            Effect::Tell(to, Event::Direct { message, .. }) => {
+            Effect::Notify(to, Event::Direct { message, .. }) => {
                 let id = String::from_utf8_lossy(message.id()).into_owned();
                 came.direct.push(format!("{}:{id}", shards.name(to)));
             }
-            Effect::Tell(_, Event::Routed { refusal, .. }) => {
+            Effect::Notify(_, Event::Routed { refusal, .. }) => {
                 assert_eq!(came.said, None, "a producer hears once of its message");
                 came.said = Some(refusal.map_or(Ok(()), |refusal| Err(refusal.kind)));
             }
@@ -77,7 +77,7 @@ fn came(shards: &Shards, effects: Vec<Effect>) -> Came {
                     came.direct.push(format!("{} by topic", shards.name(*to)));
                 }
             }
-            Effect::Deliver(_) | Effect::Tell(_, Event::Acknowledged { .. }) | Effect::Ask(_) => {}
+            Effect::Deliver(_) | Effect::Notify(_, Event::Acknowledged { .. }) | Effect::Ask(_) => {}
             other => panic!("a router does not cause {other:?}"),
         }
     }
@@ -178,7 +178,7 @@ fn a_receiver_that_was_asked_for_an_answer_keeps_the_id_and_the_router_says_noth
     let effects = shards.command(0, Command::Route { router: router("r"), message });
     let mut seen = BTreeMap::new();
     for effect in effects {
-        let Effect::Tell(to, Event::Direct { message, to: pattern }) = effect else { panic!("{effect:?}") };
+        let Effect::Notify(to, Event::Direct { message, to: pattern }) = effect else { panic!("{effect:?}") };
         assert!(matches!(pattern, ClientPattern::Id(_)));
         assert_eq!(
             (message.source(), message.headers(), message.body()),
@@ -206,7 +206,7 @@ fn a_queue_acknowledges_to_the_producer_if_its_binding_says_so() {
     let heard: Vec<_> = effects
         .iter()
         .filter_map(|effect| match effect {
-            Effect::Tell(_, Event::Acknowledged { message, negative: None, queue: from, .. }) => {
+            Effect::Notify(_, Event::Acknowledged { message, negative: None, queue: from, .. }) => {
                 Some((message.id().to_vec(), (**from).clone()))
             }
             _ => None,
@@ -405,7 +405,7 @@ fn messages_leave_a_handler_in_the_order_in_which_they_came() {
     let said: Vec<_> = all
         .iter()
         .filter_map(|effect| match effect {
-            Effect::Tell(_, Event::Routed { message, .. }) => Some(message.id().to_vec()),
+            Effect::Notify(_, Event::Routed { message, .. }) => Some(message.id().to_vec()),
             _ => None,
         })
         .collect();

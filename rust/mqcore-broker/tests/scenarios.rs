@@ -11,7 +11,7 @@ use mqcore_broker::model::config::BrokerConfig;
 use mqcore_broker::model::decision::{Acknowledge, Decision, PutBack, Step};
 use mqcore_broker::model::effect::{Effect, Event, HandlerFailure, PullOutcome, Reply};
 use mqcore_broker::model::id::{ChannelName, ConnectionId};
-use mqcore_broker::model::node::Master;
+use mqcore_broker::model::node::Upstream;
 use mqcore_broker::model::options::{ChannelChanges, QueueChanges, Status};
 use mqcore_broker::model::rejection::RejectionKind;
 use mqcore_broker::model::stats::DropReason;
@@ -367,7 +367,7 @@ fn a_channel_that_wants_to_goes_when_nobody_and_nothing_is_in_it() {
     w.join(&a, "ch").unwrap();
     w.pull(&a, "ch/1", 1);
     w.close(&a);
-    assert!(w.broker.survey(w.now).channels.is_empty());
+    assert!(w.broker.stats(w.now).channels.is_empty());
 }
 
 #[test]
@@ -406,7 +406,7 @@ fn an_acknowledged_message_is_gone_and_a_refused_one_comes_back_last() {
     let information = w.information("ch/1");
     assert_eq!((information.in_flight, information.stats.acks, information.stats.negative_acks), (0, 2, 1));
     w.ack(&a, "ch/1", "1");
-    assert_eq!(w.broker.survey(w.now).unknown_acks, 1, "a second acknowledgement changes nothing");
+    assert_eq!(w.broker.stats(w.now).unknown_acks, 1, "a second acknowledgement changes nothing");
 }
 
 #[test]
@@ -811,7 +811,7 @@ fn a_failing_or_late_handler_keeps_the_message() {
     w.advance(10 * SECOND);
     assert_eq!(w.delivered(), ["a:1", "a:2"]);
     w.reply(&late, Ok(Decision::REFUSE));
-    assert_eq!(w.broker.survey(w.now).answers_late, 1);
+    assert_eq!(w.broker.stats(w.now).answers_late, 1);
     w.nack(&a, "ch/1", "1", "no");
     let raised = w.question(Step::AcknowledgeReceived);
     w.reply(&raised, Err(HandlerFailure::Raised));
@@ -1005,9 +1005,9 @@ fn a_removed_channel_tells_of_its_queues_that_go_with_it() {
     assert_eq!(w.events(&s), ["QueueRemoved", "QueueRemoved", "ChannelRemoved"]);
 }
 
-fn master(connected_since: Option<Timestamp>) -> Master {
+fn master(connected_since: Option<Timestamp>) -> Upstream {
     let (id, name, host) = ("m-1".into(), "north".into(), "127.0.0.1:1".into());
-    Master { index: 0, id, name, host, connected_since }
+    Upstream { index: 0, id, name, host, connected_since }
 }
 
 #[test]
@@ -1015,7 +1015,7 @@ fn nodes_are_listed_with_how_long_they_are_there_and_are_no_clients() {
     let mut w = World::new();
     let p = w.client("p");
     let since = w.now;
-    w.broker.master(master(Some(since)), since, &mut w.effects);
+    w.broker.upstream(master(Some(since)), since, &mut w.effects);
     let provisional = Client { connection: ConnectionId(77), ..(*p).clone() };
     let introduction = Introduction {
         id: Some("s-1".into()),
@@ -1028,7 +1028,9 @@ fn nodes_are_listed_with_how_long_they_are_there_and_are_no_clients() {
     let nodes = |w: &mut World| match w.request(&p, Request::ListNodes) {
         Ok(Reply::Nodes(nodes)) => nodes
             .iter()
-            .map(|n| format!("{} {} {} {} {} {}", n.id, n.name, n.host, n.slave, n.connected, n.lifetime_ms))
+            .map(|n| {
+                format!("{} {} {} {} {} {}", n.id, n.name, n.host, n.downstream, n.connected, n.lifetime_ms)
+            })
             .collect::<Vec<_>>(),
         other => panic!("{other:?}"),
     };
@@ -1039,7 +1041,7 @@ fn nodes_are_listed_with_how_long_they_are_there_and_are_no_clients() {
     w.command(&Arc::new(again), Command::Introduce(Box::new(introduction)));
     let closed = w.effects.iter().any(|effect| matches!(effect, Effect::Close(ConnectionId(77), _)));
     assert!(closed, "a node that comes anew replaces what was left of it");
-    w.broker.master(master(None), w.now, &mut w.effects);
+    w.broker.upstream(master(None), w.now, &mut w.effects);
     assert_eq!(nodes(&mut w), ["m-1 north 127.0.0.1:1 false false 0", "s-1 south 10.0.0.1 true true 0"]);
 }
 
@@ -1077,7 +1079,7 @@ fn events_come_while_subscribed_and_not_after() {
         w.request(&p, Request::RemoveChannel { channel }).unwrap();
         w.close(&c);
         for connected_since in [Some(w.now), None] {
-            w.broker.master(master(connected_since), w.now, &mut w.effects);
+            w.broker.upstream(master(connected_since), w.now, &mut w.effects);
         }
     };
     for on in [true, false] {
@@ -1186,9 +1188,9 @@ fn looking_ahead_at_a_batch_changes_nothing_whatever_is_in_it() {
         Command::RoomFor { queue: address.clone() },
         Command::Publish { queue: address, message },
     ];
-    let before = format!("{:?}", w.broker.survey(w.now));
+    let before = format!("{:?}", w.broker.stats(w.now));
     assert_eq!(w.broker.look_ahead(&a, &batch), batch.len());
-    assert_eq!(format!("{:?}", w.broker.survey(w.now)), before);
+    assert_eq!(format!("{:?}", w.broker.stats(w.now)), before);
     let many: Vec<_> = (0..MESSAGES).map(|number| word("ch/1", &number.to_string())).collect();
     let some = w.broker.look_ahead(&a, &many);
     assert!((1..MESSAGES).contains(&some), "as many as the cache holds, and never none of some");
@@ -1196,7 +1198,7 @@ fn looking_ahead_at_a_batch_changes_nothing_whatever_is_in_it() {
     for command in batch {
         w.command(&a, command);
     }
-    let survey = w.broker.survey(w.now);
+    let survey = w.broker.stats(w.now);
     let queue = &survey.queues[0];
     assert_eq!((queue.stats.acks, queue.in_flight), (1, MESSAGES as u64), "one is settled, one is new");
     assert_eq!(survey.unknown_acks, 4, "the twice acknowledged, another's, nobody's, and that of no queue");

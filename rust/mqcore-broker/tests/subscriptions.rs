@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use mqcore_broker::model::bindings::{QueueBinding, Unused};
+use mqcore_broker::model::bindings::{QueueBinding, UnusedPolicy};
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::{Command, Request};
 use mqcore_broker::model::decision::{Decision, Step};
@@ -91,7 +91,7 @@ impl Subscriptions for World {
             let Effect::Deliver(deliver) = effect else { continue };
             for to in deliver.to.as_slice() {
                 let again =
-                    if deliver.put_backs > 0 { format!("+{}", deliver.put_backs) } else { String::new() };
+                    if deliver.requeues > 0 { format!("+{}", deliver.requeues) } else { String::new() };
                 seen.push(format!("{}.{}:{}{again}", to.0, deliver.tag.0, id_of(&deliver.message)));
             }
         }
@@ -326,10 +326,10 @@ fn ask(world: &mut World, client: &Arc<Client>, request: Request) -> Result<Repl
     let at = world
         .effects
         .iter()
-        .position(|effect| matches!(effect, Effect::Tell(_, Event::Answered(ID, _))))
+        .position(|effect| matches!(effect, Effect::Notify(_, Event::Answered(ID, _))))
         .expect("every request is answered");
     match world.effects.remove(at) {
-        Effect::Tell(_, Event::Answered(_, result)) => result.map_err(|rejection| rejection.kind),
+        Effect::Notify(_, Event::Answered(_, result)) => result.map_err(|rejection| rejection.kind),
         _ => unreachable!("the position was found by this pattern"),
     }
 }
@@ -346,7 +346,7 @@ fn rebound(world: &mut World, client: &Arc<Client>) -> Vec<String> {
     let told = world.told(client.connection);
     told.into_iter()
         .filter_map(|event| match event {
-            Event::Rebound { tag, bindings } => {
+            Event::BindingsChanged { tag, bindings } => {
                 let names: Vec<_> = bindings.topics.iter().map(ToString::to_string).collect();
                 Some(format!("{} {names:?} {:?}", tag.0, bindings.unused))
             }
@@ -414,12 +414,12 @@ fn a_queue_may_be_bound_before_it_exists() {
     assert_eq!(world.tagged(), ["2.1:a"]);
 }
 
-fn going(unused: Unused) -> Box<QueueBinding> {
+fn going(unused: UnusedPolicy) -> Box<QueueBinding> {
     Box::new(QueueBinding { add: topics(&["e1"]), unused: Some(unused), ..QueueBinding::default() })
 }
 
 fn exists(world: &World) -> bool {
-    world.broker.survey(world.now).queues.iter().any(|found| found.queue == queue(Q))
+    world.broker.stats(world.now).queues.iter().any(|found| found.queue == queue(Q))
 }
 
 #[test]
@@ -428,7 +428,7 @@ fn a_queue_goes_with_its_last_subscription_if_it_was_told_to() {
         let (mut world, producer, one, two) = workers();
         for (client, tag) in [(&one, 1), (&two, 2)] {
             let subscribe =
-                QueueSubscription { binding: Some(going(Unused::Delete)), ..subscription(Q, tag) };
+                QueueSubscription { binding: Some(going(UnusedPolicy::Delete)), ..subscription(Q, tag) };
             ask(&mut world, client, Request::SubscribeQueue(Box::new(subscribe))).unwrap();
         }
         world.close(&two);
@@ -441,14 +441,14 @@ fn a_queue_goes_with_its_last_subscription_if_it_was_told_to() {
         settle_forwards(&mut world);
         assert!(!exists(&world));
         publish_to_topic(&mut world, &producer, "e1", "lost");
-        assert!(world.broker.survey(world.now).topics.iter().all(|topic| topic.queues == 0));
+        assert!(world.broker.stats(world.now).topics.iter().all(|topic| topic.queues == 0));
     }
 }
 
 #[test]
 fn a_queue_outlives_its_last_subscription_as_long_as_it_was_told_to() {
     let (mut world, producer, one, two) = workers();
-    let after = Unused::DeleteAfter(Duration::from_secs(5));
+    let after = UnusedPolicy::DeleteAfter(Duration::from_secs(5));
     let subscribe = QueueSubscription { binding: Some(going(after)), ..subscription(Q, 1) };
     ask(&mut world, &one, Request::SubscribeQueue(Box::new(subscribe.clone()))).unwrap();
     world.close(&one);
@@ -468,12 +468,12 @@ fn a_queue_outlives_its_last_subscription_as_long_as_it_was_told_to() {
 #[test]
 fn dropping_a_queue_tells_its_subscriptions_of_an_empty_list_and_then_of_their_end() {
     let (mut world, producer, one, _) = workers();
-    let subscribe = QueueSubscription { binding: Some(going(Unused::Keep)), ..subscription(Q, 1) };
+    let subscribe = QueueSubscription { binding: Some(going(UnusedPolicy::Keep)), ..subscription(Q, 1) };
     ask(&mut world, &one, Request::SubscribeQueue(Box::new(subscribe))).unwrap();
     ask(&mut world, &producer, Request::DropQueue { queue: queue(Q) }).unwrap();
     let told = world.told(one.connection);
     assert!(
-        matches!(&told[..], [Event::Rebound { bindings, .. }, Event::SubscriptionEnded { .. }] if bindings.topics.is_empty()),
+        matches!(&told[..], [Event::BindingsChanged { bindings, .. }, Event::SubscriptionEnded { .. }] if bindings.topics.is_empty()),
         "{told:?}"
     );
     ask(&mut world, &producer, Request::DropQueue { queue: queue("nosuch/0") }).unwrap();

@@ -46,8 +46,8 @@ fn publish(shards: &mut Shards, who: usize, name: &str, to_producer: bool) -> (V
                 assert_eq!(publication.topic, topic(name));
                 got.extend(publication.to.as_slice().iter().map(|to| shards.name(*to)));
             }
-            Effect::Tell(to, Event::Published { .. }) => got.push(format!("{} told", shards.name(to))),
-            Effect::Tell(_, Event::Answered(_, Ok(Reply::Published(count)))) => receivers = count,
+            Effect::Notify(to, Event::Published { .. }) => got.push(format!("{} told", shards.name(to))),
+            Effect::Notify(_, Event::Answered(_, Ok(Reply::Published(count)))) => receivers = count,
             other => panic!("publishing to a topic does not cause {other:?}"),
         }
     }

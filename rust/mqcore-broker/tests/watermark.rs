@@ -12,7 +12,7 @@ use mqcore_broker::model::decision::Step;
 use mqcore_broker::model::effect::{Effect, Event, PullOutcome};
 use mqcore_broker::model::options::{QueueChanges, Status};
 use mqcore_broker::model::policy;
-use mqcore_broker::model::recovery::Recollection;
+use mqcore_broker::model::recovery::RecoveredState;
 use mqcore_broker::model::stats::DropReason;
 use world::{World, acknowledged, changes, handler, queue};
 
@@ -21,7 +21,7 @@ fn forgetful() -> (World, Arc<Client>) {
     let mut world = World::with(BrokerConfig { seed: 7, memory_watermark: 0, ..BrokerConfig::default() });
     world.commits = true;
     world.prompt = false;
-    world.broker.restore(Recollection::default(), world.now, &mut world.effects);
+    world.broker.restore(RecoveredState::default(), world.now, &mut world.effects);
     let producer = world.client("p");
     (world, producer)
 }
@@ -47,7 +47,7 @@ fn a_long_queue_is_asked_for_in_windows_and_handed_out_in_order() {
     for number in 0..3000 {
         w.publish(&p, "ch/1", &number.to_string());
     }
-    let bodies = w.broker.survey(w.now).bodies;
+    let bodies = w.broker.stats(w.now).bodies;
     assert_eq!(bodies.evicted, 2999, "all but the next one leave: {bodies:?}");
     assert!(bodies.memory_bytes < 200, "{bodies:?}");
     let a = w.client("a");
@@ -84,7 +84,7 @@ fn a_body_that_cannot_be_read_is_counted_and_holds_up_nobody() {
     let information = w.information("ch/1");
     assert_eq!(information.stats.dropped[DropReason::Unreadable as usize], 2);
     assert_eq!((information.stats.removed, information.normal), (5, 0));
-    assert_eq!(w.broker.survey(w.now).bodies.unreadable, 2);
+    assert_eq!(w.broker.stats(w.now).bodies.unreadable, 2);
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn a_handler_is_told_of_a_cleared_message_before_its_record_is_settled() {
     let mut farewells = Vec::new();
     for effect in &w.effects {
         match effect {
-            Effect::Farewell(sequence, question) => {
+            Effect::Dequeued(sequence, question) => {
                 assert_eq!(question.step, Step::MessageDequeued);
                 farewells.push(*sequence);
             }
@@ -192,7 +192,7 @@ fn a_handler_is_told_of_a_cleared_message_before_its_record_is_settled() {
         }
     }
     assert!(farewells.is_empty(), "each is settled, behind its farewell");
-    let told = w.effects.iter().filter(|effect| matches!(effect, Effect::Farewell(..))).count();
+    let told = w.effects.iter().filter(|effect| matches!(effect, Effect::Dequeued(..))).count();
     assert_eq!(told, 2, "the third was in memory");
 }
 
@@ -228,6 +228,6 @@ fn unsaved_messages_stay_where_they_are() {
     for number in 0..50 {
         w.publish(&p, "ch/1", &number.to_string());
     }
-    assert_eq!(w.broker.survey(w.now).bodies, mqcore_broker::model::stats::BodyStats::default());
+    assert_eq!(w.broker.stats(w.now).bodies, mqcore_broker::model::stats::BodyStats::default());
     assert!(w.loads.is_empty());
 }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use mqcore_broker::model::intake::{Arrival, Intake, Progress, Ticket};
+use mqcore_broker::model::intake::{Arrival, Intake, IntakeProgress, Ticket};
 use mqcore_cluster::filter::{Filter, ForwardKind, Pattern, Rule, Sender};
 use mqcore_cluster::link::{Action, Link, LinkOptions, LinkState};
 use mqcore_cluster::log::{LogOptions, Masters, OutgoingLog};
@@ -71,7 +71,7 @@ enum LogRecord {
 enum QueueRecord {
     Put(u64, Ticket, Message),
     Settle(u64),
-    Progress(Arc<str>, Progress),
+    IntakeProgress(Arc<str>, IntakeProgress),
 }
 
 /// What a node has while it runs, and loses when it is killed.
@@ -445,7 +445,7 @@ impl World {
             return;
         }
         for (slave, progress, numbers) in process.intake.flush() {
-            node.queues.records.push(QueueRecord::Progress(Arc::clone(&slave), progress));
+            node.queues.records.push(QueueRecord::IntakeProgress(Arc::clone(&slave), progress));
             process.unconfirmed.push((node.queues.records.len(), slave, numbers));
         }
         let start = node.starts;
@@ -760,7 +760,7 @@ fn restore_intake(records: &[QueueRecord]) -> (Intake, u64) {
     let mut intake = Intake::new();
     let live: BTreeSet<u64> = live_puts(records).into_iter().collect();
     for record in records {
-        if let QueueRecord::Progress(slave, progress) = record {
+        if let QueueRecord::IntakeProgress(slave, progress) = record {
             intake.restore(Arc::clone(slave), progress.clone());
         }
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use mqcore_broker::model::config::HandlerSpec;
 use mqcore_broker::model::router::RouterDefinition;
-use mqcore_broker::model::stats::Waiting;
+use mqcore_broker::model::stats::WaitingMessage;
 use mqcore_client::config::LocalFactory;
 use mqcore_server::config::address::Listening;
 use mqcore_server::config::{Config, Protocol};
@@ -511,9 +511,9 @@ impl Broker {
         let running = self.running("show its messages")?;
         let queue = config::queue_address(queue)?;
         let waiting = py.detach(|| running.handle.block_on(running.server.waiting(queue, limit)));
-        let shown = |waiting: Waiting| {
+        let shown = |waiting: WaitingMessage| {
             let message = Message::new(waiting.message?);
-            Some((message, waiting.attempts, waiting.put_backs, waiting.saved))
+            Some((message, waiting.attempts, waiting.requeues, waiting.saved))
         };
         Ok(waiting.map(|messages| messages.into_iter().filter_map(shown).collect()))
     }

@@ -3,8 +3,8 @@
 use mqcore_broker::model::options::QueueOptions;
 use mqcore_broker::model::router::{Binding, RouterDefinition};
 use mqcore_broker::model::stats::{
-    ChannelInformation, ClientInformation, DropReason, QueueInformation, QueueStats, RouterCounts, Survey,
-    TopicInformation,
+    ChannelInformation, ClientInformation, DropReason, QueueInformation, QueueStats, RouterCounts,
+    ShardStats, TopicInformation,
 };
 use mqcore_server::schedules::ScheduleView;
 use mqcore_server::stats::failures::Failure;
@@ -16,7 +16,7 @@ use crate::load::Counts;
 /// The survey, field by field under the names of the dataclasses.
 pub(crate) fn to_python<'py>(
     py: Python<'py>,
-    survey: &Survey,
+    survey: &ShardStats,
     handlers: &[(Box<str>, Counts)],
 ) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
@@ -43,7 +43,7 @@ fn each<'py, T>(
 fn router_dict<'py>(
     py: Python<'py>,
     router: &RouterDefinition,
-    survey: &Survey,
+    survey: &ShardStats,
 ) -> PyResult<Bound<'py, PyDict>> {
     let counts = survey.router_counts.iter().find(|(name, _)| *name == router.name);
     let counts = counts.map(|(_, counts)| counts.clone()).unwrap_or_default();

@@ -25,7 +25,7 @@ use hyper_util::service::TowerToHyperService;
 use mqcore_broker::model::client::{Peer, PeerCertificate};
 use mqcore_broker::model::router::RouterDefinition;
 use mqcore_broker::model::stats::{
-    DropReason, QueueInformation, QueueStats, Survey, TopicInformation, TopicStats,
+    DropReason, QueueInformation, QueueStats, ShardStats, TopicInformation, TopicStats,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -264,7 +264,7 @@ pub(crate) fn busy() -> Response {
 }
 
 /// What all shards know, unless one of them is too busy to say it.
-async fn look(admin: &Admin) -> Result<Survey, Response> {
+async fn look(admin: &Admin) -> Result<ShardStats, Response> {
     tokio::time::timeout(SHARD_TIMEOUT, survey::survey(&admin.hub)).await.map_err(|_| busy())
 }
 
@@ -335,7 +335,7 @@ async fn overview(State(admin): State<Admin>, uri: Uri) -> Response {
     }
 }
 
-fn describe(admin: &Admin, mut survey: Survey, limit: usize) -> Value {
+fn describe(admin: &Admin, mut survey: ShardStats, limit: usize) -> Value {
     let totals = Totals::of(&survey);
     survey.queues.sort_unstable_by(|left, right| left.queue.cmp(&right.queue));
     survey.topics.sort_unstable_by(|left, right| left.topic.cmp(&right.topic));
@@ -378,7 +378,7 @@ fn describe(admin: &Admin, mut survey: Survey, limit: usize) -> Value {
                 "id": node.id,
                 "name": node.name,
                 "host": node.host,
-                "role": if node.slave { "slave" } else { "master" },
+                "role": if node.downstream { "slave" } else { "master" },
                 "connected": node.connected,
                 "lifetime_ms": node.lifetime_ms,
             })
@@ -439,7 +439,7 @@ fn describe_queue(queue: &QueueInformation) -> Value {
     })
 }
 
-fn describe_router(router: &RouterDefinition, survey: &Survey) -> Value {
+fn describe_router(router: &RouterDefinition, survey: &ShardStats) -> Value {
     let counts = survey::router_counts(survey, &router.name);
     let bindings: Vec<Value> = router
         .bindings

@@ -13,7 +13,7 @@ use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
 use mqcore_broker::model::id::{HandlerId, QueueAddress, RouterName};
 use mqcore_broker::model::policy;
 use mqcore_broker::model::router::RouterDefinition;
-use mqcore_broker::model::stats::{Survey, Waiting};
+use mqcore_broker::model::stats::{ShardStats, WaitingMessage};
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::FileStorage;
 use mqcore_limiter::limiter::Limiter;
@@ -351,7 +351,7 @@ impl Server {
     }
 
     /// What all shards know, joined. Shards that have stopped add nothing.
-    pub async fn survey(&self) -> Survey {
+    pub async fn survey(&self) -> ShardStats {
         survey::survey(&self.inner.hub).await
     }
 
@@ -375,7 +375,7 @@ impl Server {
     }
 
     /// Messages that wait in a queue, the next one first, at most `max` of them. `None`: there is no such queue.
-    pub async fn waiting(&self, queue: QueueAddress, max: usize) -> Option<Vec<Waiting>> {
+    pub async fn waiting(&self, queue: QueueAddress, max: usize) -> Option<Vec<WaitingMessage>> {
         survey::waiting(&self.inner.hub, queue, max).await
     }
 

@@ -200,7 +200,10 @@ async fn without_keeping_what_is_published_while_a_master_is_away_stays_here() {
     client(&slave).await.publish_confirmed("ch", "x").await;
     assert_eq!(bodies(&slave, "ch").await, ["x"]);
     let survey = slave.survey().await;
-    assert_eq!((survey.nodes.len(), survey.nodes[0].connected, survey.nodes[0].slave), (1, false, false));
+    assert_eq!(
+        (survey.nodes.len(), survey.nodes[0].connected, survey.nodes[0].downstream),
+        (1, false, false)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -245,7 +248,7 @@ async fn a_node_of_the_originals_sort_may_pass_on_here() {
     until("it is there", async || bodies(&master, "ch").await == ["x"]).await;
     let nodes = master.survey().await.nodes;
     assert_eq!(
-        (&*nodes[0].id, &*nodes[0].name, nodes[0].slave, nodes[0].connected),
+        (&*nodes[0].id, &*nodes[0].name, nodes[0].downstream, nodes[0].connected),
         ("twino", "old", true, true)
     );
     assert!(master.survey().await.clients.is_empty());

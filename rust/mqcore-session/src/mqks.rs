@@ -20,9 +20,9 @@ mod statistics;
 
 use std::sync::Arc;
 
-use mqcore_broker::model::bindings::{QueueBinding, QueueBindings, Unused};
+use mqcore_broker::model::bindings::{QueueBinding, QueueBindings, UnusedPolicy};
 use mqcore_broker::model::client::{Client, Introduction};
-use mqcore_broker::model::command::{Acknowledgement, Command, Destination, MessageId, Refusal, Request};
+use mqcore_broker::model::command::{Acknowledgement, Command, Destination, MessageId, Nack, Request};
 use mqcore_broker::model::effect::{Event, Reply};
 use mqcore_broker::model::id::{QueueAddress, RequestId, Tag};
 use mqcore_broker::model::options::{QueueChanges, Status};
@@ -299,7 +299,7 @@ impl MqksSession {
         }
         let statistic = statistics::find(code)?;
         let asked = Asked { statistic: Some(statistic), ..Asked::new(id, true) };
-        self.ask(asked, Request::Census, commands);
+        self.ask(asked, Request::ObjectCounts, commands);
         Ok(())
     }
 
@@ -333,7 +333,7 @@ impl MqksSession {
     ) {
         let Some((asked, answer)) = self.pending.answered(number, part) else { return };
         match answer {
-            Ok(Reply::Census(census)) => {
+            Ok(Reply::ObjectCounts(census)) => {
                 let number = asked.statistic.map_or(0, |statistic| statistic.of(&census));
                 encode_done(&asked.id, number.to_string().as_bytes(), output);
             }
@@ -382,7 +382,7 @@ fn settlement(queue: QueueAddress, tag: Tag, which: Which<'_>, negative: Option<
             tag,
             queue,
             message_id: MessageId::from_slice(id),
-            refusal: Refusal::of(negative),
+            refusal: Nack::of(negative),
             headers: Box::default(),
             hops: 0,
             first_acquirer: false,
@@ -390,21 +390,21 @@ fn settlement(queue: QueueAddress, tag: Tag, which: Which<'_>, negative: Option<
     }
 }
 
-fn unused(when: WhenUnused) -> Unused {
+fn unused(when: WhenUnused) -> UnusedPolicy {
     match when {
-        WhenUnused::Keep => Unused::Keep,
-        WhenUnused::Delete => Unused::Delete,
+        WhenUnused::Keep => UnusedPolicy::Keep,
+        WhenUnused::Delete => UnusedPolicy::Delete,
         WhenUnused::DeleteAfter(seconds) => {
-            Unused::DeleteAfter(std::time::Duration::try_from_secs_f64(seconds).unwrap_or_default())
+            UnusedPolicy::DeleteAfter(std::time::Duration::try_from_secs_f64(seconds).unwrap_or_default())
         }
     }
 }
 
-fn when_unused(unused: Unused) -> WhenUnused {
+fn when_unused(unused: UnusedPolicy) -> WhenUnused {
     match unused {
-        Unused::Keep => WhenUnused::Keep,
-        Unused::Delete => WhenUnused::Delete,
-        Unused::DeleteAfter(time) => WhenUnused::DeleteAfter(time.as_secs_f64()),
+        UnusedPolicy::Keep => WhenUnused::Keep,
+        UnusedPolicy::Delete => WhenUnused::Delete,
+        UnusedPolicy::DeleteAfter(time) => WhenUnused::DeleteAfter(time.as_secs_f64()),
     }
 }
 
@@ -486,7 +486,7 @@ impl Session for MqksSession {
             Event::TopicRefused { message, rejection } => {
                 self.fail(message.id(), rejection.to_string(), now, output);
             }
-            Event::Rebound { tag, bindings } => self.rebound(tag, &bindings, output),
+            Event::BindingsChanged { tag, bindings } => self.rebound(tag, &bindings, output),
             Event::SubscriptionEnded { queue, tag } => self.consumers.ended(&queue, tag),
             // What other protocols' clients ask for cannot concern this one.
             _ => {}

@@ -212,7 +212,7 @@ impl World {
 
     fn effect(&mut self, effect: Effect, effects: &mut VecDeque<(usize, Effect)>) {
         match effect {
-            Effect::Tell(to, event) => {
+            Effect::Notify(to, event) => {
                 if let Some(peer) = self.peers.get_mut(&to)
                     && let Err(error) = peer.session.event(event, self.now, &mut peer.written)
                 {

@@ -136,7 +136,7 @@ impl World {
 
     fn effect(&mut self, _shard: usize, effect: Effect, effects: &mut VecDeque<(usize, Effect)>) {
         match effect {
-            Effect::Tell(to, event) => {
+            Effect::Notify(to, event) => {
                 if let Some(peer) = self.peers.get_mut(&to) {
                     peer.session.event(event, self.now, &mut peer.written).unwrap();
                 }
@@ -388,7 +388,7 @@ fn bodies_of_other_protocols_stay_one_line() {
         hide_source: false,
         first: true,
         tag: Tag(1),
-        put_backs: 2,
+        requeues: 2,
         name: Some((*b"c1").into()),
     };
     let mut line = Vec::new();

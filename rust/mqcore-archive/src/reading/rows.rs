@@ -18,7 +18,7 @@ use arrow_array::{Array, BooleanArray, RecordBatch, RecordBatchReader};
 use arrow_schema::{ArrowError, SchemaRef};
 use arrow_select::filter::filter_record_batch;
 use mqcore_broker::history::packing::unpack;
-use mqcore_broker::history::{LifeStep, each_step};
+use mqcore_broker::history::{LifecycleStep, each_step};
 use mqcore_broker::model::record::RecordError;
 use mqcore_journal::record::Note;
 use parquet::arrow::ProjectionMask;
@@ -430,7 +430,7 @@ impl Taker<'_> {
         }
         let mut position = 0;
         let mut unpacked = mem::take(self.unpacked);
-        let mut show = |step: LifeStep<'_>| {
+        let mut show = |step: LifecycleStep<'_>| {
             let place = StepPlace { shard: self.shard, note: note.number, position };
             position += 1;
             if self.failed.is_none()
@@ -447,7 +447,7 @@ impl Taker<'_> {
         }
     }
 
-    fn step(&mut self, place: StepPlace, step: &LifeStep<'_>) -> Result<(), ReadError> {
+    fn step(&mut self, place: StepPlace, step: &LifecycleStep<'_>) -> Result<(), ReadError> {
         let messages = self.request.shape.view() == View::Messages;
         if messages && step.content.is_none() || !self.range.contains(&sequence(place.note, place.position)) {
             return Ok(());

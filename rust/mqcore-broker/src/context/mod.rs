@@ -5,17 +5,19 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 
-use crate::history::{Happened, Log};
+use crate::history::{HistoryLog, LifecycleEvent};
 use crate::model::client::Client;
 use crate::model::config::{BrokerConfig, HandlerSpec};
 use crate::model::decision::{Decision, PutBack, Step};
 use crate::model::effect::{AcknowledgementView, Effect, Event, Forwarded, Origin, Question};
-use crate::model::entry::{Entry, Unread};
-use crate::model::id::{ConnectionId, HandlerId, MessageNumber, Place, QuestionId, QueueAddress, Sequence};
+use crate::model::entry::{Entry, PagedOut};
+use crate::model::id::{
+    ConnectionId, HandlerId, MessageNumber, QuestionId, QueueAddress, QueueRef, Sequence,
+};
 use crate::model::intake::Intake;
-use crate::model::memory::Meter;
+use crate::model::memory::MemoryGauge;
 use crate::model::message::Message;
-use crate::model::metadata::Face;
+use crate::model::metadata::QueueMetadata;
 use crate::model::options::Durability;
 use crate::model::policy;
 use crate::model::record::Record;
@@ -25,7 +27,7 @@ use crate::model::time::Timestamp;
 
 /// What of a queue, or of a router, waits for an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Asker {
+pub(crate) enum Suspended {
     /// A message that is not admitted yet, by its number.
     Admission(u64),
     /// A message on its way to consumers, by its number.
@@ -33,14 +35,14 @@ pub(crate) enum Asker {
     /// A delivery that is being settled, or a message that expired, by its number.
     Settlement(u64),
     /// A message on its way through a router, by its number at the handler's gate. It is at no queue.
-    Trip(u64),
+    Route(u64),
 }
 
 /// A question that is out.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Asked {
-    pub(crate) place: Place,
-    pub(crate) asker: Asker,
+pub(crate) struct OpenQuestion {
+    pub(crate) queue_ref: QueueRef,
+    pub(crate) suspended: Suspended,
     pub(crate) handler: HandlerId,
 }
 
@@ -59,7 +61,7 @@ pub(crate) enum Storage {
 #[derive(Debug)]
 pub(crate) enum Awaiting {
     /// A message's verdict wants it saved.
-    Save(Place, Asker),
+    Save(QueueRef, Suspended),
     /// Somebody who asked for a change of definitions is answered when it is durable.
     Answer(ConnectionId, Event),
     /// A dead letter is safe here: its old shard may forget it.
@@ -69,10 +71,10 @@ pub(crate) enum Awaiting {
 }
 
 /// The books that all queues of a shard share.
-pub(crate) struct Books {
+pub(crate) struct ShardState {
     pub(crate) config: BrokerConfig,
     pub(crate) handlers: Vec<HandlerSpec>,
-    questions: HashMap<QuestionId, Asked>,
+    questions: HashMap<QuestionId, OpenQuestion>,
     next_question: u64,
     /// Deadlines of questions, one list a handler: within it they ascend, as its timeout is constant.
     question_deadlines: Vec<VecDeque<(Timestamp, QuestionId)>>,
@@ -81,9 +83,9 @@ pub(crate) struct Books {
     /// Grows with every change of who is congested.
     pub(crate) congestion: u64,
     /// Queues that have something to hand out.
-    pub(crate) work: VecDeque<Place>,
+    pub(crate) work: VecDeque<QueueRef>,
     /// When to look at which queue again.
-    pub(crate) timers: BTreeSet<(Timestamp, Place)>,
+    pub(crate) timers: BTreeSet<(Timestamp, QueueRef)>,
     pub(crate) storage: Storage,
     /// The sequence of the latest record.
     pub(crate) sequence: Sequence,
@@ -95,9 +97,9 @@ pub(crate) struct Books {
     /// Records that may have been refused, although a later one is committed: first and last number.
     doubtful: Vec<(Sequence, Sequence)>,
     /// Octets of saved messages that wait in memory.
-    pub(crate) meter: Meter,
+    pub(crate) memory: MemoryGauge,
     /// Queues with bodies that may leave memory.
-    pub(crate) backlogs: VecDeque<Place>,
+    pub(crate) backlogs: VecDeque<QueueRef>,
     /// Bodies that were asked for and have not come.
     pub(crate) loading: u64,
     pub(crate) bodies: BodyStats,
@@ -114,16 +116,16 @@ pub(crate) struct Books {
     /// The connection of each broker that passes on, by its id.
     pub(crate) links: HashMap<Arc<str>, ConnectionId>,
     /// What happens to messages is written down here; `None`: it is not.
-    pub(crate) history: Option<Box<Log>>,
+    pub(crate) history: Option<Box<HistoryLog>>,
     /// What was handed to other shards so far.
     pub(crate) forwards: u64,
 }
 
-impl Books {
+impl ShardState {
     pub(crate) fn new(config: BrokerConfig) -> Self {
         let handlers: Vec<_> = policy::ALL.into_iter().map(HandlerSpec::of_policy).collect();
         Self {
-            history: config.history.map(|options| Box::new(Log::new(options))),
+            history: config.history.map(|options| Box::new(HistoryLog::new(options))),
             config,
             question_deadlines: vec![VecDeque::new(); handlers.len()],
             handlers,
@@ -139,7 +141,7 @@ impl Books {
             synced: VecDeque::new(),
             committed: Sequence(0),
             doubtful: Vec::new(),
-            meter: Meter::default(),
+            memory: MemoryGauge::default(),
             backlogs: VecDeque::new(),
             loading: 0,
             bodies: BodyStats::default(),
@@ -156,10 +158,10 @@ impl Books {
 
     /// Adds a handler or replaces the one of the same key.
     pub(crate) fn register(&mut self, spec: HandlerSpec) -> HandlerId {
-        if let Some(place) = self.handlers.iter().position(|known| known.key == spec.key) {
+        if let Some(index) = self.handlers.iter().position(|known| known.key == spec.key) {
             // A shorter timeout would break the order of the deadlines that are out; they keep theirs.
-            self.handlers[place] = spec;
-            return HandlerId(place as u16);
+            self.handlers[index] = spec;
+            return HandlerId(index as u16);
         }
         assert!(
             self.handlers.len() < usize::from(u16::MAX),
@@ -171,7 +173,7 @@ impl Books {
     }
 
     pub(crate) fn handler(&self, key: &str) -> Option<HandlerId> {
-        self.handlers.iter().position(|spec| &*spec.key == key).map(|place| HandlerId(place as u16))
+        self.handlers.iter().position(|spec| &*spec.key == key).map(|index| HandlerId(index as u16))
     }
 
     pub(crate) fn spec(&self, handler: HandlerId) -> &HandlerSpec {
@@ -253,12 +255,12 @@ impl Books {
     }
 
     /// Takes a question off the books; `None` if its answer came too late.
-    pub(crate) fn answered(&mut self, id: QuestionId) -> Option<Asked> {
+    pub(crate) fn answered(&mut self, id: QuestionId) -> Option<OpenQuestion> {
         self.questions.remove(&id)
     }
 
     /// A question whose answer did not come in time, off the books.
-    pub(crate) fn overdue(&mut self, now: Timestamp) -> Option<Asked> {
+    pub(crate) fn overdue(&mut self, now: Timestamp) -> Option<OpenQuestion> {
         for list in &mut self.question_deadlines {
             while let Some((deadline, id)) = list.front().copied() {
                 if self.questions.contains_key(&id) && deadline > now {
@@ -284,7 +286,7 @@ impl Books {
         self.questions.len()
     }
 
-    pub(crate) fn ask(&mut self, asked: Asked, now: Timestamp) -> QuestionId {
+    pub(crate) fn ask(&mut self, asked: OpenQuestion, now: Timestamp) -> QuestionId {
         self.next_question += 1;
         let id = QuestionId(self.next_question);
         let deadline = now.after(self.spec(asked.handler).timeout);
@@ -307,24 +309,24 @@ fn mix(mut value: u64) -> u64 {
 }
 
 /// One call into the shard.
-pub(crate) struct Turn<'a> {
+pub(crate) struct Context<'a> {
     pub(crate) now: Timestamp,
-    pub(crate) books: &'a mut Books,
+    pub(crate) state: &'a mut ShardState,
     pub(crate) effects: &'a mut Vec<Effect>,
 }
 
-impl Turn<'_> {
+impl Context<'_> {
     /// Has a record written, if there is a journal; tells its sequence.
     pub(crate) fn record(&mut self, record: Record) -> Option<Sequence> {
-        if self.books.storage == Storage::Absent {
+        if self.state.storage == Storage::Absent {
             return None;
         }
-        if self.books.intake.is_dirty() && matches!(record, Record::Settle(_)) {
+        if self.state.intake.is_dirty() && matches!(record, Record::Settle(_)) {
             // The record that may go now could be the only one that says which message of another broker it was.
             self.write_intake();
         }
-        self.books.sequence.0 += 1;
-        let sequence = self.books.sequence;
+        self.state.sequence.0 += 1;
+        let sequence = self.state.sequence;
         self.effects.push(Effect::Record(sequence, record));
         Some(sequence)
     }
@@ -332,87 +334,97 @@ impl Turn<'_> {
     /// A message that another broker passed on is where it belongs, or was dropped for good.
     pub(crate) fn finish_passed_on(&mut self, message: &Message) {
         if let Some(ticket) = message.ticket() {
-            self.books.intake.done(ticket);
+            self.state.intake.done(ticket);
         }
     }
 
     /// A message that another broker passed on was refused: for good, or, if there is only no room for it, for now.
-    pub(crate) fn refuse_passed_on(&mut self, message: &Message, rejection: &Rejection) {
+    pub(crate) fn reject_passed_on(&mut self, message: &Message, rejection: &Rejection) {
         let Some(ticket) = message.ticket() else { return };
         if rejection.kind != RejectionKind::Busy {
-            return self.books.intake.done(ticket);
+            return self.state.intake.done(ticket);
         }
-        self.books.intake.put_off(ticket);
-        if let Some(link) = self.books.links.get(&ticket.node).copied() {
-            self.tell(link, Event::PutOff(ticket.number, rejection.clone()));
+        self.state.intake.defer(ticket);
+        if let Some(link) = self.state.links.get(&ticket.node).copied() {
+            self.notify(link, Event::Deferred(ticket.number, rejection.clone()));
         }
     }
 
     /// Writes down what is done of other brokers since the last time, and has them told once that is safe.
     pub(crate) fn write_intake(&mut self) {
-        for node in self.books.intake.take_forgotten() {
+        for node in self.state.intake.take_forgotten() {
             self.record(Record::RemoveIntake(node));
         }
-        for (node, progress, numbers) in self.books.intake.flush() {
-            let link = self.books.links.get(&node).copied();
+        for (node, progress, numbers) in self.state.intake.flush() {
+            let link = self.state.links.get(&node).copied();
             self.record(Record::DefineIntake(node, progress));
             let Some(link) = link.filter(|_| !numbers.is_empty()) else { continue };
-            if self.books.storage == Storage::Ready {
-                self.books.wait(Durability::Os, Awaiting::Confirm(link, numbers));
+            if self.state.storage == Storage::Ready {
+                self.state.wait(Durability::Os, Awaiting::Confirm(link, numbers));
             } else {
-                self.tell(link, Event::Confirmed(numbers));
+                self.notify(link, Event::Confirmed(numbers));
             }
         }
     }
 
     /// Writes down what happened to a message, if there is a history.
-    pub(crate) fn life(&mut self, queue: &Arc<QueueAddress>, entry: &Entry, what: Happened<'_>) {
-        if let Some(history) = &mut self.books.history {
+    pub(crate) fn record_event(
+        &mut self,
+        queue: &Arc<QueueAddress>,
+        entry: &Entry,
+        what: LifecycleEvent<'_>,
+    ) {
+        if let Some(history) = &mut self.state.history {
             history.write(self.now, queue, entry, what);
         }
     }
 
     /// The same of a message whose body is not in memory: neither its id nor its sizes can be told.
-    pub(crate) fn life_unread(&mut self, queue: &Arc<QueueAddress>, unread: &Unread, what: Happened<'_>) {
-        if self.books.history.is_some() {
-            self.life(queue, &unread.bare(), what);
+    pub(crate) fn record_paged_out_event(
+        &mut self,
+        queue: &Arc<QueueAddress>,
+        paged_out: &PagedOut,
+        what: LifecycleEvent<'_>,
+    ) {
+        if self.state.history.is_some() {
+            self.record_event(queue, &paged_out.bare(), what);
         }
     }
 
     /// Writes down that a message whose body is not in memory left for good.
-    pub(crate) fn end_of_life_unread(&mut self, queue: &Arc<QueueAddress>, unread: &Unread) {
-        if self.books.history.is_some() {
-            self.end_of_life(queue, &unread.bare());
+    pub(crate) fn record_paged_out_end(&mut self, queue: &Arc<QueueAddress>, paged_out: &PagedOut) {
+        if self.state.history.is_some() {
+            self.record_end(queue, &paged_out.bare());
         }
     }
 
     /// Writes down that a message came to a queue that is not there or has no room for it, and was dropped at once.
-    pub(crate) fn nowhere(
+    pub(crate) fn record_undeliverable(
         &mut self,
         queue: &QueueAddress,
         message: Message,
-        came: Happened<'_>,
+        came: LifecycleEvent<'_>,
         reason: DropReason,
     ) {
-        if self.books.history.is_some() {
+        if self.state.history.is_some() {
             let (number, queue) = (self.number(), Arc::new(queue.clone()));
             let entry = Entry { number, ..Entry::new(message, Timestamp::NEVER) };
-            self.life(&queue, &entry, came);
-            self.life(&queue, &entry, Happened::Dropped(reason));
-            self.end_of_life(&queue, &entry);
+            self.record_event(&queue, &entry, came);
+            self.record_event(&queue, &entry, LifecycleEvent::Dropped(reason));
+            self.record_end(&queue, &entry);
         }
     }
 
     /// Writes down that a message left its queue for good, if there is a history.
-    pub(crate) fn end_of_life(&mut self, queue: &Arc<QueueAddress>, entry: &Entry) {
-        if let Some(history) = &mut self.books.history {
+    pub(crate) fn record_end(&mut self, queue: &Arc<QueueAddress>, entry: &Entry) {
+        if let Some(history) = &mut self.state.history {
             history.end(self.now, queue, entry);
         }
     }
 
     /// A number for a new message, if there is a history. Numbers are reserved in the journal before they are used.
     pub(crate) fn number(&mut self) -> MessageNumber {
-        let Some(history) = &mut self.books.history else { return MessageNumber(0) };
+        let Some(history) = &mut self.state.history else { return MessageNumber(0) };
         let number = history.number();
         if let Some(reserved) = history.reserve() {
             self.record(Record::Numbers(reserved));
@@ -422,35 +434,35 @@ impl Turn<'_> {
 
     /// Hands something to the shard of this number, which may be this one.
     pub(crate) fn forward(&mut self, shard: usize, what: Forwarded) {
-        self.books.forwards += 1;
+        self.state.forwards += 1;
         self.effects.push(Effect::Forward(shard, what));
     }
 
-    pub(crate) fn tell(&mut self, to: ConnectionId, event: Event) {
-        self.effects.push(Effect::Tell(to, event));
+    pub(crate) fn notify(&mut self, to: ConnectionId, event: Event) {
+        self.effects.push(Effect::Notify(to, event));
     }
 }
 
 /// A decision, and whether a handler made it itself or its policy did.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Verdict {
+pub(crate) struct StepDecision {
     pub(crate) decision: Decision,
     pub(crate) own: bool,
 }
 
 /// What is asked, beside the queue and the message.
-pub(crate) struct Inquiry<'a> {
+pub(crate) struct StepRequest<'a> {
     pub(crate) step: Step,
     /// For acknowledgements: whether it is a positive one.
     pub(crate) positive: bool,
     pub(crate) consumer: Option<&'a Arc<Client>>,
     pub(crate) acknowledgement: Option<Box<AcknowledgementView>>,
-    pub(crate) asker: Asker,
+    pub(crate) suspended: Suspended,
 }
 
-impl<'a> Inquiry<'a> {
-    pub(crate) fn new(step: Step, asker: Asker) -> Self {
-        Self { step, positive: true, consumer: None, acknowledgement: None, asker }
+impl<'a> StepRequest<'a> {
+    pub(crate) fn new(step: Step, suspended: Suspended) -> Self {
+        Self { step, positive: true, consumer: None, acknowledgement: None, suspended }
     }
 
     pub(crate) fn about(self, consumer: &'a Arc<Client>) -> Self {
@@ -460,11 +472,11 @@ impl<'a> Inquiry<'a> {
 
 /// Where a message stands with its handler: at most one question is out for it at any time.
 #[derive(Debug, Default)]
-pub(crate) struct Deciding {
+pub(crate) struct DecisionState {
     /// The answer that came and is not used yet.
-    answer: Option<Verdict>,
+    answer: Option<StepDecision>,
     /// The verdict that waits until its wish to save is fulfilled.
-    saving: Option<Verdict>,
+    saving: Option<StepDecision>,
     /// Saving was tried for the verdict at hand.
     save_tried: bool,
     /// What the question that is out was about; it tells what holds if the answer fails.
@@ -472,93 +484,99 @@ pub(crate) struct Deciding {
 }
 
 /// Gets the verdict of a step: at once from the policy, or from the handler, and then `None` means that the
-/// question is out and the caller has to park what it does until [`Deciding::answered`]. The verdict's wish to
+/// question is out and the caller has to park what it does until [`DecisionState::answered`]. The verdict's wish to
 /// save is carried out before it is returned.
 pub(crate) fn decide(
-    face: &mut Face,
-    deciding: &mut Deciding,
+    metadata: &mut QueueMetadata,
+    decision_state: &mut DecisionState,
     entry: &mut Entry,
-    inquiry: Inquiry<'_>,
-    turn: &mut Turn<'_>,
-) -> Option<Verdict> {
-    let (step, positive) = (inquiry.step, inquiry.positive);
-    let asker = inquiry.asker;
-    let verdict = match deciding.answer.take() {
+    step_request: StepRequest<'_>,
+    context: &mut Context<'_>,
+) -> Option<StepDecision> {
+    let (step, positive) = (step_request.step, step_request.positive);
+    let suspended = step_request.suspended;
+    let verdict = match decision_state.answer.take() {
         Some(verdict) => verdict,
-        None if face.overrides.contains(step) => {
-            deciding.step = Some((step, positive));
-            ask(face, entry, inquiry, turn);
+        None if metadata.overrides.contains(step) => {
+            decision_state.step = Some((step, positive));
+            ask(metadata, entry, step_request, context);
             return None;
         }
         None => {
-            let decision = turn.books.spec(face.handler).base.decide(step, positive);
-            Verdict { decision, own: false }
+            let decision = context.state.spec(metadata.handler).base.decide(step, positive);
+            StepDecision { decision, own: false }
         }
     };
-    if verdict.decision.save && !entry.saved && !deciding.save_tried {
-        deciding.save_tried = true;
-        if face.overrides.contains(Step::SaveMessage) {
-            deciding.saving = Some(verdict);
-            deciding.step = Some((Step::SaveMessage, true));
-            ask(face, entry, Inquiry::new(Step::SaveMessage, asker), turn);
+    if verdict.decision.save && !entry.saved && !decision_state.save_tried {
+        decision_state.save_tried = true;
+        if metadata.overrides.contains(Step::SaveMessage) {
+            decision_state.saving = Some(verdict);
+            decision_state.step = Some((Step::SaveMessage, true));
+            ask(metadata, entry, StepRequest::new(Step::SaveMessage, suspended), context);
             return None;
         }
-        if save(face, entry, asker, turn) {
-            deciding.saving = Some(verdict);
-            deciding.step = Some((Step::SaveMessage, true));
+        if save(metadata, entry, suspended, context) {
+            decision_state.saving = Some(verdict);
+            decision_state.step = Some((Step::SaveMessage, true));
             return None;
         }
     }
-    deciding.save_tried = false;
+    decision_state.save_tried = false;
     Some(verdict)
 }
 
 /// Has a message saved by the journal. True if the verdict has to wait for that.
-fn save(face: &mut Face, entry: &mut Entry, asker: Asker, turn: &mut Turn<'_>) -> bool {
-    if turn.books.storage != Storage::Ready {
-        face.stats.save_failed += 1;
+fn save(
+    metadata: &mut QueueMetadata,
+    entry: &mut Entry,
+    suspended: Suspended,
+    context: &mut Context<'_>,
+) -> bool {
+    if context.state.storage != Storage::Ready {
+        metadata.stats.save_failed += 1;
         return false;
     }
-    let (queue, message) = (face.address.clone(), entry.message.clone());
-    let sequence = turn.record(Record::Put { queue, message, received: turn.now, number: entry.number });
+    let (queue, message) = (metadata.address.clone(), entry.message.clone());
+    let sequence =
+        context.record(Record::Put { queue, message, received: context.now, number: entry.number });
     entry.sequence = sequence.unwrap_or_default();
-    if face.options.durability == Durability::None {
+    if metadata.options.durability == Durability::None {
         entry.saved = true;
-        face.stats.saved += 1;
-        turn.life(&face.address, entry, Happened::Saved);
+        metadata.stats.saved += 1;
+        context.record_event(&metadata.address, entry, LifecycleEvent::Saved);
         return false;
     }
-    turn.books.wait(face.options.durability, Awaiting::Save(face.place, asker));
+    context.state.wait(metadata.options.durability, Awaiting::Save(metadata.queue_ref, suspended));
     true
 }
 
-impl Deciding {
+impl DecisionState {
     /// The answer to the question that is out; `None` if it failed or is late.
     pub(crate) fn answered(
         &mut self,
-        face: &mut Face,
+        metadata: &mut QueueMetadata,
         entry: &mut Entry,
         answer: Option<Decision>,
-        turn: &mut Turn<'_>,
+        context: &mut Context<'_>,
     ) {
         let (step, positive) = self.step.take().expect("an answer is only routed to who asked");
         if answer.is_none() {
-            face.stats.errors += 1;
+            metadata.stats.errors += 1;
         }
         if let Some(verdict) = self.saving.take() {
             entry.saved = answer.is_some_and(|saved| saved.allow);
             if entry.saved {
-                face.stats.saved += 1;
-                turn.life(&face.address, entry, Happened::Saved);
+                metadata.stats.saved += 1;
+                context.record_event(&metadata.address, entry, LifecycleEvent::Saved);
             } else {
-                face.stats.save_failed += 1;
+                metadata.stats.save_failed += 1;
             }
             self.answer = Some(verdict);
             return;
         }
         let decision =
-            answer.unwrap_or_else(|| fallback(turn.books.spec(face.handler).fallback, step, positive));
-        self.answer = Some(Verdict { decision, own: true });
+            answer.unwrap_or_else(|| fallback(context.state.spec(metadata.handler).fallback, step, positive));
+        self.answer = Some(StepDecision { decision, own: true });
     }
 }
 
@@ -573,56 +591,65 @@ fn fallback(decision: Decision, step: Step, positive: bool) -> Decision {
     Decision { put_back: if failed { decision.put_back } else { PutBack::No }, ..decision }
 }
 
-fn ask(face: &Face, entry: &Entry, inquiry: Inquiry<'_>, turn: &mut Turn<'_>) {
-    let asked = Asked { place: face.place, asker: inquiry.asker, handler: face.handler };
-    let id = turn.books.ask(asked, turn.now);
-    turn.effects.push(Effect::Ask(question(id, face, entry, inquiry, true)));
+fn ask(metadata: &QueueMetadata, entry: &Entry, step_request: StepRequest<'_>, context: &mut Context<'_>) {
+    let asked = OpenQuestion {
+        queue_ref: metadata.queue_ref,
+        suspended: step_request.suspended,
+        handler: metadata.handler,
+    };
+    let id = context.state.ask(asked, context.now);
+    context.effects.push(Effect::Ask(question(id, metadata, entry, step_request, true)));
 }
 
 /// Tells a handler that overrides `message_dequeued` that a message left for good whose body is not here.
-pub(crate) fn bid_farewell(face: &Face, sequence: Sequence, attempt: u16, turn: &mut Turn<'_>) {
-    if face.overrides.contains(Step::MessageDequeued) {
+pub(crate) fn notify_paged_out_dequeued(
+    metadata: &QueueMetadata,
+    sequence: Sequence,
+    attempt: u16,
+    context: &mut Context<'_>,
+) {
+    if metadata.overrides.contains(Step::MessageDequeued) {
         let question = Question {
             id: QuestionId(0),
-            handler: face.handler,
+            handler: metadata.handler,
             step: Step::MessageDequeued,
-            queue: face.address.clone(),
-            status: face.options.status,
+            queue: metadata.address.clone(),
+            status: metadata.options.status,
             message: None,
             attempt,
             consumer: None,
             acknowledgement: None,
             wants_answer: false,
         };
-        turn.effects.push(Effect::Farewell(sequence, question));
+        context.effects.push(Effect::Dequeued(sequence, question));
     }
 }
 
 /// Tells a handler that overrides `message_dequeued` that a message left for good.
-pub(crate) fn tell_dequeued(face: &Face, entry: &Entry, turn: &mut Turn<'_>) {
-    if face.overrides.contains(Step::MessageDequeued) {
-        let inquiry = Inquiry::new(Step::MessageDequeued, Asker::Admission(0));
-        turn.effects.push(Effect::Ask(question(QuestionId(0), face, entry, inquiry, false)));
+pub(crate) fn notify_dequeued(metadata: &QueueMetadata, entry: &Entry, context: &mut Context<'_>) {
+    if metadata.overrides.contains(Step::MessageDequeued) {
+        let step_request = StepRequest::new(Step::MessageDequeued, Suspended::Admission(0));
+        context.effects.push(Effect::Ask(question(QuestionId(0), metadata, entry, step_request, false)));
     }
 }
 
 fn question(
     id: QuestionId,
-    face: &Face,
+    metadata: &QueueMetadata,
     entry: &Entry,
-    inquiry: Inquiry<'_>,
+    step_request: StepRequest<'_>,
     wants_answer: bool,
 ) -> Question {
     Question {
         id,
-        handler: face.handler,
-        step: inquiry.step,
-        queue: face.address.clone(),
-        status: face.options.status,
+        handler: metadata.handler,
+        step: step_request.step,
+        queue: metadata.address.clone(),
+        status: metadata.options.status,
         message: Some(entry.message.clone()),
         attempt: entry.attempts,
-        consumer: inquiry.consumer.cloned(),
-        acknowledgement: inquiry.acknowledgement,
+        consumer: step_request.consumer.cloned(),
+        acknowledgement: step_request.acknowledgement,
         wants_answer,
     }
 }

@@ -37,7 +37,7 @@ use foldhash::{HashMap, HashMapExt};
 /// A step of a message's life. The numbers are on the disk: never change one, never use one again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Kind {
+pub enum LifecycleKind {
     /// A producer brought it and it passed the limits. Its content is told here.
     Produced = 0,
     /// It came from another queue, as a dead letter. Its content is told here.
@@ -59,7 +59,7 @@ pub enum Kind {
     /// It waited too long in its queue.
     Expired = 9,
     /// It returned to its queue; the reason says where: `start` or `end`.
-    PutBack = 10,
+    Requeued = 10,
     /// It moved to its queue's dead-letter queue, the target; the reason is that of a drop.
     DeadLettered = 11,
     /// It was dropped; the reason is one of [`DropReason`]. Not final: only one consumer missed it.
@@ -74,7 +74,7 @@ pub enum Kind {
     Gap = 31,
 }
 
-impl Kind {
+impl LifecycleKind {
     /// All of them.
     pub const ALL: [Self; 17] = [
         Self::Produced,
@@ -87,7 +87,7 @@ impl Kind {
         Self::TimedOut,
         Self::ConsumerLost,
         Self::Expired,
-        Self::PutBack,
+        Self::Requeued,
         Self::DeadLettered,
         Self::Dropped,
         Self::Replaced,
@@ -109,7 +109,7 @@ impl Kind {
             Self::TimedOut => "timed-out",
             Self::ConsumerLost => "consumer-lost",
             Self::Expired => "expired",
-            Self::PutBack => "put-back",
+            Self::Requeued => "put-back",
             Self::DeadLettered => "dead-lettered",
             Self::Dropped => "dropped",
             Self::Replaced => "replaced",
@@ -133,7 +133,7 @@ impl Kind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
     /// What [`steps`] reads.
-    pub octets: Vec<u8>,
+    pub bytes: Vec<u8>,
     /// How many steps are in it.
     pub steps: u64,
     /// When the first of them happened.
@@ -169,17 +169,17 @@ const NO_BODY: u8 = 1 << 7;
 impl Block {
     /// The block that stands for steps that could not be written down.
     pub fn gap(now: Timestamp, steps: u64) -> Self {
-        let mut octets = vec![VERSION];
-        push(&mut octets, now.0);
-        octets.push(GAP);
-        push(&mut octets, steps);
-        Self { octets, steps: 1, time: now }
+        let mut bytes = vec![VERSION];
+        push(&mut bytes, now.0);
+        bytes.push(GAP);
+        push(&mut bytes, steps);
+        Self { bytes, steps: 1, time: now }
     }
 }
 
 /// What happened to a message, beside what its queue knows of it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Happened<'a> {
+pub(crate) enum LifecycleEvent<'a> {
     Produced,
     Arrived,
     Restored,
@@ -190,7 +190,7 @@ pub(crate) enum Happened<'a> {
     TimedOut(&'a Client),
     ConsumerLost(&'a Client),
     Expired,
-    PutBack(PutBack),
+    Requeued(PutBack),
     DeadLettered(DropReason, &'a Arc<QueueAddress>),
     Dropped(DropReason),
     /// A consumer that did not keep up went without it.
@@ -200,12 +200,12 @@ pub(crate) enum Happened<'a> {
 
 /// The history of a shard, as it is being written.
 #[derive(Debug)]
-pub(crate) struct Log {
+pub(crate) struct HistoryLog {
     options: HistoryOptions,
     next: MessageNumber,
     /// Numbers below this are known to the journal as used.
     reserved: u64,
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     steps: u64,
     begun: Timestamp,
     now: Timestamp,
@@ -228,13 +228,13 @@ pub(crate) struct Log {
 const NOWHERE: usize = 0;
 const NOBODY: ConnectionId = ConnectionId(u64::MAX);
 
-impl Log {
+impl HistoryLog {
     pub(crate) fn new(options: HistoryOptions) -> Self {
         Self {
             options,
             next: MessageNumber(1),
             reserved: 0,
-            octets: Vec::new(),
+            bytes: Vec::new(),
             steps: 0,
             begun: Timestamp(0),
             now: Timestamp(0),
@@ -279,7 +279,7 @@ impl Log {
     /// The shard has started.
     pub(crate) fn started(&mut self, now: Timestamp) {
         self.at(now);
-        self.octets.push(STARTED);
+        self.bytes.push(STARTED);
         self.steps += 1;
     }
 
@@ -292,10 +292,10 @@ impl Log {
     /// A message left for good: the step before says so, if it was about the same message.
     pub(crate) fn end(&mut self, now: Timestamp, queue: &Arc<QueueAddress>, entry: &Entry) {
         let (number, flags) = self.last;
-        if number == entry.number && !self.octets.is_empty() {
-            self.octets[flags] |= FINAL;
+        if number == entry.number && !self.bytes.is_empty() {
+            self.bytes[flags] |= FINAL;
         } else {
-            self.step(now, queue, entry, Kind::Done, Details { flags: FINAL, ..Details::default() });
+            self.step(now, queue, entry, LifecycleKind::Done, Details { flags: FINAL, ..Details::default() });
         }
     }
 
@@ -304,38 +304,45 @@ impl Log {
         now: Timestamp,
         queue: &Arc<QueueAddress>,
         entry: &Entry,
-        what: Happened<'_>,
+        what: LifecycleEvent<'_>,
     ) {
         let by = |consumer| Details { consumer: Some(consumer), ..Details::default() };
         let content = Details { flags: ID | CONTENT, ..Details::default() };
         let (kind, details) = match what {
-            Happened::Produced => (Kind::Produced, content),
-            Happened::Arrived => (Kind::Arrived, content),
-            Happened::Restored => (Kind::Restored, Details { flags: ID, ..Details::default() }),
-            Happened::Saved => (Kind::Saved, Details::default()),
-            Happened::Delivered(consumer) => (Kind::Delivered, by(consumer)),
-            Happened::Acked(consumer) => (Kind::Acked, by(consumer)),
-            Happened::Nacked(consumer, reason) => {
-                (Kind::Nacked, Details { reason, flags: ID, ..by(consumer) })
+            LifecycleEvent::Produced => (LifecycleKind::Produced, content),
+            LifecycleEvent::Arrived => (LifecycleKind::Arrived, content),
+            LifecycleEvent::Restored => {
+                (LifecycleKind::Restored, Details { flags: ID, ..Details::default() })
             }
-            Happened::TimedOut(consumer) => (Kind::TimedOut, Details { flags: ID, ..by(consumer) }),
-            Happened::ConsumerLost(consumer) => (Kind::ConsumerLost, Details { flags: ID, ..by(consumer) }),
-            Happened::Expired => (Kind::Expired, Details { flags: ID, ..Details::default() }),
-            Happened::PutBack(place) => {
-                let reason = if place == PutBack::Start { "start" } else { "end" };
-                (Kind::PutBack, Details { reason, ..Details::default() })
+            LifecycleEvent::Saved => (LifecycleKind::Saved, Details::default()),
+            LifecycleEvent::Delivered(consumer) => (LifecycleKind::Delivered, by(consumer)),
+            LifecycleEvent::Acked(consumer) => (LifecycleKind::Acked, by(consumer)),
+            LifecycleEvent::Nacked(consumer, reason) => {
+                (LifecycleKind::Nacked, Details { reason, flags: ID, ..by(consumer) })
             }
-            Happened::DeadLettered(reason, target) => (
-                Kind::DeadLettered,
+            LifecycleEvent::TimedOut(consumer) => {
+                (LifecycleKind::TimedOut, Details { flags: ID, ..by(consumer) })
+            }
+            LifecycleEvent::ConsumerLost(consumer) => {
+                (LifecycleKind::ConsumerLost, Details { flags: ID, ..by(consumer) })
+            }
+            LifecycleEvent::Expired => (LifecycleKind::Expired, Details { flags: ID, ..Details::default() }),
+            LifecycleEvent::Requeued(position) => {
+                let reason = if position == PutBack::Start { "start" } else { "end" };
+                (LifecycleKind::Requeued, Details { reason, ..Details::default() })
+            }
+            LifecycleEvent::DeadLettered(reason, target) => (
+                LifecycleKind::DeadLettered,
                 Details { reason: reason.as_str(), target: Some(target), flags: ID, ..Details::default() },
             ),
-            Happened::Dropped(reason) => {
-                (Kind::Dropped, Details { reason: reason.as_str(), flags: ID, ..Details::default() })
+            LifecycleEvent::Dropped(reason) => {
+                (LifecycleKind::Dropped, Details { reason: reason.as_str(), flags: ID, ..Details::default() })
             }
-            Happened::Missed(consumer) => {
-                (Kind::Dropped, Details { reason: DropReason::Slow.as_str(), flags: ID, ..by(consumer) })
-            }
-            Happened::Replaced => (Kind::Replaced, Details::default()),
+            LifecycleEvent::Missed(consumer) => (
+                LifecycleKind::Dropped,
+                Details { reason: DropReason::Slow.as_str(), flags: ID, ..by(consumer) },
+            ),
+            LifecycleEvent::Replaced => (LifecycleKind::Replaced, Details::default()),
         };
         self.step(now, queue, entry, kind, details);
     }
@@ -345,7 +352,7 @@ impl Log {
         now: Timestamp,
         queue: &Arc<QueueAddress>,
         entry: &Entry,
-        kind: Kind,
+        kind: LifecycleKind,
         details: Details<'_>,
     ) {
         self.at(now);
@@ -365,29 +372,29 @@ impl Log {
         ] {
             flags |= if on { flag } else { 0 };
         }
-        let octets = &mut self.octets;
-        octets.push(STEP + kind as u8);
-        let flags_at = octets.len();
-        octets.push(flags);
-        push(octets, queue);
-        push(octets, zigzag(entry.number.0.wrapping_sub(self.last.0.0)));
-        push(octets, u64::from(entry.attempts));
-        push(octets, message.headers().len() as u64);
-        push(octets, message.body().len() as u64);
+        let bytes = &mut self.bytes;
+        bytes.push(STEP + kind as u8);
+        let flags_at = bytes.len();
+        bytes.push(flags);
+        push(bytes, queue);
+        push(bytes, zigzag(entry.number.0.wrapping_sub(self.last.0.0)));
+        push(bytes, u64::from(entry.attempts));
+        push(bytes, message.headers().len() as u64);
+        push(bytes, message.body().len() as u64);
         for reference in [producer, consumer].into_iter().flatten() {
-            push(octets, reference);
+            push(bytes, reference);
         }
         if flags & REASON != 0 {
-            push_text(octets, details.reason.as_bytes());
+            push_text(bytes, details.reason.as_bytes());
         }
         if let Some(target) = target {
-            push(octets, target);
+            push(bytes, target);
         }
         if flags & ID != 0 {
-            push_text(octets, message.id());
+            push_text(bytes, message.id());
         }
         if flags & CONTENT != 0 {
-            push_content(octets, message, left_out);
+            push_content(bytes, message, left_out);
         }
         self.last = (entry.number, flags_at);
         self.steps += 1;
@@ -395,29 +402,29 @@ impl Log {
 
     /// Begins a block if none is begun, closes one that is full, and sets its time.
     fn at(&mut self, now: Timestamp) {
-        if self.octets.len() >= BLOCK_BYTES {
+        if self.bytes.len() >= BLOCK_BYTES {
             self.close();
         }
-        if self.octets.is_empty() {
-            self.octets.reserve(self.expected_bytes);
-            self.octets.push(VERSION);
-            push(&mut self.octets, now.0);
+        if self.bytes.is_empty() {
+            self.bytes.reserve(self.expected_bytes);
+            self.bytes.push(VERSION);
+            push(&mut self.bytes, now.0);
             (self.begun, self.now) = (now, now);
         } else if now != self.now {
-            self.octets.push(TIME);
-            push(&mut self.octets, now.0.saturating_sub(self.now.0));
+            self.bytes.push(TIME);
+            push(&mut self.bytes, now.0.saturating_sub(self.now.0));
             self.now = self.now.max(now);
         }
     }
 
     fn close(&mut self) {
-        if self.octets.is_empty() {
+        if self.bytes.is_empty() {
             return;
         }
-        let octets = std::mem::take(&mut self.octets);
+        let bytes = std::mem::take(&mut self.bytes);
         // A single large body says nothing of the next block.
-        self.expected_bytes = octets.len().min(BLOCK_BYTES);
-        self.full.push(Block { octets, steps: std::mem::take(&mut self.steps), time: self.begun });
+        self.expected_bytes = bytes.len().min(BLOCK_BYTES);
+        self.full.push(Block { bytes, steps: std::mem::take(&mut self.steps), time: self.begun });
         self.last = (MessageNumber(0), 0);
         self.queues.clear();
         self.queue_numbers.clear();
@@ -427,19 +434,19 @@ impl Log {
     }
 
     fn queue(&mut self, queue: &Arc<QueueAddress>) -> u64 {
-        let place = Arc::as_ptr(queue).addr();
-        if self.last_queue.0 == place {
+        let pointer = Arc::as_ptr(queue).addr();
+        if self.last_queue.0 == pointer {
             return self.last_queue.1;
         }
-        let number = self.queue_numbers.get(&place).copied().unwrap_or_else(|| {
+        let number = self.queue_numbers.get(&pointer).copied().unwrap_or_else(|| {
             let number = self.queues.len() as u64;
             self.queues.push(Arc::clone(queue));
-            self.queue_numbers.insert(place, number);
-            self.octets.push(QUEUE);
-            push_text(&mut self.octets, queue.to_string().as_bytes());
+            self.queue_numbers.insert(pointer, number);
+            self.bytes.push(QUEUE);
+            push_text(&mut self.bytes, queue.to_string().as_bytes());
             number
         });
-        self.last_queue = (place, number);
+        self.last_queue = (pointer, number);
         number
     }
 
@@ -463,10 +470,10 @@ impl Log {
         }
         let number = self.clients.len() as u64;
         self.clients.insert(client.connection, number);
-        self.octets.push(CLIENT);
+        self.bytes.push(CLIENT);
         let (name, kind) = (client.name.as_deref(), client.kind.as_deref());
         for text in [&*client.id, name.unwrap_or_default(), kind.unwrap_or_default(), client.protocol] {
-            push_text(&mut self.octets, text.as_bytes());
+            push_text(&mut self.bytes, text.as_bytes());
         }
         number
     }
@@ -481,28 +488,28 @@ struct Details<'a> {
     target: Option<&'a Arc<QueueAddress>>,
 }
 
-fn push_content(octets: &mut Vec<u8>, message: &Message, left_out: bool) {
+fn push_content(bytes: &mut Vec<u8>, message: &Message, left_out: bool) {
     let properties = message.properties();
-    octets.push(u8::from(properties.high_priority));
-    octets.extend_from_slice(&properties.content_type.to_le_bytes());
-    octets.extend_from_slice(message.headers());
+    bytes.push(u8::from(properties.high_priority));
+    bytes.extend_from_slice(&properties.content_type.to_le_bytes());
+    bytes.extend_from_slice(message.headers());
     if !left_out {
-        octets.extend_from_slice(message.body());
+        bytes.extend_from_slice(message.body());
     }
 }
 
-fn push_text(octets: &mut Vec<u8>, text: &[u8]) {
-    push(octets, text.len() as u64);
-    octets.extend_from_slice(text);
+fn push_text(bytes: &mut Vec<u8>, text: &[u8]) {
+    push(bytes, text.len() as u64);
+    bytes.extend_from_slice(text);
 }
 
 /// Seven bits an octet, the lowest first; the highest bit says that more follow.
-pub(crate) fn push(octets: &mut Vec<u8>, mut value: u64) {
+pub(crate) fn push(bytes: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
-        octets.push(value as u8 | 0x80);
+        bytes.push(value as u8 | 0x80);
         value >>= 7;
     }
-    octets.push(value as u8);
+    bytes.push(value as u8);
 }
 
 /// Small differences in either direction become small numbers.
@@ -519,9 +526,9 @@ fn unzigzag(value: u64) -> u64 {
 
 /// One step, read back. Borrows from its block.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LifeStep<'a> {
+pub struct LifecycleStep<'a> {
     /// What happened.
-    pub kind: Kind,
+    pub kind: LifecycleKind,
     /// When, Unix milliseconds.
     pub time: Timestamp,
     /// Where, `channel/id`; empty for a step of the shard.
@@ -537,24 +544,24 @@ pub struct LifeStep<'a> {
     /// Octets of its body.
     pub body_bytes: u64,
     /// Who published it, if that client is known in this run of the broker.
-    pub producer: Option<Who<'a>>,
+    pub producer: Option<ClientView<'a>>,
     /// Which consumer it is about.
-    pub consumer: Option<Who<'a>>,
-    /// Why, in the words of [`Kind`].
+    pub consumer: Option<ClientView<'a>>,
+    /// Why, in the words of [`LifecycleKind`].
     pub reason: Option<&'a str>,
     /// To which queue it went.
     pub target: Option<&'a str>,
     /// The message's id. Not told by the frequent steps: saved, delivered, acknowledged, put back, done.
     pub id: Option<&'a [u8]>,
     /// What was published.
-    pub content: Option<Content<'a>>,
+    pub content: Option<ContentView<'a>>,
     /// For a gap: how many steps are missing.
     pub missing: u64,
 }
 
 /// A client as a block names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Who<'a> {
+pub struct ClientView<'a> {
     /// Its id.
     pub id: &'a str,
     /// Its name; empty if it has none.
@@ -567,7 +574,7 @@ pub struct Who<'a> {
 
 /// What was published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Content<'a> {
+pub struct ContentView<'a> {
     /// Before all that are not.
     pub high_priority: bool,
     /// As sender and receiver agreed.
@@ -583,7 +590,7 @@ pub struct Content<'a> {
 ///
 /// # Errors
 /// [`RecordError`] for a later version's block, and for what is none.
-pub fn each_step<'a>(block: &'a [u8], show: &mut dyn FnMut(LifeStep<'a>)) -> Result<(), RecordError> {
+pub fn each_step<'a>(block: &'a [u8], show: &mut dyn FnMut(LifecycleStep<'a>)) -> Result<(), RecordError> {
     let mut reader = Reader { rest: block };
     match reader.octet()? {
         VERSION => {}
@@ -593,20 +600,24 @@ pub fn each_step<'a>(block: &'a [u8], show: &mut dyn FnMut(LifeStep<'a>)) -> Res
     let mut number = MessageNumber(0);
     let (mut queues, mut clients) = (Vec::new(), Vec::new());
     while !reader.rest.is_empty() {
-        let of_shard = |kind, missing| LifeStep { missing, ..LifeStep::of(kind, now) };
+        let of_shard = |kind, missing| LifecycleStep { missing, ..LifecycleStep::of(kind, now) };
         match reader.octet()? {
             TIME => now = Timestamp(now.0.saturating_add(reader.varint()?)),
             QUEUE => queues.push(reader.text()?),
             CLIENT => {
                 let (id, name) = (reader.text()?, reader.text()?);
-                clients.push(Who { id, name, kind: reader.text()?, protocol: reader.text()? });
+                clients.push(ClientView { id, name, kind: reader.text()?, protocol: reader.text()? });
             }
-            STARTED => show(of_shard(Kind::Started, 0)),
-            GAP => show(of_shard(Kind::Gap, reader.varint()?)),
+            STARTED => show(of_shard(LifecycleKind::Started, 0)),
+            GAP => show(of_shard(LifecycleKind::Gap, reader.varint()?)),
             code => {
-                let kind = code.checked_sub(STEP).and_then(Kind::from_code);
+                let kind = code.checked_sub(STEP).and_then(LifecycleKind::from_code);
                 let kind = kind.ok_or(malformed("a step of no known kind"))?;
-                let step = reader.step(LifeStep { number, ..LifeStep::of(kind, now) }, &queues, &clients)?;
+                let step = reader.step(
+                    LifecycleStep { number, ..LifecycleStep::of(kind, now) },
+                    &queues,
+                    &clients,
+                )?;
                 number = step.number;
                 show(step);
             }
@@ -615,8 +626,8 @@ pub fn each_step<'a>(block: &'a [u8], show: &mut dyn FnMut(LifeStep<'a>)) -> Res
     Ok(())
 }
 
-impl LifeStep<'_> {
-    fn of(kind: Kind, time: Timestamp) -> Self {
+impl LifecycleStep<'_> {
+    fn of(kind: LifecycleKind, time: Timestamp) -> Self {
         Self {
             kind,
             time,
@@ -642,8 +653,8 @@ pub(crate) fn malformed(why: &'static str) -> RecordError {
 }
 
 /// A number as [`push`] writes it, and what stands behind it.
-pub(crate) fn varint(octets: &[u8]) -> Result<(u64, &[u8]), RecordError> {
-    let mut reader = Reader { rest: octets };
+pub(crate) fn varint(bytes: &[u8]) -> Result<(u64, &[u8]), RecordError> {
+    let mut reader = Reader { rest: bytes };
     Ok((reader.varint()?, reader.rest))
 }
 
@@ -655,25 +666,25 @@ impl<'a> Reader<'a> {
     /// The rest of a step; `before` has the kind, the time, and the number of the step before.
     fn step(
         &mut self,
-        before: LifeStep<'a>,
+        before: LifecycleStep<'a>,
         queues: &[&'a str],
-        clients: &[Who<'a>],
-    ) -> Result<LifeStep<'a>, RecordError> {
+        clients: &[ClientView<'a>],
+    ) -> Result<LifecycleStep<'a>, RecordError> {
         let flags = self.octet()?;
         let queue = look_up(queues, self.varint()?)?;
         let number = MessageNumber(before.number.0.wrapping_add(unzigzag(self.varint()?)));
         let attempt = u16::try_from(self.varint()?).map_err(|_| malformed("an attempt beyond 65535"))?;
         let (header_bytes, body_bytes) = (self.varint()?, self.varint()?);
-        let mut client = |flag| -> Result<Option<Who<'a>>, RecordError> {
+        let mut client = |flag| -> Result<Option<ClientView<'a>>, RecordError> {
             (flags & flag != 0).then(|| look_up(clients, self.varint()?)).transpose()
         };
         let (producer, consumer) = (client(PRODUCER)?, client(CONSUMER)?);
         let reason = (flags & REASON != 0).then(|| self.text()).transpose()?;
         let target = (flags & TARGET != 0).then(|| look_up(queues, self.varint()?)).transpose()?;
-        let id = (flags & ID != 0).then(|| self.octets()).transpose()?;
+        let id = (flags & ID != 0).then(|| self.bytes()).transpose()?;
         let content =
             (flags & CONTENT != 0).then(|| self.content(flags, header_bytes, body_bytes)).transpose()?;
-        Ok(LifeStep {
+        Ok(LifecycleStep {
             queue,
             number,
             attempt,
@@ -690,12 +701,17 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn content(&mut self, flags: u8, header_bytes: u64, body_bytes: u64) -> Result<Content<'a>, RecordError> {
+    fn content(
+        &mut self,
+        flags: u8,
+        header_bytes: u64,
+        body_bytes: u64,
+    ) -> Result<ContentView<'a>, RecordError> {
         let properties = self.octet()?;
         let content_type = u16::from_le_bytes([self.octet()?, self.octet()?]);
         let headers = self.take(header_bytes)?;
         let body = (flags & NO_BODY == 0).then(|| self.take(body_bytes)).transpose()?;
-        Ok(Content { high_priority: properties & 1 != 0, content_type, headers, body })
+        Ok(ContentView { high_priority: properties & 1 != 0, content_type, headers, body })
     }
 
     fn octet(&mut self) -> Result<u8, RecordError> {
@@ -727,13 +743,13 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    fn octets(&mut self) -> Result<&'a [u8], RecordError> {
+    fn bytes(&mut self) -> Result<&'a [u8], RecordError> {
         let length = self.varint()?;
         self.take(length)
     }
 
     fn text(&mut self) -> Result<&'a str, RecordError> {
-        std::str::from_utf8(self.octets()?).map_err(|_| malformed("a name is not UTF-8"))
+        std::str::from_utf8(self.bytes()?).map_err(|_| malformed("a name is not UTF-8"))
     }
 }
 
@@ -765,7 +781,7 @@ mod tests {
         Entry { number: MessageNumber(number), ..Entry::new(message, Timestamp::NEVER) }
     }
 
-    fn blocks(log: &mut Log) -> Vec<Block> {
+    fn blocks(log: &mut HistoryLog) -> Vec<Block> {
         let mut blocks = Vec::new();
         log.take(&mut blocks);
         blocks
@@ -779,14 +795,14 @@ mod tests {
     fn a_block_gives_back_every_step_as_it_happened() {
         let (producer, consumer) = (client(1), client(2));
         let (queue, dead) = (address("orders/7"), address("dead/0"));
-        let mut log = Log::new(HistoryOptions::default());
+        let mut log = HistoryLog::new(HistoryOptions::default());
         log.started(Timestamp(1000));
         let mut first = entry(5, &producer, b"body");
-        log.write(Timestamp(1000), &queue, &first, Happened::Produced);
+        log.write(Timestamp(1000), &queue, &first, LifecycleEvent::Produced);
         first.attempts = 1;
-        log.write(Timestamp(1003), &queue, &first, Happened::Delivered(&consumer));
-        log.write(Timestamp(1003), &queue, &first, Happened::Nacked(&consumer, "no"));
-        log.write(Timestamp(1004), &queue, &first, Happened::DeadLettered(DropReason::Limit, &dead));
+        log.write(Timestamp(1003), &queue, &first, LifecycleEvent::Delivered(&consumer));
+        log.write(Timestamp(1003), &queue, &first, LifecycleEvent::Nacked(&consumer, "no"));
+        log.write(Timestamp(1004), &queue, &first, LifecycleEvent::DeadLettered(DropReason::Limit, &dead));
         log.end(Timestamp(1004), &queue, &first);
         log.end(Timestamp(1004), &queue, &entry(4, &producer, b""));
         let mut blocks = blocks(&mut log);
@@ -794,25 +810,26 @@ mod tests {
         blocks.push(Block::gap(Timestamp(1009), 3));
         let mut steps = Vec::new();
         for block in &blocks {
-            each_step(&block.octets, &mut |step| steps.push(step)).expect("just written");
+            each_step(&block.bytes, &mut |step| steps.push(step)).expect("just written");
         }
-        let told: Vec<_> = steps.iter().map(|s| (s.kind, s.time.0, s.queue, s.number.0, s.last)).collect();
+        let recorded: Vec<_> =
+            steps.iter().map(|s| (s.kind, s.time.0, s.queue, s.number.0, s.last)).collect();
         assert_eq!(
-            told,
+            recorded,
             [
-                (Kind::Started, 1000, "", 0, false),
-                (Kind::Produced, 1000, "orders/7", 5, false),
-                (Kind::Delivered, 1003, "orders/7", 5, false),
-                (Kind::Nacked, 1003, "orders/7", 5, false),
-                (Kind::DeadLettered, 1004, "orders/7", 5, true),
-                (Kind::Done, 1004, "orders/7", 4, true),
-                (Kind::Gap, 1009, "", 0, false),
+                (LifecycleKind::Started, 1000, "", 0, false),
+                (LifecycleKind::Produced, 1000, "orders/7", 5, false),
+                (LifecycleKind::Delivered, 1003, "orders/7", 5, false),
+                (LifecycleKind::Nacked, 1003, "orders/7", 5, false),
+                (LifecycleKind::DeadLettered, 1004, "orders/7", 5, true),
+                (LifecycleKind::Done, 1004, "orders/7", 4, true),
+                (LifecycleKind::Gap, 1009, "", 0, false),
             ]
         );
         let content =
-            Content { high_priority: true, content_type: 7, headers: b"A:1\r\n", body: Some(b"body") };
+            ContentView { high_priority: true, content_type: 7, headers: b"A:1\r\n", body: Some(b"body") };
         assert_eq!((steps[1].content, steps[1].id), (Some(content), Some(&b"id"[..])));
-        let who = Who { id: "client-2", name: "shop", kind: "", protocol: "tmqp" };
+        let who = ClientView { id: "client-2", name: "shop", kind: "", protocol: "tmqp" };
         assert_eq!((steps[2].consumer, steps[2].attempt, steps[2].body_bytes), (Some(who), 1, 4));
         assert_eq!((steps[3].reason, steps[4].target), (Some("no"), Some("dead/0")));
         assert_eq!(steps[6].missing, 3);
@@ -820,12 +837,12 @@ mod tests {
 
     #[test]
     fn bodies_are_left_out_where_that_is_asked_for_and_their_size_is_told() {
-        let mut log = Log::new(HistoryOptions { bodies: false });
-        log.write(Timestamp(1), &address("a/0"), &entry(1, &client(1), b"secret"), Happened::Produced);
+        let mut log = HistoryLog::new(HistoryOptions { bodies: false });
+        log.write(Timestamp(1), &address("a/0"), &entry(1, &client(1), b"secret"), LifecycleEvent::Produced);
         let block = blocks(&mut log).remove(0);
-        assert!(!block.octets.windows(6).any(|octets| octets == b"secret"));
+        assert!(!block.bytes.windows(6).any(|bytes| bytes == b"secret"));
         let mut seen = Vec::new();
-        each_step(&block.octets, &mut |step| seen.push((step.body_bytes, step.content.map(|c| c.body))))
+        each_step(&block.bytes, &mut |step| seen.push((step.body_bytes, step.content.map(|c| c.body))))
             .expect("just written");
         assert_eq!(seen, [(6, Some(None))]);
     }
@@ -833,16 +850,16 @@ mod tests {
     #[test]
     fn a_full_block_is_followed_by_one_that_can_be_read_alone() {
         let (producer, queue) = (client(1), address("a/0"));
-        let mut log = Log::new(HistoryOptions::default());
+        let mut log = HistoryLog::new(HistoryOptions::default());
         let body = vec![b'x'; 100_000];
         for number in 1..=7 {
-            log.write(Timestamp(number), &queue, &entry(number, &producer, &body), Happened::Produced);
+            log.write(Timestamp(number), &queue, &entry(number, &producer, &body), LifecycleEvent::Produced);
         }
         let blocks = blocks(&mut log);
         assert_eq!(blocks.iter().map(|block| block.steps).collect::<Vec<_>>(), [3, 3, 1]);
         let mut numbers = Vec::new();
         for block in blocks.iter().rev() {
-            each_step(&block.octets, &mut |step| {
+            each_step(&block.bytes, &mut |step| {
                 assert_eq!((step.queue, step.producer.map(|who| who.id)), ("a/0", Some("client-1")));
                 numbers.push((step.number.0, step.time.0));
             })
@@ -855,15 +872,15 @@ mod tests {
     #[test]
     fn a_cut_or_changed_block_is_an_error_or_something_else_but_never_a_panic() {
         let (producer, queue) = (client(1), address("a/0"));
-        let mut log = Log::new(HistoryOptions::default());
+        let mut log = HistoryLog::new(HistoryOptions::default());
         let sample = entry(9, &producer, b"body");
-        log.write(Timestamp(1), &queue, &sample, Happened::Produced);
-        log.write(Timestamp(2), &queue, &sample, Happened::Acked(&producer));
-        let octets = blocks(&mut log).remove(0).octets;
-        for cut in 0..octets.len() {
-            let _ = each_step(&octets[..cut], &mut |_| {});
+        log.write(Timestamp(1), &queue, &sample, LifecycleEvent::Produced);
+        log.write(Timestamp(2), &queue, &sample, LifecycleEvent::Acked(&producer));
+        let bytes = blocks(&mut log).remove(0).bytes;
+        for cut in 0..bytes.len() {
+            let _ = each_step(&bytes[..cut], &mut |_| {});
             for change in [1, 0x80, 0xff] {
-                let mut changed = octets.clone();
+                let mut changed = bytes.clone();
                 changed[cut] ^= change;
                 let _ = each_step(&changed, &mut |_| {});
             }
@@ -874,7 +891,7 @@ mod tests {
 
     #[test]
     fn numbers_are_reserved_long_before_they_are_used() {
-        let mut log = Log::new(HistoryOptions::default());
+        let mut log = HistoryLog::new(HistoryOptions::default());
         let first = log.reserve().expect("nothing is reserved yet");
         assert!(first.0 > NUMBERS_RESERVED / 2);
         assert_eq!(log.reserve(), None);

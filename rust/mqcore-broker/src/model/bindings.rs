@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// When a queue goes that has no subscription any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Unused {
+pub enum UnusedPolicy {
     /// Never by itself.
     #[default]
     Keep,
@@ -28,7 +28,7 @@ pub struct QueueBinding {
     /// These too.
     pub add: Vec<TopicName>,
     /// `Some`: when it goes from now on.
-    pub unused: Option<Unused>,
+    pub unused: Option<UnusedPolicy>,
 }
 
 /// A queue's list, as its subscriptions are told.
@@ -39,5 +39,5 @@ pub struct QueueBindings {
     /// Its topics, in the order of their octets.
     pub topics: Vec<TopicName>,
     /// When it goes.
-    pub unused: Unused,
+    pub unused: UnusedPolicy,
 }

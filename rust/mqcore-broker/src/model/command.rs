@@ -88,7 +88,7 @@ pub enum Command {
         message: Message,
     },
     /// Another broker passes on what a client of its own asked for. Nobody is answered but that broker, by
-    /// `Event::Confirmed` or `Event::PutOff`.
+    /// `Event::Confirmed` or `Event::Deferred`.
     PassedOn(Box<PassedOn>),
     /// Anything that is rare enough to be boxed.
     Request(RequestId, Box<Request>),
@@ -113,7 +113,7 @@ pub struct Acknowledgement {
     /// The message.
     pub message_id: MessageId,
     /// `None`: positive. `Some`: negative.
-    pub refusal: Option<Box<Refusal>>,
+    pub refusal: Option<Box<Nack>>,
     /// All header text of the acknowledgement, to be relayed; empty as a rule.
     pub headers: Box<[u8]>,
     /// Hops left, to be relayed.
@@ -124,14 +124,14 @@ pub struct Acknowledgement {
 
 /// A consumer's word about a delivery that it does not want. Boxed, so that the many acknowledgements that are positive are small.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub struct Nack {
     /// Why.
     pub reason: Box<str>,
     /// What the consumer wishes for the message.
     pub retry: Retry,
 }
 
-impl Refusal {
+impl Nack {
     /// A refusal with a wish, as acknowledgements have it.
     #[must_use]
     pub fn new(reason: &str, retry: Retry) -> Box<Self> {
@@ -352,7 +352,7 @@ pub enum Request {
     /// Change what a queue is bound to, whether or not it exists yet. Answered when no message can be missed any more.
     RebindQueue { queue: QueueAddress, binding: Box<QueueBinding> },
     /// How much there is of what. Asked of every shard.
-    Census,
+    ObjectCounts,
     /// Remove a queue that its consumers made, and what it is bound to, whether or not it exists. Who consumes it is told of
     /// its bindings once more.
     DropQueue { queue: QueueAddress },
@@ -458,7 +458,7 @@ impl Request {
             | Self::RebindQueue { queue, .. }
             | Self::MayPublish { queue }
             | Self::DropQueue { queue } => of(&queue.channel),
-            Self::ToSubscriptions { .. } | Self::Census => Destination::Every,
+            Self::ToSubscriptions { .. } | Self::ObjectCounts => Destination::Every,
             Self::SubscribeQueue(subscription) => of(&subscription.queue.channel),
             Self::ListChannels { .. } => Destination::Every,
             Self::ListClients { .. } | Self::ListNodes => Destination::Home,

@@ -5,17 +5,18 @@ use crate::model::client::Client;
 use crate::model::command::{Acknowledgement, EventKind, MessageId};
 use crate::model::decision::{Decision, Step};
 use crate::model::id::{
-    ChannelName, ConnectionId, HandlerId, Place, QuestionId, QueueAddress, RequestId, RouterName, Sequence,
-    Tag, TopicName,
+    ChannelName, ConnectionId, HandlerId, QuestionId, QueueAddress, QueueRef, RequestId, RouterName,
+    Sequence, Tag, TopicName,
 };
 use crate::model::message::Message;
 use crate::model::node::NodeInformation;
 use crate::model::record::Record;
 use crate::model::rejection::Rejection;
-use crate::model::route::{RouteTest, Trip};
+use crate::model::route::{Route, RouteTest};
 use crate::model::router::{Binding, RouterDefinition};
 use crate::model::stats::{
-    Census, ChannelInformation, ClientInformation, QueueInformation, SubscriberInformation, TopicInformation,
+    ChannelInformation, ClientInformation, ObjectCounts, QueueInformation, SubscriberInformation,
+    TopicInformation,
 };
 use crate::model::topic::TopicPattern;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub enum Effect {
     /// Tell a connection's session something.
-    Tell(ConnectionId, Event),
+    Notify(ConnectionId, Event),
     /// Give a message to consumers. Kept apart from `Tell`, so that it can be encoded once for many.
     Deliver(Deliver),
     /// Give a topic's message to subscribers. Encoded once for many, as `Deliver` is.
@@ -39,7 +40,7 @@ pub enum Effect {
     Load(Load),
     /// Tell a handler that a message left for good whose body only the journal has: read it, put it into the question,
     /// and ask. It stands before the record that settles the message, so it can still be read.
-    Farewell(Sequence, Question),
+    Dequeued(Sequence, Question),
     /// A dead-lettered message is safe in its new queue: tell its old shard, by `Broker::transferred`.
     Transferred(Origin),
     /// Hand a dead-lettered message to the queue of another shard (or of this one), by `Broker::transfer`.
@@ -59,7 +60,7 @@ pub enum Forwarded {
         message: Message,
     },
     /// Go on with a message's trip through a router.
-    Trip(Box<Trip>),
+    Route(Box<Route>),
     /// Forget what was counted about a router, or one of its bindings.
     ForgetRouter(RouterName, Option<Box<str>>),
     /// Bind a queue to topics and unbind it from others, and say so.
@@ -96,7 +97,7 @@ pub struct Publication {
 /// Messages of one queue that are to be read back, the one that is needed first at the front.
 #[derive(Debug, Clone)]
 pub struct Load {
-    pub(crate) place: Place,
+    pub(crate) queue_ref: QueueRef,
     /// Under which numbers they were put.
     pub sequences: Vec<Sequence>,
 }
@@ -104,15 +105,15 @@ pub struct Load {
 impl Load {
     /// What a part of it brought: each message, or `None` for one that cannot be read. All parts together must name
     /// each number once.
-    pub fn brought(&self, messages: Vec<(Sequence, Option<Message>)>) -> Loaded {
-        Loaded { place: self.place, messages }
+    pub fn loaded(&self, messages: Vec<(Sequence, Option<Message>)>) -> Loaded {
+        Loaded { queue_ref: self.queue_ref, messages }
     }
 }
 
 /// What [`Load::brought`].
 #[derive(Debug, Clone)]
 pub struct Loaded {
-    pub(crate) place: Place,
+    pub(crate) queue_ref: QueueRef,
     pub(crate) messages: Vec<(Sequence, Option<Message>)>,
 }
 
@@ -134,7 +135,7 @@ pub struct Deliver {
     /// Which subscription of the one recipient it is for; [`Tag::CHANNEL`] for those who joined the channel.
     pub tag: Tag,
     /// How often the message was put back before.
-    pub put_backs: u16,
+    pub requeues: u16,
     /// The name of that subscription, if it has one.
     pub name: Option<Arc<[u8]>>,
 }
@@ -195,7 +196,7 @@ pub enum Event {
         relayed: Option<Box<(Acknowledgement, Option<Box<str>>)>>,
     },
     /// What the queue of a subscription is bound to changed, or when that queue goes.
-    Rebound {
+    BindingsChanged {
         /// Which subscription.
         tag: Tag,
         /// How it is now.
@@ -268,7 +269,7 @@ pub enum Event {
     /// To a broker that passes on: what came under these numbers is done, as safe as its queue keeps it.
     Confirmed(Vec<u64>),
     /// To a broker that passes on: what came under this number cannot be taken now, and must come again later.
-    PutOff(u64, Rejection),
+    Deferred(u64, Rejection),
     /// A message of a topic, for a subscriber that wants to be told of each.
     Published {
         /// The topic.
@@ -286,7 +287,7 @@ pub enum Event {
         refusal: Option<Rejection>,
     },
     /// Something happened that this peer subscribed to. Shared by all subscribers.
-    Occurred(Arc<Occurrence>),
+    Notified(Arc<Notification>),
 }
 
 /// How a pull ended.
@@ -325,12 +326,12 @@ pub enum Reply {
     RouteTest(Box<RouteTest>),
     /// Subscribers and queues that a topic's message was handed to.
     Published(u32),
-    Census(Census),
+    ObjectCounts(ObjectCounts),
 }
 
 /// Something that happened, for those who subscribed to it.
 #[derive(Debug, Clone)]
-pub struct Occurrence {
+pub struct Notification {
     /// Which event.
     pub kind: EventKind,
     /// The channel, if it is about one.

@@ -13,7 +13,7 @@ pub(crate) struct Entry {
     /// How often it was handed out.
     pub(crate) attempts: u16,
     /// How often it was put back.
-    pub(crate) put_backs: u16,
+    pub(crate) requeues: u16,
     /// Under which number the journal has it; 0 if it does not.
     pub(crate) sequence: Sequence,
     /// Under which number the history knows it; 0 without a history.
@@ -30,7 +30,7 @@ impl Entry {
             message,
             deadline,
             attempts: 0,
-            put_backs: 0,
+            requeues: 0,
             sequence: Sequence(0),
             number: MessageNumber(0),
             saved: false,
@@ -45,10 +45,10 @@ impl Entry {
 
 /// A saved message whose body only the journal has: what its queue remembers of it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Unread {
+pub(crate) struct PagedOut {
     pub(crate) deadline: Timestamp,
     pub(crate) attempts: u16,
-    pub(crate) put_backs: u16,
+    pub(crate) requeues: u16,
     pub(crate) sequence: Sequence,
     pub(crate) answered: bool,
     pub(crate) number: MessageNumber,
@@ -56,10 +56,10 @@ pub(crate) struct Unread {
     pub(crate) bytes: u64,
 }
 
-impl Unread {
+impl PagedOut {
     pub(crate) fn with(self, message: Message) -> Entry {
-        let Self { deadline, attempts, put_backs, sequence, answered, number, .. } = self;
-        Entry { message, deadline, attempts, put_backs, sequence, saved: true, answered, number }
+        let Self { deadline, attempts, requeues, sequence, answered, number, .. } = self;
+        Entry { message, deadline, attempts, requeues, sequence, saved: true, answered, number }
     }
 
     /// For the history: what there is of it, without a message.

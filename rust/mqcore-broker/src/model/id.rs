@@ -222,13 +222,13 @@ impl fmt::Display for QueueAddress {
 
 /// Which queue something is about. The serial makes sure that it is still the same queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Place {
+pub(crate) struct QueueRef {
     pub(crate) channel: usize,
     pub(crate) queue: u16,
     pub(crate) serial: u64,
 }
 
-impl Place {
+impl QueueRef {
     /// Where what is at no queue is.
     pub(crate) const NOWHERE: Self = Self { channel: usize::MAX, queue: 0, serial: 0 };
 }

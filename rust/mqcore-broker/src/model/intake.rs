@@ -2,7 +2,7 @@
 //!
 //! A sender numbers what it sends, ascending, and sends again what was not confirmed. Of each number it holds: never seen, being
 //! decided, or done. What is done is written down with the messages themselves: a saved message carries its number in its own record, and
-//! before that record may go, the sender's [`Progress`] is written behind it. So after a crash a number is known exactly if what
+//! before that record may go, the sender's [`IntakeProgress`] is written behind it. So after a crash a number is known exactly if what
 //! came of it is.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +37,7 @@ pub enum Arrival {
 
 /// Which numbers of a sender are done.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Progress {
+pub struct IntakeProgress {
     /// The counting that the numbers belong to.
     pub epoch: u64,
     /// All numbers up to this one that will ever come here are done.
@@ -46,7 +46,7 @@ pub struct Progress {
     pub above: BTreeSet<u64>,
 }
 
-impl Progress {
+impl IntakeProgress {
     fn knows(&self, number: u64) -> bool {
         number <= self.through || self.above.contains(&number)
     }
@@ -55,7 +55,7 @@ impl Progress {
 /// One sender.
 #[derive(Debug, Default)]
 struct Sender {
-    done: Progress,
+    done: IntakeProgress,
     /// Being decided.
     pending: BTreeSet<u64>,
     /// Sent back for now: they will come again.
@@ -103,8 +103,10 @@ impl Intake {
         let sender = self.senders.entry(Arc::clone(&ticket.node)).or_default();
         // Not only a later one: a clock may have been turned back. Whoever calls knows which connection is the latest.
         if ticket.epoch != sender.done.epoch {
-            *sender =
-                Sender { done: Progress { epoch: ticket.epoch, ..Progress::default() }, ..Sender::default() };
+            *sender = Sender {
+                done: IntakeProgress { epoch: ticket.epoch, ..IntakeProgress::default() },
+                ..Sender::default()
+            };
         }
         let number = ticket.number;
         if sender.done.knows(number) {
@@ -163,7 +165,7 @@ impl Intake {
     }
 
     /// A number could not be taken now; it has to come again.
-    pub fn put_off(&mut self, ticket: &Ticket) {
+    pub fn defer(&mut self, ticket: &Ticket) {
         let Some(sender) = self.senders.get_mut(&ticket.node) else { return };
         if sender.done.epoch == ticket.epoch && sender.pending.remove(&ticket.number) {
             sender.owed.insert(ticket.number);
@@ -177,7 +179,7 @@ impl Intake {
     }
 
     /// The senders of which numbers are done since the last call: what to write down, and the numbers to confirm once it is.
-    pub fn flush(&mut self) -> Vec<(Arc<str>, Progress, Vec<u64>)> {
+    pub fn flush(&mut self) -> Vec<(Arc<str>, IntakeProgress, Vec<u64>)> {
         let dirty = std::mem::take(&mut self.dirty);
         let fresh = dirty.into_iter().filter_map(|node| {
             let sender = self.senders.get_mut(&node)?;
@@ -188,7 +190,7 @@ impl Intake {
     }
 
     /// What was written down of a sender, when the broker starts.
-    pub fn restore(&mut self, node: Arc<str>, done: Progress) {
+    pub fn restore(&mut self, node: Arc<str>, done: IntakeProgress) {
         let highest = done.through;
         self.senders.insert(node, Sender { done, highest, ..Sender::default() });
     }
@@ -197,8 +199,10 @@ impl Intake {
     pub fn restore_saved(&mut self, ticket: &Ticket) {
         let sender = self.senders.entry(Arc::clone(&ticket.node)).or_default();
         if ticket.epoch > sender.done.epoch {
-            *sender =
-                Sender { done: Progress { epoch: ticket.epoch, ..Progress::default() }, ..Sender::default() };
+            *sender = Sender {
+                done: IntakeProgress { epoch: ticket.epoch, ..IntakeProgress::default() },
+                ..Sender::default()
+            };
         }
         if ticket.epoch == sender.done.epoch && ticket.number > sender.done.through {
             sender.done.above.insert(ticket.number);
@@ -211,12 +215,12 @@ impl Intake {
 
     /// Which numbers of a sender are done.
     #[must_use]
-    pub fn progress(&self, node: &str) -> Option<&Progress> {
+    pub fn progress(&self, node: &str) -> Option<&IntakeProgress> {
         self.senders.get(node).map(|sender| &sender.done)
     }
 
     /// All senders and which of their numbers are done.
-    pub fn all(&self) -> impl Iterator<Item = (&Arc<str>, &Progress)> {
+    pub fn all(&self) -> impl Iterator<Item = (&Arc<str>, &IntakeProgress)> {
         self.senders.iter().map(|(node, sender)| (node, &sender.done))
     }
 }
@@ -238,11 +242,11 @@ mod tests {
         intake.done(&ticket(1, 4));
         assert_eq!(intake.arrive(&ticket(1, 1)), Arrival::Pending);
         assert_eq!(intake.arrive(&ticket(1, 4)), Arrival::Done);
-        let expected = Progress { epoch: 1, through: 0, above: [4].into() };
+        let expected = IntakeProgress { epoch: 1, through: 0, above: [4].into() };
         assert_eq!(intake.flush(), [("n".into(), expected, vec![4])]);
         intake.done(&ticket(1, 1));
         intake.done(&ticket(1, 6));
-        let expected = Progress { epoch: 1, through: 6, above: BTreeSet::new() };
+        let expected = IntakeProgress { epoch: 1, through: 6, above: BTreeSet::new() };
         assert_eq!(intake.flush(), [("n".into(), expected, vec![1, 6])]);
         assert!(!intake.is_dirty());
     }
@@ -252,7 +256,7 @@ mod tests {
         let mut intake = Intake::new();
         intake.arrive(&ticket(1, 1));
         intake.arrive(&ticket(1, 2));
-        intake.put_off(&ticket(1, 1));
+        intake.defer(&ticket(1, 1));
         intake.done(&ticket(1, 2));
         assert_eq!(intake.progress("n").map(|done| done.through), Some(0));
         assert_eq!(intake.arrive(&ticket(1, 3)), Arrival::Later, "it would overtake");
@@ -285,11 +289,11 @@ mod tests {
     #[test]
     fn after_a_crash_saved_messages_and_what_was_written_down_tell_what_is_done() {
         let mut intake = Intake::new();
-        intake.restore("n".into(), Progress { epoch: 2, through: 10, above: [12].into() });
+        intake.restore("n".into(), IntakeProgress { epoch: 2, through: 10, above: [12].into() });
         intake.restore_saved(&ticket(2, 14));
         intake.restore_saved(&ticket(1, 99));
         assert!(intake.is_dirty(), "the record of 14 may go before it comes again");
-        let expected = Progress { epoch: 2, through: 10, above: [12, 14].into() };
+        let expected = IntakeProgress { epoch: 2, through: 10, above: [12, 14].into() };
         assert_eq!(intake.flush(), [("n".into(), expected, Vec::new())]);
         let known: Vec<_> = [10, 11, 12, 13, 14].map(|number| intake.arrive(&ticket(2, number))).into();
         assert_eq!(known, [Arrival::Done, Arrival::New, Arrival::Done, Arrival::New, Arrival::Done]);
@@ -298,7 +302,7 @@ mod tests {
     #[test]
     fn what_is_known_beyond_a_gap_after_a_crash_does_not_close_the_gap() {
         let mut intake = Intake::new();
-        intake.restore("n".into(), Progress { epoch: 1, through: 27, above: [30].into() });
+        intake.restore("n".into(), IntakeProgress { epoch: 1, through: 27, above: [30].into() });
         assert_eq!(intake.arrive(&ticket(1, 28)), Arrival::New);
         intake.done(&ticket(1, 28));
         assert_eq!(intake.arrive(&ticket(1, 29)), Arrival::New, "it was lost in the crash");

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Octets of saved messages that wait in memory, of all queues of a shard. Only the shard writes, so plain loads and
 /// stores will do; atomic because a shard moves between threads.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Meter(Arc<AtomicU64>);
+pub(crate) struct MemoryGauge(Arc<AtomicU64>);
 
-impl Meter {
+impl MemoryGauge {
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

@@ -4,7 +4,7 @@ use crate::model::time::Timestamp;
 
 /// A broker that this one passes on to, as the server last told.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Master {
+pub struct Upstream {
     /// Its place in the configuration.
     pub index: usize,
     /// Its id; empty while it never answered, or if it tells none.
@@ -17,13 +17,13 @@ pub struct Master {
     pub connected_since: Option<Timestamp>,
 }
 
-impl Master {
+impl Upstream {
     pub(crate) fn information(&self, now: Timestamp) -> NodeInformation {
         NodeInformation {
             id: self.id.clone(),
             name: self.name.clone(),
             host: self.host.clone(),
-            slave: false,
+            downstream: false,
             connected: self.connected_since.is_some(),
             lifetime_ms: self.connected_since.map_or(0, |since| now.since(since).as_millis() as u64),
         }
@@ -37,7 +37,7 @@ pub struct NodeInformation {
     pub id: String,
     pub name: String,
     pub host: String,
-    pub slave: bool,
+    pub downstream: bool,
     pub connected: bool,
     pub lifetime_ms: u64,
 }

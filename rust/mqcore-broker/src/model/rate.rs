@@ -77,14 +77,14 @@ impl fmt::Display for Rate {
 
 /// How much of a rate is used up.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Meter {
+pub(crate) struct TokenBucket {
     rate: Rate,
     /// What was missing in the bucket at `at`, times the period: so that refilling is exact in whole numbers.
     missing: u128,
     at: Timestamp,
 }
 
-impl Meter {
+impl TokenBucket {
     /// A full bucket.
     pub(crate) const fn new(rate: Rate) -> Self {
         Self { rate, missing: 0, at: Timestamp(0) }
@@ -97,11 +97,11 @@ impl Meter {
 
     /// How long to wait until one can be taken of `rate`: nothing if it can. A rate that has changed begins anew. `None`:
     /// for ever.
-    pub(crate) fn wait(meter: Option<&Self>, rate: Rate, now: Timestamp) -> Option<Duration> {
+    pub(crate) fn wait(bucket: Option<&Self>, rate: Rate, now: Timestamp) -> Option<Duration> {
         if rate.count == 0 {
             return None;
         }
-        let missing = meter.filter(|meter| meter.rate == rate).map_or(0, |meter| meter.missing_at(now));
+        let missing = bucket.filter(|bucket| bucket.rate == rate).map_or(0, |bucket| bucket.missing_at(now));
         let (count, period) = (u128::from(rate.count), u128::from(rate.period_ms));
         let beyond = (missing + period).saturating_sub(count * period);
         Some(Duration::from_millis(u64::try_from(beyond.div_ceil(count)).unwrap_or(u64::MAX)))
@@ -141,38 +141,40 @@ mod tests {
     #[test]
     fn a_bucket_gives_all_of_it_at_once_and_then_evenly_and_says_exactly_when() {
         let rate: Rate = "3/s".parse().unwrap();
-        let mut meter = Meter::new(rate);
-        let wait = |meter: &Meter, at| Meter::wait(Some(meter), rate, Timestamp(at)).unwrap().as_millis();
+        let mut bucket = TokenBucket::new(rate);
+        let wait = |bucket: &TokenBucket, at| {
+            TokenBucket::wait(Some(bucket), rate, Timestamp(at)).unwrap().as_millis()
+        };
         for _ in 0..3 {
-            assert_eq!(wait(&meter, 1000), 0);
-            meter.take(rate, Timestamp(1000));
+            assert_eq!(wait(&bucket, 1000), 0);
+            bucket.take(rate, Timestamp(1000));
         }
-        assert_eq!(wait(&meter, 1000), 334);
-        assert_eq!(wait(&meter, 1333), 1);
-        assert_eq!(wait(&meter, 1334), 0);
-        meter.take(rate, Timestamp(1334));
-        assert_eq!(wait(&meter, 1334), 333);
+        assert_eq!(wait(&bucket, 1000), 334);
+        assert_eq!(wait(&bucket, 1333), 1);
+        assert_eq!(wait(&bucket, 1334), 0);
+        bucket.take(rate, Timestamp(1334));
+        assert_eq!(wait(&bucket, 1334), 333);
         // Whatever was left, there is never more than the bucket holds.
         for _ in 0..3 {
-            assert_eq!(wait(&meter, 90_000), 0);
-            meter.take(rate, Timestamp(90_000));
+            assert_eq!(wait(&bucket, 90_000), 0);
+            bucket.take(rate, Timestamp(90_000));
         }
-        assert!(wait(&meter, 90_000) > 0);
+        assert!(wait(&bucket, 90_000) > 0);
         // Another rate is another bucket; one of nothing never gives anything.
         let other: Rate = "1/h".parse().unwrap();
-        assert_eq!(Meter::wait(Some(&meter), other, Timestamp(90_000)), Some(Duration::ZERO));
-        assert_eq!(Meter::wait(None, "0/s".parse().unwrap(), Timestamp(5)), None);
+        assert_eq!(TokenBucket::wait(Some(&bucket), other, Timestamp(90_000)), Some(Duration::ZERO));
+        assert_eq!(TokenBucket::wait(None, "0/s".parse().unwrap(), Timestamp(5)), None);
     }
 
     #[test]
     fn in_any_period_no_more_than_twice_the_rate_passes() {
         let rate: Rate = "7/100ms".parse().unwrap();
-        let mut meter = Meter::new(rate);
+        let mut bucket = TokenBucket::new(rate);
         let mut taken = Vec::new();
         for now in 0..2_000 {
             for _ in 0..3 {
-                if Meter::wait(Some(&meter), rate, Timestamp(now)) == Some(Duration::ZERO) {
-                    meter.take(rate, Timestamp(now));
+                if TokenBucket::wait(Some(&bucket), rate, Timestamp(now)) == Some(Duration::ZERO) {
+                    bucket.take(rate, Timestamp(now));
                     taken.push(now);
                 }
             }

@@ -33,7 +33,7 @@ pub enum Record {
     /// The message put under this sequence left for good.
     Settle(Sequence),
     /// What changed about the message put under this sequence.
-    Touch(Sequence, Progress),
+    Touch(Sequence, DeliveryProgress),
     /// A channel exists, with these options; the latest definition of a name holds.
     DefineChannel(ChannelName, Box<ChannelOptions>),
     /// A queue exists, with these options.
@@ -51,7 +51,7 @@ pub enum Record {
     /// No longer.
     UnbindTopic(TopicPattern, QueueAddress),
     /// Which messages of another broker are done; the latest of each holds.
-    DefineIntake(Arc<str>, intake::Progress),
+    DefineIntake(Arc<str>, intake::IntakeProgress),
     /// Another broker is not remembered any more.
     RemoveIntake(Arc<str>),
     /// The history has used, or will soon use, message numbers below this one.
@@ -60,11 +60,11 @@ pub enum Record {
 
 /// How far a message got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Progress {
+pub struct DeliveryProgress {
     /// How often it was handed out.
     pub attempts: u16,
     /// How often it was put back.
-    pub put_backs: u16,
+    pub requeues: u16,
     /// Its place: smaller is sooner. A message that arrives has its sequence; one put back at the end gets a
     /// larger number than all before, one put back at the start a smaller one.
     pub rank: i64,
@@ -264,14 +264,14 @@ pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
     Ok(PutMessage { queue, message, received, number })
 }
 
-impl Progress {
+impl DeliveryProgress {
     /// Thirteen octets, or 21 with a time. A version that does not know of times refuses the latter, instead of handing out too
     /// early.
     pub fn encode(self) -> Vec<u8> {
         let timed = self.not_before > Timestamp(0);
         let mut output = vec![if timed { TIMED } else { VERSION }];
         output.extend_from_slice(&self.attempts.to_le_bytes());
-        output.extend_from_slice(&self.put_backs.to_le_bytes());
+        output.extend_from_slice(&self.requeues.to_le_bytes());
         output.extend_from_slice(&self.rank.to_le_bytes());
         if timed {
             output.extend_from_slice(&self.not_before.0.to_le_bytes());
@@ -279,7 +279,7 @@ impl Progress {
         output
     }
 
-    /// Reads what [`Progress::encode`] wrote.
+    /// Reads what [`DeliveryProgress::encode`] wrote.
     pub fn decode(input: &[u8]) -> Result<Self, RecordError> {
         let mut reader = Reader { what: PROGRESS, rest: input };
         let timed = match reader.take::<1>()?[0] {
@@ -289,7 +289,7 @@ impl Progress {
         };
         Ok(Self {
             attempts: u16::from_le_bytes(reader.take()?),
-            put_backs: u16::from_le_bytes(reader.take()?),
+            requeues: u16::from_le_bytes(reader.take()?),
             rank: i64::from_le_bytes(reader.take()?),
             not_before: Timestamp(if timed { u64::from_le_bytes(reader.take()?) } else { 0 }),
         })
@@ -383,7 +383,7 @@ pub enum Definition {
     /// Of a queue's binding to topics.
     TopicBinding(TopicPattern, QueueAddress),
     /// What is done of another broker.
-    Intake(Arc<str>, intake::Progress),
+    Intake(Arc<str>, intake::IntakeProgress),
     /// The history has used message numbers below this one.
     Numbers(MessageNumber),
 }
@@ -480,7 +480,7 @@ fn read_topic_binding(pairs: &[(&str, &str)]) -> Option<TopicPattern> {
 }
 
 /// See [`encode_channel`].
-pub fn encode_intake(node: &str, progress: &intake::Progress) -> Vec<u8> {
+pub fn encode_intake(node: &str, progress: &intake::IntakeProgress) -> Vec<u8> {
     let mut text = format!("{VERSION}\nname={node}\n");
     line(&mut text, "epoch", progress.epoch);
     line(&mut text, "through", progress.through);
@@ -523,12 +523,12 @@ fn read_router(name: &str, pairs: &[(&str, &str)]) -> Option<RouterDefinition> {
     Some(router)
 }
 
-fn read_intake(pairs: &[(&str, &str)]) -> Option<intake::Progress> {
+fn read_intake(pairs: &[(&str, &str)]) -> Option<intake::IntakeProgress> {
     let value = |key: &str| pairs.iter().find(|(name, _)| *name == key).map(|(_, value)| *value);
     let above = value("above").map_or(Some(Default::default()), |numbers| {
         numbers.split(',').map(|number| number.parse().ok()).collect()
     });
-    Some(intake::Progress {
+    Some(intake::IntakeProgress {
         epoch: value("epoch")?.parse().ok()?,
         through: value("through")?.parse().ok()?,
         above: above?,
@@ -740,7 +740,8 @@ mod tests {
         let read = decode_definition(&channel_key(&name), &encode_channel(&name, &options));
         assert_eq!(read, Ok(Definition::Channel(name.clone(), Box::new(options))));
         for above in [vec![], vec![9, 12]] {
-            let progress = intake::Progress { epoch: 3, through: 7, above: above.into_iter().collect() };
+            let progress =
+                intake::IntakeProgress { epoch: 3, through: 7, above: above.into_iter().collect() };
             let read = decode_definition(&intake_key("n"), &encode_intake("n", &progress));
             assert_eq!(read, Ok(Definition::Intake("n".into(), progress)));
         }
@@ -815,10 +816,10 @@ mod tests {
         assert_eq!(later, Err(RecordError::Version { what: DEFINITION, version: 2 }));
         let unknown = decode_definition(&key, b"1\nname=ch\ncolour=blue\n").expect("it is skipped");
         assert_eq!(unknown, Definition::Channel(name, Box::default()));
-        let progress = Progress { attempts: 3, put_backs: 2, rank: -9, not_before: Timestamp(0) };
-        assert_eq!(Progress::decode(&progress.encode()), Ok(progress));
+        let progress = DeliveryProgress { attempts: 3, requeues: 2, rank: -9, not_before: Timestamp(0) };
+        assert_eq!(DeliveryProgress::decode(&progress.encode()), Ok(progress));
         assert_eq!(progress.encode().len(), 13, "as versions wrote it that knew of no time");
-        let timed = Progress { not_before: Timestamp(1_795_216_278_000), ..progress };
-        assert_eq!(Progress::decode(&timed.encode()), Ok(timed));
+        let timed = DeliveryProgress { not_before: Timestamp(1_795_216_278_000), ..progress };
+        assert_eq!(DeliveryProgress::decode(&timed.encode()), Ok(timed));
     }
 }

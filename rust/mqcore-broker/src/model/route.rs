@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// The bindings of a router as messages follow them.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct RoutePlan {
     pub(crate) method: RouterMethod,
     pub(crate) bindings: Vec<Binding>,
     /// Where each of them lives.
@@ -18,7 +18,7 @@ pub(crate) struct Plan {
     pub(crate) visits: Vec<usize>,
 }
 
-impl Plan {
+impl RoutePlan {
     /// The plan for `bindings` of a router that lives on shard `home`.
     pub(crate) fn new(method: RouterMethod, bindings: Vec<Binding>, home: usize, shards: usize) -> Arc<Self> {
         let places: Vec<_> = bindings.iter().map(|binding| shard_of(&binding.target, home, shards)).collect();
@@ -43,8 +43,8 @@ fn shard_of(target: &Target, home: usize, shards: usize) -> usize {
 
 /// How far a message is in a plan.
 #[derive(Debug, Clone)]
-pub(crate) struct Leg {
-    pub(crate) plan: Arc<Plan>,
+pub(crate) struct RouteProgress {
+    pub(crate) plan: Arc<RoutePlan>,
     /// The binding whose turn it is in round robin.
     pub(crate) start: usize,
     pub(crate) done: usize,
@@ -52,13 +52,13 @@ pub(crate) struct Leg {
     pub(crate) taken: bool,
 }
 
-impl Leg {
-    pub(crate) fn new(plan: Arc<Plan>, start: usize) -> Self {
+impl RouteProgress {
+    pub(crate) fn new(plan: Arc<RoutePlan>, start: usize) -> Self {
         Self { plan, start, done: 0, taken: false }
     }
 
     /// The next step: which plan and which of its bindings. `None`: it is over.
-    pub(crate) fn next(&self) -> Option<(Arc<Plan>, usize)> {
+    pub(crate) fn next(&self) -> Option<(Arc<RoutePlan>, usize)> {
         let plan = &self.plan;
         let count = plan.bindings.len();
         if self.done >= count {
@@ -81,7 +81,7 @@ impl Leg {
     }
 }
 
-impl Plan {
+impl RoutePlan {
     pub(crate) fn binding(&self, index: usize) -> (&Binding, usize) {
         (&self.bindings[index], self.shards[index])
     }
@@ -89,25 +89,25 @@ impl Plan {
 
 /// A message on its way through a router.
 #[derive(Debug, Clone)]
-pub struct Trip {
+pub struct Route {
     pub(crate) router: RouterName,
     /// The router's shard.
     pub(crate) home: usize,
     pub(crate) message: Message,
-    pub(crate) leg: Leg,
+    pub(crate) progress: RouteProgress,
     /// What goes on once the targets that a handler named are done.
-    pub(crate) outer: Option<Box<Leg>>,
+    pub(crate) outer: Option<Box<RouteProgress>>,
     /// A receiver took it that answers the producer itself.
     pub(crate) answered: bool,
     /// Why a binding could not even decide.
     pub(crate) refusal: Option<Rejection>,
     /// It is only looked at where it would go.
-    pub(crate) test: Option<Box<Test>>,
+    pub(crate) test: Option<Box<RouteTrace>>,
 }
 
 /// A trip that somebody wants to see, while nothing is sent.
 #[derive(Debug, Clone)]
-pub(crate) struct Test {
+pub(crate) struct RouteTrace {
     pub(crate) to: ConnectionId,
     pub(crate) request: RequestId,
     pub(crate) steps: Vec<RouteStep>,

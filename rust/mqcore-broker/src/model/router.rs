@@ -7,7 +7,7 @@ use crate::model::id::{QueueAddress, RouterName, TopicName};
 use crate::model::rejection::{Rejection, RejectionKind};
 
 /// Bindings of one router at most.
-pub const BINDINGS_MAX: usize = 4_096;
+pub const ROUTER_BINDINGS_MAX: usize = 4_096;
 /// Routers of one shard at most.
 pub const ROUTERS_MAX: usize = 65_536;
 /// Octets of a binding's name at most.
@@ -235,8 +235,9 @@ impl RouterDefinition {
             let reason = format!("router {router} has a binding {name:?} already; remove it first");
             return Err(Rejection::new(RejectionKind::AlreadyExists, reason));
         }
-        if self.bindings.len() >= BINDINGS_MAX {
-            let reason = format!("router {router} has {BINDINGS_MAX} bindings already, which is the limit");
+        if self.bindings.len() >= ROUTER_BINDINGS_MAX {
+            let reason =
+                format!("router {router} has {ROUTER_BINDINGS_MAX} bindings already, which is the limit");
             return Err(Rejection::new(RejectionKind::LimitExceeded, reason));
         }
         let place = self.bindings.partition_point(|known| known.priority >= binding.priority);

@@ -13,7 +13,7 @@ use crate::model::time::Timestamp;
 /// How much there is of what, and how much has passed: of one shard, or of several added up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "the names say it")]
-pub struct Census {
+pub struct ObjectCounts {
     /// Clients connected; counted by the home shard.
     pub clients: u64,
     pub queues: u64,
@@ -33,7 +33,7 @@ pub struct Census {
     pub consumed: u64,
 }
 
-impl Census {
+impl ObjectCounts {
     /// Counts what another shard has too.
     pub fn add(&mut self, other: &Self) {
         self.clients += other.clients;
@@ -178,7 +178,7 @@ pub struct QueueInformation {
 
 /// A message that waits in a queue, and what the queue remembers of it.
 #[derive(Debug, Clone)]
-pub struct Waiting {
+pub struct WaitingMessage {
     /// The message, shared with the queue; `None` if only the journal has it.
     pub message: Option<Message>,
     /// Under which number the journal has it; 0 if it does not.
@@ -186,7 +186,7 @@ pub struct Waiting {
     /// How often it was handed out.
     pub attempts: u16,
     /// How often it was put back.
-    pub put_backs: u16,
+    pub requeues: u16,
     /// Whether it was saved.
     pub saved: bool,
 }
@@ -313,7 +313,7 @@ pub struct SubscriberInformation {
 
 /// Everything that the admin side wants to know of one shard.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Survey {
+pub struct ShardStats {
     /// Its channels.
     pub channels: Vec<ChannelInformation>,
     /// Its queues.

@@ -40,8 +40,8 @@ impl Delayed {
     /// Octets that they keep in memory. Walks over all.
     pub(crate) fn bytes(&self) -> u64 {
         let read = self.waiting.values().filter_map(|waiting| match &waiting.taken {
-            Taken::Read(entry) => Some(entry.message.memory_bytes() as u64),
-            Taken::Unread(_) => None,
+            Taken::InMemory(entry) => Some(entry.message.memory_bytes() as u64),
+            Taken::PagedOut(_) => None,
         });
         read.sum()
     }

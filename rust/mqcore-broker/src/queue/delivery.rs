@@ -34,12 +34,12 @@ pub(crate) struct Outstanding {
     /// A handler's own decision put it back, which holds even if another consumer acknowledged.
     pub(crate) put_back_own: bool,
     /// How it ends if nobody acknowledges it and it is not put back.
-    pub(crate) ending: Ending,
+    pub(crate) ending: Disposition,
 }
 
 /// How the way of a message ends that nobody acknowledged and that is not put back; the worst that anybody said of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Ending {
+pub(crate) enum Disposition {
     /// Nobody refused it: it is gone as if it had been acknowledged.
     Done,
     /// It ended without anybody having wanted it: counted as dropped.
@@ -132,7 +132,7 @@ impl Deliveries {
             acked: false,
             put_back: PutBack::No,
             put_back_own: false,
-            ending: Ending::Done,
+            ending: Disposition::Done,
         })
     }
 

@@ -4,14 +4,14 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use crate::context::{Turn, Verdict};
-use crate::history::Happened;
+use crate::context::{Context, StepDecision};
+use crate::history::LifecycleEvent;
 use crate::model::decision::Step;
 use crate::model::effect::{Deliver, Effect, Event, Recipients};
 use crate::model::entry::Entry;
 use crate::model::id::{ConnectionId, Tag};
 use crate::model::options::Status;
-use crate::model::record::{Progress, Record};
+use crate::model::record::{DeliveryProgress, Record};
 use crate::model::stats::DropReason;
 use crate::model::subscription::{Settling, TakenSlot};
 use crate::model::time::Timestamp;
@@ -28,25 +28,26 @@ fn cost(entry: &Entry) -> usize {
 impl Queue {
     /// Hands out stored messages until the budget is used up or nobody can take more. Leaves what is left of
     /// the budget; true if there is more to do at once.
-    pub(crate) fn work(&mut self, members: &Members, budget: &mut usize, turn: &mut Turn<'_>) -> bool {
+    pub(crate) fn work(&mut self, members: &Members, budget: &mut usize, context: &mut Context<'_>) -> bool {
         if !self.pulls.is_empty() {
-            self.go_on_pulling(members, turn);
+            self.go_on_pulling(members, context);
         }
-        let asks = self.asks_while_sending(turn.books);
+        let asks = self.asks_while_sending(context.state);
         while *budget > 0 {
-            if !self.can_start(members, turn) {
+            if !self.can_start(members, context) {
                 return false;
             }
-            let Some(entry) = self.next(false, turn) else { return false };
-            if entry.deadline <= turn.now {
-                self.expired(entry, turn);
+            let Some(entry) = self.next(false, context) else { return false };
+            if entry.deadline <= context.now {
+                self.expired(entry, context);
                 continue;
             }
             *budget = budget.saturating_sub(cost(&entry));
             if asks || !self.flows.is_empty() {
-                let mode = if self.face.options.status == Status::RoundRobin { Mode::One } else { Mode::All };
-                self.start_flow(entry, mode, members, turn);
-            } else if let Some(entry) = self.hand_out(entry, members, turn) {
+                let mode =
+                    if self.metadata.options.status == Status::RoundRobin { Mode::One } else { Mode::All };
+                self.start_flow(entry, mode, members, context);
+            } else if let Some(entry) = self.offer(entry, members, context) {
                 self.ready.push_front(entry);
                 return false;
             }
@@ -55,8 +56,8 @@ impl Queue {
     }
 
     /// Whether the next stored message may go out now.
-    fn can_start(&self, members: &Members, turn: &Turn<'_>) -> bool {
-        let options = &self.face.options;
+    fn can_start(&self, members: &Members, context: &Context<'_>) -> bool {
+        let options = &self.metadata.options;
         let drains = matches!(options.status, Status::Push | Status::RoundRobin | Status::Broadcast);
         if !drains || members.is_empty() || self.flows.len() >= FLOWS_MAX {
             return false;
@@ -69,7 +70,7 @@ impl Queue {
         if members.has_windows() && (!self.has_room(members) || !self.flows.is_empty()) {
             return false;
         }
-        let congested = &turn.books.congested;
+        let congested = &context.state.congested;
         if congested.is_empty() || options.status == Status::Broadcast {
             return true;
         }
@@ -93,19 +94,19 @@ impl Queue {
     }
 
     fn gives_to_one(&self) -> bool {
-        self.face.options.status == Status::RoundRobin || self.face.options.only_first_acquirer
+        self.metadata.options.status == Status::RoundRobin || self.metadata.options.only_first_acquirer
     }
 
     /// Gives a message to those it is for. Gives it back if there is nobody after all.
-    fn hand_out(&mut self, entry: Entry, members: &Members, turn: &mut Turn<'_>) -> Option<Entry> {
+    fn offer(&mut self, entry: Entry, members: &Members, context: &mut Context<'_>) -> Option<Entry> {
         if self.gives_to_one() {
-            let Some((position, slot)) = self.choose(members, turn) else { return Some(entry) };
-            self.send(entry, &members.list()[position].consumer, turn);
+            let Some((position, slot)) = self.choose(members, context) else { return Some(entry) };
+            self.send(entry, &members.list()[position].consumer, context);
             if let Some(slot) = slot {
                 slot.spend();
             }
         } else {
-            self.send_to_all(entry, members, turn);
+            self.send_to_all(entry, members, context);
         }
         None
     }
@@ -115,14 +116,14 @@ impl Queue {
     pub(crate) fn choose(
         &mut self,
         members: &Members,
-        turn: &Turn<'_>,
+        context: &Context<'_>,
     ) -> Option<(usize, Option<TakenSlot>)> {
         if members.has_slots() {
-            return self.choose_by_weight(members, turn);
+            return self.choose_by_weight(members, context);
         }
         let count = members.len();
-        let first = if self.face.options.status == Status::RoundRobin { self.cursor } else { 0 };
-        let congested = &turn.books.congested;
+        let first = if self.metadata.options.status == Status::RoundRobin { self.cursor } else { 0 };
+        let congested = &context.state.congested;
         let position = (0..count)
             .map(|step| (first + step) % count)
             .filter(|position| !congested.contains_key(&members.connections()[*position]))
@@ -135,8 +136,12 @@ impl Queue {
 
     /// Of those that can take more the one with the largest weight, among equals the one that has waited longest. A slot
     /// that another shard takes meanwhile leads to the next best.
-    fn choose_by_weight(&self, members: &Members, turn: &Turn<'_>) -> Option<(usize, Option<TakenSlot>)> {
-        let congested = &turn.books.congested;
+    fn choose_by_weight(
+        &self,
+        members: &Members,
+        context: &Context<'_>,
+    ) -> Option<(usize, Option<TakenSlot>)> {
+        let congested = &context.state.congested;
         loop {
             let free = members.list().iter().enumerate().filter(|(_, member)| {
                 let consumer = &member.consumer;
@@ -160,19 +165,19 @@ impl Queue {
         }
     }
 
-    fn send_to_all(&mut self, mut entry: Entry, members: &Members, turn: &mut Turn<'_>) {
-        let options = &self.face.options;
-        if options.request_acknowledge || members.has_tagged() || turn.books.history.is_some() {
+    fn send_to_all(&mut self, mut entry: Entry, members: &Members, context: &mut Context<'_>) {
+        let options = &self.metadata.options;
+        if options.request_acknowledge || members.has_tagged() || context.state.history.is_some() {
             let consumers: Vec<_> = members.list().iter().map(|member| member.consumer.clone()).collect();
-            return self.send_to(entry, members.untagged(), &consumers, turn);
+            return self.send_to(entry, members.untagged(), &consumers, context);
         }
         let to = if members.len() == 1 {
             Recipients::One(members.connections()[0])
         } else {
             Recipients::Many(members.untagged().clone())
         };
-        self.deliver(&mut entry, to, turn);
-        self.conclude(entry, &[], turn);
+        self.deliver(&mut entry, to, context);
+        self.conclude(entry, &[], context);
     }
 
     /// A message to `consumers`; those of them without a tag have the connections `untagged`.
@@ -181,90 +186,90 @@ impl Queue {
         mut entry: Entry,
         untagged: &Arc<[ConnectionId]>,
         consumers: &[Arc<Consumer>],
-        turn: &mut Turn<'_>,
+        context: &mut Context<'_>,
     ) {
         match untagged.len() {
             0 => {}
-            1 => self.deliver(&mut entry, Recipients::One(untagged[0]), turn),
-            _ => self.deliver(&mut entry, Recipients::Many(untagged.clone()), turn),
+            1 => self.deliver(&mut entry, Recipients::One(untagged[0]), context),
+            _ => self.deliver(&mut entry, Recipients::Many(untagged.clone()), context),
         }
         let mut sent = !untagged.is_empty();
         for consumer in consumers.iter().filter(|consumer| consumer.tag != Tag::CHANNEL) {
-            self.deliver_to(&mut entry, consumer, turn);
+            self.deliver_to(&mut entry, consumer, context);
             // However many get it, it was sent once.
-            self.face.stats.sent -= u64::from(sent);
+            self.metadata.stats.sent -= u64::from(sent);
             sent = true;
         }
-        self.conclude(entry, consumers, turn);
+        self.conclude(entry, consumers, context);
     }
 
     /// Writes the delivery to one consumer down, opens it if it must be acknowledged, and ends the message's way if not.
-    fn send(&mut self, mut entry: Entry, consumer: &Arc<Consumer>, turn: &mut Turn<'_>) {
-        self.deliver_to(&mut entry, consumer, turn);
-        self.conclude(entry, std::slice::from_ref(consumer), turn);
+    fn send(&mut self, mut entry: Entry, consumer: &Arc<Consumer>, context: &mut Context<'_>) {
+        self.deliver_to(&mut entry, consumer, context);
+        self.conclude(entry, std::slice::from_ref(consumer), context);
     }
 
     /// Whether a delivery to this consumer stays open until it is settled.
     pub(crate) fn stays_open(&self, consumer: &Consumer) -> bool {
-        self.face.options.request_acknowledge || consumer.terms.settling == Settling::Explicit
+        self.metadata.options.request_acknowledge || consumer.terms.settling == Settling::Explicit
     }
 
     /// What follows a hand-out, pulled or not: the producer hears of it if the policy says so, and the message
     /// waits for its acknowledgements, or is gone if none is asked for.
-    fn conclude(&mut self, mut entry: Entry, consumers: &[Arc<Consumer>], turn: &mut Turn<'_>) {
+    fn conclude(&mut self, mut entry: Entry, consumers: &[Arc<Consumer>], context: &mut Context<'_>) {
         for consumer in consumers {
-            turn.life(&self.face.address, &entry, Happened::Delivered(&consumer.client));
+            context.record_event(&self.metadata.address, &entry, LifecycleEvent::Delivered(&consumer.client));
         }
-        let decision = turn.books.spec(self.face.handler).base.decide(Step::EndSend, true);
-        let verdict = Verdict { decision, own: false };
-        self.acknowledge(&mut entry, verdict, None, "none", turn);
+        let decision = context.state.spec(self.metadata.handler).base.decide(Step::EndSend, true);
+        let verdict = StepDecision { decision, own: false };
+        self.acknowledge(&mut entry, verdict, None, "none", context);
         if !consumers.iter().any(|consumer| self.stays_open(consumer)) {
-            return self.remove(entry, turn);
+            return self.remove(entry, context);
         }
         let held = self.deliveries.insert(entry);
         for consumer in consumers {
             if self.stays_open(consumer) {
-                self.open(held, consumer, turn);
+                self.open(held, consumer, context);
             }
         }
         if let Some(closed) = self.deliveries.release(held) {
-            self.close(closed, turn);
+            self.close(closed, context);
         }
     }
 
     /// `consumer` has the message `held` now, until it settles it.
-    pub(crate) fn open(&mut self, held: usize, consumer: &Arc<Consumer>, turn: &mut Turn<'_>) {
+    pub(crate) fn open(&mut self, held: usize, consumer: &Arc<Consumer>, context: &mut Context<'_>) {
         let terms = &consumer.terms;
         let timeout = match terms.settling {
-            Settling::Explicit if !self.face.options.request_acknowledge => terms.timeout,
-            _ => Some(terms.timeout.unwrap_or(self.face.options.acknowledge_timeout)),
+            Settling::Explicit if !self.metadata.options.request_acknowledge => terms.timeout,
+            _ => Some(terms.timeout.unwrap_or(self.metadata.options.acknowledge_timeout)),
         };
-        let deadline = timeout.map_or(Timestamp::NEVER, |timeout| turn.now.after(timeout));
+        let deadline = timeout.map_or(Timestamp::NEVER, |timeout| context.now.after(timeout));
         let key = self.deliveries.deliver(held, consumer, deadline);
         if terms.settling == Settling::AtOnce {
-            self.handed_out(key, turn);
+            self.delivered_to(key, context);
         } else {
-            self.arm(deadline, turn);
+            self.arm(deadline, context);
         }
     }
 
     /// The delivery to one consumer, counted.
-    pub(crate) fn deliver_to(&mut self, entry: &mut Entry, consumer: &Consumer, turn: &mut Turn<'_>) {
+    pub(crate) fn deliver_to(&mut self, entry: &mut Entry, consumer: &Consumer, context: &mut Context<'_>) {
         let to = Recipients::One(consumer.client.connection);
         let subscription = (consumer.tag, consumer.name.clone());
         let acknowledge = consumer.terms.settling != Settling::AtOnce && self.stays_open(consumer);
-        let deliver = self.delivery_of(entry, to, subscription, acknowledge, turn);
+        let deliver = self.delivery_of(entry, to, subscription, acknowledge, context);
         if consumer.terms.told {
-            return turn.tell(consumer.client.connection, Event::Delivered(deliver));
+            return context.notify(consumer.client.connection, Event::Delivered(deliver));
         }
-        turn.effects.push(Effect::Deliver(deliver));
+        context.effects.push(Effect::Deliver(deliver));
     }
 
     /// The delivery to those without a tag, counted.
-    fn deliver(&mut self, entry: &mut Entry, to: Recipients, turn: &mut Turn<'_>) {
-        let acknowledge = self.face.options.request_acknowledge;
-        let deliver = self.delivery_of(entry, to, (Tag::CHANNEL, None), acknowledge, turn);
-        turn.effects.push(Effect::Deliver(deliver));
+    fn deliver(&mut self, entry: &mut Entry, to: Recipients, context: &mut Context<'_>) {
+        let acknowledge = self.metadata.options.request_acknowledge;
+        let deliver = self.delivery_of(entry, to, (Tag::CHANNEL, None), acknowledge, context);
+        context.effects.push(Effect::Deliver(deliver));
     }
 
     #[inline]
@@ -274,83 +279,88 @@ impl Queue {
         to: Recipients,
         (tag, name): (Tag, Option<Arc<[u8]>>),
         acknowledge: bool,
-        turn: &mut Turn<'_>,
+        context: &mut Context<'_>,
     ) -> Deliver {
-        let stats = &mut self.face.stats;
+        let stats = &mut self.metadata.stats;
         stats.sent += 1;
         stats.deliveries += to.as_slice().len() as u64;
-        stats.last_sent_ms = turn.now.0;
+        stats.last_sent_ms = context.now.0;
         let first = entry.attempts == 0;
-        self.attempted(entry, acknowledge, turn);
+        self.attempted(entry, acknowledge, context);
         Deliver {
-            queue: self.face.address.clone(),
+            queue: self.metadata.address.clone(),
             message: entry.message.clone(),
             to,
             acknowledge,
-            hide_source: self.face.options.hide_client_names,
+            hide_source: self.metadata.options.hide_client_names,
             first,
             tag,
-            put_backs: entry.put_backs,
+            requeues: entry.requeues,
             name,
         }
     }
 
     /// Counts an attempt. The first one of a saved message is written down, so that after a crash a consumer can
     /// tell that it may have seen the message before; the later ones are written when it is put back.
-    fn attempted(&self, entry: &mut Entry, acknowledge: bool, turn: &mut Turn<'_>) {
+    fn attempted(&self, entry: &mut Entry, acknowledge: bool, context: &mut Context<'_>) {
         let first = entry.attempts == 0;
         entry.attempts = entry.attempts.saturating_add(1);
         if first && entry.sequence.0 > 0 && acknowledge {
             let rank = entry.sequence.0 as i64;
-            let progress = Progress { attempts: 1, put_backs: entry.put_backs, rank, ..Progress::default() };
-            turn.record(Record::Touch(entry.sequence, progress));
+            let progress = DeliveryProgress {
+                attempts: 1,
+                requeues: entry.requeues,
+                rank,
+                ..DeliveryProgress::default()
+            };
+            context.record(Record::Touch(entry.sequence, progress));
         }
     }
 
     /// A message for whoever is there now; nothing is kept.
-    pub(crate) fn broadcast(&mut self, entry: Entry, members: &Members, turn: &mut Turn<'_>) {
+    pub(crate) fn broadcast(&mut self, entry: Entry, members: &Members, context: &mut Context<'_>) {
         if members.is_empty() {
-            self.discard(entry, DropReason::NoConsumer, turn);
-        } else if self.asks_while_sending(turn.books) {
-            self.start_flow(entry, Mode::All, members, turn);
-        } else if turn.books.congested.is_empty() || self.face.options.only_first_acquirer {
-            if let Some(entry) = self.hand_out(entry, members, turn) {
-                self.discard(entry, DropReason::Slow, turn);
+            self.discard(entry, DropReason::NoConsumer, context);
+        } else if self.asks_while_sending(context.state) {
+            self.start_flow(entry, Mode::All, members, context);
+        } else if context.state.congested.is_empty() || self.metadata.options.only_first_acquirer {
+            if let Some(entry) = self.offer(entry, members, context) {
+                self.discard(entry, DropReason::Slow, context);
             }
         } else {
-            self.broadcast_to_free(entry, members, turn);
+            self.broadcast_to_free(entry, members, context);
         }
     }
 
     /// Some consumers do not keep up: they miss this one, which is counted, and the others get it.
-    fn broadcast_to_free(&mut self, entry: Entry, members: &Members, turn: &mut Turn<'_>) {
+    fn broadcast_to_free(&mut self, entry: Entry, members: &Members, context: &mut Context<'_>) {
         let (slow, free): (Vec<_>, Vec<_>) = members
             .list()
             .iter()
             .map(|member| member.consumer.clone())
-            .partition(|consumer| turn.books.congested.contains_key(&consumer.client.connection));
-        self.face.stats.dropped[DropReason::Slow as usize] += slow.len() as u64;
+            .partition(|consumer| context.state.congested.contains_key(&consumer.client.connection));
+        self.metadata.stats.dropped[DropReason::Slow as usize] += slow.len() as u64;
         for consumer in &slow {
-            turn.life(&self.face.address, &entry, Happened::Missed(&consumer.client));
+            context.record_event(&self.metadata.address, &entry, LifecycleEvent::Missed(&consumer.client));
         }
         if free.is_empty() {
-            self.remove(entry, turn);
+            self.remove(entry, context);
             return;
         }
         let untagged = free.iter().filter(|consumer| consumer.tag == Tag::CHANNEL);
         let untagged: Arc<[_]> = untagged.map(|consumer| consumer.client.connection).collect();
-        self.send_to(entry, &untagged, &free, turn);
+        self.send_to(entry, &untagged, &free, context);
     }
 
     pub(crate) fn send_pulled(
         &mut self,
         mut entry: Entry,
         consumer: &Arc<Consumer>,
-        parcel: Parcel,
-        turn: &mut Turn<'_>,
+        parcel: PullPosition,
+        context: &mut Context<'_>,
     ) {
-        self.deliver_pulled(&mut entry, consumer.client.connection, parcel, turn);
-        self.conclude(entry, std::slice::from_ref(consumer), turn);
+        self.deliver_pulled(&mut entry, consumer.client.connection, parcel, context);
+        self.conclude(entry, std::slice::from_ref(consumer), context);
     }
 
     /// One message of a pull, counted.
@@ -358,38 +368,38 @@ impl Queue {
         &mut self,
         entry: &mut Entry,
         to: ConnectionId,
-        parcel: Parcel,
-        turn: &mut Turn<'_>,
+        parcel: PullPosition,
+        context: &mut Context<'_>,
     ) {
-        let stats = &mut self.face.stats;
+        let stats = &mut self.metadata.stats;
         stats.sent += 1;
         stats.deliveries += 1;
-        stats.last_sent_ms = turn.now.0;
+        stats.last_sent_ms = context.now.0;
         let first = entry.attempts == 0;
-        self.attempted(entry, self.face.options.request_acknowledge, turn);
+        self.attempted(entry, self.metadata.options.request_acknowledge, context);
         let event = Event::Pulled {
             request: parcel.request,
             message: entry.message.clone(),
-            acknowledge: self.face.options.request_acknowledge,
-            hide_source: self.face.options.hide_client_names,
+            acknowledge: self.metadata.options.request_acknowledge,
+            hide_source: self.metadata.options.hide_client_names,
             first,
             index: parcel.index,
             count: parcel.count,
             left: parcel.left,
         };
-        turn.tell(to, event);
+        context.notify(to, event);
     }
 
     /// Nobody was there after all: the message stays the next one.
-    pub(crate) fn return_to_head(&mut self, entry: Entry, turn: &mut Turn<'_>) {
-        self.arm(entry.deadline, turn);
+    pub(crate) fn return_to_head(&mut self, entry: Entry, context: &mut Context<'_>) {
+        self.arm(entry.deadline, context);
         self.ready.push_front(entry);
     }
 }
 
 /// Where a message stands in the pull that took it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Parcel {
+pub(crate) struct PullPosition {
     pub(crate) request: crate::model::id::RequestId,
     pub(crate) index: u32,
     pub(crate) count: u32,

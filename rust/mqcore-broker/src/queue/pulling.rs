@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::context::Turn;
-use crate::history::Happened;
+use crate::context::Context;
+use crate::history::LifecycleEvent;
 use crate::model::client::Client;
 use crate::model::command::Pull;
 use crate::model::effect::{Event, PullOutcome};
 use crate::model::entry::Entry;
 use crate::model::options::Status;
 use crate::queue::Queue;
-use crate::queue::dispatch::Parcel;
+use crate::queue::dispatch::PullPosition;
 use crate::queue::members::{Consumer, Members};
 use crate::queue::workflow::Mode;
 
@@ -30,7 +30,13 @@ pub(crate) struct Pulling {
 
 impl Queue {
     /// A consumer asks for messages.
-    pub(crate) fn pull(&mut self, client: &Arc<Client>, pull: &Pull, members: &Members, turn: &mut Turn<'_>) {
+    pub(crate) fn pull(
+        &mut self,
+        client: &Arc<Client>,
+        pull: &Pull,
+        members: &Members,
+        context: &mut Context<'_>,
+    ) {
         let consumer = Consumer::of_channel(client.clone());
         self.pulls.push_back(Pulling {
             consumer,
@@ -40,31 +46,31 @@ impl Queue {
             held: Vec::new(),
         });
         if self.pulls.len() == 1 {
-            self.go_on_pulling(members, turn);
+            self.go_on_pulling(members, context);
         }
     }
 
     /// Serves pulls in their order, until one has to wait for a body.
-    pub(crate) fn go_on_pulling(&mut self, members: &Members, turn: &mut Turn<'_>) {
+    pub(crate) fn go_on_pulling(&mut self, members: &Members, context: &mut Context<'_>) {
         while let Some(mut pulling) = self.pulls.pop_front() {
-            match self.serve(&mut pulling, members, turn) {
+            match self.serve(&mut pulling, members, context) {
                 None => return self.pulls.push_front(pulling),
                 Some(Ended::Told) => {}
-                Some(Ended::With(outcome)) => end(&pulling, outcome, turn),
+                Some(Ended::With(outcome)) => end(&pulling, outcome, context),
             }
         }
     }
 
     /// Ends all pulls that wait: what they wait for is gone.
-    pub(crate) fn end_pulls(&mut self, turn: &mut Turn<'_>) {
+    pub(crate) fn end_pulls(&mut self, context: &mut Context<'_>) {
         for pulling in std::mem::take(&mut self.pulls) {
             for (entry, _) in &pulling.held {
                 self.debts.remove(&entry.sequence);
             }
             let outcome = if pulling.given > 0 { PullOutcome::Complete } else { PullOutcome::Empty };
-            end(&pulling, outcome, turn);
+            end(&pulling, outcome, context);
             for (entry, _) in pulling.held {
-                self.discard(entry, crate::model::stats::DropReason::Erased, turn);
+                self.discard(entry, crate::model::stats::DropReason::Erased, context);
             }
         }
     }
@@ -75,18 +81,23 @@ impl Queue {
     }
 
     /// As far as one pull gets now. `None`: it waits.
-    fn serve(&mut self, pulling: &mut Pulling, members: &Members, turn: &mut Turn<'_>) -> Option<Ended> {
+    fn serve(
+        &mut self,
+        pulling: &mut Pulling,
+        members: &Members,
+        context: &mut Context<'_>,
+    ) -> Option<Ended> {
         if !members.has_joined(pulling.consumer.client.connection) {
-            self.return_held(pulling, turn);
+            self.return_held(pulling, context);
             return Some(Ended::With(PullOutcome::Unauthorized));
         }
-        match self.face.options.status {
+        match self.metadata.options.status {
             Status::Pull if pulling.pull.count == 0 => Some(Ended::With(PullOutcome::Unacceptable)),
-            Status::Pull => self.serve_stored(pulling, members, turn),
-            Status::Cache if pulling.count.is_none() => self.serve_cached(pulling, turn),
+            Status::Pull => self.serve_stored(pulling, members, context),
+            Status::Cache if pulling.count.is_none() => self.serve_cached(pulling, context),
             _ if pulling.given > 0 => Some(Ended::With(PullOutcome::Complete)),
             _ => {
-                self.return_held(pulling, turn);
+                self.return_held(pulling, context);
                 Some(Ended::With(PullOutcome::Unacceptable))
             }
         }
@@ -96,20 +107,20 @@ impl Queue {
         &mut self,
         pulling: &mut Pulling,
         members: &Members,
-        turn: &mut Turn<'_>,
+        context: &mut Context<'_>,
     ) -> Option<Ended> {
         let count = match pulling.count {
             Some(count) => count,
             None => {
-                self.expire(turn);
+                self.expire(context);
                 let available = u32::try_from(self.ready.len()).unwrap_or(u32::MAX);
                 let count = available.min(pulling.pull.count);
                 pulling.count = Some(count);
                 count
             }
         };
-        let asks = self.asks_while_sending(turn.books) || !self.flows.is_empty();
-        let taken = self.take_for(pulling, count, turn);
+        let asks = self.asks_while_sending(context.state) || !self.flows.is_empty();
+        let taken = self.take_for(pulling, count, context);
         let waits =
             !self.ready.is_empty() && pulling.given + (pulling.held.len() + taken.len()) as u32 != count;
         if asks || !pulling.held.is_empty() {
@@ -117,15 +128,15 @@ impl Queue {
             if waits {
                 return None;
             }
-            return Some(self.send_held(pulling, members, turn));
+            return Some(self.send_held(pulling, members, context));
         }
         if !waits {
-            self.clear(pulling.pull.clear, turn);
+            self.clear(pulling.pull.clear, context);
         }
         for (entry, left) in taken {
             pulling.given += 1;
-            let parcel = Parcel { request: pulling.pull.request, index: pulling.given, count, left };
-            self.send_pulled(entry, &pulling.consumer, parcel, turn);
+            let parcel = PullPosition { request: pulling.pull.request, index: pulling.given, count, left };
+            self.send_pulled(entry, &pulling.consumer, parcel, context);
         }
         if waits {
             return None;
@@ -139,65 +150,69 @@ impl Queue {
         &mut self,
         pulling: &Pulling,
         count: u32,
-        turn: &mut Turn<'_>,
+        context: &mut Context<'_>,
     ) -> Vec<(Entry, Option<(u64, u64)>)> {
         // Who takes nothing more now waits, as a pull of a long queue reads it bit by bit.
         let begun = pulling.given > 0;
-        if begun && turn.books.congested.contains_key(&pulling.consumer.client.connection) {
+        if begun && context.state.congested.contains_key(&pulling.consumer.client.connection) {
             return Vec::new();
         }
         let left = (count - pulling.given) as usize - pulling.held.len();
         let Pull { lifo, info, .. } = pulling.pull;
         (0..left)
             .map_while(|_| {
-                let entry = self.next(lifo, turn)?;
+                let entry = self.next(lifo, context)?;
                 Some((entry, info.then(|| self.ready.counts())))
             })
             .collect()
     }
 
-    fn send_held(&mut self, pulling: &mut Pulling, members: &Members, turn: &mut Turn<'_>) -> Ended {
-        self.clear(pulling.pull.clear, turn);
+    fn send_held(&mut self, pulling: &mut Pulling, members: &Members, context: &mut Context<'_>) -> Ended {
+        self.clear(pulling.pull.clear, context);
         let held = std::mem::take(&mut pulling.held);
         if held.is_empty() {
             return Ended::With(PullOutcome::Empty);
         }
         let count = held.len() as u32;
         for (index, (entry, left)) in (1..).zip(held) {
-            let parcel = Parcel { request: pulling.pull.request, index, count, left };
-            self.start_flow(entry, Mode::Pulled(pulling.consumer.clone(), parcel), members, turn);
+            let parcel = PullPosition { request: pulling.pull.request, index, count, left };
+            self.start_flow(entry, Mode::Pulled(pulling.consumer.clone(), parcel), members, context);
         }
         Ended::Told
     }
 
-    fn return_held(&mut self, pulling: &mut Pulling, turn: &mut Turn<'_>) {
+    fn return_held(&mut self, pulling: &mut Pulling, context: &mut Context<'_>) {
         for (entry, _) in std::mem::take(&mut pulling.held).into_iter().rev() {
-            match self.face.options.status {
-                Status::Stopped => self.discard(entry, crate::model::stats::DropReason::Erased, turn),
-                _ => self.return_to_head(entry, turn),
+            match self.metadata.options.status {
+                Status::Stopped => self.discard(entry, crate::model::stats::DropReason::Erased, context),
+                _ => self.return_to_head(entry, context),
             }
         }
     }
 
-    fn serve_cached(&mut self, pulling: &mut Pulling, turn: &mut Turn<'_>) -> Option<Ended> {
-        while let Some(unread) = self.ready.take_lost_newest() {
-            self.lose(unread, turn);
+    fn serve_cached(&mut self, pulling: &mut Pulling, context: &mut Context<'_>) -> Option<Ended> {
+        while let Some(paged_out) = self.ready.take_lost_newest() {
+            self.lose(paged_out, context);
         }
         let request = pulling.pull.request;
-        let latest = self.ready.newest().filter(|(unread, _)| unread.deadline > turn.now);
-        let Some((unread, message)) = latest else { return Some(Ended::With(PullOutcome::Empty)) };
+        let latest = self.ready.newest().filter(|(paged_out, _)| paged_out.deadline > context.now);
+        let Some((paged_out, message)) = latest else { return Some(Ended::With(PullOutcome::Empty)) };
         let Some(message) = message.cloned() else {
-            self.ask_ahead(true, turn);
+            self.ask_ahead(true, context);
             return None;
         };
-        let entry = unread.with(message.clone());
-        turn.life(&self.face.address, &entry, Happened::Delivered(&pulling.consumer.client));
-        let stats = &mut self.face.stats;
+        let entry = paged_out.with(message.clone());
+        context.record_event(
+            &self.metadata.address,
+            &entry,
+            LifecycleEvent::Delivered(&pulling.consumer.client),
+        );
+        let stats = &mut self.metadata.stats;
         stats.sent += 1;
         stats.deliveries += 1;
-        stats.last_sent_ms = turn.now.0;
-        let hide_source = self.face.options.hide_client_names;
-        turn.tell(pulling.consumer.client.connection, Event::Cached { request, message, hide_source });
+        stats.last_sent_ms = context.now.0;
+        let hide_source = self.metadata.options.hide_client_names;
+        context.notify(pulling.consumer.client.connection, Event::Cached { request, message, hide_source });
         Some(Ended::Told)
     }
 }
@@ -209,8 +224,8 @@ enum Ended {
     With(PullOutcome),
 }
 
-fn end(pulling: &Pulling, outcome: PullOutcome, turn: &mut Turn<'_>) {
-    turn.tell(
+fn end(pulling: &Pulling, outcome: PullOutcome, context: &mut Context<'_>) {
+    context.notify(
         pulling.consumer.client.connection,
         Event::PullEnded { request: pulling.pull.request, outcome },
     );

@@ -2,20 +2,20 @@
 //! elsewhere; then its place in the list is all that is kept, until somebody wants to have it.
 
 use crate::model::command::Clear;
-use crate::model::entry::{Entry, Unread};
+use crate::model::entry::{Entry, PagedOut};
 use crate::model::id::{MessageNumber, Sequence};
-use crate::model::memory::Meter;
+use crate::model::memory::MemoryGauge;
 use crate::model::message::Message;
 use crate::model::time::Timestamp;
-use crate::queue::shelf::{Shelf, Shelved};
+use crate::queue::loads::{LoadState, PendingLoads};
 use std::collections::VecDeque;
 use std::ops::Range;
 
 /// What leaves the lists.
 #[derive(Debug)]
 pub(crate) enum Taken {
-    Read(Entry),
-    Unread(Unread),
+    InMemory(Entry),
+    PagedOut(PagedOut),
 }
 
 /// What is next.
@@ -28,7 +28,7 @@ pub(crate) enum Next {
     /// A message whose body is not here yet. It stays on the list.
     Absent,
     /// A message whose body could not be read. It is off the list.
-    Lost(Unread),
+    Lost(PagedOut),
 }
 
 /// A message in a list: 40 octets, whether or not its body is here.
@@ -39,7 +39,7 @@ struct Card {
     sequence: Sequence,
     number: MessageNumber,
     attempts: u16,
-    put_backs: u16,
+    requeues: u16,
     /// Octets of the message in units of [`SIZE_UNIT`], rounded up; the largest number stands for anything above.
     size: u16,
     flags: u8,
@@ -57,16 +57,16 @@ fn units(bytes: u64) -> u16 {
 
 impl Card {
     fn of(entry: Entry) -> Self {
-        let Entry { message, deadline, attempts, put_backs, sequence, saved, answered, number } = entry;
+        let Entry { message, deadline, attempts, requeues, sequence, saved, answered, number } = entry;
         let size = units(message.memory_bytes() as u64);
         let flags = (u8::from(saved) * SAVED) | (u8::from(answered) * ANSWERED);
-        Self { message: Some(message), deadline, sequence, number, attempts, put_backs, size, flags }
+        Self { message: Some(message), deadline, sequence, number, attempts, requeues, size, flags }
     }
 
-    fn of_unread(unread: Unread) -> Self {
-        let Unread { deadline, attempts, put_backs, sequence, answered, number, bytes } = unread;
+    fn of_paged_out(paged_out: PagedOut) -> Self {
+        let PagedOut { deadline, attempts, requeues, sequence, answered, number, bytes } = paged_out;
         let flags = SAVED | (u8::from(answered) * ANSWERED);
-        Self { message: None, deadline, sequence, number, attempts, put_backs, size: units(bytes), flags }
+        Self { message: None, deadline, sequence, number, attempts, requeues, size: units(bytes), flags }
     }
 
     fn is_saved(&self) -> bool {
@@ -83,11 +83,11 @@ impl Card {
         self.message.as_ref().map_or(0, |message| message.memory_bytes() as u64)
     }
 
-    fn unread(&self) -> Unread {
-        Unread {
+    fn paged_out(&self) -> PagedOut {
+        PagedOut {
             deadline: self.deadline,
             attempts: self.attempts,
-            put_backs: self.put_backs,
+            requeues: self.requeues,
             sequence: self.sequence,
             answered: self.flags & ANSWERED != 0,
             number: self.number,
@@ -100,7 +100,7 @@ impl Card {
             message,
             deadline: self.deadline,
             attempts: self.attempts,
-            put_backs: self.put_backs,
+            requeues: self.requeues,
             sequence: self.sequence,
             number: self.number,
             saved: self.is_saved(),
@@ -222,23 +222,23 @@ pub(crate) struct Ready {
     bytes: u64,
     /// Cards whose body is not with them.
     absent: usize,
-    pub(crate) shelf: Shelf,
-    meter: Meter,
+    pub(crate) loads: PendingLoads,
+    memory: MemoryGauge,
     /// Messages at the head that were found to be here, or asked for, when it was looked last; and how many of them are
     /// left. What arrives before them is not counted, so this is an estimate.
     window: (usize, usize),
 }
 
 impl Ready {
-    pub(crate) fn new(meter: Meter) -> Self {
+    pub(crate) fn new(memory: MemoryGauge) -> Self {
         Self {
             high: List::default(),
             normal: List::default(),
             disordered: false,
             bytes: 0,
             absent: 0,
-            shelf: Shelf::new(meter.clone()),
-            meter,
+            loads: PendingLoads::new(memory.clone()),
+            memory,
             window: (0, 0),
         }
     }
@@ -258,7 +258,7 @@ impl Ready {
 
     /// Octets that the waiting messages keep in memory.
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes + self.shelf.bytes()
+        self.bytes + self.loads.bytes()
     }
 
     pub(crate) fn push_back(&mut self, entry: Entry) {
@@ -277,8 +277,8 @@ impl Ready {
     }
 
     /// A message whose body the journal has, behind all others.
-    pub(crate) fn push_unread(&mut self, unread: Unread, high: bool) {
-        self.push_card_back(Card::of_unread(unread), high);
+    pub(crate) fn push_unread(&mut self, paged_out: PagedOut, high: bool) {
+        self.push_card_back(Card::of_paged_out(paged_out), high);
     }
 
     fn push_card_back(&mut self, card: Card, high: bool) {
@@ -293,7 +293,7 @@ impl Ready {
         self.bytes += bytes;
         self.absent += usize::from(card.message.is_none());
         if card.is_saved() {
-            self.meter.add(bytes);
+            self.memory.add(bytes);
         }
     }
 
@@ -303,18 +303,18 @@ impl Ready {
         let list = if self.high.cards.is_empty() { &mut self.normal } else { &mut self.high };
         let card = if newest { list.cards.back() } else { list.cards.front() };
         let Some(card) = card else { return Next::Nothing };
-        if card.message.is_none() && !self.shelf.has_answer(card.sequence) {
+        if card.message.is_none() && !self.loads.has_answer(card.sequence) {
             return Next::Absent;
         }
         let Some(card) = list.pop(newest) else { return Next::Nothing };
         match self.leave(card) {
-            Taken::Read(entry) => Next::Entry(entry),
-            Taken::Unread(unread) => Next::Lost(unread),
+            Taken::InMemory(entry) => Next::Entry(entry),
+            Taken::PagedOut(paged_out) => Next::Lost(paged_out),
         }
     }
 
     /// Takes the next one off the list if its body is not here and its deadline has passed.
-    pub(crate) fn take_expired(&mut self, newest: bool, now: Timestamp) -> Option<Unread> {
+    pub(crate) fn take_expired(&mut self, newest: bool, now: Timestamp) -> Option<PagedOut> {
         let list = if self.high.cards.is_empty() { &mut self.normal } else { &mut self.high };
         let card = if newest { list.cards.back() } else { list.cards.front() }?;
         if card.message.is_some() || card.deadline > now {
@@ -322,7 +322,7 @@ impl Ready {
         }
         let card = list.pop(newest)?;
         self.count_out(&card);
-        Some(card.unread())
+        Some(card.paged_out())
     }
 
     fn count_out(&mut self, card: &Card) {
@@ -330,7 +330,7 @@ impl Ready {
         self.bytes -= bytes;
         self.absent -= usize::from(card.message.is_none());
         if card.is_saved() {
-            self.meter.subtract(bytes);
+            self.memory.subtract(bytes);
         }
         self.window.1 = self.window.1.saturating_sub(1);
         if self.is_empty() {
@@ -343,10 +343,12 @@ impl Ready {
     #[inline]
     fn leave(&mut self, mut card: Card) -> Taken {
         self.count_out(&card);
-        let shelved = if card.message.is_none() { self.shelf.take(card.sequence) } else { None };
+        let shelved = if card.message.is_none() { self.loads.take(card.sequence) } else { None };
         match (card.message.take(), shelved) {
-            (Some(message), _) | (None, Some(Shelved::Here(message))) => Taken::Read(card.entry(message)),
-            _ => Taken::Unread(card.unread()),
+            (Some(message), _) | (None, Some(LoadState::Ready(message))) => {
+                Taken::InMemory(card.entry(message))
+            }
+            _ => Taken::PagedOut(card.paged_out()),
         }
     }
 
@@ -362,31 +364,31 @@ impl Ready {
     }
 
     /// A look at the newest message, for caches: what is known of it, and its message if that is here.
-    pub(crate) fn newest(&self) -> Option<(Unread, Option<&Message>)> {
+    pub(crate) fn newest(&self) -> Option<(PagedOut, Option<&Message>)> {
         let card = self.high.cards.back().or(self.normal.cards.back())?;
-        let message = card.message.as_ref().or_else(|| self.shelf.look(card.sequence));
-        Some((card.unread(), message))
+        let message = card.message.as_ref().or_else(|| self.loads.look(card.sequence));
+        Some((card.paged_out(), message))
     }
 
     /// Whether the newest message turned out to be unreadable; then it is off the list.
-    pub(crate) fn take_lost_newest(&mut self) -> Option<Unread> {
+    pub(crate) fn take_lost_newest(&mut self) -> Option<PagedOut> {
         let list = if self.high.cards.is_empty() { &mut self.normal } else { &mut self.high };
         let card = list.cards.back()?;
-        if card.message.is_some() || !self.shelf.is_lost(card.sequence) {
+        if card.message.is_some() || !self.loads.is_lost(card.sequence) {
             return None;
         }
         let card = list.pop(true)?;
         match self.leave(card) {
-            Taken::Unread(unread) => Some(unread),
-            Taken::Read(_) => None,
+            Taken::PagedOut(paged_out) => Some(paged_out),
+            Taken::InMemory(_) => None,
         }
     }
 
     /// All of them, in the order in which they would be handed out, with their messages where these are here.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Unread, bool, Option<&Message>)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (PagedOut, bool, Option<&Message>)> {
         self.high.cards.iter().chain(&self.normal.cards).map(|card| {
-            let message = card.message.as_ref().or_else(|| self.shelf.look(card.sequence));
-            (card.unread(), card.is_saved(), message)
+            let message = card.message.as_ref().or_else(|| self.loads.look(card.sequence));
+            (card.paged_out(), card.is_saved(), message)
         })
     }
 
@@ -448,14 +450,14 @@ impl Ready {
     pub(crate) fn want(&mut self, newest: bool, messages: usize, bytes: u64) -> Vec<Sequence> {
         let mut wanted = Vec::new();
         let (mut seen, mut sum) = (0, 0);
-        let Self { high, normal, shelf, .. } = self;
+        let Self { high, normal, loads, .. } = self;
         let mut look = |card: &Card| {
             if seen == messages || (seen > 0 && sum + card.full_bytes() > bytes) {
                 return false;
             }
             seen += 1;
             sum += card.full_bytes();
-            if card.message.is_none() && shelf.ask(card.sequence) {
+            if card.message.is_none() && loads.ask(card.sequence) {
                 wanted.push(card.sequence);
             }
             true
@@ -483,7 +485,7 @@ impl Ready {
         may: &mut dyn FnMut(Sequence) -> Eviction,
         gone: &mut dyn FnMut(Sequence, bool, &Message),
     ) {
-        let Self { high, normal, bytes, absent, meter, .. } = self;
+        let Self { high, normal, bytes, absent, memory, .. } = self;
         let mut leave = |card: &mut Card| {
             if !card.is_saved() {
                 return Eviction::Done;
@@ -494,7 +496,7 @@ impl Ready {
                 if let Some(message) = card.message.take() {
                     *bytes -= size;
                     *absent += 1;
-                    meter.subtract(size);
+                    memory.subtract(size);
                     gone(card.sequence, card.flags & ANSWERED != 0, &message);
                 }
             }
@@ -523,7 +525,7 @@ const HEAD_MAX: u64 = 256;
 impl Drop for Ready {
     fn drop(&mut self) {
         let cards = self.high.cards.iter().chain(&self.normal.cards);
-        self.meter.subtract(cards.filter(|card| card.is_saved()).map(Card::bytes).sum());
+        self.memory.subtract(cards.filter(|card| card.is_saved()).map(Card::bytes).sum());
     }
 }
 
@@ -551,8 +553,8 @@ mod tests {
             (random >> 33) % bound
         };
         for _ in 0..200 {
-            let meter = Meter::default();
-            let mut ready = Ready::new(meter.clone());
+            let memory = MemoryGauge::default();
+            let mut ready = Ready::new(memory.clone());
             for number in 1..300 {
                 match below(6) {
                     0..3 => ready.push_back(entry(number, below(5) == 0)),
@@ -566,27 +568,27 @@ mod tests {
                         }
                     }
                     _ => {
-                        let target = below(meter.get() + 1);
+                        let target = below(memory.get() + 1);
                         let keep = below(4) as usize;
-                        let meter = meter.clone();
-                        let mut may = |_: Sequence| match meter.get() {
+                        let memory = memory.clone();
+                        let mut may = |_: Sequence| match memory.get() {
                             bytes if bytes > target => Eviction::Done,
                             _ => Eviction::Enough,
                         };
                         ready.evict(keep, &mut may, &mut |_, _, _| {});
                         let here = ready.iter().skip(keep).filter(|(.., message)| message.is_some()).count();
-                        assert!(meter.get() <= target || here == 0, "{here} bodies were overlooked");
+                        assert!(memory.get() <= target || here == 0, "{here} bodies were overlooked");
                         let last = ready.iter().collect::<Vec<_>>();
                         let kept = last.iter().take(keep).filter(|(.., message)| message.is_none());
                         assert!(kept.count() <= ready.absent);
                     }
                 }
                 let bytes: u64 = ready.iter().filter_map(|(.., m)| m.map(|m| m.memory_bytes() as u64)).sum();
-                assert_eq!((ready.bytes(), meter.get()), (bytes, bytes));
+                assert_eq!((ready.bytes(), memory.get()), (bytes, bytes));
                 assert_eq!(ready.iter().filter(|(.., message)| message.is_none()).count(), ready.absent);
             }
             drop(ready);
-            assert_eq!(meter.get(), 0);
+            assert_eq!(memory.get(), 0);
         }
     }
 }

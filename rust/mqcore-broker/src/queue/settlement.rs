@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use crate::context::{Asker, Deciding, Inquiry, Turn, Verdict, decide};
-use crate::history::Happened;
-use crate::model::command::{Acknowledgement, Refusal, Retry};
+use crate::context::{Context, DecisionState, StepDecision, StepRequest, Suspended, decide};
+use crate::history::LifecycleEvent;
+use crate::model::command::{Acknowledgement, Nack, Retry};
 use crate::model::decision::{Decision, PutBack, Step};
 use crate::model::effect::AcknowledgementView;
 use crate::model::entry::Entry;
@@ -13,28 +13,28 @@ use crate::model::id::{ConnectionId, Tag};
 use crate::model::stats::DropReason;
 use crate::model::subscription::Settling;
 use crate::queue::Queue;
-use crate::queue::delivery::{Delivery, Ending};
+use crate::queue::delivery::{Delivery, Disposition};
 use crate::queue::members::{Consumer, ConsumerKey};
 use crate::queue::ready::Taken;
 
 /// Something that ended and may still need a handler's decision.
 #[derive(Debug)]
 pub(crate) struct Settlement {
-    subject: Subject,
-    deciding: Deciding,
+    subject: Settled,
+    decision_state: DecisionState,
 }
 
 #[derive(Debug)]
-enum Subject {
+enum Settled {
     /// A delivery; its hold on the message belongs to the settlement.
-    Delivery { held: usize, consumer: Arc<Consumer>, word: KeptWord },
+    Delivery { held: usize, consumer: Arc<Consumer>, outcome: OwnedOutcome },
     /// A message that waited too long.
     Expired(Entry),
 }
 
 /// How a delivery ended. Borrowed, as nearly all are settled at once.
 #[derive(Debug, Clone, Copy)]
-enum Word<'a> {
+enum Outcome<'a> {
     Said(&'a Acknowledgement),
     /// It was handed out, which is all that its consumer's terms ask for.
     Implied,
@@ -44,41 +44,41 @@ enum Word<'a> {
 
 /// The same while a handler decides.
 #[derive(Debug)]
-enum KeptWord {
+enum OwnedOutcome {
     Said(Box<Acknowledgement>),
-    Unsaid(Word<'static>),
+    Unsaid(Outcome<'static>),
 }
 
-impl KeptWord {
-    fn word(&self) -> Word<'_> {
+impl OwnedOutcome {
+    fn outcome(&self) -> Outcome<'_> {
         match self {
-            Self::Said(word) => Word::Said(word),
-            Self::Unsaid(word) => *word,
+            Self::Said(outcome) => Outcome::Said(outcome),
+            Self::Unsaid(outcome) => *outcome,
         }
     }
 }
 
 impl Settlement {
     pub(crate) fn is_expiry(&self) -> bool {
-        matches!(self.subject, Subject::Expired(_))
+        matches!(self.subject, Settled::Expired(_))
     }
 
     /// The expired message, if it is about one.
     pub(crate) fn into_expired(self) -> Option<Entry> {
         match self.subject {
-            Subject::Expired(entry) => Some(entry),
-            Subject::Delivery { .. } => None,
+            Settled::Expired(entry) => Some(entry),
+            Settled::Delivery { .. } => None,
         }
     }
 }
 
-impl<'a> Word<'a> {
-    fn keep(self) -> KeptWord {
+impl<'a> Outcome<'a> {
+    fn keep(self) -> OwnedOutcome {
         match self {
-            Self::Said(word) => KeptWord::Said(Box::new(word.clone())),
-            Self::Implied => KeptWord::Unsaid(Word::Implied),
-            Self::Silent => KeptWord::Unsaid(Word::Silent),
-            Self::Lost => KeptWord::Unsaid(Word::Lost),
+            Self::Said(outcome) => OwnedOutcome::Said(Box::new(outcome.clone())),
+            Self::Implied => OwnedOutcome::Unsaid(Outcome::Implied),
+            Self::Silent => OwnedOutcome::Unsaid(Outcome::Silent),
+            Self::Lost => OwnedOutcome::Unsaid(Outcome::Lost),
         }
     }
 
@@ -90,22 +90,22 @@ impl<'a> Word<'a> {
         }
     }
 
-    fn happened(self, consumer: &'a Consumer) -> Happened<'a> {
+    fn happened(self, consumer: &'a Consumer) -> LifecycleEvent<'a> {
         let consumer = &consumer.client;
         match self {
-            Self::Said(word) => match word.negative() {
-                None => Happened::Acked(consumer),
-                Some(reason) => Happened::Nacked(consumer, reason),
+            Self::Said(outcome) => match outcome.negative() {
+                None => LifecycleEvent::Acked(consumer),
+                Some(reason) => LifecycleEvent::Nacked(consumer, reason),
             },
-            Self::Implied => Happened::Acked(consumer),
-            Self::Silent => Happened::TimedOut(consumer),
-            Self::Lost => Happened::ConsumerLost(consumer),
+            Self::Implied => LifecycleEvent::Acked(consumer),
+            Self::Silent => LifecycleEvent::TimedOut(consumer),
+            Self::Lost => LifecycleEvent::ConsumerLost(consumer),
         }
     }
 
     fn is_positive(self) -> bool {
         match self {
-            Self::Said(word) => word.refusal.is_none(),
+            Self::Said(outcome) => outcome.refusal.is_none(),
             Self::Implied => true,
             Self::Silent | Self::Lost => false,
         }
@@ -114,7 +114,7 @@ impl<'a> Word<'a> {
     /// What its consumer wishes for a message that it refuses; `None`: it does not.
     fn refused(self) -> Option<Retry> {
         match self {
-            Self::Said(word) => word.refusal.as_deref().map(|refusal| refusal.retry),
+            Self::Said(outcome) => outcome.refusal.as_deref().map(|refusal| refusal.retry),
             Self::Implied | Self::Silent | Self::Lost => None,
         }
     }
@@ -132,7 +132,7 @@ impl<'a> Word<'a> {
     /// What a producer is told when this is passed on as a refusal.
     fn reason(self) -> &'a str {
         match self {
-            Self::Said(word) => word.negative().unwrap_or("none"),
+            Self::Said(outcome) => outcome.negative().unwrap_or("none"),
             Self::Implied => "none",
             Self::Silent => "timeout",
             Self::Lost => "consumer-lost",
@@ -145,12 +145,12 @@ impl Queue {
     pub(crate) fn acknowledged(
         &mut self,
         consumer: ConnectionId,
-        word: &Acknowledgement,
-        turn: &mut Turn<'_>,
+        outcome: &Acknowledgement,
+        context: &mut Context<'_>,
     ) -> bool {
-        let key = (consumer, word.tag);
-        let Some(delivery) = self.deliveries.take_of(&word.message_id, key) else { return false };
-        self.said(delivery, word, turn);
+        let key = (consumer, outcome.tag);
+        let Some(delivery) = self.deliveries.take_of(&outcome.message_id, key) else { return false };
+        self.said(delivery, outcome, context);
         true
     }
 
@@ -159,11 +159,11 @@ impl Queue {
         &mut self,
         consumer: ConsumerKey,
         negative: Option<&str>,
-        turn: &mut Turn<'_>,
+        context: &mut Context<'_>,
     ) {
         for key in self.deliveries.of(consumer.0, Some(consumer.1)) {
             let delivery = self.deliveries.take(key);
-            self.settle_for(delivery, negative, turn);
+            self.settle_for(delivery, negative, context);
         }
     }
 
@@ -173,140 +173,151 @@ impl Queue {
         consumer: ConsumerKey,
         message_id: &[u8],
         negative: Option<&str>,
-        turn: &mut Turn<'_>,
+        context: &mut Context<'_>,
     ) {
         if let Some(delivery) = self.deliveries.take_of(message_id, consumer) {
-            self.settle_for(delivery, negative, turn);
+            self.settle_for(delivery, negative, context);
         }
     }
 
     /// Settles a delivery without a word of its consumer that could be relayed.
-    fn settle_for(&mut self, delivery: Delivery, negative: Option<&str>, turn: &mut Turn<'_>) {
-        let word = Acknowledgement {
+    fn settle_for(&mut self, delivery: Delivery, negative: Option<&str>, context: &mut Context<'_>) {
+        let outcome = Acknowledgement {
             tag: delivery.consumer.tag,
-            queue: (*self.face.address).clone(),
+            queue: (*self.metadata.address).clone(),
             message_id: self.deliveries.get(delivery.outstanding).entry.message.id().into(),
-            refusal: Refusal::of(negative),
+            refusal: Nack::of(negative),
             headers: Box::default(),
             hops: 0,
             first_acquirer: false,
         };
-        self.said(delivery, &word, turn);
+        self.said(delivery, &outcome, context);
     }
 
     /// Settles a delivery by a word, which counts.
-    fn said(&mut self, delivery: Delivery, word: &Acknowledgement, turn: &mut Turn<'_>) {
-        let stats = &mut self.face.stats;
-        *(if word.refusal.is_none() { &mut stats.acks } else { &mut stats.negative_acks }) += 1;
-        self.settle(delivery, Word::Said(word), turn);
+    fn said(&mut self, delivery: Delivery, outcome: &Acknowledgement, context: &mut Context<'_>) {
+        let stats = &mut self.metadata.stats;
+        *(if outcome.refusal.is_none() { &mut stats.acks } else { &mut stats.negative_acks }) += 1;
+        self.settle(delivery, Outcome::Said(outcome), context);
     }
 
     /// A delivery to a consumer that does not acknowledge, where the queue wants an acknowledgement: being handed out is
     /// one.
-    pub(crate) fn handed_out(&mut self, key: usize, turn: &mut Turn<'_>) {
-        self.face.stats.acks += 1;
+    pub(crate) fn delivered_to(&mut self, key: usize, context: &mut Context<'_>) {
+        self.metadata.stats.acks += 1;
         let delivery = self.deliveries.take(key);
-        self.settle(delivery, Word::Implied, turn);
+        self.settle(delivery, Outcome::Implied, context);
     }
 
     /// Deliveries whose time is up.
-    pub(crate) fn time_out_deliveries(&mut self, turn: &mut Turn<'_>) {
-        while let Some(key) = self.deliveries.due(turn.now) {
-            self.face.stats.negative_acks += 1;
+    pub(crate) fn time_out_deliveries(&mut self, context: &mut Context<'_>) {
+        while let Some(key) = self.deliveries.due(context.now) {
+            self.metadata.stats.negative_acks += 1;
             let delivery = self.deliveries.take(key);
-            self.settle(delivery, Word::Silent, turn);
+            self.settle(delivery, Outcome::Silent, context);
         }
     }
 
     /// A consumer is gone, or one of its subscriptions: what it had and did not settle has failed. The oldest goes back first
     /// in line.
-    pub(crate) fn consumer_lost(&mut self, consumer: ConnectionId, tag: Option<Tag>, turn: &mut Turn<'_>) {
+    pub(crate) fn consumer_lost(
+        &mut self,
+        consumer: ConnectionId,
+        tag: Option<Tag>,
+        context: &mut Context<'_>,
+    ) {
         for key in self.deliveries.of(consumer, tag).into_iter().rev() {
             let delivery = self.deliveries.take(key);
-            self.settle(delivery, Word::Lost, turn);
+            self.settle(delivery, Outcome::Lost, context);
         }
     }
 
     /// A delivery that is off the books ends.
-    fn settle(&mut self, delivery: Delivery, word: Word<'_>, turn: &mut Turn<'_>) {
+    fn settle(&mut self, delivery: Delivery, outcome: Outcome<'_>, context: &mut Context<'_>) {
         let held = delivery.outstanding;
         let entry = &self.deliveries.get(held).entry;
-        turn.life(&self.face.address, entry, word.happened(&delivery.consumer));
+        context.record_event(&self.metadata.address, entry, outcome.happened(&delivery.consumer));
         if delivery.consumer.terms.window > 0 {
             // Its window has room again, even if others still hold the message.
-            self.schedule(turn);
+            self.schedule(context);
         }
-        let step = word.step();
-        if !self.face.overrides.contains(step) {
-            let mut decision = turn.books.spec(self.face.handler).base.decide(step, word.is_positive());
-            if word.refused() == Some(Retry::Never) {
+        let step = outcome.step();
+        if !self.metadata.overrides.contains(step) {
+            let mut decision =
+                context.state.spec(self.metadata.handler).base.decide(step, outcome.is_positive());
+            if outcome.refused() == Some(Retry::Never) {
                 decision.put_back = PutBack::No;
             } else if delivery.consumer.terms.settling == Settling::Explicit
                 && decision.put_back == PutBack::No
             {
-                decision.put_back = word.return_place();
+                decision.put_back = outcome.return_place();
             }
             if !decision.save {
-                let verdict = Verdict { decision, own: false };
-                return self.settled(held, &delivery.consumer, word, verdict, turn);
+                let verdict = StepDecision { decision, own: false };
+                return self.settled(held, &delivery.consumer, outcome, verdict, context);
             }
         }
-        let subject = Subject::Delivery { held, consumer: delivery.consumer, word: word.keep() };
-        self.begin_settlement(subject, turn);
+        let subject = Settled::Delivery { held, consumer: delivery.consumer, outcome: outcome.keep() };
+        self.begin_settlement(subject, context);
     }
 
-    fn begin_settlement(&mut self, subject: Subject, turn: &mut Turn<'_>) {
+    fn begin_settlement(&mut self, subject: Settled, context: &mut Context<'_>) {
         self.settlements += 1;
         let number = self.settlements;
-        self.settling.insert(number, Settlement { subject, deciding: Deciding::default() });
-        self.run_settlement(number, turn);
+        self.settling.insert(number, Settlement { subject, decision_state: DecisionState::default() });
+        self.run_settlement(number, context);
     }
 
     /// An answer about a settlement came.
-    pub(crate) fn settlement_answered(&mut self, number: u64, answer: Option<Decision>, turn: &mut Turn<'_>) {
+    pub(crate) fn settlement_answered(
+        &mut self,
+        number: u64,
+        answer: Option<Decision>,
+        context: &mut Context<'_>,
+    ) {
         let Some(settlement) = self.settling.get_mut(&number) else { return };
         let entry = match &mut settlement.subject {
-            Subject::Delivery { held, .. } => &mut self.deliveries.get_mut(*held).entry,
-            Subject::Expired(entry) => entry,
+            Settled::Delivery { held, .. } => &mut self.deliveries.get_mut(*held).entry,
+            Settled::Expired(entry) => entry,
         };
-        settlement.deciding.answered(&mut self.face, entry, answer, turn);
-        self.run_settlement(number, turn);
+        settlement.decision_state.answered(&mut self.metadata, entry, answer, context);
+        self.run_settlement(number, context);
     }
 
-    fn run_settlement(&mut self, number: u64, turn: &mut Turn<'_>) {
-        let Some(Settlement { subject, deciding }) = self.settling.get_mut(&number) else { return };
-        let asker = Asker::Settlement(number);
+    fn run_settlement(&mut self, number: u64, context: &mut Context<'_>) {
+        let Some(Settlement { subject, decision_state }) = self.settling.get_mut(&number) else { return };
+        let suspended = Suspended::Settlement(number);
         let verdict = match subject {
-            Subject::Delivery { held, consumer, word } => {
+            Settled::Delivery { held, consumer, outcome } => {
                 let entry = &mut self.deliveries.get_mut(*held).entry;
-                let word = word.word();
-                let acknowledgement = match word {
-                    Word::Said(word) => Some(Box::new(AcknowledgementView {
-                        message_id: word.message_id.clone(),
-                        negative: word.negative().map(Into::into),
+                let outcome = outcome.outcome();
+                let acknowledgement = match outcome {
+                    Outcome::Said(outcome) => Some(Box::new(AcknowledgementView {
+                        message_id: outcome.message_id.clone(),
+                        negative: outcome.negative().map(Into::into),
                     })),
-                    Word::Implied | Word::Silent | Word::Lost => None,
+                    Outcome::Implied | Outcome::Silent | Outcome::Lost => None,
                 };
-                let positive = word.is_positive();
-                let inquiry = Inquiry {
+                let positive = outcome.is_positive();
+                let step_request = StepRequest {
                     positive,
                     acknowledgement,
-                    ..Inquiry::new(word.step(), asker).about(&consumer.client)
+                    ..StepRequest::new(outcome.step(), suspended).about(&consumer.client)
                 };
-                decide(&mut self.face, deciding, entry, inquiry, turn)
+                decide(&mut self.metadata, decision_state, entry, step_request, context)
             }
-            Subject::Expired(entry) => {
-                let inquiry = Inquiry::new(Step::MessageTimedOut, asker);
-                decide(&mut self.face, deciding, entry, inquiry, turn)
+            Settled::Expired(entry) => {
+                let step_request = StepRequest::new(Step::MessageTimedOut, suspended);
+                decide(&mut self.metadata, decision_state, entry, step_request, context)
             }
         };
         let Some(verdict) = verdict else { return };
         let Some(Settlement { subject, .. }) = self.settling.remove(&number) else { return };
         match subject {
-            Subject::Delivery { held, consumer, word } => {
-                self.settled(held, &consumer, word.word(), verdict, turn);
+            Settled::Delivery { held, consumer, outcome } => {
+                self.settled(held, &consumer, outcome.outcome(), verdict, context);
             }
-            Subject::Expired(entry) => self.expiry_decided(entry, verdict, turn),
+            Settled::Expired(entry) => self.expiry_decided(entry, verdict, context),
         }
     }
 
@@ -315,68 +326,68 @@ impl Queue {
         &mut self,
         held: usize,
         consumer: &Consumer,
-        word: Word<'_>,
-        verdict: Verdict,
-        turn: &mut Turn<'_>,
+        outcome: Outcome<'_>,
+        verdict: StepDecision,
+        context: &mut Context<'_>,
     ) {
         if verdict.decision.acknowledge != crate::model::decision::Acknowledge::None {
-            let relayed = match word {
-                Word::Said(word) => Some((word.clone(), consumer.client.id.clone())),
-                Word::Implied | Word::Silent | Word::Lost => None,
+            let relayed = match outcome {
+                Outcome::Said(outcome) => Some((outcome.clone(), consumer.client.id.clone())),
+                Outcome::Implied | Outcome::Silent | Outcome::Lost => None,
             };
             let mut entry = self.deliveries.get(held).entry.clone();
-            self.acknowledge(&mut entry, verdict, relayed, word.reason(), turn);
+            self.acknowledge(&mut entry, verdict, relayed, outcome.reason(), context);
             self.deliveries.get_mut(held).entry.answered = entry.answered;
         }
         let message = self.deliveries.get_mut(held);
-        message.acked |= word.is_positive();
+        message.acked |= outcome.is_positive();
         if verdict.decision.put_back != PutBack::No {
             if message.put_back != PutBack::Start {
                 message.put_back = verdict.decision.put_back;
             }
             message.put_back_own |= verdict.own;
         }
-        if let Some(retry) = word.refused() {
-            let ending = if retry == Retry::Never { Ending::Failed } else { Ending::Refused };
+        if let Some(retry) = outcome.refused() {
+            let ending = if retry == Retry::Never { Disposition::Failed } else { Disposition::Refused };
             message.ending = message.ending.max(ending);
             if let Retry::NotBefore(time) = retry {
                 self.deliveries.postpone(held, time);
             }
         }
         if let Some(closed) = self.deliveries.release(held) {
-            self.close(closed, turn);
+            self.close(closed, context);
         }
     }
 
     /// Takes out of the queue what waited too long.
-    pub(crate) fn expire(&mut self, turn: &mut Turn<'_>) {
-        for taken in self.ready.expire(turn.now) {
+    pub(crate) fn expire(&mut self, context: &mut Context<'_>) {
+        for taken in self.ready.expire(context.now) {
             match taken {
-                Taken::Read(entry) => {
+                Taken::InMemory(entry) => {
                     let entry = self.indebted(entry);
-                    self.expired(entry, turn);
+                    self.expired(entry, context);
                 }
-                Taken::Unread(unread) => self.expired_unread(unread, turn),
+                Taken::PagedOut(paged_out) => self.expired_unread(paged_out, context),
             }
         }
-        self.go_on_expiring(turn);
+        self.go_on_expiring(context);
     }
 
     /// A message that waited too long, and is out of the queue already.
-    pub(crate) fn expired(&mut self, entry: Entry, turn: &mut Turn<'_>) {
-        self.face.stats.timed_out += 1;
-        turn.life(&self.face.address, &entry, Happened::Expired);
-        self.begin_settlement(Subject::Expired(entry), turn);
+    pub(crate) fn expired(&mut self, entry: Entry, context: &mut Context<'_>) {
+        self.metadata.stats.timed_out += 1;
+        context.record_event(&self.metadata.address, &entry, LifecycleEvent::Expired);
+        self.begin_settlement(Settled::Expired(entry), context);
     }
 
-    fn expiry_decided(&mut self, mut entry: Entry, verdict: Verdict, turn: &mut Turn<'_>) {
-        self.acknowledge(&mut entry, verdict, None, "timeout", turn);
+    fn expiry_decided(&mut self, mut entry: Entry, verdict: StepDecision, context: &mut Context<'_>) {
+        self.acknowledge(&mut entry, verdict, None, "timeout", context);
         if verdict.decision.put_back == PutBack::No {
-            self.bury(entry, DropReason::Expired, turn);
+            self.bury(entry, DropReason::Expired, context);
         } else {
             // It may wait once more as long as it did.
-            entry.deadline = self.deadline(turn.now);
-            self.put_back(entry, verdict.decision.put_back, turn.now, turn);
+            entry.deadline = self.deadline(context.now);
+            self.put_back(entry, verdict.decision.put_back, context.now, context);
         }
     }
 }

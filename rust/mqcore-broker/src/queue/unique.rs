@@ -17,7 +17,7 @@ fn key_of(message: &Message) -> Option<&[u8]> {
 pub(crate) struct UniqueKeys {
     taken: HashSet<Box<[u8]>>,
     /// Of messages whose bodies, and with them their headers, are not in memory.
-    unread: HashMap<Sequence, Box<[u8]>>,
+    paged_out: HashMap<Sequence, Box<[u8]>>,
 }
 
 impl UniqueKeys {
@@ -34,38 +34,38 @@ impl UniqueKeys {
     }
 
     /// A message leaves for good.
-    pub(crate) fn give(&mut self, message: &Message) {
+    pub(crate) fn release(&mut self, message: &Message) {
         if let Some(key) = key_of(message) {
             self.taken.remove(key);
         }
     }
 
     /// The body of a message leaves memory.
-    pub(crate) fn shelve(&mut self, sequence: Sequence, message: &Message) {
+    pub(crate) fn page_out(&mut self, sequence: Sequence, message: &Message) {
         if let Some(key) = key_of(message) {
-            self.unread.insert(sequence, key.into());
+            self.paged_out.insert(sequence, key.into());
         }
     }
 
     /// It is back.
-    pub(crate) fn unshelve(&mut self, sequence: Sequence) {
-        if !self.unread.is_empty() {
-            self.unread.remove(&sequence);
+    pub(crate) fn page_in(&mut self, sequence: Sequence) {
+        if !self.paged_out.is_empty() {
+            self.paged_out.remove(&sequence);
         }
     }
 
     /// The journal had a message with a key.
     pub(crate) fn restore(&mut self, sequence: Sequence, key: Box<[u8]>) {
         self.taken.insert(key.clone());
-        self.unread.insert(sequence, key);
+        self.paged_out.insert(sequence, key);
     }
 
     /// A message leaves for good that was not read.
-    pub(crate) fn give_unread(&mut self, sequence: Sequence) {
-        if self.unread.is_empty() {
+    pub(crate) fn release_paged_out(&mut self, sequence: Sequence) {
+        if self.paged_out.is_empty() {
             return;
         }
-        if let Some(key) = self.unread.remove(&sequence) {
+        if let Some(key) = self.paged_out.remove(&sequence) {
             self.taken.remove(&key);
         }
     }

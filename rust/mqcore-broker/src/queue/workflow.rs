@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::context::{Asker, Deciding, Inquiry, Turn, Verdict, decide};
-use crate::history::Happened;
+use crate::context::{Context, DecisionState, StepDecision, StepRequest, Suspended, decide};
+use crate::history::LifecycleEvent;
 use crate::model::decision::{Decision, PutBack, Step};
 use crate::model::effect::{Event, PullOutcome};
 use crate::model::entry::Entry;
@@ -18,8 +18,8 @@ use crate::model::options::Status;
 use crate::model::stats::DropReason;
 use crate::model::subscription::TakenSlot;
 use crate::queue::Queue;
-use crate::queue::delivery::Ending;
-use crate::queue::dispatch::Parcel;
+use crate::queue::delivery::Disposition;
+use crate::queue::dispatch::PullPosition;
 use crate::queue::members::{Consumer, Members};
 
 /// Messages of one queue on their way at once. As many as one batch to a handler holds.
@@ -33,7 +33,7 @@ pub(crate) enum Mode {
     /// For one of them.
     One,
     /// For the one that asked for it.
-    Pulled(Arc<Consumer>, Parcel),
+    Pulled(Arc<Consumer>, PullPosition),
 }
 
 /// What happens to a flow next.
@@ -55,13 +55,13 @@ struct Flow {
     held: usize,
     mode: Mode,
     stage: Stage,
-    deciding: Deciding,
+    decision_state: DecisionState,
     /// Consumers not tried yet, the next one last.
     untried: SmallVec<[Arc<Consumer>; 1]>,
     current: Option<Arc<Consumer>>,
     sent: u32,
     /// What the consumers' steps decided so far, joined; `None` before the first.
-    joined: Option<Verdict>,
+    joined: Option<StepDecision>,
     /// What it takes of the one consumer that was chosen for it; dropped, it is free again.
     slot: Option<TakenSlot>,
     /// It will not write any more, so the next one may.
@@ -70,7 +70,7 @@ struct Flow {
 
 #[derive(Debug)]
 enum Slot {
-    Parked(Box<Flow>),
+    ParkedRoute(Box<Flow>),
     Running { written: bool },
     Done,
 }
@@ -104,7 +104,7 @@ impl Flows {
     fn take(&mut self, number: u64) -> Option<Box<Flow>> {
         let slot = self.slot(number)?;
         match std::mem::replace(slot, Slot::Running { written: false }) {
-            Slot::Parked(flow) => {
+            Slot::ParkedRoute(flow) => {
                 *slot = Slot::Running { written: flow.written };
                 Some(flow)
             }
@@ -126,9 +126,9 @@ impl Flows {
     }
 
     /// The first flow that may still write.
-    fn turn(&self) -> Option<u64> {
+    fn context(&self) -> Option<u64> {
         let writes = |slot: &Slot| match slot {
-            Slot::Parked(flow) => !flow.written,
+            Slot::ParkedRoute(flow) => !flow.written,
             Slot::Running { written } => !written,
             Slot::Done => false,
         };
@@ -136,14 +136,14 @@ impl Flows {
     }
 
     fn waits_to_write(&mut self, number: u64) -> bool {
-        matches!(self.slot(number), Some(Slot::Parked(flow)) if flow.stage == Stage::Write)
+        matches!(self.slot(number), Some(Slot::ParkedRoute(flow)) if flow.stage == Stage::Write)
     }
 }
 
 /// How a run of steps ended.
 enum Run {
     /// A question is out, or it is not this flow's turn to write.
-    Parked,
+    ParkedRoute,
     /// The message's way is over; it is put back if that was decided, or here if nobody could take it.
     Over(End),
 }
@@ -157,14 +157,20 @@ enum End {
 
 impl Queue {
     /// Sets a message on its way.
-    pub(crate) fn start_flow(&mut self, entry: Entry, mode: Mode, members: &Members, turn: &mut Turn<'_>) {
+    pub(crate) fn start_flow(
+        &mut self,
+        entry: Entry,
+        mode: Mode,
+        members: &Members,
+        context: &mut Context<'_>,
+    ) {
         let held = self.deliveries.insert(entry);
         let number = self.flows.first + self.flows.slots.len() as u64;
         let flow = Flow {
             held,
             mode,
             stage: Stage::Begin,
-            deciding: Deciding::default(),
+            decision_state: DecisionState::default(),
             untried: SmallVec::new(),
             current: None,
             sent: 0,
@@ -172,8 +178,8 @@ impl Queue {
             slot: None,
             written: false,
         };
-        self.flows.slots.push_back(Slot::Parked(Box::new(flow)));
-        self.run(number, members, turn);
+        self.flows.slots.push_back(Slot::ParkedRoute(Box::new(flow)));
+        self.run(number, members, context);
     }
 
     /// An answer about a message on its way came.
@@ -182,74 +188,80 @@ impl Queue {
         number: u64,
         answer: Option<Decision>,
         members: &Members,
-        turn: &mut Turn<'_>,
+        context: &mut Context<'_>,
     ) {
-        let Some(Slot::Parked(flow)) = self.flows.slot(number) else { return };
+        let Some(Slot::ParkedRoute(flow)) = self.flows.slot(number) else { return };
         let entry = &mut self.deliveries.get_mut(flow.held).entry;
-        flow.deciding.answered(&mut self.face, entry, answer, turn);
-        self.run(number, members, turn);
+        flow.decision_state.answered(&mut self.metadata, entry, answer, context);
+        self.run(number, members, context);
     }
 
     /// Runs a flow, and then those whose turn to write comes through it.
-    fn run(&mut self, number: u64, members: &Members, turn: &mut Turn<'_>) {
+    fn run(&mut self, number: u64, members: &Members, context: &mut Context<'_>) {
         let mut next = Some(number);
         while let Some(number) = next {
             let Some(mut flow) = self.flows.take(number) else { return };
             let before = flow.written;
-            let run = self.steps(&mut flow, number, members, turn);
+            let run = self.steps(&mut flow, number, members, context);
             let written = flow.written;
             match run {
-                Run::Parked => self.flows.set(number, Slot::Parked(flow)),
+                Run::ParkedRoute => self.flows.set(number, Slot::ParkedRoute(flow)),
                 Run::Over(end) => {
                     if matches!(end, End::Nobody) {
-                        self.recall(number + 1, turn);
+                        self.recall(number + 1, context);
                     }
-                    self.finish(*flow, end, turn);
+                    self.finish(*flow, end, context);
                     self.flows.set(number, Slot::Done);
                 }
             }
             let passed =
                 !before && (written || self.flows.slot(number).is_none_or(|s| matches!(s, Slot::Done)));
-            next = self.flows.turn().filter(|turn| passed && self.flows.waits_to_write(*turn));
+            next = self.flows.context().filter(|context| passed && self.flows.waits_to_write(*context));
         }
-        self.schedule(turn);
+        self.schedule(context);
     }
 
     /// As many steps of one flow as can be done now.
-    fn steps(&mut self, flow: &mut Flow, number: u64, members: &Members, turn: &mut Turn<'_>) -> Run {
+    fn steps(&mut self, flow: &mut Flow, number: u64, members: &Members, context: &mut Context<'_>) -> Run {
         loop {
             let over = match flow.stage {
-                Stage::Begin => self.begin(flow, number, members, turn),
+                Stage::Begin => self.begin(flow, number, members, context),
                 Stage::Choose => self.choose_next(flow),
-                Stage::Can => self.ask_consumer(flow, number, turn),
-                Stage::Write => self.write(flow, number, members, turn),
-                Stage::Received => self.received(flow, number, turn),
-                Stage::Combine => self.combine(flow, turn),
-                Stage::End => self.end(flow, number, turn),
+                Stage::Can => self.ask_consumer(flow, number, context),
+                Stage::Write => self.write(flow, number, members, context),
+                Stage::Received => self.received(flow, number, context),
+                Stage::Combine => self.combine(flow, context),
+                Stage::End => self.end(flow, number, context),
             };
             match over {
-                None => return Run::Parked,
+                None => return Run::ParkedRoute,
                 Some(Onward::Next(stage)) => flow.stage = stage,
                 Some(Onward::Over(end)) => return Run::Over(end),
             }
         }
     }
 
-    fn verdict(&mut self, flow: &mut Flow, step: Step, number: u64, turn: &mut Turn<'_>) -> Option<Verdict> {
+    fn verdict(
+        &mut self,
+        flow: &mut Flow,
+        step: Step,
+        number: u64,
+        context: &mut Context<'_>,
+    ) -> Option<StepDecision> {
         let entry = &mut self.deliveries.get_mut(flow.held).entry;
-        let mut inquiry = Inquiry::new(step, Asker::Flow(number));
+        let mut step_request = StepRequest::new(step, Suspended::Flow(number));
         let consumer = flow.current.clone();
         if let Some(consumer) = &consumer {
-            inquiry = inquiry.about(&consumer.client);
+            step_request = step_request.about(&consumer.client);
         }
-        decide(&mut self.face, &mut flow.deciding, entry, inquiry, turn)
+        decide(&mut self.metadata, &mut flow.decision_state, entry, step_request, context)
     }
 
     /// Carries out a verdict that stands alone: its acknowledgement now, its put-back at the end.
-    fn carry_out(&mut self, flow: &Flow, verdict: Verdict, turn: &mut Turn<'_>) {
+    fn carry_out(&mut self, flow: &Flow, verdict: StepDecision, context: &mut Context<'_>) {
         // The entry leaves its place for the call, as both belong to the queue.
         let mut entry = self.deliveries.get(flow.held).entry.clone();
-        self.acknowledge(&mut entry, verdict, None, "none", turn);
+        self.acknowledge(&mut entry, verdict, None, "none", context);
         let held = self.deliveries.get_mut(flow.held);
         held.entry.answered = entry.answered;
         match (held.put_back, verdict.decision.put_back) {
@@ -264,10 +276,10 @@ impl Queue {
         flow: &mut Flow,
         number: u64,
         members: &Members,
-        turn: &mut Turn<'_>,
+        context: &mut Context<'_>,
     ) -> Option<Onward> {
-        let verdict = self.verdict(flow, Step::BeginSend, number, turn)?;
-        self.carry_out(flow, verdict, turn);
+        let verdict = self.verdict(flow, Step::BeginSend, number, context)?;
+        self.carry_out(flow, verdict, context);
         if !verdict.decision.allow {
             return Some(self.refused(flow));
         }
@@ -276,7 +288,7 @@ impl Queue {
                 flow.untried = members.list().iter().rev().map(|member| member.consumer.clone()).collect();
             }
             Mode::One => {
-                if let Some((position, slot)) = self.choose(members, turn) {
+                if let Some((position, slot)) = self.choose(members, context) {
                     flow.untried.push(members.list()[position].consumer.clone());
                     flow.slot = slot;
                 }
@@ -290,14 +302,14 @@ impl Queue {
     }
 
     fn choose_next(&mut self, flow: &mut Flow) -> Option<Onward> {
-        let enough = self.face.options.only_first_acquirer && flow.sent > 0;
+        let enough = self.metadata.options.only_first_acquirer && flow.sent > 0;
         flow.current = if enough { None } else { flow.untried.pop() };
         Some(Onward::Next(if flow.current.is_some() { Stage::Can } else { Stage::Combine }))
     }
 
-    fn ask_consumer(&mut self, flow: &mut Flow, number: u64, turn: &mut Turn<'_>) -> Option<Onward> {
-        let verdict = self.verdict(flow, Step::CanConsumerReceive, number, turn)?;
-        if self.join(flow, verdict, turn) {
+    fn ask_consumer(&mut self, flow: &mut Flow, number: u64, context: &mut Context<'_>) -> Option<Onward> {
+        let verdict = self.verdict(flow, Step::CanConsumerReceive, number, context)?;
+        if self.join(flow, verdict, context) {
             return Some(Onward::Next(Stage::Write));
         }
         // For one consumer, "no" is the end of the way; among many, the others are still tried.
@@ -305,17 +317,17 @@ impl Queue {
     }
 
     /// Takes in what a consumer's step decided; tells whether it allows to go on.
-    fn join(&mut self, flow: &mut Flow, verdict: Verdict, turn: &mut Turn<'_>) -> bool {
+    fn join(&mut self, flow: &mut Flow, verdict: StepDecision, context: &mut Context<'_>) -> bool {
         if matches!(flow.mode, Mode::All) {
             flow.joined = Some(match flow.joined {
                 None => verdict,
-                Some(so_far) => Verdict {
+                Some(so_far) => StepDecision {
                     decision: so_far.decision.combine(verdict.decision),
                     own: so_far.own || verdict.own,
                 },
             });
         } else {
-            self.carry_out(flow, verdict, turn);
+            self.carry_out(flow, verdict, context);
         }
         verdict.decision.allow
     }
@@ -325,9 +337,9 @@ impl Queue {
         flow: &mut Flow,
         number: u64,
         members: &Members,
-        turn: &mut Turn<'_>,
+        context: &mut Context<'_>,
     ) -> Option<Onward> {
-        if self.flows.turn() != Some(number) {
+        if self.flows.context() != Some(number) {
             return None;
         }
         let consumer = flow.current.clone().expect("a consumer was chosen before");
@@ -337,32 +349,32 @@ impl Queue {
         let mut entry = self.deliveries.get(flow.held).entry.clone();
         match &flow.mode {
             Mode::Pulled(_, parcel) => {
-                self.deliver_pulled(&mut entry, consumer.client.connection, *parcel, turn);
+                self.deliver_pulled(&mut entry, consumer.client.connection, *parcel, context);
             }
-            Mode::All | Mode::One => self.deliver_to(&mut entry, &consumer, turn),
+            Mode::All | Mode::One => self.deliver_to(&mut entry, &consumer, context),
         }
         if let Some(slot) = flow.slot.take() {
             slot.spend();
         }
-        turn.life(&self.face.address, &entry, Happened::Delivered(&consumer.client));
+        context.record_event(&self.metadata.address, &entry, LifecycleEvent::Delivered(&consumer.client));
         if flow.sent > 0 {
             // Several consumers get one message: it was sent once.
-            self.face.stats.sent -= 1;
+            self.metadata.stats.sent -= 1;
         }
         flow.sent += 1;
         self.deliveries.get_mut(flow.held).entry.attempts = entry.attempts;
         if self.stays_open(&consumer) {
-            self.open(flow.held, &consumer, turn);
+            self.open(flow.held, &consumer, context);
         }
-        if flow.untried.is_empty() || self.face.options.only_first_acquirer {
+        if flow.untried.is_empty() || self.metadata.options.only_first_acquirer {
             flow.written = true;
         }
         Some(Onward::Next(Stage::Received))
     }
 
-    fn received(&mut self, flow: &mut Flow, number: u64, turn: &mut Turn<'_>) -> Option<Onward> {
-        let verdict = self.verdict(flow, Step::ConsumerReceived, number, turn)?;
-        let allowed = self.join(flow, verdict, turn);
+    fn received(&mut self, flow: &mut Flow, number: u64, context: &mut Context<'_>) -> Option<Onward> {
+        let verdict = self.verdict(flow, Step::ConsumerReceived, number, context)?;
+        let allowed = self.join(flow, verdict, context);
         Some(if matches!(flow.mode, Mode::All) {
             Onward::Next(Stage::Choose)
         } else if allowed {
@@ -373,10 +385,10 @@ impl Queue {
     }
 
     /// All consumers were tried.
-    fn combine(&mut self, flow: &mut Flow, turn: &mut Turn<'_>) -> Option<Onward> {
+    fn combine(&mut self, flow: &mut Flow, context: &mut Context<'_>) -> Option<Onward> {
         flow.current = None;
         if let Some(joined) = flow.joined.take() {
-            self.carry_out(flow, joined, turn);
+            self.carry_out(flow, joined, context);
             if !joined.decision.allow {
                 return Some(self.refused(flow));
             }
@@ -389,9 +401,9 @@ impl Queue {
         Some(Onward::Next(Stage::End))
     }
 
-    fn end(&mut self, flow: &mut Flow, number: u64, turn: &mut Turn<'_>) -> Option<Onward> {
-        let verdict = self.verdict(flow, Step::EndSend, number, turn)?;
-        self.carry_out(flow, verdict, turn);
+    fn end(&mut self, flow: &mut Flow, number: u64, context: &mut Context<'_>) -> Option<Onward> {
+        let verdict = self.verdict(flow, Step::EndSend, number, context)?;
+        self.carry_out(flow, verdict, context);
         Some(Onward::Over(End::Decided))
     }
 
@@ -399,50 +411,50 @@ impl Queue {
     fn refused(&mut self, flow: &Flow) -> Onward {
         if flow.sent == 0 {
             let held = self.deliveries.get_mut(flow.held);
-            held.ending = held.ending.max(Ending::Refused);
+            held.ending = held.ending.max(Disposition::Refused);
         }
         Onward::Over(End::Decided)
     }
 
     /// The workflow lets go of the message.
-    fn finish(&mut self, flow: Flow, end: End, turn: &mut Turn<'_>) {
+    fn finish(&mut self, flow: Flow, end: End, context: &mut Context<'_>) {
         let released = self.deliveries.release(flow.held);
         if let Some(released) = released {
             match end {
-                End::Decided => self.close(released, turn),
-                End::Nobody => self.nobody(released.held.entry, turn),
+                End::Decided => self.close(released, context),
+                End::Nobody => self.nobody(released.held.entry, context),
             }
         }
         if let Mode::Pulled(consumer, parcel) = flow.mode
             && parcel.index == parcel.count
         {
             let event = Event::PullEnded { request: parcel.request, outcome: PullOutcome::Complete };
-            turn.tell(consumer.client.connection, event);
+            context.notify(consumer.client.connection, event);
         }
     }
 
     /// A message goes back to the head of the queue because nobody is there: so do those that set out after it and have
     /// not reached anybody, the last one first. Otherwise each would be put before the one that it followed.
-    fn recall(&mut self, from: u64, turn: &mut Turn<'_>) {
+    fn recall(&mut self, from: u64, context: &mut Context<'_>) {
         let end = self.flows.first + self.flows.slots.len() as u64;
         for number in (from..end).rev() {
-            let Some(Slot::Parked(flow)) = self.flows.slot(number) else { continue };
+            let Some(Slot::ParkedRoute(flow)) = self.flows.slot(number) else { continue };
             if flow.sent > 0 || matches!(flow.mode, Mode::Pulled(..)) {
                 continue;
             }
             let held = flow.held;
             self.flows.set(number, Slot::Done);
             if let Some(released) = self.deliveries.release(held) {
-                self.nobody(released.held.entry, turn);
+                self.nobody(released.held.entry, context);
             }
         }
     }
 
-    fn nobody(&mut self, entry: Entry, turn: &mut Turn<'_>) {
-        match self.face.options.status {
-            Status::Broadcast => self.discard(entry, DropReason::NoConsumer, turn),
-            Status::Stopped => self.discard(entry, DropReason::Erased, turn),
-            _ => self.return_to_head(entry, turn),
+    fn nobody(&mut self, entry: Entry, context: &mut Context<'_>) {
+        match self.metadata.options.status {
+            Status::Broadcast => self.discard(entry, DropReason::NoConsumer, context),
+            Status::Stopped => self.discard(entry, DropReason::Erased, context),
+            _ => self.return_to_head(entry, context),
         }
     }
 }

@@ -4,8 +4,8 @@
 //! they did it: so two who change the same list at once end with the same bindings everywhere, and whoever is told "done"
 //! misses nothing that is published from then on. A list may exist before its queue does.
 
-use crate::context::Turn;
-use crate::model::bindings::{QueueBinding, QueueBindings, Unused};
+use crate::context::Context;
+use crate::model::bindings::{QueueBinding, QueueBindings, UnusedPolicy};
 use crate::model::effect::{Event, Forwarded};
 use crate::model::id::{ConnectionId, QueueAddress, TopicName};
 use crate::model::rejection::{Rejection, RejectionKind};
@@ -17,22 +17,22 @@ use std::sync::Arc;
 use foldhash::HashMap;
 
 #[derive(Debug)]
-struct Bound {
+struct BoundTopics {
     topics: BTreeSet<TopicName>,
-    unused: Unused,
+    unused: UnusedPolicy,
     /// When it goes if nobody comes; [`Timestamp::NEVER`] while somebody is there.
     expires: Timestamp,
 }
 
-impl Default for Bound {
+impl Default for BoundTopics {
     fn default() -> Self {
-        Self { topics: BTreeSet::new(), unused: Unused::Keep, expires: Timestamp::NEVER }
+        Self { topics: BTreeSet::new(), unused: UnusedPolicy::Keep, expires: Timestamp::NEVER }
     }
 }
 
 /// An answer that waits until other shards did their part.
 #[derive(Debug)]
-struct Waiting {
+struct PendingChange {
     shards: usize,
     answer: Option<(ConnectionId, Event)>,
 }
@@ -40,15 +40,15 @@ struct Waiting {
 /// All lists of a shard's queues.
 #[derive(Debug, Default)]
 pub(crate) struct Bindings {
-    bound: HashMap<QueueAddress, Bound>,
+    bound: HashMap<QueueAddress, BoundTopics>,
     expiring: BTreeSet<(Timestamp, QueueAddress)>,
-    waiting: HashMap<u64, Waiting>,
+    waiting: HashMap<u64, PendingChange>,
     tickets: u64,
 }
 
 /// What came of a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Rebound {
+pub(crate) struct BindingChange {
     /// The list now, if it is not what it was.
     pub(crate) changed: Option<QueueBindings>,
     /// What has to be waited for; `None`: nothing.
@@ -61,8 +61,8 @@ impl Bindings {
         &mut self,
         queue: &QueueAddress,
         binding: QueueBinding,
-        turn: &mut Turn<'_>,
-    ) -> Result<Rebound, Rejection> {
+        context: &mut Context<'_>,
+    ) -> Result<BindingChange, Rejection> {
         let before = self.bound.get(queue);
         let mut topics = before.map(|bound| bound.topics.clone()).unwrap_or_default();
         let (old, was) = (topics.clone(), before.map(|bound| bound.unused).unwrap_or_default());
@@ -81,10 +81,10 @@ impl Bindings {
         }
         let unused = binding.unused.unwrap_or(was);
         let changed = topics != old || unused != was;
-        let ticket = self.spread(queue, &old, &topics, turn);
+        let ticket = self.spread(queue, &old, &topics, context);
         let bound = self.bound.entry(queue.clone()).or_default();
         (bound.topics, bound.unused) = (topics, unused);
-        Ok(Rebound { changed: changed.then(|| self.list(queue)), ticket })
+        Ok(BindingChange { changed: changed.then(|| self.list(queue)), ticket })
     }
 
     /// Tells the shards of the topics that were taken in or left out; the ticket under which they answer.
@@ -93,9 +93,9 @@ impl Bindings {
         queue: &QueueAddress,
         old: &BTreeSet<TopicName>,
         new: &BTreeSet<TopicName>,
-        turn: &mut Turn<'_>,
+        context: &mut Context<'_>,
     ) -> Option<u64> {
-        let (shards, from) = (turn.books.config.shards, turn.books.config.shard);
+        let (shards, from) = (context.state.config.shards, context.state.config.shard);
         let mut parts: BTreeMap<usize, (Vec<TopicName>, Vec<TopicName>)> = BTreeMap::new();
         for topic in new.difference(old) {
             parts.entry(topic.shard(shards)).or_default().0.push(topic.clone());
@@ -108,9 +108,9 @@ impl Bindings {
         }
         self.tickets += 1;
         let ticket = self.tickets;
-        self.waiting.insert(ticket, Waiting { shards: parts.len(), answer: None });
+        self.waiting.insert(ticket, PendingChange { shards: parts.len(), answer: None });
         for (shard, (bind, unbind)) in parts {
-            turn.forward(shard, Forwarded::Bind { queue: queue.clone(), bind, unbind, from, ticket });
+            context.forward(shard, Forwarded::Bind { queue: queue.clone(), bind, unbind, from, ticket });
         }
         Some(ticket)
     }
@@ -123,13 +123,13 @@ impl Bindings {
     }
 
     /// A shard did its part.
-    pub(crate) fn done(&mut self, ticket: u64, turn: &mut Turn<'_>) {
+    pub(crate) fn done(&mut self, ticket: u64, context: &mut Context<'_>) {
         let Some(waiting) = self.waiting.get_mut(&ticket) else { return };
         waiting.shards -= 1;
         if waiting.shards == 0
-            && let Some(Waiting { answer: Some((to, event)), .. }) = self.waiting.remove(&ticket)
+            && let Some(PendingChange { answer: Some((to, event)), .. }) = self.waiting.remove(&ticket)
         {
-            turn.tell(to, event);
+            context.notify(to, event);
         }
     }
 
@@ -144,10 +144,14 @@ impl Bindings {
     }
 
     /// The queue went: so does its list. Its last state without topics, if it had one.
-    pub(crate) fn forget(&mut self, queue: &QueueAddress, turn: &mut Turn<'_>) -> Option<QueueBindings> {
+    pub(crate) fn forget(
+        &mut self,
+        queue: &QueueAddress,
+        context: &mut Context<'_>,
+    ) -> Option<QueueBindings> {
         let bound = self.bound.remove(queue)?;
         self.expiring.remove(&(bound.expires, queue.clone()));
-        self.spread(queue, &bound.topics, &BTreeSet::new(), turn);
+        self.spread(queue, &bound.topics, &BTreeSet::new(), context);
         Some(QueueBindings { queue: queue.clone(), topics: Vec::new(), unused: bound.unused })
     }
 
@@ -163,9 +167,9 @@ impl Bindings {
     pub(crate) fn abandoned(&mut self, queue: &QueueAddress, now: Timestamp) -> bool {
         let Some(bound) = self.bound.get_mut(queue) else { return false };
         match bound.unused {
-            Unused::Keep => false,
-            Unused::Delete => true,
-            Unused::DeleteAfter(time) => {
+            UnusedPolicy::Keep => false,
+            UnusedPolicy::Delete => true,
+            UnusedPolicy::DeleteAfter(time) => {
                 self.expiring.remove(&(bound.expires, queue.clone()));
                 bound.expires = now.after(time);
                 self.expiring.insert((bound.expires, queue.clone()));
@@ -192,19 +196,19 @@ impl Bindings {
 /// The names by which consumers of any connection can be spoken of. Entries are not taken out when a subscription ends: who
 /// looks one up finds that it is gone, and now and then all such are cleared away.
 #[derive(Debug)]
-pub(crate) struct Names<P> {
+pub(crate) struct SubscriptionNames<P> {
     places: HashMap<Arc<[u8]>, Vec<P>>,
     entries: usize,
     clear_at: usize,
 }
 
-impl<P> Default for Names<P> {
+impl<P> Default for SubscriptionNames<P> {
     fn default() -> Self {
         Self { places: HashMap::default(), entries: 0, clear_at: 0 }
     }
 }
 
-impl<P: Copy + PartialEq> Names<P> {
+impl<P: Copy + PartialEq> SubscriptionNames<P> {
     /// A subscription has this name. `lives` tells whether one is still there.
     pub(crate) fn add(&mut self, name: &Arc<[u8]>, place: P, mut lives: impl FnMut(&[u8], &P) -> bool) {
         let places = self.places.entry(name.clone()).or_default();

@@ -8,14 +8,14 @@
 pub(crate) mod bindings;
 pub(crate) mod topics;
 
-use crate::context::Turn;
+use crate::context::Context;
 use crate::model::decision::Step;
 use crate::model::effect::{Event, Question, Reply};
 use crate::model::id::{HandlerId, QuestionId, QueueAddress, RouterName};
 use crate::model::message::{Message, Properties};
 use crate::model::options::Status;
 use crate::model::rejection::{Rejection, RejectionKind};
-use crate::model::route::{Leg, Plan, RouteTest, Test, Trip};
+use crate::model::route::{Route, RoutePlan, RouteProgress, RouteTest, RouteTrace};
 use crate::model::router::{Binding, Interaction, ROUTERS_MAX, RouterDefinition, RouterMethod, Target};
 use crate::model::stats::{BindingCounts, RouterCounts};
 use std::collections::VecDeque;
@@ -27,30 +27,30 @@ use slab::Slab;
 /// Hops of a message that starts here.
 const HOPS_FRESH: u8 = 16;
 
-impl Trip {
+impl Route {
     /// A step is done.
     pub(crate) fn step(&mut self, binding: &Binding, took: bool) {
         self.answered |= took && binding.interaction != Interaction::None;
-        self.leg.step(took);
+        self.progress.step(took);
     }
 
     /// A handler named targets: they come before what is left.
     pub(crate) fn detour(&mut self, targets: Vec<Binding>, shards: usize) {
-        let plan = Plan::new(RouterMethod::Distribute, targets, self.home, shards);
-        let outer = std::mem::replace(&mut self.leg, Leg::new(plan, 0));
+        let plan = RoutePlan::new(RouterMethod::Distribute, targets, self.home, shards);
+        let outer = std::mem::replace(&mut self.progress, RouteProgress::new(plan, 0));
         self.outer = Some(Box::new(outer));
     }
 
     /// Goes back from the targets that a handler named; `false` if there is nothing to go back to.
     pub(crate) fn go_back(&mut self) -> bool {
         let Some(outer) = self.outer.take() else { return false };
-        let inner = std::mem::replace(&mut self.leg, *outer);
-        self.leg.step(inner.taken);
+        let inner = std::mem::replace(&mut self.progress, *outer);
+        self.progress.step(inner.taken);
         true
     }
 
     /// The message as the receiver of a binding gets it: with an answer wanted or not, under its own id or a new one.
-    pub(crate) fn message_for(&self, binding: &Binding, turn: &mut Turn<'_>) -> Message {
+    pub(crate) fn message_for(&self, binding: &Binding, context: &mut Context<'_>) -> Message {
         let message = &self.message;
         let (content_type, hops) = match &binding.target {
             Target::Queue(queue) => (queue.id, HOPS_FRESH),
@@ -67,7 +67,7 @@ impl Trip {
         };
         let new_id;
         let id = if binding.interaction == Interaction::None {
-            new_id = turn.books.next_id();
+            new_id = context.state.next_id();
             new_id.as_bytes()
         } else {
             message.id()
@@ -77,11 +77,11 @@ impl Trip {
     }
 
     /// The trip is over: its producer hears how it went, unless a receiver will tell it.
-    pub(crate) fn end(self, counts: &mut Counts, turn: &mut Turn<'_>) {
-        let taken = self.leg.taken;
+    pub(crate) fn end(self, counts: &mut RouterCounters, context: &mut Context<'_>) {
+        let taken = self.progress.taken;
         let refusal = (!taken).then(|| self.refusal.clone().unwrap_or_else(|| nobody(&self.router)));
         if let Some(test) = self.test {
-            return test.end(&self.leg, refusal, turn);
+            return test.end(&self.progress, refusal, context);
         }
         let stats = counts.of(&self.router);
         stats.routed += u64::from(taken);
@@ -92,15 +92,15 @@ impl Trip {
         }
         if let Some(producer) = self.message.producer() {
             let to = producer.connection;
-            turn.tell(to, Event::Routed { router: self.router, message: self.message, refusal });
+            context.notify(to, Event::Routed { router: self.router, message: self.message, refusal });
         }
     }
 }
 
-impl Test {
-    fn end(self, leg: &Leg, refusal: Option<Rejection>, turn: &mut Turn<'_>) {
+impl RouteTrace {
+    fn end(self, progress: &RouteProgress, refusal: Option<Rejection>, context: &mut Context<'_>) {
         let reached: Vec<_> = self.steps.iter().map(|step| &step.binding).collect();
-        let skipped = leg
+        let skipped = progress
             .plan
             .bindings
             .iter()
@@ -108,8 +108,8 @@ impl Test {
             .filter(|name| !reached.contains(name))
             .cloned()
             .collect();
-        let told = RouteTest { method: leg.plan.method, steps: self.steps, skipped, refusal };
-        turn.tell(self.to, Event::Answered(self.request, Ok(Reply::RouteTest(Box::new(told)))));
+        let told = RouteTest { method: progress.plan.method, steps: self.steps, skipped, refusal };
+        context.notify(self.to, Event::Answered(self.request, Ok(Reply::RouteTest(Box::new(told)))));
     }
 }
 
@@ -122,19 +122,19 @@ fn nobody(router: &RouterName) -> Rejection {
 #[derive(Debug)]
 pub(crate) struct Router {
     pub(crate) definition: RouterDefinition,
-    plan: Arc<Plan>,
-    turn: usize,
+    plan: Arc<RoutePlan>,
+    next_binding: usize,
     /// Its name as questions to handlers carry it.
-    face: Arc<QueueAddress>,
+    address: Arc<QueueAddress>,
     /// It is kept in the journal, because a peer made it; those of the program are made again by the program.
     pub(crate) saved: bool,
 }
 
 /// What shards count about routers, each for itself.
 #[derive(Debug, Default)]
-pub(crate) struct Counts(HashMap<RouterName, RouterCounts>);
+pub(crate) struct RouterCounters(HashMap<RouterName, RouterCounts>);
 
-impl Counts {
+impl RouterCounters {
     pub(crate) fn of(&mut self, router: &RouterName) -> &mut RouterCounts {
         if !self.0.contains_key(router) {
             self.0.insert(router.clone(), RouterCounts::default());
@@ -181,15 +181,15 @@ impl Counts {
 
 /// Trips that wait for one handler, in the order in which they came and go on.
 #[derive(Debug, Default)]
-pub(crate) struct Gate {
-    parked: VecDeque<Parked>,
+pub(crate) struct HandlerQueue {
+    parked: VecDeque<ParkedRoute>,
     /// The number of the first of them.
     first: u64,
 }
 
 #[derive(Debug)]
-struct Parked {
-    trip: Trip,
+struct ParkedRoute {
+    route: Route,
     answer: Option<RouteAnswer>,
 }
 
@@ -206,7 +206,7 @@ pub(crate) enum RouteAnswer {
     Failed(&'static str),
 }
 
-impl Gate {
+impl HandlerQueue {
     pub(crate) fn len(&self) -> usize {
         self.parked.len()
     }
@@ -216,8 +216,8 @@ impl Gate {
         self.first + self.parked.len() as u64
     }
 
-    pub(crate) fn park(&mut self, trip: Trip) {
-        self.parked.push_back(Parked { trip, answer: None });
+    pub(crate) fn park(&mut self, route: Route) {
+        self.parked.push_back(ParkedRoute { route, answer: None });
     }
 
     pub(crate) fn answered(&mut self, number: u64, answer: RouteAnswer) {
@@ -228,11 +228,11 @@ impl Gate {
     }
 
     /// The first trip, if it is decided.
-    pub(crate) fn leave(&mut self) -> Option<(Trip, RouteAnswer)> {
+    pub(crate) fn leave(&mut self) -> Option<(Route, RouteAnswer)> {
         self.parked.front()?.answer.as_ref()?;
-        let Parked { trip, answer } = self.parked.pop_front()?;
+        let ParkedRoute { route, answer } = self.parked.pop_front()?;
         self.first += 1;
-        Some((trip, answer?))
+        Some((route, answer?))
     }
 }
 
@@ -243,8 +243,8 @@ pub(crate) struct Routers {
     names: HashMap<RouterName, usize>,
     /// The router that was published to last. The very same name, not an equal one.
     last: Option<(RouterName, usize)>,
-    pub(crate) counts: Counts,
-    pub(crate) gates: HashMap<HandlerId, Gate>,
+    pub(crate) counts: RouterCounters,
+    pub(crate) gates: HashMap<HandlerId, HandlerQueue>,
 }
 
 impl Routers {
@@ -257,7 +257,7 @@ impl Routers {
     }
 
     /// The beginning of a message's trip; `None` if there is no such router, or it is switched off.
-    pub(crate) fn depart(&mut self, name: &RouterName) -> Option<Leg> {
+    pub(crate) fn depart(&mut self, name: &RouterName) -> Option<RouteProgress> {
         let key = match &self.last {
             Some((last, key)) if last.is_same(name) => *key,
             _ => {
@@ -270,9 +270,9 @@ impl Routers {
         if !router.definition.enabled {
             return None;
         }
-        let start = router.turn;
-        router.turn = (start + 1) % router.definition.bindings.len().max(1);
-        Some(Leg::new(Arc::clone(&router.plan), start))
+        let start = router.next_binding;
+        router.next_binding = (start + 1) % router.definition.bindings.len().max(1);
+        Some(RouteProgress::new(Arc::clone(&router.plan), start))
     }
 
     /// Puts a router in the place of the one of its name, if there is one.
@@ -283,11 +283,11 @@ impl Routers {
         home: usize,
         shards: usize,
     ) -> Result<(), Rejection> {
-        let plan = Plan::new(definition.method, definition.bindings.clone(), home, shards);
-        let face = Arc::new(QueueAddress { channel: definition.name.as_channel().clone(), id: 0 });
+        let plan = RoutePlan::new(definition.method, definition.bindings.clone(), home, shards);
+        let address = Arc::new(QueueAddress { channel: definition.name.as_channel().clone(), id: 0 });
         if let Some(key) = self.names.get(&definition.name) {
-            let turn = self.entries[*key].turn;
-            self.entries[*key] = Router { definition, plan, turn, face, saved };
+            let next_binding = self.entries[*key].next_binding;
+            self.entries[*key] = Router { definition, plan, next_binding, address, saved };
             return Ok(());
         }
         if self.entries.len() >= ROUTERS_MAX {
@@ -295,7 +295,7 @@ impl Routers {
             return Err(Rejection::new(RejectionKind::LimitExceeded, reason));
         }
         let name = definition.name.clone();
-        let key = self.entries.insert(Router { definition, plan, turn: 0, face, saved });
+        let key = self.entries.insert(Router { definition, plan, next_binding: 0, address, saved });
         self.names.insert(name, key);
         Ok(())
     }
@@ -308,8 +308,8 @@ impl Routers {
 
 impl Router {
     /// The beginning of a trip that changes nothing, not even whose turn it is.
-    pub(crate) fn look(&self) -> Leg {
-        Leg::new(Arc::clone(&self.plan), self.turn)
+    pub(crate) fn look(&self) -> RouteProgress {
+        RouteProgress::new(Arc::clone(&self.plan), self.next_binding)
     }
 
     /// The question whether a handler takes a message, and where it goes.
@@ -318,7 +318,7 @@ impl Router {
             id,
             handler,
             step: Step::Route,
-            queue: Arc::clone(&self.face),
+            queue: Arc::clone(&self.address),
             status: Status::Push,
             message: Some(message.clone()),
             attempt: 0,

@@ -3,7 +3,7 @@
 //! A topic lives on the shard that the hash of its name says. Subscriptions and bindings by pattern are known to every
 //! shard, because a pattern may match topics of any of them.
 
-use crate::context::Turn;
+use crate::context::Context;
 use crate::model::client::Client;
 use crate::model::effect::{Effect, Event, Publication, Recipients};
 use crate::model::id::{ConnectionId, QueueAddress, TopicName};
@@ -31,8 +31,8 @@ struct Subscriber {
 
 /// Who gets what is published to a topic, as long as nothing changes.
 #[derive(Debug)]
-struct Cast {
-    key: CastKey,
+struct Fanout {
+    key: FanoutKey,
     /// Those who get the same octets.
     shared: Option<Recipients>,
     /// Those who are told one by one.
@@ -43,7 +43,7 @@ struct Cast {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct CastKey {
+struct FanoutKey {
     patterns: u64,
     congestion: u64,
     except: Option<ConnectionId>,
@@ -56,14 +56,14 @@ struct Topic {
     subscribers: Vec<Subscriber>,
     /// By name.
     queues: Vec<QueueAddress>,
-    cast: Option<Cast>,
+    fanout: Option<Fanout>,
     stats: TopicStats,
 }
 
 impl Topic {
     fn new(name: TopicName) -> Self {
         let stats = TopicStats::default();
-        Self { name, subscribers: Vec::new(), queues: Vec::new(), cast: None, stats }
+        Self { name, subscribers: Vec::new(), queues: Vec::new(), fanout: None, stats }
     }
 
     /// It exists only because somebody published to it.
@@ -82,7 +82,7 @@ struct PatternEntry {
 
 /// What a connection subscribed to.
 #[derive(Debug, Default)]
-struct Held {
+struct ConnectionSubscriptions {
     topics: SmallVec<[usize; 2]>,
     patterns: usize,
 }
@@ -96,7 +96,7 @@ pub(crate) struct Topics {
     /// The topic that was published to last. The very same name, not an equal one.
     last: Option<(TopicName, usize)>,
     patterns: Vec<PatternEntry>,
-    held: HashMap<ConnectionId, Held>,
+    held: HashMap<ConnectionId, ConnectionSubscriptions>,
     bound: HashMap<QueueAddress, usize>,
     /// Those that outlive the broker.
     saved: HashSet<(TopicPattern, QueueAddress)>,
@@ -131,7 +131,7 @@ impl Topics {
             let key = self.entry(&name);
             let held = self.held.entry(connection).or_default();
             if held.topics.contains(&key) {
-                self.entries[key].cast = None;
+                self.entries[key].fanout = None;
                 if let Some(known) = find(&mut self.entries[key].subscribers, connection) {
                     known.told = told;
                 }
@@ -293,34 +293,34 @@ impl Topics {
         name: &TopicName,
         message: &Message,
         to_producer: bool,
-        turn: &mut Turn<'_>,
+        context: &mut Context<'_>,
     ) -> Published {
         let key = self.lookup(name);
         let except = if to_producer { None } else { self.subscribed_producer(key, message) };
-        let wanted = CastKey { patterns: self.changes, congestion: turn.books.congestion, except };
-        if self.entries[key].cast.as_ref().is_none_or(|cast| cast.key != wanted) {
-            let cast = self.cast(key, wanted, turn);
-            self.entries[key].cast = Some(cast);
+        let wanted = FanoutKey { patterns: self.changes, congestion: context.state.congestion, except };
+        if self.entries[key].fanout.as_ref().is_none_or(|fanout| fanout.key != wanted) {
+            let fanout = self.fanout(key, wanted, context);
+            self.entries[key].fanout = Some(fanout);
         }
-        let Topic { name, cast, stats, .. } = &mut self.entries[key];
-        let Some(cast) = cast else { unreachable!("it was made above") };
-        let shared = cast.shared.as_ref().map_or(0, |to| to.as_slice().len());
-        let receivers = shared + cast.told.len() + cast.queues.len();
+        let Topic { name, fanout, stats, .. } = &mut self.entries[key];
+        let Some(fanout) = fanout else { unreachable!("it was made above") };
+        let shared = fanout.shared.as_ref().map_or(0, |to| to.as_slice().len());
+        let receivers = shared + fanout.told.len() + fanout.queues.len();
         stats.published += 1;
         stats.published_bytes += message.body().len() as u64;
-        stats.delivered += (shared + cast.told.len()) as u64;
-        stats.copied += cast.queues.len() as u64;
-        stats.dropped_slow += cast.slow;
-        stats.dropped_no_consumer += u64::from(receivers == 0 && cast.slow == 0);
-        if let Some(to) = &cast.shared {
+        stats.delivered += (shared + fanout.told.len()) as u64;
+        stats.copied += fanout.queues.len() as u64;
+        stats.dropped_slow += fanout.slow;
+        stats.dropped_no_consumer += u64::from(receivers == 0 && fanout.slow == 0);
+        if let Some(to) = &fanout.shared {
             let publication = Publication { topic: name.clone(), message: message.clone(), to: to.clone() };
-            turn.effects.push(Effect::Publication(publication));
+            context.effects.push(Effect::Publication(publication));
         }
-        for to in &cast.told {
+        for to in &fanout.told {
             let event = Event::Published { topic: name.clone(), message: message.clone() };
-            turn.effects.push(Effect::Tell(*to, event));
+            context.effects.push(Effect::Notify(*to, event));
         }
-        Published { receivers: receivers as u32, queues: cast.queues.clone() }
+        Published { receivers: receivers as u32, queues: fanout.queues.clone() }
     }
 
     fn lookup(&mut self, name: &TopicName) -> usize {
@@ -342,7 +342,7 @@ impl Topics {
     }
 
     /// Works out who gets a message now.
-    fn cast(&self, key: usize, wanted: CastKey, turn: &Turn<'_>) -> Cast {
+    fn fanout(&self, key: usize, wanted: FanoutKey, context: &Context<'_>) -> Fanout {
         let topic = &self.entries[key];
         let everyone = self.subscribers(topic);
         let (mut shared, mut told, mut slow) = (Vec::new(), Vec::new(), 0);
@@ -351,7 +351,7 @@ impl Topics {
             if wanted.except == Some(connection) {
                 continue;
             }
-            if turn.books.congested.contains_key(&connection) {
+            if context.state.congested.contains_key(&connection) {
                 slow += 1;
             } else if subscriber.told {
                 told.push(connection);
@@ -364,7 +364,7 @@ impl Topics {
             [only] => Some(Recipients::One(only)),
             _ => Some(Recipients::Many(shared.into())),
         };
-        Cast { key: wanted, shared, told, slow, queues: self.queues(topic).into() }
+        Fanout { key: wanted, shared, told, slow, queues: self.queues(topic).into() }
     }
 
     /// Everybody once, however many of its subscriptions match: by name first, then by the patterns in their order.
@@ -484,7 +484,7 @@ impl Topics {
     fn settled<T>(&mut self, key: usize, change: impl FnOnce(&mut Topic) -> T) -> T {
         let topic = &mut self.entries[key];
         let before = topic.is_passing();
-        topic.cast = None;
+        topic.fanout = None;
         let result = change(topic);
         self.settle(key, before);
         result

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::context::{Books, Turn};
+use crate::context::{Context, ShardState};
 use crate::model::client::Client;
 use crate::model::command::EventKind;
-use crate::model::effect::{Effect, Event, Occurrence, Subject};
+use crate::model::effect::{Effect, Event, Notification, Subject};
 use crate::model::id::{ChannelName, ConnectionId, QueueAddress, Tag};
 use crate::model::options::{ChannelOptions, QueueChanges};
 use crate::model::record::Record;
@@ -58,7 +58,7 @@ impl Channel {
 
     // ---- Consumers ---------------------------------------------------------------------------------------
 
-    pub(crate) fn join(&mut self, client: &Arc<Client>, turn: &mut Turn<'_>) -> Result<(), Rejection> {
+    pub(crate) fn join(&mut self, client: &Arc<Client>, context: &mut Context<'_>) -> Result<(), Rejection> {
         if self.members.has_joined(client.connection) {
             return Ok(());
         }
@@ -68,21 +68,21 @@ impl Channel {
             let reason = format!("channel {name} has {limit} clients already, which is its limit");
             return Err(Rejection::new(RejectionKind::LimitExceeded, reason));
         }
-        self.members.join(Consumer::of_channel(client.clone()), turn.now);
-        self.notify_subscription(EventKind::ClientJoined, client, turn);
+        self.members.join(Consumer::of_channel(client.clone()), context.now);
+        self.notify_subscription(EventKind::ClientJoined, client, context);
         for queue in self.queues.values_mut() {
-            queue.joined(client, turn);
+            queue.joined(client, context);
         }
         Ok(())
     }
 
     /// `false` if the client had not joined.
-    pub(crate) fn leave(&mut self, client: &Client, turn: &mut Turn<'_>) -> bool {
+    pub(crate) fn leave(&mut self, client: &Client, context: &mut Context<'_>) -> bool {
         let Some(position) = self.members.leave((client.connection, Tag::CHANNEL)) else { return false };
         for queue in self.queues.values_mut() {
-            queue.left(client.connection, position, turn);
+            queue.left(client.connection, position, context);
         }
-        self.notify_subscription(EventKind::ClientLeft, client, turn);
+        self.notify_subscription(EventKind::ClientLeft, client, context);
         true
     }
 
@@ -93,17 +93,17 @@ impl Channel {
         channel: usize,
         id: u16,
         changes: &QueueChanges,
-        turn: &mut Turn<'_>,
+        context: &mut Context<'_>,
     ) -> Result<(), Rejection> {
         self.may_create(id)?;
-        check_handler(changes, turn.books)?;
+        check_handler(changes, context.state)?;
         let mut options = self.options.queue.clone();
         changes.apply_to(&mut options);
         let address = QueueAddress { channel: self.name.clone(), id };
-        turn.record(Record::DefineQueue(address.clone(), Box::new(options.clone())));
-        let queue = Queue::new(address, channel, options, turn.books);
+        context.record(Record::DefineQueue(address.clone(), Box::new(options.clone())));
+        let queue = Queue::new(address, channel, options, context.state);
         self.queues.insert(id, queue);
-        self.notify_queue(EventKind::QueueCreated, id, turn);
+        self.notify_queue(EventKind::QueueCreated, id, context);
         Ok(())
     }
 
@@ -136,30 +136,30 @@ impl Channel {
         &mut self,
         id: u16,
         changes: &QueueChanges,
-        turn: &mut Turn<'_>,
+        context: &mut Context<'_>,
     ) -> Result<(), Rejection> {
-        check_handler(changes, turn.books)?;
+        check_handler(changes, context.state)?;
         let Some(queue) = self.queues.get_mut(&id) else { return Err(no_queue(&self.name, id)) };
-        queue.update(changes, turn);
-        let options = Box::new(queue.face.options.clone());
-        turn.record(Record::DefineQueue((*queue.face.address).clone(), options));
-        self.notify_queue(EventKind::QueueUpdated, id, turn);
+        queue.update(changes, context);
+        let options = Box::new(queue.metadata.options.clone());
+        context.record(Record::DefineQueue((*queue.metadata.address).clone(), options));
+        self.notify_queue(EventKind::QueueUpdated, id, context);
         Ok(())
     }
 
-    pub(crate) fn remove_queue(&mut self, id: u16, turn: &mut Turn<'_>) -> Result<(), Rejection> {
-        self.notify_queue(EventKind::QueueRemoved, id, turn);
+    pub(crate) fn remove_queue(&mut self, id: u16, context: &mut Context<'_>) -> Result<(), Rejection> {
+        self.notify_queue(EventKind::QueueRemoved, id, context);
         let queue = self.queues.remove(&id).ok_or_else(|| no_queue(&self.name, id))?;
-        retire(queue, turn);
+        retire(queue, context);
         Ok(())
     }
 
     /// Everything in it goes, each queue with its event.
-    pub(crate) fn remove_queues(&mut self, turn: &mut Turn<'_>) {
+    pub(crate) fn remove_queues(&mut self, context: &mut Context<'_>) {
         while let Some(id) = self.queues.keys().next().copied() {
-            self.notify_queue(EventKind::QueueRemoved, id, turn);
+            self.notify_queue(EventKind::QueueRemoved, id, context);
             if let Some(queue) = self.queues.remove(&id) {
-                retire(queue, turn);
+                retire(queue, context);
             }
         }
     }
@@ -180,19 +180,19 @@ impl Channel {
         }
     }
 
-    fn notify_subscription(&self, kind: EventKind, client: &Client, turn: &mut Turn<'_>) {
-        self.notify(kind, None, turn, || Subject::Subscription {
+    fn notify_subscription(&self, kind: EventKind, client: &Client, context: &mut Context<'_>) {
+        self.notify(kind, None, context, || Subject::Subscription {
             client_id: client.id.clone(),
             client_name: client.name.clone(),
             client_kind: client.kind.clone(),
         });
     }
 
-    fn notify_queue(&self, kind: EventKind, id: u16, turn: &mut Turn<'_>) {
+    fn notify_queue(&self, kind: EventKind, id: u16, context: &mut Context<'_>) {
         let Some(queue) = self.queues.get(&id) else { return };
-        self.notify(kind, Some(id), turn, || {
+        self.notify(kind, Some(id), context, || {
             let (high_priority, normal) = queue.waiting();
-            let options = &queue.face.options;
+            let options = &queue.metadata.options;
             Subject::Queue { tag: options.tag.clone(), status: options.status, high_priority, normal }
         });
     }
@@ -201,7 +201,7 @@ impl Channel {
         &self,
         kind: EventKind,
         queue: Option<u16>,
-        turn: &mut Turn<'_>,
+        context: &mut Context<'_>,
         subject: impl FnOnce() -> Subject,
     ) {
         let mut watchers = self.watchers.iter().filter(|(watched, _)| *watched == kind).peekable();
@@ -209,26 +209,26 @@ impl Channel {
             return;
         }
         let channel = Some(self.name.clone());
-        let occurrence = Arc::new(Occurrence { kind, channel, queue, subject: subject() });
+        let occurrence = Arc::new(Notification { kind, channel, queue, subject: subject() });
         for (_, watcher) in watchers {
-            turn.effects.push(Effect::Tell(*watcher, Event::Occurred(occurrence.clone())));
+            context.effects.push(Effect::Notify(*watcher, Event::Notified(occurrence.clone())));
         }
     }
 }
 
-fn retire(mut queue: Queue, turn: &mut Turn<'_>) {
-    queue.end_subscriptions(turn);
-    queue.erase(turn);
-    turn.record(Record::RemoveQueue((*queue.face.address).clone()));
-    turn.books.timers.remove(&(queue.armed(), queue.face.place));
-    turn.books.retired.add(&queue.face.stats);
+fn retire(mut queue: Queue, context: &mut Context<'_>) {
+    queue.end_subscriptions(context);
+    queue.erase(context);
+    context.record(Record::RemoveQueue((*queue.metadata.address).clone()));
+    context.state.timers.remove(&(queue.armed(), queue.metadata.queue_ref));
+    context.state.retired.add(&queue.metadata.stats);
 }
 
 /// A handler that nobody registered is a mistake of whoever names it, found at once and not at the first message.
-pub(crate) fn check_handler(changes: &QueueChanges, books: &Books) -> Result<(), Rejection> {
+pub(crate) fn check_handler(changes: &QueueChanges, state: &ShardState) -> Result<(), Rejection> {
     match changes.delivery_handler.as_deref() {
-        Some(key) if books.handler(key).is_none() => {
-            let known: Vec<_> = books.handlers.iter().map(|spec| &*spec.key).collect();
+        Some(key) if state.handler(key).is_none() => {
+            let known: Vec<_> = state.handlers.iter().map(|spec| &*spec.key).collect();
             let reason = format!("no delivery handler is registered as {key:?}; known: {}", known.join(", "));
             Err(Rejection::new(RejectionKind::BadRequest, reason))
         }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use foldhash::{HashMap, HashMapExt};
 
-use crate::context::Turn;
+use crate::context::Context;
 use crate::model::client::{Client, Introduction};
 use crate::model::command::{ClientPattern, EventKind};
-use crate::model::effect::{Effect, Event, Occurrence, Subject};
+use crate::model::effect::{Effect, Event, Notification, Subject};
 use crate::model::filter;
 use crate::model::id::ConnectionId;
 use crate::model::intake::SCHEDULES;
-use crate::model::node::{Master, NodeInformation};
+use crate::model::node::{NodeInformation, Upstream};
 use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::stats::ClientInformation;
 use crate::model::time::Timestamp;
@@ -23,7 +23,7 @@ type Namesakes = HashMap<Box<str>, BTreeMap<ConnectionId, Arc<Client>>>;
 
 /// All clients.
 #[derive(Debug)]
-pub(crate) struct Directory {
+pub(crate) struct ClientDirectory {
     by_connection: BTreeMap<ConnectionId, Arc<Client>>,
     by_id: HashMap<Box<str>, Arc<Client>>,
     by_name: Namesakes,
@@ -32,7 +32,7 @@ pub(crate) struct Directory {
     nodes: Nodes,
 }
 
-impl Directory {
+impl ClientDirectory {
     pub(crate) fn new() -> Self {
         Self {
             by_connection: BTreeMap::new(),
@@ -49,13 +49,13 @@ impl Directory {
         &mut self,
         provisional: &Client,
         introduction: Introduction,
-        turn: &mut Turn<'_>,
+        context: &mut Context<'_>,
     ) -> Result<Arc<Client>, Rejection> {
         if introduction.node.is_some() {
-            return self.welcome_node(provisional, introduction, turn);
+            return self.welcome_node(provisional, introduction, context);
         }
         let text = |value: Option<String>| value.filter(|text| !text.is_empty()).map(String::into_boxed_str);
-        let limit = turn.books.config.client_limit as usize;
+        let limit = context.state.config.client_limit as usize;
         if limit > 0 && self.by_id.len() >= limit {
             let reason = format!("{limit} clients are connected already, which is this server's limit");
             return Err(Rejection::new(RejectionKind::Busy, reason));
@@ -63,7 +63,7 @@ impl Directory {
         if self.by_connection.contains_key(&provisional.connection) {
             return Err(Rejection::new(RejectionKind::BadRequest, "this connection has introduced itself"));
         }
-        let id = text(introduction.id).unwrap_or_else(|| turn.books.next_id().into());
+        let id = text(introduction.id).unwrap_or_else(|| context.state.next_id().into());
         check_text("client id", Some(&id))?;
         let (name, kind) = (text(introduction.name), text(introduction.kind));
         check_text("client name", name.as_deref())?;
@@ -79,10 +79,10 @@ impl Directory {
             kind,
             protocol: provisional.protocol,
             admin: provisional.admin,
-            connected_at: turn.now,
+            connected_at: context.now,
         });
         self.add(&client);
-        self.notify(EventKind::ClientConnected, &client, turn);
+        self.notify(EventKind::ClientConnected, &client, context);
         Ok(client)
     }
 
@@ -91,10 +91,10 @@ impl Directory {
         &mut self,
         provisional: &Client,
         introduction: Introduction,
-        turn: &mut Turn<'_>,
+        context: &mut Context<'_>,
     ) -> Result<Arc<Client>, Rejection> {
         let text = |value: Option<String>| value.filter(|text| !text.is_empty()).map(String::into_boxed_str);
-        let id = text(introduction.id).unwrap_or_else(|| turn.books.next_id().into());
+        let id = text(introduction.id).unwrap_or_else(|| context.state.next_id().into());
         let (name, kind) = (text(introduction.name), text(introduction.kind));
         let host = introduction.node.unwrap_or_default();
         for (what, value) in [("node id", Some(&*id)), ("node name", name.as_deref()), ("host", Some(&*host))]
@@ -107,30 +107,30 @@ impl Directory {
         }
         if let Some(older) = self.nodes.connection(&id) {
             let rejection = Rejection::new(RejectionKind::Unacceptable, "this node has connected anew");
-            turn.effects.push(Effect::Close(older, rejection));
-            self.leave_node(older, turn);
+            context.effects.push(Effect::Close(older, rejection));
+            self.leave_node(older, context);
         }
-        let connected_at = turn.now;
+        let connected_at = context.now;
         let connection = provisional.connection;
         let protocol = provisional.protocol;
         let client = Arc::new(Client { connection, id, name, kind, admin: false, connected_at, protocol });
-        let information = self.nodes.add(&client, host, turn.now);
-        self.notify_node(EventKind::NodeConnected, information, turn);
+        let information = self.nodes.add(&client, host, context.now);
+        self.notify_node(EventKind::NodeConnected, information, context);
         Ok(client)
     }
 
-    fn leave_node(&mut self, connection: ConnectionId, turn: &mut Turn<'_>) {
-        if let Some(information) = self.nodes.remove(connection, turn.now) {
-            self.notify_node(EventKind::NodeDisconnected, information, turn);
+    fn leave_node(&mut self, connection: ConnectionId, context: &mut Context<'_>) {
+        if let Some(information) = self.nodes.remove(connection, context.now) {
+            self.notify_node(EventKind::NodeDisconnected, information, context);
         }
     }
 
     /// A broker that this one passes on to came or went.
-    pub(crate) fn master(&mut self, master: Master, turn: &mut Turn<'_>) {
-        let connected = master.connected_since.is_some();
-        if let Some(information) = self.nodes.master(master, turn.now) {
+    pub(crate) fn upstream(&mut self, upstream: Upstream, context: &mut Context<'_>) {
+        let connected = upstream.connected_since.is_some();
+        if let Some(information) = self.nodes.upstream(upstream, context.now) {
             let kind = if connected { EventKind::NodeConnected } else { EventKind::NodeDisconnected };
-            self.notify_node(kind, information, turn);
+            self.notify_node(kind, information, context);
         }
     }
 
@@ -150,9 +150,9 @@ impl Directory {
     }
 
     /// A connection ended.
-    pub(crate) fn leave(&mut self, connection: ConnectionId, turn: &mut Turn<'_>) {
+    pub(crate) fn leave(&mut self, connection: ConnectionId, context: &mut Context<'_>) {
         self.watchers.retain(|(_, watcher)| *watcher != connection);
-        self.leave_node(connection, turn);
+        self.leave_node(connection, context);
         let Some(client) = self.by_connection.remove(&connection) else { return };
         self.by_id.remove(&client.id);
         for (index, key) in [(&mut self.by_name, &client.name), (&mut self.by_kind, &client.kind)] {
@@ -163,7 +163,7 @@ impl Directory {
                 index.remove(key);
             }
         }
-        self.notify(EventKind::ClientDisconnected, &client, turn);
+        self.notify(EventKind::ClientDisconnected, &client, context);
     }
 
     /// The clients that a direct message is for: all that match, or the oldest of them.
@@ -204,20 +204,20 @@ impl Directory {
         }
     }
 
-    fn notify(&self, kind: EventKind, client: &Client, turn: &mut Turn<'_>) {
+    fn notify(&self, kind: EventKind, client: &Client, context: &mut Context<'_>) {
         if self.is_watched(kind) {
             let subject = Subject::Client {
                 id: client.id.clone(),
                 name: client.name.clone(),
                 kind: client.kind.clone(),
             };
-            self.tell_watchers(kind, subject, turn);
+            self.notify_watchers(kind, subject, context);
         }
     }
 
-    fn notify_node(&self, kind: EventKind, information: NodeInformation, turn: &mut Turn<'_>) {
+    fn notify_node(&self, kind: EventKind, information: NodeInformation, context: &mut Context<'_>) {
         if self.is_watched(kind) {
-            self.tell_watchers(kind, Subject::Node(Box::new(information)), turn);
+            self.notify_watchers(kind, Subject::Node(Box::new(information)), context);
         }
     }
 
@@ -225,11 +225,11 @@ impl Directory {
         self.watchers.iter().any(|(watched, _)| *watched == kind)
     }
 
-    fn tell_watchers(&self, kind: EventKind, subject: Subject, turn: &mut Turn<'_>) {
+    fn notify_watchers(&self, kind: EventKind, subject: Subject, context: &mut Context<'_>) {
         let watchers = self.watchers.iter().filter(|(watched, _)| *watched == kind);
-        let occurrence = Arc::new(Occurrence { kind, channel: None, queue: None, subject });
+        let occurrence = Arc::new(Notification { kind, channel: None, queue: None, subject });
         for (_, watcher) in watchers {
-            turn.tell(*watcher, Event::Occurred(occurrence.clone()));
+            context.notify(*watcher, Event::Notified(occurrence.clone()));
         }
     }
 }

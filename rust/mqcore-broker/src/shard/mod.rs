@@ -2,12 +2,12 @@
 
 pub(crate) mod channel;
 pub(crate) mod directory;
+mod locate;
 mod nodes;
-mod sighting;
-pub(crate) mod travel;
+pub(crate) mod routes;
 
-use crate::context::{Asked, Asker, Awaiting, Books, Storage, Turn};
-use crate::history::{Block, Happened};
+use crate::context::{Awaiting, Context, OpenQuestion, ShardState, Storage, Suspended};
+use crate::history::{Block, LifecycleEvent};
 use crate::model::bindings::{QueueBinding, QueueBindings};
 use crate::model::client::Client;
 use crate::model::command::{
@@ -17,32 +17,32 @@ use crate::model::command::{
 use crate::model::config::{BrokerConfig, HandlerSpec};
 use crate::model::decision::Decision;
 use crate::model::effect::{
-    Answer, Effect, Event, Forwarded, Loaded, Occurrence, Origin, PullOutcome, Reply, Subject, Transfer,
+    Answer, Effect, Event, Forwarded, Loaded, Notification, Origin, PullOutcome, Reply, Subject, Transfer,
 };
-use crate::model::entry::Unread;
+use crate::model::entry::PagedOut;
 use crate::model::filter;
 use crate::model::id::{
-    ChannelName, ConnectionId, HandlerId, MessageNumber, Place, QueueAddress, Sequence, Tag, TopicName,
+    ChannelName, ConnectionId, HandlerId, MessageNumber, QueueAddress, QueueRef, Sequence, Tag, TopicName,
 };
 use crate::model::intake::Arrival;
 use crate::model::message::Message;
-use crate::model::node::Master;
+use crate::model::node::Upstream;
 use crate::model::options::{ChannelChanges, Durability, QueueChanges};
-use crate::model::record::{Definition, Progress, Record};
-use crate::model::recovery::{Recollection, Restored};
+use crate::model::record::{Definition, DeliveryProgress, Record};
+use crate::model::recovery::{RecoveredMessage, RecoveredState};
 use crate::model::rejection::{Rejection, RejectionKind};
-use crate::model::stats::{BodyStats, Census, DropReason, Survey, Waiting};
+use crate::model::stats::{BodyStats, DropReason, ObjectCounts, ShardStats, WaitingMessage};
 use crate::model::subscription::{QueueSubscription, Remote};
 use crate::model::time::Timestamp;
 use crate::model::topic::TopicPattern;
 use crate::queue::Queue;
 use crate::queue::members::{Consumer, ConsumerKey, Members};
 use crate::routing::Routers;
-use crate::routing::bindings::{Bindings, Names};
+use crate::routing::bindings::{Bindings, SubscriptionNames};
 use crate::routing::topics::Topics;
 use crate::shard::channel::{Channel, check_handler, no_queue};
-use crate::shard::directory::Directory;
-use crate::shard::travel::no_router;
+use crate::shard::directory::ClientDirectory;
+use crate::shard::routes::no_router;
 use std::hint::black_box;
 use std::sync::Arc;
 
@@ -52,32 +52,32 @@ use smallvec::SmallVec;
 
 /// What a shard remembers of a connection.
 #[derive(Debug)]
-struct Peer {
+struct PeerState {
     client: Arc<Client>,
     /// Channels it joined.
     joined: SmallVec<[usize; 2]>,
     /// It subscribed to events of channels or queues here.
     watches: bool,
     /// Queues that it subscribed to; some may be gone.
-    subscribed: Vec<Place>,
+    subscribed: Vec<QueueRef>,
 }
 
 /// One shard.
 pub struct Broker {
-    pub(crate) books: Books,
+    pub(crate) state: ShardState,
     pub(crate) channels: Slab<Channel>,
     /// Keys of `channels` by lower-case name.
     names: HashMap<Box<str>, usize>,
     /// The channel looked up last, as most peers stay with one for a while. The very same name, not an equal
     /// one: comparing pointers is what makes it cheap.
     last: Option<(ChannelName, usize)>,
-    peers: HashMap<ConnectionId, Peer>,
-    pub(crate) directory: Directory,
+    peers: HashMap<ConnectionId, PeerState>,
+    pub(crate) directory: ClientDirectory,
     pub(crate) topics: Topics,
     pub(crate) routers: Routers,
     bindings: Bindings,
     /// Subscriptions that have a name.
-    named: Names<(Place, ConsumerKey)>,
+    named: SubscriptionNames<(QueueRef, ConsumerKey)>,
     /// What the answer to the request that is being carried out waits for.
     ticket: Option<u64>,
     /// Subscribers of channels' coming and going.
@@ -89,16 +89,16 @@ impl Broker {
     /// A shard without channels, with the ready-made policies as its handlers.
     pub fn new(config: BrokerConfig) -> Self {
         Self {
-            books: Books::new(config),
+            state: ShardState::new(config),
             channels: Slab::new(),
             names: HashMap::new(),
             last: None,
             peers: HashMap::new(),
-            directory: Directory::new(),
+            directory: ClientDirectory::new(),
             topics: Topics::default(),
             routers: Routers::default(),
             bindings: Bindings::default(),
-            named: Names::default(),
+            named: SubscriptionNames::default(),
             ticket: None,
             watchers: Vec::new(),
             answers_late: 0,
@@ -108,10 +108,10 @@ impl Broker {
     /// Adds a handler, or replaces the one of the same key, for existing queues too. Give every shard the same
     /// handlers in the same order: then the answer is the same in all of them.
     pub fn register_handler(&mut self, spec: HandlerSpec) -> HandlerId {
-        let handler = self.books.register(spec);
+        let handler = self.state.register(spec);
         for (_, channel) in &mut self.channels {
             for queue in channel.queues.values_mut() {
-                queue.choose_handler(&self.books);
+                queue.choose_handler(&self.state);
             }
         }
         handler
@@ -164,7 +164,7 @@ impl Broker {
                 let receivers = self.publish_topic(&topic, &message, to_producer, now, effects);
                 if let Some(request) = answer {
                     let event = Event::Answered(request, Ok(Reply::Published(receivers)));
-                    effects.push(Effect::Tell(client.connection, event));
+                    effects.push(Effect::Notify(client.connection, event));
                 }
             }
             Command::Acknowledge(word) => self.acknowledge(client, &word, now, effects),
@@ -174,12 +174,12 @@ impl Broker {
             Command::RoomFor { queue } => self.room_for(&queue, now, effects),
             Command::Pull(pull) => self.pull(client, &pull, now, effects),
             Command::Introduce(introduction) => {
-                let mut turn = Turn { now, books: &mut self.books, effects };
-                let event = match self.directory.welcome(client, *introduction, &mut turn) {
+                let mut context = Context { now, state: &mut self.state, effects };
+                let event = match self.directory.welcome(client, *introduction, &mut context) {
                     Ok(welcomed) => Event::Welcomed(welcomed),
                     Err(rejection) => Event::Refused(rejection),
                 };
-                turn.tell(client.connection, event);
+                context.notify(client.connection, event);
             }
             Command::Direct { to, message } => self.direct(client, to, message, effects),
             Command::AcknowledgeDirect { to, message } => {
@@ -191,42 +191,42 @@ impl Broker {
                 if let Request::TestRoute { router, message } = *request {
                     return self.test_route(client, id, router, message, now, effects);
                 }
-                let before = self.books.sequence;
+                let before = self.state.sequence;
                 let result = self.request(client, *request, now, effects);
                 if result.is_err() {
-                    self.books.refused += 1;
+                    self.state.refused += 1;
                 }
                 let event = Event::Answered(id, result);
                 if let Some(ticket) = self.ticket.take() {
                     // Bindings are not kept across restarts, so there is no commit to wait for as well.
                     self.bindings.wait(ticket, client.connection, event);
-                } else if self.books.sequence > before && self.books.storage == Storage::Ready {
+                } else if self.state.sequence > before && self.state.storage == Storage::Ready {
                     // It changed what must survive: whoever asked may rely on the answer.
                     let awaiting = Awaiting::Answer(client.connection, event);
-                    self.books.wait(Durability::Fsync, awaiting);
+                    self.state.wait(Durability::Fsync, awaiting);
                 } else {
-                    effects.push(Effect::Tell(client.connection, event));
+                    effects.push(Effect::Notify(client.connection, event));
                 }
             }
         }
     }
 
     /// A broker that this one passes on to came, went, or said who it is. Told to the home shard.
-    pub fn master(&mut self, master: Master, now: Timestamp, effects: &mut Vec<Effect>) {
-        let mut turn = Turn { now, books: &mut self.books, effects };
-        self.directory.master(master, &mut turn);
+    pub fn upstream(&mut self, upstream: Upstream, now: Timestamp, effects: &mut Vec<Effect>) {
+        let mut context = Context { now, state: &mut self.state, effects };
+        self.directory.upstream(upstream, &mut context);
     }
 
     /// A connection ended. Every shard is told.
     pub fn closed(&mut self, connection: ConnectionId, now: Timestamp, effects: &mut Vec<Effect>) {
-        self.books.links.retain(|_, link| *link != connection);
-        if self.books.congested.remove(&connection).is_some() {
-            self.books.congestion += 1;
+        self.state.links.retain(|_, link| *link != connection);
+        if self.state.congested.remove(&connection).is_some() {
+            self.state.congestion += 1;
         }
         self.topics.forget(connection);
         self.watchers.retain(|(_, watcher)| *watcher != connection);
         if let Some(peer) = self.peers.remove(&connection) {
-            let mut turn = Turn { now, books: &mut self.books, effects };
+            let mut context = Context { now, state: &mut self.state, effects };
             for (_, channel) in &mut self.channels {
                 if peer.watches {
                     channel.forget_watcher(connection);
@@ -234,58 +234,58 @@ impl Broker {
             }
             for key in peer.joined {
                 let channel = &mut self.channels[key];
-                channel.leave(&peer.client, &mut turn);
+                channel.leave(&peer.client, &mut context);
             }
-            for place in &peer.subscribed {
-                if let Some(queue) = find(&mut self.channels, *place) {
+            for queue_ref in &peer.subscribed {
+                if let Some(queue) = find(&mut self.channels, *queue_ref) {
                     queue.forget_subscriber(connection);
                 }
             }
             // A client may have left a channel and still hold messages of it.
             for (_, channel) in &mut self.channels {
                 for queue in channel.queues.values_mut() {
-                    queue.consumer_lost(connection, None, &mut turn);
+                    queue.consumer_lost(connection, None, &mut context);
                 }
             }
-            for place in peer.subscribed {
-                self.abandon(place, now, effects);
+            for queue_ref in peer.subscribed {
+                self.abandon(queue_ref, now, effects);
             }
             self.destroy_abandoned(now, effects);
         }
-        let mut turn = Turn { now, books: &mut self.books, effects };
-        self.directory.leave(connection, &mut turn);
+        let mut context = Context { now, state: &mut self.state, effects };
+        self.directory.leave(connection, &mut context);
     }
 
     /// A connection's output buffer passed its high mark: nothing more is handed to it until it is writable.
     pub fn congested(&mut self, connection: ConnectionId, now: Timestamp, _effects: &mut Vec<Effect>) {
-        self.books.congested.entry(connection).or_insert(now);
-        self.books.congestion += 1;
+        self.state.congested.entry(connection).or_insert(now);
+        self.state.congestion += 1;
     }
 
     /// It fell below its low mark again.
     pub fn writable(&mut self, connection: ConnectionId, now: Timestamp, effects: &mut Vec<Effect>) {
-        if self.books.congested.remove(&connection).is_none() {
+        if self.state.congested.remove(&connection).is_none() {
             return;
         }
-        self.books.congestion += 1;
+        self.state.congestion += 1;
         let Some(peer) = self.peers.get(&connection) else { return };
-        let mut turn = Turn { now, books: &mut self.books, effects };
+        let mut context = Context { now, state: &mut self.state, effects };
         for key in &peer.joined {
             for queue in self.channels[*key].queues.values_mut() {
-                queue.schedule(&mut turn);
+                queue.schedule(&mut context);
             }
         }
-        for place in &peer.subscribed {
-            if let Some(queue) = find(&mut self.channels, *place) {
-                queue.schedule(&mut turn);
+        for queue_ref in &peer.subscribed {
+            if let Some(queue) = find(&mut self.channels, *queue_ref) {
+                queue.schedule(&mut context);
             }
         }
     }
 
     /// A handler answers a question.
     pub fn answer(&mut self, answer: Answer, now: Timestamp, effects: &mut Vec<Effect>) {
-        match self.books.answered(answer.id) {
-            Some(Asked { asker: Asker::Trip(number), handler, .. }) => {
+        match self.state.answered(answer.id) {
+            Some(OpenQuestion { suspended: Suspended::Route(number), handler, .. }) => {
                 self.route_answered(handler, number, Some(answer), now, effects);
             }
             Some(asked) => self.answered(asked, answer.result.ok(), now, effects),
@@ -297,18 +297,18 @@ impl Broker {
     /// more), the message is dropped, and counted as over the limit: it had its chances.
     pub fn transfer(&mut self, transfer: Transfer, now: Timestamp, effects: &mut Vec<Effect>) {
         let Transfer { to, message, origin } = transfer;
-        let mut turn = Turn { now, books: &mut self.books, effects };
+        let mut context = Context { now, state: &mut self.state, effects };
         let channel = self.names.get(&folded(&to.channel)).map(|key| &mut self.channels[*key]);
         let found =
             channel.and_then(|Channel { members, queues, .. }| Some((members, queues.get_mut(&to.id)?)));
         match found {
             Some((members, queue)) => {
-                queue.transfer(message, origin, &consumers(members, queue), &mut turn);
+                queue.transfer(message, origin, &consumers(members, queue), &mut context);
             }
             None => {
-                turn.books.retired.dropped[DropReason::Limit as usize] += 1;
-                turn.nowhere(&to, message, Happened::Arrived, DropReason::Limit);
-                turn.effects.extend(origin.map(Effect::Transferred));
+                context.state.retired.dropped[DropReason::Limit as usize] += 1;
+                context.record_undeliverable(&to, message, LifecycleEvent::Arrived, DropReason::Limit);
+                context.effects.extend(origin.map(Effect::Transferred));
             }
         }
     }
@@ -317,7 +317,7 @@ impl Broker {
     pub fn forwarded(&mut self, forwarded: Forwarded, now: Timestamp, effects: &mut Vec<Effect>) {
         match forwarded {
             Forwarded::Copy { to, message } => self.copy_to_queue(&to, message, now, effects),
-            Forwarded::Trip(trip) => self.travel(*trip, now, effects),
+            Forwarded::Route(route) => self.advance_route(*route, now, effects),
             Forwarded::ForgetRouter(router, None) => self.routers.counts.forget(&router),
             Forwarded::ForgetRouter(router, Some(binding)) => {
                 self.routers.counts.forget_binding(&router, &binding);
@@ -330,25 +330,25 @@ impl Broker {
                 for topic in unbind {
                     self.unbind_topic(&TopicPattern::Exact(topic), &queue, now, effects);
                 }
-                let mut turn = Turn { now, books: &mut self.books, effects };
-                turn.forward(from, Forwarded::Bound { ticket });
+                let mut context = Context { now, state: &mut self.state, effects };
+                context.forward(from, Forwarded::Bound { ticket });
             }
             Forwarded::Bound { ticket } => {
-                let mut turn = Turn { now, books: &mut self.books, effects };
-                self.bindings.done(ticket, &mut turn);
+                let mut context = Context { now, state: &mut self.state, effects };
+                self.bindings.done(ticket, &mut context);
             }
         }
     }
 
     /// How much was handed to other shards so far: grows by one with each [`Effect::Forward`].
     pub fn forwards(&self) -> u64 {
-        self.books.forwards
+        self.state.forwards
     }
 
     /// A dead letter of this shard is safe elsewhere, as [`Effect::Transferred`] said.
     pub fn transferred(&mut self, origin: Origin, now: Timestamp, effects: &mut Vec<Effect>) {
-        let mut turn = Turn { now, books: &mut self.books, effects };
-        turn.record(Record::Settle(origin.sequence));
+        let mut context = Context { now, state: &mut self.state, effects };
+        context.record(Record::Settle(origin.sequence));
     }
 
     // ---- Storage -----------------------------------------------------------------------------------------
@@ -356,26 +356,26 @@ impl Broker {
     /// There is a journal: what it had is taken over, and from now on it is told what must survive. Call this
     /// before anything else. Queues whose definition was lost are made anew with the server's defaults, so
     /// that no message is lost with them.
-    pub fn restore(&mut self, had: Recollection, now: Timestamp, effects: &mut Vec<Effect>) {
-        let Recollection { definitions, queues, messages, progress, tickets, unique_keys, sequence } = had;
+    pub fn restore(&mut self, had: RecoveredState, now: Timestamp, effects: &mut Vec<Effect>) {
+        let RecoveredState { definitions, queues, messages, progress, tickets, unique_keys, sequence } = had;
         let mut unique_keys: HashMap<_, _> = unique_keys.into_iter().collect();
         self.start_history(&definitions, &messages, now);
         // While definitions are read back they are not written again.
-        self.books.storage = Storage::Absent;
-        let numbers = self.books.history.as_mut().and_then(|history| history.reserve());
+        self.state.storage = Storage::Absent;
+        let numbers = self.state.history.as_mut().and_then(|history| history.reserve());
         for definition in definitions {
             self.restore_definition(definition, now, effects);
         }
-        self.books.storage = Storage::Ready;
+        self.state.storage = Storage::Ready;
         // Ranks were given from later sequences too, of records that leave no trace; new ones must be larger.
         let ranks = progress.iter().map(|(_, progress)| progress.rank.unsigned_abs());
         let last = messages.last().map_or(Sequence(0), |message| message.sequence);
-        self.books.sequence = Sequence(ranks.max().unwrap_or(0).max(sequence.0).max(last.0));
+        self.state.sequence = Sequence(ranks.max().unwrap_or(0).max(sequence.0).max(last.0));
         if let Some(numbers) = numbers {
-            Turn { now, books: &mut self.books, effects }.record(Record::Numbers(numbers));
+            Context { now, state: &mut self.state, effects }.record(Record::Numbers(numbers));
         }
         for ticket in &tickets {
-            self.books.intake.restore_saved(ticket);
+            self.state.intake.restore_saved(ticket);
         }
         let keys: Vec<usize> = queues.iter().map(|queue| self.restore_queue(queue, now, effects)).collect();
         // Those without progress are in order already; the others go where their ranks say.
@@ -389,9 +389,9 @@ impl Broker {
         }
         moved.sort_unstable_by_key(|(progress, _)| progress.rank);
         let mut moved = moved.into_iter().peekable();
-        let mut restore = |message: Restored, progress: Progress| {
-            let place = message.queue as usize;
-            if let Some((queue, key)) = queues.get(place).zip(keys.get(place)) {
+        let mut restore = |message: RecoveredMessage, progress: DeliveryProgress| {
+            let index = message.queue as usize;
+            if let Some((queue, key)) = queues.get(index).zip(keys.get(index)) {
                 if let Some(unique) = unique_keys.remove(&message.sequence)
                     && let Some(queue) = self.channels[*key].queues.get_mut(&queue.id)
                 {
@@ -410,12 +410,12 @@ impl Broker {
             while let Some((progress, earlier)) = moved.next_if(|(progress, _)| progress.rank < rank) {
                 restore(earlier, progress);
             }
-            restore(message, Progress { rank, ..Progress::default() });
+            restore(message, DeliveryProgress { rank, ..DeliveryProgress::default() });
         }
         for (progress, message) in moved {
             restore(message, progress);
         }
-        self.books.committed_all();
+        self.state.committed_all();
     }
 
     fn restore_definition(&mut self, definition: Definition, now: Timestamp, effects: &mut Vec<Effect>) {
@@ -427,7 +427,7 @@ impl Broker {
                 return;
             }
             Definition::Intake(node, progress) => {
-                return self.books.intake.restore(Arc::clone(node), progress.clone());
+                return self.state.intake.restore(Arc::clone(node), progress.clone());
             }
             Definition::Channel(name, options) => {
                 let key = self.restore_channel(name);
@@ -439,10 +439,10 @@ impl Broker {
         };
         if let Definition::Queue(address, options) = definition {
             let id = address.id;
-            let mut turn = Turn { now, books: &mut self.books, effects };
-            let queue = Queue::new(address, key, *options, turn.books);
+            let mut context = Context { now, state: &mut self.state, effects };
+            let queue = Queue::new(address, key, *options, context.state);
             if let Some(mut replaced) = self.channels[key].queues.insert(id, queue) {
-                replaced.erase(&mut turn);
+                replaced.erase(&mut context);
             }
         }
     }
@@ -456,15 +456,15 @@ impl Broker {
         effects: &mut Vec<Effect>,
     ) -> bool {
         if self.topics.forget_saved(pattern, queue) {
-            let mut turn = Turn { now, books: &mut self.books, effects };
-            turn.record(Record::UnbindTopic(pattern.clone(), queue.clone()));
+            let mut context = Context { now, state: &mut self.state, effects };
+            context.record(Record::UnbindTopic(pattern.clone(), queue.clone()));
         }
         self.topics.unbind(pattern, queue)
     }
 
     fn restore_channel(&mut self, name: &ChannelName) -> usize {
         self.lookup(name).unwrap_or_else(|| {
-            let options = self.books.config.channel.clone();
+            let options = self.state.config.channel.clone();
             let key = self.channels.insert(Channel::new(name.clone(), options));
             self.names.insert(folded(name), key);
             key
@@ -474,12 +474,12 @@ impl Broker {
     /// Makes the queue of a restored message, if its definition is missing; answers with its channel's key.
     fn restore_queue(&mut self, address: &QueueAddress, now: Timestamp, effects: &mut Vec<Effect>) -> usize {
         let key = self.restore_channel(&address.channel);
-        let mut turn = Turn { now, books: &mut self.books, effects };
+        let mut context = Context { now, state: &mut self.state, effects };
         let channel = &mut self.channels[key];
         if !channel.queues.contains_key(&address.id) {
             let options = channel.options.queue.clone();
-            turn.record(Record::DefineQueue(address.clone(), Box::new(options.clone())));
-            let queue = Queue::new(address.clone(), key, options, turn.books);
+            context.record(Record::DefineQueue(address.clone(), Box::new(options.clone())));
+            let queue = Queue::new(address.clone(), key, options, context.state);
             channel.queues.insert(address.id, queue);
         }
         key
@@ -489,16 +489,16 @@ impl Broker {
         &mut self,
         address: &QueueAddress,
         channel: usize,
-        message: Restored,
-        progress: Progress,
+        message: RecoveredMessage,
+        progress: DeliveryProgress,
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) {
-        let mut turn = Turn { now, books: &mut self.books, effects };
-        let unread = Unread {
+        let mut context = Context { now, state: &mut self.state, effects };
+        let paged_out = PagedOut {
             deadline: Timestamp::NEVER,
             attempts: progress.attempts,
-            put_backs: progress.put_backs,
+            requeues: progress.requeues,
             sequence: message.sequence,
             number: message.number,
             // Its producer was told before the restart, or will never ask again.
@@ -506,38 +506,38 @@ impl Broker {
             bytes: message.bytes.into(),
         };
         if let Some(queue) = self.channels[channel].queues.get_mut(&address.id) {
-            queue.restore(unread, message.high_priority, progress.not_before, &mut turn);
+            queue.restore(paged_out, message.high_priority, progress.not_before, &mut context);
         }
     }
 
     /// Bodies came back that [`Effect::Load`] asked for, or could not be read.
     pub fn loaded(&mut self, loaded: Loaded, now: Timestamp, effects: &mut Vec<Effect>) {
-        let Loaded { place, messages } = loaded;
-        self.books.loading = self.books.loading.saturating_sub(messages.len() as u64);
-        self.books.bodies.loaded += messages.iter().filter(|(_, message)| message.is_some()).count() as u64;
-        let mut turn = Turn { now, books: &mut self.books, effects };
-        if let Some((_, queue)) = at(&mut self.channels, place) {
-            queue.loaded(messages, &mut turn);
+        let Loaded { queue_ref, messages } = loaded;
+        self.state.loading = self.state.loading.saturating_sub(messages.len() as u64);
+        self.state.bodies.loaded += messages.iter().filter(|(_, message)| message.is_some()).count() as u64;
+        let mut context = Context { now, state: &mut self.state, effects };
+        if let Some((_, queue)) = at(&mut self.channels, queue_ref) {
+            queue.loaded(messages, &mut context);
         }
     }
 
     /// Bodies are on their way from the journal.
     pub fn waits_for_bodies(&self) -> bool {
-        self.books.loading > 0
+        self.state.loading > 0
     }
 
     /// Lets bodies leave memory until there are few enough.
     fn relieve(&mut self) {
-        for _ in 0..self.books.backlogs.len() {
-            if self.books.meter.get() <= self.books.config.memory_watermark {
+        for _ in 0..self.state.backlogs.len() {
+            if self.state.memory.get() <= self.state.config.memory_watermark {
                 return;
             }
-            let Some(place) = self.books.backlogs.pop_front() else { return };
-            let Some((_, queue)) = at(&mut self.channels, place) else { continue };
-            if queue.relieve(&mut self.books) {
-                self.books.backlogs.push_front(place);
+            let Some(queue_ref) = self.state.backlogs.pop_front() else { return };
+            let Some((_, queue)) = at(&mut self.channels, queue_ref) else { continue };
+            if queue.relieve(&mut self.state) {
+                self.state.backlogs.push_front(queue_ref);
             } else if queue.backlogged {
-                self.books.backlogs.push_back(place);
+                self.state.backlogs.push_back(queue_ref);
             }
         }
     }
@@ -550,20 +550,20 @@ impl Broker {
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) {
-        let mut done = self.books.committed(level, sequence);
+        let mut done = self.state.committed(level, sequence);
         if level == Durability::Fsync {
             // What is synced is written, whether or not somebody said so before.
-            done.extend(self.books.committed(Durability::Os, sequence));
+            done.extend(self.state.committed(Durability::Os, sequence));
         }
         for awaiting in done {
             match awaiting {
-                Awaiting::Save(place, asker) => {
-                    self.resume(place, asker, Some(Decision::ALLOW), now, effects);
+                Awaiting::Save(queue_ref, suspended) => {
+                    self.resume(queue_ref, suspended, Some(Decision::ALLOW), now, effects);
                 }
-                Awaiting::Answer(connection, event) => effects.push(Effect::Tell(connection, event)),
+                Awaiting::Answer(connection, event) => effects.push(Effect::Notify(connection, event)),
                 Awaiting::Transfer(origin) => effects.push(Effect::Transferred(origin)),
                 Awaiting::Confirm(link, numbers) => {
-                    effects.push(Effect::Tell(link, Event::Confirmed(numbers)));
+                    effects.push(Effect::Notify(link, Event::Confirmed(numbers)));
                 }
             }
         }
@@ -572,25 +572,25 @@ impl Broker {
     /// The journal takes nothing for now, or nothing any more. Whoever waits for a commit learns that it does
     /// not come; queues that promise to save refuse; consumers go on.
     pub fn storage_refuses(&mut self, why: &str, now: Timestamp, effects: &mut Vec<Effect>) {
-        self.books.storage = Storage::Refusing(why.into());
-        self.books.doubt_uncommitted();
-        for awaiting in self.books.uncommitted() {
+        self.state.storage = Storage::Refusing(why.into());
+        self.state.doubt_uncommitted();
+        for awaiting in self.state.uncommitted() {
             match awaiting {
-                Awaiting::Save(place, asker) => {
-                    self.resume(place, asker, Some(Decision::REFUSE), now, effects);
+                Awaiting::Save(queue_ref, suspended) => {
+                    self.resume(queue_ref, suspended, Some(Decision::REFUSE), now, effects);
                 }
                 Awaiting::Answer(connection, Event::Answered(request, Ok(_))) => {
                     let reason = format!("it was done, but it will not survive a restart: {why}");
                     let rejection = Rejection::new(RejectionKind::Busy, reason);
                     let event = Event::Answered(request, Err(rejection));
-                    effects.push(Effect::Tell(connection, event));
+                    effects.push(Effect::Notify(connection, event));
                 }
-                Awaiting::Answer(connection, event) => effects.push(Effect::Tell(connection, event)),
+                Awaiting::Answer(connection, event) => effects.push(Effect::Notify(connection, event)),
                 // Its old shard keeps it: after a restart it is there once more, which is better than never.
                 Awaiting::Transfer(_) => {}
                 // The messages themselves were taken. At worst they come once more after a crash.
                 Awaiting::Confirm(link, numbers) => {
-                    effects.push(Effect::Tell(link, Event::Confirmed(numbers)));
+                    effects.push(Effect::Notify(link, Event::Confirmed(numbers)));
                 }
             }
         }
@@ -598,48 +598,48 @@ impl Broker {
 
     /// The journal takes records again. All definitions are written once more, as some may have been refused.
     pub fn storage_accepts(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
-        self.books.storage = Storage::Ready;
-        let numbers = self.books.history.as_ref().map(|history| history.reserved());
-        let mut turn = Turn { now, books: &mut self.books, effects };
+        self.state.storage = Storage::Ready;
+        let numbers = self.state.history.as_ref().map(|history| history.reserved());
+        let mut context = Context { now, state: &mut self.state, effects };
         for router in self.routers.iter().filter(|router| router.saved) {
-            turn.record(Record::DefineRouter(Box::new(router.definition.clone())));
+            context.record(Record::DefineRouter(Box::new(router.definition.clone())));
         }
         for (pattern, queue) in self.topics.saved_bindings() {
-            turn.record(Record::BindTopic(pattern.clone(), queue.clone()));
+            context.record(Record::BindTopic(pattern.clone(), queue.clone()));
         }
         if let Some(numbers) = numbers {
-            turn.record(Record::Numbers(numbers));
+            context.record(Record::Numbers(numbers));
         }
         for (_, channel) in &self.channels {
             let options = Box::new(channel.options.clone());
-            turn.record(Record::DefineChannel(channel.name.clone(), options));
+            context.record(Record::DefineChannel(channel.name.clone(), options));
             for queue in channel.queues.values() {
-                let options = Box::new(queue.face.options.clone());
-                turn.record(Record::DefineQueue((*queue.face.address).clone(), options));
+                let options = Box::new(queue.metadata.options.clone());
+                context.record(Record::DefineQueue((*queue.metadata.address).clone(), options));
             }
         }
     }
 
     /// Somebody waits until the records so far are written.
     pub fn waits_for_write(&self) -> bool {
-        self.books.waits_for_write()
+        self.state.waits_for_write()
     }
 
     /// Somebody waits until the records so far are synced.
     pub fn waits_for_sync(&self) -> bool {
-        self.books.waits_for_sync()
+        self.state.waits_for_sync()
     }
 
     /// Somebody waits until the records so far are written, or synced.
     pub fn waits_for_commit(&self) -> bool {
-        self.books.waits_for_commit()
+        self.state.waits_for_commit()
     }
 
     // ---- History -----------------------------------------------------------------------------------------
 
     /// Numbers go on where the last run stopped, and the history says that a new run began.
-    fn start_history(&mut self, definitions: &[Definition], messages: &[Restored], now: Timestamp) {
-        let Some(history) = &mut self.books.history else { return };
+    fn start_history(&mut self, definitions: &[Definition], messages: &[RecoveredMessage], now: Timestamp) {
+        let Some(history) = &mut self.state.history else { return };
         for definition in definitions {
             if let Definition::Numbers(reserved) = definition {
                 history.skip(*reserved);
@@ -654,7 +654,7 @@ impl Broker {
     /// Takes the history since the last time, in its order. Write it down before the records of the same turn: then
     /// whatever is durable has its history.
     pub fn take_history(&mut self, into: &mut Vec<Block>) {
-        if let Some(history) = &mut self.books.history {
+        if let Some(history) = &mut self.state.history {
             history.take(into);
         }
     }
@@ -663,21 +663,21 @@ impl Broker {
 
     /// Lets everything happen whose time has come. Call it when [`Broker::next_timeout`] has passed.
     pub fn timeout(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
-        while let Some(asked) = self.books.overdue(now) {
-            if let Asker::Trip(number) = asked.asker {
+        while let Some(asked) = self.state.overdue(now) {
+            if let Suspended::Route(number) = asked.suspended {
                 self.route_answered(asked.handler, number, None, now, effects);
             } else {
                 self.answered(asked, None, now, effects);
             }
         }
-        while let Some((deadline, place)) = self.books.timers.first().copied() {
+        while let Some((deadline, queue_ref)) = self.state.timers.first().copied() {
             if deadline > now {
                 break;
             }
-            self.books.timers.remove(&(deadline, place));
-            let mut turn = Turn { now, books: &mut self.books, effects };
-            if let Some((_, queue)) = at(&mut self.channels, place) {
-                queue.timeout(&mut turn);
+            self.state.timers.remove(&(deadline, queue_ref));
+            let mut context = Context { now, state: &mut self.state, effects };
+            if let Some((_, queue)) = at(&mut self.channels, queue_ref) {
+                queue.timeout(&mut context);
             }
         }
         while let Some(queue) = self.bindings.expired(now) {
@@ -688,63 +688,63 @@ impl Broker {
 
     /// When [`Broker::timeout`] wants to be called; [`Timestamp::NEVER`] if nothing waits for a time.
     pub fn next_timeout(&self) -> Timestamp {
-        let timer = self.books.timers.first().map_or(Timestamp::NEVER, |(deadline, _)| *deadline);
-        let patience = self.books.config.slow_consumer_timeout;
+        let timer = self.state.timers.first().map_or(Timestamp::NEVER, |(deadline, _)| *deadline);
+        let patience = self.state.config.slow_consumer_timeout;
         let slow =
-            self.books.congested.values().min().map_or(Timestamp::NEVER, |since| since.after(patience));
-        timer.min(slow).min(self.books.next_question_deadline()).min(self.bindings.next_expiry())
+            self.state.congested.values().min().map_or(Timestamp::NEVER, |since| since.after(patience));
+        timer.min(slow).min(self.state.next_question_deadline()).min(self.bindings.next_expiry())
     }
 
     /// Hands out stored messages, about `budget` of them (large ones count more). True if there is more to
     /// hand out at once: carry out the effects and call again.
     pub fn work(&mut self, now: Timestamp, budget: usize, effects: &mut Vec<Effect>) -> bool {
-        let more = self.hand_out(now, budget, effects);
-        if self.books.meter.get() > self.books.config.memory_watermark {
+        let more = self.deliver_work(now, budget, effects);
+        if self.state.memory.get() > self.state.config.memory_watermark {
             self.relieve();
         }
         more
     }
 
-    fn hand_out(&mut self, now: Timestamp, mut budget: usize, effects: &mut Vec<Effect>) -> bool {
+    fn deliver_work(&mut self, now: Timestamp, mut budget: usize, effects: &mut Vec<Effect>) -> bool {
         /// What one queue gets before the next one has its turn.
         const SHARE: usize = 256;
-        if self.books.intake.is_dirty() {
-            Turn { now, books: &mut self.books, effects }.write_intake();
+        if self.state.intake.is_dirty() {
+            Context { now, state: &mut self.state, effects }.write_intake();
         }
         while budget > 0 {
-            let Some(place) = self.books.work.pop_front() else { return false };
-            let Some((members, queue)) = at(&mut self.channels, place) else { continue };
+            let Some(queue_ref) = self.state.work.pop_front() else { return false };
+            let Some((members, queue)) = at(&mut self.channels, queue_ref) else { continue };
             queue.scheduled = false;
             let mut share = SHARE.min(budget);
             let offered = share;
-            let mut turn = Turn { now, books: &mut self.books, effects };
-            if queue.work(&members, &mut share, &mut turn) {
-                queue.schedule(&mut turn);
+            let mut context = Context { now, state: &mut self.state, effects };
+            if queue.work(&members, &mut share, &mut context) {
+                queue.schedule(&mut context);
             }
             budget -= offered - share;
         }
-        !self.books.work.is_empty()
+        !self.state.work.is_empty()
     }
 
     /// Whether [`Broker::work`] has something to do at once.
     pub fn has_work(&self) -> bool {
-        !self.books.work.is_empty()
+        !self.state.work.is_empty()
     }
 
     /// Everything that the admin side wants to know.
-    pub fn survey(&self, now: Timestamp) -> Survey {
+    pub fn stats(&self, now: Timestamp) -> ShardStats {
         let channels = self.channels.iter().map(|(_, channel)| channel);
-        Survey {
+        ShardStats {
             channels: channels.clone().map(Channel::information).collect(),
             queues: channels.flat_map(|channel| channel.queues.values()).map(Queue::information).collect(),
             clients: self.directory.list(None, now),
             nodes: self.directory.nodes(now),
-            refused: self.books.refused,
-            unknown_acks: self.books.unknown_acks,
-            questions_open: self.books.questions_open() as u64,
+            refused: self.state.refused,
+            unknown_acks: self.state.unknown_acks,
+            questions_open: self.state.questions_open() as u64,
             answers_late: self.answers_late,
-            retired: self.books.retired,
-            bodies: BodyStats { memory_bytes: self.books.meter.get(), ..self.books.bodies },
+            retired: self.state.retired,
+            bodies: BodyStats { memory_bytes: self.state.memory.get(), ..self.state.bodies },
             topics: self.topics.information(),
             retired_topics: self.topics.retired(),
             routers: self.routers.iter().map(|router| router.definition.clone()).collect(),
@@ -752,29 +752,29 @@ impl Broker {
         }
     }
 
-    fn census(&self) -> Census {
+    fn object_counts(&self) -> ObjectCounts {
         let topics = self.topics.information();
-        let mut passed = self.books.retired;
+        let mut passed = self.state.retired;
         let mut published = self.topics.retired().published;
         published += topics.iter().map(|topic| topic.stats.published).sum::<u64>();
-        let mut census = Census {
+        let mut object_counts = ObjectCounts {
             clients: self.directory.len() as u64,
             topics: topics.len() as u64,
             published,
-            ..Census::default()
+            ..ObjectCounts::default()
         };
         for (_, channel) in &self.channels {
-            census.consumers += channel.members.len() as u64;
+            object_counts.consumers += channel.members.len() as u64;
             for queue in channel.queues.values() {
-                census.queues += 1;
-                census.consumers += queue.subscriptions().count() as u64;
-                census.waiting += (queue.ready.len() + queue.delayed.len()) as u64;
-                census.unsettled += queue.deliveries.open() as u64;
-                passed.add(&queue.face.stats);
+                object_counts.queues += 1;
+                object_counts.consumers += queue.subscriptions().count() as u64;
+                object_counts.waiting += (queue.ready.len() + queue.delayed.len()) as u64;
+                object_counts.unsettled += queue.deliveries.open() as u64;
+                passed.add(&queue.metadata.stats);
             }
         }
-        (census.queued, census.consumed) = (passed.received, passed.deliveries);
-        census
+        (object_counts.queued, object_counts.consumed) = (passed.received, passed.deliveries);
+        object_counts
     }
 
     /// All queues of this shard.
@@ -784,14 +784,14 @@ impl Broker {
 
     /// Messages that wait in a queue, the next one first, at most `max` of them. Looking changes nothing. `None`: there
     /// is no such queue here.
-    pub fn waiting(&self, queue: &QueueAddress, max: usize) -> Option<Vec<Waiting>> {
+    pub fn waiting(&self, queue: &QueueAddress, max: usize) -> Option<Vec<WaitingMessage>> {
         let channel = &self.channels[*self.names.get(&folded(&queue.channel))?];
         let entries = channel.queues.get(&queue.id)?.ready.iter().take(max);
-        let look = |(unread, saved, message): (Unread, bool, Option<&Message>)| Waiting {
+        let look = |(paged_out, saved, message): (PagedOut, bool, Option<&Message>)| WaitingMessage {
             message: message.cloned(),
-            sequence: unread.sequence,
-            attempts: unread.attempts,
-            put_backs: unread.put_backs,
+            sequence: paged_out.sequence,
+            attempts: paged_out.attempts,
+            requeues: paged_out.requeues,
             saved,
         };
         Some(entries.map(look).collect())
@@ -808,15 +808,15 @@ impl Broker {
         effects: &mut Vec<Effect>,
     ) {
         let PassedOn { ticket, command } = passed_on;
-        let latest = self.books.links.entry(Arc::clone(&ticket.node)).or_insert(link.connection);
+        let latest = self.state.links.entry(Arc::clone(&ticket.node)).or_insert(link.connection);
         if link.connection < *latest {
             // The node has connected anew, and sends again there what is not confirmed.
             return;
         }
         *latest = link.connection;
-        match self.books.intake.arrive(&ticket) {
+        match self.state.intake.arrive(&ticket) {
             Arrival::New => {}
-            Arrival::Done => return self.books.intake.again(&ticket),
+            Arrival::Done => return self.state.intake.again(&ticket),
             Arrival::Pending | Arrival::Later => return,
         }
         match command {
@@ -826,7 +826,7 @@ impl Broker {
                 let receivers = self.directory.receivers(&to, message.properties().first_acquirer);
                 for receiver in receivers {
                     let event = Event::Direct { to: to.clone(), message: message.clone() };
-                    effects.push(Effect::Tell(receiver, event));
+                    effects.push(Effect::Notify(receiver, event));
                 }
             }
             Command::AcknowledgeDirect { to, message } => {
@@ -840,27 +840,27 @@ impl Broker {
             // What was handed out there is settled there; here it is only passed by.
             _ => {}
         }
-        self.books.intake.done(&ticket);
+        self.state.intake.done(&ticket);
     }
 
     fn publish(&mut self, to: &QueueAddress, message: Message, now: Timestamp, effects: &mut Vec<Effect>) {
         let key = match self.channel_for_publishing(to, now, effects) {
             Ok(key) => key,
             Err(rejection) => {
-                self.books.refused += 1;
-                Turn { now, books: &mut self.books, effects }.refuse_passed_on(&message, &rejection);
+                self.state.refused += 1;
+                Context { now, state: &mut self.state, effects }.reject_passed_on(&message, &rejection);
                 if let Some(producer) = message.producer() {
                     let connection = producer.connection;
                     let event = Event::PublishRefused { queue: to.clone(), message, rejection };
-                    effects.push(Effect::Tell(connection, event));
+                    effects.push(Effect::Notify(connection, event));
                 }
                 return;
             }
         };
-        let mut turn = Turn { now, books: &mut self.books, effects };
+        let mut context = Context { now, state: &mut self.state, effects };
         let Channel { members, queues, .. } = &mut self.channels[key];
         if let Some(queue) = queues.get_mut(&to.id) {
-            queue.publish(message, &consumers(members, queue), &mut turn);
+            queue.publish(message, &consumers(members, queue), &mut context);
         }
     }
 
@@ -873,17 +873,17 @@ impl Broker {
     ) -> Result<usize, Rejection> {
         let key = match self.lookup(&to.channel) {
             Some(key) => key,
-            None if self.books.config.auto_create_channels => {
+            None if self.state.config.auto_create_channels => {
                 self.create_channel(&to.channel, &ChannelChanges::default(), now, effects)?
             }
             None => return Err(no_channel(&to.channel)),
         };
         if !self.channels[key].queues.contains_key(&to.id) {
-            if !self.books.config.auto_create_queues {
+            if !self.state.config.auto_create_queues {
                 return Err(no_queue(&to.channel, to.id));
             }
-            let mut turn = Turn { now, books: &mut self.books, effects };
-            self.channels[key].create_queue(key, to.id, &QueueChanges::default(), &mut turn)?;
+            let mut context = Context { now, state: &mut self.state, effects };
+            self.channels[key].create_queue(key, to.id, &QueueChanges::default(), &mut context)?;
         }
         Ok(key)
     }
@@ -897,16 +897,16 @@ impl Broker {
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) -> u32 {
-        let mut turn = Turn { now, books: &mut self.books, effects };
-        let published = self.topics.publish(topic, message, to_producer, &mut turn);
-        let shards = turn.books.config.shards;
+        let mut context = Context { now, state: &mut self.state, effects };
+        let published = self.topics.publish(topic, message, to_producer, &mut context);
+        let shards = context.state.config.shards;
         for queue in &*published.queues {
             let shard = queue.channel.shard(shards);
-            if shard == self.books.config.shard {
+            if shard == self.state.config.shard {
                 self.copy_to_queue(queue, message.clone(), now, effects);
             } else {
-                let mut turn = Turn { now, books: &mut self.books, effects };
-                turn.forward(shard, Forwarded::Copy { to: queue.clone(), message: message.clone() });
+                let mut context = Context { now, state: &mut self.state, effects };
+                context.forward(shard, Forwarded::Copy { to: queue.clone(), message: message.clone() });
             }
         }
         published.receivers
@@ -921,24 +921,24 @@ impl Broker {
         effects: &mut Vec<Effect>,
     ) {
         let key = self.lookup(&to.channel);
-        let mut turn = Turn { now, books: &mut self.books, effects };
+        let mut context = Context { now, state: &mut self.state, effects };
         let channel = key.map(|key| &mut self.channels[key]);
         let found =
             channel.and_then(|Channel { members, queues, .. }| Some((members, queues.get_mut(&to.id)?)));
         match found {
             Some((members, queue)) => {
-                queue.publish_copy(message, &consumers(members, queue), &mut turn);
+                queue.publish_copy(message, &consumers(members, queue), &mut context);
             }
             None => {
-                turn.books.retired.dropped[DropReason::NoConsumer as usize] += 1;
-                turn.nowhere(to, message, Happened::Produced, DropReason::NoConsumer);
+                context.state.retired.dropped[DropReason::NoConsumer as usize] += 1;
+                context.record_undeliverable(to, message, LifecycleEvent::Produced, DropReason::NoConsumer);
             }
         }
     }
 
     /// Whether there is a queue, or publishing to it makes one.
     pub fn takes(&self, queue: &QueueAddress) -> bool {
-        let config = &self.books.config;
+        let config = &self.state.config;
         match self.names.get(&folded(&queue.channel)) {
             Some(key) => config.auto_create_queues || self.channels[*key].queues.contains_key(&queue.id),
             None => config.auto_create_channels && config.auto_create_queues,
@@ -953,12 +953,12 @@ impl Broker {
         effects: &mut Vec<Effect>,
     ) {
         let Some(key) = self.lookup(&word.queue.channel) else { return };
-        let mut turn = Turn { now, books: &mut self.books, effects };
+        let mut context = Context { now, state: &mut self.state, effects };
         let queue = self.channels[key].queues.get_mut(&word.queue.id);
-        let known = queue.is_some_and(|queue| queue.acknowledged(client.connection, word, &mut turn));
+        let known = queue.is_some_and(|queue| queue.acknowledged(client.connection, word, &mut context));
         if !known {
             // Late, or twice: the delivery was settled before.
-            self.books.unknown_acks += 1;
+            self.state.unknown_acks += 1;
         }
     }
 
@@ -972,25 +972,25 @@ impl Broker {
         effects: &mut Vec<Effect>,
     ) {
         let Some(key) = self.lookup(&queue.channel) else { return };
-        let mut turn = Turn { now, books: &mut self.books, effects };
+        let mut context = Context { now, state: &mut self.state, effects };
         if let Some(queue) = self.channels[key].queues.get_mut(&queue.id) {
-            queue.acknowledged_all((client.connection, tag), negative, &mut turn);
+            queue.acknowledged_all((client.connection, tag), negative, &mut context);
         }
     }
 
     fn pull(&mut self, client: &Arc<Client>, pull: &Pull, now: Timestamp, effects: &mut Vec<Effect>) {
         let key = self.lookup(&pull.queue.channel);
-        let mut turn = Turn { now, books: &mut self.books, effects };
+        let mut context = Context { now, state: &mut self.state, effects };
         let outcome = match key.map(|key| &mut self.channels[key]) {
             None => PullOutcome::NoChannel,
             Some(Channel { members, queues, .. }) => match queues.get_mut(&pull.queue.id) {
                 None => PullOutcome::NoQueue,
                 Some(queue) => {
-                    return queue.pull(client, pull, &consumers(members, queue), &mut turn);
+                    return queue.pull(client, pull, &consumers(members, queue), &mut context);
                 }
             },
         };
-        turn.tell(client.connection, Event::PullEnded { request: pull.request, outcome });
+        context.notify(client.connection, Event::PullEnded { request: pull.request, outcome });
     }
 
     fn direct(
@@ -1002,58 +1002,58 @@ impl Broker {
     ) {
         let receivers = self.directory.receivers(&to, message.properties().first_acquirer);
         if receivers.is_empty() {
-            self.books.refused += 1;
+            self.state.refused += 1;
             let rejection = Rejection::new(RejectionKind::NotFound, "no such client is connected");
             let event = Event::DirectRefused { to, message, rejection };
-            effects.push(Effect::Tell(client.connection, event));
+            effects.push(Effect::Notify(client.connection, event));
             return;
         }
         for receiver in receivers {
             let event = Event::Direct { to: to.clone(), message: message.clone() };
-            effects.push(Effect::Tell(receiver, event));
+            effects.push(Effect::Notify(receiver, event));
         }
     }
 
     /// Passes an answer to the client that it is for, if that is still there.
     fn relay(&mut self, to: &str, event: Event, effects: &mut Vec<Effect>) {
         let receivers = self.directory.receivers(&ClientPattern::Id(to.into()), true);
-        effects.extend(receivers.first().map(|receiver| Effect::Tell(*receiver, event)));
+        effects.extend(receivers.first().map(|receiver| Effect::Notify(*receiver, event)));
     }
 
     fn answered(
         &mut self,
-        asked: Asked,
+        asked: OpenQuestion,
         answer: Option<Decision>,
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) {
-        self.resume(asked.place, asked.asker, answer, now, effects);
+        self.resume(asked.queue_ref, asked.suspended, answer, now, effects);
     }
 
     /// Somebody got what it waited for: an answer (`None` if that failed), or its message saved.
     fn resume(
         &mut self,
-        place: Place,
-        asker: Asker,
+        queue_ref: QueueRef,
+        suspended: Suspended,
         answer: Option<Decision>,
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) {
-        let mut turn = Turn { now, books: &mut self.books, effects };
-        let Some((members, queue)) = at(&mut self.channels, place) else { return };
-        match asker {
-            Asker::Admission(number) => queue.admission_answered(number, answer, &members, &mut turn),
-            Asker::Flow(number) => queue.flow_answered(number, answer, &members, &mut turn),
-            Asker::Settlement(number) => queue.settlement_answered(number, answer, &mut turn),
+        let mut context = Context { now, state: &mut self.state, effects };
+        let Some((members, queue)) = at(&mut self.channels, queue_ref) else { return };
+        match suspended {
+            Suspended::Admission(number) => queue.admission_answered(number, answer, &members, &mut context),
+            Suspended::Flow(number) => queue.flow_answered(number, answer, &members, &mut context),
+            Suspended::Settlement(number) => queue.settlement_answered(number, answer, &mut context),
             // It is at no queue.
-            Asker::Trip(_) => {}
+            Suspended::Route(_) => {}
         }
     }
 
     fn close_slow_consumers(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
-        let patience = self.books.config.slow_consumer_timeout;
+        let patience = self.state.config.slow_consumer_timeout;
         let slow = |since: &Timestamp| since.after(patience) <= now;
-        for (connection, since) in &mut self.books.congested {
+        for (connection, since) in &mut self.state.congested {
             if slow(since) {
                 let reason = format!("the consumer took nothing for {patience:?} while its buffer was full");
                 effects.push(Effect::Close(*connection, Rejection::new(RejectionKind::Busy, reason)));
@@ -1101,7 +1101,7 @@ impl Broker {
             Request::RebindQueue { queue, binding } => {
                 self.rebind(&queue, *binding, None, now, effects).map(|()| Reply::Done)
             }
-            Request::Census => Ok(Reply::Census(self.census())),
+            Request::ObjectCounts => Ok(Reply::ObjectCounts(self.object_counts())),
             Request::DropQueue { queue } => {
                 self.drop_queue(&queue, now, effects);
                 Ok(Reply::Done)
@@ -1116,8 +1116,8 @@ impl Broker {
             Request::BindTopic { pattern, queue } => {
                 let fresh = self.topics.bind_saved(pattern.clone(), &queue)?;
                 if fresh {
-                    let mut turn = Turn { now, books: &mut self.books, effects };
-                    turn.record(Record::BindTopic(pattern, queue));
+                    let mut context = Context { now, state: &mut self.state, effects };
+                    context.record(Record::BindTopic(pattern, queue));
                 }
                 Ok(Reply::Done)
             }
@@ -1127,7 +1127,7 @@ impl Broker {
             }
             Request::ListTopicBindings { queue } => {
                 let mut bindings = self.topics.bindings(&queue);
-                if self.books.config.shard != 0 {
+                if self.state.config.shard != 0 {
                     // Every shard knows all patterns; one of them tells.
                     bindings.retain(|pattern| matches!(pattern, TopicPattern::Exact(_)));
                 }
@@ -1166,16 +1166,19 @@ impl Broker {
                 Ok(Reply::Queue(Box::new(found.information())))
             }
             Request::UpdateQueue { queue, changes } => {
-                self.change(&queue.channel, now, effects, |channel, turn| {
-                    channel.update_queue(queue.id, &changes, turn)
+                self.change(&queue.channel, now, effects, |channel, context| {
+                    channel.update_queue(queue.id, &changes, context)
                 })
             }
-            Request::RemoveQueue { queue } => self
-                .change(&queue.channel, now, effects, |channel, turn| channel.remove_queue(queue.id, turn)),
+            Request::RemoveQueue { queue } => {
+                self.change(&queue.channel, now, effects, |channel, context| {
+                    channel.remove_queue(queue.id, context)
+                })
+            }
             Request::ClearQueue { queue, clear } => {
-                self.change(&queue.channel, now, effects, |channel, turn| {
+                self.change(&queue.channel, now, effects, |channel, context| {
                     let found = channel.queues.get_mut(&queue.id);
-                    found.ok_or_else(|| no_queue(&queue.channel, queue.id))?.clear(clear, turn);
+                    found.ok_or_else(|| no_queue(&queue.channel, queue.id))?.clear(clear, context);
                     Ok(())
                 })
             }
@@ -1205,11 +1208,11 @@ impl Broker {
         channel: &ChannelName,
         now: Timestamp,
         effects: &mut Vec<Effect>,
-        change: impl FnOnce(&mut Channel, &mut Turn<'_>) -> Result<(), Rejection>,
+        change: impl FnOnce(&mut Channel, &mut Context<'_>) -> Result<(), Rejection>,
     ) -> Result<Reply, Rejection> {
         let key = self.lookup(channel).ok_or_else(|| no_channel(channel))?;
-        let mut turn = Turn { now, books: &mut self.books, effects };
-        change(&mut self.channels[key], &mut turn)?;
+        let mut context = Context { now, state: &mut self.state, effects };
+        change(&mut self.channels[key], &mut context)?;
         Ok(Reply::Done)
     }
 
@@ -1222,13 +1225,13 @@ impl Broker {
     ) -> Result<Reply, Rejection> {
         let key = match self.lookup(channel) {
             Some(key) => key,
-            None if self.books.config.auto_create_channels => {
+            None if self.state.config.auto_create_channels => {
                 self.create_channel(channel, &ChannelChanges::default(), now, effects)?
             }
             None => return Err(no_channel(channel)),
         };
-        let mut turn = Turn { now, books: &mut self.books, effects };
-        self.channels[key].join(client, &mut turn)?;
+        let mut context = Context { now, state: &mut self.state, effects };
+        self.channels[key].join(client, &mut context)?;
         let peer = self.peer(client);
         if !peer.joined.contains(&key) {
             peer.joined.push(key);
@@ -1238,9 +1241,9 @@ impl Broker {
 
     fn room_for(&mut self, address: &QueueAddress, now: Timestamp, effects: &mut Vec<Effect>) {
         let Some(key) = self.lookup(&address.channel) else { return };
-        let mut turn = Turn { now, books: &mut self.books, effects };
+        let mut context = Context { now, state: &mut self.state, effects };
         if let Some(queue) = self.channels[key].queues.get_mut(&address.id) {
-            queue.schedule(&mut turn);
+            queue.schedule(&mut context);
         }
     }
 
@@ -1254,22 +1257,22 @@ impl Broker {
         let QueueSubscription { queue: address, tag, terms, create, name, binding, told } = subscription;
         debug_assert_ne!(tag, Tag::CHANNEL, "sessions give subscriptions numbers of their own");
         let key = self.channel_for_consuming(&address, create, now, effects)?;
-        let mut turn = Turn { now, books: &mut self.books, effects };
+        let mut context = Context { now, state: &mut self.state, effects };
         let Channel { members, queues, .. } = &mut self.channels[key];
         let queue = queues.get_mut(&address.id).ok_or_else(|| no_queue(&address.channel, address.id))?;
         let name: Option<Arc<[u8]>> = name.map(Into::into);
         let consumer = Arc::new(Consumer { client: client.clone(), tag, terms, name: name.clone() });
-        let (place, own) = (queue.face.place, consumer.key());
-        queue.subscribe(consumer, members, &mut turn);
+        let (queue_ref, own) = (queue.metadata.queue_ref, consumer.key());
+        queue.subscribe(consumer, members, &mut context);
         self.bindings.used(&address);
         let peer = self.peer(client);
-        if !peer.subscribed.contains(&place) {
-            peer.subscribed.push(place);
+        if !peer.subscribed.contains(&queue_ref) {
+            peer.subscribed.push(queue_ref);
         }
         if let Some(name) = name {
             let channels = &mut self.channels;
-            self.named.add(&name, (place, own), |name, (place, key)| {
-                find(channels, *place).is_some_and(|queue| queue.has_subscription(*key, name))
+            self.named.add(&name, (queue_ref, own), |name, (queue_ref, key)| {
+                find(channels, *queue_ref).is_some_and(|queue| queue.has_subscription(*key, name))
             });
         }
         if let Some(binding) = binding
@@ -1309,30 +1312,30 @@ impl Broker {
         effects: &mut Vec<Effect>,
     ) -> Result<Reply, Rejection> {
         let key = self.lookup(&address.channel).ok_or_else(|| no_channel(&address.channel))?;
-        let mut turn = Turn { now, books: &mut self.books, effects };
+        let mut context = Context { now, state: &mut self.state, effects };
         let queue = self.channels[key].queues.get_mut(&address.id);
         let queue = queue.ok_or_else(|| no_queue(&address.channel, address.id))?;
-        let ((connection, tag), place) = (consumer, queue.face.place);
-        if !queue.unsubscribe(connection, tag, &mut turn) {
+        let ((connection, tag), queue_ref) = (consumer, queue.metadata.queue_ref);
+        if !queue.unsubscribe(connection, tag, &mut context) {
             let reason = format!("the client has no such subscription to queue {address}");
             return Err(Rejection::new(RejectionKind::NotFound, reason));
         }
         let more = queue.subscriptions().any(|member| member.consumer.client.connection == connection);
         if !more && let Some(peer) = self.peers.get_mut(&connection) {
-            peer.subscribed.retain(|subscribed| *subscribed != place);
+            peer.subscribed.retain(|subscribed| *subscribed != queue_ref);
         }
-        self.abandon(place, now, effects);
+        self.abandon(queue_ref, now, effects);
         self.destroy_abandoned(now, effects);
         Ok(Reply::Done)
     }
 
     /// A subscription of a queue ended: perhaps it was the last one, and the queue goes with it.
-    fn abandon(&mut self, place: Place, now: Timestamp, effects: &mut Vec<Effect>) {
-        let Some(queue) = find(&mut self.channels, place) else { return };
+    fn abandon(&mut self, queue_ref: QueueRef, now: Timestamp, effects: &mut Vec<Effect>) {
+        let Some(queue) = find(&mut self.channels, queue_ref) else { return };
         if queue.subscriptions().next().is_some() {
             return;
         }
-        let address = queue.face.address.clone();
+        let address = queue.metadata.address.clone();
         if self.bindings.abandoned(&address, now) {
             self.drop_queue(&address, now, effects);
         }
@@ -1346,22 +1349,22 @@ impl Broker {
         effects: &mut Vec<Effect>,
     ) -> Result<Reply, Rejection> {
         let mut found = false;
-        for (place, consumer) in self.named.get(name) {
-            let Some(queue) = find(&mut self.channels, place) else { continue };
+        for (queue_ref, consumer) in self.named.get(name) {
+            let Some(queue) = find(&mut self.channels, queue_ref) else { continue };
             if !queue.has_subscription(consumer, name) {
                 continue;
             }
             found = true;
-            let mut turn = Turn { now, books: &mut self.books, effects };
+            let mut context = Context { now, state: &mut self.state, effects };
             match what {
                 Remote::Settle { message_id: Some(id), negative } => {
-                    queue.acknowledged_one(consumer, id, negative.as_deref(), &mut turn);
+                    queue.acknowledged_one(consumer, id, negative.as_deref(), &mut context);
                 }
                 Remote::Settle { message_id: None, negative } => {
-                    queue.acknowledged_all(consumer, negative.as_deref(), &mut turn);
+                    queue.acknowledged_all(consumer, negative.as_deref(), &mut context);
                 }
                 Remote::Unsubscribe => {
-                    let address = queue.face.address.clone();
+                    let address = queue.metadata.address.clone();
                     self.unsubscribe_queue(consumer, &address, now, effects)?;
                 }
             }
@@ -1379,16 +1382,16 @@ impl Broker {
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) -> Result<(), Rejection> {
-        let mut turn = Turn { now, books: &mut self.books, effects };
-        let rebound = self.bindings.change(queue, binding, &mut turn)?;
+        let mut context = Context { now, state: &mut self.state, effects };
+        let rebound = self.bindings.change(queue, binding, &mut context)?;
         self.ticket = rebound.ticket;
         if let Some(bindings) = rebound.changed {
-            self.tell_bindings(bindings, issuer, effects);
+            self.notify_bindings(bindings, issuer, effects);
         }
         Ok(())
     }
 
-    fn tell_bindings(
+    fn notify_bindings(
         &mut self,
         bindings: QueueBindings,
         issuer: Option<ConsumerKey>,
@@ -1398,21 +1401,21 @@ impl Broker {
         let Some(queue) = self.channels[key].queues.get(&bindings.queue.id) else { return };
         let bindings = Arc::new(bindings);
         for member in queue.subscriptions().filter(|member| Some(member.consumer.key()) != issuer) {
-            let event = Event::Rebound { tag: member.consumer.tag, bindings: bindings.clone() };
-            effects.push(Effect::Tell(member.consumer.client.connection, event));
+            let event = Event::BindingsChanged { tag: member.consumer.tag, bindings: bindings.clone() };
+            effects.push(Effect::Notify(member.consumer.client.connection, event));
         }
     }
 
     /// A queue goes with its bindings, if there are such.
     fn drop_queue(&mut self, address: &QueueAddress, now: Timestamp, effects: &mut Vec<Effect>) {
-        let mut turn = Turn { now, books: &mut self.books, effects };
-        if let Some(bindings) = self.bindings.forget(address, &mut turn) {
-            self.tell_bindings(bindings, None, effects);
+        let mut context = Context { now, state: &mut self.state, effects };
+        if let Some(bindings) = self.bindings.forget(address, &mut context) {
+            self.notify_bindings(bindings, None, effects);
         }
         let Some(key) = self.lookup(&address.channel) else { return };
-        let mut turn = Turn { now, books: &mut self.books, effects };
+        let mut context = Context { now, state: &mut self.state, effects };
         // It may be gone already: then nothing is left to remove.
-        let _ = self.channels[key].remove_queue(address.id, &mut turn);
+        let _ = self.channels[key].remove_queue(address.id, &mut context);
         self.destroy_abandoned(now, effects);
     }
 
@@ -1424,8 +1427,8 @@ impl Broker {
         effects: &mut Vec<Effect>,
     ) -> Result<Reply, Rejection> {
         let key = self.lookup(channel).ok_or_else(|| no_channel(channel))?;
-        let mut turn = Turn { now, books: &mut self.books, effects };
-        if !self.channels[key].leave(client, &mut turn) {
+        let mut context = Context { now, state: &mut self.state, effects };
+        if !self.channels[key].leave(client, &mut context) {
             let reason = format!("the client has not joined channel {channel}");
             return Err(Rejection::new(RejectionKind::NotFound, reason));
         }
@@ -1441,20 +1444,20 @@ impl Broker {
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) -> Result<usize, Rejection> {
-        check_handler(&changes.queue, &self.books)?;
-        let limit = self.books.config.channel_limit as usize;
+        check_handler(&changes.queue, &self.state)?;
+        let limit = self.state.config.channel_limit as usize;
         if limit > 0 && self.channels.len() >= limit {
             let reason = format!("there are {limit} channels already, which is the limit");
             return Err(Rejection::new(RejectionKind::LimitExceeded, reason));
         }
-        let mut options = self.books.config.channel.clone();
+        let mut options = self.state.config.channel.clone();
         changes.apply_to(&mut options);
         let key = self.channels.insert(Channel::new(name.clone(), options));
         self.names.insert(folded(name), key);
         self.notify(EventKind::ChannelCreated, key, effects);
         let options = Box::new(self.channels[key].options.clone());
-        let mut turn = Turn { now, books: &mut self.books, effects };
-        turn.record(Record::DefineChannel(name.clone(), options));
+        let mut context = Context { now, state: &mut self.state, effects };
+        context.record(Record::DefineChannel(name.clone(), options));
         Ok(key)
     }
 
@@ -1468,18 +1471,18 @@ impl Broker {
         let key = match self.lookup(&address.channel) {
             Some(key) => key,
             None => {
-                check_handler(changes, &self.books)?;
+                check_handler(changes, &self.state)?;
                 self.create_channel(&address.channel, &ChannelChanges::default(), now, effects)?
             }
         };
-        let mut turn = Turn { now, books: &mut self.books, effects };
-        self.channels[key].create_queue(key, address.id, changes, &mut turn)
+        let mut context = Context { now, state: &mut self.state, effects };
+        self.channels[key].create_queue(key, address.id, changes, &mut context)
     }
 
     fn remove_channel(&mut self, key: usize, now: Timestamp, effects: &mut Vec<Effect>) {
-        let mut turn = Turn { now, books: &mut self.books, effects };
-        self.channels[key].remove_queues(&mut turn);
-        turn.record(Record::RemoveChannel(self.channels[key].name.clone()));
+        let mut context = Context { now, state: &mut self.state, effects };
+        self.channels[key].remove_queues(&mut context);
+        context.record(Record::RemoveChannel(self.channels[key].name.clone()));
         self.notify(EventKind::ChannelRemoved, key, effects);
         let channel = self.channels.remove(key);
         self.names.remove(&folded(&channel.name));
@@ -1547,10 +1550,10 @@ impl Broker {
             client_limit: channel.options.client_limit,
         };
         let name = Some(channel.name.clone());
-        let occurrence = Arc::new(Occurrence { kind, channel: name, queue: None, subject });
+        let occurrence = Arc::new(Notification { kind, channel: name, queue: None, subject });
         for (watched, watcher) in &self.watchers {
             if *watched == kind {
-                effects.push(Effect::Tell(*watcher, Event::Occurred(occurrence.clone())));
+                effects.push(Effect::Notify(*watcher, Event::Notified(occurrence.clone())));
             }
         }
     }
@@ -1573,8 +1576,8 @@ impl Broker {
         Ok(&self.channels[key])
     }
 
-    fn peer(&mut self, client: &Arc<Client>) -> &mut Peer {
-        self.peers.entry(client.connection).or_insert_with(|| Peer {
+    fn peer(&mut self, client: &Arc<Client>) -> &mut PeerState {
+        self.peers.entry(client.connection).or_insert_with(|| PeerState {
             client: client.clone(),
             joined: SmallVec::new(),
             watches: false,
@@ -1597,15 +1600,15 @@ fn no_channel(name: &ChannelName) -> Rejection {
 }
 
 /// The queue at a place, if it is still the same one.
-fn find(channels: &mut Slab<Channel>, place: Place) -> Option<&mut Queue> {
-    let queues = &mut channels.get_mut(place.channel)?.queues;
-    queues.get_mut(&place.queue).filter(|queue| queue.face.place == place)
+fn find(channels: &mut Slab<Channel>, queue_ref: QueueRef) -> Option<&mut Queue> {
+    let queues = &mut channels.get_mut(queue_ref.channel)?.queues;
+    queues.get_mut(&queue_ref.queue).filter(|queue| queue.metadata.queue_ref == queue_ref)
 }
 
 /// The queue at a place, if it is still the same one, with its consumers.
-fn at(channels: &mut Slab<Channel>, place: Place) -> Option<(Consumers<'_>, &mut Queue)> {
-    let Channel { members, queues, .. } = channels.get_mut(place.channel)?;
-    let queue = queues.get_mut(&place.queue).filter(|queue| queue.face.place == place)?;
+fn at(channels: &mut Slab<Channel>, queue_ref: QueueRef) -> Option<(Consumers<'_>, &mut Queue)> {
+    let Channel { members, queues, .. } = channels.get_mut(queue_ref.channel)?;
+    let queue = queues.get_mut(&queue_ref.queue).filter(|queue| queue.metadata.queue_ref == queue_ref)?;
     Some((consumers(members, queue), queue))
 }
 

@@ -11,7 +11,7 @@ use mqcore_broker::model::effect::{Effect, Event, Reply};
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId};
 use mqcore_broker::model::options::{QueueChanges, Status};
 use mqcore_broker::model::rejection::Rejection;
-use mqcore_broker::model::stats::{DropReason, Survey, TopicStats};
+use mqcore_broker::model::stats::{DropReason, ShardStats, TopicStats};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::shard::Broker;
 
@@ -87,7 +87,7 @@ impl Shards {
         let welcomed =
             self.command(place, Command::Introduce(Box::new(introduction))).into_iter().find_map(|effect| {
                 match effect {
-                    Effect::Tell(_, Event::Welcomed(client)) => Some(client),
+                    Effect::Notify(_, Event::Welcomed(client)) => Some(client),
                     _ => None,
                 }
             });
@@ -142,7 +142,7 @@ impl Shards {
         let id = RequestId(self.requests);
         let effects = self.command(who, Command::Request(id, Box::new(request)));
         let mut parts = effects.into_iter().filter_map(|effect| match effect {
-            Effect::Tell(_, Event::Answered(answered, part)) if answered == id => Some(part),
+            Effect::Notify(_, Event::Answered(answered, part)) if answered == id => Some(part),
             _ => None,
         });
         let first = parts.next().expect("every request is answered");
@@ -186,10 +186,10 @@ impl Shards {
         }
     }
 
-    pub fn survey(&self) -> Survey {
-        let mut all = Survey::default();
+    pub fn survey(&self) -> ShardStats {
+        let mut all = ShardStats::default();
         for broker in &self.brokers {
-            let survey = broker.survey(self.now);
+            let survey = broker.stats(self.now);
             all.queues.extend(survey.queues);
             all.topics.extend(survey.topics);
             all.retired_topics.add(&survey.retired_topics);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mqcore_broker::history::{Kind, each_step};
+use mqcore_broker::history::{LifecycleKind, each_step};
 use mqcore_broker::model::id::MessageNumber;
 use mqcore_broker::model::stats::{DropReason, QueueInformation};
 use mqcore_broker::shard::Broker;
@@ -11,10 +11,10 @@ use mqcore_broker::shard::Broker;
 #[derive(Debug, Default)]
 pub struct Ledger {
     /// Each step: its kind, its reason if it has one, the message's number, whether it was the last one.
-    pub steps: Vec<(Kind, Option<String>, u64, bool)>,
+    pub steps: Vec<(LifecycleKind, Option<String>, u64, bool)>,
     /// Messages that have not left, with the queue they are in.
     open: BTreeMap<MessageNumber, String>,
-    counts: BTreeMap<(Kind, Option<String>), u64>,
+    counts: BTreeMap<(LifecycleKind, Option<String>), u64>,
     opened: u64,
     closed: u64,
 }
@@ -26,14 +26,14 @@ impl Ledger {
         broker.take_history(&mut blocks);
         for block in blocks {
             let mut steps = 0;
-            each_step(&block.octets, &mut |step| {
+            each_step(&block.bytes, &mut |step| {
                 steps += 1;
                 let reason = step.reason.map(str::to_owned);
                 *self.counts.entry((step.kind, reason.clone())).or_default() += 1;
                 self.steps.push((step.kind, reason, step.number.0, step.last));
                 match step.kind {
-                    Kind::Started | Kind::Gap => return,
-                    Kind::Produced | Kind::Arrived | Kind::Restored => {
+                    LifecycleKind::Started | LifecycleKind::Gap => return,
+                    LifecycleKind::Produced | LifecycleKind::Arrived | LifecycleKind::Restored => {
                         self.opened += 1;
                         let before = self.open.insert(step.number, step.queue.to_owned());
                         assert_eq!(before, None, "message {} came twice", step.number.0);
@@ -60,12 +60,12 @@ impl Ledger {
     }
 
     /// How often something happened.
-    pub fn count(&self, kind: Kind) -> u64 {
+    pub fn count(&self, kind: LifecycleKind) -> u64 {
         self.counts.iter().filter(|((counted, _), _)| *counted == kind).map(|(_, count)| count).sum()
     }
 
     /// The same with a reason.
-    pub fn because(&self, kind: Kind, reason: &str) -> u64 {
+    pub fn because(&self, kind: LifecycleKind, reason: &str) -> u64 {
         self.counts.get(&(kind, Some(reason.to_owned()))).copied().unwrap_or(0)
     }
 
@@ -80,19 +80,24 @@ impl Ledger {
         assert_eq!(self.open(), there, "messages that have not left, as the history and the queue have it");
         assert_eq!(self.opened, self.closed + self.open());
         let stats = &queue.stats;
-        let taken = self.count(Kind::Produced) + self.count(Kind::Arrived) + self.count(Kind::Restored);
+        let taken = self.count(LifecycleKind::Produced)
+            + self.count(LifecycleKind::Arrived)
+            + self.count(LifecycleKind::Restored);
         assert_eq!(taken, stats.received);
         assert_eq!(self.closed, stats.removed);
-        assert_eq!(self.count(Kind::Delivered), stats.deliveries);
-        assert_eq!(self.count(Kind::Acked), stats.acks);
-        assert_eq!(self.count(Kind::Nacked) + self.count(Kind::TimedOut), stats.negative_acks);
-        assert_eq!(self.count(Kind::Expired), stats.timed_out);
-        assert_eq!(self.count(Kind::PutBack), stats.put_back);
-        assert_eq!(self.count(Kind::DeadLettered), stats.dead_lettered);
-        assert_eq!(self.count(Kind::Saved), stats.saved);
+        assert_eq!(self.count(LifecycleKind::Delivered), stats.deliveries);
+        assert_eq!(self.count(LifecycleKind::Acked), stats.acks);
+        assert_eq!(
+            self.count(LifecycleKind::Nacked) + self.count(LifecycleKind::TimedOut),
+            stats.negative_acks
+        );
+        assert_eq!(self.count(LifecycleKind::Expired), stats.timed_out);
+        assert_eq!(self.count(LifecycleKind::Requeued), stats.put_back);
+        assert_eq!(self.count(LifecycleKind::DeadLettered), stats.dead_lettered);
+        assert_eq!(self.count(LifecycleKind::Saved), stats.saved);
         for reason in DropReason::ALL {
             assert_eq!(
-                self.because(Kind::Dropped, reason.as_str()),
+                self.because(LifecycleKind::Dropped, reason.as_str()),
                 stats.dropped[reason as usize],
                 "{reason:?}"
             );

@@ -10,8 +10,7 @@ use std::time::Duration;
 
 use mqcore_broker::model::client::{Client, Introduction};
 use mqcore_broker::model::command::{
-    Acknowledgement, Clear, ClientPattern, Command, EventKind, EventSubscription, Pull, Refusal, Request,
-    Retry,
+    Acknowledgement, Clear, ClientPattern, Command, EventKind, EventSubscription, Nack, Pull, Request, Retry,
 };
 use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
 use mqcore_broker::model::decision::{Acknowledge, Decision, PutBack, Step, Steps};
@@ -147,11 +146,11 @@ impl World {
             .effects
             .iter()
             .position(
-                |effect| matches!(effect, Effect::Tell(_, Event::Answered(answered, _)) if *answered == id),
+                |effect| matches!(effect, Effect::Notify(_, Event::Answered(answered, _)) if *answered == id),
             )
             .expect("every request is answered");
         match self.effects.remove(at) {
-            Effect::Tell(to, Event::Answered(_, result)) => {
+            Effect::Notify(to, Event::Answered(_, result)) => {
                 assert_eq!(to, client.connection, "the answer goes to who asked");
                 result
             }
@@ -235,7 +234,7 @@ impl World {
             tag: Tag::CHANNEL,
             queue: queue(address),
             message_id: id.as_bytes().into(),
-            refusal: Refusal::of(negative),
+            refusal: Nack::of(negative),
             headers: Box::default(),
             hops: 15,
             first_acquirer: true,
@@ -252,7 +251,7 @@ impl World {
 
     /// A consumer refuses, and says when it is to be tried again.
     pub fn nack_until(&mut self, client: &Arc<Client>, address: &str, id: &str, retry: Retry) {
-        let refusal = Some(Refusal::new("later", retry));
+        let refusal = Some(Nack::new("later", retry));
         let word = Acknowledgement { refusal, ..Self::word(address, id, None) };
         self.command(client, Command::Acknowledge(word));
     }
@@ -348,7 +347,7 @@ impl World {
             .iter()
             .map(|sequence| (*sequence, self.journal.get(sequence).filter(|_| readable).cloned()))
             .collect();
-        self.broker.loaded(load.brought(messages), self.now, &mut self.effects);
+        self.broker.loaded(load.loaded(messages), self.now, &mut self.effects);
     }
 
     /// Commits all records, and takes them off the effects. False if there was none.
@@ -425,11 +424,11 @@ impl World {
     pub fn told(&mut self, to: ConnectionId) -> Vec<Event> {
         let (mine, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.effects)
             .into_iter()
-            .partition(|effect| matches!(effect, Effect::Tell(other, _) if *other == to));
+            .partition(|effect| matches!(effect, Effect::Notify(other, _) if *other == to));
         self.effects = rest;
         mine.into_iter()
             .filter_map(|effect| match effect {
-                Effect::Tell(_, event) => Some(event),
+                Effect::Notify(_, event) => Some(event),
                 _ => None,
             })
             .collect()
@@ -460,7 +459,7 @@ impl World {
         self.told(who.connection)
             .into_iter()
             .filter_map(|event| match event {
-                Event::Occurred(occurrence) => Some(occurrence.kind.as_str()),
+                Event::Notified(occurrence) => Some(occurrence.kind.as_str()),
                 _ => None,
             })
             .collect()
@@ -468,7 +467,7 @@ impl World {
 
     pub fn information(&self, address: &str) -> QueueInformation {
         let address = queue(address);
-        let survey = self.broker.survey(self.now);
+        let survey = self.broker.stats(self.now);
         survey.queues.into_iter().find(|found| found.queue == address).expect("the queue exists")
     }
 

@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::id::MessageNumber;
-use mqcore_broker::model::sighting::{Place, Sighting, Sought};
+use mqcore_broker::model::location::{Location, LocationState, MessageQuery};
 use serde_json::{Map, Value, json};
 
 use crate::admin::backup::may_read_everything;
@@ -60,7 +60,7 @@ pub(crate) async fn answer(
     }
     let keys: BTreeSet<Key> = steps.iter().map(|step| step.key).collect();
     let shards = admin.hub.shards.len();
-    let sought = (0..shards).map(|shard| Sought {
+    let sought = (0..shards).map(|shard| MessageQuery {
         id: id.as_bytes().into(),
         numbers: keys.iter().filter(|key| key.0 as usize == shard).map(|key| MessageNumber(key.1)).collect(),
         max: MESSAGES_MAX,
@@ -97,12 +97,12 @@ fn who(client: &Client) -> Value {
     json!({"id": client.id, "name": client.name, "type": client.kind, "protocol": client.protocol})
 }
 
-fn describe(shard: usize, sighting: &Sighting) -> Value {
-    let (state, until, consumers) = match &sighting.place {
-        Place::Undecided => ("undecided", None, None),
-        Place::Waiting => ("waiting", None, None),
-        Place::Delayed(until) => ("delayed", Some(until.0), None),
-        Place::Delivered(consumers) => ("delivered", None, Some(consumers)),
+fn describe(shard: usize, sighting: &Location) -> Value {
+    let (state, until, consumers) = match &sighting.state {
+        LocationState::Undecided => ("undecided", None, None),
+        LocationState::Waiting => ("waiting", None, None),
+        LocationState::Delayed(until) => ("delayed", Some(until.0), None),
+        LocationState::Delivered(consumers) => ("delivered", None, Some(consumers)),
     };
     let consumers: Vec<Value> = consumers.into_iter().flatten().map(|client| who(client)).collect();
     json!({
@@ -113,7 +113,7 @@ fn describe(shard: usize, sighting: &Sighting) -> Value {
         "until_ms": until,
         "consumers": consumers,
         "attempts": sighting.attempts,
-        "put_backs": sighting.put_backs,
+        "put_backs": sighting.requeues,
         "saved": sighting.saved,
         "producer": sighting.producer.as_deref().map(who),
     })

@@ -118,7 +118,7 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
         | Request::ListClients { .. }
         | Request::ListNodes
         | Request::ListTopics
-        | Request::Census => {
+        | Request::ObjectCounts => {
             visit(Action::Administer, Resource::Server);
         }
         Request::Subscribe(subscription) => of_subscription(subscription, visit),

@@ -44,16 +44,16 @@ pub(crate) fn event_bytes(event: &Event) -> usize {
         | Event::Responded(message) => PLAIN + message.memory_bytes(),
         Event::Delivered(deliver) => PLAIN + deliver.message.memory_bytes(),
         Event::Confirmed(numbers) => PLAIN + size_of_val(numbers.as_slice()),
-        Event::Rebound { bindings, .. } => {
+        Event::BindingsChanged { bindings, .. } => {
             PLAIN + bindings.topics.iter().map(|topic| topic.as_bytes().len() + 1).sum::<usize>()
         }
         Event::Welcomed(_)
-        | Event::PutOff(..)
+        | Event::Deferred(..)
         | Event::Refused(_)
         | Event::Answered(..)
         | Event::PullEnded { .. }
         | Event::SubscriptionEnded { .. }
-        | Event::Occurred(_) => PLAIN,
+        | Event::Notified(_) => PLAIN,
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
-use mqcore_broker::model::node::Master;
+use mqcore_broker::model::node::Upstream;
 use mqcore_cluster::link::{Action, Link};
 use mqcore_cluster::message::LinkMessage;
 use mqcore_wire::codec::Limits;
@@ -129,7 +129,7 @@ impl MasterTask {
     /// Tells the home shard how this master is doing.
     fn tell_home(&self, accepted: Option<(&str, &str)>) {
         let (id, name) = accepted.unwrap_or_default();
-        let master = Master {
+        let master = Upstream {
             index: self.index,
             id: id.to_owned(),
             name: if name.is_empty() { self.config.address.clone() } else { name.to_owned() },
@@ -137,7 +137,7 @@ impl MasterTask {
             connected_since: accepted.map(|_| self.hub.clock.now()),
         };
         self.hub.moved();
-        self.hub.shards[0].send_urgent(Urgent::Master(Box::new(master)));
+        self.hub.shards[0].send_urgent(Urgent::Upstream(Box::new(master)));
     }
 
     /// Talks until the connection ends; false: the server has.

@@ -16,7 +16,7 @@ use mqcore_broker::model::record::{
     Record, channel_key, decode_address, decode_definition, decode_put, decode_put_head, encode_channel,
     encode_intake, encode_put, encode_queue, intake_key, queue_key,
 };
-use mqcore_broker::model::recovery::{Recollection, Restored};
+use mqcore_broker::model::recovery::{RecoveredMessage, RecoveredState};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::shard::Broker;
 use mqcore_journal::journal::Journal;
@@ -61,14 +61,14 @@ struct Shard {
 
 impl Shard {
     fn open(shard: usize, disk: &MemoryStorage, now: u64) -> Self {
-        let mut seen: BTreeMap<u64, (String, Restored, Option<Ticket>)> = BTreeMap::new();
+        let mut seen: BTreeMap<u64, (String, RecoveredMessage, Option<Ticket>)> = BTreeMap::new();
         let opened = Journal::open_with_observer(
             disk.clone(),
             options(shard as u32, now),
             &mut |_, _| {},
             &mut |number, payload| {
                 let head = decode_put_head(payload).expect("we wrote it");
-                let restored = Restored {
+                let restored = RecoveredMessage {
                     sequence: Sequence(number),
                     queue: 0,
                     bytes: head.memory_bytes as u32,
@@ -79,14 +79,14 @@ impl Shard {
             },
         );
         let (journal, recovered) = opened.expect("it opens");
-        let mut had = Recollection {
+        let mut had = RecoveredState {
             definitions: recovered
                 .definitions
                 .iter()
                 .map(|(key, value)| decode_definition(key, value).expect("we wrote it"))
                 .collect(),
             sequence: Sequence(recovered.next_sequence.saturating_sub(1)),
-            ..Recollection::default()
+            ..RecoveredState::default()
         };
         for number in journal.live() {
             let (queue, restored, ticket) = seen.remove(&number).expect("it was seen");
@@ -95,7 +95,7 @@ impl Shard {
                 had.queues.push(queue);
                 had.queues.len() - 1
             });
-            had.messages.push(Restored { queue: place as u32, ..restored });
+            had.messages.push(RecoveredMessage { queue: place as u32, ..restored });
             had.tickets.extend(ticket);
         }
         let config = BrokerConfig {
@@ -118,7 +118,7 @@ impl Shard {
         for effect in effects {
             match effect {
                 Effect::Record(sequence, record) => self.records.push((sequence, record)),
-                Effect::Tell(super::CONNECTION, event) => told.push(event),
+                Effect::Notify(super::CONNECTION, event) => told.push(event),
                 _ => {}
             }
         }
@@ -254,7 +254,7 @@ impl World {
         for event in self.told.drain(..events.min(self.told.len())) {
             match event {
                 Event::Confirmed(numbers) => self.keeper.confirmed(&numbers),
-                Event::PutOff(number, _) => self.keeper.put_off(number, self.now),
+                Event::Deferred(number, _) => self.keeper.put_off(number, self.now),
                 _ => {}
             }
         }

@@ -121,7 +121,7 @@ impl SchedulePort {
 
     /// What a shard says to the connection that schedules come from.
     pub(crate) fn told(&self, event: Event) {
-        if matches!(event, Event::Confirmed(_) | Event::PutOff(..)) {
+        if matches!(event, Event::Confirmed(_) | Event::Deferred(..)) {
             self.ask(Ask::Told(event));
         }
     }
@@ -271,7 +271,7 @@ impl Worker {
                 let _ = answer.send(self.keeper.list(max));
             }
             Ask::Told(Event::Confirmed(numbers)) => self.keeper.confirmed(&numbers),
-            Ask::Told(Event::PutOff(number, rejection)) => {
+            Ask::Told(Event::Deferred(number, rejection)) => {
                 tracing::debug!(number, why = %rejection, "a queue cannot take a schedule's run now");
                 self.keeper.put_off(number, now);
             }

@@ -12,10 +12,10 @@ use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
 use mqcore_broker::model::effect::{Effect, Forwarded, Origin, Question, Transfer};
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, Sequence};
 use mqcore_broker::model::record::Record;
-use mqcore_broker::model::recovery::Recollection;
+use mqcore_broker::model::recovery::RecoveredState;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::router::RouterDefinition;
-use mqcore_broker::model::stats::Waiting;
+use mqcore_broker::model::stats::WaitingMessage;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::shard::Broker;
 use tokio::sync::{mpsc, oneshot};
@@ -112,7 +112,7 @@ impl Engine {
     }
 
     /// Takes over what a journal had, and writes to it from now on. Before anything else.
-    pub(crate) fn restore(&mut self, had: Recollection, journal: JournalWriter) {
+    pub(crate) fn restore(&mut self, had: RecoveredState, journal: JournalWriter) {
         let now = self.hub.clock.now();
         self.journal = Some(journal);
         self.broker.restore(had, now, &mut self.effects);
@@ -274,15 +274,15 @@ impl Engine {
             Urgent::Handler(spec) => self.register(*spec),
             Urgent::Router(_, Some(router)) => self.define_router(*router),
             Urgent::Router(name, None) => self.broker.remove_router(&name, now, &mut self.effects),
-            Urgent::Survey(reply) => {
+            Urgent::ShardStats(reply) => {
                 // Whoever asked may have gone; nobody misses the answer then.
-                let _ = reply.send(self.broker.survey(now));
+                let _ = reply.send(self.broker.stats(now));
             }
-            Urgent::Waiting(queue, max, reply) => {
+            Urgent::WaitingMessage(queue, max, reply) => {
                 self.look(&queue, max, reply);
             }
             Urgent::Sight(sought, reply) => {
-                let _ = reply.send(self.broker.sightings(&sought));
+                let _ = reply.send(self.broker.locations(&sought));
             }
             Urgent::Takes(queues, reply) => {
                 // Whoever asked may have gone; nobody misses the answer then.
@@ -293,7 +293,7 @@ impl Engine {
                     self.broker.command(&self.hub.scheduling, command, now, &mut self.effects);
                 }
             }
-            Urgent::Master(master) => self.broker.master(*master, now, &mut self.effects),
+            Urgent::Upstream(master) => self.broker.upstream(*master, now, &mut self.effects),
             Urgent::Ping(reply) => {
                 let _ = reply.send(());
             }
@@ -341,8 +341,8 @@ impl Engine {
             match effect {
                 Effect::Deliver(deliver) => self.staging.deliver(&deliver, &self.hub),
                 Effect::Publication(publication) => self.staging.publish(&publication, &self.hub),
-                Effect::Tell(schedules::CONNECTION, event) => self.hub.schedules.told(event),
-                Effect::Tell(connection, event) => {
+                Effect::Notify(schedules::CONNECTION, event) => self.hub.schedules.told(event),
+                Effect::Notify(connection, event) => {
                     self.staging.tell(connection, event, &self.hub);
                 }
                 Effect::Ask(question) => {
@@ -357,7 +357,7 @@ impl Engine {
                 Effect::Forward(shard, forwarded) => self.forwards[shard].push(forwarded),
                 Effect::Record(sequence, record) => self.records.push((sequence, record)),
                 Effect::Load(load) => self.wanted.push(Wanted::Load(load)),
-                Effect::Farewell(sequence, question) => {
+                Effect::Dequeued(sequence, question) => {
                     self.wanted.push(Wanted::Farewell(sequence, Box::new(question)));
                 }
                 Effect::Transferred(origin) => self.transferred[origin.shard].push(origin),
@@ -397,7 +397,12 @@ impl Engine {
     }
 
     /// Shows messages that wait in a queue; those that are not in memory are read for it.
-    fn look(&mut self, queue: &QueueAddress, max: usize, reply: oneshot::Sender<Option<Vec<Waiting>>>) {
+    fn look(
+        &mut self,
+        queue: &QueueAddress,
+        max: usize,
+        reply: oneshot::Sender<Option<Vec<WaitingMessage>>>,
+    ) {
         match (self.broker.waiting(queue, max), &self.journal) {
             (Some(waiting), Some(journal)) if waiting.iter().any(|waiting| waiting.message.is_none()) => {
                 journal.write(Turn { wanted: vec![Wanted::Look(waiting, reply)], ..Turn::default() });

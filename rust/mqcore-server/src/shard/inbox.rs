@@ -7,11 +7,11 @@ use mqcore_broker::model::command::Command;
 use mqcore_broker::model::config::HandlerSpec;
 use mqcore_broker::model::effect::{Answer, Forwarded, Loaded, Origin, Question, Transfer};
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, RouterName, Sequence};
-use mqcore_broker::model::node::Master;
+use mqcore_broker::model::location::{Locations, MessageQuery};
+use mqcore_broker::model::node::Upstream;
 use mqcore_broker::model::options::Durability;
 use mqcore_broker::model::router::RouterDefinition;
-use mqcore_broker::model::sighting::{Sightings, Sought};
-use mqcore_broker::model::stats::{Survey, Waiting};
+use mqcore_broker::model::stats::{ShardStats, WaitingMessage};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::handler::AnswerSink;
@@ -75,17 +75,17 @@ pub(crate) enum Urgent {
     /// The program has, or has no longer, a router of this shard.
     Router(RouterName, Option<Box<RouterDefinition>>),
     /// Somebody looks.
-    Survey(oneshot::Sender<Survey>),
+    ShardStats(oneshot::Sender<ShardStats>),
     /// Somebody looks into a queue of this shard: up to so many messages.
-    Waiting(QueueAddress, usize, oneshot::Sender<Option<Vec<Waiting>>>),
+    WaitingMessage(QueueAddress, usize, oneshot::Sender<Option<Vec<WaitingMessage>>>),
     /// Somebody looks for a message.
-    Sight(Sought, oneshot::Sender<Sightings>),
+    Sight(MessageQuery, oneshot::Sender<Locations>),
     /// Somebody wants to know which of these queues there are, or would be made by publishing.
     Takes(Vec<QueueAddress>, oneshot::Sender<Vec<bool>>),
     /// Runs of schedules for queues of this shard.
     Scheduled(Vec<Command>),
     /// A broker that this one passes on to came, went, or said who it is.
-    Master(Box<Master>),
+    Upstream(Box<Upstream>),
     /// Somebody wants to know whether the shard still takes turns.
     Ping(oneshot::Sender<()>),
     /// Dropped when there is nothing left to do.

@@ -6,7 +6,7 @@
 use std::fmt::{self, Display, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use mqcore_broker::model::stats::{DropReason, QueueInformation, RouterCounts, Survey};
+use mqcore_broker::model::stats::{DropReason, QueueInformation, RouterCounts, ShardStats};
 use mqcore_limiter::time::Nanos;
 use mqcore_session::any::Protocol;
 use mqcore_tls::refusal::Refusal;
@@ -21,7 +21,7 @@ use crate::stats::survey::Totals;
 pub(crate) const QUEUES_MAX: usize = 500;
 
 /// Everything, as one page. `per_queue` lists queues too.
-pub(crate) fn render(hub: &Hub, survey: &Survey, uptime_seconds: f64, per_queue: bool) -> String {
+pub(crate) fn render(hub: &Hub, survey: &ShardStats, uptime_seconds: f64, per_queue: bool) -> String {
     let mut page = Page(String::with_capacity(8 * 1024));
     page.family("mqcore_build_info", "gauge", "Which version this is; always 1.");
     page.sample("mqcore_build_info", &[("version", &env!("CARGO_PKG_VERSION"))], 1);
@@ -47,7 +47,7 @@ pub(crate) fn render(hub: &Hub, survey: &Survey, uptime_seconds: f64, per_queue:
     page.0
 }
 
-fn messages(page: &mut Page, survey: &Survey) {
+fn messages(page: &mut Page, survey: &ShardStats) {
     let totals = Totals::of(survey);
     let stats = &totals.stats;
     page.family(
@@ -139,7 +139,7 @@ fn authority(page: &mut Page, hub: &Hub) {
     }
 }
 
-fn topics(page: &mut Page, survey: &Survey) {
+fn topics(page: &mut Page, survey: &ShardStats) {
     let stats = Totals::of(survey).topics;
     page.family(
         "mqcore_topics",
@@ -167,7 +167,7 @@ fn topics(page: &mut Page, survey: &Survey) {
     }
 }
 
-fn routers(page: &mut Page, survey: &Survey) {
+fn routers(page: &mut Page, survey: &ShardStats) {
     let mut sum = RouterCounts::default();
     for (_, counts) in &survey.router_counts {
         sum.add(counts);
@@ -377,11 +377,11 @@ const BACKLOG_FAMILIES: [BacklogFamily; 3] = [
 ];
 
 /// Only of a broker among others.
-fn nodes(page: &mut Page, hub: &Hub, survey: &Survey) {
+fn nodes(page: &mut Page, hub: &Hub, survey: &ShardStats) {
     let Some(nodes) = &hub.nodes else { return };
     page.family("mqcore_nodes", "gauge", "Nodes that are connected.");
     for (role, slave) in [("master", false), ("slave", true)] {
-        let connected = survey.nodes.iter().filter(|node| node.slave == slave && node.connected);
+        let connected = survey.nodes.iter().filter(|node| node.downstream == slave && node.connected);
         page.sample("mqcore_nodes", &[("role", &role)], connected.count());
     }
     page.family(
@@ -586,7 +586,7 @@ fn schedules(page: &mut Page, hub: &Hub) {
     page.sample("mqcore_schedules_failing", &[], u64::from(numbers.failing.load(Ordering::Relaxed)));
 }
 
-fn queues(page: &mut Page, survey: &Survey) {
+fn queues(page: &mut Page, survey: &ShardStats) {
     let mut queues: Vec<&QueueInformation> = survey.queues.iter().collect();
     queues.sort_unstable_by(|left, right| left.queue.cmp(&right.queue));
     queues.truncate(QUEUES_MAX);

@@ -1,22 +1,24 @@
 //! What all shards know, joined into one answer.
 
 use mqcore_broker::model::id::{QueueAddress, RouterName};
-use mqcore_broker::model::sighting::{Sightings, Sought};
-use mqcore_broker::model::stats::{BodyStats, QueueStats, RouterCounts, Survey, TopicStats, Waiting};
+use mqcore_broker::model::location::{Locations, MessageQuery};
+use mqcore_broker::model::stats::{
+    BodyStats, QueueStats, RouterCounts, ShardStats, TopicStats, WaitingMessage,
+};
 use tokio::sync::oneshot;
 
 use crate::hub::Hub;
 use crate::shard::inbox::Urgent;
 
 /// Asks every shard, and joins what they say. Shards that have stopped add nothing.
-pub(crate) async fn survey(hub: &Hub) -> Survey {
+pub(crate) async fn survey(hub: &Hub) -> ShardStats {
     let mut replies = Vec::with_capacity(hub.shards.len());
     for shard in &hub.shards {
         let (reply, answer) = oneshot::channel();
-        shard.send_urgent(Urgent::Survey(reply));
+        shard.send_urgent(Urgent::ShardStats(reply));
         replies.push(answer);
     }
-    let mut joined = Survey::default();
+    let mut joined = ShardStats::default();
     for answer in replies {
         if let Ok(survey) = answer.await {
             join(&mut joined, survey);
@@ -26,15 +28,15 @@ pub(crate) async fn survey(hub: &Hub) -> Survey {
 }
 
 /// Looks into a queue. `None`: there is no such queue, or its shard has stopped.
-pub(crate) async fn waiting(hub: &Hub, queue: QueueAddress, max: usize) -> Option<Vec<Waiting>> {
+pub(crate) async fn waiting(hub: &Hub, queue: QueueAddress, max: usize) -> Option<Vec<WaitingMessage>> {
     let shard = queue.channel.shard(hub.shards.len());
     let (reply, answer) = oneshot::channel();
-    hub.shards[shard].send_urgent(Urgent::Waiting(queue, max, reply));
+    hub.shards[shard].send_urgent(Urgent::WaitingMessage(queue, max, reply));
     answer.await.ok().flatten()
 }
 
 /// Looks for messages: in each shard for that which `sought` has for it. `None`: a shard has stopped.
-pub(crate) async fn sightings(hub: &Hub, sought: Vec<Sought>) -> Option<Vec<(usize, Sightings)>> {
+pub(crate) async fn sightings(hub: &Hub, sought: Vec<MessageQuery>) -> Option<Vec<(usize, Locations)>> {
     let mut replies = Vec::with_capacity(hub.shards.len());
     for (shard, sought) in hub.shards.iter().zip(sought) {
         let (reply, answer) = oneshot::channel();
@@ -64,9 +66,9 @@ pub(crate) async fn ping(hub: &Hub) -> bool {
     true
 }
 
-fn join(joined: &mut Survey, survey: Survey) {
+fn join(joined: &mut ShardStats, survey: ShardStats) {
     // Taken apart, so that a new field cannot be forgotten here.
-    let Survey {
+    let ShardStats {
         channels,
         queues,
         clients,
@@ -147,7 +149,7 @@ pub(crate) fn add_stats(sum: &mut QueueStats, stats: &QueueStats) {
 }
 
 /// What was counted about a router.
-pub(crate) fn router_counts(survey: &Survey, name: &RouterName) -> RouterCounts {
+pub(crate) fn router_counts(survey: &ShardStats, name: &RouterName) -> RouterCounts {
     let found = survey.router_counts.iter().find(|(known, _)| known == name);
     found.map(|(_, counts)| counts.clone()).unwrap_or_default()
 }
@@ -170,7 +172,7 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
-    pub(crate) fn of(survey: &Survey) -> Self {
+    pub(crate) fn of(survey: &ShardStats) -> Self {
         let mut totals = Self { stats: survey.retired, topics: survey.retired_topics, ..Self::default() };
         for topic in &survey.topics {
             totals.topics.add(&topic.stats);

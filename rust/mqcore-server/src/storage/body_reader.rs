@@ -10,7 +10,7 @@ use mqcore_broker::model::effect::{Load, Question};
 use mqcore_broker::model::id::Sequence;
 use mqcore_broker::model::message::Message;
 use mqcore_broker::model::record::decode_put;
-use mqcore_broker::model::stats::Waiting;
+use mqcore_broker::model::stats::WaitingMessage;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::reading::LocatedRecords;
 use mqcore_journal::storage::FileStorage;
@@ -30,7 +30,7 @@ pub(crate) enum Wanted {
     /// A message that left for good, for the handler that is told of it.
     Farewell(Sequence, Box<Question>),
     /// Messages that somebody looks at: those that are not in memory.
-    Look(Vec<Waiting>, oneshot::Sender<Option<Vec<Waiting>>>),
+    Look(Vec<WaitingMessage>, oneshot::Sender<Option<Vec<WaitingMessage>>>),
 }
 
 /// The way to the thread. Dropping it lets the thread end when all is read.
@@ -98,12 +98,12 @@ fn bring(shard: usize, hub: &Hub, load: &Load, located: &LocatedRecords<FileStor
         bytes += message.as_ref().map_or(0, Message::memory_bytes);
         part.push((sequence, message));
         if bytes >= PART_BYTES {
-            tell(shard, hub, Urgent::Loaded(load.brought(std::mem::take(&mut part))));
+            tell(shard, hub, Urgent::Loaded(load.loaded(std::mem::take(&mut part))));
             bytes = 0;
         }
     });
     if !part.is_empty() {
-        tell(shard, hub, Urgent::Loaded(load.brought(part)));
+        tell(shard, hub, Urgent::Loaded(load.loaded(part)));
     }
 }
 

@@ -18,10 +18,10 @@ use std::path::{Path, PathBuf};
 use mqcore_broker::model::id::{QueueAddress, Sequence};
 use mqcore_broker::model::intake::Ticket;
 use mqcore_broker::model::record::{
-    Definition, Progress, PutMessage, RecordError, decode_address, decode_definition, decode_put,
+    Definition, DeliveryProgress, PutMessage, RecordError, decode_address, decode_definition, decode_put,
     decode_put_head,
 };
-use mqcore_broker::model::recovery::{Recollection, Restored};
+use mqcore_broker::model::recovery::{RecoveredMessage, RecoveredState};
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::recovery::RecoveryReport;
@@ -168,7 +168,7 @@ pub(crate) struct DataDir {
 /// A shard's journal, opened, and what it had.
 pub(crate) struct Opened {
     pub(crate) journal: Journal<FileStorage>,
-    pub(crate) had: Recollection,
+    pub(crate) had: RecoveredState,
     pub(crate) report: RecoveryReport,
     /// Live records that could not be read back.
     pub(crate) unreadable: u64,
@@ -274,7 +274,7 @@ impl DataDir {
         }
         let mut progress = Vec::new();
         let mut refused = None;
-        journal.each_touch(&mut |sequence, touch| match touch.map(Progress::decode) {
+        journal.each_touch(&mut |sequence, touch| match touch.map(DeliveryProgress::decode) {
             Ok(Ok(touched)) => progress.push((Sequence(sequence), touched)),
             Ok(Err(error)) => refused = Some(error),
             Err(error) => {
@@ -291,7 +291,7 @@ impl DataDir {
         let tickets =
             tickets.into_iter().filter(|(sequence, _)| kept(sequence)).map(|(_, ticket)| ticket).collect();
         let unique_keys = unique_keys.into_iter().filter(|(sequence, _)| kept(sequence)).collect();
-        let had = Recollection { definitions, queues, messages, progress, tickets, unique_keys, sequence };
+        let had = RecoveredState { definitions, queues, messages, progress, tickets, unique_keys, sequence };
         Ok(Opened { journal, had, report: recovered.report, unreadable: unreadable.len() as u64 })
     }
 }
@@ -309,7 +309,7 @@ struct Seen {
     places: HashMap<Box<str>, u32>,
     /// The queue of the message before: most messages follow one of their own queue.
     last: (Box<str>, u32),
-    messages: Vec<Restored>,
+    messages: Vec<RecoveredMessage>,
     tickets: Vec<(Sequence, Ticket)>,
     unique_keys: Vec<(Sequence, Box<[u8]>)>,
     refused: Vec<(u64, RecordError)>,
@@ -321,7 +321,7 @@ impl Seen {
             Ok((queue, head)) => {
                 self.tickets.extend(head.ticket.map(|ticket| (Sequence(sequence), ticket)));
                 self.unique_keys.extend(head.unique_key.map(|key| (Sequence(sequence), key.into())));
-                self.messages.push(Restored {
+                self.messages.push(RecoveredMessage {
                     sequence: Sequence(sequence),
                     queue,
                     bytes: u32::try_from(head.memory_bytes).unwrap_or(u32::MAX),
@@ -379,7 +379,7 @@ pub struct SavedMessage {
     /// The sequence under which it was put.
     pub sequence: Sequence,
     /// How far it got; its rank is its sequence if nothing was written about that.
-    pub progress: Progress,
+    pub progress: DeliveryProgress,
 }
 
 pub(crate) fn restored(
@@ -388,8 +388,8 @@ pub(crate) fn restored(
     touch: Option<&[u8]>,
 ) -> Result<SavedMessage, RecordError> {
     let progress = match touch {
-        Some(touch) => Progress::decode(touch)?,
-        None => Progress { rank: sequence as i64, ..Progress::default() },
+        Some(touch) => DeliveryProgress::decode(touch)?,
+        None => DeliveryProgress { rank: sequence as i64, ..DeliveryProgress::default() },
     };
     Ok(SavedMessage { put: decode_put(payload)?, sequence: Sequence(sequence), progress })
 }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use mqcore_archive::export::{ExportError, Exporter};
 use mqcore_archive::tables::{StepPlace, Table};
 use mqcore_broker::history::packing::unpack;
-use mqcore_broker::history::{LifeStep, each_step};
+use mqcore_broker::history::{LifecycleStep, each_step};
 use mqcore_broker::model::id::QueueAddress;
 use mqcore_broker::model::record::RecordError;
 
@@ -127,7 +127,7 @@ impl TableFile {
             }
             let mut position = 0;
             let mut pushed = Ok(());
-            let mut show = |step: LifeStep<'_>| {
+            let mut show = |step: LifecycleStep<'_>| {
                 let place = StepPlace { shard: number as u32, note: note.number, position };
                 position += 1;
                 let named = step.kind.is_of_a_shard()

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use mqcore_broker::model::id::QueueAddress;
-use mqcore_broker::model::record::{Definition, Progress, decode_definition};
+use mqcore_broker::model::record::{Definition, DeliveryProgress, decode_definition};
 use mqcore_journal::error::JournalError;
 use mqcore_journal::inspection::Inspection;
 use mqcore_journal::options::Options;
@@ -97,12 +97,12 @@ impl Place {
     }
 
     /// How far it got.
-    pub fn progress(&self) -> Progress {
-        Progress {
+    pub fn progress(&self) -> DeliveryProgress {
+        DeliveryProgress {
             attempts: self.attempts,
-            put_backs: self.put_backs,
+            requeues: self.put_backs,
             rank: self.rank,
-            ..Progress::default()
+            ..DeliveryProgress::default()
         }
     }
 
@@ -336,7 +336,7 @@ impl InspectedShard {
                         rank: progress.rank,
                         sequence,
                         attempts: progress.attempts,
-                        put_backs: progress.put_backs,
+                        put_backs: progress.requeues,
                     })
                 }
                 Some(_) => {}
@@ -375,7 +375,7 @@ impl InspectedShard {
                 rank: progress.rank,
                 sequence,
                 attempts: progress.attempts,
-                put_backs: progress.put_backs,
+                put_backs: progress.requeues,
             });
         });
         let mut queues: Vec<_> = queues.into_values().collect();

@@ -148,7 +148,7 @@ impl JournalWriter {
     /// Hands records over. Never blocks.
     pub(crate) fn write(&self, mut turn: Turn) {
         if !turn.history.is_empty() {
-            let octets = turn.history.iter().map(|block| block.octets.len()).sum();
+            let octets = turn.history.iter().map(|block| block.bytes.len()).sum();
             if self.pending.load(Ordering::Relaxed) < HISTORY_BYTES_MAX {
                 self.pending.fetch_add(octets, Ordering::Relaxed);
             } else {
@@ -269,17 +269,17 @@ impl Writer {
     /// Writes history down. Nobody waits for it: what cannot be written is missed, and the history says so as soon as it
     /// can.
     fn note(&mut self, block: &Block) {
-        self.pending.fetch_sub(block.octets.len(), Ordering::Relaxed);
+        self.pending.fetch_sub(block.bytes.len(), Ordering::Relaxed);
         if self.state != State::Healthy {
             return self.miss(block.steps);
         }
         if self.missed > 0 {
             let gap = Block::gap(block.time, self.missed);
-            if self.journal.note(gap.time.0, &gap.octets).is_ok() {
+            if self.journal.note(gap.time.0, &gap.bytes).is_ok() {
                 self.missed = 0;
             }
         }
-        let octets = self.packer.pack(&block.octets);
+        let octets = self.packer.pack(&block.bytes);
         match self.journal.note(block.time.0, octets) {
             Ok(_) => {
                 let counters = &self.hub.counters.history;

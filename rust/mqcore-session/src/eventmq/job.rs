@@ -182,7 +182,7 @@ impl<'a> Handed<'a> {
             Some(text) => Headers::parse(text),
             None => Headers { guarantee: true, retry_count: u32::MAX, ..Headers::default() },
         };
-        let put_backs = deliver.put_backs;
+        let put_backs = deliver.requeues;
         Self { message, queue: &deliver.queue, text: text.unwrap_or_default(), put_backs, wishes }
     }
 

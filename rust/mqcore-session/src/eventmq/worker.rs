@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use foldhash::HashMap;
 use mqcore_broker::model::client::Client;
-use mqcore_broker::model::command::{Acknowledgement, Command, MessageId, Refusal, Retry};
+use mqcore_broker::model::command::{Acknowledgement, Command, MessageId, Nack, Retry};
 use mqcore_broker::model::effect::Deliver;
 use mqcore_broker::model::id::{QueueAddress, Tag};
 use mqcore_broker::model::message::{Message, Properties};
@@ -203,7 +203,7 @@ impl Work {
         let handed = Handed::of(deliver);
         let wishes = handed.wishes;
         let id = MessageId::from_slice(deliver.message.id());
-        let too_often = u32::from(deliver.put_backs) > wishes.retry_count;
+        let too_often = u32::from(deliver.requeues) > wishes.retry_count;
         if handed.is_kept() && !wishes.guarantee && too_often {
             // Its last try was lost with its worker.
             self.exchange.count(|counters| &counters.failed);
@@ -254,7 +254,7 @@ impl Work {
         if let Some(served) = self.queue(deliver.tag) {
             served.tally.began();
         }
-        let (tag, put_backs) = (deliver.tag, deliver.put_backs);
+        let (tag, put_backs) = (deliver.tag, deliver.requeues);
         let running = Running { tag, kept, wishes, put_backs, client, results, since: now, due, serial };
         if let Some(other) = self.running.insert(id.clone(), running) {
             self.forget(&id, &other);
@@ -481,7 +481,7 @@ fn settlement(
         tag,
         queue: queue.clone(),
         message_id,
-        refusal: negative.map(|(why, retry)| Refusal::new(why, retry)),
+        refusal: negative.map(|(why, retry)| Nack::new(why, retry)),
         headers: Box::default(),
         hops: 0,
         first_acquirer: false,

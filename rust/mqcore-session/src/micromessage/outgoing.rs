@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use mqcore_broker::model::command::{Acknowledgement, Command, MessageId, Refusal};
+use mqcore_broker::model::command::{Acknowledgement, Command, MessageId, Nack};
 use mqcore_broker::model::id::{QueueAddress, Tag};
 use mqcore_broker::model::message::Message;
 use mqcore_wire::micromessage::content::Content;
@@ -153,7 +153,7 @@ fn settlement((owed, message_id): (Owed, MessageId), negative: Option<&str>) -> 
         tag: owed.tag,
         queue: (*owed.queue).clone(),
         message_id,
-        refusal: Refusal::of(negative),
+        refusal: Nack::of(negative),
         headers: Box::default(),
         hops: 0,
         first_acquirer: false,

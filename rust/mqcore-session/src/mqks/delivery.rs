@@ -68,7 +68,7 @@ pub fn encode_delivery(deliver: &Deliver, _first: bool, output: &mut Vec<u8>) {
     let delivered = Delivered {
         message: id(message),
         event,
-        retry: deliver.put_backs.into(),
+        retry: deliver.requeues.into(),
         data: &data(message.body()),
     };
     encode_delivered(consumer, &delivered, output);

@@ -79,9 +79,9 @@ impl Pending {
         asked.parts = asked.parts.saturating_sub(1);
         let answer = match (asked.gathered.take(), part) {
             (None, part) => part,
-            (Some(Ok(Reply::Census(mut all))), Ok(Reply::Census(more))) => {
+            (Some(Ok(Reply::ObjectCounts(mut all))), Ok(Reply::ObjectCounts(more))) => {
                 all.add(&more);
-                Ok(Reply::Census(all))
+                Ok(Reply::ObjectCounts(all))
             }
             (Some(Ok(done)), _) => Ok(done),
             (Some(Err(_)), part) => part,

@@ -1,7 +1,7 @@
 //! `_eval`: what clients of the original ask for, by the very expressions. Nothing is evaluated: an expression is looked up
 //! in a table, and what does not stand there is a mistake.
 
-use mqcore_broker::model::stats::Census;
+use mqcore_broker::model::stats::ObjectCounts;
 
 /// A number that can be asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub(super) fn find(code: &[u8]) -> Result<Statistic, String> {
 
 impl Statistic {
     /// Its value.
-    pub(super) fn of(self, census: &Census) -> u64 {
+    pub(super) fn of(self, census: &ObjectCounts) -> u64 {
         match self {
             Self::Queues => census.queues,
             Self::Consumers => census.consumers,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::{
-    Acknowledgement, ClientPattern, Command, Destination, MessageId, Refusal, Request, Retry,
+    Acknowledgement, ClientPattern, Command, Destination, MessageId, Nack, Request, Retry,
 };
 use mqcore_broker::model::effect::{Event, Reply};
 use mqcore_broker::model::id::{QueueAddress, Tag};
@@ -178,7 +178,7 @@ impl Exchange {
             tag: Tag::CHANNEL,
             queue: QueueAddress { channel, id: frame.content_type },
             message_id: MessageId::from_slice(frame.id),
-            refusal: reason.map(|reason| Refusal::new(&String::from_utf8_lossy(reason), Retry::AsDecided)),
+            refusal: reason.map(|reason| Nack::new(&String::from_utf8_lossy(reason), Retry::AsDecided)),
             headers: frame.headers.into(),
             hops: frame.hops,
             first_acquirer: frame.first_acquirer,
@@ -340,7 +340,7 @@ impl Exchange {
                 }
             }
             // It comes again on a new connection, with all that is behind it: so the order stays.
-            Event::PutOff(..) => return false,
+            Event::Deferred(..) => return false,
             // A node told its client itself.
             Event::PublishRefused { .. } | Event::DirectRefused { .. } if self.passing().is_some() => {}
             Event::Acknowledged { queue, message, negative, relayed } => {
@@ -382,7 +382,7 @@ impl Exchange {
                 }
             }
             // Its consumers join channels: it has no subscriptions that could end, or want to be told of something.
-            Event::SubscriptionEnded { .. } | Event::Rebound { .. } | Event::Delivered(_) => {}
+            Event::SubscriptionEnded { .. } | Event::BindingsChanged { .. } | Event::Delivered(_) => {}
             // As with every message whose producer did not ask.
             Event::TopicRefused { .. } => {}
             Event::Direct { to, message } => {
@@ -405,7 +405,7 @@ impl Exchange {
             Event::DirectRefused { to, message, rejection } => {
                 direct_refused(client, &to, &message, &rejection, output);
             }
-            Event::Occurred(occurrence) => occurrence::encode(&occurrence, output),
+            Event::Notified(occurrence) => occurrence::encode(&occurrence, output),
             // Said once, before there was a client.
             Event::Welcomed(_) | Event::Refused(_) => {}
         }

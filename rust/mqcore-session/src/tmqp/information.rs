@@ -25,7 +25,7 @@ pub(super) fn body(reply: &Reply) -> Vec<u8> {
         | Reply::TopicBindings(_)
         | Reply::Subscribers(_)
         | Reply::Published(_)
-        | Reply::Census(_) => Vec::new(),
+        | Reply::ObjectCounts(_) => Vec::new(),
         Reply::Channel(channel) => json(&Channel::from(&**channel)),
         Reply::Channels(channels) => {
             let mut models: Vec<_> = channels.iter().map(Channel::from).collect();
@@ -314,7 +314,7 @@ impl<'a> From<&'a NodeInformation> for Node<'a> {
             id: &information.id,
             name: &information.name,
             host: &information.host,
-            slave: information.slave,
+            slave: information.downstream,
             connected: information.connected,
             lifetime: information.lifetime_ms,
         }

@@ -1,7 +1,7 @@
 //! Events that a client subscribed to, as frames with a JSON body.
 
 use mqcore_broker::model::command::EventKind;
-use mqcore_broker::model::effect::{Occurrence, Subject};
+use mqcore_broker::model::effect::{Notification, Subject};
 use mqcore_broker::model::options::Status;
 use mqcore_wire::tmqp::{self, Frame, Kind};
 use serde::Serialize;
@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::information::{self, json};
 
 /// Writes an event: it has no id, its source is the event's name, its target the channel.
-pub(super) fn encode(occurrence: &Occurrence, output: &mut Vec<u8>) {
+pub(super) fn encode(occurrence: &Notification, output: &mut Vec<u8>) {
     let channel = occurrence.channel.as_ref().map_or("", |channel| channel.as_str());
     // Of the events of a queue, only this one tells the queue in the content type; the others in their body.
     let content_type = match occurrence.kind {
@@ -26,7 +26,7 @@ pub(super) fn encode(occurrence: &Occurrence, output: &mut Vec<u8>) {
     tmqp::encode(&frame, output);
 }
 
-fn body(occurrence: &Occurrence, channel: &str) -> Vec<u8> {
+fn body(occurrence: &Notification, channel: &str) -> Vec<u8> {
     let queue = occurrence.queue.unwrap_or(0);
     match &occurrence.subject {
         Subject::Client { id, name, kind } => {

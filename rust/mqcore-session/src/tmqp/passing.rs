@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mqcore_broker::model::client::Client;
-use mqcore_broker::model::command::{Acknowledgement, Command, MessageId, PassedOn, Refusal, Retry};
+use mqcore_broker::model::command::{Acknowledgement, Command, MessageId, Nack, PassedOn, Retry};
 use mqcore_broker::model::id::{QueueAddress, RouterName, Tag};
 use mqcore_broker::model::intake::Ticket;
 use mqcore_broker::model::message::{Layout, Message};
@@ -141,7 +141,7 @@ impl Passing {
                         queue: QueueAddress { channel, id: frame.content_type },
                         message_id: MessageId::from_slice(frame.id),
                         refusal: reason
-                            .map(|reason| Refusal::new(&String::from_utf8_lossy(reason), Retry::AsDecided)),
+                            .map(|reason| Nack::new(&String::from_utf8_lossy(reason), Retry::AsDecided)),
                         headers: frame.headers.into(),
                         hops: frame.hops,
                         first_acquirer: frame.first_acquirer,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mqcore_broker::model::command::{EventKind, EventSubscription, Request};
-use mqcore_broker::model::effect::{Event, Occurrence, Reply, Subject};
+use mqcore_broker::model::effect::{Event, Notification, Reply, Subject};
 use mqcore_broker::model::options::Status;
 use mqcore_broker::model::rejection::RejectionKind;
 use mqcore_wire::tmqp::{Frame, Kind};
@@ -104,7 +104,7 @@ fn a_subscription_to_nothing_is_answered_with_no() {
 fn occurred(kind: EventKind, queue: Option<u16>, subject: Subject) -> Vec<u8> {
     let of_channel = !matches!(subject, Subject::Client { .. });
     let channel = of_channel.then(|| channel("ch-pull"));
-    Talk::open().tell(Event::Occurred(Arc::new(Occurrence { kind, channel, queue, subject })))
+    Talk::open().tell(Event::Notified(Arc::new(Notification { kind, channel, queue, subject })))
 }
 
 #[test]

@@ -175,7 +175,7 @@ fn a_node_that_sends_no_numbers_is_served_without_confirmations() {
 fn a_node_is_sent_away_when_something_has_to_come_again() {
     let (mut talk, _) = linked(terms(), NUMBERED.to_vec());
     talk.hear(&encoded(&to_queue("ch")));
-    talk.tell(Event::PutOff(1 << 7, Rejection::new(RejectionKind::Busy, "full")));
+    talk.tell(Event::Deferred(1 << 7, Rejection::new(RejectionKind::Busy, "full")));
     assert!(talk.session.is_closing());
 }
 

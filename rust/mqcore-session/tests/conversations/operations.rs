@@ -422,7 +422,7 @@ fn clients_and_nodes_have_the_members_that_clients_know() {
         id: "1".into(),
         name: "n".into(),
         host: "h".into(),
-        slave: true,
+        downstream: true,
         connected: false,
         lifetime_ms: 7,
     };

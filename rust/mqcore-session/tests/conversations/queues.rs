@@ -359,7 +359,7 @@ fn an_acknowledgement_of_nothing_is_ignored_and_counted() {
 fn delivery(to: &str, message: Message, acknowledge: bool) -> Deliver {
     Deliver {
         tag: Tag::CHANNEL,
-        put_backs: 0,
+        requeues: 0,
         name: None,
         queue: Arc::new(queue(to)),
         message,

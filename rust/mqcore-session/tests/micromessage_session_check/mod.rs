@@ -117,7 +117,7 @@ impl Play {
                     hide_source: false,
                     first: true,
                     tag: self.tags[pick % self.tags.len()],
-                    put_backs: 0,
+                    requeues: 0,
                     name: None,
                 };
                 self.event(Event::Delivered(deliver));

@@ -252,7 +252,7 @@ impl World {
 
     fn effect(&mut self, effect: Effect, effects: &mut VecDeque<(usize, Effect)>) {
         match effect {
-            Effect::Tell(to, event) => self.tell(to, event),
+            Effect::Notify(to, event) => self.tell(to, event),
             Effect::Forward(to, forwarded) => self.forward(to, forwarded, effects),
             other => panic!("nothing here leads to {other:?}"),
         }

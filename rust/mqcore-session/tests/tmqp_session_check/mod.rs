@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::{Acknowledgement, ClientPattern, Command, EventKind, Request};
-use mqcore_broker::model::effect::{Deliver, Event, Occurrence, PullOutcome, Recipients, Reply, Subject};
+use mqcore_broker::model::effect::{Deliver, Event, Notification, PullOutcome, Recipients, Reply, Subject};
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId, Tag};
 use mqcore_broker::model::message::Message;
 use mqcore_broker::model::node::NodeInformation;
@@ -292,7 +292,7 @@ fn answers(command: &Command, how: u8, now: Timestamp) -> (Vec<Event>, bool) {
             let number = passed_on.ticket.number;
             let event = match how {
                 0..=13 => Event::Confirmed(vec![number]),
-                _ => Event::PutOff(number, rejection(how)),
+                _ => Event::Deferred(number, rejection(how)),
             };
             (vec![event], true)
         }
@@ -347,7 +347,7 @@ fn published(queue: &QueueAddress, message: &Message, how: u8) -> Event {
             hide_source: how & 2 != 0,
             first: how & 4 != 0,
             tag: Tag::CHANNEL,
-            put_backs: 0,
+            requeues: 0,
             name: None,
         };
         let mut output = Vec::new();
@@ -467,14 +467,14 @@ fn occurred(kind: EventKind) -> Event {
             id: "n".into(),
             name: "node".into(),
             host: String::new(),
-            slave: true,
+            downstream: true,
             connected: true,
             lifetime_ms: 0,
         })),
         EventKind::MessageProduced => Subject::Message { id: b"M"[..].into(), saved: false, producer: None },
     };
     let (channel, queue) = (Some(address.channel), Some(address.id));
-    Event::Occurred(Arc::new(Occurrence { kind, channel, queue, subject }))
+    Event::Notified(Arc::new(Notification { kind, channel, queue, subject }))
 }
 
 /// Everything that a command says, to be compared.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// The message that is looked for.
 #[derive(Debug, Clone, Default)]
-pub struct Sought {
+pub struct MessageQuery {
     /// Its id.
     pub id: Box<[u8]>,
     /// Its numbers in the history of this shard. By them it is found also while its body, and with it its id, is not in memory.
@@ -16,23 +16,23 @@ pub struct Sought {
     pub max: usize,
 }
 
-impl Sought {
-    pub(crate) fn is_it(&self, id: Option<&[u8]>, number: MessageNumber) -> bool {
+impl MessageQuery {
+    pub(crate) fn matches(&self, id: Option<&[u8]>, number: MessageNumber) -> bool {
         id == Some(&self.id) || (number.0 > 0 && self.numbers.contains(&number))
     }
 }
 
 /// A message that was found.
 #[derive(Debug, Clone)]
-pub struct Sighting {
+pub struct Location {
     /// Where.
     pub queue: QueueAddress,
     /// In which state.
-    pub place: Place,
+    pub state: LocationState,
     /// How often it was handed out.
     pub attempts: u16,
     /// How often it was put back.
-    pub put_backs: u16,
+    pub requeues: u16,
     /// Whether it is durable.
     pub saved: bool,
     /// Its number in the history; 0 without one.
@@ -43,7 +43,7 @@ pub struct Sighting {
 
 /// What a message in a queue is waiting for.
 #[derive(Debug, Clone)]
-pub enum Place {
+pub enum LocationState {
     /// Its handler decides whether it is taken.
     Undecided,
     /// A consumer.
@@ -56,9 +56,9 @@ pub enum Place {
 
 /// What a shard found.
 #[derive(Debug, Clone, Default)]
-pub struct Sightings {
+pub struct Locations {
     /// The messages.
-    pub found: Vec<Sighting>,
+    pub found: Vec<Location>,
     /// There was more to look at than a shard looks at.
     pub more: bool,
 }

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use crate::context::{Asked, Asker, Turn};
+use crate::context::{Context, OpenQuestion, Suspended};
 use crate::model::client::Client;
 use crate::model::decision::Step;
 use crate::model::effect::{Answer, Effect, Event, Forwarded, HandlerFailure, Reply};
 use crate::model::filter;
-use crate::model::id::{HandlerId, Place, QueueAddress, RequestId, RouterName, TopicName};
+use crate::model::id::{HandlerId, QueueAddress, QueueRef, RequestId, RouterName, TopicName};
 use crate::model::message::Message;
 use crate::model::record::Record;
 use crate::model::rejection::{Rejection, RejectionKind};
-use crate::model::route::{RouteStep, Test, Trip};
+use crate::model::route::{Route, RouteStep, RouteTrace};
 use crate::model::router::{Binding, Interaction, RouterDefinition, RouterMethod, Target};
 use crate::model::time::Timestamp;
 use crate::routing::RouteAnswer;
@@ -29,29 +29,29 @@ impl Broker {
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(leg) = self.routers.depart(&router) else {
-            self.books.refused += 1;
+        let Some(progress) = self.routers.depart(&router) else {
+            self.state.refused += 1;
             let properties = message.properties();
             let waits = properties.pending_acknowledge || properties.pending_response;
             if let Some(producer) = message.producer().filter(|_| waits) {
                 let to = producer.connection;
                 let refusal = Some(no_router(&router));
-                effects.push(Effect::Tell(to, Event::Routed { router, message, refusal }));
+                effects.push(Effect::Notify(to, Event::Routed { router, message, refusal }));
             }
             return;
         };
         self.routers.counts.of(&router).received += 1;
-        let trip = Trip {
+        let route = Route {
             router,
-            home: self.books.config.shard,
+            home: self.state.config.shard,
             message,
-            leg,
+            progress,
             outer: None,
             answered: false,
             refusal: None,
             test: None,
         };
-        self.travel(trip, now, effects);
+        self.advance_route(route, now, effects);
     }
 
     /// Lets somebody see where a message would go.
@@ -65,91 +65,91 @@ impl Broker {
         effects: &mut Vec<Effect>,
     ) {
         let refuse = |effects: &mut Vec<Effect>, rejection| {
-            effects.push(Effect::Tell(client.connection, Event::Answered(request, Err(rejection))));
+            effects.push(Effect::Notify(client.connection, Event::Answered(request, Err(rejection))));
         };
         if !client.admin {
             let reason = "only administrators may do this";
             return refuse(effects, Rejection::new(RejectionKind::Unauthorized, reason));
         }
-        let Some(leg) = self.routers.get(&router).map(|router| router.look()) else {
+        let Some(progress) = self.routers.get(&router).map(|router| router.look()) else {
             return refuse(effects, no_router(&router));
         };
-        let test = Test { to: client.connection, request, steps: Vec::new() };
-        let trip = Trip {
+        let test = RouteTrace { to: client.connection, request, steps: Vec::new() };
+        let route = Route {
             router,
-            home: self.books.config.shard,
+            home: self.state.config.shard,
             message,
-            leg,
+            progress,
             outer: None,
             answered: false,
             refusal: None,
             test: Some(Box::new(test)),
         };
-        self.travel(trip, now, effects);
+        self.advance_route(route, now, effects);
     }
 
     /// Goes as far as this shard can take a message.
-    pub(crate) fn travel(&mut self, mut trip: Trip, now: Timestamp, effects: &mut Vec<Effect>) {
+    pub(crate) fn advance_route(&mut self, mut route: Route, now: Timestamp, effects: &mut Vec<Effect>) {
         loop {
-            let Some((plan, index)) = trip.leg.next() else {
-                if trip.go_back() {
+            let Some((plan, index)) = route.progress.next() else {
+                if route.go_back() {
                     continue;
                 }
-                let mut turn = Turn { now, books: &mut self.books, effects };
-                return trip.end(&mut self.routers.counts, &mut turn);
+                let mut context = Context { now, state: &mut self.state, effects };
+                return route.end(&mut self.routers.counts, &mut context);
             };
             let (binding, shard) = plan.binding(index);
-            if shard != self.books.config.shard {
-                let mut turn = Turn { now, books: &mut self.books, effects };
-                return turn.forward(shard, Forwarded::Trip(Box::new(trip)));
+            if shard != self.state.config.shard {
+                let mut context = Context { now, state: &mut self.state, effects };
+                return context.forward(shard, Forwarded::Route(Box::new(route)));
             }
             if let Target::Handler(key) = &binding.target {
-                match self.ask_where(trip, key, now, effects) {
-                    Some(back) => trip = back,
+                match self.ask_where(route, key, now, effects) {
+                    Some(back) => route = back,
                     None => return,
                 }
-                let why = trip.refusal.as_ref().map(ToString::to_string).unwrap_or_default();
-                trip.saw(binding, false, why);
-                self.done(&mut trip, binding, false);
+                let why = route.refusal.as_ref().map(ToString::to_string).unwrap_or_default();
+                route.saw(binding, false, why);
+                self.done(&mut route, binding, false);
                 continue;
             }
-            let took = self.try_binding(&mut trip, binding, now, effects);
-            self.done(&mut trip, binding, took);
+            let took = self.try_binding(&mut route, binding, now, effects);
+            self.done(&mut route, binding, took);
         }
     }
 
-    fn done(&mut self, trip: &mut Trip, binding: &Binding, took: bool) {
-        if trip.test.is_none() && !binding.name.is_empty() {
-            self.routers.counts.tried(&trip.router, binding, took);
+    fn done(&mut self, route: &mut Route, binding: &Binding, took: bool) {
+        if route.test.is_none() && !binding.name.is_empty() {
+            self.routers.counts.tried(&route.router, binding, took);
         }
-        trip.step(binding, took);
+        route.step(binding, took);
     }
 
     /// Hands a message to the target of a binding that lives here. Whether it took it.
     fn try_binding(
         &mut self,
-        trip: &mut Trip,
+        route: &mut Route,
         binding: &Binding,
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) -> bool {
-        if trip.test.is_some() {
-            let (takes, why) = self.would_take(trip, binding, now, effects);
-            trip.saw(binding, takes, why);
+        if route.test.is_some() {
+            let (takes, why) = self.would_take(route, binding, now, effects);
+            route.saw(binding, takes, why);
             return takes;
         }
-        let mut turn = Turn { now, books: &mut self.books, effects };
-        let message = trip.message_for(binding, &mut turn);
+        let mut context = Context { now, state: &mut self.state, effects };
+        let message = route.message_for(binding, &mut context);
         match &binding.target {
             Target::Queue(queue) => {
                 let answers = binding.interaction == Interaction::Acknowledge;
                 self.give_to_queue(queue, message, answers, now, effects).is_ok()
             }
             Target::Client(pattern) => {
-                let receivers = self.receivers(trip, binding);
+                let receivers = self.receivers(route, binding);
                 for receiver in &receivers {
                     let event = Event::Direct { to: pattern.clone(), message: message.clone() };
-                    effects.push(Effect::Tell(*receiver, event));
+                    effects.push(Effect::Notify(*receiver, event));
                 }
                 !receivers.is_empty()
             }
@@ -168,24 +168,24 @@ impl Broker {
         effects: &mut Vec<Effect>,
     ) -> Result<(), Rejection> {
         let key = self.channel_for_publishing(to, now, effects)?;
-        let mut turn = Turn { now, books: &mut self.books, effects };
+        let mut context = Context { now, state: &mut self.state, effects };
         let Channel { members, queues, .. } = &mut self.channels[key];
         match queues.get_mut(&to.id) {
-            Some(queue) => queue.publish_routed(message, answers, members, &mut turn),
+            Some(queue) => queue.publish_routed(message, answers, members, &mut context),
             None => Err(crate::shard::channel::no_queue(&to.channel, to.id)),
         }
     }
 
     /// The clients that a binding's target means now, as far as its method goes.
-    fn receivers(&self, trip: &Trip, binding: &Binding) -> Vec<crate::model::id::ConnectionId> {
+    fn receivers(&self, route: &Route, binding: &Binding) -> Vec<crate::model::id::ConnectionId> {
         let Target::Client(pattern) = &binding.target else { return Vec::new() };
         let first = binding.method == RouterMethod::OnlyFirst;
         let all = self.directory.receivers(pattern, first);
         if binding.method != RouterMethod::RoundRobin || all.len() < 2 {
             return all;
         }
-        let turn = self.routers.counts.taken(&trip.router, binding) % all.len() as u64;
-        vec![all[turn as usize]]
+        let context = self.routers.counts.taken(&route.router, binding) % all.len() as u64;
+        vec![all[context as usize]]
     }
 
     // ---- Handlers ----------------------------------------------------------------------------------------
@@ -193,32 +193,33 @@ impl Broker {
     /// Asks a handler where a message goes; the message waits. Given back if nobody can be asked.
     fn ask_where(
         &mut self,
-        mut trip: Trip,
+        mut route: Route,
         key: &str,
         now: Timestamp,
         effects: &mut Vec<Effect>,
-    ) -> Option<Trip> {
+    ) -> Option<Route> {
         let handler = self
-            .books
+            .state
             .handler(key)
-            .filter(|handler| self.books.spec(*handler).overrides.contains(Step::Route))
-            .filter(|_| trip.outer.is_none());
-        let (Some(handler), Some(router)) = (handler, self.routers.get(&trip.router)) else {
+            .filter(|handler| self.state.spec(*handler).overrides.contains(Step::Route))
+            .filter(|_| route.outer.is_none());
+        let (Some(handler), Some(router)) = (handler, self.routers.get(&route.router)) else {
             let reason = format!("no handler {key:?} is registered that could say where the message goes");
-            trip.fail(Rejection::new(RejectionKind::Unacceptable, reason));
-            return Some(trip);
+            route.fail(Rejection::new(RejectionKind::Unacceptable, reason));
+            return Some(route);
         };
         let gate = self.routers.gates.get(&handler);
-        if gate.is_some_and(|gate| gate.len() >= self.books.config.undecided_max) {
-            let reason = format!("too many messages wait for the handler of router {}", trip.router);
-            trip.fail(Rejection::new(RejectionKind::Busy, reason));
-            return Some(trip);
+        if gate.is_some_and(|gate| gate.len() >= self.state.config.undecided_max) {
+            let reason = format!("too many messages wait for the handler of router {}", route.router);
+            route.fail(Rejection::new(RejectionKind::Busy, reason));
+            return Some(route);
         }
-        let number = gate.map_or(0, crate::routing::Gate::next_number);
-        let asked = Asked { place: Place::NOWHERE, asker: Asker::Trip(number), handler };
-        let id = self.books.ask(asked, now);
-        effects.push(Effect::Ask(router.question(&trip.message, handler, id)));
-        self.routers.gates.entry(handler).or_default().park(trip);
+        let number = gate.map_or(0, crate::routing::HandlerQueue::next_number);
+        let asked =
+            OpenQuestion { queue_ref: QueueRef::NOWHERE, suspended: Suspended::Route(number), handler };
+        let id = self.state.ask(asked, now);
+        effects.push(Effect::Ask(router.question(&route.message, handler, id)));
+        self.routers.gates.entry(handler).or_default().park(route);
         None
     }
 
@@ -244,39 +245,39 @@ impl Broker {
         let Some(gate) = self.routers.gates.get_mut(&handler) else { return };
         gate.answered(number, answer);
         // Those behind one that is not decided wait for it: nobody is overtaken.
-        while let Some((trip, answer)) =
-            self.routers.gates.get_mut(&handler).and_then(crate::routing::Gate::leave)
+        while let Some((route, answer)) =
+            self.routers.gates.get_mut(&handler).and_then(crate::routing::HandlerQueue::leave)
         {
-            self.decided(trip, answer, now, effects);
+            self.decided(route, answer, now, effects);
         }
     }
 
-    fn decided(&mut self, mut trip: Trip, answer: RouteAnswer, now: Timestamp, effects: &mut Vec<Effect>) {
-        let Some((plan, index)) = trip.leg.next() else { return };
+    fn decided(&mut self, mut route: Route, answer: RouteAnswer, now: Timestamp, effects: &mut Vec<Effect>) {
+        let Some((plan, index)) = route.progress.next() else { return };
         let (binding, _) = plan.binding(index);
         match answer {
             RouteAnswer::Targets(targets) if !targets.is_empty() => {
-                trip.saw(binding, true, format!("it names {} targets", targets.len()));
-                trip.detour(targets, self.books.config.shards);
-                return self.travel(trip, now, effects);
+                route.saw(binding, true, format!("it names {} targets", targets.len()));
+                route.detour(targets, self.state.config.shards);
+                return self.advance_route(route, now, effects);
             }
             RouteAnswer::Took => {
-                trip.saw(binding, true, "it took the message itself".into());
-                self.done(&mut trip, binding, true);
+                route.saw(binding, true, "it took the message itself".into());
+                self.done(&mut route, binding, true);
             }
             RouteAnswer::Refused | RouteAnswer::Targets(_) => {
-                trip.saw(binding, false, "it names no target".into());
-                self.done(&mut trip, binding, false);
+                route.saw(binding, false, "it names no target".into());
+                self.done(&mut route, binding, false);
             }
             RouteAnswer::Failed(how) => {
-                self.routers.counts.of(&trip.router).errors += 1;
-                let reason = format!("the handler of router {} {how}", trip.router);
-                trip.saw(binding, false, reason.clone());
-                trip.fail(Rejection::new(RejectionKind::Failed, reason));
-                self.done(&mut trip, binding, false);
+                self.routers.counts.of(&route.router).errors += 1;
+                let reason = format!("the handler of router {} {how}", route.router);
+                route.saw(binding, false, reason.clone());
+                route.fail(Rejection::new(RejectionKind::Failed, reason));
+                self.done(&mut route, binding, false);
             }
         }
-        self.travel(trip, now, effects);
+        self.advance_route(route, now, effects);
     }
 
     // ---- Looking, not sending ----------------------------------------------------------------------------
@@ -284,14 +285,14 @@ impl Broker {
     /// Whether a target would take a message, and why.
     fn would_take(
         &mut self,
-        trip: &Trip,
+        route: &Route,
         binding: &Binding,
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) -> (bool, String) {
         match &binding.target {
-            Target::Queue(queue) => self.queue_would_take(queue, &trip.message, now, effects),
-            Target::Client(_) => match self.receivers(trip, binding).len() {
+            Target::Queue(queue) => self.queue_would_take(queue, &route.message, now, effects),
+            Target::Client(_) => match self.receivers(route, binding).len() {
                 0 => (false, "no such client is connected".into()),
                 1 => (true, "one client gets it".into()),
                 count => (true, format!("{count} clients get it")),
@@ -308,15 +309,15 @@ impl Broker {
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) -> (bool, String) {
-        let config = &self.books.config;
+        let config = &self.state.config;
         let (channels, queues) = (config.auto_create_channels, config.auto_create_queues);
         let Some(key) = self.lookup(&to.channel) else {
             let created = channels && queues;
             let why = if created { "the queue would be created" } else { "there is no such channel" };
             return (created, why.into());
         };
-        let turn = Turn { now, books: &mut self.books, effects };
-        match self.channels[key].queues.get(&to.id).map(|queue| queue.would_take(message, &turn)) {
+        let context = Context { now, state: &mut self.state, effects };
+        match self.channels[key].queues.get(&to.id).map(|queue| queue.would_take(message, &context)) {
             Some(Ok(())) => (true, "the queue takes it".into()),
             Some(Err(rejection)) => (false, rejection.reason.into_owned()),
             None if queues => (true, "the queue would be created".into()),
@@ -338,13 +339,13 @@ impl Broker {
     /// # Errors
     /// `LimitExceeded`.
     pub fn define_router(&mut self, router: RouterDefinition) -> Result<(), Rejection> {
-        let (shard, shards) = (self.books.config.shard, self.books.config.shards);
+        let (shard, shards) = (self.state.config.shard, self.state.config.shards);
         self.routers.define(router, false, shard, shards)
     }
 
     /// What the journal had.
     pub(crate) fn restore_router(&mut self, router: RouterDefinition) {
-        let (shard, shards) = (self.books.config.shard, self.books.config.shards);
+        let (shard, shards) = (self.state.config.shard, self.state.config.shards);
         // Only the limit could be in the way, and then there are as many as there may be.
         let _ = self.routers.define(router, true, shard, shards);
     }
@@ -356,10 +357,10 @@ impl Broker {
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) -> Result<Reply, Rejection> {
-        let (shard, shards) = (self.books.config.shard, self.books.config.shards);
+        let (shard, shards) = (self.state.config.shard, self.state.config.shards);
         self.routers.define(router.clone(), true, shard, shards)?;
-        let mut turn = Turn { now, books: &mut self.books, effects };
-        turn.record(Record::DefineRouter(Box::new(router)));
+        let mut context = Context { now, state: &mut self.state, effects };
+        context.record(Record::DefineRouter(Box::new(router)));
         Ok(Reply::Done)
     }
 
@@ -384,12 +385,12 @@ impl Broker {
     /// Removes a router; fine if there is none.
     pub fn remove_router(&mut self, name: &RouterName, now: Timestamp, effects: &mut Vec<Effect>) {
         let Some(router) = self.routers.remove(name) else { return };
-        let mut turn = Turn { now, books: &mut self.books, effects };
+        let mut context = Context { now, state: &mut self.state, effects };
         if router.saved {
-            turn.record(Record::RemoveRouter(name.clone()));
+            context.record(Record::RemoveRouter(name.clone()));
         }
-        for shard in 0..turn.books.config.shards {
-            turn.forward(shard, Forwarded::ForgetRouter(name.clone(), None));
+        for shard in 0..context.state.config.shards {
+            context.forward(shard, Forwarded::ForgetRouter(name.clone(), None));
         }
     }
 
@@ -402,9 +403,9 @@ impl Broker {
     ) -> Result<Reply, Rejection> {
         if let Target::Handler(key) = &binding.target
             && self
-                .books
+                .state
                 .handler(key)
-                .is_none_or(|known| !self.books.spec(known).overrides.contains(Step::Route))
+                .is_none_or(|known| !self.state.spec(known).overrides.contains(Step::Route))
         {
             let reason = format!("no handler is registered as {key:?} that could say where messages go");
             return Err(Rejection::new(RejectionKind::BadRequest, reason));
@@ -427,9 +428,9 @@ impl Broker {
         if !definition.remove(binding) {
             return Ok(Reply::Done);
         }
-        let mut turn = Turn { now, books: &mut self.books, effects };
-        for shard in 0..turn.books.config.shards {
-            turn.forward(shard, Forwarded::ForgetRouter(name.clone(), Some(binding.into())));
+        let mut context = Context { now, state: &mut self.state, effects };
+        for shard in 0..context.state.config.shards {
+            context.forward(shard, Forwarded::ForgetRouter(name.clone(), Some(binding.into())));
         }
         self.redefine(definition, now, effects)
     }
@@ -443,7 +444,7 @@ impl Broker {
     }
 }
 
-impl Trip {
+impl Route {
     /// Somebody who was to decide could not.
     fn fail(&mut self, rejection: Rejection) {
         self.refusal.get_or_insert(rejection);

@@ -3,29 +3,29 @@
 use foldhash::HashMap;
 
 use crate::model::id::Sequence;
-use crate::model::memory::Meter;
+use crate::model::memory::MemoryGauge;
 use crate::model::message::Message;
 
 /// What became of a body that was asked for.
 #[derive(Debug)]
-pub(crate) enum Shelved {
-    Asked,
-    Here(Message),
+pub(crate) enum LoadState {
+    Requested,
+    Ready(Message),
     /// It cannot be read.
     Lost,
 }
 
 /// The bodies of one queue that were asked for. Bounded by the window that is asked for at a time.
 #[derive(Debug)]
-pub(crate) struct Shelf {
-    bodies: HashMap<Sequence, Shelved>,
+pub(crate) struct PendingLoads {
+    bodies: HashMap<Sequence, LoadState>,
     bytes: u64,
-    meter: Meter,
+    memory: MemoryGauge,
 }
 
-impl Shelf {
-    pub(crate) fn new(meter: Meter) -> Self {
-        Self { bodies: HashMap::default(), bytes: 0, meter }
+impl PendingLoads {
+    pub(crate) fn new(memory: MemoryGauge) -> Self {
+        Self { bodies: HashMap::default(), bytes: 0, memory }
     }
 
     /// Octets of the bodies that are here.
@@ -37,52 +37,52 @@ impl Shelf {
     pub(crate) fn ask(&mut self, sequence: Sequence) -> bool {
         let new = !self.bodies.contains_key(&sequence);
         if new {
-            self.bodies.insert(sequence, Shelved::Asked);
+            self.bodies.insert(sequence, LoadState::Requested);
         }
         new
     }
 
     /// Takes in what was asked for. False if nobody waits for it any more.
     pub(crate) fn put(&mut self, sequence: Sequence, message: Option<Message>) -> bool {
-        let Some(slot @ Shelved::Asked) = self.bodies.get_mut(&sequence) else { return false };
+        let Some(slot @ LoadState::Requested) = self.bodies.get_mut(&sequence) else { return false };
         let bytes = message.as_ref().map_or(0, |message| message.memory_bytes() as u64);
-        *slot = message.map_or(Shelved::Lost, Shelved::Here);
+        *slot = message.map_or(LoadState::Lost, LoadState::Ready);
         self.bytes += bytes;
-        self.meter.add(bytes);
+        self.memory.add(bytes);
         true
     }
 
     pub(crate) fn has_answer(&self, sequence: Sequence) -> bool {
-        matches!(self.bodies.get(&sequence), Some(Shelved::Here(_) | Shelved::Lost))
+        matches!(self.bodies.get(&sequence), Some(LoadState::Ready(_) | LoadState::Lost))
     }
 
     pub(crate) fn is_lost(&self, sequence: Sequence) -> bool {
-        matches!(self.bodies.get(&sequence), Some(Shelved::Lost))
+        matches!(self.bodies.get(&sequence), Some(LoadState::Lost))
     }
 
     pub(crate) fn look(&self, sequence: Sequence) -> Option<&Message> {
         match self.bodies.get(&sequence) {
-            Some(Shelved::Here(message)) => Some(message),
+            Some(LoadState::Ready(message)) => Some(message),
             _ => None,
         }
     }
 
     /// Nobody waits for this body any more, or here is who did.
-    pub(crate) fn take(&mut self, sequence: Sequence) -> Option<Shelved> {
+    pub(crate) fn take(&mut self, sequence: Sequence) -> Option<LoadState> {
         if self.bodies.is_empty() {
             return None;
         }
-        let shelved = self.bodies.remove(&sequence);
-        if let Some(Shelved::Here(message)) = &shelved {
+        let load = self.bodies.remove(&sequence);
+        if let Some(LoadState::Ready(message)) = &load {
             self.bytes -= message.memory_bytes() as u64;
-            self.meter.subtract(message.memory_bytes() as u64);
+            self.memory.subtract(message.memory_bytes() as u64);
         }
-        shelved
+        load
     }
 }
 
-impl Drop for Shelf {
+impl Drop for PendingLoads {
     fn drop(&mut self) {
-        self.meter.subtract(self.bytes);
+        self.memory.subtract(self.bytes);
     }
 }
