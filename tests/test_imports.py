@@ -21,7 +21,6 @@ LARGER_FOR_NOW: dict[str, int] = {
     "mqcore-broker": 5,
     "mqcore-client": 9,
     "mqcore-python": 5,
-    "mqcore-server": 25,
     "mqcore-session": 14,
     "python/mqcore": 10,
 }
@@ -39,6 +38,23 @@ LAYERS: dict[str, list[set[str]]] = {
         {"journal"},
         {"compaction", "maintenance", "reading", "snapshot"},
         {"inspection"},
+    ],
+    "mqcore-server": [
+        # What stands alone, and configuration.
+        {"runtime", "shard/count", "stats/counter", "stats/failures", "config/error", "config/address"},
+        {"storage/data_dir", "authority/audit", "authority/port", "authority/store", "authority/config"},
+        {"nodes/judge", "nodes/config", "net/guard", "extension", "handler", "server/error", "config"},
+        # What all tasks share, and the hub that holds it.
+        {"stats/counters", "net/outbox", "net/registry", "net/handshakes", "net/tls", "shard/inbox", "authority/state"}
+        | {"schedules/view", "schedules/publisher", "schedules/store", "schedules/keeper", "schedules/port"}
+        | {"storage/inspection", "storage/backup", "nodes/store", "nodes/outlet", "nodes/membership"},
+        {"hub"},
+        # Tasks and threads.
+        {"authority", "limits", "nodes", "schedules", "stats", "storage"},
+        {"shard"},
+        {"net"},
+        {"admin"},
+        {"server"},
     ],
 }
 

@@ -1,6 +1,7 @@
 //! What a server is started with: every bound has a name, a unit and a default.
 
 pub mod address;
+pub(crate) mod error;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -25,7 +26,11 @@ use mqcore_wire::micromessage::properties::Typing;
 pub use mqcore_session::any::Protocol;
 pub use mqcore_tls::listener::{ClientCertificates, ListenerTls};
 
-use crate::authority::AuthorityConfig;
+pub use self::error::ConfigError;
+pub use crate::runtime::clock::{ClockConfig, MANUAL_START_MS};
+pub use crate::shard::count::SHARDS_MAX;
+
+use crate::authority::config::AuthorityConfig;
 use crate::config::address::{ListenAddress, ListenerUrl};
 use crate::net::guard::Limit;
 use crate::nodes::config::NodeConfig;
@@ -159,9 +164,6 @@ impl Default for ArchiveConfig {
     }
 }
 
-/// Shards at most: connections remember in the bits of a small number which shards wait for them.
-pub const SHARDS_MAX: usize = 16;
-
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -266,19 +268,6 @@ impl Config {
         Ok(())
     }
 }
-
-/// Who turns the clock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ClockConfig {
-    /// The system: Unix time at the start, and from then on a clock that never runs backwards.
-    #[default]
-    System,
-    /// [`Server::advance`](crate::server::Server::advance) alone. Starts at [`MANUAL_START_MS`].
-    Manual,
-}
-
-/// Where a manual clock starts, Unix milliseconds: a round number, so that tests can spell times out.
-pub const MANUAL_START_MS: u64 = 1_800_000_000_000;
 
 /// One place where clients connect: one port, one protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -534,76 +523,6 @@ impl FromStr for AdminConfig {
         parsed.finish()?;
         Ok(Self { address, encryption })
     }
-}
-
-/// What is wrong with a configuration.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConfigError {
-    /// Not a URL.
-    #[error("{url:?} has no scheme; write for example tmqp://127.0.0.1:2622")]
-    NoScheme {
-        /// What was given.
-        url: String,
-    },
-    /// A URL of something that is not served here.
-    #[error(
-        "no listener speaks {scheme:?}; known are tmqp, throttr, mqks, mm2 and emqp (clients), each also with s or +unix behind it, http and https (the admin side)"
-    )]
-    UnknownScheme {
-        /// What was given.
-        scheme: String,
-    },
-    /// The part behind the scheme cannot be an address.
-    #[error("{url:?} is no address to listen on: {why}")]
-    BadAddress {
-        /// What was given.
-        url: String,
-        /// What is wrong with it.
-        why: &'static str,
-    },
-    /// An encrypted listener for which no certificate was named.
-    #[error(
-        "a listener with TLS has no certificate: name one behind its URL, ?cert=FILE&key=FILE, or for all of them in \
-         the setting tls"
-    )]
-    NoCertificate,
-    /// A history has to be written somewhere.
-    #[error("history is kept in the data directory, and there is none: set data_dir, or leave history off")]
-    HistoryNowhere,
-    /// Limits have to be written somewhere too.
-    #[error(
-        "a listener with persist=on keeps its counters in the data directory, and there is none: set data_dir, or leave persist off"
-    )]
-    LimitsNowhere,
-    /// A URL with an option that means nothing there.
-    #[error("{url:?} has the option {option:?}, which is not known there; known are: {known}")]
-    UnknownOption {
-        /// What was given.
-        url: String,
-        /// The option.
-        option: String,
-        /// What there is.
-        known: String,
-    },
-    /// What this broker is told about others cannot work.
-    #[error("node: {what}: {why}")]
-    Node {
-        /// The field of [`NodeConfig`].
-        what: &'static str,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// A number with which no server could work.
-    #[error("{name} is {value}, but must be {why}")]
-    OutOfRange {
-        /// The field of [`Config`].
-        name: &'static str,
-        /// What was given.
-        value: u64,
-        /// What it may be.
-        why: &'static str,
-    },
 }
 
 #[cfg(test)]

@@ -16,13 +16,13 @@ use mqcore_session::throttr::ThrottrSession;
 use mqcore_session::throttr::directory::Directory;
 use mqcore_wire::codec::Limits;
 
-use crate::authority::Authority;
+use crate::authority::state::Authority;
 use crate::extension::ExtensionPort;
 use crate::net::guard::Guard;
 use crate::net::outbox::Outbox;
 use crate::net::registry::Registry;
 use crate::net::tls::Tls;
-use crate::nodes::Nodes;
+use crate::nodes::membership::Nodes;
 use crate::runtime::clock::Clock;
 use crate::runtime::shutdown::Shutdown;
 use crate::runtime::spares::{SpareBytes, SpareCommands};

@@ -8,16 +8,20 @@
 //! | `output` | encoded bytes on their way to one socket |
 //! | `registry` | every open connection of the server |
 //! | [`guard`] | limits on connecting and publishing |
-//! | `tls` | certificates of encrypted listeners, and handshakes |
+//! | `tls` | certificates of encrypted listeners |
+//! | `tls_accept` | handshakes with clients |
+//! | `handshakes` | how many handshakes are in progress |
 //! | `unix_socket` | Unix domain sockets |
 
 pub mod guard;
 
 pub(crate) mod connection;
+pub(crate) mod handshakes;
 pub(crate) mod listener;
 pub(crate) mod outbox;
 pub(crate) mod output;
 pub(crate) mod registry;
 pub(crate) mod tls;
+pub(crate) mod tls_accept;
 #[cfg(unix)]
 pub(crate) mod unix_socket;

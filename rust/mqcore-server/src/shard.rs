@@ -2,11 +2,13 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `count` | how many shards there can be |
 //! | `inbox` | what can be sent to a shard, and how much of it |
 //! | `engine` | the task: drains the inbox, runs the broker, carries out its effects |
 //! | `staging` | what one batch of effects sends to connections |
 //! | `questions` | questions to handlers that have no answer yet |
 
+pub(crate) mod count;
 pub(crate) mod engine;
 pub(crate) mod inbox;
 pub(crate) mod questions;

@@ -2,6 +2,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `counter` | a number that only grows |
 //! | `counters` | counters that tasks increment |
 //! | `survey` | one consistent set of numbers from all shards |
 //! | `metrics` | both in the Prometheus text format |
@@ -9,6 +10,7 @@
 
 pub mod failures;
 
+pub(crate) mod counter;
 pub(crate) mod counters;
 pub(crate) mod metrics;
 pub(crate) mod survey;

@@ -1,9 +1,6 @@
 //! `GET /backup`: a backup as the body of the answer, which holds the files for as long as somebody reads it.
 
 use std::io::{self, Read};
-use std::pin::Pin;
-use std::task::{Context, Poll};
-use std::time::Duration;
 
 use axum::Extension;
 use axum::body::Body;
@@ -11,29 +8,17 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use hyper::body::Frame;
 use tokio::sync::mpsc;
 
-use crate::admin::{Admin, Caller, error};
+use crate::admin::request::{Admin, Caller, error, may_read_everything};
+use crate::admin::stream::{PIECES, Pieces, REQUEST_HEADER, deliver};
 use crate::storage::archive::Archive;
 use crate::storage::backup::BackupError;
 
 /// Octets read and sent at a time.
 const PIECE: usize = 256 * 1024;
-/// Pieces that wait to be sent.
-pub(crate) const PIECES: usize = 4;
-/// How long a client may take nothing. Then the files are let go, whether it is slow or gone.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Must be in the request. A page in somebody's browser cannot send it here without being allowed to.
-pub(crate) const REQUEST_HEADER: &str = "mqcore-request";
 /// Tells octets of files, for a progress bar.
 const TOTAL_HEADER: &str = "mqcore-backup-bytes";
-
-/// Whether this caller may read everything that is saved. Where there are users, whoever got here has shown that he may
-/// administer this page; as long as nobody can log in, those on the same machine may.
-pub(crate) fn may_read_everything(admin: &Admin, caller: &Caller) -> bool {
-    !admin.hub.authority.is_open() || caller.0.ip().is_loopback()
-}
 
 pub(crate) async fn download(
     State(admin): State<Admin>,
@@ -101,27 +86,5 @@ fn send(mut archive: Archive, sender: &mpsc::Sender<io::Result<Bytes>>) {
                 return;
             }
         }
-    }
-}
-
-/// Hands a piece over, on a thread that may block. False: the client has gone, or took nothing for a minute.
-pub(crate) fn deliver(sender: &mpsc::Sender<io::Result<Bytes>>, piece: io::Result<Bytes>) -> bool {
-    let sent = tokio::runtime::Handle::current()
-        .block_on(async { tokio::time::timeout(PATIENCE, sender.send(piece)).await });
-    matches!(sent, Ok(Ok(())))
-}
-
-/// What a client is to be sent.
-pub(crate) struct Pieces(pub(crate) mpsc::Receiver<io::Result<Bytes>>);
-
-impl hyper::body::Body for Pieces {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-        self.get_mut().0.poll_recv(context).map(|piece| piece.map(|piece| piece.map(Frame::data)))
     }
 }

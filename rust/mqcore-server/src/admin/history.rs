@@ -21,10 +21,9 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use crate::admin::backup::{
-    PIECES, Pieces, REQUEST_HEADER, deliver, may_read_everything, refuse as refuse_meeting,
-};
-use crate::admin::{Admin, Caller, error};
+use crate::admin::backup::refuse as refuse_meeting;
+use crate::admin::request::{Admin, Caller, error, may_read_everything};
+use crate::admin::stream::{PIECES, Pieces, REQUEST_HEADER, deliver};
 use crate::stats::survey;
 use crate::storage::backup::BackupError;
 use crate::storage::history::{Batches, HistoryDir, HistoryError, Piece, Request};

@@ -8,7 +8,7 @@ use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::admin::{Admin, SHARD_TIMEOUT, busy, error, list_limit};
+use crate::admin::request::{Admin, SHARD_TIMEOUT, busy, error, list_limit};
 use crate::schedules::{EndScheduleError, EntryId, ScheduleView};
 
 /// How long the end of a schedule may take to be durable.

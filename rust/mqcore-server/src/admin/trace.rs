@@ -15,9 +15,8 @@ use mqcore_broker::model::id::MessageNumber;
 use mqcore_broker::model::location::{Location, LocationState, MessageQuery};
 use serde_json::{Map, Value, json};
 
-use crate::admin::backup::may_read_everything;
 use crate::admin::history::{refuse, settle};
-use crate::admin::{Admin, Caller, error};
+use crate::admin::request::{Admin, Caller, error, may_read_everything};
 use crate::stats::survey;
 use crate::storage::history::{HistoryDir, HistoryError, Request};
 

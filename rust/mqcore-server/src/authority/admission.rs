@@ -14,7 +14,8 @@ use mqcore_broker::model::time::Timestamp;
 use tokio::sync::oneshot;
 
 use super::port::{About, AuthorityAnswer, AuthorityPort, AuthorityQuestion, LoginView};
-use super::{Authority, Origin, gate, guesser};
+use super::state::{Authority, Origin, guesser};
+use super::verdicts;
 use crate::hub::Hub;
 
 /// Somebody who wants to come in.
@@ -140,7 +141,7 @@ impl Authority {
             connected_at: Timestamp(0),
         });
         let wanted = vec![(action, Box::from(resource.to_string()))];
-        let answers = gate::ask(Arc::clone(authorizer), client, Arc::clone(identity), wanted).await;
+        let answers = verdicts::ask(Arc::clone(authorizer), client, Arc::clone(identity), wanted).await;
         answers.iter().all(|(_, allowed)| *allowed)
     }
 

@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 
 use hashbrown::HashMap;
 use mqcore_authority::action::Action;
-use mqcore_authority::audit::{Detail, Line, Speaker};
+use mqcore_authority::audit::Detail;
 use mqcore_authority::login::{Holder, Identity, Refusal};
 use mqcore_broker::model::client::{Client, Introduction, Peer};
 use mqcore_broker::model::command::Command;
@@ -20,17 +20,14 @@ use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::id::{ConnectionId, QueueAddress};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::time::Timestamp;
-use tokio::sync::oneshot;
 
 use super::admission::{self, Applied, Arrival};
 use super::demand;
 use super::keys::LimitKeys;
-use super::port::{About, AuthorityAnswer, AuthorityPort, AuthorityQuestion};
-use super::{Authority, Origin};
+use super::port::AuthorityPort;
+use super::state::{Authority, Origin};
+use super::verdicts::{Answers, Said, VERDICTS_MAX, ask, write};
 use crate::hub::Hub;
-
-/// Verdicts of an authorizer that are remembered for one connection at most.
-pub(super) const VERDICTS_MAX: usize = 1024;
 
 /// The gate of one connection.
 pub(crate) struct Gate {
@@ -65,19 +62,6 @@ struct Known {
     round: u64,
     asking: Option<Pin<Box<dyn Future<Output = Answers> + Send>>>,
 }
-
-/// A verdict of the authorizer.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Said {
-    pub(super) allowed: bool,
-    /// How long it may be used again.
-    pub(super) until: Timestamp,
-    /// The round for whose commands it was asked, which it serves however long they took.
-    pub(super) round: u64,
-}
-
-/// What came of the questions about one batch.
-pub(super) type Answers = Vec<((Action, Box<str>), bool)>;
 
 /// What has to be done after commands have passed, or not.
 pub(crate) enum Step {
@@ -304,12 +288,6 @@ fn refuse_stranger(command: Command, hub: &Hub, steps: &mut Vec<Step>) {
     demand::refuse(command, rejection, hub.shards.len(), &mut |event| steps.push(Step::Tell(event)));
 }
 
-impl Said {
-    pub(super) fn holds(&self, now: Timestamp, round: u64) -> bool {
-        now < self.until || self.round == round
-    }
-}
-
 impl Known {
     /// Judges commands in order. Gives back those from the first on that an authorizer has to be asked about; it is asked
     /// about all of them at once.
@@ -441,25 +419,6 @@ impl Known {
     }
 }
 
-/// Has one verdict written down.
-pub(super) fn write(
-    hub: &Hub,
-    origin: &Origin,
-    client: &Client,
-    identity: &Identity,
-    (action, resource): (Action, &str),
-    denied: Option<&str>,
-) {
-    let speaker = Speaker {
-        client: Some(&client.id),
-        connection: origin.connection,
-        address: origin.address,
-        protocol: origin.protocol,
-    };
-    let line = Line::action(hub.clock.now().0, &speaker, identity, action, resource, denied);
-    hub.authority.audit.write(line);
-}
-
 fn same(last: &QueueAddress, queue: &QueueAddress) -> bool {
     last.id == queue.id && (last.channel.is_same(&queue.channel) || last.channel == queue.channel)
 }
@@ -469,30 +428,4 @@ fn pass(passed: &mut Vec<Command>, octets_each: usize, steps: &mut Vec<Step>) {
         let octets = octets_each * passed.len();
         steps.push(Step::Pass(mem::take(passed), octets));
     }
-}
-
-/// Asks, and takes silence for no.
-pub(super) async fn ask(
-    authorizer: Arc<dyn AuthorityPort>,
-    client: Arc<Client>,
-    identity: Arc<Identity>,
-    wanted: Vec<(Action, Box<str>)>,
-) -> Answers {
-    let mut questions = Vec::with_capacity(wanted.len());
-    let mut answers = Vec::with_capacity(wanted.len());
-    for (action, resource) in &wanted {
-        let (reply, answer) = oneshot::channel();
-        let (client, identity) = (Arc::clone(&client), Arc::clone(&identity));
-        let about = About::Action { client, identity, action: *action, resource: resource.clone() };
-        questions.push(AuthorityQuestion { about, reply });
-        answers.push(answer);
-    }
-    authorizer.ask(questions);
-    let deadline = tokio::time::Instant::now() + authorizer.timeout();
-    let mut verdicts = Vec::with_capacity(wanted.len());
-    for (key, answer) in wanted.into_iter().zip(answers) {
-        let answer = tokio::time::timeout_at(deadline, answer).await;
-        verdicts.push((key, matches!(answer, Ok(Ok(AuthorityAnswer::Allowed)))));
-    }
-    verdicts
 }

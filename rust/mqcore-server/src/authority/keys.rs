@@ -15,9 +15,9 @@ use mqcore_authority::resource::Resource;
 use mqcore_broker::model::client::Client;
 use mqcore_session::throttr::permission::{Permission, Permissions, Wanted};
 
-use super::Origin;
-use super::gate::{Answers, Said, VERDICTS_MAX, ask, write};
 use super::port::AuthorityPort;
+use super::state::Origin;
+use super::verdicts::{Answers, Said, VERDICTS_MAX, ask, write};
 use crate::hub::Hub;
 
 /// The questions of one batch, on their way.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use mqcore_session::any::Protocol;
 use mqcore_session::eventmq::terms::Role;
 
-use crate::config::ConfigError;
+use crate::config::error::ConfigError;
 
 /// Where a listener is to be bound.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -33,14 +33,15 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, TryAcquireError, mpsc, oneshot};
 use tokio::time::{Instant, Sleep};
 
+use crate::authority::gate::{Gate, Step};
 use crate::authority::keys::{Asking, LimitKeys};
-use crate::authority::{Gate, Origin, Step};
+use crate::authority::state::Origin;
 use crate::extension::OpenFrames;
 use crate::hub::Hub;
 use crate::net::outbox::{Order, Outbox, Outgoing, event_bytes};
 use crate::net::output::Output;
-use crate::nodes::Nodes;
 use crate::nodes::judge::{Judged, Judging, Shown, judge_accepted};
+use crate::nodes::membership::Nodes;
 use crate::runtime::clock::Alarm;
 use crate::runtime::shutdown::TaskGuard;
 use crate::shard::inbox::{Batch, Input, permits_for};

@@ -14,13 +14,15 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 use crate::config::address::{BoundAddress, ListenAddress};
 use crate::hub::Hub;
 use crate::net::connection::Connection;
+use crate::net::handshakes::Place;
 use crate::net::outbox::Outbox;
 use crate::net::registry::Refusal;
-use crate::net::tls::{self, Place, TlsEndpoint};
+use crate::net::tls::TlsEndpoint;
+use crate::net::tls_accept;
 #[cfg(unix)]
 use crate::net::unix_socket::UnixSocket;
 use crate::runtime::shutdown::TaskGuard;
-use crate::server::StartError;
+use crate::server::error::StartError;
 
 /// Connections that the system may hold before they are accepted.
 const BACKLOG: u32 = 4096;
@@ -159,9 +161,9 @@ impl Source for TlsSocket {
         let alive = hub.shutdown.enter();
         tokio::spawn(async move {
             let outbox = Some(&*opening.outbox);
-            let secured = tls::secure(&hub, &endpoint, stream, address, &place, outbox).await;
+            let secured = tls_accept::secure(&hub, &endpoint, stream, address, &place, outbox).await;
             if let Some((stream, certificate)) = secured {
-                let peer = tls::peer(address, certificate);
+                let peer = tls_accept::peer(address, certificate);
                 Connection::spawn(&hub, stream, opening.open(), address.ip().is_loopback(), peer);
             }
             drop((place, alive));

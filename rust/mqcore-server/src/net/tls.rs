@@ -1,51 +1,24 @@
-//! TLS at the door: what each encrypted listener shows, handshakes within limits, and the log and the numbers of
-//! those that failed.
-//!
-//! A handshake is a task of its own, so that a peer that stalls in one keeps nobody waiting. At most
-//! `tls_handshakes_max` are under way; beyond that the oldest gives way, as soon as it had a fair time.
+//! The certificates of encrypted listeners: loading, reloading, warnings before they expire, and counters.
 
-use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::fmt;
-use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::task::Poll;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use mqcore_broker::model::client::{Peer, PeerCertificate};
-use mqcore_broker::model::time::Timestamp;
 use mqcore_tls::certificate::{Certificate, seconds_between};
 use mqcore_tls::error::TlsConfigError;
 use mqcore_tls::listener::{ListenerTls, Loaded};
-use mqcore_tls::refusal::{FIRST_BYTES, Refusal};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio::sync::Notify;
+use mqcore_tls::refusal::Refusal;
 use tokio::time::Instant;
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::HandshakeKind;
-use tokio_rustls::server::TlsStream;
 
-use crate::hub::Hub;
-use crate::net::outbox::Outbox;
-use crate::stats::counters::Counter;
-
-/// What a handshake may take before it can be the one that gives way.
-const FAIR: Duration = Duration::from_millis(250);
-
-/// How long a peer may take to read why it was refused. Without waiting, what it has sent meanwhile would make the
-/// system throw away the alert that says so.
-const LAST_WORDS: Duration = Duration::from_millis(250);
+use crate::net::handshakes::Handshakes;
+use crate::stats::counter::Counter;
 
 /// Lines about refused handshakes in one [`LOG_WINDOW`] at most.
 const LOG_LINES_MAX: u32 = 20;
 
 /// After this time there may be as many lines again.
 const LOG_WINDOW: Duration = Duration::from_secs(10);
-
-/// How often certificates are looked at.
-const EXPIRY_INTERVAL: Duration = Duration::from_secs(12 * 3600);
 
 /// What all encrypted listeners of a server share.
 #[derive(Debug)]
@@ -152,6 +125,7 @@ impl Tls {
         self.remark_expiry(url, loaded);
     }
 
+    /// Warns of a certificate that has expired or is about to.
     fn remark_expiry(&self, url: &str, loaded: &Loaded) {
         let now = unix_now();
         let left = seconds_between(now, loaded.not_after);
@@ -163,6 +137,14 @@ impl Tls {
         }
         if loaded.certificate.not_before > now {
             tracing::error!(listener = url, "the certificate is not valid yet; clients refuse it");
+        }
+    }
+
+    /// Warns of every listener's certificate that has expired or is about to.
+    pub(crate) fn remark_all_expiries(&self) {
+        let endpoints = lock(&self.endpoints).clone();
+        for endpoint in endpoints {
+            self.remark_expiry(&endpoint.url, &endpoint.current());
         }
     }
 
@@ -226,241 +208,9 @@ impl Tls {
     }
 }
 
-/// Says twice a day what is about to expire, until the server stops.
-pub(crate) async fn watch_expiry(hub: Arc<Hub>) {
-    loop {
-        tokio::select! {
-            () = hub.shutdown.begun() => return,
-            () = tokio::time::sleep(EXPIRY_INTERVAL) => {}
-        }
-        let endpoints = lock(&hub.tls.endpoints).clone();
-        for endpoint in endpoints {
-            hub.tls.remark_expiry(&endpoint.url, &endpoint.current());
-        }
-    }
-}
-
 impl TlsEndpoint {
-    fn current(&self) -> Arc<Loaded> {
+    pub(crate) fn current(&self) -> Arc<Loaded> {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-/// What a handshake brought: the stream, and the peer's certificate if it showed one.
-pub(crate) type Secured = (TlsStream<TcpStream>, Option<Arc<PeerCertificate>>);
-
-/// Why a handshake brought nothing, and what is left to tell the peer with.
-struct Refused {
-    reason: Refusal,
-    words: Cow<'static, str>,
-    stream: Option<TcpStream>,
-}
-
-/// Shakes hands within the limits of the server. `None`: it failed, and all is said and counted.
-pub(crate) async fn secure(
-    hub: &Hub,
-    endpoint: &TlsEndpoint,
-    stream: TcpStream,
-    peer: SocketAddr,
-    place: &Place,
-    outbox: Option<&Outbox>,
-) -> Option<Secured> {
-    let patience = hub.session.handshake_timeout;
-    let mut first = First::default();
-    let refused = tokio::select! {
-        biased;
-        () = place.lost() => {
-            let words = "too many handshakes are under way, and this is the oldest".into();
-            Refused { reason: Refusal::Limit, words, stream: None }
-        }
-        // The server stops, or too many strangers are there: whoever ordered it counts it.
-        () = ordered(outbox) => return None,
-        secured = shake_hands(endpoint, stream, &mut first) => match secured {
-            Ok(secured) => {
-                let resumed = matches!(secured.0.get_ref().1.handshake_kind(), Some(HandshakeKind::Resumed));
-                let counters = &hub.tls.counters;
-                if resumed { &counters.resumed } else { &counters.full }.add(1);
-                return Some(secured);
-            }
-            Err(refused) => refused,
-        },
-        () = tokio::time::sleep(patience) => {
-            let did = if first.count == 0 { "sent nothing" } else { "did not finish the handshake" };
-            let words = format!("it {did} within {patience:?}").into();
-            Refused { reason: Refusal::Timeout, words, stream: None }
-        }
-    };
-    hub.tls.refuse(endpoint, peer, refused.reason, &refused.words);
-    if let Some(stream) = refused.stream {
-        // Whether it reads them or not.
-        let _ = tokio::time::timeout(LAST_WORDS, last_words(stream)).await;
-    }
-    None
-}
-
-/// The peer's first octets, which tell what it speaks if it is not TLS.
-#[derive(Debug, Default)]
-struct First {
-    octets: [u8; FIRST_BYTES],
-    count: usize,
-}
-
-async fn shake_hands(
-    endpoint: &TlsEndpoint,
-    stream: TcpStream,
-    first: &mut First,
-) -> Result<Secured, Refused> {
-    let broken = |error: std::io::Error, first: &First, stream| {
-        let (reason, words) = Refusal::of(&error, &first.octets[..first.count]);
-        Refused { reason, words, stream }
-    };
-    first.count = match stream.peek(&mut first.octets).await {
-        Ok(count) => count,
-        Err(error) => return Err(broken(error, first, None)),
-    };
-    let acceptor = TlsAcceptor::from(Arc::clone(&endpoint.current().config));
-    let stream = match acceptor.accept(stream).into_fallible().await {
-        Ok(stream) => stream,
-        Err((error, stream)) => return Err(broken(error, first, Some(stream))),
-    };
-    let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-    let certificate = match shown.map(|der| Certificate::read(der)).transpose() {
-        Ok(certificate) => certificate,
-        Err(error) => {
-            let words = format!("its certificate cannot be read: {error}").into();
-            return Err(Refused {
-                reason: Refusal::BadCertificate,
-                words,
-                stream: Some(stream.into_inner().0),
-            });
-        }
-    };
-    // The verifier looked when the session began; a session may be taken up again much later.
-    if certificate.as_ref().is_some_and(|certificate| certificate.expires_in(unix_now()) < 0) {
-        let words = "its certificate has expired since its session began".into();
-        let stream = Some(stream.into_inner().0);
-        return Err(Refused { reason: Refusal::ExpiredCertificate, words, stream });
-    }
-    Ok((stream, certificate.map(|certificate| Arc::new(proven(certificate)))))
-}
-
-fn proven(certificate: Certificate) -> PeerCertificate {
-    PeerCertificate {
-        subject: certificate.subject.into(),
-        names: certificate.names.into_iter().map(Into::into).collect(),
-        fingerprint: certificate.fingerprint.into(),
-        not_after: Timestamp(certificate.not_after.saturating_mul(1000)),
-    }
-}
-
-/// Closes our side and reads what the peer still sends, so that it can read why.
-async fn last_words(mut stream: TcpStream) {
-    if stream.shutdown().await.is_err() {
-        return;
-    }
-    let mut scratch = [0; 4096];
-    while stream.read(&mut scratch).await.is_ok_and(|read| read > 0) {}
-}
-
-/// Returns when something was ordered of a connection that is not open yet: whatever it is, it ends there.
-async fn ordered(outbox: Option<&Outbox>) {
-    let Some(outbox) = outbox else { return std::future::pending().await };
-    let mut nothing = Vec::new();
-    poll_fn(|context| {
-        let taken = outbox.take(&mut nothing, context.waker());
-        if taken.order.is_some() { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-}
-
-/// The peer as the session is told it.
-pub(crate) fn peer(address: SocketAddr, certificate: Option<Arc<PeerCertificate>>) -> Peer {
-    Peer { address: Some(address.to_string().into()), encrypted: true, certificate }
-}
-
-/// The handshakes under way.
-#[derive(Debug)]
-pub(crate) struct Handshakes {
-    max: usize,
-    state: Mutex<HandshakeState>,
-    /// Told when one has ended.
-    ended: Notify,
-}
-
-#[derive(Debug, Default)]
-struct HandshakeState {
-    next: u64,
-    /// By age.
-    places: BTreeMap<u64, (Instant, Arc<Notify>)>,
-}
-
-/// A handshake's place among those under way.
-#[derive(Debug)]
-pub(crate) struct Place {
-    handshakes: Arc<Handshakes>,
-    number: u64,
-    lost: Arc<Notify>,
-}
-
-impl Handshakes {
-    pub(crate) fn new(max: usize) -> Self {
-        Self { max, state: Mutex::default(), ended: Notify::new() }
-    }
-
-    /// How many there are.
-    pub(crate) fn count(&self) -> usize {
-        lock(&self.state).places.len()
-    }
-
-    /// Returns when one more may begin. If all places are taken, the oldest handshake loses its own once it had
-    /// a fair time: strangers who stall cannot keep clients out for longer, and clients who come all at once are
-    /// taken one after the other instead of pushing each other out.
-    pub(crate) async fn room(&self) {
-        loop {
-            let ended = self.ended.notified();
-            let fair_until = {
-                let mut state = lock(&self.state);
-                if state.places.len() < self.max {
-                    return;
-                }
-                let Some(oldest) = state.places.first_entry() else { return };
-                let fair_until = oldest.get().0 + FAIR;
-                if fair_until <= Instant::now() {
-                    let (_, lost) = oldest.remove();
-                    lost.notify_one();
-                    return;
-                }
-                fair_until
-            };
-            tokio::select! {
-                () = ended => {}
-                () = tokio::time::sleep_until(fair_until) => {}
-            }
-        }
-    }
-
-    /// Takes a place.
-    pub(crate) fn enter(self: &Arc<Self>) -> Place {
-        let lost = Arc::new(Notify::new());
-        let mut state = lock(&self.state);
-        let number = state.next;
-        state.next += 1;
-        state.places.insert(number, (Instant::now(), Arc::clone(&lost)));
-        drop(state);
-        Place { handshakes: Arc::clone(self), number, lost }
-    }
-}
-
-impl Place {
-    async fn lost(&self) {
-        self.lost.notified().await;
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        lock(&self.handshakes.state).places.remove(&self.number);
-        self.handshakes.ended.notify_one();
     }
 }
 
@@ -493,7 +243,7 @@ impl LogLimit {
 }
 
 /// The time by which certificates are valid: always the system's.
-fn unix_now() -> u64 {
+pub(crate) fn unix_now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
@@ -504,44 +254,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn one_handshake_too_many_waits_for_a_fair_time_and_then_the_oldest_gives_way() {
-        let handshakes = Arc::new(Handshakes::new(2));
-        let started = Instant::now();
-        handshakes.room().await;
-        let stalled = handshakes.enter();
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        let other = handshakes.enter();
-        handshakes.room().await;
-        assert_eq!(started.elapsed(), FAIR, "the oldest had its time");
-        stalled.lost().await;
-        let third = handshakes.enter();
-        assert_eq!(handshakes.count(), 2);
-        drop(third);
-        handshakes.room().await;
-        assert_eq!(started.elapsed(), FAIR, "there was room at once");
-        drop((stalled, other));
-        assert_eq!(handshakes.count(), 0);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_handshake_that_ends_makes_room_for_who_waits() {
-        let handshakes = Arc::new(Handshakes::new(1));
-        let first = handshakes.enter();
-        let started = Instant::now();
-        let (done, ()) = tokio::join!(
-            async {
-                handshakes.room().await;
-                started.elapsed()
-            },
-            async {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-                drop(first);
-            }
-        );
-        assert_eq!(done, Duration::from_millis(10));
-    }
 
     #[tokio::test(start_paused = true)]
     async fn a_flood_of_refusals_is_counted_and_not_all_said() {

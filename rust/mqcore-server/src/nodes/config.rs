@@ -9,8 +9,8 @@ use mqcore_cluster::link::LinkOptions;
 use mqcore_cluster::log::{LogOptions, MASTERS_MAX};
 use mqcore_tls::client::ClientTls;
 
-use crate::config::ConfigError;
 use crate::config::address::ListenerUrl;
+use crate::config::error::ConfigError;
 
 /// A broker among others.
 #[derive(Debug, Clone)]

@@ -16,9 +16,8 @@ use mqcore_journal::error::JournalError;
 use mqcore_session::node::Noted;
 use tokio::sync::{Notify, oneshot};
 
-use crate::config::ClockConfig;
 use crate::nodes::store::{Kept, Store};
-use crate::runtime::clock::Clock;
+use crate::runtime::clock::{Clock, ClockConfig};
 
 /// How long the thread sleeps when nothing comes; then it makes durable what nobody waited for.
 const IDLE: Duration = Duration::from_millis(200);

@@ -9,7 +9,18 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use mqcore_broker::model::time::Timestamp;
 use tokio::time::Sleep;
 
-use crate::config::{ClockConfig, MANUAL_START_MS};
+/// Who turns the clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ClockConfig {
+    /// The system: Unix time at the start, and from then on a clock that never runs backwards.
+    #[default]
+    System,
+    /// [`Server::advance`](crate::server::Server::advance) alone. Starts at [`MANUAL_START_MS`].
+    Manual,
+}
+
+/// Where a manual clock starts, Unix milliseconds: a round number, so that tests can spell times out.
+pub const MANUAL_START_MS: u64 = 1_800_000_000_000;
 
 /// Tells the time in Unix milliseconds and never runs backwards, whatever happens to the system's clock.
 #[derive(Debug)]

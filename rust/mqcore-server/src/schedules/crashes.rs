@@ -118,7 +118,7 @@ impl Shard {
         for effect in effects {
             match effect {
                 Effect::Record(sequence, record) => self.records.push((sequence, record)),
-                Effect::Notify(super::CONNECTION, event) => told.push(event),
+                Effect::Notify(super::publisher::CONNECTION, event) => told.push(event),
                 _ => {}
             }
         }
@@ -209,7 +209,7 @@ impl World {
         let keeper = Keeper::open(disks[SHARDS].clone(), options(9, START), SHARDS, &crons);
         let (keeper, _) = keeper.expect("it opens");
         let shards = (0..SHARDS).map(|shard| Shard::open(shard, &disks[shard], START)).collect();
-        let client = super::client();
+        let client = super::publisher::client();
         let (chance, told, seen) = (Chance(seed), VecDeque::new(), BTreeMap::new());
         let mut world = Self { chance, now: START, keeper, shards, disks, told, client, crons, seen };
         for name in [QUEUES[0], QUEUES[1], "default"] {
@@ -466,5 +466,5 @@ fn a_schedule_that_says_the_same_goes_on_and_another_one_begins_anew() {
     world.keep();
     world.crash();
     assert_eq!(world.keeper.list(10).total, 0);
-    assert_eq!(ConnectionId(u64::MAX), super::CONNECTION);
+    assert_eq!(ConnectionId(u64::MAX), super::publisher::CONNECTION);
 }

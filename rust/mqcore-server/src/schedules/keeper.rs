@@ -20,7 +20,7 @@ use mqcore_session::eventmq::schedules::{Run, ScheduleRequest};
 use mqcore_wire::eventmq::queues;
 
 use super::store::{Kept, RunRecord, Store};
-use super::{ScheduleList, ScheduleView};
+use super::view::{ScheduleList, ScheduleView};
 
 /// Schedules at most.
 pub(crate) const SCHEDULES_MAX: usize = 4_000_000;

@@ -1,44 +1,23 @@
-//! How sessions, shards and the admin side reach the keeper of schedules, and the thread that does its work.
+//! How sessions, shards and the admin side reach the thread that keeps schedules.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use hashbrown::HashMap;
-use mqcore_broker::model::command::{Command, Request};
 use mqcore_broker::model::effect::Event;
-use mqcore_broker::model::id::{QueueAddress, RequestId};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
-use mqcore_journal::error::JournalError;
-use mqcore_journal::storage::FileStorage;
-use mqcore_scheduler::clock::{ClockWatch, Step};
 use mqcore_scheduler::scheduler::EntryId;
 use mqcore_session::eventmq::schedules::{ScheduleRequest, Schedules};
 use tokio::sync::oneshot;
 
-use super::keeper::{Crons, Keeper, Wanted, default_queue, wanted};
-use super::{EndScheduleError, ScheduleList};
-use crate::hub::Hub;
-use crate::runtime::shutdown::TaskGuard;
-use crate::shard::inbox::Urgent;
-use crate::storage::backup::Pin;
-use crate::storage::data_dir::{DataDir, SideJournal};
+use super::keeper::{Crons, Wanted, wanted};
+use super::view::{EndScheduleError, ScheduleList};
 
 /// Octets of schedules that may wait for the thread; more are refused.
 const WAITING_BYTES_MAX: usize = 64 << 20;
-/// Requests taken in one batch.
-const BATCH_MAX: usize = 4_096;
-/// How long the thread sleeps while there is something that only time changes: a disk without space, a clock that is turned.
-const IDLE: Duration = Duration::from_millis(200);
-/// How often housekeeping has its turn.
-const HOUSEKEEPING: Duration = Duration::from_millis(200);
-/// Octets that housekeeping may move at a time.
-const HOUSEKEEPING_BYTES: usize = 4 << 20;
-
 /// What is asked of the thread.
 #[derive(Debug)]
-enum Ask {
+pub(super) enum Ask {
     Schedule(Box<Wanted>),
     Unschedule(EntryId),
     /// The same for somebody who wants to know that it is durable.
@@ -65,11 +44,11 @@ pub(crate) struct Numbers {
 }
 
 #[derive(Debug)]
-struct Shared {
-    numbers: Numbers,
+pub(super) struct Shared {
+    pub(super) numbers: Numbers,
     crons: Crons,
     /// Octets of schedules on their way to the thread.
-    waiting: AtomicUsize,
+    pub(super) waiting: AtomicUsize,
     /// Until the thread takes it.
     receiver: Mutex<Option<Receiver<Ask>>>,
 }
@@ -78,7 +57,7 @@ struct Shared {
 #[derive(Debug, Clone)]
 pub(crate) struct SchedulePort {
     asks: Sender<Ask>,
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
 impl SchedulePort {
@@ -136,39 +115,14 @@ impl SchedulePort {
         self.ask(Ask::End);
     }
 
+    /// What was asked for, once: for the thread.
+    pub(super) fn take_receiver(&self) -> Option<Receiver<Ask>> {
+        self.shared.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     /// When the thread has ended nobody waits for anything any more.
     fn ask(&self, ask: Ask) {
         let _ = self.asks.send(ask);
-    }
-
-    /// Starts the thread. `directory` is held until what it wrote is closed.
-    pub(crate) fn start(
-        &self,
-        keeper: Keeper<FileStorage>,
-        hub: &Arc<Hub>,
-        directory: Option<Arc<DataDir>>,
-        alive: TaskGuard,
-    ) -> std::io::Result<()> {
-        let receiver = self.shared.receiver.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(asks) = receiver else { return Ok(()) };
-        let worker = Worker {
-            keeper,
-            hub: Arc::clone(hub),
-            shared: Arc::clone(&self.shared),
-            known: HashMap::new(),
-            ended: Vec::new(),
-            failed: false,
-            housekept: Instant::now(),
-            pin: Weak::new(),
-            watch: ClockWatch::default(),
-        };
-        std::thread::Builder::new().name("mqcore-schedules".into()).spawn(move || {
-            worker.run(&asks);
-            // The directory is free for the next broker before this one counts as stopped.
-            drop(directory);
-            drop(alive);
-        })?;
-        Ok(())
     }
 }
 
@@ -189,247 +143,5 @@ impl Schedules for SchedulePort {
     fn unschedule(&self, request: ScheduleRequest) -> Result<(), Rejection> {
         self.ask(Ask::Unschedule(EntryId(request.identity())));
         Ok(())
-    }
-}
-
-/// The thread.
-struct Worker {
-    keeper: Keeper<FileStorage>,
-    hub: Arc<Hub>,
-    shared: Arc<Shared>,
-    /// Which queues there are, of those that were asked for in this round.
-    known: HashMap<QueueAddress, bool>,
-    /// Schedules that were ended in this round, and who wants to know.
-    ended: Vec<(EntryId, oneshot::Sender<Result<(), EndScheduleError>>)>,
-    /// The disk broke its word: nothing happens any more until the next start, because nobody would know afterwards that it did.
-    failed: bool,
-    housekept: Instant,
-    /// Alive while a backup needs the files as they are.
-    pin: Weak<Pin>,
-    watch: ClockWatch,
-}
-
-impl Worker {
-    fn run(mut self, asks: &Receiver<Ask>) {
-        loop {
-            let first = match asks.recv_timeout(self.patience()) {
-                Ok(first) => Some(first),
-                Err(RecvTimeoutError::Timeout) => None,
-                Err(RecvTimeoutError::Disconnected) => break,
-            };
-            let mut ended = false;
-            for ask in first.into_iter().chain(asks.try_iter().take(BATCH_MAX)) {
-                ended |= matches!(ask, Ask::End);
-                self.obey(ask);
-            }
-            let outcome = self.round();
-            self.tell_of_ends(&outcome);
-            self.note(outcome);
-            self.meet();
-            self.show();
-            if ended {
-                break;
-            }
-        }
-        if !self.failed
-            && let Err(error) = self.keeper.close()
-        {
-            tracing::error!(%error, "the journal of schedules could not be closed in order");
-        }
-    }
-
-    /// How long there is nothing to do unless somebody asks for something.
-    fn patience(&self) -> Duration {
-        let full = self.shared.numbers.failing.load(Ordering::Relaxed);
-        if full || self.failed || !self.hub.shutdown.is_running() {
-            return IDLE;
-        }
-        let clock = &self.hub.clock;
-        let due = self.keeper.next_due().map(|due| due.saturating_sub(clock.system_ms()));
-        let retry = self.keeper.next_retry().map(|retry| retry.saturating_sub(clock.now().0));
-        // Never longer, because the system's clock may be set meanwhile, of which nobody tells.
-        due.into_iter().chain(retry).map(Duration::from_millis).fold(IDLE, Duration::min)
-    }
-
-    fn obey(&mut self, ask: Ask) {
-        let now = self.hub.clock.now().0;
-        match ask {
-            Ask::Schedule(wanted) => {
-                self.shared.waiting.fetch_sub(wanted.bytes(), Ordering::Relaxed);
-                let id = wanted.id;
-                if let Err(rejection) = self.keeper.schedule(*wanted, self.hub.clock.system_ms()) {
-                    self.shared.numbers.refused.fetch_add(1, Ordering::Relaxed);
-                    tracing::error!(schedule = %id, why = %rejection, "a schedule was not taken");
-                }
-            }
-            Ask::Unschedule(id) => {
-                self.keeper.unschedule(&id);
-            }
-            Ask::EndSchedule(id, answer) => self.end_schedule(id, answer),
-            Ask::List(max, answer) => {
-                // Whoever asked may have gone; nobody misses the answer then.
-                let _ = answer.send(self.keeper.list(max));
-            }
-            Ask::Told(Event::Confirmed(numbers)) => self.keeper.confirmed(&numbers),
-            Ask::Told(Event::Deferred(number, rejection)) => {
-                tracing::debug!(number, why = %rejection, "a queue cannot take a schedule's run now");
-                self.keeper.put_off(number, now);
-            }
-            Ask::Told(_) | Ask::Look | Ask::End => {}
-        }
-    }
-
-    /// What the system's clock shows, after the schedules have heard that it was set back, if it was. Set forward, it makes due
-    /// what it has jumped over, which needs no more than to look.
-    fn look_at_clock(&mut self, steady_ms: u64) -> u64 {
-        let system_ms = self.hub.clock.system_ms();
-        match self.watch.look(system_ms, steady_ms) {
-            Some(Step::Back(by)) => {
-                tracing::warn!(by_ms = by, "the system's clock was set back; schedules go by it");
-                self.keeper.set_back(system_ms);
-            }
-            Some(Step::Forward(by)) => {
-                tracing::warn!(by_ms = by, "the system's clock was set forward; schedules go by it");
-            }
-            None => {}
-        }
-        system_ms
-    }
-
-    /// Whoever asked may have gone; nobody misses an answer then.
-    fn end_schedule(&mut self, id: EntryId, answer: oneshot::Sender<Result<(), EndScheduleError>>) {
-        if self.shared.numbers.failing.load(Ordering::Relaxed) {
-            let _ = answer.send(Err(EndScheduleError::Failing));
-        } else if self.keeper.unschedule(&id) {
-            self.ended.push((id, answer));
-        } else {
-            let _ = answer.send(Err(EndScheduleError::Missing(id)));
-        }
-    }
-
-    /// Tells those who have ended schedules in this round what came of writing that down.
-    fn tell_of_ends(&mut self, outcome: &Result<(), JournalError>) {
-        for (id, answer) in self.ended.drain(..) {
-            let told =
-                outcome.as_ref().map(|()| tracing::info!(schedule = %id, "a schedule was ended by hand"));
-            let told = told.map_err(|error| EndScheduleError::NotSaved { id, why: error.to_string() });
-            let _ = answer.send(told);
-        }
-    }
-
-    /// Writes down what is new and what is due, and then tells the shards.
-    fn round(&mut self) -> Result<(), JournalError> {
-        if self.failed {
-            return Ok(());
-        }
-        let now = self.hub.clock.now().0;
-        if self.housekept.elapsed() >= HOUSEKEEPING {
-            self.housekept = Instant::now();
-            self.keeper.keep_house(now, HOUSEKEEPING_BYTES, self.pin.strong_count() > 0)?;
-        }
-        let system = self.look_at_clock(now);
-        // A broker that stops begins nothing: what is due is due at the next start, too.
-        if self.hub.shutdown.is_running() {
-            let queues = self.keeper.take_due(system);
-            // A shard that does not answer has stopped, and the server stops with it: what is due is found again.
-            if !queues.is_empty() && self.learn(queues) {
-                let known = &self.known;
-                self.keeper.write_due(|queue| known.get(queue).copied().unwrap_or(false))?;
-            }
-        }
-        self.keeper.commit()?;
-        let commands = self.keeper.take_commands(now);
-        self.tell(commands);
-        Ok(())
-    }
-
-    /// Takes part in a backup, if one is asked for: says what there is, and stands still until all writers have. A run that is
-    /// settled here is in its shard by then, and one that is not is sent again by whoever starts on the copy.
-    fn meet(&mut self) {
-        let Some((writer, meeting)) = self.hub.backups.take_beside(SideJournal::Schedules) else { return };
-        let Some(snapshot) = self.keeper.snapshot() else { return };
-        self.pin = meeting.pin();
-        meeting.attend(writer, snapshot.map_err(|error| error.to_string()));
-    }
-
-    /// Asks the shards which of these queues there are, and `default` too. False: a shard has stopped.
-    fn learn(&mut self, mut queues: Vec<QueueAddress>) -> bool {
-        let default = default_queue();
-        if !queues.contains(&default) {
-            queues.push(default.clone());
-        }
-        let shards = self.hub.shards.len();
-        let mut asked: Vec<Vec<QueueAddress>> = vec![Vec::new(); shards];
-        for queue in queues {
-            asked[queue.channel.shard(shards)].push(queue);
-        }
-        self.known.clear();
-        let asked = asked.into_iter().enumerate().filter(|(_, queues)| !queues.is_empty());
-        let answers: Vec<_> = asked
-            .map(|(shard, queues)| {
-                let (answer, receiver) = oneshot::channel();
-                self.hub.shards[shard].send_urgent(Urgent::Takes(queues.clone(), answer));
-                (queues, receiver)
-            })
-            .collect();
-        for (queues, receiver) in answers {
-            let Ok(takes) = receiver.blocking_recv() else { return false };
-            self.known.extend(queues.into_iter().zip(takes));
-        }
-        let needs_default = self.known.values().any(|known| !known);
-        if needs_default && !self.known.get(&default).copied().unwrap_or_default() {
-            let changes = self.hub.eventmq.made_for_jobs();
-            let request = Request::CreateQueue { queue: default.clone(), changes };
-            let shard = default.channel.shard(shards);
-            self.tell(vec![(shard, Command::Request(RequestId(0), Box::new(request)))]);
-        }
-        true
-    }
-
-    fn tell(&self, commands: Vec<(usize, Command)>) {
-        let mut of_shards: Vec<Vec<Command>> = vec![Vec::new(); self.hub.shards.len()];
-        for (shard, command) in commands {
-            of_shards[shard].push(command);
-        }
-        for (shard, commands) in
-            of_shards.into_iter().enumerate().filter(|(_, commands)| !commands.is_empty())
-        {
-            self.hub.moved();
-            self.hub.shards[shard].send_urgent(Urgent::Scheduled(commands));
-        }
-    }
-
-    fn note(&mut self, outcome: Result<(), JournalError>) {
-        let failing = &self.shared.numbers.failing;
-        match outcome {
-            Ok(()) if self.failed => {}
-            Ok(()) => {
-                if failing.swap(false, Ordering::Relaxed) {
-                    tracing::warn!("schedules are written down again");
-                }
-            }
-            Err(error @ JournalError::Full { .. }) => {
-                if !failing.swap(true, Ordering::Relaxed) {
-                    tracing::error!(%error, "schedules wait: what they do cannot be written down");
-                }
-            }
-            Err(error) => {
-                self.failed = true;
-                failing.store(true, Ordering::Relaxed);
-                tracing::error!(%error, "schedules have stopped until the next start");
-            }
-        }
-    }
-
-    fn show(&self) {
-        let numbers = &self.shared.numbers;
-        for (shown, number) in [
-            (&numbers.schedules, self.keeper.len() as u64),
-            (&numbers.runs, self.keeper.fired()),
-            (&numbers.skipped, self.keeper.skipped()),
-            (&numbers.outstanding, self.keeper.outstanding() as u64),
-        ] {
-            shown.store(number, Ordering::Relaxed);
-        }
     }
 }

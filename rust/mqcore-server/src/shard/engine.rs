@@ -24,7 +24,7 @@ use crate::handler::{AnswerSink, HandlerPort};
 use crate::hub::Hub;
 use crate::runtime::clock::Alarm;
 use crate::runtime::shutdown::TaskGuard;
-use crate::schedules;
+use crate::schedules::publisher;
 use crate::shard::inbox::{Batch, Input, ShardInbox, SharedRoom, Urgent};
 use crate::shard::questions::Questions;
 use crate::shard::staging::Staging;
@@ -341,7 +341,7 @@ impl Engine {
             match effect {
                 Effect::Deliver(deliver) => self.staging.deliver(&deliver, &self.hub),
                 Effect::Publication(publication) => self.staging.publish(&publication, &self.hub),
-                Effect::Notify(schedules::CONNECTION, event) => self.hub.schedules.told(event),
+                Effect::Notify(publisher::CONNECTION, event) => self.hub.schedules.told(event),
                 Effect::Notify(connection, event) => {
                     self.staging.tell(connection, event, &self.hub);
                 }

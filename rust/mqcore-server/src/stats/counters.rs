@@ -6,21 +6,8 @@ use std::time::Duration;
 use mqcore_journal::stats::Stats;
 use mqcore_session::any::Protocol;
 
-use crate::config::SHARDS_MAX;
-
-/// A number that only grows. Relaxed: nobody concludes anything from one about another.
-#[derive(Debug, Default)]
-pub(crate) struct Counter(AtomicU64);
-
-impl Counter {
-    pub(crate) fn add(&self, by: u64) {
-        self.0.fetch_add(by, Ordering::Relaxed);
-    }
-
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
+use crate::shard::count::SHARDS_MAX;
+use crate::stats::counter::Counter;
 
 /// Why a connection ended, where it was not the peer's own wish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -29,6 +29,8 @@ use mqcore_journal::storage::FileStorage;
 
 pub use mqcore_journal::error::JournalError;
 
+use crate::shard::count::SHARDS_MAX;
+
 /// The directory of the archive.
 pub const ARCHIVE: &str = "archive";
 
@@ -396,7 +398,7 @@ pub(crate) fn restored(
 
 pub(crate) fn read_format(text: &str) -> Option<usize> {
     let shards = text.trim().strip_prefix("mqcore data 1, shards ")?.parse().ok()?;
-    (1..=crate::config::SHARDS_MAX).contains(&shards).then_some(shards)
+    (1..=SHARDS_MAX).contains(&shards).then_some(shards)
 }
 
 /// Whole or not at all: a crash in between must not leave a directory that nobody can open.

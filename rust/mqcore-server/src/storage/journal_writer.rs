@@ -505,7 +505,8 @@ mod tests {
     use mqcore_wire::codec::Limits;
 
     use super::*;
-    use crate::authority::{Authority, AuthorityConfig};
+    use crate::authority::config::AuthorityConfig;
+    use crate::authority::state::Authority;
     use crate::config::{ClockConfig, Config};
     use crate::hub::SessionTerms;
     use crate::limits;
@@ -550,7 +551,7 @@ mod tests {
             extension_names: Arc::default(),
             eventmq: Arc::new(mqcore_session::eventmq::exchange::Exchange::new(0, None)),
             schedules: crate::schedules::port::SchedulePort::new(),
-            scheduling: crate::schedules::client(),
+            scheduling: crate::schedules::publisher::client(),
         };
         (Arc::new(hub), inbox)
     }

@@ -1,0 +1,230 @@
+//! `GET /overview`: listeners, queues, topics, routers, clients and other brokers; `GET /errors`: recent failed requests.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::Uri;
+use axum::response::{IntoResponse, Response};
+use mqcore_broker::model::router::RouterDefinition;
+use mqcore_broker::model::stats::{
+    DropReason, QueueInformation, QueueStats, ShardStats, TopicInformation, TopicStats,
+};
+use serde_json::{Value, json};
+
+use crate::admin::request::{Admin, list_limit, look};
+use crate::net::tls::ListenerCertificate;
+use crate::stats::failures::Failure;
+use crate::stats::survey::{self, Totals};
+
+/// Asks no shard, so it answers even while shards are stuck.
+pub(crate) async fn errors_page(State(admin): State<Admin>, uri: Uri) -> Response {
+    match list_limit(&uri) {
+        Ok(limit) => {
+            let failures: Vec<Value> =
+                admin.hub.failures.latest(limit).into_iter().map(describe_failure).collect();
+            Json(json!({"errors": failures, "limit": limit})).into_response()
+        }
+        Err(response) => response,
+    }
+}
+
+fn describe_failure(failure: Failure) -> Value {
+    json!({
+        "id": failure.error,
+        "request": failure.request,
+        "why": failure.why,
+        "at_ms": failure.at.0,
+        "client": failure.client,
+        "connection": failure.connection.0,
+        "protocol": failure.protocol,
+    })
+}
+
+pub(crate) async fn overview(State(admin): State<Admin>, uri: Uri) -> Response {
+    let limit = match list_limit(&uri) {
+        Ok(limit) => limit,
+        Err(response) => return response,
+    };
+    match look(&admin).await {
+        Ok(survey) => Json(describe(&admin, survey, limit)).into_response(),
+        Err(response) => response,
+    }
+}
+
+fn describe(admin: &Admin, mut survey: ShardStats, limit: usize) -> Value {
+    let totals = Totals::of(&survey);
+    survey.queues.sort_unstable_by(|left, right| left.queue.cmp(&right.queue));
+    survey.topics.sort_unstable_by(|left, right| left.topic.cmp(&right.topic));
+    survey.clients.sort_unstable_by(|left, right| left.client.id.cmp(&right.client.id));
+    let listeners: Vec<Value> = admin
+        .listeners
+        .iter()
+        .map(|listening| {
+            let (protocol, address) = (listening.protocol.as_str(), listening.address.to_string());
+            json!({"protocol": protocol, "address": address, "url": listening.url()})
+        })
+        .collect();
+    let certificates: Vec<Value> =
+        admin.hub.tls.certificates().into_iter().map(describe_certificate).collect();
+    let queues: Vec<Value> = survey.queues.iter().take(limit).map(describe_queue).collect();
+    survey.routers.sort_unstable_by(|left, right| left.name.cmp(&right.name));
+    let routers: Vec<Value> =
+        survey.routers.iter().take(limit).map(|router| describe_router(router, &survey)).collect();
+    let topics: Vec<Value> = survey.topics.iter().take(limit).map(describe_topic).collect();
+    let clients: Vec<Value> = survey
+        .clients
+        .iter()
+        .take(limit)
+        .map(|information| {
+            let client = &information.client;
+            json!({
+                "id": client.id,
+                "name": client.name,
+                "type": client.kind,
+                "connection": client.connection.0,
+                "online_ms": information.online_ms,
+            })
+        })
+        .collect();
+    let nodes: Vec<Value> = survey
+        .nodes
+        .iter()
+        .map(|node| {
+            json!({
+                "id": node.id,
+                "name": node.name,
+                "host": node.host,
+                "role": if node.downstream { "slave" } else { "master" },
+                "connected": node.connected,
+                "lifetime_ms": node.lifetime_ms,
+            })
+        })
+        .collect();
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "pid": std::process::id(),
+        "uptime_seconds": admin.started.elapsed().as_secs_f64(),
+        "shards": admin.hub.shards.len(),
+        "listeners": listeners,
+        "certificates": certificates,
+        "nodes": nodes,
+        "totals": {
+            "channels": survey.channels.len(),
+            "queues": survey.queues.len(),
+            "clients": survey.clients.len(),
+            "ready": totals.ready,
+            "in_flight": totals.in_flight,
+            "undecided": totals.undecided,
+            "memory_bytes": totals.memory_bytes,
+            "commands_refused": survey.refused,
+            "messages": describe_stats(&totals.stats),
+            "topics": survey.topics.len(),
+            "routers": survey.routers.len(),
+            "topic_messages": describe_topic_stats(&totals.topics),
+        },
+        "queues": queues,
+        "topics": topics,
+        "routers": routers,
+        "clients": clients,
+        "limit": limit,
+    })
+}
+
+fn describe_certificate(certificate: ListenerCertificate) -> Value {
+    json!({
+        "listener": certificate.url,
+        "subject": certificate.subject,
+        "names": certificate.names,
+        "fingerprint": certificate.fingerprint,
+        "not_after": certificate.not_after,
+        "expires_in_seconds": certificate.expires_in,
+    })
+}
+
+fn describe_queue(queue: &QueueInformation) -> Value {
+    json!({
+        "queue": queue.queue.to_string(),
+        "status": queue.options.status.as_str(),
+        "tag": queue.options.tag,
+        "high_priority": queue.high_priority,
+        "normal": queue.normal,
+        "in_flight": queue.in_flight,
+        "undecided": queue.undecided,
+        "memory_bytes": queue.memory_bytes,
+        "messages": describe_stats(&queue.stats),
+    })
+}
+
+fn describe_router(router: &RouterDefinition, survey: &ShardStats) -> Value {
+    let counts = survey::router_counts(survey, &router.name);
+    let bindings: Vec<Value> = router
+        .bindings
+        .iter()
+        .map(|binding| {
+            let found = counts.bindings.iter().find(|(name, _)| *name == binding.name);
+            let (taken, refused) = found.map_or((0, 0), |(_, counts)| (counts.taken, counts.refused));
+            json!({
+                "name": binding.name,
+                "target": binding.target.to_string(),
+                "priority": binding.priority,
+                "interaction": binding.interaction.as_str(),
+                "taken": taken,
+                "refused": refused,
+            })
+        })
+        .collect();
+    json!({
+        "router": router.name.as_str(),
+        "method": router.method.as_str(),
+        "enabled": router.enabled,
+        "bindings": bindings,
+        "messages": {
+            "received": counts.received,
+            "routed": counts.routed,
+            "errors": counts.errors,
+            "dropped": {"no-consumer": counts.dropped_no_consumer},
+        },
+    })
+}
+
+fn describe_topic(topic: &TopicInformation) -> Value {
+    json!({
+        "topic": topic.topic.to_string(),
+        "subscribers": topic.subscribers,
+        "queues": topic.queues,
+        "messages": describe_topic_stats(&topic.stats),
+    })
+}
+
+fn describe_topic_stats(stats: &TopicStats) -> Value {
+    json!({
+        "published": stats.published,
+        "published_bytes": stats.published_bytes,
+        "delivered": stats.delivered,
+        "copied": stats.copied,
+        "dropped": {"no-consumer": stats.dropped_no_consumer, "slow": stats.dropped_slow},
+    })
+}
+
+fn describe_stats(stats: &QueueStats) -> Value {
+    let dropped: serde_json::Map<String, Value> = DropReason::ALL
+        .into_iter()
+        .map(|reason| (reason.as_str().into(), stats.dropped[reason as usize].into()))
+        .collect();
+    json!({
+        "received": stats.received,
+        "sent": stats.sent,
+        "deliveries": stats.deliveries,
+        "acks": stats.acks,
+        "negative_acks": stats.negative_acks,
+        "timed_out": stats.timed_out,
+        "saved": stats.saved,
+        "save_failed": stats.save_failed,
+        "removed": stats.removed,
+        "put_back": stats.put_back,
+        "dead_lettered": stats.dead_lettered,
+        "errors": stats.errors,
+        "dropped": dropped,
+        "last_received_ms": stats.last_received_ms,
+        "last_sent_ms": stats.last_sent_ms,
+    })
+}

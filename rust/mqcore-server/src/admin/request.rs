@@ -1,0 +1,87 @@
+//! What every request of the admin side needs: the broker, who sent it, common parameters and errors.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Json;
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use mqcore_broker::model::client::Peer;
+use mqcore_broker::model::stats::ShardStats;
+use serde_json::json;
+
+use crate::config::address::Listening;
+use crate::hub::Hub;
+use crate::stats::survey;
+use crate::storage::history::HistoryDir;
+
+/// How long shards may take to answer.
+pub(crate) const SHARD_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Entries of each list of the overview: by default, and at most.
+const LIST_LIMIT: (usize, usize) = (100, 10_000);
+
+/// What every request may look at.
+#[derive(Clone)]
+pub(crate) struct Admin {
+    pub(crate) hub: Arc<Hub>,
+    /// `None`: there is no data directory.
+    pub(crate) history: Option<Arc<HistoryDir>>,
+    pub(crate) listeners: Arc<[Listening]>,
+    pub(crate) started: Instant,
+}
+
+impl Admin {
+    pub(crate) fn new(hub: &Arc<Hub>, listeners: Vec<Listening>, data_dir: Option<&Path>) -> Self {
+        // The broker has just opened the directory itself, so whatever is wrong with it was said.
+        let history = data_dir.and_then(|path| HistoryDir::open(path).ok()).map(Arc::new);
+        Self { hub: Arc::clone(hub), history, listeners: listeners.into(), started: Instant::now() }
+    }
+}
+
+/// Where a request comes from, and what is known of who sends it.
+#[derive(Clone)]
+pub(crate) struct Caller(pub(crate) SocketAddr, pub(crate) Arc<Peer>);
+
+/// Whether this caller may read everything that is saved. Once users exist, [`guard`](super::guard) has already checked that
+/// the caller may administer the page. Before that, only callers on the broker's own machine may.
+pub(crate) fn may_read_everything(admin: &Admin, caller: &Caller) -> bool {
+    !admin.hub.authority.is_open() || caller.0.ip().is_loopback()
+}
+
+/// An error as every page reports it: `{"error": {"code": ..., "message": ...}}`.
+pub(crate) fn error(status: StatusCode, code: &str, message: &str) -> Response {
+    (status, Json(json!({"error": {"code": code, "message": message}}))).into_response()
+}
+
+pub(crate) fn busy() -> Response {
+    error(StatusCode::SERVICE_UNAVAILABLE, "busy", "a shard did not answer within a second")
+}
+
+/// A snapshot of all shards; an error if one does not answer within [`SHARD_TIMEOUT`].
+pub(crate) async fn look(admin: &Admin) -> Result<ShardStats, Response> {
+    tokio::time::timeout(SHARD_TIMEOUT, survey::survey(&admin.hub)).await.map_err(|_| busy())
+}
+
+/// The value of a parameter of the query; only plain words and numbers are looked for here.
+pub(crate) fn parameter<'a>(uri: &'a Uri, name: &str) -> Option<&'a str> {
+    uri.query()?.split('&').find_map(|pair| {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (key == name).then_some(value)
+    })
+}
+
+/// How many entries of a list are wanted.
+#[expect(clippy::result_large_err, reason = "the error is the answer to the request")]
+pub(crate) fn list_limit(uri: &Uri) -> Result<usize, Response> {
+    match parameter(uri, "limit").map(str::parse::<usize>) {
+        None => Ok(LIST_LIMIT.0),
+        Some(Ok(limit)) => Ok(limit.min(LIST_LIMIT.1)),
+        Some(Err(_)) => {
+            let message = "limit is a number of entries, such as ?limit=100";
+            Err(error(StatusCode::BAD_REQUEST, "bad-request", message))
+        }
+    }
+}

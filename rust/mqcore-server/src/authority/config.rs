@@ -1,0 +1,56 @@
+//! What a server is told about users, tokens and the audit log.
+
+use std::path::PathBuf;
+
+use mqcore_authority::audit::Detail;
+use mqcore_authority::record::{Records, Token, User};
+use mqcore_authority::rule::Rule;
+use serde::Deserialize;
+
+use super::audit::AuditTarget;
+use super::store::StoreError;
+
+/// Users, tokens, and what is written down about their doings.
+#[derive(Debug, Clone, Default)]
+pub struct AuthorityConfig {
+    /// Users, tokens and rules that are named here, beside those of the store. Default none.
+    pub records: Records,
+    /// The file of users and tokens that the command line changes. Default `authority.json` in the data directory; without
+    /// one, there is none.
+    pub store: Option<PathBuf>,
+    /// Where audit lines go. Default `audit.jsonl` in the data directory; without one, standard error.
+    pub audit: Option<AuditTarget>,
+    /// Which lines are written. Default what was denied, and logins.
+    pub audit_detail: Detail,
+}
+
+/// Settings as a configuration has them, all optional.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Settings {
+    users: Vec<User>,
+    tokens: Vec<Token>,
+    anonymous: Vec<Rule>,
+    store: Option<PathBuf>,
+    audit: Option<String>,
+    audit_allowed: bool,
+}
+
+/// Reads settings that are written as JSON: `users`, `tokens`, `anonymous`, `store`, `audit` (a path, `stderr` or `off`),
+/// `audit_allowed`.
+///
+/// # Errors
+/// [`StoreError`] says what is wrong.
+pub fn settings(text: &str) -> Result<AuthorityConfig, StoreError> {
+    let settings: Settings =
+        serde_json::from_str(text).map_err(|error| StoreError::Setting(error.to_string()))?;
+    let records = Records { users: settings.users, tokens: settings.tokens, anonymous: settings.anonymous };
+    records.check()?;
+    let audit = settings.audit.map(|target| match target.as_str() {
+        "stderr" => AuditTarget::Stderr,
+        "off" => AuditTarget::Off,
+        path => AuditTarget::File(path.into()),
+    });
+    let audit_detail = if settings.audit_allowed { Detail::All } else { Detail::Denied };
+    Ok(AuthorityConfig { records, store: settings.store, audit, audit_detail })
+}

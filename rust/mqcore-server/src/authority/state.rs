@@ -1,0 +1,245 @@
+//! What one server knows of users and tokens, and of who is connected.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use mqcore_authority::attempts::Attempts;
+use mqcore_authority::audit::{Detail, Line, Subject, Verdict};
+use mqcore_authority::login::{Holder, Identity};
+use mqcore_authority::record::Records;
+use mqcore_broker::model::id::ConnectionId;
+use tokio::sync::Semaphore;
+
+use super::audit::{Audit, AuditTarget};
+use super::config::AuthorityConfig;
+use super::port::AuthorityPort;
+use super::store::{Stamp, Store, StoreError};
+use crate::stats::counter::Counter;
+
+/// How often the store is looked at, and expired tokens are looked for.
+pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Passwords that are checked at the same time at most: each takes a core and 19 MiB.
+const CHECKS_MAX: usize = 4;
+
+/// Passwords that wait to be checked at most; whoever comes then is told to come again.
+const CHECKS_WAITING_MAX: usize = 64;
+
+/// What happened, for the metrics.
+#[derive(Debug, Default)]
+pub(crate) struct AuthorityCounters {
+    pub(crate) logins: Counter,
+    pub(crate) logins_refused: Counter,
+    pub(crate) actions_denied: Counter,
+    pub(crate) revoked: Counter,
+}
+
+/// One server's authority.
+pub(crate) struct Authority {
+    /// What the configuration says; the store's records are added to it.
+    pub(super) configured: Records,
+    pub(super) store: Option<Store>,
+    pub(super) records: RwLock<Arc<Records>>,
+    pub(super) stamp: Mutex<Stamp>,
+    /// Whether everybody who reaches a listener may do everything. Once that has ended it never begins again: a broker that
+    /// was told to ask must not stop asking because its last user was removed.
+    pub(super) open: AtomicBool,
+    pub(super) port: Option<Arc<dyn AuthorityPort>>,
+    pub(super) attempts: Mutex<Attempts>,
+    pub(super) checks: Arc<Semaphore>,
+    pub(super) waiting: Arc<Semaphore>,
+    /// Who is behind each connection for which it matters.
+    pub(super) present: Mutex<HashMap<ConnectionId, Arc<Identity>, foldhash::fast::RandomState>>,
+    pub(super) audit: Audit,
+    pub(super) detail: Detail,
+    pub(crate) counters: AuthorityCounters,
+}
+
+impl fmt::Debug for Authority {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Authority").field("open", &self.open).finish_non_exhaustive()
+    }
+}
+
+/// Who is speaking, for audit lines.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Origin {
+    pub(crate) connection: Option<u64>,
+    pub(crate) address: Option<SocketAddr>,
+    pub(crate) protocol: &'static str,
+}
+
+impl Authority {
+    /// Reads the store, and starts writing the audit log.
+    ///
+    /// # Errors
+    /// [`StoreError`] if records cannot be read or do not fit together, or the log cannot be opened.
+    pub(crate) fn open(
+        config: &AuthorityConfig,
+        data_dir: Option<&PathBuf>,
+        port: Option<Arc<dyn AuthorityPort>>,
+    ) -> Result<Self, StoreError> {
+        let store = match (&config.store, data_dir) {
+            (Some(path), _) => Some(Store::at(path)),
+            (None, Some(directory)) => Some(Store::of_data_dir(directory)),
+            (None, None) => None,
+        };
+        let stamp = store.as_ref().map(Store::stamp).unwrap_or_default();
+        let records = joined(&config.records, store.as_ref())?;
+        if let Some(store) = store.as_ref().filter(|store| store.is_exposed()) {
+            tracing::warn!(path = %store.path().display(), "others than its owner may read this file of users and tokens");
+        }
+        let target = match (&config.audit, data_dir) {
+            (Some(target), _) => target.clone(),
+            (None, Some(directory)) => AuditTarget::File(directory.join("audit.jsonl")),
+            (None, None) => AuditTarget::Stderr,
+        };
+        let asks = port.as_ref().is_some_and(|port| port.authenticates());
+        let open = records.is_empty() && !asks;
+        // Nobody is ever asked who he is, so that there is nothing to write and no file to make.
+        let target = if open && store.is_none() { AuditTarget::Off } else { target };
+        let path = match &target {
+            AuditTarget::File(path) => path.clone(),
+            AuditTarget::Stderr | AuditTarget::Off => PathBuf::new(),
+        };
+        let audit = Audit::start(&target, config.audit.is_some())
+            .map_err(|source| StoreError::Io { path, source })?;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Self {
+            configured: config.records.clone(),
+            store,
+            records: RwLock::new(Arc::new(records)),
+            stamp: Mutex::new(stamp),
+            open: AtomicBool::new(open),
+            port,
+            attempts: Mutex::default(),
+            checks: Arc::new(Semaphore::new(cores.min(CHECKS_MAX))),
+            waiting: Arc::new(Semaphore::new(CHECKS_WAITING_MAX)),
+            present: Mutex::default(),
+            audit,
+            detail: config.audit_detail,
+            counters: AuthorityCounters::default(),
+        })
+    }
+
+    /// Whether everybody who reaches a listener may do everything.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.load(Ordering::SeqCst)
+    }
+
+    /// Whether a token exists with which the admin side can be changed.
+    pub(crate) fn has_tokens(&self) -> bool {
+        !self.records().tokens.is_empty()
+    }
+
+    /// Where the command line adds users and tokens.
+    pub(crate) fn store(&self) -> Option<&Store> {
+        self.store.as_ref()
+    }
+
+    /// Audit lines that could not be written.
+    pub(crate) fn audit_lost(&self) -> u64 {
+        self.audit.lost()
+    }
+
+    pub(super) fn authorizer(&self) -> Option<&Arc<dyn AuthorityPort>> {
+        self.port.as_ref().filter(|port| port.authorizes())
+    }
+
+    pub(super) fn records(&self) -> Arc<Records> {
+        Arc::clone(&self.records.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn present(
+        &self,
+    ) -> MutexGuard<'_, HashMap<ConnectionId, Arc<Identity>, foldhash::fast::RandomState>> {
+        self.present.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers who is behind a connection, for as long as that is so. False if it is not so any more.
+    pub(crate) fn enter(&self, connection: ConnectionId, identity: &Arc<Identity>, now_ms: u64) -> bool {
+        self.present().insert(connection, Arc::clone(identity));
+        // Looked at behind the entry: whoever changes the records meanwhile finds the one or the other.
+        self.upholds(identity, now_ms)
+    }
+
+    /// The connection has ended.
+    pub(crate) fn leave(&self, connection: ConnectionId) {
+        self.present().remove(&connection);
+    }
+
+    /// Whether what an identity rests on still holds. "Nobody has to log in" ends for good with the first user.
+    pub(super) fn upholds(&self, identity: &Identity, now_ms: u64) -> bool {
+        match identity.holder {
+            Holder::Open => self.is_open() || self.port.as_ref().is_some_and(|port| port.authenticates()),
+            _ => self.records().uphold(identity, now_ms),
+        }
+    }
+
+    /// Reads the store again if it has changed, or if `forced`. True if the records are others than before.
+    pub(crate) fn reload(&self, forced: bool, now_ms: u64) -> Result<bool, StoreError> {
+        let Some(store) = &self.store else { return Ok(false) };
+        let stamp = store.stamp();
+        let known = std::mem::replace(&mut *self.stamp.lock().unwrap_or_else(PoisonError::into_inner), stamp);
+        if known == stamp && !forced {
+            return Ok(false);
+        }
+        let records = joined(&self.configured, Some(store))?;
+        let changed = *self.records() != records;
+        if changed {
+            if !records.is_empty() {
+                self.open.store(false, Ordering::SeqCst);
+            }
+            *self.records.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(records);
+            self.audit.write(Line::new(now_ms, Subject::Reload, Verdict::Allowed));
+        }
+        Ok(changed)
+    }
+
+    /// Of these connections, those whose identity does not hold any more. Each is written down.
+    pub(crate) fn fallen(&self, connections: &[ConnectionId], now_ms: u64) -> Vec<ConnectionId> {
+        let records = self.records();
+        let open = self.is_open();
+        let present = self.present();
+        let falls = |connection: &&ConnectionId| match present.get(*connection).map(|identity| &**identity) {
+            // Came while nobody was asked.
+            None => !open,
+            Some(Identity { holder: Holder::Open, .. }) => {
+                !open && !self.port.as_ref().is_some_and(|port| port.authenticates())
+            }
+            Some(identity) => !records.uphold(identity, now_ms),
+        };
+        let fallen: Vec<ConnectionId> = connections.iter().filter(falls).copied().collect();
+        for connection in &fallen {
+            let mut line = Line::new(now_ms, Subject::Revoked, Verdict::Denied);
+            line.connection = Some(connection.0);
+            if let Some(identity) = present.get(connection) {
+                line.who = Some(identity.name.clone());
+                line.by = Some(identity.holder.as_str());
+            }
+            self.audit.write(line);
+        }
+        self.counters.revoked.add(fallen.len() as u64);
+        fallen
+    }
+
+    /// Whether the time of any connection's token is over.
+    pub(crate) fn any_expired(&self, now_ms: u64) -> bool {
+        self.present().values().any(|identity| identity.expires_ms.is_some_and(|expires| expires <= now_ms))
+    }
+}
+
+fn joined(configured: &Records, store: Option<&Store>) -> Result<Records, StoreError> {
+    let kept = store.map(Store::read).transpose()?.unwrap_or_default();
+    Ok(configured.clone().joined(kept)?)
+}
+
+/// The address by which a guesser is known. Peers without one are on this machine.
+pub(super) fn guesser(address: Option<SocketAddr>) -> IpAddr {
+    address.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip())
+}

@@ -1,0 +1,175 @@
+//! TLS handshakes with clients, within the limits of the server.
+//!
+//! Each handshake is a task of its own, so a peer that stalls in one delays nobody else.
+
+use std::borrow::Cow;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use mqcore_broker::model::client::{Peer, PeerCertificate};
+use mqcore_broker::model::time::Timestamp;
+use mqcore_tls::certificate::Certificate;
+use mqcore_tls::refusal::{FIRST_BYTES, Refusal};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::HandshakeKind;
+use tokio_rustls::server::TlsStream;
+
+use crate::hub::Hub;
+use crate::net::handshakes::Place;
+use crate::net::outbox::Outbox;
+use crate::net::tls::{TlsEndpoint, unix_now};
+
+/// How long a peer may take to read why it was refused. Without waiting, what it has sent meanwhile would make the
+/// system throw away the alert that says so.
+const LAST_WORDS: Duration = Duration::from_millis(250);
+
+/// How often certificates are looked at.
+const EXPIRY_INTERVAL: Duration = Duration::from_secs(12 * 3600);
+
+/// What a handshake brought: the stream, and the peer's certificate if it showed one.
+pub(crate) type Secured = (TlsStream<TcpStream>, Option<Arc<PeerCertificate>>);
+
+/// Why a handshake brought nothing, and what is left to tell the peer with.
+struct Refused {
+    reason: Refusal,
+    words: Cow<'static, str>,
+    stream: Option<TcpStream>,
+}
+
+/// Shakes hands within the limits of the server. `None`: it failed, and all is said and counted.
+pub(crate) async fn secure(
+    hub: &Hub,
+    endpoint: &TlsEndpoint,
+    stream: TcpStream,
+    peer: SocketAddr,
+    place: &Place,
+    outbox: Option<&Outbox>,
+) -> Option<Secured> {
+    let patience = hub.session.handshake_timeout;
+    let mut first = First::default();
+    let refused = tokio::select! {
+        biased;
+        () = place.lost() => {
+            let words = "too many handshakes are under way, and this is the oldest".into();
+            Refused { reason: Refusal::Limit, words, stream: None }
+        }
+        // The server stops, or too many strangers are there: whoever ordered it counts it.
+        () = ordered(outbox) => return None,
+        secured = shake_hands(endpoint, stream, &mut first) => match secured {
+            Ok(secured) => {
+                let resumed = matches!(secured.0.get_ref().1.handshake_kind(), Some(HandshakeKind::Resumed));
+                let counters = &hub.tls.counters;
+                if resumed { &counters.resumed } else { &counters.full }.add(1);
+                return Some(secured);
+            }
+            Err(refused) => refused,
+        },
+        () = tokio::time::sleep(patience) => {
+            let did = if first.count == 0 { "sent nothing" } else { "did not finish the handshake" };
+            let words = format!("it {did} within {patience:?}").into();
+            Refused { reason: Refusal::Timeout, words, stream: None }
+        }
+    };
+    hub.tls.refuse(endpoint, peer, refused.reason, &refused.words);
+    if let Some(stream) = refused.stream {
+        // Whether it reads them or not.
+        let _ = tokio::time::timeout(LAST_WORDS, last_words(stream)).await;
+    }
+    None
+}
+
+/// The peer's first octets, which tell what it speaks if it is not TLS.
+#[derive(Debug, Default)]
+struct First {
+    octets: [u8; FIRST_BYTES],
+    count: usize,
+}
+
+async fn shake_hands(
+    endpoint: &TlsEndpoint,
+    stream: TcpStream,
+    first: &mut First,
+) -> Result<Secured, Refused> {
+    let broken = |error: std::io::Error, first: &First, stream| {
+        let (reason, words) = Refusal::of(&error, &first.octets[..first.count]);
+        Refused { reason, words, stream }
+    };
+    first.count = match stream.peek(&mut first.octets).await {
+        Ok(count) => count,
+        Err(error) => return Err(broken(error, first, None)),
+    };
+    let acceptor = TlsAcceptor::from(Arc::clone(&endpoint.current().config));
+    let stream = match acceptor.accept(stream).into_fallible().await {
+        Ok(stream) => stream,
+        Err((error, stream)) => return Err(broken(error, first, Some(stream))),
+    };
+    let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+    let certificate = match shown.map(|der| Certificate::read(der)).transpose() {
+        Ok(certificate) => certificate,
+        Err(error) => {
+            let words = format!("its certificate cannot be read: {error}").into();
+            return Err(Refused {
+                reason: Refusal::BadCertificate,
+                words,
+                stream: Some(stream.into_inner().0),
+            });
+        }
+    };
+    // The verifier looked when the session began; a session may be taken up again much later.
+    if certificate.as_ref().is_some_and(|certificate| certificate.expires_in(unix_now()) < 0) {
+        let words = "its certificate has expired since its session began".into();
+        let stream = Some(stream.into_inner().0);
+        return Err(Refused { reason: Refusal::ExpiredCertificate, words, stream });
+    }
+    Ok((stream, certificate.map(|certificate| Arc::new(proven(certificate)))))
+}
+
+fn proven(certificate: Certificate) -> PeerCertificate {
+    PeerCertificate {
+        subject: certificate.subject.into(),
+        names: certificate.names.into_iter().map(Into::into).collect(),
+        fingerprint: certificate.fingerprint.into(),
+        not_after: Timestamp(certificate.not_after.saturating_mul(1000)),
+    }
+}
+
+/// Closes our side and reads what the peer still sends, so that it can read why.
+async fn last_words(mut stream: TcpStream) {
+    if stream.shutdown().await.is_err() {
+        return;
+    }
+    let mut scratch = [0; 4096];
+    while stream.read(&mut scratch).await.is_ok_and(|read| read > 0) {}
+}
+
+/// Returns when something was ordered of a connection that is not open yet: whatever it is, it ends there.
+async fn ordered(outbox: Option<&Outbox>) {
+    let Some(outbox) = outbox else { return std::future::pending().await };
+    let mut nothing = Vec::new();
+    poll_fn(|context| {
+        let taken = outbox.take(&mut nothing, context.waker());
+        if taken.order.is_some() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+}
+
+/// The peer as the session is told it.
+pub(crate) fn peer(address: SocketAddr, certificate: Option<Arc<PeerCertificate>>) -> Peer {
+    Peer { address: Some(address.to_string().into()), encrypted: true, certificate }
+}
+
+/// Says twice a day what is about to expire, until the server stops.
+pub(crate) async fn watch_expiry(hub: Arc<Hub>) {
+    loop {
+        tokio::select! {
+            () = hub.shutdown.begun() => return,
+            () = tokio::time::sleep(EXPIRY_INTERVAL) => {}
+        }
+        hub.tls.remark_all_expiries();
+    }
+}

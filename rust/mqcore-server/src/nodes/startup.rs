@@ -1,0 +1,120 @@
+//! Opens what a node has saved, and starts its links.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::path::Path;
+use std::sync::Arc;
+
+use mqcore_cluster::link::Link;
+use mqcore_session::node::NodeTerms;
+use tokio::time::Instant;
+
+use crate::hub::Hub;
+use crate::nodes::config::NodeConfig;
+use crate::nodes::dial::Introduced;
+use crate::nodes::judge::NodeFilters;
+use crate::nodes::master::MasterTask;
+use crate::nodes::membership::Nodes;
+use crate::nodes::outlet::{Beginning, Outlet};
+use crate::nodes::store::{Identity, Kept, OpenedStore, Store};
+use crate::runtime::shutdown::Shutdown;
+use crate::storage::data_dir::DataDirError;
+
+/// The directory of the journal, in the data directory.
+const DIRECTORY: &str = "nodes";
+
+/// What was read before the server runs.
+pub(crate) struct OpenedNodes {
+    config: NodeConfig,
+    identity: Identity,
+    store: Option<Store>,
+    kept: Vec<Kept>,
+    next: u64,
+}
+
+impl OpenedNodes {
+    /// Finds out who this node is, and what it kept.
+    pub(crate) fn open(
+        config: &NodeConfig,
+        data_dir: Option<&Path>,
+        now_ms: u64,
+    ) -> Result<Self, DataDirError> {
+        let config = config.clone();
+        let fresh = RandomState::new().build_hasher().finish();
+        let random = format!("{fresh:016x}{:016x}", RandomState::new().build_hasher().finish());
+        let Some(path) = data_dir else {
+            let id = if config.name.is_empty() { random } else { config.name.clone() };
+            let identity = Identity { id, epoch: now_ms };
+            return Ok(Self { config, identity, store: None, kept: Vec::new(), next: 1 });
+        };
+        let path = path.join(DIRECTORY);
+        let OpenedStore { store, identity, kept, next } =
+            Store::open(&path, &config.masters, config.keep_messages, &random, now_ms)?;
+        if !kept.is_empty() {
+            tracing::info!(messages = kept.len(), "messages were kept for masters");
+        }
+        Ok(Self { config, identity, store: Some(store), kept, next })
+    }
+
+    fn name(&self) -> String {
+        if self.config.name.is_empty() { self.identity.id.clone() } else { self.config.name.clone() }
+    }
+
+    /// Starts the thread of what is passed on, if there is a master. `directory` is held as long as it runs.
+    pub(crate) fn start<T: Send + 'static>(
+        self,
+        shutdown: &Arc<Shutdown>,
+        directory: T,
+        filters: NodeFilters,
+    ) -> std::io::Result<(Nodes, Links)> {
+        let name = self.name();
+        let Self { config, identity, store, kept, next } = self;
+        let terms = NodeTerms {
+            id: identity.id.clone(),
+            name: name.clone(),
+            accepts: config.accepts,
+            token: config.token.clone(),
+            accept: config.accept.clone(),
+            sends: config.masters.iter().map(|master| master.send.clone()).collect(),
+        };
+        let masters = config.masters.iter().map(|master| master.address.clone()).collect();
+        let outlet = if config.masters.is_empty() {
+            None
+        } else {
+            let options = config.log_options();
+            let beginning = Beginning { options, masters: config.masters.len(), next, kept, store };
+            Some(Outlet::start(beginning, (directory, shutdown.enter()))?)
+        };
+        let nodes = Nodes { terms: Arc::new(terms), masters, outlet, filters, fallen_back: Arc::default() };
+        Ok((nodes, Links { config, me: Introduced { identity, name } }))
+    }
+}
+
+/// Links that are not dialled yet.
+pub(crate) struct Links {
+    config: NodeConfig,
+    me: Introduced,
+}
+
+impl Links {
+    /// Starts a task for each master.
+    pub(crate) fn start(self, hub: &Arc<Hub>) {
+        let Some(outlet) = hub.nodes.as_ref().and_then(|nodes| nodes.outlet.clone()) else { return };
+        let options = self.config.link_options();
+        let seeds = RandomState::new();
+        for (index, config) in self.config.masters.into_iter().enumerate() {
+            let seed = seeds.hash_one(index);
+            let task = MasterTask {
+                index,
+                config,
+                me: self.me.clone(),
+                link: Link::new(options, 0, seed, 0),
+                outlet: outlet.clone(),
+                hub: Arc::clone(hub),
+                started: Instant::now(),
+                _alive: hub.shutdown.enter(),
+            };
+            tokio::spawn(task.run());
+        }
+    }
+}

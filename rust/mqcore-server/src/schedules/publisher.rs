@@ -1,0 +1,23 @@
+//! The client that publishes runs of schedules.
+
+use std::sync::Arc;
+
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::id::ConnectionId;
+use mqcore_broker::model::time::Timestamp;
+
+/// The connection that runs of schedules come from. No socket has it.
+pub(crate) const CONNECTION: ConnectionId = ConnectionId(u64::MAX);
+
+/// Who publishes runs of schedules.
+pub(crate) fn client() -> Arc<Client> {
+    Arc::new(Client {
+        connection: CONNECTION,
+        id: mqcore_broker::model::intake::SCHEDULES.into(),
+        name: None,
+        kind: None,
+        protocol: "emqp",
+        admin: true,
+        connected_at: Timestamp(0),
+    })
+}

@@ -1,0 +1,76 @@
+//! Binds every address of a configuration, or none.
+
+use mqcore_tls::listener::Loaded;
+
+use crate::admin;
+use crate::config::address::{AdminAddress, Listening};
+use crate::config::{AdminConfig, Config, ConfigError, Encryption, ListenerTls};
+use crate::net::listener::{self, Socket, Spoken, TlsSocket};
+use crate::net::tls::Tls;
+use crate::server::error::StartError;
+
+/// What is bound, and what is shown there.
+pub(super) struct Bound {
+    pub(super) listeners: Vec<(Socket, Listening, Spoken)>,
+    pub(super) admin: Option<(admin::Door, AdminAddress)>,
+}
+
+/// All or nothing: whoever learns of one address can rely on the others.
+pub(super) async fn bind_all(config: &Config, tls: &Tls, allow_remote: bool) -> Result<Bound, StartError> {
+    let mut listeners = Vec::new();
+    for listener in &config.listeners {
+        // Read before anything is bound: a file that cannot be used is found without a port being taken.
+        let loaded = load(config, &listener.encryption, &[])?;
+        let (socket, address) = listener::bind(&listener.address, allow_remote).await?;
+        let listening = Listening {
+            protocol: listener.protocol,
+            address,
+            encrypted: loaded.is_some(),
+            role: listener.eventmq.role,
+        };
+        let socket = match (socket, loaded) {
+            (Socket::Tcp(listener), Some((files, loaded))) => {
+                let endpoint = tls.add(listening.url(), files, &[], loaded);
+                Socket::Tls(TlsSocket { listener, endpoint })
+            }
+            (socket, _) => socket,
+        };
+        let spoken = Spoken { protocol: listener.protocol, terms: listener.terms() };
+        listeners.push((socket, listening, spoken));
+    }
+    let admin = match &config.admin {
+        Some(admin) => Some(bind_admin(config, admin, tls, allow_remote).await?),
+        None => None,
+    };
+    Ok(Bound { listeners, admin })
+}
+
+async fn bind_admin(
+    config: &Config,
+    admin: &AdminConfig,
+    tls: &Tls,
+    allow_remote: bool,
+) -> Result<(admin::Door, AdminAddress), StartError> {
+    let loaded = load(config, &admin.encryption, HTTP)?;
+    let (socket, address) = listener::bind_tcp(&admin.address.to_string(), allow_remote).await?;
+    let bound = AdminAddress { address, encrypted: loaded.is_some() };
+    let endpoint = loaded.map(|(files, loaded)| tls.add(bound.url(), files, HTTP, loaded));
+    Ok((admin::Door { socket, endpoint }, bound))
+}
+
+/// What is spoken behind TLS on the admin side, by the name that clients may ask for.
+const HTTP: &[&[u8]] = &[b"http/1.1"];
+
+/// Reads what an encrypted listener shows; `None` if it is not encrypted.
+fn load(
+    config: &Config,
+    encryption: &Encryption,
+    protocols: &[&[u8]],
+) -> Result<Option<(ListenerTls, Loaded)>, StartError> {
+    let files = match encryption {
+        Encryption::None => return Ok(None),
+        Encryption::Shared => config.tls.as_ref().ok_or(ConfigError::NoCertificate)?,
+        Encryption::Own(files) => files,
+    };
+    Ok(Some((files.clone(), files.load(protocols)?)))
+}

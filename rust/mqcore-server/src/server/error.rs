@@ -1,0 +1,51 @@
+//! Why a server did not start.
+
+use std::io;
+use std::net::SocketAddr;
+
+use mqcore_tls::error::TlsConfigError;
+
+use crate::authority::store::StoreError;
+use crate::config::error::ConfigError;
+use crate::storage::data_dir::DataDirError;
+
+/// Why a server did not start. Nothing of it is left behind.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The configuration cannot work.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// An address that others could reach, while nobody has to log in.
+    #[error(
+        "{address} is not a loopback address, and nobody has to log in; make a user first (mqcore user add) or a token \
+         (mqcore token create), listen on 127.0.0.1, or set allow_remote if everybody in the network around is trusted"
+    )]
+    NotLoopback {
+        /// What should have been bound.
+        address: SocketAddr,
+    },
+    /// Users and tokens cannot be read, or the audit log not be written.
+    #[error("users and tokens: {0}")]
+    Authority(#[from] StoreError),
+    /// Certificates and keys cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsConfigError),
+    /// The data directory cannot be used.
+    #[error(transparent)]
+    Data(#[from] DataDirError),
+    /// The system gives no thread for a journal.
+    #[error("no thread for a journal: {source}")]
+    Thread {
+        /// What the system says.
+        source: io::Error,
+    },
+    /// An address could not be bound.
+    #[error("cannot listen on {address}: {source}")]
+    Bind {
+        /// What should have been bound.
+        address: String,
+        /// What the system says.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,141 @@
+//! Reads what an earlier server saved: the shards' journals, links to other brokers, limits, schedules.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mqcore_journal::options::Options;
+use mqcore_journal::storage::FileStorage;
+use mqcore_limiter::time::Nanos;
+use mqcore_session::throttr::directory::Directory;
+
+use crate::config::{Config, Protocol};
+use crate::limits::journal::{LimitJournal, Restored};
+use crate::nodes::startup::OpenedNodes;
+use crate::runtime::clock::Clock;
+use crate::schedules::keeper::Keeper;
+use crate::schedules::port::SchedulePort;
+use crate::server::error::StartError;
+use crate::storage::data_dir::{DataDir, DataDirError, Opened, RECORD_BYTES_MAX, SideJournal};
+
+/// What a data directory had.
+pub(super) struct Recovery {
+    pub(super) directory: Arc<DataDir>,
+    pub(super) shards: Vec<Opened>,
+    pub(super) nodes: Option<OpenedNodes>,
+}
+
+/// What a node knows of itself: read with the data directory, or made up.
+pub(super) fn open_nodes(
+    config: &Config,
+    recovered: Option<&mut Recovery>,
+    now_ms: u64,
+) -> Result<Option<OpenedNodes>, StartError> {
+    match (recovered, &config.node) {
+        (Some(recovered), _) => Ok(recovered.nodes.take()),
+        (None, Some(node)) => Ok(Some(OpenedNodes::open(node, None, now_ms)?)),
+        (None, None) => Ok(None),
+    }
+}
+
+/// Reads the data directory, if there is one, on a thread that may block.
+pub(super) async fn recover(config: &Config, now_ms: u64) -> Result<Option<Recovery>, StartError> {
+    let Some(path) = config.data_dir.clone() else { return Ok(None) };
+    let wanted = config.shard_count();
+    let node = config.node.clone();
+    let read = tokio::task::spawn_blocking(move || {
+        let directory = DataDir::open(&path, wanted)?;
+        if directory.shards() != wanted {
+            let shards = directory.shards();
+            tracing::info!(
+                shards,
+                wanted,
+                "the data directory keeps the number of shards that it was made for"
+            );
+        }
+        let shards = (0..directory.shards())
+            .map(|shard| read_shard(&directory, shard, now_ms))
+            .collect::<Result<Vec<_>, _>>()?;
+        let nodes = node.map(|node| OpenedNodes::open(&node, Some(&path), now_ms)).transpose()?;
+        Ok(Recovery { directory: Arc::new(directory), shards, nodes })
+    });
+    match read.await {
+        Ok(recovery) => recovery.map(Some).map_err(StartError::Data),
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+/// A journal of limits, what it brought back, and the hold on its directory.
+pub(super) type KeptLimits = (LimitJournal, Restored, Arc<DataDir>);
+
+/// Fills the store with what an earlier server kept of it. `None`: no listener keeps anything.
+pub(super) async fn recover_limits(
+    config: &Config,
+    recovered: Option<&Recovery>,
+    throttr: &Arc<Directory>,
+    clock: &Clock,
+) -> Result<Option<KeptLimits>, StartError> {
+    let Some(recovered) = recovered.filter(|_| config.persists_limits()) else { return Ok(None) };
+    let (directory, throttr) = (Arc::clone(&recovered.directory), Arc::clone(throttr));
+    let now = Nanos(clock.nanos());
+    let read = tokio::task::spawn_blocking(move || {
+        let (journal, restored) =
+            LimitJournal::open(&directory.side(SideJournal::Limits), throttr.limiter(), now)?;
+        Ok((journal, restored, directory))
+    });
+    let kept: KeptLimits = match read.await {
+        Ok(kept) => kept.map_err(StartError::Data)?,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    };
+    let Restored { entries, expired, unreadable } = kept.1;
+    tracing::info!(entries, expired, unreadable, "limits are back");
+    Ok(Some(kept))
+}
+
+/// Goes on with the schedules that an earlier server kept. A directory gets a journal of them as soon as somebody could ask for
+/// any.
+pub(super) async fn recover_schedules(
+    config: &Config,
+    recovered: Option<&Recovery>,
+    port: &SchedulePort,
+    shards: usize,
+    now_ms: u64,
+) -> Result<Keeper<FileStorage>, StartError> {
+    let asked_for = config.listeners.iter().any(|listener| listener.protocol == Protocol::Eventmq);
+    let path = recovered.map(|recovered| recovered.directory.side(SideJournal::Schedules));
+    let Some(path) = path.filter(|path| asked_for || path.exists()) else {
+        return Ok(Keeper::in_memory(shards, now_ms));
+    };
+    let port = port.clone();
+    let read = tokio::task::spawn_blocking(move || {
+        let storage = FileStorage::open(&path).map_err(|source| DataDirError::Io { path, source })?;
+        let options = Options { now_ms, max_record_bytes: RECORD_BYTES_MAX as u32, ..Options::default() };
+        Keeper::open(storage, options, shards, port.crons())
+            .map_err(|source| DataDirError::Schedules { source })
+    });
+    let (keeper, unreadable) = match read.await {
+        Ok(opened) => opened?,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    };
+    let (schedules, outstanding) = (keeper.len(), keeper.outstanding());
+    tracing::info!(schedules, outstanding, unreadable, "schedules are back");
+    Ok(keeper)
+}
+
+fn read_shard(directory: &DataDir, shard: usize, now_ms: u64) -> Result<Opened, DataDirError> {
+    let mut told = Instant::now();
+    let mut progress = |done: u64, all: u64| {
+        if told.elapsed() >= Duration::from_secs(1) {
+            told = Instant::now();
+            tracing::info!(shard, done, all, "reading the journal");
+        }
+    };
+    let opened = directory.open_shard(shard, now_ms, &mut progress)?;
+    let (messages, unreadable) = (opened.had.messages.len(), opened.unreadable);
+    let report = &opened.report;
+    if !report.is_alarming() && unreadable == 0 {
+        tracing::info!(shard, messages, "the journal is whole");
+    } else {
+        tracing::error!(shard, messages, unreadable, %report, "the journal was damaged");
+    }
+    Ok(opened)
+}

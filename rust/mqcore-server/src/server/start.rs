@@ -1,0 +1,344 @@
+//! Starts a server: everything that can fail is opened first, then everything runs.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::io;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+
+use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
+use mqcore_broker::model::policy;
+use mqcore_journal::storage::FileStorage;
+use mqcore_session::eventmq::exchange::Exchange;
+use mqcore_session::throttr::directory::Directory;
+use tokio::sync::Notify;
+
+use crate::admin::{self, Admin};
+use crate::authority::reload;
+use crate::authority::state::Authority;
+use crate::config::Config;
+use crate::handler::HandlerPort;
+use crate::hub::{Hub, SessionTerms};
+use crate::limits;
+use crate::net::guard::Guard;
+use crate::net::listener;
+use crate::net::registry::Registry;
+use crate::net::tls::Tls;
+use crate::net::tls_accept;
+use crate::nodes::membership::Nodes;
+use crate::nodes::startup::{Links, OpenedNodes};
+use crate::runtime::clock::Clock;
+use crate::runtime::shutdown::Shutdown;
+use crate::runtime::spares::{SpareBytes, SpareCommands};
+use crate::schedules::keeper::Keeper;
+use crate::schedules::port::SchedulePort;
+use crate::schedules::{publisher, worker};
+use crate::server::bind::{Bound, bind_all};
+use crate::server::error::StartError;
+use crate::server::recovery::{KeptLimits, Recovery, open_nodes, recover, recover_limits, recover_schedules};
+use crate::server::stopping::supervise;
+use crate::server::{Inner, handler_id};
+use crate::shard::engine::Engine;
+use crate::shard::inbox::{self, ShardHandle, ShardInbox};
+use crate::stats::counters::Counters;
+use crate::stats::failures::Failures;
+use crate::storage::archiver::Archiver;
+use crate::storage::backup::{BackupDesk, Wake};
+use crate::storage::data_dir::{DataDir, Opened, SideJournal};
+use crate::storage::journal_writer::{HistoryTerms, JournalWriter};
+
+/// What was opened and bound, before the first task runs. Dropping it leaves nothing behind.
+pub(super) struct Parts {
+    config: Config,
+    port: Arc<dyn HandlerPort>,
+    clock: Clock,
+    authority: Authority,
+    tls: Tls,
+    bound: Bound,
+    /// `None`: there is no data directory.
+    directory: Option<Arc<DataDir>>,
+    /// Journals by shard; empty without a data directory.
+    opened: Vec<Opened>,
+    nodes: Option<OpenedNodes>,
+    throttr: Arc<Directory>,
+    limits: Option<KeptLimits>,
+    schedule_port: SchedulePort,
+    keeper: Keeper<FileStorage>,
+    shards: usize,
+}
+
+impl Parts {
+    /// Opens and binds everything that a configuration names.
+    pub(super) async fn open(config: Config, port: Arc<dyn HandlerPort>) -> Result<Self, StartError> {
+        config.check()?;
+        let clock = Clock::new(config.clock);
+        let authority = Authority::open(&config.authority, config.data_dir.as_ref(), port.authority())?;
+        let tls = Tls::new(config.tls_handshakes_max, config.tls_expiry_warning);
+        // Bound first, so that an address in use is reported before minutes go into reading a journal. Connections are
+        // accepted only after recovery.
+        let bound = bind_all(&config, &tls, config.allow_remote || !authority.is_open()).await?;
+        let mut recovered = recover(&config, clock.now().0).await?;
+        let nodes = open_nodes(&config, recovered.as_mut(), clock.now().0)?;
+        let shards =
+            recovered.as_ref().map_or(config.shard_count(), |recovered| recovered.directory.shards());
+        let throttr = limits::directory(&config, &clock);
+        let limits = recover_limits(&config, recovered.as_ref(), &throttr, &clock).await?;
+        let schedule_port = SchedulePort::new();
+        let keeper =
+            recover_schedules(&config, recovered.as_ref(), &schedule_port, shards, clock.now().0).await?;
+        let (directory, opened) = match recovered {
+            Some(Recovery { directory, shards, .. }) => (Some(directory), shards),
+            None => (None, Vec::new()),
+        };
+        Ok(Self {
+            config,
+            port,
+            clock,
+            authority,
+            tls,
+            bound,
+            directory,
+            opened,
+            nodes,
+            throttr,
+            limits,
+            schedule_port,
+            keeper,
+            shards,
+        })
+    }
+
+    /// Starts every thread and task.
+    pub(super) fn start(self, handlers: Vec<HandlerSpec>) -> Result<Inner, StartError> {
+        let backups = self.backup_desk();
+        let Self { config, port, bound, directory, opened, limits, keeper, .. } = self;
+        let (shards, inboxes): (Vec<_>, Vec<_>) = (0..self.shards).map(|_| inbox::channel()).unzip();
+        let shutdown = Shutdown::new();
+        let (nodes, links) = start_nodes(self.nodes, &shutdown, directory.clone(), &port)?.unzip();
+        let shared = Shared {
+            clock: self.clock,
+            authority: self.authority,
+            tls: self.tls,
+            nodes,
+            shards,
+            shutdown,
+            backups,
+            throttr: self.throttr,
+            schedules: self.schedule_port,
+        };
+        let hub = make_hub(&config, &port, shared);
+        note_admin(directory.as_ref(), &bound);
+        start_shards(&config, &handlers, &port, &hub, opened, directory.as_ref(), inboxes)?;
+        let mut keys: Vec<Box<str>> = policy::ALL.iter().map(|policy| policy.key.into()).collect();
+        for handler in handlers {
+            handler_id(&mut keys, &handler.key);
+        }
+        let inner = accept(&config, hub, bound, keys);
+        if let Some(links) = links {
+            links.start(&inner.hub);
+        }
+        start_schedules(&inner.hub, keeper, directory)?;
+        start_housekeeping(&config, &inner.hub, limits);
+        Ok(inner)
+    }
+
+    /// Where the writers of all journals meet for a backup.
+    fn backup_desk(&self) -> BackupDesk {
+        let limits = self.config.persists_limits().then(|| (SideJournal::Limits, Wake::Task(Notify::new())));
+        let schedules = self
+            .keeper
+            .is_kept()
+            .then(|| (SideJournal::Schedules, Wake::Schedules(self.schedule_port.clone())));
+        let beside = limits.into_iter().chain(schedules).collect();
+        BackupDesk::new(self.shards, beside, self.directory.as_ref())
+    }
+}
+
+/// What a hub is made of that does not follow from the configuration.
+struct Shared {
+    clock: Clock,
+    authority: Authority,
+    tls: Tls,
+    nodes: Option<Nodes>,
+    shards: Vec<ShardHandle>,
+    shutdown: Arc<Shutdown>,
+    backups: BackupDesk,
+    throttr: Arc<Directory>,
+    schedules: SchedulePort,
+}
+
+fn make_hub(config: &Config, port: &Arc<dyn HandlerPort>, shared: Shared) -> Arc<Hub> {
+    let extensions = port.extensions();
+    Arc::new(Hub {
+        clock: shared.clock,
+        counters: Counters::default(),
+        failures: Failures::default(),
+        tls: shared.tls,
+        registry: Registry::new(config.connections_max, config.half_open_max, config.output_bytes_max),
+        authority: shared.authority,
+        nodes: shared.nodes,
+        shards: shared.shards.into(),
+        shutdown: shared.shutdown,
+        session: SessionTerms {
+            limits: config.limits,
+            handshake_timeout: config.handshake_timeout,
+            ping_interval: config.ping_interval,
+            pong_timeout: config.pong_timeout,
+        },
+        spare_commands: SpareCommands::new(),
+        spare_bytes: SpareBytes::new(),
+        runtime: tokio::runtime::Handle::current(),
+        backups: shared.backups,
+        activity: AtomicU64::new(0),
+        throttr: shared.throttr,
+        extension_names: extensions.iter().flat_map(|port| port.names()).collect(),
+        extensions,
+        eventmq: Arc::new(Exchange::new(RandomState::new().hash_one(0), job_policy(config))),
+        schedules: shared.schedules,
+        scheduling: publisher::client(),
+        guard: Guard { publish: config.publish_limit, connect: config.connect_limit },
+    })
+}
+
+fn no_thread(source: io::Error) -> StartError {
+    StartError::Thread { source }
+}
+
+fn start_nodes(
+    nodes: Option<OpenedNodes>,
+    shutdown: &Arc<Shutdown>,
+    directory: Option<Arc<DataDir>>,
+    port: &Arc<dyn HandlerPort>,
+) -> Result<Option<(Nodes, Links)>, StartError> {
+    nodes.map(|nodes| nodes.start(shutdown, directory, port.node_filters())).transpose().map_err(no_thread)
+}
+
+/// Writes the URL of the admin side into the data directory, where the command line finds it.
+fn note_admin(directory: Option<&Arc<DataDir>>, bound: &Bound) {
+    let url = bound.admin.as_ref().map(|(_, address)| address.url());
+    if let Some(Err(error)) = directory.map(|directory| directory.tell_admin(url.as_deref())) {
+        tracing::warn!(%error, "cannot write the URL of the admin side into the data directory; pass it to commands with --admin");
+    }
+}
+
+/// Starts a task for each shard, with the thread that writes its journal if there is a data directory.
+fn start_shards(
+    config: &Config,
+    handlers: &[HandlerSpec],
+    port: &Arc<dyn HandlerPort>,
+    hub: &Arc<Hub>,
+    opened: Vec<Opened>,
+    directory: Option<&Arc<DataDir>>,
+    inboxes: Vec<ShardInbox>,
+) -> Result<(), StartError> {
+    let seeds = RandomState::new();
+    let archiver = start_archiver(config, hub, directory)?;
+    let history = HistoryTerms::new(config.history.as_ref(), hub.shards.len(), archiver);
+    let mut opened = opened.into_iter();
+    let mut engines = Vec::new();
+    for shard in 0..hub.shards.len() {
+        let terms = broker_config(config, shard, hub.shards.len(), &seeds);
+        let mut engine = Engine::new(terms, handlers, hub, Arc::clone(port));
+        if let Some((opened, directory)) = opened.next().zip(directory) {
+            let Opened { journal, had, .. } = opened;
+            let writer = JournalWriter::start(shard, journal, hub, Arc::clone(directory), history.clone())
+                .map_err(no_thread)?;
+            engine.restore(had, writer);
+        }
+        for router in &config.routers {
+            if router.name.shard(hub.shards.len()) == shard {
+                engine.define_router(router.clone());
+            }
+        }
+        engines.push(engine);
+    }
+    for (engine, inbox) in engines.into_iter().zip(inboxes) {
+        tokio::spawn(engine.run(inbox));
+    }
+    Ok(())
+}
+
+/// Accepts connections of clients and of the admin side.
+fn accept(config: &Config, hub: Arc<Hub>, bound: Bound, handlers: Vec<Box<str>>) -> Inner {
+    let mut listeners = Vec::new();
+    for (socket, listening, spoken) in bound.listeners {
+        tokio::spawn(listener::accept(socket, spoken, Arc::clone(&hub), hub.shutdown.enter()));
+        listeners.push(listening);
+    }
+    let admin = bound.admin.map(|(door, address)| {
+        let admin = Admin::new(&hub, listeners.clone(), config.data_dir.as_deref());
+        tokio::spawn(admin::serve(door, admin, hub.shutdown.enter()));
+        address
+    });
+    Inner { listeners, admin, handlers: Mutex::new(handlers), hub }
+}
+
+fn start_schedules(
+    hub: &Arc<Hub>,
+    keeper: Keeper<FileStorage>,
+    directory: Option<Arc<DataDir>>,
+) -> Result<(), StartError> {
+    hub.eventmq.keep_schedules(Arc::new(hub.schedules.clone()));
+    worker::start(&hub.schedules, keeper, hub, directory, hub.shutdown.enter()).map_err(no_thread)
+}
+
+/// Starts the tasks that run beside connections and shards until the server stops.
+fn start_housekeeping(config: &Config, hub: &Arc<Hub>, limits: Option<KeptLimits>) {
+    if !hub.tls.certificates().is_empty() {
+        let (hub, alive) = (Arc::clone(hub), hub.shutdown.enter());
+        tokio::spawn(async move {
+            tls_accept::watch_expiry(hub).await;
+            drop(alive);
+        });
+    }
+    if let Some((journal, restored, directory)) = limits {
+        hub.counters.limits.restored.add(restored.entries);
+        let interval = config.limiter_persist_interval;
+        let alive = hub.shutdown.enter();
+        tokio::spawn(limits::journal::keep(Arc::clone(hub), journal, interval, directory, alive));
+    }
+    tokio::spawn(limits::sweep(Arc::clone(hub), hub.shutdown.enter()));
+    tokio::spawn(supervise(Arc::clone(hub), hub.shutdown.enter()));
+    tokio::spawn(reload::watch(Arc::clone(hub), hub.shutdown.enter()));
+}
+
+/// Starts the thread that archives, if there is history to archive.
+fn start_archiver(
+    config: &Config,
+    hub: &Arc<Hub>,
+    directory: Option<&Arc<DataDir>>,
+) -> Result<Option<Archiver>, StartError> {
+    let archive = config.history.as_ref().and_then(|history| history.archive.as_ref());
+    let Some((archive, directory)) = archive.zip(directory) else { return Ok(None) };
+    let archiver = Archiver::start(archive.clone(), hub, Arc::clone(directory));
+    archiver.map(Some).map_err(|source| StartError::Thread { source })
+}
+
+/// The delivery handler of queues that peers of EventMQ make; one that somebody has chosen is their choice. Where jobs can be
+/// saved they are, and their clients hear of it then. Elsewhere clients hear when a worker has the job, which is what `memory`
+/// would tell them too early.
+fn job_policy(config: &Config) -> Option<Box<str>> {
+    let policy = if config.data_dir.is_some() { policy::AT_LEAST_ONCE } else { policy::ACK_ON_SEND };
+    (config.delivery_handler == policy::MEMORY.key).then(|| policy.key.into())
+}
+
+fn broker_config(config: &Config, shard: usize, shards: usize, seeds: &RandomState) -> BrokerConfig {
+    // The standard library's hasher is keyed with randomness of the system, which is all that is needed here.
+    let mut seed = seeds.build_hasher();
+    seed.write_usize(shard);
+    BrokerConfig {
+        shard,
+        shards,
+        channel: config.channel.clone(),
+        auto_create_channels: config.auto_create_channels,
+        auto_create_queues: config.auto_create_queues,
+        client_limit: config.client_limit,
+        channel_limit: config.channel_limit,
+        delivery_handler: config.delivery_handler.as_str().into(),
+        slow_consumer_timeout: config.slow_consumer_timeout,
+        undecided_max: config.undecided_max,
+        memory_watermark: config.memory_watermark / shards as u64,
+        history: config.history.as_ref().map(|history| history.options),
+        seed: seed.finish(),
+    }
+}

@@ -1,0 +1,17 @@
+//! A number that only grows.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A number that only grows. Relaxed: nobody concludes anything from one about another.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, by: u64) {
+        self.0.fetch_add(by, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
