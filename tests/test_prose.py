@@ -31,7 +31,6 @@ NOT_YET_REWRITTEN: frozenset[str] = frozenset(
         "Cargo.toml",
         "Makefile",
         "benches",
-        "docs/internals.md",
         "examples",
         "fuzz",
         "python/mqcore/__init__",
