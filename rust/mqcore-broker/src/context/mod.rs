@@ -117,6 +117,8 @@ pub(crate) struct ShardState {
     pub(crate) links: HashMap<Arc<str>, ConnectionId>,
     /// What happens to messages is written down here; `None`: it is not.
     pub(crate) history: Option<Box<HistoryLog>>,
+    /// Handler answers that arrived after their deadline.
+    pub(crate) answers_late: u64,
     /// What was handed to other shards so far.
     pub(crate) forwards: u64,
 }
@@ -153,6 +155,7 @@ impl ShardState {
             intake: Intake::new(),
             links: HashMap::default(),
             forwards: 0,
+            answers_late: 0,
         }
     }
 

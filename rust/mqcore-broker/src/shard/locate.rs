@@ -4,14 +4,14 @@ use crate::model::entry::{Entry, PagedOut};
 use crate::model::location::{Location, LocationState, Locations, MessageQuery};
 use crate::queue::Queue;
 use crate::queue::ready::Taken;
-use crate::shard::Broker;
+use crate::shard::entities::Entities;
 
 /// Messages of one shard that are looked at, at most: about as many as a shard can look at in 10 ms.
 const LOOKED_MAX: usize = 200_000;
 
-impl Broker {
+impl Entities {
     /// Looks for a message in all queues of this shard. Changes nothing.
-    pub fn locations(&self, sought: &MessageQuery) -> Locations {
+    pub(crate) fn locations(&self, sought: &MessageQuery) -> Locations {
         let mut locations = Locations::default();
         let mut left = LOOKED_MAX;
         for queue in self.queues() {

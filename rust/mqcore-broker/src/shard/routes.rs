@@ -1,8 +1,6 @@
 //! Routers at work: messages come to them, go from binding to binding, and wait for handlers.
 
-use std::sync::Arc;
-
-use crate::context::{Context, OpenQuestion, Suspended};
+use crate::context::{Context, OpenQuestion, ShardState, Suspended};
 use crate::model::client::Client;
 use crate::model::decision::Step;
 use crate::model::effect::{Answer, Effect, Event, Forwarded, HandlerFailure, Reply};
@@ -13,37 +11,29 @@ use crate::model::record::Record;
 use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::route::{Route, RouteStep, RouteTrace};
 use crate::model::router::{Binding, Interaction, RouterDefinition, RouterMethod, Target};
-use crate::model::time::Timestamp;
 use crate::routing::RouteAnswer;
-use crate::shard::Broker;
 use crate::shard::channel::Channel;
+use crate::shard::entities::Entities;
+use std::sync::Arc;
 
-impl Broker {
-    // ---- Messages ----------------------------------------------------------------------------------------
-
+impl Entities {
     /// A producer brings a message to a router.
-    pub(crate) fn route(
-        &mut self,
-        router: RouterName,
-        message: Message,
-        now: Timestamp,
-        effects: &mut Vec<Effect>,
-    ) {
+    pub(crate) fn route(&mut self, router: RouterName, message: Message, context: &mut Context<'_>) {
         let Some(progress) = self.routers.depart(&router) else {
-            self.state.refused += 1;
+            context.state.refused += 1;
             let properties = message.properties();
             let waits = properties.pending_acknowledge || properties.pending_response;
             if let Some(producer) = message.producer().filter(|_| waits) {
                 let to = producer.connection;
                 let refusal = Some(no_router(&router));
-                effects.push(Effect::Notify(to, Event::Routed { router, message, refusal }));
+                context.effects.push(Effect::Notify(to, Event::Routed { router, message, refusal }));
             }
             return;
         };
         self.routers.counts.of(&router).received += 1;
         let route = Route {
             router,
-            home: self.state.config.shard,
+            home: context.state.config.shard,
             message,
             progress,
             outer: None,
@@ -51,7 +41,7 @@ impl Broker {
             refusal: None,
             test: None,
         };
-        self.advance_route(route, now, effects);
+        self.advance_route(route, context);
     }
 
     /// Lets somebody see where a message would go.
@@ -61,23 +51,22 @@ impl Broker {
         request: RequestId,
         router: RouterName,
         message: Message,
-        now: Timestamp,
-        effects: &mut Vec<Effect>,
+        context: &mut Context<'_>,
     ) {
-        let refuse = |effects: &mut Vec<Effect>, rejection| {
-            effects.push(Effect::Notify(client.connection, Event::Answered(request, Err(rejection))));
+        let refuse = |context: &mut Context<'_>, rejection| {
+            context.effects.push(Effect::Notify(client.connection, Event::Answered(request, Err(rejection))));
         };
         if !client.admin {
             let reason = "only administrators may do this";
-            return refuse(effects, Rejection::new(RejectionKind::Unauthorized, reason));
+            return refuse(context, Rejection::new(RejectionKind::Unauthorized, reason));
         }
         let Some(progress) = self.routers.get(&router).map(|router| router.look()) else {
-            return refuse(effects, no_router(&router));
+            return refuse(context, no_router(&router));
         };
         let test = RouteTrace { to: client.connection, request, steps: Vec::new() };
         let route = Route {
             router,
-            home: self.state.config.shard,
+            home: context.state.config.shard,
             message,
             progress,
             outer: None,
@@ -85,26 +74,24 @@ impl Broker {
             refusal: None,
             test: Some(Box::new(test)),
         };
-        self.advance_route(route, now, effects);
+        self.advance_route(route, context);
     }
 
     /// Goes as far as this shard can take a message.
-    pub(crate) fn advance_route(&mut self, mut route: Route, now: Timestamp, effects: &mut Vec<Effect>) {
+    pub(crate) fn advance_route(&mut self, mut route: Route, context: &mut Context<'_>) {
         loop {
             let Some((plan, index)) = route.progress.next() else {
                 if route.go_back() {
                     continue;
                 }
-                let mut context = Context { now, state: &mut self.state, effects };
-                return route.end(&mut self.routers.counts, &mut context);
+                return route.end(&mut self.routers.counts, context);
             };
             let (binding, shard) = plan.binding(index);
-            if shard != self.state.config.shard {
-                let mut context = Context { now, state: &mut self.state, effects };
+            if shard != context.state.config.shard {
                 return context.forward(shard, Forwarded::Route(Box::new(route)));
             }
             if let Target::Handler(key) = &binding.target {
-                match self.ask_where(route, key, now, effects) {
+                match self.ask_where(route, key, context) {
                     Some(back) => route = back,
                     None => return,
                 }
@@ -113,7 +100,7 @@ impl Broker {
                 self.done(&mut route, binding, false);
                 continue;
             }
-            let took = self.try_binding(&mut route, binding, now, effects);
+            let took = self.try_binding(&mut route, binding, context);
             self.done(&mut route, binding, took);
         }
     }
@@ -126,34 +113,27 @@ impl Broker {
     }
 
     /// Hands a message to the target of a binding that lives here. Whether it took it.
-    fn try_binding(
-        &mut self,
-        route: &mut Route,
-        binding: &Binding,
-        now: Timestamp,
-        effects: &mut Vec<Effect>,
-    ) -> bool {
+    fn try_binding(&mut self, route: &mut Route, binding: &Binding, context: &mut Context<'_>) -> bool {
         if route.test.is_some() {
-            let (takes, why) = self.would_take(route, binding, now, effects);
+            let (takes, why) = self.would_take(route, binding, context);
             route.saw(binding, takes, why);
             return takes;
         }
-        let mut context = Context { now, state: &mut self.state, effects };
-        let message = route.message_for(binding, &mut context);
+        let message = route.message_for(binding, context);
         match &binding.target {
             Target::Queue(queue) => {
                 let answers = binding.interaction == Interaction::Acknowledge;
-                self.give_to_queue(queue, message, answers, now, effects).is_ok()
+                self.give_to_queue(queue, message, answers, context).is_ok()
             }
             Target::Client(pattern) => {
                 let receivers = self.receivers(route, binding);
                 for receiver in &receivers {
                     let event = Event::Direct { to: pattern.clone(), message: message.clone() };
-                    effects.push(Effect::Notify(*receiver, event));
+                    context.effects.push(Effect::Notify(*receiver, event));
                 }
                 !receivers.is_empty()
             }
-            Target::Topic(topic) => self.publish_topic(topic, &message, true, now, effects) > 0,
+            Target::Topic(topic) => self.publish_topic(topic, &message, true, context) > 0,
             // A handler that was named by a handler: asking on would never end.
             Target::Handler(_) => false,
         }
@@ -164,19 +144,17 @@ impl Broker {
         to: &QueueAddress,
         message: Message,
         answers: bool,
-        now: Timestamp,
-        effects: &mut Vec<Effect>,
+        context: &mut Context<'_>,
     ) -> Result<(), Rejection> {
-        let key = self.channel_for_publishing(to, now, effects)?;
-        let mut context = Context { now, state: &mut self.state, effects };
+        let key = self.channel_for_publishing(to, context)?;
         let Channel { members, queues, .. } = &mut self.channels[key];
         match queues.get_mut(&to.id) {
-            Some(queue) => queue.publish_routed(message, answers, members, &mut context),
+            Some(queue) => queue.publish_routed(message, answers, members, context),
             None => Err(crate::shard::channel::no_queue(&to.channel, to.id)),
         }
     }
 
-    /// The clients that a binding's target means now, as far as its method goes.
+    /// The clients that a binding's target means context.now, as far as its method goes.
     fn receivers(&self, route: &Route, binding: &Binding) -> Vec<crate::model::id::ConnectionId> {
         let Target::Client(pattern) = &binding.target else { return Vec::new() };
         let first = binding.method == RouterMethod::OnlyFirst;
@@ -184,24 +162,16 @@ impl Broker {
         if binding.method != RouterMethod::RoundRobin || all.len() < 2 {
             return all;
         }
-        let context = self.routers.counts.taken(&route.router, binding) % all.len() as u64;
-        vec![all[context as usize]]
+        let next = self.routers.counts.taken(&route.router, binding) % all.len() as u64;
+        vec![all[next as usize]]
     }
 
-    // ---- Handlers ----------------------------------------------------------------------------------------
-
     /// Asks a handler where a message goes; the message waits. Given back if nobody can be asked.
-    fn ask_where(
-        &mut self,
-        mut route: Route,
-        key: &str,
-        now: Timestamp,
-        effects: &mut Vec<Effect>,
-    ) -> Option<Route> {
-        let handler = self
+    fn ask_where(&mut self, mut route: Route, key: &str, context: &mut Context<'_>) -> Option<Route> {
+        let handler = context
             .state
             .handler(key)
-            .filter(|handler| self.state.spec(*handler).overrides.contains(Step::Route))
+            .filter(|handler| context.state.spec(*handler).overrides.contains(Step::Route))
             .filter(|_| route.outer.is_none());
         let (Some(handler), Some(router)) = (handler, self.routers.get(&route.router)) else {
             let reason = format!("no handler {key:?} is registered that could say where the message goes");
@@ -209,7 +179,7 @@ impl Broker {
             return Some(route);
         };
         let gate = self.routers.gates.get(&handler);
-        if gate.is_some_and(|gate| gate.len() >= self.state.config.undecided_max) {
+        if gate.is_some_and(|gate| gate.len() >= context.state.config.undecided_max) {
             let reason = format!("too many messages wait for the handler of router {}", route.router);
             route.fail(Rejection::new(RejectionKind::Busy, reason));
             return Some(route);
@@ -217,8 +187,8 @@ impl Broker {
         let number = gate.map_or(0, crate::routing::HandlerQueue::next_number);
         let asked =
             OpenQuestion { queue_ref: QueueRef::NOWHERE, suspended: Suspended::Route(number), handler };
-        let id = self.state.ask(asked, now);
-        effects.push(Effect::Ask(router.question(&route.message, handler, id)));
+        let id = context.state.ask(asked, context.now);
+        context.effects.push(Effect::Ask(router.question(&route.message, handler, id)));
         self.routers.gates.entry(handler).or_default().park(route);
         None
     }
@@ -229,8 +199,7 @@ impl Broker {
         handler: HandlerId,
         number: u64,
         answer: Option<Answer>,
-        now: Timestamp,
-        effects: &mut Vec<Effect>,
+        context: &mut Context<'_>,
     ) {
         let answer = match answer {
             None => RouteAnswer::Failed("did not decide in time"),
@@ -248,18 +217,18 @@ impl Broker {
         while let Some((route, answer)) =
             self.routers.gates.get_mut(&handler).and_then(crate::routing::HandlerQueue::leave)
         {
-            self.decided(route, answer, now, effects);
+            self.decided(route, answer, context);
         }
     }
 
-    fn decided(&mut self, mut route: Route, answer: RouteAnswer, now: Timestamp, effects: &mut Vec<Effect>) {
+    fn decided(&mut self, mut route: Route, answer: RouteAnswer, context: &mut Context<'_>) {
         let Some((plan, index)) = route.progress.next() else { return };
         let (binding, _) = plan.binding(index);
         match answer {
             RouteAnswer::Targets(targets) if !targets.is_empty() => {
                 route.saw(binding, true, format!("it names {} targets", targets.len()));
-                route.detour(targets, self.state.config.shards);
-                return self.advance_route(route, now, effects);
+                route.detour(targets, context.state.config.shards);
+                return self.advance_route(route, context);
             }
             RouteAnswer::Took => {
                 route.saw(binding, true, "it took the message itself".into());
@@ -277,21 +246,13 @@ impl Broker {
                 self.done(&mut route, binding, false);
             }
         }
-        self.advance_route(route, now, effects);
+        self.advance_route(route, context);
     }
 
-    // ---- Looking, not sending ----------------------------------------------------------------------------
-
     /// Whether a target would take a message, and why.
-    fn would_take(
-        &mut self,
-        route: &Route,
-        binding: &Binding,
-        now: Timestamp,
-        effects: &mut Vec<Effect>,
-    ) -> (bool, String) {
+    fn would_take(&mut self, route: &Route, binding: &Binding, context: &mut Context<'_>) -> (bool, String) {
         match &binding.target {
-            Target::Queue(queue) => self.queue_would_take(queue, &route.message, now, effects),
+            Target::Queue(queue) => self.queue_would_take(queue, &route.message, context),
             Target::Client(_) => match self.receivers(route, binding).len() {
                 0 => (false, "no such client is connected".into()),
                 1 => (true, "one client gets it".into()),
@@ -306,18 +267,16 @@ impl Broker {
         &mut self,
         to: &QueueAddress,
         message: &Message,
-        now: Timestamp,
-        effects: &mut Vec<Effect>,
+        context: &mut Context<'_>,
     ) -> (bool, String) {
-        let config = &self.state.config;
+        let config = &context.state.config;
         let (channels, queues) = (config.auto_create_channels, config.auto_create_queues);
         let Some(key) = self.lookup(&to.channel) else {
             let created = channels && queues;
             let why = if created { "the queue would be created" } else { "there is no such channel" };
             return (created, why.into());
         };
-        let context = Context { now, state: &mut self.state, effects };
-        match self.channels[key].queues.get(&to.id).map(|queue| queue.would_take(message, &context)) {
+        match self.channels[key].queues.get(&to.id).map(|queue| queue.would_take(message, context)) {
             Some(Ok(())) => (true, "the queue takes it".into()),
             Some(Err(rejection)) => (false, rejection.reason.into_owned()),
             None if queues => (true, "the queue would be created".into()),
@@ -331,35 +290,31 @@ impl Broker {
         (takes, format!("{subscribers} subscribers and {queues} queues get it"))
     }
 
-    // ---- Definitions -------------------------------------------------------------------------------------
-
     /// The program says that there is such a router. It takes the place of another of its name, and is not saved: the
     /// program says so again at its next start.
     ///
     /// # Errors
     /// `LimitExceeded`.
-    pub fn define_router(&mut self, router: RouterDefinition) -> Result<(), Rejection> {
-        let (shard, shards) = (self.state.config.shard, self.state.config.shards);
+    pub(crate) fn define_router(
+        &mut self,
+        router: RouterDefinition,
+        state: &ShardState,
+    ) -> Result<(), Rejection> {
+        let (shard, shards) = (state.config.shard, state.config.shards);
         self.routers.define(router, false, shard, shards)
     }
 
     /// What the journal had.
-    pub(crate) fn restore_router(&mut self, router: RouterDefinition) {
-        let (shard, shards) = (self.state.config.shard, self.state.config.shards);
+    pub(crate) fn restore_router(&mut self, router: RouterDefinition, state: &ShardState) {
+        let (shard, shards) = (state.config.shard, state.config.shards);
         // Only the limit could be in the way, and then there are as many as there may be.
         let _ = self.routers.define(router, true, shard, shards);
     }
 
     /// Puts a changed router in its place, and has it saved.
-    fn redefine(
-        &mut self,
-        router: RouterDefinition,
-        now: Timestamp,
-        effects: &mut Vec<Effect>,
-    ) -> Result<Reply, Rejection> {
-        let (shard, shards) = (self.state.config.shard, self.state.config.shards);
+    fn redefine(&mut self, router: RouterDefinition, context: &mut Context<'_>) -> Result<Reply, Rejection> {
+        let (shard, shards) = (context.state.config.shard, context.state.config.shards);
         self.routers.define(router.clone(), true, shard, shards)?;
-        let mut context = Context { now, state: &mut self.state, effects };
         context.record(Record::DefineRouter(Box::new(router)));
         Ok(Reply::Done)
     }
@@ -368,11 +323,10 @@ impl Broker {
         &mut self,
         name: RouterName,
         method: RouterMethod,
-        now: Timestamp,
-        effects: &mut Vec<Effect>,
+        context: &mut Context<'_>,
     ) -> Result<Reply, Rejection> {
         match self.routers.get(&name) {
-            None => self.redefine(RouterDefinition::new(name, method), now, effects),
+            None => self.redefine(RouterDefinition::new(name, method), context),
             Some(router) if router.definition.method == method => Ok(Reply::Done),
             Some(router) => {
                 let known = router.definition.method.as_str();
@@ -383,9 +337,8 @@ impl Broker {
     }
 
     /// Removes a router; fine if there is none.
-    pub fn remove_router(&mut self, name: &RouterName, now: Timestamp, effects: &mut Vec<Effect>) {
+    pub(crate) fn remove_router(&mut self, name: &RouterName, context: &mut Context<'_>) {
         let Some(router) = self.routers.remove(name) else { return };
-        let mut context = Context { now, state: &mut self.state, effects };
         if router.saved {
             context.record(Record::RemoveRouter(name.clone()));
         }
@@ -398,14 +351,13 @@ impl Broker {
         &mut self,
         name: &RouterName,
         binding: Binding,
-        now: Timestamp,
-        effects: &mut Vec<Effect>,
+        context: &mut Context<'_>,
     ) -> Result<Reply, Rejection> {
         if let Target::Handler(key) = &binding.target
-            && self
+            && context
                 .state
                 .handler(key)
-                .is_none_or(|known| !self.state.spec(known).overrides.contains(Step::Route))
+                .is_none_or(|known| !context.state.spec(known).overrides.contains(Step::Route))
         {
             let reason = format!("no handler is registered as {key:?} that could say where messages go");
             return Err(Rejection::new(RejectionKind::BadRequest, reason));
@@ -413,26 +365,24 @@ impl Broker {
         let router = self.routers.get(name).ok_or_else(|| no_router(name))?;
         let mut definition = router.definition.clone();
         definition.add(binding)?;
-        self.redefine(definition, now, effects)
+        self.redefine(definition, context)
     }
 
     pub(crate) fn remove_binding(
         &mut self,
         name: &RouterName,
         binding: &str,
-        now: Timestamp,
-        effects: &mut Vec<Effect>,
+        context: &mut Context<'_>,
     ) -> Result<Reply, Rejection> {
         let router = self.routers.get(name).ok_or_else(|| no_router(name))?;
         let mut definition = router.definition.clone();
         if !definition.remove(binding) {
             return Ok(Reply::Done);
         }
-        let mut context = Context { now, state: &mut self.state, effects };
         for shard in 0..context.state.config.shards {
             context.forward(shard, Forwarded::ForgetRouter(name.clone(), Some(binding.into())));
         }
-        self.redefine(definition, now, effects)
+        self.redefine(definition, context)
     }
 
     /// Routers whose name passes the filter.

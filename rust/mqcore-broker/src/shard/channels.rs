@@ -1,0 +1,226 @@
+//! Channels, their members, and the subscribers of events.
+
+use crate::context::Context;
+use crate::model::client::Client;
+use crate::model::command::{EventKind, EventScope, EventSubscription};
+use crate::model::effect::{Effect, Event, Notification, Reply, Subject};
+use crate::model::id::{ChannelName, ConnectionId, QueueAddress};
+use crate::model::options::{ChannelChanges, QueueChanges};
+use crate::model::record::Record;
+use crate::model::rejection::{Rejection, RejectionKind};
+use crate::shard::channel::{Channel, check_handler, no_queue};
+use crate::shard::entities::{Entities, find, folded, no_channel};
+
+use foldhash::HashMapExt;
+use std::sync::Arc;
+
+impl Entities {
+    /// A connection ended. Every shard is told.
+    pub(crate) fn closed(&mut self, connection: ConnectionId, context: &mut Context<'_>) {
+        context.state.links.retain(|_, link| *link != connection);
+        if context.state.congested.remove(&connection).is_some() {
+            context.state.congestion += 1;
+        }
+        self.topics.forget(connection);
+        self.watchers.retain(|(_, watcher)| *watcher != connection);
+        if let Some(peer) = self.peers.remove(&connection) {
+            for (_, channel) in &mut self.channels {
+                if peer.watches {
+                    channel.forget_watcher(connection);
+                }
+            }
+            for key in peer.joined {
+                let channel = &mut self.channels[key];
+                channel.leave(&peer.client, context);
+            }
+            for queue_ref in &peer.subscribed {
+                if let Some(queue) = find(&mut self.channels, *queue_ref) {
+                    queue.forget_subscriber(connection);
+                }
+            }
+            // A client may have left a channel and still hold messages of it.
+            for (_, channel) in &mut self.channels {
+                for queue in channel.queues.values_mut() {
+                    queue.consumer_lost(connection, None, context);
+                }
+            }
+            for queue_ref in peer.subscribed {
+                self.abandon(queue_ref, context);
+            }
+            self.destroy_abandoned(context);
+        }
+        self.directory.leave(connection, context);
+    }
+
+    /// It fell below its low mark again.
+    pub(crate) fn writable(&mut self, connection: ConnectionId, context: &mut Context<'_>) {
+        if context.state.congested.remove(&connection).is_none() {
+            return;
+        }
+        context.state.congestion += 1;
+        let Some(peer) = self.peers.get(&connection) else { return };
+        for key in &peer.joined {
+            for queue in self.channels[*key].queues.values_mut() {
+                queue.schedule(context);
+            }
+        }
+        for queue_ref in &peer.subscribed {
+            if let Some(queue) = find(&mut self.channels, *queue_ref) {
+                queue.schedule(context);
+            }
+        }
+    }
+
+    pub(crate) fn join(
+        &mut self,
+        client: &Arc<Client>,
+        channel: &ChannelName,
+        context: &mut Context<'_>,
+    ) -> Result<Reply, Rejection> {
+        let key = match self.lookup(channel) {
+            Some(key) => key,
+            None if context.state.config.auto_create_channels => {
+                self.create_channel(channel, &ChannelChanges::default(), context)?
+            }
+            None => return Err(no_channel(channel)),
+        };
+        self.channels[key].join(client, context)?;
+        let peer = self.peer(client);
+        if !peer.joined.contains(&key) {
+            peer.joined.push(key);
+        }
+        Ok(Reply::Done)
+    }
+
+    pub(crate) fn leave(
+        &mut self,
+        client: &Arc<Client>,
+        channel: &ChannelName,
+        context: &mut Context<'_>,
+    ) -> Result<Reply, Rejection> {
+        let key = self.lookup(channel).ok_or_else(|| no_channel(channel))?;
+        if !self.channels[key].leave(client, context) {
+            let reason = format!("the client has not joined channel {channel}");
+            return Err(Rejection::new(RejectionKind::NotFound, reason));
+        }
+        self.peer(client).joined.retain(|joined| *joined != key);
+        self.destroy_abandoned(context);
+        Ok(Reply::Done)
+    }
+
+    pub(crate) fn create_channel(
+        &mut self,
+        name: &ChannelName,
+        changes: &ChannelChanges,
+        context: &mut Context<'_>,
+    ) -> Result<usize, Rejection> {
+        check_handler(&changes.queue, context.state)?;
+        let limit = context.state.config.channel_limit as usize;
+        if limit > 0 && self.channels.len() >= limit {
+            let reason = format!("there are {limit} channels already, which is the limit");
+            return Err(Rejection::new(RejectionKind::LimitExceeded, reason));
+        }
+        let mut options = context.state.config.channel.clone();
+        changes.apply_to(&mut options);
+        let key = self.channels.insert(Channel::new(name.clone(), options));
+        self.names.insert(folded(name), key);
+        self.notify(EventKind::ChannelCreated, key, context);
+        let options = Box::new(self.channels[key].options.clone());
+        context.record(Record::DefineChannel(name.clone(), options));
+        Ok(key)
+    }
+
+    pub(crate) fn create_queue(
+        &mut self,
+        address: &QueueAddress,
+        changes: &QueueChanges,
+        context: &mut Context<'_>,
+    ) -> Result<(), Rejection> {
+        let key = match self.lookup(&address.channel) {
+            Some(key) => key,
+            None => {
+                check_handler(changes, context.state)?;
+                self.create_channel(&address.channel, &ChannelChanges::default(), context)?
+            }
+        };
+        self.channels[key].create_queue(key, address.id, changes, context)
+    }
+
+    pub(crate) fn remove_channel(&mut self, key: usize, context: &mut Context<'_>) {
+        self.channels[key].remove_queues(context);
+        context.record(Record::RemoveChannel(self.channels[key].name.clone()));
+        self.notify(EventKind::ChannelRemoved, key, context);
+        let channel = self.channels.remove(key);
+        self.names.remove(&folded(&channel.name));
+        self.last = None;
+        for peer in self.peers.values_mut() {
+            peer.joined.retain(|joined| *joined != key);
+        }
+    }
+
+    /// Channels that want to go when nobody and nothing is in them any more.
+    pub(crate) fn destroy_abandoned(&mut self, context: &mut Context<'_>) {
+        let abandoned: Vec<_> = self
+            .channels
+            .iter()
+            .filter(|(_, channel)| channel.options.destroy_when_empty && channel.is_abandoned())
+            .map(|(key, _)| key)
+            .collect();
+        for key in abandoned {
+            self.remove_channel(key, context);
+        }
+    }
+
+    pub(crate) fn subscribe(
+        &mut self,
+        client: &Arc<Client>,
+        subscription: &EventSubscription,
+    ) -> Result<Reply, Rejection> {
+        let EventSubscription { kind, channel, queue, on } = subscription;
+        let (who, kind, on) = (client.connection, *kind, *on);
+        if kind.scope() == EventScope::Server {
+            if matches!(kind, EventKind::ChannelCreated | EventKind::ChannelRemoved) {
+                self.watchers.retain(|watcher| *watcher != (kind, who));
+                if on {
+                    self.watchers.push((kind, who));
+                }
+            } else {
+                self.directory.watch(kind, who, on);
+            }
+            return Ok(Reply::Done);
+        }
+        let missing = |what: &str| {
+            let reason = format!("the event {} is about one {what}, which must be named", kind.as_str());
+            Rejection::new(RejectionKind::Failed, reason)
+        };
+        let name = channel.as_ref().ok_or_else(|| missing("channel"))?;
+        let key = self.lookup(name).ok_or_else(|| no_channel(name))?;
+        if kind.scope() == EventScope::Queue {
+            let id = queue.ok_or_else(|| missing("queue"))?;
+            let queue = self.channels[key].queues.get_mut(&id).ok_or_else(|| no_queue(name, id))?;
+            queue.watchers.retain(|watcher| *watcher != who);
+            if on {
+                queue.watchers.push(who);
+            }
+        } else {
+            self.channels[key].watch(kind, who, on);
+        }
+        self.peer(client).watches = true;
+        Ok(Reply::Done)
+    }
+
+    pub(crate) fn notify(&self, kind: EventKind, key: usize, context: &mut Context<'_>) {
+        let channel = &self.channels[key];
+        let subject = Subject::Channel {
+            active_clients: channel.members.len() as u32,
+            client_limit: channel.options.client_limit,
+        };
+        let name = Some(channel.name.clone());
+        let occurrence = Arc::new(Notification { kind, channel: name, queue: None, subject });
+        for (watched, watcher) in &self.watchers {
+            if *watched == kind {
+                context.effects.push(Effect::Notify(*watcher, Event::Notified(occurrence.clone())));
+            }
+        }
+    }
+}

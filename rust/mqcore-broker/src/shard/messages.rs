@@ -1,0 +1,356 @@
+//! Commands: messages that arrive, deliveries that are settled, and what other shards hand over.
+
+use crate::context::Context;
+use crate::history::LifecycleEvent;
+use crate::model::client::{Client, Introduction};
+use crate::model::command::{Acknowledgement, ClientPattern, Command, PassedOn, Pull};
+use crate::model::config::BrokerConfig;
+use crate::model::effect::{Effect, Event, Forwarded, PullOutcome, Reply, Transfer};
+use crate::model::id::{QueueAddress, Tag, TopicName};
+use crate::model::intake::Arrival;
+use crate::model::message::Message;
+use crate::model::options::{ChannelChanges, QueueChanges};
+use crate::model::record::Record;
+use crate::model::rejection::{Rejection, RejectionKind};
+use crate::model::stats::DropReason;
+use crate::model::topic::TopicPattern;
+use crate::shard::channel::{Channel, no_queue};
+use crate::shard::entities::{Entities, consumers, folded, no_channel};
+
+use foldhash::HashMapExt;
+use std::hint::black_box;
+use std::sync::Arc;
+
+impl Entities {
+    /// Looks at what the first of `commands` are about, and tells how many these are; [`Broker::command`] wants to have them
+    /// next. Changes nothing, but makes a batch faster: what a message or an acknowledgement needs is found by a chain of
+    /// reads of what is in no cache, and a processor follows several such chains at once as long as nothing is done between
+    /// them.
+    pub(crate) fn look_ahead(&mut self, client: &Client, commands: &[Command]) -> usize {
+        /// As many as fit into the first level of the cache with what they need.
+        const AHEAD_MAX: usize = 16;
+        let ahead = &commands[..commands.len().min(AHEAD_MAX)];
+        // A chain alone is followed just as fast later.
+        if ahead.len() > 1 {
+            ahead.iter().for_each(|command| self.look_at(client, command));
+        }
+        ahead.len()
+    }
+
+    pub(crate) fn look_at(&mut self, client: &Client, command: &Command) {
+        match command {
+            Command::Publish { message, .. } => {
+                black_box(message.properties());
+            }
+            Command::Acknowledge(word) => {
+                let key = self.lookup(&word.queue.channel);
+                if let Some(queue) = key.and_then(|key| self.channels[key].queues.get(&word.queue.id)) {
+                    queue.deliveries.look(&word.message_id, (client.connection, word.tag));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A peer asks for something. Before it was welcomed, `client` is provisional: its id is empty.
+    pub(crate) fn command(&mut self, client: &Arc<Client>, command: Command, context: &mut Context<'_>) {
+        match command {
+            Command::Publish { queue, message } => self.publish(&queue, message, context),
+            Command::Route { router, message } => self.route(router, message, context),
+            Command::PublishTopic { topic, message, to_producer, answer } => {
+                let receivers = self.publish_topic(&topic, &message, to_producer, context);
+                if let Some(request) = answer {
+                    let event = Event::Answered(request, Ok(Reply::Published(receivers)));
+                    context.effects.push(Effect::Notify(client.connection, event));
+                }
+            }
+            Command::Acknowledge(word) => self.acknowledge(client, &word, context),
+            Command::AcknowledgeAll { queue, tag, negative } => {
+                self.acknowledge_all(client, &queue, tag, negative.as_deref(), context);
+            }
+            Command::RoomFor { queue } => self.room_for(&queue, context),
+            Command::Pull(pull) => self.pull(client, &pull, context),
+            Command::Introduce(introduction) => self.introduce(client, *introduction, context),
+            Command::Direct { to, message } => self.direct(client, to, message, context),
+            Command::AcknowledgeDirect { to, message } => {
+                self.relay(&to, Event::DirectAcknowledged(message), context);
+            }
+            Command::Respond { to, message } => self.relay(&to, Event::Responded(message), context),
+            Command::PassedOn(passed_on) => self.passed_on(client, *passed_on, context),
+            Command::Request(id, request) => self.answer_request(client, id, *request, context),
+        }
+    }
+
+    pub(crate) fn introduce(
+        &mut self,
+        client: &Arc<Client>,
+        introduction: Introduction,
+        context: &mut Context<'_>,
+    ) {
+        let event = match self.directory.welcome(client, introduction, context) {
+            Ok(welcomed) => Event::Welcomed(welcomed),
+            Err(rejection) => Event::Refused(rejection),
+        };
+        context.notify(client.connection, event);
+    }
+
+    pub(crate) fn room_for(&mut self, address: &QueueAddress, context: &mut Context<'_>) {
+        let Some(key) = self.lookup(&address.channel) else { return };
+        if let Some(queue) = self.channels[key].queues.get_mut(&address.id) {
+            queue.schedule(context);
+        }
+    }
+
+    /// Another broker passes something on, perhaps not for the first time.
+    pub(crate) fn passed_on(&mut self, link: &Arc<Client>, passed_on: PassedOn, context: &mut Context<'_>) {
+        let PassedOn { ticket, command } = passed_on;
+        let latest = context.state.links.entry(Arc::clone(&ticket.node)).or_insert(link.connection);
+        if link.connection < *latest {
+            // The node has connected anew, and sends again there what is not confirmed.
+            return;
+        }
+        *latest = link.connection;
+        match context.state.intake.arrive(&ticket) {
+            Arrival::New => {}
+            Arrival::Done => return context.state.intake.again(&ticket),
+            Arrival::Pending | Arrival::Later => return,
+        }
+        match command {
+            // Its queue says when it is done, which may be much later.
+            Command::Publish { queue, message } => return self.publish(&queue, message, context),
+            Command::Direct { to, message } => {
+                let receivers = self.directory.receivers(&to, message.properties().first_acquirer);
+                for receiver in receivers {
+                    let event = Event::Direct { to: to.clone(), message: message.clone() };
+                    context.effects.push(Effect::Notify(receiver, event));
+                }
+            }
+            Command::AcknowledgeDirect { to, message } => {
+                self.relay(&to, Event::DirectAcknowledged(message), context);
+            }
+            Command::Respond { to, message } => self.relay(&to, Event::Responded(message), context),
+            Command::PublishTopic { topic, message, to_producer, .. } => {
+                self.publish_topic(&topic, &message, to_producer, context);
+            }
+            Command::Route { router, message } => self.route(router, message, context),
+            // What was handed out there is settled there; here it is only passed by.
+            _ => {}
+        }
+        context.state.intake.done(&ticket);
+    }
+
+    pub(crate) fn publish(&mut self, to: &QueueAddress, message: Message, context: &mut Context<'_>) {
+        let key = match self.channel_for_publishing(to, context) {
+            Ok(key) => key,
+            Err(rejection) => {
+                context.state.refused += 1;
+                context.reject_passed_on(&message, &rejection);
+                if let Some(producer) = message.producer() {
+                    let connection = producer.connection;
+                    let event = Event::PublishRefused { queue: to.clone(), message, rejection };
+                    context.effects.push(Effect::Notify(connection, event));
+                }
+                return;
+            }
+        };
+        let Channel { members, queues, .. } = &mut self.channels[key];
+        if let Some(queue) = queues.get_mut(&to.id) {
+            queue.publish(message, &consumers(members, queue), context);
+        }
+    }
+
+    /// The channel that has the queue `to`, both created if that is allowed.
+    pub(crate) fn channel_for_publishing(
+        &mut self,
+        to: &QueueAddress,
+        context: &mut Context<'_>,
+    ) -> Result<usize, Rejection> {
+        let key = match self.lookup(&to.channel) {
+            Some(key) => key,
+            None if context.state.config.auto_create_channels => {
+                self.create_channel(&to.channel, &ChannelChanges::default(), context)?
+            }
+            None => return Err(no_channel(&to.channel)),
+        };
+        if !self.channels[key].queues.contains_key(&to.id) {
+            if !context.state.config.auto_create_queues {
+                return Err(no_queue(&to.channel, to.id));
+            }
+            self.channels[key].create_queue(key, to.id, &QueueChanges::default(), context)?;
+        }
+        Ok(key)
+    }
+
+    /// How many subscribers and queues it was for.
+    pub(crate) fn publish_topic(
+        &mut self,
+        topic: &TopicName,
+        message: &Message,
+        to_producer: bool,
+        context: &mut Context<'_>,
+    ) -> u32 {
+        let published = self.topics.publish(topic, message, to_producer, context);
+        let shards = context.state.config.shards;
+        for queue in &*published.queues {
+            let shard = queue.channel.shard(shards);
+            if shard == context.state.config.shard {
+                self.copy_to_queue(queue, message.clone(), context);
+            } else {
+                context.forward(shard, Forwarded::Copy { to: queue.clone(), message: message.clone() });
+            }
+        }
+        published.receivers
+    }
+
+    /// A copy for a queue that may not be there.
+    pub(crate) fn copy_to_queue(&mut self, to: &QueueAddress, message: Message, context: &mut Context<'_>) {
+        let key = self.lookup(&to.channel);
+        let channel = key.map(|key| &mut self.channels[key]);
+        let found =
+            channel.and_then(|Channel { members, queues, .. }| Some((members, queues.get_mut(&to.id)?)));
+        match found {
+            Some((members, queue)) => {
+                queue.publish_copy(message, &consumers(members, queue), context);
+            }
+            None => {
+                context.state.retired.dropped[DropReason::NoConsumer as usize] += 1;
+                context.record_undeliverable(to, message, LifecycleEvent::Produced, DropReason::NoConsumer);
+            }
+        }
+    }
+
+    /// Whether there is a queue, or publishing to it makes one.
+    pub(crate) fn takes(&self, queue: &QueueAddress, config: &BrokerConfig) -> bool {
+        match self.names.get(&folded(&queue.channel)) {
+            Some(key) => config.auto_create_queues || self.channels[*key].queues.contains_key(&queue.id),
+            None => config.auto_create_channels && config.auto_create_queues,
+        }
+    }
+
+    pub(crate) fn acknowledge(
+        &mut self,
+        client: &Arc<Client>,
+        word: &Acknowledgement,
+        context: &mut Context<'_>,
+    ) {
+        let Some(key) = self.lookup(&word.queue.channel) else { return };
+        let queue = self.channels[key].queues.get_mut(&word.queue.id);
+        let known = queue.is_some_and(|queue| queue.acknowledged(client.connection, word, context));
+        if !known {
+            // Late, or twice: the delivery was settled before.
+            context.state.unknown_acks += 1;
+        }
+    }
+
+    pub(crate) fn acknowledge_all(
+        &mut self,
+        client: &Arc<Client>,
+        queue: &QueueAddress,
+        tag: Tag,
+        negative: Option<&str>,
+        context: &mut Context<'_>,
+    ) {
+        let Some(key) = self.lookup(&queue.channel) else { return };
+        if let Some(queue) = self.channels[key].queues.get_mut(&queue.id) {
+            queue.acknowledged_all((client.connection, tag), negative, context);
+        }
+    }
+
+    pub(crate) fn pull(&mut self, client: &Arc<Client>, pull: &Pull, context: &mut Context<'_>) {
+        let key = self.lookup(&pull.queue.channel);
+        let outcome = match key.map(|key| &mut self.channels[key]) {
+            None => PullOutcome::NoChannel,
+            Some(Channel { members, queues, .. }) => match queues.get_mut(&pull.queue.id) {
+                None => PullOutcome::NoQueue,
+                Some(queue) => {
+                    return queue.pull(client, pull, &consumers(members, queue), context);
+                }
+            },
+        };
+        context.notify(client.connection, Event::PullEnded { request: pull.request, outcome });
+    }
+
+    pub(crate) fn direct(
+        &mut self,
+        client: &Arc<Client>,
+        to: ClientPattern,
+        message: Message,
+        context: &mut Context<'_>,
+    ) {
+        let receivers = self.directory.receivers(&to, message.properties().first_acquirer);
+        if receivers.is_empty() {
+            context.state.refused += 1;
+            let rejection = Rejection::new(RejectionKind::NotFound, "no such client is connected");
+            let event = Event::DirectRefused { to, message, rejection };
+            context.effects.push(Effect::Notify(client.connection, event));
+            return;
+        }
+        for receiver in receivers {
+            let event = Event::Direct { to: to.clone(), message: message.clone() };
+            context.effects.push(Effect::Notify(receiver, event));
+        }
+    }
+
+    /// Passes an answer to the client that it is for, if that is still there.
+    pub(crate) fn relay(&mut self, to: &str, event: Event, context: &mut Context<'_>) {
+        let receivers = self.directory.receivers(&ClientPattern::Id(to.into()), true);
+        context.effects.extend(receivers.first().map(|receiver| Effect::Notify(*receiver, event)));
+    }
+
+    /// A message arrives from another queue, as [`Effect::Transfer`] said. If there is no such queue (any
+    /// more), the message is dropped, and counted as over the limit: it had its chances.
+    pub(crate) fn transfer(&mut self, transfer: Transfer, context: &mut Context<'_>) {
+        let Transfer { to, message, origin } = transfer;
+        let channel = self.names.get(&folded(&to.channel)).map(|key| &mut self.channels[*key]);
+        let found =
+            channel.and_then(|Channel { members, queues, .. }| Some((members, queues.get_mut(&to.id)?)));
+        match found {
+            Some((members, queue)) => {
+                queue.transfer(message, origin, &consumers(members, queue), context);
+            }
+            None => {
+                context.state.retired.dropped[DropReason::Limit as usize] += 1;
+                context.record_undeliverable(&to, message, LifecycleEvent::Arrived, DropReason::Limit);
+                context.effects.extend(origin.map(Effect::Transferred));
+            }
+        }
+    }
+
+    /// Another shard, or this one, hands something over, as [`Effect::Forward`] said.
+    pub(crate) fn forwarded(&mut self, forwarded: Forwarded, context: &mut Context<'_>) {
+        match forwarded {
+            Forwarded::Copy { to, message } => self.copy_to_queue(&to, message, context),
+            Forwarded::Route(route) => self.advance_route(*route, context),
+            Forwarded::ForgetRouter(router, None) => self.routers.counts.forget(&router),
+            Forwarded::ForgetRouter(router, Some(binding)) => {
+                self.routers.counts.forget_binding(&router, &binding);
+            }
+            Forwarded::Bind { queue, bind, unbind, from, ticket } => {
+                for topic in bind {
+                    // Its own shard keeps the count below the limit; what was bound by others does not matter here.
+                    let _ = self.topics.bind(TopicPattern::Exact(topic), &queue);
+                }
+                for topic in unbind {
+                    self.unbind_topic(&TopicPattern::Exact(topic), &queue, context);
+                }
+                context.forward(from, Forwarded::Bound { ticket });
+            }
+            Forwarded::Bound { ticket } => {
+                self.bindings.done(ticket, context);
+            }
+        }
+    }
+
+    /// `false` if it was not bound.
+    pub(crate) fn unbind_topic(
+        &mut self,
+        pattern: &TopicPattern,
+        queue: &QueueAddress,
+        context: &mut Context<'_>,
+    ) -> bool {
+        if self.topics.forget_saved(pattern, queue) {
+            context.record(Record::UnbindTopic(pattern.clone(), queue.clone()));
+        }
+        self.topics.unbind(pattern, queue)
+    }
+}

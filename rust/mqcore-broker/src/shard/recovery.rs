@@ -1,0 +1,247 @@
+//! Restoring a shard from its journal, and following what the journal commits or refuses.
+
+use crate::context::{Awaiting, Context, Storage};
+use crate::model::decision::Decision;
+use crate::model::effect::{Effect, Event};
+use crate::model::entry::PagedOut;
+use crate::model::id::{ChannelName, MessageNumber, QueueAddress, Sequence};
+use crate::model::options::Durability;
+use crate::model::record::{Definition, DeliveryProgress, Record};
+use crate::model::recovery::{RecoveredMessage, RecoveredState};
+use crate::model::rejection::{Rejection, RejectionKind};
+use crate::model::time::Timestamp;
+use crate::queue::Queue;
+use crate::shard::channel::Channel;
+use crate::shard::entities::{Entities, folded};
+
+use foldhash::{HashMap, HashMapExt};
+use std::sync::Arc;
+
+impl Entities {
+    /// There is a journal: what it had is taken over, and from context.now on it is told what must survive. Call this
+    /// before anything else. Queues whose definition was lost are made anew with the server's defaults, so
+    /// that no message is lost with them.
+    pub(crate) fn restore(&mut self, had: RecoveredState, context: &mut Context<'_>) {
+        let RecoveredState { definitions, queues, messages, progress, tickets, unique_keys, sequence } = had;
+        let mut unique_keys: HashMap<_, _> = unique_keys.into_iter().collect();
+        start_history(&definitions, &messages, context);
+        // While definitions are read back they are not written again.
+        context.state.storage = Storage::Absent;
+        let numbers = context.state.history.as_mut().and_then(|history| history.reserve());
+        for definition in definitions {
+            self.restore_definition(definition, context);
+        }
+        context.state.storage = Storage::Ready;
+        // Ranks were given from later sequences too, of records that leave no trace; new ones must be larger.
+        let ranks = progress.iter().map(|(_, progress)| progress.rank.unsigned_abs());
+        let last = messages.last().map_or(Sequence(0), |message| message.sequence);
+        context.state.sequence = Sequence(ranks.max().unwrap_or(0).max(sequence.0).max(last.0));
+        if let Some(numbers) = numbers {
+            context.record(Record::Numbers(numbers));
+        }
+        for ticket in &tickets {
+            context.state.intake.restore_saved(ticket);
+        }
+        let keys: Vec<usize> = queues.iter().map(|queue| self.restore_queue(queue, context)).collect();
+        // Those without progress are in order already; the others go where their ranks say.
+        let mut moved = Vec::new();
+        let mut known = progress.iter().peekable();
+        for message in &messages {
+            while known.next_if(|(sequence, _)| *sequence < message.sequence).is_some() {}
+            if let Some((_, progress)) = known.next_if(|(sequence, _)| *sequence == message.sequence) {
+                moved.push((*progress, *message));
+            }
+        }
+        moved.sort_unstable_by_key(|(progress, _)| progress.rank);
+        let mut moved = moved.into_iter().peekable();
+        let mut restore = |message: RecoveredMessage, progress: DeliveryProgress| {
+            let index = message.queue as usize;
+            if let Some((queue, key)) = queues.get(index).zip(keys.get(index)) {
+                if let Some(unique) = unique_keys.remove(&message.sequence)
+                    && let Some(queue) = self.channels[*key].queues.get_mut(&queue.id)
+                {
+                    queue.unique.restore(message.sequence, unique);
+                }
+                self.restore_message(queue, *key, message, progress, context);
+            }
+        };
+        let mut known = progress.iter().peekable();
+        for message in messages {
+            while known.next_if(|(sequence, _)| *sequence < message.sequence).is_some() {}
+            if known.next_if(|(sequence, _)| *sequence == message.sequence).is_some() {
+                continue;
+            }
+            let rank = message.sequence.0 as i64;
+            while let Some((progress, earlier)) = moved.next_if(|(progress, _)| progress.rank < rank) {
+                restore(earlier, progress);
+            }
+            restore(message, DeliveryProgress { rank, ..DeliveryProgress::default() });
+        }
+        for (progress, message) in moved {
+            restore(message, progress);
+        }
+        context.state.committed_all();
+    }
+
+    pub(crate) fn restore_definition(&mut self, definition: Definition, context: &mut Context<'_>) {
+        let key = match &definition {
+            Definition::Router(router) => return self.restore_router((**router).clone(), context.state),
+            Definition::TopicBinding(pattern, queue) => {
+                // Only the limit could be in the way, and then there are as many as there may be.
+                let _ = self.topics.bind_saved(pattern.clone(), queue);
+                return;
+            }
+            Definition::Intake(node, progress) => {
+                return context.state.intake.restore(Arc::clone(node), progress.clone());
+            }
+            Definition::Channel(name, options) => {
+                let key = self.restore_channel(name, context);
+                self.channels[key].options = (**options).clone();
+                key
+            }
+            Definition::Queue(queue, _) => self.restore_channel(&queue.channel, context),
+            Definition::Numbers(_) => return,
+        };
+        if let Definition::Queue(address, options) = definition {
+            let id = address.id;
+            let queue = Queue::new(address, key, *options, context.state);
+            if let Some(mut replaced) = self.channels[key].queues.insert(id, queue) {
+                replaced.erase(context);
+            }
+        }
+    }
+
+    pub(crate) fn restore_channel(&mut self, name: &ChannelName, context: &mut Context<'_>) -> usize {
+        self.lookup(name).unwrap_or_else(|| {
+            let options = context.state.config.channel.clone();
+            let key = self.channels.insert(Channel::new(name.clone(), options));
+            self.names.insert(folded(name), key);
+            key
+        })
+    }
+
+    /// Makes the queue of a restored message, if its definition is missing; answers with its channel's key.
+    pub(crate) fn restore_queue(&mut self, address: &QueueAddress, context: &mut Context<'_>) -> usize {
+        let key = self.restore_channel(&address.channel, context);
+        let channel = &mut self.channels[key];
+        if !channel.queues.contains_key(&address.id) {
+            let options = channel.options.queue.clone();
+            context.record(Record::DefineQueue(address.clone(), Box::new(options.clone())));
+            let queue = Queue::new(address.clone(), key, options, context.state);
+            channel.queues.insert(address.id, queue);
+        }
+        key
+    }
+
+    pub(crate) fn restore_message(
+        &mut self,
+        address: &QueueAddress,
+        channel: usize,
+        message: RecoveredMessage,
+        progress: DeliveryProgress,
+        context: &mut Context<'_>,
+    ) {
+        let paged_out = PagedOut {
+            deadline: Timestamp::NEVER,
+            attempts: progress.attempts,
+            requeues: progress.requeues,
+            sequence: message.sequence,
+            number: message.number,
+            // Its producer was told before the restart, or will never ask again.
+            answered: true,
+            bytes: message.bytes.into(),
+        };
+        if let Some(queue) = self.channels[channel].queues.get_mut(&address.id) {
+            queue.restore(paged_out, message.high_priority, progress.not_before, context);
+        }
+    }
+
+    /// Everything up to `sequence` is durable at this level: written, or written and synced.
+    pub(crate) fn committed(&mut self, level: Durability, sequence: Sequence, context: &mut Context<'_>) {
+        let mut done = context.state.committed(level, sequence);
+        if level == Durability::Fsync {
+            // What is synced is written, whether or not somebody said so before.
+            done.extend(context.state.committed(Durability::Os, sequence));
+        }
+        for awaiting in done {
+            match awaiting {
+                Awaiting::Save(queue_ref, suspended) => {
+                    self.resume(queue_ref, suspended, Some(Decision::ALLOW), context);
+                }
+                Awaiting::Answer(connection, event) => {
+                    context.effects.push(Effect::Notify(connection, event))
+                }
+                Awaiting::Transfer(origin) => context.effects.push(Effect::Transferred(origin)),
+                Awaiting::Confirm(link, numbers) => {
+                    context.effects.push(Effect::Notify(link, Event::Confirmed(numbers)));
+                }
+            }
+        }
+    }
+
+    /// The journal takes nothing for context.now, or nothing any more. Whoever waits for a commit learns that it does
+    /// not come; queues that promise to save refuse; consumers go on.
+    pub(crate) fn storage_refuses(&mut self, why: &str, context: &mut Context<'_>) {
+        context.state.storage = Storage::Refusing(why.into());
+        context.state.doubt_uncommitted();
+        for awaiting in context.state.uncommitted() {
+            match awaiting {
+                Awaiting::Save(queue_ref, suspended) => {
+                    self.resume(queue_ref, suspended, Some(Decision::REFUSE), context);
+                }
+                Awaiting::Answer(connection, Event::Answered(request, Ok(_))) => {
+                    let reason = format!("it was done, but it will not survive a restart: {why}");
+                    let rejection = Rejection::new(RejectionKind::Busy, reason);
+                    let event = Event::Answered(request, Err(rejection));
+                    context.effects.push(Effect::Notify(connection, event));
+                }
+                Awaiting::Answer(connection, event) => {
+                    context.effects.push(Effect::Notify(connection, event))
+                }
+                // Its old shard keeps it: after a restart it is there once more, which is better than never.
+                Awaiting::Transfer(_) => {}
+                // The messages themselves were taken. At worst they come once more after a crash.
+                Awaiting::Confirm(link, numbers) => {
+                    context.effects.push(Effect::Notify(link, Event::Confirmed(numbers)));
+                }
+            }
+        }
+    }
+
+    /// The journal takes records again. All definitions are written once more, as some may have been refused.
+    pub(crate) fn storage_accepts(&mut self, context: &mut Context<'_>) {
+        context.state.storage = Storage::Ready;
+        let numbers = context.state.history.as_ref().map(|history| history.reserved());
+        for router in self.routers.iter().filter(|router| router.saved) {
+            context.record(Record::DefineRouter(Box::new(router.definition.clone())));
+        }
+        for (pattern, queue) in self.topics.saved_bindings() {
+            context.record(Record::BindTopic(pattern.clone(), queue.clone()));
+        }
+        if let Some(numbers) = numbers {
+            context.record(Record::Numbers(numbers));
+        }
+        for (_, channel) in &self.channels {
+            let options = Box::new(channel.options.clone());
+            context.record(Record::DefineChannel(channel.name.clone(), options));
+            for queue in channel.queues.values() {
+                let options = Box::new(queue.metadata.options.clone());
+                context.record(Record::DefineQueue((*queue.metadata.address).clone(), options));
+            }
+        }
+    }
+}
+
+/// Numbers go on where the last run stopped, and the history says that a new run began.
+fn start_history(definitions: &[Definition], messages: &[RecoveredMessage], context: &mut Context<'_>) {
+    let Some(history) = &mut context.state.history else { return };
+    for definition in definitions {
+        if let Definition::Numbers(reserved) = definition {
+            history.skip(*reserved);
+        }
+    }
+    // Only a journal that somebody put together by hand has larger ones.
+    let largest = messages.iter().map(|message| message.number).max().unwrap_or_default();
+    history.skip(MessageNumber(largest.0.saturating_add(1)));
+    history.started(context.now);
+}

@@ -1,0 +1,242 @@
+//! Requests: a table from each request to the method that carries it out.
+
+use crate::context::{Awaiting, Context, Storage};
+use crate::model::client::Client;
+use crate::model::command::Request;
+use crate::model::effect::{Effect, Event, Reply};
+use crate::model::filter;
+use crate::model::id::{ChannelName, QueueAddress, RequestId};
+use crate::model::options::{ChannelChanges, Durability};
+use crate::model::record::Record;
+use crate::model::rejection::{Rejection, RejectionKind};
+use crate::model::topic::TopicPattern;
+use crate::queue::Queue;
+use crate::shard::channel::{Channel, no_queue};
+use crate::shard::entities::{Entities, no_channel};
+use crate::shard::routes::no_router;
+
+use foldhash::HashMapExt;
+use std::sync::Arc;
+
+impl Entities {
+    /// Carries out a request and answers it, at once or when everything that the answer promises is done.
+    pub(crate) fn answer_request(
+        &mut self,
+        client: &Arc<Client>,
+        id: RequestId,
+        request: Request,
+        context: &mut Context<'_>,
+    ) {
+        if let Request::TestRoute { router, message } = request {
+            return self.test_route(client, id, router, message, context);
+        }
+        let before = context.state.sequence;
+        let result = self.request(client, request, context);
+        if result.is_err() {
+            context.state.refused += 1;
+        }
+        let event = Event::Answered(id, result);
+        if let Some(ticket) = self.ticket.take() {
+            // Bindings are not kept across restarts, so there is no commit to wait for as well.
+            self.bindings.wait(ticket, client.connection, event);
+        } else if context.state.sequence > before && context.state.storage == Storage::Ready {
+            // It changed what must survive: whoever asked may rely on the answer.
+            let awaiting = Awaiting::Answer(client.connection, event);
+            context.state.wait(Durability::Fsync, awaiting);
+        } else {
+            context.effects.push(Effect::Notify(client.connection, event));
+        }
+    }
+
+    /// Carries out a request that any client may make; administrators' requests go on to the second table.
+    fn request(
+        &mut self,
+        client: &Arc<Client>,
+        request: Request,
+        context: &mut Context<'_>,
+    ) -> Result<Reply, Rejection> {
+        match request {
+            Request::Join { channel } => self.join(client, &channel, context),
+            Request::Leave { channel } => self.leave(client, &channel, context),
+            Request::MayPublish { queue } => self.may_publish(&queue, context),
+            Request::CreateChannel { channel, changes } => {
+                self.create_new_channel(&channel, &changes, context)
+            }
+            Request::CreateQueue { queue, changes } => done(self.create_queue(&queue, &changes, context)),
+            Request::Subscribe(subscription) => self.subscribe(client, &subscription),
+            Request::SubscribeQueue(subscription) => self.subscribe_queue(client, *subscription, context),
+            Request::UnsubscribeQueue { queue, tag } => {
+                self.unsubscribe_queue((client.connection, tag), &queue, context)
+            }
+            Request::ToSubscriptions { name, what } => self.reach_subscriptions(&name, &what, context),
+            Request::RebindQueue { queue, binding } => done(self.rebind(&queue, *binding, None, context)),
+            Request::ObjectCounts => Ok(Reply::ObjectCounts(self.object_counts(context.state))),
+            Request::DropQueue { queue } => {
+                self.drop_queue(&queue, context);
+                Ok(Reply::Done)
+            }
+            Request::SubscribeTopic { pattern, told } => {
+                done(self.topics.subscribe(client, pattern, told, context.now))
+            }
+            Request::UnsubscribeTopic { pattern } => self.unsubscribe_topic(client, &pattern),
+            Request::BindTopic { pattern, queue } => self.bind_topic(pattern, queue, context),
+            Request::UnbindTopic { pattern, queue } => self.unbind_bound_topic(&pattern, &queue, context),
+            Request::ListTopicBindings { queue } => self.list_topic_bindings(&queue, context),
+            Request::ListTopics => Ok(Reply::Topics(self.topics.information())),
+            Request::ListSubscribers { topic } => Ok(Reply::Subscribers(self.topics.subscribers_of(&topic))),
+            _ if !client.admin => {
+                Err(Rejection::new(RejectionKind::Unauthorized, "only administrators may do this"))
+            }
+            request => self.administrator_request(request, context),
+        }
+    }
+
+    fn administrator_request(
+        &mut self,
+        request: Request,
+        context: &mut Context<'_>,
+    ) -> Result<Reply, Rejection> {
+        match request {
+            Request::RemoveChannel { channel } => {
+                let key = self.lookup(&channel).ok_or_else(|| no_channel(&channel))?;
+                self.remove_channel(key, context);
+                Ok(Reply::Done)
+            }
+            Request::ChannelInformation { channel } => {
+                self.channel(&channel).map(|channel| Reply::Channel(Box::new(channel.information())))
+            }
+            Request::ListChannels { filter } => Ok(self.list_channels(filter.as_deref())),
+            Request::ListConsumers { channel } => {
+                self.channel(&channel).map(|channel| Reply::Clients(channel.consumers(context.now)))
+            }
+            Request::ListQueues { channel } => self
+                .channel(&channel)
+                .map(|channel| Reply::Queues(channel.queues.values().map(Queue::information).collect())),
+            Request::QueueInformation { queue } => self.queue_information(&queue),
+            Request::UpdateQueue { queue, changes } => {
+                self.change(&queue.channel, context, |channel, context| {
+                    channel.update_queue(queue.id, &changes, context)
+                })
+            }
+            Request::RemoveQueue { queue } => self
+                .change(&queue.channel, context, |channel, context| channel.remove_queue(queue.id, context)),
+            Request::ClearQueue { queue, clear } => {
+                self.change(&queue.channel, context, |channel, context| {
+                    let found = channel.queues.get_mut(&queue.id);
+                    found.ok_or_else(|| no_queue(&queue.channel, queue.id))?.clear(clear, context);
+                    Ok(())
+                })
+            }
+            Request::CreateRouter { router, method } => self.create_router(router, method, context),
+            Request::RemoveRouter { router } => {
+                self.remove_router(&router, context);
+                Ok(Reply::Done)
+            }
+            Request::ListRouters { filter } => Ok(Reply::Routers(self.list_routers(filter.as_deref()))),
+            Request::ListBindings { router } => {
+                let found = self.routers.get(&router).ok_or_else(|| no_router(&router))?;
+                Ok(Reply::Bindings(found.definition.bindings.clone()))
+            }
+            Request::AddBinding { router, binding } => self.add_binding(&router, binding, context),
+            Request::RemoveBinding { router, binding } => self.remove_binding(&router, &binding, context),
+            Request::ListClients { kind } => {
+                Ok(Reply::Clients(self.directory.list(kind.as_deref(), context.now)))
+            }
+            Request::ListNodes => Ok(Reply::Nodes(self.directory.nodes(context.now))),
+            // `answer_request` starts the route that answers a test; `request` carries out the rest.
+            _ => Ok(Reply::Done),
+        }
+    }
+
+    fn may_publish(&self, queue: &QueueAddress, context: &Context<'_>) -> Result<Reply, Rejection> {
+        done_or(self.takes(queue, &context.state.config), || {
+            format!("there is no queue {queue}; create it first")
+        })
+    }
+
+    fn create_new_channel(
+        &mut self,
+        channel: &ChannelName,
+        changes: &ChannelChanges,
+        context: &mut Context<'_>,
+    ) -> Result<Reply, Rejection> {
+        if self.lookup(channel).is_some() {
+            let reason = format!("channel {channel} exists already");
+            return Err(Rejection::new(RejectionKind::AlreadyExists, reason));
+        }
+        self.create_channel(channel, changes, context)?;
+        Ok(Reply::Done)
+    }
+
+    fn unsubscribe_topic(
+        &mut self,
+        client: &Arc<Client>,
+        pattern: &TopicPattern,
+    ) -> Result<Reply, Rejection> {
+        let gone = self.topics.unsubscribe(client.connection, pattern);
+        done_or(gone, || format!("the client has not subscribed to {}", pattern.name()))
+    }
+
+    fn bind_topic(
+        &mut self,
+        pattern: TopicPattern,
+        queue: QueueAddress,
+        context: &mut Context<'_>,
+    ) -> Result<Reply, Rejection> {
+        if self.topics.bind_saved(pattern.clone(), &queue)? {
+            context.record(Record::BindTopic(pattern, queue));
+        }
+        Ok(Reply::Done)
+    }
+
+    fn unbind_bound_topic(
+        &mut self,
+        pattern: &TopicPattern,
+        queue: &QueueAddress,
+        context: &mut Context<'_>,
+    ) -> Result<Reply, Rejection> {
+        let gone = self.unbind_topic(pattern, queue, context);
+        done_or(gone, || format!("queue {queue} is not bound to {}", pattern.name()))
+    }
+
+    fn list_topic_bindings(&self, queue: &QueueAddress, context: &Context<'_>) -> Result<Reply, Rejection> {
+        let mut bindings = self.topics.bindings(queue);
+        if context.state.config.shard != 0 {
+            // Every shard knows all patterns; only the first shard lists them.
+            bindings.retain(|pattern| matches!(pattern, TopicPattern::Exact(_)));
+        }
+        Ok(Reply::TopicBindings(bindings))
+    }
+
+    fn list_channels(&self, filter: Option<&str>) -> Reply {
+        let passes =
+            |channel: &&Channel| filter.is_none_or(|filter| filter::matches(filter, channel.name.as_str()));
+        let channels = self.channels.iter().map(|(_, channel)| channel).filter(passes);
+        Reply::Channels(channels.map(Channel::information).collect())
+    }
+
+    fn queue_information(&mut self, queue: &QueueAddress) -> Result<Reply, Rejection> {
+        let channel = self.channel(&queue.channel)?;
+        let found = channel.queues.get(&queue.id).ok_or_else(|| no_queue(&queue.channel, queue.id))?;
+        Ok(Reply::Queue(Box::new(found.information())))
+    }
+
+    fn change(
+        &mut self,
+        channel: &ChannelName,
+        context: &mut Context<'_>,
+        change: impl FnOnce(&mut Channel, &mut Context<'_>) -> Result<(), Rejection>,
+    ) -> Result<Reply, Rejection> {
+        let key = self.lookup(channel).ok_or_else(|| no_channel(channel))?;
+        change(&mut self.channels[key], context)?;
+        Ok(Reply::Done)
+    }
+}
+
+fn done(result: Result<(), Rejection>) -> Result<Reply, Rejection> {
+    result.map(|()| Reply::Done)
+}
+
+fn done_or(done: bool, why: impl FnOnce() -> String) -> Result<Reply, Rejection> {
+    if done { Ok(Reply::Done) } else { Err(Rejection::new(RejectionKind::NotFound, why())) }
+}

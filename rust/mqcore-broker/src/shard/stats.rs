@@ -1,0 +1,74 @@
+//! Counters and lists for the admin side.
+
+use crate::context::ShardState;
+use crate::model::entry::PagedOut;
+use crate::model::id::QueueAddress;
+use crate::model::message::Message;
+use crate::model::stats::{BodyStats, ObjectCounts, ShardStats, WaitingMessage};
+use crate::model::time::Timestamp;
+use crate::queue::Queue;
+use crate::shard::channel::Channel;
+use crate::shard::entities::{Entities, folded};
+
+impl Entities {
+    /// Everything that the admin side wants to know.
+    pub(crate) fn stats(&self, now: Timestamp, state: &ShardState) -> ShardStats {
+        let channels = self.channels.iter().map(|(_, channel)| channel);
+        ShardStats {
+            channels: channels.clone().map(Channel::information).collect(),
+            queues: channels.flat_map(|channel| channel.queues.values()).map(Queue::information).collect(),
+            clients: self.directory.list(None, now),
+            nodes: self.directory.nodes(now),
+            refused: state.refused,
+            unknown_acks: state.unknown_acks,
+            questions_open: state.questions_open() as u64,
+            answers_late: state.answers_late,
+            retired: state.retired,
+            bodies: BodyStats { memory_bytes: state.memory.get(), ..state.bodies },
+            topics: self.topics.information(),
+            retired_topics: self.topics.retired(),
+            routers: self.routers.iter().map(|router| router.definition.clone()).collect(),
+            router_counts: self.routers.counts.all(),
+        }
+    }
+
+    pub(crate) fn object_counts(&self, state: &ShardState) -> ObjectCounts {
+        let topics = self.topics.information();
+        let mut passed = state.retired;
+        let mut published = self.topics.retired().published;
+        published += topics.iter().map(|topic| topic.stats.published).sum::<u64>();
+        let mut object_counts = ObjectCounts {
+            clients: self.directory.len() as u64,
+            topics: topics.len() as u64,
+            published,
+            ..ObjectCounts::default()
+        };
+        for (_, channel) in &self.channels {
+            object_counts.consumers += channel.members.len() as u64;
+            for queue in channel.queues.values() {
+                object_counts.queues += 1;
+                object_counts.consumers += queue.subscriptions().count() as u64;
+                object_counts.waiting += (queue.ready.len() + queue.delayed.len()) as u64;
+                object_counts.unsettled += queue.deliveries.open() as u64;
+                passed.add(&queue.metadata.stats);
+            }
+        }
+        (object_counts.queued, object_counts.consumed) = (passed.received, passed.deliveries);
+        object_counts
+    }
+
+    /// Messages that wait in a queue, the next one first, at most `max` of them. Looking changes nothing. `None`: there
+    /// is no such queue here.
+    pub(crate) fn waiting(&self, queue: &QueueAddress, max: usize) -> Option<Vec<WaitingMessage>> {
+        let channel = &self.channels[*self.names.get(&folded(&queue.channel))?];
+        let entries = channel.queues.get(&queue.id)?.ready.iter().take(max);
+        let look = |(paged_out, saved, message): (PagedOut, bool, Option<&Message>)| WaitingMessage {
+            message: message.cloned(),
+            sequence: paged_out.sequence,
+            attempts: paged_out.attempts,
+            requeues: paged_out.requeues,
+            saved,
+        };
+        Some(entries.map(look).collect())
+    }
+}

@@ -1,0 +1,153 @@
+//! Timers, delivery of stored messages, and answers that a queue waits for.
+
+use crate::context::{Context, OpenQuestion, ShardState, Suspended};
+use crate::model::decision::Decision;
+use crate::model::effect::{Answer, Effect, Loaded};
+use crate::model::id::QueueRef;
+use crate::model::rejection::{Rejection, RejectionKind};
+use crate::model::time::Timestamp;
+use crate::shard::entities::{Entities, at};
+
+use foldhash::HashMapExt;
+
+impl Entities {
+    /// Lets everything happen whose time has come. Call it when [`Broker::next_timeout`] has passed.
+    pub(crate) fn timeout(&mut self, context: &mut Context<'_>) {
+        while let Some(asked) = context.state.overdue(context.now) {
+            if let Suspended::Route(number) = asked.suspended {
+                self.route_answered(asked.handler, number, None, context);
+            } else {
+                self.answered(asked, None, context);
+            }
+        }
+        while let Some((deadline, queue_ref)) = context.state.timers.first().copied() {
+            if deadline > context.now {
+                break;
+            }
+            context.state.timers.remove(&(deadline, queue_ref));
+            if let Some((_, queue)) = at(&mut self.channels, queue_ref) {
+                queue.timeout(context);
+            }
+        }
+        while let Some(queue) = self.bindings.expired(context.now) {
+            self.drop_queue(&queue, context);
+        }
+        self.close_slow_consumers(context);
+    }
+
+    /// When [`Broker::timeout`] wants to be called; [`Timestamp::NEVER`] if nothing waits for a time.
+    pub(crate) fn next_timeout(&self, state: &ShardState) -> Timestamp {
+        let timer = state.timers.first().map_or(Timestamp::NEVER, |(deadline, _)| *deadline);
+        let patience = state.config.slow_consumer_timeout;
+        let slow = state.congested.values().min().map_or(Timestamp::NEVER, |since| since.after(patience));
+        timer.min(slow).min(state.next_question_deadline()).min(self.bindings.next_expiry())
+    }
+
+    /// Hands out stored messages, about `budget` of them (large ones count more). True if there is more to
+    /// hand out at once: carry out the effects and call again.
+    pub(crate) fn work(&mut self, budget: usize, context: &mut Context<'_>) -> bool {
+        let more = self.deliver_work(budget, context);
+        if context.state.memory.get() > context.state.config.memory_watermark {
+            self.relieve(context.state);
+        }
+        more
+    }
+
+    pub(crate) fn deliver_work(&mut self, mut budget: usize, context: &mut Context<'_>) -> bool {
+        /// What one queue gets before the next one has its turn.
+        const SHARE: usize = 256;
+        if context.state.intake.is_dirty() {
+            context.write_intake();
+        }
+        while budget > 0 {
+            let Some(queue_ref) = context.state.work.pop_front() else { return false };
+            let Some((members, queue)) = at(&mut self.channels, queue_ref) else { continue };
+            queue.scheduled = false;
+            let mut share = SHARE.min(budget);
+            let offered = share;
+            if queue.work(&members, &mut share, context) {
+                queue.schedule(context);
+            }
+            budget -= offered - share;
+        }
+        !context.state.work.is_empty()
+    }
+
+    pub(crate) fn close_slow_consumers(&mut self, context: &mut Context<'_>) {
+        let patience = context.state.config.slow_consumer_timeout;
+        let slow = |since: &Timestamp| since.after(patience) <= context.now;
+        for (connection, since) in &mut context.state.congested {
+            if slow(since) {
+                let reason = format!("the consumer took nothing for {patience:?} while its buffer was full");
+                context.effects.push(Effect::Close(*connection, Rejection::new(RejectionKind::Busy, reason)));
+                // Its end is on the way; until then it is not told again.
+                *since = Timestamp::NEVER;
+            }
+        }
+    }
+
+    /// A handler answers a question.
+    pub(crate) fn answer(&mut self, answer: Answer, context: &mut Context<'_>) {
+        match context.state.answered(answer.id) {
+            Some(OpenQuestion { suspended: Suspended::Route(number), handler, .. }) => {
+                self.route_answered(handler, number, Some(answer), context);
+            }
+            Some(asked) => self.answered(asked, answer.result.ok(), context),
+            None => context.state.answers_late += 1,
+        }
+    }
+
+    pub(crate) fn answered(
+        &mut self,
+        asked: OpenQuestion,
+        answer: Option<Decision>,
+        context: &mut Context<'_>,
+    ) {
+        self.resume(asked.queue_ref, asked.suspended, answer, context);
+    }
+
+    /// Somebody got what it waited for: an answer (`None` if that failed), or its message saved.
+    pub(crate) fn resume(
+        &mut self,
+        queue_ref: QueueRef,
+        suspended: Suspended,
+        answer: Option<Decision>,
+        context: &mut Context<'_>,
+    ) {
+        let Some((members, queue)) = at(&mut self.channels, queue_ref) else { return };
+        match suspended {
+            Suspended::Admission(number) => queue.admission_answered(number, answer, &members, context),
+            Suspended::Flow(number) => queue.flow_answered(number, answer, &members, context),
+            Suspended::Settlement(number) => queue.settlement_answered(number, answer, context),
+            // It is at no queue.
+            Suspended::Route(_) => {}
+        }
+    }
+
+    /// Bodies came back that [`Effect::Load`] asked for, or could not be read.
+    pub(crate) fn loaded(&mut self, loaded: Loaded, context: &mut Context<'_>) {
+        let Loaded { queue_ref, messages } = loaded;
+        context.state.loading = context.state.loading.saturating_sub(messages.len() as u64);
+        context.state.bodies.loaded +=
+            messages.iter().filter(|(_, message)| message.is_some()).count() as u64;
+        if let Some((_, queue)) = at(&mut self.channels, queue_ref) {
+            queue.loaded(messages, context);
+        }
+    }
+
+    /// Lets bodies leave memory until there are few enough.
+    pub(crate) fn relieve(&mut self, state: &mut ShardState) {
+        for _ in 0..state.backlogs.len() {
+            if state.memory.get() <= state.config.memory_watermark {
+                return;
+            }
+            let Some(queue_ref) = state.backlogs.pop_front() else { return };
+            let Some((_, queue)) = at(&mut self.channels, queue_ref) else { continue };
+            if queue.relieve(state) {
+                state.backlogs.push_front(queue_ref);
+            } else if queue.backlogged {
+                state.backlogs.push_back(queue_ref);
+            }
+        }
+    }
+}
