@@ -21,6 +21,10 @@
 
 pub mod packing;
 
+use std::sync::Arc;
+
+use foldhash::{HashMap, HashMapExt};
+
 use crate::model::client::Client;
 use crate::model::config::HistoryOptions;
 use crate::model::decision::PutBack;
@@ -30,9 +34,6 @@ use crate::model::message::Message;
 use crate::model::record::RecordError;
 use crate::model::stats::DropReason;
 use crate::model::time::Timestamp;
-use std::sync::Arc;
-
-use foldhash::{HashMap, HashMapExt};
 
 /// A step of a message's life. The numbers are on the disk: never change one, never use one again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,8 +1,9 @@
 //! Topics that queues are bound to, and when a queue without consumers goes.
 
+use std::time::Duration;
+
 use crate::model::id::{QueueAddress, TopicName};
 use crate::model::topic::TopicPattern;
-use std::time::Duration;
 
 /// When a queue goes that has no subscription any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -1,9 +1,10 @@
 //! What a shard, its handlers and its history start with.
 
+use std::time::Duration;
+
 use crate::model::decision::{Acknowledge, Decision, PutBack, Steps};
 use crate::model::options::ChannelOptions;
 use crate::model::policy::Policy;
-use std::time::Duration;
 
 /// What a shard is told when it starts.
 #[derive(Debug, Clone)]

@@ -1,5 +1,7 @@
 //! What the broker wants done: its only way to touch the world.
 
+use std::sync::Arc;
+
 use crate::model::bindings::QueueBindings;
 use crate::model::client::Client;
 use crate::model::command::{Acknowledgement, EventKind, MessageId};
@@ -19,7 +21,6 @@ use crate::model::stats::{
     TopicInformation,
 };
 use crate::model::topic::TopicPattern;
-use std::sync::Arc;
 
 /// One thing to do. Effects are carried out in their order.
 #[derive(Debug, Clone)]

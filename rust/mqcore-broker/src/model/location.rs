@@ -1,9 +1,10 @@
 //! Where a message is at this moment.
 
+use std::sync::Arc;
+
 use crate::model::client::Client;
 use crate::model::id::{MessageNumber, QueueAddress};
 use crate::model::time::Timestamp;
-use std::sync::Arc;
 
 /// The message that is looked for.
 #[derive(Debug, Clone, Default)]

@@ -1,10 +1,11 @@
 //! The way of a message through a router.
 
+use std::sync::Arc;
+
 use crate::model::id::{ConnectionId, RequestId, RouterName};
 use crate::model::message::Message;
 use crate::model::rejection::Rejection;
 use crate::model::router::{Binding, RouterMethod, Target};
-use std::sync::Arc;
 
 /// The bindings of a router as messages follow them.
 #[derive(Debug)]

@@ -16,8 +16,8 @@ use crate::model::stats::DropReason;
 use crate::model::subscription::{Settling, TakenSlot};
 use crate::model::time::Timestamp;
 use crate::queue::Queue;
+use crate::queue::flows::{FLOWS_MAX, Mode, PullPosition};
 use crate::queue::members::{Consumer, Member, Members};
-use crate::queue::workflow::{FLOWS_MAX, Mode};
 
 /// How much a message counts against the budget of a turn: one, and one more for each 512 octets, so that a
 /// turn's effects stay small even if its messages are not.
@@ -395,13 +395,4 @@ impl Queue {
         self.arm(entry.deadline, context);
         self.ready.push_front(entry);
     }
-}
-
-/// Where a message stands in the pull that took it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct PullPosition {
-    pub(crate) request: crate::model::id::RequestId,
-    pub(crate) index: u32,
-    pub(crate) count: u32,
-    pub(crate) left: Option<(u64, u64)>,
 }

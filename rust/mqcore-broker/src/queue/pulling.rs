@@ -10,23 +10,9 @@ use crate::model::effect::{Event, PullOutcome};
 use crate::model::entry::Entry;
 use crate::model::options::Status;
 use crate::queue::Queue;
-use crate::queue::dispatch::PullPosition;
+use crate::queue::flows::{Mode, PullPosition};
 use crate::queue::members::{Consumer, Members};
-use crate::queue::workflow::Mode;
-
-/// A pull that has not got everything yet.
-#[derive(Debug)]
-pub(crate) struct Pulling {
-    consumer: Arc<Consumer>,
-    pull: Pull,
-    /// How many messages it gets; `None` before it has its turn.
-    count: Option<u32>,
-    /// How many it got.
-    given: u32,
-    /// Messages for a queue whose handler decides while sending: these set out together, because their number is told
-    /// with the first, and the last one ends the pull.
-    held: Vec<(Entry, Option<(u64, u64)>)>,
-}
+use crate::queue::pulls::Pulling;
 
 impl Queue {
     /// A consumer asks for messages.

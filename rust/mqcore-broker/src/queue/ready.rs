@@ -1,6 +1,9 @@
 //! Messages that wait in a queue: two lists, high priority first, each in order. Of a saved message the body may be
 //! elsewhere; then its place in the list is all that is kept, until somebody wants to have it.
 
+use std::collections::VecDeque;
+use std::ops::Range;
+
 use crate::model::command::Clear;
 use crate::model::entry::{Entry, PagedOut};
 use crate::model::id::{MessageNumber, Sequence};
@@ -8,8 +11,6 @@ use crate::model::memory::MemoryGauge;
 use crate::model::message::Message;
 use crate::model::time::Timestamp;
 use crate::queue::loads::{LoadState, PendingLoads};
-use std::collections::VecDeque;
-use std::ops::Range;
 
 /// What leaves the lists.
 #[derive(Debug)]

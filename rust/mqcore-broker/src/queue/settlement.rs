@@ -1,8 +1,6 @@
 //! How deliveries end: acknowledged, refused, timed out, or lost with their consumer; and how messages end
 //! that waited too long in their queue.
 
-use std::sync::Arc;
-
 use crate::context::{Context, DecisionState, StepDecision, StepRequest, Suspended, decide};
 use crate::history::LifecycleEvent;
 use crate::model::command::{Acknowledgement, Nack, Retry};
@@ -15,142 +13,20 @@ use crate::model::subscription::Settling;
 use crate::queue::Queue;
 use crate::queue::delivery::{Delivery, Disposition};
 use crate::queue::members::{Consumer, ConsumerKey};
+use crate::queue::outcome::{Outcome, Settled, Settlement};
 use crate::queue::ready::Taken;
-
-/// Something that ended and may still need a handler's decision.
-#[derive(Debug)]
-pub(crate) struct Settlement {
-    subject: Settled,
-    decision_state: DecisionState,
-}
-
-#[derive(Debug)]
-enum Settled {
-    /// A delivery; its hold on the message belongs to the settlement.
-    Delivery { held: usize, consumer: Arc<Consumer>, outcome: OwnedOutcome },
-    /// A message that waited too long.
-    Expired(Entry),
-}
-
-/// How a delivery ended. Borrowed, as nearly all are settled at once.
-#[derive(Debug, Clone, Copy)]
-enum Outcome<'a> {
-    Said(&'a Acknowledgement),
-    /// It was handed out, which is all that its consumer's terms ask for.
-    Implied,
-    Silent,
-    Lost,
-}
-
-/// The same while a handler decides.
-#[derive(Debug)]
-enum OwnedOutcome {
-    Said(Box<Acknowledgement>),
-    Unsaid(Outcome<'static>),
-}
-
-impl OwnedOutcome {
-    fn outcome(&self) -> Outcome<'_> {
-        match self {
-            Self::Said(outcome) => Outcome::Said(outcome),
-            Self::Unsaid(outcome) => *outcome,
-        }
-    }
-}
-
-impl Settlement {
-    pub(crate) fn is_expiry(&self) -> bool {
-        matches!(self.subject, Settled::Expired(_))
-    }
-
-    /// The expired message, if it is about one.
-    pub(crate) fn into_expired(self) -> Option<Entry> {
-        match self.subject {
-            Settled::Expired(entry) => Some(entry),
-            Settled::Delivery { .. } => None,
-        }
-    }
-}
-
-impl<'a> Outcome<'a> {
-    fn keep(self) -> OwnedOutcome {
-        match self {
-            Self::Said(outcome) => OwnedOutcome::Said(Box::new(outcome.clone())),
-            Self::Implied => OwnedOutcome::Unsaid(Outcome::Implied),
-            Self::Silent => OwnedOutcome::Unsaid(Outcome::Silent),
-            Self::Lost => OwnedOutcome::Unsaid(Outcome::Lost),
-        }
-    }
-
-    fn step(self) -> Step {
-        match self {
-            Self::Said(_) | Self::Implied => Step::AcknowledgeReceived,
-            Self::Silent => Step::AcknowledgeTimedOut,
-            Self::Lost => Step::ConsumerReceiveFailed,
-        }
-    }
-
-    fn happened(self, consumer: &'a Consumer) -> LifecycleEvent<'a> {
-        let consumer = &consumer.client;
-        match self {
-            Self::Said(outcome) => match outcome.negative() {
-                None => LifecycleEvent::Acked(consumer),
-                Some(reason) => LifecycleEvent::Nacked(consumer, reason),
-            },
-            Self::Implied => LifecycleEvent::Acked(consumer),
-            Self::Silent => LifecycleEvent::TimedOut(consumer),
-            Self::Lost => LifecycleEvent::ConsumerLost(consumer),
-        }
-    }
-
-    fn is_positive(self) -> bool {
-        match self {
-            Self::Said(outcome) => outcome.refusal.is_none(),
-            Self::Implied => true,
-            Self::Silent | Self::Lost => false,
-        }
-    }
-
-    /// What its consumer wishes for a message that it refuses; `None`: it does not.
-    fn refused(self) -> Option<Retry> {
-        match self {
-            Self::Said(outcome) => outcome.refusal.as_deref().map(|refusal| refusal.retry),
-            Self::Implied | Self::Silent | Self::Lost => None,
-        }
-    }
-
-    /// Where a delivery goes that must be acknowledged and is not: what was lost keeps its place, what was refused had its
-    /// chance.
-    fn return_place(self) -> PutBack {
-        match self {
-            Self::Lost => PutBack::Start,
-            _ if self.is_positive() => PutBack::No,
-            _ => PutBack::End,
-        }
-    }
-
-    /// What a producer is told when this is passed on as a refusal.
-    fn reason(self) -> &'a str {
-        match self {
-            Self::Said(outcome) => outcome.negative().unwrap_or("none"),
-            Self::Implied => "none",
-            Self::Silent => "timeout",
-            Self::Lost => "consumer-lost",
-        }
-    }
-}
 
 impl Queue {
     /// A consumer acknowledges. `false` if it has no such delivery (any more).
     pub(crate) fn acknowledged(
         &mut self,
         consumer: ConnectionId,
-        outcome: &Acknowledgement,
+        acknowledgement: &Acknowledgement,
         context: &mut Context<'_>,
     ) -> bool {
-        let key = (consumer, outcome.tag);
-        let Some(delivery) = self.deliveries.take_of(&outcome.message_id, key) else { return false };
-        self.said(delivery, outcome, context);
+        let key = (consumer, acknowledgement.tag);
+        let Some(delivery) = self.deliveries.take_of(&acknowledgement.message_id, key) else { return false };
+        self.settle_by(delivery, acknowledgement, context);
         true
     }
 
@@ -182,7 +58,7 @@ impl Queue {
 
     /// Settles a delivery without a word of its consumer that could be relayed.
     fn settle_for(&mut self, delivery: Delivery, negative: Option<&str>, context: &mut Context<'_>) {
-        let outcome = Acknowledgement {
+        let acknowledgement = Acknowledgement {
             tag: delivery.consumer.tag,
             queue: (*self.metadata.address).clone(),
             message_id: self.deliveries.get(delivery.outstanding).entry.message.id().into(),
@@ -191,14 +67,19 @@ impl Queue {
             hops: 0,
             first_acquirer: false,
         };
-        self.said(delivery, &outcome, context);
+        self.settle_by(delivery, &acknowledgement, context);
     }
 
     /// Settles a delivery by a word, which counts.
-    fn said(&mut self, delivery: Delivery, outcome: &Acknowledgement, context: &mut Context<'_>) {
+    fn settle_by(
+        &mut self,
+        delivery: Delivery,
+        acknowledgement: &Acknowledgement,
+        context: &mut Context<'_>,
+    ) {
         let stats = &mut self.metadata.stats;
-        *(if outcome.refusal.is_none() { &mut stats.acks } else { &mut stats.negative_acks }) += 1;
-        self.settle(delivery, Outcome::Said(outcome), context);
+        *(if acknowledgement.refusal.is_none() { &mut stats.acks } else { &mut stats.negative_acks }) += 1;
+        self.settle(delivery, Outcome::Acknowledged(acknowledgement), context);
     }
 
     /// A delivery to a consumer that does not acknowledge, where the queue wants an acknowledgement: being handed out is
@@ -206,7 +87,7 @@ impl Queue {
     pub(crate) fn delivered_to(&mut self, key: usize, context: &mut Context<'_>) {
         self.metadata.stats.acks += 1;
         let delivery = self.deliveries.take(key);
-        self.settle(delivery, Outcome::Implied, context);
+        self.settle(delivery, Outcome::AutoAcknowledged, context);
     }
 
     /// Deliveries whose time is up.
@@ -214,7 +95,7 @@ impl Queue {
         while let Some(key) = self.deliveries.due(context.now) {
             self.metadata.stats.negative_acks += 1;
             let delivery = self.deliveries.take(key);
-            self.settle(delivery, Outcome::Silent, context);
+            self.settle(delivery, Outcome::TimedOut, context);
         }
     }
 
@@ -228,7 +109,7 @@ impl Queue {
     ) {
         for key in self.deliveries.of(consumer, tag).into_iter().rev() {
             let delivery = self.deliveries.take(key);
-            self.settle(delivery, Outcome::Lost, context);
+            self.settle(delivery, Outcome::ConsumerLost, context);
         }
     }
 
@@ -236,7 +117,7 @@ impl Queue {
     fn settle(&mut self, delivery: Delivery, outcome: Outcome<'_>, context: &mut Context<'_>) {
         let held = delivery.outstanding;
         let entry = &self.deliveries.get(held).entry;
-        context.record_event(&self.metadata.address, entry, outcome.happened(&delivery.consumer));
+        context.record_event(&self.metadata.address, entry, outcome.lifecycle_event(&delivery.consumer));
         if delivery.consumer.terms.window > 0 {
             // Its window has room again, even if others still hold the message.
             self.schedule(context);
@@ -245,19 +126,19 @@ impl Queue {
         if !self.metadata.overrides.contains(step) {
             let mut decision =
                 context.state.spec(self.metadata.handler).base.decide(step, outcome.is_positive());
-            if outcome.refused() == Some(Retry::Never) {
+            if outcome.retry() == Some(Retry::Never) {
                 decision.put_back = PutBack::No;
             } else if delivery.consumer.terms.settling == Settling::Explicit
                 && decision.put_back == PutBack::No
             {
-                decision.put_back = outcome.return_place();
+                decision.put_back = outcome.requeue_position();
             }
             if !decision.save {
                 let verdict = StepDecision { decision, own: false };
                 return self.settled(held, &delivery.consumer, outcome, verdict, context);
             }
         }
-        let subject = Settled::Delivery { held, consumer: delivery.consumer, outcome: outcome.keep() };
+        let subject = Settled::Delivery { held, consumer: delivery.consumer, outcome: outcome.into_owned() };
         self.begin_settlement(subject, context);
     }
 
@@ -292,11 +173,11 @@ impl Queue {
                 let entry = &mut self.deliveries.get_mut(*held).entry;
                 let outcome = outcome.outcome();
                 let acknowledgement = match outcome {
-                    Outcome::Said(outcome) => Some(Box::new(AcknowledgementView {
-                        message_id: outcome.message_id.clone(),
-                        negative: outcome.negative().map(Into::into),
+                    Outcome::Acknowledged(acknowledgement) => Some(Box::new(AcknowledgementView {
+                        message_id: acknowledgement.message_id.clone(),
+                        negative: acknowledgement.negative().map(Into::into),
                     })),
-                    Outcome::Implied | Outcome::Silent | Outcome::Lost => None,
+                    Outcome::AutoAcknowledged | Outcome::TimedOut | Outcome::ConsumerLost => None,
                 };
                 let positive = outcome.is_positive();
                 let step_request = StepRequest {
@@ -332,8 +213,10 @@ impl Queue {
     ) {
         if verdict.decision.acknowledge != crate::model::decision::Acknowledge::None {
             let relayed = match outcome {
-                Outcome::Said(outcome) => Some((outcome.clone(), consumer.client.id.clone())),
-                Outcome::Implied | Outcome::Silent | Outcome::Lost => None,
+                Outcome::Acknowledged(acknowledgement) => {
+                    Some((acknowledgement.clone(), consumer.client.id.clone()))
+                }
+                Outcome::AutoAcknowledged | Outcome::TimedOut | Outcome::ConsumerLost => None,
             };
             let mut entry = self.deliveries.get(held).entry.clone();
             self.acknowledge(&mut entry, verdict, relayed, outcome.reason(), context);
@@ -347,7 +230,7 @@ impl Queue {
             }
             message.put_back_own |= verdict.own;
         }
-        if let Some(retry) = outcome.refused() {
+        if let Some(retry) = outcome.retry() {
             let ending = if retry == Retry::Never { Disposition::Failed } else { Disposition::Refused };
             message.ending = message.ending.max(ending);
             if let Retry::NotBefore(time) = retry {

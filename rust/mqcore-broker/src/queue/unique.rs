@@ -3,10 +3,11 @@
 //! The key stands in the header `Unique-Key`; that there is one, in the message's properties, so that other messages cost
 //! nothing. A message whose body left memory is known by its sequence.
 
+use foldhash::{HashMap, HashSet};
+
 use crate::model::id::Sequence;
 use crate::model::message::Message;
 use crate::model::unique::key_in;
-use foldhash::{HashMap, HashSet};
 
 fn key_of(message: &Message) -> Option<&[u8]> {
     if message.properties().unique { key_in(message.headers()) } else { None }

@@ -4,9 +4,6 @@
 //! comes. Many flows of a queue run side by side, so that a handler is asked in batches; but they write in the
 //! order in which they began: a flow that may write and is not the first unfinished one waits for its turn.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-
 use smallvec::SmallVec;
 
 use crate::context::{Context, DecisionState, StepDecision, StepRequest, Suspended, decide};
@@ -16,134 +13,15 @@ use crate::model::effect::{Event, PullOutcome};
 use crate::model::entry::Entry;
 use crate::model::options::Status;
 use crate::model::stats::DropReason;
-use crate::model::subscription::TakenSlot;
 use crate::queue::Queue;
 use crate::queue::delivery::Disposition;
-use crate::queue::dispatch::PullPosition;
-use crate::queue::members::{Consumer, Members};
-
-/// Messages of one queue on their way at once. As many as one batch to a handler holds.
-pub(crate) const FLOWS_MAX: usize = 256;
-
-/// For whom a message is.
-#[derive(Debug, Clone)]
-pub(crate) enum Mode {
-    /// For all consumers there are.
-    All,
-    /// For one of them.
-    One,
-    /// For the one that asked for it.
-    Pulled(Arc<Consumer>, PullPosition),
-}
-
-/// What happens to a flow next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    Begin,
-    Choose,
-    Can,
-    Write,
-    Received,
-    Combine,
-    End,
-}
-
-/// A message on its way to consumers.
-#[derive(Debug)]
-struct Flow {
-    /// Where the message is meanwhile.
-    held: usize,
-    mode: Mode,
-    stage: Stage,
-    decision_state: DecisionState,
-    /// Consumers not tried yet, the next one last.
-    untried: SmallVec<[Arc<Consumer>; 1]>,
-    current: Option<Arc<Consumer>>,
-    sent: u32,
-    /// What the consumers' steps decided so far, joined; `None` before the first.
-    joined: Option<StepDecision>,
-    /// What it takes of the one consumer that was chosen for it; dropped, it is free again.
-    slot: Option<TakenSlot>,
-    /// It will not write any more, so the next one may.
-    written: bool,
-}
-
-#[derive(Debug)]
-enum Slot {
-    ParkedRoute(Box<Flow>),
-    Running { written: bool },
-    Done,
-}
-
-/// All flows of a queue, in the order in which they began.
-#[derive(Debug, Default)]
-pub(crate) struct Flows {
-    slots: VecDeque<Slot>,
-    first: u64,
-}
-
-impl Flows {
-    pub(crate) fn len(&self) -> usize {
-        self.slots.len()
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.slots.is_empty()
-    }
-
-    /// Forgets all flows; answers that still come find nobody.
-    pub(crate) fn forget(&mut self) {
-        self.first += self.slots.len() as u64;
-        self.slots.clear();
-    }
-
-    fn slot(&mut self, number: u64) -> Option<&mut Slot> {
-        self.slots.get_mut(usize::try_from(number.checked_sub(self.first)?).ok()?)
-    }
-
-    fn take(&mut self, number: u64) -> Option<Box<Flow>> {
-        let slot = self.slot(number)?;
-        match std::mem::replace(slot, Slot::Running { written: false }) {
-            Slot::ParkedRoute(flow) => {
-                *slot = Slot::Running { written: flow.written };
-                Some(flow)
-            }
-            other => {
-                *slot = other;
-                None
-            }
-        }
-    }
-
-    fn set(&mut self, number: u64, to: Slot) {
-        if let Some(slot) = self.slot(number) {
-            *slot = to;
-        }
-        while matches!(self.slots.front(), Some(Slot::Done)) {
-            self.slots.pop_front();
-            self.first += 1;
-        }
-    }
-
-    /// The first flow that may still write.
-    fn context(&self) -> Option<u64> {
-        let writes = |slot: &Slot| match slot {
-            Slot::ParkedRoute(flow) => !flow.written,
-            Slot::Running { written } => !written,
-            Slot::Done => false,
-        };
-        self.slots.iter().position(writes).map(|index| self.first + index as u64)
-    }
-
-    fn waits_to_write(&mut self, number: u64) -> bool {
-        matches!(self.slot(number), Some(Slot::ParkedRoute(flow)) if flow.stage == Stage::Write)
-    }
-}
+use crate::queue::flows::{Flow, Mode, Slot, Stage};
+use crate::queue::members::Members;
 
 /// How a run of steps ended.
 enum Run {
     /// A question is out, or it is not this flow's turn to write.
-    ParkedRoute,
+    Parked,
     /// The message's way is over; it is put back if that was decided, or here if nobody could take it.
     Over(End),
 }
@@ -178,7 +56,7 @@ impl Queue {
             slot: None,
             written: false,
         };
-        self.flows.slots.push_back(Slot::ParkedRoute(Box::new(flow)));
+        self.flows.slots.push_back(Slot::Parked(Box::new(flow)));
         self.run(number, members, context);
     }
 
@@ -190,7 +68,7 @@ impl Queue {
         members: &Members,
         context: &mut Context<'_>,
     ) {
-        let Some(Slot::ParkedRoute(flow)) = self.flows.slot(number) else { return };
+        let Some(Slot::Parked(flow)) = self.flows.slot(number) else { return };
         let entry = &mut self.deliveries.get_mut(flow.held).entry;
         flow.decision_state.answered(&mut self.metadata, entry, answer, context);
         self.run(number, members, context);
@@ -205,7 +83,7 @@ impl Queue {
             let run = self.steps(&mut flow, number, members, context);
             let written = flow.written;
             match run {
-                Run::ParkedRoute => self.flows.set(number, Slot::ParkedRoute(flow)),
+                Run::Parked => self.flows.set(number, Slot::Parked(flow)),
                 Run::Over(end) => {
                     if matches!(end, End::Nobody) {
                         self.recall(number + 1, context);
@@ -216,7 +94,7 @@ impl Queue {
             }
             let passed =
                 !before && (written || self.flows.slot(number).is_none_or(|s| matches!(s, Slot::Done)));
-            next = self.flows.context().filter(|context| passed && self.flows.waits_to_write(*context));
+            next = self.flows.next_writer().filter(|writer| passed && self.flows.waits_to_write(*writer));
         }
         self.schedule(context);
     }
@@ -234,7 +112,7 @@ impl Queue {
                 Stage::End => self.end(flow, number, context),
             };
             match over {
-                None => return Run::ParkedRoute,
+                None => return Run::Parked,
                 Some(Onward::Next(stage)) => flow.stage = stage,
                 Some(Onward::Over(end)) => return Run::Over(end),
             }
@@ -339,7 +217,7 @@ impl Queue {
         members: &Members,
         context: &mut Context<'_>,
     ) -> Option<Onward> {
-        if self.flows.context() != Some(number) {
+        if self.flows.next_writer() != Some(number) {
             return None;
         }
         let consumer = flow.current.clone().expect("a consumer was chosen before");
@@ -438,7 +316,7 @@ impl Queue {
     fn recall(&mut self, from: u64, context: &mut Context<'_>) {
         let end = self.flows.first + self.flows.slots.len() as u64;
         for number in (from..end).rev() {
-            let Some(Slot::ParkedRoute(flow)) = self.flows.slot(number) else { continue };
+            let Some(Slot::Parked(flow)) = self.flows.slot(number) else { continue };
             if flow.sent > 0 || matches!(flow.mode, Mode::Pulled(..)) {
                 continue;
             }

@@ -4,6 +4,11 @@
 //! they did it: so two who change the same list at once end with the same bindings everywhere, and whoever is told "done"
 //! misses nothing that is published from then on. A list may exist before its queue does.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use foldhash::HashMap;
+
 use crate::context::Context;
 use crate::model::bindings::{QueueBinding, QueueBindings, UnusedPolicy};
 use crate::model::effect::{Event, Forwarded};
@@ -11,10 +16,6 @@ use crate::model::id::{ConnectionId, QueueAddress, TopicName};
 use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::time::Timestamp;
 use crate::model::topic::BINDINGS_MAX;
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-
-use foldhash::HashMap;
 
 #[derive(Debug)]
 struct BoundTopics {

@@ -8,6 +8,12 @@
 pub(crate) mod bindings;
 pub(crate) mod topics;
 
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use foldhash::HashMap;
+use slab::Slab;
+
 use crate::context::Context;
 use crate::model::decision::Step;
 use crate::model::effect::{Event, Question, Reply};
@@ -18,11 +24,6 @@ use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::route::{Route, RoutePlan, RouteProgress, RouteTest, RouteTrace};
 use crate::model::router::{Binding, Interaction, ROUTERS_MAX, RouterDefinition, RouterMethod, Target};
 use crate::model::stats::{BindingCounts, RouterCounts};
-use std::collections::VecDeque;
-use std::sync::Arc;
-
-use foldhash::HashMap;
-use slab::Slab;
 
 /// Hops of a message that starts here.
 const HOPS_FRESH: u8 = 16;

@@ -3,6 +3,12 @@
 //! A topic lives on the shard that the hash of its name says. Subscriptions and bindings by pattern are known to every
 //! shard, because a pattern may match topics of any of them.
 
+use std::sync::Arc;
+
+use foldhash::{HashMap, HashSet};
+use slab::Slab;
+use smallvec::SmallVec;
+
 use crate::context::Context;
 use crate::model::client::Client;
 use crate::model::effect::{Effect, Event, Publication, Recipients};
@@ -12,11 +18,6 @@ use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::stats::{SubscriberInformation, TopicInformation, TopicStats};
 use crate::model::time::Timestamp;
 use crate::model::topic::{BINDINGS_MAX, PASSING_MAX, PATTERNS_MAX, SUBSCRIPTIONS_MAX, TopicPattern};
-use std::sync::Arc;
-
-use foldhash::{HashMap, HashSet};
-use slab::Slab;
-use smallvec::SmallVec;
 
 /// One who subscribed.
 #[derive(Debug, Clone)]

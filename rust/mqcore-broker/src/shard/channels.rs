@@ -1,5 +1,7 @@
 //! Channels, their members, and the subscribers of events.
 
+use std::sync::Arc;
+
 use crate::context::Context;
 use crate::model::client::Client;
 use crate::model::command::{EventKind, EventScope, EventSubscription};
@@ -10,9 +12,6 @@ use crate::model::record::Record;
 use crate::model::rejection::{Rejection, RejectionKind};
 use crate::shard::channel::{Channel, check_handler, no_queue};
 use crate::shard::entities::{Entities, find, folded, no_channel};
-
-use foldhash::HashMapExt;
-use std::sync::Arc;
 
 impl Entities {
     /// A connection ended. Every shard is told.

@@ -1,5 +1,11 @@
 //! Everything on a shard that has a name, and how to find it.
 
+use std::sync::Arc;
+
+use foldhash::{HashMap, HashMapExt};
+use slab::Slab;
+use smallvec::SmallVec;
+
 use crate::model::client::Client;
 use crate::model::command::EventKind;
 use crate::model::id::{ChannelName, ConnectionId, QueueRef};
@@ -11,11 +17,6 @@ use crate::routing::bindings::{Bindings, SubscriptionNames};
 use crate::routing::topics::Topics;
 use crate::shard::channel::Channel;
 use crate::shard::directory::ClientDirectory;
-
-use foldhash::{HashMap, HashMapExt};
-use slab::Slab;
-use smallvec::SmallVec;
-use std::sync::Arc;
 
 /// What a shard remembers of a connection.
 #[derive(Debug)]

@@ -1,5 +1,8 @@
 //! Commands: messages that arrive, deliveries that are settled, and what other shards hand over.
 
+use std::hint::black_box;
+use std::sync::Arc;
+
 use crate::context::Context;
 use crate::history::LifecycleEvent;
 use crate::model::client::{Client, Introduction};
@@ -16,10 +19,6 @@ use crate::model::stats::DropReason;
 use crate::model::topic::TopicPattern;
 use crate::shard::channel::{Channel, no_queue};
 use crate::shard::entities::{Entities, consumers, folded, no_channel};
-
-use foldhash::HashMapExt;
-use std::hint::black_box;
-use std::sync::Arc;
 
 impl Entities {
     /// Looks at what the first of `commands` are about, and tells how many these are; [`Broker::command`] wants to have them

@@ -14,6 +14,8 @@ mod stats;
 mod subscriptions;
 mod work;
 
+use std::sync::Arc;
+
 use crate::context::{Context, ShardState};
 use crate::history::Block;
 use crate::model::client::Client;
@@ -31,9 +33,6 @@ use crate::model::router::RouterDefinition;
 use crate::model::stats::{ShardStats, WaitingMessage};
 use crate::model::time::Timestamp;
 use crate::shard::entities::Entities;
-
-use foldhash::HashMapExt;
-use std::sync::Arc;
 
 /// One shard: a state machine that takes commands and appends [`Effect`]s.
 pub struct Broker {

@@ -1,11 +1,12 @@
 //! Other brokers: those that pass on to this one, and those that this one passes on to.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use crate::model::client::Client;
 use crate::model::id::ConnectionId;
 use crate::model::node::{NodeInformation, Upstream};
 use crate::model::time::Timestamp;
-use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// A broker that passes on to this one: it dialled.
 #[derive(Debug)]

@@ -1,5 +1,9 @@
 //! Restoring a shard from its journal, and following what the journal commits or refuses.
 
+use std::sync::Arc;
+
+use foldhash::HashMap;
+
 use crate::context::{Awaiting, Context, Storage};
 use crate::model::decision::Decision;
 use crate::model::effect::{Effect, Event};
@@ -13,9 +17,6 @@ use crate::model::time::Timestamp;
 use crate::queue::Queue;
 use crate::shard::channel::Channel;
 use crate::shard::entities::{Entities, folded};
-
-use foldhash::{HashMap, HashMapExt};
-use std::sync::Arc;
 
 impl Entities {
     /// There is a journal: what it had is taken over, and from context.now on it is told what must survive. Call this

@@ -1,5 +1,7 @@
 //! Requests: a table from each request to the method that carries it out.
 
+use std::sync::Arc;
+
 use crate::context::{Awaiting, Context, Storage};
 use crate::model::client::Client;
 use crate::model::command::Request;
@@ -14,9 +16,6 @@ use crate::queue::Queue;
 use crate::shard::channel::{Channel, no_queue};
 use crate::shard::entities::{Entities, no_channel};
 use crate::shard::routes::no_router;
-
-use foldhash::HashMapExt;
-use std::sync::Arc;
 
 impl Entities {
     /// Carries out a request and answers it, at once or when everything that the answer promises is done.

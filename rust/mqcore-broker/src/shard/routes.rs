@@ -1,5 +1,7 @@
 //! Routers at work: messages come to them, go from binding to binding, and wait for handlers.
 
+use std::sync::Arc;
+
 use crate::context::{Context, OpenQuestion, ShardState, Suspended};
 use crate::model::client::Client;
 use crate::model::decision::Step;
@@ -14,7 +16,6 @@ use crate::model::router::{Binding, Interaction, RouterDefinition, RouterMethod,
 use crate::routing::RouteAnswer;
 use crate::shard::channel::Channel;
 use crate::shard::entities::Entities;
-use std::sync::Arc;
 
 impl Entities {
     /// A producer brings a message to a router.

@@ -1,5 +1,7 @@
 //! Subscriptions to queues, and the topics that queues are bound to.
 
+use std::sync::Arc;
+
 use crate::context::Context;
 use crate::model::bindings::{QueueBinding, QueueBindings};
 use crate::model::client::Client;
@@ -11,9 +13,6 @@ use crate::model::subscription::{QueueSubscription, Remote};
 use crate::queue::members::{Consumer, ConsumerKey};
 use crate::shard::channel::{Channel, no_queue};
 use crate::shard::entities::{Entities, find, no_channel};
-
-use foldhash::HashMapExt;
-use std::sync::Arc;
 
 impl Entities {
     pub(crate) fn subscribe_queue(

@@ -8,8 +8,6 @@ use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::time::Timestamp;
 use crate::shard::entities::{Entities, at};
 
-use foldhash::HashMapExt;
-
 impl Entities {
     /// Lets everything happen whose time has come. Call it when [`Broker::next_timeout`] has passed.
     pub(crate) fn timeout(&mut self, context: &mut Context<'_>) {

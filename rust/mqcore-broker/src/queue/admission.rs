@@ -1,0 +1,378 @@
+//! Messages that arrive: checks, the handler's decision, and where they are stored.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::context::{
+    Awaiting, Context, DecisionState, StepDecision, StepRequest, Storage, Suspended, decide,
+};
+use crate::history::LifecycleEvent;
+use crate::model::command::EventKind;
+use crate::model::decision::{Acknowledge, PutBack, Step};
+use crate::model::effect::{Effect, Event, Notification, Origin, Subject};
+use crate::model::entry::{Entry, PagedOut};
+use crate::model::id::{MessageNumber, QueueAddress};
+use crate::model::message::Message;
+use crate::model::options::{Durability, Status};
+use crate::model::rate::TokenBucket;
+use crate::model::record::Record;
+use crate::model::rejection::{Rejection, RejectionKind};
+use crate::model::stats::DropReason;
+use crate::model::time::Timestamp;
+use crate::queue::members::Members;
+use crate::queue::ready::Taken;
+use crate::queue::{Admission, Queue};
+
+impl Queue {
+    /// A producer brings a message.
+    pub(crate) fn publish(&mut self, message: Message, members: &Members, context: &mut Context<'_>) {
+        if let Err(rejection) = self.admit_published(&message, context) {
+            context.state.refused += 1;
+            self.refuse(message, rejection, context);
+            return;
+        }
+        let message = self.with_id(message, context);
+        let entry = Entry::new(message, self.deadline(context.now));
+        self.take(entry, members, context);
+    }
+
+    /// A copy of a message that was published elsewhere: it is decided about and saved as any other, but its producer
+    /// does not know of it and hears nothing.
+    pub(crate) fn publish_copy(&mut self, message: Message, members: &Members, context: &mut Context<'_>) {
+        if self.admit_published(&message, context).is_err() {
+            self.metadata.stats.dropped[DropReason::Limit as usize] += 1;
+            return context.record_undeliverable(
+                &self.metadata.address,
+                message,
+                LifecycleEvent::Produced,
+                DropReason::Limit,
+            );
+        }
+        let message = self.with_id(message, context);
+        let entry = Entry { answered: true, ..Entry::new(message, self.deadline(context.now)) };
+        self.take(entry, members, context);
+    }
+
+    /// A message that a router brings. Refused, nobody is told but the router. `answers`: its producer hears what becomes
+    /// of it.
+    pub(crate) fn publish_routed(
+        &mut self,
+        message: Message,
+        answers: bool,
+        members: &Members,
+        context: &mut Context<'_>,
+    ) -> Result<(), Rejection> {
+        self.admit_published(&message, context)?;
+        let message = self.with_id(message, context);
+        let entry = Entry { answered: !answers, ..Entry::new(message, self.deadline(context.now)) };
+        self.take(entry, members, context);
+        Ok(())
+    }
+
+    pub(crate) fn take(&mut self, mut entry: Entry, members: &Members, context: &mut Context<'_>) {
+        self.unique.take(&entry.message);
+        self.metadata.stats.received += 1;
+        self.metadata.stats.last_received_ms = context.now.0;
+        entry.number = context.number();
+        context.record_event(&self.metadata.address, &entry, LifecycleEvent::Produced);
+        let mut decision_state = DecisionState::default();
+        if self.undecided.is_empty() && !self.metadata.overrides.contains(Step::ReceivedFromProducer) {
+            // Nobody is ahead and, as a rule, nobody is asked: no need to queue up for a decision.
+            let step_request =
+                StepRequest::new(Step::ReceivedFromProducer, Suspended::Admission(self.first_undecided));
+            if let Some(verdict) =
+                decide(&mut self.metadata, &mut decision_state, &mut entry, step_request, context)
+            {
+                return self.admit_one(entry, verdict, members, context);
+            }
+            self.undecided.push_back(Admission { entry, decision_state, verdict: None });
+            return;
+        }
+        self.undecided.push_back(Admission { entry, decision_state, verdict: None });
+        self.consider(self.undecided.len() - 1, context);
+        self.admit(members, context);
+    }
+
+    /// A message comes from another queue: nobody is asked, nobody is answered, only room counts. If it was
+    /// saved there it is saved here, and only then may the other queue forget it.
+    pub(crate) fn transfer(
+        &mut self,
+        message: Message,
+        origin: Option<Origin>,
+        members: &Members,
+        context: &mut Context<'_>,
+    ) {
+        let number = context.number();
+        let mut entry = Entry { answered: true, number, ..Entry::new(message, self.deadline(context.now)) };
+        context.record_event(&self.metadata.address, &entry, LifecycleEvent::Arrived);
+        self.metadata.stats.received += 1;
+        if self.check(&entry.message, context).is_err() {
+            context.effects.extend(origin.map(Effect::Transferred));
+            self.discard(entry, DropReason::Limit, context);
+            return;
+        }
+        if let Some(origin) = origin.filter(|_| context.state.storage == Storage::Ready) {
+            let (queue, message) = (self.metadata.address.clone(), entry.message.clone());
+            let put = Record::Put { queue, message, received: context.now, number };
+            entry.sequence = context.record(put).unwrap_or_default();
+            entry.saved = true;
+            self.metadata.stats.saved += 1;
+            context.record_event(&self.metadata.address, &entry, LifecycleEvent::Saved);
+            context.state.wait(Durability::Fsync, Awaiting::Transfer(origin));
+        }
+        self.store(entry, members, context);
+    }
+
+    /// A message that the journal had when the broker started. Messages come in the order of their places, and stay in
+    /// the journal until they are wanted.
+    pub(crate) fn restore(
+        &mut self,
+        mut paged_out: PagedOut,
+        high: bool,
+        not_before: Timestamp,
+        context: &mut Context<'_>,
+    ) {
+        paged_out.deadline = self.deadline(context.now);
+        self.metadata.stats.received += 1;
+        if paged_out.number == MessageNumber(0) {
+            paged_out.number = context.number();
+        }
+        context.record_paged_out_event(&self.metadata.address, &paged_out, LifecycleEvent::Restored);
+        match self.metadata.options.status {
+            Status::Stopped => {
+                return self.discard_taken(Taken::PagedOut(paged_out), DropReason::Erased, context);
+            }
+            Status::Cache => self.replace_cached(context),
+            _ if not_before > context.now => {
+                return self.delay(Taken::PagedOut(paged_out), high, not_before, context);
+            }
+            _ => {}
+        }
+        self.arm(paged_out.deadline, context);
+        self.ready.push_unread(paged_out, high);
+        self.schedule(context);
+    }
+
+    /// Whether the queue takes what is published now, as far as that can be said before anybody is asked.
+    pub(crate) fn would_take(&self, message: &Message, context: &Context<'_>) -> Result<(), Rejection> {
+        self.check(message, context)?;
+        let Some(rate) = self.metadata.options.publish_limit else { return Ok(()) };
+        let retry = match TokenBucket::wait(self.bucket.as_deref(), rate, context.now) {
+            Some(Duration::ZERO) => return Ok(()),
+            Some(wait) => format!("retry after {:.3} s", wait.as_secs_f64()),
+            None => "it takes nothing".into(),
+        };
+        let address = &self.metadata.address;
+        let reason = format!("publish limit of queue {address} reached ({rate}); {retry}");
+        Err(Rejection::new(RejectionKind::LimitExceeded, reason))
+    }
+
+    /// The same, and what is taken counts. Only what is published does: not what comes from another queue of this broker,
+    /// or comes back.
+    pub(crate) fn admit_published(
+        &mut self,
+        message: &Message,
+        context: &Context<'_>,
+    ) -> Result<(), Rejection> {
+        self.would_take(message, context)?;
+        if let Some(rate) = self.metadata.options.publish_limit {
+            self.bucket.get_or_insert_with(|| Box::new(TokenBucket::new(rate))).take(rate, context.now);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check(&self, message: &Message, context: &Context<'_>) -> Result<(), Rejection> {
+        let options = &self.metadata.options;
+        let refuse = |kind, reason: String| Err(Rejection::new(kind, reason));
+        let address = &self.metadata.address;
+        if options.status == Status::Stopped {
+            return refuse(
+                RejectionKind::Unauthorized,
+                format!("queue {address} is stopped and takes no messages; give it another status first"),
+            );
+        }
+        let size = message.body().len() as u64;
+        if options.message_size_limit > 0 && size > options.message_size_limit {
+            let limit = options.message_size_limit;
+            let reason = format!("a body of {size} octets is larger than queue {address} takes ({limit})");
+            return refuse(RejectionKind::LimitExceeded, reason);
+        }
+        if let Some(key) = self.unique.conflict(message) {
+            let key = String::from_utf8_lossy(key);
+            let reason = format!("queue {address} has a message with the unique key {key} already");
+            return refuse(RejectionKind::AlreadyExists, reason);
+        }
+        self.check_storage(context)?;
+        let stored = (self.ready.len() + self.delayed.len() + self.undecided.len()) as u64;
+        let limited = options.message_limit > 0 && options.status != Status::Cache;
+        if limited && stored >= options.message_limit {
+            return refuse(
+                RejectionKind::LimitExceeded,
+                format!("queue {address} is full ({stored} messages)"),
+            );
+        }
+        if self.undecided.len() >= context.state.config.undecided_max {
+            let waiting = self.undecided.len();
+            let reason =
+                format!("{waiting} messages of queue {address} wait for its handler; try again later");
+            return refuse(RejectionKind::Busy, reason);
+        }
+        Ok(())
+    }
+
+    /// A policy that promises "saved" takes nothing that it could not save.
+    pub(crate) fn check_storage(&self, context: &Context<'_>) -> Result<(), Rejection> {
+        let metadata = &self.metadata;
+        let asks = metadata.overrides.contains(Step::ReceivedFromProducer)
+            || metadata.overrides.contains(Step::SaveMessage);
+        let base = &context.state.spec(metadata.handler).base;
+        if asks || !base.refuse_unsaved {
+            return Ok(());
+        }
+        match &context.state.storage {
+            Storage::Ready => Ok(()),
+            Storage::Absent => {
+                let reason = format!(
+                    "queue {} saves its messages (policy {}), and this broker keeps nothing on disk: start it \
+                     with a data directory or choose another policy",
+                    metadata.address, base.key
+                );
+                Err(Rejection::new(RejectionKind::Unacceptable, reason))
+            }
+            Storage::Refusing(why) => {
+                Err(Rejection::new(RejectionKind::Busy, not_saved(&metadata.address, why)))
+            }
+        }
+    }
+
+    pub(crate) fn refuse(&self, message: Message, rejection: Rejection, context: &mut Context<'_>) {
+        context.reject_passed_on(&message, &rejection);
+        if let Some(producer) = message.producer() {
+            let to = producer.connection;
+            let queue = (*self.metadata.address).clone();
+            context.notify(to, Event::PublishRefused { queue, message, rejection });
+        }
+    }
+
+    pub(crate) fn with_id(&self, message: Message, context: &mut Context<'_>) -> Message {
+        if !message.id().is_empty() || !self.metadata.options.use_message_id {
+            return message;
+        }
+        let id = context.state.next_id();
+        message.with_id(id.as_bytes())
+    }
+
+    pub(crate) fn deadline(&self, now: Timestamp) -> Timestamp {
+        match self.metadata.options.message_timeout {
+            timeout if timeout.is_zero() => Timestamp::NEVER,
+            timeout => now.after(timeout),
+        }
+    }
+
+    /// Gets the verdict of an undecided message, or asks for it.
+    pub(crate) fn consider(&mut self, index: usize, context: &mut Context<'_>) {
+        let number = self.first_undecided + index as u64;
+        let Admission { entry, decision_state, verdict } = &mut self.undecided[index];
+        let step_request = StepRequest::new(Step::ReceivedFromProducer, Suspended::Admission(number));
+        *verdict = decide(&mut self.metadata, decision_state, entry, step_request, context);
+    }
+
+    /// An answer about an undecided message came.
+    pub(crate) fn admission_answered(
+        &mut self,
+        number: u64,
+        answer: Option<crate::model::decision::Decision>,
+        members: &Members,
+        context: &mut Context<'_>,
+    ) {
+        let Some(index) = number.checked_sub(self.first_undecided).map(|index| index as usize) else {
+            return;
+        };
+        let Some(admission) = self.undecided.get_mut(index) else { return };
+        admission.decision_state.answered(&mut self.metadata, &mut admission.entry, answer, context);
+        self.consider(index, context);
+        self.admit(members, context);
+    }
+
+    /// Admits from the front whatever is decided.
+    pub(crate) fn admit(&mut self, members: &Members, context: &mut Context<'_>) {
+        while self.undecided.front().is_some_and(|admission| admission.verdict.is_some()) {
+            let Some(Admission { entry, verdict: Some(verdict), .. }) = self.undecided.pop_front() else {
+                unreachable!("the front was looked at")
+            };
+            self.first_undecided += 1;
+            self.admit_one(entry, verdict, members, context);
+        }
+    }
+
+    pub(crate) fn admit_one(
+        &mut self,
+        mut entry: Entry,
+        verdict: StepDecision,
+        members: &Members,
+        context: &mut Context<'_>,
+    ) {
+        if self.broke_promise(&entry, verdict, context) {
+            let why = match &context.state.storage {
+                Storage::Refusing(why) => why.clone(),
+                Storage::Absent | Storage::Ready => "the journal failed".into(),
+            };
+            let rejection = Rejection::new(RejectionKind::Busy, not_saved(&self.metadata.address, &why));
+            self.refuse(entry.message.clone(), rejection, context);
+            return self.discard(entry, DropReason::Refused, context);
+        }
+        context.finish_passed_on(&entry.message);
+        self.acknowledge(&mut entry, verdict, None, "none", context);
+        if verdict.decision.allow {
+            self.announce(&entry, context);
+            self.store(entry, members, context);
+        } else if verdict.decision.put_back == PutBack::No {
+            self.refuse_admission(entry, context);
+        } else {
+            self.store_at(entry, verdict.decision.put_back, members, context);
+        }
+    }
+
+    /// Whether a policy wanted the message saved and that failed: then it is not taken.
+    pub(crate) fn broke_promise(&self, entry: &Entry, verdict: StepDecision, context: &Context<'_>) -> bool {
+        verdict.decision.acknowledge == Acknowledge::IfSaved
+            && !entry.saved
+            && !verdict.own
+            && context.state.spec(self.metadata.handler).base.refuse_unsaved
+    }
+
+    /// A producer that waits is told that its message went nowhere, even if the handler did not say so:
+    /// otherwise it would learn it from a timeout.
+    pub(crate) fn refuse_admission(&mut self, mut entry: Entry, context: &mut Context<'_>) {
+        self.answer_producer(&mut entry, Some("refused"), None, true, context);
+        self.discard(entry, DropReason::Refused, context);
+    }
+
+    pub(crate) fn announce(&self, entry: &Entry, context: &mut Context<'_>) {
+        if self.watchers.is_empty() {
+            return;
+        }
+        let occurrence = Arc::new(Notification {
+            kind: EventKind::MessageProduced,
+            channel: Some(self.metadata.address.channel.clone()),
+            queue: Some(self.metadata.address.id),
+            subject: Subject::Message {
+                id: entry.message.id().into(),
+                saved: entry.saved,
+                producer: entry.message.producer().cloned(),
+            },
+        });
+        for watcher in &self.watchers {
+            context.notify(*watcher, Event::Notified(occurrence.clone()));
+        }
+    }
+
+    /// Messages whose admission is not decided yet.
+    pub(crate) fn undecided(&self) -> impl Iterator<Item = &Entry> {
+        self.undecided.iter().map(|admission| &admission.entry)
+    }
+}
+
+fn not_saved(queue: &QueueAddress, why: &str) -> String {
+    format!("queue {queue} could not save the message and did not take it: {why}; try again later")
+}

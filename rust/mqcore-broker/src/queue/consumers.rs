@@ -1,0 +1,110 @@
+//! The consumers of a queue.
+
+use std::sync::Arc;
+
+use crate::context::Context;
+use crate::model::client::Client;
+use crate::model::effect::Event;
+use crate::model::id::{ConnectionId, Tag};
+use crate::queue::Queue;
+use crate::queue::members::{Consumer, ConsumerKey, Member, Members};
+
+impl Queue {
+    /// Its own list of consumers, if it has one. Sharing it costs one count for each call into the queue, and only for
+    /// queues that have it.
+    pub(crate) fn own(&self) -> Option<Arc<Members>> {
+        self.own.clone()
+    }
+
+    /// Subscriptions of its own, apart from those who joined the channel.
+    pub(crate) fn subscriptions(&self) -> impl Iterator<Item = &Member> {
+        let own = self.own.as_deref().map(Members::list).unwrap_or_default();
+        own.iter().filter(|member| member.consumer.tag != Tag::CHANNEL)
+    }
+
+    /// Whether this subscription is there and has this name.
+    pub(crate) fn has_subscription(&self, key: ConsumerKey, name: &[u8]) -> bool {
+        self.subscriptions()
+            .any(|member| member.consumer.key() == key && member.consumer.name.as_deref() == Some(name))
+    }
+
+    /// Somebody consumes this queue on terms of its own.
+    pub(crate) fn subscribe(
+        &mut self,
+        consumer: Arc<Consumer>,
+        channel: &Members,
+        context: &mut Context<'_>,
+    ) {
+        let own = self.own.get_or_insert_with(|| Arc::new(channel.clone()));
+        Arc::make_mut(own).join(consumer, context.now);
+        self.schedule(context);
+    }
+
+    /// A subscription ends; what it has not settled goes back. `false` if there is none.
+    pub(crate) fn unsubscribe(
+        &mut self,
+        consumer: ConnectionId,
+        tag: Tag,
+        context: &mut Context<'_>,
+    ) -> bool {
+        if !self.leave_own((consumer, tag)) {
+            return false;
+        }
+        self.consumer_lost(consumer, Some(tag), context);
+        self.schedule(context);
+        true
+    }
+
+    /// All subscriptions of a connection end.
+    pub(crate) fn forget_subscriber(&mut self, consumer: ConnectionId) {
+        let tags: Vec<_> = self
+            .subscriptions()
+            .filter(|member| member.consumer.client.connection == consumer)
+            .map(|member| member.consumer.tag)
+            .collect();
+        for tag in tags {
+            self.leave_own((consumer, tag));
+        }
+    }
+
+    /// Somebody joined the channel.
+    pub(crate) fn joined(&mut self, client: &Arc<Client>, context: &mut Context<'_>) {
+        if let Some(own) = &mut self.own {
+            Arc::make_mut(own).join(Consumer::of_channel(client.clone()), context.now);
+        }
+        self.schedule(context);
+    }
+
+    /// Somebody left the channel, where it stood at `position`.
+    pub(crate) fn left(&mut self, connection: ConnectionId, position: usize, context: &mut Context<'_>) {
+        if self.own.is_some() {
+            self.leave_own((connection, Tag::CHANNEL));
+        } else if position < self.cursor {
+            // The one behind the cursor moved up by one place.
+            self.cursor -= 1;
+        }
+        self.schedule(context);
+    }
+
+    pub(crate) fn leave_own(&mut self, key: ConsumerKey) -> bool {
+        let Some(own) = &mut self.own else { return false };
+        let Some(position) = Arc::make_mut(own).leave(key) else { return false };
+        if position < self.cursor {
+            self.cursor -= 1;
+        }
+        if !own.has_tagged() {
+            // From here on the channel's list says the same, in the same order.
+            self.own = None;
+        }
+        true
+    }
+
+    /// The queue goes: its subscriptions end, and who has one is told.
+    pub(crate) fn end_subscriptions(&mut self, context: &mut Context<'_>) {
+        let Some(own) = self.own.take() else { return };
+        for consumer in own.tagged() {
+            let queue = (*self.metadata.address).clone();
+            context.notify(consumer.client.connection, Event::SubscriptionEnded { queue, tag: consumer.tag });
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! How deliveries end, and ends that wait for a handler.
+
+use std::sync::Arc;
+
+use crate::context::DecisionState;
+use crate::history::LifecycleEvent;
+use crate::model::command::{Acknowledgement, Retry};
+use crate::model::decision::{PutBack, Step};
+use crate::model::entry::Entry;
+use crate::queue::members::Consumer;
+
+/// Something that ended and may still need a handler's decision.
+#[derive(Debug)]
+pub(crate) struct Settlement {
+    pub(crate) subject: Settled,
+    pub(crate) decision_state: DecisionState,
+}
+
+#[derive(Debug)]
+pub(crate) enum Settled {
+    /// A delivery; its hold on the message belongs to the settlement.
+    Delivery { held: usize, consumer: Arc<Consumer>, outcome: OwnedOutcome },
+    /// A message that waited too long.
+    Expired(Entry),
+}
+
+/// How a delivery ended. Borrowed, as nearly all are settled at once.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Outcome<'a> {
+    Acknowledged(&'a Acknowledgement),
+    /// It was handed out, which is all that its consumer's terms ask for.
+    AutoAcknowledged,
+    TimedOut,
+    ConsumerLost,
+}
+
+/// The same while a handler decides.
+#[derive(Debug)]
+pub(crate) enum OwnedOutcome {
+    Acknowledged(Box<Acknowledgement>),
+    NotAcknowledged(Outcome<'static>),
+}
+
+impl OwnedOutcome {
+    pub(crate) fn outcome(&self) -> Outcome<'_> {
+        match self {
+            Self::Acknowledged(acknowledgement) => Outcome::Acknowledged(acknowledgement),
+            Self::NotAcknowledged(outcome) => *outcome,
+        }
+    }
+}
+
+impl Settlement {
+    pub(crate) fn is_expiry(&self) -> bool {
+        matches!(self.subject, Settled::Expired(_))
+    }
+
+    /// The expired message, if it is about one.
+    pub(crate) fn into_expired(self) -> Option<Entry> {
+        match self.subject {
+            Settled::Expired(entry) => Some(entry),
+            Settled::Delivery { .. } => None,
+        }
+    }
+}
+
+impl<'a> Outcome<'a> {
+    pub(crate) fn into_owned(self) -> OwnedOutcome {
+        match self {
+            Self::Acknowledged(acknowledgement) => {
+                OwnedOutcome::Acknowledged(Box::new(acknowledgement.clone()))
+            }
+            Self::AutoAcknowledged => OwnedOutcome::NotAcknowledged(Outcome::AutoAcknowledged),
+            Self::TimedOut => OwnedOutcome::NotAcknowledged(Outcome::TimedOut),
+            Self::ConsumerLost => OwnedOutcome::NotAcknowledged(Outcome::ConsumerLost),
+        }
+    }
+
+    pub(crate) fn step(self) -> Step {
+        match self {
+            Self::Acknowledged(_) | Self::AutoAcknowledged => Step::AcknowledgeReceived,
+            Self::TimedOut => Step::AcknowledgeTimedOut,
+            Self::ConsumerLost => Step::ConsumerReceiveFailed,
+        }
+    }
+
+    pub(crate) fn lifecycle_event(self, consumer: &'a Consumer) -> LifecycleEvent<'a> {
+        let consumer = &consumer.client;
+        match self {
+            Self::Acknowledged(acknowledgement) => match acknowledgement.negative() {
+                None => LifecycleEvent::Acked(consumer),
+                Some(reason) => LifecycleEvent::Nacked(consumer, reason),
+            },
+            Self::AutoAcknowledged => LifecycleEvent::Acked(consumer),
+            Self::TimedOut => LifecycleEvent::TimedOut(consumer),
+            Self::ConsumerLost => LifecycleEvent::ConsumerLost(consumer),
+        }
+    }
+
+    pub(crate) fn is_positive(self) -> bool {
+        match self {
+            Self::Acknowledged(acknowledgement) => acknowledgement.refusal.is_none(),
+            Self::AutoAcknowledged => true,
+            Self::TimedOut | Self::ConsumerLost => false,
+        }
+    }
+
+    /// What its consumer wishes for a message that it refuses; `None`: it does not.
+    pub(crate) fn retry(self) -> Option<Retry> {
+        match self {
+            Self::Acknowledged(acknowledgement) => {
+                acknowledgement.refusal.as_deref().map(|refusal| refusal.retry)
+            }
+            Self::AutoAcknowledged | Self::TimedOut | Self::ConsumerLost => None,
+        }
+    }
+
+    /// Where a delivery goes that must be acknowledged and is not: what was lost keeps its place, what was refused had its
+    /// chance.
+    pub(crate) fn requeue_position(self) -> PutBack {
+        match self {
+            Self::ConsumerLost => PutBack::Start,
+            _ if self.is_positive() => PutBack::No,
+            _ => PutBack::End,
+        }
+    }
+
+    /// What a producer is told when this is passed on as a refusal.
+    pub(crate) fn reason(self) -> &'a str {
+        match self {
+            Self::Acknowledged(acknowledgement) => acknowledgement.negative().unwrap_or("none"),
+            Self::AutoAcknowledged => "none",
+            Self::TimedOut => "timeout",
+            Self::ConsumerLost => "consumer-lost",
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Storing messages, returning them to the queue, and removing them for good.
+
+use std::sync::Arc;
+
+use crate::context::{Context, notify_dequeued};
+use crate::history::LifecycleEvent;
+use crate::model::command::Clear;
+use crate::model::decision::PutBack;
+use crate::model::effect::{Effect, Origin, Transfer};
+use crate::model::entry::Entry;
+use crate::model::id::QueueAddress;
+use crate::model::message::Message;
+use crate::model::options::Status;
+use crate::model::record::{DeliveryProgress, Record};
+use crate::model::stats::DropReason;
+use crate::model::time::Timestamp;
+use crate::queue::Queue;
+use crate::queue::delivery::{Disposition, Released};
+use crate::queue::members::Members;
+use crate::queue::ready::Taken;
+
+impl Queue {
+    /// Something newer takes the place of what a cache holds.
+    pub(crate) fn replace_cached(&mut self, context: &mut Context<'_>) {
+        for replaced in self.ready.clear(Clear { high_priority: true, normal: true }) {
+            match replaced {
+                Taken::InMemory(entry) => self.replace(entry, context),
+                Taken::PagedOut(paged_out) => {
+                    context.record_paged_out_event(
+                        &self.metadata.address,
+                        &paged_out,
+                        LifecycleEvent::Replaced,
+                    );
+                    self.remove_unread(paged_out, context);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn store(&mut self, entry: Entry, members: &Members, context: &mut Context<'_>) {
+        self.store_at(entry, PutBack::End, members, context);
+    }
+
+    /// Puts a message where its queue's status wants it.
+    pub(crate) fn store_at(
+        &mut self,
+        entry: Entry,
+        position: PutBack,
+        members: &Members,
+        context: &mut Context<'_>,
+    ) {
+        match self.metadata.options.status {
+            Status::Broadcast => self.broadcast(entry, members, context),
+            Status::Stopped => self.discard(entry, DropReason::Erased, context),
+            Status::Cache => {
+                self.replace_cached(context);
+                self.keep(entry, position, context);
+            }
+            Status::Push | Status::RoundRobin | Status::Pull | Status::Paused => {
+                self.keep(entry, position, context)
+            }
+        }
+    }
+
+    pub(crate) fn keep(&mut self, entry: Entry, position: PutBack, context: &mut Context<'_>) {
+        self.arm(entry.deadline, context);
+        let saved = entry.saved;
+        if position == PutBack::Start {
+            self.ready.push_front(entry);
+        } else {
+            self.ready.push_back(entry);
+        }
+        if saved {
+            self.note_backlog(context);
+        }
+        self.schedule(context);
+    }
+
+    /// Returns a message to the queue, unless it was put back too often. It is not handed out before `not_before`.
+    pub(crate) fn put_back(
+        &mut self,
+        mut entry: Entry,
+        position: PutBack,
+        not_before: Timestamp,
+        context: &mut Context<'_>,
+    ) {
+        entry.requeues = entry.requeues.saturating_add(1);
+        if entry.requeues > self.metadata.options.put_back_limit {
+            self.bury(entry, DropReason::Limit, context);
+            return;
+        }
+        if entry.deadline <= context.now {
+            // It could wait no longer even before it was handed out.
+            self.expired(entry, context);
+            return;
+        }
+        match self.metadata.options.status {
+            Status::Stopped => return self.discard(entry, DropReason::Erased, context),
+            // The cache holds something newer by now; and what is not stored cannot return.
+            Status::Cache if !self.ready.is_empty() => {
+                return self.discard(entry, DropReason::Erased, context);
+            }
+            Status::Broadcast => return self.discard(entry, DropReason::NoConsumer, context),
+            _ => {}
+        }
+        self.metadata.stats.put_back += 1;
+        context.record_event(&self.metadata.address, &entry, LifecycleEvent::Requeued(position));
+        if entry.sequence.0 > 0 {
+            // Larger than all ranks so far, or smaller: as the sequence of this very record is new, so is it.
+            let rank = (context.state.sequence.0 + 1) as i64;
+            let rank = if position == PutBack::Start { -rank } else { rank };
+            let (attempts, requeues) = (entry.attempts, entry.requeues);
+            let not_before = if not_before > context.now { not_before } else { Timestamp(0) };
+            context.record(Record::Touch(
+                entry.sequence,
+                DeliveryProgress { attempts, requeues, rank, not_before },
+            ));
+        }
+        if not_before > context.now && self.metadata.options.status != Status::Cache {
+            let high = entry.message.properties().high_priority;
+            return self.delay(Taken::InMemory(entry), high, not_before, context);
+        }
+        self.keep(entry, position, context);
+    }
+
+    /// Keeps a message until its time.
+    pub(crate) fn delay(&mut self, taken: Taken, high: bool, until: Timestamp, context: &mut Context<'_>) {
+        self.delayed.insert(until, taken, high);
+        self.arm(until, context);
+    }
+
+    /// Messages whose time has come join the others, behind them.
+    pub(crate) fn end_delays(&mut self, context: &mut Context<'_>) {
+        while let Some((taken, high)) = self.delayed.due(context.now) {
+            match self.metadata.options.status {
+                Status::Broadcast => self.discard_taken(taken, DropReason::NoConsumer, context),
+                Status::Cache if !self.ready.is_empty() => {
+                    self.discard_taken(taken, DropReason::Erased, context);
+                }
+                _ => match taken {
+                    Taken::InMemory(entry) => self.keep(entry, PutBack::End, context),
+                    Taken::PagedOut(paged_out) => {
+                        self.arm(paged_out.deadline, context);
+                        self.ready.push_unread(paged_out, high);
+                        self.schedule(context);
+                    }
+                },
+            }
+        }
+    }
+
+    /// Moves a message that failed for good to the dead-letter queue, or drops it.
+    pub(crate) fn bury(&mut self, mut entry: Entry, reason: DropReason, context: &mut Context<'_>) {
+        let Some(to) = self.metadata.options.dead_letter.clone() else {
+            self.discard(entry, reason, context);
+            return;
+        };
+        let message = dead_letter(&entry, &self.metadata.address, &to, reason);
+        self.metadata.stats.dead_lettered += 1;
+        context.record_event(
+            &self.metadata.address,
+            &entry,
+            LifecycleEvent::DeadLettered(reason, &Arc::new(to.clone())),
+        );
+        // Its record here stays until the other queue has it.
+        let sequence = std::mem::take(&mut entry.sequence);
+        let shard = context.state.config.shard;
+        let origin = (sequence.0 > 0).then_some(Origin { shard, sequence });
+        context.effects.push(Effect::Transfer(Transfer { to, message, origin }));
+        self.remove(entry, context);
+    }
+
+    /// A message is dropped, which is counted.
+    pub(crate) fn discard(&mut self, entry: Entry, reason: DropReason, context: &mut Context<'_>) {
+        self.metadata.stats.dropped[reason as usize] += 1;
+        context.record_event(&self.metadata.address, &entry, LifecycleEvent::Dropped(reason));
+        self.remove(entry, context);
+    }
+
+    /// A newer message takes this one's place in a cache, which is no drop.
+    pub(crate) fn replace(&mut self, entry: Entry, context: &mut Context<'_>) {
+        context.record_event(&self.metadata.address, &entry, LifecycleEvent::Replaced);
+        self.remove(entry, context);
+    }
+
+    /// A message leaves for good.
+    #[expect(clippy::needless_pass_by_value, reason = "taking it is what makes it the end")]
+    pub(crate) fn remove(&mut self, entry: Entry, context: &mut Context<'_>) {
+        self.metadata.stats.removed += 1;
+        self.unique.release(&entry.message);
+        context.record_end(&self.metadata.address, &entry);
+        if entry.sequence.0 > 0 {
+            context.record(Record::Settle(entry.sequence));
+        }
+        notify_dequeued(&self.metadata, &entry, context);
+    }
+
+    /// The last holder of a message let go.
+    pub(crate) fn close(&mut self, Released { held, not_before }: Released, context: &mut Context<'_>) {
+        if held.put_back != PutBack::No && (held.put_back_own || !held.acked) {
+            self.put_back(held.entry, held.put_back, not_before, context);
+        } else if held.acked {
+            self.remove(held.entry, context);
+        } else {
+            match held.ending {
+                Disposition::Done => self.remove(held.entry, context),
+                Disposition::Refused => self.discard(held.entry, DropReason::Refused, context),
+                Disposition::Failed => self.bury(held.entry, DropReason::Limit, context),
+            }
+        }
+        // Whoever waits for acknowledgements may go on now.
+        self.schedule(context);
+    }
+
+    /// Removes stored messages; returns how many there were.
+    pub(crate) fn clear(&mut self, clear: Clear, context: &mut Context<'_>) -> u64 {
+        let mut cleared = self.ready.clear(clear);
+        cleared.extend(self.delayed.clear(clear));
+        let count = cleared.len() as u64;
+        for taken in cleared {
+            self.discard_taken(taken, DropReason::Erased, context);
+        }
+        // A pull may have waited for what is gone now.
+        self.schedule(context);
+        count
+    }
+
+    /// Forgets everything: stored, undecided and handed out.
+    pub(crate) fn erase(&mut self, context: &mut Context<'_>) {
+        self.clear(Clear { high_priority: true, normal: true }, context);
+        for mut admission in std::mem::take(&mut self.undecided) {
+            self.first_undecided += 1;
+            context.finish_passed_on(&admission.entry.message);
+            self.answer_producer(&mut admission.entry, Some("erased"), None, true, context);
+            self.discard(admission.entry, DropReason::Erased, context);
+        }
+        self.flows.forget();
+        self.end_pulls(context);
+        self.erase_expiring(context);
+        for settlement in std::mem::take(&mut self.settling).into_values() {
+            if let Some(entry) = settlement.into_expired() {
+                self.discard(entry, DropReason::Erased, context);
+            }
+        }
+        for held in self.deliveries.drain() {
+            self.discard(held.entry, DropReason::Erased, context);
+        }
+    }
+}
+
+/// The message as it arrives in the dead-letter queue: its own headers, and where it came from and why.
+fn dead_letter(entry: &Entry, from: &QueueAddress, to: &QueueAddress, reason: DropReason) -> Message {
+    let message = &entry.message;
+    let mut headers = message.headers().to_vec();
+    let told = format!(
+        "Dead-Letter-Reason:{}\r\nDead-Letter-Queue:{from}\r\nDead-Letter-Attempts:{}\r\n",
+        reason.as_str(),
+        entry.attempts
+    );
+    // A header block cannot grow beyond 65,535 octets; a full one keeps what its producer said.
+    if headers.len() + told.len() <= usize::from(u16::MAX) {
+        headers.extend_from_slice(told.as_bytes());
+    }
+    let properties = crate::model::message::Properties {
+        content_type: to.id,
+        pending_acknowledge: false,
+        pending_response: false,
+        // Here its key says nothing; two that failed are two.
+        unique: false,
+        ..message.properties()
+    };
+    Message::from_parts(message.id(), &headers, message.body(), properties, message.producer().cloned())
+}
