@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::context::{
-    Awaiting, Context, DecisionState, StepDecision, StepRequest, Storage, Suspended, decide,
-};
+use crate::context::Context;
+use crate::context::commits::{Awaiting, Storage};
+use crate::context::decide::{DecisionState, StepDecision, StepRequest, decide};
+use crate::context::questions::Suspended;
 use crate::history::LifecycleEvent;
 use crate::model::command::EventKind;
 use crate::model::decision::{Acknowledge, PutBack, Step};
@@ -27,7 +28,7 @@ impl Queue {
     /// A producer brings a message.
     pub(crate) fn publish(&mut self, message: Message, members: &Members, context: &mut Context<'_>) {
         if let Err(rejection) = self.admit_published(&message, context) {
-            context.state.refused += 1;
+            context.state.counters.refused += 1;
             self.refuse(message, rejection, context);
             return;
         }
@@ -111,14 +112,14 @@ impl Queue {
             self.discard(entry, DropReason::Limit, context);
             return;
         }
-        if let Some(origin) = origin.filter(|_| context.state.storage == Storage::Ready) {
+        if let Some(origin) = origin.filter(|_| context.state.commits.storage == Storage::Ready) {
             let (queue, message) = (self.metadata.address.clone(), entry.message.clone());
             let put = Record::Put { queue, message, received: context.now, number };
             entry.sequence = context.record(put).unwrap_or_default();
             entry.saved = true;
             self.metadata.stats.saved += 1;
             context.record_event(&self.metadata.address, &entry, LifecycleEvent::Saved);
-            context.state.wait(Durability::Fsync, Awaiting::Transfer(origin));
+            context.state.commits.wait(Durability::Fsync, Awaiting::Transfer(origin));
         }
         self.store(entry, members, context);
     }
@@ -229,7 +230,7 @@ impl Queue {
         if asks || !base.refuse_unsaved {
             return Ok(());
         }
-        match &context.state.storage {
+        match &context.state.commits.storage {
             Storage::Ready => Ok(()),
             Storage::Absent => {
                 let reason = format!(
@@ -313,7 +314,7 @@ impl Queue {
         context: &mut Context<'_>,
     ) {
         if self.broke_promise(&entry, verdict, context) {
-            let why = match &context.state.storage {
+            let why = match &context.state.commits.storage {
                 Storage::Refusing(why) => why.clone(),
                 Storage::Absent | Storage::Ready => "the journal failed".into(),
             };

@@ -1,6 +1,7 @@
 //! What producers learn of their messages.
 
-use crate::context::{Context, StepDecision};
+use crate::context::Context;
+use crate::context::decide::StepDecision;
 use crate::model::command::Acknowledgement;
 use crate::model::decision::Acknowledge;
 use crate::model::effect::Event;

@@ -4,7 +4,8 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use crate::context::{Context, StepDecision};
+use crate::context::Context;
+use crate::context::decide::StepDecision;
 use crate::history::LifecycleEvent;
 use crate::model::decision::Step;
 use crate::model::effect::{Deliver, Effect, Event, Recipients};
@@ -70,7 +71,7 @@ impl Queue {
         if members.has_windows() && (!self.has_room(members) || !self.flows.is_empty()) {
             return false;
         }
-        let congested = &context.state.congested;
+        let congested = &context.state.congestion.since;
         if congested.is_empty() || options.status == Status::Broadcast {
             return true;
         }
@@ -123,7 +124,7 @@ impl Queue {
         }
         let count = members.len();
         let first = if self.metadata.options.status == Status::RoundRobin { self.cursor } else { 0 };
-        let congested = &context.state.congested;
+        let congested = &context.state.congestion.since;
         let position = (0..count)
             .map(|step| (first + step) % count)
             .filter(|position| !congested.contains_key(&members.connections()[*position]))
@@ -141,7 +142,7 @@ impl Queue {
         members: &Members,
         context: &Context<'_>,
     ) -> Option<(usize, Option<TakenSlot>)> {
-        let congested = &context.state.congested;
+        let congested = &context.state.congestion.since;
         loop {
             let free = members.list().iter().enumerate().filter(|(_, member)| {
                 let consumer = &member.consumer;
@@ -323,7 +324,7 @@ impl Queue {
             self.discard(entry, DropReason::NoConsumer, context);
         } else if self.asks_while_sending(context.state) {
             self.start_flow(entry, Mode::All, members, context);
-        } else if context.state.congested.is_empty() || self.metadata.options.only_first_acquirer {
+        } else if context.state.congestion.since.is_empty() || self.metadata.options.only_first_acquirer {
             if let Some(entry) = self.offer(entry, members, context) {
                 self.discard(entry, DropReason::Slow, context);
             }
@@ -334,11 +335,10 @@ impl Queue {
 
     /// Some consumers do not keep up: they miss this one, which is counted, and the others get it.
     fn broadcast_to_free(&mut self, entry: Entry, members: &Members, context: &mut Context<'_>) {
-        let (slow, free): (Vec<_>, Vec<_>) = members
-            .list()
-            .iter()
-            .map(|member| member.consumer.clone())
-            .partition(|consumer| context.state.congested.contains_key(&consumer.client.connection));
+        let (slow, free): (Vec<_>, Vec<_>) =
+            members.list().iter().map(|member| member.consumer.clone()).partition(|consumer| {
+                context.state.congestion.since.contains_key(&consumer.client.connection)
+            });
         self.metadata.stats.dropped[DropReason::Slow as usize] += slow.len() as u64;
         for consumer in &slow {
             context.record_event(&self.metadata.address, &entry, LifecycleEvent::Missed(&consumer.client));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::context::{DecisionState, StepDecision};
+use crate::context::decide::{DecisionState, StepDecision};
 use crate::model::subscription::TakenSlot;
 use crate::queue::members::Consumer;
 

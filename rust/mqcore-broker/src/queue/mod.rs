@@ -27,7 +27,9 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 
-use crate::context::{Context, DecisionState, ShardState, StepDecision};
+use crate::context::Context;
+use crate::context::decide::{DecisionState, StepDecision};
+use crate::context::state::ShardState;
 use crate::model::client::Client;
 use crate::model::decision::{Step, Steps};
 use crate::model::entry::{Entry, PagedOut};
@@ -116,7 +118,7 @@ impl Queue {
                 overrides: Steps::NONE,
                 stats: QueueStats::default(),
             },
-            ready: Ready::new(state.memory.clone()),
+            ready: Ready::new(state.paging.memory.clone()),
             delayed: Delayed::default(),
             deliveries: Deliveries::new(seed),
             flows: Flows::default(),
@@ -219,15 +221,15 @@ impl Queue {
     pub(crate) fn schedule(&mut self, context: &mut Context<'_>) {
         if !self.scheduled && (!self.ready.is_empty() || !self.pulls.is_empty()) {
             self.scheduled = true;
-            context.state.work.push_back(self.metadata.queue_ref);
+            context.state.schedule.work.push_back(self.metadata.queue_ref);
         }
     }
 
     /// Makes sure that the shard looks at this queue at `deadline` or before.
     pub(crate) fn arm(&mut self, deadline: Timestamp, context: &mut Context<'_>) {
         if deadline < self.armed {
-            context.state.timers.remove(&(self.armed, self.metadata.queue_ref));
-            context.state.timers.insert((deadline, self.metadata.queue_ref));
+            context.state.schedule.timers.remove(&(self.armed, self.metadata.queue_ref));
+            context.state.schedule.timers.insert((deadline, self.metadata.queue_ref));
             self.armed = deadline;
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::context::DecisionState;
+use crate::context::decide::DecisionState;
 use crate::history::LifecycleEvent;
 use crate::model::command::{Acknowledgement, Retry};
 use crate::model::decision::{PutBack, Step};

@@ -5,7 +5,9 @@
 //! reads the journal in long runs and never waits for single messages. Handing out stops at a body that is on its way,
 //! and goes on when it is here; so order stays what it was.
 
-use crate::context::{Context, ShardState, notify_paged_out_dequeued};
+use crate::context::Context;
+use crate::context::decide::notify_paged_out_dequeued;
+use crate::context::state::ShardState;
 use crate::history::LifecycleEvent;
 use crate::model::decision::{Acknowledge, PutBack, Step};
 use crate::model::effect::{Effect, Load};
@@ -57,7 +59,7 @@ impl Queue {
 
     fn ask_for(&mut self, sequences: Vec<Sequence>, context: &mut Context<'_>) {
         if !sequences.is_empty() {
-            context.state.loading += sequences.len() as u64;
+            context.state.paging.loading += sequences.len() as u64;
             context.effects.push(Effect::Load(Load { queue_ref: self.metadata.queue_ref, sequences }));
         }
     }
@@ -90,7 +92,7 @@ impl Queue {
     pub(crate) fn note_backlog(&mut self, context: &mut Context<'_>) {
         if !self.backlogged && self.ready.len() > 1 {
             self.backlogged = true;
-            context.state.backlogs.push_back(self.metadata.queue_ref);
+            context.state.paging.backlogs.push_back(self.metadata.queue_ref);
         }
     }
 
@@ -98,13 +100,13 @@ impl Queue {
     pub(crate) fn relieve(&mut self, state: &mut ShardState) -> bool {
         let watermark = state.config.memory_watermark;
         // What is about to be handed out stays: of all queues together not more than a quarter of what is allowed.
-        let keep = self.ready.head((watermark / 4 / state.memory.queues().max(1)).min(WINDOW_BYTES));
-        let gauge = state.memory.clone();
+        let keep = self.ready.head((watermark / 4 / state.paging.memory.queues().max(1)).min(WINDOW_BYTES));
+        let gauge = state.paging.memory.clone();
         let (mut evicted, mut delayed) = (0, false);
         let mut may = |sequence| {
             if gauge.get() <= watermark {
                 Eviction::Enough
-            } else if state.is_committed(sequence) {
+            } else if state.commits.is_committed(sequence) {
                 evicted += 1;
                 Eviction::Done
             } else {
@@ -125,8 +127,8 @@ impl Queue {
             }
         };
         ready.evict(keep, &mut may, &mut gone);
-        state.bodies.evicted += evicted;
-        let enough = state.memory.get() <= watermark;
+        state.paging.bodies.evicted += evicted;
+        let enough = state.paging.memory.get() <= watermark;
         // Not to be looked at in vain until something new arrives, unless some may go soon.
         self.backlogged = enough || delayed;
         enough
@@ -175,7 +177,7 @@ impl Queue {
             LifecycleEvent::Dropped(DropReason::Unreadable),
         );
         context.record_paged_out_end(&self.metadata.address, &paged_out);
-        context.state.bodies.unreadable += 1;
+        context.state.paging.bodies.unreadable += 1;
     }
 
     /// A message that waited too long, and is out of the queue already. It is read only if somebody wants to see it.

@@ -140,7 +140,7 @@ impl Queue {
     ) -> Vec<(Entry, Option<(u64, u64)>)> {
         // Who takes nothing more now waits, as a pull of a long queue reads it bit by bit.
         let begun = pulling.given > 0;
-        if begun && context.state.congested.contains_key(&pulling.consumer.client.connection) {
+        if begun && context.state.congestion.since.contains_key(&pulling.consumer.client.connection) {
             return Vec::new();
         }
         let left = (count - pulling.given) as usize - pulling.held.len();

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::context::{Context, notify_dequeued};
+use crate::context::Context;
+use crate::context::decide::notify_dequeued;
 use crate::history::LifecycleEvent;
 use crate::model::command::Clear;
 use crate::model::decision::PutBack;
@@ -107,7 +108,7 @@ impl Queue {
         context.record_event(&self.metadata.address, &entry, LifecycleEvent::Requeued(position));
         if entry.sequence.0 > 0 {
             // Larger than all ranks so far, or smaller: as the sequence of this very record is new, so is it.
-            let rank = (context.state.sequence.0 + 1) as i64;
+            let rank = (context.state.commits.sequence.0 + 1) as i64;
             let rank = if position == PutBack::Start { -rank } else { rank };
             let (attempts, requeues) = (entry.attempts, entry.requeues);
             let not_before = if not_before > context.now { not_before } else { Timestamp(0) };

@@ -1,7 +1,9 @@
 //! How deliveries end: acknowledged, refused, timed out, or lost with their consumer; and how messages end
 //! that waited too long in their queue.
 
-use crate::context::{Context, DecisionState, StepDecision, StepRequest, Suspended, decide};
+use crate::context::Context;
+use crate::context::decide::{DecisionState, StepDecision, StepRequest, decide};
+use crate::context::questions::Suspended;
 use crate::history::LifecycleEvent;
 use crate::model::command::{Acknowledgement, Nack, Retry};
 use crate::model::decision::{Decision, PutBack, Step};

@@ -6,7 +6,9 @@
 
 use smallvec::SmallVec;
 
-use crate::context::{Context, DecisionState, StepDecision, StepRequest, Suspended, decide};
+use crate::context::Context;
+use crate::context::decide::{DecisionState, StepDecision, StepRequest, decide};
+use crate::context::questions::Suspended;
 use crate::history::LifecycleEvent;
 use crate::model::decision::{Decision, PutBack, Step};
 use crate::model::effect::{Event, PullOutcome};

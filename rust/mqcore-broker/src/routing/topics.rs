@@ -298,7 +298,8 @@ impl Topics {
     ) -> Published {
         let key = self.lookup(name);
         let except = if to_producer { None } else { self.subscribed_producer(key, message) };
-        let wanted = FanoutKey { patterns: self.changes, congestion: context.state.congestion, except };
+        let wanted =
+            FanoutKey { patterns: self.changes, congestion: context.state.congestion.changes, except };
         if self.entries[key].fanout.as_ref().is_none_or(|fanout| fanout.key != wanted) {
             let fanout = self.fanout(key, wanted, context);
             self.entries[key].fanout = Some(fanout);
@@ -352,7 +353,7 @@ impl Topics {
             if wanted.except == Some(connection) {
                 continue;
             }
-            if context.state.congested.contains_key(&connection) {
+            if context.state.congestion.since.contains_key(&connection) {
                 slow += 1;
             } else if subscriber.told {
                 told.push(connection);

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::context::{Context, ShardState};
+use crate::context::Context;
+use crate::context::state::ShardState;
 use crate::model::client::Client;
 use crate::model::command::EventKind;
 use crate::model::effect::{Effect, Event, Notification, Subject};
@@ -220,8 +221,8 @@ fn retire(mut queue: Queue, context: &mut Context<'_>) {
     queue.end_subscriptions(context);
     queue.erase(context);
     context.record(Record::RemoveQueue((*queue.metadata.address).clone()));
-    context.state.timers.remove(&(queue.armed(), queue.metadata.queue_ref));
-    context.state.retired.add(&queue.metadata.stats);
+    context.state.schedule.timers.remove(&(queue.armed(), queue.metadata.queue_ref));
+    context.state.counters.retired.add(&queue.metadata.stats);
 }
 
 /// A handler that nobody registered is a mistake of whoever names it, found at once and not at the first message.

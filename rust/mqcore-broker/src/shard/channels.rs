@@ -17,8 +17,8 @@ impl Entities {
     /// A connection ended. Every shard is told.
     pub(crate) fn closed(&mut self, connection: ConnectionId, context: &mut Context<'_>) {
         context.state.links.retain(|_, link| *link != connection);
-        if context.state.congested.remove(&connection).is_some() {
-            context.state.congestion += 1;
+        if context.state.congestion.since.remove(&connection).is_some() {
+            context.state.congestion.changes += 1;
         }
         self.topics.forget(connection);
         self.watchers.retain(|(_, watcher)| *watcher != connection);
@@ -53,10 +53,10 @@ impl Entities {
 
     /// It fell below its low mark again.
     pub(crate) fn writable(&mut self, connection: ConnectionId, context: &mut Context<'_>) {
-        if context.state.congested.remove(&connection).is_none() {
+        if context.state.congestion.since.remove(&connection).is_none() {
             return;
         }
-        context.state.congestion += 1;
+        context.state.congestion.changes += 1;
         let Some(peer) = self.peers.get(&connection) else { return };
         for key in &peer.joined {
             for queue in self.channels[*key].queues.values_mut() {

@@ -142,7 +142,7 @@ impl Entities {
         let key = match self.channel_for_publishing(to, context) {
             Ok(key) => key,
             Err(rejection) => {
-                context.state.refused += 1;
+                context.state.counters.refused += 1;
                 context.reject_passed_on(&message, &rejection);
                 if let Some(producer) = message.producer() {
                     let connection = producer.connection;
@@ -212,7 +212,7 @@ impl Entities {
                 queue.publish_copy(message, &consumers(members, queue), context);
             }
             None => {
-                context.state.retired.dropped[DropReason::NoConsumer as usize] += 1;
+                context.state.counters.retired.dropped[DropReason::NoConsumer as usize] += 1;
                 context.record_undeliverable(to, message, LifecycleEvent::Produced, DropReason::NoConsumer);
             }
         }
@@ -237,7 +237,7 @@ impl Entities {
         let known = queue.is_some_and(|queue| queue.acknowledged(client.connection, word, context));
         if !known {
             // Late, or twice: the delivery was settled before.
-            context.state.unknown_acks += 1;
+            context.state.counters.unknown_acks += 1;
         }
     }
 
@@ -278,7 +278,7 @@ impl Entities {
     ) {
         let receivers = self.directory.receivers(&to, message.properties().first_acquirer);
         if receivers.is_empty() {
-            context.state.refused += 1;
+            context.state.counters.refused += 1;
             let rejection = Rejection::new(RejectionKind::NotFound, "no such client is connected");
             let event = Event::DirectRefused { to, message, rejection };
             context.effects.push(Effect::Notify(client.connection, event));
@@ -308,7 +308,7 @@ impl Entities {
                 queue.transfer(message, origin, &consumers(members, queue), context);
             }
             None => {
-                context.state.retired.dropped[DropReason::Limit as usize] += 1;
+                context.state.counters.retired.dropped[DropReason::Limit as usize] += 1;
                 context.record_undeliverable(&to, message, LifecycleEvent::Arrived, DropReason::Limit);
                 context.effects.extend(origin.map(Effect::Transferred));
             }

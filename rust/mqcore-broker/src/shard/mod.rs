@@ -16,7 +16,8 @@ mod work;
 
 use std::sync::Arc;
 
-use crate::context::{Context, ShardState};
+use crate::context::Context;
+use crate::context::state::ShardState;
 use crate::history::Block;
 use crate::model::client::Client;
 use crate::model::command::Command;
@@ -102,8 +103,8 @@ impl Broker {
 
     /// A connection's output buffer passed its high mark: nothing more is handed to it until it is writable.
     pub fn congested(&mut self, connection: ConnectionId, now: Timestamp, _effects: &mut Vec<Effect>) {
-        self.state.congested.entry(connection).or_insert(now);
-        self.state.congestion += 1;
+        self.state.congestion.since.entry(connection).or_insert(now);
+        self.state.congestion.changes += 1;
     }
 
     /// It fell below its low mark again.
@@ -133,7 +134,7 @@ impl Broker {
 
     /// How much was handed to other shards so far: grows by one with each [`Effect::Forward`].
     pub fn forwards(&self) -> u64 {
-        self.state.forwards
+        self.state.counters.forwards
     }
 
     /// A dead letter of this shard is safe elsewhere, as [`Effect::Transferred`] said.
@@ -173,7 +174,7 @@ impl Broker {
 
     /// Bodies are on their way from the journal.
     pub fn waits_for_bodies(&self) -> bool {
-        self.state.loading > 0
+        self.state.paging.loading > 0
     }
 
     /// Everything up to `sequence` is durable at this level: written, or written and synced.
@@ -203,17 +204,17 @@ impl Broker {
 
     /// Somebody waits until the records so far are written.
     pub fn waits_for_write(&self) -> bool {
-        self.state.waits_for_write()
+        self.state.commits.waits_for_write()
     }
 
     /// Somebody waits until the records so far are synced.
     pub fn waits_for_sync(&self) -> bool {
-        self.state.waits_for_sync()
+        self.state.commits.waits_for_sync()
     }
 
     /// Somebody waits until the records so far are written, or synced.
     pub fn waits_for_commit(&self) -> bool {
-        self.state.waits_for_commit()
+        self.state.commits.waits_for_commit()
     }
 
     /// Takes the history since the last time, in its order. Write it down before the records of the same turn: then
@@ -244,7 +245,7 @@ impl Broker {
 
     /// Whether [`Broker::work`] has something to do at once.
     pub fn has_work(&self) -> bool {
-        !self.state.work.is_empty()
+        !self.state.schedule.work.is_empty()
     }
 
     /// Everything that the admin side wants to know.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 
-use crate::context::{Awaiting, Context, Storage};
+use crate::context::Context;
+use crate::context::commits::{Awaiting, Storage};
 use crate::model::decision::Decision;
 use crate::model::effect::{Effect, Event};
 use crate::model::entry::PagedOut;
@@ -27,16 +28,16 @@ impl Entities {
         let mut unique_keys: HashMap<_, _> = unique_keys.into_iter().collect();
         start_history(&definitions, &messages, context);
         // While definitions are read back they are not written again.
-        context.state.storage = Storage::Absent;
+        context.state.commits.storage = Storage::Absent;
         let numbers = context.state.history.as_mut().and_then(|history| history.reserve());
         for definition in definitions {
             self.restore_definition(definition, context);
         }
-        context.state.storage = Storage::Ready;
+        context.state.commits.storage = Storage::Ready;
         // Ranks were given from later sequences too, of records that leave no trace; new ones must be larger.
         let ranks = progress.iter().map(|(_, progress)| progress.rank.unsigned_abs());
         let last = messages.last().map_or(Sequence(0), |message| message.sequence);
-        context.state.sequence = Sequence(ranks.max().unwrap_or(0).max(sequence.0).max(last.0));
+        context.state.commits.sequence = Sequence(ranks.max().unwrap_or(0).max(sequence.0).max(last.0));
         if let Some(numbers) = numbers {
             context.record(Record::Numbers(numbers));
         }
@@ -81,7 +82,7 @@ impl Entities {
         for (progress, message) in moved {
             restore(message, progress);
         }
-        context.state.committed_all();
+        context.state.commits.committed_all();
     }
 
     pub(crate) fn restore_definition(&mut self, definition: Definition, context: &mut Context<'_>) {
@@ -159,10 +160,10 @@ impl Entities {
 
     /// Everything up to `sequence` is durable at this level: written, or written and synced.
     pub(crate) fn committed(&mut self, level: Durability, sequence: Sequence, context: &mut Context<'_>) {
-        let mut done = context.state.committed(level, sequence);
+        let mut done = context.state.commits.committed(level, sequence);
         if level == Durability::Fsync {
             // What is synced is written, whether or not somebody said so before.
-            done.extend(context.state.committed(Durability::Os, sequence));
+            done.extend(context.state.commits.committed(Durability::Os, sequence));
         }
         for awaiting in done {
             match awaiting {
@@ -183,9 +184,9 @@ impl Entities {
     /// The journal takes nothing for context.now, or nothing any more. Whoever waits for a commit learns that it does
     /// not come; queues that promise to save refuse; consumers go on.
     pub(crate) fn storage_refuses(&mut self, why: &str, context: &mut Context<'_>) {
-        context.state.storage = Storage::Refusing(why.into());
-        context.state.doubt_uncommitted();
-        for awaiting in context.state.uncommitted() {
+        context.state.commits.storage = Storage::Refusing(why.into());
+        context.state.commits.doubt_uncommitted();
+        for awaiting in context.state.commits.uncommitted() {
             match awaiting {
                 Awaiting::Save(queue_ref, suspended) => {
                     self.resume(queue_ref, suspended, Some(Decision::REFUSE), context);
@@ -211,7 +212,7 @@ impl Entities {
 
     /// The journal takes records again. All definitions are written once more, as some may have been refused.
     pub(crate) fn storage_accepts(&mut self, context: &mut Context<'_>) {
-        context.state.storage = Storage::Ready;
+        context.state.commits.storage = Storage::Ready;
         let numbers = context.state.history.as_ref().map(|history| history.reserved());
         for router in self.routers.iter().filter(|router| router.saved) {
             context.record(Record::DefineRouter(Box::new(router.definition.clone())));

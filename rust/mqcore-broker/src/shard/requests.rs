@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::context::{Awaiting, Context, Storage};
+use crate::context::Context;
+use crate::context::commits::{Awaiting, Storage};
 use crate::model::client::Client;
 use crate::model::command::Request;
 use crate::model::effect::{Effect, Event, Reply};
@@ -29,19 +30,19 @@ impl Entities {
         if let Request::TestRoute { router, message } = request {
             return self.test_route(client, id, router, message, context);
         }
-        let before = context.state.sequence;
+        let before = context.state.commits.sequence;
         let result = self.request(client, request, context);
         if result.is_err() {
-            context.state.refused += 1;
+            context.state.counters.refused += 1;
         }
         let event = Event::Answered(id, result);
         if let Some(ticket) = self.ticket.take() {
             // Bindings are not kept across restarts, so there is no commit to wait for as well.
             self.bindings.wait(ticket, client.connection, event);
-        } else if context.state.sequence > before && context.state.storage == Storage::Ready {
+        } else if context.state.commits.sequence > before && context.state.commits.storage == Storage::Ready {
             // It changed what must survive: whoever asked may rely on the answer.
             let awaiting = Awaiting::Answer(client.connection, event);
-            context.state.wait(Durability::Fsync, awaiting);
+            context.state.commits.wait(Durability::Fsync, awaiting);
         } else {
             context.effects.push(Effect::Notify(client.connection, event));
         }

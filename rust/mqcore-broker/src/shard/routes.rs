@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::context::{Context, OpenQuestion, ShardState, Suspended};
+use crate::context::Context;
+use crate::context::questions::{OpenQuestion, Suspended};
+use crate::context::state::ShardState;
 use crate::model::client::Client;
 use crate::model::decision::Step;
 use crate::model::effect::{Answer, Effect, Event, Forwarded, HandlerFailure, Reply};
@@ -21,7 +23,7 @@ impl Entities {
     /// A producer brings a message to a router.
     pub(crate) fn route(&mut self, router: RouterName, message: Message, context: &mut Context<'_>) {
         let Some(progress) = self.routers.depart(&router) else {
-            context.state.refused += 1;
+            context.state.counters.refused += 1;
             let properties = message.properties();
             let waits = properties.pending_acknowledge || properties.pending_response;
             if let Some(producer) = message.producer().filter(|_| waits) {

@@ -1,6 +1,6 @@
 //! Counters and lists for the admin side.
 
-use crate::context::ShardState;
+use crate::context::state::ShardState;
 use crate::model::entry::PagedOut;
 use crate::model::id::QueueAddress;
 use crate::model::message::Message;
@@ -19,12 +19,12 @@ impl Entities {
             queues: channels.flat_map(|channel| channel.queues.values()).map(Queue::information).collect(),
             clients: self.directory.list(None, now),
             nodes: self.directory.nodes(now),
-            refused: state.refused,
-            unknown_acks: state.unknown_acks,
-            questions_open: state.questions_open() as u64,
-            answers_late: state.answers_late,
-            retired: state.retired,
-            bodies: BodyStats { memory_bytes: state.memory.get(), ..state.bodies },
+            refused: state.counters.refused,
+            unknown_acks: state.counters.unknown_acks,
+            questions_open: state.questions.len() as u64,
+            answers_late: state.counters.answers_late,
+            retired: state.counters.retired,
+            bodies: BodyStats { memory_bytes: state.paging.memory.get(), ..state.paging.bodies },
             topics: self.topics.information(),
             retired_topics: self.topics.retired(),
             routers: self.routers.iter().map(|router| router.definition.clone()).collect(),
@@ -34,7 +34,7 @@ impl Entities {
 
     pub(crate) fn object_counts(&self, state: &ShardState) -> ObjectCounts {
         let topics = self.topics.information();
-        let mut passed = state.retired;
+        let mut passed = state.counters.retired;
         let mut published = self.topics.retired().published;
         published += topics.iter().map(|topic| topic.stats.published).sum::<u64>();
         let mut object_counts = ObjectCounts {

@@ -1,6 +1,8 @@
 //! Timers, delivery of stored messages, and answers that a queue waits for.
 
-use crate::context::{Context, OpenQuestion, ShardState, Suspended};
+use crate::context::Context;
+use crate::context::questions::{OpenQuestion, Suspended};
+use crate::context::state::ShardState;
 use crate::model::decision::Decision;
 use crate::model::effect::{Answer, Effect, Loaded};
 use crate::model::id::QueueRef;
@@ -11,18 +13,18 @@ use crate::shard::entities::{Entities, at};
 impl Entities {
     /// Lets everything happen whose time has come. Call it when [`Broker::next_timeout`] has passed.
     pub(crate) fn timeout(&mut self, context: &mut Context<'_>) {
-        while let Some(asked) = context.state.overdue(context.now) {
+        while let Some(asked) = context.state.questions.overdue(context.now) {
             if let Suspended::Route(number) = asked.suspended {
                 self.route_answered(asked.handler, number, None, context);
             } else {
                 self.answered(asked, None, context);
             }
         }
-        while let Some((deadline, queue_ref)) = context.state.timers.first().copied() {
+        while let Some((deadline, queue_ref)) = context.state.schedule.timers.first().copied() {
             if deadline > context.now {
                 break;
             }
-            context.state.timers.remove(&(deadline, queue_ref));
+            context.state.schedule.timers.remove(&(deadline, queue_ref));
             if let Some((_, queue)) = at(&mut self.channels, queue_ref) {
                 queue.timeout(context);
             }
@@ -35,17 +37,18 @@ impl Entities {
 
     /// When [`Broker::timeout`] wants to be called; [`Timestamp::NEVER`] if nothing waits for a time.
     pub(crate) fn next_timeout(&self, state: &ShardState) -> Timestamp {
-        let timer = state.timers.first().map_or(Timestamp::NEVER, |(deadline, _)| *deadline);
+        let timer = state.schedule.timers.first().map_or(Timestamp::NEVER, |(deadline, _)| *deadline);
         let patience = state.config.slow_consumer_timeout;
-        let slow = state.congested.values().min().map_or(Timestamp::NEVER, |since| since.after(patience));
-        timer.min(slow).min(state.next_question_deadline()).min(self.bindings.next_expiry())
+        let slow =
+            state.congestion.since.values().min().map_or(Timestamp::NEVER, |since| since.after(patience));
+        timer.min(slow).min(state.questions.next_deadline()).min(self.bindings.next_expiry())
     }
 
     /// Hands out stored messages, about `budget` of them (large ones count more). True if there is more to
     /// hand out at once: carry out the effects and call again.
     pub(crate) fn work(&mut self, budget: usize, context: &mut Context<'_>) -> bool {
         let more = self.deliver_work(budget, context);
-        if context.state.memory.get() > context.state.config.memory_watermark {
+        if context.state.paging.memory.get() > context.state.config.memory_watermark {
             self.relieve(context.state);
         }
         more
@@ -58,7 +61,7 @@ impl Entities {
             context.write_intake();
         }
         while budget > 0 {
-            let Some(queue_ref) = context.state.work.pop_front() else { return false };
+            let Some(queue_ref) = context.state.schedule.work.pop_front() else { return false };
             let Some((members, queue)) = at(&mut self.channels, queue_ref) else { continue };
             queue.scheduled = false;
             let mut share = SHARE.min(budget);
@@ -68,13 +71,13 @@ impl Entities {
             }
             budget -= offered - share;
         }
-        !context.state.work.is_empty()
+        !context.state.schedule.work.is_empty()
     }
 
     pub(crate) fn close_slow_consumers(&mut self, context: &mut Context<'_>) {
         let patience = context.state.config.slow_consumer_timeout;
         let slow = |since: &Timestamp| since.after(patience) <= context.now;
-        for (connection, since) in &mut context.state.congested {
+        for (connection, since) in &mut context.state.congestion.since {
             if slow(since) {
                 let reason = format!("the consumer took nothing for {patience:?} while its buffer was full");
                 context.effects.push(Effect::Close(*connection, Rejection::new(RejectionKind::Busy, reason)));
@@ -86,12 +89,12 @@ impl Entities {
 
     /// A handler answers a question.
     pub(crate) fn answer(&mut self, answer: Answer, context: &mut Context<'_>) {
-        match context.state.answered(answer.id) {
+        match context.state.questions.answered(answer.id) {
             Some(OpenQuestion { suspended: Suspended::Route(number), handler, .. }) => {
                 self.route_answered(handler, number, Some(answer), context);
             }
             Some(asked) => self.answered(asked, answer.result.ok(), context),
-            None => context.state.answers_late += 1,
+            None => context.state.counters.answers_late += 1,
         }
     }
 
@@ -125,8 +128,8 @@ impl Entities {
     /// Bodies came back that [`Effect::Load`] asked for, or could not be read.
     pub(crate) fn loaded(&mut self, loaded: Loaded, context: &mut Context<'_>) {
         let Loaded { queue_ref, messages } = loaded;
-        context.state.loading = context.state.loading.saturating_sub(messages.len() as u64);
-        context.state.bodies.loaded +=
+        context.state.paging.loading = context.state.paging.loading.saturating_sub(messages.len() as u64);
+        context.state.paging.bodies.loaded +=
             messages.iter().filter(|(_, message)| message.is_some()).count() as u64;
         if let Some((_, queue)) = at(&mut self.channels, queue_ref) {
             queue.loaded(messages, context);
@@ -135,16 +138,16 @@ impl Entities {
 
     /// Lets bodies leave memory until there are few enough.
     pub(crate) fn relieve(&mut self, state: &mut ShardState) {
-        for _ in 0..state.backlogs.len() {
-            if state.memory.get() <= state.config.memory_watermark {
+        for _ in 0..state.paging.backlogs.len() {
+            if state.paging.memory.get() <= state.config.memory_watermark {
                 return;
             }
-            let Some(queue_ref) = state.backlogs.pop_front() else { return };
+            let Some(queue_ref) = state.paging.backlogs.pop_front() else { return };
             let Some((_, queue)) = at(&mut self.channels, queue_ref) else { continue };
             if queue.relieve(state) {
-                state.backlogs.push_front(queue_ref);
+                state.paging.backlogs.push_front(queue_ref);
             } else if queue.backlogged {
-                state.backlogs.push_back(queue_ref);
+                state.paging.backlogs.push_back(queue_ref);
             }
         }
     }

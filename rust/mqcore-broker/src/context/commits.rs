@@ -1,0 +1,122 @@
+//! Which records the journal has committed, and what waits for a commit.
+
+use std::collections::VecDeque;
+
+use crate::context::questions::Suspended;
+use crate::model::effect::{Event, Origin};
+use crate::model::id::{ConnectionId, QueueRef, Sequence};
+use crate::model::options::Durability;
+
+/// Whether the journal takes records.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Storage {
+    /// There is no journal: this broker keeps everything in memory.
+    Absent,
+    /// The journal takes records.
+    Ready,
+    /// The journal refuses records for the given reason.
+    Refusing(Box<str>),
+}
+
+/// What waits until a record is committed.
+#[derive(Debug)]
+pub(crate) enum Awaiting {
+    /// The admission or settlement of a message that must be saved first.
+    Save(QueueRef, Suspended),
+    /// The answer to a request that changed definitions.
+    Answer(ConnectionId, Event),
+    /// A dead letter: when it is safe here, its old shard forgets it.
+    Transfer(Origin),
+    /// The confirmation of these numbers to a downstream broker.
+    Confirm(ConnectionId, Vec<u64>),
+}
+
+/// The sequence of records and what waits for their commit.
+#[derive(Debug)]
+pub(crate) struct Commits {
+    pub(crate) storage: Storage,
+    /// The sequence of the latest record.
+    pub(crate) sequence: Sequence,
+    /// What waits until records are written, by ascending sequence.
+    written: VecDeque<(Sequence, Awaiting)>,
+    /// What waits until records are synced, by ascending sequence.
+    synced: VecDeque<(Sequence, Awaiting)>,
+    /// The latest record that is committed, written or synced.
+    committed: Sequence,
+    /// Ranges, first and last, of records that the journal may have refused although a later record is committed.
+    doubtful: Vec<(Sequence, Sequence)>,
+}
+
+impl Default for Commits {
+    fn default() -> Self {
+        Self {
+            storage: Storage::Absent,
+            sequence: Sequence(0),
+            written: VecDeque::new(),
+            synced: VecDeque::new(),
+            committed: Sequence(0),
+            doubtful: Vec::new(),
+        }
+    }
+}
+
+impl Commits {
+    /// Removes and returns what waited for records up to `sequence` at this level of durability, in its order.
+    pub(crate) fn committed(&mut self, level: Durability, sequence: Sequence) -> Vec<Awaiting> {
+        self.committed = self.committed.max(sequence);
+        let list = if level == Durability::Fsync { &mut self.synced } else { &mut self.written };
+        let done = list.partition_point(|(waits_for, _)| *waits_for <= sequence);
+        list.drain(..done).map(|(_, awaiting)| awaiting).collect()
+    }
+
+    /// Removes and returns everything that waits for a commit, because no commit will come.
+    pub(crate) fn uncommitted(&mut self) -> Vec<Awaiting> {
+        self.written.drain(..).chain(self.synced.drain(..)).map(|(_, awaiting)| awaiting).collect()
+    }
+
+    /// Notes that the journal refused some of the records after the last commit.
+    pub(crate) fn doubt_uncommitted(&mut self) {
+        if self.committed < self.sequence {
+            self.doubtful.push((Sequence(self.committed.0 + 1), self.sequence));
+        }
+        // After many refusals one long range replaces the list: it keeps more bodies in memory, but loses no message.
+        if self.doubtful.len() > 16 {
+            let first = self.doubtful[0].0;
+            self.doubtful = vec![(first, self.sequence)];
+        }
+    }
+
+    /// Notes that everything so far is in the journal, because it was restored from there.
+    pub(crate) fn committed_all(&mut self) {
+        self.committed = self.sequence;
+    }
+
+    /// Whether the journal certainly has this record.
+    pub(crate) fn is_committed(&self, sequence: Sequence) -> bool {
+        sequence.0 > 0
+            && sequence <= self.committed
+            && !self.doubtful.iter().any(|(first, last)| (first..=last).contains(&&sequence))
+    }
+
+    /// Waits until the latest record is committed at this level, which must not be [`Durability::None`].
+    pub(crate) fn wait(&mut self, durability: Durability, awaiting: Awaiting) {
+        debug_assert_ne!(durability, Durability::None, "this level promises no commit");
+        let list = if durability == Durability::Fsync { &mut self.synced } else { &mut self.written };
+        list.push_back((self.sequence, awaiting));
+    }
+
+    /// Whether something waits until records are written.
+    pub(crate) fn waits_for_write(&self) -> bool {
+        !self.written.is_empty()
+    }
+
+    /// Whether something waits until records are synced.
+    pub(crate) fn waits_for_sync(&self) -> bool {
+        !self.synced.is_empty()
+    }
+
+    /// Whether something waits until records are written or synced.
+    pub(crate) fn waits_for_commit(&self) -> bool {
+        !self.synced.is_empty() || !self.written.is_empty()
+    }
+}

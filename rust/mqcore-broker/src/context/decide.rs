@@ -1,0 +1,227 @@
+//! Decisions of delivery handlers and policies.
+
+use std::sync::Arc;
+
+use crate::context::Context;
+use crate::context::commits::{Awaiting, Storage};
+use crate::context::questions::{OpenQuestion, Suspended};
+use crate::history::LifecycleEvent;
+use crate::model::client::Client;
+use crate::model::decision::{Decision, PutBack, Step};
+use crate::model::effect::{AcknowledgementView, Effect, Question};
+use crate::model::entry::Entry;
+use crate::model::id::{QuestionId, Sequence};
+use crate::model::metadata::QueueMetadata;
+use crate::model::options::Durability;
+use crate::model::record::Record;
+
+/// A decision, and whether a handler made it itself or its policy did.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StepDecision {
+    pub(crate) decision: Decision,
+    pub(crate) own: bool,
+}
+
+/// What is asked, beside the queue and the message.
+pub(crate) struct StepRequest<'a> {
+    pub(crate) step: Step,
+    /// For acknowledgements: whether it is a positive one.
+    pub(crate) positive: bool,
+    pub(crate) consumer: Option<&'a Arc<Client>>,
+    pub(crate) acknowledgement: Option<Box<AcknowledgementView>>,
+    pub(crate) suspended: Suspended,
+}
+
+impl<'a> StepRequest<'a> {
+    pub(crate) fn new(step: Step, suspended: Suspended) -> Self {
+        Self { step, positive: true, consumer: None, acknowledgement: None, suspended }
+    }
+
+    pub(crate) fn about(self, consumer: &'a Arc<Client>) -> Self {
+        Self { consumer: Some(consumer), ..self }
+    }
+}
+
+/// Where a message stands with its handler: at most one question is out for it at any time.
+#[derive(Debug, Default)]
+pub(crate) struct DecisionState {
+    /// The answer that came and is not used yet.
+    answer: Option<StepDecision>,
+    /// The verdict that waits until its wish to save is fulfilled.
+    saving: Option<StepDecision>,
+    /// Saving was tried for the verdict at hand.
+    save_tried: bool,
+    /// What the question that is out was about; it tells what holds if the answer fails.
+    step: Option<(Step, bool)>,
+}
+
+/// Gets the verdict of a step: at once from the policy, or from the handler, and then `None` means that the
+/// question is out and the caller has to park what it does until [`DecisionState::answered`]. The verdict's wish to
+/// save is carried out before it is returned.
+pub(crate) fn decide(
+    metadata: &mut QueueMetadata,
+    decision_state: &mut DecisionState,
+    entry: &mut Entry,
+    step_request: StepRequest<'_>,
+    context: &mut Context<'_>,
+) -> Option<StepDecision> {
+    let (step, positive) = (step_request.step, step_request.positive);
+    let suspended = step_request.suspended;
+    let verdict = match decision_state.answer.take() {
+        Some(verdict) => verdict,
+        None if metadata.overrides.contains(step) => {
+            decision_state.step = Some((step, positive));
+            ask(metadata, entry, step_request, context);
+            return None;
+        }
+        None => {
+            let decision = context.state.spec(metadata.handler).base.decide(step, positive);
+            StepDecision { decision, own: false }
+        }
+    };
+    if verdict.decision.save && !entry.saved && !decision_state.save_tried {
+        decision_state.save_tried = true;
+        if metadata.overrides.contains(Step::SaveMessage) {
+            decision_state.saving = Some(verdict);
+            decision_state.step = Some((Step::SaveMessage, true));
+            ask(metadata, entry, StepRequest::new(Step::SaveMessage, suspended), context);
+            return None;
+        }
+        if save(metadata, entry, suspended, context) {
+            decision_state.saving = Some(verdict);
+            decision_state.step = Some((Step::SaveMessage, true));
+            return None;
+        }
+    }
+    decision_state.save_tried = false;
+    Some(verdict)
+}
+
+/// Has a message saved by the journal. True if the verdict has to wait for that.
+fn save(
+    metadata: &mut QueueMetadata,
+    entry: &mut Entry,
+    suspended: Suspended,
+    context: &mut Context<'_>,
+) -> bool {
+    if context.state.commits.storage != Storage::Ready {
+        metadata.stats.save_failed += 1;
+        return false;
+    }
+    let (queue, message) = (metadata.address.clone(), entry.message.clone());
+    let sequence =
+        context.record(Record::Put { queue, message, received: context.now, number: entry.number });
+    entry.sequence = sequence.unwrap_or_default();
+    if metadata.options.durability == Durability::None {
+        entry.saved = true;
+        metadata.stats.saved += 1;
+        context.record_event(&metadata.address, entry, LifecycleEvent::Saved);
+        return false;
+    }
+    context.state.commits.wait(metadata.options.durability, Awaiting::Save(metadata.queue_ref, suspended));
+    true
+}
+
+impl DecisionState {
+    /// The answer to the question that is out; `None` if it failed or is late.
+    pub(crate) fn answered(
+        &mut self,
+        metadata: &mut QueueMetadata,
+        entry: &mut Entry,
+        answer: Option<Decision>,
+        context: &mut Context<'_>,
+    ) {
+        let (step, positive) = self.step.take().expect("an answer is only routed to who asked");
+        if answer.is_none() {
+            metadata.stats.errors += 1;
+        }
+        if let Some(verdict) = self.saving.take() {
+            entry.saved = answer.is_some_and(|saved| saved.allow);
+            if entry.saved {
+                metadata.stats.saved += 1;
+                context.record_event(&metadata.address, entry, LifecycleEvent::Saved);
+            } else {
+                metadata.stats.save_failed += 1;
+            }
+            self.answer = Some(verdict);
+            return;
+        }
+        let decision =
+            answer.unwrap_or_else(|| fallback(context.state.spec(metadata.handler).fallback, step, positive));
+        self.answer = Some(StepDecision { decision, own: true });
+    }
+}
+
+/// What a handler's fallback means at `step`. Where a message is on its way, putting it back would deliver it
+/// twice; where it already failed, not putting it back would lose it. So "put back" counts only there.
+fn fallback(decision: Decision, step: Step, positive: bool) -> Decision {
+    let failed = match step {
+        Step::AcknowledgeReceived => !positive,
+        Step::AcknowledgeTimedOut | Step::ConsumerReceiveFailed | Step::MessageTimedOut => true,
+        _ => false,
+    };
+    Decision { put_back: if failed { decision.put_back } else { PutBack::No }, ..decision }
+}
+
+fn ask(metadata: &QueueMetadata, entry: &Entry, step_request: StepRequest<'_>, context: &mut Context<'_>) {
+    let asked = OpenQuestion {
+        queue_ref: metadata.queue_ref,
+        suspended: step_request.suspended,
+        handler: metadata.handler,
+    };
+    let id = context.state.ask(asked, context.now);
+    context.effects.push(Effect::Ask(question(id, metadata, entry, step_request, true)));
+}
+
+/// Tells a handler that overrides `message_dequeued` that a message left for good whose body is not here.
+pub(crate) fn notify_paged_out_dequeued(
+    metadata: &QueueMetadata,
+    sequence: Sequence,
+    attempt: u16,
+    context: &mut Context<'_>,
+) {
+    if metadata.overrides.contains(Step::MessageDequeued) {
+        let question = Question {
+            id: QuestionId(0),
+            handler: metadata.handler,
+            step: Step::MessageDequeued,
+            queue: metadata.address.clone(),
+            status: metadata.options.status,
+            message: None,
+            attempt,
+            consumer: None,
+            acknowledgement: None,
+            wants_answer: false,
+        };
+        context.effects.push(Effect::Dequeued(sequence, question));
+    }
+}
+
+/// Tells a handler that overrides `message_dequeued` that a message left for good.
+pub(crate) fn notify_dequeued(metadata: &QueueMetadata, entry: &Entry, context: &mut Context<'_>) {
+    if metadata.overrides.contains(Step::MessageDequeued) {
+        let step_request = StepRequest::new(Step::MessageDequeued, Suspended::Admission(0));
+        context.effects.push(Effect::Ask(question(QuestionId(0), metadata, entry, step_request, false)));
+    }
+}
+
+fn question(
+    id: QuestionId,
+    metadata: &QueueMetadata,
+    entry: &Entry,
+    step_request: StepRequest<'_>,
+    wants_answer: bool,
+) -> Question {
+    Question {
+        id,
+        handler: metadata.handler,
+        step: step_request.step,
+        queue: metadata.address.clone(),
+        status: metadata.options.status,
+        message: Some(entry.message.clone()),
+        attempt: entry.attempts,
+        consumer: step_request.consumer.cloned(),
+        acknowledgement: step_request.acknowledgement,
+        wants_answer,
+    }
+}

@@ -1,0 +1,159 @@
+//! The state that all queues and routers of a shard share.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use foldhash::HashMap;
+
+use crate::context::commits::Commits;
+use crate::context::questions::{OpenQuestion, Questions};
+use crate::history::HistoryLog;
+use crate::model::config::{BrokerConfig, HandlerSpec};
+use crate::model::id::{ConnectionId, HandlerId, QuestionId, QueueRef};
+use crate::model::intake::Intake;
+use crate::model::memory::MemoryGauge;
+use crate::model::policy;
+use crate::model::stats::{BodyStats, QueueStats};
+use crate::model::time::Timestamp;
+
+/// Consumers whose output buffers are full.
+#[derive(Debug, Default)]
+pub(crate) struct Congestion {
+    /// Their connections, and since when.
+    pub(crate) since: HashMap<ConnectionId, Timestamp>,
+    /// Grows with every change of `since`.
+    pub(crate) changes: u64,
+}
+
+/// Which queues the shard has to look at.
+#[derive(Debug, Default)]
+pub(crate) struct Schedule {
+    /// Queues that have messages to deliver.
+    pub(crate) work: VecDeque<QueueRef>,
+    /// Queues that have something to do at a time.
+    pub(crate) timers: BTreeSet<(Timestamp, QueueRef)>,
+}
+
+/// Bodies in memory, and bodies on their way from the journal.
+#[derive(Debug, Default)]
+pub(crate) struct Paging {
+    /// Bytes of saved messages that wait in memory.
+    pub(crate) memory: MemoryGauge,
+    /// Queues with bodies that may leave memory.
+    pub(crate) backlogs: VecDeque<QueueRef>,
+    /// Bodies that were requested from the journal and have not arrived.
+    pub(crate) loading: u64,
+    pub(crate) bodies: BodyStats,
+}
+
+/// Counters of the shard that belong to no queue.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    /// Commands and requests that were rejected.
+    pub(crate) refused: u64,
+    /// Acknowledgements of messages that are not in flight.
+    pub(crate) unknown_acks: u64,
+    /// Handler answers that arrived after their deadline.
+    pub(crate) answers_late: u64,
+    /// The sums of the counters of removed queues.
+    pub(crate) retired: QueueStats,
+    /// Effects that forwarded something to a shard.
+    pub(crate) forwards: u64,
+}
+
+/// The state that all queues and routers of a shard share.
+pub(crate) struct ShardState {
+    pub(crate) config: BrokerConfig,
+    pub(crate) handlers: Vec<HandlerSpec>,
+    pub(crate) questions: Questions,
+    pub(crate) congestion: Congestion,
+    pub(crate) schedule: Schedule,
+    pub(crate) commits: Commits,
+    pub(crate) paging: Paging,
+    /// Messages that downstream brokers passed on.
+    pub(crate) intake: Intake,
+    /// The connection of each downstream broker, by its id.
+    pub(crate) links: HashMap<Arc<str>, ConnectionId>,
+    /// The lifecycle of messages; `None` if this broker records no history.
+    pub(crate) history: Option<Box<HistoryLog>>,
+    pub(crate) counters: Counters,
+    /// The serial of the latest queue.
+    serial: u64,
+    /// How many ids were generated.
+    ids: u64,
+}
+
+impl ShardState {
+    pub(crate) fn new(config: BrokerConfig) -> Self {
+        let handlers: Vec<_> = policy::ALL.into_iter().map(HandlerSpec::of_policy).collect();
+        Self {
+            history: config.history.map(|options| Box::new(HistoryLog::new(options))),
+            config,
+            questions: Questions::new(handlers.len()),
+            handlers,
+            congestion: Congestion::default(),
+            schedule: Schedule::default(),
+            commits: Commits::default(),
+            paging: Paging::default(),
+            intake: Intake::new(),
+            links: HashMap::default(),
+            counters: Counters::default(),
+            serial: 0,
+            ids: 0,
+        }
+    }
+
+    /// Adds a handler, or replaces the handler that has the same key.
+    pub(crate) fn register(&mut self, spec: HandlerSpec) -> HandlerId {
+        if let Some(index) = self.handlers.iter().position(|known| known.key == spec.key) {
+            // Open questions keep their deadlines: a shorter timeout would break the order of the list.
+            self.handlers[index] = spec;
+            return HandlerId(index as u16);
+        }
+        assert!(
+            self.handlers.len() < usize::from(u16::MAX),
+            "handlers are registered by the program, not by peers"
+        );
+        self.handlers.push(spec);
+        self.questions.add_handler();
+        HandlerId((self.handlers.len() - 1) as u16)
+    }
+
+    pub(crate) fn handler(&self, key: &str) -> Option<HandlerId> {
+        self.handlers.iter().position(|spec| &*spec.key == key).map(|index| HandlerId(index as u16))
+    }
+
+    pub(crate) fn spec(&self, handler: HandlerId) -> &HandlerSpec {
+        &self.handlers[usize::from(handler.0)]
+    }
+
+    /// Registers a question, whose deadline is the timeout of its handler.
+    pub(crate) fn ask(&mut self, question: OpenQuestion, now: Timestamp) -> QuestionId {
+        let deadline = now.after(self.spec(question.handler).timeout);
+        self.questions.ask(question, deadline)
+    }
+
+    /// A number that no other queue of this shard has had.
+    pub(crate) fn next_serial(&mut self) -> u64 {
+        self.serial += 1;
+        self.serial
+    }
+
+    /// A new message id or client id: 32 lower-case hexadecimal digits.
+    ///
+    /// The counter makes the id unique in this shard, the seed makes it unique across shards and starts. Mixing both makes
+    /// the next id hard to guess.
+    pub(crate) fn next_id(&mut self) -> String {
+        self.ids += 1;
+        let seed = self.config.seed;
+        let mixed = mix(seed ^ self.ids.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        format!("{:016x}{:016x}", mixed, mix(mixed ^ seed).wrapping_add(self.ids))
+    }
+}
+
+/// The finalizer of SplitMix64: every bit of the input changes about half of the output.
+fn mix(mut value: u64) -> u64 {
+    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
