@@ -30,7 +30,7 @@ def main() -> None:
         print(divide.enqueue(7, right=2).result(timeout="20s"))
         worker.stop()
         thread.join()
-        print(worker.tally.done, "done,", worker.tally.retried, "tried again")
+        print(worker.counts.succeeded, "succeeded,", worker.counts.retried, "retried")
 
 
 if __name__ == "__main__":

@@ -302,7 +302,7 @@ def test_what_is_published_is_consumed(served: ServedBroker) -> None:
         "schema": "mqcore.publish/1",
         "queue": "orders/1",
         "published": 1,
-        "octets": 6,
+        "bytes": 6,
         "confirmed_by": "server",
         "seconds": 0,
     }
@@ -345,7 +345,7 @@ def test_files_arrive_whole_in_a_folder(served: ServedBroker, tmp_path: Path) ->
         path.write_bytes(body)
         files += ["--file", str(path)]
     published = one(mqcore("publish", "files/0", *files, "--json", url=served.url))
-    assert published["octets"] == sum(map(len, bodies))
+    assert published["bytes"] == sum(map(len, bodies))
     told = lines(mqcore("consume", "files/0", "--count", "3", "--into", str(tmp_path / "in"), "--json", url=served.url))
     arrived = [path.read_bytes() for path in (tmp_path / "in").iterdir()]
     assert sorted(arrived) == sorted(bodies)
@@ -375,7 +375,7 @@ def test_a_pull_queue_hands_out_on_demand_in_either_order(served: ServedBroker) 
     mqcore("publish", "reports/7", "--stdin", url=served.url, stdin="a\nb\nc\n")
     assert mqcore("pull", "reports/7", url=served.url).stdout == b"a\n"
     assert mqcore("pull", "reports/7", "--count", "9", "--order", "lifo", url=served.url).stdout == b"c\nb\n"
-    empty = mqcore("pull", "reports/7", "--fail-empty", url=served.url)
+    empty = mqcore("pull", "reports/7", "--fail-if-empty", url=served.url)
     assert (empty.returncode, empty.stdout) == (1, b"")
     assert mqcore("pull", "reports/7", url=served.url).returncode == 0
 
@@ -390,7 +390,7 @@ def test_an_idle_consumer_leaves_and_can_say_that_nothing_came(served: ServedBro
     mqcore("queue", "create", "orders/1", url=served.url)
     arguments = ("consume", "orders/1", "--idle", "100ms")
     assert mqcore(*arguments, url=served.url).returncode == 0
-    assert mqcore(*arguments, "--fail-empty", url=served.url).returncode == 1
+    assert mqcore(*arguments, "--fail-if-empty", url=served.url).returncode == 1
 
 
 @posix_only

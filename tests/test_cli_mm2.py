@@ -86,7 +86,7 @@ def test_what_micromessage_cannot_say_is_one_line_and_an_exit_code(url: str) -> 
 
 def test_lines_of_stdin_are_messages(url: str) -> None:
     published = one(run("publish", "topic/t", "--stdin", "--json", url=url, stdin="a\nb\nc\n"))
-    assert (published["published"], published["octets"]) == (3, 3)
+    assert (published["published"], published["bytes"]) == (3, 3)
 
 
 def test_a_broker_that_is_none_is_exit_code_5(served: ServedBroker) -> None:

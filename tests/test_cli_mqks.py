@@ -89,7 +89,7 @@ def test_what_mqks_cannot_say_is_one_line_and_an_exit_code(url: str) -> None:
 
 def test_lines_of_stdin_are_messages(url: str) -> None:
     published = one(mqcore("publish", "hello", "--stdin", "--json", url=url, stdin="a\nb\nc\n"))
-    assert (published["published"], published["octets"]) == (3, 3)
+    assert (published["published"], published["bytes"]) == (3, 3)
 
 
 def test_events_belong_to_mqks(served: ServedBroker) -> None:

@@ -16,7 +16,7 @@ SAYS = {
     "embed": ["confirmed by server"] * 3 + ["order 0", "order 1", "order 2"],
     "handler": ["with a schema: accepted", "without one: refused, none"],
     "consume": [f"{number} done at attempt {attempt}" for number, attempt in ((1, 1), (2, 1), (4, 1), (3, 2))],
-    "jobs": ["3.5", "1 done, 1 tried again"],
+    "jobs": ["3.5", "1 succeeded, 1 retried"],
     "nodes_leader": ["east has 3 and west has 3"],
     "nodes_mesh": ["has 3"] * 3,
     "request": ["17 characters"],

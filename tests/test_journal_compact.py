@@ -164,7 +164,7 @@ def test_damaged_segments_are_set_aside_told_and_dropped_when_that_is_meant(data
     victim.write_bytes(octets)
     done = run(data_dir)
     assert done.returncode == 6
-    assert "stand aside" in done.stderr
+    assert "quarantined damaged segments" in done.stderr
     assert victim.with_suffix(".quarantined").exists()
     left = content(data_dir)
     assert len(before) - 1 <= len(left) <= len(before) + 1, "one record was hit: a message, or a settlement"

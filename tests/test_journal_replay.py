@@ -262,7 +262,7 @@ def test_of_a_damaged_journal_everything_readable_is_replayed(tmp_path: Path, ta
     assert run(directory, "--to", "again/1", "--dry-run").returncode == 6
     done = run(directory, "--to", "again/1", "--url", target.url)
     assert done.returncode == 6
-    assert "'mqcore journal verify' says what is lost" in done.stderr
+    assert "list the damage with 'mqcore journal verify'" in done.stderr
     assert [message.raw for message in taken(target)] == [b"body %02d" % number for number in range(20) if number != 3]
 
 

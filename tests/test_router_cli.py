@@ -41,9 +41,9 @@ def test_routers_are_made_tried_and_removed_from_the_command_line(served: Served
     assert (tried.returncode, tried.stdout.splitlines()) == (
         0,
         [
-            "does not\t@name:nobody: no such client is connected",
-            "takes it\trouted/1 by binding store: the queue takes it",
-            "not tried\t@topic:late: another binding takes it first",
+            "rejects\t@name:nobody: no such client is connected",
+            "accepts\trouted/1 by binding store: the queue takes it",
+            "skipped\t@topic:late: another binding accepts the message first",
         ],
     )
     told = json.loads(run(served, "router", "test", "events", "--json").stdout)
@@ -52,7 +52,7 @@ def test_routers_are_made_tried_and_removed_from_the_command_line(served: Served
     nobody = run(served, "router", "test", "events")
     assert (nobody.returncode, nobody.stderr.strip()) == (
         1,
-        "nobody would take it: no binding of router events took the message",
+        "no target accepts the message: no binding of router events took the message",
     )
     assert run(served, "router", "rm", "events").returncode == 0
     assert run(served, "router", "show", "events").returncode == 3

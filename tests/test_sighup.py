@@ -76,8 +76,8 @@ def test_one_signal_reads_certificates_and_users_again_and_says_so(place: Place)
     place.hang_up()
     wait_until(lambda: place.shown() == "second", what="the new certificate is shown")
     wait_until(lambda: place.lets_in(token), what="the new token is known")
-    wait_until(lambda: place.logged("users and tokens were read again") == 1, what="the log says so")
-    assert place.logged("certificates were read again") == 1
+    wait_until(lambda: place.logged("reloaded users and tokens") == 1, what="the log says so")
+    assert place.logged("reloaded certificates") == 1
     assert token not in "".join(place.broker.stderr_lines)
     assert place.broker.terminate() == 0
 
@@ -87,7 +87,7 @@ def test_a_broken_certificate_keeps_no_new_user_out(place: Place) -> None:
     place.cert.write_text("-----BEGIN CERTIFICATE-----\nbroken")
     place.hang_up()
     wait_until(lambda: place.logged("keeps its certificate") > 0, what="the log names the listener")
-    wait_until(lambda: place.logged("users and tokens were read again") == 1, what="the users were read")
+    wait_until(lambda: place.logged("reloaded users and tokens") == 1, what="the users were read")
     assert place.shown() == "first"
     assert place.lets_in(token)
 
@@ -95,15 +95,15 @@ def test_a_broken_certificate_keeps_no_new_user_out(place: Place) -> None:
 def test_a_broken_file_of_users_keeps_no_new_certificate_back(place: Place) -> None:
     token = place.token("known")
     place.hang_up()
-    wait_until(lambda: place.logged("users and tokens were read again") == 1, what="the users were read")
+    wait_until(lambda: place.logged("reloaded users and tokens") == 1, what="the users were read")
     place.users.write_text("{")
     place.authority.issue(common_name="second")
     place.hang_up()
-    wait_until(lambda: place.logged("users and tokens could not be read") >= 1, what="the log says what is broken")
+    wait_until(lambda: place.logged("cannot reload users and tokens") >= 1, what="the log says what is broken")
     assert place.shown() == "second"
     assert place.lets_in(token), "those that were known go on to hold"
     place.users.unlink()
     place.cert.write_text("nothing")
     place.hang_up()
-    wait_until(lambda: place.logged("certificates could not be read") == 1, what="both may fail at once")
+    wait_until(lambda: place.logged("cannot reload certificates") == 1, what="both may fail at once")
     assert place.shown() == "second"

@@ -87,7 +87,7 @@ def test_a_worker_that_cannot_work_says_why_in_one_line(url: str, tmp_path: Path
         ("is it in this folder", ("no_such_module:jobs",)),
         ("it must be a mqcore.jobs.Jobs", ("sample_jobs:add",)),
         ("say what may be run", ()),
-        ("is no queue", ("sample_jobs:jobs", "--queues", "mail:heavy")),
+        ("invalid queue", ("sample_jobs:jobs", "--queues", "mail:heavy")),
         ("is no address of job queues", ("sample_jobs:jobs", "--broker", "http://127.0.0.1:1")),
     ):
         result = mqcore("worker", *arguments)

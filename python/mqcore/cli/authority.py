@@ -1,4 +1,4 @@
-"""`mqcore user` and `mqcore token`: who may talk to a broker, kept in a file that a running broker reads again."""
+"""`mqcore user` and `mqcore token`: manage the store of users and tokens, which a running broker reloads on change."""
 
 from __future__ import annotations
 
@@ -24,30 +24,37 @@ _RESTRICTIONS = ("client_ids", "client_names", "client_types", "addresses")
 
 
 def _place(command: _F) -> _F:
-    """Add where the store is."""
+    """Add the options that locate the store."""
     command = click.option(
-        "--store", metavar="FILE", envvar="MQCORE_AUTHORITY__STORE", help="The file, if it is elsewhere."
+        "--store",
+        metavar="FILE",
+        envvar="MQCORE_AUTHORITY__STORE",
+        help="Store of users and tokens, if it is not in the data directory. [env: MQCORE_AUTHORITY__STORE]",
     )(command)
     return click.option(
-        "--data-dir", metavar="DIR", envvar="MQCORE_DATA_DIR", help="The broker's data directory, which has the file."
+        "--data-dir",
+        metavar="DIR",
+        envvar="MQCORE_DATA_DIR",
+        help="Data directory of the broker. [env: MQCORE_DATA_DIR]",
     )(command)
 
 
 def _rights(command: _F) -> _F:
-    """Add what somebody may do, and under which circumstances."""
+    """Add the options for rights and restrictions."""
     for name, wanted in (
-        ("--from", "Where the peer may come from, such as 10.0.0.0/8."),
-        ("--client-type", "A pattern of client types that it may have."),
-        ("--client-name", "A pattern of client names that it may take."),
-        ("--client-id", "A pattern of client ids that it may take."),
+        ("--from", "Allowed network of the client, for example 10.0.0.0/8."),
+        ("--client-type", "Allowed pattern of client types."),
+        ("--client-name", "Allowed pattern of client names."),
+        ("--client-id", "Allowed pattern of client ids."),
     ):
         parameter = {"--from": "addresses"}.get(name, name.strip("-").replace("-", "_") + "s")
-        command = click.option(name, parameter, multiple=True, help=f"{wanted} May be repeated.")(command)
+        command = click.option(name, parameter, multiple=True, help=f"{wanted} Repeatable.")(command)
     return click.option(
         "--allow",
         multiple=True,
         metavar="RULE",
-        help="ACTIONS:PATTERN, such as 'push,pull:orders/*'; '*' is everything. May be repeated.",
+        help="Allowed actions on matching names, as ACTIONS:PATTERN, for example 'push,pull:orders/*'; "
+        "'*' allows everything. Repeatable.",
     )(command)
 
 
@@ -57,18 +64,18 @@ def _store(data_dir: str | None, store: str | None) -> AuthorityStore:
     if store is not None:
         return AuthorityStore(store)
     if data_dir is None:
-        raise click.UsageError("say where users and tokens are kept: --data-dir DIR or --store FILE")
+        raise click.UsageError("no store of users and tokens given; add --data-dir DIR or --store FILE")
     return AuthorityStore.of_data_dir(data_dir)
 
 
 def _password() -> str:
-    """Ask twice on a terminal; else take one line of stdin. Never from the command line, which others can read."""
+    """Prompt twice on a terminal, else read one line of stdin. The command line would show the password to others."""
     if sys.stdin.isatty():
         password: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
         return password
     line = sys.stdin.readline()
     if not line:
-        raise click.UsageError("no password: write it to stdin, as one line")
+        raise click.UsageError("no password on stdin; write it there as one line")
     return line.rstrip("\r\n")
 
 
@@ -76,25 +83,28 @@ def _restrict(restrictions: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, 
     return {name: restrictions[name] for name in _RESTRICTIONS}
 
 
-def _readable(kept: dict[str, Any]) -> dict[str, Any]:
+def _readable(stored: dict[str, Any]) -> dict[str, Any]:
     """Flatten a record for a table."""
-    restrict = kept.pop("restrict")
-    expires = kept.pop("expires_ms", None)
+    restrict = stored.pop("restrict")
+    expires = stored.pop("expires_ms", None)
     if expires is not None:
-        kept["expires"] = datetime.fromtimestamp(expires / 1000, UTC).isoformat(timespec="seconds")
-    return {**kept, **{name: restrict.get(name, []) for name in _RESTRICTIONS}}
+        stored["expires"] = datetime.fromtimestamp(expires / 1000, UTC).isoformat(timespec="seconds")
+    return {**stored, **{name: restrict.get(name, []) for name in _RESTRICTIONS}}
 
 
-@click.group(short_help="Who may log in with a password.")
+@click.group(short_help="Manage users: add, ls, passwd, rm, hash.")
 def user() -> None:
-    """Users of a broker. A running broker takes changes up by itself, within a second."""
+    """Manage users, who log in with a password or a certificate.
+
+    A running broker applies changes within a second.
+    """
 
 
 @user.command("add")
 @click.argument("name")
 @_rights
-@click.option("--certificate", help="A name in a client certificate that is as good as the password: 'cn:worker-1'.")
-@click.option("--no-password", is_flag=True, help="Only the certificate counts.")
+@click.option("--certificate", help="Name in a client certificate accepted instead of the password: 'cn:worker-1'.")
+@click.option("--no-password", is_flag=True, help="Accept the certificate only.")
 @_place
 @options.as_json
 def add_user(
@@ -107,13 +117,16 @@ def add_user(
     as_json: bool,
     **restrictions: tuple[str, ...],
 ) -> None:
-    """Add a user. The password is asked for, or read from stdin."""
-    kept = _store(data_dir, store)
+    """Add the user NAME. Prompts for the password, or reads it from stdin."""
+    authority = _store(data_dir, store)
     record = {"name": name, "certificate": certificate, "allow": allow, "restrict": _restrict(restrictions)}
-    kept.add_user(json.dumps(record), None if no_password else _password())
-    said = f"added user {name}, who may: {', '.join(allow) or 'nothing (give it --allow)'}"
+    authority.add_user(json.dumps(record), None if no_password else _password())
+    message = f"added user {name}; allowed: {', '.join(allow) or 'nothing (add rights with --allow)'}"
     output.done(
-        "mqcore.user.add/1", said, {"name": name, "allow": list(allow), "store": str(kept.path)}, as_json=as_json
+        "mqcore.user.add/1",
+        message,
+        {"name": name, "allow": list(allow), "store": str(authority.path)},
+        as_json=as_json,
     )
 
 
@@ -122,7 +135,7 @@ def add_user(
 @options.as_json
 def list_users(data_dir: str | None, store: str | None, as_json: bool) -> None:
     """List the users."""
-    users = [_readable(kept) for kept in json.loads(_store(data_dir, store).show())["users"]]
+    users = [_readable(stored) for stored in json.loads(_store(data_dir, store).show())["users"]]
     columns = ("name", "allow", "password", "certificate", *_RESTRICTIONS)
     output.rows("mqcore.user.ls/1", "users", users, columns, as_json=as_json)
 
@@ -132,41 +145,46 @@ def list_users(data_dir: str | None, store: str | None, as_json: bool) -> None:
 @_place
 @options.as_json
 def change_password(name: str, data_dir: str | None, store: str | None, as_json: bool) -> None:
-    """Give a user another password, and end the connections that used the old one."""
+    """Change the password of the user NAME, and close the connections that used the old one."""
     _store(data_dir, store).set_password(name, _password())
-    output.done("mqcore.user.passwd/1", f"{name} has a new password", {"name": name}, as_json=as_json)
+    output.done("mqcore.user.passwd/1", f"changed the password of user {name}", {"name": name}, as_json=as_json)
 
 
 @user.command("rm")
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @_place
 @options.as_json
 def remove_user(name: str, yes: bool, data_dir: str | None, store: str | None, as_json: bool) -> None:
-    """Remove a user, and end its connections."""
-    kept = _store(data_dir, store)
-    confirm(f"user {name} will not get in any more, and its connections end", name, yes=yes)
-    kept.remove_user(name)
+    """Remove the user NAME, and close its connections."""
+    authority = _store(data_dir, store)
+    confirm(f"removing user {name} revokes its access and closes its connections", name, yes=yes)
+    authority.remove_user(name)
     output.done("mqcore.user.rm/1", f"removed user {name}", {"name": name}, as_json=as_json)
 
 
 @user.command("hash")
 def hash_password() -> None:
-    """Print the hash of a password, for `password_hash` in a configuration."""
+    """Print the hash of a password, for the setting `password_hash`. Prompts for the password, or reads stdin."""
     from mqcore._core import hash_password
 
     click.echo(hash_password(_password()))
 
 
-@click.group(short_help="What programs show to get in.")
+@click.group(short_help="Manage access tokens: create, ls, revoke.")
 def token() -> None:
-    """Tokens of a broker. A running broker takes changes up by itself, within a second."""
+    """Manage access tokens, with which programs log in.
+
+    A running broker applies changes within a second.
+    """
 
 
 @token.command("create")
 @click.argument("name")
 @_rights
-@click.option("--expires", type=options.DURATION, metavar="DURATION", help="How long it lasts, such as 30d.")
+@click.option(
+    "--expires", type=options.DURATION, metavar="DURATION", help="Lifetime, for example 30d. [default: unlimited]"
+)
 @_place
 @options.as_json
 def create_token(
@@ -178,18 +196,18 @@ def create_token(
     as_json: bool,
     **restrictions: tuple[str, ...],
 ) -> None:
-    """Make a token and print it: this once, because only its hash is kept."""
-    kept = _store(data_dir, store)
+    """Create a token called NAME and print it. The broker stores only its hash, so it cannot be printed again."""
+    authority = _store(data_dir, store)
     until = None if expires is None else int((datetime.now(UTC).timestamp() + expires) * 1000)
     record = {"name": name, "allow": allow, "expires_ms": until, "restrict": _restrict(restrictions)}
-    token_id, text = kept.add_token(json.dumps(record))
+    token_id, text = authority.add_token(json.dumps(record))
     if as_json:
-        content = {"id": token_id, "name": name, "token": text, "allow": list(allow), "store": str(kept.path)}
+        content = {"id": token_id, "name": name, "token": text, "allow": list(allow), "store": str(authority.path)}
         output.document("mqcore.token.create/1", content)
         return
     click.echo(text)
-    may = ", ".join(allow) or "nothing (give it --allow)"
-    output.talk(f"token {token_id} ({name}) may: {may}; keep it now, it is not shown again")
+    allowed = ", ".join(allow) or "nothing (add rights with --allow)"
+    output.talk(f"created token {token_id} ({name}); allowed: {allowed}; save it now, it is not shown again")
 
 
 @token.command("ls")
@@ -197,7 +215,7 @@ def create_token(
 @options.as_json
 def list_tokens(data_dir: str | None, store: str | None, as_json: bool) -> None:
     """List the tokens, without their secrets."""
-    tokens = [_readable(kept) for kept in json.loads(_store(data_dir, store).show())["tokens"]]
+    tokens = [_readable(stored) for stored in json.loads(_store(data_dir, store).show())["tokens"]]
     columns = ("id", "name", "allow", "expires", *_RESTRICTIONS)
     output.rows("mqcore.token.ls/1", "tokens", tokens, columns, as_json=as_json)
 
@@ -207,6 +225,6 @@ def list_tokens(data_dir: str | None, store: str | None, as_json: bool) -> None:
 @_place
 @options.as_json
 def revoke_token(token_id: str, data_dir: str | None, store: str | None, as_json: bool) -> None:
-    """Make a token worthless, and end the connections that used it."""
+    """Revoke the token ID, and close the connections that used it."""
     _store(data_dir, store).remove_token(token_id)
     output.done("mqcore.token.revoke/1", f"revoked token {token_id}", {"id": token_id}, as_json=as_json)

@@ -1,4 +1,4 @@
-"""`mqcore backup` and `mqcore restore`: everything that is saved, copied and brought back."""
+"""`mqcore backup` and `mqcore restore`: copy a broker's saved state, and create a data directory from the copy."""
 
 from __future__ import annotations
 
@@ -12,60 +12,68 @@ from mqcore.cli.exit_code import ExitCode
 __all__ = ["backup", "restore"]
 
 
-@click.command(short_help="Copy everything that a running broker has saved.")
-@click.option("--to", type=click.Path(path_type=Path), required=True, help="A new directory, FILE.tar or FILE.tar.zst.")
-@click.option("--url", metavar="ADMIN", help="The admin side of the broker, such as http://127.0.0.1:2627.")
-@click.option("--data-dir", metavar="DIR", type=click.Path(path_type=Path), help="The directory that it runs on.")
+@click.command(short_help="Copy the saved state of a running broker.")
 @click.option(
-    "--timeout", type=options.DURATION, default="60s", show_default=True, help="How long it may send nothing."
+    "--to", type=click.Path(path_type=Path), required=True, help="Destination: new directory, FILE.tar or FILE.tar.zst."
 )
-@click.option("--token", envvar="MQCORE_TOKEN", help="Of one who may administer it. [env: MQCORE_TOKEN]")
+@click.option("--url", metavar="ADMIN", help="URL of the broker's admin API, for example http://127.0.0.1:2627.")
+@click.option("--data-dir", metavar="DIR", type=click.Path(path_type=Path), help="Data directory of the broker.")
+@click.option("--timeout", type=options.DURATION, default="60s", show_default=True, help="Time to wait for more data.")
+@click.option(
+    "--token",
+    envvar="MQCORE_TOKEN",
+    help="Access token with the right to administer the broker. [env: MQCORE_TOKEN]",
+)
 @options.as_json
 def backup(to: Path, url: str | None, data_dir: Path | None, token: str | None, timeout: float, as_json: bool) -> None:
-    """Copy everything that a broker has saved, while it works, into a new directory, FILE.tar or FILE.tar.zst.
+    """Copy the saved state of a running broker into a new directory, FILE.tar or FILE.tar.zst.
 
-    What was confirmed as saved before this began is in it. If no broker runs on DIR, DIR is copied as it is.
+    The backup contains every message confirmed as saved before it started. If no broker runs on DIR, the command
+    copies DIR as it is.
     """
     from mqcore.backup import backup as make
 
     if url is None and data_dir is None:
         url = options.root_admin_url()
     if (url is None) == (data_dir is None):
-        raise click.UsageError("name the broker: --url ADMIN or --data-dir DIR, one of them")
-    with output.growing("backup", octets=True) as show:
+        raise click.UsageError("give either --url ADMIN or --data-dir DIR")
+    with output.growing("backup", in_bytes=True) as show:
         made = make(to, url=url, data_dir=data_dir, token=token, timeout=timeout, progress=show)
     messages = "" if made.messages is None else f"{made.messages} messages, "
-    said = (
+    message = (
         f"{made.path}: {messages}{made.bytes} bytes in {made.files} files, as of {made.created:%Y-%m-%d %H:%M:%S} UTC"
     )
     content = {**output.plain(made), "created": made.created.isoformat(timespec="milliseconds")}
-    output.done("mqcore.backup.made/1", said, content, as_json=as_json)
+    output.done("mqcore.backup.made/1", message, content, as_json=as_json)
 
 
-@click.command(short_help="Make a data directory from a backup.")
+@click.command(short_help="Create a data directory from a backup.")
 @click.argument("source", metavar="FROM", type=click.Path(path_type=Path))
-@click.option("--data-dir", metavar="DIR", type=click.Path(path_type=Path), required=True, help="A new directory.")
+@click.option(
+    "--data-dir", metavar="DIR", type=click.Path(path_type=Path), required=True, help="Data directory to create."
+)
 @options.as_json
 def restore(source: Path, data_dir: Path, as_json: bool) -> int:
-    """Make the data directory DIR from a backup, verified, and say what came back. Start a broker on it then.
+    """Create the data directory DIR from the backup FROM, verify it, and print a summary.
 
-    If the broker's files were damaged when the backup was made, everything readable comes back, and the code is 6.
+    If the broker's files were damaged when the backup was made, the command restores everything readable and exits
+    with code 6.
     """
-    from mqcore.backup import restore as bring_back
+    from mqcore.backup import restore as restore_backup
 
-    with output.growing("restore", octets=True) as show:
-        done = bring_back(source, data_dir, progress=show)
+    with output.growing("restore", in_bytes=True) as show:
+        done = restore_backup(source, data_dir, progress=show)
     content = {
         **output.plain(done),
         "created": done.created.isoformat(timespec="milliseconds"),
         "damaged": done.is_damaged,
     }
-    said = (
+    message = (
         f"{done.data_dir}: {done.messages} messages and {done.definitions} definitions in {done.shards} shards, "
         f"{done.limits} limits, {done.schedules} schedules, "
         f"as of {done.created:%Y-%m-%d %H:%M:%S} UTC"
     )
-    output.done("mqcore.restore/1", said, content, as_json=as_json)
+    output.done("mqcore.restore/1", message, content, as_json=as_json)
     for finding in done.findings:
         if finding.is_damage:
             output.talk(f"{finding.journal}: {finding.text}")

@@ -1,4 +1,4 @@
-"""`mqcore channel`: channels, looked at and changed."""
+"""`mqcore channel`: list, show, create and remove channels."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import click
 
 from mqcore.cli import options, output
 from mqcore.cli.confirmation import confirm_loss
-from mqcore.cli.program import CommandGroup
+from mqcore.cli.group import CommandGroup
 
 __all__ = ["channel"]
 
 _COLUMNS = ("name", "queues", "active_clients", "client_limit", "queue_limit", "destroy_when_empty")
 
 
-@click.group(cls=CommandGroup, short_help="Channels: ls, show, create, rm.")
+@click.group(cls=CommandGroup, short_help="Manage channels: ls, show, create, rm.")
 def channel() -> None:
-    """Channels, which hold queues; clients join channels."""
+    """Manage channels. A channel contains queues, and clients join it to consume."""
 
 
 @channel.command(short_help="List channels.")
@@ -25,7 +25,7 @@ def channel() -> None:
 @options.connection
 @options.as_json
 def ls(pattern: str | None, url: str | None, timeout: float, as_json: bool) -> None:
-    """List the channels whose name matches PATTERN: x equals, x* begins with, *x ends with, *x* contains."""
+    """List channels, optionally those whose names match PATTERN: NAME, PREFIX*, *SUFFIX or *PART*."""
     with options.connect(url, timeout) as client:
         found = [output.plain(information) for information in client.channels(pattern)]
     output.rows("mqcore.channel.ls/1", "channels", found, _COLUMNS, as_json=as_json)
@@ -36,7 +36,7 @@ def ls(pattern: str | None, url: str | None, timeout: float, as_json: bool) -> N
 @options.connection
 @options.as_json
 def show(name: str, url: str | None, timeout: float, as_json: bool) -> None:
-    """Show the channel NAME and the options that its queues start with."""
+    """Show the channel NAME and the default options of its queues."""
     with options.connect(url, timeout) as client:
         information = output.plain(client.channel_information(name))
     output.record("mqcore.channel.show/1", information, as_json=as_json)
@@ -44,10 +44,14 @@ def show(name: str, url: str | None, timeout: float, as_json: bool) -> None:
 
 @channel.command(short_help="Create a channel.")
 @click.argument("name")
-@click.option("--client-limit", type=click.IntRange(min=0), help="Clients that may join; 0: no limit.")
-@click.option("--queue-limit", type=click.IntRange(min=0), help="Queues that it may have; 0: no limit.")
-@click.option("--single-queue", is_flag=True, help="It may have one queue only.")
-@click.option("--destroy-when-empty", is_flag=True, help="It goes with its last client, once its queues are empty.")
+@click.option("--client-limit", type=click.IntRange(min=0), help="Maximum number of joined clients. [0: unlimited]")
+@click.option("--queue-limit", type=click.IntRange(min=0), help="Maximum number of queues. [0: unlimited]")
+@click.option("--single-queue", is_flag=True, help="Allow only one queue.")
+@click.option(
+    "--destroy-when-empty",
+    is_flag=True,
+    help="Delete the channel when its last client leaves and all queues are empty.",
+)
 @options.connection
 @options.as_json
 def create(
@@ -74,13 +78,13 @@ def create(
     output.done("mqcore.channel.create/1", f"created {name}", {"channel": name}, as_json=as_json)
 
 
-@channel.command(short_help="Remove a channel with its queues.")
+@channel.command(short_help="Remove a channel and its queues.")
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @options.connection
 @options.as_json
 def rm(name: str, yes: bool, url: str | None, timeout: float, as_json: bool) -> None:
-    """Remove the channel NAME with its queues and their messages."""
+    """Remove the channel NAME, its queues and their messages."""
     with options.connect(url, timeout) as client:
         lost = sum(queue.messages + queue.priority_messages for queue in client.queues(name))
         confirm_loss(f"removing channel {name}", name, lost, yes=yes)

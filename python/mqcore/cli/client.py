@@ -1,31 +1,31 @@
-"""`mqcore client`: who is connected."""
+"""`mqcore client`: list and show connected clients."""
 
 from __future__ import annotations
 
 import click
 
 from mqcore.cli import options, output
-from mqcore.cli.program import CommandGroup
+from mqcore.cli.group import CommandGroup
 
 __all__ = ["client"]
 
 _COLUMNS = ("id", "name", "kind", "online")
 
 
-@click.group(cls=CommandGroup, short_help="Connected clients: ls, show.")
+@click.group(cls=CommandGroup, short_help="Inspect connected clients: ls, show.")
 def client() -> None:
-    """Clients that are connected."""
+    """Inspect connected clients."""
 
 
 @client.command(short_help="List connected clients.")
 @click.argument("kind", required=False)
-@click.option("--channel", help="Those that have joined this channel.")
+@click.option("--channel", help="List only clients that joined this channel.")
 @options.connection
 @options.as_json
 def ls(kind: str | None, channel: str | None, url: str | None, timeout: float, as_json: bool) -> None:
-    """List the clients whose type matches KIND: x equals, x* begins with, *x ends with, *x* contains."""
+    """List connected clients, optionally those whose types match KIND: TYPE, PREFIX*, *SUFFIX or *PART*."""
     if kind is not None and channel is not None:
-        raise click.UsageError("give KIND or --channel, not both")
+        raise click.UsageError("KIND and --channel exclude each other; give one of them")
     with options.connect(url, timeout) as connection:
         found = connection.channel_consumers(channel) if channel is not None else connection.clients(kind)
     output.rows("mqcore.client.ls/1", "clients", [output.plain(one) for one in found], _COLUMNS, as_json=as_json)
@@ -36,13 +36,13 @@ def ls(kind: str | None, channel: str | None, url: str | None, timeout: float, a
 @options.connection
 @options.as_json
 def show(client_id: str, url: str | None, timeout: float, as_json: bool) -> None:
-    """Show the client with this ID."""
+    """Show the connected client ID."""
     from mqcore import errors
 
     with options.connect(url, timeout) as connection:
         found = [one for one in connection.clients() if one.id == client_id]
     if not found:
         raise errors.NotFound(
-            f"no client {client_id} is connected; 'mqcore client ls' lists those that are", code=404, target=client_id
+            f"client {client_id} is not connected; list clients with 'mqcore client ls'", code=404, target=client_id
         )
     output.record("mqcore.client.show/1", output.plain(found[0]), as_json=as_json)

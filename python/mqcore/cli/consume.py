@@ -1,4 +1,4 @@
-"""`mqcore consume` and `mqcore pull`: messages out of a queue."""
+"""`mqcore consume` and `mqcore pull`: print the messages of a queue."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ if TYPE_CHECKING:
 __all__ = ["consume", "pull"]
 
 
-@click.command(short_help="Print what a queue hands out.")
+@click.command(short_help="Consume messages from a queue and print them.")
 @click.argument("queue")
-@click.option("--count", type=click.IntRange(min=1), help="Leave after so many. [default: never]")
-@click.option("--idle", type=options.DURATION, help="Leave when nothing came for this long. [default: never]")
-@click.option("--prefetch", type=click.IntRange(min=1), default=100, show_default=True, help="Messages on their way.")
-@click.option("--nack", metavar="REASON", help="Refuse the messages instead of acknowledging them.")
-@click.option("--into", type=click.Path(file_okay=False, path_type=Path), help="Write each body to a file in here.")
-@click.option("--fail-empty", is_flag=True, help="Leave with 1 if there was no message.")
-@click.option("--event", "events", multiple=True, help="MQKS: bind the queue to this and no other event; repeatable.")
-@click.option("--add-event", "added", multiple=True, help="MQKS: bind the queue to this event as well; repeatable.")
-@click.option("--filter", help="MicroMessage2: which messages of a topic are wanted: 'price>N10;region=Teu'.")
-@click.option("--keep-events", is_flag=True, help="MQKS: leave the queue bound to what it is.")
+@click.option("--count", type=click.IntRange(min=1), help="Exit after this many messages. [default: never]")
+@click.option("--idle", type=options.DURATION, help="Exit after this long without a message. [default: never]")
+@click.option(
+    "--prefetch", type=click.IntRange(min=1), default=100, show_default=True, help="Maximum messages in flight."
+)
+@click.option("--nack", metavar="REASON", help="Reject the messages with this reason instead of acknowledging them.")
+@click.option(
+    "--into", type=click.Path(file_okay=False, path_type=Path), help="Write each body to a file in this directory."
+)
+@click.option("--fail-if-empty", is_flag=True, help="Exit with code 1 if no message arrived.")
+@click.option("--event", "events", multiple=True, help="MQKS: bind the queue to this event only. Repeatable.")
+@click.option("--add-event", "added", multiple=True, help="MQKS: also bind the queue to this event. Repeatable.")
+@click.option("--filter", help="MicroMessage2: filter for messages of a topic, for example 'price>N10;region=Teu'.")
+@click.option("--keep-events", is_flag=True, help="MQKS: do not change the queue's event bindings.")
 @options.connection
 @options.as_json
 def consume(
@@ -39,7 +43,7 @@ def consume(
     prefetch: int,
     nack: str | None,
     into: Path | None,
-    fail_empty: bool,
+    fail_if_empty: bool,
     events: tuple[str, ...],
     added: tuple[str, ...],
     filter: str | None,  # noqa: A002 (the option's name)
@@ -48,13 +52,13 @@ def consume(
     timeout: float,
     as_json: bool,
 ) -> int:
-    """Print each message that QUEUE hands out, and acknowledge it where the queue asks for that.
+    """Consume messages from QUEUE, print them, and acknowledge them if the queue requests acknowledgements.
 
-    Over MQKS, QUEUE is bound to the event of its own name as well, unless --event, --add-event or --keep-events say
-    otherwise.
+    With MQKS, the queue is also bound to the event of its own name, unless --event, --add-event or --keep-events is
+    given.
     """
     if keep_events and (events or added):
-        raise click.UsageError("--keep-events binds nothing; give it, or events")
+        raise click.UsageError("--keep-events excludes --event and --add-event; remove one of them")
     terms: dict[str, Any] = {}
     if events or keep_events:
         terms["events"] = events
@@ -64,7 +68,7 @@ def consume(
         terms["filter"] = filter
     address = options.address(queue, url)
     seen = 0
-    # No more is taken than will be printed: what is merely prefetched is put back, but out of order.
+    # Prefetch no more than will be printed: unprinted messages would be requeued out of order.
     window = min(prefetch, count) if count is not None else prefetch
     with options.connect(url, timeout) as client, output.progress(f"consume {address}", count) as advance:
         for message in client.queue(address).consume(prefetch=window, idle_timeout=idle, **terms):
@@ -77,15 +81,23 @@ def consume(
             advance()
             if seen == count:
                 break
-    return ExitCode.REFUSED if fail_empty and not seen else ExitCode.DONE
+    return ExitCode.REFUSED if fail_if_empty and not seen else ExitCode.DONE
 
 
-@click.command(short_help="Ask a pull or cache queue for messages.")
+@click.command(short_help="Pull messages from a pull or cache queue.")
 @click.argument("queue", type=options.QUEUE)
-@click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="How many at most.")
-@click.option("--order", type=click.Choice(["fifo", "lifo"]), default="fifo", show_default=True, help="Which first.")
-@click.option("--into", type=click.Path(file_okay=False, path_type=Path), help="Write each body to a file in here.")
-@click.option("--fail-empty", is_flag=True, help="Leave with 1 if there was no message.")
+@click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="Maximum number of messages.")
+@click.option(
+    "--order",
+    type=click.Choice(["fifo", "lifo"]),
+    default="fifo",
+    show_default=True,
+    help="Oldest (fifo) or newest (lifo) messages first.",
+)
+@click.option(
+    "--into", type=click.Path(file_okay=False, path_type=Path), help="Write each body to a file in this directory."
+)
+@click.option("--fail-if-empty", is_flag=True, help="Exit with code 1 if the queue was empty.")
 @options.connection
 @options.as_json
 def pull(
@@ -93,27 +105,27 @@ def pull(
     count: int,
     order: Order,
     into: Path | None,
-    fail_empty: bool,
+    fail_if_empty: bool,
     url: str | None,
     timeout: float,
     as_json: bool,
 ) -> int:
-    """Ask QUEUE for messages, print them, and acknowledge them where the queue asks for that."""
+    """Pull messages from QUEUE, print them, and acknowledge them if the queue requests acknowledgements."""
     seen = 0
     with options.connect(url, timeout) as client:
         for message in client.queue(*queue).pull(count, order=order):
             show(message, f"{queue[0]}/{queue[1]}", into, as_json=as_json)
             message.ack()
             seen += 1
-    return ExitCode.REFUSED if fail_empty and not seen else ExitCode.DONE
+    return ExitCode.REFUSED if fail_if_empty and not seen else ExitCode.DONE
 
 
 def show(message: Incoming[Any], queue: str, into: Path | None, *, as_json: bool) -> None:
-    """Print one message, or write its body where it is wanted."""
+    """Print one message, or write its body to a file in `into`."""
     body = message.raw
     if into is not None:
         into.mkdir(parents=True, exist_ok=True)
-        # The id is a peer's word and no name for a file.
+        # The peer chooses the id, so it must not become a file name: it could contain a path.
         name = hashlib.sha256(message.id.encode()).hexdigest()[:32]
         (into / name).write_bytes(body)
     if as_json:

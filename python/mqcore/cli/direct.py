@@ -1,4 +1,4 @@
-"""`mqcore send` and `mqcore request`: messages from client to client."""
+"""`mqcore send` and `mqcore request`: direct messages to clients."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ __all__ = ["request", "send"]
 @click.command(short_help="Send a message to a client.")
 @click.argument("target")
 @click.argument("body", default="")
-@click.option("--content-type", type=click.IntRange(0, 65535), default=0, show_default=True, help="What it is about.")
 @click.option(
-    "--header", multiple=True, metavar="KEY:VALUE", callback=options.split_header, help="A header; repeatable."
+    "--content-type", type=click.IntRange(0, 65535), default=0, show_default=True, help="Content type number."
 )
-@click.option("--one", is_flag=True, help="Only the oldest client of that name or type.")
-@click.option("--confirm", is_flag=True, help="Wait until the receiver acknowledges.")
+@click.option(
+    "--header", multiple=True, metavar="KEY:VALUE", callback=options.split_header, help="Message header. Repeatable."
+)
+@click.option("--one", is_flag=True, help="Send only to the oldest client of that name or type.")
+@click.option("--confirm", is_flag=True, help="Wait for the receiver's acknowledgement.")
 @options.connection
 @options.as_json
 def send(
@@ -33,7 +35,7 @@ def send(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Send BODY to TARGET: a client's id, @name:NAME or @type:KIND."""
+    """Send BODY to TARGET: a client id, @name:NAME or @type:TYPE."""
     with options.connect(url, timeout) as client:
         client.send(target, body.encode(), content_type=content_type, headers=header, one=one, confirm=confirm)
     if as_json:
@@ -42,12 +44,14 @@ def send(
         output.talk(f"sent to {target}{', acknowledged' if confirm else ''}")
 
 
-@click.command(short_help="Ask a client and print its response.")
+@click.command(short_help="Send a request to a client and print its response.")
 @click.argument("target")
 @click.argument("body", default="")
-@click.option("--content-type", type=click.IntRange(0, 65535), default=0, show_default=True, help="What it is about.")
 @click.option(
-    "--header", multiple=True, metavar="KEY:VALUE", callback=options.split_header, help="A header; repeatable."
+    "--content-type", type=click.IntRange(0, 65535), default=0, show_default=True, help="Content type number."
+)
+@click.option(
+    "--header", multiple=True, metavar="KEY:VALUE", callback=options.split_header, help="Message header. Repeatable."
 )
 @options.connection
 @options.as_json
@@ -60,7 +64,7 @@ def request(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Send BODY to TARGET (a client's id, @name:NAME or @type:KIND) and print the response."""
+    """Send BODY as a request to TARGET (a client id, @name:NAME or @type:TYPE) and print the response."""
     with options.connect(url, timeout) as client:
         response = client.request(target, body.encode(), content_type=content_type, headers=header)
     if as_json:

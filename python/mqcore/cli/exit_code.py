@@ -1,4 +1,4 @@
-"""What the program's exit codes mean, and which error leaves with which. The table of docs/cli.md."""
+"""Exit codes of the program, and the code of each error. docs/cli.md has the same table."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ __all__ = ["ExitCode", "exit_code"]
 
 
 class ExitCode(IntEnum):
-    """How the program ends."""
+    """Exit codes of `mqcore`."""
 
     DONE = 0
     REFUSED = 1
-    """The broker said no."""
+    """The broker rejected the request, or the command's condition was not met."""
     USAGE = 2
-    """Wrong usage, or a configuration that cannot work."""
+    """Invalid usage or configuration."""
     NOT_FOUND = 3
+    """A named object does not exist."""
     NOT_ALLOWED = 4
+    """Authentication failed, or the user lacks the right."""
     UNREACHABLE = 5
-    """No broker there, or no answer in time."""
+    """No connection, or no answer within the timeout."""
     DAMAGED = 6
-    """What arrived is not what the protocol allows, or what was saved is not what was written."""
+    """Protocol violation by the peer, or damaged files in the data directory."""
     BUSY = 7
-    """Busy or at a limit: try later."""
+    """The broker is busy or at a limit; retry later."""
     DEFECT = 70
-    """A mistake in mqcore itself."""
+    """Internal error of mqcore."""
     INTERRUPTED = 130
     """Ended by Ctrl-C."""
     TERMINATED = 143
     """Ended by SIGTERM."""
 
 
-# The first line that fits counts, so leaves stand before their branches.
+# The first match wins, so subclasses come before their base classes.
 _CODES: tuple[tuple[type[errors.MqcoreError], ExitCode], ...] = (
     (errors.NotFound, ExitCode.NOT_FOUND),
     (errors.Unauthorized, ExitCode.NOT_ALLOWED),
@@ -63,5 +65,5 @@ _CODES: tuple[tuple[type[errors.MqcoreError], ExitCode], ...] = (
 
 
 def exit_code(error: errors.MqcoreError) -> ExitCode:
-    """Return the code with which the program ends because of `error`."""
+    """Return the exit code for `error`."""
     return next(code for kind, code in _CODES if isinstance(error, kind))

@@ -1,4 +1,4 @@
-"""`mqcore journal export`: what a stopped broker saved, as lines of JSON or as a file of rows."""
+"""`mqcore journal export`: exports a stopped broker's saved messages or history as JSON lines, Parquet or Arrow."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 __all__ = ["export"]
 
 
-@click.command(short_help="Give out the saved messages of a queue, or the history.")
+@click.command(short_help="Export the saved messages of a queue, or the history.")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--queue", type=options.QUEUE, help="Of which queue; with --history it may be left out.")
-@click.option("--history", is_flag=True, help="The steps of messages' lives, instead of saved messages.")
+@click.option("--queue", type=options.QUEUE, help="Queue to export. Optional with --history.")
+@click.option("--history", is_flag=True, help="Export lifecycle events instead of saved messages.")
 @click.option(
-    "--format", type=click.Choice(["jsonl", "parquet", "arrow"]), help="How. [default: jsonl; of history: parquet]"
+    "--format",
+    type=click.Choice(["jsonl", "parquet", "arrow"]),
+    help="Output format. [default: jsonl; with --history: parquet]",
 )
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Where to. [default: stdout, for jsonl]")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Output file. [default for jsonl: stdout]")
 def export(
     directory: Path,
     queue: tuple[str, int] | None,
@@ -37,19 +39,20 @@ def export(
     format: str | None,  # noqa: A002
     out: Path | None,
 ) -> int:
-    """Give out what is saved in a queue of DIR and not settled, in the queue's order: one JSON object a line, or a file
-    of rows. With --history: the steps of messages' lives that the journal still has.
+    """Export the unsettled saved messages of a queue in the data directory DIR, in queue order. The broker must be
+    stopped. With --history: export the lifecycle events that the journal still contains.
 
-    A FILE appears when it is complete. With damage in DIR everything readable is given out, and the code is 6.
+    The output file appears once it is complete. If DIR is damaged, the command exports everything readable and exits
+    with code 6.
     """
     if out is not None and out.resolve().is_relative_to(directory.resolve()):
-        raise click.UsageError(f"--out {out} is inside of the data directory, which is only read")
+        raise click.UsageError(f"--out {out} is inside the data directory; choose a file outside of it")
     name = None if queue is None else f"{queue[0]}/{queue[1]}"
     source = _history(directory, name, format, out) if history else _messages(directory, name, format, out)
     if not source.is_damaged:
         return ExitCode.DONE
-    what = "steps" if history else "messages"
-    output.talk(f"the journal is damaged, so {what} may be missing here; 'mqcore journal verify' says what is lost")
+    what = "events" if history else "messages"
+    output.talk(f"the journal is damaged, so {what} may be missing; list the damage with 'mqcore journal verify'")
     return ExitCode.DAMAGED
 
 
@@ -57,7 +60,7 @@ def _messages(directory: Path, queue: str | None, format: str | None, out: Path 
     from mqcore.journal import messages
 
     if queue is None:
-        raise click.UsageError("say of which --queue, or --history")
+        raise click.UsageError("nothing to export; add --queue CHANNEL/ID or --history")
     table = _table(format or "jsonl")
     target = None if table is None else _file(out, table)
     with reading("read", directory) as progress:
@@ -79,13 +82,13 @@ def _history(directory: Path, queue: str | None, format: str | None, out: Path |
 
     table = _table(format or "parquet")
     if table is None:
-        raise click.UsageError("--history is given out as a file of rows; use --format parquet or arrow")
+        raise click.UsageError("--history cannot be exported as jsonl; use --format parquet or arrow")
     target = _file(out, table)
     with reading("read", directory) as progress:
         steps = history(directory, queue, progress=progress)
     with output.growing("export history", steps.blocks) as show:
         rows = steps.write(target, table, progress=lambda done: show(done, steps.blocks))
-    output.talk(f"{rows} steps")
+    output.talk(f"{rows} events")
     return steps
 
 
@@ -97,7 +100,7 @@ def _table(format: str) -> TableFormat | None:  # noqa: A002
 
 def _file(out: Path | None, format: str) -> Path:  # noqa: A002
     if out is None:
-        raise click.UsageError(f"{format} is no text for a terminal; say with --out which file to write")
+        raise click.UsageError(f"{format} cannot be written to stdout; add --out FILE")
     return out
 
 
@@ -119,7 +122,7 @@ def _line(message: StoredMessage) -> str:
 
 @contextmanager
 def _destination(out: Path | None) -> Iterator[IO[str]]:
-    """Stdout, or a file that is there when it is complete, and not at all before."""
+    """Open stdout, or a file that appears under its name only once it is complete."""
     from mqcore.export import unfinished
 
     if out is None:

@@ -1,4 +1,4 @@
-"""`mqcore jobs`: sends jobs by the names of their tasks, waits for results, and tells what waits and who works."""
+"""`mqcore jobs`: sends jobs, waits for results, and shows queues, workers, progress and schedules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from mqcore.cli import options, output
-from mqcore.cli.program import CommandGroup
+from mqcore.cli.group import CommandGroup
 
 if TYPE_CHECKING:
     from mqcore.jobs import Jobs
@@ -22,12 +22,12 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 def _broker(command: _F) -> _F:
     command = click.option(
-        "--timeout", type=options.DURATION, default="15s", show_default=True, help="How long an answer may take."
+        "--timeout", type=options.DURATION, default="15s", show_default=True, help="Time to wait for each answer."
     )(command)
     return click.option(
         "--broker",
         metavar="URL",
-        help="Where the broker's workers connect. [default: MQCORE_JOBS_URL, or emqp://127.0.0.1:47290]",
+        help="URL of the broker's listener for workers. [default: MQCORE_JOBS_URL, else emqp://127.0.0.1:47290]",
     )(command)
 
 
@@ -37,21 +37,21 @@ def _jobs(broker: str | None, timeout: float) -> Jobs:
     return Jobs(broker, token=options.token(), timeout=timeout)
 
 
-@click.group(cls=CommandGroup, short_help="Jobs: enqueue, status, workers, watch, schedules, unschedule.")
+@click.group(cls=CommandGroup, short_help="Manage jobs: enqueue, status, workers, watch, schedules, unschedule.")
 def jobs() -> None:
-    """Jobs of a broker that speaks EventMQ's protocol, such as emqp://127.0.0.1:47290."""
+    """Manage jobs over EventMQ's protocol, for example at emqp://127.0.0.1:47290."""
 
 
 @jobs.command(short_help="Send a job.")
 @click.argument("task")
 @click.argument("arguments", nargs=-1, metavar="[ARGUMENT...]")
-@click.option("--keyword", "keywords", multiple=True, metavar="NAME=VALUE", help="A named argument; repeatable.")
-@click.option("--queue", default="default", show_default=True, help="Where it waits.")
-@click.option("--retries", type=click.IntRange(min=0), default=0, show_default=True, help="How often to try it again.")
-@click.option("--limit", type=options.DURATION, help="How long an attempt may take. [default: what the task says]")
-@click.option("--run-after", type=options.DURATION, help="Not before so long.")
-@click.option("--unique", metavar="KEY", help="Not while a job of this key waits or runs in the queue.")
-@click.option("--wait", is_flag=True, help="Wait for the result, for up to --timeout, and print it.")
+@click.option("--keyword", "keywords", multiple=True, metavar="NAME=VALUE", help="Keyword argument. Repeatable.")
+@click.option("--queue", default="default", show_default=True, help="Queue of the job.")
+@click.option("--retries", type=click.IntRange(min=0), default=0, show_default=True, help="Retries after a failure.")
+@click.option("--limit", type=options.DURATION, help="Time limit of one attempt. [default: the task's]")
+@click.option("--run-after", type=options.DURATION, help="Delay before the first attempt. [default: none]")
+@click.option("--unique", metavar="KEY", help="Reject the job while one with this key waits or runs in the queue.")
+@click.option("--wait", is_flag=True, help="Wait up to --timeout for the result and print it.")
 @_broker
 @options.as_json
 def enqueue(
@@ -68,9 +68,9 @@ def enqueue(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Send a job of TASK, such as shop.send_email, with ARGUMENTs that are JSON, or text if they are none.
+    """Send a job of TASK, for example shop.send_email. An ARGUMENT that is not JSON is passed as text.
 
-    With --wait its result is printed as JSON; a job that failed ends this with its error.
+    With --wait, print the result as JSON; if the job fails, exit with its error.
     """
     from mqcore.errors import RequestTimeout
 
@@ -94,19 +94,19 @@ def enqueue(
         try:
             result = job.result(timeout)
         except RequestTimeout as error:
-            raise RequestTimeout(f"{error}; brokers other than mqcore keep results to themselves") from None
+            raise RequestTimeout(f"{error}; only mqcore brokers return results") from None
     if as_json:
         output.document("mqcore.jobs.result/1", {"id": job.id, "task": task, "queue": queue, "result": result})
     else:
         click.echo(json.dumps(result, ensure_ascii=False))
 
 
-@jobs.command(short_help="What waits, runs and was done, by queue.")
+@jobs.command(short_help="Show waiting, running and finished jobs per queue.")
 @_broker
 @options.as_json
 def status(broker: str | None, timeout: float, as_json: bool) -> None:
-    """Tell for each queue how many jobs wait, run and were done, and how long the last ones took, in milliseconds."""
-    told = _jobs(broker, timeout).status(timeout)
+    """Show waiting, running and finished jobs per queue, and the latency of recent jobs in milliseconds."""
+    answer = _jobs(broker, timeout).status(timeout)
     columns = {
         "waiting": "waiting_messages_by_queue",
         "running": "inflight_messages_by_queue",
@@ -114,42 +114,42 @@ def status(broker: str | None, timeout: float, as_json: bool) -> None:
         "latency_ms": "latency_messages_by_queue",
         "latency_max_ms": "max_latency_messages_by_queue",
     }
-    queues = sorted({queue for key in columns.values() for queue in told.get(key) or {}})
+    queues = sorted({queue for key in columns.values() for queue in answer.get(key) or {}})
     rows = [
-        {"queue": queue, **{name: (told.get(key) or {}).get(queue, 0) for name, key in columns.items()}}
+        {"queue": queue, **{name: (answer.get(key) or {}).get(queue, 0) for name, key in columns.items()}}
         for queue in queues
     ]
     output.rows("mqcore.jobs.status/1", "queues", rows, ("queue", *columns), as_json=as_json)
 
 
-@jobs.command(short_help="Who works, on which queues.")
+@jobs.command(short_help="List workers and their queues.")
 @_broker
 @options.as_json
 def workers(broker: str | None, timeout: float, as_json: bool) -> None:
-    """List the workers that the broker knows, with their queues, the weights of these, and the slots that are free."""
-    told = _jobs(broker, timeout).workers(timeout).get("connected_workers") or {}
+    """List connected workers with their queues, queue weights and free slots."""
+    connected = _jobs(broker, timeout).workers(timeout).get("connected_workers") or {}
     rows = [
         {
             "worker": name,
             "queues": [":".join(map(str, reversed(queue))) for queue in known.get("queues", ())],
             "free": known.get("available_slots"),
         }
-        for name, known in sorted(told.items())
+        for name, known in sorted(connected.items())
     ]
     output.rows("mqcore.jobs.workers/1", "workers", rows, ("worker", "queues", "free"), as_json=as_json)
 
 
-@jobs.command(short_help="How far jobs are, as they tell it.")
+@jobs.command(short_help="Print the progress of jobs as they report it.")
 @click.argument("job", required=False, metavar="[ID]")
-@click.option("--for", "pause", type=options.DURATION, help="End when nothing has come for so long. [default: never]")
+@click.option("--for", "pause", type=options.DURATION, help="Exit after this long without progress. [default: never]")
 @click.option(
     "--broker",
     metavar="URL",
-    help="Where the broker's workers connect. [default: MQCORE_JOBS_URL, or emqp://127.0.0.1:47290]",
+    help="URL of the broker's listener for workers. [default: MQCORE_JOBS_URL, else emqp://127.0.0.1:47290]",
 )
 @options.as_json
 def watch(job: str | None, pause: float | None, broker: str | None, as_json: bool) -> None:
-    """Print a line whenever a job says how far it is, of the job ID or of all, until Ctrl-C."""
+    """Print each progress report of the job ID, or of all jobs, until Ctrl-C."""
     import msgspec
 
     for progress in _jobs(broker, 5.0).watch(job or "", pause):
@@ -160,34 +160,36 @@ def watch(job: str | None, pause: float | None, broker: str | None, as_json: boo
             sys.stdout.flush()
 
 
-@jobs.command(short_help="What the broker runs again and again, and when next.")
+@jobs.command(short_help="List schedules and their next runs.")
 @options.admin_side(timeout="15s")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="How many at most.")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Maximum number of schedules."
+)
 @options.as_json
 def schedules(url: str, limit: int, timeout: float, token: str | None, as_json: bool) -> None:
-    """List the schedules that a broker keeps, those that are due next first."""
+    """List the broker's schedules, ordered by their next run."""
     from mqcore import admin
 
     rows = [
         {
-            "due": kept.due.isoformat(timespec="milliseconds"),
-            "when": kept.cron or f"every {(kept.interval_ms or 0) / 1000:g}s",
-            **output.plain(kept),
+            "due": schedule.due.isoformat(timespec="milliseconds"),
+            "when": schedule.cron or f"every {(schedule.interval_ms or 0) / 1000:g}s",
+            **output.plain(schedule),
         }
-        for kept in admin.schedules(url, limit=limit, token=token, timeout=timeout).schedules
+        for schedule in admin.schedules(url, limit=limit, token=token, timeout=timeout).schedules
     ]
     columns = ("due", "when", "timezone", "catch_up", "queue", "runs", "left", "id", "job")
     output.rows("mqcore.jobs.schedules/1", "schedules", rows, columns, as_json=as_json)
 
 
-@jobs.command(short_help="End schedules.")
+@jobs.command(short_help="Remove schedules.")
 @click.argument("schedule_ids", nargs=-1, required=True, metavar="ID...")
 @options.admin_side(timeout="15s")
 @options.as_json
 def unschedule(schedule_ids: tuple[str, ...], url: str, timeout: float, token: str | None, as_json: bool) -> None:
-    """End the schedules of these IDs, which 'mqcore jobs schedules' tells. No job is lost: runs that are due are made.
+    """Remove the schedules with these IDs, listed by 'mqcore jobs schedules'. Runs that are already due still happen.
 
-    A worker whose program has the schedule sends it again when it starts. Needs a token.
+    A worker whose program declares the schedule registers it again when the worker starts. Requires a token.
     """
     from mqcore import admin, errors
 
@@ -196,7 +198,7 @@ def unschedule(schedule_ids: tuple[str, ...], url: str, timeout: float, token: s
             admin.unschedule(url, schedule_id, token=token, timeout=timeout)
         except errors.InvalidArgument as error:
             raise click.BadParameter(str(error), param_hint="ID") from None
-        output.done("mqcore.jobs.unschedule/1", f"ended {schedule_id}", {"id": schedule_id}, as_json=as_json)
+        output.done("mqcore.jobs.unschedule/1", f"removed {schedule_id}", {"id": schedule_id}, as_json=as_json)
 
 
 def _value(text: str) -> Any:
@@ -209,5 +211,5 @@ def _value(text: str) -> Any:
 def _named(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise click.BadParameter(f"{text!r} is no named argument; write NAME=VALUE", param_hint="--keyword")
+        raise click.BadParameter(f"invalid keyword argument {text!r}; use NAME=VALUE", param_hint="--keyword")
     return name, _value(value)

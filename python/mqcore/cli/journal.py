@@ -1,4 +1,4 @@
-"""`mqcore journal`: the data directory of a stopped broker, looked at, checked, and given out."""
+"""`mqcore journal`: lists, verifies, exports, replays and compacts the data directory of a stopped broker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mqcore.cli import options, output
 from mqcore.cli.compaction import compact
 from mqcore.cli.exit_code import ExitCode
 from mqcore.cli.export import export
-from mqcore.cli.program import CommandGroup
+from mqcore.cli.group import CommandGroup
 from mqcore.cli.reading import reading
 from mqcore.cli.replay import replay
 
@@ -25,9 +25,12 @@ _TOTALS = ("shards", "records", "live", "bytes", "definitions", "limits", "sched
 _DIRECTORY = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 
 
-@click.group(cls=CommandGroup, short_help="A stopped broker's files: ls, verify, export, replay, compact.")
+@click.group(cls=CommandGroup, short_help="Read a stopped broker's files: ls, verify, export, replay, compact.")
 def journal() -> None:
-    """The data directory DIR of a stopped broker. Only compact changes it. While a broker runs on it: code 7."""
+    """Work with the data directory DIR of a stopped broker. Only 'compact' changes it.
+
+    The commands exit with code 7 while a broker runs on DIR.
+    """
 
 
 journal.add_command(export)
@@ -39,9 +42,9 @@ journal.add_command(compact)
 @_DIRECTORY
 @options.as_json
 def ls(directory: Path, as_json: bool) -> None:
-    """List the segments of DIR: records, those that are live, bytes, and whether they are sealed, open or damaged.
+    """List the segments of DIR with their records, live records, bytes and state: sealed, open or damaged.
 
-    Those of limits and of schedules stand behind those of the shards.
+    The segments of limits and schedules follow those of the shards.
     """
     from mqcore.journal import segments
 
@@ -54,28 +57,29 @@ def ls(directory: Path, as_json: bool) -> None:
         output.talk(_in_words(listing))
 
 
-@journal.command(short_help="Read everything and say what is wrong.")
+@journal.command(short_help="Verify all checksums and report damage.")
 @_DIRECTORY
 @options.as_json
 def verify(directory: Path, as_json: bool) -> int:
-    """Read everything in DIR with its checksums, and say what each finding means. Leaves with 6 if there is damage.
+    """Verify all checksums in DIR and explain each finding. Exits with code 6 if DIR is damaged.
 
-    An end that a crash left torn is no damage: nothing in it was ever confirmed.
+    An incomplete record at the end of a journal is not damage: a crash leaves it, and the broker never confirmed it.
     """
-    from mqcore.journal import verify as read_all
+    from mqcore.journal import verify as verify_directory
 
     with reading("verify", directory) as progress:
-        seen = read_all(directory, progress=progress)
-    damaged = seen.is_damaged
+        verified = verify_directory(directory, progress=progress)
+    damaged = verified.is_damaged
     if as_json:
-        findings = [{**output.plain(finding), "damage": finding.is_damage} for finding in seen.findings]
-        content = {"damaged": damaged, "findings": findings, "segments": _rows(seen.listing), **_totals(seen.listing)}
+        findings = [{**output.plain(finding), "damage": finding.is_damage} for finding in verified.findings]
+        listing = verified.listing
+        content = {"damaged": damaged, "findings": findings, "segments": _rows(listing), **_totals(listing)}
         output.document("mqcore.journal.verify/1", content)
     else:
-        for finding in seen.findings:
+        for finding in verified.findings:
             click.echo(f"{finding.journal}: {finding.text}\n    {finding.meaning}")
-        verdict = "DAMAGED: what was confirmed as saved may be lost" if damaged else "whole: nothing saved is lost"
-        click.echo(f"{_in_words(seen.listing)}; {verdict}")
+        verdict = "DAMAGED: confirmed messages may be lost" if damaged else "intact: no saved message is lost"
+        click.echo(f"{_in_words(verified.listing)}; {verdict}")
     return ExitCode.DAMAGED if damaged else ExitCode.DONE
 
 
@@ -92,5 +96,5 @@ def _in_words(listing: Listing) -> str:
         f"{len(listing.segments)} segments of {listing.shards} shards, {listing.records} records, "
         f"{listing.live} live, {listing.bytes} bytes, {listing.definitions} definitions"
     )
-    beside = (("limits", listing.limits), ("schedules", listing.schedules), ("runs on their way", listing.runs))
+    beside = (("limits", listing.limits), ("schedules", listing.schedules), ("pending runs", listing.runs))
     return ", ".join([words, *(f"{count} {name}" for name, count in beside if count)])

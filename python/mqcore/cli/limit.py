@@ -1,4 +1,4 @@
-"""`mqcore limit`: counters of a Throttr listener, looked at and changed."""
+"""`mqcore limit`: lists, shows, sets, resets and watches counters of a Throttr listener."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from mqcore.cli import options, output
-from mqcore.cli.program import CommandGroup
+from mqcore.cli.group import CommandGroup
 
 if TYPE_CHECKING:
     from mqcore.throttr import SyncClient
@@ -21,17 +21,17 @@ __all__ = ["limit"]
 _DEFAULT_URL = "throttr://127.0.0.1:9000"
 _COLUMNS = ("key", "kind", "left", "expires_in")
 _BATCH = 1000
-"""Counters that are asked for in one trip."""
+"""Counters queried in one round trip."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _connection(command: _F) -> _F:
     command = click.option(
-        "--timeout", type=options.DURATION, default="15s", show_default=True, help="How long an answer may take."
+        "--timeout", type=options.DURATION, default="15s", show_default=True, help="Time to wait for each answer."
     )(command)
     return click.option(
-        "--url", metavar="URL", help=f"The Throttr listener. [default: MQCORE_LIMIT_URL, or {_DEFAULT_URL}]"
+        "--url", metavar="URL", help=f"URL of the Throttr listener. [default: MQCORE_LIMIT_URL, else {_DEFAULT_URL}]"
     )(command)
 
 
@@ -40,14 +40,14 @@ def _connect(url: str | None, timeout: float) -> SyncClient:
 
     chosen = url or click.get_current_context().find_root().meta.get("mqcore.url") or ""
     if not chosen.startswith("throttr"):
-        # What MQCORE_URL names is as a rule a listener of another protocol.
+        # MQCORE_URL usually names a listener of another protocol.
         chosen = url or os.environ.get("MQCORE_LIMIT_URL") or _DEFAULT_URL
     return SyncClient(chosen, request_timeout=timeout)
 
 
-@click.group(cls=CommandGroup, short_help="Counters and limits: ls, get, set, reset, watch.")
+@click.group(cls=CommandGroup, short_help="Manage counters and limits: ls, get, set, reset, watch.")
 def limit() -> None:
-    """Counters of a Throttr listener, such as throttr://127.0.0.1:9000?value=uint64."""
+    """Manage counters of a Throttr listener, for example throttr://127.0.0.1:9000?value=uint64."""
 
 
 @limit.command(short_help="List counters and buffers.")
@@ -55,7 +55,7 @@ def limit() -> None:
 @_connection
 @options.as_json
 def ls(pattern: str, url: str | None, timeout: float, as_json: bool) -> None:
-    """List what is stored under keys that match PATTERN, such as user:*; without it everything."""
+    """List counters and buffers, optionally those whose keys match PATTERN, for example user:*."""
     with _connect(url, timeout) as client:
         found = _rows(client, pattern)
     output.rows("mqcore.limit.ls/1", "limits", found, _COLUMNS, as_json=as_json)
@@ -66,7 +66,7 @@ def ls(pattern: str, url: str | None, timeout: float, as_json: bool) -> None:
 @_connection
 @options.as_json
 def get(key: str, url: str | None, timeout: float, as_json: bool) -> None:
-    """Show what KEY holds and how long it lives."""
+    """Show the value of KEY and its remaining time to live in seconds."""
     with _connect(url, timeout) as client, client.pipeline() as pipe:
         pipe.query(key).get(key).stat(key)
     counter, buffer, uses = pipe.results
@@ -83,11 +83,15 @@ def get(key: str, url: str | None, timeout: float, as_json: bool) -> None:
 @limit.command("set", short_help="Create a counter, or change one.")
 @click.argument("key")
 @click.argument("quota", type=click.IntRange(min=0))
-@click.option("--ttl", type=options.DURATION, help="How long it lives. Not given: the counter is there, and lives on.")
+@click.option(
+    "--ttl",
+    type=options.DURATION,
+    help="Time to live of a new counter. [default: change an existing one and keep its time to live]",
+)
 @_connection
 @options.as_json
 def set_(key: str, quota: int, ttl: float | None, url: str | None, timeout: float, as_json: bool) -> None:
-    """Let KEY have QUOTA left."""
+    """Set the remaining quota of KEY to QUOTA."""
     with _connect(url, timeout) as client:
         if ttl is None:
             changed = client.update(key, quota)
@@ -100,29 +104,29 @@ def set_(key: str, quota: int, ttl: float | None, url: str | None, timeout: floa
     output.done("mqcore.limit.set/1", f"{key}: {quota} left", {"key": key, "left": quota, "ttl": ttl}, as_json=as_json)
 
 
-@limit.command(short_help="Forget what keys hold.")
+@limit.command(short_help="Delete counters and buffers.")
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @_connection
 @options.as_json
 def reset(keys: tuple[str, ...], url: str | None, timeout: float, as_json: bool) -> None:
-    """Forget what each KEY holds: its whole limit is there again."""
+    """Delete each KEY, which makes its full limit available again."""
     with _connect(url, timeout) as client, client.pipeline() as pipe:
         for key in keys:
             pipe.purge(key)
-    forgotten = [key for key, done in zip(keys, pipe.results, strict=True) if done]
-    if not forgotten:
+    deleted = [key for key, done in zip(keys, pipe.results, strict=True) if done]
+    if not deleted:
         raise _missing(", ".join(keys))
-    output.done("mqcore.limit.reset/1", f"reset {', '.join(forgotten)}", {"keys": forgotten}, as_json=as_json)
+    output.done("mqcore.limit.reset/1", f"reset {', '.join(deleted)}", {"keys": deleted}, as_json=as_json)
 
 
 @limit.command(short_help="Print counters as they change.")
 @click.argument("pattern", default="*")
-@click.option("--interval", type=options.DURATION, default="1s", show_default=True, help="How often to look.")
-@click.option("--count", type=click.IntRange(min=1), help="Leave after so many lines. [default: never]")
+@click.option("--interval", type=options.DURATION, default="1s", show_default=True, help="Time between queries.")
+@click.option("--count", type=click.IntRange(min=1), help="Exit after this many lines. [default: never]")
 @_connection
 @options.as_json
 def watch(pattern: str, interval: float, count: int | None, url: str | None, timeout: float, as_json: bool) -> None:
-    """Print counters that match PATTERN whenever what they have left has changed, until Ctrl-C."""
+    """Print the counters that match PATTERN whenever their remaining quota changes, until Ctrl-C."""
     last: dict[str, Any] = {}
     seen = 0
     with _connect(url, timeout) as client:
@@ -168,13 +172,13 @@ def _seconds(counter: Any) -> float:
     try:
         unit = Unit(counter.unit)
     except ValueError:
-        # What no unit has, a server takes as seconds.
+        # Servers treat unknown units as seconds.
         unit = Unit.SECONDS
     return float(counter.ttl * unit.nanoseconds / 1e9)
 
 
 def _expressed(ttl: float, value_max: int) -> tuple[int, int]:
-    """The finest unit in which a time to live fits, rounded up."""
+    """The finest unit in which `ttl` seconds fit into `value_max`, and the amount, rounded up."""
     from mqcore.throttr import Unit
 
     nanoseconds = round(ttl * 1e9)
@@ -182,10 +186,12 @@ def _expressed(ttl: float, value_max: int) -> tuple[int, int]:
         amount = -(-nanoseconds // unit.nanoseconds)
         if amount <= value_max:
             return unit, amount
-    raise click.UsageError(f"a listener of this width cannot say {ttl} s; its largest value is {value_max}")
+    raise click.UsageError(
+        f"--ttl {ttl} s exceeds the listener's largest value, {value_max}; use a shorter time or a wider listener"
+    )
 
 
-def _missing(key: str, what: str = "; 'mqcore limit ls' lists those that are") -> Exception:
+def _missing(key: str, advice: str = "; list keys with 'mqcore limit ls'") -> Exception:
     from mqcore import errors
 
-    return errors.NotFound(f"nothing is stored under {key}{what}", code=404, target=key)
+    return errors.NotFound(f"key {key} does not exist{advice}", code=404, target=key)

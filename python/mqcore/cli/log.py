@@ -1,4 +1,4 @@
-"""Log lines on stderr, for people or for programs."""
+"""Log lines on stderr, as text for people or as JSON for programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ __all__ = ["set_up"]
 
 
 def set_up(style: str | None) -> None:
-    """Send all logging to stderr as `console` or `json`; `None` chooses by whether stderr is a terminal."""
+    """Write all log records from level INFO to stderr, in the style `console` or `json`.
+
+    `None` chooses `console` if stderr is a terminal, else `json`.
+    """
     chosen = style or ("console" if sys.stderr.isatty() else "json")
     handler = logging.StreamHandler()
     handler.setFormatter(_Json() if chosen == "json" else _Console())

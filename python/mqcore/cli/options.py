@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share, and the connection that they lead to."""
+"""Options and arguments shared by several commands, and the connection that they configure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEFAULT_URL = "tmqp://127.0.0.1:2622"
 DEFAULT_ADMIN = "http://127.0.0.1:2627"
 
 _PLAIN = ("mqks://", "mqkss://", "mqks+unix://", "mm2://", "mm2s://", "mm2+unix://")
-"""Protocols in which a name is just a name."""
+"""Protocols that address a queue by its name alone, without `/id`."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -65,57 +65,61 @@ class _Queue(click.ParamType[tuple[str, int]]):
             channel, number = str(value), "0"
         if not channel or not number.isascii() or not number.isdigit() or int(number) > 65535:
             self.fail(
-                f"{value!r} is no queue; write channel/id with an id up to 65535, such as orders/1001", param, ctx
+                f"invalid queue {value!r}; use CHANNEL/ID with an id from 0 to 65535, for example orders/1001",
+                param,
+                ctx,
             )
         return channel, int(number)
 
 
 DURATION = _Duration()
-"""Seconds, or text such as `30s`."""
+"""Parameter type of a duration: seconds, or a number with a unit such as `30s`. Converts to seconds."""
 
 QUEUE = _Queue()
-"""`channel/id`; a channel alone means its queue 0."""
+"""Parameter type of a queue: `channel/id`, or a channel alone for its queue 0. Converts to channel and id."""
 
 
 def as_json(command: _F) -> _F:
-    """Add `--json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON with a schema, for programs.")(command)
+    """Add `--json` to a command."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON with a schema name.")(command)
 
 
 def connection(command: _F) -> _F:
-    """Add `--url` and `--timeout`, for commands that talk to a broker."""
+    """Add `--url` and `--timeout` to a command that connects to a broker."""
     command = click.option(
-        "--timeout", type=DURATION, default="15s", show_default=True, help="How long an answer may take."
+        "--timeout", type=DURATION, default="15s", show_default=True, help="Time to wait for each answer."
     )(command)
-    return click.option("--url", metavar="URL", default=None, help="The broker. [default: MQCORE_URL]")(command)
+    return click.option("--url", metavar="URL", default=None, help="URL of the broker. [default: MQCORE_URL]")(command)
 
 
 def admin_side(timeout: str) -> Callable[[_F], _F]:
-    """Add `--url`, `--timeout` and `--token`, for commands that ask the admin side."""
+    """Add `--url`, `--timeout` and `--token` to a command that uses the broker's admin API."""
 
     def add(command: _F) -> _F:
-        whose = "Of one who may administer it. [env: MQCORE_TOKEN]"
-        command = click.option("--token", envvar="MQCORE_TOKEN", help=whose)(command)
-        how_long = "How long an answer may take."
-        command = click.option("--timeout", type=DURATION, default=timeout, show_default=True, help=how_long)(command)
-        where = f"URL of the admin side. [default: an http:// or https:// MQCORE_URL, else {DEFAULT_ADMIN}]"
-        return click.option("--url", metavar="ADMIN", callback=_admin_url, help=where)(command)
+        access = "Access token with the right to administer the broker. [env: MQCORE_TOKEN]"
+        command = click.option("--token", envvar="MQCORE_TOKEN", help=access)(command)
+        timeout_help = "Time to wait for each answer."
+        command = click.option("--timeout", type=DURATION, default=timeout, show_default=True, help=timeout_help)(
+            command
+        )
+        url_help = f"URL of the admin API. [default: an http:// or https:// MQCORE_URL, else {DEFAULT_ADMIN}]"
+        return click.option("--url", metavar="ADMIN", callback=_admin_url, help=url_help)(command)
 
     return add
 
 
 def root_admin_url() -> str | None:
-    """Return the URL before the command, or of MQCORE_URL, if it is that of an admin side.
+    """Return `mqcore --url` or MQCORE_URL if it is an http:// or https:// URL, else `None`.
 
-    Raises `click.UsageError` for another one before the command. Another MQCORE_URL says where messages go; it is no
-    mistake beside a command that asks the admin side.
+    Raises `click.UsageError` if `mqcore --url` is a URL of another protocol. MQCORE_URL may name a broker's message
+    listener; commands that use the admin API then ignore it.
     """
     context = click.get_current_context().find_root()
     url: str | None = context.meta.get("mqcore.url")
     if url is None or url.startswith(("http://", "https://")):
         return url
     if context.get_parameter_source("url") is ParameterSource.COMMANDLINE:
-        raise click.UsageError(f"this command asks the admin side: --url {url} is none; write --url http://HOST:PORT")
+        raise click.UsageError(f"--url {url} is not a URL of the admin API; use --url http://HOST:PORT")
     return None
 
 
@@ -124,8 +128,10 @@ def _admin_url(_ctx: click.Context, _option: click.Parameter, value: str | None)
 
 
 def address(queue: str, url: str | None) -> str:
-    """Return where to publish or what to consume, as the protocol of the broker's URL writes it: `channel/id` in TMQP,
-    and any name where names are plain."""
+    """Return the queue's address in the protocol of the broker's URL: `channel/id` for TMQP, else the name unchanged.
+
+    Raises `click.BadParameter` for an invalid TMQP queue.
+    """
     if _chosen(url).startswith(_PLAIN):
         return queue
     channel, number = QUEUE.convert(queue, None, click.get_current_context())
@@ -133,7 +139,10 @@ def address(queue: str, url: str | None) -> str:
 
 
 def connect(url: str | None, timeout: float, *, name: str = "mqcore-cli") -> sync.Client:
-    """Connect to the broker that the command line names."""
+    """Connect to the broker that the command line names. `timeout` is in seconds, per request.
+
+    Raises `mqcore.errors.TransportError` if no connection can be made.
+    """
     from mqcore import sync
 
     chosen = _chosen(url)
@@ -141,9 +150,9 @@ def connect(url: str | None, timeout: float, *, name: str = "mqcore-cli") -> syn
 
 
 def token() -> str | None:
-    """Return what `mqcore --token` says, if it does."""
-    said: str | None = click.get_current_context().find_root().meta.get("mqcore.token")
-    return said
+    """Return the value of `mqcore --token` or MQCORE_TOKEN, or `None`."""
+    given: str | None = click.get_current_context().find_root().meta.get("mqcore.token")
+    return given
 
 
 def _chosen(url: str | None) -> str:
@@ -151,11 +160,11 @@ def _chosen(url: str | None) -> str:
 
 
 def split_header(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """Read `--header KEY:VALUE`."""
+    """Convert the values of `--header KEY:VALUE` to a dictionary. Raises `click.BadParameter` for other forms."""
     headers = {}
     for value in values:
         key, colon, content = value.partition(":")
         if not colon or not key.strip():
-            raise click.BadParameter(f"{value!r} is no header; write KEY:VALUE", ctx, param)
+            raise click.BadParameter(f"invalid header {value!r}; use KEY:VALUE", ctx, param)
         headers[key.strip()] = content.strip()
     return headers

@@ -1,4 +1,4 @@
-"""What the program says: data on stdout, talk on stderr, JSON with a schema where it is asked for."""
+"""Output of the program: data on stdout, messages for people on stderr, JSON with a schema name for `--json`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Json = Mapping[str, object]
 
 
 def talk(message: str) -> None:
-    """Say something to whoever watches, on stderr."""
+    """Print a message for people on stderr."""
     click.echo(message, err=True)
 
 
@@ -40,26 +40,26 @@ def document(schema: str, content: Json) -> None:
 
 
 def stream(schema: str, content: Json) -> None:
-    """Print one JSON object of a stream, at once, so that a pipe sees it now."""
+    """Print one JSON object of a stream and flush, so that a pipe receives it immediately."""
     document(schema, content)
     sys.stdout.flush()
 
 
-def done(schema: str, said: str, content: Json, *, as_json: bool) -> None:
-    """Report that something was done: JSON on stdout, or a line on stderr."""
+def done(schema: str, message: str, content: Json, *, as_json: bool) -> None:
+    """Report a completed action: `content` as JSON on stdout, or `message` on stderr."""
     if as_json:
         document(schema, content)
     else:
-        talk(said)
+        talk(message)
 
 
 def plain(value: Any) -> dict[str, Any]:
-    """Return a dataclass as the JSON object that stands for it."""
+    """Return a dataclass as a JSON object."""
     return dataclasses.asdict(value)
 
 
 def rows(schema: str, key: str, content: Sequence[Json], columns: Sequence[str], *, as_json: bool) -> None:
-    """Print a list: JSON, a table on a terminal, or tab-separated lines with a heading."""
+    """Print a list: as JSON, as a table on a terminal, or as tab-separated lines with a heading."""
     if as_json:
         document(schema, {key: content})
     elif sys.stdout.isatty():
@@ -71,7 +71,7 @@ def rows(schema: str, key: str, content: Sequence[Json], columns: Sequence[str],
 
 
 def record(schema: str, content: Json, *, as_json: bool) -> None:
-    """Print one thing: JSON, or a line for each of its members."""
+    """Print one record: as JSON, or as one line per field."""
     if as_json:
         document(schema, content)
         return
@@ -81,7 +81,7 @@ def record(schema: str, content: Json, *, as_json: bool) -> None:
 
 
 def readable_body(body: bytes) -> Json:
-    """Return a body as a member of a JSON object: text if it is text, base64 if it is not."""
+    """Return a body as a member of a JSON object: `body` if it is UTF-8, else `body_base64`."""
     try:
         return {"body": body.decode("utf-8")}
     except UnicodeDecodeError:
@@ -89,18 +89,21 @@ def readable_body(body: bytes) -> Json:
 
 
 class Advance(Protocol):
-    """Tells a progress bar that `count` more are done."""
+    """Advances a progress bar by `count`."""
 
     def __call__(self, count: int = 1) -> None:
-        """Advance."""
+        """Advance the bar."""
 
 
 @contextmanager
-def progress(what: str, total: int | None, *, octets: bool = False) -> Iterator[Advance]:
-    """Show a progress bar on stderr while the block runs, with what it does a second and, if the end is known, how long
-    it still takes; nothing where stderr is no terminal."""
+def progress(what: str, total: int | None, *, in_bytes: bool = False) -> Iterator[Advance]:
+    """Show a progress bar on stderr while the block runs, if stderr is a terminal.
+
+    It shows the rate per second and, if `total` is known, the remaining time. Amounts are messages, or bytes with
+    `in_bytes`.
+    """
     done = 0
-    with growing(what, total, octets=octets) as show:
+    with growing(what, total, in_bytes=in_bytes) as show:
 
         def advance(count: int = 1) -> None:
             nonlocal done
@@ -112,9 +115,9 @@ def progress(what: str, total: int | None, *, octets: bool = False) -> Iterator[
 
 @contextmanager
 def growing(
-    what: str, total: int | None = None, *, octets: bool = False
+    what: str, total: int | None = None, *, in_bytes: bool = False
 ) -> Iterator[Callable[[int, int | None], None]]:
-    """Show such a bar, moved by calls with what is done and, once that is known, with the total."""
+    """Show a progress bar like `progress`; each call sets the amount done and the total, if it is known by then."""
     if not sys.stderr.isatty():
         yield _unseen
         return
@@ -134,13 +137,13 @@ def growing(
     from rich.text import Text
 
     class Rate(ProgressColumn):
-        """How many a second."""
+        """Messages per second."""
 
         def render(self, task: Task) -> Text:
             return Text("" if task.speed is None else f"{task.speed:,.0f}/s")
 
-    amount = DownloadColumn() if octets else MofNCompleteColumn()
-    speed = TransferSpeedColumn() if octets else Rate()
+    amount = DownloadColumn() if in_bytes else MofNCompleteColumn()
+    speed = TransferSpeedColumn() if in_bytes else Rate()
     columns = (TextColumn("{task.description}"), BarColumn(), amount, speed, TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total)

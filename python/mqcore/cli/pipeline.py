@@ -1,4 +1,4 @@
-"""`mqcore pipeline`: what was said through a broker, analysed by Spark."""
+"""`mqcore pipeline`: analyzes the history of a broker with Spark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 from mqcore.cli import options, output
 from mqcore.cli.exit_code import ExitCode
-from mqcore.cli.program import CommandGroup
+from mqcore.cli.group import CommandGroup
 
 if TYPE_CHECKING:
     from mqcore.spark.pipelines import Outcome
@@ -19,37 +19,37 @@ if TYPE_CHECKING:
 __all__ = ["pipeline"]
 
 
-@click.group(cls=CommandGroup, short_help="Analyses of the history by Spark: ls, run.")
+@click.group(cls=CommandGroup, short_help="Analyze the history with Spark: ls, run.")
 def pipeline() -> None:
-    """Analyses of the history of a broker that runs or does not. Needs the extra mqcore[spark], and a Java."""
+    """Analyze the history of a running or stopped broker. Requires the extra mqcore[spark] and Java."""
 
 
 @pipeline.command(short_help="List the pipelines.")
 @options.as_json
 def ls(as_json: bool) -> None:
-    """List the pipelines and what each may be told with --set."""
+    """List the pipelines and the options that each takes with --set."""
     from mqcore.spark.pipelines.catalogue import NAMES, TELLS
 
     content = [{"name": name, "tells": TELLS[name]} for name in NAMES]
     output.rows("mqcore.pipeline.ls/1", "pipelines", content, ("name", "tells"), as_json=as_json)
 
 
-@pipeline.command(short_help="Run one, or follow the history with it.")
+@pipeline.command(short_help="Run pipelines once, or run one whenever the history grows.")
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option(
     "--journal",
     metavar="DIR",
     required=True,
     type=click.Path(path_type=Path),
-    help="The broker's data directory, with its journals and its archive. Nothing in it is changed.",
+    help="Data directory of the broker, with its journals and its archive. Opened read-only.",
 )
-@click.option("--out", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Where results go.")
-@click.option("--master", metavar="URL", help="Spark's: local[2], spark://HOST:7077.  [default: local[*]]")
-@click.option("--driver-memory", default="2g", show_default=True, help="Memory of Spark's driver.")
-@click.option("--set", "given", metavar="NAME=VALUE", multiple=True, help="An option of the pipeline. Repeatable.")
+@click.option("--out", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Directory for the results.")
+@click.option("--master", metavar="URL", help="Spark master, for example spark://HOST:7077. [default: local[*]]")
+@click.option("--driver-memory", default="2g", show_default=True, help="Memory of the Spark driver.")
+@click.option("--set", "given", metavar="NAME=VALUE", multiple=True, help="Option of the pipeline. Repeatable.")
 @click.option("--follow", is_flag=True, help="Run again whenever the history has grown, until Ctrl-C.")
 @click.option(
-    "--every", type=options.DURATION, default="10s", show_default=True, help="With --follow: how often at most."
+    "--every", type=options.DURATION, default="10s", show_default=True, help="Minimum time between runs with --follow."
 )
 @options.as_json
 def run(
@@ -63,11 +63,12 @@ def run(
     every: float,
     as_json: bool,
 ) -> int:
-    """Run pipelines over a data directory: Parquet tables in DIR/NAME, and the report DIR/NAME.html.
+    """Run pipelines over a data directory. Each writes Parquet tables to DIR/NAME and a report to DIR/NAME.html.
 
-    Several share one Spark, whose start takes longer than many a pipeline; --set tells each that has the option.
+    Several pipelines share one Spark session, which saves its start-up time. --set applies to each pipeline that has
+    the option.
 
-    Leaves with 6 if the pipeline found something that should not be, such as a message that nobody can account for.
+    Exits with code 6 if a pipeline finds an error, such as a message that is unaccounted for.
     """
     from mqcore.spark.pipelines import catalogue
     from mqcore.spark.session import session
@@ -75,12 +76,12 @@ def run(
     for name in names:
         catalogue.known(name)
     if follow and len(names) > 1:
-        raise click.UsageError("--follow goes with one pipeline")
+        raise click.UsageError(f"--follow takes one pipeline; {len(names)} were given")
     pairs = dict(_pair(text) for text in given)
     config = {
         "spark.driver.memory": driver_memory,
         "spark.log.level": "ERROR",
-        # Quicker without TCP, but some helpers then print a traceback when Spark ends, which is nothing for a terminal.
+        # Unix sockets are faster, but with them some helper processes print a traceback when Spark ends.
         "spark.python.unix.domain.socket.enabled": "false",
     }
     spark = session(master, name=f"mqcore {names[0]}", config=config)
@@ -93,9 +94,9 @@ def run(
                     for outcome in catalogue.follow(
                         name, spark, journal, out, every=every, progress=progress, **chosen[name]
                     ):
-                        _tell(outcome, as_json=as_json)
+                        _print(outcome, as_json=as_json)
                 outcome = catalogue.run(name, spark, journal, out, progress=progress, **chosen[name])
-            _tell(outcome, as_json=as_json)
+            _print(outcome, as_json=as_json)
             fine &= outcome.fine
     finally:
         spark.stop()
@@ -105,11 +106,11 @@ def run(
 def _pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--set")
+        raise click.BadParameter(f"invalid option {text!r}; use NAME=VALUE", param_hint="--set")
     return key, value
 
 
-def _tell(outcome: Outcome, *, as_json: bool) -> None:
+def _print(outcome: Outcome, *, as_json: bool) -> None:
     content = {
         "name": outcome.name,
         "fine": outcome.fine,
@@ -127,7 +128,7 @@ def _tell(outcome: Outcome, *, as_json: bool) -> None:
 
 @contextmanager
 def _shown(name: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show the present step: as a bar with Spark's tasks on a terminal, elsewhere as a line a step."""
+    """Show the current step: on a terminal as a progress bar of Spark's tasks, elsewhere as one line per step."""
     import sys
 
     if not sys.stderr.isatty():

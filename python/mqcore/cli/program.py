@@ -1,61 +1,38 @@
-"""The root of the commands, and the one place where errors become a line and an exit code."""
+"""The root command, and the only place that turns errors into one line on stderr and an exit code."""
 
 from __future__ import annotations
 
-import difflib
 import os
-import sys
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
 from mqcore.cli.exit_code import ExitCode, exit_code
+from mqcore.cli.group import CommandGroup
 
-__all__ = ["CommandGroup", "run"]
-
-
-class CommandGroup(click.Group):
-    """A group that knows what one may have meant."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; end quietly if whoever reads our output has seen enough."""
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            # What is still buffered must not complain at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return ExitCode.DONE
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the first of `args` names."""
-        name = args[0]
-        if self.get_command(ctx, name) is None and not name.startswith("-"):
-            close = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
-            meant = f"; did you mean '{ctx.command_path} {close[0]}'?" if close else ""
-            raise click.UsageError(f"there is no command '{ctx.command_path} {name}'{meant}", ctx)
-        return super().resolve_command(ctx, args)
+__all__ = ["run"]
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the program and return its exit code. Whatever goes wrong is one line on stderr."""
+    """Run the program and return its exit code. Each error is one line on stderr.
+
+    With MQCORE_DEBUG set, unexpected exceptions are raised instead.
+    """
     try:
         result = root().main(list(arguments), prog_name="mqcore", standalone_mode=False)
     except click.UsageError as error:
-        return _complain(_usage(error), ExitCode.USAGE)
+        return _report(_usage(error), ExitCode.USAGE)
     except click.ClickException as error:
-        return _complain(error.format_message(), ExitCode.USAGE)
+        return _report(error.format_message(), ExitCode.USAGE)
     except (click.Abort, KeyboardInterrupt):
-        return _complain("interrupted", ExitCode.INTERRUPTED)
+        return _report("interrupted", ExitCode.INTERRUPTED)
     except Exception as error:
-        return _failed(error)
+        return _report_exception(error)
     return result if isinstance(result, int) else ExitCode.DONE
 
 
 def root() -> click.Group:
-    """Put all commands together."""
+    """Return the command `mqcore` with all of its subcommands."""
     from mqcore.cli import (
         authority,
         backup,
@@ -107,7 +84,7 @@ def root() -> click.Group:
     ]
     group = CommandGroup(
         name="mqcore",
-        help="A message broker, and what talks to one. Exit codes and rules: docs/cli.md.",
+        help="Message broker, clients and administration. Exit codes: docs/cli.md.",
         commands={command.name: command for command in commands if command.name is not None},
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -116,16 +93,17 @@ def root() -> click.Group:
                 ["--url"],
                 metavar="URL",
                 envvar="MQCORE_URL",
-                help="The broker to talk to. [default: tmqp://127.0.0.1:2622; env: MQCORE_URL]",
-                callback=_remember_url,
+                help="URL of the broker. [default: tmqp://127.0.0.1:2622; env: MQCORE_URL]",
+                callback=_store_url,
                 expose_value=False,
             ),
             click.Option(
                 ["--token"],
                 metavar="TOKEN",
                 envvar="MQCORE_TOKEN",
-                help="What to show the broker. [env: MQCORE_TOKEN, which others cannot see in the list of processes]",
-                callback=_remember_token,
+                help="Access token sent when connecting. MQCORE_TOKEN keeps it out of the list of processes. "
+                "[env: MQCORE_TOKEN]",
+                callback=_store_token,
                 expose_value=False,
             ),
             click.Option(
@@ -133,21 +111,21 @@ def root() -> click.Group:
                 is_flag=True,
                 is_eager=True,
                 expose_value=False,
-                help="Say which version this is, and leave.",
+                help="Print the version and exit.",
                 callback=_print_version,
             ),
         ],
     )
-    # Listed in the order of what people do, not of the alphabet.
+    # In the order in which users need them, not alphabetical.
     group.list_commands = lambda ctx: list(group.commands)  # type: ignore[method-assign]
     return group
 
 
-def _remember_url(ctx: click.Context, _option: click.Parameter, value: str | None) -> None:
+def _store_url(ctx: click.Context, _option: click.Parameter, value: str | None) -> None:
     ctx.meta["mqcore.url"] = value
 
 
-def _remember_token(ctx: click.Context, _option: click.Parameter, value: str | None) -> None:
+def _store_token(ctx: click.Context, _option: click.Parameter, value: str | None) -> None:
     ctx.meta["mqcore.token"] = value
 
 
@@ -164,22 +142,22 @@ def _usage(error: click.UsageError) -> str:
     return f"{error.format_message().rstrip('.')}  (see: {path} --help)"
 
 
-def _failed(error: Exception) -> int:
+def _report_exception(error: Exception) -> int:
     from mqcore import errors
 
     if isinstance(error, errors.MqcoreError):
-        return _complain(str(error), exit_code(error))
+        return _report(str(error), exit_code(error))
     if isinstance(error, OSError) and error.filename is not None:
-        return _complain(f"{error.filename}: {error.strerror}", ExitCode.USAGE)
+        return _report(f"{error.filename}: {error.strerror}", ExitCode.USAGE)
     if os.environ.get("MQCORE_DEBUG"):
         raise error
     kind = type(error).__name__
-    return _complain(
-        f"a defect of mqcore, please report it: {kind}: {error}  (MQCORE_DEBUG=1 shows where)", ExitCode.DEFECT
+    return _report(
+        f"internal error, please report it: {kind}: {error}  (set MQCORE_DEBUG=1 for a traceback)", ExitCode.DEFECT
     )
 
 
-def _complain(message: str, code: ExitCode) -> int:
+def _report(message: str, code: ExitCode) -> int:
     line = " ".join(message.split())
     click.echo(f"mqcore: {line}", err=True)
     return code

@@ -1,4 +1,4 @@
-"""`mqcore publish`: messages into a queue."""
+"""`mqcore publish`: publishes messages to a queue."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from mqcore.cli import options, output
 __all__ = ["publish"]
 
 _BATCH = 256
-"""Messages handed to the client at once: enough to keep the broker busy, few enough to show progress."""
+"""Messages per call of the client: enough to keep the broker busy, few enough to show progress."""
 
 
 @click.command(short_help="Publish messages to a queue.")
 @click.argument("queue")
 @click.argument("body", required=False)
-@click.option("--file", "files", multiple=True, metavar="FILE", help="A file, its octets as one message; repeatable.")
-@click.option("--stdin", "from_stdin", is_flag=True, help="Each line of stdin is a message.")
-@click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="Publish BODY so many times.")
+@click.option("--file", "files", multiple=True, metavar="FILE", help="File to publish as one message. Repeatable.")
+@click.option("--stdin", "from_stdin", is_flag=True, help="Publish each line of stdin as a message.")
+@click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="Publish BODY this many times.")
 @click.option(
-    "--header", multiple=True, metavar="KEY:VALUE", callback=options.split_header, help="A header; repeatable."
+    "--header", multiple=True, metavar="KEY:VALUE", callback=options.split_header, help="Message header. Repeatable."
 )
-@click.option("--high-priority", is_flag=True, help="Before all messages that are not.")
-@click.option("--no-confirm", is_flag=True, help="Do not wait until the broker says that it has them.")
+@click.option("--high-priority", is_flag=True, help="Deliver before messages of normal priority.")
+@click.option("--no-confirm", is_flag=True, help="Do not wait for the broker's confirmation.")
 @options.connection
 @options.as_json
 def publish(
@@ -44,11 +44,11 @@ def publish(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Publish BODY, files, or the lines of stdin to QUEUE, such as orders/1001; in MQKS that is an event."""
+    """Publish BODY, files, or lines of stdin to QUEUE, for example orders/1001. With MQKS, QUEUE is an event."""
     bodies, total = _bodies(body, files, from_stdin, count)
     address = options.address(queue, url)
     published = 0
-    octets = 0
+    size = 0
     confirmed_by: set[str] = set()
     began = time.perf_counter()
     with options.connect(url, timeout) as client, output.progress(f"publish to {address}", total) as advance:
@@ -58,12 +58,12 @@ def publish(
             )
             confirmed_by |= {receipt.by for receipt in receipts}
             published += len(batch)
-            octets += sum(map(len, batch))
+            size += sum(map(len, batch))
             advance(len(batch))
     seconds = time.perf_counter() - began
     by = "/".join(sorted(confirmed_by)) if confirmed_by and not no_confirm else None
     if as_json:
-        result = {"queue": address, "published": published, "octets": octets, "confirmed_by": by, "seconds": seconds}
+        result = {"queue": address, "published": published, "bytes": size, "confirmed_by": by, "seconds": seconds}
         output.document("mqcore.publish/1", result)
     else:
         plural = "" if published == 1 else "s"
@@ -74,12 +74,12 @@ def publish(
 def _bodies(
     body: str | None, files: tuple[str, ...], from_stdin: bool, count: int
 ) -> tuple[Iterable[bytes], int | None]:
-    """What is to be published, and how many that will be, if that is known."""
+    """The bodies to publish, and their number if it is known in advance."""
     sources = (body is not None) + bool(files) + from_stdin
     if sources != 1:
-        raise click.UsageError("say what to publish: BODY, --file or --stdin, one of them")
+        raise click.UsageError("give exactly one of BODY, --file and --stdin")
     if count != 1 and body is None:
-        raise click.UsageError("--count repeats BODY; it says nothing about files or stdin")
+        raise click.UsageError("--count repeats BODY; it cannot be used with --file or --stdin")
     if body is not None:
         return itertools.repeat(body.encode(), count), count
     if files:

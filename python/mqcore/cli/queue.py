@@ -1,4 +1,4 @@
-"""`mqcore queue`: queues, looked at and changed."""
+"""`mqcore queue`: lists, shows, creates, changes, clears and removes queues."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from mqcore.cli import options, output
 from mqcore.cli.confirmation import confirm_loss
-from mqcore.cli.program import CommandGroup
+from mqcore.cli.group import CommandGroup
 
 __all__ = ["queue"]
 
@@ -28,33 +28,57 @@ class _Status(click.ParamType[str]):
         try:
             return QueueStatus(value).value
         except ValueError:
-            self.fail(f"there is no status {value!r}; there are {', '.join(_STATUSES)}", param, ctx)
+            self.fail(f"unknown status {value!r}; use one of {', '.join(_STATUSES)}", param, ctx)
 
 
 _STATUS = _Status()
 
 
 def _queue_options(command: _F) -> _F:
-    """Add the options of a queue. What is not given is inherited, or stays."""
+    """Add the options of a queue. An option that is not given is inherited from the channel, or stays unchanged."""
     declared = (
-        click.option("--status", type=_STATUS, help=f"How it hands out: {', '.join(_STATUSES)}."),
-        click.option("--acknowledge/--no-acknowledge", "request_acknowledge", default=None, help="Must consumers?"),
-        click.option("--acknowledge-timeout", type=options.DURATION, help="How long they may take."),
-        click.option("--wait/--no-wait", "wait_for_acknowledge", default=None, help="One message at a time?"),
-        click.option("--only-first/--to-all", "only_first_acquirer", default=None, help="Only the first consumer?"),
-        click.option("--hide-names/--show-names", "hide_client_names", default=None, help="Who produced a message?"),
-        click.option("--message-timeout", type=options.DURATION, help="How long a message may wait; 0: for ever."),
-        click.option("--message-limit", type=click.IntRange(min=0), help="Messages at most; 0: no limit."),
-        click.option("--message-size-limit", type=click.IntRange(min=0), help="Octets of a body at most; 0: no limit."),
-        click.option("--publish-limit", metavar="RATE", help="How much may be published: 100/s, 6000/1m, none."),
-        click.option("--put-back-limit", type=click.IntRange(0, 65535), help="How often a message may come back."),
-        click.option("--dead-letter", metavar="QUEUE", help="Where messages go that came back too often."),
-        click.option("--handler", "delivery_handler", metavar="KEY", help="A delivery handler or ready-made policy."),
-        click.option("--tag", help="A word for people and for routers."),
+        click.option("--status", type=_STATUS, help=f"Delivery mode: {', '.join(_STATUSES)}."),
+        click.option(
+            "--acknowledge/--no-acknowledge",
+            "request_acknowledge",
+            default=None,
+            help="Require consumers to acknowledge each message, or not.",
+        ),
+        click.option("--acknowledge-timeout", type=options.DURATION, help="Time for a consumer to acknowledge."),
+        click.option(
+            "--wait/--no-wait",
+            "wait_for_acknowledge",
+            default=None,
+            help="Deliver the next message only after the previous one is settled, or do not wait.",
+        ),
+        click.option(
+            "--only-first/--to-all",
+            "only_first_acquirer",
+            default=None,
+            help="Deliver each message to the first free consumer only, or to all consumers.",
+        ),
+        click.option(
+            "--hide-names/--show-names",
+            "hide_client_names",
+            default=None,
+            help="Hide the producer's name from consumers, or show it.",
+        ),
+        click.option("--message-timeout", type=options.DURATION, help="Time until a message expires. [0: never]"),
+        click.option("--message-limit", type=click.IntRange(min=0), help="Maximum number of messages. [0: unlimited]"),
+        click.option(
+            "--message-size-limit", type=click.IntRange(min=0), help="Maximum body size in bytes. [0: unlimited]"
+        ),
+        click.option("--publish-limit", metavar="RATE", help="Maximum publish rate: 100/s, 6000/1m or none."),
+        click.option(
+            "--put-back-limit", type=click.IntRange(0, 65535), help="Maximum number of times a message is requeued."
+        ),
+        click.option("--dead-letter", metavar="QUEUE", help="Queue for messages requeued too often."),
+        click.option("--handler", "delivery_handler", metavar="KEY", help="Delivery handler or built-in policy."),
+        click.option("--tag", help="Tag of the queue, for people and for routers."),
         click.option(
             "--durability",
             type=click.Choice(["none", "os", "fsync"]),
-            help="When a saved message counts as saved.",
+            help="Confirm messages when received (none), written (os) or synced to disk (fsync).",
         ),
     )
     for option in reversed(declared):
@@ -62,9 +86,9 @@ def _queue_options(command: _F) -> _F:
     return command
 
 
-@click.group(cls=CommandGroup, short_help="Queues: ls, show, create, set, status, clear, rm.")
+@click.group(cls=CommandGroup, short_help="Manage queues: ls, show, create, set, status, clear, rm.")
 def queue() -> None:
-    """Queues, addressed channel/id, such as orders/1001."""
+    """Manage queues, addressed as CHANNEL/ID, for example orders/1001."""
 
 
 @queue.command(short_help="List queues.")
@@ -72,7 +96,7 @@ def queue() -> None:
 @options.connection
 @options.as_json
 def ls(channel: str | None, url: str | None, timeout: float, as_json: bool) -> None:
-    """List the queues of CHANNEL, which may be a pattern such as order*; without it, of all channels."""
+    """List the queues of all channels, or of those that match CHANNEL: NAME, PREFIX*, *SUFFIX or *PART*."""
     with options.connect(url, timeout) as client:
         names = [information.name for information in client.channels(channel)]
         found = [_row(information) for name in names for information in client.queues(name)]
@@ -84,7 +108,7 @@ def ls(channel: str | None, url: str | None, timeout: float, as_json: bool) -> N
 @options.connection
 @options.as_json
 def show(address: tuple[str, int], url: str | None, timeout: float, as_json: bool) -> None:
-    """Show QUEUE: its options, what is in it, and what it has counted."""
+    """Show the options, contents and counters of QUEUE."""
     with options.connect(url, timeout) as client:
         information = _row(client.queue_information(_text(address)))
     output.record("mqcore.queue.show/1", information, as_json=as_json)
@@ -96,7 +120,7 @@ def show(address: tuple[str, int], url: str | None, timeout: float, as_json: boo
 @options.connection
 @options.as_json
 def create(address: tuple[str, int], url: str | None, timeout: float, as_json: bool, **changes: Any) -> None:
-    """Create QUEUE. What is not given is what its channel says."""
+    """Create QUEUE. Options that are not given are inherited from its channel."""
     from mqcore.config import QueueOptions
 
     wanted = QueueOptions(**changes)
@@ -109,38 +133,38 @@ def create(address: tuple[str, int], url: str | None, timeout: float, as_json: b
 @queue.command("set", short_help="Change options of a queue.")
 @click.argument("address", metavar="QUEUE", type=options.QUEUE)
 @_queue_options
-@click.option("--yes", is_flag=True, help="Do not ask when the status 'stopped' erases the queue.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation when status 'stopped' deletes the messages.")
 @options.connection
 @options.as_json
 def set_(address: tuple[str, int], yes: bool, url: str | None, timeout: float, as_json: bool, **changes: Any) -> None:
-    """Change options of QUEUE. What is not given stays as it is."""
+    """Change options of QUEUE. Options that are not given stay unchanged."""
     given = {name: value for name, value in changes.items() if value is not None}
     if not given:
-        raise click.UsageError("say what to change, for example --message-limit 1000")
+        raise click.UsageError("no option to change; add one, for example --message-limit 1000")
     _change(address, given, url, timeout, "mqcore.queue.set/1", yes=yes, as_json=as_json)
 
 
-@queue.command(short_help="Change how a queue hands out.")
+@queue.command(short_help="Change the delivery mode of a queue.")
 @click.argument("address", metavar="QUEUE", type=options.QUEUE)
 @click.argument("status", type=_STATUS)
-@click.option("--yes", is_flag=True, help="Do not ask when 'stopped' erases the queue.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation when 'stopped' deletes the messages.")
 @options.connection
 @options.as_json
 def status(address: tuple[str, int], status: str, yes: bool, url: str | None, timeout: float, as_json: bool) -> None:
-    """Change how QUEUE hands out: broadcast, push, roundrobin, pull, cache, paused or stopped.
+    """Set the delivery mode of QUEUE: broadcast, push, roundrobin, pull, cache, paused or stopped.
 
-    paused keeps the messages. stopped erases them, and asks for the queue's name first.
+    'paused' keeps the messages. 'stopped' deletes them, after you confirm it by typing the queue's name.
     """
     _change(address, {"status": status}, url, timeout, "mqcore.queue.status/1", yes=yes, as_json=as_json)
 
 
 @queue.command(short_help="Remove the messages of a queue.")
 @click.argument("address", metavar="QUEUE", type=options.QUEUE)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @options.connection
 @options.as_json
 def clear(address: tuple[str, int], yes: bool, url: str | None, timeout: float, as_json: bool) -> None:
-    """Remove the stored messages of QUEUE. What is in flight stays so."""
+    """Remove the stored messages of QUEUE. Messages in flight are not affected."""
     name = _text(address)
     with options.connect(url, timeout) as client:
         lost = _stored(client.queue_information(name))
@@ -149,13 +173,13 @@ def clear(address: tuple[str, int], yes: bool, url: str | None, timeout: float, 
     output.done("mqcore.queue.clear/1", f"cleared {name}", {"queue": name, "messages_lost": lost}, as_json=as_json)
 
 
-@queue.command(short_help="Remove a queue with its messages.")
+@queue.command(short_help="Remove a queue and its messages.")
 @click.argument("address", metavar="QUEUE", type=options.QUEUE)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @options.connection
 @options.as_json
 def rm(address: tuple[str, int], yes: bool, url: str | None, timeout: float, as_json: bool) -> None:
-    """Remove QUEUE with its messages."""
+    """Remove QUEUE and its messages."""
     name = _text(address)
     with options.connect(url, timeout) as client:
         lost = _stored(client.queue_information(name))
@@ -184,8 +208,10 @@ def _change(
             lost = _stored(client.queue_information(name))
             confirm_loss(f"stopping {name} erases it and", name, lost, yes=yes)
         client.update_queue(name, wanted)
-    said = ", ".join(f"{option} {value}" for option, value in changes.items())
-    output.done(schema, f"{name}: {said}", {"queue": name, "changed": changes, "messages_lost": lost}, as_json=as_json)
+    message = ", ".join(f"{option} {value}" for option, value in changes.items())
+    output.done(
+        schema, f"{name}: {message}", {"queue": name, "changed": changes, "messages_lost": lost}, as_json=as_json
+    )
 
 
 def _text(address: tuple[str, int]) -> str:

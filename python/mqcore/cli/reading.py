@@ -1,4 +1,4 @@
-"""The progress bar of commands that read a data directory."""
+"""Progress bar of commands that read a data directory."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["reading"]
 
 @contextmanager
 def reading(what: str, directory: Path) -> Iterator[Progress]:
-    """Show how much of all segments of a data directory is read."""
+    """Show how many bytes of a data directory's segments have been read."""
     shown: dict[int, int] = {}
-    with output.progress(what, _octets(directory), octets=True) as advance:
+    with output.progress(what, _segment_bytes(directory), in_bytes=True) as advance:
 
         def progress(number: int, done: int, _total: int) -> None:
             advance(done - shown.get(number, 0))
@@ -28,11 +28,11 @@ def reading(what: str, directory: Path) -> Iterator[Progress]:
         yield progress
 
 
-def _octets(directory: Path) -> int | None:
-    """What there is to read. Journals tell their part only when it is their turn, so the files are asked."""
+def _segment_bytes(directory: Path) -> int | None:
+    """Total size of the segments in bytes, from the file system: a journal reports its size only once it is read."""
     try:
         journals = ("shard-*", "limits", "schedules")
         return sum(path.stat().st_size for name in journals for path in directory.glob(f"{name}/*.segment"))
     except OSError:
-        # The reading itself says what is wrong.
+        # Reading the directory reports the error with more detail.
         return None

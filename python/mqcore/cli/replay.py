@@ -1,4 +1,4 @@
-"""`mqcore journal replay`: what a stopped broker saved, published to a running one."""
+"""`mqcore journal replay`: publishes a stopped broker's saved messages to a running broker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Rate(click.ParamType[float]):
         except (ValueError, KeyError):
             rate = 0.0
         if not 0 < rate < float("inf"):
-            self.fail(f"{value!r} is no rate; write messages a second such as 500/s, a minute (/m) or an hour (/h)")
+            self.fail(f"invalid rate {value!r}; use messages per second (500/s), minute (/m) or hour (/h)")
         return rate
 
 
@@ -46,31 +46,34 @@ class _Moment(click.ParamType[datetime | float]):
                 return options.DURATION.convert(value, param, ctx)
             except click.BadParameter:
                 self.fail(
-                    f"{value!r} is no time; write 2026-01-31T12:00 (UTC), or how long ago, such as 2h", param, ctx
+                    f"invalid time {value!r}; use 2026-01-31T12:00 (UTC) or a time before now such as 2h", param, ctx
                 )
 
 
 @click.command(short_help="Publish saved messages to a queue of a running broker.")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--to", "to", type=options.QUEUE, required=True, help="To which queue.")
+@click.option("--to", "to", type=options.QUEUE, required=True, help="Destination queue.")
 @click.option(
-    "--from-queue", metavar="PATTERN", default="*", help="Only of queues whose channel/id fits; * stands for anything."
+    "--from-queue", metavar="PATTERN", default="*", help="Replay only queues that match PATTERN; * matches any text."
 )
 @click.option(
-    "--since", type=_Moment(), metavar="TIME", help="Only what was received then or later: ISO 8601, or 2h ago."
+    "--since",
+    type=_Moment(),
+    metavar="TIME",
+    help="Replay messages received at or after TIME: ISO 8601 in UTC, or a time before now such as 2h.",
 )
-@click.option("--until", type=_Moment(), metavar="TIME", help="Only what was received before.")
-@click.option("--limit", type=click.IntRange(min=0), help="So many messages at most.")
-@click.option("--rate", type=_Rate(), metavar="N/s", help="So many a second at most. [default: as fast as it goes]")
-@click.option("--skip", type=click.IntRange(min=0), default=0, help="Begin behind so many messages.")
+@click.option("--until", type=_Moment(), metavar="TIME", help="Replay messages received before TIME.")
+@click.option("--limit", type=click.IntRange(min=0), help="Maximum number of messages. [default: unlimited]")
+@click.option("--rate", type=_Rate(), metavar="N/s", help="Maximum messages per second. [default: unlimited]")
+@click.option("--skip", type=click.IntRange(min=0), default=0, help="Skip this many messages first. [default: 0]")
 @click.option(
     "--resume",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Keep the position here, and go on from it if it is there.",
+    help="Save the position in FILE, and continue from it if FILE exists.",
 )
-@click.option("--no-confirm", is_flag=True, help="Do not wait until the queue says that it has them.")
-@click.option("--dry-run", is_flag=True, help="Say what would be published, and publish nothing.")
+@click.option("--no-confirm", is_flag=True, help="Do not wait for the broker's confirmations.")
+@click.option("--dry-run", is_flag=True, help="List what would be published; publish nothing.")
 @options.connection
 @options.as_json
 def replay(
@@ -89,10 +92,10 @@ def replay(
     timeout: float,
     as_json: bool,
 ) -> int:
-    """Publish the saved messages in DIR, a stopped broker's or a restored backup, to a queue of a running broker.
+    """Publish the saved messages in DIR, of a stopped broker or a restored backup, to a queue of a running broker.
 
-    Order, id, headers, body and priority stay; the headers Replay-Queue, Replay-Received and Replay-Id tell where each
-    comes from. With damage in DIR everything readable is published, and the code is 6.
+    Order, id, headers, body and priority stay the same. The headers Replay-Queue, Replay-Received and Replay-Id name
+    the origin of each message. If DIR is damaged, the command publishes everything readable and exits with code 6.
     """
     from mqcore import journal
 
@@ -101,7 +104,7 @@ def replay(
     if dry_run:
         with reading("read", directory) as progress:
             found = journal.select(directory, progress=progress, **selected)
-        return _say_found(found, name, as_json=as_json)
+        return _print_selection(found, name, as_json=as_json)
     with options.connect(url, timeout, name="mqcore-replay") as client, _advancing(f"replay to {name}") as advanced:
         done = journal.replay(
             directory,
@@ -114,15 +117,17 @@ def replay(
             advanced=advanced,
             **selected,
         )
-    said = f"{done.published} messages published to {name}, {done.position} of {done.total} done, {done.seconds:.1f} s"
-    output.done("mqcore.journal.replay/1", said, output.plain(done), as_json=as_json)
-    return _end(damaged=done.damaged)
+    message = (
+        f"{done.published} messages published to {name}, {done.position} of {done.total} done, {done.seconds:.1f} s"
+    )
+    output.done("mqcore.journal.replay/1", message, output.plain(done), as_json=as_json)
+    return _exit_code(damaged=done.damaged)
 
 
 @contextmanager
 def _advancing(what: str) -> Iterator[Advanced]:
-    """Show how far it is; when it ends early, say where, because there it can go on."""
-    # The total is known when the first messages went.
+    """Show the progress; after an error, print the position at which the user can resume."""
+    # The total is known once the first messages are published.
     with output.growing(what) as show:
         position: tuple[int, int] | None = None
 
@@ -135,22 +140,24 @@ def _advancing(what: str) -> Iterator[Advanced]:
             yield advanced
         except BaseException:
             if position is not None:
-                output.talk(f"stopped at position {position[0]} of {position[1]}; --resume or --skip goes on there")
+                output.talk(
+                    f"stopped at position {position[0]} of {position[1]}; continue there with --resume or --skip"
+                )
             raise
 
 
-def _say_found(found: Selection, name: str, *, as_json: bool) -> int:
-    rows = [{"queue": queue, "messages": count, "octets": octets} for queue, (count, octets) in found.queues.items()]
+def _print_selection(found: Selection, name: str, *, as_json: bool) -> int:
+    rows = [{"queue": queue, "messages": count, "bytes": size} for queue, (count, size) in found.queues.items()]
     if as_json:
         output.document("mqcore.journal.selection/1", {"to": name, "messages": len(found), "queues": rows})
     else:
-        output.rows("mqcore.journal.selection/1", "queues", rows, ("queue", "messages", "octets"), as_json=False)
+        output.rows("mqcore.journal.selection/1", "queues", rows, ("queue", "messages", "bytes"), as_json=False)
         output.talk(f"{len(found)} messages would be published to {name}")
-    return _end(damaged=found.is_damaged)
+    return _exit_code(damaged=found.is_damaged)
 
 
-def _end(*, damaged: bool) -> int:
+def _exit_code(*, damaged: bool) -> int:
     if not damaged:
         return ExitCode.DONE
-    output.talk("the journal is damaged, so messages may be missing; 'mqcore journal verify' says what is lost")
+    output.talk("the journal is damaged, so messages may be missing; list the damage with 'mqcore journal verify'")
     return ExitCode.DAMAGED

@@ -1,4 +1,4 @@
-"""`mqcore serve`: a broker that runs alone."""
+"""`mqcore serve`: runs a broker as a process of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-# Where every protocol that is spoken so far is served if nothing else is said.
+# Listeners of a broker that is configured without any: one per protocol.
 DEFAULT_LISTENERS = (
     "tmqp://127.0.0.1:2622",
     "throttr://127.0.0.1:9000?value=uint16",
@@ -29,8 +29,8 @@ DEFAULT_LISTENERS = (
     "emqp://127.0.0.1:47290",
 )
 
-# Settings of the program, which the broker's own settings would not know.
-_OF_THE_PROGRAM = frozenset(
+# Environment variables of the program; the broker's configuration would reject them as unknown settings.
+_PROGRAM_VARIABLES = frozenset(
     {
         "MQCORE_APP",
         "MQCORE_CONFIG",
@@ -44,59 +44,61 @@ _OF_THE_PROGRAM = frozenset(
 
 
 @click.command(short_help="Run a broker.")
-@click.option("--listen", "listen", multiple=True, metavar="URL", help="Where clients connect; may be repeated.")
-@click.option("--admin", metavar="URL", help="Where health, metrics and the overview are served.")
-@click.option("--tls-cert", metavar="FILE", help="The certificate of listeners with TLS (tmqps://), in PEM.")
-@click.option("--tls-key", metavar="FILE", help="Its private key. [default: in the same file]")
+@click.option("--listen", "listen", multiple=True, metavar="URL", help="Listen for clients here. Repeatable.")
+@click.option("--admin", metavar="URL", help="Serve health, metrics and the admin API here.")
+@click.option("--tls-cert", metavar="FILE", help="Certificate chain of TLS listeners (tmqps://), in PEM.")
 @click.option(
-    "--tls-client-ca", metavar="FILE", help="The authorities of clients' certificates, which are then required."
+    "--tls-key", metavar="FILE", help="Private key of the certificate, in PEM. [default: the --tls-cert file]"
+)
+@click.option(
+    "--tls-client-ca", metavar="FILE", help="CA certificates for client certificates, in PEM. Requires mutual TLS."
 )
 @click.option(
     "--tls-client-cert",
     type=click.Choice(["required", "optional"]),
-    help="Whether clients must show a certificate. [default: required]",
+    help="Require a client certificate, or accept clients without one. [default: required]",
 )
 @click.option(
     "--data-dir",
     metavar="DIR",
-    help="Where definitions and saved messages are kept. [default: nowhere, everything stays in memory]",
+    help="Directory for definitions and saved messages. [default: none; everything stays in memory]",
 )
-@click.option("--history", is_flag=True, help="Write down every step of every message's life, in the data directory.")
+@click.option("--history", is_flag=True, help="Record every lifecycle event of every message in the data directory.")
 @click.option(
     "--memory-watermark",
     type=click.IntRange(min=0),
-    metavar="OCTETS",
-    help="How much of saved messages may wait in memory; the rest is read back when needed. [default: 256 MiB]",
+    metavar="BYTES",
+    help="Maximum bytes of saved messages in memory; the broker reads others from disk. [default: 256 MiB]",
 )
-@click.option("--node-name", metavar="NAME", help="Be a node of this name among other brokers.")
+@click.option("--node-name", metavar="NAME", help="Name of this broker among its nodes.")
 @click.option(
     "--master",
     "masters",
     multiple=True,
     metavar="URL",
-    help="Pass on there what clients produce, tmqp://HOST:PORT?token=TOKEN; may be repeated.",
+    help="Forward messages from clients to this upstream broker, tmqp://HOST:PORT?token=TOKEN. Repeatable.",
 )
-@click.option("--keep-messages", is_flag=True, help="Keep them in the data directory while a master is away.")
+@click.option("--keep-messages", is_flag=True, help="Save messages for an unreachable upstream in the data directory.")
 @click.option(
     "--app",
     metavar="MODULE:ATTR",
     envvar="MQCORE_APP",
-    help="A Broker, a mapping of delivery handlers by key, or an Authority; a mapping may have one too.",
+    help="Broker, Authority, or mapping of delivery handlers by key, which may contain an Authority.",
 )
-@click.option("--auto-create", is_flag=True, help="Publishing to, or joining, what is missing creates it.")
+@click.option("--auto-create", is_flag=True, help="Create missing channels and queues on publish and join.")
 @click.option(
     "--config",
     "config_file",
     metavar="FILE",
     envvar="MQCORE_CONFIG",
     type=click.Path(dir_okay=False),
-    help="A TOML file with settings. A flag wins over MQCORE_*, which wins over the file.",
+    help="TOML file with settings. Options override MQCORE_* variables, which override the file.",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["console", "json"]),
     envvar="MQCORE_LOG_FORMAT",
-    help="How log lines look. [default: console on a terminal, else json]",
+    help="Format of log lines. [default: console on a terminal, else json]",
 )
 @click.option(
     "--drain-timeout",
@@ -104,7 +106,7 @@ _OF_THE_PROGRAM = frozenset(
     default="10s",
     show_default=True,
     envvar="MQCORE_DRAIN_TIMEOUT",
-    help="How long peers may take at the end to take what is theirs.",
+    help="Time to finish in-flight work at shutdown.",
 )
 def serve(
     listen: tuple[str, ...],
@@ -125,9 +127,9 @@ def serve(
     log_format: str | None,
     drain_timeout: float,
 ) -> int:
-    """Run a broker until SIGTERM or Ctrl-C; a second one stops at once.
+    """Run a broker until SIGTERM or Ctrl-C. A second signal stops it immediately.
 
-    When everything is bound, one JSON line on stdout says where. Logs go to stderr.
+    Once all listeners are bound, the broker prints one JSON line with their addresses to stdout. Logs go to stderr.
     """
     import asyncio
 
@@ -159,11 +161,13 @@ def _broker(app: str | None, config_file: str | None, flags: dict[str, Any]) -> 
         if flags or config_file:
             names = [f"--{name.replace('_', '-')}" for name in flags] + (["--config"] if config_file else [])
             raise click.UsageError(
-                f"{app} is a Broker, which is configured where it is made; leave out {', '.join(names)}, "
-                "or let the module offer a mapping of handlers"
+                f"{app} is a Broker, which has its own configuration; remove {', '.join(names)}, "
+                "or export a mapping of handlers instead"
             )
         if not loaded.config.listen:
-            raise click.UsageError(f"{app} is a Broker that listens nowhere; give it listen='{DEFAULT_LISTENERS[0]}'")
+            raise click.UsageError(
+                f"{app} is a Broker without listeners; create it with listen='{DEFAULT_LISTENERS[0]}'"
+            )
         return loaded
     broker = Broker(_config(config_file, flags))
     if isinstance(loaded, Authority):
@@ -184,7 +188,7 @@ def _config(config_file: str | None, flags: dict[str, Any]) -> BrokerConfig:
 
     from mqcore.config import BrokerConfig
 
-    environ = {name: value for name, value in os.environ.items() if name not in _OF_THE_PROGRAM}
+    environ = {name: value for name, value in os.environ.items() if name not in _PROGRAM_VARIABLES}
     config = BrokerConfig.load(config_file, environ=environ, **flags)
     return config if config.listen or config.listener else dataclasses.replace(config, listen=DEFAULT_LISTENERS)
 
@@ -196,7 +200,7 @@ def _load_app(app: str) -> Authority | Broker | Mapping[str, Any]:
     def is_app(found: object) -> TypeGuard[Authority | Broker | Mapping[str, Any]]:
         return isinstance(found, Authority | Broker | Mapping)
 
-    what = "a mqcore.Broker, a mapping of handlers, or a mqcore.authority.Authority"
+    what = "an mqcore.Broker, a mapping of handlers, or an mqcore.authority.Authority"
     return application.load(app, "--app", is_app, what)
 
 
@@ -209,24 +213,26 @@ async def _serve(broker: Broker, drain_timeout: float) -> int:
     with _Signals(stop), _Reload(broker):
         async with broker:
             if broker.config.data_dir is None:
-                logger.warning("messages are kept in memory only: what is not consumed is lost when this process ends")
-            _say_ready(broker)
-            # Administrators of some protocols may stop a broker too.
+                logger.warning(
+                    "no data directory: messages are lost when this process ends; set --data-dir to save them"
+                )
+            _print_ready(broker)
+            # Administrators can stop a broker over some protocols, without a signal.
             stopped = asyncio.ensure_future(asyncio.to_thread(broker.wait))
             either: set[asyncio.Future[Any]] = {stop, stopped}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
-                logger.info("draining for up to %g s; a second signal stops at once", drain_timeout)
+                logger.info("draining for up to %g s; a second signal stops immediately", drain_timeout)
             await broker.aclose(drain_timeout)
             await stopped
     if stop.done():
         logger.info("stopped after signal %d", stop.result())
     else:
-        logger.info("stopped without a signal: by an administrator, or for what is logged above")
+        logger.info("stopped without a signal: by an administrator, or because of an error logged above")
     return ExitCode.DONE
 
 
-def _say_ready(broker: Broker) -> None:
+def _print_ready(broker: Broker) -> None:
     import json
 
     listeners: dict[str, str] = {}
@@ -242,7 +248,7 @@ def _say_ready(broker: Broker) -> None:
 
 
 class _Reload:
-    """Reads certificates, users and tokens again on SIGHUP, where the system has it, until the program ends."""
+    """Reloads certificates, users and tokens on SIGHUP, on systems that have it, until the program ends."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -266,23 +272,23 @@ class _Reload:
         import logging
 
         log = logging.getLogger("mqcore.serve")
-        # Whatever goes wrong with one of them, the other is read all the same.
+        # An error in one of them must not keep the other from being reloaded.
         try:
             self._broker.reload_tls()
         except Exception as error:
-            log.error("certificates could not be read; listeners keep what they have: %s", error)
+            log.error("cannot reload certificates; listeners keep the current ones: %s", error)
         else:
-            log.info("certificates were read again")
+            log.info("reloaded certificates")
         try:
             self._broker.reload_authority()
         except Exception as error:
-            log.error("users and tokens could not be read; those that were known go on to hold: %s", error)
+            log.error("cannot reload users and tokens; the current ones stay valid: %s", error)
         else:
-            log.info("users and tokens were read again")
+            log.info("reloaded users and tokens")
 
 
 class _Signals:
-    """Turns the first SIGTERM or Ctrl-C into the result of a future, and the second into the end."""
+    """Completes a future at the first SIGTERM or Ctrl-C, and ends the process at the second."""
 
     def __init__(self, first: asyncio.Future[int]) -> None:
         self._first = first
@@ -300,7 +306,7 @@ class _Signals:
 
     def _caught(self, number: int, _frame: object) -> None:
         if self._first.done():
-            # Threads may hang, which is why somebody asks twice: nothing is waited for.
+            # A second signal often means that a thread hangs, so exit without waiting for any thread.
             os._exit(128 + number)
         self._first.get_loop().call_soon_threadsafe(self._set, number)
 

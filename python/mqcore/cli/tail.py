@@ -1,4 +1,4 @@
-"""`mqcore tail`: what happens in a broker, as it happens."""
+"""`mqcore tail`: prints events of a broker as they happen."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ _SERVER_EVENTS = ("ClientConnected", "ClientDisconnected", "ChannelCreated", "Ch
 _CHANNEL_EVENTS = ("ClientJoined", "ClientLeft", "QueueCreated", "QueueUpdated", "QueueRemoved")
 
 
-@click.command(short_help="Print events as they happen; consumes nothing.")
-@click.option("--events", is_flag=True, required=True, help="Events of the broker: who came, what was created, ...")
-@click.option("--channel", "channels", multiple=True, help="Also the events of this channel; repeatable.")
+@click.command(short_help="Print events as they happen.")
+@click.option("--events", is_flag=True, required=True, help="Print connections, disconnections and channel changes.")
+@click.option("--channel", "channels", multiple=True, help="Also print events of this channel. Repeatable.")
 @click.option(
-    "--queue", "queues", multiple=True, type=options.QUEUE, help="Also each message produced to it; repeatable."
+    "--queue",
+    "queues",
+    multiple=True,
+    type=options.QUEUE,
+    help="Also print an event for each message published to this queue. Repeatable.",
 )
-@click.option("--count", type=click.IntRange(min=1), help="Leave after so many. [default: never]")
+@click.option("--count", type=click.IntRange(min=1), help="Exit after this many events. [default: never]")
 @options.connection
 @options.as_json
 def tail(
@@ -30,7 +34,7 @@ def tail(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Print events of the broker as they happen, until Ctrl-C. Nothing is consumed."""
+    """Print events of the broker as they happen, until Ctrl-C. Consumes no messages."""
     subscriptions: list[tuple[str, str | None, int | None]] = [(kind, None, None) for kind in _SERVER_EVENTS]
     subscriptions += [(kind, channel, None) for channel in channels for kind in _CHANNEL_EVENTS]
     subscriptions += [("MessageProduced", channel, number) for channel, number in queues]

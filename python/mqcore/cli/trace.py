@@ -1,4 +1,4 @@
-"""`mqcore trace`: where a message is, and what has happened to it."""
+"""`mqcore trace`: shows a message's current location and its history."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["trace"]
 _COLUMNS = ("at", "queue", "step", "attempt", "who", "why")
 
 
-@click.command(short_help="Where a message is, and what has happened to it.")
+@click.command(short_help="Show a message's current location and its history.")
 @click.argument("message_id", metavar="MSGID")
 @options.admin_side(timeout="60s")
 @options.as_json
 def trace(message_id: str, url: str, timeout: float, token: str | None, as_json: bool) -> None:
-    """Follow a message, or a job, by its id: who brought it, who had it when, how it ended, where it is now.
+    """Show the producer, deliveries, outcome and current location of the message or job MSGID.
 
-    What it is doing now every broker knows; what has happened, one that keeps a history (mqcore serve --history).
+    Past events require a broker that records the history (mqcore serve --history).
     """
     from mqcore import admin
 
@@ -58,9 +58,9 @@ def trace(message_id: str, url: str, timeout: float, token: str | None, as_json:
     output.rows("mqcore.trace/1", "steps", rows, _COLUMNS, as_json=False)
     output.talk(f"{message_id}: {traced.outcome}")
     if not traced.history:
-        output.talk("this broker keeps no history, so what has happened before is not known")
+        output.talk("this broker records no history, so past events are unknown; start it with --history")
     if traced.truncated or traced.not_all_looked_at:
-        output.talk("there is more than was looked at")
+        output.talk("incomplete: the broker stopped at its search limit")
 
 
 def _who(client: TracedClient | None) -> str | None:

@@ -9,10 +9,10 @@ from mqcore.cli import options, output
 __all__ = ["version"]
 
 
-@click.command(short_help="Say which version this is.")
+@click.command(short_help="Print the version.")
 @options.as_json
 def version(as_json: bool) -> None:
-    """Say which version this is; with --json also of what it runs on."""
+    """Print the version; with --json also the versions of Python and of the platform."""
     import mqcore
 
     if not as_json:

@@ -1,4 +1,4 @@
-"""`mqcore worker`: runs jobs."""
+"""`mqcore worker`: runs jobs of EventMQ queues."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = ["split_queues", "worker"]
 
-_SHOWN_MAX = 20
-"""Jobs that are listed on a terminal at a time."""
-_SUMMARY_EVERY = 10.0
-"""Seconds between two lines that sum up, where there is no terminal."""
+_SHOWN_JOBS_MAX = 20
+"""Jobs listed on a terminal at a time."""
+_SUMMARY_SECONDS = 10.0
+"""Time between two summary lines if stderr is not a terminal."""
 
 
 @click.command(short_help="Run jobs.")
@@ -33,49 +33,52 @@ _SUMMARY_EVERY = 10.0
 @click.option(
     "--broker",
     metavar="URL",
-    help="Where workers connect. [default: what APP says, or MQCORE_JOBS_URL, or emqp://127.0.0.1:47290]",
+    help="URL of the broker's listener for workers. "
+    "[default: the URL of APP, else MQCORE_JOBS_URL, else emqp://127.0.0.1:47290]",
 )
 @click.option(
     "--queues",
     default="default",
     show_default=True,
     metavar="NAME[:WEIGHT],...",
-    help="What to serve. A queue's jobs go to workers with larger weights first.",
+    help="Queues to serve. The broker prefers workers with a larger weight for a queue.",
 )
-@click.option("--concurrency", type=click.IntRange(min=1), help="Jobs at a time. [default: one a processor]")
+@click.option(
+    "--concurrency", type=click.IntRange(min=1), help="Maximum jobs at a time. [default: number of processors]"
+)
 @click.option(
     "--pool",
     type=click.Choice(["process", "thread", "asyncio"]),
     default="process",
     show_default=True,
-    help="Where they run.",
+    help="Run jobs in processes, threads or asyncio tasks.",
 )
 @click.option(
     "--prefetch",
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="How many more may wait here; for many short jobs.",
+    help="Extra jobs to fetch in advance. Increase it for many short jobs.",
 )
 @click.option(
     "--allow-import",
     multiple=True,
     metavar="PATTERN",
-    help="Also run functions of this name that are no tasks, such as 'legacy.tasks.*'; repeatable.",
+    help="Also run functions that match PATTERN but are not tasks, for example 'legacy.tasks.*'. Repeatable.",
 )
-@click.option("--no-schedules", is_flag=True, help="Do not tell the broker what APP says is to run again and again.")
+@click.option("--no-schedules", is_flag=True, help="Do not register the schedules of APP with the broker.")
 @click.option(
     "--drain-timeout",
     type=options.DURATION,
     default="30s",
     show_default=True,
-    help="How long jobs may take to end after SIGTERM.",
+    help="Time for running jobs to finish after SIGTERM.",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["console", "json"]),
     envvar="MQCORE_LOG_FORMAT",
-    help="How log lines look. [default: console on a terminal, else json]",
+    help="Format of log lines. [default: console on a terminal, else json]",
 )
 def worker(
     app: str | None,
@@ -89,19 +92,20 @@ def worker(
     drain_timeout: float,
     log_format: str | None,
 ) -> int:
-    """Run the jobs of the tasks in MODULE:ATTR, a mqcore.jobs.Jobs, until SIGTERM or Ctrl-C; a second ends it at once.
+    """Run jobs of the tasks in MODULE:ATTR, an mqcore.jobs.Jobs, until SIGTERM or Ctrl-C. A second signal stops the
+    worker immediately.
 
-    Without it only what --allow-import allows is run. When the broker has taken it, one JSON line on stdout says so.
-    Logs and progress go to stderr.
+    Without MODULE:ATTR, the worker runs only functions that --allow-import permits. Once the broker has accepted the
+    worker, it prints one JSON line to stdout. Logs and progress go to stderr.
     """
     from mqcore.jobs import Worker
 
     log.set_up(log_format)
     if app is None and not allow_import:
-        raise click.UsageError("say what may be run: MODULE:ATTR, such as shop:jobs, or --allow-import 'shop.tasks.*'")
+        raise click.UsageError("no tasks to run; add MODULE:ATTR, such as shop:jobs, or --allow-import 'shop.tasks.*'")
     jobs = _load_jobs(app or "mqcore.jobs.imports:NOTHING", broker)
     with _showing() as show:
-        # Again, because a terminal's table must know of the lines that go between.
+        # Again, because rich replaced stderr so that log lines appear above the table.
         log.set_up(log_format)
         runner = Worker(
             jobs,
@@ -112,27 +116,28 @@ def worker(
             drain_timeout=drain_timeout,
             allow_import=allow_import,
             schedules=not no_schedules,
-            on_joined=_say_ready,
+            on_joined=_print_ready,
             on_turn=show,
         )
         with _stopping(runner):
             left = runner.run()
     jobs.close()
-    tally = runner.tally
+    counts = runner.counts
     output.talk(
-        f"{tally.done} done, {tally.failed} failed, {tally.retried} tried again, {tally.refused} refused, {left} left"
+        f"{counts.succeeded} succeeded, {counts.failed} failed, {counts.retried} retried, {counts.rejected} rejected, "
+        f"{left} unfinished"
     )
     return ExitCode.REFUSED if left else ExitCode.DONE
 
 
 def _load_jobs(app: str, broker: str | None) -> Jobs:
-    """The `Jobs` that MODULE:ATTR names, with another broker's URL if one is given."""
+    """The `Jobs` that MODULE:ATTR names, with the broker's URL and token of the command line if given."""
     from mqcore.jobs import Jobs
 
     def is_jobs(found: object) -> TypeGuard[Jobs]:
         return isinstance(found, Jobs)
 
-    found = application.load(app, "", is_jobs, "a mqcore.jobs.Jobs")
+    found = application.load(app, "", is_jobs, "an mqcore.jobs.Jobs")
     token = options.token()
     if broker is not None or token is not None:
         found.locate(broker or found.url, token=token)
@@ -140,7 +145,10 @@ def _load_jobs(app: str, broker: str | None) -> Jobs:
 
 
 def split_queues(text: str) -> list[str | tuple[str, int]]:
-    """Read `email:40,reports:10,default`."""
+    """Parse `email:40,reports:10,default` into names and weights. The default weight is 10.
+
+    Raises `click.BadParameter` for an empty name or a weight that is not an integer from 0 to 10**9.
+    """
     queues: list[str | tuple[str, int]] = []
     for part in text.split(","):
         name, colon, weight = part.strip().rpartition(":")
@@ -148,13 +156,13 @@ def split_queues(text: str) -> list[str | tuple[str, int]]:
             name, weight = part.strip(), "10"
         if not name or not weight.isascii() or not weight.isdigit() or int(weight) > 10**9:
             raise click.BadParameter(
-                f"{part.strip()!r} is no queue; write NAME, or NAME:WEIGHT with a whole number", param_hint="--queues"
+                f"invalid queue {part.strip()!r}; use NAME or NAME:WEIGHT with an integer weight", param_hint="--queues"
             )
         queues.append((name, int(weight)))
     return queues
 
 
-def _say_ready(joined: Worker) -> None:
+def _print_ready(joined: Worker) -> None:
     ready = {
         "event": "ready",
         "worker": joined.identity,
@@ -169,7 +177,7 @@ def _say_ready(joined: Worker) -> None:
 
 @contextmanager
 def _stopping(runner: Worker) -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C stop a worker while the block runs."""
+    """Stop the worker on SIGTERM and Ctrl-C while the block runs."""
     import signal
 
     before = {number: signal.signal(number, lambda *_: runner.stop()) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -182,7 +190,7 @@ def _stopping(runner: Worker) -> Iterator[None]:
 
 @contextmanager
 def _showing() -> Iterator[Callable[[Worker], None]]:
-    """Show what a worker does: as a table on a terminal, else as a line now and then."""
+    """Show the worker's jobs: as a table on a terminal, else as a summary line every 10 s."""
     if not sys.stderr.isatty():
         yield _Summary().show
         return
@@ -195,35 +203,35 @@ def _showing() -> Iterator[Callable[[Worker], None]]:
 
 
 class _Summary:
-    """A line whenever something was done, but not too often."""
+    """Logs a summary line at most every 10 s, if a job has ended since the previous one."""
 
     def __init__(self) -> None:
-        self._next = time.monotonic() + _SUMMARY_EVERY
+        self._next = time.monotonic() + _SUMMARY_SECONDS
         self._ended = 0
 
     def show(self, runner: Worker) -> None:
         now = time.monotonic()
         if now < self._next:
             return
-        tally = runner.tally
-        ended = tally.done + tally.failed
+        counts = runner.counts
+        ended = counts.succeeded + counts.failed
         if ended != self._ended:
             import logging
 
-            rate = (ended - self._ended) / (now - self._next + _SUMMARY_EVERY)
+            rate = (ended - self._ended) / (now - self._next + _SUMMARY_SECONDS)
             logging.getLogger("mqcore.worker").info(
-                "%d done, %d failed, %d running, %d waiting, %.1f/s",
-                tally.done,
-                tally.failed,
+                "%d succeeded, %d failed, %d running, %d waiting, %.1f/s",
+                counts.succeeded,
+                counts.failed,
                 len(runner.running),
                 runner.waiting,
                 rate,
             )
-        self._next, self._ended = now + _SUMMARY_EVERY, ended
+        self._next, self._ended = now + _SUMMARY_SECONDS, ended
 
 
 class _Table:
-    """The jobs that run, with how far they are, redrawn a few times a second."""
+    """Table of the running jobs and their progress, redrawn four times a second."""
 
     def __init__(self, live: Any) -> None:
         self._live = live
@@ -237,7 +245,7 @@ class _Table:
             return
         self._next = now + 0.25
         since, ended_then = self._before
-        ended = runner.tally.done + runner.tally.failed
+        ended = runner.counts.succeeded + runner.counts.failed
         if now - since >= 1.0:
             self._rate = (ended - ended_then) / (now - since)
             self._before = (now, ended)
@@ -249,16 +257,16 @@ class _Table:
         from rich.table import Table
         from rich.text import Text
 
-        tally, running = runner.tally, runner.running
+        counts, running = runner.counts, runner.running
         state = "draining" if runner.is_draining else "working"
         head = Text(
-            f"{state}  {tally.done:,} done  {tally.failed:,} failed  {tally.retried:,} tried again  "
+            f"{state}  {counts.succeeded:,} succeeded  {counts.failed:,} failed  {counts.retried:,} retried  "
             f"{runner.waiting:,} waiting  {self._rate:,.0f}/s"
         )
         table = Table(box=None, header_style="bold", pad_edge=False)
         for column in ("task", "queue", "attempt", "seconds", "progress", ""):
             table.add_column(column)
-        for job in running[:_SHOWN_MAX]:
+        for job in running[:_SHOWN_JOBS_MAX]:
             bar = "" if job.progress is None else ProgressBar(total=1.0, completed=job.progress, width=20)
             table.add_row(job.name, job.queue, str(job.attempt), f"{now - job.since:.1f}", bar, Text(job.note))
         return Group(head, table) if running else head

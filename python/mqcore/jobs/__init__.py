@@ -26,7 +26,7 @@ from mqcore.jobs.limits import SoftTimeLimit
 from mqcore.jobs.pool import PoolKind
 from mqcore.jobs.task import BoundCall, Task, TaskOptions
 from mqcore.jobs.wire import JobProgress
-from mqcore.jobs.worker import Tally, Worker
+from mqcore.jobs.worker import JobCounts, Worker
 
 __all__ = [
     "Backoff",
@@ -34,12 +34,12 @@ __all__ = [
     "CatchUp",
     "Job",
     "JobContext",
+    "JobCounts",
     "JobProgress",
     "Jobs",
     "PoolKind",
     "Schedule",
     "SoftTimeLimit",
-    "Tally",
     "Task",
     "TaskOptions",
     "Worker",

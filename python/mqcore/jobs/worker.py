@@ -23,7 +23,7 @@ from mqcore.jobs.execution import Assignment, Ending, Registry, fault_of
 from mqcore.jobs.link import Link
 from mqcore.jobs.pool import Died, Pool, PoolKind, Progress
 
-__all__ = ["Running", "Tally", "Worker"]
+__all__ = ["JobCounts", "Running", "Worker"]
 
 _LOG: Final = logging.getLogger("mqcore.worker")
 
@@ -41,18 +41,18 @@ Queues = Sequence[str | tuple[str, int]]
 
 
 @dataclass(slots=True)
-class Tally:
-    """What became of jobs since the worker started."""
+class JobCounts:
+    """Numbers of jobs since the worker started."""
 
-    done: int = 0
+    succeeded: int = 0
     failed: int = 0
-    """In their last attempt."""
+    """Jobs that failed their last attempt."""
     retried: int = 0
-    """Attempts that were followed by another."""
+    """Failed attempts that are followed by another attempt."""
     lost: int = 0
-    """Processes that died with a job."""
-    refused: int = 0
-    """Jobs that are no task, and not allowed to be imported."""
+    """Processes that died while they ran a job."""
+    rejected: int = 0
+    """Jobs of unknown tasks that the worker may not import."""
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class Worker:
         """Names and weights."""
         self.concurrency = concurrency if concurrency is not None else os.cpu_count() or 1
         """Jobs at a time."""
-        self.tally = Tally()
+        self.counts = JobCounts()
         """What became of jobs."""
         if not self.queues or self.concurrency < 1 or prefetch < 0:
             raise ConfigError("a worker has at least one queue and one job at a time, and prefetches 0 jobs or more")
@@ -305,7 +305,7 @@ class Worker:
                     f"there is no task {call.name} here, and nothing allows to import it; --allow-import does"
                 )
         except (BodyError, JobRefused) as error:
-            self.tally.refused += 1
+            self.counts.rejected += 1
             _LOG.warning("job %s was refused: %s", job_id, error)
             self._reply(job_id, headers, fault_of(error, final=True), b"null")
             return
@@ -367,7 +367,7 @@ class Worker:
         if isinstance(happened, Died):
             self._died(work, happened.how)
         elif happened.fault is None:
-            self.tally.done += 1
+            self.counts.succeeded += 1
             self._reply(work.id, work.headers, None, happened.value)
             del self._by_id[work.id]
         else:
@@ -395,7 +395,7 @@ class Worker:
     def _died(self, work: _Work, how: str) -> None:
         """Its process is gone, which is a failed attempt. A job that is kept gets a second one at once, retries or
         not, because it is perhaps not to blame; a third one only as a retry, because it perhaps is."""
-        self.tally.lost += 1
+        self.counts.lost += 1
         fault = fault_of(JobLost(f"the process of {work.name} {how}"))
         if work.attempt == 1 and work.headers.guarantee:
             _LOG.warning("job %s (%s): its process %s; it is run again", work.id, work.name, how)
@@ -407,7 +407,7 @@ class Worker:
         tries_left = work.attempt <= work.headers.retry_count and not fault.final
         said = f"{fault.type}: {fault.message}"
         if not tries_left:
-            self.tally.failed += 1
+            self.counts.failed += 1
             _LOG.warning("job %s (%s) failed: %s", work.id, work.name, said)
             self._reply(work.id, work.headers, fault, b"null")
             del self._by_id[work.id]
@@ -418,7 +418,7 @@ class Worker:
 
     def _again(self, work: _Work, fault: wire.Fault, wait: float) -> None:
         """Let it be tried again: by the broker, if that counts attempts, so that all workers count alike."""
-        self.tally.retried += 1
+        self.counts.retried += 1
         if work.broker_counts:
             self._reply(work.id, work.headers, fault, b"null", retry_after=wait)
             del self._by_id[work.id]
