@@ -161,7 +161,7 @@ def test_an_extension_that_nobody_handles_is_unknown() -> None:
 @pytest.mark.parametrize("wrong", ["note", "x-", "x-Note", "x-a b", "x-nack", "x-mqcore", 7])
 def test_names_are_those_of_vendors(wrong: object) -> None:
     named = type("Named", (Note,), {"name": wrong})
-    with pytest.raises(InvalidArgument, match="cannot be called"):
+    with pytest.raises(InvalidArgument, match="invalid extension name"):
         mqcore.Broker().add_extension(named())
 
 
@@ -169,7 +169,7 @@ def test_extensions_are_added_before_the_broker_starts() -> None:
     with broker_with(Note()) as broker:
         with pytest.raises(RuntimeError, match="stop it first"):
             broker.add_extension(AsyncNote())
-        with pytest.raises(TypeError, match="an extension is an instance of a subclass"):
+        with pytest.raises(TypeError, match="an extension must be an instance of a subclass"):
             broker.add_extension(object())  # type: ignore[arg-type]
 
 

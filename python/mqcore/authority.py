@@ -1,4 +1,4 @@
-"""Who may do what, decided in Python: who gets in, and what each client may do.
+"""Authentication and authorization decided in Python.
 
 ::
 
@@ -9,8 +9,8 @@
 
     broker.authority = Staff()
 
-Users and tokens with rules need none of this: see docs/security.md. Where both are there, `Hello.identity` says whom
-the broker itself took the peer for.
+Users and tokens with rules do not need it; see docs/security.md. With both, `Hello.identity` is the identity that the
+broker found.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOG: Final = logging.getLogger("mqcore.authority")
 
 
 class Action(StrEnum):
-    """What somebody wants to do."""
+    """An action of a client."""
 
     CREATE = "create"
     """Create a channel or a queue."""
@@ -43,17 +43,17 @@ class Action(StrEnum):
     PUSH = "push"
     """Publish to a queue."""
     PULL = "pull"
-    """Ask a queue for messages."""
+    """Pull messages from a queue."""
     RECEIVE = "receive"
-    """Be handed the messages of queues without asking for each."""
+    """Receive messages that the broker pushes from queues."""
     DIRECT = "direct"
-    """Send to another client, or answer one."""
+    """Send a direct message or a response to another client."""
     ROUTE = "route"
     """Publish to a router."""
     EVENTS = "events"
     """Subscribe to events."""
     ADMINISTER = "administer"
-    """Look at what others do, change and remove what others made."""
+    """Inspect other clients, and change or remove objects that others created."""
     PUBLISH = "publish"
     """Publish to a topic."""
     SUBSCRIBE = "subscribe"
@@ -64,80 +64,82 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who somebody is, and what follows from it."""
+    """An authenticated identity and its rights."""
 
     name: str
-    """For people: in the audit log and in metrics."""
+    """Name in the audit log and in metrics."""
     allow: Sequence[str] = ("*",)
-    """Rules such as ``push,pull:orders/*``. What no rule allows is denied, whatever `Authority.authorize` says.
-    Default everything."""
+    """Rules such as ``push,pull:orders/*`` (default: everything). Actions that no rule allows are denied without a call
+    of `Authority.authorize`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What a peer has proven by TLS. The listener has verified it."""
+    """A client's TLS certificate, verified by the listener."""
 
     subject: str
-    """The common name; empty if there is none."""
+    """Common name; empty if it has none."""
     names: tuple[str, ...]
-    """Alternative names, each with its kind in front: ``dns:worker.example``."""
+    """Subject alternative names with their types: ``dns:worker.example``."""
     fingerprint: str
-    """SHA-256 of the certificate, hexadecimal."""
+    """SHA-256 of the certificate, in hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """What is known of a peer that wants to come in. Secrets are not part of its `repr`."""
+    """A connection that asks to be authenticated. Its `repr` contains no secrets."""
 
     protocol: str
-    """What it speaks: ``tmqp``; ``http`` for the admin side."""
+    """Protocol of the connection, such as ``tmqp``; ``http`` for the admin API."""
     address: str | None
-    """Where it comes from, ``192.0.2.7:50312``; `None` without a network."""
+    """Address of the client, ``192.0.2.7:50312``; `None` without a network."""
     encrypted: bool
-    """Whether nobody on the way can read it."""
+    """Whether the connection is encrypted."""
     certificate: Certificate | None
-    """Its certificate, if the listener asks for one and it has one."""
+    """TLS certificate of the client, if the listener requests one and the client has one."""
     id: str | None
-    """The client id that it wants."""
+    """Requested client id."""
     name: str | None
-    """Its client name."""
+    """Client name."""
     kind: str | None
-    """Its client type."""
+    """Client type."""
     token: str | None = field(repr=False)
-    """The token that it shows."""
+    """Access token."""
     user: str | None
-    """The user that it says it is."""
+    """User name."""
     password: str | None = field(repr=False)
-    """The password of that user."""
+    """Password."""
     properties: Mapping[str, str] = field(repr=False)
-    """What else it says."""
+    """Further properties of the handshake."""
     identity: Identity | None
-    """Whom the broker takes it for by its own users and tokens; `None` if for nobody."""
+    """Identity according to the broker's own users and tokens; `None` if they do not match."""
 
 
 class Authority:
-    """Decides who gets in and who may do what. Override what you want to decide; both methods may be ``async def``.
+    """Decides about logins and actions. Override one or both methods; they can be ``async def``.
 
-    An exception, nonsense and silence mean no. Methods of one authority are called one after the other, so a plain
-    method that blocks makes every login wait; connections that are in wait only for answers about themselves.
+    The broker denies access if a method raises, returns an invalid value, or exceeds `timeout`. It calls the methods of
+    an authority one at a time, so a plain method that blocks delays all logins. Connections that are already accepted
+    wait only for answers about themselves.
     """
 
     timeout: ClassVar[Duration] = 5.0
-    """How long an answer may take. Default 5 s."""
+    """Time for a method to answer (default 5 s)."""
     cache_seconds: ClassVar[Duration] = 1.0
-    """How long an answer of `authorize` is used again for the same client, action and resource: so long a permission
-    can outlive its withdrawal. 0 asks for every batch of commands. Default 1 s."""
+    """Time for which an answer of `authorize` is reused for the same client, action and resource (default 1 s).
+    A revoked permission stays valid for at most this long. With 0, every batch of commands is checked."""
 
     def authenticate(self, hello: Hello) -> Identity | Awaitable[Identity | None] | None:
-        """Say who this is, or `None` to turn it away. Not overridden: whoever the broker takes it for.
+        """Return the identity of a connection, or `None` to reject it. Default: `hello.identity`.
 
-        Return `hello.identity` itself to accept what the broker found; the connection then also ends with its token.
+        A connection for which `hello.identity` itself is returned is closed when its token expires or is revoked.
         """
         return hello.identity
 
     def authorize(self, client: ClientView, action: Action, resource: str) -> bool | Awaitable[bool]:
-        """Say whether `client` may do this to `resource`, such as ``orders/1001``. Asked only about what the client's
-        rules allow. Not overridden: yes.
+        """Return whether `client` may perform `action` on `resource`, such as ``orders/1001``. Default: true.
+
+        The broker calls it only for actions that the client's rules allow.
         """
         return True
 
@@ -148,14 +150,16 @@ def _overridden(authority: Authority, name: str) -> Callable[..., object] | None
 
 
 def _report(method: str, exception: BaseException) -> None:
-    """Log that a method raised. Called from the authority's thread too."""
-    _LOG.error("the authority raised in %s; the answer is no", method, exc_info=exception)
+    """Log an exception of a method. Also called from the authority's thread."""
+    _LOG.error("the authority failed in %s; denying access", method, exc_info=exception)
 
 
 def _register(core: Any, authority: Authority, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    """Tell the core of a broker that is not running about its authority."""
+    """Register an authority with the core of a broker that is not running. Raises `TypeError`."""
     if not isinstance(authority, Authority):
-        raise TypeError(f"an authority is an instance of a subclass of mqcore.authority.Authority, not {authority!r}")
+        raise TypeError(
+            f"an authority must be an instance of a subclass of mqcore.authority.Authority, not {authority!r}"
+        )
     timeout = seconds(authority.timeout)
 
     def report(reply: AuthorityReply, exception: BaseException) -> None:

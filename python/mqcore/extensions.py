@@ -1,4 +1,4 @@
-"""Vendors' extensions of MicroMessage2, whose frames a program handles: what the protocol leaves to you.
+"""Vendor extensions of MicroMessage2, whose frames a Python class handles.
 
 ::
 
@@ -11,8 +11,8 @@
 
     broker.add_extension(Note())
 
-A client that names ``x-note`` in its handshake may then send EXTENSION frames of it; what `Extension.received` returns
-goes back to it in frames of the same extension. See docs/protocols/micromessage2.md.
+A client that names ``x-note`` in its handshake can send EXTENSION frames of it. The return value of
+`Extension.received` is sent back in frames of the same extension. See docs/protocols/micromessage2.md.
 """
 
 from __future__ import annotations
@@ -41,44 +41,48 @@ _Frames: TypeAlias = bytes | Iterable[bytes] | None
 
 
 class ExtensionRefused(MqcoreError):
-    """Raised by `Extension.received` where a frame may not be sent: the peer is told why, and its connection ends."""
+    """Raised by `Extension.received` to reject a frame. The broker sends its message and disconnects."""
 
 
 class Extension(ABC):
-    """A vendor's extension. Frames of one connection come in their order, each when the one before was answered or
-    handed to the event loop; what else the peer sends does not wait for them.
+    """A vendor extension.
+
+    `received` is called for the frames of a connection in order, each after the previous one has been answered or
+    passed to the event loop. Other frames of the connection do not wait for it.
     """
 
     name: ClassVar[str]
-    """As clients name it in the handshake: ``x-`` and lower-case letters, digits and hyphens, 64 characters at most."""
+    """Name in the handshake: ``x-`` and up to 62 lower-case letters, digits and hyphens."""
     timeout: ClassVar[Duration] = 5.0
-    """How long `received` may take for a frame. Beyond it the peer is told so and its connection ends. Default 5 s."""
+    """Time for `received` to handle a frame (default 5 s). After it, the broker reports an error to the client and
+    disconnects it."""
 
     @abstractmethod
     def received(self, client: ClientView, payload: bytes) -> _Frames | Awaitable[_Frames]:
-        """Handle a frame of `client`. May be ``async def``; a plain method that blocks makes all frames of all
-        extensions wait.
+        """Handle a frame of `client`. Can be ``async def``; a plain method that blocks delays all extensions.
 
-        Return the payloads of frames to send back: `None` for none, bytes for one, an iterable of bytes for several.
-        Raise `ExtensionRefused` to refuse the frame. Any other exception is logged, and the peer is told that the
-        handler failed.
+        Return the payloads to send back: `None` for none, bytes for one frame, an iterable of bytes for several. Raise
+        `ExtensionRefused` to reject the frame. The broker logs other exceptions, reports to the client that the handler
+        failed, and disconnects it.
         """
 
 
 def _report(name: str, exception: BaseException) -> None:
-    """Log that a handler raised. Called from the extensions' thread too."""
-    _LOG.error("the handler of the extension %s raised; the connection ends", name, exc_info=exception)
+    """Log an exception of a handler. Also called from the extensions' thread."""
+    _LOG.error("the handler of extension %s failed; disconnecting the client", name, exc_info=exception)
 
 
 def _register(core: Any, extension: Extension, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    """Tell the core of a broker that is not running about an extension."""
+    """Register an extension with the core of a broker that is not running. Raises `TypeError`, `InvalidArgument`."""
     if not isinstance(extension, Extension):
-        raise TypeError(f"an extension is an instance of a subclass of mqcore.extensions.Extension, not {extension!r}")
+        raise TypeError(
+            f"an extension must be an instance of a subclass of mqcore.extensions.Extension, not {extension!r}"
+        )
     name = getattr(extension, "name", None)
     if not isinstance(name, str) or not _NAME.match(name) or name in _OWN:
         raise InvalidArgument(
-            f"an extension cannot be called {name!r}: write x- and lower-case letters, digits and hyphens, 64 "
-            "characters at most; x-nack and x-mqcore are the broker's own"
+            f"invalid extension name {name!r}; use x- and up to 62 lower-case letters, digits and hyphens, except "
+            "x-nack and x-mqcore, which are reserved"
         )
     timeout = seconds(extension.timeout)
     runner: LoopRunner[ExtensionReply] = LoopRunner(

@@ -1,10 +1,10 @@
-"""Rate limits: in this process, or of all processes together through a broker.
+"""Rate limits: of this process, or shared by all processes through a broker.
 
 ::
 
     from mqcore.ratelimit import RateLimiter
 
-    limiter = RateLimiter.local()                          # this process, no socket: a check is one call
+    limiter = RateLimiter.local()                          # this process only, without a socket
     if not limiter.check("user:7", "100/s"):
         ...
 
@@ -12,9 +12,9 @@
     verdict = await limiter.check("user:7", "100/s", cost=5)
     print(verdict.remaining, verdict.retry_after)
 
-A limit is text such as ``"20/m"``, ``"100/10s"`` or ``"5/h"`` (units ms, s, m, h, d), or a `Limit`. A check creates
-what is missing, checks and takes in one step, so however many ask at once, a limit is never exceeded.
-docs/ratelimit.md tells how to choose; docs/limits.md how quotas are counted.
+A limit is text such as ``"20/m"``, ``"100/10s"`` or ``"5/h"`` (units ms, s, m, h, d), or a `Limit`. A check is atomic:
+concurrent checks never exceed the limit. docs/ratelimit.md helps to choose a limiter and a strategy; docs/limits.md
+describes how the strategies count.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ __all__ = [
 ]
 
 OnUnavailable = Literal["allow", "deny", "raise"]
-"""What a check answers when the broker cannot be asked: yes, no, or the error itself."""
+"""Result of a check while the broker is unreachable: allow, deny, or raise the error."""
 
 Strategy = Algorithm | Literal["fixed-window", "sliding-window", "gcra"]
 
 _LIMIT: Final = re.compile(r"\s*(\d+)\s*/\s*(\d+(?:\.\d+)?)?\s*(ms|s|m|h|d)\s*")
 _UNITS: Final = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
-_KEY_MAX: Final = 255
+_KEY_BYTES_MAX: Final = 255
 _CONSUME, _CONSUME_ALL, _PURGE = 0xC0, 0xC1, 0x04
 _IMPOSSIBLE: Final = 2
 _UNREACHABLE: Final = (TransportError, HandshakeError, RequestTimeout)
-# Limits made ready are kept; a program that invents limits without end must not fill memory with them.
-_KEPT_MAX: Final = 4096
+# Maximum number of cached prepared limits. Without it, a program that computes limits would fill the memory.
+_CACHED_LIMITS_MAX: Final = 4096
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -75,33 +75,40 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much may be taken in which time. Raises `ConfigError` for what cannot be."""
+    """An amount per period. Raises `ConfigError` for a negative amount or an empty period.
+
+    >>> Limit.parse("500/10s")
+    Limit(amount=500, period=10.0, strategy=None)
+    """
 
     amount: int
+    """Maximum total cost per period, 0 to 2**64 - 1."""
     period: Duration
     """Seconds, a timedelta, or text such as ``"10s"``."""
     strategy: Strategy | None = None
-    """How it is counted. Default: as the limiter says."""
+    """Strategy of counting. Default: that of the limiter."""
 
     def __post_init__(self) -> None:
         if self.amount < 0 or self.amount >= 1 << 64:
-            raise ConfigError(f"a limit cannot be {self.amount}; it is at least 0 and has at most 64 bits")
+            raise ConfigError(f"the amount of a limit must be from 0 to 2**64 - 1, not {self.amount}")
         if self.nanoseconds <= 0:
-            raise ConfigError(f"the period of a limit cannot be {self.period!r}; it is longer than nothing")
+            raise ConfigError(f"the period of a limit must be longer than 0 s, not {self.period!r}")
         if self.strategy is not None:
             _algorithm(self.strategy)
 
     @property
     def nanoseconds(self) -> int:
-        """The period."""
+        """The period in nanoseconds."""
         return round(seconds(self.period) * 1e9)
 
     @classmethod
     def parse(cls, text: str, strategy: Strategy | None = None) -> Limit:
-        """Read ``"20/m"`` or ``"100/10s"``."""
+        """Parse text such as ``"20/m"`` or ``"100/10s"``. Raises `ConfigError`."""
         match = _LIMIT.fullmatch(text)
         if match is None:
-            raise ConfigError(f"{text!r} is no limit; write for example '100/s', '20/m', '500/10s' or '10000/d'")
+            raise ConfigError(
+                f"invalid limit {text!r}; use AMOUNT/PERIOD, for example '100/s', '20/m', '500/10s' or '10000/d'"
+            )
         period = float(match[2] or 1) * _UNITS[match[3]] / 1e9
         return cls(int(match[1]), period, strategy)
 
@@ -111,11 +118,11 @@ def _algorithm(strategy: Strategy) -> Algorithm:
         return Algorithm(strategy)
     except ValueError:
         known = ", ".join(Algorithm)
-        raise ConfigError(f"there is no strategy {strategy!r}; there are {known}") from None
+        raise ConfigError(f"unknown strategy {strategy!r}; use one of {known}") from None
 
 
 class _Limits:
-    """What all limiters share: how limits and keys are read, and what is built on a check."""
+    """Base of all limiters: parses and caches limits, and adds the prefix to keys."""
 
     def __init__(self, strategy: Strategy, prefix: str) -> None:
         self._strategy = _algorithm(strategy)
@@ -123,12 +130,12 @@ class _Limits:
         self._ready: dict[str | Limit, Any] = {}
 
     def _of(self, limit: str | Limit) -> Any:
-        """The limit made ready: each once."""
+        """Return the prepared form of a limit, from the cache if possible."""
         found = self._ready.get(limit)
         if found is None:
             parsed = Limit.parse(limit) if isinstance(limit, str) else limit
             algorithm = self._strategy if parsed.strategy is None else _algorithm(parsed.strategy)
-            if len(self._ready) >= _KEPT_MAX:
+            if len(self._ready) >= _CACHED_LIMITS_MAX:
                 self._ready.clear()
             found = self._ready[limit] = self._prepare(parsed, algorithm)
         return found
@@ -143,7 +150,7 @@ class _Limits:
 
 
 class _Blocking(_Limits):
-    """What limiters without ``await`` share."""
+    """Base of limiters without ``await``."""
 
     def _apply(self, key: str | bytes, limit: str | Limit, cost: int, mode: Mode) -> Verdict:
         raise TypeError(f"{type(self).__name__} checks nothing")
@@ -154,17 +161,19 @@ class _Blocking(_Limits):
         raise TypeError(f"{type(self).__name__} checks nothing")
 
     def check(self, key: str | bytes, limit: str | Limit, *, cost: int = 1, dry_run: bool = False) -> Verdict:
-        """Take `cost` from the quota of `key` if there is enough, in one step; with `dry_run` only tell what would come
-        of it. Raises `ConfigError` for what is no limit, `InvalidArgument` for a key above 255 octets, `Unacceptable`
-        for a key that another strategy counts with; through a broker also what `on_unavailable` says."""
+        """Take `cost` from the quota of `key` if enough is left, in one atomic step. With `dry_run`, take nothing.
+
+        Raises `ConfigError` for an invalid limit, `InvalidArgument` for a key over 255 bytes, and `Unacceptable` for a
+        key that is in use with another strategy. An unreachable broker leads to the result of `on_unavailable`.
+        """
         return self._apply(key, limit, cost, Mode.DRY_RUN if dry_run else Mode.TAKE)
 
     def peek(self, key: str | bytes, limit: str | Limit) -> Verdict:
-        """Tell what is left. Nothing is taken or created; `allowed` tells whether there is anything."""
+        """Return what is left, without taking or creating anything. `allowed` is true if at least 1 is left."""
         return self._apply(key, limit, 1, Mode.PEEK)
 
     def refund(self, key: str | bytes, limit: str | Limit, *, cost: int = 1) -> Verdict:
-        """Give `cost` back, never more than was taken."""
+        """Return `cost` to the quota of `key`, at most what was taken."""
         return self._apply(key, limit, cost, Mode.REFUND)
 
     def check_all(
@@ -173,13 +182,16 @@ class _Blocking(_Limits):
         *,
         dry_run: bool = False,
     ) -> tuple[bool, list[Verdict]]:
-        """Take from the quotas of up to 32 keys, each with its limit and perhaps a cost: from all, or from none if one
-        has not enough. Returns whether it was allowed, and what holds for each."""
+        """Take from the quotas of up to 32 keys: from all of them, or from none if one has not enough left.
+
+        Each part is a key and a limit, and optionally a cost (default 1). Return whether the check was allowed, and a
+        verdict per key. Raises like `check`.
+        """
         return self._apply_all(_parts(parts), Mode.DRY_RUN if dry_run else Mode.TAKE)
 
     @contextmanager
     def slot(self, key: str | bytes, limit: str | Limit, *, cost: int = 1, wait: Duration = 0.0) -> Iterator[Verdict]:
-        """Run a block if `cost` is allowed, waiting for that up to `wait`. Raises `RateLimited` if not."""
+        """Run a ``with`` block once `cost` is allowed, waiting up to `wait` (default: 0). Raises `RateLimited`."""
         deadline = time.monotonic() + seconds(wait)
         while not (verdict := self.check(key, limit, cost=cost)).allowed:
             if not _worth_waiting(verdict, deadline):
@@ -194,9 +206,14 @@ class _Blocking(_Limits):
         key: str | Callable[_P, str | bytes] | None = None,
         cost: int | Callable[_P, int] = 1,
     ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-        """Decorate a function, plain or ``async``: each call takes `cost`, or raises `RateLimited`.
+        """Decorate a function, plain or ``async``, so that each call takes `cost`, or raises `RateLimited`.
 
-        `key` is text or a function with the arguments of the call; default the function's own name.
+        `key` and `cost` are values, or functions of the call's arguments. Default key: the function's full name.
+
+        Example::
+
+            @limiter.limit("5/m", key=lambda user: f"mail:{user}")
+            def send_mail(user: str) -> None: ...
         """
         self._of(limit)
 
@@ -228,32 +245,39 @@ class _Blocking(_Limits):
 
 
 BoundLimit = _core.LimitRule
-"""A limit that was made ready: ``check(key, cost=1)`` is one call into the core."""
+"""A prepared limit. ``check(key, cost=1)`` is a single call into the core."""
 
 
 class LocalRateLimiter(_Blocking):
-    """Limits of this process, made by `RateLimiter.local`. Threads may share it."""
+    """Rate limits of this process, created by `RateLimiter.local`. Thread-safe.
+
+    >>> limiter = RateLimiter.local()
+    >>> [limiter.check("user:7", "2/h", cost=cost).allowed for cost in (1, 1, 1)]
+    [True, True, False]
+    """
 
     def __init__(self, strategy: Strategy, prefix: str, keys_max: int, bytes_max: int) -> None:
         super().__init__(strategy, prefix)
         self._store = _core.LimitStore(keys_max, bytes_max)
 
     def bind(self, limit: str | Limit) -> BoundLimit:
-        """Make a limit ready: `BoundLimit.check` is the fastest check there is. It does not add the prefix."""
+        """Prepare a limit for the fastest check, `BoundLimit.check`, which does not add the prefix to keys."""
         bound: BoundLimit = self._of(limit)
         return bound
 
     def reset(self, key: str | bytes) -> bool:
-        """Forget what `key` has spent under a fixed window; false if there is nothing."""
+        """Reset the fixed window of `key`. Return false if it has none."""
         return self._store.purge(self._key(key))
 
     def __len__(self) -> int:
         return len(self._store)
 
     def check(self, key: str | bytes, limit: str | Limit, *, cost: int = 1, dry_run: bool = False) -> Verdict:
-        """Take `cost` from the quota of `key` if there is enough, in one step; with `dry_run` only tell what would come
-        of it. Raises `ConfigError` for what is no limit, `InvalidArgument` for a key above 255 octets, `Unacceptable`
-        for a key that another strategy counts with."""
+        """Take `cost` from the quota of `key` if enough is left, in one atomic step. With `dry_run`, take nothing.
+
+        Raises `ConfigError` for an invalid limit, `InvalidArgument` for a key over 255 bytes, and `Unacceptable` for a
+        key that is in use with another strategy.
+        """
         rule: BoundLimit = self._ready.get(limit) or self._of(limit)
         if self._prefix:
             key = self._key(key)
@@ -275,7 +299,7 @@ class LocalRateLimiter(_Blocking):
 
 
 class _Remote(_Limits):
-    """What limiters of a broker share."""
+    """Base of limiters that use a broker."""
 
     _blocking = False
 
@@ -291,7 +315,7 @@ class _Remote(_Limits):
     ) -> None:
         super().__init__(strategy, prefix)
         if on_unavailable not in get_args(OnUnavailable):
-            raise ConfigError(f"on_unavailable cannot be {on_unavailable!r}; it is 'allow', 'deny' or 'raise'")
+            raise ConfigError(f"on_unavailable must be 'allow', 'deny' or 'raise', not {on_unavailable!r}")
         self._on_unavailable = on_unavailable
         self._core = _core.ThrottrClient(url, tls, seconds(timeout), seconds(timeout), self._blocking)
         self._value_max = self._core.value_max
@@ -299,14 +323,14 @@ class _Remote(_Limits):
     def _prepare(self, limit: Limit, algorithm: Algorithm) -> tuple[int, int, int, int, int]:
         if limit.amount > self._value_max:
             raise ConfigError(
-                f"a limit of {limit.amount} is more than {self._value_max}, the largest value of the listener; serve "
-                "one with ?value=uint64, and say so in the limiter's URL"
+                f"a limit of {limit.amount} exceeds {self._value_max}, the largest value of the listener; use a "
+                "listener with ?value=uint64, also in the limiter's URL"
             )
         unit, amount = self._expressed(limit.nanoseconds)
         return algorithm.code, limit.amount, unit, amount, limit.amount
 
     def _expressed(self, nanoseconds: int) -> tuple[int, int]:
-        """The coarsest unit in which a period is a whole number."""
+        """The coarsest unit in which a period is a whole number, and that number."""
         for unit in reversed(Unit):
             amount, rest = divmod(nanoseconds, unit.nanoseconds)
             if not rest and amount:
@@ -314,27 +338,27 @@ class _Remote(_Limits):
                     return unit, amount
                 break
         raise ConfigError(
-            f"a period of {nanoseconds / 1e9} s cannot be said with values up to {self._value_max}; serve a listener "
-            "with ?value=uint64, and say so in the limiter's URL"
+            f"a period of {nanoseconds / 1e9} s does not fit into values up to {self._value_max}; use a listener with "
+            "?value=uint64, also in the limiter's URL"
         )
 
-    def _octets(self, key: str | bytes) -> bytes:
+    def _key_bytes(self, key: str | bytes) -> bytes:
         key = self._key(key)
         return key.encode() if isinstance(key, str) else key
 
     def _request(self, key: str | bytes, limit: str | Limit, cost: int, mode: Mode) -> tuple[Any, ...]:
         algorithm, amount, unit, period, _ = self._of(limit)
-        return _CONSUME, self._octets(key), mode, algorithm, amount, cost, unit, period
+        return _CONSUME, self._key_bytes(key), mode, algorithm, amount, cost, unit, period
 
     def _request_all(self, parts: Sequence[tuple[str | bytes, str | Limit, int]], mode: Mode) -> tuple[Any, ...]:
         rules = []
         for key, limit, cost in parts:
             algorithm, amount, unit, period, _ = self._of(limit)
-            rules.append((self._octets(key), algorithm, amount, cost, unit, period))
+            rules.append((self._key_bytes(key), algorithm, amount, cost, unit, period))
         return _CONSUME_ALL, int(mode), rules
 
     def _instead(self, error: Exception, limit: str | Limit) -> Verdict:
-        """What is answered when nobody could be asked."""
+        """The verdict of `on_unavailable`, or raise `error`."""
         amount = self._of(limit)[4]
         if self._on_unavailable == "allow":
             return Verdict(True, amount, amount, available=False)
@@ -358,24 +382,24 @@ def _all(answers: list[Any]) -> tuple[bool, list[Verdict]]:
 
 
 def _impossible() -> Unacceptable:
-    return Unacceptable(
-        "the key holds something that this strategy does not count with, or stands twice; use another key", 406
-    )
+    return Unacceptable("the key is in use with another strategy, or was given twice; use another key", 406)
 
 
 class SyncRateLimiter(_Remote, _Blocking):
-    """Limits of a broker, without ``await``; arguments as those of `RateLimiter`. Threads may share it."""
+    """Rate limits of a broker, without ``await``. Takes the arguments of `RateLimiter`. Thread-safe."""
 
     _blocking = True
 
     def reset(self, key: str | bytes) -> bool:
-        """Forget what `key` has spent under a fixed window; false if there is nothing. Raises what the client
-        raises."""
-        (done,) = self._core.ask([(_PURGE, self._octets(key))])
+        """Reset the fixed window of `key`. Return false if it has none.
+
+        Raises `TransportError`, `HandshakeError` or `RequestTimeout` if the broker is unreachable.
+        """
+        (done,) = self._core.ask([(_PURGE, self._key_bytes(key))])
         return bool(done)
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._core.close()
 
     def __enter__(self) -> Self:
@@ -405,16 +429,18 @@ class SyncRateLimiter(_Remote, _Blocking):
 
 
 class RateLimiter(_Remote):
-    """Limits of a broker, for asyncio, shared by everybody who asks the same broker.
+    """Rate limits of a broker, for asyncio, shared by all clients of the broker.
 
-    `url` is that of a Throttr listener; ``?value=uint64`` in it takes limits and periods of any size. `on_unavailable`
-    has no default, because what is right is the program's to say: ``"allow"`` and ``"deny"`` answer so when the broker
-    cannot be asked within `timeout` (seconds, default 1), ``"raise"`` raises `TransportError`, `HandshakeError` or
-    `RequestTimeout`. `strategy` counts limits that say nothing themselves (default GCRA). `prefix` stands before
-    every key.
+    - `url`: a Throttr listener. With ``?value=uint64``, limits and periods can have any size.
+    - `on_unavailable`: result of a check while the broker is unreachable. ``"allow"`` or ``"deny"``; ``"raise"`` raises
+      `TransportError`, `HandshakeError` or `RequestTimeout`. It has no default, because the right choice depends on the
+      program.
+    - `timeout`: time to wait for the broker (default 1 s).
+    - `strategy`: strategy of limits that name none (default GCRA).
+    - `prefix`: text before every key (default: none).
 
-    Methods raise `ConfigError` for what is no limit or cannot be said in the listener's width, `TooLarge` for a key
-    above 255 octets, and `Unacceptable` for a key that another strategy counts with.
+    Methods raise `ConfigError` for limits that are invalid or exceed the listener's width, `TooLarge` for a key over
+    255 bytes, and `Unacceptable` for a key that is in use with another strategy.
     """
 
     @staticmethod
@@ -425,24 +451,23 @@ class RateLimiter(_Remote):
         keys_max: int = 1 << 24,
         bytes_max: int = 2 << 30,
     ) -> LocalRateLimiter:
-        """Limits of this process alone, without any socket and without ``await``.
+        """Create a limiter of this process, without a socket and without ``await``.
 
-        At `keys_max` keys (default 16,777,216) or `bytes_max` octets (default 2 GiB) whatever expires soonest makes
-        room.
+        Beyond `keys_max` keys (default 16,777,216) or `bytes_max` bytes (default 2 GiB), it drops the key that expires
+        first.
         """
         return LocalRateLimiter(strategy, prefix, keys_max, bytes_max)
 
     async def check(self, key: str | bytes, limit: str | Limit, *, cost: int = 1, dry_run: bool = False) -> Verdict:
-        """Take `cost` from the quota of `key` if there is enough, in one step; with `dry_run` only tell what would come
-        of it."""
+        """Take `cost` from the quota of `key` if enough is left, in one atomic step. With `dry_run`, take nothing."""
         return await self._apply(key, limit, cost, Mode.DRY_RUN if dry_run else Mode.TAKE)
 
     async def peek(self, key: str | bytes, limit: str | Limit) -> Verdict:
-        """Tell what is left. Nothing is taken or created; `allowed` tells whether there is anything."""
+        """Return what is left, without taking or creating anything. `allowed` is true if at least 1 is left."""
         return await self._apply(key, limit, 1, Mode.PEEK)
 
     async def refund(self, key: str | bytes, limit: str | Limit, *, cost: int = 1) -> Verdict:
-        """Give `cost` back, never more than was taken."""
+        """Return `cost` to the quota of `key`, at most what was taken."""
         return await self._apply(key, limit, cost, Mode.REFUND)
 
     async def check_all(
@@ -451,21 +476,25 @@ class RateLimiter(_Remote):
         *,
         dry_run: bool = False,
     ) -> tuple[bool, list[Verdict]]:
-        """Take from the quotas of up to 32 keys, each with its limit and perhaps a cost: from all, or from none if one
-        has not enough. Returns whether it was allowed, and what holds for each."""
+        """Take from the quotas of up to 32 keys: from all of them, or from none if one has not enough left.
+
+        Each part is a key and a limit, and optionally a cost (default 1). Return whether the check was allowed, and a
+        verdict per key. Raises like `check`.
+        """
         return await self._apply_all(_parts(parts), Mode.DRY_RUN if dry_run else Mode.TAKE)
 
     async def reset(self, key: str | bytes) -> bool:
-        """Forget what `key` has spent under a fixed window; false if there is nothing. Raises what the client
-        raises."""
-        (done,) = await self._core.ask([(_PURGE, self._octets(key))])
+        """Reset the fixed window of `key`. Return false if it has none.
+
+        Raises `TransportError`, `HandshakeError` or `RequestTimeout` if the broker is unreachable.
+        """
+        (done,) = await self._core.ask([(_PURGE, self._key_bytes(key))])
         return bool(done)
 
     def slot(
         self, key: str | bytes, limit: str | Limit, *, cost: int = 1, wait: Duration = 0.0
     ) -> AbstractAsyncContextManager[Verdict]:
-        """Run a block (``async with``) if `cost` is allowed, waiting for that up to `wait`. Raises `RateLimited` if
-        not."""
+        """Run an ``async with`` block once `cost` is allowed; wait up to `wait` (default: 0). Raises `RateLimited`."""
         return self._slot(key, limit, cost, seconds(wait))
 
     @asynccontextmanager
@@ -484,17 +513,17 @@ class RateLimiter(_Remote):
         key: str | Callable[_P, str | bytes] | None = None,
         cost: int | Callable[_P, int] = 1,
     ) -> Callable[[Callable[_P, Awaitable[_R]]], Callable[_P, Awaitable[_R]]]:
-        """Decorate an ``async`` function: each call takes `cost`, or raises `RateLimited`.
+        """Decorate an ``async`` function, so that each call takes `cost`, or raises `RateLimited`.
 
-        `key` is text or a function with the arguments of the call; default the function's own name. Plain functions
-        want `RateLimiter.local` or `SyncRateLimiter`.
+        `key` and `cost` are values, or functions of the call's arguments. Default key: the function's full name. Use
+        `RateLimiter.local` or `SyncRateLimiter` for plain functions; here they raise `ConfigError`.
         """
         self._of(limit)
 
         def decorate(function: Callable[_P, Awaitable[_R]]) -> Callable[_P, Awaitable[_R]]:
             if not inspect.iscoroutinefunction(function):
                 raise ConfigError(
-                    f"{_own_name(function)} is not async, and this limiter is; use RateLimiter.local() or "
+                    f"{_own_name(function)} is not async, but this limiter requires await; use RateLimiter.local() or "
                     "SyncRateLimiter"
                 )
             named = _own_name(function) if key is None else key
@@ -512,7 +541,7 @@ class RateLimiter(_Remote):
         return decorate
 
     async def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._core.close()
 
     async def __aenter__(self) -> Self:
@@ -558,12 +587,12 @@ def _worth_waiting(verdict: Verdict, deadline: float) -> bool:
 def _limited(key: str | bytes, verdict: Verdict) -> RateLimited:
     name = key if isinstance(key, str) else key.decode(errors="replace")
     if math.isinf(verdict.retry_after):
-        said = f"{name}: more than the limit of {verdict.limit} was asked for, which is never allowed"
+        message = f"{name}: the cost exceeds the limit of {verdict.limit}, so it can never be allowed"
     elif not verdict.available:
-        said = f"{name}: the limiter cannot be reached, and is set to deny then"
+        message = f"{name}: denied because the broker is unreachable (on_unavailable='deny')"
     else:
-        said = f"{name}: the limit of {verdict.limit} is used up; try again in {verdict.retry_after:.3f} s"
-    return RateLimited(said, verdict.retry_after, verdict.limit)
+        message = f"{name}: the limit of {verdict.limit} is reached; retry in {verdict.retry_after:.3f} s"
+    return RateLimited(message, verdict.retry_after, verdict.limit)
 
 
 # --- ASGI ---------------------------------------------------------------------------------------------------------
@@ -576,48 +605,50 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def client_address(scope: Scope) -> str:
-    """The address that a request comes from, as the server tells it; behind a proxy that is the proxy's."""
+    """Return the client's address from the ASGI server; behind a proxy it is the proxy's address."""
     client = scope.get("client")
     return str(client[0]) if client else "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Which requests share which limit."""
+    """A limit for matching requests."""
 
     path: str
     """A path, or a pattern with ``*``."""
     limit: str | Limit
     key: Callable[[Scope], str | None] = client_address
-    """Whose quota it is; None: this request is not limited by this rule. Default the client's address."""
+    """Function that returns the key of a request's quota, or `None` to exempt it. Default: the client's address."""
     cost: int | Callable[[Scope], int] = 1
+    """Cost of a request."""
     methods: frozenset[str] | None = None
-    """HTTP methods in capitals; default all. WebSockets count as ``GET``."""
+    """HTTP methods in upper case; default: all. WebSockets count as ``GET``."""
     name: str | None = None
-    """What clients see in the headers, and part of the key. Default the path."""
+    """Name in the response headers and in the key. Default: the path."""
 
     @property
     def shown(self) -> str:
-        """Its name."""
+        """Name in the response headers and in the key."""
         return self.path if self.name is None else self.name
 
     def matches(self, scope: Scope) -> bool:
-        """Whether it is about this request."""
+        """Whether the rule applies to a request."""
         if self.methods is not None and scope.get("method", "GET") not in self.methods:
             return False
         return fnmatchcase(scope["path"], self.path)
 
 
 class RateLimitMiddleware:
-    """ASGI middleware for HTTP and WebSocket, around any application: Starlette, FastAPI, Django, or none.
+    """ASGI middleware for HTTP and WebSocket, for any application: Starlette, FastAPI, Django or plain ASGI.
 
-    A request takes from the quotas of all rules that match it, or from none of them and is answered 429 with
-    ``Retry-After`` if one has not enough (503 if the limiter cannot be reached and denies then). Answers carry
-    ``RateLimit-Policy`` and ``RateLimit`` of the IETF's draft, with `legacy_headers` also ``X-RateLimit-Limit``,
-    ``-Remaining`` and ``-Reset`` of the rule with the least left. A WebSocket is refused before it is accepted.
+    A request takes from the quotas of all matching rules. If one has not enough left, it takes from none, and the
+    response is 429 with ``Retry-After`` (503 if the limiter denies because the broker is unreachable). Responses have
+    the headers ``RateLimit-Policy`` and ``RateLimit`` (IETF draft ratelimit-headers), with `legacy_headers` also
+    ``X-RateLimit-Limit``, ``-Remaining`` and ``-Reset`` of the rule with the least left. WebSockets are rejected before
+    they are accepted.
 
-    `limiter` is a `RateLimiter` or one of `RateLimiter.local`. Raises `ConfigError` for a limiter that blocks, for more
-    than 32 rules, and for limits that cannot be.
+    `limiter` is a `RateLimiter`, or from `RateLimiter.local`. Raises `ConfigError` for a `SyncRateLimiter`, for more
+    than 32 rules, and for invalid limits.
     """
 
     def __init__(
@@ -629,20 +660,20 @@ class RateLimitMiddleware:
         legacy_headers: bool = False,
     ) -> None:
         if not isinstance(limiter, RateLimiter | LocalRateLimiter):
-            raise ConfigError("the limiter of a middleware is a RateLimiter or one of RateLimiter.local()")
+            raise ConfigError("the limiter of a middleware must be a RateLimiter or come from RateLimiter.local()")
         self._app = app
         self._limiter = limiter
         self._rules = [(rule, _Shown(rule, limiter)) for rule in rules]
         if len(self._rules) > 32:
-            raise ConfigError(f"a middleware has at most 32 rules, not {len(self._rules)}")
+            raise ConfigError(f"a middleware can have at most 32 rules, not {len(self._rules)}")
         self._legacy = legacy_headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection of the application, if the limits allow it."""
+        """Serve one request or WebSocket if the limits allow it."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        shown, parts = self._asked(scope)
+        shown, parts = self._matching(scope)
         if not parts:
             await self._app(scope, receive, send)
             return
@@ -656,29 +687,29 @@ class RateLimitMiddleware:
         else:
             await _refuse_websocket(scope, receive, send, verdicts, headers)
 
-    def _asked(self, scope: Scope) -> tuple[list[_Shown], list[tuple[str | bytes, str | Limit, int]]]:
-        """Whom the request takes from."""
+    def _matching(self, scope: Scope) -> tuple[list[_Shown], list[tuple[str | bytes, str | Limit, int]]]:
+        """The rules that apply to a request, and the keys, limits and costs to check."""
         shown = []
         parts: list[tuple[str | bytes, str | Limit, int]] = []
-        for rule, words in self._rules:
+        for rule, fields in self._rules:
             if not rule.matches(scope) or (key := rule.key(scope)) is None:
                 continue
             cost = rule.cost(scope) if callable(rule.cost) else rule.cost
-            shown.append(words)
+            shown.append(fields)
             parts.append((_short(f"{rule.shown}:{key}"), rule.limit, cost))
         return shown, parts
 
     def _headers(self, shown: Sequence[_Shown], verdicts: Sequence[Verdict]) -> list[tuple[bytes, bytes]]:
-        told = [(words, verdict) for words, verdict in zip(shown, verdicts, strict=True) if verdict.available]
-        if not told:
+        known = [(fields, verdict) for fields, verdict in zip(shown, verdicts, strict=True) if verdict.available]
+        if not known:
             return []
-        policies = ", ".join(words.policy for words, _ in told)
+        policies = ", ".join(fields.policy for fields, _ in known)
         states = ", ".join(
-            f"{words.name};r={verdict.remaining};t={math.ceil(verdict.reset_after)}" for words, verdict in told
+            f"{fields.name};r={verdict.remaining};t={math.ceil(verdict.reset_after)}" for fields, verdict in known
         )
         headers = [(b"ratelimit-policy", policies.encode()), (b"ratelimit", states.encode())]
         if self._legacy:
-            _, least = min(told, key=lambda entry: entry[1].remaining)
+            _, least = min(known, key=lambda entry: entry[1].remaining)
             headers += [
                 (b"x-ratelimit-limit", str(least.limit).encode()),
                 (b"x-ratelimit-remaining", str(least.remaining).encode()),
@@ -688,12 +719,12 @@ class RateLimitMiddleware:
 
 
 class _Shown:
-    """What the headers say of a rule."""
+    """A rule's fields in the response headers."""
 
     def __init__(self, rule: Rule, limiter: _Limits) -> None:
         limiter._of(rule.limit)
         limit = Limit.parse(rule.limit) if isinstance(rule.limit, str) else rule.limit
-        # A string of structured fields: printable ASCII, with quotes and backslashes escaped.
+        # A string of structured fields (RFC 8941): printable ASCII, with quotes and backslashes escaped.
         printable = "".join(character if " " <= character <= "~" else "?" for character in rule.shown)
         escaped = printable.replace("\\", "\\\\").replace('"', '\\"')
         self.name = f'"{escaped}"'
@@ -701,9 +732,9 @@ class _Shown:
 
 
 def _short(key: str) -> str | bytes:
-    """A key of any length, as one that fits: long ones by their hash. The prefix of the limiter may need some room."""
-    octets = key.encode("utf-8", "surrogateescape")
-    return key if len(octets) <= _KEY_MAX // 2 else hashlib.blake2b(octets, digest_size=32).digest()
+    """Return the key, or its hash if it is longer than half of the limit, which leaves room for the prefix."""
+    encoded = key.encode("utf-8", "surrogateescape")
+    return key if len(encoded) <= _KEY_BYTES_MAX // 2 else hashlib.blake2b(encoded, digest_size=32).digest()
 
 
 def _with_headers(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:
@@ -718,7 +749,7 @@ def _with_headers(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:
 def _refusal(
     verdicts: Sequence[Verdict], headers: list[tuple[bytes, bytes]]
 ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    """Status, headers and body."""
+    """Status, headers and body of a rejection."""
     longest = max((verdict.retry_after for verdict in verdicts if not verdict.allowed), default=0.0)
     reached = all(verdict.available for verdict in verdicts)
     body = b"Too many requests\n" if reached else b"Limits cannot be checked now\n"
@@ -741,7 +772,7 @@ async def _refuse_websocket(
     if event["type"] != "websocket.connect":
         return
     if "websocket.http.response" not in (scope.get("extensions") or {}):
-        # Servers answer the handshake with 403 then.
+        # Without the extension, the server answers the handshake with 403.
         await send({"type": "websocket.close", "code": 1008, "reason": "too many requests"})
         return
     status, all_headers, body = _refusal(verdicts, headers)

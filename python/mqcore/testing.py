@@ -1,14 +1,14 @@
-"""For the tests of programs that use mqcore: the real broker, in memory, with a clock that the test turns.
+"""Test double for programs that use mqcore: the real broker in memory, with a clock that the test controls.
 
 ::
 
     async with mqcore.testing.TestBroker(auto_create_queues=True) as mq:
         await mq.publish("orders/1001", b"...")
-        await mq.settle()                      # nothing is left to do: no sleeps
+        await mq.settle()                      # wait until the broker is idle; tests need no sleeps
         await mq.clock.advance(minutes=5)      # acknowledgements time out, messages expire
         assert [message.attempts for message in mq.messages("orders/1001")] == [1]
 
-The double is the product: the same core, the same sessions and codec, another transport and another clock.
+It runs the same core, sessions and codecs as the product, with another transport and another clock.
 """
 
 from __future__ import annotations
@@ -35,60 +35,61 @@ _NEVER: Final = "36500d"
 
 
 class tmqp:  # noqa: N801 (used like a module: tmqp.decode)
-    """The codec of TMQP/2.0, as the broker itself uses it."""
+    """The broker's codec of TMQP/2.0."""
 
     Frame = _core.Frame
     """One frame; frozen, compared by value."""
     PREAMBLE: Final = b"TMQP/2.0"
-    """What a client sends first, and the server echoes."""
+    """First bytes of a connection: the client sends them, and the server echoes them."""
     PING: Final = bytes.fromhex("89ff000000000000")
-    """A PING, always these octets."""
+    """Bytes of a PING."""
     PONG: Final = bytes.fromhex("8aff000000000000")
-    """A PONG, always these octets."""
+    """Bytes of a PONG."""
 
     @staticmethod
     def decode(
         data: bytes | bytearray, *, frame_bytes_max: int = 64 * 1024 * 1024, header_bytes_max: int = 65_535
     ) -> tuple[_core.Frame | None, int]:
-        """Read one frame from the front of `data`: the frame, and how many octets it took.
+        """Decode one frame from the front of `data`, and return it with its size in bytes.
 
-        ``(None, 0)`` means that more octets are needed. Raises `mqcore.errors.BadFrame` for what can be no
-        frame, and `mqcore.errors.TooLarge` for one that is announced to be beyond the limits.
+        Return ``(None, 0)`` if more bytes are needed. Raises `mqcore.errors.BadFrame` for a malformed frame, and
+        `mqcore.errors.TooLarge` for one that exceeds `frame_bytes_max` (default 64 MiB) or `header_bytes_max` (default
+        65,535).
         """
         return _core.tmqp_decode(bytes(data), frame_bytes_max=frame_bytes_max, header_bytes_max=header_bytes_max)
 
     @staticmethod
     def encode(frame: _core.Frame) -> bytes:
-        """Return the octets of `frame`."""
+        """Encode `frame`."""
         return _core.tmqp_encode(frame)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message that waits in a queue, and what the queue remembers of it."""
+    """A message that waits in a queue, with its delivery state."""
 
     message: Message
     """The message."""
     attempts: int
-    """How often it was handed out."""
+    """Number of deliveries so far."""
     put_backs: int
-    """How often it was put back."""
+    """Number of times it was requeued."""
     saved: bool
-    """Whether it was saved."""
+    """Whether it has been saved."""
 
     @property
     def id(self) -> str:
-        """The message's id."""
+        """Id of the message."""
         return self.message.id
 
     @property
     def body(self) -> bytes:
-        """The message's body."""
+        """Body of the message."""
         return self.message.body
 
 
 class Clock:
-    """The clock of a `TestBroker`: it stands still until it is turned."""
+    """The clock of a `TestBroker`. It stands still until `advance` is called."""
 
     def __init__(self, broker: TestBroker) -> None:
         self._broker = broker
@@ -96,7 +97,7 @@ class Clock:
 
     @property
     def elapsed(self) -> float:
-        """Seconds by which it was turned."""
+        """Total of all advances in seconds."""
         return self._elapsed
 
     async def advance(
@@ -109,7 +110,10 @@ class Clock:
         hours: float = 0,
         days: float = 0,
     ) -> None:
-        """Turn the clock forward, let everything happen whose time has come, and wait until it has."""
+        """Advance the clock by the sum of all arguments, run the timers that are due, and wait as `settle` does.
+
+        Raises `TimeoutError` like `TestBroker.settle`.
+        """
         by = _seconds(duration) + _seconds(
             timedelta(milliseconds=milliseconds, seconds=seconds, minutes=minutes, hours=hours, days=days)
         )
@@ -123,19 +127,25 @@ _seconds = seconds
 
 
 class TestBroker(Broker):
-    """A broker in memory, whose clock stands still. Arguments as for `Broker`.
+    """A broker in memory, with a clock that stands still until `clock.advance`. Takes the arguments of `Broker`.
 
-    Handlers and clients are real, so their own time is real too: only the broker's timers follow `clock`. So that a
-    clock that jumps cuts no connection, peers are not pinged and may take their time to connect, unless `ping_interval`
-    or `handshake_timeout` is given.
+    Only the broker's timers follow `clock`; handlers and clients run in real time. An advance of the clock would
+    otherwise close connections, so the broker sends no pings and has no handshake timeout, unless `ping_interval` or
+    `handshake_timeout` is given.
+
+    Example::
+
+        async with TestBroker(auto_create_queues=True) as mq:
+            await mq.publish("orders/1001", b"...")
+            assert [message.body for message in mq.messages("orders/1001")] == [b"..."]
     """
 
-    __test__ = False  # pytest: this is no test case
+    __test__ = False  # keeps pytest from collecting this class
 
     def __init__(self, config: BrokerConfig | None = None, **options: Unpack[BrokerOptions]) -> None:
         if config is None:
-            patient: BrokerOptions = {"ping_interval": _NEVER, "handshake_timeout": _NEVER}
-            options = {**patient, **options}
+            without_timeouts: BrokerOptions = {"ping_interval": _NEVER, "handshake_timeout": _NEVER}
+            options = {**without_timeouts, **options}
         super().__init__(config, **options)
         self._publisher: Client | None = None
 
@@ -144,7 +154,7 @@ class TestBroker(Broker):
         return _core.Broker(config, manual_clock=True)
 
     async def publish(self, queue: str, body: object, **options: Any) -> Receipt:
-        """Publish as `mqcore.Client.publish` does, by a client of the test broker's own."""
+        """Publish like `mqcore.Client.publish`, with an internal client called ``test``."""
         if self._publisher is None:
             self._publisher = await self.client(name="test")
         return await self._publisher.publish(queue, body, **options)
@@ -157,18 +167,17 @@ class TestBroker(Broker):
         await super().aclose(grace)
 
     async def settle(self, timeout: Duration = _SETTLE_TIMEOUT) -> None:
-        """Wait until nothing is left to do: all that clients wrote is read, every handler has answered, and
-        every message that can be handed out is.
+        """Wait until the broker is idle: all input is read, all handlers have answered, and all messages that can be
+        delivered are delivered.
 
-        Raises `TimeoutError` if there is still something to do after `timeout`.
+        Raises `TimeoutError` if the broker is not idle after `timeout` (default 30 s).
         """
         await asyncio.to_thread(self._core.settle, seconds(timeout))
 
     def messages(self, queue: str, limit: int = 10_000) -> list[StoredMessage]:
-        """Return the messages that wait in a queue, ``orders/1001``, the next one first. Looking changes
-        nothing.
+        """Return up to `limit` messages that wait in `queue`, such as ``orders/1001``, in delivery order.
 
-        Raises `KeyError` if there is no such queue.
+        It does not change the queue. Raises `KeyError` if the queue does not exist.
         """
         waiting = self._core.waiting(queue, limit)
         if waiting is None:

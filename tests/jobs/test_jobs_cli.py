@@ -58,7 +58,7 @@ def test_a_job_that_does_not_end_well_ends_the_program_with_its_code(url: str) -
     with working(url, "--pool", "thread"):
         for code, said, arguments in (
             (1, "ValueError: so be it", ("sample_jobs.fail", "value", "so be it")),
-            (4, "nothing allows to import it", ("os.mkdir", "made")),
+            (4, "permit it with", ("os.mkdir", "made")),
         ):
             result = mqcore("jobs", "enqueue", *arguments, "--wait", url=url)
             assert (result.returncode, result.stdout) == (code, "")
@@ -66,7 +66,7 @@ def test_a_job_that_does_not_end_well_ends_the_program_with_its_code(url: str) -
             assert len(result.stderr.splitlines()) == 1
     late = mqcore("jobs", "enqueue", "sample_jobs.add", "1", "--wait", "--timeout", "300ms", url=url)
     assert late.returncode == 5
-    assert "no worker has taken it" in late.stderr
+    assert "no worker has started it" in late.stderr
 
 
 def test_what_waits_and_who_works_is_told(url: str) -> None:
@@ -83,19 +83,19 @@ def test_what_waits_and_who_works_is_told(url: str) -> None:
 
 def test_a_worker_that_cannot_work_says_why_in_one_line(url: str, tmp_path: Path) -> None:
     for said, arguments in (
-        ("write MODULE:ATTR", ("sample_jobs",)),
-        ("is it in this folder", ("no_such_module:jobs",)),
-        ("it must be a mqcore.jobs.Jobs", ("sample_jobs:add",)),
-        ("say what may be run", ()),
+        ("use MODULE:ATTR", ("sample_jobs",)),
+        ("install the module", ("no_such_module:jobs",)),
+        ("expected an mqcore.jobs.Jobs", ("sample_jobs:add",)),
+        ("no tasks to run", ()),
         ("invalid queue", ("sample_jobs:jobs", "--queues", "mail:heavy")),
-        ("is no address of job queues", ("sample_jobs:jobs", "--broker", "http://127.0.0.1:1")),
+        ("invalid URL of a job broker", ("sample_jobs:jobs", "--broker", "http://127.0.0.1:1")),
     ):
         result = mqcore("worker", *arguments)
         assert result.returncode == 2
         assert said in result.stderr.splitlines()[-1]
     nobody = mqcore("jobs", "status", "--timeout", "300ms", "--broker", "emqp://127.0.0.1:1")
     assert nobody.returncode == 5
-    assert "nothing answers" in nobody.stderr
+    assert "no answer at" in nobody.stderr
 
 
 def test_jobs_that_cannot_load_end_the_worker_instead_of_being_tried_for_ever(url: str, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ sys.stdin.read()
         assert client.returncode == 0
         assert worker.terminate() == 0
     assert not (tmp_path / "made").exists()
-    refused = [line for line in worker.lines if "was refused" in line]
+    refused = [line for line in worker.lines if "rejected job" in line]
     assert ["_hidden" in refused[0], "os.mkdir" in refused[1]] == [True, True]
 
 
@@ -137,7 +137,7 @@ def test_a_worker_joins_again_after_the_router_was_away(original_programs: Path,
             until_lines(trace, 1)
             first.kill()
             first.wait()
-            wait_until(lambda: any("trying again" in line for line in worker.lines))
+            wait_until(lambda: any("retrying" in line for line in worker.lines))
             first = router()
             sample.write.enqueue(str(trace), "two")
             assert until_lines(trace, 2) == ["one", "two"]

@@ -214,7 +214,7 @@ async def _serve(broker: Broker, drain_timeout: float) -> int:
         async with broker:
             if broker.config.data_dir is None:
                 logger.warning(
-                    "no data directory: messages are lost when this process ends; set --data-dir to save them"
+                    "messages are kept in memory only and are lost when this process ends; set --data-dir to save them"
                 )
             _print_ready(broker)
             # Administrators can stop a broker over some protocols, without a signal.

@@ -13,7 +13,7 @@
     job = send_email.enqueue("ada@example.com", subject="hi")    # checked by mypy
     print(job.result(timeout=10))
 
-``mqcore worker shop:jobs --queues email`` runs them; docs/jobs.md tells the rest.
+``mqcore worker shop:jobs --queues email`` runs them. See docs/jobs.md for details.
 """
 
 from __future__ import annotations

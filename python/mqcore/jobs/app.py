@@ -1,4 +1,4 @@
-"""The tasks of a program, and the broker that their jobs go to."""
+"""`Jobs`: the tasks and schedules of a program, and the broker that receives their jobs."""
 
 from __future__ import annotations
 
@@ -29,39 +29,41 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _CRON_FIELDS: Final = range(5, 7)
-# A broker reads 512 octets of a handshake, and the rest of it takes some.
-_CREDENTIALS_MAX: Final = 256
+# A broker reads at most 512 bytes of a handshake, which also contains the socket type and the identity.
+_CREDENTIALS_BYTES_MAX: Final = 256
 
 
 class CatchUp(StrEnum):
-    """What becomes of runs that were missed because the broker was away; text of the same value will do."""
+    """Policy for scheduled runs that were missed while the broker was stopped. Strings of the same value also work."""
 
     NONE = "none"
-    """They are left out, and so is the last one if it is more than a minute late."""
+    """Skip missed runs, and also the current one if it is more than a minute late."""
     LATEST = "latest"
-    """The last one is made."""
+    """Make up for the latest missed run only."""
     ALL = "all"
-    """All are made that are not older than a week."""
+    """Make up for all missed runs of the past week."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A call that is made again and again; by the broker, or by a scheduler of the original."""
+    """A recurring call. The broker, or a scheduler of the original EventMQ, sends its jobs."""
 
     call: BoundCall
     interval: float | None
-    """Seconds between two runs."""
+    """Seconds between two runs; `None` for a cron schedule."""
     cron: str
-    """When, if there is no interval."""
+    """Cron expression; empty for an interval."""
     nohaste: bool
+    """Whether the first run happens after one interval instead of immediately."""
     runs: int
+    """Number of runs; 0: unlimited."""
     timezone: str = ""
-    """The zone of the cron expression; empty: UTC."""
+    """Time zone of the cron expression; empty: UTC."""
     catch_up: str = ""
-    """What becomes of runs that were missed; empty: the broker's default."""
+    """Policy for missed runs; empty: the broker's default."""
 
     def frames(self, command: bytes) -> list[bytes]:
-        """The message that begins it, or with another command ends it."""
+        """Return the frames of the message that registers the schedule (SCHEDULE) or removes it (UNSCHEDULE)."""
         headers = self.call.headers()
         wishes = wire.Headers(
             guarantee=headers.guarantee,
@@ -81,7 +83,7 @@ class Schedule:
 
 
 class TaskDecorator:
-    """What `Jobs.task` with options returns."""
+    """Decorator that `Jobs.task` with options returns."""
 
     def __init__(self, jobs: Jobs, name: str | None, options: TaskOptions) -> None:
         self._jobs = jobs
@@ -93,22 +95,23 @@ class TaskDecorator:
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R, R]: ...
     def __call__(self, function: Callable[..., Any], /) -> Task[..., Any, Any]:
-        """Make a task of `function`. Raises `ConfigError` if there is one of that name already."""
+        """Make a task of `function`. Raises `ConfigError` if a task of that name exists."""
         return self._jobs.add(function, self._name, self._options)
 
 
 class Jobs:
-    """Tasks by their names, and the broker that their jobs go to.
+    """A program's tasks by name, and the broker that receives their jobs.
 
-    `url` is where the broker's workers connect, ``emqp://127.0.0.1:47290``; default is the environment's
-    MQCORE_JOBS_URL, or that. `timeout` (5 s) is how long sending a job may wait for the broker. `allow_import` are
-    patterns of names, such as ``"legacy.tasks.*"``: workers also run functions whose names fit although they are no
-    tasks here. ``*`` stands for anything, dots included.
+    - `url`: the broker's listener for workers, ``emqp://HOST:PORT``. Default: the environment variable
+      MQCORE_JOBS_URL, else ``emqp://127.0.0.1:47290``.
+    - `token`, or `user` and `password`: credentials. They can also be part of the URL: ``emqp://token@host`` or
+      ``emqp://user:password@host``. Default: the environment variable MQCORE_TOKEN.
+    - `timeout`: time to wait for the broker when sending a job (5 s).
+    - `allow_import`: patterns of function names, such as ``"legacy.tasks.*"``. Workers also run matching functions that
+      are not tasks. ``*`` matches any text, including dots.
 
-    Where the broker asks who this is, `token` is what shows it, or `user` and `password`, or ``emqp://token@host``,
-    ``emqp://user:password@host``; default is the environment's MQCORE_TOKEN. Raises `ConfigError` if it is said twice.
-
-    Nothing is connected before the first job is sent. A fork gets a connection of its own.
+    The first job opens the connection. After a fork, the child opens a connection of its own. Raises `ConfigError` for
+    an invalid URL, and for credentials that are given twice.
     """
 
     def __init__(
@@ -122,14 +125,14 @@ class Jobs:
         allow_import: Iterable[str] = (),
     ) -> None:
         chosen = url or os.environ.get("MQCORE_JOBS_URL") or address.DEFAULT_URL
-        self.url, said = _who(chosen, credentials.of(token, user, password))
-        """The broker, without credentials."""
+        self.url, found = _split_credentials(chosen, credentials.of(token, user, password))
+        """URL of the broker, without credentials."""
         self.addresses = address.parse(self.url)
-        """Its sockets."""
-        self.credentials = said or os.environ.get("MQCORE_TOKEN") or None
-        """What shows the broker who this is."""
+        """Sockets of the broker."""
+        self.credentials = found or os.environ.get("MQCORE_TOKEN") or None
+        """Token, or user and password separated by a colon; `None`: no credentials."""
         self.allow_import = tuple(allow_import)
-        """Patterns of what may be run that is no task."""
+        """Name patterns of functions that workers may run although they are not tasks."""
         self._timeout = seconds(timeout)
         self._tasks: dict[str, Task[..., Any, Any]] = {}
         self._schedules: list[Schedule] = []
@@ -139,29 +142,29 @@ class Jobs:
     def locate(
         self, url: str, *, token: str | None = None, user: str | None = None, password: str | None = None
     ) -> None:
-        """Let the broker be another one; of jobs that are sent from now on, and of workers that are made.
+        """Use another broker for jobs sent, and for workers created, from now on.
 
-        Credentials are those that are given here, as for `Jobs`, else those that it had. Raises `ConfigError`.
+        Without new credentials, the previous ones stay in use. Raises `ConfigError` like `Jobs`.
         """
-        plain, said = _who(url, credentials.of(token, user, password))
+        plain, found = _split_credentials(url, credentials.of(token, user, password))
         self.addresses = address.parse(plain)
         self.url = plain
-        self.credentials = said or self.credentials
+        self.credentials = found or self.credentials
         self.close()
 
     @property
     def tasks(self) -> Mapping[str, Task[..., Any, Any]]:
-        """All tasks by their names."""
+        """All tasks by name."""
         return self._tasks
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:
-        """What `every` and `cron` have said."""
+        """Schedules declared with `every` and `cron`."""
         return tuple(self._schedules)
 
     @property
     def client(self) -> JobClient:
-        """The connection, made if there is none yet."""
+        """The connection for jobs, created on first use."""
         client = self._client
         if client is None or not client.is_of_this_process:
             with self._lock:
@@ -192,19 +195,24 @@ class Jobs:
         raises: tuple[type[Exception], ...] = (),
     ) -> TaskDecorator: ...
     def task(self, *function: Callable[..., Any], name: str | None = None, **options: Any) -> Any:
-        """Decorate a function that workers run, plain or ``async``, with the options of `TaskOptions`.
+        """Make a task of the decorated function, plain or ``async``, with the options of `TaskOptions`.
 
-        `name` is by which workers know it; default its module's name and its own. Raises `ConfigError` for an option
-        that cannot have this value, and for a name that there is already.
+        `name` is the task's name in jobs; default: the names of its module and of the function. Raises `ConfigError`
+        for an invalid option, and if a task of that name exists.
+
+        Example::
+
+            @jobs.task(queue="email", retries=3)
+            def send_email(to: str) -> int: ...
         """
         decorate = TaskDecorator(self, name, TaskOptions(**options))
         return decorate(*function) if function else decorate
 
     def add(self, function: Callable[..., Any], name: str | None, options: TaskOptions) -> Task[..., Any, Any]:
-        """Make a task of a function, as `task` does."""
+        """Make a task of a function. Raises `ConfigError` if a task of that name exists."""
         chosen = name or full_name(function)
         if chosen in self._tasks:
-            raise ConfigError(f"there is a task {chosen} already; give one of them a name=")
+            raise ConfigError(f"task {chosen} already exists; give one of the two another name=")
         task: Task[..., Any, Any] = Task(self, function, chosen, options)
         self._tasks[chosen] = task
         return task
@@ -216,10 +224,13 @@ class Jobs:
         kwargs: Mapping[str, object] | None = None,
         **options: Any,
     ) -> Job[Any]:
-        """Send a job by its task's name, known here or not; options are those of `TaskOptions`."""
+        """Send a job of the task called `name`, which need not be defined here, with options of `TaskOptions`.
+
+        Raises like `Task.enqueue`, and `InvalidArgument` for an invalid name.
+        """
         chosen = TaskOptions(**options)
         if not name or name.startswith(".") or name.endswith("."):
-            raise InvalidArgument(f"{name!r} cannot be the name of a task")
+            raise InvalidArgument(f"invalid task name {name!r}; it must not be empty, nor start or end with a dot")
         arguments = encode_arguments(tuple(args), kwargs or {})
         call = wire.encode_call(name, *arguments, chosen.terms())
         job: Job[Any] = Job(wire.new_id(), name, _any, chosen.raises, chosen.result)
@@ -235,16 +246,20 @@ class Jobs:
         runs: int = 0,
         catch_up: CatchUp | str | None = None,
     ) -> Schedule:
-        """Let a call be made every `interval`, beginning now, or with `nohaste` after it; `runs` times, or for ever.
+        """Declare a schedule that runs `call` every `interval`.
 
-        Workers that start tell the broker; `send_schedules` does it at once. The same call again takes the first one's
-        place, and goes on as it was if nothing is different. `catch_up` says what becomes of runs that nobody could
-        make because the broker was away: ``none``, ``latest`` (its default: the last of them is made) or ``all``. That,
-        and intervals with fractions of seconds, are for mqcore's broker. Raises `ConfigError`.
+        - `nohaste`: the first run happens after one interval instead of immediately.
+        - `runs`: number of runs; 0 (default): unlimited.
+        - `catch_up`: policy for runs missed while the broker was stopped; see `CatchUp` (default of mqcore's broker:
+          ``latest``).
+
+        Workers register schedules with the broker when they start; `send_schedules` registers them immediately. A new
+        schedule for the same call replaces the previous one; an unchanged one continues. `catch_up` and intervals with
+        fractions of a second require mqcore's broker. Raises `ConfigError` for an invalid value.
         """
         period = seconds(interval)
         if period <= 0:
-            raise ConfigError("the interval of a schedule is longer than nothing")
+            raise ConfigError(f"the interval must be longer than 0 s, not {interval!r}")
         return self._plan(Schedule(_bound(call), period, "", nohaste, _runs(runs), "", _catch_up(catch_up)))
 
     def cron(
@@ -256,16 +271,19 @@ class Jobs:
         runs: int = 0,
         catch_up: CatchUp | str | None = None,
     ) -> Schedule:
-        """Let a call be made when a cron expression says, such as ``"0 3 * * *"``; `runs` times, or for ever.
+        """Declare a schedule that runs `call` at the times of a cron expression, such as ``"0 3 * * *"``.
 
-        Six fields have seconds in front. `timezone` is a name such as ``"Europe/Berlin"``; default is UTC. Zones, six
-        fields and `catch_up` (see `every`) are for mqcore's broker. It reads the expression, and says in its log if it
-        cannot. Raises `ConfigError`.
+        - `expression`: five fields, or six with seconds first.
+        - `timezone`: a name such as ``"Europe/Berlin"`` (default: UTC).
+        - `runs` and `catch_up`: as for `every`.
+
+        Six fields, `timezone` and `catch_up` require mqcore's broker. The broker parses the expression, and logs an
+        error if it is invalid. Raises `ConfigError` for a wrong number of fields or an invalid value.
         """
         if len(expression.split()) not in _CRON_FIELDS:
-            raise ConfigError(f"{expression!r} is no cron expression: it has five fields, or six")
+            raise ConfigError(f"invalid cron expression {expression!r}; it must have five or six fields")
         if timezone is not None and (not timezone or set(timezone) & set(", :")):
-            raise ConfigError(f"{timezone!r} is no time zone; write one such as Europe/Berlin")
+            raise ConfigError(f"invalid time zone {timezone!r}; use a name such as Europe/Berlin")
         fields = " ".join(expression.split())
         return self._plan(Schedule(_bound(call), None, fields, True, _runs(runs), timezone or "", _catch_up(catch_up)))
 
@@ -274,33 +292,34 @@ class Jobs:
         return schedule
 
     def send_schedules(self) -> int:
-        """Tell the broker all that `every` and `cron` have said; returns how many that are."""
+        """Register all declared schedules with the broker, and return their number. Raises like `Task.enqueue`."""
         for schedule in self._schedules:
             self.client.send(schedule.frames(b"SCHEDULE"))
         return len(self._schedules)
 
     def unschedule(self, schedule: Schedule) -> None:
-        """End a schedule, also one of an earlier run of the program: the call is what tells schedules apart."""
+        """Remove a schedule from the broker. The call identifies it, so this also works after a restart."""
         if schedule in self._schedules:
             self._schedules.remove(schedule)
         self.client.send(schedule.frames(b"UNSCHEDULE"))
 
     def status(self, timeout: Duration = 5.0) -> dict[str, Any]:
-        """Ask the broker what waits, runs and was done, by queue and by worker.
+        """Return the broker's numbers of waiting, running and finished jobs, by queue and by worker.
 
-        Raises `ConnectFailed` and `AuthFailed`.
+        Raises `ConnectFailed` if no answer arrives within `timeout`, and `AuthFailed` for rejected credentials.
         """
         return self._ask(b"STATUS", timeout)
 
     def workers(self, timeout: Duration = 5.0) -> dict[str, Any]:
-        """Ask the broker which workers there are. Raises `ConnectFailed`, `AuthFailed`."""
+        """Return the workers that are connected to the broker. Raises like `status`."""
         return self._ask(b"ROUTER_SHOW_WORKERS", timeout)
 
     def watch(self, job: Job[Any] | str = "", timeout: Duration | None = None) -> Iterator[wire.JobProgress]:
-        """Yield what jobs tell about how far they are, as it comes; of one `job`, or of all.
+        """Yield progress reports of `job`, or of all jobs, as they arrive.
 
-        A job tells by `JobContext.progress`. What was told before this looks is not repeated. Ends when nothing has
-        come for `timeout`; `None`, the default: never. Of brokers with topics, as mqcore is one. Raises `AuthFailed`.
+        Jobs report progress with `JobContext.progress`. Reports from before this call are not repeated. The iteration
+        ends after `timeout` without a report (default: never). It requires a broker with topics, such as mqcore's.
+        Raises `AuthFailed` for rejected credentials.
         """
         topic = wire.PROGRESS_TOPIC + (job if isinstance(job, str) else job.id)
         pause = None if timeout is None else seconds(timeout)
@@ -326,10 +345,10 @@ class Jobs:
         try:
             return msgspec.json.decode(answer, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BodyError(f"the broker's answer cannot be read: {error}", answer, dict) from error
+            raise BodyError(f"invalid answer from the broker: {error}", answer, dict) from error
 
     def close(self, timeout: Duration = 5.0) -> None:
-        """Send what waits to be sent, for up to `timeout`, and close the connection. The next job opens a new one."""
+        """Send waiting jobs for up to `timeout`, then close the connection. The next job opens a new one."""
         with self._lock:
             client, self._client = self._client, None
         if client is not None:
@@ -342,14 +361,14 @@ class Jobs:
         self.close()
 
 
-def _who(url: str, given: str | None) -> tuple[str, str | None]:
-    """The URL without credentials, and these, wherever they are said."""
-    plain, said = credentials.split(url)
-    if said is not None and given is not None:
-        raise ConfigError("say once who the client is: in the URL, or as token, user and password")
-    found = said or given
-    if found is not None and (len(found.encode()) > _CREDENTIALS_MAX or not found.isprintable()):
-        raise ConfigError(f"credentials are one line of {_CREDENTIALS_MAX} octets at most")
+def _split_credentials(url: str, given: str | None) -> tuple[str, str | None]:
+    """The URL without credentials, and the credentials of the URL or of the arguments."""
+    plain, from_url = credentials.split(url)
+    if from_url is not None and given is not None:
+        raise ConfigError("credentials are given twice; put them either in the URL or in token, user and password")
+    found = from_url or given
+    if found is not None and (len(found.encode()) > _CREDENTIALS_BYTES_MAX or not found.isprintable()):
+        raise ConfigError(f"credentials must be printable and at most {_CREDENTIALS_BYTES_MAX} bytes long")
     return plain, found
 
 
@@ -367,12 +386,12 @@ def _catch_up(catch_up: str | None) -> str:
     try:
         return CatchUp(catch_up).value
     except ValueError:
-        raise ConfigError(f"{catch_up!r} is no way to catch up; there are {', '.join(CatchUp)}") from None
+        raise ConfigError(f"unknown catch_up policy {catch_up!r}; use one of {', '.join(CatchUp)}") from None
 
 
 def _runs(runs: int) -> int:
     if runs < 0:
-        raise ConfigError(f"a schedule cannot run {runs} times; 0 is for ever")
+        raise ConfigError(f"runs must be at least 0, not {runs}; 0 means unlimited")
     return runs
 
 

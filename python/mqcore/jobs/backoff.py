@@ -1,4 +1,4 @@
-"""How long to wait before something that failed is tried again."""
+"""Delays between retries."""
 
 from __future__ import annotations
 
@@ -13,23 +13,31 @@ __all__ = ["Backoff"]
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """First `first`, then each time `factor` times as long, up to `max`; all of it up to `jitter` longer or shorter, so
-    that what failed together does not come back together."""
+    """Exponential delay between retries, with jitter.
+
+    The delay starts at `first` (1 s) and grows by `factor` (2) up to `max` (60 s). Each delay varies randomly by
+    `jitter` (10 %), so that jobs that failed together do not retry together. Raises `ConfigError` for an invalid value.
+
+    >>> Backoff(first=1, factor=3, jitter=0).wait(attempt=3)
+    9.0
+    """
 
     first: Duration = 1.0
     max: Duration = 60.0
     factor: float = 2.0
     jitter: float = 0.1
-    """As a part of the time: 0.1 is 10 %."""
+    """Maximum variation as a fraction of the delay: 0.1 is 10 %."""
 
     def __post_init__(self) -> None:
         seconds(self.first)
         seconds(self.max)
-        if not 1 <= self.factor <= 1000 or not 0 <= self.jitter <= 1:
-            raise ConfigError("the factor of a backoff is 1 to 1000, and its jitter 0 to 1")
+        if not 1 <= self.factor <= 1000:
+            raise ConfigError(f"factor must be from 1 to 1000, not {self.factor}")
+        if not 0 <= self.jitter <= 1:
+            raise ConfigError(f"jitter must be from 0 to 1, not {self.jitter}")
 
     def wait(self, attempt: int) -> float:
-        """Return the seconds to wait after attempt number `attempt`, of which the first is 1."""
-        # The power is bounded, because a float has an end and attempts have not.
+        """Return the delay in seconds after attempt number `attempt`, counted from 1."""
+        # The exponent is bounded because large ones overflow a float.
         wait = min(seconds(self.max), seconds(self.first) * self.factor ** min(attempt - 1, 64))
         return wait * (1 + random.uniform(-self.jitter, self.jitter))  # noqa: S311 - no secret depends on it

@@ -1,4 +1,4 @@
-"""A client's connection to a broker of jobs: a thread that sends them and takes their results."""
+"""A client's connection to a job broker: a thread that sends jobs and receives results."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 
 __all__ = ["JobClient", "ask"]
 
-# Jobs that may wait to be sent; whoever sends more waits until there is room.
-_WAITING_MAX: Final = 10_000
-# How many messages are taken before those that wait to be sent have their turn.
-_BATCH: Final = 1000
+# Jobs that may wait to be sent. `send` blocks while the buffer is full.
+_WAITING_JOBS_MAX: Final = 10_000
+# Messages received or sent at a time, so that neither direction starves the other.
+_BATCH_MESSAGES: Final = 1000
 
 
 class JobClient:
-    """Sends jobs, and gives their results to whoever waits for them. Threads may share it."""
+    """Sends jobs and passes their results to the `Job` objects. Thread-safe."""
 
     def __init__(self, endpoint: str, timeout: float, token: str | None = None) -> None:
         self._endpoint = endpoint
         self._token = token
         self._timeout = timeout
         self._process = os.getpid()
-        # Whoever holds no `Job` waits for no result, so an entry ends with it.
+        # Weak references: a result is dropped once the program holds no `Job` that could return it.
         self._jobs: weakref.WeakValueDictionary[str, Job[Any]] = weakref.WeakValueDictionary()
         self._waiting: deque[list[bytes]] = deque()
-        self._room = threading.Semaphore(_WAITING_MAX)
+        self._room = threading.Semaphore(_WAITING_JOBS_MAX)
         self._waker = Waker()
         self._sleeps = True
         self._connected = threading.Event()
-        # It is known whether there is a broker that lets us in.
+        # Set once the connection has been accepted or rejected.
         self._known = threading.Event()
         self._refusal: AuthFailed | None = None
         self._closing: float | None = None
@@ -56,23 +56,26 @@ class JobClient:
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether its thread exists here: a fork has none."""
+        """Whether its thread runs in this process; after a fork, the child has no such thread."""
         return self._process == os.getpid()
 
     @property
     def is_connected(self) -> bool:
-        """Whether the broker is there."""
+        """Whether the connection is open."""
         return self._connected.is_set()
 
     def send(self, frames: list[bytes], job: Job[Any] | None = None) -> None:
-        """Let the thread send a message; its results go to `job`. Raises `ConnectFailed`, `AuthFailed`, `Busy`,
-        `Draining`."""
+        """Pass a message to the sending thread; the result goes to `job`.
+
+        Raises `ConnectFailed` without a connection, `AuthFailed` for rejected credentials, `Busy` if the buffer stays
+        full for the timeout, and `Draining` after `close`.
+        """
         if not self._connected.is_set():
             self._wait_for_broker()
         if not self._room.acquire(blocking=False) and not self._room.acquire(timeout=self._timeout):
-            raise Busy(f"the broker at {self._endpoint} has taken no job within {self._timeout:g} s", 503)
+            raise Busy(f"the broker at {self._endpoint} accepted no job within {self._timeout:g} s", 503)
         if self._closing is not None:
-            raise Draining("these jobs are closed")
+            raise Draining("the job client is closed")
         if job is not None:
             self._jobs[job.id] = job
         self._waiting.append(frames)
@@ -85,26 +88,26 @@ class JobClient:
             raise AuthFailed(*refusal.args)
         if not self._connected.is_set():
             raise ConnectFailed(
-                f"no broker of jobs answers at {self._endpoint} within {self._timeout:g} s; does "
-                "`mqcore serve` listen on emqp:// there?"
+                f"no job broker answered at {self._endpoint} within {self._timeout:g} s; "
+                "check that `mqcore serve` listens on emqp:// there"
             )
 
     def offer(self, frames: list[bytes]) -> None:
-        """Let the thread send a message if it can at once; else it is dropped."""
+        """Pass a message to the sending thread if the buffer has room, else drop it."""
         if self._connected.is_set() and self._closing is None and self._room.acquire(blocking=False):
             self._waiting.append(frames)
             if self._sleeps:
                 self._waker.wake()
 
     async def asend(self, frames: list[bytes], job: Job[Any] | None = None) -> None:
-        """Do as `send`, without holding up the event loop."""
-        if self._connected.is_set() and len(self._waiting) < _WAITING_MAX // 2:
+        """Like `send`, without blocking the event loop."""
+        if self._connected.is_set() and len(self._waiting) < _WAITING_JOBS_MAX // 2:
             self.send(frames, job)
         else:
             await asyncio.to_thread(self.send, frames, job)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Send what waits, for up to `timeout` seconds, and end."""
+        """Send waiting messages for up to `timeout` seconds, then close the connection."""
         atexit.unregister(self.close)
         if not self.is_of_this_process or not self._thread.is_alive():
             return
@@ -126,7 +129,7 @@ class JobClient:
                 self._turn(dealer)
         finally:
             dealer.close(linger=True)
-            self._lost("the connection was closed before the result came")
+            self._lost("the connection was closed before the result arrived")
             self._waker.close()
 
     def _is_over(self) -> bool:
@@ -137,7 +140,7 @@ class JobClient:
     def _turn(self, dealer: Dealer) -> None:
         pause = 1.0 if self._closing is None else 0.05
         if dealer.is_connected and self._send_waiting(dealer):
-            # Whoever appends after this looks sees that the thread sleeps, and wakes it.
+            # A sender that appends after this check sees `_sleeps` and wakes the thread.
             self._sleeps = True
             pause = 0.0 if self._waiting else pause
         ready = dealer.poll(pause)
@@ -145,13 +148,13 @@ class JobClient:
         if ready:
             self._waker.clear()
         if dealer.watch():
-            self._lost("the connection broke before the result came; whether the job was done is unknown")
-        self._note(dealer)
-        for frames in dealer.receive(_BATCH):
+            self._lost("the connection was lost before the result arrived; it is unknown whether the job ran")
+        self._update_state(dealer)
+        for frames in dealer.receive(_BATCH_MESSAGES):
             self._received(frames)
 
-    def _note(self, dealer: Dealer) -> None:
-        """Let those who wait know whether there is a broker that lets us in."""
+    def _update_state(self, dealer: Dealer) -> None:
+        """Signal threads that wait for the connection whether the broker has accepted it."""
         refusal = dealer.take_refusal()
         if refusal is not None:
             self._refusal = refusal
@@ -168,21 +171,21 @@ class JobClient:
             self._known.clear()
 
     def _send_waiting(self, dealer: Dealer) -> bool:
-        """Send what waits; false if there is no room for all of it."""
+        """Send waiting messages; false if the connection has no room for all of them."""
         sent = 0
         waiting = self._waiting
-        while waiting and sent < _BATCH and dealer.send(waiting[0]):
+        while waiting and sent < _BATCH_MESSAGES and dealer.send(waiting[0]):
             waiting.popleft()
             sent += 1
         if sent:
             self._room.release(sent)
-        return not waiting or sent == _BATCH
+        return not waiting or sent == _BATCH_MESSAGES
 
     def _received(self, frames: list[bytes]) -> None:
         message = wire.parse(frames)
         if message is None or message.command != wire.REPLY or not message.body:
             return
-        # One frame is the id of a job that was handed out; two are a result, and the id of its job.
+        # One frame: the id of a job that the broker dispatched. Two frames: a result and the id of its job.
         job = self._jobs.get(message.body[-1].decode("ascii", "replace"))
         if job is None:
             return
@@ -200,8 +203,10 @@ class JobClient:
 
 
 def ask(endpoint: str, command: bytes, timeout: float, token: str | None = None) -> bytes:
-    """Ask an administrative socket one thing. Raises `ConnectFailed` if nothing answers within `timeout` seconds, and
-    `AuthFailed`."""
+    """Send a command to a broker's admin socket and return the answer.
+
+    Raises `ConnectFailed` if no answer arrives within `timeout` seconds, and `AuthFailed` for rejected credentials.
+    """
     dealer = Dealer(endpoint, f"admin-{os.getpid()}", token=token)
     deadline = time.monotonic() + timeout
     try:
@@ -209,7 +214,7 @@ def ask(endpoint: str, command: bytes, timeout: float, token: str | None = None)
         while (left := deadline - time.monotonic()) > 0:
             dealer.poll(left)
             dealer.watch()
-            for frames in dealer.receive(_BATCH):
+            for frames in dealer.receive(_BATCH_MESSAGES):
                 message = wire.parse(frames)
                 if message is not None and message.command == wire.REPLY and message.body:
                     return message.body[0]
@@ -218,5 +223,5 @@ def ask(endpoint: str, command: bytes, timeout: float, token: str | None = None)
     finally:
         dealer.close()
     raise ConnectFailed(
-        f"nothing answers at {endpoint} within {timeout:g} s; is that the administrative side of a broker?"
+        f"no answer at {endpoint} within {timeout:g} s; check that it is the admin socket of a job broker"
     )

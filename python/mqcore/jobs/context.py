@@ -1,4 +1,4 @@
-"""What a job can know of itself while it runs, and tell about how far it is."""
+"""Context of a running job: its attributes, and its progress."""
 
 from __future__ import annotations
 
@@ -9,35 +9,40 @@ from dataclasses import dataclass, field
 __all__ = ["JobContext", "current"]
 
 
-def _untold(_fraction: float, _note: str) -> None:
+def _discard(_fraction: float, _note: str) -> None:
     return
 
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """The job that runs here."""
+    """The running job."""
 
     id: str
-    """The same in all attempts."""
+    """Id of the job, the same in all attempts."""
     name: str
-    """The task's."""
+    """Name of the task."""
     queue: str
-    """The queue that its sender named."""
+    """Queue to which the job was sent."""
     attempt: int
-    """1 at first."""
-    _tell: Callable[[float, str], None] = field(default=_untold, repr=False)
+    """Number of the attempt, from 1."""
+    _report: Callable[[float, str], None] = field(default=_discard, repr=False)
 
     def progress(self, fraction: float, note: str = "") -> None:
-        """Say how far the job is, 0 to 1, for whoever watches the worker."""
-        self._tell(min(1.0, max(0.0, float(fraction))), note)
+        """Report the progress of the job as a fraction from 0 to 1, with an optional note.
+
+        `Jobs.watch`, ``mqcore jobs watch`` and the worker's terminal show it. Values outside of the range are clamped.
+        """
+        self._report(min(1.0, max(0.0, float(fraction))), note)
 
 
 CURRENT: ContextVar[JobContext] = ContextVar("mqcore.jobs.current")
 
 
 def current() -> JobContext:
-    """Return the job that runs here. Raises `LookupError` where none does."""
+    """Return the job that runs in this thread or task. Raises `LookupError` outside of a job."""
     try:
         return CURRENT.get()
     except LookupError:
-        raise LookupError("no job runs here; mqcore.jobs.current() is for functions that a worker calls") from None
+        raise LookupError(
+            "no job is running; call mqcore.jobs.current() only in functions that a worker runs"
+        ) from None

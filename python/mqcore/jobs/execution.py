@@ -1,4 +1,4 @@
-"""Running one job where it is to run: find the function, read the arguments, call it, write down what came of it."""
+"""Execution of one job: finds the function, decodes the arguments, calls it, and encodes the result."""
 
 from __future__ import annotations
 
@@ -24,61 +24,64 @@ from mqcore.jobs.task import Task
 
 __all__ = ["Assignment", "Ending", "Registry", "fault_of", "run", "run_async"]
 
-# Text that exceptions bring along; results of failed jobs must not be larger than those of others.
-_TEXT_MAX: Final = 16_000
+# Maximum characters of an exception's message, arguments and traceback in the result of a failed job.
+_TEXT_CHARACTERS_MAX: Final = 16_000
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True):
-    """A job as it is handed to whoever runs it."""
+    """A job for a slot of a pool."""
 
     run: int
-    """Tells this attempt from all others of the worker's."""
+    """Number of the attempt, unique in this worker."""
     id: str
     queue: str
     attempt: int
     job: bytes
-    """Its JSON."""
+    """JSON of the job."""
     soft: float
-    """Seconds until it is asked to end; 0: never."""
+    """Soft time limit in seconds; 0: none."""
 
 
 class Ending(msgspec.Struct, frozen=True, array_like=True):
-    """What came of an attempt."""
+    """The result of an attempt."""
 
     run: int
     value: bytes
-    """JSON; of one that did not fail."""
+    """JSON of the value, if the attempt succeeded."""
     fault: wire.Fault | None = None
 
 
 class Registry:
-    """What may be run: tasks, and what patterns allow to import."""
+    """The functions that a worker may run: tasks, and functions whose names match the patterns of `allow_import`."""
 
     def __init__(self, tasks: Mapping[str, Task[..., Any, Any]], allow_import: Iterable[str] = ()) -> None:
         self._tasks = tasks
         self._patterns = tuple(allow_import)
 
     def task(self, name: str) -> Task[..., Any, Any] | None:
-        """The task of this name."""
+        """Return the task with this name, or `None`."""
         return self._tasks.get(name)
 
     def may_run(self, call: wire.Call) -> bool:
-        """Whether it is a task, or may be imported. Nothing is imported to find out."""
+        """Whether the call names a task or a function that may be imported. Imports nothing."""
         if call.name in self._tasks:
             return True
-        # What begins with an underline was never meant for others.
+        # Names with a leading underscore are private to their modules.
         return not call.callable.startswith("_") and any(fnmatchcase(call.name, pattern) for pattern in self._patterns)
 
     def find(self, call: wire.Call) -> tuple[Callable[..., Any], list[Any], dict[str, Any]]:
-        """What to call, with what. Raises `JobRefused`, `BodyError`, and whatever an import raises."""
+        """Return the function, its positional and its keyword arguments.
+
+        Raises `JobRefused` for an unknown task, `BodyError` for arguments of the wrong types, and any exception of an
+        import.
+        """
         task = self._tasks.get(call.name)
         if task is not None:
             args, kwargs = task.signature.decode(bytes(call.args), bytes(call.kwargs))
             return task.function, args, kwargs
         if not self.may_run(call):
             raise JobRefused(
-                f"there is no task {call.name} here, and nothing allows to import it; "
-                "`--allow-import` and Jobs(allow_import=...) do"
+                f"unknown task {call.name}; define it, or permit it with --allow-import or Jobs(allow_import=...)"
             )
         return _import(call), bodies.decode(bytes(call.args), list), bodies.decode(bytes(call.kwargs), dict)
 
@@ -92,20 +95,20 @@ def _import(call: wire.Call) -> Callable[..., Any]:
         found = kind(*args, **kwargs)
     function = getattr(found, call.callable)
     if not callable(function):
-        raise JobRefused(f"{call.name} cannot be called")
+        raise JobRefused(f"{call.name} is not callable")
     return function  # type: ignore[no-any-return]
 
 
 def run(
     assignment: Assignment,
     registry: Registry,
-    tell: Callable[[float, str], None],
+    report: Callable[[float, str], None],
     runner: asyncio.Runner,
 ) -> Ending:
-    """Run a job in this thread; `runner` is for ``async`` functions."""
+    """Run a job in this thread, ``async`` functions in `runner`. Exceptions of the job become the result's fault."""
     try:
         call = wire.decode_call(assignment.job)
-        token = CURRENT.set(_context(assignment, call, tell))
+        token = CURRENT.set(_context(assignment, call, report))
         try:
             function, args, kwargs = registry.find(call)
             if inspect.iscoroutinefunction(function):
@@ -120,15 +123,15 @@ def run(
     except (Exception, asyncio.CancelledError) as error:
         return Ending(assignment.run, b"null", fault_of(error))
     except SystemExit as error:
-        # A job does not end its worker.
+        # sys.exit() in a job fails the job; it must not stop the worker.
         return Ending(assignment.run, b"null", fault_of(error))
 
 
-async def run_async(assignment: Assignment, registry: Registry, tell: Callable[[float, str], None]) -> Ending:
-    """Run a job in this event loop; a plain function in a thread of it."""
+async def run_async(assignment: Assignment, registry: Registry, report: Callable[[float, str], None]) -> Ending:
+    """Run a job in this event loop, or in a thread if its function is not ``async``."""
     try:
         call = wire.decode_call(assignment.job)
-        CURRENT.set(_context(assignment, call, tell))
+        CURRENT.set(_context(assignment, call, report))
         function, args, kwargs = registry.find(call)
         if inspect.iscoroutinefunction(function):
             value = await _limited(function(*args, **kwargs), assignment.soft)
@@ -145,7 +148,7 @@ def _call_limited(function: Callable[..., Any], args: list[Any], kwargs: dict[st
 
 
 async def _limited(coroutine: Any, soft: float) -> Any:
-    """A coroutine is asked to end by cancelling it, as everywhere in asyncio."""
+    """Await the coroutine; cancel it after `soft` seconds, which raises `SoftTimeLimit` here."""
     if soft <= 0:
         return await coroutine
     limit = asyncio.timeout(soft)
@@ -154,24 +157,24 @@ async def _limited(coroutine: Any, soft: float) -> Any:
             return await coroutine
     except TimeoutError as error:
         if limit.expired():
-            raise SoftTimeLimit(f"the job took longer than its soft limit of {soft:g} s") from error
+            raise SoftTimeLimit(f"the job exceeded its soft time limit of {soft:g} s") from error
         raise
 
 
-def _context(assignment: Assignment, call: wire.Call, tell: Callable[[float, str], None]) -> JobContext:
-    return JobContext(assignment.id, call.name, assignment.queue, assignment.attempt, tell)
+def _context(assignment: Assignment, call: wire.Call, report: Callable[[float, str], None]) -> JobContext:
+    return JobContext(assignment.id, call.name, assignment.queue, assignment.attempt, report)
 
 
 def fault_of(error: BaseException, *, final: bool | None = None) -> wire.Fault:
-    """An exception, written down."""
-    text = str(error)[:_TEXT_MAX]
+    """Convert an exception to a fault. `final` overrides whether a retry would fail in the same way."""
+    text = str(error)[:_TEXT_CHARACTERS_MAX]
     try:
         args: list[Any] = msgspec.json.decode(msgspec.json.encode(error.args))
     except Exception:
         args = [text]
-    if len(str(args)) > _TEXT_MAX:
+    if len(str(args)) > _TEXT_CHARACTERS_MAX:
         args = [text]
-    # The same arguments do not fit next time either.
+    # These errors depend only on the job, so a retry would fail in the same way.
     is_final = isinstance(error, BodyError | JobRefused) if final is None else final
     trace = "".join(traceback.format_exception(error)) if error.__traceback__ is not None else ""
-    return wire.Fault(full_name(type(error)), text, args, trace[-_TEXT_MAX:], is_final)
+    return wire.Fault(full_name(type(error)), text, args, trace[-_TEXT_CHARACTERS_MAX:], is_final)

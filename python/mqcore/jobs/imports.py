@@ -1,4 +1,4 @@
-"""No tasks at all: what processes of a worker load that runs only what its patterns allow to import."""
+"""An empty `Jobs`, for child processes of a worker that runs only functions permitted by `allow_import`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that was sent: what to wait for its result by."""
+"""A sent job, with which the sender waits for the result."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ R = TypeVar("R")
 
 _RESULT: Final = msgspec.json.Decoder(wire.Result)
 
-# Ends of jobs that are the worker's word, not an exception of the function's.
+# Outcomes that the worker reports itself, not exceptions of the task.
 _ENDS: Final[dict[str, type[JobError]]] = {
     "mqcore.errors.JobTimeout": JobTimeout,
     "mqcore.jobs.limits.SoftTimeLimit": JobTimeout,
     "mqcore.errors.JobLost": JobLost,
     "mqcore.errors.JobRefused": JobRefused,
-    # The broker's word.
+    # Reported by the broker.
     "Duplicate": JobDuplicate,
     "Denied": JobRefused,
 }
 
-# Making a future for each job would cost more than sending it; few are waited for at any time.
+# One lock for all jobs. A future is created only for a job that is waited for, because it costs more than sending one.
 _LOCK: Final = threading.Lock()
 
 
 class Job(Generic[R]):
-    """A job that was sent. ``job.result(timeout=10)`` waits for what it results in, as does ``await job``.
+    """A sent job. ``job.result(timeout=10)`` and ``await job`` wait for its result.
 
-    Results come to the client that sent the job and to no other, while somebody holds this object.
+    The result arrives only at the client that sent the job, and only while the program holds this object.
     """
 
     __slots__ = ("__weakref__", "_decode", "_end", "_future", "_raises", "_wants_result", "id", "is_dispatched", "name")
@@ -53,11 +53,11 @@ class Job(Generic[R]):
         wants_result: bool = True,
     ) -> None:
         self.id = job_id
-        """Its id, the same in logs of broker and workers."""
+        """Id of the job, the same in the logs of broker and workers."""
         self.name = name
-        """The task's."""
+        """Name of the task."""
         self.is_dispatched = False
-        """The broker has said that it has handed it out, or, where it keeps it for a worker, that it has it."""
+        """Whether the broker has sent the job to a worker, or has stored it (`TaskOptions.guarantee`)."""
         self._decode = decode
         self._raises = raises
         self._wants_result = wants_result
@@ -70,16 +70,21 @@ class Job(Generic[R]):
 
     @property
     def is_done(self) -> bool:
-        """Its result is here, or it is known that none will come."""
+        """Whether the result has arrived, or can no longer arrive."""
         return self._end is not None
 
     def result(self, timeout: Duration | None = None) -> R:
-        """Wait for the result, `timeout` seconds at most, and return it as the type that the task returns.
+        """Wait up to `timeout` (default: no limit) for the result, and return it as the task's return type.
 
-        Raises what the task declares in `TaskOptions.raises`; `JobFailed` for any other exception of the job,
-        `JobTimeout`, `JobLost`, `JobRefused`, `JobDuplicate`; `RequestTimeout` if nothing came in time;
-        `ConnectionLost` if the connection broke on which the result was to come; `AuthFailed` if the broker does not
-        let us in any more; `BodyError` if it is not what the task returns.
+        Raises:
+
+        - exceptions of `TaskOptions.raises` as themselves, and `JobFailed` for other exceptions of the job;
+        - `JobTimeout` if the job exceeded its time limit, `JobLost` if its worker died, `JobRefused` if no worker may
+          run it, `JobDuplicate` if a job with the same `unique` key was waiting or running;
+        - `RequestTimeout` if no result arrived in time, or the job was sent with ``result=False``;
+        - `ConnectionLost` if the connection was lost before the result arrived, `AuthFailed` if the broker rejects
+          the credentials on reconnecting;
+        - `BodyError` if the result is not of the task's return type.
         """
         if (future := self._wait_for()) is not None:
             try:
@@ -89,10 +94,10 @@ class Job(Generic[R]):
         return self._read()
 
     async def aresult(self, timeout: Duration | None = None) -> R:
-        """Do as `result`, without holding up the event loop."""
+        """Like `result`, without blocking the event loop."""
         if (future := self._wait_for()) is not None:
             limit = None if timeout is None else seconds(timeout)
-            # The future itself is everybody's: who stops waiting must not end it for others.
+            # All waiters share the future, so cancelling one of them must not cancel the future.
             try:
                 await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), limit)
             except TimeoutError:
@@ -103,7 +108,7 @@ class Job(Generic[R]):
         return self.aresult().__await__()
 
     def end(self, end: bytes | Exception) -> None:
-        """Called by the connection: the JSON of a result came, or it is known that none will come."""
+        """Complete the job with the JSON of its result, or with the reason why none can arrive. For `JobClient`."""
         with _LOCK:
             if self._end is not None:
                 return
@@ -114,18 +119,18 @@ class Job(Generic[R]):
 
     def _wait_for(self) -> Future[None] | None:
         if not self._wants_result:
-            raise RequestTimeout(f"job {self.id} was sent with result=False: no result of it will come")
+            raise RequestTimeout(f"job {self.id} was sent with result=False, so no result can arrive")
         with _LOCK:
             if self._end is not None:
                 return None
             if self._future is None:
                 self._future = Future()
-                # Nobody can cancel it, as it is shared.
+                # All waiters share it, so none may cancel it.
                 self._future.set_running_or_notify_cancel()
             return self._future
 
     def _late(self, timeout: Duration | None) -> RequestTimeout:
-        why = "" if self.is_dispatched else "; no worker has taken it so far"
+        why = "" if self.is_dispatched else "; no worker has started it yet"
         return RequestTimeout(f"no result of job {self.id} ({self.name}) within {timeout}{why}")
 
     def _read(self) -> R:
@@ -135,7 +140,7 @@ class Job(Generic[R]):
         try:
             result = _RESULT.decode(self._end)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BodyError(f"the result of job {self.id} is none: {error}", self._end, wire.Result) from error
+            raise BodyError(f"invalid result of job {self.id}: {error}", self._end, wire.Result) from error
         if result.error is not None:
             raise self._error(result.error)
         return self._decode(bytes(result.value))
@@ -146,7 +151,7 @@ class Job(Generic[R]):
                 try:
                     declared = kind(*fault.args)
                 except Exception:
-                    # Its initializer wants something else; the text is better than nothing.
+                    # Its initializer does not accept these arguments, so raise JobFailed with the message instead.
                     break
                 declared.__cause__ = self._failed(fault)
                 return declared

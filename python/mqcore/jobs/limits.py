@@ -1,4 +1,4 @@
-"""Soft limits: an exception inside of the job that has taken too long, so that it can end in order."""
+"""Soft time limits: an exception raised inside a job that runs too long, so that it can clean up."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["SoftTimeLimit", "soft_limit"]
 
 
 class SoftTimeLimit(JobTimeout):
-    """Raised inside of a job that has reached its soft limit. Catch it to end in order."""
+    """Raised inside a job that exceeds its soft time limit. Catch it to clean up."""
 
 
 @contextmanager
 def soft_limit(seconds: float) -> Iterator[None]:
-    """Raise `SoftTimeLimit` in the block if it takes longer than `seconds`; 0: never.
+    """Raise `SoftTimeLimit` in the block if it takes longer than `seconds`; 0: no limit.
 
-    In a main thread, where the system has signals, it also ends what waits in a system call, such as `time.sleep`;
-    elsewhere it comes with the next step of Python.
+    In the main thread of a Unix process it also interrupts system calls such as `time.sleep`. Elsewhere the exception
+    appears when the thread next executes Python code.
     """
     if seconds <= 0:
         yield
@@ -36,7 +36,7 @@ def soft_limit(seconds: float) -> Iterator[None]:
 
 
 def _reached(seconds: float) -> SoftTimeLimit:
-    return SoftTimeLimit(f"the job took longer than its soft limit of {seconds:g} s")
+    return SoftTimeLimit(f"the job exceeded its soft time limit of {seconds:g} s")
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def _by_thread(seconds: float) -> Iterator[None]:
     is_over = False
 
     def raise_there() -> None:
-        # Without the lock it could hit whatever the thread does after the block.
+        # The lock keeps the exception from being raised after the block has ended.
         with over:
             if not is_over:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(SoftTimeLimit))
@@ -71,11 +71,11 @@ def _by_thread(seconds: float) -> Iterator[None]:
     try:
         yield
     except SoftTimeLimit as error:
-        # What is raised from outside has no text.
+        # PyThreadState_SetAsyncExc raises the exception without a message.
         raise _reached(seconds) from error
     finally:
         with over:
             is_over = True
-            # One that was raised, and not felt yet, would hit what comes after.
+            # Cancel a pending exception, which would otherwise be raised in later code.
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
         timer.cancel()

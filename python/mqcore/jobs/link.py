@@ -1,4 +1,4 @@
-"""A worker's conversation with its broker: it joins, says how many jobs it can take, and joins anew when it has to."""
+"""A worker's connection to its broker: joins, requests jobs, and joins again after the connection is lost."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mqcore.jobs.dealer import Dealer
 
 __all__ = ["Link"]
 
-# All brokers of this protocol expect something this often, and send something as often.
-_HEARTBEAT: Final = 3.0
-# Silence after which the broker is taken to be gone.
-_SILENCE_MAX: Final = 15.0
-# How long it may take to be acknowledged. A broker that lost the request would never answer.
-_JOIN_MAX: Final = 5.0
+# Interval of heartbeats in both directions, as all brokers of this protocol expect it.
+_HEARTBEAT_SECONDS: Final = 3.0
+# Time without a message after which the connection counts as lost.
+_SILENCE_MAX_SECONDS: Final = 15.0
+# Time to wait for the acknowledgement of a join. A broker that lost the request would never answer.
+_JOIN_MAX_SECONDS: Final = 5.0
 
 _BATCH: Final = 256
 
@@ -27,7 +27,7 @@ _LOG: Final = logging.getLogger("mqcore.worker")
 
 
 class Link:
-    """The worker's end. For one thread."""
+    """The worker's end of the connection. Not thread-safe."""
 
     def __init__(self, endpoint: str, queues: Sequence[tuple[str, int]], token: str | None = None) -> None:
         self._endpoint = endpoint
@@ -37,17 +37,17 @@ class Link:
         self._also: set[int] = set()
         self._waiting: list[Sequence[bytes]] = []
         self._dealer = self._open()
-        self._has_complained = False
+        self._has_warned = False
         self._ever_joined = False
         self._left = False
         self.is_joined = False
-        """The broker has acknowledged us."""
+        """Whether the broker has acknowledged the worker."""
         self.announced = 0
-        """Jobs that it may still send."""
+        """Number of requested jobs that have not arrived yet."""
 
     @property
     def identity(self) -> str:
-        """As whom the broker knows us."""
+        """The worker's name at the broker. It changes with each connection."""
         return self._dealer.identity
 
     def _open(self) -> Dealer:
@@ -58,15 +58,15 @@ class Link:
         self._join_id = join[3]
         dealer.send(join)
         now = time.monotonic()
-        self._join_until = now + _JOIN_MAX
-        self._heard_at = self._said_at = now
+        self._join_until = now + _JOIN_MAX_SECONDS
+        self._received_at = self._sent_heartbeat_at = now
         return dealer
 
     def _reopen(self, why: str) -> None:
-        if not self._has_complained:
-            _LOG.warning("%s: %s; trying again until it answers", self._endpoint, why)
-        # Once for each time that it goes away, however long it stays away.
-        self._has_complained = True
+        if not self._has_warned:
+            _LOG.warning("%s: %s; retrying", self._endpoint, why)
+        # Warn once per outage, not once per retry.
+        self._has_warned = True
         self._dealer.close()
         self.is_joined = False
         self.announced = 0
@@ -74,7 +74,7 @@ class Link:
         self._dealer = self._open()
 
     def poll(self, seconds: float, descriptors: Collection[int]) -> set[int]:
-        """Wait for the broker, or for one of these; tells which of these."""
+        """Wait up to `seconds` for the broker or one of `descriptors`; return the descriptors that are ready."""
         wanted = set(descriptors)
         for descriptor in self._also - wanted:
             self._dealer.forget(descriptor)
@@ -85,27 +85,27 @@ class Link:
 
     def _next(self) -> float:
         now = time.monotonic()
-        until = self._said_at + _HEARTBEAT if self.is_joined else self._join_until
+        until = self._sent_heartbeat_at + _HEARTBEAT_SECONDS if self.is_joined else self._join_until
         return max(0.0, until - now)
 
     def receive(self) -> Iterator[wire.Received]:
-        """Do what is due, and yield what came but is not about the conversation itself.
+        """Send due heartbeats, reconnect if needed, and yield jobs and other messages for the worker.
 
-        Raises `AuthFailed` if the broker does not let us in, or not serve a queue, and never did.
+        Raises `AuthFailed` if the broker rejects the credentials or a queue before the worker has joined once.
         """
         self._watch()
         for frames in self._dealer.receive(_BATCH):
-            self._heard_at = time.monotonic()
+            self._received_at = time.monotonic()
             message = wire.parse(frames)
             if message is None:
                 continue
             if message.command == b"ACK" and message.body[:1] == [self._join_id]:
                 self.is_joined = self._ever_joined = True
-                self._has_complained = False
+                self._has_warned = False
             elif message.command in {b"KBYE", b"KBAI"}:
-                # It stops; what it becomes when it is there again knows nothing of us.
+                # The broker stops. After a restart it does not know this worker, so join again.
                 if not self._left:
-                    self._reopen("the broker leaves")
+                    self._reopen("the broker is shutting down")
                     return
             elif message.command not in {b"ACK", b"HEARTBEAT"}:
                 yield message
@@ -115,34 +115,37 @@ class Link:
         broke = self._dealer.watch()
         refusal = self._dealer.take_refusal()
         if refusal is not None:
-            # Who was let in before is let in again, once somebody has put that right; jobs that are here go on.
+            # After an earlier success the cause is probably a change on the broker, which can be corrected while
+            # this worker finishes its jobs. So it keeps retrying.
             if not self._ever_joined:
                 raise refusal
-            if not self._has_complained:
-                _LOG.warning("%s; trying again until it lets us in", refusal)
-                self._has_complained = True
+            if not self._has_warned:
+                _LOG.warning("%s; retrying until the broker accepts this worker", refusal)
+                self._has_warned = True
         if self._left:
-            # Who has said goodbye does not join again; what could not be sent back, the broker gives to others.
+            # A worker that is leaving does not join again. The broker requeues jobs whose results were lost.
             self.is_joined = self.is_joined and not broke
         elif broke:
-            self._reopen("the connection broke")
+            self._reopen("connection lost")
         elif not self.is_joined and now >= self._join_until:
-            self._reopen("the broker does not take us" if self._dealer.is_connected else "no broker answers")
-        elif self.is_joined and now - self._heard_at > _SILENCE_MAX:
-            self._reopen(f"the broker has said nothing for {_SILENCE_MAX:g} s")
-        if self.is_joined and now - self._said_at >= _HEARTBEAT:
+            self._reopen(
+                "the broker did not acknowledge the join" if self._dealer.is_connected else "no broker answers"
+            )
+        elif self.is_joined and now - self._received_at > _SILENCE_MAX_SECONDS:
+            self._reopen(f"no heartbeat from the broker for {_SILENCE_MAX_SECONDS:g} s")
+        if self.is_joined and now - self._sent_heartbeat_at >= _HEARTBEAT_SECONDS:
             self.send(wire.heartbeat())
-            self._said_at = now
+            self._sent_heartbeat_at = now
 
     def announce(self, jobs: int) -> None:
-        """Let the broker send so many jobs more."""
+        """Request `jobs` more jobs from the broker."""
         if self.is_joined and not self._left:
             for _ in range(jobs):
                 self.send(wire.message(b"READY"))
                 self.announced += 1
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """Send a message, now or as soon as there is room."""
+        """Send a message now, or as soon as the buffer has room."""
         if self._waiting:
             self._waiting.append(frames)
             self.flush()
@@ -150,7 +153,7 @@ class Link:
             self._waiting.append(frames)
 
     def flush(self) -> None:
-        """Send what waits for room."""
+        """Send buffered messages as far as there is room."""
         sent = 0
         for frames in self._waiting:
             if not self._dealer.send(frames):
@@ -159,12 +162,12 @@ class Link:
         del self._waiting[:sent]
 
     def leave(self) -> None:
-        """Tell the broker to send nothing more. Results of what we have can still be sent."""
+        """Ask the broker to send no more jobs. Results of jobs that the worker holds can still be sent."""
         if not self._left:
             self._left = True
             self.send(wire.message(b"KBYE"))
 
     def close(self) -> None:
-        """Put on the wire what was sent, and end."""
+        """Write all buffered messages and close the connection."""
         self.flush()
         self._dealer.close(linger=True)

@@ -1,4 +1,4 @@
-"""Names of functions and exceptions by which workers and clients mean the same."""
+"""Full names of functions and exceptions, the same in workers and clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["full_name", "module_name"]
 
 
 def full_name(thing: Any) -> str:
-    """The name of a function or a class with its module's; a built-in's alone."""
+    """Return the module and qualified name of a function or class; for a built-in the name alone."""
     name: str = getattr(thing, "__qualname__", type(thing).__qualname__)
     if vars(builtins).get(name) is thing:
         return name
@@ -19,7 +19,7 @@ def full_name(thing: Any) -> str:
 
 
 def module_name(module: str) -> str:
-    """The name of a module; a program's own is that under which others import it."""
+    """Return the name under which other programs import a module, also for ``__main__``."""
     if module not in {"__main__", "__mp_main__"} or module not in sys.modules:
         return module
     main = sys.modules[module]

@@ -1,4 +1,4 @@
-"""The arguments and results of tasks: from values to JSON, and back to the types that the function names."""
+"""Arguments and results of tasks: encoded to JSON, and decoded to the types of the function's annotations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EMPTY: Final = inspect.Parameter.empty
 
 
 class Signature:
-    """What a function takes and returns."""
+    """Parameters and return type of a function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -28,12 +28,12 @@ class Signature:
         self._positional = _positional(self._signature)
 
     def check(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-        """Raise `TypeError` if the function cannot be called so."""
+        """Raise `TypeError` if the function cannot be called with these arguments."""
         if kwargs or len(args) not in self._positional:
             self._signature.bind(*args, **kwargs)
 
     def decode(self, args: bytes, kwargs: bytes) -> tuple[list[Any], dict[str, Any]]:
-        """Read arguments as the types that the function names. Raises `BodyError`."""
+        """Decode JSON arguments to the annotated types. Raises `BodyError` if they do not match the function."""
         positional = bodies.decode(args, list)
         named = bodies.decode(kwargs, dict)
         if not positional and not named and 0 in self._positional:
@@ -41,7 +41,7 @@ class Signature:
         try:
             bound = self._signature.bind(*positional, **named)
         except TypeError as error:
-            raise BodyError(f"the arguments do not fit: {error}", args, self._function) from None
+            raise BodyError(f"the arguments do not match the task: {error}", args, self._function) from None
         hints = self._types()
         for name, value in bound.arguments.items():
             hint = hints.get(name)
@@ -59,25 +59,25 @@ class Signature:
         return list(bound.args), bound.kwargs
 
     def decode_result(self, value: bytes) -> Any:
-        """Read a result as the type that the function returns. Raises `BodyError`."""
+        """Decode a JSON result to the annotated return type. Raises `BodyError` if it has another type."""
         hint = self._types().get("return")
         plain = msgspec.json.decode(value)
         return plain if hint is None else _convert(plain, hint, "the result")
 
     def _types(self) -> dict[str, Any]:
-        """The annotations that JSON can be read as; all others are left as JSON has them."""
+        """Annotations that JSON values can be converted to. Values with other annotations stay as decoded."""
         if self._hints is None:
             try:
                 found = typing.get_type_hints(self._function)
             except Exception:
-                # Names that exist for type checkers only.
+                # Annotations may use names that are imported only for type checkers.
                 found = {}
             self._hints = {name: hint for name, hint in found.items() if _is_readable(hint)}
         return self._hints
 
 
 def _positional(signature: inspect.Signature) -> range:
-    """How many arguments without names are enough for a call, and not too many; of many functions none is."""
+    """Numbers of positional arguments with which the function can be called without keywords; may be empty."""
     least = most = 0
     for parameter in signature.parameters.values():
         if parameter.kind in {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}:
@@ -97,7 +97,7 @@ def _is_readable(hint: Any) -> bool:
         msgspec.json.Decoder(hint)
     except TypeError:
         return False
-    # What msgspec does not know it would leave to a hook, which there is none for.
+    # msgspec would need a decoding hook for custom types, and there is none.
     info = msgspec.inspect.type_info(hint)
     return not isinstance(info, msgspec.inspect.CustomType)
 
@@ -112,31 +112,33 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
         try:
             return hint.model_validate(value)
         except ValueError as error:
-            raise BodyError(f"{name} does not fit: {error}", wanted=hint) from error
+            raise BodyError(f"{name} has the wrong type: {error}", wanted=hint) from error
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
-        raise BodyError(f"{name} does not fit: {error}", wanted=hint) from error
+        raise BodyError(f"{name} has the wrong type: {error}", wanted=hint) from error
 
 
 def encode_arguments(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[bytes, bytes]:
-    """Write arguments as JSON. Raises `InvalidArgument`."""
+    """Encode arguments as JSON. Raises `InvalidArgument` for a value without a JSON form."""
     try:
         return msgspec.json.encode(args, enc_hook=_encode), msgspec.json.encode(kwargs, enc_hook=_encode)
     except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
-        raise InvalidArgument(f"arguments of a job must have a JSON form: {error}") from error
+        raise InvalidArgument(f"cannot encode the job's arguments as JSON: {error}") from error
 
 
 def encode_value(value: object) -> bytes:
-    """Write a result as JSON. Raises `BodyError`."""
+    """Encode a result as JSON. Raises `BodyError` for a value without a JSON form."""
     try:
         return msgspec.json.encode(value, enc_hook=_encode)
     except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
         kind = type(value).__qualname__
-        raise BodyError(f"a {kind} cannot be a job's result: {error}", wanted=type(value)) from error
+        raise BodyError(
+            f"cannot encode the job's result of type {kind} as JSON: {error}", wanted=type(value)
+        ) from error
 
 
 def _encode(value: Any) -> Any:
     if _is_model(type(value)):
         return value.model_dump(mode="json")
-    raise TypeError(f"objects of type {type(value).__qualname__} have none")
+    raise TypeError(f"type {type(value).__qualname__} has no JSON form")

@@ -34,53 +34,55 @@ _NAME_BYTES_MAX = 255
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
-    """How a task is run, unless `Task.using` says otherwise for some calls."""
+    """Options of a task. `Task.using` overrides them for single calls. Raises `ConfigError` for an invalid value."""
 
     queue: str = "default"
-    """Where its jobs wait."""
+    """Queue of its jobs."""
     retries: int = 0
-    """How often it is tried again after it has failed."""
+    """Maximum number of retries after a failure, 0 to 1,000,000."""
     backoff: Backoff = field(default_factory=Backoff)
-    """How long it waits before that. A worker's own; not part of a job."""
+    """Delays between retries. The worker applies its own value; jobs do not carry it."""
     soft_timeout: Duration | None = None
-    """After this `SoftTimeLimit` is raised inside of the job. `None`: never."""
+    """Time after which `SoftTimeLimit` is raised inside the job. `None`: no limit."""
     timeout: Duration | None = None
-    """After this the attempt is ended, by killing its process if need be. `None`: never."""
+    """Time after which the attempt is ended; with processes, by killing the process. `None`: no limit."""
     guarantee: bool = True
-    """The broker keeps the job until it is done, so that it survives its worker. It may run twice then."""
+    """Keep the job in the broker until it is settled, so that it survives a crash of its worker. It may run twice."""
     result: bool = True
-    """The broker sends the result back to whoever asked for the job."""
+    """Return the result to the sender."""
     priority: int = 0
-    """Above 0: ahead of all that have 0, where the broker has priorities."""
+    """0 to 255. Jobs above 0 run before those with 0, if the broker supports priorities."""
     unique: bool | str = False
-    """True: while a job of the task with these arguments waits or runs, another one is not taken. Text: while one of
-    this key does, whatever its arguments. Of one queue, and by brokers that know of it, as mqcore does."""
+    """Reject a job while another one waits or runs in the queue: with `True`, one of the same task and arguments; with
+    text, one with the same key. Requires a broker that supports it, such as mqcore."""
     run_after: Duration | datetime | None = None
-    """Not before this time, or after this long."""
+    """Earliest start, as a time with a time zone or as a delay."""
     raises: tuple[type[Exception], ...] = ()
-    """Exceptions that `Job.result` raises as themselves; all others are `JobFailed`."""
+    """Exceptions that `Job.result` raises as themselves. All others become `JobFailed`."""
 
     def __post_init__(self) -> None:
         if not self.queue or len(self.queue.encode()) > _NAME_BYTES_MAX:
-            raise ConfigError(f"{self.queue!r} cannot be a queue: names have 1 to {_NAME_BYTES_MAX} octets")
+            raise ConfigError(f"invalid queue name {self.queue!r}; it must have 1 to {_NAME_BYTES_MAX} bytes")
         if not 0 <= self.retries <= 1_000_000:
-            raise ConfigError(f"retries cannot be {self.retries}: there are 0 to 1,000,000")
+            raise ConfigError(f"retries must be from 0 to 1,000,000, not {self.retries}")
         if not 0 <= self.priority <= 255:
-            raise ConfigError(f"the priority cannot be {self.priority}: there are 0 to 255")
+            raise ConfigError(f"priority must be from 0 to 255, not {self.priority}")
         if isinstance(self.unique, str) and not 0 < len(_quoted(self.unique)) <= _NAME_BYTES_MAX:
-            raise ConfigError(f"{self.unique!r} cannot be a key: keys have 1 to {_NAME_BYTES_MAX} octets")
+            raise ConfigError(
+                f"invalid unique key {self.unique!r}; it must have 1 to {_NAME_BYTES_MAX} bytes when URL-quoted"
+            )
         if isinstance(self.run_after, datetime) and self.run_after.tzinfo is None:
-            raise ConfigError("run_after needs a datetime with a time zone; datetime.now().astimezone() has one")
+            raise ConfigError("run_after must be a datetime with a time zone, such as datetime.now().astimezone()")
         for name, limit in (("soft_timeout", self.soft_timeout), ("timeout", self.timeout)):
             if limit is not None and seconds(limit) <= 0:
-                raise ConfigError(f"{name} cannot be {limit!r}: it is longer than nothing, or None for no limit")
+                raise ConfigError(f"{name} must be longer than 0 s, or None for no limit; not {limit!r}")
         if isinstance(self.run_after, (int, float, str, timedelta)):
             seconds(self.run_after)
 
     def headers(self, name: str = "", args: bytes = b"", kwargs: bytes = b"") -> wire.Headers:
-        """What of it stands in headers, for a call of the task `name` with these arguments."""
-        # A broker that reads the limit counts from when it hands the job out, and a job may wait at its worker for its
-        # time; so that worker alone is told of the limit then.
+        """Return the protocol headers of a call of the task `name` with these JSON arguments."""
+        # A broker counts the time limit from the delivery on. A job with `run_after` waits at its worker after that,
+        # so only the worker receives the limit (see `terms`).
         timeout = seconds(self.timeout) if self.timeout is not None and self.run_after is None else 0.0
         return wire.Headers(
             reply_requested=self.result,
@@ -94,11 +96,11 @@ class TaskOptions:
     def _unique_key(self, name: str, args: bytes, kwargs: bytes) -> str:
         if isinstance(self.unique, str):
             return _quoted(self.unique)
-        # What a call is made of may be of any length, a key not.
+        # Hashed, because keys are limited in length and calls are not.
         return hashlib.sha256(b"\0".join((name.encode(), args, kwargs))).hexdigest() if self.unique else ""
 
     def terms(self) -> wire.Terms:
-        """What of it stands in the job itself."""
+        """Return the options that are part of the job's JSON."""
         return wire.Terms(
             soft=seconds(self.soft_timeout) if self.soft_timeout is not None else 0.0,
             hard=seconds(self.timeout) if self.timeout is not None else 0.0,
@@ -114,27 +116,27 @@ class TaskOptions:
 
 
 def _quoted(key: str) -> str:
-    """A key as it can stand among headers: commas and what does not print are written otherwise."""
+    """Quote a key for the headers, in which commas and unprintable characters are not allowed."""
     return quote(key, safe="!#$&'()*+-./:;<=>?@[]^_{|}~ ")
 
 
 class Task(Generic[P, R, C]):
-    """A function that workers run. Calling it runs it here and now; `enqueue` lets a worker run it.
+    """A function that workers run. `enqueue` sends a job; calling the task runs the function locally.
 
-    `P` are the function's parameters, `R` is what a job of it results in, and `C` what a call of it returns, which for
-    ``async def`` is a coroutine.
+    `P` are the function's parameters, `R` is the type of a job's result, and `C` the type that a call returns, which
+    is a coroutine for ``async def``.
     """
 
     def __init__(self, jobs: Jobs, function: Callable[P, C], name: str, options: TaskOptions) -> None:
         self._jobs = jobs
         self.function = function
-        """The function itself."""
+        """The decorated function."""
         self.name = name
-        """By which workers know it."""
+        """Name of the task in jobs."""
         self.options = options
-        """How it is run."""
+        """Options of its jobs."""
         self.signature = Signature(function)
-        """What it takes and returns."""
+        """Parameters and return type."""
         self.__doc__ = function.__doc__
         self.__name__ = getattr(function, "__name__", name)
         self.__qualname__ = getattr(function, "__qualname__", name)
@@ -145,44 +147,45 @@ class Task(Generic[P, R, C]):
         return f"<task {self.name}, queue {self.options.queue}>"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
-        """Run the function here and now, as if it were no task."""
+        """Run the function locally, without a job."""
         return self.function(*args, **kwargs)
 
     def using(self, **changes: Any) -> Self:
-        """Return the same task with other options, those of `TaskOptions`, for the calls that are made with it.
+        """Return a copy of the task with changed options of `TaskOptions`.
 
-        Raises `ConfigError` for an option that there is not, or that cannot have this value.
+        Raises `ConfigError` for an unknown option or an invalid value.
         """
         try:
             options = dataclasses.replace(self.options, **changes)
         except TypeError:
             known = ", ".join(field.name for field in dataclasses.fields(TaskOptions))
             unknown = ", ".join(sorted(changes.keys() - {field.name for field in dataclasses.fields(TaskOptions)}))
-            raise ConfigError(f"tasks have no option {unknown}; there are {known}") from None
+            raise ConfigError(f"unknown task option {unknown}; use {known}") from None
         return type(self)(self._jobs, self.function, self.name, options)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """Send a job to the broker, and return at once with what to wait for its result by.
+        """Send a job to the broker and return a `Job`, without waiting for the result.
 
-        Raises `InvalidArgument` for arguments without a JSON form, `ConnectFailed` or `Busy` if the broker cannot be
-        reached or takes nothing within the timeout of the `Jobs`. The protocol has no receipt: a job that was on its
-        way when the connection broke may be lost.
+        Raises `TypeError` for arguments that the function does not accept, `InvalidArgument` for arguments without a
+        JSON form, `AuthFailed` for rejected credentials, and `ConnectFailed` or `Busy` if the broker is unreachable or
+        accepts no job within the timeout of the `Jobs`. The protocol has no confirmations: a job in transit is lost
+        if the connection is lost.
         """
         job, frames = self._make(args, kwargs)
         self._jobs.client.send(frames, job)
         return job
 
     delay = enqueue
-    """The same, as other systems call it."""
+    """Alias of `enqueue`, as in Celery."""
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """Do as `enqueue`, without holding up the event loop."""
+        """Like `enqueue`, without blocking the event loop."""
         job, frames = self._make(args, kwargs)
         await self._jobs.client.asend(frames, job)
         return job
 
     def bind(self, *args: P.args, **kwargs: P.kwargs) -> BoundCall:
-        """Return the call with these arguments, for schedules."""
+        """Return a call with these arguments for a schedule. Raises `TypeError` and `InvalidArgument`."""
         self.signature.check(args, kwargs)
         return BoundCall(self.name, self.options, *encode_arguments(args, kwargs))
 
@@ -202,7 +205,7 @@ class Task(Generic[P, R, C]):
 
 @dataclass(frozen=True, slots=True)
 class BoundCall:
-    """A task with arguments: what a schedule runs."""
+    """A task with arguments, for a schedule."""
 
     name: str
     options: TaskOptions
@@ -210,10 +213,10 @@ class BoundCall:
     kwargs: bytes
 
     def headers(self) -> wire.Headers:
-        """The headers of its jobs."""
+        """Return the headers of its jobs."""
         return self.options.headers(self.name, self.args, self.kwargs)
 
     def encode(self) -> bytes:
-        """The JSON of its jobs."""
+        """Return the JSON of its jobs."""
         terms = dataclasses.replace(self.options, run_after=None).terms()
         return wire.encode_call(self.name, self.args, self.kwargs, terms)

@@ -1,4 +1,4 @@
-"""eMQP/1.0 as workers and clients speak it: frames of messages, and the JSON of jobs and results. Pure functions."""
+"""eMQP/1.0 for workers and clients: frames of messages, and the JSON of jobs and results. Pure functions."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ VERSION: Final = b"eMQP/1.0"
 
 REPLY: Final = b"REPLY"
 
-# Frames before those of the command itself: an empty one, the version, the command, the message's id.
+# Frames before those of the command itself: an empty one, the version, the command, the message id.
 _ENVELOPE: Final = 4
 
 _ATTEMPTS_MAX: Final = 1_000_000
 
-# Most jobs have the headers of the one before; those that are longer are read each time.
-_REMEMBERED_BYTES_MAX: Final = 256
+# Longer headers are not cached. Most jobs have the same short headers as the previous job.
+_CACHED_BYTES_MAX: Final = 256
 
 
 class _Ids:
-    """Ids in the form of a UUID, which other programs want: what begins them is random, and of this process alone."""
+    """Ids in the form of UUIDs, which other programs require: a random prefix per process, and a counter."""
 
     def __init__(self) -> None:
         self.renew()
@@ -60,10 +60,10 @@ class _Ids:
             os.register_at_fork(after_in_child=self.renew)
 
     def renew(self) -> None:
-        """Begin anew."""
+        """Choose a new prefix."""
         first = uuid.uuid4()
         self._begin = str(first)[:24]
-        # Counted from somewhere, so that what was said before the process started again is not said again.
+        # A random start, so that a restarted process with the same prefix would not repeat ids.
         self._numbers = itertools.count(first.node >> 1)
 
     def __call__(self) -> str:
@@ -75,59 +75,59 @@ new_id: Final = _Ids()
 
 
 def message(command: bytes, *frames: bytes) -> list[bytes]:
-    """Return the frames of a message with an id of its own."""
+    """Return the frames of a message with a new id."""
     return [b"", VERSION, command, new_id().encode(), *frames]
 
 
 def heartbeat() -> list[bytes]:
-    """Return the frames that say: I am there."""
+    """Return the frames of a heartbeat."""
     return message(b"HEARTBEAT", str(time.time()).encode())
 
 
 class Received(msgspec.Struct, frozen=True):
-    """A message that came."""
+    """A received message."""
 
     command: bytes
-    """In capital letters."""
+    """Command, in upper case."""
     id: bytes
     body: Sequence[bytes]
-    """What follows the id."""
+    """Frames after the id."""
 
 
 def parse(frames: Sequence[bytes]) -> Received | None:
-    """Read a message; `None` for what is none, which is to be ignored."""
+    """Parse a message; `None` if frames are missing. Receivers ignore such messages."""
     if len(frames) < _ENVELOPE:
         return None
     return Received(frames[2].upper(), frames[3], frames[_ENVELOPE:])
 
 
 class Headers(msgspec.Struct, frozen=True):
-    """What the sender of a job wishes, as words between commas."""
+    """Headers of a job: a comma-separated list of options."""
 
     reply_requested: bool = False
     guarantee: bool = False
     retry_count: int = 0
     timeout: int = 0
-    """Seconds that an attempt may take; 0: no end."""
+    """Time limit of an attempt in seconds; 0: none."""
     attempt: int = 0
-    """Said by brokers that count attempts themselves; 0 where nobody does."""
+    """Number of the attempt from 1, if the broker counts attempts; else 0."""
     priority: int = 0
     nohaste: bool = False
     run_count: int = 0
     unique: str = ""
-    """Of jobs of this key the broker has one at a time in a queue; no comma is in it."""
+    """Key of which a queue contains one job at a time; without commas. Empty: none."""
     interval_ms: int = 0
-    """Said to mqcore's broker where an interval is no whole number of seconds."""
+    """Interval in milliseconds, if it is not a whole number of seconds. For mqcore's broker."""
     timezone: str = ""
     catch_up: str = ""
 
     @classmethod
     def parse(cls, text: bytes) -> Headers:
-        """Read them; what nobody knows is skipped, and a number that nobody can mean is not there."""
-        return _read_headers(text) if len(text) <= _REMEMBERED_BYTES_MAX else _read_headers.__wrapped__(text)
+        """Parse headers. Unknown options and invalid numbers are ignored."""
+        return _read_headers(text) if len(text) <= _CACHED_BYTES_MAX else _read_headers.__wrapped__(text)
 
     def encode(self) -> bytes:
-        """Write them."""
+        """Encode the headers."""
         return _encode_headers(self)
 
 
@@ -135,8 +135,8 @@ class Headers(msgspec.Struct, frozen=True):
 def _read_headers(text: bytes) -> Headers:
     found = dict(word.strip().partition(b":")[::2] for word in text.split(b",")) if text else {}
     return Headers(
-        reply_requested=_said(found.get(b"reply-requested")),
-        guarantee=_said(found.get(b"guarantee")),
+        reply_requested=_is_set(found.get(b"reply-requested")),
+        guarantee=_is_set(found.get(b"guarantee")),
         retry_count=_number(found.get(b"retry-count")),
         timeout=_number(found.get(b"timeout")),
         attempt=_number(found.get(b"attempt")),
@@ -161,7 +161,7 @@ def _encode_headers(headers: Headers) -> bytes:
     return ",".join(words).encode()
 
 
-def _said(value: bytes | None) -> bool:
+def _is_set(value: bytes | None) -> bool:
     return value is not None and value.strip().lower() not in {b"0", b"false"}
 
 
@@ -172,36 +172,36 @@ def _number(value: bytes | None) -> int:
 
 
 PROGRESS_TOPIC: Final = "mqcore.jobs.progress/"
-"""What the topics begin with to which workers publish how far jobs are; the job's id follows."""
+"""Prefix of the topics to which workers publish the progress of jobs; the job's id follows."""
 
 
 class JobProgress(msgspec.Struct, frozen=True):
-    """How far a job says that it is."""
+    """A progress report of a job."""
 
     id: str
-    """The job's."""
+    """Id of the job."""
     task: str
-    """Its name."""
+    """Name of the task."""
     fraction: float
-    """0 to 1."""
+    """Completed fraction, 0 to 1."""
     note: str
-    """What the job says about it."""
+    """Note of the job; may be empty."""
     attempt: int
-    """1 at first."""
+    """Number of the attempt, from 1."""
     worker: str
-    """Whose it is, as the broker knows it."""
+    """Name of the worker at the broker."""
 
 
 _JOB_PROGRESS: Final = msgspec.json.Decoder(JobProgress)
 
 
 def publish_progress(progress: JobProgress) -> list[bytes]:
-    """Return the frames of a PUBLISH that tells it."""
+    """Return the frames of a PUBLISH with the report."""
     return message(b"PUBLISH", (PROGRESS_TOPIC + progress.id).encode(), msgspec.json.encode(progress))
 
 
 def parse_progress(frames: Sequence[bytes]) -> JobProgress | None:
-    """Read what a subscriber got; `None` for what anybody else published there."""
+    """Parse a subscriber's message; `None` if it is not a progress report."""
     try:
         return _JOB_PROGRESS.decode(frames[-1])
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -209,18 +209,18 @@ def parse_progress(frames: Sequence[bytes]) -> JobProgress | None:
 
 
 class Terms(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a job's sender wishes beyond what headers can say; a member of its JSON that only mqcore's workers read."""
+    """Options of a job that headers cannot express. A member of its JSON that only mqcore's workers read."""
 
     soft: float = 0.0
-    """Seconds after which the job is asked to end; 0: never."""
+    """Soft time limit in seconds; 0: none."""
     hard: float = 0.0
-    """Seconds after which it is ended; 0: never."""
+    """Time limit in seconds; 0: none."""
     not_before: float = 0.0
-    """Seconds since 1970."""
+    """Earliest start in seconds since 1970; 0: immediately."""
 
 
 class Call(msgspec.Struct, frozen=True):
-    """What a job calls, with what. Arguments are still JSON: who runs it knows their types."""
+    """Function and arguments of a job. The arguments stay JSON because only the worker knows their types."""
 
     callable: str
     path: str
@@ -232,7 +232,7 @@ class Call(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The task's name."""
+        """Name of the task."""
         return f"{self.path}.{self.callable}" if self.path else self.callable
 
 
@@ -240,18 +240,18 @@ _CALL: Final = msgspec.json.Decoder(tuple[Any, Call])
 
 
 def decode_call(job: bytes) -> Call:
-    """Read the JSON of a job. Raises `BodyError`."""
+    """Parse the JSON of a job. Raises `BodyError`."""
     try:
         call = _CALL.decode(job)[1]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BodyError(f"this is no job: {error}", job, Call) from error
+        raise BodyError(f"invalid job: {error}", job, Call) from error
     if not all(math.isfinite(number) and number >= 0 for number in (call.mqcore.soft, call.mqcore.hard)):
-        raise BodyError("this is no job: a time limit is a number of seconds, not negative", job, Call)
+        raise BodyError("invalid job: time limits must be finite and at least 0 s", job, Call)
     return call
 
 
 def encode_call(name: str, args: bytes, kwargs: bytes, terms: Terms) -> bytes:
-    """Write the JSON of a job, with all members that the original's schedulers want."""
+    """Encode the JSON of a job, with all members that schedulers of the original EventMQ require."""
     path, _, function = name.rpartition(".")
     content: dict[str, Any] = {
         "callable": function,
@@ -272,33 +272,33 @@ def request(job_id: str, queue: str, headers: Headers, job: bytes) -> list[bytes
 
 
 def encode_queues(queues: Iterable[tuple[str, int]]) -> bytes:
-    """Write names and weights of queues, as workers announce them."""
+    """Encode names and weights of queues for a worker's INFORM."""
     return msgspec.json.encode([[weight, name] for name, weight in queues])
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """Why a job did not end with a value."""
+    """Error of a failed job."""
 
     type: str
     message: str
     args: Sequence[Any] = ()
-    """What the exception was made with, if that can be written as JSON."""
+    """Arguments of the exception if they have a JSON form, else its message."""
     traceback: str = ""
     final: bool = False
-    """Trying again leads to the same."""
+    """Whether a retry would fail in the same way."""
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What came of a job. One that failed has its text as value too, for those who know nothing of `error`."""
+    """Result of a job. A failed job also has the error's text as value, for clients that do not know `error`."""
 
     value: msgspec.Raw = msgspec.Raw(b"null")
     error: Fault | None = None
 
 
 def encode_fault(fault: Fault, retry_after: float | None = None) -> bytes:
-    """Write the result of a job that failed. `retry_after`: the broker is to hand it out again after so many seconds.
+    """Encode the result of a failed job. With `retry_after`, the broker redelivers the job after that many seconds.
 
-    Who knows nothing of errors takes the text for the value, as the original's clients do.
+    Clients that do not know `error`, such as those of the original EventMQ, see the text as the value.
     """
     result: dict[str, Any] = {"value": f"{fault.type}: {fault.message}", "error": fault}
     if retry_after is not None:

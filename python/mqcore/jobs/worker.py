@@ -1,4 +1,4 @@
-"""A worker: it takes jobs from a broker, lets a pool run them, and sends back what came of them."""
+"""Worker: takes jobs from a broker, runs them in a pool, and returns their results."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ __all__ = ["JobCounts", "Running", "Worker"]
 
 _LOG: Final = logging.getLogger("mqcore.worker")
 
-# Jobs that may wait for their time, or to be tried again, without taking a slot's place.
-_PARKED_MAX: Final = 10_000
-# After it said goodbye, jobs that were on their way still arrive; none for so long: none will.
-_QUIET: Final = 0.5
-# How often progress is published at most, and of how many jobs it is remembered while nobody takes it.
-_PROGRESS_EVERY: Final = 0.1
-_UNTOLD_MAX: Final = 1000
-# How often something is looked at that nothing wakes up for.
-_TURN_MAX: Final = 1.0
+# Jobs that wait for their time or for a retry without occupying a slot.
+_PARKED_JOBS_MAX: Final = 10_000
+# After the worker leaves, jobs that were in transit still arrive. After this long without one, no more are expected.
+_DRAIN_IDLE_SECONDS: Final = 0.5
+# Time between two publications of progress.
+_PROGRESS_SECONDS: Final = 0.1
+# Jobs whose latest progress is kept while the broker is unreachable.
+_MAX_PENDING_PROGRESS: Final = 1000
+# Interval for checks that no event triggers, such as deadlines of new jobs.
+_MAX_POLL_SECONDS: Final = 1.0
 
 Queues = Sequence[str | tuple[str, int]]
 
@@ -57,21 +58,21 @@ class JobCounts:
 
 @dataclass(slots=True)
 class Running:
-    """A job that runs now."""
+    """A running job."""
 
     id: str
     name: str
     queue: str
     attempt: int
     since: float
-    """By `time.monotonic`."""
+    """Start of the attempt, in seconds of `time.monotonic`."""
     progress: float | None = None
     note: str = ""
 
 
 @dataclass(slots=True)
 class _Work:
-    """A job that the worker has."""
+    """A job that the worker holds, running or not."""
 
     id: str
     queue: str
@@ -88,8 +89,8 @@ class _Work:
 
     @property
     def broker_counts(self) -> bool:
-        """The broker keeps the job until its end is known, tries it again itself, and gives it to others if we
-        vanish."""
+        """Whether the broker keeps the job until it is settled, schedules its retries, and requeues it if this worker
+        disappears."""
         return self.headers.attempt > 0
 
 
@@ -103,11 +104,18 @@ class _Parked:
 class Worker:
     """Runs the jobs of a broker until it is stopped.
 
-    `queues` are names, or names with weights such as ``("email", 40)``: of the workers that serve a queue, those with
-    the larger weight get its jobs first; default is the queue ``default``. `concurrency` is how many jobs run at a
-    time, `prefetch` how many more may wait here so that nobody waits for the broker; more than 0 is for many short
-    jobs, because those do not go to other workers that are free. With processes, `jobs` must be an attribute of a
-    module that they can import.
+    - `queues`: names, or names with weights such as ``("email", 40)``. The broker prefers workers with a larger weight
+      for a queue. Defaults: the queue ``default``, weight 10.
+    - `concurrency`: maximum number of jobs that run at a time. Default: the number of processors.
+    - `prefetch`: jobs fetched in addition, so that slots do not wait for the broker (default 0). Increase it for many
+      short jobs; prefetched jobs cannot go to other workers that are free.
+    - `pool`: run jobs in processes (default), threads or an event loop. With processes, `jobs` must be an attribute of
+      a module that they can import.
+    - `drain_timeout`: time for running jobs to finish after `stop` (default 30 s).
+    - `allow_import`: name patterns of functions that may run although they are not tasks, in addition to those of
+      `jobs`.
+
+    Raises `ConfigError` for an invalid argument.
     """
 
     def __init__(
@@ -126,19 +134,23 @@ class Worker:
         on_turn: Callable[[Worker], None] | None = None,
     ) -> None:
         self.jobs = jobs
-        """Whose tasks it runs."""
+        """The tasks, and the address of the broker."""
         self.queues = tuple(queue if isinstance(queue, tuple) else (queue, 10) for queue in queues)
-        """Names and weights."""
+        """Names and weights of the queues."""
         self.concurrency = concurrency if concurrency is not None else os.cpu_count() or 1
-        """Jobs at a time."""
+        """Maximum number of jobs that run at a time."""
         self.counts = JobCounts()
-        """What became of jobs."""
-        if not self.queues or self.concurrency < 1 or prefetch < 0:
-            raise ConfigError("a worker has at least one queue and one job at a time, and prefetches 0 jobs or more")
+        """Numbers of jobs since the worker started."""
+        if not self.queues:
+            raise ConfigError("queues must contain at least one queue")
+        if self.concurrency < 1:
+            raise ConfigError(f"concurrency must be at least 1, not {self.concurrency}")
+        if prefetch < 0:
+            raise ConfigError(f"prefetch must be at least 0, not {prefetch}")
         try:
             self.pool_kind = PoolKind(pool)
         except ValueError:
-            raise ConfigError(f"there is no pool {pool!r}; there are {', '.join(PoolKind)}") from None
+            raise ConfigError(f"unknown pool {pool!r}; use one of {', '.join(PoolKind)}") from None
         self._allow_import = (*jobs.allow_import, *allow_import)
         self._registry = Registry(jobs.tasks, self._allow_import)
         self._prefetch = prefetch
@@ -158,43 +170,44 @@ class Worker:
         self._stop_now = False
         self._drain_until = 0.0
         self._last_request = 0.0
-        self._said_joined = False
-        self._untold: dict[str, wire.JobProgress] = {}
-        self._tell_at = 0.0
+        self._reported_joined = False
+        self._pending_progress: dict[str, wire.JobProgress] = {}
+        self._publish_at = 0.0
 
     @property
     def running(self) -> list[Running]:
-        """The jobs that run now."""
+        """The running jobs."""
         return [work.shown for work in list(self._running.values()) if work.shown is not None]
 
     @property
     def waiting(self) -> int:
-        """Jobs that are here, but do not run yet."""
+        """Number of jobs that the worker holds but has not started."""
         return len(self._pending) + len(self._parked)
 
     @property
     def identity(self) -> str:
-        """As whom the broker knows it; another one each time it joins."""
+        """The worker's name at the broker. It changes with each connection."""
         return self._link.identity
 
     @property
     def is_draining(self) -> bool:
-        """It takes nothing new."""
+        """Whether the worker has been asked to stop and accepts no new jobs."""
         return self._stopping
 
     def stop(self) -> None:
-        """Take nothing new, finish what is here, and end; a second time: end now. From any thread, or a signal's
-        handler."""
+        """Stop after finishing the jobs that the worker holds; a second call stops it immediately.
+
+        Can be called from any thread and from signal handlers.
+        """
         self._stop_now = self._stopping
         self._stopping = True
         self._waker.wake()
 
     def run(self) -> int:
-        """Run until `stop`. Returns how many jobs it had to leave, of which the broker gives to others those that it
-        keeps.
+        """Run until `stop`. Return the number of unfinished jobs; the broker requeues those sent with `guarantee`.
 
-        Raises `ConfigError` if the pool cannot start, and `AuthFailed` if the broker does not let it in, or not serve
-        one of its queues; once it was let in, it tries again instead.
+        Raises `ConfigError` if the pool cannot start, and `AuthFailed` if the broker rejects the credentials or denies
+        a queue. Once the worker has joined, it logs rejections and retries instead.
         """
         self._link = Link(self.jobs.addresses.backend, self.queues, self.jobs.credentials)
         pool: Pool | None = None
@@ -222,7 +235,7 @@ class Worker:
 
         return ProcessPool(self.concurrency, self._home or _find(self.jobs), self._allow_import)
 
-    # --- turns ------------------------------------------------------------------------------------------------------
+    # --- event loop -------------------------------------------------------------------------------------------------
 
     def _turn(self, pool: Pool) -> None:
         self._fill(pool)
@@ -234,44 +247,44 @@ class Worker:
             if message.command == b"REQUEST":
                 self._take(message)
             elif message.command == b"DISCONNECT":
-                _LOG.info("the broker wants this worker to end")
+                _LOG.info("the broker asked this worker to stop")
                 self.stop()
         self._joined()
-        for happened in pool.collect(ready):
-            self._heard(happened)
-        self._tell_progress()
+        for event in pool.collect(ready):
+            self._handle(event)
+        self._publish_progress()
         self._end_late(pool)
         self._drain()
         if self._on_turn is not None:
             self._on_turn(self)
 
     def _pause(self) -> float:
-        """Seconds until something is due."""
-        pause = _TURN_MAX if not self._stopping else 0.1
+        """Seconds until the next deadline, retry or publication of progress."""
+        pause = _MAX_POLL_SECONDS if not self._stopping else 0.1
         if self._deadlines:
             pause = min(pause, self._deadlines[0][0] - time.monotonic())
-        if self._untold:
-            pause = min(pause, self._tell_at - time.monotonic())
+        if self._pending_progress:
+            pause = min(pause, self._publish_at - time.monotonic())
         if self._parked:
             pause = min(pause, self._parked[0].due - time.time())
         return max(0.0, pause)
 
     def _fill(self, pool: Pool) -> None:
-        """Give jobs to free slots, and let the broker send as many as there is room for."""
+        """Start waiting jobs in free slots, and request as many jobs as there is room for."""
         now = time.time()
         while self._parked and self._parked[0].due <= now:
             self._pending.append(heapq.heappop(self._parked).work)
         while self._pending and pool.free:
             self._start(self._pending.popleft(), pool)
         if not self._stopping:
-            here = len(self._running) + len(self._pending) + max(0, len(self._parked) - _PARKED_MAX)
-            # While no process has started yet there is nobody to prefetch for.
+            here = len(self._running) + len(self._pending) + max(0, len(self._parked) - _PARKED_JOBS_MAX)
+            # Until the first process has started, prefetched jobs could not run.
             room = pool.slots + self._prefetch if pool.slots else 0
             self._link.announce(room - here - self._link.announced)
 
     def _joined(self) -> None:
-        if self._link.is_joined and not self._said_joined:
-            self._said_joined = True
+        if self._link.is_joined and not self._reported_joined:
+            self._reported_joined = True
             _LOG.info("joined %s as %s", self.jobs.addresses.backend, self._link.identity)
             if self._sends_schedules and self.jobs.schedules:
                 self._send_schedules()
@@ -282,31 +295,29 @@ class Worker:
         try:
             _LOG.info("sent %d schedules", self.jobs.send_schedules())
         except MqcoreError as error:
-            # They go where clients connect, which may be closed to workers; jobs come all the same.
-            _LOG.error("schedules could not be sent: %s", error)
+            # Schedules need the listener for clients, which may reject workers. Jobs arrive regardless.
+            _LOG.error("cannot send schedules: %s", error)
 
-    # --- jobs that come ---------------------------------------------------------------------------------------------
+    # --- incoming jobs ----------------------------------------------------------------------------------------------
 
     def _take(self, message: wire.Received) -> None:
         self._link.announced = max(0, self._link.announced - 1)
         self._last_request = time.monotonic()
         if len(message.body) < 3:
-            _LOG.warning("a request without a job was ignored")
+            _LOG.warning("ignored a malformed request: it has %d frames, at least 3 are required", len(message.body))
             return
         job_id = message.id.decode("utf-8", "backslashreplace")
         if job_id in self._by_id:
-            # The broker takes it for lost, with an older connection of ours; its end will be told on this one.
+            # The broker lost the connection on which it sent this job before. The result goes out on the new one.
             return
         headers = wire.Headers.parse(message.body[1])
         try:
             call = wire.decode_call(message.body[2])
             if not self._registry.may_run(call):
-                raise JobRefused(
-                    f"there is no task {call.name} here, and nothing allows to import it; --allow-import does"
-                )
+                raise JobRefused(f"unknown task {call.name}; define it, or permit it with --allow-import {call.name}")
         except (BodyError, JobRefused) as error:
             self.counts.rejected += 1
-            _LOG.warning("job %s was refused: %s", job_id, error)
+            _LOG.warning("rejected job %s: %s", job_id, error)
             self._reply(job_id, headers, fault_of(error, final=True), b"null")
             return
         work = self._work(job_id, message.body[0].decode("utf-8", "backslashreplace"), headers, message.body[2], call)
@@ -318,7 +329,7 @@ class Worker:
         options = None if task is None else task.options
         soft, hard = call.mqcore.soft, call.mqcore.hard or float(headers.timeout)
         if options is not None:
-            # A sender that is not ours knows nothing of them.
+            # Senders other than mqcore do not send these limits.
             soft = soft or (seconds(options.soft_timeout) if options.soft_timeout is not None else 0.0)
             hard = hard or (seconds(options.timeout) if options.timeout is not None else 0.0)
         return _Work(
@@ -335,7 +346,7 @@ class Worker:
         )
 
     def _park(self, work: _Work, due: float) -> None:
-        """Let it wait for its time, if that has not come."""
+        """Queue the job, or hold it back until `due` (seconds since 1970)."""
         if due > time.time():
             heapq.heappush(self._parked, _Parked(due, next(self._runs), work))
         else:
@@ -350,74 +361,76 @@ class Worker:
             heapq.heappush(self._deadlines, (now + work.hard, work.run))
         pool.submit(Assignment(work.run, work.id, work.queue, work.attempt, work.job, work.soft))
 
-    # --- what comes of them -----------------------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------------------------
 
-    def _heard(self, happened: Ending | Progress | Died) -> None:
-        if isinstance(happened, Progress):
-            work = self._running.get(happened.run)
+    def _handle(self, event: Ending | Progress | Died) -> None:
+        if isinstance(event, Progress):
+            work = self._running.get(event.run)
             if work is not None and work.shown is not None:
-                work.shown.progress, work.shown.note = happened.fraction, happened.note
-                self._untold[work.id] = wire.JobProgress(
-                    work.id, work.name, happened.fraction, happened.note, work.attempt, self._link.identity
+                work.shown.progress, work.shown.note = event.fraction, event.note
+                self._pending_progress[work.id] = wire.JobProgress(
+                    work.id, work.name, event.fraction, event.note, work.attempt, self._link.identity
                 )
             return
-        work = self._running.pop(happened.run, None)
+        work = self._running.pop(event.run, None)
         if work is None:
             return
-        if isinstance(happened, Died):
-            self._died(work, happened.how)
-        elif happened.fault is None:
+        if isinstance(event, Died):
+            self._died(work, event.how)
+        elif event.fault is None:
             self.counts.succeeded += 1
-            self._reply(work.id, work.headers, None, happened.value)
+            self._reply(work.id, work.headers, None, event.value)
             del self._by_id[work.id]
         else:
-            self._failed(work, happened.fault)
+            self._failed(work, event.fault)
 
-    def _tell_progress(self) -> None:
-        """Let whoever watches jobs know how far they are: of each the last it said, and not more often than people can
-        read. A job that nobody hears of is not held up."""
+    def _publish_progress(self) -> None:
+        """Publish the latest progress of each job, at most every 0.1 s. An unreachable broker does not delay jobs."""
         now = time.monotonic()
-        if not self._untold or now < self._tell_at:
+        if not self._pending_progress or now < self._publish_at:
             return
         try:
             client = self.jobs.client
         except MqcoreError as error:
-            _LOG.error("how far jobs are cannot be told: %s", error)
-            self._untold.clear()
+            _LOG.error("cannot publish the progress of jobs: %s", error)
+            self._pending_progress.clear()
             return
         if client.is_connected:
-            for told in self._untold.values():
-                client.offer(wire.publish_progress(told))
-        if client.is_connected or len(self._untold) > _UNTOLD_MAX:
-            self._untold.clear()
-        self._tell_at = now + _PROGRESS_EVERY
+            for progress in self._pending_progress.values():
+                client.offer(wire.publish_progress(progress))
+        if client.is_connected or len(self._pending_progress) > _MAX_PENDING_PROGRESS:
+            self._pending_progress.clear()
+        self._publish_at = now + _PROGRESS_SECONDS
 
     def _died(self, work: _Work, how: str) -> None:
-        """Its process is gone, which is a failed attempt. A job that is kept gets a second one at once, retries or
-        not, because it is perhaps not to blame; a third one only as a retry, because it perhaps is."""
+        """Handle the death of the job's process as a failed attempt.
+
+        A job sent with `guarantee` gets a second attempt immediately, because the job may not be the cause. Further
+        attempts count as retries, because then it may be.
+        """
         self.counts.lost += 1
         fault = fault_of(JobLost(f"the process of {work.name} {how}"))
         if work.attempt == 1 and work.headers.guarantee:
-            _LOG.warning("job %s (%s): its process %s; it is run again", work.id, work.name, how)
+            _LOG.warning("job %s (%s): its process %s; running it again", work.id, work.name, how)
             self._again(work, fault, 0.0)
         else:
             self._failed(work, fault)
 
     def _failed(self, work: _Work, fault: wire.Fault) -> None:
         tries_left = work.attempt <= work.headers.retry_count and not fault.final
-        said = f"{fault.type}: {fault.message}"
+        reason = f"{fault.type}: {fault.message}"
         if not tries_left:
             self.counts.failed += 1
-            _LOG.warning("job %s (%s) failed: %s", work.id, work.name, said)
+            _LOG.warning("job %s (%s) failed: %s", work.id, work.name, reason)
             self._reply(work.id, work.headers, fault, b"null")
             del self._by_id[work.id]
             return
         wait = work.backoff.wait(work.attempt)
-        _LOG.info("job %s (%s) failed in attempt %d, next in %.1f s: %s", work.id, work.name, work.attempt, wait, said)
+        _LOG.info("job %s (%s) failed attempt %d, retry in %.1f s: %s", work.id, work.name, work.attempt, wait, reason)
         self._again(work, fault, wait)
 
     def _again(self, work: _Work, fault: wire.Fault, wait: float) -> None:
-        """Let it be tried again: by the broker, if that counts attempts, so that all workers count alike."""
+        """Retry the job: through the broker if it counts attempts, so that all workers share the count, else here."""
         self.counts.retried += 1
         if work.broker_counts:
             self._reply(work.id, work.headers, fault, b"null", retry_after=wait)
@@ -433,7 +446,7 @@ class Worker:
             work = self._running.pop(run, None)
             if work is not None:
                 pool.abandon(run)
-                self._failed(work, fault_of(JobTimeout(f"{work.name} took longer than its limit of {work.hard:g} s")))
+                self._failed(work, fault_of(JobTimeout(f"{work.name} exceeded its time limit of {work.hard:g} s")))
 
     def _reply(
         self,
@@ -448,7 +461,7 @@ class Worker:
             result = b'{"value":' + value + b"}" if fault is None else wire.encode_fault(fault, retry_after)
             self._link.send(wire.message(wire.REPLY, result, job_id.encode()))
 
-    # --- the end ----------------------------------------------------------------------------------------------------
+    # --- shutdown ---------------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
         if not self._stopping or self._drain_until:
@@ -459,16 +472,16 @@ class Worker:
         self._link.leave()
         kept = [parked for parked in self._parked if parked.work.broker_counts]
         for parked in kept:
-            # They come back to their queue when the connection ends.
+            # The broker requeues them when the connection closes.
             del self._by_id[parked.work.id]
         others = [parked.work for parked in self._parked if not parked.work.broker_counts]
         self._parked.clear()
         for work in others:
-            # Nobody else has them: what only waits to be tried again is tried now.
+            # No other worker can run them, so retries happen now instead of after their delay.
             self._park(work, work.not_before)
         here = len(self._running) + self.waiting
         if here:
-            _LOG.info("draining: %d jobs are left, for up to %g s", here, self._drain_timeout)
+            _LOG.info("draining: finishing %d jobs for up to %g s", here, self._drain_timeout)
 
     def _is_over(self) -> bool:
         if not self._stopping:
@@ -477,13 +490,13 @@ class Worker:
         if self._stop_now or (self._drain_until and now >= self._drain_until):
             return True
         is_empty = not self._by_id and bool(self._drain_until)
-        # Requests that were sent before the broker heard of our leaving may still come.
-        return is_empty and (not self._link.is_joined or now - self._last_request > _QUIET)
+        # Jobs that the broker sent before it received the goodbye may still arrive.
+        return is_empty and (not self._link.is_joined or now - self._last_request > _DRAIN_IDLE_SECONDS)
 
     def _leave_rest(self) -> int:
         for work in self._by_id.values():
             if not work.broker_counts:
-                _LOG.error("job %s (%s) was not finished in time, and nobody else has it", work.id, work.name)
+                _LOG.error("job %s (%s) did not finish in time and is lost", work.id, work.name)
                 self._reply(
                     work.id, work.headers, fault_of(JobLost(f"the worker ended before {work.name} did")), b"null"
                 )
@@ -491,11 +504,11 @@ class Worker:
 
 
 def _find(jobs: Jobs) -> tuple[str, str]:
-    """The module and the attribute by which processes find the tasks."""
+    """The module and the attribute under which child processes import the tasks. Raises `ConfigError`."""
     for name, module in list(sys.modules.items()):
         for attribute, value in list(getattr(module, "__dict__", {}).items()):
             if value is jobs:
                 return name, attribute
     raise ConfigError(
-        "processes find tasks by importing them: let the Jobs be an attribute of a module, or use another pool"
+        "child processes cannot import the tasks; make the Jobs object an attribute of a module, or use another pool"
     )

@@ -1,4 +1,4 @@
-"""Where jobs run: in processes, in threads, or in an event loop. What all of them offer to a worker."""
+"""Pools in which workers run jobs: processes, threads or an event loop, behind one interface."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class PoolKind(StrEnum):
     """How a worker runs its jobs."""
 
     PROCESS = "process"
-    """Each in a process of its own kind: for work that needs the processor, may crash, or must be ended when it takes
-    too long."""
+    """In child processes, one job at a time each: for CPU-bound jobs, and jobs that may crash or must be killed at
+    their time limit."""
     THREAD = "thread"
-    """In threads of one process: for work that waits."""
+    """In threads of one process: for IO-bound functions."""
     ASYNCIO = "asyncio"
-    """In one event loop: for ``async`` functions that wait."""
+    """In one event loop: for IO-bound ``async`` functions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a job says that it is."""
+    """A progress report of a job."""
 
     run: int
     fraction: float
@@ -35,34 +35,34 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A job is gone with the process that ran it."""
+    """The process that ran the job died."""
 
     run: int
     how: str
 
 
 class Pool(Protocol):
-    """A number of slots, each for one job at a time. For one thread."""
+    """A number of slots, each of which runs one job at a time. Not thread-safe."""
 
     @property
     def slots(self) -> int:
-        """Those that could run a job now or do so; less than there should be while processes start."""
+        """Number of slots that run a job or could run one now. Fewer than configured while processes start."""
 
     @property
     def free(self) -> int:
-        """Those of them that run none."""
+        """Number of slots without a job."""
 
     def submit(self, assignment: Assignment) -> None:
         """Run a job in a free slot."""
 
     def descriptors(self) -> Collection[int]:
-        """File descriptors that tell when `collect` has something; they may differ after each call of it."""
+        """File descriptors that become readable when `collect` has events. They may change with each call of it."""
 
     def collect(self, ready: Collection[int]) -> list[Ending | Progress | Died]:
-        """What has happened since; `ready` are those of `descriptors` where something is."""
+        """Return the events since the last call. `ready` are the readable ones of `descriptors`."""
 
     def abandon(self, run: int) -> None:
-        """End an attempt, or at least give its slot to others. Nothing more is heard of it."""
+        """Stop an attempt, or at least free its slot. `collect` returns no more events of it."""
 
     def close(self) -> None:
-        """End everything, whatever runs."""
+        """Close the pool, including running jobs."""

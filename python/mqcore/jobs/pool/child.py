@@ -1,4 +1,4 @@
-"""What runs in a process of a pool: it takes one job after the other from a pipe, until that ends."""
+"""Child process of a pool: runs the jobs that it receives from a pipe until the pipe is closed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mqcore.jobs.task import Task
 
 __all__ = ["BROKEN", "ENDED", "PROGRESS", "READY", "main"]
 
-# The first octet of what a child says.
+# First byte of a child's messages.
 READY: Final = b"r"
 BROKEN: Final = b"b"
 ENDED: Final = b"e"
@@ -30,12 +30,12 @@ _ASSIGNMENT: Final = msgspec.msgpack.Decoder(Assignment)
 
 
 def main(pipe: connection.Connection, home: tuple[str, str], allow_import: Sequence[str]) -> None:
-    """Be a child. `home` is the module and the attribute where the tasks are."""
-    # The worker decides when to end; a signal to the whole group is for it.
+    """Run jobs from `pipe`. `home` is the module and the attribute of the tasks."""
+    # Signals to the process group are for the worker, which decides when its children stop.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # A pipe that is closed: the worker wants nothing more.
+    # The worker closes the pipe to stop this process.
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
             registry = Registry(_tasks(*home), allow_import)
@@ -53,11 +53,11 @@ def _serve(pipe: connection.Connection, registry: Registry, runner: asyncio.Runn
     while True:
         assignment = _ASSIGNMENT.decode(pipe.recv_bytes())
 
-        def tell(fraction: float, note: str, number: int = assignment.run) -> None:
+        def report(fraction: float, note: str, number: int = assignment.run) -> None:
             with lock:
                 pipe.send_bytes(PROGRESS + encoder.encode((number, fraction, note)))
 
-        ending = run(assignment, registry, tell, runner)
+        ending = run(assignment, registry, report, runner)
         with lock:
             pipe.send_bytes(ENDED + encoder.encode(ending))
 
@@ -70,7 +70,7 @@ def _tasks(module_name: str, attribute: str) -> Mapping[str, Task[..., Any, Any]
 
 
 def _end_with_parent() -> None:
-    """A job whose worker died is run by another: it must not go on here."""
+    """Exit when the worker dies: the broker redelivers the job, so it must not continue here."""
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

@@ -1,4 +1,4 @@
-"""A pool that is one event loop, in a thread of its own, in which jobs run side by side."""
+"""A pool that runs jobs concurrently in one event loop, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ __all__ = ["LoopPool"]
 
 
 class LoopPool:
-    """So many jobs at a time; `wake` is called from the loop's thread when `collect` has something.
+    """Runs up to `size` jobs at a time. Calls `wake` from the loop's thread when `collect` has events.
 
-    A job that is abandoned is cancelled; plain functions run in threads, and go on unheard.
+    Abandoned jobs are cancelled. Functions that are not ``async`` run in threads and cannot be cancelled; their results
+    are dropped.
     """
 
     def __init__(self, size: int, registry: Registry, wake: Callable[[], None]) -> None:
         self._registry = registry
         self._wake = wake
         self._size = size
-        self._happened: queue.SimpleQueue[Ending | Progress] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Ending | Progress] = queue.SimpleQueue()
         self._running: set[int] = set()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
@@ -34,36 +35,36 @@ class LoopPool:
 
     @property
     def slots(self) -> int:
-        """All."""
+        """Number of slots."""
         return self._size
 
     @property
     def free(self) -> int:
-        """Those without a job."""
+        """Number of slots without a job."""
         return self._size - len(self._running)
 
     def submit(self, assignment: Assignment) -> None:
-        """Begin a job."""
+        """Start a job."""
         self._running.add(assignment.run)
         self._loop.call_soon_threadsafe(self._begin, assignment)
 
     def descriptors(self) -> Collection[int]:
-        """None: `wake` tells."""
+        """Return none: the pool calls `wake` instead."""
         return ()
 
     def collect(self, ready: Collection[int]) -> list[Ending | Progress | Died]:
-        """What jobs have said."""
-        happened: list[Ending | Progress | Died] = []
+        """Return the events since the last call."""
+        events: list[Ending | Progress | Died] = []
         while True:
             try:
-                said = self._happened.get_nowait()
+                event = self._events.get_nowait()
             except queue.Empty:
-                return happened
-            if said.run not in self._running:
+                return events
+            if event.run not in self._running:
                 continue
-            if isinstance(said, Ending):
-                self._running.discard(said.run)
-            happened.append(said)
+            if isinstance(event, Ending):
+                self._running.discard(event.run)
+            events.append(event)
 
     def abandon(self, run: int) -> None:
         """Cancel a job."""
@@ -72,7 +73,7 @@ class LoopPool:
             self._loop.call_soon_threadsafe(self._cancel, run)
 
     def close(self) -> None:
-        """Cancel all jobs, and end the loop."""
+        """Cancel all jobs and stop the loop."""
         asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -94,16 +95,16 @@ class LoopPool:
         await asyncio.wait(tasks, timeout=1.0) if tasks else None
 
     async def _serve(self, assignment: Assignment) -> None:
-        def tell(fraction: float, note: str) -> None:
-            self._say(Progress(assignment.run, fraction, note))
+        def report(fraction: float, note: str) -> None:
+            self._emit(Progress(assignment.run, fraction, note))
 
         try:
-            ending = await run_async(assignment, self._registry, tell)
+            ending = await run_async(assignment, self._registry, report)
         except asyncio.CancelledError as error:
-            # By the job itself, or because it was abandoned; then nobody listens.
+            # The job cancelled itself, or it was abandoned and `collect` drops this event.
             ending = Ending(assignment.run, b"null", fault_of(error))
-        self._say(ending)
+        self._emit(ending)
 
-    def _say(self, said: Ending | Progress) -> None:
-        self._happened.put(said)
+    def _emit(self, event: Ending | Progress) -> None:
+        self._events.put(event)
         self._wake()

@@ -24,31 +24,31 @@ __all__ = ["ProcessPool"]
 _ENDING: Final = msgspec.msgpack.Decoder(Ending)
 _PROGRESS: Final = msgspec.msgpack.Decoder(tuple[int, float, str])
 
-# Processes in a row that die before they can take a job: no job is to blame, and the next would die too.
-_STILLBORN_MAX: Final = 3
-# What a process may take to end once nothing is left to do; then it is killed.
-_END_LIMIT: Final = 2.0
+# Consecutive processes that may die before they are ready. No job can be the cause, so further ones would die as well.
+_FAILED_STARTS_MAX: Final = 3
+# Time for an idle process to exit before it is killed.
+_EXIT_MAX_SECONDS: Final = 2.0
 
 
 class _Child:
-    """One process, and the job that it has."""
+    """A child process and its job."""
 
     def __init__(self, home: tuple[str, str], allow_import: Sequence[str]) -> None:
-        # A fork would copy this process's threads' locks, and the broker's connection.
+        # Spawn, because a fork would copy held locks and the connection to the broker.
         spawn = multiprocessing.get_context("spawn")
         self.pipe, theirs = spawn.Pipe()
         self.process: SpawnProcess = spawn.Process(
             target=child.main, args=(theirs, home, allow_import), name="mqcore-job", daemon=True
         )
         self.process.start()
-        # Its end alone keeps the pipe open, so that its death is the end of the pipe.
+        # Only the child keeps its end open, so that its death closes the pipe.
         theirs.close()
         self.is_ready = False
         self.run: int | None = None
 
     def ended(self) -> str:
-        """Wait for its end, and say how it came."""
-        self.process.join(_END_LIMIT)
+        """Wait for the process to exit, kill it after 2 s, and return how it ended."""
+        self.process.join(_EXIT_MAX_SECONDS)
         if self.process.exitcode is None:
             self.process.kill()
             self.process.join()
@@ -61,7 +61,7 @@ class _Child:
 
 
 class ProcessPool:
-    """So many processes. `home` is where they find the tasks: a module, and the name of its `Jobs`."""
+    """Runs jobs in `size` processes. `home` names the module and the attribute from which they import the tasks."""
 
     def __init__(self, size: int, home: tuple[str, str], allow_import: Sequence[str] = ()) -> None:
         self._size = size
@@ -70,56 +70,56 @@ class ProcessPool:
         self._children: dict[int, _Child] = {}
         self._idle: deque[_Child] = deque()
         self._busy: dict[int, _Child] = {}
-        self._stillborn = 0
+        self._failed_starts = 0
         self._encoder = msgspec.msgpack.Encoder()
         for _ in range(size):
             self._start()
 
     @property
     def slots(self) -> int:
-        """Processes that have started."""
+        """Number of processes that are ready or run a job."""
         return len(self._idle) + len(self._busy)
 
     @property
     def free(self) -> int:
-        """Those of them without a job."""
+        """Number of processes that are ready."""
         return len(self._idle)
 
     @property
     def processes(self) -> list[int]:
-        """Their ids."""
+        """Process ids."""
         return [each.process.pid for each in self._children.values() if each.process.pid is not None]
 
     def submit(self, assignment: Assignment) -> None:
-        """Give a job to a process that has none."""
+        """Send a job to a process that is ready."""
         chosen = self._idle.popleft()
         chosen.run = assignment.run
         self._busy[assignment.run] = chosen
-        # It may be dead already, which its pipe tells like any other death.
+        # The process may have died. `collect` notices that at its pipe.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             chosen.pipe.send_bytes(self._encoder.encode(assignment))
 
     def descriptors(self) -> Collection[int]:
-        """The pipes."""
+        """Return the descriptors of the pipes."""
         return self._children.keys()
 
     def collect(self, ready: Collection[int]) -> list[Ending | Progress | Died]:
-        """What the processes have said, and which have died. Raises `ConfigError` if none of them comes to life."""
-        happened: list[Ending | Progress | Died] = []
+        """Return the events since the last call. Raises `ConfigError` if the processes cannot start."""
+        events: list[Ending | Progress | Died] = []
         for descriptor in ready:
-            speaker = self._children.get(descriptor)
-            if speaker is None:
+            sender = self._children.get(descriptor)
+            if sender is None:
                 continue
             try:
-                said = speaker.pipe.recv_bytes()
+                message = sender.pipe.recv_bytes()
             except (EOFError, ConnectionResetError):
-                happened += self._died(descriptor, speaker)
+                events += self._died(descriptor, sender)
                 continue
-            happened += self._said(speaker, said)
-        return happened
+            events += self._handle(sender, message)
+        return events
 
     def abandon(self, run: int) -> None:
-        """Kill the process that runs this job, and start another."""
+        """Kill the process that runs this attempt, and start another."""
         if (chosen := self._busy.pop(run, None)) is not None:
             del self._children[chosen.pipe.fileno()]
             chosen.process.kill()
@@ -127,12 +127,12 @@ class ProcessPool:
             self._start()
 
     def close(self) -> None:
-        """End all processes; those that run a job are killed."""
+        """Stop all processes; kill those that run a job."""
         for each in self._busy.values():
             each.process.kill()
         for each in self._children.values():
             each.pipe.close()
-        limit = time.monotonic() + _END_LIMIT
+        limit = time.monotonic() + _EXIT_MAX_SECONDS
         for each in self._children.values():
             each.process.join(max(0.0, limit - time.monotonic()))
             if each.process.exitcode is None:
@@ -147,22 +147,22 @@ class ProcessPool:
         started = _Child(self._home, self._allow_import)
         self._children[started.pipe.fileno()] = started
 
-    def _said(self, speaker: _Child, said: bytes) -> list[Any]:
-        kind, content = said[:1], memoryview(said)[1:]
+    def _handle(self, sender: _Child, message: bytes) -> list[Any]:
+        kind, content = message[:1], memoryview(message)[1:]
         if kind == child.ENDED:
             ending = _ENDING.decode(content)
             del self._busy[ending.run]
-            speaker.run = None
-            self._idle.append(speaker)
+            sender.run = None
+            self._idle.append(sender)
             return [ending]
         if kind == child.PROGRESS:
             return [Progress(*_PROGRESS.decode(content))]
         if kind == child.READY:
-            self._stillborn = 0
-            speaker.is_ready = True
-            self._idle.append(speaker)
+            self._failed_starts = 0
+            sender.is_ready = True
+            self._idle.append(sender)
             return []
-        raise ConfigError(f"a process of the worker could not load {':'.join(self._home)}: {bytes(content).decode()}")
+        raise ConfigError(f"a worker process could not load {':'.join(self._home)}: {bytes(content).decode()}")
 
     def _died(self, descriptor: int, dead: _Child) -> list[Died]:
         del self._children[descriptor]
@@ -170,9 +170,11 @@ class ProcessPool:
             self._idle.remove(dead)
         how = dead.ended()
         if not dead.is_ready:
-            self._stillborn += 1
-            if self._stillborn >= _STILLBORN_MAX:
-                raise ConfigError(f"processes of the worker end before they can take a job; the last one {how}")
+            self._failed_starts += 1
+            if self._failed_starts >= _FAILED_STARTS_MAX:
+                raise ConfigError(
+                    f"{_FAILED_STARTS_MAX} worker processes in a row died while starting; the last one {how}"
+                )
         self._start()
         if dead.run is None:
             return []

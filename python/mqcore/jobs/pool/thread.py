@@ -14,9 +14,9 @@ __all__ = ["ThreadPool"]
 
 
 class ThreadPool:
-    """So many threads; `wake` is called from them when `collect` has something.
+    """Runs jobs in `size` threads, which call `wake` when `collect` has events.
 
-    A thread cannot be killed: a job that is abandoned goes on, unheard, and a new thread takes its slot.
+    A thread cannot be killed: an abandoned job keeps running, its result is dropped, and a new thread takes its slot.
     """
 
     def __init__(self, size: int, registry: Registry, wake: Callable[[], None]) -> None:
@@ -24,7 +24,7 @@ class ThreadPool:
         self._wake = wake
         self._size = size
         self._assignments: queue.SimpleQueue[Assignment | None] = queue.SimpleQueue()
-        self._happened: queue.SimpleQueue[Ending | Progress] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Ending | Progress] = queue.SimpleQueue()
         self._running: set[int] = set()
         self._abandoned: set[int] = set()
         for _ in range(size):
@@ -32,67 +32,67 @@ class ThreadPool:
 
     @property
     def slots(self) -> int:
-        """All threads but those whose jobs were abandoned."""
+        """Number of threads, without those of abandoned jobs."""
         return self._size
 
     @property
     def free(self) -> int:
-        """Those without a job."""
+        """Number of threads without a job."""
         return self._size - len(self._running)
 
     def submit(self, assignment: Assignment) -> None:
-        """Give a job to whichever thread takes it."""
+        """Queue a job for the next free thread."""
         self._running.add(assignment.run)
         self._assignments.put(assignment)
 
     def descriptors(self) -> Collection[int]:
-        """None: `wake` tells."""
+        """Return none: the pool calls `wake` instead."""
         return ()
 
     def collect(self, ready: Collection[int]) -> list[Ending | Progress | Died]:
-        """What the threads have said."""
-        happened: list[Ending | Progress | Died] = []
+        """Return the events since the last call."""
+        events: list[Ending | Progress | Died] = []
         while True:
             try:
-                said = self._happened.get_nowait()
+                event = self._events.get_nowait()
             except queue.Empty:
-                return happened
-            if isinstance(said, Progress):
-                if said.run in self._running:
-                    happened.append(said)
-            elif said.run in self._abandoned:
-                # There is a thread more than there are slots now.
-                self._abandoned.discard(said.run)
+                return events
+            if isinstance(event, Progress):
+                if event.run in self._running:
+                    events.append(event)
+            elif event.run in self._abandoned:
+                # `abandon` started a thread in place of this one, so stop one of them.
+                self._abandoned.discard(event.run)
                 self._assignments.put(None)
             else:
-                self._running.discard(said.run)
-                happened.append(said)
+                self._running.discard(event.run)
+                events.append(event)
 
     def abandon(self, run: int) -> None:
-        """Let another thread take the slot of this job's."""
+        """Start another thread in place of the one that runs this attempt."""
         if run in self._running:
             self._running.discard(run)
             self._abandoned.add(run)
             self._start()
 
     def close(self) -> None:
-        """Let the threads end, each after its job."""
+        """Stop each thread after its current job, without waiting."""
         for _ in range(self._size):
             self._assignments.put(None)
 
     def _start(self) -> None:
-        # A daemon, so that a job that never ends does not keep the process.
+        # A daemon thread, so that a job that never ends does not keep the process alive.
         threading.Thread(target=self._serve, name="mqcore-job", daemon=True).start()
 
     def _serve(self) -> None:
         with asyncio.Runner() as runner:
             while (assignment := self._assignments.get()) is not None:
 
-                def tell(fraction: float, note: str, number: int = assignment.run) -> None:
-                    self._say(Progress(number, fraction, note))
+                def report(fraction: float, note: str, number: int = assignment.run) -> None:
+                    self._emit(Progress(number, fraction, note))
 
-                self._say(run(assignment, self._registry, tell, runner))
+                self._emit(run(assignment, self._registry, report, runner))
 
-    def _say(self, said: Ending | Progress) -> None:
-        self._happened.put(said)
+    def _emit(self, event: Ending | Progress) -> None:
+        self._events.put(event)
         self._wake()
