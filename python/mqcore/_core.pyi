@@ -1,7 +1,7 @@
 """The Rust core. Import these names from `mqcore`, not from here."""
 
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, final, overload
 
@@ -43,6 +43,7 @@ __all__ = [
     "States",
     "ThrottrClient",
     "Verdict",
+    "ZmtpCodec",
     "ZstdReader",
     "ZstdWriter",
     "__version__",
@@ -408,6 +409,31 @@ class Frame:
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
+
+@final
+class ZmtpCodec:
+    """Decoder of the messages and commands after a ZMTP 3.0 greeting, and encoders of both."""
+
+    def __new__(cls) -> ZmtpCodec: ...
+    def feed(self, data: bytes) -> tuple[list[list[bytes]], list[bytes]]:
+        """Decode more bytes. Return the messages and the bodies of commands that are now complete.
+
+        Raises `BadFrame`, and `TooLarge` for a message over 64 MiB or 64 frames, or a command over 64 KiB.
+        """
+    @staticmethod
+    def greeting() -> bytes: ...
+    @staticmethod
+    def has_greeting(data: bytes) -> bool:
+        """Whether `data` contains the whole greeting. Raises `BadFrame` for another protocol or mechanism."""
+    @staticmethod
+    def message(frames: Sequence[bytes]) -> bytes: ...
+    @staticmethod
+    def ready(kind: bytes, identity: bytes, token: bytes) -> bytes: ...
+    @staticmethod
+    def pong(context: bytes) -> bytes: ...
+    @staticmethod
+    def command(body: bytes) -> tuple[str, bytes]:
+        """Name and argument of READY (none), ERROR (reason) or PING (context); empty for others. Raises `BadFrame`."""
 
 def tmqp_decode(
     data: bytes, *, frame_bytes_max: int | None = None, header_bytes_max: int | None = None

@@ -42,9 +42,9 @@ def test_octets_of_nobody_are_messages_or_an_error(octets: bytes) -> None:
 
 
 def test_frames_that_are_too_large_are_refused_before_they_come() -> None:
-    with pytest.raises(zmtp.ZmtpError, match="too large"):
+    with pytest.raises(zmtp.ZmtpError, match="exceeds the limit"):
         zmtp.Reader().feed(b"\x02" + (1 << 40).to_bytes(8, "big"))
-    with pytest.raises(zmtp.ZmtpError, match="too large"):
+    with pytest.raises(zmtp.ZmtpError, match="exceeds the limit"):
         zmtp.Reader().feed(b"\x01\x00" * 1000)
 
 

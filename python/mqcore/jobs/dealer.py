@@ -1,4 +1,4 @@
-"""DEALER and SUB sockets: connections that come back by themselves, for whoever lives from turn to turn."""
+"""DEALER and SUB sockets that reconnect by themselves, for event loops that call `poll`."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ from mqcore.jobs import zmtp
 
 __all__ = ["Dealer", "Subscriber", "Waker"]
 
-# Octets that may wait to be written, which are lost with a connection at most.
+# Maximum bytes that wait to be written; a lost connection loses at most these.
 _WAITING_BYTES_MAX: Final = 256 * 1024
 _READ_BYTES: Final = 256 * 1024
-# Messages that may have been read and not taken; what comes then waits in the kernel, and at last at the other side.
-_READ_MAX: Final = 10_000
+# Maximum messages that have been read but not received. Beyond it, the socket is not read, which slows the peer down.
+_UNRECEIVED_MESSAGES_MAX: Final = 10_000
 
-_RETRY_FIRST: Final = 0.1
-_RETRY_LAST: Final = 2.0
-# How long a connection may take until both sides have said who they are.
-_HANDSHAKE_MAX: Final = 5.0
-_LINGER: Final = 5.0
-# The status code with which a broker says that this client may not.
+# Delays between connection attempts; each is twice as long as the previous one.
+_RETRY_FIRST_SECONDS: Final = 0.1
+_RETRY_LAST_SECONDS: Final = 2.0
+# Time for connecting and the handshake.
+_HANDSHAKE_MAX_SECONDS: Final = 5.0
+# Time for `close` to write waiting messages.
+_LINGER_SECONDS: Final = 5.0
+# Status code of an ERROR that rejects the credentials.
 _UNAUTHORIZED: Final = 401
 
 _GREETING_BYTES: Final = len(zmtp.GREETING)
 
 
 class _Stage(Enum):
-    """How far a connection is."""
+    """State of a connection."""
 
     CLOSED = auto()
     CONNECTING = auto()
@@ -47,14 +49,15 @@ class _Stage(Enum):
 
 
 class Dealer:
-    """A DEALER socket. Nothing is read or written but in `poll`, so that all messages of a turn go out at once. For one
-    thread."""
+    """A DEALER socket. Only `poll` reads and writes, so that messages are written in batches. Not thread-safe."""
 
     _KIND = b"DEALER"
 
     def __init__(self, endpoint: str, identity: str, *, first: Sequence[bytes] = (), token: str | None = None) -> None:
-        """Connect to `endpoint`, such as ``tcp://127.0.0.1:47290``. `first`: what is said first on each connection.
-        `token`: what shows who this is."""
+        """Connect to `endpoint`, such as ``tcp://127.0.0.1:47290``.
+
+        `first` is a message that is sent first on each connection. `token` contains the credentials.
+        """
         self._endpoint = endpoint
         self._token = (token or "").encode()
         self._refused: str | None = None
@@ -62,9 +65,9 @@ class Dealer:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         self._address = (host.strip("[]"), int(port))
         self.identity = f"{identity}-{uuid.uuid4().hex[:12]}"
-        """As which it is known there: another one each time, as brokers take an old one for still there."""
-        # One that is told all descriptors each time: a process of a pool is replaced by another behind the same number,
-        # of which epoll would never hear.
+        """Identity of the socket. Random, because brokers may still consider an earlier connection open."""
+        # Not epoll: when a pool replaces a process, the new pipe can have the same descriptor number. epoll would drop
+        # the old one silently and not watch the new one.
         self._selector = getattr(selectors, "PollSelector", selectors.SelectSelector)()
         self._stage = _Stage.CLOSED
         self._socket: socket.socket | None = None
@@ -76,29 +79,28 @@ class Dealer:
         self._outbox_size = 0
         self._has_ended = False
         self._retry_at = 0.0
-        self._retry_after = _RETRY_FIRST
+        self._retry_after = _RETRY_FIRST_SECONDS
         self._give_up_at = 0.0
         self._candidates: list[tuple[int, tuple[object, ...]]] = []
         self._connect()
 
     @property
     def is_connected(self) -> bool:
-        """Both sides have said who they are."""
+        """Whether the handshake is complete."""
         return self._stage is _Stage.OPEN
 
     def also_poll(self, descriptor: int) -> None:
-        """Let `poll` wait for this file descriptor too."""
+        """Make `poll` also wait for this file descriptor."""
         self._selector.register(descriptor, selectors.EVENT_READ)
 
     def forget(self, descriptor: int) -> None:
-        """Poll it no longer."""
+        """Stop polling this file descriptor."""
         self._selector.unregister(descriptor)
 
     def poll(self, seconds: float) -> set[int]:
-        """Write what waits, wait until something is there, and tell which of the file descriptors of `also_poll` it
-        concerns.
+        """Write waiting messages, wait up to `seconds` for events, and return the ready descriptors of `also_poll`.
 
-        What cannot be written at once also ends the waiting as soon as it can be.
+        It also returns once the socket becomes writable again, if not everything could be written.
         """
         self._advance()
         if self._stage is _Stage.OPEN and self._outbox:
@@ -113,39 +115,38 @@ class Dealer:
         others = set()
         for key, events in self._selector.select(seconds):
             if key.fd == own:
-                self._happened(events)
+                self._handle(events)
             else:
                 others.add(key.fd)
         return others
 
     def watch(self) -> bool:
-        """Whether a connection ended since the last time."""
+        """Whether an open connection was lost since the last call."""
         ended, self._has_ended = self._has_ended, False
         return ended
 
     def take_refusal(self) -> AuthFailed | None:
-        """Why the broker has not let us in, or not let us do what we wanted, if that was so since the last time. It is
-        tried again all the same."""
+        """Return the broker's rejection of the credentials since the last call, or `None`. Connecting is retried."""
         why, self._refused = self._refused, None
         return None if why is None else AuthFailed(f"{self._endpoint}: {why}")
 
     def send(self, frames: Sequence[bytes]) -> bool:
-        """Send a message with the next `poll`; false if there is no room for it now."""
+        """Send a message with the next `poll`. Returns false if 256 KiB are already waiting."""
         if self._outbox_size >= _WAITING_BYTES_MAX:
             return False
-        octets = zmtp.encode(frames)
-        self._outbox.append(octets)
-        self._outbox_size += len(octets)
+        encoded = zmtp.encode(frames)
+        self._outbox.append(encoded)
+        self._outbox_size += len(encoded)
         return True
 
     def receive(self, at_most: int) -> Iterator[list[bytes]]:
-        """Yield the messages that are there, up to so many."""
+        """Yield up to `at_most` messages that have arrived, without waiting."""
         for _ in range(min(at_most, len(self._inbox))):
             yield self._inbox.popleft()
 
     def close(self, *, linger: bool = False) -> None:
-        """Close it. `linger`: what was sent is still written, for a few seconds, if the connection is there."""
-        until = time.monotonic() + _LINGER
+        """Close the socket. With `linger`, write waiting messages for up to 5 s first, if it is connected."""
+        until = time.monotonic() + _LINGER_SECONDS
         while linger and self._stage is _Stage.OPEN and self._outbox and time.monotonic() < until:
             self._flush()
             self._watch_for()
@@ -156,7 +157,7 @@ class Dealer:
     # --- connecting -------------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Connect anew where it is time to."""
+        """Start a connection attempt, or give one up, if it is due."""
         now = time.monotonic()
         if self._stage in {_Stage.CONNECTING, _Stage.GREETING, _Stage.SHAKING} and now >= self._give_up_at:
             self._broke()
@@ -164,7 +165,7 @@ class Dealer:
             self._connect()
 
     def _connect(self) -> None:
-        self._give_up_at = time.monotonic() + _HANDSHAKE_MAX
+        self._give_up_at = time.monotonic() + _HANDSHAKE_MAX_SECONDS
         if not self._candidates:
             with contextlib.suppress(OSError):
                 found = socket.getaddrinfo(*self._address, type=socket.SOCK_STREAM)
@@ -187,23 +188,23 @@ class Dealer:
 
     def _retry_later(self) -> None:
         self._retry_at = time.monotonic() + self._retry_after
-        self._retry_after = min(_RETRY_LAST, self._retry_after * 2)
+        self._retry_after = min(_RETRY_LAST_SECONDS, self._retry_after * 2)
 
     def _broke(self) -> None:
-        """The connection is gone, and what waits to be written on it too; what waits for the first one stays."""
+        """Handle a lost connection: drop its unwritten messages. Messages from before the first connection stay."""
         was_open = self._stage is _Stage.OPEN
         self._hang_up()
         if was_open:
             self._has_ended = True
             self._outbox.clear()
             self._outbox_size = 0
-            self._retry_after = _RETRY_FIRST
+            self._retry_after = _RETRY_FIRST_SECONDS
         if self._refused is not None:
-            # Another address of the same broker would say the same, and so would this one at once.
+            # Other addresses of the same broker would reject the credentials as well, and so would an early retry.
             self._candidates.clear()
-            self._retry_after = _RETRY_LAST
+            self._retry_after = _RETRY_LAST_SECONDS
         if self._candidates:
-            # A name can stand for several addresses, of which one answers.
+            # The host name has further addresses; try the next one immediately.
             self._retry_at = 0.0
         else:
             self._retry_later()
@@ -220,11 +221,11 @@ class Dealer:
     # --- reading and writing ----------------------------------------------------------------------------------------
 
     def _watch_for(self) -> None:
-        """Let the selector know what to wait for."""
+        """Register the events that the current stage needs."""
         if self._socket is None:
             return
         writes = self._stage is _Stage.CONNECTING or (self._stage is _Stage.OPEN and bool(self._outbox))
-        reads = self._stage is not _Stage.CONNECTING and len(self._inbox) < _READ_MAX
+        reads = self._stage is not _Stage.CONNECTING and len(self._inbox) < _UNRECEIVED_MESSAGES_MAX
         events = (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if writes else 0)
         if events == self._events:
             return
@@ -236,7 +237,7 @@ class Dealer:
             self._selector.modify(self._socket, events)
         self._events = events
 
-    def _happened(self, events: int) -> None:
+    def _handle(self, events: int) -> None:
         assert self._socket is not None
         try:
             if self._stage is _Stage.CONNECTING:
@@ -269,29 +270,29 @@ class Dealer:
             data = self._greeting[_GREETING_BYTES:]
         self._inbox += self._reader.feed(data)
         if self._reader.commands:
-            self._commanded(connection)
+            self._obey_commands(connection)
 
-    def _commanded(self, connection: socket.socket) -> None:
+    def _obey_commands(self, connection: socket.socket) -> None:
         commands, self._reader.commands = self._reader.commands, []
-        for command in commands:
-            if command.startswith(b"\x05READY"):
+        for name, argument in commands:
+            if name == "READY":
                 self._stage = _Stage.OPEN
                 connection.sendall(self._first)
-                self._retry_after = _RETRY_FIRST
+                self._retry_after = _RETRY_FIRST_SECONDS
                 self._candidates.clear()
-            elif command.startswith(b"\x05ERROR"):
-                code, why = zmtp.refusal(command)
+            elif name == "ERROR":
+                code, reason = zmtp.error_of(argument)
                 if code == _UNAUTHORIZED:
-                    self._refused = why
-                raise zmtp.ZmtpError(f"the other side gave up: {command[7:]!r}")
-            elif command.startswith(b"\x04PING"):
-                self._outbox.append(zmtp.pong(command))
+                    self._refused = reason
+                raise zmtp.ZmtpError(f"the peer closed the connection: {reason}")
+            elif name == "PING":
+                self._outbox.append(zmtp.pong(argument))
 
     def _flush(self) -> None:
-        """Write what waits, as far as there is room."""
+        """Write waiting messages as far as the socket accepts them."""
         assert self._socket is not None
-        octets = self._outbox[0] if len(self._outbox) == 1 else b"".join(self._outbox)
-        view = memoryview(octets)
+        waiting = self._outbox[0] if len(self._outbox) == 1 else b"".join(self._outbox)
+        view = memoryview(waiting)
         try:
             while view:
                 view = view[self._socket.send(view) :]
@@ -305,7 +306,7 @@ class Dealer:
 
 
 class Subscriber(Dealer):
-    """A SUB socket: everything that is published to topics that begin with `topic`."""
+    """A SUB socket that receives messages of all topics that begin with `topic`."""
 
     _KIND = b"SUB"
 
@@ -314,7 +315,7 @@ class Subscriber(Dealer):
 
 
 class Waker:
-    """Ends another thread's `Dealer.poll`."""
+    """Wakes up another thread's `Dealer.poll`."""
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
@@ -322,19 +323,19 @@ class Waker:
         self._writer.setblocking(False)
 
     def fileno(self) -> int:
-        """What to poll."""
+        """The descriptor for `Dealer.also_poll`."""
         return self._reader.fileno()
 
     def wake(self) -> None:
-        """End the poll, or the next one."""
+        """Wake up the current or the next poll."""
         try:
             self._writer.send(b"\0")
         except OSError:
-            # It is full, so it will wake up; or it is closed, and nobody sleeps.
+            # Full: the wake-up is already pending. Closed: no poll is waiting.
             return
 
     def clear(self) -> None:
-        """Forget what woke it up so far."""
+        """Reset after a wake-up."""
         try:
             while len(self._reader.recv(4096)) == 4096:
                 pass
@@ -342,6 +343,6 @@ class Waker:
             return
 
     def close(self) -> None:
-        """Close it."""
+        """Close both ends."""
         self._reader.close()
         self._writer.close()

@@ -30,6 +30,7 @@ mod signal;
 mod stray;
 mod survey;
 mod view;
+mod zmtp;
 
 /// Built only for interpreters with a global lock so far: nothing here relies on it knowingly, but nothing was
 /// tried without it either, so the module asks for it.
@@ -71,6 +72,8 @@ mod _core {
     use crate::stray::join_strays;
     #[pymodule_export]
     use crate::view::{Acknowledgement, ClientView, Delivery, QueueView};
+    #[pymodule_export]
+    use crate::zmtp::ZmtpCodec;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
