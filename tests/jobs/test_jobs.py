@@ -92,7 +92,7 @@ def test_a_job_beyond_its_limit_is_ended_and_its_slot_is_free(sample: Any, tmp_p
     trace = tmp_path / "trace"
     late = [sample.sleep_too_long.enqueue(str(trace), 2), sample.sleep_too_long_async.enqueue(str(trace), 30)]
     for job in late:
-        with pytest.raises(errors.JobTimeout, match=r"longer than its limit of 0\.3 s"):
+        with pytest.raises(errors.JobTimeout, match=r"exceeded its time limit of 0\.3 s"):
             job.result(20)
     jobs = [sample.add.enqueue(number) for number in range(4)]
     assert [job.result(20) for job in jobs] == [1, 2, 3, 4]

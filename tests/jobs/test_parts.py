@@ -102,7 +102,7 @@ def test_a_broker_is_not_told_of_the_limit_of_a_job_that_waits_for_its_time() ->
 def test_two_tasks_cannot_have_one_name() -> None:
     jobs = Jobs()
     jobs.task(name="shop.send")(print)
-    with pytest.raises(errors.ConfigError, match=r"there is a task shop\.send already"):
+    with pytest.raises(errors.ConfigError, match=r"task shop\.send already exists"):
         jobs.task(name="shop.send")(print)
 
 

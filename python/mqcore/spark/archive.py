@@ -1,4 +1,4 @@
-"""The archive as plain Parquet: Spark's own reader does the work, and no Python stands in its way."""
+"""Reads the archive as plain Parquet with Spark's own reader, without Python processes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["archive", "newest_manifest"]
 _ATTEMPTS = 8
 _LISTED_HERE = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _FILES_MAX = 10_000
-"""Beyond so many, tasks are quicker after all."""
+"""Number of files beyond which listing them in tasks is faster than in the driver."""
 
 
 def newest_manifest(directory: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Return the newest manifest of an archive, as docs/storage.md tells it; `None`: there is none.
+    """Return the newest manifest of an archive (format in docs/storage.md), or `None` if it has none.
 
     `directory` is the archive itself. Raises `DataDirUnreadable` for one that is damaged or of a later version.
     """
@@ -36,13 +36,13 @@ def newest_manifest(directory: str | os.PathLike[str]) -> dict[str, Any] | None:
         try:
             manifest: dict[str, Any] = json.loads(paths[-1].read_bytes())
         except FileNotFoundError:
-            continue  # A newer one took its place.
+            continue  # A newer manifest replaced it.
         except ValueError as error:
-            raise errors.DataDirUnreadable(f"the manifest {paths[-1]} is damaged: {error}") from error
+            raise errors.DataDirUnreadable(f"damaged manifest {paths[-1]}: {error}") from error
         if manifest.get("format") != "mqcore.archive/1":
-            raise errors.DataDirUnreadable(f"the manifest {paths[-1]} has the format {manifest.get('format')!r}")
+            raise errors.DataDirUnreadable(f"manifest {paths[-1]} has the unsupported format {manifest.get('format')!r}")
         return manifest
-    raise errors.DataDirUnreadable(f"the manifests of {directory} go faster than they can be read")
+    raise errors.DataDirUnreadable(f"cannot read the manifests of {directory}: each was replaced while it was read; retry")
 
 
 def archive(
@@ -53,7 +53,7 @@ def archive(
     channels: Iterable[str] | None = None,
     dates: tuple[str, str] | None = None,
 ) -> DataFrame:
-    """Return a table of the archive as Spark's own Parquet relation, with the columns that docs/storage.md tells.
+    """Return a table of the archive as a Parquet relation, with the columns of docs/storage.md.
 
     It has what one manifest names and nothing else: no half of a round, whatever the broker does meanwhile. What was
     not carried over yet is missing; ``format("mqcore")`` has that too. `channels` and `dates` (first and last day in
@@ -66,11 +66,11 @@ def archive(
     from pyspark.sql.types import _parse_datatype_string
 
     if table not in {"messages", "steps"}:
-        raise errors.ConfigError(f"the tables of an archive are messages and steps, not {table!r}")
+        raise errors.ConfigError(f"unknown table {table!r}; use messages or steps")
     root = Path(local_path("data_dir", str(data_dir))) / "archive"
     manifest = newest_manifest(root)
     if manifest is None:
-        raise errors.DataDirMissing(f"{root} has no archive yet; a broker with history and archive makes one")
+        raise errors.DataDirMissing(f"{root} has no archive; run the broker with history and archive enabled")
     wanted = None if channels is None else {channel.lower() for channel in channels}
     files = [
         str(root / file["path"])
@@ -88,7 +88,7 @@ def archive(
 
 @contextmanager
 def _looked_at_here(spark: SparkSession) -> Iterator[None]:
-    """Make Spark look at files from the driver: for more than 32 it would start a job, which takes longer."""
+    """Make Spark list files in the driver. For more than 32 files it would start a job, which takes longer."""
     before = spark.conf.get(_LISTED_HERE, None)
     spark.conf.set(_LISTED_HERE, str(_FILES_MAX))
     try:

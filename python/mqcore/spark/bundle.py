@@ -1,4 +1,4 @@
-"""Packs mqcore for executors that do not have it: one archive, and the settings with which Spark unpacks it there.
+"""Packs mqcore for executors that do not have it: an archive, and the settings with which Spark unpacks it.
 
 ::
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["bundle", "settings"]
 
 PACKAGES: Final = ("mqcore", "pyspark_mqcore", "msgspec")
-"""What executors import; command line and dashboard need more."""
+"""Packages that executors import. The command line needs more."""
 PLACE: Final = "mqcore_bundle"
-"""What the archive is called where Spark has unpacked it."""
+"""Directory into which Spark unpacks the archive."""
 
 
 def bundle(target: str | os.PathLike[str]) -> dict[str, str]:
@@ -36,12 +36,12 @@ def bundle(target: str | os.PathLike[str]) -> dict[str, str]:
     """
     path = Path(target).absolute()
     unfinished = path.with_name(f"{path.name}.part")
-    # The extension module is most of it, and gains little from being packed for ten times as long.
+    # The extension module is most of the archive. A higher level takes ten times as long and saves little.
     with tarfile.open(unfinished, "w:gz", compresslevel=3) as archive:
         for name in PACKAGES:
             spec = importlib.util.find_spec(name)
             if spec is None or spec.origin is None:
-                raise errors.ConfigError(f"{name} is not installed here, so it cannot be packed")
+                raise errors.ConfigError(f"cannot pack {name}: it is not installed")
             archive.add(Path(spec.origin).parent, arcname=name, filter=_wanted)
     unfinished.replace(path)
     return settings(path)
@@ -57,7 +57,7 @@ def _wanted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the archive that is named, and print the settings as arguments of spark-submit."""
+    """Write the archive named on the command line, and print the settings as arguments of spark-submit."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
         print("usage: python -m mqcore.spark.bundle FILE.tar.gz", file=sys.stderr)
         return 2

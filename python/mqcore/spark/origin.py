@@ -1,4 +1,4 @@
-"""Where history is read: in a directory of this file system, or through the admin side of a broker elsewhere.
+"""Sources of history: a directory of this file system, or the admin API of a remote broker.
 
 Both answer the same questions, and neither consumes anything. Nothing here knows Spark.
 """
@@ -22,9 +22,10 @@ from mqcore._http import AdminClient, Rejections
 __all__ = ["Directory", "Ends", "Origin", "Piece", "Remote", "Stretch", "arrow_errors"]
 
 Piece: TypeAlias = tuple[int, str, int, int, list[int], int, int]
-"""Shard, journal, first sequence, behind the last, segments to look in, what retention had removed, about octets."""
+"""Shard, journal, first sequence, sequence after the last, segments to search, rows removed by retention, estimated
+bytes."""
 Stretch: TypeAlias = tuple[int, int, int]
-"""Shard, first sequence, behind the last."""
+"""Shard, first sequence, sequence after the last."""
 
 _ANSWER_BYTES_MAX: Final = 64 << 20
 _REQUEST_BYTES_MAX: Final = 12 << 10
@@ -34,46 +35,46 @@ _NAMES: Final = ("shard", "journal", "from", "until", "segments", "kept_from", "
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """How far the history of a shard reaches."""
+    """Extent of a shard's history."""
 
     shard: int
     journal: str
-    """Which journal it is; empty as long as there is none. Sequences mean nothing beside it."""
+    """Id of the journal; empty if there is none yet. Sequences of different journals cannot be compared."""
     earliest: int
-    """From here on everything is there."""
+    """First sequence from which the history is complete."""
     latest: int
-    """Behind the last row."""
+    """Sequence after the last row."""
 
 
 class Origin(ABC):
-    """Where history is read. Requests are JSON text, as the core reads it."""
+    """A source of history. Requests are JSON text, which the core parses."""
 
     @abstractmethod
     def ends(self) -> list[Ends]:
-        """Return how far each shard's history reaches now."""
+        """Return the current extent of each shard's history."""
 
     @abstractmethod
     def pieces(self, request: str, stretches: Sequence[Stretch], target_bytes: int) -> list[Piece]:
-        """Part stretches into pieces of about so many octets."""
+        """Split ranges into pieces of about this many bytes."""
 
     @abstractmethod
     def advance(self, request: str, stretches: Sequence[Stretch], rows: int, fail: bool) -> list[int]:
-        """Return where the next `rows` rows of the stretches end, in their order."""
+        """Return the ranges that contain the next `rows` rows, in order."""
 
     @abstractmethod
     def read(self, request: str, piece: Piece, fail: bool) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a piece. Raises `HistoryLost` if some are gone and `fail`."""
+        """Yield the rows of a piece. With `fail`, raises `HistoryLost` if rows have been removed."""
 
 
 class Directory(Origin):
-    """A data directory, whether a broker runs on it or not. Raises `DataDirMissing` and `DataDirUnreadable`."""
+    """A data directory of a running or stopped broker. Raises `DataDirMissing` and `DataDirUnreadable`."""
 
     def __init__(self, path: str) -> None:
         self._core = _core.History(path)
 
     @classmethod
     def known(cls, path: str) -> Directory:
-        """Return the one that this process has for a path: it remembers what it has seen, and looks at news only."""
+        """Return this process's instance for a path. It caches what it has read and reads only new records."""
         return _opened(path, _made(path))
 
     def ends(self) -> list[Ends]:
@@ -95,7 +96,7 @@ class Directory(Origin):
 
 
 def _made(path: str) -> tuple[int, int, int] | None:
-    """Tell apart a directory and another one that is made in its place."""
+    """Return an identifier that changes if the directory is replaced by another one."""
     try:
         mark = os.stat(os.path.join(path, "format"))
     except OSError:
@@ -110,7 +111,7 @@ def _opened(path: str, _made: tuple[int, int, int] | None) -> Directory:
 
 @contextmanager
 def arrow_errors() -> Iterator[None]:
-    """Turn what pyarrow raises for an error of the core into that error."""
+    """Convert an exception that pyarrow raises for an error of the core back to that error."""
     try:
         yield
     except errors.MqcoreError:
@@ -122,14 +123,14 @@ def arrow_errors() -> Iterator[None]:
 
 
 class Remote(Origin):
-    """A broker that is asked through its admin side. Raises `ConnectFailed`, `ConnectionLost` and `Unauthorized`."""
+    """A broker's admin API. Raises `ConnectFailed`, `ConnectionLost` and `Unauthorized`."""
 
     def __init__(self, url: str, token: str | None) -> None:
         self._admin = AdminClient(url, token=token, timeout=_TIMEOUT_SECONDS)
         self._url = self._admin.url
 
     def ends(self, settled: bool = False) -> list[Ends]:
-        """See `Origin.ends`; `settled`: first the broker writes down whatever happened so far."""
+        """See `Origin.ends`. With `settled`, the broker first writes all pending events to its history."""
         told = self._ask({"do": "ends", "settled": settled})["ends"]
         return [Ends(ends["shard"], ends["journal"], ends["earliest"], ends["latest"]) for ends in told]
 
@@ -155,7 +156,7 @@ class Remote(Origin):
                     yield from reader
             except (pa.ArrowInvalid, errors.ConnectionLost, OSError) as error:
                 why = str(error) or type(error).__name__
-                raise errors.ConnectionLost(f"history from {self._url} broke off (its log says why): {why}") from error
+                raise errors.ConnectionLost(f"the transfer of history from {self._url} ended early: {why}; see the broker's log") from error
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         return self._admin.ask(
@@ -183,6 +184,6 @@ def _headers(question: dict[str, Any]) -> dict[str, str]:
     text = json.dumps(question)
     if len(text) > _REQUEST_BYTES_MAX:
         raise errors.InvalidArgument(
-            f"the request names too many queues or columns: {len(text)} bytes, of at most {_REQUEST_BYTES_MAX}"
+            f"too many queues or columns: the request has {len(text)} bytes, the limit is {_REQUEST_BYTES_MAX}"
         )
     return {"Mqcore-Request": text}

@@ -1,4 +1,4 @@
-"""From options to what is read: which columns, from which sequence to which, and in which pieces.
+"""Query plans: columns, ranges of sequences, and pieces, computed from options.
 
 Nothing here knows Spark, so all of it is tested without one.
 """
@@ -17,14 +17,14 @@ from mqcore.spark.origin import Directory, Ends, Origin, Piece, Remote, Stretch
 __all__ = ["Offsets", "Plan", "columns_of", "ddl"]
 
 Offsets: TypeAlias = dict[str, dict[str, Any]]
-"""By shard: its journal, and the sequence that comes next. This is what a checkpoint keeps."""
+"""Journal and next sequence by shard. Checkpoints contain this."""
 
 _POSITION_BITS: Final = 20
-"""The lower bits of a sequence: the place within a note. Pieces are parted between notes."""
+"""Lower bits of a sequence: the position within a record. Pieces are split between records."""
 
 
 def columns_of(options: ReadOptions) -> list[tuple[str, str]]:
-    """Return names and Spark types of the columns that are shown where the user names no schema.
+    """Return names and Spark types of the columns if the user names no schema.
 
     Raises `ConfigError` for a column that there is not.
     """
@@ -34,7 +34,7 @@ def columns_of(options: ReadOptions) -> list[tuple[str, str]]:
         unknown = [name for name in options.columns if name not in types]
         if unknown:
             raise errors.ConfigError(
-                f"there is no column {unknown[0]!r} in the view {options.view}; there are {', '.join(types)}"
+                f"unknown column {unknown[0]!r} in the view {options.view}; use {', '.join(types)}"
             )
         return [(name, types[name]) for name in options.columns]
     groups = {"default"} | ({"headers"} if options.include_headers else set())
@@ -43,13 +43,13 @@ def columns_of(options: ReadOptions) -> list[tuple[str, str]]:
 
 
 def ddl(columns: Iterable[tuple[str, str]]) -> str:
-    """Return columns as Spark's text for a schema."""
+    """Return columns as a schema in DDL."""
     return ", ".join(f"`{name}` {kind}" for name, kind in columns)
 
 
 @dataclass
 class Bounds:
-    """What pushed filters say of shards and sequences."""
+    """Shards and sequences selected by pushed filters."""
 
     shards: frozenset[int] | None = None
     first: int = 0
@@ -58,12 +58,12 @@ class Bounds:
 
 @dataclass
 class Plan:
-    """What a query reads. Small, plain and pickled: it goes to helpers and executors."""
+    """The input of a query. Contains plain values only, because Spark pickles it for other processes and executors."""
 
     options: ReadOptions
     columns: tuple[str, ...]
     texts: tuple[str, ...] = ()
-    """Columns of octets that are shown as text."""
+    """Binary columns that are converted to text."""
     kinds: tuple[str, ...] | None = None
     queues: tuple[str, ...] | None = None
     since_us: int | None = None
@@ -72,7 +72,7 @@ class Plan:
 
     @classmethod
     def of(cls, options: ReadOptions, columns: Sequence[tuple[str, str]]) -> Plan:
-        """Make the plan for columns of these names and Spark types; octets may also be shown as ``string``.
+        """Create the plan for columns of these names and Spark types; binary columns can be ``string``.
 
         Raises `ConfigError` for a column that there is not, and for one of another type.
         """
@@ -81,26 +81,26 @@ class Plan:
         for name, kind in columns:
             if name not in known:
                 raise errors.ConfigError(
-                    f"there is no column {name!r} in the view {options.view}; there are {', '.join(sorted(known))}"
+                    f"unknown column {name!r} in the view {options.view}; use {', '.join(sorted(known))}"
                 )
             if known[name] == "binary" and kind == "string":
                 texts.append(name)
             elif kind != known[name]:
                 also = " or string" if known[name] == "binary" else ""
                 raise errors.ConfigError(
-                    f"the column {name!r} is {known[name]}{also}, and the schema that was named says {kind}"
+                    f"the column {name!r} has the type {known[name]}{also}, but the given schema has {kind}"
                 )
         names, queues = tuple(name for name, _ in columns), options.queues
         return cls(options, names, tuple(texts), queues=queues, since_us=options.since_us, until_us=options.until_us)
 
     def origin(self) -> Origin:
-        """Open where history is read; cheap, and made anew wherever it is needed."""
+        """Open the source of history. Cheap, so each process opens its own."""
         if self.options.admin is not None:
             return Remote(self.options.admin, self.options.token)
         return Directory.known(self.options.paths[0])
 
     def request(self, columns: Sequence[str] | None = None) -> str:
-        """Return what is asked of the core; `columns` instead of the query's."""
+        """Return the request to the core, with `columns` instead of the query's if given."""
         words: dict[str, Any] = {
             "view": self.options.view,
             "columns": list(self.columns if columns is None else columns),
@@ -115,18 +115,18 @@ class Plan:
 
     @staticmethod
     def request_of(view: str, columns: Sequence[str]) -> str:
-        """Return what is asked of the core for all rows of a view."""
+        """Return the request to the core for all rows of a view."""
         return json.dumps({"view": view, "columns": list(columns)})
 
-    # --- from where to where ----------------------------------------------------------------------------------------
+    # --- ranges -----------------------------------------------------------------------------------------------------
 
     def positions(self, ends: Sequence[Ends], wanted: Positions, name: str) -> Offsets:
-        """Return the offsets that an option means. Raises `ConfigError` if it leaves out a shard."""
+        """Return the offsets of an option's value. Raises `ConfigError` if a shard is missing."""
         if isinstance(wanted, dict):
             shards = {end.shard for end in ends}
             if set(wanted) != shards:
                 raise errors.ConfigError(
-                    f"{name} has a sequence for each of the shards {sorted(shards)}, not {sorted(wanted)}"
+                    f"{name} must have a sequence for each of the shards {sorted(shards)}, not for {sorted(wanted)}"
                 )
         found: Offsets = {}
         for end in ends:
@@ -136,7 +136,7 @@ class Plan:
         return found
 
     def checked(self, start: Mapping[str, Any], ends: Sequence[Ends]) -> Offsets:
-        """Return where reading really begins: where `start` says, unless that is gone.
+        """Return the offsets at which reading begins: `start`, or the first later rows that still exist.
 
         Raises `HistoryLost` for what is gone, unless the option `failOnDataLoss` is off.
         """
@@ -146,23 +146,23 @@ class Plan:
             journal, sequence = str(place["journal"]), int(place["sequence"])
             why = None
             if journal and end.journal and journal != end.journal:
-                why, to = f"its journal is {end.journal} now and was {journal}", 0
+                why, to = f"the journal has changed from {journal} to {end.journal}", 0
             elif sequence > end.latest:
-                why, to = f"its history ends before sequence {sequence}, at {end.latest}", end.latest
+                why, to = f"the history ends at sequence {end.latest}, before {sequence}", end.latest
             elif 0 < sequence < end.earliest:
-                why, to = f"retention has removed what was before sequence {end.earliest}", end.earliest
+                why, to = f"retention has removed the rows before sequence {end.earliest}", end.earliest
             else:
                 to = sequence
             if why is not None and self.options.fail_on_data_loss:
                 raise errors.HistoryLost(
-                    f"history of shard {end.shard} from sequence {sequence} on is lost: {why}. "
+                    f"the history of shard {end.shard} from sequence {sequence} on is lost: {why}. "
                     "With failOnDataLoss=false reading goes on behind it"
                 )
             found[str(end.shard)] = {"journal": end.journal, "sequence": to}
         return found
 
     def stretches(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Stretch]:
-        """Return what is between two offsets, by shard; without what filters leave out anyway."""
+        """Return the ranges between two offsets by shard, without rows that filters exclude."""
         found: list[Stretch] = []
         for shard, place in end.items():
             before = start.get(shard, {"journal": place["journal"], "sequence": 0})
@@ -175,7 +175,7 @@ class Plan:
         return found
 
     def pieces(self, origin: Origin, stretches: Sequence[Stretch]) -> list[Piece]:
-        """Part stretches as the options ask for it."""
+        """Split ranges into pieces according to the options."""
         if not stretches:
             return []
         request, most, least = self.request(), self.options.partition_bytes, self.options.min_partitions
@@ -195,7 +195,7 @@ class Plan:
 
 
 def _halves(piece: Piece) -> list[Piece] | None:
-    """Part a piece between two notes; `None`: there is only one."""
+    """Split a piece between two records; `None` if it has only one."""
     shard, journal, first, behind, segments, kept_from, size = piece
     low, high = first >> _POSITION_BITS, (behind - 1) >> _POSITION_BITS
     middle = (low + high + 1) // 2 << _POSITION_BITS

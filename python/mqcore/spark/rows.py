@@ -1,4 +1,4 @@
-"""Rows of a DataFrame as messages: which columns there may be, and what each becomes."""
+"""Converts rows of a DataFrame to messages, and checks their columns."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from mqcore import errors
 __all__ = ["COLUMNS", "NAME_HEADER", "Outgoing", "check_columns", "outgoing", "queues_of"]
 
 NAME_HEADER: Final = "Mqcore-Sink"
-"""Carries the name of a row whose message has an id of the user's."""
+"""Header with the name of a row, for rows whose message ids the user chose."""
 
 COLUMNS: Final = ("value", "key", "queue", "channel", "queue_id", "headers", "high_priority")
-"""What a DataFrame that is written may have; ``value`` it must have."""
+"""Columns that a written DataFrame may have; ``value`` is required."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One row, ready to be published."""
+    """A row as a message to publish."""
 
     name: str
     number: int
-    """Its place in the batch."""
+    """Number of the row in the batch, from 0."""
     queue: str
     id: str
     body: bytes
@@ -34,14 +34,14 @@ class Outgoing:
 
 
 def check_columns(names: Sequence[str], queue: str | None) -> None:
-    """Raise `ConfigError` unless rows of these columns say what to publish and where."""
+    """Raise `ConfigError` unless the columns contain a body, and a queue if no option names one."""
     unknown = [name for name in names if name not in COLUMNS]
     if unknown:
         raise errors.ConfigError(
-            f"a row that is written has no column {unknown[0]!r}; it may have {', '.join(COLUMNS)}"
+            f"unknown column {unknown[0]!r}; rows can have {', '.join(COLUMNS)}"
         )
     if "value" not in names:
-        raise errors.ConfigError("a row that is written needs the column value, text or octets")
+        raise errors.ConfigError("the column value is missing; rows need it as string or binary")
     if queue is None and "queue" not in names and "channel" not in names:
         raise errors.ConfigError(
             "say where rows go: by the option queue or channel, or by a column queue (orders/1001), "
@@ -50,7 +50,7 @@ def check_columns(names: Sequence[str], queue: str | None) -> None:
 
 
 def outgoing(rows: pa.RecordBatch, first: int, prefix: str, queue: str | None) -> Iterator[Outgoing]:
-    """Yield messages of rows, whose numbers begin with `first`. An option that names a queue stands above columns.
+    """Yield the messages of rows, numbered from `first`. An option that names a queue overrides the columns.
 
     Raises `InvalidArgument` for a row that says no queue.
     """
@@ -67,7 +67,7 @@ def outgoing(rows: pa.RecordBatch, first: int, prefix: str, queue: str | None) -
     parts = zip(column("value"), column("key"), queues, column("headers"), column("high_priority"), strict=True)
     for number, (value, key, place, headers, high) in enumerate(parts, first):
         if place is None:
-            raise errors.InvalidArgument(f"row {number} of {prefix} says no queue")
+            raise errors.InvalidArgument(f"row {number} of {prefix} names no queue; fill the column queue or channel")
         name = f"{prefix}{number}"
         pairs = _pairs(headers)
         if key is not None:
@@ -78,7 +78,7 @@ def outgoing(rows: pa.RecordBatch, first: int, prefix: str, queue: str | None) -
 
 
 def queues_of(rows: pa.RecordBatch) -> set[str]:
-    """Return the queues that columns of rows say, without making messages of them."""
+    """Return the queues named in the rows, without building messages."""
     columns = [name for name in ("queue", "channel", "queue_id") if name in rows.schema.names]
     if not columns:
         return set()
@@ -95,7 +95,7 @@ def _queues(queues: list[Any], channels: list[Any], ids: list[Any]) -> list[str 
 
 
 def _pairs(headers: Any) -> list[tuple[str, str]]:
-    """Headers as a map, or as a list of structs with key and value."""
+    """Convert headers from a map, or from a list of structs with key and value."""
     if not headers:
         return []
     pairs = [(part["key"], part["value"]) if isinstance(part, dict) else part for part in headers]

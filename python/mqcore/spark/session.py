@@ -1,4 +1,4 @@
-"""A Spark session that knows the format ``mqcore``: made here, or somebody's own."""
+"""Spark sessions with the format ``mqcore``: created here, or an existing one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _QUIET: Mapping[str, str] = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
-    # Rows come from Python helpers through a socket: large reads and no TCP in between take a quarter off a scan.
+    # Rows come from Python processes through a socket. Large reads and Unix sockets make scans a quarter faster.
     "spark.buffer.size": "262144",
     "spark.python.unix.domain.socket.enabled": str(hasattr(socket, "AF_UNIX")).lower(),
 }
@@ -52,7 +52,7 @@ def session(
     if active is not None:
         return register(active)
     ensure_java()
-    # Without these, executors start the first python3 of the path, and the driver looks its own host name up.
+    # Without these, executors start the first python3 on PATH, and the driver resolves its own host name.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     chosen = master or os.environ.get("MASTER")

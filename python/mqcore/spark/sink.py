@@ -1,4 +1,4 @@
-"""Writers: tasks stage their rows, the driver promises the batch and publishes it.
+"""Writers: tasks stage their rows, then the driver commits the batch to the ledger and publishes it.
 
 Nothing reaches the broker from a task, because a task may run twice, or never finish, and a repeated batch may have
 other tasks.
@@ -28,7 +28,7 @@ __all__ = ["BatchWriter", "StreamWriter"]
 
 @dataclass
 class StagedMessage(WriterCommitMessage):
-    """What a task tells the driver."""
+    """A task's message to the driver."""
 
     staged: Staged
 
@@ -36,7 +36,7 @@ class StagedMessage(WriterCommitMessage):
 def stage(
     options: WriteOptions, sink: str, batch: int, context: TaskContext, rows: Iterator[pa.RecordBatch]
 ) -> StagedMessage:
-    """Write down the rows of a task."""
+    """Stage the rows of a task."""
     from mqcore.spark.source import warm_worker
 
     warm_worker()
@@ -45,7 +45,7 @@ def stage(
 
 
 def commit(options: WriteOptions, messages: Sequence[WriterCommitMessage | None], number: int) -> None:
-    """Promise a batch, unless that was done before, and publish what of the promise is left."""
+    """Commit a batch to the ledger, unless that has happened before, and publish its remaining rows."""
     staged = [message.staged for message in messages if isinstance(message, StagedMessage)]
     if not staged:
         return
@@ -60,12 +60,12 @@ def commit(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]
 def _context() -> TaskContext:
     context = TaskContext.get()
     if context is None:
-        raise errors.ConfigError("rows are written by tasks of Spark only")
+        raise errors.ConfigError("rows can only be written by Spark tasks")
     return context
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Writes the batches of a streaming query, each once as far as the broker's history can tell."""
+    """Writes the batches of a streaming query, each row once if the broker records its history."""
 
     def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
         check_columns(columns, options.queue)
@@ -74,7 +74,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         """Stage the rows of one task."""
         context = _context()
-        # Spark tells the writer neither; these names are its own and not documented.
+        # Spark passes the writer neither of them. It sets these undocumented properties.
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
@@ -85,20 +85,20 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return stage(self.options, sink_name(query, self.options.sink), int(batch), context, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (as in Spark)
-        """Publish a batch whose tasks are done."""
+        """Publish a batch after its tasks have finished."""
         commit(self.options, messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (as in Spark)
-        """Leave everything: a promise that was made stands, and the next batch that is done sweeps the rest."""
+        """Keep everything: a committed batch stays committed, and the next finished batch removes staged rows."""
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Writes one DataFrame. With txnAppId and txnVersion a repetition publishes what is left, else all of it again."""
+    """Writes one DataFrame. With txnAppId and txnVersion, a repeated write publishes only the remaining rows."""
 
     def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
         check_columns(columns, options.queue)
         self.options = options
-        # Made once and pickled, so that tasks and the driver agree.
+        # Chosen once and pickled, so that tasks and the driver use the same name.
         self.sink = sink_name(None, options.sink) if options.version is not None else f"write-{uuid.uuid4().hex}"
         self.number = options.version or 0
 
@@ -107,7 +107,7 @@ class BatchWriter(DataSourceArrowWriter):
         return stage(self.options, self.sink, self.number, _context(), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish what the tasks have staged."""
+        """Publish the staged rows."""
         commit(self.options, messages, self.number)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
