@@ -328,7 +328,7 @@ def test_an_authenticator_says_who_gets_in(judged: mqcore.Broker, judge: Judge) 
 @pytest.mark.parametrize(
     "token", ["", "bad", "asleep", "raises", "raises later", "nonsense", "wrong rules", "true", "blocked"]
 )
-def test_what_an_authenticator_does_wrong_lets_nobody_in(judged: mqcore.Broker, judge: Judge, token: str) -> None:
+def test_failing_authenticator_denies_access(judged: mqcore.Broker, judge: Judge, token: str) -> None:
     started = time.monotonic()
     assert knock(judged, **({"Client_Token": token} if token else {})) == 401
     assert time.monotonic() - started < 5
@@ -361,7 +361,7 @@ def test_an_authorizer_says_what_is_allowed_and_nothing_else_is(
     assert all(action is not Action.ADMINISTER for _, action, _ in judge.asked)
 
 
-def test_what_the_broker_knows_itself_is_shown_to_the_authenticator(tmp_path: Path) -> None:
+def test_authenticator_receives_the_brokers_identity(tmp_path: Path) -> None:
     class Second(Authority):
         def authenticate(self, hello: Hello) -> Identity | None:
             return hello.identity if hello.id != "unwelcome" else None
@@ -398,7 +398,7 @@ def test_an_authority_is_registered_before_the_start_and_is_one() -> None:
         (("limit",), True, True),
     ],
 )
-def test_who_speaks_throttr_may_ask_for_the_limits_that_its_rules_cover(
+def test_throttr_clients_may_use_limits_that_their_rules_cover(
     anonymous: tuple[str, ...], mine: bool, other: bool
 ) -> None:
     user = UserOptions(name="ann", allow=("*",))
@@ -412,7 +412,7 @@ def test_who_speaks_throttr_may_ask_for_the_limits_that_its_rules_cover(
             assert (peer.query(key) is not None) == allowed
 
 
-def test_who_shows_nothing_is_turned_away_by_throttr_where_nothing_is_allowed_to_strangers() -> None:
+def test_throttr_rejects_clients_without_credentials_if_anonymous_access_is_denied() -> None:
     user = UserOptions(name="ann", allow=("*",))
     with (
         mqcore.Broker(listen="throttr://127.0.0.1:0", user=[user], authority=AuthorityOptions(audit="off")) as broker,

@@ -787,7 +787,7 @@ def test_the_matrix_has_enough_cells_and_every_verdict() -> None:
 
 
 @pytest.mark.parametrize(("protocol", "name", "attempt"), CELLS)
-def test_what_a_peer_may_do_follows_from_its_rules_in_every_protocol(
+def test_rules_apply_in_every_protocol(
     protocol: str, name: str, attempt: Attempt, request: pytest.FixtureRequest
 ) -> None:
     here: Place = request.getfixturevalue("lenient" if "anonymous" in name else "strict")

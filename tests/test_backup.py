@@ -276,7 +276,7 @@ def test_an_archive_is_one_that_other_programs_read(made: Path, tmp_path: Path) 
     assert restore(tmp_path / "extracted", tmp_path / "new").messages == 20
 
 
-def test_any_changed_octet_of_a_backup_is_noticed_and_nothing_is_restored(made: Path, tmp_path: Path) -> None:
+def test_any_changed_byte_of_a_backup_is_detected_and_nothing_is_restored(made: Path, tmp_path: Path) -> None:
     chance = random.Random(7)
     for form in ("all.tar", "all.tar.zst", "folder"):
         assert restore(made / form, tmp_path / f"whole-{form}").messages == 20
@@ -343,7 +343,7 @@ def test_a_backup_never_writes_outside_of_its_target(made: Path, tmp_path: Path)
     assert not (tmp_path / "escaped").exists()
 
 
-def test_what_is_there_is_never_overwritten(made: Path, tmp_path: Path) -> None:
+def test_backup_never_overwrites_files(made: Path, tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()
     (full / "precious").write_text("kept")
@@ -370,7 +370,7 @@ def test_without_space_nothing_is_left_behind(made: Path, small_disk: Path) -> N
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 
-def test_who_may_not_or_asks_wrongly_is_told(tmp_path: Path) -> None:
+def test_unauthorized_and_invalid_backup_requests_are_rejected(tmp_path: Path) -> None:
     assert run("backup", "--to", tmp_path / "x").returncode == 2
     assert run("backup", "--url", "http://127.0.0.1:1", "--to", tmp_path / "x").returncode == 5
     assert run("backup", "--url", "tmqp://127.0.0.1:1", "--to", tmp_path / "x").returncode == 2

@@ -53,7 +53,7 @@ def test_a_broker_without_arguments_opens_no_socket() -> None:
     assert not mq.is_running
 
 
-def test_ports_that_were_picked_are_told() -> None:
+def test_listeners_report_chosen_ports() -> None:
     with Broker(listen=["tmqp://127.0.0.1:0", "tmqp://127.0.0.1:0"], admin="http://127.0.0.1:0") as mq:
         first, second = mq.listeners
         assert first != second
@@ -69,7 +69,7 @@ async def test_async_with_starts_and_stops() -> None:
     assert not mq.is_running
 
 
-def test_a_stopped_broker_says_so_and_starts_again() -> None:
+def test_stopped_broker_raises_and_can_be_restarted() -> None:
     mq = Broker(listen="tmqp://127.0.0.1:0")
     for _ in range(2):
         with pytest.raises(errors.NotRunning, match="start it first"):
@@ -272,7 +272,7 @@ def test_ctrl_c_ends_a_waiting_program(waiting: str) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_after_a_fork_the_child_is_told_and_the_parent_goes_on() -> None:
+def test_fork_raises_in_the_child_and_the_parent_continues() -> None:
     result = run(
         """
         import os, sys, warnings

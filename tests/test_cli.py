@@ -294,7 +294,7 @@ def test_two_listeners_of_one_protocol_are_both_on_the_ready_line() -> None:
 # --- publish, consume, pull -----------------------------------------------------------------------------------
 
 
-def test_what_is_published_is_consumed(served: ServedBroker) -> None:
+def test_published_message_is_consumed(served: ServedBroker) -> None:
     created = mqcore("queue", "create", "orders/1", "--status", "roundrobin", "--acknowledge", url=served.url)
     assert created.returncode == 0, created.stderr
     published = mqcore("publish", "orders/1", "héllo", "--header", "Schema: v1", "--json", url=served.url)
@@ -370,7 +370,7 @@ def test_a_refused_message_comes_back(served: ServedBroker) -> None:
     assert shown["negative_acks"] >= 1
 
 
-def test_a_pull_queue_hands_out_on_demand_in_either_order(served: ServedBroker) -> None:
+def test_pull_delivers_on_demand_in_either_order(served: ServedBroker) -> None:
     mqcore("queue", "create", "reports/7", "--status", "pull", url=served.url)
     mqcore("publish", "reports/7", "--stdin", url=served.url, stdin="a\nb\nc\n")
     assert mqcore("pull", "reports/7", url=served.url).stdout == b"a\n"
@@ -456,7 +456,7 @@ def test_a_request_is_answered_by_name(served: ServedBroker) -> None:
     assert told["source"]
 
 
-def test_a_message_to_nobody_is_exit_code_3(served: ServedBroker) -> None:
+def test_send_to_an_unknown_client_exits_with_3(served: ServedBroker) -> None:
     result = mqcore("request", "@name:nobody", "hello", "--timeout", "5s", url=served.url)
     assert result.returncode == 3
     assert "@name:nobody" in complaint(result)

@@ -27,7 +27,7 @@ def url(served: ServedBroker) -> str:
     return f"mm2://{served.ready['listeners']['mm2']}"
 
 
-def test_what_is_published_to_a_queue_is_consumed(url: str) -> None:
+def test_message_published_to_a_queue_is_consumed(url: str) -> None:
     # The first receiver of a queue makes it.
     with connect(url) as mq, mq.queue("orders").consume():
         pass
@@ -69,7 +69,7 @@ def test_a_topic_prints_what_passes_its_filter(url: str) -> None:
     assert process.returncode == 0
 
 
-def test_what_micromessage_cannot_say_is_one_line_and_an_exit_code(url: str) -> None:
+def test_request_unsupported_by_micromessage_is_one_line_and_an_exit_code(url: str) -> None:
     for arguments, words in [
         (("publish", "orders", "x", "--high-priority"), "MicroMessage2 has no priorities"),
         (("publish", "or ders", "x"), "must not contain"),

@@ -47,7 +47,7 @@ def bound(url: str, event: str) -> None:
         wait_until(is_bound, limit=20)
 
 
-def test_what_is_published_to_an_event_is_printed_by_those_who_consume_it(url: str) -> None:
+def test_published_event_is_printed_by_its_consumers(url: str) -> None:
     process = consuming(url, "greetings", "--event", "hi", "--event", "hello", "--count", "2", "--json")
     bound(url, "hello")
     published = one(mqcore("publish", "hi", "world", "--json", url=url))
@@ -65,7 +65,7 @@ def test_a_queue_is_bound_to_the_event_of_its_name(url: str) -> None:
     assert process.communicate(timeout=30)[0] == b"probe\n"
 
 
-def test_refused_messages_come_again(url: str) -> None:
+def test_nacked_messages_are_redelivered(url: str) -> None:
     process = consuming(url, "orders", "--count", "2", "--nack", "no", "--json")
     bound(url, "orders")
     stdout, stderr = process.communicate(timeout=30)
@@ -73,7 +73,7 @@ def test_refused_messages_come_again(url: str) -> None:
     assert again["headers"] == {"Topic": "orders", "Retry": "1"}
 
 
-def test_what_mqks_cannot_say_is_one_line_and_an_exit_code(url: str) -> None:
+def test_request_unsupported_by_mqks_is_one_line_and_an_exit_code(url: str) -> None:
     for arguments, words in [
         (("publish", "hello", "x", "--header", "a:b"), "MQKS has no headers"),
         (("publish", "hello", ""), "invalid body"),

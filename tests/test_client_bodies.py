@@ -42,7 +42,7 @@ class Record(TypedDict):
 
 
 @pytest.mark.parametrize("body", [b"\x00\xff", bytearray(b"\x00\xff"), memoryview(b"\x00\xff")])
-def test_octets_pass_as_they_are(body: Any) -> None:
+def test_bytes_pass_unchanged(body: Any) -> None:
     assert bodies.encode(body) == b"\x00\xff"
     assert bodies.decode(b"\x00\xff", bytes) == b"\x00\xff"
 
@@ -82,7 +82,7 @@ def test_a_body_that_is_something_else_tells_where() -> None:
         bodies.decode(b"not json", Order)
 
 
-def test_what_has_no_json_form_is_refused() -> None:
+def test_body_without_json_form_is_rejected() -> None:
     with pytest.raises(errors.BodyError, match="object"):
         bodies.encode(object())
 

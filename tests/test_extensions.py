@@ -107,7 +107,7 @@ def test_async_handlers_answer_in_the_order_of_the_frames() -> None:
         (b"sleep", "internal: {}: its handler took longer than 500ms"),
     ],
 )
-def test_what_cannot_be_handled_ends_the_connection_in_the_protocols_form(
+def test_failed_extension_frame_closes_the_connection_with_the_protocols_error(
     kind: type[Note] | type[AsyncNote], payload: bytes, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
@@ -127,7 +127,7 @@ def test_what_cannot_be_handled_ends_the_connection_in_the_protocols_form(
 
 
 @pytest.mark.parametrize("payload", [b"number", b"list"])
-def test_what_is_no_payload_has_failed(payload: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_payload_from_a_handler_is_a_failure(payload: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with (
         caplog.at_level(logging.ERROR, "mqcore.extensions"),
         broker_with(Nonsense()) as broker,
@@ -151,7 +151,7 @@ def test_other_frames_do_not_wait_for_a_handler() -> None:
         assert other.frame().payload == b"not held up"
 
 
-def test_an_extension_that_nobody_handles_is_unknown() -> None:
+def test_extension_without_handler_is_unknown() -> None:
     with broker_with(Note()) as broker, MM2Peer(broker.listeners[0]) as peer, MM2Peer(broker.listeners[0]) as other:
         assert "x-other" not in peer.shake("", "x-other").optional
         with pytest.raises(AssertionError, match="unsupported x-other"):

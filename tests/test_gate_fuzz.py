@@ -346,9 +346,7 @@ def emqp_parts() -> list[bytes]:
 )
 @example("frontend", zmtp.GREETING + zmtp_ready() + zmtp.message([b"", b"eMQP/1.0", b"REQUEST", b"j", b"q", b"", b"x"]))
 @example("admin", zmtp.GREETING + zmtp_ready() + zmtp.message([b"", b"eMQP/1.0", b"DISCONNECT", b"d"]))
-def test_a_stranger_who_speaks_anything_like_eventmq_is_told_nothing_and_changes_nothing(
-    place: Place, role: str, said: bytes
-) -> None:
+def test_unauthenticated_eventmq_peer_learns_and_changes_nothing(place: Place, role: str, said: bytes) -> None:
     answer = place.say(place.address("emqp", f"role={role}"), said, stays=True)
     for word in (b"ACK", b"REPLY", b"HEARTBEAT", b"REQUEST", b"KBYE"):
         assert word not in answer[len(zmtp.GREETING) :], answer
@@ -356,7 +354,7 @@ def test_a_stranger_who_speaks_anything_like_eventmq_is_told_nothing_and_changes
     place.unchanged()
 
 
-def test_a_peer_of_micromessage2_with_a_good_token_is_let_in_and_one_with_another_is_not(place: Place) -> None:
+def test_micromessage2_accepts_a_valid_token_and_rejects_others(place: Place) -> None:
     host, port = place.address("mm2")
     for token, answer in ((place.token, ("command", "ok;id=in")), (NOT_QUITE.decode(), ("error", "auth: "))):
         with mm2.MM2Peer(f"mm2://{host}:{port}") as peer:
@@ -368,7 +366,7 @@ def test_a_peer_of_micromessage2_with_a_good_token_is_let_in_and_one_with_anothe
     wait_until(lambda: not place.broker.stats().clients, what="the one who was let in is gone")
 
 
-def test_a_peer_of_eventmq_with_a_good_token_is_let_in_and_one_with_another_is_not(place: Place) -> None:
+def test_eventmq_accepts_a_valid_token_and_rejects_others(place: Place) -> None:
     host, port = place.address("emqp", "role=admin")
     for token, let_in in ((place.token.encode(), True), (NOT_QUITE, False)):
         with zmtp.EventmqPeer(f"emqp://{host}:{port}", shakes=False) as peer:
@@ -435,7 +433,7 @@ def test_a_stranger_who_speaks_anything_like_http_gets_refusals_and_changes_noth
         ("mqks", lambda token: b"1 auth " + token + b"\n2 ping data\n", lambda answer: b"2 ok data" in answer),
     ],
 )
-def test_the_same_octets_with_good_credentials_are_let_in(
+def test_same_bytes_with_valid_credentials_are_accepted(
     place: Place, scheme: str, said: Callable[[bytes], bytes], let_in: Callable[[bytes], bool]
 ) -> None:
     """What is refused above is refused for its credentials, and not because it is no conversation at all."""

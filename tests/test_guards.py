@@ -54,7 +54,7 @@ def test_an_address_that_connects_too_often_is_refused() -> None:
                 peer.socket.close()
 
 
-def test_an_address_that_connects_too_often_is_cut_off_where_nobody_says_who_he_is() -> None:
+def test_connection_rate_limit_per_address_disconnects_unauthenticated_clients() -> None:
     with mqcore.Broker(
         listen=["throttr://127.0.0.1:0", "throttr://127.0.0.1:0?protocol=7.3"], connect_limit="2/1h"
     ) as broker:
@@ -79,7 +79,7 @@ def limited(rate: str) -> mqcore.BrokerConfig:
     )
 
 
-async def test_a_queue_takes_no_more_than_its_limit_from_everybody_together() -> None:
+async def test_publish_limit_of_a_queue_covers_all_clients_together() -> None:
     async with (
         mqcore.Broker(limited("3/1h")) as broker,
         mqcore.connect(broker.listeners[0], name="one") as one,
@@ -149,6 +149,6 @@ def test_a_limit_of_a_queue_comes_back_with_its_queue(tmp_path: Path) -> None:
             assert queue.options.publish_limit == "7/10s"
 
 
-def test_what_is_no_limit_is_refused_at_the_start() -> None:
+def test_invalid_limit_is_rejected_at_start() -> None:
     with pytest.raises(ConfigError, match="publish_limit"):
         mqcore.Broker(publish_limit="many").start()

@@ -231,7 +231,7 @@ def test_message_timed_out_decides_about_what_waited_too_long(style: str, connec
         assert mq.stats().queue("orders/1").timed_out == 1
 
 
-def test_message_dequeued_is_told_once_a_message_is_gone(style: str, connect: Any) -> None:
+def test_message_dequeued_is_called_after_a_message_is_removed(style: str, connect: Any) -> None:
     gone: list[bytes] = []
     told = lambda queue, message: gone.append(message.body)  # noqa: E731
     with broker(handler(style, message_dequeued=told), request_acknowledge=True) as mq:
@@ -279,7 +279,7 @@ def test_exception_thrown_decides_instead_of_what_raised(style: str, connect: An
         assert mq.stats().handlers[0].failed == 0
 
 
-def test_what_could_not_be_saved_is_not_saved_whatever_exception_thrown_decides(style: str, connect: Any) -> None:
+def test_unsaved_message_stays_unsaved_for_every_exception_thrown_decision(style: str, connect: Any) -> None:
     def save(queue: object, message: mqcore.Message) -> bool:
         if message.body == b"bad":
             raise OSError("no space left")
@@ -361,7 +361,7 @@ def test_a_step_that_raises_loses_no_message(
         assert (sum(stats.queue("orders/1").dropped.values()), stats.handlers[0].failed) == (0, 1)
 
 
-def test_what_is_no_decision_is_an_error_that_names_the_method(
+def test_invalid_decision_is_an_error_that_names_the_method(
     style: str, connect: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with broker(handler(style, received_from_producer=lambda *_: "fine")) as mq:

@@ -108,7 +108,7 @@ def test_segments_are_listed_with_what_is_live(data_dir: Path) -> None:
     assert "11 live" in table.stderr
 
 
-def test_what_was_stopped_or_killed_is_whole(data_dir: Path) -> None:
+def test_journal_is_intact_after_stop_and_kill(data_dir: Path) -> None:
     seen = run("verify", data_dir)
     assert seen.returncode == 0, seen.stdout
     assert "nothing saved is lost" in seen.stdout
@@ -215,7 +215,7 @@ def test_a_running_broker_is_left_alone(tmp_path: Path) -> None:
     assert run("ls", directory).returncode == 0
 
 
-def test_what_is_not_there_is_said(data_dir: Path, tmp_path: Path) -> None:
+def test_missing_data_directory_is_reported(data_dir: Path, tmp_path: Path) -> None:
     for arguments in (["ls", tmp_path / "nowhere"], ["ls", tmp_path], ["export", data_dir, "--queue", "nothing/1"]):
         missing = run(*arguments)
         assert missing.returncode == 3, missing.stderr
@@ -234,7 +234,7 @@ def test_an_export_never_writes_into_the_data_directory(data_dir: Path) -> None:
     assert fingerprint(data_dir) == before
 
 
-def test_what_progress_raises_ends_the_reading(data_dir: Path) -> None:
+def test_exception_in_progress_stops_reading(data_dir: Path) -> None:
     def enough(shard: int, done: int, total: int) -> None:
         raise InterruptedError(f"{shard} {done} {total}")
 

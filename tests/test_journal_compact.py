@@ -87,7 +87,7 @@ def data_dir(pristine: Path, tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_what_is_dead_goes_and_what_is_saved_stays(data_dir: Path) -> None:
+def test_compaction_removes_settled_and_keeps_saved_messages(data_dir: Path) -> None:
     before, octets = content(data_dir), used(data_dir)
     assert len(before) == MESSAGES // 2 + 1
     done = run(data_dir, "--json")
@@ -110,7 +110,7 @@ def test_what_is_dead_goes_and_what_is_saved_stays(data_dir: Path) -> None:
         assert information.messages + information.priority_messages == len(before)
 
 
-def test_killed_at_any_moment_nothing_is_lost_and_the_next_one_goes_on(pristine: Path, tmp_path: Path) -> None:
+def test_compaction_killed_at_any_time_loses_nothing_and_can_be_repeated(pristine: Path, tmp_path: Path) -> None:
     chance = choices(__name__)
     before = content(pristine)
     directory = tmp_path / "data"
@@ -176,9 +176,7 @@ def test_damaged_segments_are_set_aside_told_and_dropped_when_that_is_meant(data
     assert content(data_dir) == left
 
 
-def test_without_space_for_the_copies_it_says_so_and_goes_on_when_there_is_some(
-    pristine: Path, small_disk: Path
-) -> None:
+def test_compaction_without_disk_space_fails_and_can_be_repeated(pristine: Path, small_disk: Path) -> None:
     directory = small_disk / "data"
     # Holes stay holes: what is reserved in the original needs no space here.
     subprocess.run(["cp", "-r", "--sparse=always", str(pristine), str(directory)], check=True)

@@ -106,7 +106,7 @@ def test_messages_come_in_order_with_their_ids_and_with_headers_that_say_where_f
         assert datetime.fromisoformat(message.headers["Replay-Received"]) == original.received
 
 
-def test_a_pattern_takes_several_queues_and_a_dry_run_says_so_first(source: Path, target: ServedBroker) -> None:
+def test_dry_run_lists_queues_of_a_pattern_and_replay_publishes_them(source: Path, target: ServedBroker) -> None:
     dry = run(source, "--to", "again/1", "--dry-run", "--json")
     assert dry.returncode == 0, dry.stderr
     told = json.loads(dry.stdout)
@@ -195,7 +195,7 @@ def test_a_position_is_not_taken_for_another_replays(source: Path, target: Serve
     assert "is not the position" in run(source, "--to", "again/1", "--url", target.url, "--resume", kept).stderr
 
 
-def test_what_the_broker_refuses_ends_it_with_a_code_and_a_position(
+def test_rejected_message_ends_replay_with_an_exit_code_and_a_position(
     source: Path, target: ServedBroker, tmp_path: Path
 ) -> None:
     kept = tmp_path / "position"
@@ -215,7 +215,7 @@ def test_what_the_broker_refuses_ends_it_with_a_code_and_a_position(
     assert [message.raw for message in taken(target)] == [str(number).encode() for number in range(100, NUMBERED)]
 
 
-def test_a_broker_that_dies_in_the_middle_is_told_and_another_one_gets_the_rest(source: Path, tmp_path: Path) -> None:
+def test_replay_reports_a_lost_broker_and_resumes_on_another(source: Path, tmp_path: Path) -> None:
     kept, directory = tmp_path / "position", str(tmp_path / "data")
     arguments = (source, "--to", "again/1", "--from-queue", "orders/1", "--resume", kept, "--timeout", "2s")
     with serving("--data-dir", directory) as broker:
@@ -242,7 +242,7 @@ def test_without_a_broker_or_a_directory_the_code_says_which(source: Path, tmp_p
     assert run(tmp_path / "nowhere", "--to", "again/1", "--dry-run").returncode == 3
 
 
-def test_of_a_damaged_journal_everything_readable_is_replayed(tmp_path: Path, target: ServedBroker) -> None:
+def test_replay_publishes_everything_readable_of_a_damaged_journal(tmp_path: Path, target: ServedBroker) -> None:
     directory = tmp_path / "data"
 
     async def fill(broker: ServedBroker) -> None:

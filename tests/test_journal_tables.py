@@ -144,7 +144,7 @@ def test_messages_that_were_taken_already_are_not_written(tmp_path: Path, stoppe
     assert taken.body not in bodies
 
 
-def test_damage_is_told_and_the_rest_is_in_the_file(tmp_path: Path, killed: Path) -> None:
+def test_damage_is_reported_and_the_rest_is_in_the_file(tmp_path: Path, killed: Path) -> None:
     segment = max(killed.rglob("*.segment"), key=lambda path: path.read_bytes().count(b"second"))
     content = segment.read_bytes()
     # The put of the message, not its step in the history, which has a copy of the body.
@@ -161,7 +161,7 @@ def test_damage_is_told_and_the_rest_is_in_the_file(tmp_path: Path, killed: Path
     assert read(tmp_path / "steps.parquet").num_rows > 0
 
 
-def test_what_cannot_be_written_is_said_and_leaves_nothing(tmp_path: Path, stopped: Path, small_disk: Path) -> None:
+def test_unwritable_file_is_reported_and_leaves_nothing(tmp_path: Path, stopped: Path, small_disk: Path) -> None:
     orders = ("export", stopped, "--queue", "orders/1")
     for arguments, words in [
         ([*orders, "--format", "parquet"], "--out"),
@@ -191,7 +191,7 @@ def test_what_cannot_be_written_is_said_and_leaves_nothing(tmp_path: Path, stopp
     assert list(small_disk.iterdir()) == [filler]
 
 
-def test_what_progress_raises_ends_the_writing_and_leaves_no_file(tmp_path: Path, stopped: Path) -> None:
+def test_exception_in_progress_stops_writing_and_leaves_no_file(tmp_path: Path, stopped: Path) -> None:
     def enough(done: int) -> None:
         raise InterruptedError(f"after {done}")
 

@@ -117,7 +117,7 @@ def _spend(peer: ThrottrPeer, told: list[tuple[float, int]]) -> None:
         return
 
 
-def test_a_backup_has_the_limits_of_its_moment_and_a_broker_goes_on_with_them(tmp_path: Path) -> None:
+def test_restored_backup_continues_with_the_limits_of_its_time(tmp_path: Path) -> None:
     with serve(tmp_path / "data") as broker, SyncClient(url(broker)) as client:
         for number in range(200):
             assert client.insert(f"user:{number:03}", quota=1000, ttl=3600)
@@ -171,7 +171,7 @@ def test_backups_of_limits_that_are_spent_all_the_time_are_whole_and_never_ahead
     assert made[-1][0] > 0, "there was work"
 
 
-def test_what_has_expired_leaves_the_journal(tmp_path: Path) -> None:
+def test_expired_limits_are_removed_from_the_journal(tmp_path: Path) -> None:
     with serve(tmp_path) as broker, SyncClient(url(broker)) as client:
         for number in range(50):
             client.insert(f"k{number}", quota=1, ttl=1)
@@ -184,7 +184,7 @@ def test_what_has_expired_leaves_the_journal(tmp_path: Path) -> None:
         assert metric(broker, "mqcore_limiter_restored_total") == 1
 
 
-def test_what_another_listener_makes_is_not_kept(tmp_path: Path) -> None:
+def test_limits_of_other_listeners_are_not_saved(tmp_path: Path) -> None:
     listen = ["throttr://127.0.0.1:0?persist=on", "throttr://127.0.0.1:0"]
     with mqcore.Broker(listen=listen, data_dir=str(tmp_path)) as broker:
         for number, key in enumerate((b"kept", b"other")):

@@ -133,7 +133,7 @@ async def test_a_function_decides_what_is_taken_from_a_node_and_what_it_refuses_
     assert shown == [("west", None, producer, body.encode()) for body in bodies]
 
 
-async def test_what_a_function_raises_about_falls_back_and_is_counted_and_logged(
+async def test_exception_in_a_filter_falls_back_and_is_counted_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def decide(frame: NodeFrame) -> bool:
@@ -222,7 +222,7 @@ async def test_a_node_of_the_originals_sort_is_shown_to_the_filter_too() -> None
         assert [message.body for message in await up.queue("ch").pull(9, str)] == ["yes"]
 
 
-def test_what_is_no_function_is_refused_and_a_file_cannot_give_one(tmp_path: Path) -> None:
+def test_filter_must_be_a_function_and_cannot_come_from_a_file(tmp_path: Path) -> None:
     async def late(frame: NodeFrame) -> bool:
         return True
 

@@ -247,7 +247,7 @@ async def test_a_master_is_dialled_over_tls_and_only_if_its_certificate_is_belie
             assert sorted(node.connected for node in await below.nodes()) == [False, True]
 
 
-def test_over_the_wire_nodes_are_listed_and_their_coming_and_going_is_told() -> None:
+def test_nodes_are_listed_and_their_connections_are_reported_as_events() -> None:
     with (
         mqcore.Broker(listen=("tmqp://127.0.0.1:0",), node=NodeConfig(name="top")) as broker,
         TmqpPeer(*tmqp_address(broker)) as watcher,

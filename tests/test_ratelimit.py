@@ -89,7 +89,7 @@ def test_a_key_that_another_strategy_counts_with_is_left_alone(limiter: LocalRat
     assert limiter.check("k", Limit(5, "1h", "gcra")).remaining == 4
 
 
-def test_what_cannot_be_a_key_is_said() -> None:
+def test_invalid_key_is_rejected() -> None:
     local = RateLimiter.local()
     assert local.check("k" * 255, "1/h")
     assert local.check(b"\0\xff", "1/h")
@@ -192,7 +192,7 @@ async def test_a_slot_waits_as_long_as_it_may_and_no_longer(url: str) -> None:
         pytest.fail("it was let in")
 
 
-async def test_nobody_there_is_answered_as_the_program_chose() -> None:
+async def test_unreachable_broker_leads_to_the_chosen_result() -> None:
     with mqcore.Broker(listen=("throttr://127.0.0.1:0",)) as broker:
         gone = broker.listeners[0]
     async with RateLimiter(gone, on_unavailable="allow") as limiter:

@@ -70,7 +70,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
         yield Place(broker, authority, cert, store, data / "authority.json")
 
 
-def test_one_signal_reads_certificates_and_users_again_and_says_so(place: Place) -> None:
+def test_sighup_reloads_certificates_and_users_and_logs_it(place: Place) -> None:
     token = place.token("new")
     place.authority.issue(common_name="second")
     place.hang_up()

@@ -122,7 +122,7 @@ async def test_clients_reach_it_without_a_socket() -> None:
         assert mq.messages("orders/1001") == []
 
 
-async def test_what_a_client_does_not_acknowledge_comes_again_when_the_clock_is_turned() -> None:
+async def test_unacknowledged_message_is_redelivered_when_the_clock_advances() -> None:
     options = QueueOptions(request_acknowledge=True, acknowledge_timeout="5m")
     mq = TestBroker(auto_create_channels=True, auto_create_queues=True, channel=ChannelOptions(queue=options))
     async with mq, mq.client() as client, client.queue("orders", 1001).consume() as messages:

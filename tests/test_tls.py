@@ -198,7 +198,7 @@ def test_an_optional_certificate_may_be_left_out_but_not_be_a_strangers(
     assert failure.reason == "certificate-refused"
 
 
-def test_any_certificate_is_taken_only_when_somebody_says_so(authority: Authority, start: StartTls) -> None:
+def test_certificate_verification_is_disabled_only_on_request(authority: Authority, start: StartTls) -> None:
     broker = start(authority.issue(days=-1))
     careless = mqcore.TLSConfig(dangerously_accept_any_certificate=True)
     assert exchange(url(broker), tls=careless) == b"through TLS"
@@ -225,7 +225,7 @@ def test_a_broker_of_another_authority_is_not_trusted(
     wait_until(lambda: refusals(broker, "declined") == 1)
 
 
-def test_whom_the_system_does_not_know_is_not_trusted_by_default(authority: Authority, start: StartTls) -> None:
+def test_certificates_unknown_to_the_system_are_not_trusted_by_default(authority: Authority, start: StartTls) -> None:
     failure = refused(url(start(authority.issue())))
     assert failure.reason == "unknown-authority"
 
@@ -282,7 +282,7 @@ def test_a_client_with_an_unsound_certificate_is_refused(
     assert broker.stats().clients == ()
 
 
-def test_plain_speech_on_a_port_with_tls_is_refused_and_said(
+def test_plaintext_on_a_tls_port_is_rejected_and_reported(
     authority: Authority, start: StartTls, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker = start(authority.issue())
@@ -294,7 +294,7 @@ def test_plain_speech_on_a_port_with_tls_is_refused_and_said(
     wait_until(lambda: refusals(broker, "not-tls") == 1)
 
 
-def test_tls_on_a_port_without_is_refused_and_said(
+def test_tls_on_a_plaintext_port_is_rejected_and_reported(
     broker: mqcore.Broker, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -332,7 +332,7 @@ def hello_of(version: bytes) -> bytes:
     ],
     ids=["tls-1.1", "tls-1.0", "ssl-3", "ssl-2", "http", "garbage", "oversized", "zeros"],
 )
-def test_old_versions_and_garbage_are_refused_by_reason_and_harm_nobody(
+def test_old_versions_and_garbage_are_rejected_by_reason(
     authority: Authority, start: StartTls, caplog: pytest.LogCaptureFixture, hello: bytes, reason: str
 ) -> None:
     broker = start(authority.issue())
@@ -364,7 +364,7 @@ def test_a_flood_of_refusals_is_not_a_flood_of_lines(
 # --- stalled, killed, replaced --------------------------------------------------------------------------------
 
 
-def test_half_a_handshake_ends_in_time_and_keeps_nobody_waiting(
+def test_incomplete_handshake_times_out_without_delaying_others(
     authority: Authority, start: StartTls, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker = start(authority.issue(), handshake_timeout=0.5)
@@ -535,7 +535,7 @@ def test_listeners_of_tables_have_certificates_of_their_own(authority: Authority
 
 
 @posix_only
-def test_a_key_that_everybody_may_read_is_warned_of(
+def test_world_readable_key_is_logged_as_a_warning(
     authority: Authority, start: StartTls, caplog: pytest.LogCaptureFixture
 ) -> None:
     cert = authority.issue()

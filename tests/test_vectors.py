@@ -58,13 +58,13 @@ def test_a_whole_frame_is_decoded(vector: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("vector", WITH_FRAME)
-def test_what_follows_a_frame_is_left_alone(vector: dict[str, Any]) -> None:
+def test_bytes_after_a_frame_are_not_consumed(vector: dict[str, Any]) -> None:
     octets = octets_of(vector)
     assert tmqp.decode(octets + TAIL) == (frame_of(vector), len(octets))
 
 
 @pytest.mark.parametrize("vector", WITH_FRAME)
-def test_an_octet_at_a_time_is_a_frame_only_at_its_end(vector: dict[str, Any]) -> None:
+def test_frame_fed_byte_by_byte_is_complete_only_at_its_end(vector: dict[str, Any]) -> None:
     octets = octets_of(vector)
     arrived = bytearray()
     for octet in octets[:-1]:
@@ -75,7 +75,7 @@ def test_an_octet_at_a_time_is_a_frame_only_at_its_end(vector: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("vector", WITH_FRAME)
-def test_fields_encode_to_the_octets(vector: dict[str, Any]) -> None:
+def test_fields_encode_to_the_bytes(vector: dict[str, Any]) -> None:
     octets = octets_of(vector)
     if vector["encodes_back"]:
         assert tmqp.encode(frame_of(vector)) == octets
@@ -99,7 +99,7 @@ def test_preambles_are_those_of_the_document() -> None:
     assert preambles == [tmqp.PREAMBLE, b"TMQ/1.01"]
 
 
-def test_what_can_be_no_frame_raises() -> None:
+def test_malformed_frame_raises() -> None:
     invalid = [vector for vector in VECTORS if vector["kind"] == "invalid"]
     assert [vector["error"] for vector in invalid] == ["malformed"]
     for vector in invalid:

@@ -204,7 +204,7 @@ def test_receivers_of_two_protocols_share_one_queue(world: World) -> None:
     assert sorted(shares[0] + shares[1]) == bodies(10)
 
 
-def test_what_one_protocol_refuses_another_one_gets(world: World) -> None:
+def test_message_nacked_in_one_protocol_is_redelivered_in_another(world: World) -> None:
     place = world.queue()
     refuses = receiver_of(world, "tmqp", place)
     world.publish(world.connect("mqks"), place, b"x")

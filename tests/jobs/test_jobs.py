@@ -42,7 +42,7 @@ def sample(request: pytest.FixtureRequest, url: str, tasks: Tasks) -> Iterator[A
         yield tasks(url)
 
 
-def test_results_come_back_to_whoever_asked_as_the_type_that_the_task_returns(sample: Any) -> None:
+def test_result_returns_to_the_sender_as_the_tasks_return_type(sample: Any) -> None:
     assert sample.add.enqueue(1, right=2).result(20) == 3
     assert sample.add.delay(4).result(20) == 5
     assert sample.add_async.enqueue(1, 3).result(20) == 4
@@ -153,7 +153,7 @@ def test_an_attempt_whose_process_died_counts(url: str, tasks: Tasks, tmp_path: 
     assert lines_of(trace) == ["attempt 1", "attempt 2", "attempt 3"]
 
 
-def test_of_a_unique_job_one_waits_or_runs_whoever_sends_it(url: str, tasks: Tasks, tmp_path: Path) -> None:
+def test_unique_job_waits_or_runs_once_for_all_senders(url: str, tasks: Tasks, tmp_path: Path) -> None:
     sample = tasks(url)
     with working(url, "--concurrency", "2") as worker, Jobs(url) as other:
         once = sample.sleep.using(unique=True)

@@ -54,7 +54,7 @@ def run(*arguments: str, token: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_who_shows_a_token_or_a_password_sends_jobs_and_gets_results(guarded: Guarded) -> None:
+def test_clients_with_token_or_password_send_jobs_and_get_results(guarded: Guarded) -> None:
     before, _, behind = guarded.url.partition("://")
     with working(guarded.url.replace("://", f"://{guarded.worker}@"), "--queues", "mail,default", "--pool", "thread"):
         for jobs in (
@@ -78,7 +78,7 @@ WRONG = "these credentials do not let you in"
 
 
 @pytest.mark.parametrize(("shown", "why"), [(None, NOBODY), ("mqt_0123456789ab_nobodyhasthistoken", WRONG)])
-def test_who_is_not_let_in_is_told_so_at_once_wherever_he_asks(guarded: Guarded, shown: str | None, why: str) -> None:
+def test_rejected_credentials_fail_immediately_on_every_socket(guarded: Guarded, shown: str | None, why: str) -> None:
     jobs = Jobs(guarded.url, token=shown, timeout="30s")
     ask: list[Callable[[], Any]] = [
         lambda: jobs.send("sample_jobs.add", [1]),
@@ -97,7 +97,7 @@ def test_who_is_not_let_in_is_told_so_at_once_wherever_he_asks(guarded: Guarded,
         assert len(ended.stderr.splitlines()) == 1
 
 
-def test_who_may_not_do_something_is_told_so(guarded: Guarded) -> None:
+def test_denied_action_is_reported(guarded: Guarded) -> None:
     pusher = Jobs(guarded.url, token=guarded.pusher, timeout="30s")
     # Nobody has served the queue so far, and to make `default` is more than to push there.
     with pusher, pytest.raises(errors.JobRefused, match="not allowed to create"):
@@ -115,7 +115,7 @@ def test_who_may_not_do_something_is_told_so(guarded: Guarded) -> None:
         next(jobs.watch(timeout="30s"))
 
 
-def test_a_token_that_is_revoked_ends_what_waits_and_a_new_one_goes_on(guarded: Guarded) -> None:
+def test_revoked_token_ends_waiting_clients_and_a_new_token_works(guarded: Guarded) -> None:
     with Jobs(guarded.url, token=guarded.sender, timeout="30s") as jobs:
         waits = jobs.send("sample_jobs.add", [1], queue="mail")
         wait_until(lambda: waits.is_dispatched, what="the job to be in its queue")

@@ -69,7 +69,7 @@ def test_a_job_that_does_not_end_well_ends_the_program_with_its_code(url: str) -
     assert "no worker has started it" in late.stderr
 
 
-def test_what_waits_and_who_works_is_told(url: str) -> None:
+def test_status_and_workers_list_jobs_and_workers(url: str) -> None:
     with working(url, "--pool", "thread", "--queues", "mail:30,default", "--concurrency", "3") as worker:
         listed = one(mqcore("jobs", "workers", "--json", url=url))
         assert listed["workers"] == [

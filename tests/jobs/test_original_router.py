@@ -34,7 +34,7 @@ def test_jobs_run_in_every_kind_of_pool(original: str, tasks: Tasks, tmp_path: P
     assert len(lines_of(trace)) == 20
 
 
-def test_what_the_originals_client_sends_runs_where_a_pattern_allows_it(
+def test_job_of_the_original_client_runs_if_a_pattern_allows_it(
     original: str, original_programs: Path, tmp_path: Path
 ) -> None:
     trace = tmp_path / "trace"

@@ -28,20 +28,20 @@ def test_an_address_names_all_sockets() -> None:
     "url",
     ["tmqp://127.0.0.1", "emqp://", "emqp://a/b", "emqp://a?front=1", "emqp://a?frontend=x", "emqp://a:99999", ""],
 )
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_invalid_address_raises_config_error(url: str) -> None:
     with pytest.raises(errors.ConfigError):
         parse(url)
 
 
 @given(st.binary(max_size=200))
-def test_headers_of_any_octets_are_read(text: bytes) -> None:
+def test_headers_of_arbitrary_bytes_are_parsed(text: bytes) -> None:
     headers = wire.Headers.parse(text)
     assert headers.timeout >= 0
     assert headers.retry_count >= 0
 
 
 @given(st.binary(max_size=200))
-def test_a_job_of_any_octets_is_one_or_is_refused(job: bytes) -> None:
+def test_arbitrary_bytes_are_a_job_or_are_rejected(job: bytes) -> None:
     with contextlib.suppress(errors.BodyError):
         assert wire.decode_call(job).name
 
@@ -83,7 +83,7 @@ def test_a_backoff_grows_up_to_its_end() -> None:
     ],
     ids=str,
 )
-def test_an_option_that_cannot_be_is_refused_where_it_is_said(options: dict[str, object]) -> None:
+def test_invalid_task_option_raises_config_error(options: dict[str, object]) -> None:
     jobs = Jobs()
     task = jobs.task(lambda: None)
     with pytest.raises(errors.ConfigError):
@@ -106,7 +106,7 @@ def test_two_tasks_cannot_have_one_name() -> None:
         jobs.task(name="shop.send")(print)
 
 
-def test_a_key_of_unique_jobs_is_one_word_among_headers_and_the_same_for_the_same_call() -> None:
+def test_unique_key_fits_one_header_and_is_equal_for_equal_calls() -> None:
     task = Jobs().task(lambda number=0: number)
 
     def key(**options: object) -> str:

@@ -33,7 +33,7 @@ def test_messages_are_read_as_they_were_written_in_whatever_pieces_they_come(
 
 
 @given(st.binary(max_size=400))
-def test_octets_of_nobody_are_messages_or_an_error(octets: bytes) -> None:
+def test_arbitrary_bytes_are_messages_or_an_error(octets: bytes) -> None:
     reader = zmtp.Reader()
     try:
         assert all(reader.feed(octets))
@@ -48,7 +48,7 @@ def test_frames_that_are_too_large_are_refused_before_they_come() -> None:
         zmtp.Reader().feed(b"\x01\x00" * 1000)
 
 
-def test_what_libzmq_says_first_is_understood() -> None:
+def test_greeting_of_libzmq_is_accepted() -> None:
     zmtp.check_greeting(b"\xff" + bytes(7) + b"\x01\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32))
     for wrong in (b"HTTP/1.1 400 Bad Request".ljust(64), zmtp.GREETING.replace(b"NULL", b"PLAIN")[:64]):
         with pytest.raises(zmtp.ZmtpError):
@@ -81,7 +81,7 @@ def answered_by(serve: Callable[[socket.socket], None]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n" * 4, zmtp.GREETING + b"\x09"])
-def test_whoever_does_not_speak_zmtp_is_no_broker_and_is_asked_again(said: bytes) -> None:
+def test_dealer_reconnects_to_a_peer_that_does_not_speak_zmtp(said: bytes) -> None:
     times = []
 
     def serve(connection: socket.socket) -> None:
@@ -128,7 +128,7 @@ def test_a_ping_is_answered_and_what_was_sent_before_the_handshake_comes_behind_
         wait_until(lambda: dealer.poll(0.01) is not None and dealer.watch(), what="the end of the connection")
 
 
-def test_there_is_no_room_for_ever_more_that_nobody_reads() -> None:
+def test_send_fails_when_the_buffer_is_full() -> None:
     dealer = Dealer("tcp://127.0.0.1:1", "test")
     sent = 0
     while dealer.send([bytes(1000)]):

@@ -186,7 +186,7 @@ def test_a_message_whose_body_is_on_the_disk_is_traced_by_its_number(tmp_path: P
             assert traced.now[0].saved
 
 
-def test_without_a_history_only_what_is_there_is_known_and_that_is_said() -> None:
+def test_trace_without_history_shows_only_the_current_state() -> None:
     with running(None) as place, place.client() as client, place.worker(0) as worker:
         request(client, "j", "")
         wait_until(lambda: bool(place.broker.stats().queues[0].received), what="the job")
@@ -229,14 +229,14 @@ def test_the_command_line_traces_as_lines_and_as_json(tmp_path: Path) -> None:
         assert "no message k" in missing.stderr
 
 
-def test_who_may_not_administer_traces_nothing(tmp_path: Path) -> None:
+def test_trace_requires_the_right_to_administer(tmp_path: Path) -> None:
     added = mqcore_cli("token", "create", "boss", "--allow", "administer", "--data-dir", str(tmp_path))
     assert added.returncode == 0, added.stderr
     with running(tmp_path) as place, pytest.raises(errors.Unauthorized):
         place.trace("j")
 
 
-def test_an_administrator_ends_the_program_and_nobody_else_does() -> None:
+def test_only_an_administrator_can_stop_the_program() -> None:
     with serving("--listen", "emqp://127.0.0.1:0") as served:
         urls = {name: f"tcp://{address}" for name, address in served.ready["listeners"].items()}
         with EventmqPeer(urls["emqp"]) as worker, EventmqPeer(urls["emqp-frontend"]) as client:

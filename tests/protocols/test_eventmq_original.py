@@ -185,7 +185,7 @@ print(Scheduler.schedule_hash(["", "", "", json.dumps(["run", call])]))
         wait_until_silent(original, "tick")
 
 
-def test_its_publisher_reaches_whoever_subscribed(original: Original) -> None:
+def test_original_publisher_reaches_subscribers(original: Original) -> None:
     said = original.run(
         f"""
 import time, zmq

@@ -78,7 +78,7 @@ def test_a_schedule_runs_on_its_grid_and_ends(broker: mqcore.Broker) -> None:
         wait_until(lambda: broker.schedules().total == 0, what="the end of the schedule")
 
 
-def test_runs_of_a_queue_that_nobody_knows_go_to_default_under_its_name(broker: mqcore.Broker) -> None:
+def test_runs_of_an_unknown_queue_go_to_default_under_its_name(broker: mqcore.Broker) -> None:
     with EventmqPeer(of_role(broker.listeners, "frontend")) as client:
         client.say("SCHEDULE", "s", "unknown", "run_count:1", "60", CALL, "")
         wait_until(lambda: any(queue.address == "default/0" for queue in broker.stats().queues), what="the queue")
@@ -115,7 +115,7 @@ def test_schedules_are_listed_by_what_is_due_next(broker: mqcore.Broker) -> None
         assert b"\nmqcore_schedules 2\n" in answer.read()
 
 
-def test_the_same_schedule_again_goes_on_as_it_was(broker: mqcore.Broker) -> None:
+def test_unchanged_schedule_continues(broker: mqcore.Broker) -> None:
     with (
         work(of_role(broker.listeners, "backend"), "hours", 9) as worker,
         EventmqPeer(of_role(broker.listeners, "frontend")) as client,
@@ -168,7 +168,7 @@ def test_a_program_ends_a_schedule_of_its_broker_by_its_id(broker: mqcore.Broker
         broker.unschedule(one)
 
 
-def test_a_schedule_that_was_ended_by_hand_stays_ended_after_kill_9(tmp_path: Path) -> None:
+def test_removed_schedule_stays_removed_after_kill_9(tmp_path: Path) -> None:
     store = AuthorityStore.of_data_dir(tmp_path)
     _, token = store.add_token(json.dumps({"name": "ends", "allow": ["administer:/schedules*", "push:*"]}))
     _, reader = store.add_token(json.dumps({"name": "reads", "allow": ["administer:/schedules"]}))
@@ -213,7 +213,7 @@ def test_a_schedule_that_was_ended_by_hand_stays_ended_after_kill_9(tmp_path: Pa
     assert f'"resource":"/schedules/{ids["by-http"]}"' in audit
 
 
-def test_on_a_full_disk_no_schedule_is_ended_and_whoever_asks_is_told_so(small_disk: Path) -> None:
+def test_removing_a_schedule_fails_on_a_full_disk(small_disk: Path) -> None:
     store = AuthorityStore.of_data_dir(small_disk / "data")
     _, token = store.add_token(json.dumps({"name": "all", "allow": ["*"]}))
     large = CALL.replace("1", json.dumps("x" * 60_000))

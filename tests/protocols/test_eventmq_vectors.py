@@ -162,7 +162,7 @@ def test_all_vectors_are_there() -> None:
     assert (len(MESSAGES), len(TOPICS), len(PROBES)) == (219, 2, 32)
 
 
-def test_what_the_original_told_its_peers_they_are_told_here(world: World) -> None:
+def test_peers_receive_the_messages_of_the_original(world: World) -> None:
     told: dict[Peer, list[Message]] = {}
     expected: dict[Peer, list[Message]] = {}
     for vector in MESSAGES:
@@ -198,7 +198,7 @@ def test_what_the_original_told_its_peers_they_are_told_here(world: World) -> No
     assert sum(said[3].startswith(b'{"value"') for said in extra) == 25
 
 
-def test_a_broker_that_is_told_to_stop_says_so_to_whoever_the_original_told(world: World) -> None:
+def test_stopping_broker_sends_goodbye_to_the_peers_of_the_original(world: World) -> None:
     stop = next(at for at, vector in enumerate(MESSAGES) if vector["text"][2:3] == ["DISCONNECT"])
     joined = {}
     for vector in MESSAGES[:stop]:
@@ -259,7 +259,7 @@ UNDERSTOOD = {"P09", "P10", "P16", "P17", "P23", "P25", "P26", "P27", "P30", "P3
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=[probe["name"] for probe in PROBES])
-def test_a_probe_is_counted_and_harms_nobody(world: World, probe: dict[str, Any]) -> None:
+def test_probe_is_counted_and_harmless(world: World, probe: dict[str, Any]) -> None:
     worker, client = world.peer("backend", b"worker".hex()), world.peer("frontend", b"client".hex())
     world.say(worker, [b"", b"eMQP/1.0", b"INFORM", b"i", b"", b"worker"])
     world.say(worker, [b"", b"eMQP/1.0", b"READY", b"r"])

@@ -92,7 +92,7 @@ def test_a_handshake_without_its_last_message_ends_in_time(broker: mqcore.Broker
         (b"GET / HTTP/1.1\r\n\r\n", "version: 71.69 is not supported"),
     ],
 )
-def test_an_offer_that_cannot_be_meant_is_told_why(
+def test_invalid_offer_gets_a_reason(
     broker: mqcore.Broker, peer: MM2Peer, bystander: MM2Peer, octets: bytes, why: str
 ) -> None:
     peer.send(octets)
@@ -115,7 +115,7 @@ def test_an_offer_that_cannot_be_meant_is_told_why(
         (("", "batch-ack"), ("batch-ack:max-count=40000", ""), None),
     ],
 )
-def test_a_last_message_that_breaks_the_agreement_is_told_why(
+def test_last_handshake_message_that_violates_the_agreement_gets_a_reason(
     broker: mqcore.Broker,
     peer: MM2Peer,
     bystander: MM2Peer,
@@ -193,7 +193,7 @@ def test_an_error_in_the_place_of_a_handshake_is_the_end(peer: MM2Peer) -> None:
         (extension(1, b"\x00\x00"), "ack: "),
     ],
 )
-def test_frames_that_cannot_be_meant_are_told_why(
+def test_invalid_frames_get_a_reason(
     broker: mqcore.Broker, peer: MM2Peer, bystander: MM2Peer, octets: bytes, why: str
 ) -> None:
     peer.open("batch-ack;pub-sub")
@@ -231,7 +231,7 @@ def test_half_a_message_is_nothing(connect: Connect, bystander: MM2Peer) -> None
     assert bystander.until_now() == []
 
 
-def test_acknowledgements_that_never_come_hold_back_and_harm_nobody_else(
+def test_missing_acknowledgements_block_only_their_own_connection(
     broker: mqcore.Broker, connect: Connect, bystander: MM2Peer
 ) -> None:
     silent = connect().open("batch-ack:max-count=3;pub-sub;x-mqcore")
@@ -304,7 +304,7 @@ def test_garbage_behind_a_good_handshake_costs_its_sender_only(connect: Connect,
 # --- limits and the end --------------------------------------------------------------------------------------------
 
 
-def test_who_publishes_more_than_allowed_is_refused_in_the_protocols_form() -> None:
+def test_publishes_over_the_rate_limit_get_the_protocols_error() -> None:
     with mqcore.Broker(listen=["mm2://127.0.0.1:0"], publish_limit="2/1h") as broker:
         url = broker.listeners[0]
         with MM2Peer(url) as refuses, MM2Peer(url) as ends:
@@ -321,7 +321,7 @@ def test_who_publishes_more_than_allowed_is_refused_in_the_protocols_form() -> N
             assert ends.error().startswith("limit: publish limit reached; retry after ")
 
 
-def test_who_connects_more_often_than_allowed_is_told_so() -> None:
+def test_connections_over_the_rate_limit_get_a_reason() -> None:
     with mqcore.Broker(listen=["mm2://127.0.0.1:0"], connect_limit="2/1h") as broker:
         for attempt in range(3):
             with MM2Peer(broker.listeners[0]) as peer:
@@ -332,7 +332,7 @@ def test_who_connects_more_often_than_allowed_is_told_so() -> None:
                     assert peer.error().startswith("limit: connect limit reached; retry after ")
 
 
-def test_a_broker_that_stops_says_so() -> None:
+def test_stopping_broker_notifies_clients() -> None:
     broker = mqcore.Broker(listen=["mm2://127.0.0.1:0"])
     with broker:
         peer = MM2Peer(broker.listeners[0]).open("x-mqcore")
@@ -341,7 +341,7 @@ def test_a_broker_that_stops_says_so() -> None:
     peer.close()
 
 
-def test_a_peer_that_says_nothing_is_let_go_where_the_listener_says_so() -> None:
+def test_silent_peer_is_disconnected_if_the_listener_is_so_configured() -> None:
     with mqcore.Broker(listen=["mm2://127.0.0.1:0?idle_timeout=0.2"]) as broker, MM2Peer(broker.listeners[0]) as peer:
         peer.open("x-mqcore")
         assert peer.ask("ping;id=p") == "ok"
@@ -369,7 +369,7 @@ def test_a_unix_socket_speaks_the_same(tmp_path: Path) -> None:
         assert peer.open("x-mqcore").ask("ping;id=p") == "ok"
 
 
-def test_what_was_sent_before_half_a_close_is_done_and_acknowledged(broker: mqcore.Broker, peer: MM2Peer) -> None:
+def test_requests_before_a_half_close_are_processed_and_acknowledged(broker: mqcore.Broker, peer: MM2Peer) -> None:
     peer.open("batch-ack:max-count=50")
     for _ in range(50):
         peer.publish("topic/t", b"x")

@@ -117,14 +117,14 @@ def test_an_optional_extension_that_is_not_known_is_not_chosen(connect: Connect)
     assert "microauth" not in reply.optional
 
 
-def test_what_either_side_requires_must_stand_in_the_last_message(connect: Connect) -> None:
+def test_required_extensions_must_be_in_the_last_handshake_message(connect: Connect) -> None:
     peer = connect()
     peer.shake("json;pub-sub")
     peer.conclude("json")
     assert peer.error() == "extension: required extension pub-sub is missing in the final message"
 
 
-def test_what_the_server_requires_must_be_known_to_the_client() -> None:
+def test_client_must_know_extensions_that_the_server_requires() -> None:
     listen = "mm2://127.0.0.1:0?require=batch-ack"
     with TestBroker(listen=[listen]) as broker, MM2Peer(broker.listeners[0]) as peer:
         assert peer.shake("json").required == "batch-ack"
@@ -249,7 +249,7 @@ def test_properties_of_the_document_reach_the_receiver(connect: Connect) -> None
         assert peer.frame().properties == listed
 
 
-def test_a_payload_above_255_octets_has_a_long_length(connect: Connect) -> None:
+def test_payload_over_255_bytes_has_a_long_length(connect: Connect) -> None:
     peer = connect("pub-sub;x-mqcore")
     peer.ask(subscribe("topic/t", name="s"))
     sender = connect("")
@@ -381,7 +381,7 @@ def test_an_acknowledgement_across_the_wrap_covers_all_five(broker: TestBroker, 
     assert (queue.acks, queue.in_flight) == (5, 0)
 
 
-def test_what_is_sent_is_acknowledged_when_it_is_accepted(connect: Connect) -> None:
+def test_accepted_message_is_acknowledged(connect: Connect) -> None:
     for name in ("ack", "batch-ack"):
         sender = connect(f"{name};json")
         for number in range(1, 5):
@@ -389,7 +389,7 @@ def test_what_is_sent_is_acknowledged_when_it_is_accepted(connect: Connect) -> N
             assert sender.acked(name) == number
 
 
-def test_what_was_not_acknowledged_goes_to_another_receiver(broker: TestBroker, connect: Connect) -> None:
+def test_unacknowledged_message_goes_to_another_receiver(broker: TestBroker, connect: Connect) -> None:
     first = connect("batch-ack;pub-sub;x-mqcore")
     first.ask(subscribe("commands", name="s"))
     sender = connect("")
@@ -512,7 +512,7 @@ def test_headers_of_other_protocols_are_properties_of_text(broker: TestBroker, c
     assert "Schema:Torder%201;" in frame.properties
 
 
-def test_what_a_message_carries_is_there_for_handlers(broker: TestBroker, connect: Connect) -> None:
+def test_handlers_see_all_parts_of_a_message(broker: TestBroker, connect: Connect) -> None:
     peer = connect("pub-sub;x-mqcore")
     assert peer.ask(subscribe("commands", name="s")) == "ok"
     assert peer.ask("unsubscribe;id=s") == "ok"

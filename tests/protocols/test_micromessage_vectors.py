@@ -119,7 +119,7 @@ def test_an_error_of_the_peers_is_the_end(url: str, octets: bytes, name: str, wa
 
 
 @pytest.mark.parametrize(("octets", "name"), of_kind("bad"))
-def test_what_is_wrong_is_told_and_ends_the_connection(url: str, octets: bytes, name: str) -> None:
+def test_protocol_error_is_reported_and_closes_the_connection(url: str, octets: bytes, name: str) -> None:
     with MM2Peer(url) as peer:
         if name == "B9":
             peer.send(octets)

@@ -64,7 +64,7 @@ def test_a_line_may_be_as_long_as_the_limit(connect: Connect, bystander: MqksPee
 
 
 @pytest.mark.parametrize(("listener", "limit"), [(0, LIMIT), (1, 1024)])
-def test_a_longer_line_is_told_an_error_and_the_connection_is_closed(
+def test_overlong_line_gets_an_error_and_closes_the_connection(
     broker: mqcore.Broker, connect: Connect, bystander: MqksPeer, listener: int, limit: int
 ) -> None:
     peer = connect(listener)
@@ -78,7 +78,7 @@ def test_a_longer_line_is_told_an_error_and_the_connection_is_closed(
     assert f"exceeds the limit of {limit}" in failed.why
 
 
-def test_octets_without_an_end_for_ever_are_told_an_error_and_cut(broker: mqcore.Broker, bystander: MqksPeer) -> None:
+def test_endless_line_gets_an_error_and_closes_the_connection(broker: mqcore.Broker, bystander: MqksPeer) -> None:
     with MqksPeer(broker.listeners[0]) as peer:
         deadline = time.monotonic() + 10
         cut = False
@@ -121,14 +121,14 @@ def test_control_characters_in_ids_are_escaped_in_the_log(broker: mqcore.Broker,
 
 
 @pytest.mark.parametrize("line", ["", " ", "  ", "one", "two words", "two words "])
-def test_a_line_of_fewer_than_three_words_is_told_an_error_without_an_id(peer: MqksPeer, line: str) -> None:
+def test_line_of_fewer_than_three_words_gets_an_error_without_an_id(peer: MqksPeer, line: str) -> None:
     match = ERROR.match(peer.ask(line))
     assert match
     assert match[1] == b"None" or line == "  "
     assert peer.ask("p1 ping alive") == b"p1 ok alive"
 
 
-def test_a_name_is_255_octets_at_most(peer: MqksPeer) -> None:
+def test_names_are_limited_to_255_bytes(peer: MqksPeer) -> None:
     fits, long = "n" * 255, "n" * 256
     assert peer.ask(f"{fits} ping x") == f"{fits} ok x".encode()
     assert ERROR.match(peer.ask(f"{long} ping x"))
@@ -136,7 +136,7 @@ def test_a_name_is_255_octets_at_most(peer: MqksPeer) -> None:
         assert ERROR.match(peer.ask(line)), line
 
 
-def test_garbage_is_told_errors_and_harms_nobody(peer: MqksPeer, bystander: MqksPeer) -> None:
+def test_garbage_gets_errors_and_is_harmless(peer: MqksPeer, bystander: MqksPeer) -> None:
     octets = bytes(octet for octet in range(256) if octet not in (9, 10)) * 20
     peer.send_octets(b"\n".join(octets[at : at + 77] for at in range(0, len(octets), 77)) + b"\nend ping now\n")
     lines = []
@@ -169,7 +169,7 @@ def test_garbage_is_told_errors_and_harms_nobody(peer: MqksPeer, bystander: Mqks
         ("x rebind @topic:a e1", "@topic:a cannot be a queue"),
     ],
 )
-def test_what_cannot_be_done_is_told_by_a_number_and_explained(
+def test_failed_request_gets_a_number_that_the_broker_explains(
     broker: mqcore.Broker, peer: MqksPeer, line: str, why: str
 ) -> None:
     error = peer.failed(line)
@@ -216,7 +216,7 @@ def test_a_half_closed_peer_is_answered_to_the_end(peer: MqksPeer) -> None:
     assert b"p1 ok without an end of its line" in lines
 
 
-def test_a_peer_that_says_nothing_and_leaves_is_told_nothing(peer: MqksPeer) -> None:
+def test_silent_peer_receives_nothing(peer: MqksPeer) -> None:
     peer.half_close()
     assert peer.is_cut()
 
@@ -263,7 +263,7 @@ def test_a_consumer_that_does_not_read_is_closed_and_loses_nothing() -> None:
             assert seen == {f"m{number}".encode() for number in range(count)}
 
 
-def test_who_publishes_more_than_allowed_is_told_so_confirmed_or_not() -> None:
+def test_publishes_over_the_rate_limit_get_an_error_with_and_without_confirmation() -> None:
     with (
         mqcore.Broker(listen=["mqks://127.0.0.1:0"], publish_limit="2/1h") as broker,
         MqksPeer(broker.listeners[0]) as peer,

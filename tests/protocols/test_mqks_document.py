@@ -72,7 +72,7 @@ def test_a_request_is_one_line_of_id_action_and_data(peer: MqksPeer) -> None:
     assert peer.lines(2) == [b"r1 ok one", b"r2 ok two"]
 
 
-def test_a_request_may_arrive_octet_by_octet(peer: MqksPeer) -> None:
+def test_request_may_arrive_byte_by_byte(peer: MqksPeer) -> None:
     for octet in b"r1 ping one\nr2 ping two\n":
         peer.send_octets(bytes([octet]))
     assert peer.lines(2) == [b"r1 ok one", b"r2 ok two"]
@@ -237,7 +237,7 @@ def test_consume_adds_events_and_tells_all_consumers_of_the_queue(peer: MqksPeer
     assert peer.line() == b"c1 ok --update q1 e1 e2"
 
 
-def test_a_consumer_is_told_each_rebind_of_its_queue_with_its_own_flags(peer: MqksPeer, other: MqksPeer) -> None:
+def test_consumer_is_notified_of_each_rebind_with_its_own_flags(peer: MqksPeer, other: MqksPeer) -> None:
     ok(peer, "c1 consume --confirm q1 e1 --delete-queue-when-unused=5 --manual-ack")
     ok(other, "rb1 rebind --confirm q1 e1 e2")
     assert peer.line() == b"c1 ok --update q1 e1 e2 --delete-queue-when-unused=5.0 --manual-ack"
@@ -290,7 +290,7 @@ def test_a_client_that_comes_back_restarts_its_consumers(broker: TestBroker, con
     assert sorted(again.lines(2)) == [b"c1 ok ", b"c1 ok m1 event=e1 meanwhile"]
 
 
-def test_what_a_manual_consumer_has_not_acknowledged_goes_back_when_it_disconnects(
+def test_unacknowledged_messages_of_a_manual_consumer_are_requeued_when_it_disconnects(
     broker: TestBroker, peer: MqksPeer, other: MqksPeer
 ) -> None:
     ok(peer, "c1 consume --confirm q1 e1 --manual-ack")
@@ -388,7 +388,7 @@ def test_reject_returns_all_messages_of_a_consumer(peer: MqksPeer) -> None:
     assert sorted(peer.lines(2)) == [b"c1 ok m1 event=e1,retry=1 a", b"c1 ok m2 event=e1,retry=1 b"]
 
 
-def test_anybody_may_settle_for_a_consumer(peer: MqksPeer, other: MqksPeer) -> None:
+def test_other_clients_may_settle_for_a_consumer(peer: MqksPeer, other: MqksPeer) -> None:
     ok(peer, "c1 consume --confirm q1 e1 --manual-ack")
     assert peer.ask("m1 publish e1 d1") == b"c1 ok m1 event=e1 d1"
     ok(other, "a1 ack --confirm c1 m1")
@@ -417,7 +417,7 @@ def test_delete_queue_is_instant_and_answers_nothing(broker: TestBroker, peer: M
     assert number(peer, "len(state.messages)") == 0
 
 
-def test_consumers_of_a_deleted_queue_are_told_that_it_has_no_events(broker: TestBroker, peer: MqksPeer) -> None:
+def test_consumers_of_a_deleted_queue_are_notified_that_it_has_no_events(broker: TestBroker, peer: MqksPeer) -> None:
     ok(peer, "c1 consume --confirm q1 e1")
     peer.send("dq1 delete_queue --confirm q1")
     assert sorted(peer.lines(2)) == [b"c1 ok --update q1", b"dq1 ok "]

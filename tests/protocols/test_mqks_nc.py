@@ -65,7 +65,7 @@ def first_to_see(*terminals: Nc) -> Nc:
     return readable[0]
 
 
-def test_the_dialogue_of_the_document_works_by_hand(terminals: dict[str, Nc]) -> None:
+def test_dialog_of_the_document_works_with_netcat(terminals: dict[str, Nc]) -> None:
     alice, bob, charlie, dave = terminals.values()
     alice.types("Alice consume greetings hi hello")
     bob.types("Bob consume greetings hi hello")

@@ -88,7 +88,7 @@ def requests(peer: ThrottrPeer) -> list[tuple[bytes, int]]:
 
 
 @pytest.mark.parametrize("family", ["7.1", "7.3"])
-def test_every_octet_is_a_code_that_is_known_or_ends_its_connection_alone(family: str) -> None:
+def test_every_byte_is_a_known_code_or_closes_only_its_connection(family: str) -> None:
     known = KNOWN | ({EVENT} if family == "7.3" else set())
     with serving(f"protocol={family}") as (broker, connect):
         witness = connect()
@@ -102,7 +102,7 @@ def test_every_octet_is_a_code_that_is_known_or_ends_its_connection_alone(family
         assert ended == 256 - len(known)
 
 
-def test_a_request_cut_at_every_octet_is_answered_when_it_is_whole(connect: Connect) -> None:
+def test_request_split_at_every_byte_is_answered_once_complete(connect: Connect) -> None:
     peer = connect()
     # The first round makes what later ones find, so that answers are as long each time.
     for request, size in requests(peer):
@@ -119,7 +119,7 @@ def test_a_request_cut_at_every_octet_is_answered_when_it_is_whole(connect: Conn
     assert peer.whoami()
 
 
-def test_requests_are_answered_octet_by_octet(connect: Connect) -> None:
+def test_requests_sent_byte_by_byte_are_answered(connect: Connect) -> None:
     peer = connect()
     for request, size in requests(peer):
         for at in range(len(request)):
@@ -144,7 +144,7 @@ def test_many_requests_of_every_kind_are_answered_in_one_stream(connect: Connect
     assert many.read(17)[1:] == many.whoami()
 
 
-def test_keys_of_no_and_of_255_octets_are_keys_like_others(connect: Connect) -> None:
+def test_keys_of_0_and_255_bytes_are_valid(connect: Connect) -> None:
     peer = connect()
     for key in (b"", b"\x00", os.urandom(255), b"\xff" * 255):
         assert peer.status(peer.insert(key, 3, 60))
@@ -211,7 +211,7 @@ def test_a_peer_that_does_not_read_is_not_read_and_gets_every_answer_later() -> 
         sender.join()
 
 
-def test_who_stops_sending_still_gets_what_was_asked(connect: Connect) -> None:
+def test_half_closed_connection_still_receives_its_answers(connect: Connect) -> None:
     peer = connect()
     keys = [f"{number:08}".encode() for number in range(20_000)]
     peer.send(b"".join(peer.insert(key, 1, 60) for key in keys))
@@ -231,7 +231,7 @@ def test_who_stops_sending_still_gets_what_was_asked(connect: Connect) -> None:
     assert peer.is_cut()
 
 
-def test_a_long_list_stops_nobody_and_is_whole_whatever_comes_and_goes(connect: Connect) -> None:
+def test_long_list_is_complete_and_does_not_block_other_clients(connect: Connect) -> None:
     peer, other = connect(), connect()
     keys = [f"{number:08}".encode() for number in range(30_000)]
     peer.send(b"".join(peer.insert(key, 1, 600) for key in keys))
@@ -267,7 +267,7 @@ def test_requests_behind_a_publish_keep_their_place(connect: Connect) -> None:
     assert all(answers[at : at + 3] == b"\x00\x01\x01" for at in range(0, len(answers), 19))
 
 
-def test_a_subscriber_that_does_not_read_holds_up_nobody_and_is_disconnected() -> None:
+def test_subscriber_that_does_not_read_is_disconnected_and_blocks_no_other() -> None:
     with serving("protocol=7.3", output_bytes_max=1 << 20, slow_consumer_timeout=1.0) as (broker, connect):
         slow, quick, publisher = connect(), connect(), connect()
         for peer in (slow, quick):
@@ -328,7 +328,7 @@ def test_fifty_that_insert_and_leave_at_random_leave_a_store_that_adds_up(connec
     assert len([0 for part in peer.fragments(CHANNELS, 25) for _ in part]) == 2
 
 
-def test_what_expires_gives_its_memory_back_without_being_asked(connect: Connect) -> None:
+def test_expired_entries_release_their_memory(connect: Connect) -> None:
     peer = connect()
     peer.send(b"".join(peer.insert(b"%d" % number, 1, 50, unit=3) for number in range(5_000)))
     peer.read(5_000)

@@ -100,7 +100,7 @@ def peer(server: Throttr) -> ThrottrPeer:
 # --- counters -----------------------------------------------------------------------------------------------------
 
 
-def test_an_insert_is_answered_by_one_octet_and_does_not_overwrite(peer: ThrottrPeer) -> None:
+def test_insert_is_answered_by_one_byte_and_does_not_overwrite(peer: ThrottrPeer) -> None:
     assert [peer.status(peer.insert(key, 7, 60)) for key in (b"a", b"b", b"a")] == [True, True, False]
     assert peer.is_quiet()
 
@@ -150,7 +150,7 @@ def test_a_time_to_live_is_replaced_increased_and_decreased_in_its_own_unit(star
 
 
 @pytest.mark.parametrize("unit", [MS, S, MINUTES, HOURS])
-def test_what_is_left_is_never_negative_and_nothing_is_left_afterwards(start: Start, unit: int) -> None:
+def test_remaining_quota_is_never_negative(start: Start, unit: int) -> None:
     server = start("uint64")
     peer = server.connect()
     peer.status(peer.insert(b"key", 9, 2000, unit))
@@ -218,7 +218,7 @@ def test_a_long_list_comes_in_fragments_and_in_order(server: Throttr, peer: Thro
     assert all(len(fragment) == 2048 // (11 + server.width + 10) for fragment in fragments[:-1])
 
 
-def test_reads_and_writes_are_told_when_their_minute_is_over(server: Throttr, peer: ThrottrPeer) -> None:
+def test_reads_and_writes_are_reported_after_their_minute(server: Throttr, peer: ThrottrPeer) -> None:
     peer.status(peer.insert(b"key", 1, 5, MINUTES))
     for _ in range(3):
         peer.query(b"key")
@@ -320,7 +320,7 @@ def test_many_channels_come_in_fragments(peer: ThrottrPeer) -> None:
 
 
 @pytest.mark.parametrize(("family", "size", "each"), [("7.1", 235, 9), ("7.3", 237, 8)])
-def test_connections_tell_of_everybody(start: Start, family: str, size: int, each: int) -> None:
+def test_connections_lists_all_clients(start: Start, family: str, size: int, each: int) -> None:
     server = start(protocol=family)
     peers = [server.connect() for _ in range(12)]
     ids = [peer.whoami() for peer in peers]
@@ -446,7 +446,7 @@ def test_an_unknown_code_ends_the_connection_instead_of_blocking_it(server: Thro
     assert peer.is_cut()
 
 
-def test_nobody_can_unsubscribe_what_he_never_subscribed(server: Throttr) -> None:
+def test_unsubscribe_without_subscription_fails(server: Throttr) -> None:
     peers = [server.connect() for _ in range(12)]
     for peer in peers[::2]:
         assert peer.status(peer.keyed(SUBSCRIBE, b"news"))
@@ -476,7 +476,7 @@ def test_a_buffer_set_after_it_expired_is_there(server: Throttr, peer: ThrottrPe
     assert peer.get(b"key") == (S, 59, b"new")
 
 
-def test_a_missing_stat_is_one_octet(peer: ThrottrPeer) -> None:
+def test_missing_stat_is_one_byte(peer: ThrottrPeer) -> None:
     assert peer.stat(b"missing") is None
     assert peer.is_quiet()
 

@@ -87,7 +87,7 @@ def test_looking_and_trying_take_nothing_and_a_refund_gives_back() -> None:
         assert peer.consume(rule, REFUND)[2] == 5
 
 
-def test_more_than_the_limit_is_never_allowed_and_that_is_said() -> None:
+def test_cost_over_the_limit_is_never_allowed_and_reported() -> None:
     with serving() as (_, peer):
         assert peer.consume(peer.rule(b"user", 5, 6, 60))[:4] == (0, 5, 5, NEVER)
 
@@ -106,7 +106,7 @@ def test_several_keys_are_spent_from_together_or_not_at_all() -> None:
         assert [verdict[:3] for verdict in verdicts] == [(0, 2, 0), (1, 9, 7), (1, 9, 7)]
 
 
-def test_what_cannot_be_applied_is_impossible_and_changes_nothing() -> None:
+def test_inapplicable_request_is_impossible_and_changes_nothing() -> None:
     with serving() as (_, peer):
         peer.status(peer.set(b"buffer", b"value", 60))
         fine = peer.rule(b"fine", 5, 1, 60)

@@ -187,7 +187,7 @@ def test_a_frame_as_large_as_the_limit_is_delivered_and_one_larger_is_not(
     assert consumer.lives()
 
 
-def test_what_is_announced_reserves_no_memory(served_process: ServedProcess) -> None:
+def test_announced_sizes_reserve_no_memory(served_process: ServedProcess) -> None:
     """Two hundred peers announce 64 MiB each, and send one KiB."""
     before = served_process.resident_bytes()
     with contextlib.ExitStack() as stack:
@@ -298,7 +298,7 @@ def test_refusals_are_counted(broker: mqcore.Broker, bystander: Client, connect:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_octets_after_the_handshake_harm_only_their_sender(
+def test_random_bytes_after_the_handshake_harm_only_their_sender(
     bystander: Client, connect: Connect, seed: int
 ) -> None:
     """Half of them pure noise, half of them frames with a few octets changed."""
@@ -317,7 +317,7 @@ def test_random_octets_after_the_handshake_harm_only_their_sender(
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_random_octets_instead_of_a_handshake_harm_only_their_sender(
+def test_random_bytes_instead_of_a_handshake_harm_only_their_sender(
     broker: mqcore.Broker, bystander: Client, open_socket: Connect, seed: int
 ) -> None:
     noisy = open_socket(broker)
@@ -359,7 +359,7 @@ def test_a_client_with_an_impossible_name_is_refused(
     assert peer.is_closed_within(5)
 
 
-def test_names_of_255_octets_are_carried_everywhere(bystander: Client, connect: Connect) -> None:
+def test_names_of_255_bytes_work_everywhere(bystander: Client, connect: Connect) -> None:
     long_id, long_name = "i" * 255, "n" * 255
     client = connect(long_id, Client_Name=long_name, Client_Type="t" * 255)
     other = connect("other")
@@ -493,7 +493,7 @@ def test_more_strangers_than_the_limit_push_out_the_oldest(start_broker: StartBr
     assert closed_for(broker, "half-open-limit") == 5
 
 
-def test_connections_beyond_the_limit_are_turned_away_and_counted(
+def test_connections_over_the_limit_are_rejected_and_counted(
     start_broker: StartBroker, open_socket: Connect, eventually: Eventually
 ) -> None:
     broker = start_broker(connections_max=3)
@@ -609,7 +609,7 @@ def test_a_peer_that_asks_and_never_reads_is_closed(start_broker: StartBroker, c
     assert other.lives()
 
 
-def test_a_writer_of_single_octets_keeps_nobody_waiting(bystander: Client, connect: Connect) -> None:
+def test_writer_of_single_bytes_does_not_delay_others(bystander: Client, connect: Connect) -> None:
     slow = connect("slow")
     slow.create_queue()
     frame = RawFrame(kind=QUEUE, id=b"m", target=b"ch", content_type=1, payload=b"x" * 50).encode()

@@ -21,7 +21,7 @@ def test_every_joined_client_gets_the_message(producer: Client, connect: Connect
     assert (information["SentMessages"], information["Deliveries"]) == (2, 2 * count)
 
 
-def test_only_the_first_of_all_consumers_is_told_that_it_is_the_first(producer: Client, connect: Connect) -> None:
+def test_only_the_first_consumer_gets_the_first_acquirer_flag(producer: Client, connect: Connect) -> None:
     producer.create_queue("ch", 1, Status=BROADCAST)
     consumers = [connect(f"c{number}") for number in range(3)]
     for consumer in consumers:
@@ -34,7 +34,7 @@ def test_only_the_first_of_all_consumers_is_told_that_it_is_the_first(producer: 
     ]
 
 
-def test_nothing_is_stored_for_clients_that_come_late(producer: Client, consumer: Client) -> None:
+def test_broadcast_stores_nothing_for_late_consumers(producer: Client, consumer: Client) -> None:
     """Twino cases 36 and 38."""
     producer.create_queue("ch", 1, Status=BROADCAST)
     producer.publish(body=b"x")
@@ -82,7 +82,7 @@ def test_a_producer_hears_its_consumers_only_if_the_queue_asks_them(
     assert answers == ([(ACKNOWLEDGE, message)] if requests else [])
 
 
-def test_a_broadcast_to_nobody_is_not_acknowledged_by_anybody(producer: Client) -> None:
+def test_broadcast_without_consumers_is_not_acknowledged(producer: Client) -> None:
     """Twino case 50: no consumer, so none whose word could be passed on; and nothing is stored."""
     producer.create_queue("ch", 1, Status=BROADCAST, RequestAcknowledge=True, MessageDeliveryHandler="ack-on-consume")
     producer.publish(body=b"x", confirm=True)
@@ -108,7 +108,9 @@ def test_the_first_word_of_several_consumers_reaches_the_producer_once(
     assert producer.queue()["Acks"] == count
 
 
-def test_only_the_first_acquirer_gets_a_broadcast_if_the_queue_says_so(producer: Client, connect: Connect) -> None:
+def test_broadcast_reaches_only_the_first_acquirer_if_the_queue_is_so_configured(
+    producer: Client, connect: Connect
+) -> None:
     producer.create_queue("ch", 1, Status=BROADCAST, SendOnlyFirstAcquirer=True)
     consumers = [connect(f"c{number}") for number in range(3)]
     for consumer in consumers:
@@ -117,7 +119,7 @@ def test_only_the_first_acquirer_gets_a_broadcast_if_the_queue_says_so(producer:
     assert [consumer.bodies() for consumer in consumers] == [[b"1", b"2", b"3"], [], []]
 
 
-def test_a_refused_broadcast_is_not_handed_out_again(producer: Client, consumer: Client) -> None:
+def test_nacked_broadcast_is_not_redelivered(producer: Client, consumer: Client) -> None:
     producer.create_queue("ch", 1, Status=BROADCAST, RequestAcknowledge=True)
     consumer.join()
     producer.publish(body=b"x")

@@ -228,7 +228,7 @@ def test_names_with_forbidden_characters_are_refused_and_nothing_else(
     assert channels(producer) == []
 
 
-def test_a_name_may_have_255_octets(producer: Client, consumer: Client) -> None:
+def test_name_may_have_255_bytes(producer: Client, consumer: Client) -> None:
     name = "n" * 255
     producer.create_queue(name)
     consumer.join(name)
@@ -284,7 +284,7 @@ def test_channels_are_listed_by_name(producer: Client, place: str, number: str) 
     assert listed("none*") == []
 
 
-def test_a_channel_list_by_vector_has_the_octets_of_an_answer(connect: Connect) -> None:
+def test_channel_list_matches_the_vector(connect: Connect) -> None:
     """Vector V18 asks for `*x*`."""
     client = connect("cli")
     client.create_channel("axb")
@@ -472,14 +472,14 @@ def test_a_channel_goes_with_the_connection_of_its_last_client(
     eventually(lambda: channels(producer) == [])
 
 
-def test_a_channel_that_nobody_joined_yet_stays(producer: Client) -> None:
+def test_channel_without_clients_stays(producer: Client) -> None:
     producer.create_channel(DestroyWhenEmpty=True)
     producer.create_queue()
     assert channels(producer) == ["ch"]
 
 
 @pytest.mark.parametrize("creates", [True, False])
-def test_joining_a_missing_channel_creates_it_if_the_broker_says_so(
+def test_joining_a_missing_channel_creates_it_with_auto_create(
     start_broker: StartBroker, connect: Connect, creates: bool
 ) -> None:
     broker = start_broker(auto_create_channels=creates, auto_create_queues=creates)

@@ -37,7 +37,7 @@ async def test_a_response_reaches_the_call_that_waits_for_it_and_no_other(url: s
         assert (answer.body, answer.content_type) == (b"to 1", 1000)
 
 
-async def test_a_direct_message_is_acknowledged_and_its_sender_goes_on(url: str) -> None:
+async def test_direct_message_is_acknowledged_and_its_sender_continues(url: str) -> None:
     """Twino cases 11, 13 and 14."""
     async with (
         mqcore.connect(url) as sender,

@@ -35,14 +35,14 @@ def client_ids(broker: mqcore.Broker) -> list[str]:
 # --- handshake -------------------------------------------------------------------------------------------
 
 
-def test_what_a_client_says_of_itself_is_known_to_the_server(broker: mqcore.Broker, connect: Connect) -> None:
+def test_server_knows_the_clients_hello_properties(broker: mqcore.Broker, connect: Connect) -> None:
     """Twino case 1, with a property that the server does not know."""
     connect("cli", Client_Name="nm", Client_Type="ty", Client_Token="tok", Colour="red")
     [client] = broker.stats().clients
     assert (client.id, client.name, client.kind) == ("cli", "nm", "ty")
 
 
-def test_the_accepted_frame_has_the_octets_of_the_original(broker: mqcore.Broker, open_socket: Connect) -> None:
+def test_accepted_frame_matches_the_bytes_of_the_original(broker: mqcore.Broker, open_socket: Connect) -> None:
     """Vectors V06 and V07, V07 but for the message id, of which a live one has 32 hexadecimal digits."""
     peer = open_socket(broker)
     peer.socket.sendall(vector("V01") + vector("V06"))
@@ -164,7 +164,9 @@ def test_clients_beyond_the_limit_are_refused_as_busy(start_broker: StartBroker,
     ],
     ids=["join", "ping", "later-frame-layout", "hello-without-hops"],
 )
-def test_what_is_no_hello_makes_no_client(broker: mqcore.Broker, open_socket: Connect, first_frame: bytes) -> None:
+def test_other_frames_than_hello_create_no_client(
+    broker: mqcore.Broker, open_socket: Connect, first_frame: bytes
+) -> None:
     """Closed after the echo, at once."""
     peer = open_socket(broker)
     peer.socket.sendall(PREAMBLE + first_frame)
@@ -257,7 +259,7 @@ def test_clients_that_talk_are_not_pinged(start_broker: StartBroker, connect: Co
     assert idle.lives()
 
 
-def test_a_slow_writer_is_alive_while_its_octets_come(start_broker: StartBroker, connect: Connect) -> None:
+def test_slow_writer_stays_connected_while_bytes_arrive(start_broker: StartBroker, connect: Connect) -> None:
     """Twino cases 103 and 108: a frame that takes many intervals, an octet at a time."""
     broker = start_broker(ping_interval=0.2, pong_timeout=1.0)
     client = connect("slow", to=broker)
@@ -300,7 +302,7 @@ def test_a_ping_without_hops_is_dropped(connect: Connect) -> None:
     assert client.arrived() == []
 
 
-def test_a_pong_that_nobody_asked_for_does_no_harm(connect: Connect) -> None:
+def test_unsolicited_pong_is_harmless(connect: Connect) -> None:
     client = connect("cli")
     client.socket.sendall(PONG_FRAME * 3)
     assert client.lives()
@@ -394,7 +396,7 @@ def test_there_are_no_nodes_yet(connect: Connect, operation: int) -> None:
     assert connect().do(operation) == b"[]"
 
 
-def test_answers_have_the_octets_of_the_original(connect: Connect) -> None:
+def test_answers_match_the_bytes_of_the_original(connect: Connect) -> None:
     """Vector V19 asks for `ty*`."""
     client = connect("cli", Client_Type="tyrant")
     client.socket.sendall(vector("V19"))

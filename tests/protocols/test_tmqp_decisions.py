@@ -60,7 +60,7 @@ def test_these_policies_acknowledge_on_receipt_and_once(
 
 
 @pytest.mark.parametrize("status", STATUSES)
-def test_memory_hands_out_again_what_was_refused(producer: Client, consumer: Client, status: int) -> None:
+def test_memory_policy_redelivers_nacked_messages(producer: Client, consumer: Client, status: int) -> None:
     """Twino case 94, without a delay."""
     prepared(producer, consumer, status, "memory")
     producer.publish_all([b"x"])
@@ -156,7 +156,7 @@ def test_a_policy_is_changed_remotely_and_holds_for_what_comes_then(producer: Cl
     assert answers(producer) == [(after, None)]
 
 
-def test_a_handler_that_nobody_registered_cannot_be_chosen(producer: Client, consumer: Client) -> None:
+def test_unregistered_handler_cannot_be_chosen(producer: Client, consumer: Client) -> None:
     prepared(producer, consumer, PUSH, "memory")
     answer = producer.ask(
         UPDATE_QUEUE, "ch", headers={"Queue-Id": "1"}, body=b'{"MessageDeliveryHandler":"nobody","Status":3}'

@@ -181,27 +181,27 @@ def test_several_acknowledgements_of_a_message_for_many_all_arrive(producer: Cli
     assert {producer.receive().source for _ in receivers} == {b"c0", b"c1", b"c2"}
 
 
-def test_a_message_for_an_id_that_nobody_has_is_always_answered(producer: Client) -> None:
+def test_message_to_an_unknown_id_is_always_answered(producer: Client) -> None:
     message = producer.send_direct("nobody", b"x")
     answer = producer.receive()
     assert (answer.kind, answer.id, answer.content_type, answer.target) == (RESPONSE, message, NOT_FOUND, b"prod")
 
 
-def test_ids_are_told_apart_by_case(producer: Client, receiver: Client) -> None:
+def test_ids_are_case_sensitive(producer: Client, receiver: Client) -> None:
     message = producer.send_direct("C1", b"x")
     assert producer.answer(message).content_type == NOT_FOUND
     assert heard(receiver) == []
 
 
 @pytest.mark.parametrize("target", ["@name:nobody", "@type:nobody"])
-def test_a_message_for_a_name_that_nobody_has_is_answered_to_who_waits(producer: Client, target: str) -> None:
+def test_message_to_an_unknown_name_is_answered_if_the_sender_waits(producer: Client, target: str) -> None:
     producer.send_direct(target, b"x")
     waits = producer.send_direct(target, b"x", pending_response=True)
     [answer] = heard(producer)
     assert (answer.kind, answer.id, answer.content_type) == (RESPONSE, waits, NOT_FOUND)
 
 
-def test_who_waits_for_an_acknowledgement_of_nobody_gets_a_negative_one(producer: Client) -> None:
+def test_acknowledgement_of_an_undeliverable_message_is_negative(producer: Client) -> None:
     message = producer.send_direct("@name:nobody", b"x", pending_acknowledge=True)
     answer = producer.receive()
     assert (answer.kind, answer.id, answer.high_priority) == (ACKNOWLEDGE, message, True)

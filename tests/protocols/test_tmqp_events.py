@@ -46,7 +46,7 @@ def members(watcher: Client) -> tuple[RawFrame, dict[str, Any]]:
 # --- of the server -------------------------------------------------------------------------------------------
 
 
-def test_a_client_that_connects_is_told(watcher: Client, connect: Connect) -> None:
+def test_client_connected_event(watcher: Client, connect: Connect) -> None:
     """Twino case 78."""
     assert watcher.subscribe("ClientConnected") == OK
     connect("new", Client_Name="nm", Client_Type="ty")
@@ -58,7 +58,7 @@ def test_a_client_that_connects_is_told(watcher: Client, connect: Connect) -> No
     assert told(watcher) == []
 
 
-def test_a_client_that_leaves_is_told(watcher: Client, connect: Connect, eventually: Eventually) -> None:
+def test_client_disconnected_event(watcher: Client, connect: Connect, eventually: Eventually) -> None:
     """Twino case 79; once only, however it leaves."""
     assert watcher.subscribe("ClientDisconnected") == OK
     connect("gone").close()
@@ -78,7 +78,7 @@ def test_a_client_that_leaves_is_told(watcher: Client, connect: Connect, eventua
     assert told(watcher) == []
 
 
-def test_a_channel_that_is_created_is_told(watcher: Client, producer: Client) -> None:
+def test_channel_created_event(watcher: Client, producer: Client) -> None:
     """Twino case 82."""
     assert watcher.subscribe("ChannelCreated") == OK
     producer.create_channel("ch", ClientLimit=9)
@@ -90,7 +90,7 @@ def test_a_channel_that_is_created_is_told(watcher: Client, producer: Client) ->
     assert told(watcher, "ch2") == []
 
 
-def test_a_channel_that_is_removed_is_told(watcher: Client, producer: Client, consumer: Client) -> None:
+def test_channel_removed_event(watcher: Client, producer: Client, consumer: Client) -> None:
     """Twino case 83."""
     for name in ("ch", "ch2"):
         producer.create_channel(name)
@@ -108,7 +108,7 @@ def test_a_channel_that_is_removed_is_told(watcher: Client, producer: Client, co
 # --- of a channel --------------------------------------------------------------------------------------------
 
 
-def test_a_client_that_joins_is_told(watcher: Client, producer: Client, connect: Connect) -> None:
+def test_client_joined_event(watcher: Client, producer: Client, connect: Connect) -> None:
     """Twino case 80."""
     producer.create_channel()
     assert watcher.subscribe("ClientJoined", Channel_Name="ch") == OK
@@ -130,9 +130,7 @@ def test_a_client_that_joins_is_told(watcher: Client, producer: Client, connect:
     assert told(watcher) == []
 
 
-def test_a_client_that_leaves_a_channel_is_told(
-    watcher: Client, producer: Client, connect: Connect, eventually: Eventually
-) -> None:
+def test_client_left_channel_event(watcher: Client, producer: Client, connect: Connect, eventually: Eventually) -> None:
     """Twino case 81: whether it says so or just goes."""
     producer.create_channel()
     leaving, dying, last = connect("c1"), connect("c2"), connect("c3")
@@ -150,7 +148,7 @@ def test_a_client_that_leaves_a_channel_is_told(
     assert told(watcher) == []
 
 
-def test_a_queue_that_is_created_is_told(watcher: Client, producer: Client) -> None:
+def test_queue_created_event(watcher: Client, producer: Client) -> None:
     """Twino case 84; before whoever created it is answered."""
     producer.create_channel()
     assert watcher.subscribe("QueueCreated", Channel_Name="ch") == OK
@@ -180,7 +178,7 @@ def test_an_event_comes_before_the_answer_to_what_caused_it(watcher: Client) -> 
     assert [watcher.receive().kind, watcher.receive().kind] == [EVENT, RESPONSE]
 
 
-def test_a_queue_that_is_updated_is_told(watcher: Client, producer: Client) -> None:
+def test_queue_updated_event(watcher: Client, producer: Client) -> None:
     """Twino case 85: with the status and the messages that it has then."""
     producer.create_queue("ch", 7, Status=PULLED)
     producer.publish("ch", 7, b"x")
@@ -204,7 +202,7 @@ def test_a_queue_that_is_updated_is_told(watcher: Client, producer: Client) -> N
     assert told(watcher) == []
 
 
-def test_a_queue_that_is_removed_is_told(watcher: Client, producer: Client) -> None:
+def test_queue_removed_event(watcher: Client, producer: Client) -> None:
     """Twino case 86."""
     for queue in (7, 8):
         producer.create_queue("ch", queue)
@@ -217,7 +215,7 @@ def test_a_queue_that_is_removed_is_told(watcher: Client, producer: Client) -> N
     assert told(watcher) == []
 
 
-def test_queues_of_a_removed_channel_are_told_as_removed(watcher: Client, producer: Client) -> None:
+def test_removing_a_channel_sends_queue_removed_events(watcher: Client, producer: Client) -> None:
     for queue in (7, 8):
         producer.create_queue("ch", queue)
     assert watcher.subscribe("QueueRemoved", Channel_Name="ch") == OK
@@ -228,7 +226,7 @@ def test_queues_of_a_removed_channel_are_told_as_removed(watcher: Client, produc
 # --- of a queue ----------------------------------------------------------------------------------------------
 
 
-def test_a_message_that_is_produced_is_told_in_the_octets_of_the_original(watcher: Client, producer: Client) -> None:
+def test_message_produced_event_matches_the_bytes_of_the_original(watcher: Client, producer: Client) -> None:
     """Twino case 87, vector V44."""
     producer.create_queue("ch-pull", 7, Status=PULLED)
     producer.create_queue("ch-pull", 1, Status=PULLED)
@@ -249,7 +247,7 @@ def test_a_message_that_is_produced_is_told_in_the_octets_of_the_original(watche
     assert told(watcher, "ch-pull") == []
 
 
-def test_what_a_producer_is_called_is_told_with_its_message(watcher: Client, connect: Connect) -> None:
+def test_message_produced_event_contains_the_producers_name(watcher: Client, connect: Connect) -> None:
     producer = connect("p", Client_Name="nm", Client_Type="ty")
     producer.create_queue()
     assert watcher.subscribe("MessageProduced", Channel_Name="ch", Queue_Id="1") == OK
@@ -279,7 +277,7 @@ SERVER_EVENTS = ["ClientConnected", "ClientDisconnected", "ChannelCreated", "Cha
 CHANNEL_EVENTS = ["ClientJoined", "ClientLeft", "QueueCreated", "QueueUpdated", "QueueRemoved"]
 
 
-def test_a_subscription_by_the_octets_of_the_original_is_answered(connect: Connect) -> None:
+def test_subscription_with_the_bytes_of_the_original_is_answered(connect: Connect) -> None:
     """Vectors V42 and V43; V43 needs a queue that exists."""
     client = connect("cli")
     client.create_queue("ch", 7)
@@ -344,7 +342,7 @@ def test_an_unsubscription_may_have_any_number_but_one(watcher: Client, producer
     assert told(watcher) == []
 
 
-def test_several_watchers_are_told_and_one_that_left_is_no_burden(
+def test_events_reach_all_subscribers_after_one_disconnects(
     watcher: Client, producer: Client, connect: Connect
 ) -> None:
     others = [connect() for _ in range(3)]

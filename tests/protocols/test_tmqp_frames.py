@@ -112,7 +112,7 @@ def test_a_frame_without_headers_has_no_header_bit(producer: Client, consumer: C
     assert not consumer.octets[1] & 0x20
 
 
-def test_header_text_without_a_usable_line_harms_nobody(producer: Client, consumer: Client) -> None:
+def test_header_text_without_a_valid_line_is_harmless(producer: Client, consumer: Client) -> None:
     """The original passed such a frame on with a header length of zero, which killed whoever received it."""
     producer.create_queue()
     consumer.join()

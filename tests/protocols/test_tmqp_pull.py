@@ -41,7 +41,7 @@ def bodies(frames: list[RawFrame]) -> list[bytes]:
 # --- octets --------------------------------------------------------------------------------------------------
 
 
-def test_pulled_messages_and_the_end_have_the_octets_of_the_original(producer: Client, connect: Connect) -> None:
+def test_pulled_messages_and_the_end_match_the_bytes_of_the_original(producer: Client, connect: Connect) -> None:
     """Vectors V33 and V34. The vector's Count is what was asked for; the document's, and ours, is what will come."""
     client = connect("c1")
     producer.create_queue("ch-pull", 1, Status=PULLED)
@@ -64,7 +64,7 @@ def test_pulled_messages_and_the_end_have_the_octets_of_the_original(producer: C
     assert client.octets == vector("V34")
 
 
-def test_the_answer_of_an_empty_queue_has_the_octets_of_the_original(producer: Client, connect: Connect) -> None:
+def test_answer_of_an_empty_queue_matches_the_bytes_of_the_original(producer: Client, connect: Connect) -> None:
     """Vector V35."""
     client = connect("c1")
     producer.create_queue("ch-pull", 1, Status=PULLED)
@@ -137,7 +137,7 @@ def test_five_pulls_of_one_get_all_of_five(producer: Client, puller: Client) -> 
     ],
     ids=["default", "fifo", "lifo", "lifo-lower", "unknown"],
 )
-def test_which_of_two_comes_first_is_the_pullers_choice(
+def test_pull_order_is_the_clients_choice(
     producer: Client, puller: Client, headers: dict[str, str], expected: list[bytes]
 ) -> None:
     """Twino case 65; high priority is first in any case."""
@@ -211,7 +211,7 @@ def test_a_pull_without_a_count_of_at_least_one_is_unacceptable(
     assert producer.stored() == (0, 1)
 
 
-def test_who_has_not_joined_is_not_allowed_to_pull(producer: Client, puller: Client, connect: Connect) -> None:
+def test_pull_requires_joining_the_channel(producer: Client, puller: Client, connect: Connect) -> None:
     producer.publish_all([b"x"])
     stranger = connect("stranger")
     assert stranger.pull(Count=1) == ([], "Unauthorized")
@@ -225,7 +225,7 @@ def test_a_pull_from_nowhere_says_what_is_missing(puller: Client) -> None:
     assert puller.pull("a b", 9, Count=1) == ([], "No-Channel")
 
 
-def test_a_pull_without_an_id_is_told_that_it_needs_one(producer: Client, puller: Client) -> None:
+def test_pull_without_an_id_is_rejected(producer: Client, puller: Client) -> None:
     producer.publish_all([b"x"])
     puller.send(RawFrame(kind=PULL, target=b"ch", content_type=1, headers=[("Count", "1")]))
     frame = puller.receive()
@@ -261,7 +261,7 @@ def test_a_pulled_message_that_is_refused_can_be_pulled_again(producer: Client, 
     assert (delivery.first_acquirer, again.first_acquirer) == (True, False)
 
 
-def test_what_a_lost_puller_had_can_be_pulled_by_others(producer: Client, connect: Connect, eventually: Any) -> None:
+def test_messages_of_a_lost_puller_can_be_pulled_by_others(producer: Client, connect: Connect, eventually: Any) -> None:
     producer.create_queue("ch", 1, Status=PULLED, RequestAcknowledge=True)
     dying, living = connect("c1"), connect("c2")
     dying.join()
@@ -297,7 +297,7 @@ def cached(client: Client, **headers: Any) -> RawFrame:
     return client.receive()
 
 
-def test_a_cache_keeps_the_latest_message_for_whoever_asks(producer: Client, connect: Connect) -> None:
+def test_cache_returns_the_latest_message_to_each_client(producer: Client, connect: Connect) -> None:
     producer.create_queue("ch", 1, Status=CACHE)
     pullers = [connect("c1"), connect("c2")]
     for puller in pullers:
@@ -342,7 +342,7 @@ def test_a_cache_needs_no_count(producer: Client, consumer: Client) -> None:
     assert (cached(consumer).kind, cached(consumer).payload) == (RESPONSE, b"x")
 
 
-def test_an_empty_cache_says_so(producer: Client, consumer: Client) -> None:
+def test_empty_cache_answers_empty(producer: Client, consumer: Client) -> None:
     producer.create_queue("ch", 1, Status=CACHE)
     consumer.join()
     assert cached(consumer, Count=1).header("No-Content") == "Empty"
@@ -354,7 +354,7 @@ def test_a_cache_is_for_members_only(producer: Client, consumer: Client) -> None
     assert cached(consumer, Count=1).header("No-Content") == "Unauthorized"
 
 
-def test_a_cache_hides_its_producers_if_it_says_so(producer: Client, consumer: Client) -> None:
+def test_cache_hides_producers_if_configured(producer: Client, consumer: Client) -> None:
     producer.create_queue("ch", 1, Status=CACHE, HideClientNames=True)
     consumer.join()
     producer.publish_all([b"x"])

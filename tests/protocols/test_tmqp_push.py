@@ -35,7 +35,7 @@ def publish_vector(producer: Client, message: bytes, body: bytes = b"hello", **f
 # --- octets --------------------------------------------------------------------------------------------------
 
 
-def test_deliveries_have_the_octets_of_the_original(producer: Client, joined: list[Client]) -> None:
+def test_deliveries_match_the_bytes_of_the_original(producer: Client, joined: list[Client]) -> None:
     """Vectors V23 and V24."""
     publish_vector(producer, b"M1")
     for consumer, name in zip(joined, ["V23", "V24"], strict=True):
@@ -43,7 +43,7 @@ def test_deliveries_have_the_octets_of_the_original(producer: Client, joined: li
         assert consumer.octets == vector(name)
 
 
-def test_a_delivery_that_wants_an_acknowledgement_has_the_octets_of_the_original(
+def test_delivery_requesting_acknowledgement_matches_the_bytes_of_the_original(
     producer: Client, joined: list[Client]
 ) -> None:
     """Vector V25; its queue is 1 or 2, as the vector says."""
@@ -57,23 +57,21 @@ def test_a_delivery_that_wants_an_acknowledgement_has_the_octets_of_the_original
     assert joined[0].octets == vector("V25")
 
 
-def test_a_delivery_of_high_priority_has_the_octets_of_the_original(producer: Client, joined: list[Client]) -> None:
+def test_high_priority_delivery_matches_the_bytes_of_the_original(producer: Client, joined: list[Client]) -> None:
     """Vector V26."""
     publish_vector(producer, b"M4", b"hp", high_priority=True)
     joined[0].receive()
     assert joined[0].octets == vector("V26")
 
 
-def test_the_brokers_own_acknowledgement_has_the_octets_of_the_original(producer: Client, joined: list[Client]) -> None:
+def test_brokers_acknowledgement_matches_the_bytes_of_the_original(producer: Client, joined: list[Client]) -> None:
     """Twino case 49, vector V29: sent right after receipt."""
     publish_vector(producer, b"M1", confirm=True)
     producer.receive()
     assert producer.octets == vector("V29")
 
 
-def test_a_consumers_acknowledgement_is_relayed_in_the_octets_of_the_original(
-    producer: Client, joined: list[Client]
-) -> None:
+def test_relayed_acknowledgement_matches_the_bytes_of_the_original(producer: Client, joined: list[Client]) -> None:
     """Vector V30, for a consumer that copies the first-acquirer bit as the original's client does."""
     octets = vector("V30")
     message, consumer_id = octets[8:10], octets[10:12]
@@ -194,7 +192,7 @@ def test_a_copy_reaches_each_consumer_of_both_channels(producer: Client, connect
             assert (frame.kind, frame.target, frame.payload) == (QUEUE, channel.encode(), b"x")
 
 
-def test_exactly_one_of_three_gets_each_message_if_the_queue_says_so(producer: Client, connect: Connect) -> None:
+def test_only_first_acquirer_delivers_each_message_to_exactly_one_of_three(producer: Client, connect: Connect) -> None:
     """Twino case 46: the one that joined first."""
     producer.create_queue("ch", 1, SendOnlyFirstAcquirer=True)
     consumers = [connect(f"c{number}") for number in range(3)]
@@ -235,9 +233,7 @@ def test_a_producer_hears_its_consumers_only_if_the_queue_asks_them(
     assert [(frame.kind, frame.id) for frame in producer.arrived()] == ([(ACKNOWLEDGE, message)] if requests else [])
 
 
-def test_without_consumers_nobody_acknowledges_and_the_message_is_delivered_later(
-    producer: Client, consumer: Client
-) -> None:
+def test_message_without_consumers_is_delivered_later_and_not_acknowledged(producer: Client, consumer: Client) -> None:
     """Twino case 53."""
     producer.create_queue("ch", 1, RequestAcknowledge=True, MessageDeliveryHandler="ack-on-consume")
     message = producer.publish(body=b"x", confirm=True)
@@ -295,7 +291,7 @@ def test_hidden_names_hide_who_acknowledged(producer: Client, consumer: Client) 
     assert producer.answer(message, (ACKNOWLEDGE,)).source == b""
 
 
-def test_a_message_that_is_not_acknowledged_in_time_is_handed_out_again(producer: Client, consumer: Client) -> None:
+def test_message_is_redelivered_after_the_acknowledge_timeout(producer: Client, consumer: Client) -> None:
     """Twino case 56, without any word: the queue counts it as refused, and tries again."""
     producer.create_queue("ch", 1, RequestAcknowledge=True, AcknowledgeTimeout=100)
     consumer.join()
@@ -309,7 +305,7 @@ def test_a_message_that_is_not_acknowledged_in_time_is_handed_out_again(producer
     assert (information["NegativeAcks"], information["Acks"], information["PutBackMessages"]) == (1, 1, 1)
 
 
-def test_a_producer_is_told_that_its_consumer_said_nothing(producer: Client, consumer: Client) -> None:
+def test_producer_is_notified_of_a_missing_acknowledgement(producer: Client, consumer: Client) -> None:
     producer.create_queue(
         "ch",
         1,
@@ -355,7 +351,7 @@ def test_two_deliveries_of_one_id_are_acknowledged_one_by_one(producer: Client, 
     assert producer.queue()["InFlight"] == 0
 
 
-def test_what_a_lost_consumer_had_is_handed_to_the_others(
+def test_messages_of_a_lost_consumer_are_redelivered_to_others(
     producer: Client, connect: Connect, eventually: Eventually
 ) -> None:
     """Twino case 96: at once, not when its time is up. Its oldest message first, and in front of what waits."""
@@ -385,7 +381,7 @@ def test_a_message_of_which_one_consumer_was_lost_is_not_handed_to_who_acknowled
     assert producer.stored() == (0, 0)
 
 
-def test_the_next_message_waits_for_the_word_on_the_one_before_if_the_queue_says_so(
+def test_next_message_waits_for_the_settlement_of_the_previous_one_if_configured(
     producer: Client, consumer: Client
 ) -> None:
     producer.create_queue("ch", 1, RequestAcknowledge=True, WaitForAcknowledge=True)

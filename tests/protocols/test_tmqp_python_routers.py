@@ -144,7 +144,7 @@ def test_a_router_that_raises_harms_its_own_messages_only(
     assert producer.stored("a") == (0, 2)
 
 
-def test_what_a_router_fails_with_goes_to_its_fallback(
+def test_failing_router_uses_its_fallback(
     broker: mqcore.Broker, producer: Client, queues: list[str], style: str
 ) -> None:
     def route(message: mqcore.Message, publisher: mqcore.ClientView) -> str | None:
@@ -160,7 +160,7 @@ def test_what_a_router_fails_with_goes_to_its_fallback(
     assert producer.stored("a") == (0, 1)
 
 
-def test_a_late_router_is_not_waited_for_and_others_go_on(
+def test_slow_router_times_out_without_delaying_others(
     broker: mqcore.Broker, producer: Client, queues: list[str], style: str
 ) -> None:
     go_on = threading.Event()
@@ -289,7 +289,7 @@ def test_routers_declared_before_the_start_are_there_from_the_start(
             assert client.queue("a", 1)["ReceivedMessages"] == 2
 
 
-def test_what_cannot_be_a_router_is_refused_at_once(broker: mqcore.Broker) -> None:
+def test_invalid_router_is_rejected_immediately(broker: mqcore.Broker) -> None:
     with pytest.raises(errors.ConfigError, match="a b"):
         broker.routers.add("a b")
     with pytest.raises(errors.ConfigError, match="no method 'some'"):

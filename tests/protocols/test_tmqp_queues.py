@@ -67,7 +67,7 @@ def test_a_queue_is_created(producer: Client, numbers: dict[str, int]) -> None:
     assert producer.json(CHANNEL_INFORMATION, "ch")["Queues"] == [7]
 
 
-def test_a_queue_is_created_by_the_octets_of_the_original(connect: Connect) -> None:
+def test_bytes_of_the_original_create_a_queue(connect: Connect) -> None:
     """Vector V14."""
     client = connect("cli")
     client.socket.sendall(vector("V14"))
@@ -172,7 +172,7 @@ def test_a_queue_is_removed(producer: Client, numbers: dict[str, int], queue_id:
     assert producer.answer(message).content_type == NOT_FOUND
 
 
-def test_a_queue_is_removed_by_the_octets_of_the_original(connect: Connect) -> None:
+def test_bytes_of_the_original_remove_a_queue(connect: Connect) -> None:
     """Vectors V15 and V16."""
     client = connect("cli")
     client.create_queue("ch", 258)
@@ -262,7 +262,7 @@ def test_only_the_chosen_messages_are_cleared(producer: Client, headers: dict[st
     assert producer.queue()["DroppedMessages"]["erased"] == 5 - sum(left)
 
 
-def test_messages_are_cleared_by_the_octets_of_the_original(connect: Connect) -> None:
+def test_bytes_of_the_original_clear_messages(connect: Connect) -> None:
     """Vector V17."""
     client = connect("cli")
     client.create_queue("ch", 7, Status=PULLED)
@@ -341,7 +341,7 @@ def test_a_full_queue_refuses_messages(producer: Client) -> None:
     assert producer.stored() == (1, 1)
 
 
-def test_who_waits_for_an_acknowledgement_of_a_refused_message_gets_a_negative_one(producer: Client) -> None:
+def test_rejected_message_gets_a_negative_acknowledgement(producer: Client) -> None:
     """Beside the response, which clients of the original do not take for an answer then."""
     producer.create_queue("ch", 1, Status=PULLED, MessageSizeLimit=3)
     message = producer.publish(body=b"1234", confirm=True)
@@ -366,7 +366,7 @@ def test_messages_without_an_id_get_one_of_32_digits(producer: Client, consumer:
     assert one != other
 
 
-def test_messages_without_an_id_stay_without_if_the_queue_says_so(producer: Client, consumer: Client) -> None:
+def test_messages_without_an_id_get_none_if_the_queue_is_so_configured(producer: Client, consumer: Client) -> None:
     """Twino case 8, with the option off."""
     producer.create_queue("ch", 1, UseMessageId=False)
     consumer.join()
@@ -376,7 +376,7 @@ def test_messages_without_an_id_stay_without_if_the_queue_says_so(producer: Clie
 
 @pytest.mark.parametrize("status", [BROADCAST, PUSH, ROUND_ROBIN])
 @pytest.mark.parametrize(("hidden", "source"), [(True, b""), (False, b"prod")])
-def test_producers_are_hidden_if_the_queue_says_so(
+def test_producer_names_are_hidden_if_configured(
     producer: Client, consumer: Client, status: int, hidden: bool, source: bytes
 ) -> None:
     """Twino case 48."""
@@ -386,7 +386,7 @@ def test_producers_are_hidden_if_the_queue_says_so(
     assert consumer.receive().source == source
 
 
-def test_high_priority_is_handed_out_first_and_each_in_order(producer: Client, consumer: Client) -> None:
+def test_high_priority_is_delivered_first_and_each_priority_in_order(producer: Client, consumer: Client) -> None:
     producer.create_queue()
     for number in range(6):
         producer.publish(body=b"%d" % number, high_priority=number % 2 == 1)
@@ -417,7 +417,7 @@ def test_an_expired_message_goes_to_the_dead_letter_queue(producer: Client, even
 
 
 @pytest.mark.parametrize("dead", ["d0", "d1", "d2", "d3", "d4", "d5"])
-def test_what_is_refused_too_often_goes_to_the_dead_letter_queue_on_any_shard(
+def test_message_nacked_too_often_is_dead_lettered_on_any_shard(
     start_broker: StartBroker, connect: Connect, eventually: Eventually, dead: str
 ) -> None:
     broker = start_broker(shards=4)
@@ -444,7 +444,7 @@ def test_what_is_refused_too_often_goes_to_the_dead_letter_queue_on_any_shard(
     assert producer.queue()["PutBackMessages"] == 2
 
 
-def test_what_is_refused_too_often_is_dropped_where_there_is_no_dead_letter_queue(
+def test_message_nacked_too_often_is_dropped_without_a_dead_letter_queue(
     producer: Client, consumer: Client, eventually: Eventually
 ) -> None:
     """The limit is 16 if nobody says otherwise: one hand-out and sixteen more."""
@@ -458,7 +458,7 @@ def test_what_is_refused_too_often_is_dropped_where_there_is_no_dead_letter_queu
     assert producer.queue()["NegativeAcks"] == 17
 
 
-def test_a_put_back_limit_of_zero_means_one_attempt(producer: Client, consumer: Client) -> None:
+def test_put_back_limit_of_zero_means_one_attempt(producer: Client, consumer: Client) -> None:
     producer.create_queue("ch", 1, RequestAcknowledge=True, PutBackLimit=0)
     consumer.join()
     producer.publish(body=b"bad")
@@ -598,7 +598,7 @@ def test_messages_in_flight_survive_every_change_but_to_stopped(
         assert producer.queue()["DroppedMessages"][reason] == 1
 
 
-def test_a_paused_queue_takes_messages_and_hands_out_none(producer: Client, consumer: Client) -> None:
+def test_paused_queue_accepts_messages_and_delivers_none(producer: Client, consumer: Client) -> None:
     producer.create_queue("ch", 1, Status=PAUSED)
     consumer.join()
     message = producer.publish(body=b"x", confirm=True)
@@ -650,7 +650,7 @@ def test_a_copy_carries_its_own_channel_and_queue(producer: Client, connect: Con
     )
 
 
-def test_a_copy_without_other_headers_has_the_octets_of_the_original_in_its_own_queue(
+def test_copy_without_other_headers_matches_the_bytes_of_the_original_in_its_own_queue(
     producer: Client, connect: Connect
 ) -> None:
     """Vector V45, in which only the octets of the target are corrected: both names are as long."""
@@ -663,7 +663,7 @@ def test_a_copy_without_other_headers_has_the_octets_of_the_original_in_its_own_
     assert consumer.octets == vector("V45").replace(b"ch-pull", b"ch-push")
 
 
-def test_what_a_copys_header_leaves_out_is_filled_in(producer: Client, connect: Connect) -> None:
+def test_omitted_options_of_a_copy_are_filled_in(producer: Client, connect: Connect) -> None:
     consumer = connect("c1")
     for channel in ("ch", "a", "b"):
         producer.create_queue(channel, 5)

@@ -26,7 +26,7 @@ def test_messages_are_spread_evenly_and_in_turn(producer: Client, connect: Conne
     assert [client.bodies() for client in clients] == [bodies[start::count] for start in range(count)]
 
 
-def test_messages_wait_until_somebody_joins(producer: Client, consumer: Client) -> None:
+def test_messages_wait_until_a_consumer_joins(producer: Client, consumer: Client) -> None:
     """Twino case 58."""
     producer.create_queue("ch", 1, Status=ROUND_ROBIN)
     producer.publish_all([b"1", b"2", b"3"])
@@ -51,7 +51,7 @@ def test_a_producer_hears_its_consumer_only_if_the_queue_asks_it(
     assert [(frame.kind, frame.id) for frame in producer.arrived()] == ([(ACKNOWLEDGE, message)] if requests else [])
 
 
-def test_the_next_message_waits_for_the_word_on_the_one_before_if_the_queue_says_so(
+def test_next_message_waits_for_the_settlement_of_the_previous_one_if_configured(
     producer: Client, connect: Connect
 ) -> None:
     """Twino case 60: one message at a time over all consumers."""
@@ -83,9 +83,7 @@ def test_a_message_that_is_not_acknowledged_in_time_goes_to_another_consumer(
     assert producer.queue()["Acks"] == 1
 
 
-def test_nothing_is_lost_and_nothing_is_doubled_among_consumers_side_by_side(
-    producer: Client, connect: Connect
-) -> None:
+def test_parallel_consumers_lose_and_duplicate_nothing(producer: Client, connect: Connect) -> None:
     """Twino case 62: several producers, several consumers that acknowledge as they read."""
     producer.create_queue("ch", 1, Status=ROUND_ROBIN, RequestAcknowledge=True)
     clients = consumers_of(connect, 4)
@@ -118,7 +116,7 @@ def test_a_refused_message_goes_to_the_next_consumer(producer: Client, connect: 
     assert producer.queue()["PutBackMessages"] == 1
 
 
-def test_what_a_lost_consumer_had_goes_to_the_others(producer: Client, connect: Connect) -> None:
+def test_messages_of_a_lost_consumer_go_to_others(producer: Client, connect: Connect) -> None:
     """Consumers die with half of the messages in their hands; each message is acknowledged once in the end."""
     producer.create_queue("ch", 1, Status=ROUND_ROBIN, RequestAcknowledge=True)
     dying, living = consumers_of(connect, 2)
@@ -134,7 +132,7 @@ def test_what_a_lost_consumer_had_goes_to_the_others(producer: Client, connect: 
     assert producer.queue()["InFlight"] == 0
 
 
-def test_without_acknowledgements_a_message_is_handed_out_once_only(
+def test_message_without_acknowledgements_is_delivered_once(
     producer: Client, connect: Connect, eventually: Eventually
 ) -> None:
     producer.create_queue("ch", 1, Status=ROUND_ROBIN)
@@ -145,7 +143,7 @@ def test_without_acknowledgements_a_message_is_handed_out_once_only(
     assert second.bodies() == [b"2"]
 
 
-def test_the_turn_goes_on_where_it_was_when_clients_come_and_go(producer: Client, connect: Connect) -> None:
+def test_round_robin_continues_when_clients_join_and_leave(producer: Client, connect: Connect) -> None:
     producer.create_queue("ch", 1, Status=ROUND_ROBIN)
     first, second, third = consumers_of(connect, 3)
     producer.publish_all([b"1"])

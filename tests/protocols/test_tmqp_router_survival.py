@@ -30,7 +30,7 @@ def connected(broker: ServedBroker) -> Client:
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_what_a_client_made_of_routers_survives(tmp_path: Path, end: signal.Signals) -> None:
+def test_routers_created_by_clients_survive_a_restart(tmp_path: Path, end: signal.Signals) -> None:
     config = tmp_path / "mqcore.toml"
     config.write_text(CONFIGURED)
     arguments = ("--config", str(config), "--data-dir", str(tmp_path / "data"))

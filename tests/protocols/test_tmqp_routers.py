@@ -143,7 +143,7 @@ def test_several_clients_get_a_message_each(producer: Client, first: Client, sec
     assert [frame.target for frame in direct(second)] == [b"@name:two", b"@type:sink"]
 
 
-def test_nobody_online_is_an_answer(producer: Client) -> None:
+def test_route_without_connected_clients_gets_an_answer(producer: Client) -> None:
     """Twino case 73."""
     producer.create_router("r")
     assert reason(producer.routed("r")) == "no-consumers"

@@ -79,7 +79,7 @@ def test_small_files_of_one_queue_and_day_become_one(spark: SparkSession, tmp_pa
     assert rows_of_archive(outcome.tables["data"]) == rows_of_archive(data)
 
 
-def test_what_is_too_old_is_left_out_and_said(spark: SparkSession, tmp_path: Path) -> None:
+def test_compact_drops_old_rows_and_reports_them(spark: SparkSession, tmp_path: Path) -> None:
     data = archive_of(tmp_path / "data", [made("started"), made("produced", 1)])
     age = int((time.time() - START.timestamp()) // 86_400)
     assert age > 1

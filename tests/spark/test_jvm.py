@@ -52,7 +52,7 @@ def test_a_java_that_was_chosen_and_is_too_old_is_an_error_and_not_replaced(
         jvm.find_java()
 
 
-def test_without_any_java_all_three_places_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_error_lists_all_three_places(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(jvm.JavaMissing, match="no java on the path") as raised:
         jvm.find_java()
     assert "pip install 'mqcore[spark-jdk]'" in str(raised.value)

@@ -51,7 +51,7 @@ def options(living: Told, place: Path, **more: str) -> WriteOptions:
     return WriteOptions.parse({**given, "admin": living.served.admin_url, **more}, streaming=True)
 
 
-def test_of_two_promises_the_first_one_stands_and_all_repetitions_see_it(tmp_path: Path) -> None:
+def test_first_of_two_manifests_wins_and_repetitions_see_it(tmp_path: Path) -> None:
     ledger = Ledger(str(tmp_path), "sink")
     first, ours = ledger.promise(3, staged(tmp_path, 3, cut(40, 4)), None)
     second, later = ledger.promise(3, staged(tmp_path, 3, cut(40, 3), attempt=1), None)
@@ -115,7 +115,7 @@ def crash_after(setting: WriteOptions, ledger: Ledger, batch: Batch, fresh: bool
         Publisher(setting, Mortal(setting.staging, ledger.sink)).publish(batch, fresh=fresh)
 
 
-def test_whatever_was_published_and_not_written_down_is_found_in_the_history(living: Told, tmp_path: Path) -> None:
+def test_published_but_unrecorded_rows_are_found_in_the_history(living: Told, tmp_path: Path) -> None:
     setting = options(living, tmp_path, window="100")
     ledger = Ledger(setting.staging, "sink")
     batch, fresh = ledger.promise(0, staged(tmp_path, 0, cut(1000, 2)), history_ends(setting))
@@ -136,9 +136,7 @@ def test_a_restart_with_a_smaller_window_doubles_nothing_of_the_larger_one(livin
 
 
 @pytest.mark.parametrize("admin", [True, False])
-def test_who_had_to_wait_for_another_publisher_goes_on_where_that_one_ended(
-    admin: bool, living: Told, tmp_path: Path
-) -> None:
+def test_publisher_continues_where_another_one_stopped(admin: bool, living: Told, tmp_path: Path) -> None:
     setting = options(living, tmp_path, window="100")
     if not admin:
         setting = replace(setting, admin=None)
@@ -153,7 +151,7 @@ def test_who_had_to_wait_for_another_publisher_goes_on_where_that_one_ended(
     assert finished.is_done
 
 
-def test_queues_that_rows_name_are_told_once_each() -> None:
+def test_queues_of_rows_are_listed_once_each() -> None:
     rows = pa.RecordBatch.from_pydict({"channel": ["a", "a", "b", None], "queue_id": [1, 1, None, 3]})
     assert queues_of(rows) == {"a/1", "b/0"}
     assert queues_of(pa.RecordBatch.from_pydict({"queue": ["x/1", None, "x/1"]})) == {"x/1"}

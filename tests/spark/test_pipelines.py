@@ -190,7 +190,7 @@ def test_messages_whose_steps_contradict_each_other_are_named(spark: SparkSessio
     assert "Not every message is accounted for" in page
 
 
-def test_beginnings_that_retention_took_are_no_contradiction_but_missing_steps_are_told(
+def test_events_removed_by_retention_are_no_contradiction_but_missing_events_are_reported(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     old = [made("acked", 3, last=True), made("restored", 4), made("delivered", 5)]

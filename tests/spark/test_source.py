@@ -198,7 +198,7 @@ def test_more_files_than_spark_looks_at_itself_are_one_relation_and_no_setting_i
     spark.conf.unset(name)
 
 
-def test_octets_are_text_where_the_schema_says_so(spark: SparkSession, told: Told) -> None:
+def test_binary_columns_are_text_if_the_schema_has_strings(spark: SparkSession, told: Told) -> None:
     rows = spark.read.format("mqcore").schema("value string, key string, channel string").load(str(told.data_dir))
     found = rows.collect()
     assert Counter(row["value"].encode() for row in found) == expected(told)
@@ -210,7 +210,7 @@ def test_octets_are_text_where_the_schema_says_so(spark: SparkSession, told: Tol
         spark.read.format("mqcore").schema("channel binary").load(str(told.data_dir)).count()
 
 
-def test_what_is_wrong_is_said_in_words(spark: SparkSession, told: Told, tmp_path: Path) -> None:
+def test_invalid_options_have_clear_errors(spark: SparkSession, told: Told, tmp_path: Path) -> None:
     def refused(path: Path, **options: str) -> str:
         with pytest.raises(Exception) as raised:
             spark.read.format("mqcore").options(**options).load(str(path)).count()

@@ -57,7 +57,7 @@ def expected(told: Told) -> Counter[bytes]:
 NOW: dict[str, Any] = {"availableNow": True}
 
 
-def test_what_is_available_comes_in_batches_of_the_size_that_was_asked_for(told: Told, follow: Any) -> None:
+def test_available_rows_arrive_in_batches_of_the_requested_size(told: Told, follow: Any) -> None:
     sink = Sink()
     query = follow(told, sink, NOW, startingOffsets="earliest", maxOffsetsPerTrigger="700")
     assert query.awaitTermination(120)
@@ -68,7 +68,7 @@ def test_what_is_available_comes_in_batches_of_the_size_that_was_asked_for(told:
     assert sizes[0] > 300, "a limit is used, and not only kept"
 
 
-def test_a_query_goes_on_where_its_checkpoint_says_and_never_twice(living: Told, follow: Any) -> None:
+def test_query_resumes_at_its_checkpoint_without_duplicates(living: Told, follow: Any) -> None:
     sink = Sink()
     with sync.connect(living.served.url) as mq:
         for round_ in range(3):
