@@ -156,9 +156,9 @@ def test_a_terminal_shows_what_runs_and_how_far_it_is(url: str, tmp_path: Path) 
         assert sent.returncode == 0, sent.stderr
         wait_until(lambda: shows(b"half of it") and shows(b"sample_jobs.tell_progress"), limit=30, what="progress")
         end.touch()
-        wait_until(lambda: shows(b"1 done"), limit=30, what="the end of the job")
+        wait_until(lambda: shows(b"1 succeeded"), limit=30, what="the end of the job")
         worker.terminate()
-        wait_until(lambda: shows(b"0 left") or worker.poll() is not None, limit=20, what="the end")
+        wait_until(lambda: shows(b"0 unfinished") or worker.poll() is not None, limit=20, what="the end")
     finally:
         worker.kill()
         worker.wait()

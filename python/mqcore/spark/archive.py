@@ -40,9 +40,11 @@ def newest_manifest(directory: str | os.PathLike[str]) -> dict[str, Any] | None:
         except ValueError as error:
             raise errors.DataDirUnreadable(f"damaged manifest {paths[-1]}: {error}") from error
         if manifest.get("format") != "mqcore.archive/1":
-            raise errors.DataDirUnreadable(f"manifest {paths[-1]} has the unsupported format {manifest.get('format')!r}")
+            raise errors.DataDirUnreadable(f"unsupported format {manifest.get('format')!r} of manifest {paths[-1]}")
         return manifest
-    raise errors.DataDirUnreadable(f"cannot read the manifests of {directory}: each was replaced while it was read; retry")
+    raise errors.DataDirUnreadable(
+        f"cannot read the manifests of {directory}: each was replaced during the read; retry"
+    )
 
 
 def archive(

@@ -156,7 +156,9 @@ class Remote(Origin):
                     yield from reader
             except (pa.ArrowInvalid, errors.ConnectionLost, OSError) as error:
                 why = str(error) or type(error).__name__
-                raise errors.ConnectionLost(f"the transfer of history from {self._url} ended early: {why}; see the broker's log") from error
+                raise errors.ConnectionLost(
+                    f"history from {self._url} is incomplete (see the broker's log): {why}"
+                ) from error
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         return self._admin.ask(

@@ -37,9 +37,7 @@ def check_columns(names: Sequence[str], queue: str | None) -> None:
     """Raise `ConfigError` unless the columns contain a body, and a queue if no option names one."""
     unknown = [name for name in names if name not in COLUMNS]
     if unknown:
-        raise errors.ConfigError(
-            f"unknown column {unknown[0]!r}; rows can have {', '.join(COLUMNS)}"
-        )
+        raise errors.ConfigError(f"unknown column {unknown[0]!r}; rows can have {', '.join(COLUMNS)}")
     if "value" not in names:
         raise errors.ConfigError("the column value is missing; rows need it as string or binary")
     if queue is None and "queue" not in names and "channel" not in names:
