@@ -176,6 +176,39 @@ def test_every_relative_link_of_the_documentation_leads_somewhere() -> None:
     assert not broken
 
 
+def functions() -> set[str]:
+    """Names of all Python and Rust functions; those of Python tests also without their prefix."""
+    names = {
+        name
+        for path in tracked(".py", ".rs")
+        for name in re.findall(r"^\s*(?:pub )?(?:async )?(?:def|fn) (\w+)", path.read_text(), flags=re.MULTILINE)
+    }
+    return names | {name.removeprefix("test_") for name in names}
+
+
+def test_paths_named_in_the_documentation_exist() -> None:
+    path_form = re.compile(r"`((?:rust|python|tests|docs|benches|fuzz|examples)/[\w./-]+)(?:::(\w+))?`")
+    known = functions()
+    missing = [
+        f"{page.relative_to(ROOT)}: {match.group()}"
+        for page in tracked(".md")
+        for match in path_form.finditer(page.read_text())
+        if not ((ROOT / match[1]).exists() or "NAME" in match[1]) or (match[2] and match[2] not in known)
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", ["throttr", "mqks", "micromessage2"])
+def test_conformance_tables_name_existing_tests(page: str) -> None:
+    text = (ROOT / "docs" / "protocols" / f"{page}.md").read_text()
+    rows = re.findall(r"^\| .+ \| (.+) \|$", text.partition("## Conformance")[2], flags=re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`([a-z0-9]+(?:_[a-z0-9]+){2,})`", row)}
+    assert len(named) > 20
+    # Dialogs of the vectors have names too.
+    dialogs = (ROOT / "tests" / "vectors" / "throttr.jsonl").read_text()
+    assert not {name for name in named - functions() if name not in dialogs}
+
+
 def test_nothing_is_left_open_or_tied_to_one_machine() -> None:
     left_open = re.compile(
         r"\b(todo!|unimplemented!)|\b(TODO|FIXME|XXX)\b|#\[ignore|raise NotImplementedError|mark\.(skip|xfail)\b"
