@@ -298,6 +298,22 @@ async fn the_first_user_ends_the_connections_of_those_whom_nobody_has_asked() {
 }
 
 #[tokio::test]
+async fn a_reload_keeps_connections_that_have_not_logged_in_yet() {
+    let scratch = Scratch::new();
+    let first = scratch.token("first", &["*"]);
+    let (server, address) = started(listening(&scratch)).await;
+    let silent = TcpStream::connect(address).await.expect("the listener is there");
+    // Connections are accepted in their order: from here on the silent one is known to the server.
+    let mut other = welcome(address, Some(&first)).await;
+    let second = scratch.token("second", &["*"]);
+    server.reload_authority().await.unwrap();
+    assert_eq!(other.operate(Operation::ClientList, "").await, status::OK);
+    Peer::welcome(silent, &Hello { client_token: Some(&second), ..Hello::default() }).await;
+    assert!(!std::fs::read_to_string(scratch.audit()).unwrap().contains("revoked"));
+    server.stop(PATIENCE).await;
+}
+
+#[tokio::test]
 async fn a_store_that_cannot_be_read_changes_nothing() {
     let scratch = Scratch::new();
     let token = scratch.token("kept", &["*"]);

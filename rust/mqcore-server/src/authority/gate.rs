@@ -83,12 +83,16 @@ enum Fate {
 impl Gate {
     /// The gate of a connection that was opened just now. `local` connections are inside this process, and trusted.
     pub(crate) fn new(authority: &Authority, origin: Origin, peer: Arc<Peer>, local: bool) -> Self {
-        let free = local || (authority.is_open() && authority.authorizer().is_none());
+        let connection = origin.connection.map(ConnectionId);
+        let free = local
+            || (authority.is_open()
+                && authority.authorizer().is_none()
+                && connection.is_none_or(|connection| authority.enter_unauthenticated(connection)));
         let state = if free { State::Open } else { State::Stranger };
         if local {
             let identity = Arc::new(Identity::trusted(Holder::Local));
-            if let Some(connection) = origin.connection {
-                authority.enter(ConnectionId(connection), &identity, 0);
+            if let Some(connection) = connection {
+                authority.enter(connection, &identity, 0);
             }
         }
         Self { state, held: VecDeque::new(), origin, peer }

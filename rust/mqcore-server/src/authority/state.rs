@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use mqcore_authority::attempts::Attempts;
 use mqcore_authority::audit::{Detail, Line, Subject, Verdict};
 use mqcore_authority::login::{Holder, Identity};
@@ -55,6 +55,8 @@ pub(crate) struct Authority {
     pub(super) waiting: Arc<Semaphore>,
     /// Who is behind each connection for which it matters.
     pub(super) present: Mutex<HashMap<ConnectionId, Arc<Identity>, foldhash::fast::RandomState>>,
+    /// Connections accepted without credentials because there was no user yet. They are closed when one is created.
+    unauthenticated: Mutex<HashSet<ConnectionId, foldhash::fast::RandomState>>,
     pub(super) audit: Audit,
     pub(super) detail: Detail,
     pub(crate) counters: AuthorityCounters,
@@ -121,6 +123,7 @@ impl Authority {
             checks: Arc::new(Semaphore::new(cores.min(CHECKS_MAX))),
             waiting: Arc::new(Semaphore::new(CHECKS_WAITING_MAX)),
             present: Mutex::default(),
+            unauthenticated: Mutex::default(),
             audit,
             detail: config.audit_detail,
             counters: AuthorityCounters::default(),
@@ -155,6 +158,10 @@ impl Authority {
         Arc::clone(&self.records.read().unwrap_or_else(PoisonError::into_inner))
     }
 
+    fn unauthenticated(&self) -> MutexGuard<'_, HashSet<ConnectionId, foldhash::fast::RandomState>> {
+        self.unauthenticated.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn present(
         &self,
     ) -> MutexGuard<'_, HashMap<ConnectionId, Arc<Identity>, foldhash::fast::RandomState>> {
@@ -168,9 +175,27 @@ impl Authority {
         self.upholds(identity, now_ms)
     }
 
+    /// Accepts a connection without credentials. False if there is a user by now, so that it must log in.
+    pub(crate) fn enter_unauthenticated(&self, connection: ConnectionId) -> bool {
+        // Without a store, no first user can be created.
+        if self.store.is_none() {
+            return self.is_open();
+        }
+        self.unauthenticated().insert(connection);
+        // Checked after the insertion, so that a concurrent `reload` finds the connection or this finds the user.
+        let open = self.is_open();
+        if !open {
+            self.unauthenticated().remove(&connection);
+        }
+        open
+    }
+
     /// The connection has ended.
     pub(crate) fn leave(&self, connection: ConnectionId) {
         self.present().remove(&connection);
+        if self.store.is_some() {
+            self.unauthenticated().remove(&connection);
+        }
     }
 
     /// Whether what an identity rests on still holds. "Nobody has to log in" ends for good with the first user.
@@ -202,13 +227,16 @@ impl Authority {
     }
 
     /// Of these connections, those whose identity does not hold any more. Each is written down.
+    ///
+    /// A connection that has not logged in yet (its TLS handshake may be in progress) is not among them: its credentials
+    /// are checked against the new records.
     pub(crate) fn fallen(&self, connections: &[ConnectionId], now_ms: u64) -> Vec<ConnectionId> {
         let records = self.records();
         let open = self.is_open();
         let present = self.present();
+        let unauthenticated = self.unauthenticated();
         let falls = |connection: &&ConnectionId| match present.get(*connection).map(|identity| &**identity) {
-            // Came while nobody was asked.
-            None => !open,
+            None => !open && unauthenticated.contains(*connection),
             Some(Identity { holder: Holder::Open, .. }) => {
                 !open && !self.port.as_ref().is_some_and(|port| port.authenticates())
             }
