@@ -138,6 +138,17 @@ async def test_unacknowledged_message_is_redelivered_when_the_clock_advances() -
         assert mq.stats().queue("orders/1001").acks == 1
 
 
+async def test_settle_waits_for_what_clients_have_sent() -> None:
+    options = QueueOptions(request_acknowledge=True, acknowledge_timeout="5m")
+    mq = TestBroker(auto_create_channels=True, auto_create_queues=True, channel=ChannelOptions(queue=options))
+    async with mq, mq.client() as client, client.queue("orders", 1001).consume() as messages:
+        for number in range(1, 201):
+            await mq.publish("orders/1001", b"x")
+            await (await anext(messages)).ack()
+            await mq.settle()
+            assert mq.stats().queue("orders/1001").acks == number
+
+
 async def test_connections_outlive_a_clock_that_jumps() -> None:
     async with TestBroker(auto_create_channels=True, auto_create_queues=True) as mq:
         await mq.publish("orders/1", b"before")

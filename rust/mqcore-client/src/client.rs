@@ -1,7 +1,7 @@
 //! The client: connecting, closing, and what it says of itself.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -88,6 +88,25 @@ pub struct Client {
     _life: Arc<Life>,
 }
 
+/// Watches what a client writes, and does not keep it open.
+#[derive(Debug, Clone)]
+pub struct OutputWatch(Weak<Shared>);
+
+impl OutputWatch {
+    /// Waits until everything that the client has sent so far is written to its connection, or lost with it.
+    pub async fn flushed(&self) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.flushed().await;
+        }
+    }
+
+    /// Whether the client is still in use.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
+
 /// Ends the connection task with the last handle.
 #[derive(Debug)]
 struct Life(Arc<Shared>);
@@ -111,6 +130,12 @@ impl Client {
         let client = Self { shared: shared.clone(), _life: Arc::new(Life(shared.clone())) };
         connection::start(shared, transport).await?;
         Ok(client)
+    }
+
+    /// Watches what is written, without keeping the client open.
+    #[must_use]
+    pub fn output(&self) -> OutputWatch {
+        OutputWatch(Arc::downgrade(&self.shared))
     }
 
     /// What is spoken with the broker.

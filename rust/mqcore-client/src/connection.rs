@@ -307,6 +307,7 @@ impl Shared {
         let mut core = lock(&self.core);
         core.cause = cause.clone();
         let epoch = core.epoch;
+        core.writing = false;
         let waiters = core.conversation.lost();
         let is_stale = |message: &Received| message.wants_acknowledge();
         let discarded: usize = core
@@ -319,6 +320,7 @@ impl Shared {
             waiter.settle(outcome_of_loss(partial, cause), now);
         }
         self.room.notify_waiters();
+        self.written.notify_waiters();
     }
 
     /// The task is over: nobody will connect any more.
@@ -353,9 +355,12 @@ impl Shared {
         octets.shrink_to(READ_BUFFER_KEPT_BYTES);
         let mut core = lock(&self.core);
         core.conversation.take_output(octets);
+        let was_writing = std::mem::replace(&mut core.writing, !octets.is_empty());
         drop(core);
         if !octets.is_empty() {
             self.room.notify_waiters();
+        } else if was_writing {
+            self.written.notify_waiters();
         }
     }
 

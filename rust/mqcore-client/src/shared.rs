@@ -116,6 +116,8 @@ pub(crate) struct Core {
     pub(crate) epoch: u32,
     /// Until when what is under way may still finish; `Some`: the client is closing.
     pub(crate) closing: Option<Instant>,
+    /// The connection task has taken output that it has not written yet.
+    pub(crate) writing: bool,
     /// Why there is no connection.
     pub(crate) cause: Arc<str>,
     /// The connection task has ended: nobody will connect any more.
@@ -132,6 +134,8 @@ pub(crate) struct Shared {
     pub(crate) gauge: Arc<Gauge>,
     /// There may be room to write or to wait, or a connection: whoever waits for one of them looks again.
     pub(crate) room: Notify,
+    /// Notified when all output is written, or lost with its connection.
+    pub(crate) written: Notify,
     pub(crate) state: watch::Sender<State>,
     pub(crate) counters: Counters,
 }
@@ -154,6 +158,7 @@ impl Shared {
             unclaimed: hashbrown::HashSet::new(),
             epoch: 0,
             closing: None,
+            writing: false,
             cause: "not connected yet".into(),
             ended: false,
         };
@@ -162,6 +167,7 @@ impl Shared {
             config,
             core: Mutex::new(core),
             room: Notify::new(),
+            written: Notify::new(),
             state: watch::Sender::new(State::Connecting { attempt: 1 }),
             counters: Counters::default(),
         })
@@ -225,6 +231,24 @@ impl Shared {
             core.cause.clone()
         };
         ClientError::ConnectionLost { cause, sent: false }
+    }
+
+    /// Waits until no output waits to be written.
+    pub(crate) async fn flushed(&self) {
+        loop {
+            let written = self.written.notified();
+            tokio::pin!(written);
+            // Before the check, so that a notification between the check and the wait is not missed.
+            written.as_mut().enable();
+            {
+                let mut core = lock(&self.core);
+                let waits = core.writing || !core.conversation.output().is_empty();
+                if core.ended || !core.conversation.is_open() || !waits {
+                    return;
+                }
+            }
+            written.await;
+        }
     }
 
     /// Asks and waits for the one answer.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use mqcore_broker::model::config::HandlerSpec;
 use mqcore_broker::model::router::RouterDefinition;
 use mqcore_broker::model::stats::WaitingMessage;
+use mqcore_client::client::OutputWatch;
 use mqcore_client::config::LocalFactory;
 use mqcore_server::config::address::Listening;
 use mqcore_server::config::{Config, Protocol};
@@ -58,6 +59,8 @@ pub struct Broker {
     state: Mutex<State>,
     /// What connectors connect to; `None` while the broker is stopped.
     local: Arc<RwLock<Option<Local>>>,
+    /// `Some` with a manual clock: then `settle` waits for what clients in this process have not written yet.
+    local_clients: Option<Arc<LocalClients>>,
     /// The process in which it was started; 0: never.
     process: AtomicU32,
 }
@@ -119,7 +122,30 @@ impl Running {
     }
 }
 
+/// The clients of a test broker that are in its process.
+#[derive(Default)]
+pub(crate) struct LocalClients(Mutex<Vec<OutputWatch>>);
+
+impl LocalClients {
+    pub(crate) fn add(&self, client: OutputWatch) {
+        lock(&self.0).push(client);
+    }
+
+    /// Waits until every client has written what it has sent so far.
+    async fn flushed(&self) {
+        let clients = lock(&self.0).clone();
+        for client in &clients {
+            client.flushed().await;
+        }
+        lock(&self.0).retain(OutputWatch::is_alive);
+    }
+}
+
 impl Broker {
+    pub(crate) fn local_clients(&self) -> Option<Arc<LocalClients>> {
+        self.local_clients.clone()
+    }
+
     /// How clients in this process connect: without a socket. Fails while the broker is stopped, and works again
     /// once it was started again.
     pub fn connector(&self) -> PyResult<LocalFactory> {
@@ -223,6 +249,7 @@ impl Broker {
             routers: Mutex::default(),
             state: Mutex::new(State::Stopped),
             local: Arc::default(),
+            local_clients: manual_clock.then(Arc::default),
             process: AtomicU32::new(0),
         })
     }
@@ -566,7 +593,13 @@ impl Broker {
         let running = self.running("settle")?;
         let limit = config::seconds(timeout, "timeout")?;
         let settled = py.detach(|| {
-            running.handle.block_on(async { tokio::time::timeout(limit, running.server.settle()).await })
+            let settled = async {
+                if let Some(clients) = &self.local_clients {
+                    clients.flushed().await;
+                }
+                running.server.settle().await;
+            };
+            running.handle.block_on(async { tokio::time::timeout(limit, settled).await })
         });
         settled.map_err(|_| {
             PyTimeoutError::new_err(format!("after {timeout} seconds the broker still has something to do"))

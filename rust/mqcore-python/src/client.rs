@@ -111,10 +111,14 @@ fn connect<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     process::check()?;
     let transport = options::transport(target)?;
+    let local = options::local_clients(target);
     let config = options::client(options)?;
     let way = Way { blocking };
     way.run(py, async move {
         let core = CoreClient::connect(config, transport).await.map_err(error::client)?;
+        if let Some(local) = local {
+            local.add(core.output());
+        }
         Ok(Client { core: Owned::new(core), way })
     })
 }

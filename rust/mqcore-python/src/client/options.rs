@@ -1,5 +1,6 @@
 //! From the dataclasses of Python to what the client takes. Durations are seconds by then.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use mqcore_client::address::BrokerAddress;
@@ -11,7 +12,7 @@ use mqcore_wire::micromessage::negotiation::Lists;
 use pyo3::prelude::*;
 
 use super::error;
-use crate::broker::Broker;
+use crate::broker::{Broker, LocalClients};
 use crate::config::seconds;
 
 /// Where to connect: an embedded broker, or a list of URLs.
@@ -22,6 +23,11 @@ pub(super) fn transport(target: &Bound<'_, PyAny>) -> PyResult<Transport> {
     let urls: Vec<String> = target.extract()?;
     let addresses: Result<_, _> = urls.iter().map(|url| BrokerAddress::parse(url)).collect();
     Ok(Transport::Tcp(addresses.map_err(error::client)?))
+}
+
+/// Where an embedded broker remembers its clients.
+pub(super) fn local_clients(target: &Bound<'_, PyAny>) -> Option<Arc<LocalClients>> {
+    target.cast::<Broker>().ok().and_then(|broker| broker.get().local_clients())
 }
 
 /// Reads a `mqcore.client.ClientOptions`.
