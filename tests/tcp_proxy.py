@@ -16,6 +16,8 @@ class TcpProxy:
         self._server: asyncio.Server | None = None
         self._flowing = asyncio.Event()
         self._flowing.set()
+        self._held = bytearray()
+        self._holds_more = asyncio.Event()
         self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
@@ -52,6 +54,7 @@ class TcpProxy:
         for writer in writers:
             writer.transport.abort()
         self._pairs.clear()
+        self._held.clear()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -64,7 +67,15 @@ class TcpProxy:
 
     def flow(self) -> None:
         """Pass on again, beginning with what was held back."""
+        self._held.clear()
         self._flowing.set()
+
+    async def holds(self, part: bytes, limit: float = 10.0) -> None:
+        """Wait until the stalled proxy holds back these bytes, whichever way they go."""
+        async with asyncio.timeout(limit):
+            while part not in self._held:
+                self._holds_more.clear()
+                await self._holds_more.wait()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
@@ -82,6 +93,9 @@ class TcpProxy:
     async def _pass_on(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while octets := await source.read(65536):
+                if not self._flowing.is_set():
+                    self._held += octets
+                    self._holds_more.set()
                 await self._flowing.wait()
                 sink.write(octets)
                 await sink.drain()

@@ -65,7 +65,7 @@ async def test_what_was_under_way_fails_and_is_not_sent_twice(proxy: TcpProxy, m
     await mq.declare("orders", 1, dataclasses.replace(WITH_ACKS, status="pull"))
     proxy.stall()
     publishing = asyncio.ensure_future(mq.publish("orders/1", b"x"))
-    await asyncio.sleep(0.05)
+    await proxy.holds(b"orders")
     await proxy.cut()
     proxy.flow()
     with pytest.raises(errors.ConnectionLost) as caught:
@@ -80,7 +80,7 @@ async def test_a_message_with_an_id_is_sent_again_if_that_is_allowed(proxy: TcpP
     await mq.declare("orders", 1, mqcore.QueueOptions(status="pull"))
     proxy.stall()
     publishing = asyncio.ensure_future(mq.publish("orders/1", b"x", id="mine", retry=True, timeout="20s"))
-    await asyncio.sleep(0.05)
+    await proxy.holds(b"orders")
     await proxy.cut()
     proxy.flow()
     assert (await publishing).by == "server"

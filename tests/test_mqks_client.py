@@ -366,7 +366,7 @@ async def test_what_was_under_way_fails_and_is_not_sent_twice(proxy: TcpProxy, m
     async with mq.queue("orders").consume() as messages:
         proxy.stall()
         publishing = asyncio.ensure_future(shaky.publish("orders", b"x"))
-        await asyncio.sleep(0.05)
+        await proxy.holds(b"orders")
         await proxy.cut()
         proxy.flow()
         with pytest.raises(errors.ConnectionLost) as caught:
