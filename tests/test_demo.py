@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from depth import FULL, choices
 from served import ROOT, clean_environment
 
 
@@ -23,6 +24,7 @@ def run_demo(*arguments: str, limit: float = 55) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.full("runs the whole demonstration; the next test runs every part with a few files")
 @pytest.mark.timeout(600)
 def test_every_promise_of_the_demonstration_is_kept() -> None:
     result = run_demo(limit=580)
@@ -80,7 +82,10 @@ def run_damaged(part: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("part", ["tmqp", "mqks", "micromessage", "jobs", "durable", "limits"])
+PARTS = ["tmqp", "mqks", "micromessage", "jobs", "durable", "limits"]
+
+
+@pytest.mark.parametrize("part", PARTS if FULL else sorted(choices(__name__).sample(PARTS, 2)))
 def test_a_broken_promise_is_seen_and_fails(part: str) -> None:
     result = run_damaged(part)
     assert result.returncode == 1, result.stdout + result.stderr

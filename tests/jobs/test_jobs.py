@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from depth import FULL, choices
 from job_processes import broker_url, lines_of, until_lines, working
 from mqcore import errors
 from mqcore.jobs import Jobs
@@ -35,14 +36,21 @@ def url() -> Iterator[str]:
         yield found
 
 
-@pytest.fixture(params=POOLS)
+@pytest.fixture(params=POOLS if FULL else [choices(__name__).choice(POOLS)])
 def sample(request: pytest.FixtureRequest, url: str, tasks: Tasks) -> Iterator[Any]:
-    """The tasks, with a worker that runs them, in every kind of pool."""
+    """The tasks, with a worker that runs them, in every kind of pool; in a random one at reduced depth."""
     with working(url, "--pool", request.param, "--concurrency", "2"):
         yield tasks(url)
 
 
-def test_result_returns_to_the_sender_as_the_tasks_return_type(sample: Any) -> None:
+@pytest.fixture(params=POOLS)
+def sample_in_every_pool(request: pytest.FixtureRequest, url: str, tasks: Tasks) -> Iterator[Any]:
+    with working(url, "--pool", request.param, "--concurrency", "2"):
+        yield tasks(url)
+
+
+def test_result_returns_to_the_sender_as_the_tasks_return_type(sample_in_every_pool: Any) -> None:
+    sample = sample_in_every_pool
     assert sample.add.enqueue(1, right=2).result(20) == 3
     assert sample.add.delay(4).result(20) == 5
     assert sample.add_async.enqueue(1, 3).result(20) == 4

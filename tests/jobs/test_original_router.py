@@ -19,6 +19,8 @@ from mqcore.jobs.client import ask
 from ports import free_ports
 from served import clean_environment, wait_until
 
+pytestmark = pytest.mark.full("runs the original programs; their recorded dialogues are in test_eventmq_vectors.py")
+
 Tasks = Callable[[str], Any]
 
 

@@ -23,7 +23,13 @@ pytestmark = pytest.mark.timeout(300)
 PEER = Path(__file__).parent.parent / "libzmq_peer.py"
 
 
-@pytest.fixture(params=["newest", "older"])
+OLDER = pytest.param(
+    "older",
+    marks=pytest.mark.full("installs an older libzmq; the newest one speaks to the same listeners"),
+)
+
+
+@pytest.fixture(params=["newest", OLDER])
 def python(request: pytest.FixtureRequest) -> Path:
     """An interpreter with pyzmq."""
     if request.param == "newest":
@@ -40,6 +46,7 @@ def version(python: Path) -> tuple[int, ...]:
     return tuple(map(int, said.stdout.split()))
 
 
+@pytest.mark.full("installs an older libzmq")
 def test_they_are_two(older_libzmq: Path) -> None:
     assert version(older_libzmq) < version(Path(sys.executable))
 

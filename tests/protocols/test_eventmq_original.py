@@ -18,7 +18,10 @@ from served import wait_until
 __all__ = ["original_python"]
 
 # Making the environment takes longer than a test may.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.full("runs the original programs; their recorded dialogues are in test_eventmq_vectors.py"),
+]
 
 
 @pytest.fixture

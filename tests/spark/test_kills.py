@@ -21,7 +21,11 @@ from served import clean_environment, wait_until
 from spark.told import LENIENT, Told, drain, java_or_skip
 
 ROUNDS = rounds("SPARK", quick=1, full=20)
-pytestmark = [*LENIENT[1:], pytest.mark.timeout(300 + 180 * ROUNDS)]
+pytestmark = [
+    *LENIENT[1:],
+    pytest.mark.timeout(300 + 180 * ROUNDS),
+    pytest.mark.full("starts Spark anew after each kill; test_ledger.py kills the broker in the middle of a write"),
+]
 ROWS = 3000
 """Rows of each round: several batches."""
 PROGRAM = Path(__file__).with_name("crossing.py")
