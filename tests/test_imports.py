@@ -20,7 +20,6 @@ CYCLE_FILES_MAX = 3
 LARGER_FOR_NOW: dict[str, int] = {
     "mqcore-client": 9,
     "mqcore-python": 5,
-    "mqcore-session": 14,
     "python/mqcore": 10,
 }
 

@@ -127,6 +127,50 @@ def test_crates_depend_downwards_only() -> None:
             assert outsider not in known or crate.name in rooms, f"{crate.name} may not depend on {outsider}"
 
 
+def registered_protocols() -> dict[str, tuple[str, str]]:
+    """The protocols of the registry: for each module its variant and the type that implements it."""
+    registry = (ROOT / "rust/mqcore-session/src/registry.rs").read_text()
+    lines = re.findall(r"^ +(\w+) = (\w+)::(\w+),$", registry, re.MULTILINE)
+    return {module: (variant, factory) for variant, module, factory in lines}
+
+
+def test_each_protocol_is_a_folder_a_codec_and_a_line_in_the_registry() -> None:
+    protocols = registered_protocols()
+    session = ROOT / "rust/mqcore-session/src"
+    assert protocols.keys() == {path.parent.name for path in session.glob("*/mod.rs")}
+    for module, (_, factory) in protocols.items():
+        assert (ROOT / f"rust/mqcore-wire/src/{module}").is_dir(), f"{module} has no codec"
+        assert f"impl ProtocolFactory for {factory}" in (session / module / "mod.rs").read_text()
+
+
+def test_the_server_names_no_protocol() -> None:
+    names = {name for module, (variant, _) in registered_protocols().items() for name in (variant, f"{module}::")}
+    pattern = re.compile("|".join(sorted(names)))
+    # The links between nodes speak one protocol, whatever listeners speak.
+    links = {ROOT / "rust/mqcore-server/src/nodes" / name for name in ("dial.rs", "master.rs")}
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sorted(ROOT.glob("rust/mqcore-server/src/**/*.rs"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if pattern.search(line) and path not in links
+    ]
+    assert not found
+
+
+def test_protocols_do_not_know_each_other() -> None:
+    protocols = registered_protocols()
+    session = ROOT / "rust/mqcore-session/src"
+    # Interfaces that one protocol provides for the rest of the program.
+    interfaces = {"forwards.rs": "tmqp", "schedules.rs": "eventmq"}
+    for path in sorted(session.rglob("*.rs")):
+        place = path.relative_to(session)
+        own = place.parts[0] if len(place.parts) > 1 else interfaces.get(place.name)
+        if place.name in {"registry.rs", "lib.rs"}:
+            continue
+        for module in protocols.keys() - {own}:
+            assert not re.search(rf"\b(crate|super|mqcore_wire)::{module}\b", path.read_text()), f"{place}: {module}"
+
+
 def test_every_export_of_the_extension_module_is_in_its_stub() -> None:
     from mqcore import _core
 

@@ -6,7 +6,6 @@ pub(crate) mod error;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use mqcore_broker::model::config::HistoryOptions;
@@ -14,14 +13,9 @@ use mqcore_broker::model::options::ChannelOptions;
 use mqcore_broker::model::policy;
 use mqcore_broker::model::router::RouterDefinition;
 use mqcore_limiter::limiter;
-use mqcore_session::eventmq::terms::{Role, Terms as EventmqTerms};
-use mqcore_session::micromessage;
-use mqcore_session::terms::{LINE_BYTES_MAX, ListenerTerms};
-use mqcore_session::throttr::terms::{CHOICES, Terms};
+use mqcore_session::any::ListenerTerms;
+use mqcore_session::protocol::LimitUse;
 use mqcore_wire::codec::Limits;
-use mqcore_wire::micromessage::extension::{Agreement, WINDOW_MAX};
-use mqcore_wire::micromessage::handshake::{Extension, parse_list};
-use mqcore_wire::micromessage::properties::Typing;
 
 pub use mqcore_session::any::Protocol;
 pub use mqcore_tls::listener::{ClientCertificates, ListenerTls};
@@ -110,8 +104,8 @@ pub struct Config {
     pub limiter_keys_max: u64,
     /// Octets at most that they take: 120 each, keys beyond 16 octets and values of buffers besides. Default 2 GiB.
     pub limiter_bytes_max: u64,
-    /// How long a change of what a Throttr listener with `persist=on` keeps may wait before it is written down: a crash
-    /// loses no more than this and the write that was under way. Default 100 ms.
+    /// Maximum time between a change to a counter or buffer that survives restarts (a listener with `persist=on`) and the
+    /// write of it. A crash loses no more than this time and the write in progress. Default 100 ms.
     pub limiter_persist_interval: Duration,
     /// Routers that are there from the start, as they are written here whatever a peer made of them before. Default none.
     pub routers: Vec<RouterDefinition>,
@@ -215,10 +209,14 @@ impl Config {
         wanted.clamp(1, SHARDS_MAX)
     }
 
-    /// Whether any listener keeps what is made there.
+    /// Whether any listener saves the limits that are created there.
     pub(crate) fn persists_limits(&self) -> bool {
-        let throttr = self.listeners.iter().filter(|listener| listener.protocol == Protocol::Throttr);
-        throttr.into_iter().any(|listener| listener.throttr.persist)
+        self.limit_uses().any(|limits| limits.persist)
+    }
+
+    /// How the listeners use the store of limits.
+    pub(crate) fn limit_uses(&self) -> impl Iterator<Item = LimitUse> {
+        self.listeners.iter().filter_map(|listener| listener.terms.limits())
     }
 
     /// Refuses values with which no server could work.
@@ -272,21 +270,12 @@ impl Config {
 /// One place where clients connect: one port, one protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenerConfig {
-    /// What is spoken there.
-    pub protocol: Protocol,
+    /// What is spoken there, and how.
+    pub terms: ListenerTerms,
     /// Where.
     pub address: ListenAddress,
     /// Whether it is spoken through TLS.
     pub encryption: Encryption,
-    /// How Throttr is spoken there; of no meaning for other protocols.
-    pub throttr: Terms,
-    /// Octets of a line at most, on a listener of MQKS; what a frame may have is a limit too. Default
-    /// [`LINE_BYTES_MAX`].
-    pub line_bytes_max: u64,
-    /// Who connects to a listener of EventMQ. Default workers.
-    pub eventmq: EventmqTerms,
-    /// How MicroMessage2 is spoken there; of no meaning for other protocols.
-    pub micromessage: Arc<micromessage::terms::Terms>,
 }
 
 /// Whether a listener speaks TLS, and with what.
@@ -313,9 +302,9 @@ impl FromStr for ListenerConfig {
         let (name, carrier) = parsed.scheme.split_once('+').unwrap_or((parsed.scheme, ""));
         let unknown = || ConfigError::UnknownScheme { scheme: parsed.scheme.into() };
         let (protocol, encrypted) = scheme(name).ok_or_else(unknown)?;
-        let eventmq =
-            if protocol == Protocol::Eventmq { role(&mut parsed)? } else { EventmqTerms::default() };
-        let port = protocol.default_port() + eventmq.role.port_offset();
+        let terms = ListenerTerms::read(protocol, &mut parsed.options);
+        let terms = terms.map_err(|bad| parsed.bad_option(bad))?;
+        let port = terms.default_port();
         let address = match carrier {
             "" => ListenAddress::Tcp(parsed.host_and_port(port)?),
             "unix" if cfg!(unix) && !encrypted => parsed.unix_socket()?,
@@ -323,15 +312,8 @@ impl FromStr for ListenerConfig {
             _ => return Err(unknown()),
         };
         let encryption = if encrypted { encryption(&mut parsed)? } else { Encryption::None };
-        let throttr = if protocol == Protocol::Throttr { throttr(&mut parsed)? } else { Terms::default() };
-        let line_bytes_max =
-            if protocol == Protocol::Mqks { line_bytes(&mut parsed)? } else { LINE_BYTES_MAX };
-        let micromessage = match protocol {
-            Protocol::MicroMessage => Arc::new(micromessage_terms(&mut parsed)?),
-            _ => Arc::default(),
-        };
         parsed.finish()?;
-        Ok(Self { protocol, address, encryption, throttr, line_bytes_max, micromessage, eventmq })
+        Ok(Self { terms, address, encryption })
     }
 }
 
@@ -343,126 +325,45 @@ fn scheme(name: &str) -> Option<(Protocol, bool)> {
     Some((Protocol::from_scheme(name.strip_suffix(['s', 'S'])?)?, true))
 }
 
-/// The options of a URL that say how Throttr is spoken.
-fn throttr(url: &mut ListenerUrl<'_>) -> Result<Terms, ConfigError> {
-    let mut terms = Terms::default();
-    for (name, choices) in CHOICES {
-        if let Some(value) = url.take(name) {
-            terms = terms.with(name, &value).ok_or_else(|| url.bad(choices))?;
-        }
-    }
-    Ok(terms)
-}
-
-/// The option of a URL that says who connects to a listener of EventMQ.
-fn role(url: &mut ListenerUrl<'_>) -> Result<EventmqTerms, ConfigError> {
-    let Some(name) = url.take("role") else { return Ok(EventmqTerms::default()) };
-    match Role::from_name(&name) {
-        Some(role) => Ok(EventmqTerms { role }),
-        None => Err(url.bad("role is backend, frontend, admin, publish or subscribe")),
-    }
-}
-
-/// The option of a URL that says how long lines may be.
-fn line_bytes(url: &mut ListenerUrl<'_>) -> Result<u64, ConfigError> {
-    let Some(given) = url.take("line_bytes_max") else { return Ok(LINE_BYTES_MAX) };
-    match given.parse() {
-        Ok(octets) if octets >= LINE_BYTES_LEAST => Ok(octets),
-        _ => Err(url.bad("line_bytes_max is a number of octets, at least 1024")),
-    }
-}
-
-/// The options of a URL that say how MicroMessage2 is spoken.
-fn micromessage_terms(url: &mut ListenerUrl<'_>) -> Result<micromessage::terms::Terms, ConfigError> {
-    let mut terms = micromessage::terms::Terms::default();
-    if let Some(list) = url.take("require") {
-        let known = parse_list(list.as_bytes()).ok().filter(|list| list.iter().all(is_official));
-        let required: Vec<_> = known.into_iter().flatten().map(Extension::into_owned).collect();
-        if required.is_empty() || Agreement::of(required.clone()).is_err() {
-            let why =
-                "require is a list of extensions such as batch-ack:max-count=100;json, without vendors' own";
-            return Err(url.bad(why));
-        }
-        terms.required = required;
-    }
-    if let Some(count) = url.take("window_max") {
-        let count = count.parse().ok().filter(|count| (1..=WINDOW_MAX).contains(count));
-        terms.window_max = count.ok_or_else(|| url.bad("window_max is a number of messages, 1 to 32767"))?;
-    }
-    if let Some(octets) = url.take("message_bytes_max") {
-        let octets = octets.parse().ok().filter(|octets| *octets >= LINE_BYTES_LEAST);
-        let why = "message_bytes_max is a number of octets, at least 1024";
-        terms.message_bytes_max = octets.ok_or_else(|| url.bad(why))?;
-    }
-    terms.typing = match url.take("properties").as_deref() {
-        None | Some("typed") => Typing::Typed,
-        Some("untyped") => Typing::Untyped,
-        Some(_) => return Err(url.bad("properties is 'typed' or 'untyped'")),
-    };
-    terms.default_destination =
-        url.take("default_destination").filter(|name| !name.is_empty()).map(Into::into);
-    if let Some(seconds) = url.take("idle_timeout") {
-        let timeout = seconds.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        terms.idle_timeout =
-            timeout.ok_or_else(|| url.bad("idle_timeout is a number of seconds; 0: none"))?;
-    }
-    Ok(terms)
-}
-
-fn is_official(extension: &Extension<'_>) -> bool {
-    use mqcore_wire::micromessage::extension::Kind;
-    Kind::of(&extension.name).is_some_and(|kind| kind != Kind::Vendor)
-}
-
-/// The smallest limit of lines that can be set: some names and a little data.
-const LINE_BYTES_LEAST: u64 = 1024;
-
 impl ListenerConfig {
-    /// All listeners that a URL stands for: one, but for `emqp://host:port` without a role, which stands for the five sockets of
-    /// EventMQ. Workers connect to the port in the URL, or 47290; clients, administrators, publishers and subscribers 1, 3, 8
-    /// and 9 above it, or where `?frontend=PORT&admin=PORT&publish=PORT&subscribe=PORT` say. With port 0 each picks its own.
+    /// The protocol that is spoken there.
+    #[must_use]
+    pub const fn protocol(&self) -> Protocol {
+        self.terms.protocol()
+    }
+
+    /// All listeners that a URL stands for. Most URLs stand for one; a protocol may give a TCP URL companions on further
+    /// ports. `emqp://host:port` without a role stands for the five sockets of EventMQ: workers connect to the port in the
+    /// URL, or 47290; clients, administrators, publishers and subscribers 1, 3, 8 and 9 above it, or where
+    /// `?frontend=PORT&admin=PORT&publish=PORT&subscribe=PORT` say. With port 0 each picks its own.
     ///
     /// # Errors
     /// [`ConfigError`], as for a URL of one listener.
     pub fn all_of(url: &str) -> Result<Vec<Self>, ConfigError> {
-        let parsed = ListenerUrl::parse(url)?;
-        let is_eventmq = scheme(parsed.scheme).is_some_and(|(protocol, _)| protocol == Protocol::Eventmq);
-        if !is_eventmq || parsed.has("role") {
+        let mut parsed = ListenerUrl::parse(url)?;
+        let Some((protocol, _)) = scheme(parsed.scheme) else { return Ok(vec![url.parse()?]) };
+        let companions = ListenerTerms::companions(protocol, &mut parsed.options);
+        let companions = companions.map_err(|bad| parsed.bad_option(bad))?;
+        if companions.is_empty() {
             return Ok(vec![url.parse()?]);
         }
-        let mut own = parsed;
-        let address = own.host_and_port(Protocol::Eventmq.default_port())?;
-        let mut ports = Vec::new();
-        for role in Role::ALL.into_iter().filter(|role| *role != Role::Backend) {
-            let given = own.take(role.as_str()).map(|port| port.parse::<u16>()).transpose();
-            ports.push((role, given.map_err(|_| own.bad("a port is a number from 0 to 65535"))?));
-        }
-        let (host, port) = address.rsplit_once(':').ok_or_else(|| own.bad("the port is missing"))?;
-        let port: u16 = port.parse().map_err(|_| own.bad("the port is no number from 0 to 65535"))?;
-        let first: Self = own.without_ports(&format!("{host}:{port}")).parse()?;
+        let address = parsed.host_and_port(protocol.default_port())?;
+        let (host, port) = address.rsplit_once(':').ok_or_else(|| parsed.bad("the port is missing"))?;
+        let port: u16 = port.parse().map_err(|_| parsed.bad("the port is no number from 0 to 65535"))?;
+        let first: Self = parsed.without_ports(&format!("{host}:{port}")).parse()?;
         let mut all = vec![first.clone()];
-        for (role, given) in ports {
-            let port = match given {
+        for companion in companions {
+            let port = match companion.port {
                 Some(given) => given,
                 None if port == 0 => 0,
                 None => port
-                    .checked_add(role.port_offset())
-                    .ok_or_else(|| own.bad("the ports above it would go beyond 65535"))?,
+                    .checked_add(companion.offset)
+                    .ok_or_else(|| parsed.bad("the ports above it would go beyond 65535"))?,
             };
             let address = ListenAddress::Tcp(format!("{host}:{port}"));
-            all.push(Self { address, eventmq: EventmqTerms { role }, ..first.clone() });
+            all.push(Self { address, terms: companion.terms, ..first.clone() });
         }
         Ok(all)
-    }
-
-    /// How its protocol is spoken.
-    pub(crate) fn terms(&self) -> ListenerTerms {
-        ListenerTerms {
-            throttr: self.throttr,
-            line_bytes_max: self.line_bytes_max,
-            micromessage: Arc::clone(&self.micromessage),
-            eventmq: self.eventmq,
-        }
     }
 }
 
@@ -527,6 +428,8 @@ impl FromStr for AdminConfig {
 
 #[cfg(test)]
 mod tests {
+    use mqcore_session::listener::ListenerOptions;
+
     use super::*;
 
     fn parsed(url: &str) -> Result<String, ConfigError> {
@@ -541,18 +444,9 @@ mod tests {
         let listener: ListenerConfig = "tmqp://127.0.0.1:0".parse().unwrap();
         let address = ListenAddress::Tcp("127.0.0.1:0".into());
         let encryption = Encryption::None;
-        let throttr = Terms::default();
-        let line_bytes_max = LINE_BYTES_MAX;
-        let micromessage = Arc::default();
-        let wanted = ListenerConfig {
-            protocol: Protocol::Tmqp,
-            address,
-            encryption,
-            throttr,
-            line_bytes_max,
-            micromessage,
-            eventmq: EventmqTerms::default(),
-        };
+        let terms = ListenerTerms::read(listener.protocol(), &mut ListenerOptions::new()).unwrap();
+        assert_eq!(listener.protocol().as_str(), "tmqp");
+        let wanted = ListenerConfig { terms, address, encryption };
         assert_eq!(listener, wanted);
         assert_eq!(parsed("TMQP://localhost:99/").unwrap(), "localhost:99");
         assert_eq!(parsed("tmqp://[::1]:7").unwrap(), "[::1]:7");
@@ -563,7 +457,7 @@ mod tests {
         let ports = |url: &str| {
             let all = ListenerConfig::all_of(url)?;
             let ports = all.into_iter().map(|listener| match listener.address {
-                ListenAddress::Tcp(address) => format!("{} {address}", listener.eventmq.role.as_str()),
+                ListenAddress::Tcp(address) => format!("{} {address}", &listener.terms.client_query()[6..]),
                 ListenAddress::Unix { path, .. } => path.display().to_string(),
             });
             Ok::<_, ConfigError>(ports.collect::<Vec<_>>())
@@ -589,66 +483,25 @@ mod tests {
     }
 
     #[test]
-    fn a_throttr_listener_says_how_wide_its_values_are() {
-        let listener: ListenerConfig =
-            "throttr://127.0.0.1?value=uint64&protocol=7.3&metrics=off".parse().unwrap();
-        assert_eq!(listener.address, ListenAddress::Tcp("127.0.0.1:9000".into()));
-        assert_eq!(
-            (listener.throttr.dialect.width.as_str(), listener.throttr.dialect.family.as_str()),
-            ("uint64", "7.3")
-        );
-        assert!(!listener.throttr.metrics);
-        assert!(matches!(parsed("throttr://h?value=uint128"), Err(ConfigError::BadAddress { .. })));
-        assert!(matches!(parsed("throttr://h?values=uint8"), Err(ConfigError::UnknownOption { .. })));
-        assert!(matches!(parsed("tmqp://h?value=uint8"), Err(ConfigError::UnknownOption { .. })));
-    }
-
-    #[test]
-    fn an_mqks_listener_says_how_long_lines_may_be() {
-        let read = |url: &str| url.parse::<ListenerConfig>().map(|listener| listener.line_bytes_max);
-        assert_eq!(read("mqks://127.0.0.1"), Ok(1 << 20));
-        assert_eq!(read("mqks://127.0.0.1?line_bytes_max=4096"), Ok(4096));
+    fn each_protocol_has_options_of_its_own() {
+        let read = |url: &str| url.parse::<ListenerConfig>();
+        let throttr = read("throttr://127.0.0.1?value=uint64&protocol=7.3&metrics=off").unwrap();
+        assert_eq!(throttr.address, ListenAddress::Tcp("127.0.0.1:9000".into()));
+        assert_eq!(throttr.terms.limits(), Some(LimitUse { persist: false, metrics: false }));
         assert_eq!(parsed("mqks://127.0.0.1").unwrap(), "127.0.0.1:25000");
-        for wrong in
-            ["mqks://h?line_bytes_max=1023", "mqks://h?line_bytes_max=1k", "mqks://h?line_bytes_max="]
-        {
-            assert!(matches!(read(wrong), Err(ConfigError::BadAddress { .. })), "{wrong}");
-        }
-        assert!(matches!(read("tmqp://h?line_bytes_max=4096"), Err(ConfigError::UnknownOption { .. })));
-    }
-
-    #[test]
-    fn a_micromessage_listener_says_what_it_demands() {
-        let read = |url: &str| url.parse::<ListenerConfig>().map(|listener| (*listener.micromessage).clone());
-        assert_eq!(read("mm2://127.0.0.1"), Ok(micromessage::terms::Terms::default()));
         assert_eq!(parsed("mm2://127.0.0.1").unwrap(), "127.0.0.1:2623");
-        let terms = read(
-            "mm2s://h?cert=c&require=batch-ack:max-count%3D5;json&window_max=50&message_bytes_max=4096&properties=untyped\
-             &default_destination=inbox&idle_timeout=1.5",
-        )
-        .unwrap();
-        let names: Vec<_> = terms.required.iter().map(|extension| &*extension.name).collect();
-        assert_eq!((names, terms.window_max), (vec!["batch-ack", "json"], 50));
-        assert_eq!((terms.message_bytes_max, terms.typing), (4096, Typing::Untyped));
-        assert_eq!(terms.default_destination.as_deref(), Some("inbox"));
-        assert_eq!(terms.idle_timeout, Duration::from_millis(1500));
-        for wrong in [
-            "require=microauth",
-            "require=",
-            "require=ack;batch-ack",
-            "require=x-own",
-            "window_max=0",
-            "window_max=40000",
-            "message_bytes_max=10",
-            "properties=some",
-            "idle_timeout=-1",
-        ] {
-            assert!(
-                matches!(read(&format!("mm2://h?{wrong}")), Err(ConfigError::BadAddress { .. })),
-                "{wrong}"
-            );
+        assert!(read("mm2s://h?cert=c&window_max=50&idle_timeout=1.5").is_ok());
+        for wrong in ["throttr://h?value=uint128", "mqks://h?line_bytes_max=1k", "mm2://h?window_max=0"] {
+            assert!(matches!(parsed(wrong), Err(ConfigError::BadAddress { .. })), "{wrong}");
         }
-        assert!(matches!(read("mqks://h?window_max=5"), Err(ConfigError::UnknownOption { .. })));
+        for wrong in [
+            "throttr://h?values=uint8",
+            "tmqp://h?value=uint8",
+            "tmqp://h?line_bytes_max=4096",
+            "mqks://h?window_max=5",
+        ] {
+            assert!(matches!(parsed(wrong), Err(ConfigError::UnknownOption { .. })), "{wrong}");
+        }
     }
 
     #[test]

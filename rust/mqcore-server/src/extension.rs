@@ -1,4 +1,4 @@
-//! The seam behind which a program handles the frames of vendors' extensions of MicroMessage2, in whatever language.
+//! The interface through which the program handles frames of vendor extensions, in whatever language.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -8,8 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use mqcore_broker::model::client::Client;
-use mqcore_session::micromessage::VendorFrame;
-use mqcore_wire::micromessage::failure::{Failure, Token};
+use mqcore_session::extension::{ExtensionFailure, VendorFrame};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, Sleep};
 
@@ -53,7 +52,7 @@ pub enum ExtensionAnswer {
 }
 
 /// What the session of a frame is told: the payloads of frames to send, or why it is over.
-type Told = Result<Vec<Vec<u8>>, Failure>;
+type Told = Result<Vec<Vec<u8>>, ExtensionFailure>;
 
 /// The frames of one connection that wait for their answers, in their order.
 #[derive(Default)]
@@ -93,12 +92,12 @@ impl OpenFrames {
     /// The answer to the first frame, with its extension's number, once it is there or late.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Option<(u8, Told)> {
         let first = self.waiting.front_mut()?;
-        let fail = |token, why: String| Err(Failure::new(token, format!("{}: {why}", first.name)));
+        let text = |why: &str| format!("{}: {why}", first.name);
         let result = match Pin::new(&mut first.answer).poll(context) {
             Poll::Ready(Ok(ExtensionAnswer::Frames(frames))) => Ok(frames),
-            Poll::Ready(Ok(ExtensionAnswer::Refused(why))) => fail(Token::Extension, why),
+            Poll::Ready(Ok(ExtensionAnswer::Refused(why))) => Err(ExtensionFailure::Rejected(text(&why))),
             Poll::Ready(Ok(ExtensionAnswer::Failed) | Err(_)) => {
-                fail(Token::Internal, "its handler failed".to_owned())
+                Err(ExtensionFailure::Failed(text("its handler failed")))
             }
             Poll::Pending => {
                 let until = first.until;
@@ -109,7 +108,8 @@ impl OpenFrames {
                 if alarm.as_mut().poll(context).is_pending() {
                     return None;
                 }
-                fail(Token::Internal, format!("its handler took longer than {:?}", first.timeout))
+                let late = format!("its handler took longer than {:?}", first.timeout);
+                Err(ExtensionFailure::Failed(text(&late)))
             }
         };
         let id = first.id;

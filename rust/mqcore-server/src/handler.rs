@@ -21,7 +21,7 @@ pub trait HandlerPort: Send + Sync {
         None
     }
 
-    /// Who handles the frames of vendors' extensions of MicroMessage2. Asked for once, at the start. Default nobody.
+    /// Who handles the frames of vendor extensions. Asked for once, at the start. Default nobody.
     fn extensions(&self) -> Option<Arc<dyn ExtensionPort>> {
         None
     }

@@ -6,14 +6,12 @@ use std::time::Duration;
 
 use mqcore_broker::model::client::{Client, Peer};
 use mqcore_broker::model::id::ConnectionId;
+use mqcore_broker::model::options::QueueChanges;
+use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::time::Nanos;
-use mqcore_session::any::{AnySession, Protocol};
-use mqcore_session::eventmq::EventmqSession;
-use mqcore_session::eventmq::exchange::Exchange;
-use mqcore_session::micromessage::MicroMessageSession;
+use mqcore_session::any::{AnySession, SharedState};
+use mqcore_session::protocol::Moment;
 use mqcore_session::session::SessionConfig;
-use mqcore_session::throttr::ThrottrSession;
-use mqcore_session::throttr::directory::Directory;
 use mqcore_wire::codec::Limits;
 
 use crate::authority::state::Authority;
@@ -52,18 +50,18 @@ pub(crate) struct Hub {
     pub(crate) backups: BackupDesk,
     /// Grows whenever something moved; two looks at the same number saw nothing happen in between.
     pub(crate) activity: AtomicU64,
-    /// What all Throttr sessions share: the store of limits among it.
-    pub(crate) throttr: Arc<Directory>,
-    /// What all EventMQ sessions share: who works and who keeps schedules.
-    pub(crate) eventmq: Arc<Exchange>,
+    /// The store of limits.
+    pub(crate) limiter: Arc<Limiter>,
+    /// What the sessions of each protocol share.
+    pub(crate) shared: SharedState,
+    /// Status and options of queues that are created for jobs.
+    pub(crate) job_queues: QueueChanges,
     /// Who keeps schedules, and who publishes their runs.
     pub(crate) schedules: SchedulePort,
     pub(crate) scheduling: Arc<Client>,
     pub(crate) guard: Guard,
-    /// Who handles the frames of vendors' extensions of MicroMessage2.
+    /// Handles the frames of vendor extensions.
     pub(crate) extensions: Option<Arc<dyn ExtensionPort>>,
-    /// Their names.
-    pub(crate) extension_names: Arc<[Box<str>]>,
 }
 
 /// What holds for every session.
@@ -98,35 +96,8 @@ impl Hub {
 
     /// The session of a connection that was opened just now.
     pub(crate) fn session(&self, outbox: &Outbox, config: SessionConfig) -> AnySession {
-        let now = self.clock.now();
-        match outbox.protocol {
-            Protocol::Throttr => {
-                let at = Nanos(self.clock.nanos());
-                AnySession::Throttr(ThrottrSession::new(
-                    outbox.terms.throttr,
-                    &self.throttr,
-                    &config,
-                    at,
-                    now,
-                ))
-            }
-            Protocol::Mqks => {
-                let longest = config.limits.frame_bytes_max.min(outbox.terms.line_bytes_max);
-                let limits = Limits { frame_bytes_max: longest, ..config.limits };
-                AnySession::new(Protocol::Mqks, SessionConfig { limits, ..config }, now)
-            }
-            Protocol::Eventmq => {
-                let session = EventmqSession::new(outbox.terms.eventmq, &self.eventmq, config, now);
-                AnySession::Eventmq(Box::new(session))
-            }
-            Protocol::MicroMessage => {
-                let terms = Arc::clone(&outbox.terms.micromessage);
-                let vendors = Arc::clone(&self.extension_names);
-                let session = MicroMessageSession::new(config, terms, vendors, now);
-                AnySession::MicroMessage(Box::new(session))
-            }
-            protocol => AnySession::new(protocol, config, now),
-        }
+        let now = Moment { now: self.clock.now(), nanos: Nanos(self.clock.nanos()) };
+        self.shared.open(&outbox.terms, config, now)
     }
 
     pub(crate) fn moved(&self) {

@@ -13,12 +13,9 @@ use std::time::{Duration, Instant};
 
 use mqcore_limiter::limiter::{self, Limiter, SHARDS};
 use mqcore_limiter::time::Nanos;
-use mqcore_session::any::Protocol;
-use mqcore_session::throttr::directory::Directory;
 
 use crate::config::Config;
 use crate::hub::Hub;
-use crate::runtime::clock::Clock;
 use crate::runtime::shutdown::TaskGuard;
 
 /// How often what has expired is taken away. Until then it is memory, and nothing else.
@@ -32,19 +29,16 @@ const SWEPT_AT_ONCE: usize = 32;
 const SLICE: Duration = Duration::from_micros(200);
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The store of a server that is about to start, and what Throttr sessions share besides.
-pub(crate) fn directory(config: &Config, clock: &Clock) -> Arc<Directory> {
-    let mut throttr =
-        config.listeners.iter().filter(|listener| listener.protocol == Protocol::Throttr).peekable();
+/// The store of a server that is about to start.
+pub(crate) fn store(config: &Config) -> Arc<Limiter> {
+    let mut uses = config.limit_uses().peekable();
     let config = limiter::Config {
         keys_max: config.limiter_keys_max,
         bytes_max: config.limiter_bytes_max,
-        metrics: throttr.peek().is_none() || throttr.any(|listener| listener.throttr.metrics),
+        metrics: uses.peek().is_none() || uses.any(|limits| limits.metrics),
     };
-    // Keyed with randomness of the system: nobody outside can choose keys that meet, or guess an id.
-    let limiter = Arc::new(Limiter::new(config, RandomState::new()));
-    // Its moments are Unix time, so that deadlines mean the same after a restart.
-    Arc::new(Directory::new(limiter, 0, Nanos(clock.nanos()), RandomState::new()))
+    // The hash is seeded with the system's randomness, so that nobody outside can choose keys that collide.
+    Arc::new(Limiter::new(config, RandomState::new()))
 }
 
 /// Gives memory back until the server stops.
@@ -58,7 +52,7 @@ pub(crate) async fn sweep(hub: Arc<Hub>, _alive: TaskGuard) {
             _ = interval.tick() => {}
             () = &mut stop => return,
         }
-        let limiter = hub.throttr.limiter();
+        let limiter = &hub.limiter;
         if limiter.keys() == 0 {
             continue;
         }

@@ -1,4 +1,4 @@
-//! Schedules that this broker keeps: what clients of EventMQ ask for, what is due, and how a run becomes one job and no more.
+//! Schedules that this broker keeps: requests of clients, what is due, and how each run becomes exactly one job.
 //!
 //! | module | what lives there |
 //! |---|---|

@@ -103,15 +103,15 @@ impl Server {
         let hub = &self.inner.hub;
         match hub.registry.open(protocol) {
             Ok(outbox) => Connection::spawn_inside(hub, ours, outbox),
-            Err(_) => hub.counters.of(protocol).turned_away.add(1),
+            Err(_) => hub.counters.of(protocol).rejected.add(1),
         }
         theirs
     }
 
-    /// The store of limits, which every Throttr listener answers from; to be used with [`Server::limiter_now`].
+    /// The store of limits, to be used with [`Server::limiter_now`].
     #[must_use]
     pub fn limiter(&self) -> &Arc<Limiter> {
-        self.inner.hub.throttr.limiter()
+        &self.inner.hub.limiter
     }
 
     /// The moment that the store of limits lives in.

@@ -1,27 +1,35 @@
 //! One peer's conversation, in one protocol: bytes in, commands out; events in, bytes out.
 //!
-//! No IO and no clock: time is an argument. Every protocol's words stop here.
+//! No IO and no clock: time is an argument. A protocol's terms do not go beyond its folder.
 //!
-//! | module | what lives there |
+//! | module | contents |
 //! |---|---|
-//! | [`session`] | what every session can do |
-//! | [`any`] | the session of a listener's protocol, and what is encoded once for many peers |
-//! | [`throttr`] | Throttr 7.1 and 7.3 |
-//! | [`complaint`] | what could not be done, for the log |
-//! | [`terms`] | what a listener says about how its protocol is spoken |
-//! | [`node`] | what a session has to know of other brokers |
-//! | [`tmqp`] | TMQP/2.0 |
-//! | [`mqks`] | MQKS |
-//! | [`micromessage`] | MicroMessage2 |
-//! | [`eventmq`] | eMQP/1.0 (EventMQ) over ZMTP |
+//! | [`session`] | the interface of every conversation |
+//! | [`protocol`] | what a protocol provides beside its session: listener options, shared state, encoding |
+//! | `registry` | the list of protocols |
+//! | [`any`] | the protocols of the registry as one closed set |
+//! | [`listener`] | the options in a listener's URL |
+//! | [`tmqp`], [`throttr`], [`mqks`], [`micromessage`], [`eventmq`] | a folder for each protocol |
+//! | [`request_error`] | failed requests, for the log |
+//! | [`permission`] | permission for requests that sessions answer themselves |
+//! | [`extension`] | frames of vendor extensions, for the program |
+//! | [`node`], [`forwards`] | this broker as a node, and frames for other brokers |
+//! | [`schedules`] | requests to keep schedules |
 
 pub mod any;
-pub mod complaint;
 pub mod eventmq;
+pub mod extension;
+pub mod forwards;
+pub mod listener;
+mod message_id;
 pub mod micromessage;
 pub mod mqks;
 pub mod node;
+pub mod permission;
+pub mod protocol;
+mod registry;
+pub mod request_error;
+pub mod schedules;
 pub mod session;
-pub mod terms;
 pub mod throttr;
 pub mod tmqp;

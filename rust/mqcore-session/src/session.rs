@@ -1,10 +1,11 @@
-//! What every session can do, whatever its protocol, and how it can fail.
+//! The interface between the server and one conversation, whatever its protocol, and how a conversation fails.
 //!
-//! The life of a session: `receive` is called with what arrived until it consumes nothing more; the commands
-//! it yields go to the broker; the broker's events come back through `event`. Whatever `output` holds after a
-//! call is to be written, in order. Once `receive`, `event` or `timeout` returned an error, or `is_closing`
-//! is true, `output` is written and the connection is closed; the session is not called again.
+//! The life of a session: the server calls `receive` with the bytes that arrived until the session consumes no more. The
+//! commands that it returns go to the broker; the broker's events come back through `event`. After each call the server
+//! writes what is in `output`, in order. Once `receive`, `event` or `timeout` returned an error, or `is_closing` returns
+//! true, the server writes the rest of `output`, closes the connection and does not call the session again.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,31 +14,35 @@ use mqcore_broker::model::command::Command;
 use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::time::Timestamp;
+use mqcore_limiter::time::Nanos;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
 
+use crate::extension::{ExtensionFailure, VendorFrame};
 use crate::node::NodeTerms;
+use crate::permission::Permissions;
+use crate::request_error::RequestError;
 
-/// What a session is told when its connection opens.
+/// What a session knows when its connection opens.
 #[derive(Debug, Clone)]
 pub struct SessionConfig {
     /// Its connection.
     pub connection: ConnectionId,
-    /// How many shards the broker has: answers to requests asked of every shard come in that many parts.
+    /// Number of shards of the broker: a request to every shard has this many answers.
     pub shards: usize,
-    /// How large frames may be.
+    /// Size limits of frames.
     pub limits: Limits,
-    /// How long the peer may take until it has said who it is. Default 10 s.
+    /// Time for the handshake. Default 10 s.
     pub handshake_timeout: Duration,
-    /// A peer from which nothing came for this long is pinged. Default 60 s.
+    /// Time without input after which the peer is pinged. Default 60 s.
     pub ping_interval: Duration,
-    /// How long after a ping something has to come. Default 10 s.
+    /// Time after a ping in which input has to arrive. Default 10 s.
     pub pong_timeout: Duration,
-    /// Whether this peer may administer.
+    /// Whether this peer may administer the broker.
     pub admin: bool,
-    /// What is known of the peer before it has said anything.
+    /// What the listener knows of the peer before it has sent anything.
     pub peer: Arc<Peer>,
-    /// What this broker is among others; `None`: it stands alone.
+    /// The configuration of this broker as a node; `None`: it has no upstream and no downstream brokers.
     pub node: Option<Arc<NodeTerms>>,
 }
 
@@ -48,30 +53,49 @@ pub enum SessionError {
     /// The bytes are not of this protocol.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// The frames are, but the peer may not say this now.
+    /// The frames are valid, but not allowed in this state of the conversation.
     #[error("{0}")]
-    Misbehaved(std::borrow::Cow<'static, str>),
-    /// The handshake was not finished in time.
+    Misbehaved(Cow<'static, str>),
+    /// The peer did not finish the handshake in time.
     #[error("the handshake took longer than {0:?}")]
     HandshakeTimeout(Duration),
-    /// The broker said no, and the protocol has no milder word for it than the end.
+    /// The broker refused the peer, and the protocol can express that only by closing the connection.
     #[error("{0}")]
-    Refused(std::borrow::Cow<'static, str>),
-    /// Nothing came although a ping was sent.
-    #[error("no life sign within {0:?} after a ping")]
+    Refused(Cow<'static, str>),
+    /// The peer sent nothing after a ping.
+    #[error("no heartbeat within {0:?} after a ping")]
     PingTimeout(Duration),
 }
 
-/// One peer's conversation.
+impl SessionError {
+    /// The peer sent something that is not allowed in this state of the conversation.
+    pub(crate) fn misbehaved(what: impl Into<Cow<'static, str>>) -> Self {
+        Self::Misbehaved(what.into())
+    }
+}
+
+/// One conversation with a peer.
 pub trait Session: Send {
-    /// Reads frames from the front of `input`, appends what they ask for to `commands` and what is to be
-    /// answered at once to `output`; returns how many octets were consumed. The caller keeps the rest and
-    /// offers it again, with more behind it. May stop early (`consumed < input.len()` with whole frames left)
-    /// while it waits for the broker, for example for the answer to the handshake; it is offered the rest
-    /// again after the next event.
+    /// Starts the conversation, before the peer has sent anything. Sessions of protocols without a handshake can ask for
+    /// something here. `ask_admission`: the broker decides whether the peer may connect, so a session without a handshake
+    /// has to send [`Command::Introduce`] itself and must not read before it is welcomed.
+    fn open(&mut self, _ask_admission: bool, _commands: &mut Vec<Command>) {}
+
+    /// Sets the time in nanoseconds; called before each call that may need it. Only sessions that need it call `now`.
+    #[inline]
+    fn set_time(&mut self, _now: impl FnOnce() -> Nanos)
+    where
+        Self: Sized,
+    {
+    }
+
+    /// Reads frames from the front of `input`, appends the commands for the broker to `commands` and immediate answers to
+    /// `output`; returns the number of bytes consumed. The caller keeps the rest and offers it again with more behind it.
+    /// A session may stop early (`consumed < input.len()` with whole frames left) while it waits for the broker, for
+    /// example for the answer to the handshake; the rest is offered again after the next event.
     ///
-    /// Octets that arrive are offered also while their frame is incomplete, for a large one now and then: they
-    /// are life signs, and a peer whose upload takes longer than its ping would else be taken for dead.
+    /// The server also offers incomplete frames, of a large frame now and then: any input counts as a heartbeat. Otherwise
+    /// a peer whose upload takes longer than the ping timeout would be disconnected.
     fn receive(
         &mut self,
         input: &[u8],
@@ -80,8 +104,8 @@ pub trait Session: Send {
         output: &mut Vec<u8>,
     ) -> Result<usize, SessionError>;
 
-    /// As [`Session::receive`], when nothing more will come: the rest of the input is all there is. Answers may still be
-    /// written until [`Session::is_closing`]. By default the conversation is over with the last whole frame.
+    /// Like [`Session::receive`], but `input` is the last input: the peer has closed its side. Answers may still be
+    /// written until [`Session::is_closing`]. By default the conversation ends with the last whole frame.
     fn receive_last(
         &mut self,
         input: &[u8],
@@ -92,45 +116,111 @@ pub trait Session: Send {
         self.receive(input, now, commands, output)
     }
 
-    /// Whether answers are still to come although the peer says nothing more. By default nobody waits for them.
+    /// Whether answers are still to be written after the peer has closed its side. Default no.
     fn outlives_input(&self) -> bool {
         false
     }
 
-    /// How large the buffer must be to hold the frame that begins at the front of `input`: 0 if that is not
-    /// known yet. Never more than the limits. If it is no more than `input` has, the session waits for the broker
-    /// and there is no point in reading on.
+    /// The size of the frame that begins at the front of `input`, in bytes: 0 if it is not known yet. Never more than the
+    /// limits. A size of at most `input.len()` means that the session waits for the broker and more input does not help.
     fn needed(&self, input: &[u8]) -> usize;
 
-    /// The broker says something.
+    /// Handles an event from the broker.
     fn event(&mut self, event: Event, now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError>;
 
-    /// All events that there were have been given: what was put off until then is written. By default nothing is.
-    fn events_given(&mut self, _output: &mut Vec<u8>) {}
-    /// Takes what the session wants of the broker without its peer having said anything: after an event, or because of the time. By
-    /// default nothing.
+    /// Called after the last event of a batch: writes what a session collects over several events. By default nothing.
+    fn events_done(&mut self, _output: &mut Vec<u8>) {}
+
+    /// Whether the session has more to write than fits at once; [`Session::pump`] continues. Default no.
+    #[inline]
+    fn has_more(&self) -> bool {
+        false
+    }
+
+    /// Continues to write. Called when most of the earlier output has been sent and [`Session::has_more`] is true.
+    fn pump(&mut self, _output: &mut Vec<u8>) {}
+
+    /// Takes commands that do not come from input: commands after an event or because of a timeout. By default none.
     fn take_commands(&mut self) -> Vec<Command> {
         Vec::new()
     }
 
-    /// When `timeout` wants to be called.
+    /// Takes the requests that failed since the last call, where the peer received only an error number. By default none.
+    fn take_request_errors(&mut self) -> Vec<RequestError> {
+        Vec::new()
+    }
+
+    /// Takes the frames of vendor extensions that arrived since the last call, in order. The caller answers each with
+    /// [`Session::extension_answered`]. By default none.
+    fn take_vendor_frames(&mut self) -> Vec<VendorFrame> {
+        Vec::new()
+    }
+
+    /// Handles the answer to a vendor frame: payloads of frames to send, or why the conversation ends.
+    ///
+    /// # Errors
+    /// [`SessionError`] if the answer is a failure.
+    fn extension_answered(
+        &mut self,
+        _id: u8,
+        _answer: Result<Vec<Vec<u8>>, ExtensionFailure>,
+        _output: &mut Vec<u8>,
+    ) -> Result<(), SessionError> {
+        Ok(())
+    }
+
+    /// Whether the session answers requests about limits itself and so needs [`Session::restrict`]. Default no.
+    fn answers_limits(&self) -> bool {
+        false
+    }
+
+    /// From now on the session answers only requests that `permissions` grants. Ignored where
+    /// [`Session::answers_limits`] is false.
+    fn restrict(&mut self, _permissions: Arc<dyn Permissions>) {}
+
+    /// Bytes of messages that wait in the session until the peer acknowledges earlier ones. Default 0.
+    #[inline]
+    fn waiting_bytes(&self) -> usize {
+        0
+    }
+
+    /// Whether the peer is another broker. Default no.
+    fn is_node(&self) -> bool {
+        false
+    }
+
+    /// Number of frames that were valid but had no effect: no hops left, unknown types, acknowledgements of nothing.
+    /// Default 0.
+    fn ignored_frames(&self) -> u64 {
+        0
+    }
+
+    /// Whether an administrator has asked to stop the broker. Default no.
+    #[inline]
+    fn stops_broker(&self) -> bool {
+        false
+    }
+
+    /// When [`Session::timeout`] has to be called.
     fn next_timeout(&self) -> Timestamp;
 
-    /// Its time has come: pings, or gives up.
+    /// Handles a timeout: sends a ping, or gives up.
     fn timeout(&mut self, now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError>;
 
-    /// The server stops: says goodbye in the protocol's form, if it has one.
+    /// Ends the conversation because the server closes the connection, in the protocol's form if it has one.
     fn shutdown(&mut self, output: &mut Vec<u8>);
 
-    /// Who the peer is. `Some` after `Event::Welcomed`; before it, the provisional client of
-    /// [`provisional_client`] stands for the peer.
+    /// Called when the connection is closed: leaves the state that sessions share. May be called twice.
+    fn leave(&mut self) {}
+
+    /// The client of this connection. `Some` after `Event::Welcomed`; until then [`provisional_client`] stands for it.
     fn client(&self) -> Option<&Arc<Client>>;
 
-    /// Whether the conversation is over and the connection is to be closed once `output` is written.
+    /// Whether the conversation is over and the connection has to be closed once `output` is written.
     fn is_closing(&self) -> bool;
 }
 
-/// The client that stands for a peer before the broker knows it. `protocol` is what is spoken on its listener.
+/// The client that stands for a peer before the broker has welcomed it. `protocol` is the protocol of its listener.
 pub fn provisional_client(config: &SessionConfig, protocol: &'static str, now: Timestamp) -> Arc<Client> {
     Arc::new(Client {
         connection: config.connection,

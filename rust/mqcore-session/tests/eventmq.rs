@@ -16,9 +16,9 @@ use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::shard::Broker;
-use mqcore_session::eventmq::exchange::Exchange;
+use mqcore_session::eventmq::listener::{EventmqTerms, Role};
 use mqcore_session::eventmq::schedules::{ScheduleRequest, Schedules};
-use mqcore_session::eventmq::terms::{Role, Terms};
+use mqcore_session::eventmq::shared::EventmqShared;
 use mqcore_session::eventmq::{EventmqSession, SILENCE_MAX, encode_publication};
 use mqcore_session::session::{Session, SessionConfig, SessionError, provisional_client};
 use mqcore_wire::codec::Limits;
@@ -39,7 +39,7 @@ struct Peer {
 /// Sessions, shards and the clock between them.
 struct World {
     shards: Vec<Broker>,
-    exchange: Arc<Exchange>,
+    exchange: Arc<EventmqShared>,
     peers: BTreeMap<ConnectionId, Peer>,
     now: Timestamp,
     next: u64,
@@ -53,7 +53,7 @@ impl World {
         let shard = |shard| Broker::new(BrokerConfig { shard, shards, seed: 7, ..BrokerConfig::default() });
         Self {
             shards: (0..shards).map(shard).collect(),
-            exchange: Arc::new(Exchange::new(7, Some("ack-on-send".into()))),
+            exchange: Arc::new(EventmqShared::new(7, Some("ack-on-send".into()))),
             peers: BTreeMap::new(),
             now: Timestamp(1_795_216_278_000),
             next: 0,
@@ -76,7 +76,7 @@ impl World {
         };
         let peer = Peer {
             provisional: provisional_client(&config, "emqp", self.now),
-            session: EventmqSession::new(Terms { role }, &self.exchange, config, self.now),
+            session: EventmqSession::new(EventmqTerms { role }, &self.exchange, config, self.now),
             unread: Vec::new(),
             written: Vec::new(),
             error: None,
@@ -305,9 +305,9 @@ impl World {
         said.inspect(|said| assert_eq!(said[2], "REQUEST")).map(|said| said[3].clone()).collect()
     }
 
-    fn complaints(&mut self, connection: ConnectionId) -> Vec<String> {
+    fn request_errors(&mut self, connection: ConnectionId) -> Vec<String> {
         let peer = self.peers.get_mut(&connection).unwrap();
-        peer.session.complaints().into_iter().map(|complaint| complaint.why).collect()
+        peer.session.take_request_errors().into_iter().map(|error| error.reason).collect()
     }
 
     fn error(&self, connection: ConnectionId) -> Option<&SessionError> {
@@ -316,7 +316,7 @@ impl World {
 
     fn count(
         &self,
-        number: fn(&mqcore_session::eventmq::exchange::Counters) -> &std::sync::atomic::AtomicU64,
+        number: fn(&mqcore_session::eventmq::shared::Counters) -> &std::sync::atomic::AtomicU64,
     ) -> u64 {
         number(&self.exchange.counters).load(Ordering::Relaxed)
     }
@@ -758,7 +758,7 @@ fn a_job_is_done_only_when_its_result_is_in_the_queue_that_its_client_named() {
     assert_eq!(world.jobs(other), ["k"]);
     world.say(other, &["REPLY", "x", "{}", "k"]);
     assert_eq!(world.told(client)[0][4..], ["{}", "k"]);
-    assert!(world.complaints(other)[0].contains("not kept"));
+    assert!(world.request_errors(other)[0].contains("not kept"));
 }
 
 #[test]
@@ -913,7 +913,7 @@ fn schedules_go_to_the_scheduler_that_came_last_and_their_ends_to_all() {
     let client = world.client();
     let request = ["SCHEDULE", "s", "q", "nohaste", "5", "job", ""];
     world.say(client, &request);
-    assert!(world.complaints(client)[0].contains("no scheduler"));
+    assert!(world.request_errors(client)[0].contains("no scheduler"));
     let schedulers = [b"one", b"two"].map(|name| {
         let scheduler = world.join(Role::Frontend, name);
         world.say(scheduler, &["INFORM", "i", "", "scheduler"]);
@@ -928,7 +928,7 @@ fn schedules_go_to_the_scheduler_that_came_last_and_their_ends_to_all() {
         assert_eq!(world.told(scheduler)[0][2], "UNSCHEDULE");
     }
     world.say(client, &["SCHEDULE", "s", "q", "", "job"]);
-    assert!(world.complaints(client)[0].contains("interval"), "the original's scheduler would die of it");
+    assert!(world.request_errors(client)[0].contains("interval"), "the original's scheduler would die of it");
 }
 
 #[test]
@@ -941,7 +941,7 @@ fn schedules_go_to_the_broker_where_it_keeps_them() {
     world.say(client, &["SCHEDULE", "s", "q", "nohaste,run_count:2", "-1", "job", "* * * * *"]);
     world.say(client, &["UNSCHEDULE", "u", "q", "", "job"]);
     world.say(client, &["SCHEDULE", "v", "q", "", "job"]);
-    assert_eq!(world.complaints(client), ["when?"]);
+    assert_eq!(world.request_errors(client), ["when?"]);
     let kept = kept.0.lock().unwrap();
     let [(true, first), (false, second)] = kept.as_slice() else { panic!("{kept:?}") };
     assert_eq!((&*first.queue, first.cron.as_deref()), (&b"q"[..], Some(&b"* * * * *"[..])));
@@ -974,7 +974,7 @@ fn a_schedule_is_kept_by_one_alone() {
     assert_eq!(told[0][2..], ["UNSCHEDULE", "s", "q", "", "-1", "job", ""], "it would die of seven frames");
     let kept = kept.0.lock().unwrap();
     let begun: Vec<_> = kept.iter().map(|(begins, _)| *begins).collect();
-    assert_eq!(begun, [false, true, true, true, true], "and {:?}", world.complaints(client));
+    assert_eq!(begun, [false, true, true, true, true], "and {:?}", world.request_errors(client));
 }
 
 #[test]
@@ -1020,7 +1020,7 @@ fn who_may_not_publish_to_a_queue_has_nothing_scheduled_there() {
     let refusal = Rejection::new(RejectionKind::Unauthorized, "no");
     peer.session.event(Event::Answered(*number, Err(refusal)), now, &mut Vec::new()).unwrap();
     assert!(kept.0.lock().unwrap().is_empty());
-    assert_eq!(world.complaints(client), ["no"]);
+    assert_eq!(world.request_errors(client), ["no"]);
 }
 
 #[test]
@@ -1179,7 +1179,7 @@ fn a_client_that_may_not_publish_to_a_queue_hears_so_where_it_asked_for_a_result
         (&"Denied".into(), &"no rule allows it".into())
     );
     assert_eq!(told[0][5], "asked");
-    assert_eq!(world.peers.get_mut(&client).unwrap().session.complaints().len(), 2);
+    assert_eq!(world.peers.get_mut(&client).unwrap().session.take_request_errors().len(), 2);
 }
 
 #[test]
@@ -1201,9 +1201,9 @@ fn what_is_large_or_has_many_frames_is_refused_at_its_limit() {
     let mut world = World::new(1);
     let client = world.client();
     world.request(client, "a", "default", &"h".repeat(70_000));
-    assert!(world.complaints(client)[0].contains("60000"), "header text");
+    assert!(world.request_errors(client)[0].contains("60000"), "header text");
     world.request(client, "a", "default", "two\r\nlines");
-    assert!(world.complaints(client)[0].contains("control"));
+    assert!(world.request_errors(client)[0].contains("control"));
     assert_eq!(world.error(client), None);
     world.send_message(client, &[&[b'x'; 1 << 20]]);
     assert!(matches!(world.error(client), Some(SessionError::Wire(_))));

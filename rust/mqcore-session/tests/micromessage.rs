@@ -4,12 +4,13 @@ use crate::micromessage_world;
 
 use std::time::Duration;
 
-use mqcore_session::micromessage::terms::Terms;
-use mqcore_session::micromessage::{OPEN_FRAMES_MAX, SUBSCRIPTIONS_MAX, VendorFrame};
+use mqcore_session::extension::{ExtensionFailure, VendorFrame};
+use mqcore_session::micromessage::listener::MicroMessageTerms;
+use mqcore_session::micromessage::{OPEN_FRAMES_MAX, SUBSCRIPTIONS_MAX};
+use mqcore_session::session::Session;
 use mqcore_session::session::SessionError;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::micromessage::extension::WINDOW_MAX;
-use mqcore_wire::micromessage::failure::{Failure, Token};
 use mqcore_wire::micromessage::handshake::{self, Handshake, Opening, parse_list};
 use mqcore_wire::micromessage::properties::Typing;
 
@@ -93,7 +94,8 @@ fn what_cannot_be_agreed_on_is_said_in_an_error_and_ends_the_connection() {
         (("", ""), Some(("x-nack", "")), "extension: extension x-nack was not offered by either side"),
         (("x-nack", ""), Some(("x-nack", "")), "extension: x-nack requires ack or batch-ack"),
     ] {
-        let mut world = World::with_terms(1, Terms { window_max: 100, ..Terms::default() });
+        let mut world =
+            World::with_terms(1, MicroMessageTerms { window_max: 100, ..MicroMessageTerms::default() });
         let peer = world.connect();
         world.send(peer, &handshake_octets(b"c", offer.0, offer.1));
         if let Some(last) = last {
@@ -159,7 +161,7 @@ fn a_list_of_ten_thousand_extensions_costs_its_sender_only() {
 fn what_the_listener_demands_is_demanded_of_everybody() {
     let required = parse_list(b"batch-ack:max-count=5").unwrap();
     let required = required.into_iter().map(|extension| extension.into_owned()).collect();
-    let mut world = World::with_terms(1, Terms { required, ..Terms::default() });
+    let mut world = World::with_terms(1, MicroMessageTerms { required, ..MicroMessageTerms::default() });
     let peer = world.connect();
     world.send(peer, &handshake_octets(b"c", "", ""));
     let reply = world.take(peer);
@@ -276,7 +278,7 @@ fn filters_let_pass_what_fits_one_subscription_of_several() {
 #[test]
 fn untyped_properties_are_text_where_the_listener_says_so() {
     for (typing, wanted) in [(Typing::Typed, vec!["x"]), (Typing::Untyped, vec![])] {
-        let mut world = World::with_terms(1, Terms { typing, ..Terms::default() });
+        let mut world = World::with_terms(1, MicroMessageTerms { typing, ..MicroMessageTerms::default() });
         let (peer, sender) = (world.open("", "pub-sub"), world.open("", ""));
         world.send(peer, &command("subscribe;destination=topic%2Fa,filter=n%3DN1"));
         world.send(sender, &send(1, "topic/a", "n:N1", b"x"));
@@ -628,7 +630,10 @@ fn parts_that_do_not_belong_together_are_an_error() {
         (vec![0x20], "malformed: "),
         (part("q", &[b'x'; 3000]), "too-large: "),
     ] {
-        let mut world = World::with_terms(1, Terms { message_bytes_max: 3000, ..Terms::default() });
+        let mut world = World::with_terms(
+            1,
+            MicroMessageTerms { message_bytes_max: 3000, ..MicroMessageTerms::default() },
+        );
         let peer = world.open("", "pub-sub");
         world.send(peer, &part("q", b"a"));
         world.send(peer, &behind);
@@ -658,8 +663,10 @@ fn a_message_without_a_destination_goes_where_the_listener_says_or_nowhere() {
     let peer = world.open("", "");
     world.send(peer, &send(1, "", "", b"x"));
     assert!(error(&world.heard(peer)).starts_with("destination: "));
-    let mut world =
-        World::with_terms(1, Terms { default_destination: Some("topic/all".into()), ..Terms::default() });
+    let mut world = World::with_terms(
+        1,
+        MicroMessageTerms { default_destination: Some("topic/all".into()), ..MicroMessageTerms::default() },
+    );
     let (peer, sender) = (world.open("", "pub-sub"), world.open("", ""));
     world.send(peer, &command("subscribe;destination=topic%2Fall"));
     world.send(sender, &send(1, "", "", b"x"));
@@ -693,7 +700,7 @@ fn frames_of_vendors_extensions_are_for_whoever_handles_them() {
     assert_eq!(world.heard(peer), wanted);
     world.send(peer, &extension(1, b"bad"));
     world.session(peer).take_vendor_frames();
-    world.vendor_answers(peer, 1, Err(Failure::new(Token::Internal, "x-note: no")));
+    world.vendor_answers(peer, 1, Err(ExtensionFailure::Failed("x-note: no".into())));
     assert_eq!(error(&world.heard(peer)), "internal: x-note: no");
 }
 
@@ -736,7 +743,10 @@ fn a_silent_peer_is_let_go_only_where_the_listener_says_so() {
     let peer = world.open("", "");
     world.advance(Duration::from_secs(1_000_000));
     assert!(!world.session_is_over(peer));
-    let mut world = World::with_terms(1, Terms { idle_timeout: Duration::from_secs(60), ..Terms::default() });
+    let mut world = World::with_terms(
+        1,
+        MicroMessageTerms { idle_timeout: Duration::from_secs(60), ..MicroMessageTerms::default() },
+    );
     let peer = world.open("", "x-mqcore");
     world.advance(Duration::from_secs(59));
     world.send(peer, &command("ping"));

@@ -302,17 +302,17 @@ fn what_cannot_be_done_is_told_by_a_number_and_to_the_log_in_words() {
         b"x1 consume bad@name e1\nx2 _eval __import__('os')\nx3 _eval --worker=7 len(state.queues)\n",
         false,
     );
-    let complaints = world.peers.get_mut(&peer).unwrap().session.complaints();
+    let request_errors = world.peers.get_mut(&peer).unwrap().session.take_request_errors();
     let lines = world.lines(peer);
     assert_eq!(lines.len(), 3);
-    for ((line, complaint), (id, why)) in lines.iter().zip(&complaints).zip([
+    for ((line, failed), (id, why)) in lines.iter().zip(&request_errors).zip([
         ("x1", "'@'"),
         ("x2", "nothing is evaluated"),
         ("x3", "one worker"),
     ]) {
-        assert_eq!(line, format!("{id} error {}", complaint.error).as_bytes());
-        assert_eq!(&*complaint.request, id.as_bytes());
-        assert!(complaint.why.contains(why), "{}", complaint.why);
+        assert_eq!(line, format!("{id} error {}", failed.number).as_bytes());
+        assert_eq!(&*failed.request, id.as_bytes());
+        assert!(failed.reason.contains(why), "{}", failed.reason);
     }
 }
 
@@ -340,11 +340,11 @@ fn a_line_beyond_the_limit_is_told_by_its_id_before_the_end() {
         let octets = [line.as_bytes(), &vec![b'x'; (1 << 20) + 1]].concat();
         // Although its end never comes.
         world.send(peer, &octets, false);
-        let complaints = world.peers.get_mut(&peer).unwrap().session.complaints();
-        assert!(complaints[0].why.contains("limit of 1048576"), "{}", complaints[0].why);
+        let request_errors = world.peers.get_mut(&peer).unwrap().session.take_request_errors();
+        assert!(request_errors[0].reason.contains("limit of 1048576"), "{}", request_errors[0].reason);
         let wanted: [Vec<u8>; 3] = [
             b"pg ok here".to_vec(),
-            format!("{id} error {}", complaints[0].error).into_bytes(),
+            format!("{id} error {}", request_errors[0].number).into_bytes(),
             b"<EOF>".to_vec(),
         ];
         assert_eq!(world.lines(peer), wanted);

@@ -156,7 +156,7 @@ proptest! {
     fn a_stranger_who_speaks_throttr_is_not_read_before_it_is_in(octets in octets(), cuts in vec(any::<Index>(), 0..6)) {
         let mut session = ThrottrSession::alone(&config(), NOW);
         let mut introduction = Vec::new();
-        session.introduce(&mut introduction);
+        session.open(true, &mut introduction);
         prop_assert!(introduces_at_most(&introduction));
         let (before, after) = offer(&mut session, &octets, &cuts);
         prop_assert!(before.is_empty() && after.is_empty(), "{before:?} {after:?}");

@@ -184,8 +184,8 @@ impl Gate {
         }
     }
 
-    /// Who decides about the limits that `client` asks for: Throttr's requests about them are answered by its session, and
-    /// never come here. `None`: it may ask for all of them, or nobody knows it yet.
+    /// Decides which limits `client` may ask for: some sessions answer such requests themselves, so that no command comes
+    /// here. `None`: the client may ask for all of them, or is not known yet.
     pub(crate) fn limit_keys(&self, client: &Arc<Client>, hub: &Arc<Hub>) -> Option<Arc<LimitKeys>> {
         let State::Known(known) = &self.state else { return None };
         let (identity, authorizer) = (Arc::clone(&known.identity), known.authorizer.clone());

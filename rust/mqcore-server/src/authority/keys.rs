@@ -1,4 +1,4 @@
-//! Which limits one peer of Throttr may ask for: decided while its requests are read, because its session answers them.
+//! Which limits one peer may ask for, decided while its requests are read, because the session itself answers them.
 //!
 //! Rules decide at once. Where an authorizer is asked as well, the session stops at the first request about which nothing
 //! is known; all keys that it came by until then are asked about together, and it goes on where it was.
@@ -13,7 +13,7 @@ use mqcore_authority::audit::Detail;
 use mqcore_authority::login::Identity;
 use mqcore_authority::resource::Resource;
 use mqcore_broker::model::client::Client;
-use mqcore_session::throttr::permission::{Permission, Permissions, Wanted};
+use mqcore_session::permission::{Permission, Permissions, Wanted};
 
 use super::port::AuthorityPort;
 use super::state::Origin;

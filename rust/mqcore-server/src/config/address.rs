@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use mqcore_session::any::Protocol;
-use mqcore_session::eventmq::terms::Role;
+use mqcore_session::listener::{BadOption, ListenerOptions};
 
 use crate::config::error::ConfigError;
 
@@ -70,8 +70,8 @@ pub struct Listening {
     pub address: BoundAddress,
     /// Whether it is spoken through TLS.
     pub encrypted: bool,
-    /// Who connects to a listener of EventMQ.
-    pub role: Role,
+    /// The query of the URL with which clients connect, with its `?`; mostly empty.
+    pub query: String,
 }
 
 impl Listening {
@@ -83,11 +83,7 @@ impl Listening {
             BoundAddress::Tcp(_) => "",
             BoundAddress::Unix(_) => "+unix",
         };
-        let role = match self.role {
-            role if self.protocol == Protocol::Eventmq => format!("?role={}", role.as_str()),
-            _ => String::new(),
-        };
-        format!("{}{carrier}://{}{role}", self.protocol.as_str(), self.address)
+        format!("{}{carrier}://{}{}", self.protocol.as_str(), self.address, self.query)
     }
 }
 
@@ -115,8 +111,7 @@ pub(crate) struct ListenerUrl<'a> {
     pub(crate) scheme: &'a str,
     /// What is between `://` and the options.
     rest: &'a str,
-    options: Vec<(&'a str, String)>,
-    asked: Vec<&'static str>,
+    pub(crate) options: ListenerOptions,
 }
 
 impl<'a> ListenerUrl<'a> {
@@ -124,7 +119,7 @@ impl<'a> ListenerUrl<'a> {
         let (scheme, rest) =
             url.split_once("://").ok_or_else(|| ConfigError::NoScheme { url: url.into() })?;
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let mut parsed = Self { url, scheme, rest, options: Vec::new(), asked: Vec::new() };
+        let mut parsed = Self { url, scheme, rest, options: ListenerOptions::new() };
         if url.contains('#') {
             return Err(parsed.bad("a '#' has no meaning here; in a path write %23"));
         }
@@ -132,11 +127,10 @@ impl<'a> ListenerUrl<'a> {
             let Some((name, value)) = pair.split_once('=') else {
                 return Err(parsed.bad("options are written ?name=value&other=value"));
             };
-            if parsed.options.iter().any(|(known, _)| *known == name) {
+            let value = parsed.decoded(value)?;
+            if !parsed.options.add(name, value) {
                 return Err(parsed.bad("an option is given twice"));
             }
-            let value = parsed.decoded(value)?;
-            parsed.options.push((name, value));
         }
         Ok(parsed)
     }
@@ -145,9 +139,8 @@ impl<'a> ListenerUrl<'a> {
         ConfigError::BadAddress { url: self.url.into(), why }
     }
 
-    /// Whether an option is given.
-    pub(crate) fn has(&self, name: &str) -> bool {
-        self.options.iter().any(|(known, _)| *known == name)
+    pub(crate) fn bad_option(&self, BadOption(why): BadOption) -> ConfigError {
+        self.bad(why)
     }
 
     /// The same URL with another address, and with those options alone that nobody has taken.
@@ -155,23 +148,21 @@ impl<'a> ListenerUrl<'a> {
         let query = self.url.split_once('?').map_or("", |(_, query)| query);
         let kept = query.split('&').filter(|pair| {
             let name = pair.split_once('=').map_or(*pair, |(name, _)| name);
-            self.has(name)
+            self.options.has(name)
         });
         format!("{}://{address}?{}", self.scheme, kept.collect::<Vec<_>>().join("&"))
     }
 
     /// The value of an option, percent-decoded.
     pub(crate) fn take(&mut self, name: &'static str) -> Option<String> {
-        self.asked.push(name);
-        let place = self.options.iter().position(|(known, _)| *known == name)?;
-        Some(self.options.swap_remove(place).1)
+        self.options.take(name)
     }
 
-    /// To be called once everything that is known was taken.
+    /// Called when all known options are taken.
     pub(crate) fn finish(self) -> Result<(), ConfigError> {
-        let Some((option, _)) = self.options.first() else { return Ok(()) };
-        let known = if self.asked.is_empty() { "none".into() } else { self.asked.join(", ") };
-        Err(ConfigError::UnknownOption { url: self.url.into(), option: (*option).into(), known })
+        let Some((option, known)) = self.options.unknown() else { return Ok(()) };
+        let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+        Err(ConfigError::UnknownOption { url: self.url.into(), option: option.into(), known })
     }
 
     /// The `host:port` of the URL. Whether the host exists shows when it is bound.

@@ -1,5 +1,17 @@
 //! Why a configuration is rejected.
 
+use mqcore_session::any::Protocol;
+
+/// The schemes of all protocols: `a, b and c`.
+fn known_schemes() -> String {
+    let schemes = Protocol::ALL.map(Protocol::as_str);
+    match schemes.split_last() {
+        Some((last, [])) => (*last).to_owned(),
+        Some((last, others)) => format!("{} and {last}", others.join(", ")),
+        None => String::new(),
+    }
+}
+
 /// What is wrong with a configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -12,7 +24,8 @@ pub enum ConfigError {
     },
     /// A URL of something that is not served here.
     #[error(
-        "no listener speaks {scheme:?}; known are tmqp, throttr, mqks, mm2 and emqp (clients), each also with s or +unix behind it, http and https (the admin side)"
+        "no listener speaks {scheme:?}; known are {} (clients), each also with s or +unix behind it, http and https (the admin side)",
+        known_schemes()
     )]
     UnknownScheme {
         /// What was given.

@@ -240,14 +240,14 @@ pub(crate) async fn keep(
             () = &mut ended => true,
         };
         let meeting = hub.backups.take_beside(SideJournal::Limits);
-        let at_once = last || meeting.is_some() || journal.is_behind(hub.throttr.limiter());
+        let at_once = last || meeting.is_some() || journal.is_behind(&hub.limiter);
         quiet = if at_once { 0 } else { (quiet + 1) % QUIET_INTERVALS };
         if quiet > 0 {
             continue;
         }
         let here = Arc::clone(&hub);
         let saving = tokio::task::spawn_blocking(move || {
-            let outcome = journal.save(here.throttr.limiter(), Nanos(here.clock.nanos()));
+            let outcome = journal.save(&here.limiter, Nanos(here.clock.nanos()));
             if let Some((writer, meeting)) = meeting {
                 journal.meet(writer, &meeting);
             }
@@ -259,7 +259,7 @@ pub(crate) async fn keep(
                 outcome
             }
             Err(error) => {
-                hub.throttr.limiter().forget_changes();
+                hub.limiter.forget_changes();
                 std::panic::resume_unwind(error.into_panic());
             }
         };
@@ -268,7 +268,7 @@ pub(crate) async fn keep(
             break;
         }
     }
-    hub.throttr.limiter().forget_changes();
+    hub.limiter.forget_changes();
     let closed = tokio::task::spawn_blocking(move || {
         let closed = journal.journal.close();
         // The directory is free for the next broker before this one counts as stopped.

@@ -25,10 +25,11 @@ use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_limiter::time::Nanos;
 use mqcore_session::any::AnySession;
-use mqcore_session::complaint::Complaint;
-use mqcore_session::node::{Forwards, Noted};
+use mqcore_session::forwards::{Forwards, Noted};
+use mqcore_session::permission::Permissions;
+use mqcore_session::protocol::Overload;
+use mqcore_session::request_error::RequestError;
 use mqcore_session::session::{Session, SessionError, provisional_client};
-use mqcore_session::throttr::permission::Permissions;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, TryAcquireError, mpsc, oneshot};
 use tokio::time::{Instant, Sleep};
@@ -234,17 +235,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         hub.runtime.spawn(connection);
     }
 
-    /// Sessions without a handshake know their client at once, and may ask for something before their peer does.
+    /// Sessions without a handshake know their client at once, and may send commands before their peer sends anything.
     fn open(&mut self) {
-        let AnySession::Throttr(session) = &mut self.session else { return };
         let mut commands = Vec::new();
         let counted = self.hub.guard.connect.is_some() && self.address.is_some();
-        if !self.gate.is_open() || counted {
-            session.introduce(&mut commands);
-        }
-        session.open(&mut commands);
+        self.session.open(!self.gate.is_open() || counted, &mut commands);
         self.look_for_client();
-        self.pass(commands, 0, self.hub.clock.now());
+        if !commands.is_empty() {
+            self.pass(commands, 0, self.hub.clock.now());
+        }
     }
 
     fn look_for_client(&mut self) {
@@ -257,24 +256,22 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         }
     }
 
-    /// Limits expire to the nanosecond; nobody else wants the time that exactly.
     #[inline]
-    fn tell_time(&mut self) {
-        if let AnySession::Throttr(session) = &mut self.session {
-            session.set_now(Nanos(self.hub.clock.nanos()));
-        }
+    fn set_time(&mut self) {
+        let clock = &self.hub.clock;
+        self.session.set_time(|| Nanos(clock.nanos()));
     }
 
-    /// Lets the session write on what is too long to be written at once, when the peer has taken most of what is there.
+    /// Lets the session continue an answer that is too long to be written at once, when the peer has read most of what
+    /// was written.
     fn pump(&mut self, now: Timestamp) -> bool {
-        let AnySession::Throttr(session) = &mut self.session else { return false };
-        if !session.has_more() || self.output.len() > ANSWERED_BYTES_MAX / 4 {
+        if !self.session.has_more() || self.output.len() > ANSWERED_BYTES_MAX / 4 {
             return false;
         }
-        session.set_now(Nanos(self.hub.clock.nanos()));
-        let ((), added) = self.output.append(|output| session.pump(output));
+        self.set_time();
+        let ((), added) = self.output.append(|output| self.session.pump(output));
         self.added += added;
-        if !session.has_more() {
+        if !self.session.has_more() {
             self.stalled = false;
             self.resume(now);
             self.look_at_session(Ok(()));
@@ -282,12 +279,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         true
     }
 
-    /// What was asked at once is answered at once, but not faster than the peer takes the answers.
+    /// Whether reading waits until the peer has read more of the answers.
     fn holds_back(&self) -> bool {
-        match &self.session {
-            AnySession::Throttr(session) => session.has_more() || self.output.len() >= ANSWERED_BYTES_MAX,
-            _ => false,
-        }
+        let pauses = self.outbox.protocol.overload() == Overload::PauseReads;
+        pauses && (self.session.has_more() || self.output.len() >= ANSWERED_BYTES_MAX)
     }
 
     fn round(&mut self, context: &mut Context<'_>) -> Round {
@@ -377,7 +372,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         if self.taken.is_empty() {
             return false;
         }
-        self.tell_time();
+        self.set_time();
         let mut taken = std::mem::take(&mut self.taken);
         for outgoing in taken.drain(..) {
             if !matches!(self.stage, Stage::Open) {
@@ -401,18 +396,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         }
         self.taken = taken;
         self.take_commands(now);
-        self.log_complaints();
-        self.events_given();
+        self.log_request_errors();
+        self.events_done();
         self.resume(now);
         true
     }
 
     /// The session says at once what concerns several events.
-    fn events_given(&mut self) {
+    fn events_done(&mut self) {
         if !matches!(self.stage, Stage::Open) {
             return;
         }
-        let ((), added) = self.output.append(|output| self.session.events_given(output));
+        let ((), added) = self.output.append(|output| self.session.events_done(output));
         self.added += added;
         self.look_at_session(Ok(()));
     }
@@ -446,32 +441,31 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         let moved = self.gate.poll(context, &self.client, &self.hub, &mut steps);
         self.follow(steps, now);
         if std::mem::take(&mut self.told) {
-            self.events_given();
+            self.events_done();
             self.take_commands(now);
             self.resume(now);
         }
         moved
     }
 
-    /// Hands frames of vendors' extensions to the program.
+    /// Passes frames of vendor extensions to the program.
     fn ask_program(&mut self) {
-        let AnySession::MicroMessage(session) = &mut self.session else { return };
-        let frames = session.take_vendor_frames();
+        let frames = self.session.take_vendor_frames();
         let Some(port) = self.hub.extensions.as_ref().filter(|_| !frames.is_empty()) else { return };
         let open = self.open_frames.get_or_insert_default();
         open.hand_over(frames, &self.client, &**port);
     }
 
-    /// Gives the session what the program says to such frames.
+    /// Passes the program's answers to such frames to the session.
     fn hear_program(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
         let mut moved = false;
         while matches!(self.stage, Stage::Open)
             && let Some(open) = &mut self.open_frames
             && let Some((id, answer)) = open.poll(context)
         {
-            let AnySession::MicroMessage(session) = &mut self.session else { break };
             moved = true;
-            let (result, added) = self.output.append(|output| session.vendor_answered(id, answer, output));
+            let session = &mut self.session;
+            let (result, added) = self.output.append(|output| session.extension_answered(id, answer, output));
             self.added += added;
             self.stalled = false;
             self.look_at_session(result);
@@ -502,11 +496,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     }
 
     fn restrict_limits(&mut self) {
-        if let AnySession::Throttr(session) = &mut self.session
+        if self.session.answers_limits()
             && let Some(keys) = self.gate.limit_keys(&self.client, &self.hub)
         {
             let permissions: Arc<dyn Permissions> = Arc::<LimitKeys>::clone(&keys);
-            session.restrict(permissions);
+            self.session.restrict(permissions);
             self.keys = Some(keys);
         }
     }
@@ -538,10 +532,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
 
     /// After every call of the session that may end the conversation.
     fn look_at_session(&mut self, result: Result<(), SessionError>) {
-        if let AnySession::Eventmq(session) = &self.session
-            && session.stops_broker()
-        {
-            // Asked again and again it would only say the same.
+        if self.session.stops_broker() {
+            // Further calls have no effect.
             self.hub.shutdown.begin(STOP_GRACE);
         }
         match result {
@@ -770,7 +762,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
 
     /// Lets the session read; keeps what it leaves.
     fn receive(&mut self, octets: &[u8], now: Timestamp) {
-        self.tell_time();
+        self.set_time();
         let mut commands = self.hub.spare_commands.take(self.usual_commands);
         let session = &mut self.session;
         let (result, added) = self.output.append(|output| match self.ended {
@@ -793,7 +785,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         // What was decoded before an error was asked for in good faith.
         self.pass(commands, consumed, now);
         self.ask_program();
-        self.log_complaints();
+        self.log_request_errors();
         self.look_at_session(result.map(drop));
     }
 
@@ -810,23 +802,23 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         }
     }
 
-    /// What the peer was told only a number of.
-    fn log_complaints(&mut self) {
-        for Complaint { error, request, why } in self.session.complaints() {
-            self.counters().complaints.add(1);
+    /// Logs requests for which the peer received only an error number.
+    fn log_request_errors(&mut self) {
+        for RequestError { number, request, reason } in self.session.take_request_errors() {
+            self.counters().request_errors.add(1);
             tracing::warn!(
-                error,
+                error = number,
                 request = %request.escape_ascii(),
                 connection = self.outbox.connection.0,
                 client = &*self.client.id,
                 protocol = self.outbox.protocol.as_str(),
-                why,
+                why = reason,
                 "a request could not be done"
             );
             self.hub.failures.add(Failure {
-                error,
+                error: number,
                 request: request.escape_ascii().to_string(),
-                why,
+                why: reason,
                 at: self.hub.clock.now(),
                 client: self.client.id.to_string(),
                 connection: self.outbox.connection,
@@ -840,7 +832,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         let mut refused = Vec::new();
         let mut stranger = false;
         commands.retain(|command| {
-            let limiter = self.hub.throttr.limiter();
+            let limiter = &self.hub.limiter;
             let refusal = self.hub.guard.refusal(limiter, &self.client, self.address, command, at);
             // Whoever is not let in asks for nothing.
             let passes = refusal.is_none() && !stranger;
@@ -1071,9 +1063,7 @@ impl<S> Connection<S> {
     fn tell_shards_closed(&mut self) {
         self.outbox.end();
         self.hub.moved();
-        if let AnySession::Throttr(session) = &mut self.session {
-            session.leave();
-        }
+        self.session.leave();
         if std::mem::take(&mut self.known_to_shards) {
             for handle in &self.hub.shards {
                 handle.send(Input::Closed(self.outbox.connection));

@@ -1,7 +1,7 @@
 //! Limits that guard the broker itself: how often one client may publish, and one address connect.
 //!
-//! They are spent from the same store as everybody's limits, under keys that no Throttr peer can name by accident: theirs
-//! begin with an octet 0. What is refused is refused as any other command is, so each protocol says it in its own form.
+//! They are spent from the same store as the limits of clients, under keys that no client names by accident: they begin
+//! with a byte 0. What is refused is refused as any other command is, so each protocol says it in its own form.
 
 use std::net::IpAddr;
 

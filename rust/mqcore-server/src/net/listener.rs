@@ -7,8 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqcore_broker::model::client::Peer;
-use mqcore_session::any::Protocol;
-use mqcore_session::terms::ListenerTerms;
+use mqcore_session::any::ListenerTerms;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 
 use crate::config::address::{BoundAddress, ListenAddress};
@@ -92,21 +91,13 @@ fn bind_one(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// What is spoken on a listener.
-#[derive(Debug, Clone)]
-pub(crate) struct Spoken {
-    pub(crate) protocol: Protocol,
-    /// How.
-    pub(crate) terms: ListenerTerms,
-}
-
 /// Accepts until the server stops.
-pub(crate) async fn accept(socket: Socket, spoken: Spoken, hub: Arc<Hub>, alive: TaskGuard) {
+pub(crate) async fn accept(socket: Socket, terms: ListenerTerms, hub: Arc<Hub>, alive: TaskGuard) {
     match socket {
-        Socket::Tcp(listener) => accept_from(listener, spoken, hub, alive).await,
-        Socket::Tls(listener) => accept_from(listener, spoken, hub, alive).await,
+        Socket::Tcp(listener) => accept_from(listener, terms, hub, alive).await,
+        Socket::Tls(listener) => accept_from(listener, terms, hub, alive).await,
         #[cfg(unix)]
-        Socket::Unix(listener) => accept_from(listener, spoken, hub, alive).await,
+        Socket::Unix(listener) => accept_from(listener, terms, hub, alive).await,
     }
 }
 
@@ -209,8 +200,8 @@ impl Drop for Opening {
 }
 
 /// Accepts until the server stops.
-async fn accept_from<L: Source>(listener: L, spoken: Spoken, hub: Arc<Hub>, _alive: TaskGuard) {
-    let Spoken { protocol, terms } = spoken;
+async fn accept_from<L: Source>(listener: L, terms: ListenerTerms, hub: Arc<Hub>, _alive: TaskGuard) {
+    let protocol = terms.protocol();
     let shutdown = Arc::clone(&hub.shutdown);
     let mut stop = pin!(shutdown.begun());
     let mut back_off = BACK_OFF.0;
@@ -222,12 +213,12 @@ async fn accept_from<L: Source>(listener: L, spoken: Spoken, hub: Arc<Hub>, _ali
         match accepted {
             Ok(accepted) => {
                 back_off = BACK_OFF.0;
-                match hub.registry.open_as(protocol, terms.clone()) {
+                match hub.registry.open_as(terms.clone()) {
                     Ok(outbox) => {
                         let opening = Opening { hub: Arc::clone(&hub), outbox, opened: false };
                         listener.take_in(&hub, opening, accepted);
                     }
-                    Err(Refusal::Full) => hub.counters.of(protocol).turned_away.add(1),
+                    Err(Refusal::Full) => hub.counters.of(protocol).rejected.add(1),
                     Err(Refusal::Stopping) => {}
                 }
             }

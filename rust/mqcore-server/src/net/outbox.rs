@@ -6,8 +6,8 @@ use std::task::Waker;
 use bytes::Bytes;
 use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::id::ConnectionId;
-use mqcore_session::any::Protocol;
-use mqcore_session::terms::ListenerTerms;
+use mqcore_session::any::{ListenerTerms, Protocol};
+use mqcore_session::protocol::Overload;
 use tokio::sync::mpsc;
 
 use crate::stats::counters::CloseReason;
@@ -74,12 +74,6 @@ pub(crate) enum Order {
     Abort,
 }
 
-/// Connections of this protocol read nothing more while their peer does not take what is there, so what they produce
-/// themselves is bounded by one answer, however large that is.
-const fn reads_no_more_than_it_writes(protocol: Protocol) -> bool {
-    matches!(protocol, Protocol::Throttr)
-}
-
 /// Where the marks are, in octets. Invariant: `low < high < max`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Marks {
@@ -139,12 +133,7 @@ pub(crate) struct Taken {
 }
 
 impl Outbox {
-    pub(crate) fn new(
-        connection: ConnectionId,
-        protocol: Protocol,
-        terms: ListenerTerms,
-        marks: Marks,
-    ) -> Self {
+    pub(crate) fn new(connection: ConnectionId, terms: ListenerTerms, marks: Marks) -> Self {
         let state = State {
             queue: Vec::new(),
             bytes: 0,
@@ -154,7 +143,7 @@ impl Outbox {
             waker: None,
             ended: false,
         };
-        Self { connection, protocol, terms, marks, state: Mutex::new(state) }
+        Self { connection, protocol: terms.protocol(), terms, marks, state: Mutex::new(state) }
     }
 
     /// Nothing in here can panic half-way, so a poisoned lock guards a sound state.
@@ -247,7 +236,8 @@ impl Outbox {
     pub(crate) fn settle(&self, added: usize, removed: usize) -> u16 {
         let mut state = self.lock();
         state.bytes = (state.bytes + added).saturating_sub(removed);
-        if state.bytes > self.marks.max && added > removed && !reads_no_more_than_it_writes(self.protocol) {
+        if state.bytes > self.marks.max && added > removed && self.protocol.overload() != Overload::PauseReads
+        {
             // Pongs and errors, asked for again and again by a peer that reads none of them.
             state.order = Some(Order::Overflow);
         }
@@ -293,7 +283,7 @@ mod tests {
     }
 
     fn outbox() -> Outbox {
-        Outbox::new(ConnectionId(1), Protocol::Tmqp, ListenerTerms::default(), Marks::new(4000))
+        Outbox::new(ConnectionId(1), ListenerTerms::of(Protocol::ALL[0]), Marks::new(4000))
     }
 
     fn frames(bytes: usize) -> Vec<Outgoing> {

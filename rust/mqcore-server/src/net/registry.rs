@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hashbrown::HashMap;
 use mqcore_broker::model::id::ConnectionId;
-use mqcore_session::any::Protocol;
-use mqcore_session::terms::ListenerTerms;
+use mqcore_session::any::{ListenerTerms, Protocol};
 use tokio::sync::Notify;
 
 use crate::net::outbox::{Marks, Order, Outbox};
@@ -53,14 +52,14 @@ impl Registry {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As [`Registry::open_as`], of a protocol that needs no terms or on its usual ones.
+    /// Like [`Registry::open_as`], with the default terms of a protocol.
     pub(crate) fn open(&self, protocol: Protocol) -> Result<Arc<Outbox>, Refusal> {
-        self.open_as(protocol, ListenerTerms::default())
+        self.open_as(ListenerTerms::of(protocol))
     }
 
     /// Makes room for one more connection, half-open at first. If too many are half-open, the oldest goes: whoever
     /// wants to keep clients out must then finish handshakes faster than they do.
-    pub(crate) fn open_as(&self, protocol: Protocol, terms: ListenerTerms) -> Result<Arc<Outbox>, Refusal> {
+    pub(crate) fn open_as(&self, terms: ListenerTerms) -> Result<Arc<Outbox>, Refusal> {
         let mut state = self.lock();
         if state.stopping {
             return Err(Refusal::Stopping);
@@ -72,7 +71,7 @@ impl Registry {
             if state.half_open.len() >= self.half_open_max { state.half_open.pop_first() } else { None };
         let evicted = evicted.and_then(|connection| state.open.get(&connection).cloned());
         let connection = ConnectionId(NEXT_CONNECTION.fetch_add(1, Ordering::Relaxed));
-        let outbox = Arc::new(Outbox::new(connection, protocol, terms, self.marks));
+        let outbox = Arc::new(Outbox::new(connection, terms, self.marks));
         state.open.insert(connection, Arc::clone(&outbox));
         state.half_open.insert(connection);
         drop(state);
@@ -142,6 +141,8 @@ mod tests {
 
     use super::*;
 
+    const SPOKEN: Protocol = Protocol::ALL[0];
+
     fn order_of(outbox: &Outbox) -> Option<Order> {
         outbox.take(&mut Vec::new(), Waker::noop()).order
     }
@@ -149,23 +150,23 @@ mod tests {
     #[test]
     fn one_stranger_too_many_evicts_the_oldest_stranger_and_no_client() {
         let registry = Registry::new(100, 2, 4096);
-        let client = registry.open(Protocol::Tmqp).unwrap();
+        let client = registry.open(SPOKEN).unwrap();
         registry.welcomed(client.connection);
-        let strangers: Vec<_> = (0..3).map(|_| registry.open(Protocol::Tmqp).unwrap()).collect();
+        let strangers: Vec<_> = (0..3).map(|_| registry.open(SPOKEN).unwrap()).collect();
         assert_eq!(order_of(&client), None);
         assert_eq!(order_of(&strangers[0]), Some(Order::Evict));
         assert_eq!(order_of(&strangers[1]), None);
-        assert_eq!(registry.count(Protocol::Tmqp), (4, 2));
+        assert_eq!(registry.count(SPOKEN), (4, 2));
     }
 
     #[test]
     fn beyond_the_limit_nothing_opens_until_something_closes() {
         let registry = Registry::new(1, 1, 4096);
-        let first = registry.open(Protocol::Tmqp).unwrap();
-        assert_eq!(registry.open(Protocol::Tmqp).unwrap_err(), Refusal::Full);
+        let first = registry.open(SPOKEN).unwrap();
+        assert_eq!(registry.open(SPOKEN).unwrap_err(), Refusal::Full);
         registry.close(first.connection);
-        assert!(registry.open(Protocol::Tmqp).is_ok());
+        assert!(registry.open(SPOKEN).is_ok());
         assert_eq!(registry.stop().len(), 1);
-        assert_eq!(registry.open(Protocol::Tmqp).unwrap_err(), Refusal::Stopping);
+        assert_eq!(registry.open(SPOKEN).unwrap_err(), Refusal::Stopping);
     }
 }

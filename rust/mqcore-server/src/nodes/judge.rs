@@ -15,7 +15,7 @@ use mqcore_broker::model::command::{Acknowledgement, ClientPattern, Command};
 use mqcore_broker::model::message::{Layout, Message, Properties};
 use mqcore_cluster::filter::ForwardKind;
 use mqcore_cluster::log::Masters;
-use mqcore_session::node::Noted;
+use mqcore_session::forwards::Noted;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use mqcore_cluster::log::{Dropped, LogOptions, Masters, OutgoingLog};
 use mqcore_journal::error::JournalError;
-use mqcore_session::node::Noted;
+use mqcore_session::forwards::Noted;
 use tokio::sync::{Notify, oneshot};
 
 use crate::nodes::store::{Kept, Store};

@@ -22,8 +22,8 @@ use mqcore_broker::shard::Broker;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::MemoryStorage;
-use mqcore_session::eventmq::schedules::ScheduleRequest;
-use mqcore_wire::eventmq::headers::{self, Headers};
+use mqcore_session::schedules::ScheduleRequest;
+use mqcore_session::schedules::{Headers, headers};
 
 use super::keeper::{Crons, Keeper, wanted};
 

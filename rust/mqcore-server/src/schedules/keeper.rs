@@ -16,8 +16,7 @@ use mqcore_journal::snapshot::Snapshot;
 use mqcore_journal::storage::Storage;
 use mqcore_scheduler::plan::{CatchUp, CronInZone, Plan, PlanError, When};
 use mqcore_scheduler::scheduler::{Entry, EntryId, Firing, Scheduler};
-use mqcore_session::eventmq::schedules::{Run, ScheduleRequest};
-use mqcore_wire::eventmq::queues;
+use mqcore_session::schedules::{DEFAULT_QUEUE, Run, ScheduleRequest};
 
 use super::store::{Kept, RunRecord, Store};
 use super::view::{ScheduleList, ScheduleView};
@@ -150,7 +149,7 @@ fn parts(run: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
 
 /// The queue that jobs go to where nobody knows the one that they name.
 pub(crate) fn default_queue() -> QueueAddress {
-    QueueAddress::parse(queues::DEFAULT).expect("the name is one")
+    QueueAddress::parse(DEFAULT_QUEUE).expect("the name is one")
 }
 
 /// What cannot be a queue's name is nobody's queue.

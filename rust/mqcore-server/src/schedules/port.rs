@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_scheduler::scheduler::EntryId;
-use mqcore_session::eventmq::schedules::{ScheduleRequest, Schedules};
+use mqcore_session::schedules::{ScheduleRequest, Schedules};
 use tokio::sync::oneshot;
 
 use super::keeper::{Crons, Wanted, wanted};

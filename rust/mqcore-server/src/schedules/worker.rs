@@ -248,7 +248,7 @@ impl Worker {
         }
         let needs_default = self.known.values().any(|known| !known);
         if needs_default && !self.known.get(&default).copied().unwrap_or_default() {
-            let changes = self.hub.eventmq.made_for_jobs();
+            let changes = self.hub.job_queues.clone();
             let request = Request::CreateQueue { queue: default.clone(), changes };
             let shard = default.channel.shard(shards);
             self.tell(vec![(shard, Command::Request(RequestId(0), Box::new(request)))]);

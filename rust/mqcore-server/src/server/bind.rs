@@ -1,17 +1,18 @@
 //! Binds every address of a configuration, or none.
 
+use mqcore_session::any::ListenerTerms;
 use mqcore_tls::listener::Loaded;
 
 use crate::admin;
 use crate::config::address::{AdminAddress, Listening};
 use crate::config::{AdminConfig, Config, ConfigError, Encryption, ListenerTls};
-use crate::net::listener::{self, Socket, Spoken, TlsSocket};
+use crate::net::listener::{self, Socket, TlsSocket};
 use crate::net::tls::Tls;
 use crate::server::error::StartError;
 
 /// What is bound, and what is shown there.
 pub(super) struct Bound {
-    pub(super) listeners: Vec<(Socket, Listening, Spoken)>,
+    pub(super) listeners: Vec<(Socket, Listening, ListenerTerms)>,
     pub(super) admin: Option<(admin::Door, AdminAddress)>,
 }
 
@@ -23,10 +24,10 @@ pub(super) async fn bind_all(config: &Config, tls: &Tls, allow_remote: bool) -> 
         let loaded = load(config, &listener.encryption, &[])?;
         let (socket, address) = listener::bind(&listener.address, allow_remote).await?;
         let listening = Listening {
-            protocol: listener.protocol,
+            protocol: listener.protocol(),
             address,
             encrypted: loaded.is_some(),
-            role: listener.eventmq.role,
+            query: listener.terms.client_query(),
         };
         let socket = match (socket, loaded) {
             (Socket::Tcp(listener), Some((files, loaded))) => {
@@ -35,8 +36,7 @@ pub(super) async fn bind_all(config: &Config, tls: &Tls, allow_remote: bool) -> 
             }
             (socket, _) => socket,
         };
-        let spoken = Spoken { protocol: listener.protocol, terms: listener.terms() };
-        listeners.push((socket, listening, spoken));
+        listeners.push((socket, listening, listener.terms.clone()));
     }
     let admin = match &config.admin {
         Some(admin) => Some(bind_admin(config, admin, tls, allow_remote).await?),

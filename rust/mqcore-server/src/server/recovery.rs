@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::FileStorage;
+use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::time::Nanos;
-use mqcore_session::throttr::directory::Directory;
 
-use crate::config::{Config, Protocol};
+use crate::config::Config;
 use crate::limits::journal::{LimitJournal, Restored};
 use crate::nodes::startup::OpenedNodes;
 use crate::runtime::clock::Clock;
@@ -71,15 +71,15 @@ pub(super) type KeptLimits = (LimitJournal, Restored, Arc<DataDir>);
 pub(super) async fn recover_limits(
     config: &Config,
     recovered: Option<&Recovery>,
-    throttr: &Arc<Directory>,
+    limiter: &Arc<Limiter>,
     clock: &Clock,
 ) -> Result<Option<KeptLimits>, StartError> {
     let Some(recovered) = recovered.filter(|_| config.persists_limits()) else { return Ok(None) };
-    let (directory, throttr) = (Arc::clone(&recovered.directory), Arc::clone(throttr));
+    let (directory, limiter) = (Arc::clone(&recovered.directory), Arc::clone(limiter));
     let now = Nanos(clock.nanos());
     let read = tokio::task::spawn_blocking(move || {
         let (journal, restored) =
-            LimitJournal::open(&directory.side(SideJournal::Limits), throttr.limiter(), now)?;
+            LimitJournal::open(&directory.side(SideJournal::Limits), &limiter, now)?;
         Ok((journal, restored, directory))
     });
     let kept: KeptLimits = match read.await {
@@ -100,7 +100,7 @@ pub(super) async fn recover_schedules(
     shards: usize,
     now_ms: u64,
 ) -> Result<Keeper<FileStorage>, StartError> {
-    let asked_for = config.listeners.iter().any(|listener| listener.protocol == Protocol::Eventmq);
+    let asked_for = config.listeners.iter().any(|listener| listener.protocol().has_schedules());
     let path = recovered.map(|recovered| recovered.directory.side(SideJournal::Schedules));
     let Some(path) = path.filter(|path| asked_for || path.exists()) else {
         return Ok(Keeper::in_memory(shards, now_ms));

@@ -9,8 +9,11 @@ use std::sync::{Arc, Mutex};
 use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
 use mqcore_broker::model::policy;
 use mqcore_journal::storage::FileStorage;
-use mqcore_session::eventmq::exchange::Exchange;
-use mqcore_session::throttr::directory::Directory;
+use mqcore_limiter::limiter::Limiter;
+use mqcore_limiter::time::Nanos;
+use mqcore_session::any::SharedState;
+use mqcore_session::protocol::ServerParts;
+use mqcore_session::schedules::job_queues;
 use tokio::sync::Notify;
 
 use crate::admin::{self, Admin};
@@ -60,7 +63,7 @@ pub(super) struct Parts {
     /// Journals by shard; empty without a data directory.
     opened: Vec<Opened>,
     nodes: Option<OpenedNodes>,
-    throttr: Arc<Directory>,
+    limiter: Arc<Limiter>,
     limits: Option<KeptLimits>,
     schedule_port: SchedulePort,
     keeper: Keeper<FileStorage>,
@@ -81,8 +84,8 @@ impl Parts {
         let nodes = open_nodes(&config, recovered.as_mut(), clock.now().0)?;
         let shards =
             recovered.as_ref().map_or(config.shard_count(), |recovered| recovered.directory.shards());
-        let throttr = limits::directory(&config, &clock);
-        let limits = recover_limits(&config, recovered.as_ref(), &throttr, &clock).await?;
+        let limiter = limits::store(&config);
+        let limits = recover_limits(&config, recovered.as_ref(), &limiter, &clock).await?;
         let schedule_port = SchedulePort::new();
         let keeper =
             recover_schedules(&config, recovered.as_ref(), &schedule_port, shards, clock.now().0).await?;
@@ -100,7 +103,7 @@ impl Parts {
             directory,
             opened,
             nodes,
-            throttr,
+            limiter,
             limits,
             schedule_port,
             keeper,
@@ -123,7 +126,7 @@ impl Parts {
             shards,
             shutdown,
             backups,
-            throttr: self.throttr,
+            limiter: self.limiter,
             schedules: self.schedule_port,
         };
         let hub = make_hub(&config, &port, shared);
@@ -163,12 +166,20 @@ struct Shared {
     shards: Vec<ShardHandle>,
     shutdown: Arc<Shutdown>,
     backups: BackupDesk,
-    throttr: Arc<Directory>,
+    limiter: Arc<Limiter>,
     schedules: SchedulePort,
 }
 
 fn make_hub(config: &Config, port: &Arc<dyn HandlerPort>, shared: Shared) -> Arc<Hub> {
     let extensions = port.extensions();
+    let job_policy = job_policy(config);
+    let protocols = SharedState::new(&ServerParts {
+        limiter: Arc::clone(&shared.limiter),
+        started: Nanos(shared.clock.nanos()),
+        extension_names: extensions.iter().flat_map(|port| port.names()).collect(),
+        job_policy: job_policy.clone(),
+        schedules: Arc::new(shared.schedules.clone()),
+    });
     Arc::new(Hub {
         clock: shared.clock,
         counters: Counters::default(),
@@ -190,10 +201,10 @@ fn make_hub(config: &Config, port: &Arc<dyn HandlerPort>, shared: Shared) -> Arc
         runtime: tokio::runtime::Handle::current(),
         backups: shared.backups,
         activity: AtomicU64::new(0),
-        throttr: shared.throttr,
-        extension_names: extensions.iter().flat_map(|port| port.names()).collect(),
+        limiter: shared.limiter,
+        shared: protocols,
+        job_queues: job_queues(job_policy),
         extensions,
-        eventmq: Arc::new(Exchange::new(RandomState::new().hash_one(0), job_policy(config))),
         schedules: shared.schedules,
         scheduling: publisher::client(),
         guard: Guard { publish: config.publish_limit, connect: config.connect_limit },
@@ -261,8 +272,8 @@ fn start_shards(
 /// Accepts connections of clients and of the admin side.
 fn accept(config: &Config, hub: Arc<Hub>, bound: Bound, handlers: Vec<Box<str>>) -> Inner {
     let mut listeners = Vec::new();
-    for (socket, listening, spoken) in bound.listeners {
-        tokio::spawn(listener::accept(socket, spoken, Arc::clone(&hub), hub.shutdown.enter()));
+    for (socket, listening, terms) in bound.listeners {
+        tokio::spawn(listener::accept(socket, terms, Arc::clone(&hub), hub.shutdown.enter()));
         listeners.push(listening);
     }
     let admin = bound.admin.map(|(door, address)| {
@@ -278,7 +289,6 @@ fn start_schedules(
     keeper: Keeper<FileStorage>,
     directory: Option<Arc<DataDir>>,
 ) -> Result<(), StartError> {
-    hub.eventmq.keep_schedules(Arc::new(hub.schedules.clone()));
     worker::start(&hub.schedules, keeper, hub, directory, hub.shutdown.enter()).map_err(no_thread)
 }
 
@@ -314,9 +324,9 @@ fn start_archiver(
     archiver.map(Some).map_err(|source| StartError::Thread { source })
 }
 
-/// The delivery handler of queues that peers of EventMQ make; one that somebody has chosen is their choice. Where jobs can be
-/// saved they are, and their clients hear of it then. Elsewhere clients hear when a worker has the job, which is what `memory`
-/// would tell them too early.
+/// The delivery handler of queues that are created for jobs, unless somebody has chosen another default. Jobs are saved
+/// where that is possible, and their clients are notified after that. Otherwise clients are notified when a worker has
+/// received the job; with `memory` they would be notified too early.
 fn job_policy(config: &Config) -> Option<Box<str>> {
     let policy = if config.data_dir.is_some() { policy::AT_LEAST_ONCE } else { policy::ACK_ON_SEND };
     (config.delivery_handler == policy::MEMORY.key).then(|| policy.key.into())

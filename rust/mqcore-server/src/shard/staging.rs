@@ -10,7 +10,8 @@ use hashbrown::HashMap;
 use hashbrown::hash_map::Entry as MapEntry;
 use mqcore_broker::model::effect::{Deliver, Event, Publication, Recipients};
 use mqcore_broker::model::id::ConnectionId;
-use mqcore_session::any::{Protocol, encode_delivery, encode_publication};
+use mqcore_session::any::Protocol;
+use mqcore_session::protocol::{Encoding, Overload};
 
 use crate::hub::Hub;
 use crate::net::outbox::{Outbox, Outgoing, Pushed, event_bytes};
@@ -49,12 +50,36 @@ struct Staged {
 struct Run {
     number: u64,
     to: Arc<[ConnectionId]>,
-    /// What somebody of the list speaks; nothing is encoded for nobody.
+    kind: Kind,
+    /// The protocols that members of the list speak and that share frames; nothing is encoded for others.
     spoken: [bool; Protocol::ALL.len()],
+    /// Members of the list whose sessions encode.
+    by_session: Vec<ConnectionId>,
     /// For all of the list, or for all but its first.
     shared: Chunks,
     /// For the first of the list, from the moment on when it has to read something else.
     first: Option<Chunks>,
+}
+
+/// What a run consists of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Delivery,
+    Publication,
+}
+
+impl Kind {
+    fn is_by_session(self, protocol: Protocol) -> bool {
+        match self {
+            Self::Delivery => protocol.deliveries().is_by_session(),
+            Self::Publication => protocol.publications().is_by_session(),
+        }
+    }
+}
+
+/// A topic's message as an event for a session that encodes it.
+fn published(publication: &Publication) -> Event {
+    Event::Published { topic: publication.topic.clone(), message: publication.message.clone() }
 }
 
 /// The same frames in each protocol that somebody of the list speaks.
@@ -72,6 +97,33 @@ impl Staged {
             self.own_hint = own.len().min(CHUNK_BYTES);
             self.bytes += own.len();
             self.outgoing.push(Outgoing::Own(own));
+        }
+    }
+
+    /// An event, which the session turns into frames.
+    fn push_event(&mut self, event: Event) {
+        self.close_own();
+        self.bytes += event_bytes(&event);
+        let delivery =
+            matches!(event, Event::Delivered(_)) || self.outbox.protocol.overload() == Overload::LimitEvents;
+        match (delivery, self.outgoing.last_mut()) {
+            (true, Some(Outgoing::Deliveries(events))) | (false, Some(Outgoing::Events(events))) => {
+                events.push(event);
+            }
+            (true, _) => self.outgoing.push(Outgoing::Deliveries(vec![event])),
+            (false, _) => self.outgoing.push(Outgoing::Events(vec![event])),
+        }
+    }
+
+    /// Appends what `encode` appends, for this connection alone.
+    #[inline]
+    fn append_own(&mut self, hub: &Hub, encode: impl FnOnce(&mut Vec<u8>)) {
+        if self.own.capacity() == 0 {
+            self.own = hub.spare_bytes.take(self.own_hint);
+        }
+        encode(&mut self.own);
+        if self.own.len() >= CHUNK_BYTES {
+            self.close_own();
         }
     }
 
@@ -132,18 +184,10 @@ impl Staging {
         Some(staged)
     }
 
-    /// Something for a connection's session to say.
+    /// An event for a connection's session.
     pub(crate) fn tell(&mut self, connection: ConnectionId, event: Event, hub: &Hub) {
-        let Some(staged) = self.place(connection, hub) else { return };
-        staged.close_own();
-        staged.bytes += event_bytes(&event);
-        let delivery = matches!(event, Event::Delivered(_)) || staged.outbox.protocol.bounds_events();
-        match (delivery, staged.outgoing.last_mut()) {
-            (true, Some(Outgoing::Deliveries(events))) | (false, Some(Outgoing::Events(events))) => {
-                events.push(event);
-            }
-            (true, _) => staged.outgoing.push(Outgoing::Deliveries(vec![event])),
-            (false, _) => staged.outgoing.push(Outgoing::Events(vec![event])),
+        if let Some(staged) = self.place(connection, hub) {
+            staged.push_event(event);
         }
     }
 
@@ -164,69 +208,90 @@ impl Staging {
     }
 
     fn deliver_one(&mut self, connection: ConnectionId, deliver: &Deliver, hub: &Hub) {
-        self.encode_one(connection, hub, |protocol, output| {
-            encode_delivery(protocol, deliver, deliver.first, output);
-        });
+        let Some(staged) = self.place(connection, hub) else { return };
+        match staged.outbox.protocol.deliveries() {
+            Encoding::Shared(encode) => staged.append_own(hub, |own| encode(deliver, deliver.first, own)),
+            Encoding::BySession => staged.push_event(Event::Delivered(deliver.clone())),
+        }
     }
 
     fn deliver_many(&mut self, to: &Arc<[ConnectionId]>, deliver: &Deliver, hub: &Hub) {
-        self.encode_many(to, hub, |run| run.encode(deliver));
+        self.encode_many(
+            to,
+            Kind::Delivery,
+            hub,
+            |run| run.encode(deliver),
+            || Event::Delivered(deliver.clone()),
+        );
     }
 
     /// A topic's message for one or many subscribers.
     pub(crate) fn publish(&mut self, publication: &Publication, hub: &Hub) {
         match &publication.to {
-            Recipients::One(connection) => self.encode_one(*connection, hub, |protocol, output| {
-                encode_publication(protocol, publication, output);
-            }),
-            Recipients::Many(to) => self.encode_many(to, hub, |run| run.encode_publication(publication)),
+            Recipients::One(connection) => {
+                let Some(staged) = self.place(*connection, hub) else { return };
+                match staged.outbox.protocol.publications() {
+                    Encoding::Shared(encode) => staged.append_own(hub, |own| encode(publication, own)),
+                    Encoding::BySession => staged.push_event(published(publication)),
+                }
+            }
+            Recipients::Many(to) => {
+                let encode = |run: &mut Run| run.encode_publication(publication);
+                self.encode_many(to, Kind::Publication, hub, encode, || published(publication));
+            }
         }
     }
 
-    /// Appends whatever `encode` appends for this connection alone.
-    fn encode_one(
+    /// Appends to the run of this list what `encode` appends, which returns the size of the largest chunk by then. Members
+    /// whose sessions encode get an event of their own.
+    fn encode_many(
         &mut self,
-        connection: ConnectionId,
+        to: &Arc<[ConnectionId]>,
+        kind: Kind,
         hub: &Hub,
-        encode: impl FnOnce(Protocol, &mut Vec<u8>),
+        encode: impl FnOnce(&mut Run) -> usize,
+        event: impl Fn() -> Event,
     ) {
-        let Some(staged) = self.place(connection, hub) else { return };
-        if staged.own.capacity() == 0 {
-            staged.own = hub.spare_bytes.take(staged.own_hint);
-        }
-        encode(staged.outbox.protocol, &mut staged.own);
-        if staged.own.len() >= CHUNK_BYTES {
-            staged.close_own();
-        }
-    }
-
-    /// Appends to the run of this list whatever `encode` appends, which answers how large a chunk is by then.
-    fn encode_many(&mut self, to: &Arc<[ConnectionId]>, hub: &Hub, encode: impl FnOnce(&mut Run) -> usize) {
-        let same = self.run.as_ref().is_some_and(|run| Arc::ptr_eq(&run.to, to));
+        let same = self.run.as_ref().is_some_and(|run| Arc::ptr_eq(&run.to, to) && run.kind == kind);
         if !same {
             self.close_run();
-            self.begin_run(to, hub);
+            self.begin_run(to, kind, hub);
         }
         let Some(run) = &mut self.run else { return };
+        for connection in &run.by_session {
+            let Some(staged) = self.connections.get_mut(connection) else { continue };
+            staged.push_event(event());
+            if !staged.dirty {
+                staged.dirty = true;
+                self.dirty.push(*connection);
+            }
+        }
         if encode(run) >= CHUNK_BYTES {
             self.close_run();
         }
     }
 
-    /// Marks everybody of the list, so that whatever else comes for one of them closes the run first.
-    fn begin_run(&mut self, to: &Arc<[ConnectionId]>, hub: &Hub) {
+    /// Marks all members of the list, so that anything else for one of them closes the run first.
+    fn begin_run(&mut self, to: &Arc<[ConnectionId]>, kind: Kind, hub: &Hub) {
         self.runs_begun += 1;
         let number = self.runs_begun;
         let mut spoken = [false; Protocol::ALL.len()];
+        let mut by_session = Vec::new();
         for &connection in &**to {
             if self.know(connection, hub)
                 && let Some(staged) = self.connections.get_mut(&connection)
             {
-                staged.run = number;
-                spoken[staged.outbox.protocol as usize] = true;
+                let protocol = staged.outbox.protocol;
+                if kind.is_by_session(protocol) {
+                    by_session.push(connection);
+                } else {
+                    staged.run = number;
+                    spoken[protocol as usize] = true;
+                }
             }
         }
-        self.run = Some(Run { number, to: Arc::clone(to), spoken, shared: Chunks::default(), first: None });
+        let (to, shared) = (Arc::clone(to), Chunks::default());
+        self.run = Some(Run { number, to, kind, spoken, by_session, shared, first: None });
     }
 
     fn close_run(&mut self) {
@@ -235,6 +300,9 @@ impl Staging {
         let first = run.first.map(|first| first.0.map(Bytes::from));
         for (index, connection) in run.to.iter().enumerate() {
             let Some(staged) = self.connections.get_mut(connection) else { continue };
+            if run.kind.is_by_session(staged.outbox.protocol) {
+                continue;
+            }
             let frames = match &first {
                 Some(first) if index == 0 => first,
                 _ => &shared,
@@ -271,9 +339,10 @@ impl Run {
     fn encode_publication(&mut self, publication: &Publication) -> usize {
         let mut largest = 0;
         for protocol in Protocol::ALL.into_iter().filter(|protocol| self.spoken[*protocol as usize]) {
+            let Encoding::Shared(encode) = protocol.publications() else { continue };
             let shared = &mut self.shared.0[protocol as usize];
             let before = shared.len();
-            encode_publication(protocol, publication, shared);
+            encode(publication, shared);
             largest = largest.max(shared.len());
             if let Some(first) = &mut self.first {
                 first.0[protocol as usize].extend_from_slice(&shared[before..]);
@@ -289,14 +358,15 @@ impl Run {
         }
         let mut largest = 0;
         for protocol in Protocol::ALL.into_iter().filter(|protocol| self.spoken[*protocol as usize]) {
+            let Encoding::Shared(encode) = protocol.deliveries() else { continue };
             let shared = &mut self.shared.0[protocol as usize];
             let before = shared.len();
-            encode_delivery(protocol, deliver, false, shared);
+            encode(deliver, false, shared);
             largest = largest.max(shared.len());
             if let Some(first) = &mut self.first {
                 let first = &mut first.0[protocol as usize];
                 if deliver.first {
-                    encode_delivery(protocol, deliver, true, first);
+                    encode(deliver, true, first);
                 } else {
                     first.extend_from_slice(&shared[before..]);
                 }

@@ -76,12 +76,12 @@ pub(crate) struct LimitCounters {
 pub(crate) struct ProtocolCounters {
     /// Connections accepted.
     pub(crate) accepted: Counter,
-    /// Connections turned away because `connections_max` was reached.
-    pub(crate) turned_away: Counter,
+    /// Connections rejected because `connections_max` was reached.
+    pub(crate) rejected: Counter,
     /// Frames that meant nothing, of connections that have ended: no hops left, or of an unknown type.
     pub(crate) ignored_frames: Counter,
     /// Requests whose peers were told only the number under which the log says what was wrong with them.
-    pub(crate) complaints: Counter,
+    pub(crate) request_errors: Counter,
     /// Octets read.
     pub(crate) bytes_in: Counter,
     /// Octets written.

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use mqcore_broker::model::stats::{DropReason, QueueInformation, RouterCounts, ShardStats};
 use mqcore_limiter::time::Nanos;
 use mqcore_session::any::Protocol;
+use mqcore_session::protocol::MetricFamily;
 use mqcore_tls::refusal::Refusal;
 
 use crate::hub::Hub;
@@ -31,7 +32,7 @@ pub(crate) fn render(hub: &Hub, survey: &ShardStats, uptime_seconds: f64, per_qu
     topics(&mut page, survey);
     routers(&mut page, survey);
     connections(&mut page, hub);
-    eventmq(&mut page, hub);
+    protocols(&mut page, hub);
     schedules(&mut page, hub);
     authority(&mut page, hub);
     tls(&mut page, &hub.tls);
@@ -214,7 +215,7 @@ fn connections(page: &mut Page, hub: &Hub) {
     }
     let families = [
         ("mqcore_connections_accepted_total", "Connections accepted."),
-        ("mqcore_connections_turned_away_total", "Connections turned away: there were too many."),
+        ("mqcore_connections_rejected_total", "Connections rejected because `connections_max` was reached."),
         ("mqcore_frames_ignored_total", "Frames without hops or of unknown type, of connections that ended."),
         (
             "mqcore_requests_failed_total",
@@ -229,9 +230,9 @@ fn connections(page: &mut Page, hub: &Hub) {
             let counters = hub.counters.of(protocol);
             let values = [
                 &counters.accepted,
-                &counters.turned_away,
+                &counters.rejected,
                 &counters.ignored_frames,
-                &counters.complaints,
+                &counters.request_errors,
                 &counters.bytes_in,
                 &counters.bytes_out,
             ];
@@ -437,30 +438,15 @@ fn handlers(page: &mut Page, hub: &Hub) {
 
 /// The store of limits, what is asked of it, and what guards refused.
 fn limits(page: &mut Page, hub: &Hub) {
-    let totals = hub.throttr.limiter().totals();
+    let totals = hub.limiter.totals();
     page.family("mqcore_limiter_keys", "gauge", "Counters and buffers that are stored, by kind.");
     for (kind, count) in [("counter", totals.counters), ("buffer", totals.buffers)] {
         page.sample("mqcore_limiter_keys", &[("kind", &kind)], count);
-    }
-    let (requests, refused) = hub.throttr.requests(Nanos(hub.clock.nanos()));
-    page.family(
-        "mqcore_limiter_requests_total",
-        "counter",
-        "Requests of Throttr, by kind; those at listeners with metrics=off are not counted.",
-    );
-    for (kind, count) in requests {
-        page.sample("mqcore_limiter_requests_total", &[("request", &kind)], count);
     }
     let counters = &hub.counters.limits;
     let failing = counters.failing.load(Ordering::Relaxed);
     for (name, kind, help, value) in [
         ("mqcore_limiter_bytes", "gauge", "Octets that all of them are reckoned at.", totals.bytes),
-        (
-            "mqcore_limiter_refused_total",
-            "counter",
-            "Of these requests, those that wanted to take something and got nothing.",
-            refused,
-        ),
         (
             "mqcore_limiter_expired_total",
             "counter",
@@ -510,44 +496,16 @@ const QUEUE_FAMILIES: [QueueFamily; 5] = [
     ("mqcore_queue_out_total", "counter", "Deliveries.", |queue| queue.stats.deliveries),
 ];
 
-/// The first queues by name, so that the same ones are shown each time.
-fn eventmq(page: &mut Page, hub: &Hub) {
-    let counters = &hub.eventmq.counters;
-    page.family("mqcore_eventmq_jobs_total", "counter", "Jobs of EventMQ's workers, by what became of them.");
-    for (outcome, count) in [
-        ("dispatched", &counters.dispatched),
-        ("finished", &counters.finished),
-        ("failed", &counters.failed),
-        ("retried", &counters.retried),
-        ("lost", &counters.lost),
-        ("fallen-back", &counters.fallen_back),
-        ("duplicate", &counters.duplicates),
-    ] {
-        page.sample("mqcore_eventmq_jobs_total", &[("outcome", &outcome)], count.load(Ordering::Relaxed));
-    }
-    for (name, help, count) in [
-        (
-            "mqcore_eventmq_nudges_total",
-            "Heartbeats that made busy workers look for finished jobs.",
-            &counters.nudges,
-        ),
-        (
-            "mqcore_eventmq_ignored_total",
-            "Messages of EventMQ's peers that meant nothing.",
-            &counters.ignored,
-        ),
-    ] {
-        page.family(name, "counter", help);
-        page.sample(name, &[], count.load(Ordering::Relaxed));
-    }
-    let (workers, free, schedulers) = hub.eventmq.present();
-    for (name, help, value) in [
-        ("mqcore_eventmq_workers", "Workers that have joined.", workers as u64),
-        ("mqcore_eventmq_slots_free", "Jobs that they could take at once.", free),
-        ("mqcore_eventmq_schedulers", "Schedulers that have joined.", schedulers as u64),
-    ] {
-        page.family(name, "gauge", help);
-        page.sample(name, &[], value);
+/// The metrics of each protocol's own.
+fn protocols(page: &mut Page, hub: &Hub) {
+    for MetricFamily { name, kind, help, samples } in hub.shared.metrics(Nanos(hub.clock.nanos())) {
+        page.family(name, kind, help);
+        for (label, value) in samples {
+            match label {
+                Some((label, text)) => page.sample(name, &[(label, &text)], value),
+                None => page.sample(name, &[], value),
+            }
+        }
     }
 }
 

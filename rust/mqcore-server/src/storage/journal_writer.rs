@@ -502,6 +502,10 @@ impl Writer {
 mod tests {
     use std::sync::atomic::AtomicU64;
 
+    use mqcore_broker::model::options::QueueChanges;
+    use mqcore_limiter::time::Nanos;
+    use mqcore_session::any::SharedState;
+    use mqcore_session::protocol::ServerParts;
     use mqcore_wire::codec::Limits;
 
     use super::*;
@@ -522,6 +526,15 @@ mod tests {
     use crate::storage::backup::BackupDesk;
 
     fn hub() -> (Arc<Hub>, ShardInbox) {
+        let limiter = limits::store(&Config::default());
+        let schedules = crate::schedules::port::SchedulePort::new();
+        let shared = SharedState::new(&ServerParts {
+            limiter: Arc::clone(&limiter),
+            started: Nanos(0),
+            extension_names: Arc::default(),
+            job_policy: None,
+            schedules: Arc::new(schedules.clone()),
+        });
         let (handle, inbox) = inbox::channel();
         let patience = Duration::from_secs(1);
         let hub = Hub {
@@ -546,11 +559,11 @@ mod tests {
             backups: BackupDesk::new(1, Vec::new(), None),
             activity: AtomicU64::new(0),
             guard: Guard::default(),
-            throttr: limits::directory(&Config::default(), &Clock::new(ClockConfig::System)),
+            limiter,
+            shared,
+            job_queues: QueueChanges::default(),
             extensions: None,
-            extension_names: Arc::default(),
-            eventmq: Arc::new(mqcore_session::eventmq::exchange::Exchange::new(0, None)),
-            schedules: crate::schedules::port::SchedulePort::new(),
+            schedules,
             scheduling: crate::schedules::publisher::client(),
         };
         (Arc::new(hub), inbox)

@@ -23,6 +23,9 @@ use mqcore_wire::eventmq::headers::{Headers, unique_key};
 use mqcore_wire::eventmq::{Job, encode_request};
 use serde_json::json;
 
+/// The name of the protocol, with which its clients are listed.
+pub(super) const PROTOCOL: &str = "emqp";
+
 const HEADERS: &[u8] = b"EventMQ-Headers:";
 const QUEUE: &[u8] = b"EventMQ-Queue:";
 const FRAMES: &[u8] = b"EventMQ-Frames:";

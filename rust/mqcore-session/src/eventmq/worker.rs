@@ -19,8 +19,8 @@ use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::eventmq::headers::Headers;
 use serde_json::Value;
 
-use super::exchange::{Exchange, QueueTally, Registration, Worker};
 use super::job::Handed;
+use super::shared::{EventmqShared, QueueTally, Registration, Worker};
 
 /// Slots that one worker may have; a READY beyond that means nothing.
 pub(super) const SLOTS_MAX: u32 = 4096;
@@ -30,9 +30,9 @@ const RUNNING_MAX: usize = 16_384;
 
 /// A busy worker hears something this soon after it was given a job, and then twice as late each time: the original's looks for
 /// finished jobs when a message comes, and else only once a second.
-const NUDGE_FIRST: Duration = Duration::from_millis(5);
+const REMINDER_FIRST: Duration = Duration::from_millis(5);
 /// From here on that second is soon enough.
-const NUDGE_LAST: Duration = Duration::from_secs(1);
+const REMINDER_LAST: Duration = Duration::from_secs(1);
 
 /// Before a failed job is tried again: first, and at most.
 const BACKOFF_FIRST: Duration = Duration::from_secs(1);
@@ -88,7 +88,7 @@ impl Running {
 #[derive(Debug)]
 pub(super) struct Work {
     registration: Registration<Worker>,
-    exchange: Arc<Exchange>,
+    exchange: Arc<EventmqShared>,
     served: Vec<Served>,
     running: HashMap<MessageId, Running>,
     /// The jobs in `running` in the order in which they came, and others that are gone.
@@ -104,13 +104,13 @@ pub(super) struct Work {
     counts: bool,
     /// It has slots that its queues were not told of.
     pub(super) has_room: bool,
-    nudge_after: Duration,
-    nudge_at: Timestamp,
+    reminder_after: Duration,
+    reminder_at: Timestamp,
 }
 
 impl Work {
     pub(super) fn new(
-        exchange: &Arc<Exchange>,
+        exchange: &Arc<EventmqShared>,
         registration: Registration<Worker>,
         addresses: Vec<QueueAddress>,
         counts: bool,
@@ -127,8 +127,8 @@ impl Work {
             leaving: false,
             counts,
             has_room: false,
-            nudge_after: NUDGE_FIRST,
-            nudge_at: Timestamp::NEVER,
+            reminder_after: REMINDER_FIRST,
+            reminder_at: Timestamp::NEVER,
         };
         work.serve(addresses);
         work
@@ -213,12 +213,12 @@ impl Work {
         }
         handed.encode(self.counts, output);
         self.exchange.count(|counters| &counters.dispatched);
-        self.nudge_after = NUDGE_FIRST;
-        self.nudge_at = now.after(NUDGE_FIRST);
+        self.reminder_after = REMINDER_FIRST;
+        self.reminder_at = now.after(REMINDER_FIRST);
         if !handed.is_kept() {
             commands.push(settlement(&deliver.queue, deliver.tag, id.clone(), None));
         }
-        let client = deliver.message.producer().filter(|client| client.protocol == super::NAME);
+        let client = deliver.message.producer().filter(|client| client.protocol == super::job::PROTOCOL);
         let client = client.filter(|_| wishes.reply_requested).map(|client| client.id.clone());
         if handed.is_kept() || wishes.reply_requested {
             let results = match handed.result_queue() {
@@ -429,7 +429,7 @@ impl Work {
 
     pub(super) fn next_timeout(&self) -> Timestamp {
         let due = self.due.first().map_or(Timestamp::NEVER, |(at, _)| *at);
-        due.min(self.nudge_at)
+        due.min(self.reminder_at)
     }
 
     /// Puts back what is due. True if the worker is to hear something, so that it looks for finished jobs.
@@ -444,16 +444,16 @@ impl Work {
             }
             self.late(&id, now, commands);
         }
-        if now < self.nudge_at {
+        if now < self.reminder_at {
             return false;
         }
-        self.nudge_after *= 2;
-        let goes_on = self.is_busy() && self.nudge_after < NUDGE_LAST;
-        self.nudge_at = if goes_on { now.after(self.nudge_after) } else { Timestamp::NEVER };
+        self.reminder_after *= 2;
+        let goes_on = self.is_busy() && self.reminder_after < REMINDER_LAST;
+        self.reminder_at = if goes_on { now.after(self.reminder_after) } else { Timestamp::NEVER };
         if !self.is_busy() {
             return false;
         }
-        self.exchange.count(|counters| &counters.nudges);
+        self.exchange.count(|counters| &counters.reminders);
         true
     }
 }

@@ -14,7 +14,7 @@ use mqcore_wire::micromessage::window::{Receipt, Received};
 use mqcore_wire::micromessage::{Frame, encode};
 
 use super::destination::{Place, Places};
-use crate::tmqp::message_id::MessageIds;
+use crate::message_id::MessageIds;
 
 /// Answers about published messages have numbers from here on; those about other requests stay below.
 const PUBLISHED: u32 = 1 << 31;

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use mqcore_broker::model::client::Client;
-use mqcore_broker::model::effect::{Deliver, Publication};
+use mqcore_broker::model::effect::Deliver;
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_wire::mqks::answer::{Delivered, encode_delivered};
 
@@ -86,6 +86,3 @@ pub fn delivery_size(deliver: &Deliver) -> usize {
     let names = deliver.name.as_deref().map_or(0, <[u8]>::len) + deliver.message.id().len();
     names + deliver.message.headers().len() + deliver.message.body().len() + 32
 }
-
-/// Subscribers of this protocol consume queues: there is nothing that a topic itself could tell them.
-pub fn encode_publication(_publication: &Publication, _output: &mut Vec<u8>) {}

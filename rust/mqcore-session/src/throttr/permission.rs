@@ -1,43 +1,13 @@
-//! Whether a peer may ask for what it asks for, where not everybody may.
+//! Which permissions a Throttr request needs.
 //!
-//! Requests about counters are answered by the session itself, so it asks here before each of them. What concerns topics
-//! goes to the broker, which is where it is decided about.
-
-use std::fmt::Debug;
+//! The session answers requests about counters itself, so it asks for permission before each of them. Commands that concern
+//! topics go to the broker, where the server checks them.
 
 use mqcore_wire::codec::Limits;
 use mqcore_wire::throttr::request::{self, Request};
 use mqcore_wire::throttr::{Dialect, ID_BYTES};
 
-/// What somebody wants to ask for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted<'a> {
-    /// One counter or buffer.
-    Key(&'a [u8]),
-    /// All of them.
-    Keys,
-    /// Who is connected, and to what.
-    Connections,
-    /// Who has subscribed to a channel.
-    Channel(&'a [u8]),
-}
-
-/// What is said to that.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Permission {
-    /// It may.
-    Granted,
-    /// Somebody has to be asked; the session stops there until it is called again.
-    Undecided,
-    /// It may not.
-    Denied,
-}
-
-/// Who decides about one peer.
-pub trait Permissions: Debug + Send + Sync {
-    /// Decides about one thing, at once.
-    fn judge(&self, wanted: Wanted<'_>) -> Permission;
-}
+use crate::permission::{Permission, Permissions, Wanted};
 
 /// Decides about a request of the peer with this id: all of it must be allowed.
 pub(super) fn of_request(

@@ -15,8 +15,8 @@ use mqcore_wire::throttr::answer::{
 };
 use mqcore_wire::throttr::{Dialect, KeyType};
 
-use super::directory::Directory;
-use super::terms::Terms;
+use super::listener::ThrottrTerms;
+use super::shared::ThrottrShared;
 
 /// Entries that are counted before others get their turn.
 const COUNTED_AT_ONCE: usize = 4096;
@@ -65,21 +65,21 @@ impl What {
 }
 
 impl Stream {
-    pub(super) fn keys(what: What, directory: &Directory) -> Self {
+    pub(super) fn keys(what: What, directory: &ThrottrShared) -> Self {
         let listing = directory.limiter().list();
         let counting = Counting { listing: listing.again(), filled: 0 };
         let keys = Keys { what, listing, counting: Some(counting), number: 0, fragments: 0, next: None };
         Self::Keys(Box::new(keys))
     }
 
-    pub(super) fn connections(directory: &Directory, terms: &Terms, output: &mut Vec<u8>) -> Self {
+    pub(super) fn connections(directory: &ThrottrShared, terms: &ThrottrTerms, output: &mut Vec<u8>) -> Self {
         let each = FRAGMENT_BYTES / ConnectionRecord::weight(terms.dialect.family);
         let fragments = directory.peers().div_ceil(each as u64);
         answer::fragments(fragments, output);
         Self::Connections { number: 0, fragments, last: None }
     }
 
-    pub(super) fn channels(directory: &Directory, output: &mut Vec<u8>) -> Self {
+    pub(super) fn channels(directory: &ThrottrShared, output: &mut Vec<u8>) -> Self {
         let each = FRAGMENT_BYTES / CHANNELS_RECORD_BYTES;
         let fragments = directory.channel_counts().0.div_ceil(each as u64);
         answer::fragments(fragments, output);
@@ -89,8 +89,8 @@ impl Stream {
     /// Writes the next fragment, or counts on. False when everything is written.
     pub(super) fn step(
         &mut self,
-        directory: &Arc<Directory>,
-        terms: &Terms,
+        directory: &Arc<ThrottrShared>,
+        terms: &ThrottrTerms,
         now: Nanos,
         output: &mut Vec<u8>,
     ) -> bool {
@@ -137,7 +137,13 @@ impl Stream {
 }
 
 impl Keys {
-    fn step(&mut self, directory: &Arc<Directory>, terms: &Terms, now: Nanos, output: &mut Vec<u8>) -> bool {
+    fn step(
+        &mut self,
+        directory: &Arc<ThrottrShared>,
+        terms: &ThrottrTerms,
+        now: Nanos,
+        output: &mut Vec<u8>,
+    ) -> bool {
         if let Some(mut counting) = self.counting.take() {
             for _ in 0..COUNTED_AT_ONCE {
                 let Some(listed) = counting.listing.next(now, false) else {
@@ -170,7 +176,13 @@ impl Keys {
         self.number < self.fragments
     }
 
-    fn write(&self, records: &[Listed], directory: &Directory, terms: &Terms, output: &mut Vec<u8>) {
+    fn write(
+        &self,
+        records: &[Listed],
+        directory: &ThrottrShared,
+        terms: &ThrottrTerms,
+        output: &mut Vec<u8>,
+    ) {
         answer::fragment(self.number, records.len() as u64, output);
         let width = terms.dialect.width;
         for listed in records {
@@ -194,7 +206,7 @@ impl Keys {
 }
 
 /// What is told of how often something was used.
-pub(super) fn uses(counts: Counts, terms: &Terms) -> Uses {
+pub(super) fn uses(counts: Counts, terms: &ThrottrTerms) -> Uses {
     if !terms.metrics {
         return Uses::default();
     }

@@ -8,7 +8,7 @@ use mqcore_broker::model::command::{
 };
 use mqcore_broker::model::effect::{Event, Reply};
 use mqcore_broker::model::id::{QueueAddress, Tag};
-use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::message::Message;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::tmqp::header::{self, key, nack_reason};
@@ -16,12 +16,13 @@ use mqcore_wire::tmqp::operation::{Operation, status};
 use mqcore_wire::tmqp::{self, Frame, Kind};
 
 use super::answer::{self, Asked};
-use super::message_id::MessageIds;
+use super::frame::{addressee, client_pattern, pattern_text, properties};
 use super::passing::{self, Greeting, Names, Passing};
 use super::pending::{Form, Pending, PendingAnswer, UNANSWERED};
 use super::publish::{ChannelNames, Publisher};
 use super::topic::TopicNames;
-use super::{delivery, information, misbehaved, occurrence, operation, pull, routers, subscription, topic};
+use super::{delivery, information, occurrence, operation, pull, routers, subscription, topic};
+use crate::message_id::MessageIds;
 use crate::node::NodeTerms;
 use crate::session::{SessionConfig, SessionError};
 
@@ -121,7 +122,7 @@ impl Exchange {
         // Nobody could tell what a response without an id answers.
         frame.pending_response &= !frame.id.is_empty();
         if !frame.source.is_empty() && frame.source != client.id.as_bytes() {
-            return Err(misbehaved("the source of a frame is not the client that sent it"));
+            return Err(SessionError::misbehaved("the source of a frame is not the client that sent it"));
         }
         match frame.kind {
             Kind::QUEUE if frame.target.starts_with(topic::PREFIX) => {
@@ -478,51 +479,6 @@ fn direct_refused(
         let asked = Asked { high_priority: true, ..asked };
         let reason = header::nack_reason::NO_CONSUMERS;
         answer::acknowledgement(&asked, client.id.as_bytes(), properties.content_type, Some(reason), output);
-    }
-}
-
-/// The client that a frame is for, if it can be one's id.
-pub(super) fn addressee<'a>(frame: &Frame<'a>) -> Option<&'a str> {
-    str::from_utf8(frame.target).ok().filter(|id| !id.is_empty() && !frame.id.is_empty())
-}
-
-const BY_NAME: &str = "@name:";
-const BY_TYPE: &str = "@type:";
-
-pub(super) fn client_pattern(target: &str) -> ClientPattern {
-    if let Some(name) = target.strip_prefix(BY_NAME) {
-        ClientPattern::Name(unquoted(name).into())
-    } else if let Some(kind) = target.strip_prefix(BY_TYPE) {
-        ClientPattern::Kind(unquoted(kind).into())
-    } else {
-        ClientPattern::Id(target.into())
-    }
-}
-
-pub(crate) fn pattern_text(pattern: &ClientPattern) -> String {
-    match pattern {
-        ClientPattern::Id(id) => id.to_string(),
-        ClientPattern::Name(name) => format!("{BY_NAME}{name}"),
-        ClientPattern::Kind(kind) => format!("{BY_TYPE}{kind}"),
-    }
-}
-
-/// The document writes quotes around names, the program does not.
-fn unquoted(text: &str) -> &str {
-    text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text)
-}
-
-/// What a frame says beside its parts, as a message keeps it.
-#[inline]
-pub(super) fn properties(frame: &Frame<'_>) -> Properties {
-    Properties {
-        high_priority: frame.high_priority,
-        first_acquirer: frame.first_acquirer,
-        pending_response: frame.pending_response,
-        pending_acknowledge: frame.pending_acknowledge,
-        unique: false,
-        hops: frame.hops,
-        content_type: frame.content_type,
     }
 }
 

@@ -8,8 +8,8 @@ use mqcore_wire::tmqp::header::push_header;
 use mqcore_wire::tmqp::hello::{self, Hello};
 use mqcore_wire::tmqp::{self, Frame, Kind, NAME_BYTES_MAX, PREAMBLE, PREAMBLE_V1, operation};
 
+use super::answer;
 use super::passing::Greeting;
-use super::{answer, misbehaved};
 use crate::node::NodeTerms;
 use crate::session::SessionError;
 
@@ -21,7 +21,9 @@ pub(super) fn preamble(input: &[u8]) -> Result<Option<[u8; 8]>, SessionError> {
     let start = &input[..input.len().min(PREAMBLE.len())];
     let known = [PREAMBLE, PREAMBLE_V1].into_iter().find(|preamble| preamble.starts_with(start));
     match known {
-        None => Err(misbehaved("the connection does not begin with TMQP/2.0: this port speaks nothing else")),
+        None => Err(SessionError::misbehaved(
+            "the connection does not begin with TMQP/2.0: this port speaks nothing else",
+        )),
         Some(preamble) if start.len() == preamble.len() => Ok(Some(preamble)),
         Some(_) => Ok(None),
     }
@@ -40,13 +42,13 @@ pub(super) fn first_frame<'a>(
     if let Some(&start) = input.first_chunk::<2>()
         && hello::looks_like_twino4(start)
     {
-        return Err(misbehaved(
+        return Err(SessionError::misbehaved(
             "a Twino 4 client: its frames have another layout after the same preamble; use a Twino MQ 3 client",
         ));
     }
     let Some((frame, size)) = tmqp::decode(input, &limits(listener))? else { return Ok(None) };
     if frame.kind != Kind::SERVER || frame.content_type != operation::HELLO || frame.hops == 0 {
-        return Err(misbehaved("the first frame is not a Hello (type 0x10, content type 101)"));
+        return Err(SessionError::misbehaved("the first frame is not a Hello (type 0x10, content type 101)"));
     }
     Ok(Some((frame, size)))
 }

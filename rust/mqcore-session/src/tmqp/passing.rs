@@ -13,11 +13,10 @@ use mqcore_cluster::receipts::Receipts;
 use mqcore_wire::tmqp::header::{self, key};
 use mqcore_wire::tmqp::{Frame, Kind};
 
-use super::exchange::{addressee, client_pattern, properties};
-use super::message_id::MessageIds;
-use super::misbehaved;
+use super::frame::{addressee, client_pattern, properties};
 use super::publish::{COPIES_MAX, ChannelNames, CopyRequest, copied_headers, queue_id};
 use super::topic::{self, TopicNames};
+use crate::message_id::MessageIds;
 use crate::node::NodeTerms;
 use crate::session::SessionError;
 
@@ -95,7 +94,7 @@ impl Passing {
             Some(_) => self.receipts.arrived(arrived.number, arrived.parts),
             None => Ok(()),
         };
-        registered.map_err(|error| misbehaved(error.to_string()))
+        registered.map_err(|error| SessionError::misbehaved(error.to_string()))
     }
 
     fn take(

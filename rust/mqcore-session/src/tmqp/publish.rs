@@ -11,8 +11,8 @@ use mqcore_wire::tmqp::header::{self, key};
 use mqcore_wire::tmqp::{Frame, HOPS_FRESH};
 
 use super::answer::{self, Asked};
-use super::exchange::properties;
-use super::message_id::MessageIds;
+use super::frame::properties;
+use crate::message_id::MessageIds;
 
 /// Copies of one message, at most.
 pub(super) const COPIES_MAX: usize = 64;

@@ -14,10 +14,10 @@ use mqcore_wire::tmqp::operation::status;
 use serde::Deserialize;
 
 use super::answer::{self, Asked};
-use super::exchange::{client_pattern, properties};
-use super::message_id::MessageIds;
+use super::frame::{client_pattern, properties};
 use super::publish::channel_name;
 use super::topic;
+use crate::message_id::MessageIds;
 
 /// Octets of the JSON of one binding, at most.
 const BINDING_BYTES_MAX: usize = 64 * 1024;

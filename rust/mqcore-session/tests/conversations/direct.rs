@@ -4,6 +4,7 @@ use mqcore_broker::model::command::{ClientPattern, Command};
 use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::rejection::RejectionKind;
+use mqcore_session::session::Session;
 use mqcore_wire::tmqp::{Frame, Kind};
 
 use super::talk::{Talk, encoded, frames, is_generated, message_with, only_frame, rejection, vector};

@@ -7,9 +7,10 @@ use mqcore_broker::model::effect::{Deliver, Event, Recipients};
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, Tag};
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::rejection::RejectionKind;
-use mqcore_session::any::{Protocol, delivery_size, encode_delivery};
+use mqcore_session::session::Session;
 use mqcore_session::session::SessionConfig;
 use mqcore_session::tmqp::COPIES_MAX;
+use mqcore_session::tmqp::{delivery_size, encode_delivery};
 use mqcore_wire::codec::Limits;
 use mqcore_wire::tmqp::{Frame, HEADER_BYTES_MAX, Kind};
 
@@ -372,8 +373,8 @@ fn delivery(to: &str, message: Message, acknowledge: bool) -> Deliver {
 
 fn delivered(deliver: &Deliver, first: bool) -> Vec<u8> {
     let mut output = b"before".to_vec();
-    encode_delivery(Protocol::Tmqp, deliver, first, &mut output);
-    assert_eq!(output.len() - 6, delivery_size(Protocol::Tmqp, deliver));
+    encode_delivery(deliver, first, &mut output);
+    assert_eq!(output.len() - 6, delivery_size(deliver));
     output.split_off(6)
 }
 

@@ -6,7 +6,7 @@ use mqcore_broker::model::id::{ConnectionId, TopicName};
 use mqcore_broker::model::message::Properties;
 use mqcore_broker::model::rejection::RejectionKind;
 use mqcore_broker::model::topic::TopicPattern;
-use mqcore_session::any::{Protocol, encode_publication};
+use mqcore_session::tmqp::encode_publication;
 use mqcore_wire::tmqp::operation::{Operation, status};
 use mqcore_wire::tmqp::{Frame, Kind};
 
@@ -98,7 +98,7 @@ fn a_topics_message_arrives_as_a_queue_message_with_the_topic_as_target() {
     let to = Recipients::One(ConnectionId(1));
     let mut output = Vec::new();
     let publication = Publication { topic: topic("a.b"), message: message.clone(), to };
-    encode_publication(Protocol::Tmqp, &publication, &mut output);
+    encode_publication(&publication, &mut output);
     let expected = Frame {
         hops: 15,
         id: b"M",
@@ -119,6 +119,6 @@ fn a_topic_with_a_name_too_long_for_a_frame_is_cut() {
     let to = Recipients::One(ConnectionId(1));
     let long = topic(&"x".repeat(255));
     let publication = Publication { topic: long, message: message("M", "p", "", ""), to };
-    encode_publication(Protocol::Tmqp, &publication, &mut output);
+    encode_publication(&publication, &mut output);
     assert_eq!(only_frame(&output).target, format!("@topic:{}", "x".repeat(248)).as_bytes());
 }

@@ -13,10 +13,10 @@ use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId, Tag, Topic
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::time::Timestamp;
+use mqcore_session::extension::ExtensionFailure;
 use mqcore_session::micromessage::{MicroMessageSession, OPEN_COMMANDS_MAX, OPEN_FRAMES_MAX};
 use mqcore_session::session::{Session, SessionConfig};
 use mqcore_wire::codec::Limits;
-use mqcore_wire::micromessage::failure::{Failure, Token};
 use mqcore_wire::micromessage::handshake::{self, Handshake, Opening};
 use mqcore_wire::micromessage::{Assembled, Assembly, Frame, decode};
 
@@ -143,11 +143,11 @@ impl Play {
             // Only who has agreed on extensions can have asked them something.
             10 if self.session.client().is_some() => {
                 let answer = match pick % 4 {
-                    3 => Err(Failure::new(Token::Internal, "no")),
+                    3 => Err(ExtensionFailure::Failed("no".into())),
                     count => Ok(vec![octets.to_vec(); count]),
                 };
                 let id = pick as u8 % self.session.agreement().len().max(1) + 1;
-                let result = self.session.vendor_answered(id, answer, &mut self.heard);
+                let result = self.session.extension_answered(id, answer, &mut self.heard);
                 self.look(result.is_err());
             }
             11 => {
@@ -217,7 +217,7 @@ impl Play {
         let result = self.session.event(event, self.now, &mut self.heard);
         let failed = result.is_err();
         if !failed {
-            self.session.events_given(&mut self.heard);
+            self.session.events_done(&mut self.heard);
         }
         self.look(failed);
         if !self.ended {

@@ -11,11 +11,11 @@ use mqcore_broker::model::effect::{Effect, Event, Forwarded};
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::shard::Broker;
+use mqcore_session::extension::ExtensionFailure;
 use mqcore_session::micromessage::MicroMessageSession;
-use mqcore_session::micromessage::terms::Terms;
+use mqcore_session::micromessage::listener::MicroMessageTerms;
 use mqcore_session::session::{Session, SessionConfig, SessionError, provisional_client};
 use mqcore_wire::codec::Limits;
-use mqcore_wire::micromessage::failure::Failure;
 use mqcore_wire::micromessage::handshake::{self, Handshake};
 use mqcore_wire::micromessage::{Assembled, Assembly, Frame, MessageFrame, decode, encode};
 
@@ -90,17 +90,17 @@ struct Peer {
 pub(crate) struct World {
     shards: Vec<Broker>,
     peers: BTreeMap<ConnectionId, Peer>,
-    terms: Arc<Terms>,
+    terms: Arc<MicroMessageTerms>,
     now: Timestamp,
     next: u64,
 }
 
 impl World {
     pub(crate) fn new(shards: usize) -> Self {
-        Self::with_terms(shards, Terms::default())
+        Self::with_terms(shards, MicroMessageTerms::default())
     }
 
-    pub(crate) fn with_terms(shards: usize, terms: Terms) -> Self {
+    pub(crate) fn with_terms(shards: usize, terms: MicroMessageTerms) -> Self {
         let shard = |shard| Broker::new(BrokerConfig { shard, shards, seed: 7, ..BrokerConfig::default() });
         Self {
             shards: (0..shards).map(shard).collect(),
@@ -206,7 +206,7 @@ impl World {
         }
         let client = peer.session.client().unwrap_or(&peer.provisional).clone();
         self.ask(&client, commands);
-        self.events_given();
+        self.events_done();
     }
 
     fn ask(&mut self, client: &Arc<Client>, commands: Vec<Command>) {
@@ -226,10 +226,10 @@ impl World {
         }
     }
 
-    fn events_given(&mut self) {
+    fn events_done(&mut self) {
         for peer in self.peers.values_mut() {
             if peer.error.is_none() && !peer.session.is_closing() {
-                peer.session.events_given(&mut peer.written);
+                peer.session.events_done(&mut peer.written);
             }
         }
     }
@@ -282,7 +282,7 @@ impl World {
             effects.extend(out.into_iter().map(|effect| (shard, effect)));
         }
         self.carry_out(&mut effects);
-        self.events_given();
+        self.events_done();
     }
 
     pub(crate) fn close(&mut self, connection: ConnectionId) {
@@ -309,10 +309,10 @@ impl World {
         &mut self,
         connection: ConnectionId,
         id: u8,
-        answer: Result<Vec<Vec<u8>>, Failure>,
+        answer: Result<Vec<Vec<u8>>, ExtensionFailure>,
     ) {
         let peer = self.peers.get_mut(&connection).unwrap();
-        peer.error = peer.session.vendor_answered(id, answer, &mut peer.written).err();
+        peer.error = peer.session.extension_answered(id, answer, &mut peer.written).err();
     }
 
     /// Removes a queue, as an administrator would.

@@ -21,11 +21,11 @@ use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::model::topic::TopicPattern;
 use mqcore_limiter::limiter::{Config, Limiter};
 use mqcore_limiter::time::Nanos;
+use mqcore_session::permission::{Permission, Permissions, Wanted};
 use mqcore_session::session::{Session, SessionConfig};
 use mqcore_session::throttr::ThrottrSession;
-use mqcore_session::throttr::directory::Directory;
-use mqcore_session::throttr::permission::{Permission, Permissions, Wanted};
-use mqcore_session::throttr::terms::Terms;
+use mqcore_session::throttr::listener::ThrottrTerms;
+use mqcore_session::throttr::shared::ThrottrShared;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::throttr::{Dialect, Family, Width};
 
@@ -76,7 +76,7 @@ impl Play {
             topics: Vec::new(),
         };
         for side in [&mut play.whole, &mut play.octets] {
-            side.session.open(&mut side.commands);
+            side.session.open(false, &mut side.commands);
         }
         play.compare();
         play
@@ -123,7 +123,7 @@ impl Play {
 
     fn both(&mut self, act: impl Fn(&mut Side)) {
         for side in [&mut self.whole, &mut self.octets] {
-            side.session.set_now(Nanos(self.now));
+            side.session.set_time(|| Nanos(self.now));
             act(side);
             side.go_on();
         }
@@ -217,9 +217,9 @@ struct Side {
 impl Side {
     fn new(choice: u8, seed: &RandomState, by_octets: bool) -> Self {
         let limiter = Arc::new(Limiter::new(Config::default(), seed.clone()));
-        let directory = Arc::new(Directory::new(limiter, 0, Nanos(START), seed.clone()));
+        let directory = Arc::new(ThrottrShared::new(limiter, 0, Nanos(START), seed.clone()));
         let family = if choice & 4 == 0 { Family::V71 } else { Family::V73 };
-        let terms = Terms {
+        let terms = ThrottrTerms {
             dialect: Dialect { width: Width::ALL[usize::from(choice & 3)], family },
             saturate: choice & 16 != 0,
             metrics: choice & 32 == 0,

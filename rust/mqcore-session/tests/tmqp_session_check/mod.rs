@@ -21,9 +21,10 @@ use mqcore_broker::model::options::{ChannelOptions, QueueOptions, Status};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::stats::{ChannelInformation, ClientInformation, QueueInformation, QueueStats};
 use mqcore_broker::model::time::Timestamp;
-use mqcore_session::any::{AnySession, Protocol, delivery_size, encode_delivery};
+use mqcore_session::any::{AnySession, Protocol};
 use mqcore_session::session::{Session, SessionConfig, SessionError};
 use mqcore_session::tmqp::COPIES_MAX;
+use mqcore_session::tmqp::{delivery_size, encode_delivery};
 use mqcore_wire::codec::Limits;
 use mqcore_wire::tmqp::{self, PREAMBLE};
 
@@ -351,8 +352,8 @@ fn published(queue: &QueueAddress, message: &Message, how: u8) -> Event {
             name: None,
         };
         let mut output = Vec::new();
-        encode_delivery(Protocol::Tmqp, &deliver, how & 4 != 0, &mut output);
-        assert_eq!(output.len(), delivery_size(Protocol::Tmqp, &deliver));
+        encode_delivery(&deliver, how & 4 != 0, &mut output);
+        assert_eq!(output.len(), delivery_size(&deliver));
         let (frame, size) = tmqp::decode(&output, &Limits::default()).unwrap().unwrap();
         assert_eq!(size, output.len());
         assert_eq!(

@@ -1,25 +1,4 @@
-//! A peer that speaks Throttr: bare requests, each answered in its turn, from the store that all connections share.
-//!
-//! Nothing is asked of the broker but what concerns channels, which are topics there: those answers come later, and hold
-//! back the ones behind them. Everything else is answered where it is read.
-//!
-//! | module | what lives there |
-//! |---|---|
-//! | [`terms`] | what a listener says: value width, edition, metrics |
-//! | [`directory`] | what all sessions share: the store, connections, channels, numbers |
-//! | [`permission`] | whether the peer may ask for what it asks for |
-//! | `stream` | answers in fragments |
-//! | `held` | answers that wait for the broker's |
-//! | `peer`, `minutes` | what is counted of a connection, and of the server |
-
-pub mod directory;
-pub mod permission;
-pub mod terms;
-
-mod held;
-mod minutes;
-mod peer;
-mod stream;
+//! One conversation: what the peer sends, what the broker answers.
 
 use std::collections::BTreeMap;
 use std::hash::RandomState;
@@ -41,13 +20,14 @@ use mqcore_wire::throttr::answer::{self, Verdict};
 use mqcore_wire::throttr::request::{self, Request};
 use mqcore_wire::throttr::{self as wire, Family, IMPOSSIBLE, NO, YES};
 
-use self::directory::{Directory, SUBSCRIPTIONS_MAX, Subscription};
-use self::held::{Held, Then};
-use self::minutes::{TALLIES, Tallies, Tally};
-use self::peer::{Counted, Origin, Peer};
-use self::permission::{Permission, Permissions};
-use self::stream::{Stream, What};
-use self::terms::Terms;
+use super::held::{Held, Then};
+use super::listener::ThrottrTerms;
+use super::minutes::{TALLIES, Tallies, Tally};
+use super::peer::{Counted, Origin, Peer};
+use super::shared::{SUBSCRIPTIONS_MAX, Subscription, ThrottrShared};
+use super::stream::{Stream, What};
+use super::{listener, permission, stream};
+use crate::permission::{Permission, Permissions};
 use crate::session::{Session, SessionConfig, SessionError};
 
 /// Octets of answers after which others get their turn, and what waits is written first.
@@ -64,10 +44,10 @@ const EVERYBODY: &[u8] = b"*";
 /// One Throttr conversation.
 #[derive(Debug)]
 pub struct ThrottrSession {
-    terms: Terms,
+    terms: ThrottrTerms,
     limits: Limits,
     connection: ConnectionId,
-    directory: Arc<Directory>,
+    directory: Arc<ThrottrShared>,
     peer: Arc<Peer>,
     client: Arc<Client>,
     /// The moment of the call that is under way.
@@ -107,8 +87,8 @@ impl ThrottrSession {
     /// The session of a connection that was opened just now.
     #[must_use]
     pub fn new(
-        terms: Terms,
-        directory: &Arc<Directory>,
+        terms: ThrottrTerms,
+        directory: &Arc<ThrottrShared>,
         config: &SessionConfig,
         at: Nanos,
         now: Timestamp,
@@ -154,77 +134,13 @@ impl ThrottrSession {
     pub fn alone(config: &SessionConfig, now: Timestamp) -> Self {
         let limiter = Arc::new(Limiter::new(Default::default(), RandomState::new()));
         let origin = now.0.saturating_mul(1_000_000);
-        let directory = Arc::new(Directory::new(limiter, origin, Nanos(0), RandomState::new()));
-        Self::new(Terms::default(), &directory, config, Nanos(0), now)
-    }
-
-    /// Tells the time to the nanosecond. To be called before each other call: what expires, expires exactly.
-    #[inline]
-    pub fn set_now(&mut self, now: Nanos) {
-        self.now = now;
-    }
-
-    /// Asks the broker to let the peer in, who has no word for that itself; nothing is read before it has. Without this
-    /// call everybody is in.
-    pub fn introduce(&mut self, commands: &mut Vec<Command>) {
-        self.admitted = false;
-        let introduction = Introduction {
-            id: Some(self.client.id.as_ref().into()),
-            kind: Some("throttr".into()),
-            ..Introduction::default()
-        };
-        commands.push(Command::Introduce(Box::new(introduction)));
-    }
-
-    /// From now on the peer may ask only for what `permissions` allow.
-    pub fn restrict(&mut self, permissions: Arc<dyn Permissions>) {
-        self.permissions = Some(permissions);
-    }
-
-    /// Whether the peer is in.
-    #[must_use]
-    pub const fn is_admitted(&self) -> bool {
-        self.admitted
-    }
-
-    /// What has to be asked of the broker before the peer says anything: the channels that everybody has in family 7.3.
-    pub fn open(&mut self, commands: &mut Vec<Command>) {
-        if self.terms.dialect.family == Family::V73 {
-            let own = self.client.id.clone();
-            for channel in [EVERYBODY, own.as_bytes()] {
-                self.subscribe(channel, Then::Joined, commands);
-            }
-        }
-    }
-
-    /// There is more to write than was written; [`ThrottrSession::pump`] goes on once there is room.
-    #[inline]
-    #[must_use]
-    pub const fn has_more(&self) -> bool {
-        self.stream.is_some() || self.paused
+        let directory = Arc::new(ThrottrShared::new(limiter, origin, Nanos(0), RandomState::new()));
+        Self::new(ThrottrTerms::default(), &directory, config, Nanos(0), now)
     }
 
     /// Something was asked and is not answered.
     fn owes(&self) -> bool {
         self.has_more() || !self.held.is_empty() || !self.admitted || self.undecided
-    }
-
-    /// Writes on. To be called when what was written has left.
-    pub fn pump(&mut self, output: &mut Vec<u8>) {
-        self.paused = false;
-        let before = output.len();
-        self.go_on(output);
-        self.count_written(output.len() - before);
-        self.flush_tallies();
-    }
-
-    /// The peer is gone: it is not told of any more, and has no subscriptions. Twice is fine.
-    pub fn leave(&mut self) {
-        self.flush_tallies();
-        for (topic, subscription) in std::mem::take(&mut self.subscriptions) {
-            self.directory.unsubscribe(topic.as_bytes(), &subscription);
-        }
-        self.directory.leave(self.connection);
     }
 
     // --- numbers ------------------------------------------------------------------------------------------------
@@ -530,7 +446,7 @@ impl ThrottrSession {
 
     #[inline]
     fn update(&self, attribute: u8, change: u8, value: u64, key: &[u8], run: &mut Run<'_>) -> bool {
-        let Some(adjust) = terms::adjust(change) else { return false };
+        let Some(adjust) = listener::adjust(change) else { return false };
         match attribute {
             request::QUOTA if self.terms.saturate && adjust == Adjust::Increase => {
                 run.adjust_quota(key, Adjust::Raise, value, self.now)
@@ -728,6 +644,32 @@ impl ThrottrSession {
 }
 
 impl Session for ThrottrSession {
+    fn open(&mut self, ask_admission: bool, commands: &mut Vec<Command>) {
+        if ask_admission {
+            // The protocol has no login, so the session asks on behalf of its peer and reads nothing before the answer.
+            self.admitted = false;
+            let introduction = Introduction {
+                id: Some(self.client.id.as_ref().into()),
+                kind: Some("throttr".into()),
+                ..Introduction::default()
+            };
+            commands.push(Command::Introduce(Box::new(introduction)));
+        }
+        if self.terms.dialect.family == Family::V73 {
+            // In family 7.3 every connection is subscribed to two channels from the start.
+            let own = self.client.id.clone();
+            for channel in [EVERYBODY, own.as_bytes()] {
+                self.subscribe(channel, Then::Joined, commands);
+            }
+        }
+    }
+
+    /// Entries expire to the nanosecond.
+    #[inline]
+    fn set_time(&mut self, now: impl FnOnce() -> Nanos) {
+        self.now = now();
+    }
+
     fn receive(
         &mut self,
         input: &[u8],
@@ -827,6 +769,27 @@ impl Session for ThrottrSession {
         Ok(())
     }
 
+    #[inline]
+    fn has_more(&self) -> bool {
+        self.stream.is_some() || self.paused
+    }
+
+    fn pump(&mut self, output: &mut Vec<u8>) {
+        self.paused = false;
+        let before = output.len();
+        self.go_on(output);
+        self.count_written(output.len() - before);
+        self.flush_tallies();
+    }
+
+    fn answers_limits(&self) -> bool {
+        true
+    }
+
+    fn restrict(&mut self, permissions: Arc<dyn Permissions>) {
+        self.permissions = Some(permissions);
+    }
+
     fn next_timeout(&self) -> Timestamp {
         Timestamp::NEVER
     }
@@ -836,6 +799,14 @@ impl Session for ThrottrSession {
     }
 
     fn shutdown(&mut self, _output: &mut Vec<u8>) {}
+
+    fn leave(&mut self) {
+        self.flush_tallies();
+        for (topic, subscription) in std::mem::take(&mut self.subscriptions) {
+            self.directory.unsubscribe(topic.as_bytes(), &subscription);
+        }
+        self.directory.leave(self.connection);
+    }
 
     fn client(&self) -> Option<&Arc<Client>> {
         self.admitted.then_some(&self.client)

@@ -1,22 +1,4 @@
-//! A peer that speaks MQKS: lines both ways, from the first octet on.
-//!
-//! | module | what lives there |
-//! |---|---|
-//! | `names` | queues and events as the broker knows them |
-//! | `consumers` | the consumers of this connection |
-//! | `pending` | what was asked and is not answered yet |
-//! | `statistics` | the expressions that `_eval` knows, none of which is evaluated |
-//! | `delivery` | messages as lines |
-//!
-//! A consumer is a subscription of the broker whose name is the consumer's id: so anybody may acknowledge for it, as the
-//! original allows. There is no handshake; the peer becomes a client with its first line. If that is `{id} auth {token}`,
-//! which the original does not know, it comes in as whoever the token says, else as nobody in particular.
-
-mod consumers;
-mod delivery;
-mod names;
-mod pending;
-mod statistics;
+//! One conversation: what the peer sends, what the broker answers.
 
 use std::sync::Arc;
 
@@ -34,11 +16,11 @@ use mqcore_wire::mqks::answer::{encode_done, encode_failed, encode_update};
 use mqcore_wire::mqks::arguments::{Consume, Rebind, WhenUnused};
 use mqcore_wire::mqks::{Action, Line, Lines, Which, id_of_beginning, parse};
 
-use self::consumers::Consumers;
-pub use self::delivery::{delivery_size, encode_delivery, encode_publication};
-use self::names::EventNames;
-use self::pending::{Asked, Pending};
-use crate::complaint::{Complaint, ErrorIds};
+use super::consumers::Consumers;
+use super::names::EventNames;
+use super::pending::{Asked, Pending};
+use super::{consumers, delivery, names, pending, statistics};
+use crate::request_error::{ErrorNumbers, RequestError};
 use crate::session::{Session, SessionConfig, SessionError};
 
 /// Consumers of one connection; more are refused.
@@ -71,8 +53,8 @@ pub struct MqksSession {
     events: EventNames,
     consumers: Consumers,
     pending: Pending,
-    errors: ErrorIds,
-    complaints: Vec<Complaint>,
+    numbers: ErrorNumbers,
+    request_errors: Vec<RequestError>,
     /// The id of the line with which the peer came: it is told whether it may come in.
     first: Box<[u8]>,
     /// That line showed credentials, and has not been answered.
@@ -90,23 +72,12 @@ impl MqksSession {
             events: EventNames::default(),
             consumers: Consumers::default(),
             pending: Pending::default(),
-            errors: ErrorIds::new(config.connection),
-            complaints: Vec::new(),
+            numbers: ErrorNumbers::new(config.connection),
+            request_errors: Vec::new(),
             first: Box::default(),
             shows: false,
             config,
         }
-    }
-
-    /// Frames that meant nothing: there are none, every line is answered or done.
-    #[must_use]
-    pub const fn ignored_frames(&self) -> u64 {
-        0
-    }
-
-    /// Lines that could not be done, since the last look; for the log.
-    pub fn complaints(&mut self) -> Vec<Complaint> {
-        std::mem::take(&mut self.complaints)
     }
 
     fn may_read(&self) -> bool {
@@ -180,9 +151,9 @@ impl MqksSession {
 
     /// Answers with an error, and keeps why for the log.
     fn fail(&mut self, id: &[u8], why: String, now: Timestamp, output: &mut Vec<u8>) {
-        let error = self.errors.next(now);
-        encode_failed(id, error.as_bytes(), output);
-        self.complaints.push(Complaint { error, request: id.into(), why });
+        let number = self.numbers.next(now);
+        encode_failed(id, number.as_bytes(), output);
+        self.request_errors.push(RequestError { number, request: id.into(), reason: why });
     }
 
     fn publish(
@@ -493,6 +464,10 @@ impl Session for MqksSession {
         }
         self.finish();
         Ok(())
+    }
+
+    fn take_request_errors(&mut self) -> Vec<RequestError> {
+        std::mem::take(&mut self.request_errors)
     }
 
     fn next_timeout(&self) -> Timestamp {

@@ -37,15 +37,15 @@ pub struct Counters {
     pub fallen_back: AtomicU64,
     /// Jobs that were not taken because another one of their key waits or runs.
     pub duplicates: AtomicU64,
-    /// Heartbeats that made busy workers look for finished jobs.
-    pub nudges: AtomicU64,
+    /// Additional heartbeats that make busy workers look for finished jobs.
+    pub reminders: AtomicU64,
     /// Messages that meant nothing.
     pub ignored: AtomicU64,
 }
 
 /// Shared by all EventMQ sessions of a server.
 #[derive(Debug)]
-pub struct Exchange {
+pub struct EventmqShared {
     /// The policy or handler of queues that workers make; `None`: the broker's default.
     policy: Option<Box<str>>,
     pub(super) seed: u64,
@@ -132,7 +132,7 @@ impl Worker {
 /// A place among the workers or schedulers, given back when it is dropped.
 #[derive(Debug)]
 pub(super) struct Registration<T> {
-    exchange: Arc<Exchange>,
+    exchange: Arc<EventmqShared>,
     key: Key,
     pub(super) peer: Arc<T>,
 }
@@ -159,7 +159,7 @@ impl Registration<Scheduler> {
     }
 }
 
-impl Exchange {
+impl EventmqShared {
     /// Nobody is there. `seed` differs from run to run; `policy` is the delivery handler of queues that workers and clients make,
     /// `None`: the broker's default.
     #[must_use]
@@ -188,15 +188,10 @@ impl Exchange {
         self.schedules.get()
     }
 
-    /// Queues of jobs that exist because somebody named them: one worker after the other.
+    /// Options of queues that are created because a worker or a client named them.
     #[must_use]
     pub fn made_for_jobs(&self) -> QueueChanges {
-        QueueChanges {
-            status: Some(Status::RoundRobin),
-            request_acknowledge: Some(false),
-            delivery_handler: self.policy.clone(),
-            ..QueueChanges::default()
-        }
+        job_queues(self.policy.clone())
     }
 
     pub(super) fn count(&self, number: fn(&Counters) -> &AtomicU64) {
@@ -351,6 +346,18 @@ impl Exchange {
         });
         let schedulers = object(schedulers);
         object([("connected_schedulers".to_owned(), schedulers)])
+    }
+}
+
+/// Options of queues that are created for jobs: each job goes to one worker after the other. `policy` is their delivery
+/// handler; `None`: the broker's default.
+#[must_use]
+pub fn job_queues(policy: Option<Box<str>>) -> QueueChanges {
+    QueueChanges {
+        status: Some(Status::RoundRobin),
+        request_acknowledge: Some(false),
+        delivery_handler: policy,
+        ..QueueChanges::default()
     }
 }
 

@@ -1,4 +1,6 @@
-//! What a listener of EventMQ is for.
+//! The options of a listener: `emqp://127.0.0.1:47290?role=backend`.
+
+use crate::listener::{BadOption, ListenerOptions};
 
 /// Which of the original's sockets a listener stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -53,7 +55,15 @@ impl Role {
 
 /// What a listener says. Default: workers connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Terms {
+pub struct EventmqTerms {
     /// Who connects.
     pub role: Role,
+}
+
+impl EventmqTerms {
+    pub(super) fn read(options: &mut ListenerOptions) -> Result<Self, BadOption> {
+        let Some(name) = options.take("role") else { return Ok(Self::default()) };
+        let bad = BadOption("role is backend, frontend, admin, publish or subscribe");
+        Role::from_name(&name).map(|role| Self { role }).ok_or(bad)
+    }
 }

@@ -1,21 +1,4 @@
-//! A peer that speaks MicroMessage2: the server's side of the conversation.
-//!
-//! | module | what lives there |
-//! |---|---|
-//! | [`terms`] | what a listener says about it |
-//! | `destination` | queues and topics by name |
-//! | `incoming` | what the peer publishes, and what it is told became of it |
-//! | `outgoing` | what is handed out to the peer, no more at once than it acknowledges |
-//! | `subscriptions` | what the peer subscribed to, and its filters |
-//!
-//! What both sides of a connection follow, agreeing on extensions, counting acknowledgements and what goes with a payload, is in
-//! `mqcore_wire::micromessage`.
-
-mod destination;
-mod incoming;
-mod outgoing;
-mod subscriptions;
-pub mod terms;
+//! One conversation: what the peer sends, what the broker answers.
 
 use std::sync::Arc;
 
@@ -40,11 +23,13 @@ use mqcore_wire::micromessage::negotiation::{self, Abilities, Lists};
 use mqcore_wire::micromessage::{Assembled, Assembly, Frame, MessageFrame, command, decode, encode, needed};
 use slab::Slab;
 
-use self::destination::Place;
-use self::incoming::{Arrived, Incoming};
-use self::outgoing::{Outgoing, Owed, Parcel};
-use self::subscriptions::{Key, Subscription, Subscriptions};
-use self::terms::Terms;
+use super::destination::Place;
+use super::incoming::{Arrived, Incoming};
+use super::listener::MicroMessageTerms;
+use super::outgoing::{Outgoing, Owed, Parcel};
+use super::subscriptions;
+use super::subscriptions::{Key, Subscription, Subscriptions};
+use crate::extension::{ExtensionFailure, VendorFrame};
 use crate::session::{Session, SessionConfig, SessionError};
 
 /// Subscriptions of one connection; more are refused.
@@ -88,22 +73,11 @@ enum About {
     Unsubscribing(Tag),
 }
 
-/// A frame of a vendor's extension, for whoever handles it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VendorFrame {
-    /// The extension's number on this connection; to be repeated in what is said back.
-    pub id: u8,
-    /// The extension's name, which begins with `x-`.
-    pub name: Box<str>,
-    /// What it says.
-    pub payload: Box<[u8]>,
-}
-
 /// One MicroMessage2 conversation, from the side that accepts.
 #[derive(Debug)]
 pub struct MicroMessageSession {
     config: SessionConfig,
-    terms: Arc<Terms>,
+    terms: Arc<MicroMessageTerms>,
     /// Extensions of vendors that somebody here handles.
     vendors: Arc<[Box<str>]>,
     stage: Stage,
@@ -125,9 +99,14 @@ pub struct MicroMessageSession {
 
 impl MicroMessageSession {
     /// The session of a connection that was opened just now. `vendors` are the extensions beside the known ones that the peer
-    /// may use; their frames come out of [`MicroMessageSession::take_vendor_frames`].
+    /// may use; their frames come out of [`Session::take_vendor_frames`].
     #[must_use]
-    pub fn new(config: SessionConfig, terms: Arc<Terms>, vendors: Arc<[Box<str>]>, now: Timestamp) -> Self {
+    pub fn new(
+        config: SessionConfig,
+        terms: Arc<MicroMessageTerms>,
+        vendors: Arc<[Box<str>]>,
+        now: Timestamp,
+    ) -> Self {
         let nothing = Agreement::default();
         let longest = terms.message_bytes_max.min(config.limits.frame_bytes_max);
         Self {
@@ -154,43 +133,6 @@ impl MicroMessageSession {
     #[must_use]
     pub fn agreement(&self) -> &Agreement {
         &self.agreement
-    }
-
-    /// Octets of topics' messages that wait until the peer acknowledges others.
-    #[must_use]
-    pub fn waiting_bytes(&self) -> usize {
-        self.outgoing.waiting_bytes()
-    }
-
-    /// Frames of vendors' extensions since the last look, in their order. Each is to be answered by
-    /// [`MicroMessageSession::vendor_answered`].
-    pub fn take_vendor_frames(&mut self) -> Vec<VendorFrame> {
-        self.vendor_frames_open += self.vendor_frames.len();
-        std::mem::take(&mut self.vendor_frames)
-    }
-
-    /// The handler of a vendor's extension has dealt with a frame: the peer gets these frames of the same extension. Or it
-    /// has not, which ends the conversation.
-    ///
-    /// # Errors
-    /// [`SessionError`] if it has not.
-    pub fn vendor_answered(
-        &mut self,
-        id: u8,
-        answer: Result<Vec<Vec<u8>>, Failure>,
-        output: &mut Vec<u8>,
-    ) -> Result<(), SessionError> {
-        self.vendor_frames_open = self.vendor_frames_open.saturating_sub(1);
-        match answer {
-            Ok(payloads) => {
-                for payload in &payloads {
-                    encode(&Frame::Extension { id, payload }, output);
-                }
-                self.finish();
-                Ok(())
-            }
-            Err(failure) => Err(self.fail(&failure, output)),
-        }
     }
 
     fn abilities(&self) -> Abilities<'_> {
@@ -743,9 +685,40 @@ impl Session for MicroMessageSession {
         Ok(())
     }
 
-    fn events_given(&mut self, output: &mut Vec<u8>) {
+    fn events_done(&mut self, output: &mut Vec<u8>) {
         self.incoming.acknowledge(output);
         self.finish();
+    }
+
+    fn take_vendor_frames(&mut self) -> Vec<VendorFrame> {
+        self.vendor_frames_open += self.vendor_frames.len();
+        std::mem::take(&mut self.vendor_frames)
+    }
+
+    fn extension_answered(
+        &mut self,
+        id: u8,
+        answer: Result<Vec<Vec<u8>>, ExtensionFailure>,
+        output: &mut Vec<u8>,
+    ) -> Result<(), SessionError> {
+        self.vendor_frames_open = self.vendor_frames_open.saturating_sub(1);
+        match answer {
+            Ok(payloads) => {
+                for payload in &payloads {
+                    encode(&Frame::Extension { id, payload }, output);
+                }
+                self.finish();
+                Ok(())
+            }
+            Err(ExtensionFailure::Rejected(why)) => {
+                Err(self.fail(&Failure::new(Token::Extension, why), output))
+            }
+            Err(ExtensionFailure::Failed(why)) => Err(self.fail(&Failure::new(Token::Internal, why), output)),
+        }
+    }
+
+    fn waiting_bytes(&self) -> usize {
+        self.outgoing.waiting_bytes()
     }
 
     fn next_timeout(&self) -> Timestamp {

@@ -1,27 +1,27 @@
-//! What a session could not do, for the log: protocols that tell their peer only a number need a place for the rest.
+//! Failed requests, for the log: some protocols send their peer only an error number, so the reason is recorded here.
 
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::time::Timestamp;
 
-/// Something that a peer asked for and that was not done.
+/// A request that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Complaint {
-    /// The number that the peer was told: 24 characters.
-    pub error: String,
-    /// The request's id, as the peer wrote it.
+pub struct RequestError {
+    /// The error number that the peer received: 24 characters.
+    pub number: String,
+    /// The id of the request, as the peer wrote it.
     pub request: Box<[u8]>,
     /// What was wrong and what to do.
-    pub why: String,
+    pub reason: String,
 }
 
-/// Numbers of errors: the time in UTC as 20 digits, and four characters that make it unique.
+/// Makes error numbers: the time in UTC as 20 digits, then four characters that make it unique.
 #[derive(Debug, Clone)]
-pub(crate) struct ErrorIds {
+pub(crate) struct ErrorNumbers {
     seed: u64,
     count: u64,
 }
 
-impl ErrorIds {
+impl ErrorNumbers {
     pub(crate) fn new(connection: ConnectionId) -> Self {
         Self { seed: connection.0, count: 0 }
     }
@@ -48,7 +48,7 @@ fn digits(now: Timestamp) -> String {
     format!("{year:04}{month:02}{day:02}{hour:02}{minute:02}{second:02}{:06}", millis * 1000)
 }
 
-/// The date so many days after the first of January 1970. Eras of 400 years begin in March, so that leap days come last.
+/// The date this many days after 1970-01-01. Eras of 400 years begin in March, so that leap days come last.
 fn date(days: u64) -> (u64, u64, u64) {
     let shifted = days + 719_468;
     let (era, of_era) = (shifted / 146_097, shifted % 146_097);
@@ -65,9 +65,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_id_is_the_time_in_utc_and_four_characters() {
-        let mut ids = ErrorIds::new(ConnectionId(7));
-        let (one, two) = (ids.next(Timestamp(1_795_216_278_989)), ids.next(Timestamp(1_795_216_278_989)));
+    fn an_error_number_is_the_time_in_utc_and_four_characters() {
+        let mut numbers = ErrorNumbers::new(ConnectionId(7));
+        let (one, two) =
+            (numbers.next(Timestamp(1_795_216_278_989)), numbers.next(Timestamp(1_795_216_278_989)));
         assert!(one.starts_with("20261120231118989000"), "{one}");
         assert_eq!(one.len(), 24);
         assert_ne!(one, two);

@@ -1,27 +1,4 @@
-//! A peer that speaks eMQP/1.0 over ZMTP: a worker, a client, a scheduler, an administrator, a publisher or a subscriber.
-//!
-//! | module | what lives there |
-//! |---|---|
-//! | [`terms`] | which of them a listener is for |
-//! | [`exchange`] | what all sessions share: workers, schedulers, numbers |
-//! | [`schedules`] | what is asked of whoever keeps schedules |
-//! | `worker` | slots, jobs that are being run, their deadlines |
-//! | `client` | jobs on their way into queues |
-//! | `pending` | what was asked of the broker and is not answered yet |
-//! | `job` | jobs as messages, and the other way round |
-//! | `ids` | ids of what the broker itself says |
-//!
-//! A job is a message of the queue of its name. A worker subscribes to its queues, and hands out room by slots that all its
-//! subscriptions share. Who is addressed is always a connection: identities are for people to read.
-
-mod client;
-pub mod exchange;
-mod ids;
-mod job;
-mod pending;
-pub mod schedules;
-pub mod terms;
-mod worker;
+//! One conversation: what the peer sends, what the broker answers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,7 +6,7 @@ use std::time::Duration;
 
 use mqcore_broker::model::client::{Client, Introduction};
 use mqcore_broker::model::command::{ClientPattern, Command, Request};
-use mqcore_broker::model::effect::{Deliver, Event, Publication, Reply};
+use mqcore_broker::model::effect::{Event, Publication, Reply};
 use mqcore_broker::model::id::{QueueAddress, RequestId, TopicName};
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
@@ -45,18 +22,16 @@ use mqcore_wire::eventmq::{
 use mqcore_wire::zmtp::command::{Command as Control, Ready, SocketType, subscription};
 use mqcore_wire::zmtp::{Cutter, Greeting, Item, Parts, encode_message};
 
-use self::client::Intake;
-use self::exchange::{Exchange, Registration, Scheduler};
-use self::ids::MessageIds;
-use self::pending::{Asked, Pending};
-use self::schedules::ScheduleRequest;
-use self::terms::{Role, Terms};
-use self::worker::Work;
-use crate::complaint::{Complaint, ErrorIds};
+use super::client::Intake;
+use super::ids::MessageIds;
+use super::listener::{EventmqTerms, Role};
+use super::pending::{Asked, Pending};
+use super::schedules::ScheduleRequest;
+use super::shared::{EventmqShared, Registration, Scheduler};
+use super::worker::Work;
+use super::{client, job, schedules};
+use crate::request_error::{ErrorNumbers, RequestError};
 use crate::session::{Session, SessionConfig, SessionError};
-
-/// What clients that speak this are listed with.
-pub(crate) const NAME: &str = "emqp";
 
 /// How often workers and schedulers hear something.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
@@ -101,7 +76,7 @@ enum Part {
 #[derive(Debug)]
 pub struct EventmqSession {
     config: SessionConfig,
-    exchange: Arc<Exchange>,
+    exchange: Arc<EventmqShared>,
     role: Role,
     stage: Stage,
     client: Option<Arc<Client>>,
@@ -119,8 +94,8 @@ pub struct EventmqSession {
     deadline: Timestamp,
     heartbeat_at: Timestamp,
     heard_at: Timestamp,
-    errors: ErrorIds,
-    complaints: Vec<Complaint>,
+    numbers: ErrorNumbers,
+    request_errors: Vec<RequestError>,
     ignored: u64,
     stops_broker: bool,
     /// Answers without which a client that says nothing more may not leave: its jobs may still come back.
@@ -130,7 +105,12 @@ pub struct EventmqSession {
 impl EventmqSession {
     /// The session of a connection that was opened just now.
     #[must_use]
-    pub fn new(terms: Terms, exchange: &Arc<Exchange>, config: SessionConfig, now: Timestamp) -> Self {
+    pub fn new(
+        terms: EventmqTerms,
+        exchange: &Arc<EventmqShared>,
+        config: SessionConfig,
+        now: Timestamp,
+    ) -> Self {
         Self {
             exchange: Arc::clone(exchange),
             role: terms.role,
@@ -147,8 +127,8 @@ impl EventmqSession {
             deadline: now.after(config.handshake_timeout),
             heartbeat_at: Timestamp::NEVER,
             heard_at: now,
-            errors: ErrorIds::new(config.connection),
-            complaints: Vec::new(),
+            numbers: ErrorNumbers::new(config.connection),
+            request_errors: Vec::new(),
             ignored: 0,
             stops_broker: false,
             fences: None,
@@ -160,24 +140,7 @@ impl EventmqSession {
     #[must_use]
     pub fn alone(config: SessionConfig, now: Timestamp) -> Self {
         let seed = config.connection.0 ^ now.0 << 20;
-        Self::new(Terms::default(), &Arc::new(Exchange::new(seed, None)), config, now)
-    }
-
-    /// Messages that its peer sent and that meant nothing.
-    #[must_use]
-    pub const fn ignored_frames(&self) -> u64 {
-        self.ignored
-    }
-
-    /// Messages that could not be done, since the last look; for the log.
-    pub fn complaints(&mut self) -> Vec<Complaint> {
-        std::mem::take(&mut self.complaints)
-    }
-
-    /// Whether an administrator wants the broker to stop.
-    #[must_use]
-    pub const fn stops_broker(&self) -> bool {
-        self.stops_broker
+        Self::new(EventmqTerms::default(), &Arc::new(EventmqShared::new(seed, None)), config, now)
     }
 
     fn socket(&self) -> SocketType {
@@ -255,10 +218,10 @@ impl EventmqSession {
         self.exchange.count(|counters| &counters.ignored);
     }
 
-    /// What could not be done and of which the protocol cannot tell its peer.
-    fn complain(&mut self, id: &[u8], why: String, now: Timestamp) {
-        let error = self.errors.next(now);
-        self.complaints.push(Complaint { error, request: id.into(), why });
+    /// Records a failed request: the protocol has no error message for its peer.
+    fn fail(&mut self, id: &[u8], reason: String, now: Timestamp) {
+        let number = self.numbers.next(now);
+        self.request_errors.push(RequestError { number, request: id.into(), reason });
     }
 
     fn message(
@@ -293,7 +256,7 @@ impl EventmqSession {
             Err(mistake) => Err(mistake.to_string()),
         };
         if let Err(why) = done {
-            self.complain(id, why, now);
+            self.fail(id, why, now);
         }
     }
 
@@ -598,7 +561,7 @@ impl EventmqSession {
             _ => keeper.unschedule(request),
         };
         if let Err(rejection) = done {
-            self.complain(&id, rejection.to_string(), now);
+            self.fail(&id, rejection.to_string(), now);
         }
     }
 
@@ -728,7 +691,7 @@ impl EventmqSession {
                     && rejection.kind != RejectionKind::NotFound
                 {
                     deny(&rejection, output);
-                    self.complain(b"", rejection.to_string(), now);
+                    self.fail(b"", rejection.to_string(), now);
                 }
             }
         }
@@ -786,7 +749,7 @@ impl EventmqSession {
             let result = job::failure("Denied", &rejection.reason);
             self.reply(result.as_bytes(), Some(message.id()), output);
         }
-        self.complain(message.id(), rejection.to_string(), now);
+        self.fail(message.id(), rejection.to_string(), now);
     }
 
     /// A job of its key waits or runs already, which is what its client wanted to know.
@@ -951,31 +914,31 @@ impl Session for EventmqSession {
                     // It was handed to a worker, or is as safe as its queue's policy promises.
                     None => self.reply(message.id(), None, output),
                     Some(why) if is_result => {
-                        self.complain(message.id(), format!("the result was not kept: {why}"), now);
+                        self.fail(message.id(), format!("the result was not kept: {why}"), now);
                     }
                     Some(why) => {
-                        self.complain(message.id(), format!("the job was not done: {why}"), now);
+                        self.fail(message.id(), format!("the job was not done: {why}"), now);
                     }
                 }
             }
             // The result of a job.
             Event::Responded(message) => self.reply(message.body(), Some(message.id()), output),
             Event::PublishRefused { message, rejection, .. } if self.result_kept(&message, now) => {
-                self.complain(message.id(), format!("the result was not kept: {rejection}"), now);
+                self.fail(message.id(), format!("the result was not kept: {rejection}"), now);
             }
             Event::PublishRefused { queue, message, rejection } => {
                 self.refused(&queue, &message, &rejection, now, output);
             }
             Event::TopicRefused { message, rejection } => {
-                self.complain(message.id(), rejection.to_string(), now);
+                self.fail(message.id(), rejection.to_string(), now);
             }
             Event::Answered(number, answer) => return self.answered(number, answer, now, output),
             Event::Direct { message, .. } => self.for_scheduler(&message, output),
             Event::DirectRefused { message, rejection, .. } => {
-                self.complain(message.id(), rejection.to_string(), now);
+                self.fail(message.id(), rejection.to_string(), now);
             }
             Event::SubscriptionEnded { queue, .. } => {
-                self.complain(b"", format!("queue {queue} was removed while a worker served it"), now);
+                self.fail(b"", format!("queue {queue} was removed while a worker served it"), now);
             }
             // What other protocols' clients ask for cannot concern this one.
             _ => {}
@@ -985,6 +948,18 @@ impl Session for EventmqSession {
 
     fn take_commands(&mut self) -> Vec<Command> {
         std::mem::take(&mut self.wanted)
+    }
+
+    fn take_request_errors(&mut self) -> Vec<RequestError> {
+        std::mem::take(&mut self.request_errors)
+    }
+
+    fn ignored_frames(&self) -> u64 {
+        self.ignored
+    }
+
+    fn stops_broker(&self) -> bool {
+        self.stops_broker
     }
 
     fn next_timeout(&self) -> Timestamp {
@@ -1010,12 +985,12 @@ impl Session for EventmqSession {
             self.stage = Stage::Over;
             return Err(SessionError::HandshakeTimeout(self.config.handshake_timeout));
         }
-        let mut nudges = false;
+        let mut reminders = false;
         match &mut self.part {
             Part::None | Part::Joining { .. } => return Ok(()),
             Part::Scheduler(_) => {}
             Part::Worker(work) => {
-                nudges = work.timeout(now, &mut self.wanted);
+                reminders = work.timeout(now, &mut self.wanted);
                 work.announce_room(&mut self.wanted);
                 if work.worker().is_displaced() {
                     self.stage = Stage::Over;
@@ -1030,7 +1005,7 @@ impl Session for EventmqSession {
             self.part = Part::None;
             return Err(SessionError::PingTimeout(SILENCE_MAX));
         }
-        if nudges || now >= self.heartbeat_at {
+        if reminders || now >= self.heartbeat_at {
             self.heartbeat(now, output);
         }
         Ok(())
@@ -1062,6 +1037,3 @@ impl Session for EventmqSession {
 pub fn encode_publication(publication: &Publication, output: &mut Vec<u8>) {
     encode_message(&[publication.topic.as_bytes(), publication.message.body()], output);
 }
-
-/// Workers are told of each job: there is nothing that could be encoded without their sessions.
-pub fn encode_delivery(_deliver: &Deliver, _first: bool, _output: &mut Vec<u8>) {}

@@ -1,37 +1,5 @@
-//! A peer that speaks TMQP/2.0: preamble, Hello, and then frames both ways until one side has enough.
-//!
-//! | module | what lives there |
-//! |---|---|
-//! | `handshake` | the first octets and the first frame, and what is said to them |
-//! | `keep_alive` | when the peer was heard last, and when it is asked whether it is there |
-//! | `exchange` | what frames ask of the broker, what events tell the peer |
-//! | `publish`, `topic`, `routers`, `pull`, `operation`, `subscription` | frames of one kind, as commands |
-//! | `passing` | a peer that is another broker |
-//! | `options` | the JSON that clients send |
-//! | `pending` | what was asked and is not answered yet |
-//! | `answer`, `delivery` | frames that answer, and frames that hand over |
-//! | `information`, `occurrence` | the JSON that clients get |
-//! | `message_id` | ids for what came without one |
+//! One conversation: what the peer sends, what the broker answers.
 
-mod answer;
-mod delivery;
-mod exchange;
-mod handshake;
-mod information;
-mod keep_alive;
-pub(crate) mod message_id;
-mod occurrence;
-mod operation;
-mod options;
-mod passing;
-mod pending;
-mod publish;
-mod pull;
-mod routers;
-mod subscription;
-mod topic;
-
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use mqcore_broker::model::client::Client;
@@ -40,14 +8,10 @@ use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::tmqp::{self, Frame, Kind};
 
-pub use self::delivery::{delivery_size, encode_delivery, encode_publication};
-pub(crate) use self::exchange::pattern_text;
-use self::exchange::{Exchange, Next};
-use self::keep_alive::{Due, KeepAlive};
-pub(crate) use self::message_id::MessageIds;
-use self::passing::Greeting;
-pub(crate) use self::publish::copied_headers;
-pub(crate) use self::topic::PREFIX as TOPIC_PREFIX;
+use super::exchange::{Exchange, Next};
+use super::keep_alive::{Due, KeepAlive};
+use super::passing::Greeting;
+use super::{handshake, options, pending, publish};
 use crate::session::{Session, SessionConfig, SessionError};
 
 /// Operations and pulls of one session that may wait for their answers; more are refused as busy.
@@ -100,18 +64,6 @@ impl TmqpSession {
             greeting: None,
             config,
         }
-    }
-
-    /// Whether the peer is another broker, which passes on what its clients asked for.
-    #[must_use]
-    pub fn is_node(&self) -> bool {
-        self.exchange.is_node()
-    }
-
-    /// Frames of the peer that meant nothing and were ignored.
-    #[must_use]
-    pub const fn ignored_frames(&self) -> u64 {
-        self.exchange.ignored_frames()
     }
 
     /// Reads one unit, the preamble or a frame, from the front of `input`; `None` if there is nothing to read now.
@@ -267,6 +219,14 @@ impl Session for TmqpSession {
         Ok(())
     }
 
+    fn is_node(&self) -> bool {
+        self.exchange.is_node()
+    }
+
+    fn ignored_frames(&self) -> u64 {
+        self.exchange.ignored_frames()
+    }
+
     fn next_timeout(&self) -> Timestamp {
         match self.stage {
             Stage::Preamble | Stage::Hello | Stage::Introduced => self.handshake_deadline(),
@@ -301,9 +261,4 @@ impl Session for TmqpSession {
     fn is_closing(&self) -> bool {
         self.stage == Stage::Over
     }
-}
-
-/// A sentence about something that the peer did.
-fn misbehaved(what: impl Into<Cow<'static, str>>) -> SessionError {
-    SessionError::Misbehaved(what.into())
 }

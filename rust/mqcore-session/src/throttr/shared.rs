@@ -26,7 +26,7 @@ pub const SUBSCRIPTIONS_MAX: usize = 16_384;
 
 /// Shared by all Throttr sessions of a server.
 #[derive(Debug)]
-pub struct Directory {
+pub struct ThrottrShared {
     limiter: Arc<Limiter>,
     /// What Unix time is at [`Nanos`] 0, nanoseconds.
     unix_origin: u64,
@@ -72,7 +72,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Directory {
+impl ThrottrShared {
     /// Of a store whose moment 0 is `unix_origin` in Unix nanoseconds, and a server that started at `started`. `seed` makes
     /// ids that nobody can guess.
     #[must_use]

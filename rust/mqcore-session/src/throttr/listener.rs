@@ -1,11 +1,13 @@
-//! What a listener says about the Throttr that is spoken there.
+//! The options of a listener: `throttr://127.0.0.1:9000?value=uint16&protocol=7.1&metrics=on&overflow=wrap&persist=off`.
 
 use mqcore_limiter::limiter::{Adjust, Made};
 use mqcore_wire::throttr::{Dialect, Family, Width};
 
+use crate::listener::{BadOption, ListenerOptions};
+
 /// The options of a listener: `throttr://127.0.0.1:9000?value=uint16&protocol=7.1&metrics=on&overflow=wrap&persist=off`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Terms {
+pub struct ThrottrTerms {
     /// Value width and edition. Default `uint16` and 7.1.
     pub dialect: Dialect,
     /// Whether reads, writes and requests are counted. Without, they are told as zeros. Default yes.
@@ -16,14 +18,14 @@ pub struct Terms {
     pub persist: bool,
 }
 
-impl Default for Terms {
+impl Default for ThrottrTerms {
     fn default() -> Self {
         Self { dialect: Dialect::default(), metrics: true, saturate: false, persist: false }
     }
 }
 
 /// What the options of a listener can be, for messages about those that are something else.
-pub const CHOICES: [(&str, &str); 5] = [
+const CHOICES: [(&str, &str); 5] = [
     ("value", "value is uint8, uint16, uint32 or uint64"),
     ("protocol", "protocol is 7.1 or 7.3"),
     ("metrics", "metrics is on or off"),
@@ -31,7 +33,17 @@ pub const CHOICES: [(&str, &str); 5] = [
     ("persist", "persist is on or off"),
 ];
 
-impl Terms {
+impl ThrottrTerms {
+    pub(super) fn read(options: &mut ListenerOptions) -> Result<Self, BadOption> {
+        let mut terms = Self::default();
+        for (name, choices) in CHOICES {
+            if let Some(value) = options.take(name) {
+                terms = terms.with(name, &value).ok_or(BadOption(choices))?;
+            }
+        }
+        Ok(terms)
+    }
+
     /// Sets the option of this name. `None`: its value is none of [`CHOICES`].
     #[must_use]
     pub fn with(mut self, name: &str, value: &str) -> Option<Self> {
@@ -73,7 +85,8 @@ mod tests {
 
     #[test]
     fn options_are_read_by_name_and_nonsense_is_refused() {
-        let terms = Terms::default().with("value", "uint64").and_then(|terms| terms.with("protocol", "7.3"));
+        let terms =
+            ThrottrTerms::default().with("value", "uint64").and_then(|terms| terms.with("protocol", "7.3"));
         let terms = terms.and_then(|terms| terms.with("metrics", "off")).unwrap();
         assert_eq!((terms.dialect.width, terms.dialect.family), (Width::U64, Family::V73));
         assert!(!terms.metrics && terms.made() == Made { bits: 64, kept: false });
@@ -86,7 +99,16 @@ mod tests {
             ("persist", "1"),
             ("x", "y"),
         ] {
-            assert_eq!(Terms::default().with(name, value), None, "{name}={value}");
+            assert_eq!(ThrottrTerms::default().with(name, value), None, "{name}={value}");
         }
+    }
+
+    #[test]
+    fn a_listener_says_how_wide_its_values_are() {
+        let read = |query| ThrottrTerms::read(&mut ListenerOptions::of(query));
+        let terms = read("value=uint64&protocol=7.3&metrics=off").unwrap();
+        assert_eq!((terms.dialect.width.as_str(), terms.dialect.family.as_str()), ("uint64", "7.3"));
+        assert!(!terms.metrics);
+        assert!(read("value=uint128").is_err());
     }
 }

@@ -1,0 +1,188 @@
+//! Commands of clients as frames for other brokers.
+
+use std::borrow::Cow;
+
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::Command;
+use mqcore_broker::model::id::ConnectionId;
+use mqcore_broker::model::message::Message;
+use mqcore_broker::model::time::Timestamp;
+use mqcore_cluster::filter::{ForwardKind, Sender};
+use mqcore_cluster::log::Masters;
+use mqcore_wire::tmqp::{self, Frame, Kind, header};
+
+use super::frame::pattern_text;
+use super::publish::copied_headers;
+use super::topic::PREFIX as TOPIC_PREFIX;
+use crate::message_id::MessageIds;
+use crate::node::NodeTerms;
+
+/// Frames to be passed on, in their order.
+#[derive(Debug)]
+pub struct Forwards {
+    ids: MessageIds,
+    octets: Vec<u8>,
+    /// For whom, and where in `octets` each ends.
+    frames: Vec<(Masters, usize)>,
+}
+
+impl Forwards {
+    /// Nothing yet, of a connection's commands. To be kept for the connection, because ids are counted.
+    #[must_use]
+    pub fn new(connection: ConnectionId, now: Timestamp) -> Self {
+        Self { ids: MessageIds::new(connection, Timestamp(!now.0)), octets: Vec::new(), frames: Vec::new() }
+    }
+
+    /// Takes out what was noted; `None` if that is nothing.
+    pub fn take(&mut self) -> Option<Noted> {
+        (!self.frames.is_empty()).then(|| Noted {
+            octets: std::mem::take(&mut self.octets),
+            frames: std::mem::take(&mut self.frames),
+        })
+    }
+
+    /// Notes what a client asks for, as a frame, for the masters that the filters say. What it asks of this broker alone
+    /// (operations, pulls, events), what has no hops left and what another broker passed on is not noted.
+    ///
+    /// A message without an id gets one: each node would make another.
+    ///
+    /// For whom it was noted; for nobody, if it was not.
+    pub fn note(&mut self, terms: &NodeTerms, client: &Client, command: &mut Command) -> Masters {
+        match command {
+            Command::Publish { queue, message } if message.producer().is_some() => {
+                *message = self.identified(message);
+                let headers = without_copies(message.headers());
+                let target = queue.channel.as_str().as_bytes();
+                let frame = Frame { target, content_type: queue.id, ..frame(Kind::QUEUE, message) };
+                self.push(terms, client, &Frame { headers: &headers, ..frame })
+            }
+            Command::PublishTopic { topic, message, .. } if message.producer().is_some() => {
+                let target = [TOPIC_PREFIX, topic.as_bytes()].concat();
+                *message = self.identified(message);
+                self.push(terms, client, &Frame { target: &target, ..frame(Kind::QUEUE, message) })
+            }
+            Command::Route { router, message } => {
+                let target = router.as_str().as_bytes();
+                self.push(terms, client, &Frame { target, ..frame(Kind::ROUTER, message) })
+            }
+            Command::Direct { to, message } => {
+                let target = pattern_text(to);
+                self.push(terms, client, &Frame { target: target.as_bytes(), ..frame(Kind::DIRECT, message) })
+            }
+            Command::AcknowledgeDirect { to, message } => {
+                let frame =
+                    Frame { high_priority: true, target: to.as_bytes(), ..frame(Kind::ACKNOWLEDGE, message) };
+                self.push(terms, client, &frame)
+            }
+            Command::Respond { to, message } => {
+                self.push(terms, client, &Frame { target: to.as_bytes(), ..frame(Kind::RESPONSE, message) })
+            }
+            Command::Acknowledge(word) => {
+                let frame = Frame {
+                    first_acquirer: word.first_acquirer,
+                    hops: word.hops,
+                    content_type: word.queue.id,
+                    id: &word.message_id,
+                    source: client.id.as_bytes(),
+                    target: word.queue.channel.as_str().as_bytes(),
+                    headers: &word.headers,
+                    ..Frame::new(Kind::ACKNOWLEDGE)
+                };
+                self.push(terms, client, &frame)
+            }
+            _ => Masters::default(),
+        }
+    }
+
+    fn identified(&mut self, message: &Message) -> Message {
+        if message.id().is_empty() { message.with_id(&self.ids.next()) } else { message.clone() }
+    }
+
+    /// Names of other protocols may be longer than a frame can say; such a message stays here.
+    fn push(&mut self, terms: &NodeTerms, client: &Client, frame: &Frame<'_>) -> Masters {
+        let (id, name) = (&*client.id, client.name.as_deref());
+        let masters = masters(terms, frame, &Sender { id, name, kind: client.kind.as_deref(), node: None });
+        if frame.hops == 0 || masters.is_empty() || frame.check().is_err() {
+            return Masters::default();
+        }
+        tmqp::encode(frame, &mut self.octets);
+        self.frames.push((masters, self.octets.len()));
+        masters
+    }
+}
+
+/// Frames that were noted, in their order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Noted {
+    octets: Vec<u8>,
+    frames: Vec<(Masters, usize)>,
+}
+
+impl Noted {
+    /// For whom, and the octets of each that is for anybody.
+    pub fn iter(&self) -> impl Iterator<Item = (Masters, &[u8])> {
+        let begins = std::iter::once(0).chain(self.frames.iter().map(|(_, end)| *end));
+        let frames = begins.zip(&self.frames);
+        frames
+            .map(|(begin, (masters, end))| (*masters, &self.octets[begin..*end]))
+            .filter(|(masters, _)| !masters.is_empty())
+    }
+
+    /// The frame noted as number `frame`, from 0, is not for this master after all.
+    pub fn withdraw(&mut self, frame: usize, master: usize) {
+        if let Some((masters, _)) = self.frames.get_mut(frame) {
+            masters.remove(master);
+        }
+    }
+
+    /// How many are for anybody.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.frames.iter().filter(|(masters, _)| !masters.is_empty()).count()
+    }
+
+    /// Whether none is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.frames.iter().all(|(masters, _)| masters.is_empty())
+    }
+}
+
+/// What a message says, as a frame of this kind without a target.
+fn frame(kind: Kind, message: &Message) -> Frame<'_> {
+    let properties = message.properties();
+    Frame {
+        first_acquirer: properties.first_acquirer,
+        high_priority: properties.high_priority,
+        pending_response: properties.pending_response,
+        pending_acknowledge: properties.pending_acknowledge,
+        hops: properties.hops,
+        content_type: properties.content_type,
+        id: message.id(),
+        source: message.source(),
+        headers: message.headers(),
+        payload: message.body(),
+        ..Frame::new(kind)
+    }
+}
+
+/// Copies are noted for themselves, so the message must not ask for them again.
+fn without_copies(headers: &[u8]) -> Cow<'_, [u8]> {
+    if header::header_value(headers, header::key::CC).is_none() {
+        return Cow::Borrowed(headers);
+    }
+    Cow::Owned(copied_headers(headers))
+}
+
+/// The upstream brokers whose filters let a frame pass.
+fn masters(terms: &NodeTerms, frame: &Frame<'_>, sender: &Sender<'_>) -> Masters {
+    let mut masters = Masters::default();
+    if let Some(kind) = ForwardKind::of(frame.kind) {
+        for (index, filter) in terms.sends.iter().enumerate() {
+            if filter.passes(kind, frame, sender) {
+                masters.insert(index);
+            }
+        }
+    }
+    masters
+}
