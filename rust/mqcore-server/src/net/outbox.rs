@@ -60,8 +60,8 @@ pub(crate) fn event_bytes(event: &Event) -> usize {
 /// What the server wants of a connection's task, apart from the order of what is written. The strictest comes last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Order {
-    /// Read nothing more: the server is about to stop, and would never be done with what keeps coming.
-    Hush,
+    /// Pause reads: the server is about to stop, and further input would keep it from finishing.
+    PauseReads,
     /// Say goodbye, write what is there, and end.
     Goodbye,
     /// What the peer logged in with does not hold any more: say goodbye, and let nothing more through.

@@ -78,8 +78,7 @@ pub(super) async fn recover_limits(
     let (directory, limiter) = (Arc::clone(&recovered.directory), Arc::clone(limiter));
     let now = Nanos(clock.nanos());
     let read = tokio::task::spawn_blocking(move || {
-        let (journal, restored) =
-            LimitJournal::open(&directory.side(SideJournal::Limits), &limiter, now)?;
+        let (journal, restored) = LimitJournal::open(&directory.side(SideJournal::Limits), &limiter, now)?;
         Ok((journal, restored, directory))
     });
     let kept: KeptLimits = match read.await {

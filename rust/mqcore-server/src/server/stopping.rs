@@ -24,7 +24,7 @@ pub(super) async fn supervise(hub: Arc<Hub>, _alive: TaskGuard) {
     hub.shutdown.begun().await;
     let open = hub.registry.stop();
     for outbox in &open {
-        outbox.order(Order::Hush);
+        outbox.order(Order::PauseReads);
     }
     tokio::select! {
         () = fence(&hub) => {}

@@ -1,0 +1,120 @@
+//! What the peer may do: the gate that its commands pass, and the limits on connecting, publishing and asking for limits.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use mqcore_broker::model::command::Command;
+use mqcore_broker::model::effect::Event;
+use mqcore_broker::model::time::Timestamp;
+use mqcore_limiter::time::Nanos;
+use mqcore_session::permission::Permissions;
+use mqcore_session::session::Session;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::Connection;
+use crate::authority::gate::Step;
+use crate::authority::keys::LimitKeys;
+use crate::stats::counters::CloseReason;
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
+    pub(super) fn pass(&mut self, mut commands: Vec<Command>, octets: usize, now: Timestamp) {
+        if !self.hub.guard.is_open() {
+            self.refuse_beyond_limits(&mut commands, now);
+        }
+        if self.admission.gate.is_open() {
+            self.route(commands, octets);
+        } else {
+            let mut steps = Vec::new();
+            self.admission.gate.take(commands, octets, &self.client, &self.hub, &mut steps);
+            self.follow(steps, now);
+        }
+    }
+
+    /// Looks whether the gate has found out who this is, or whether something is allowed.
+    pub(super) fn pass_gate(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
+        if self.admission.gate.is_open() {
+            return false;
+        }
+        let mut steps = Vec::new();
+        let moved = self.admission.gate.poll(context, &self.client, &self.hub, &mut steps);
+        self.follow(steps, now);
+        if std::mem::take(&mut self.admission.answered) {
+            self.events_done();
+            self.take_commands(now);
+            self.resume(now);
+        }
+        moved
+    }
+
+    pub(super) fn follow(&mut self, steps: Vec<Step>, now: Timestamp) {
+        for step in steps {
+            match step {
+                Step::Pass(commands, octets) => self.route(commands, octets),
+                Step::Become(client) => {
+                    self.client = client;
+                    self.restrict_limits();
+                }
+                Step::Tell(event) => {
+                    if matches!(event, Event::Refused(_)) {
+                        self.count_closed(CloseReason::Refused);
+                    }
+                    self.give_event(event, now);
+                    self.admission.answered = true;
+                }
+            }
+        }
+    }
+
+    pub(super) fn restrict_limits(&mut self) {
+        if self.session.answers_limits()
+            && let Some(keys) = self.admission.gate.limit_keys(&self.client, &self.hub)
+        {
+            let permissions: Arc<dyn Permissions> = Arc::<LimitKeys>::clone(&keys);
+            self.session.restrict(permissions);
+            self.admission.keys = Some(keys);
+        }
+    }
+
+    /// Has somebody asked about the limits at which the session stopped, and lets it go on when there is an answer.
+    pub(super) fn ask_about_limits(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
+        let Some(keys) = &self.admission.keys else { return false };
+        if self.admission.asking.is_none() {
+            self.admission.asking = keys.ask();
+        }
+        let Some(asking) = &mut self.admission.asking else { return false };
+        let Poll::Ready(answers) = asking.as_mut().poll(context) else { return false };
+        keys.remember(answers);
+        self.admission.asking = None;
+        self.hub.moved();
+        self.input.stalled = false;
+        self.resume(now);
+        self.look_at_session(Ok(()));
+        true
+    }
+
+    pub(super) fn refuse_beyond_limits(&mut self, commands: &mut Vec<Command>, now: Timestamp) {
+        let at = Nanos(self.hub.clock.nanos());
+        let mut refused = Vec::new();
+        let mut stranger = false;
+        commands.retain(|command| {
+            let limiter = &self.hub.limiter;
+            let refusal = self.hub.guard.refusal(limiter, &self.client, self.address, command, at);
+            // Whoever is not let in asks for nothing.
+            let passes = refusal.is_none() && !stranger;
+            let counters = &self.hub.counters.limits;
+            match &refusal {
+                Some(Event::Refused(_)) => {
+                    stranger = true;
+                    counters.connect_refused.add(1);
+                }
+                Some(_) => counters.publish_refused.add(1),
+                None => {}
+            }
+            refused.extend(refusal);
+            passes
+        });
+        for event in refused {
+            self.give_event(event, now);
+        }
+    }
+}

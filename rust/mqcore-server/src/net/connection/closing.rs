@@ -1,0 +1,98 @@
+//! The end of a connection: what is still written, read and sent to shards.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use mqcore_session::session::Session;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::Instant;
+
+use super::Connection;
+use super::reading::read_and_discard;
+use super::state::{Leave, Stage};
+
+/// Time for the peer to read the rest of the output and to close its side. Without it the system would discard what the
+/// peer has not read yet, because of input that we did not read.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// The same when the server stops and everything is written.
+const LINGER_AT_STOP: Duration = Duration::from_millis(250);
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
+    pub(super) fn begin_leaving(&mut self, eof: bool, at_stop: bool) {
+        if matches!(self.stage, Stage::Open) {
+            // At a stop the server itself knows how long to wait.
+            let patience = if at_stop { Duration::from_secs(3600) } else { LINGER };
+            let until = Box::pin(tokio::time::sleep(patience));
+            self.stage = Stage::Leaving(Leave { until, shut: false, eof, at_stop });
+            self.input.unread = Vec::new();
+            self.admission.gate.peer_gone();
+        }
+    }
+
+    pub(super) fn die(&mut self) {
+        self.admission.gate.peer_gone();
+        self.output.clear();
+        self.input.unread = Vec::new();
+        self.stage = Stage::Dead;
+    }
+
+    /// Tells the shards that the peer is gone, as soon as they have all that it asked for. Not only when its socket is:
+    /// whoever says goodbye and lets its socket linger would be handed messages that nobody reads. At a stop what is on
+    /// its way is still written, so there the shards hear of it at the end.
+    pub(super) fn leave_shards(&mut self) -> bool {
+        let gone = match &self.stage {
+            Stage::Open => false,
+            Stage::Leaving(leave) => !leave.at_stop,
+            Stage::Dead => true,
+        };
+        if !gone || !self.commands.is_known_to_shards() || self.has_commands() {
+            return false;
+        }
+        self.tell_shards_closed();
+        true
+    }
+
+    /// Carries the end of the conversation on. True when it is over.
+    pub(super) fn leave(&mut self, context: &mut Context<'_>) -> bool {
+        let has_commands = self.has_commands();
+        let leave = match &mut self.stage {
+            Stage::Open => return false,
+            Stage::Dead => return !has_commands,
+            Stage::Leaving(leave) => leave,
+        };
+        if leave.until.as_mut().poll(context).is_ready() {
+            self.die();
+            return !has_commands;
+        }
+        while !leave.eof {
+            match read_and_discard(&mut self.stream, context) {
+                Poll::Pending => break,
+                Poll::Ready(eof) => leave.eof = eof,
+            }
+        }
+        if !self.output.is_flushed() || has_commands {
+            return false;
+        }
+        if !leave.shut && Pin::new(&mut self.stream).poll_shutdown(context).is_ready() {
+            leave.shut = true;
+            if leave.at_stop {
+                leave.until.as_mut().reset(Instant::now() + LINGER_AT_STOP);
+                // Registers the new time; it has not come yet.
+                return leave.eof || leave.until.as_mut().poll(context).is_ready();
+            }
+        }
+        leave.shut && leave.eof
+    }
+}
+
+impl<S> Connection<S> {
+    /// The outbox ends first: a shard that fills it after it has heard of the end would wait for room for ever.
+    pub(super) fn tell_shards_closed(&mut self) {
+        self.outbox.end();
+        self.hub.moved();
+        self.session.leave();
+        self.commands.close(&self.outbox, &self.hub);
+    }
+}

@@ -1,0 +1,196 @@
+//! Reading: from the stream to the session, and what becomes of the rest.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::io;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
+
+use bytes::BufMut;
+use mqcore_broker::model::time::Timestamp;
+use mqcore_session::protocol::Overload;
+use mqcore_session::session::Session;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+
+use super::state::{Input, Source, Stage};
+use super::{ANSWERED_BYTES_MAX, Connection};
+
+/// Maximum bytes per read.
+const SCRATCH_BYTES: usize = 64 * 1024;
+
+/// An unfinished frame of this size is read into its own buffer, which at most doubles with each read: memory is reserved
+/// for what a peer has sent, not for what it has announced.
+const LARGE_BYTES: usize = SCRATCH_BYTES / 2;
+
+thread_local! {
+    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH_BYTES].into_boxed_slice());
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
+    /// Whether reading waits until the peer has read more of the answers.
+    pub(super) fn holds_back(&self) -> bool {
+        let pauses = self.outbox.protocol.overload() == Overload::PauseReads;
+        pauses && (self.session.has_more() || self.output.len() >= ANSWERED_BYTES_MAX)
+    }
+
+    pub(super) fn read(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
+        if self.input.stalled || self.input.source != Source::Open || self.has_commands() || self.holds_back()
+        {
+            return false;
+        }
+        let result = if self.input.unread.len() < LARGE_BYTES {
+            self.read_scratch(context, now)
+        } else {
+            self.read_large(context, now)
+        };
+        match result {
+            Poll::Pending => false,
+            Poll::Ready(Ok(0)) => {
+                self.end_of_input(now);
+                true
+            }
+            Poll::Ready(Ok(read)) => {
+                self.counters().bytes_in.add(read as u64);
+                true
+            }
+            Poll::Ready(Err(_)) => {
+                self.die();
+                true
+            }
+        }
+    }
+
+    /// The peer has closed its side. Sessions may still handle and answer the rest of the input.
+    pub(super) fn end_of_input(&mut self, now: Timestamp) {
+        self.input.source = Source::Closed;
+        let rest = std::mem::take(&mut self.input.unread);
+        self.receive(&rest, now);
+        if !self.session.outlives_input() {
+            self.begin_leaving(true, false);
+        }
+    }
+
+    /// Reads into the scratch, behind what is left from before, and decodes there.
+    pub(super) fn read_scratch(
+        &mut self,
+        context: &mut Context<'_>,
+        now: Timestamp,
+    ) -> Poll<io::Result<usize>> {
+        SCRATCH.with_borrow_mut(|scratch| {
+            let kept = self.input.unread.len();
+            let mut buffer = ReadBuf::new(&mut scratch[kept..]);
+            let read = match Pin::new(&mut self.stream).poll_read(context, &mut buffer) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Ready(Ok(())) => buffer.filled().len(),
+            };
+            if read > 0 {
+                scratch[..kept].copy_from_slice(&self.input.unread);
+                self.receive(&scratch[..kept + read], now);
+            }
+            Poll::Ready(Ok(read))
+        })
+    }
+
+    /// Reads a frame that is larger than the scratch into its own buffer, and nothing beyond its end.
+    pub(super) fn read_large(
+        &mut self,
+        context: &mut Context<'_>,
+        now: Timestamp,
+    ) -> Poll<io::Result<usize>> {
+        let arrived = self.input.unread.len();
+        let known = self.session.needed(&self.input.unread);
+        let needed = match known {
+            0 => usize::try_from(self.hub.session.limits.frame_bytes_max).unwrap_or(usize::MAX),
+            needed => needed,
+        };
+        let step = needed.saturating_sub(arrived).clamp(1, arrived);
+        self.input.unread.reserve_exact(step);
+        let read = {
+            let mut buffer = (&mut self.input.unread).limit(step);
+            match pin!(self.stream.read_buf(&mut buffer)).poll(context) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(result) => result?,
+            }
+        };
+        if known == 0 || self.input.unread.len() >= needed {
+            let input = std::mem::take(&mut self.input.unread);
+            self.receive(&input, now);
+        } else {
+            self.show_part(now);
+        }
+        Poll::Ready(Ok(read))
+    }
+
+    /// Offers an incomplete frame to the session. Its only effect is a heartbeat, so that a peer with a slow upload is not
+    /// disconnected.
+    pub(super) fn show_part(&mut self, now: Timestamp) {
+        let mut none = Vec::new();
+        let Self { session, input: Input { unread, .. }, output, .. } = self;
+        let result = output.append(|output| session.receive(unread, now, &mut none, output));
+        debug_assert!(none.is_empty(), "half a frame asks for nothing");
+        self.look_at_session(result.map(drop));
+    }
+
+    /// Lets the session read; keeps what it leaves.
+    pub(super) fn receive(&mut self, octets: &[u8], now: Timestamp) {
+        self.set_time();
+        let mut commands = self.hub.spare_commands.take(self.input.usual_commands);
+        let (session, source) = (&mut self.session, self.input.source);
+        let result = self.output.append(|output| match source {
+            Source::Closed => session.receive_last(octets, now, &mut commands, output),
+            Source::Open | Source::Paused => session.receive(octets, now, &mut commands, output),
+        });
+        if let Some(keys) = &self.admission.keys {
+            keys.end_round();
+        }
+        let consumed = *result.as_ref().unwrap_or(&octets.len());
+        self.keep(&octets[consumed..]);
+        self.input.usual_commands = commands.len();
+        if result.is_err() && !self.welcomed && matches!(octets, [0x16, 3, ..]) {
+            tracing::info!(
+                connection = self.outbox.connection.0,
+                "it speaks TLS, and this listener does not: write its URL with an 's', or the client's without"
+            );
+        }
+        // What was decoded before an error was asked for in good faith.
+        self.pass(commands, consumed, now);
+        self.ask_program();
+        self.log_request_errors();
+        self.look_at_session(result.map(drop));
+    }
+
+    pub(super) fn keep(&mut self, rest: &[u8]) {
+        if rest.is_empty() {
+            self.input.unread = Vec::new();
+        } else {
+            self.input.unread.clear();
+            self.input.unread.extend_from_slice(rest);
+        }
+        let needed = if rest.is_empty() { 0 } else { self.session.needed(rest) };
+        self.input.stalled = needed > 0 && needed <= rest.len();
+    }
+
+    /// Offers frames again that waited for an event.
+    pub(super) fn resume(&mut self, now: Timestamp) {
+        if !self.input.stalled && !self.input.unread.is_empty() && matches!(self.stage, Stage::Open) {
+            let input = std::mem::take(&mut self.input.unread);
+            self.receive(&input, now);
+        }
+    }
+}
+
+/// Reads input that nobody uses any more. Ready with whether the peer has closed its side.
+pub(super) fn read_and_discard<S: AsyncRead + Unpin>(
+    stream: &mut S,
+    context: &mut Context<'_>,
+) -> Poll<bool> {
+    SCRATCH.with_borrow_mut(|scratch| {
+        let mut buffer = ReadBuf::new(scratch);
+        match Pin::new(stream).poll_read(context, &mut buffer) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Ok(())) => Poll::Ready(buffer.filled().is_empty()),
+            Poll::Ready(Err(_)) => Poll::Ready(true),
+        }
+    })
+}

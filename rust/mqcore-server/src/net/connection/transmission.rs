@@ -1,0 +1,112 @@
+//! Output on its way to the peer, and the count of it that the outbox needs for backpressure.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use tokio::io::AsyncWrite;
+
+use crate::net::outbox::Outbox;
+use crate::net::output::Output;
+use crate::runtime::spares::SpareBytes;
+use crate::stats::counter::Counter;
+
+/// The output of one connection.
+#[derive(Default)]
+pub(super) struct Transmission {
+    output: Output,
+    /// The stream may still hold bytes that it took.
+    unflushed: bool,
+    /// Bytes that were added to the output, and removed from it, since [`Transmission::settle`].
+    added: usize,
+    removed: usize,
+    /// Bytes that waited in the session for its peer at the last count.
+    waiting: usize,
+}
+
+impl Transmission {
+    /// Appends what `encode` appends to the vector that it is given.
+    #[inline]
+    pub(super) fn append<T>(&mut self, encode: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+        let (result, added) = self.output.append(encode);
+        self.added += added;
+        result
+    }
+
+    /// Appends frames for this connection alone, which the outbox has counted.
+    pub(super) fn push_own(&mut self, frames: Vec<u8>, spares: &SpareBytes) {
+        self.output.push_own(frames, spares);
+    }
+
+    /// Appends frames that several connections share, which the outbox has counted.
+    pub(super) fn push_shared(&mut self, frames: Bytes) {
+        self.output.push_shared(frames);
+    }
+
+    /// Bytes that the outbox has counted and that are not output any more.
+    pub(super) fn remove(&mut self, bytes: usize) {
+        self.removed += bytes;
+    }
+
+    /// Bytes that are not written yet.
+    pub(super) fn len(&self) -> usize {
+        self.output.len()
+    }
+
+    /// Whether everything is written, and the stream holds nothing.
+    pub(super) fn is_flushed(&self) -> bool {
+        self.output.is_empty() && !self.unflushed
+    }
+
+    /// Drops the output: the stream is broken.
+    pub(super) fn clear(&mut self) {
+        self.removed += self.output.len();
+        self.output.clear();
+        self.unflushed = false;
+    }
+
+    /// Writes as much as the stream takes. Whether that was anything.
+    pub(super) fn write<S: AsyncWrite + Unpin>(
+        &mut self,
+        stream: &mut S,
+        context: &mut Context<'_>,
+        spares: &SpareBytes,
+        bytes_out: &Counter,
+    ) -> io::Result<bool> {
+        let mut moved = false;
+        while !self.output.is_empty() {
+            match self.output.poll_write(stream, context, spares) {
+                Poll::Pending => break,
+                Poll::Ready(written) => {
+                    let written = written?;
+                    moved = true;
+                    self.unflushed = true;
+                    self.removed += written;
+                    bytes_out.add(written as u64);
+                }
+            }
+        }
+        if self.unflushed
+            && let Poll::Ready(flushed) = Pin::new(stream).poll_flush(context)
+        {
+            flushed?;
+            self.unflushed = false;
+        }
+        Ok(moved)
+    }
+
+    /// Reports the change of the output, and of what waits in the session, to the outbox. Returns the shards that wait for
+    /// room in it, as bits.
+    pub(super) fn settle(&mut self, waiting: usize, outbox: &Outbox) -> u16 {
+        self.added += waiting.saturating_sub(self.waiting);
+        self.removed += self.waiting.saturating_sub(waiting);
+        self.waiting = waiting;
+        let (added, removed) = (std::mem::take(&mut self.added), std::mem::take(&mut self.removed));
+        if added == removed {
+            // Mostly nothing, or an answer that is written already. There is as much room as before.
+            return 0;
+        }
+        outbox.settle(added, removed)
+    }
+}
