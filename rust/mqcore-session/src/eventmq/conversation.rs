@@ -22,6 +22,7 @@ use mqcore_wire::eventmq::{
 use mqcore_wire::zmtp::command::{Command as Control, Ready, SocketType, subscription};
 use mqcore_wire::zmtp::{Cutter, Greeting, Item, Parts, encode_message};
 
+use super::EventmqProtocol;
 use super::client::Intake;
 use super::ids::MessageIds;
 use super::listener::{EventmqTerms, Role};
@@ -30,6 +31,7 @@ use super::schedules::ScheduleRequest;
 use super::shared::{EventmqShared, Registration, Scheduler};
 use super::worker::Work;
 use super::{client, job, schedules};
+use crate::protocol::ProtocolFactory;
 use crate::request_error::{ErrorNumbers, RequestError};
 use crate::session::{Session, SessionConfig, SessionError};
 
@@ -414,7 +416,7 @@ impl EventmqSession {
         for (served, weight) in work.served().iter().zip(weights) {
             let terms = SubscriptionTerms {
                 settling: Settling::Explicit,
-                told: true,
+                told: EventmqProtocol::DELIVERIES.is_by_session(),
                 weight,
                 slots: Some(Arc::clone(work.slots())),
                 ..SubscriptionTerms::default()
@@ -615,7 +617,8 @@ impl EventmqSession {
         *wanted = wanted.saturating_add(1);
         if *wanted == 1 {
             let pattern = TopicPattern::Prefix(prefix);
-            self.ask_every_shard(Request::SubscribeTopic { pattern, told: false }, commands);
+            let told = EventmqProtocol::PUBLICATIONS.is_by_session();
+            self.ask_every_shard(Request::SubscribeTopic { pattern, told }, commands);
         }
     }
 

@@ -23,6 +23,7 @@ use mqcore_wire::micromessage::negotiation::{self, Abilities, Lists};
 use mqcore_wire::micromessage::{Assembled, Assembly, Frame, MessageFrame, command, decode, encode, needed};
 use slab::Slab;
 
+use super::MicroMessageProtocol;
 use super::destination::Place;
 use super::incoming::{Arrived, Incoming};
 use super::listener::MicroMessageTerms;
@@ -30,6 +31,7 @@ use super::outgoing::{Outgoing, Owed, Parcel};
 use super::subscriptions;
 use super::subscriptions::{Key, Subscription, Subscriptions};
 use crate::extension::{ExtensionFailure, VendorFrame};
+use crate::protocol::ProtocolFactory;
 use crate::session::{Session, SessionConfig, SessionError};
 
 /// Subscriptions of one connection; more are refused.
@@ -386,25 +388,25 @@ impl MicroMessageSession {
         let tag = self.subscriptions.add(subscription, filter)?;
         let request = match place {
             Place::Queue(queue) => Request::SubscribeQueue(Box::new(self.consuming(queue, tag))),
-            Place::Topic(topic) => {
-                Request::SubscribeTopic { pattern: TopicPattern::Exact(topic), told: true }
-            }
+            Place::Topic(topic) => Request::SubscribeTopic {
+                pattern: TopicPattern::Exact(topic),
+                told: MicroMessageProtocol::PUBLICATIONS.is_by_session(),
+            },
         };
         self.ask(About::Subscribing(tag), id, request, commands);
         Ok(())
     }
 
     fn consuming(&self, queue: QueueAddress, tag: Tag) -> QueueSubscription {
+        let told = MicroMessageProtocol::DELIVERIES.is_by_session();
         let terms = match self.agreement.acknowledging() {
             Some(acknowledging) => SubscriptionTerms {
                 settling: Settling::Explicit,
                 window: acknowledging.window.into(),
-                told: true,
+                told,
                 ..SubscriptionTerms::default()
             },
-            None => {
-                SubscriptionTerms { settling: Settling::AtOnce, told: true, ..SubscriptionTerms::default() }
-            }
+            None => SubscriptionTerms { settling: Settling::AtOnce, told, ..SubscriptionTerms::default() },
         };
         let create = Some(Box::new(made_by_receivers()));
         QueueSubscription { queue, tag, terms, create, name: None, binding: None, told: false }

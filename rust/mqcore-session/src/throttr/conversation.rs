@@ -20,6 +20,7 @@ use mqcore_wire::throttr::answer::{self, Verdict};
 use mqcore_wire::throttr::request::{self, Request};
 use mqcore_wire::throttr::{self as wire, Family, IMPOSSIBLE, NO, YES};
 
+use super::ThrottrProtocol;
 use super::held::{Held, Then};
 use super::listener::ThrottrTerms;
 use super::minutes::{TALLIES, Tallies, Tally};
@@ -28,6 +29,7 @@ use super::shared::{SUBSCRIPTIONS_MAX, Subscription, ThrottrShared};
 use super::stream::{Stream, What};
 use super::{listener, permission, stream};
 use crate::permission::{Permission, Permissions};
+use crate::protocol::ProtocolFactory;
 use crate::session::{Session, SessionConfig, SessionError};
 
 /// Octets of answers after which others get their turn, and what waits is written first.
@@ -64,8 +66,8 @@ pub struct ThrottrSession {
     paused: bool,
     /// What was counted since the directory was told.
     tallies: Box<Tallies>,
-    told_read: u64,
-    told_written: u64,
+    reported_read: u64,
+    reported_written: u64,
     admitted: bool,
     /// `None`: the peer may ask for everything.
     permissions: Option<Arc<dyn Permissions>>,
@@ -119,8 +121,8 @@ impl ThrottrSession {
             stream: None,
             paused: false,
             tallies: Box::new([0; TALLIES]),
-            told_read: 0,
-            told_written: 0,
+            reported_read: 0,
+            reported_written: 0,
             admitted: true,
             permissions: None,
             undecided: false,
@@ -179,13 +181,13 @@ impl ThrottrSession {
         if !self.terms.metrics {
             return;
         }
-        let read = self.peer.get(Counted::ReadBytes) - self.told_read;
-        let written = self.peer.get(Counted::WriteBytes) - self.told_written;
+        let read = self.peer.get(Counted::ReadBytes) - self.reported_read;
+        let written = self.peer.get(Counted::WriteBytes) - self.reported_written;
         if read == 0 && written == 0 {
             return;
         }
-        self.told_read += read;
-        self.told_written += written;
+        self.reported_read += read;
+        self.reported_written += written;
         self.tallies[Tally::ReadBytes as usize] = read;
         self.tallies[Tally::WriteBytes as usize] = written;
         self.directory.count(self.connection, &self.tallies, (read, written), self.now);
@@ -521,7 +523,8 @@ impl ThrottrSession {
         let subscription = self.directory.subscribe(channel, self.peer.id, self.now);
         self.subscriptions.insert(topic.clone(), subscription);
         let request = self.held.ask(then(topic.clone()));
-        let subscribe = BrokerRequest::SubscribeTopic { pattern: TopicPattern::Exact(topic), told: true };
+        let told = ThrottrProtocol::PUBLICATIONS.is_by_session();
+        let subscribe = BrokerRequest::SubscribeTopic { pattern: TopicPattern::Exact(topic), told };
         commands.push(Command::Request(request, Box::new(subscribe)));
         true
     }
