@@ -1,4 +1,4 @@
-"""A consumer that acknowledges what it could do, and refuses what it could not; refused messages come back."""
+"""A consumer that acknowledges processed messages and nacks failed ones, which are redelivered."""
 
 import asyncio
 import contextlib

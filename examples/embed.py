@@ -1,4 +1,4 @@
-"""A broker inside a program: no socket, no second process, and a queue that hands out in turn."""
+"""A broker embedded in a program, without a socket or a second process, and a round-robin queue."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A delivery handler: Python decides which orders get in; what it does not override is decided in Rust."""
+"""A delivery handler: Python decides which orders are accepted; Rust runs all other steps."""
 
 import asyncio
 
@@ -7,12 +7,12 @@ from mqcore import errors
 
 
 class Orders(mqcore.DeliveryHandler):
-    """Only the steps defined here cost a trip into Python."""
+    """Only the steps defined here call Python."""
 
     def received_from_producer(
         self, queue: mqcore.QueueView, message: mqcore.Message, producer: mqcore.ClientView
     ) -> mqcore.Decision:
-        """Refuse orders that do not say what they look like."""
+        """Reject orders without a schema."""
         known = message.headers.get("Schema") == "order-v1"
         answer = mqcore.SendAck.ALWAYS if known else mqcore.SendAck.NEGATIVE
         return mqcore.Decision(allow=known, acknowledge=answer)
@@ -29,7 +29,7 @@ async def main() -> None:
         try:
             await client.publish("orders/1001", b"{}")
         except errors.Nacked as error:
-            print("without one: refused,", error.reason)
+            print("without one: rejected,", error.reason)
 
 
 asyncio.run(main())

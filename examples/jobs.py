@@ -1,4 +1,4 @@
-"""Jobs: a task, a broker, a worker that runs it, and a result that comes back. Run it: `python examples/jobs.py`."""
+"""Jobs: a task, a broker, a worker that runs it, and its result. Run it: `python examples/jobs.py`."""
 
 import threading
 
@@ -10,7 +10,7 @@ jobs = Jobs()
 
 @jobs.task(retries=2, backoff=Backoff("10ms"), timeout="5s")
 def divide(left: int, right: int) -> float:
-    """Return what a job of it results in; at the second attempt, as life goes."""
+    """Return the result of the job. The first attempt fails."""
     if current().attempt == 1:
         raise ConnectionError("try again")
     return left / right
@@ -22,7 +22,7 @@ def main() -> None:
         # Workers and clients have sockets of their own; with port 0 each has to be named.
         ports = {url.partition("role=")[2]: url.partition("?")[0].rpartition(":")[2] for url in broker.listeners}
         jobs.locate(f"emqp://127.0.0.1:{ports['backend']}?frontend={ports['frontend']}")
-        # As a rule another program: mqcore worker shop:jobs
+        # Usually a separate program: mqcore worker shop:jobs
         worker = Worker(jobs, pool="thread")
         thread = threading.Thread(target=worker.run, daemon=True)
         thread.start()

@@ -1,10 +1,10 @@
-"""Routers: one by rules, one in Python; who publishes knows neither queues nor clients."""
+"""Routers: one with rules, one in Python. Producers need to know neither queues nor clients."""
 
 import mqcore
 
 
 class ByCountry(mqcore.Router):
-    """Says where each order goes. What names no country goes to the fallback."""
+    """Chooses the queue of each order. Orders without a country go to the fallback."""
 
     fallback = "orders-elsewhere/1"
 

@@ -1,10 +1,10 @@
-"""How a program that uses mqcore is tested: the same core in memory, with a clock that the test turns."""
+"""Test of a program that uses mqcore: the same core in memory, with a clock that the test controls."""
 
 from mqcore import QueueOptions, QueueStatus
 from mqcore.testing import TestBroker
 
 
-async def test_an_order_that_nobody_acknowledges_comes_back() -> None:
+async def test_unacknowledged_order_is_redelivered() -> None:
     """An hour of waiting takes no time here."""
     options = QueueOptions(status=QueueStatus.ROUND_ROBIN, request_acknowledge=True, acknowledge_timeout="1h")
     async with TestBroker() as mq, mq.client() as client:
@@ -16,5 +16,5 @@ async def test_an_order_that_nobody_acknowledges_comes_back() -> None:
             second = await anext(messages)
             assert first.id == second.id
             await second.ack()
-        await mq.settle()  # nothing is left to do: no sleeps
+        await mq.settle()  # wait until the broker is idle; no sleeps needed
         assert mq.messages("orders/1001") == []

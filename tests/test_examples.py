@@ -14,7 +14,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 SAYS = {
     "embed": ["confirmed by server"] * 3 + ["order 0", "order 1", "order 2"],
-    "handler": ["with a schema: accepted", "without one: refused, none"],
+    "handler": ["with a schema: accepted", "without one: rejected, none"],
     "consume": [f"{number} done at attempt {attempt}" for number, attempt in ((1, 1), (2, 1), (4, 1), (3, 2))],
     "jobs": ["3.5", "1 succeeded, 1 retried"],
     "nodes_leader": ["east has 3 and west has 3"],

@@ -175,10 +175,10 @@ def main() -> int:
             shutil.rmtree(place, ignore_errors=True)
     fates = fates_of(arguments.messages)
     found = {name: outcome.figures[name] for name in fates}
-    print(outcome.said)
+    print(outcome.summary)
     memory = f", JVM {peak:,} MiB at most" if peak else ""
     print(f"{arguments.messages:,} messages, {octets / 1e6:,.0f} MB of Parquet: {took:.1f} s{memory}")
-    if found != fates or not outcome.fine:
+    if found != fates or not outcome.ok:
         print(f"made {fates}, found {found}", file=sys.stderr)
         return 1
     return 0

@@ -167,7 +167,7 @@ def test_a_history_of_many_queues_and_of_none_is_one_table(spark: SparkSession, 
     nothing = pipelines.run("features", spark, lived.data_dir, tmp_path / "none", queue="nobody", days=1)
     assert (nothing.figures["messages"], nothing.figures["columns"]) == (0, 0)
     assert "There is no message" in self_contained(nothing.report)
-    with pytest.raises(errors.ConfigError, match="days is at least 0"):
+    with pytest.raises(errors.ConfigError, match="days must be at least 0"):
         pipelines.run("features", spark, lived.data_dir, tmp_path, days=-1)
 
 

@@ -57,7 +57,7 @@ def test_missing_java_error_lists_all_three_places(monkeypatch: pytest.MonkeyPat
         jvm.find_java()
     assert "pip install 'mqcore[spark-jdk]'" in str(raised.value)
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
-    with pytest.raises(jvm.JavaMissing, match="does not run"):
+    with pytest.raises(jvm.JavaMissing, match="cannot be started"):
         jvm.find_java()
 
 

@@ -72,7 +72,7 @@ def test_tasks_without_rows_leave_nothing_and_sweeping_leaves_promises(tmp_path:
     again = ledger.find(1)
     assert again is not None
     assert again.is_done
-    with pytest.raises(errors.DataDirDamaged, match="is not there any more"):
+    with pytest.raises(errors.DataDirDamaged, match="are missing"):
         rows_of(ledger, Batch(0, ("gone.arrow",), 1, None, 0))
 
 
@@ -258,7 +258,7 @@ def test_rows_that_can_never_be_published_say_why_at_once(living: Told, tmp_path
     setting = WriteOptions.parse(given, streaming=True)
     ledger = Ledger(setting.staging, "sink")
     batch, fresh = ledger.promise(0, [rows], None)
-    with pytest.raises(errors.InvalidArgument, match="says no queue"):
+    with pytest.raises(errors.InvalidArgument, match="names no queue"):
         Publisher(setting, ledger).publish(batch, fresh=fresh)
 
 
@@ -271,13 +271,13 @@ def test_options_of_a_sink_that_cannot_be_meant_are_refused(parse: Callable[...,
     whole = {"url": "tmqp://a", "stagingLocation": "/tmp/x"}
     assert parse(**whole, channel="orders").queue == "orders/0"
     for wrong, word in [
-        ({"stagingLocation": "/tmp/x"}, "url says where"),
+        ({"stagingLocation": "/tmp/x"}, "option url is missing"),
         ({"url": "tmqp://a"}, "stagingLocation is"),
         ({**whole, "quue": "a"}, "did you mean queue"),
         ({**whole, "queue": "a/1", "channel": "b"}, "not both"),
         ({**whole, "txnAppId": "a"}, "belong together"),
         ({**whole, "timeout": "soon"}, "seconds"),
-        ({**whole, "stagingLocation": "s3://bucket/x"}, "every executor sees"),
+        ({**whole, "stagingLocation": "s3://bucket/x"}, "every executor can access"),
     ]:
         with pytest.raises(errors.ConfigError, match=word):
             parse(**wrong)

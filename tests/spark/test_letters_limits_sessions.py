@@ -87,9 +87,9 @@ def living_steps(spark: SparkSession, living: Told) -> list[Any]:
 def test_a_re_drive_names_its_letters_and_itself(spark: SparkSession, lived: Lived, tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match="belong together"):
         pipelines.run("deadletters", spark, lived.data_dir, tmp_path, redrive="tmqp://127.0.0.1:1")
-    with pytest.raises(errors.ConfigError, match="run is"):
+    with pytest.raises(errors.ConfigError, match="run must have"):
         pipelines.run("deadletters", spark, lived.data_dir, tmp_path, redrive="tmqp://x", clusters="all", run="../x")
-    with pytest.raises(errors.ConfigError, match="no cluster 'nobody'"):
+    with pytest.raises(errors.ConfigError, match="unknown cluster 'nobody'"):
         pipelines.run("deadletters", spark, lived.data_dir, tmp_path, redrive="tmqp://x", clusters="nobody", run="x")
 
 
@@ -111,7 +111,7 @@ def test_use_and_refusals_are_those_of_a_plain_count(spark: SparkSession, lived:
     named = pipelines.run("limits", spark, lived.data_dir, tmp_path, window=3600)
     assert {row["key"] for row in rows_of(named.tables["keys"])} == {"shop"}
     assert "Would have been refused" in self_contained(outcome.report) or outcome.report == named.report
-    with pytest.raises(errors.ConfigError, match="by is one of"):
+    with pytest.raises(errors.ConfigError, match="by must be one of"):
         pipelines.run("limits", spark, lived.data_dir, tmp_path, by="colour")
 
 

@@ -144,7 +144,7 @@ def test_every_message_is_accounted_for(spark: SparkSession, lived: Lived, tmp_p
     assert expected[("memory/1", "there")] == 1
     assert expected[("work/1", "dead-lettered:limit")] == lived.dead
     assert expected[("dead/9", "there")] == expected[("work/1", "dead-lettered:limit")]
-    assert outcome.fine, outcome.said
+    assert outcome.ok, outcome.summary
     assert outcome.figures["difference"] == outcome.figures["unaccounted"] == 0
     assert rows_of(outcome.tables["unaccounted"]) == []
     for row in rows_of(outcome.tables["balance"]):
@@ -181,7 +181,7 @@ def test_messages_whose_steps_contradict_each_other_are_named(spark: SparkSessio
         ("four", 4, "entered-twice"),
         ("five", 5, "never-entered"),
     }
-    assert not outcome.fine
+    assert not outcome.ok
     (balance,) = rows_of(outcome.tables["balance"])
     # One entered twice, one left twice and one never entered: 6 came in, against 6 last steps and one that is there.
     assert (balance["entered"], balance["there"], balance["difference"]) == (6, 1, -1)
@@ -198,11 +198,11 @@ def test_events_removed_by_retention_are_no_contradiction_but_missing_events_are
     outcome = pipelines.run("reconcile", spark, archive_of(tmp_path / "old", steps), tmp_path / "out")
     (balance,) = rows_of(outcome.tables["balance"])
     assert (balance["earlier"], balance["entered"], balance["acked"], balance["there"]) == (3, 1, 2, 2)
-    assert outcome.fine, outcome.said
+    assert outcome.ok, outcome.summary
     gap = [*steps, made("gap", missing=12)]
     outcome = pipelines.run("reconcile", spark, archive_of(tmp_path / "gap", gap, missing=2), tmp_path / "out")
-    assert not outcome.fine
-    assert "lacks 12 steps and 2 notes" in outcome.said
+    assert not outcome.ok
+    assert "lacks 12 events and 2 records" in outcome.summary
 
 
 def test_a_start_takes_what_was_not_restored_behind_it(spark: SparkSession, tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_an_end_that_a_kill_undid_is_no_second_life(spark: SparkSession, tmp_pat
         made("delivered", 2),
     ]
     outcome = pipelines.run("reconcile", spark, archive_of(tmp_path / "data", steps), tmp_path / "out")
-    assert outcome.fine, outcome.said
+    assert outcome.ok, outcome.summary
     assert (outcome.figures["acked"], outcome.figures["there"]) == (1, 1)
 
 
@@ -246,11 +246,11 @@ def test_a_pipeline_follows_by_running_again_when_there_is_more(spark: SparkSess
 
 
 def test_options_that_there_are_not_are_named(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(errors.ConfigError, match="there are lifecycle, reconcile"):
+    with pytest.raises(errors.ConfigError, match="use one of lifecycle, reconcile"):
         pipelines.run("lifecicle", spark, tmp_path, tmp_path)
     with pytest.raises(errors.ConfigError, match="there is interval"):
         catalogue.parsed(["lifecycle"], {"intervall": "3"})
-    with pytest.raises(errors.ConfigError, match="interval is a number"):
+    with pytest.raises(errors.ConfigError, match="interval must be a number"):
         catalogue.parsed(["lifecycle"], {"interval": "x"})
     with pytest.raises(errors.ConfigError, match="at least 1"):
         pipelines.run("lifecycle", spark, tmp_path, tmp_path, interval=0)
@@ -281,7 +281,7 @@ def test_the_program_runs_a_pipeline_and_says_where_its_report_lies(lived: Lived
     )
     assert result.returncode == 0, result.stderr
     told = json.loads(result.stdout)
-    assert (told["schema"], told["fine"]) == ("mqcore.pipeline.run/1", True)
+    assert (told["schema"], told["ok"]) == ("mqcore.pipeline.run/1", True)
     assert told["figures"]["difference"] == 0
     assert f"report: {tmp_path / 'reconcile.html'}" in result.stderr
     assert "reconcile: lives" in result.stderr, "progress is shown while it runs"

@@ -204,9 +204,9 @@ def test_binary_columns_are_text_if_the_schema_has_strings(spark: SparkSession, 
     assert Counter(row["value"].encode() for row in found) == expected(told)
     keys = {bytes(row["key"]).decode() for row in read(spark, told, columns="key").collect()}
     assert {row["key"] for row in found} == keys
-    with pytest.raises(Exception, match="'value' is binary or string, and the schema that was named says int"):
+    with pytest.raises(Exception, match="'value' has the type binary or string, but the given schema has int"):
         spark.read.format("mqcore").schema("value int").load(str(told.data_dir)).count()
-    with pytest.raises(Exception, match="'channel' is string, and the schema that was named says binary"):
+    with pytest.raises(Exception, match="'channel' has the type string, but the given schema has binary"):
         spark.read.format("mqcore").schema("channel binary").load(str(told.data_dir)).count()
 
 

@@ -28,10 +28,10 @@ def pipeline() -> None:
 @options.as_json
 def ls(as_json: bool) -> None:
     """List the pipelines and the options that each takes with --set."""
-    from mqcore.spark.pipelines.catalogue import NAMES, TELLS
+    from mqcore.spark.pipelines.catalogue import DESCRIPTIONS, NAMES
 
-    content = [{"name": name, "tells": TELLS[name]} for name in NAMES]
-    output.rows("mqcore.pipeline.ls/1", "pipelines", content, ("name", "tells"), as_json=as_json)
+    content = [{"name": name, "description": DESCRIPTIONS[name]} for name in NAMES]
+    output.rows("mqcore.pipeline.ls/1", "pipelines", content, ("name", "description"), as_json=as_json)
 
 
 @pipeline.command(short_help="Run pipelines once, or run one whenever the history grows.")
@@ -85,7 +85,7 @@ def run(
         "spark.python.unix.domain.socket.enabled": "false",
     }
     spark = session(master, name=f"mqcore {names[0]}", config=config)
-    fine = True
+    ok = True
     try:
         chosen = catalogue.parsed(names, pairs)
         for name in names:
@@ -97,10 +97,10 @@ def run(
                         _print(outcome, as_json=as_json)
                 outcome = catalogue.run(name, spark, journal, out, progress=progress, **chosen[name])
             _print(outcome, as_json=as_json)
-            fine &= outcome.fine
+            ok &= outcome.ok
     finally:
         spark.stop()
-    return ExitCode.DONE if fine else ExitCode.DAMAGED
+    return ExitCode.DONE if ok else ExitCode.DAMAGED
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -113,8 +113,8 @@ def _pair(text: str) -> tuple[str, str]:
 def _print(outcome: Outcome, *, as_json: bool) -> None:
     content = {
         "name": outcome.name,
-        "fine": outcome.fine,
-        "said": outcome.said,
+        "ok": outcome.ok,
+        "summary": outcome.summary,
         "report": str(outcome.report),
         "tables": {name: str(path) for name, path in outcome.tables.items()},
         "figures": dict(outcome.figures),
@@ -122,7 +122,7 @@ def _print(outcome: Outcome, *, as_json: bool) -> None:
     if as_json:
         output.stream("mqcore.pipeline.run/1", content)
     else:
-        output.talk(f"{outcome.name}: {outcome.said}")
+        output.talk(f"{outcome.name}: {outcome.summary}")
     output.talk(f"report: {outcome.report}")
 
 

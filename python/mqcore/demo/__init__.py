@@ -1,9 +1,8 @@
-"""`python -m mqcore.demo`: this Python's standard library, sent through every kind of queue and checked to the octet.
+"""`python -m mqcore.demo`: sends Python's standard library through every kind of queue and checks every byte.
 
-Protocols have a part each (`mqcore.demo.tmqp`, `mqcore.demo.mqks`, `mqcore.demo.micromessage`); what survives has one
-(`mqcore.demo.durable`), and jobs and limits have one (`mqcore.demo.jobs`, `mqcore.demo.limits`). A part starts what it
-needs, sends every file its ways, and returns an `Outcome` for each queue. The program prints them and fails if one
-promise was not kept.
+Each protocol has a part (`mqcore.demo.tmqp`, `mqcore.demo.mqks`, `mqcore.demo.micromessage`), and so have durability
+(`mqcore.demo.durable`), jobs (`mqcore.demo.jobs`) and limits (`mqcore.demo.limits`). A part starts its broker, sends
+every file, and returns an `Outcome` for each queue. The program prints them, and fails if a check failed.
 """
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Runs the parts of the demonstration and prints what came of them."""
+"""Runs the parts of the demonstration and prints their results."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ __all__ = ["main"]
 
 PARTS: tuple[tuple[str, Callable[[Sequence[Page], Progress], Awaitable[list[Outcome]]]], ...] = (
     ("TMQP/2.0", tmqp.run),
-    ("MQKS: one line a file, and a dialogue typed into nc", mqks.run),
-    ("MicroMessage2: batches of acknowledgements, and filters", micromessage.run),
+    ("MQKS: one line per file, and a dialog typed into nc", mqks.run),
+    ("MicroMessage2: batched acknowledgements, and filters", micromessage.run),
     ("Jobs: hashes by four workers, of which one is killed in the middle", jobs.run),
     ("Durable: the broker is killed in the middle", durable.run),
     ("Nodes: one of three is killed in the middle", nodes.run),
     ("Limits: an ASGI application under load of 50 clients", limits.run),
 )
-"""What is demonstrated: a title, and a coroutine that does it."""
+"""Parts of the demonstration: title and coroutine."""
 
 
 def main() -> int:
-    """Run the demonstration; return 0 if every promise was kept, 1 if not."""
+    """Run the demonstration; return 0 if all checks passed, else 1."""
     parser = argparse.ArgumentParser(prog="python -m mqcore.demo", description=__doc__)
-    parser.add_argument("--files", type=int, metavar="N", help="only the first N files of the standard library")
     parser.add_argument(
-        "--no-pipelines", dest="pipelines", action="store_false", help="do not analyse with Spark what was done"
+        "--files", type=int, metavar="N", help="Send only the first N files of the standard library. [default: all]"
     )
+    parser.add_argument("--no-pipelines", dest="pipelines", action="store_false", help="Skip the analysis with Spark.")
     arguments = parser.parse_args()
     pages = read_library(arguments.files)
     talk = Console(stderr=True)
@@ -58,7 +58,7 @@ def main() -> int:
                 data.print(f"  {line}", highlight=False, markup=False)
         for outcome in outcomes:
             for broken in outcome.broken:
-                talk.print(f"[red]broken[/red] {outcome.queue}: {broken}", highlight=False)
+                talk.print(f"[red]failed[/red] {outcome.queue}: {broken}", highlight=False)
         left += [outcome.data_dir for outcome in outcomes if outcome.data_dir is not None]
     try:
         for data_dir in left if arguments.pipelines else ():
@@ -66,7 +66,7 @@ def main() -> int:
     finally:
         for data_dir in left:
             shutil.rmtree(data_dir.parent, ignore_errors=True)
-    verdict = "every file arrived as often as promised" if kept else "a promise was broken"
+    verdict = "every file arrived as often as promised" if kept else "a check failed"
     print(f"{verdict}, {time.perf_counter() - began:.1f} s")
     return 0 if kept else 1
 

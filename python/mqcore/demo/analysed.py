@@ -1,4 +1,4 @@
-"""The end: pipelines over the history that the durable part left, on Spark, where there is one."""
+"""The last part: Spark pipelines over the history of the durable part, if Spark is installed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _PIPELINES: Final = ("lifecycle", "reconcile")
 
 
 def run(data_dir: Path, talk: Console) -> bool:
-    """Run pipelines as a user would, and print where their reports lie; return whether all messages were accounted for.
+    """Run pipelines with the command line, print the paths of their reports, and return whether they found no error.
 
-    Without Spark or a Java for it, say what is missing, and return true.
+    Without Spark or Java, print what is missing and return true.
     """
     if reason := _missing():
         talk.print(f"pipelines skipped: {reason}", highlight=False)
@@ -28,8 +28,8 @@ def run(data_dir: Path, talk: Console) -> bool:
     out = Path(tempfile.mkdtemp(prefix="mqcore-demo-reports-"))
     arguments = ("--journal", str(data_dir), "--out", str(out), "--master", "local[2]", "--set", "interval=1")
     command = [sys.executable, "-m", "mqcore", "pipeline", "run", *_PIPELINES, *arguments]
-    # What Spark starts stays in a process that ends; the bar and the verdict come through.
-    code = subprocess.run(command, check=False).returncode  # noqa: S603 (this program, and no word of anybody else)
+    # A process of its own, so that Spark's processes end with it. Its progress bar and result are shown.
+    code = subprocess.run(command, check=False).returncode  # noqa: S603 (fixed arguments)
     for name in _PIPELINES:
         report = out / f"{name}.html"
         print(f"pipeline {name}: {report}" if report.exists() else f"pipeline {name}: failed")

@@ -1,4 +1,4 @@
-"""The part for what survives: a broker with a data directory is killed in the middle of the work and started again."""
+"""The part for durability: a broker with a data directory is killed while it works, and started again."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ __all__ = ["Served", "run", "serve"]
 _PRODUCERS = 4
 _CONSUMERS = 3
 _WINDOW = 16
-"""Files that a producer has under way at a time."""
+"""Files that a producer has in flight."""
 _FENCED = 10
-"""Acknowledgements after which a consumer makes sure that they are durable."""
+"""Number of acknowledgements after which a consumer waits until they are durable."""
 _LIMIT = 60.0
-"""Seconds after which anything that was waited for is taken as not coming."""
+"""Seconds to wait for any condition before it counts as failed."""
 
 _QUEUE = "library-durable/0"
 _FENCE = "library-durable/1"
-"""Of the same channel, so of the same journal: a receipt for it comes after everything said before is durable."""
+"""Queue in the same channel and journal: its confirmation implies that everything sent before is durable."""
 
 
 @dataclass(slots=True)
 class Survival(Outcome):
-    """The story of a queue that outlived its broker."""
+    """Result of a queue whose broker was killed."""
 
     receipts: int
     acknowledged: int
@@ -52,7 +52,7 @@ class Survival(Outcome):
     arrived: int
 
     def numbers(self) -> dict[str, int]:
-        """What clients were told, and what they got."""
+        """Confirmations and deliveries that clients received."""
         return {
             "receipts": self.receipts,
             "acknowledged": self.acknowledged,
@@ -63,14 +63,14 @@ class Survival(Outcome):
 
 
 class Served:
-    """A `mqcore serve` in a process of its own."""
+    """`mqcore serve` in a process of its own."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
         self.process = process
         self.url = url
 
     async def kill(self) -> None:
-        """End it as a power cut would: it learns nothing of it."""
+        """Kill the process with SIGKILL, so that it cannot clean up."""
         if self.process.returncode is None:
             self.process.kill()
         await self.process.wait()
@@ -78,7 +78,7 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serve(directory: Path, *arguments: str, listen: str = "tmqp://127.0.0.1:0") -> AsyncIterator[Served]:
-    """A broker on the data of `directory`, until the block ends."""
+    """Run a broker on `directory` until the block ends."""
     os.makedirs(directory, exist_ok=True)
     log = directory / "broker.log"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MQCORE_")}
@@ -103,25 +103,25 @@ async def serve(directory: Path, *arguments: str, listen: str = "tmqp://127.0.0.
 
 
 class Story:
-    """What the clients were told, before the broker was killed and after."""
+    """Confirmations of clients before and after the broker was killed."""
 
     def __init__(self, pages: Sequence[Page], progress: Progress) -> None:
         self.pages = pages
         self.progress = progress
         self.saved: set[Key] = set()
-        """A receipt said so."""
+        """Files with a confirmation."""
         self.acknowledged: set[Key] = set()
-        """A consumer said so; the broker may not have heard it."""
+        """Files that a consumer acknowledged; the broker may not have received it."""
         self.settled: set[Key] = set()
-        """A consumer said so, and then got a receipt for something it published behind it."""
+        """Files that a consumer acknowledged before a message whose confirmation it received."""
         self.arrived: Counter[Key] = Counter()
         self.room = asyncio.Event()
-        """Producers may go on to the end. Until then they leave something for the time after."""
+        """Whether producers may publish all files. Until then they keep some for after the restart."""
         self.publishing = progress.add_task("durable: receipts", total=len(pages))
         self.arriving = progress.add_task("durable: arrive", total=len(pages))
 
     async def produce(self, url: str, number: int, pages: Sequence[Page]) -> None:
-        """Publish files with receipts, some at a time."""
+        """Publish files with confirmations, several at a time."""
         async with mqcore.connect(url, name=f"producer-{number}") as client:
             for first in range(0, len(pages), _WINDOW):
                 if len(self.saved) >= len(self.pages) * 3 // 4:
@@ -134,7 +134,7 @@ class Story:
         self.progress.update(self.publishing, completed=len(self.saved))
 
     async def consume(self, url: str, number: int, quota: int | None) -> None:
-        """Acknowledge `quota` files and then sit on what comes; without a quota, go on for ever."""
+        """Acknowledge `quota` files, then keep further ones unacknowledged. Without a quota, acknowledge all."""
         acknowledged: list[Key] = []
         async with (
             mqcore.connect(url, name=f"consumer-{number}") as client,
@@ -157,7 +157,7 @@ class Story:
 
 
 async def run(pages: Sequence[Page], progress: Progress) -> list[Outcome]:
-    """Kill the broker once half of the files are saved and a quarter of them settled; go on with another one."""
+    """Kill the broker once half of the files are saved and a quarter is settled; continue with a new one."""
     directory = Path(tempfile.mkdtemp(prefix="mqcore-demo-"))
     try:
         return [await _two_lives(pages, progress, directory)]
@@ -181,7 +181,7 @@ async def _two_lives(pages: Sequence[Page], progress: Progress, directory: Path)
     outcome = Survival(
         _QUEUE,
         str(mqcore.QueueStatus.ROUND_ROBIN),
-        "whatever a receipt called saved arrives; nothing settled comes again",
+        "confirmed files arrive; settled files are not redelivered",
         receipts=len(story.saved),
         acknowledged=len(story.acknowledged),
         settled=len(settled),
@@ -191,14 +191,14 @@ async def _two_lives(pages: Sequence[Page], progress: Progress, directory: Path)
     )
     got = story.arrived.keys() | story.acknowledged
     outcome.require(unfinished is None, unfinished or "")
-    outcome.require(story.saved == set(files), f"only {len(story.saved)} files of {len(pages)} got a receipt")
-    outcome.require(story.saved <= got, f"{len(story.saved - got)} files were called saved and did not arrive")
-    outcome.require(got <= set(files), "something arrived damaged, or was never sent")
+    outcome.require(story.saved == set(files), f"only {len(story.saved)} files of {len(pages)} were confirmed")
+    outcome.require(story.saved <= got, f"{len(story.saved - got)} confirmed files did not arrive")
+    outcome.require(got <= set(files), "files arrived damaged, or were never sent")
     again = settled & set(story.arrived)
-    outcome.require(not again, f"{len(again)} files were settled and came again")
-    # A file without a receipt was published again: the broker may have had it all the same.
+    outcome.require(not again, f"{len(again)} settled files were redelivered")
+    # A file without a confirmation was published again, although the broker may have saved it.
     twice = {key for key, times in story.arrived.items() if times > 1} & before
-    outcome.require(not twice, f"{len(twice)} saved files came twice")
+    outcome.require(not twice, f"{len(twice)} saved files arrived twice")
     return outcome
 
 
@@ -216,7 +216,7 @@ async def _declare(url: str) -> None:
 
 
 async def _first_life(broker: Served, story: Story) -> None:
-    """Everybody works; then the broker is killed under them."""
+    """Run all clients, and kill the broker while they work."""
     half = len(story.pages) // 2
     quota = len(story.pages) // 4 // _CONSUMERS
     tasks = _producers(broker.url, story, story.pages)
@@ -233,7 +233,7 @@ async def _first_life(broker: Served, story: Story) -> None:
 
 
 async def _second_life(broker: Served, story: Story) -> str | None:
-    """Publish what got no receipt, consume everything that is there; tell what did not come in time."""
+    """Publish unconfirmed files again, consume all files, and report those that did not arrive in time."""
     rest = [page for page in story.pages if page.key not in story.saved]
     tasks = _producers(broker.url, story, rest)
     consumers = [asyncio.create_task(story.consume(broker.url, number, None)) for number in range(_CONSUMERS)]
@@ -250,7 +250,7 @@ async def _second_life(broker: Served, story: Story) -> str | None:
 
 
 async def _drained(auditor: mqcore.Client, story: Story) -> None:
-    """Wait until nothing is stored, and all that was handed out was seen: only then nothing more can come."""
+    """Wait until no file is stored and all deliveries were received, so that no more can arrive."""
     deadline = time.monotonic() + _LIMIT
     while True:
         queue = await auditor.queue(_QUEUE).information()
@@ -267,19 +267,19 @@ def _producers(url: str, story: Story, pages: Sequence[Page]) -> list[asyncio.Ta
 
 
 async def _until(condition: Callable[[], bool], what: str, tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Wait until `condition()` is true; a task that failed meanwhile fails this too."""
+    """Wait until `condition()` is true. Raises the exception of a task that failed meanwhile."""
     deadline = time.monotonic() + _LIMIT
     while not condition():
         for task in tasks:
             if task.done():
                 task.result()
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {_LIMIT} s in vain for {what}")
+            raise TimeoutError(f"timed out after {_LIMIT} s waiting for {what}")
         await asyncio.sleep(0.01)
 
 
 async def _dismiss(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Stop the clients. Those of a killed broker lost their connections; nothing else may have happened to them."""
+    """Stop the clients. Clients of a killed broker may fail with a lost connection, but with no other error."""
     for task in tasks:
         task.cancel()
     for end in await asyncio.gather(*tasks, return_exceptions=True):

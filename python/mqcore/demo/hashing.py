@@ -17,13 +17,13 @@ jobs = Jobs()
 
 @dataclass(frozen=True, slots=True)
 class Hashed:
-    """What a job found out."""
+    """Result of a job."""
 
     sha256: str
     attempt: int
-    """More than 1 if a worker was lost with it before."""
+    """Number of the attempt; above 1 if a worker died with the job before."""
     worker: int
-    """The worker's process, which began the one that ran it."""
+    """Process id of the worker, the parent of the process that ran the job."""
 
 
 @jobs.task(queue="library-hashes")

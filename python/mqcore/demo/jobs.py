@@ -24,14 +24,14 @@ __all__ = ["run"]
 
 _WORKERS = 4
 _PREFETCH = 8
-"""Jobs that wait at a worker, so that one that is killed surely has some."""
+"""Jobs prefetched by each worker, so that the killed one holds some."""
 _LIMIT = 60.0
-"""Seconds after which anything that was waited for is taken as not coming."""
+"""Seconds to wait for any condition before it counts as failed."""
 
 
 @dataclass(slots=True)
 class Hashes(Outcome):
-    """The story of a queue of jobs."""
+    """Result of a job queue."""
 
     jobs: int = 0
     results: int = 0
@@ -39,13 +39,13 @@ class Hashes(Outcome):
     again: int = 0
 
     def numbers(self) -> dict[str, int]:
-        """What was sent, and what came back."""
+        """Numbers of sent jobs and returned results."""
         return {"jobs": self.jobs, "results": self.results, "equal": self.equal, "run again": self.again}
 
 
 @contextlib.asynccontextmanager
 async def _workers(url: str) -> AsyncIterator[list[asyncio.subprocess.Process]]:
-    """So many `mqcore worker` that have joined, each with one process for its jobs; until the block ends."""
+    """Run `mqcore worker` processes, each with one process for its jobs, until the block ends."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MQCORE_")}
     command = [sys.executable, "-m", "mqcore", "worker", "mqcore.demo.hashing:jobs", "--broker", url]
     command += ["--queues", "library-hashes", "--concurrency", "1", "--prefetch", str(_PREFETCH), "--no-schedules"]
@@ -59,7 +59,7 @@ async def _workers(url: str) -> AsyncIterator[list[asyncio.subprocess.Process]]:
         for worker in started:
             assert worker.stdout is not None
             if not await asyncio.wait_for(worker.stdout.readline(), _LIMIT):
-                raise RuntimeError(f"a worker did not start: it ended with code {await worker.wait()}")
+                raise RuntimeError(f"a worker did not start: it exited with code {await worker.wait()}")
         yield started
     finally:
         for worker in started:
@@ -74,9 +74,9 @@ async def _workers(url: str) -> AsyncIterator[list[asyncio.subprocess.Process]]:
 
 
 async def run(pages: Sequence[Page], progress: Progress) -> list[Outcome]:
-    """Start a broker and workers, and let them hash."""
+    """Start a broker and workers, and hash all files."""
     async with mqcore.Broker(listen=["emqp://127.0.0.1:0"]) as broker:
-        # The first of its sockets is for workers, the second one for clients.
+        # The first socket is for workers, the second one for clients.
         backend, frontend = (url.partition("?")[0].rpartition(":")[2] for url in broker.listeners[:2])
         url = f"emqp://127.0.0.1:{backend}?frontend={frontend}"
         hashing.jobs.locate(url)
@@ -88,7 +88,7 @@ async def run(pages: Sequence[Page], progress: Progress) -> list[Outcome]:
 
 
 async def _hash(pages: Sequence[Page], workers: Sequence[asyncio.subprocess.Process], progress: Progress) -> Outcome:
-    outcome = Hashes("library-hashes", "roundrobin", "each file's hash, whoever dies with its job")
+    outcome = Hashes("library-hashes", "roundrobin", "the hash of each file, although a worker dies")
     task = progress.add_task("jobs: hashes", total=len(pages))
     sent = [(page, await hashing.hash_file.aenqueue(page.path)) for page in pages]
     outcome.jobs = len(sent)
@@ -96,7 +96,7 @@ async def _hash(pages: Sequence[Page], workers: Sequence[asyncio.subprocess.Proc
     done: Counter[int] = Counter()
     for page, job in sent:
         if doomed.returncode is None and outcome.results >= len(pages) // 4:
-            # Most of the other jobs still wait, and it has some of them.
+            # Most of the other jobs still wait, and the worker holds some of them.
             doomed.kill()
             await doomed.wait()
         try:
@@ -109,10 +109,12 @@ async def _hash(pages: Sequence[Page], workers: Sequence[asyncio.subprocess.Proc
         outcome.again += found.attempt > 1
         done[found.worker] += 1
         progress.advance(task)
-    outcome.require(outcome.equal == len(pages), f"only {outcome.equal} hashes of {len(pages)} are what they should be")
+    outcome.require(outcome.equal == len(pages), f"only {outcome.equal} hashes of {len(pages)} are correct")
     outcome.require(doomed.returncode is not None, "no worker was killed")
     for number, worker in enumerate(workers, 1):
-        fate = "killed by SIGKILL in the middle" if worker is doomed else "worked to the end"
+        fate = "killed by SIGKILL" if worker is doomed else "worked to the end"
         outcome.transcript.append(f"worker {number}: {done[worker.pid]} files, {fate}")
-    outcome.transcript.append(f"{outcome.again} files were hashed by others, because worker 1 was lost with their jobs")
+    outcome.transcript.append(
+        f"{outcome.again} files were hashed by other workers, because worker 1 died with their jobs"
+    )
     return outcome

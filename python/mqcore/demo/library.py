@@ -12,9 +12,9 @@ from pathlib import Path
 __all__ = ["Key", "Page", "digest", "expected", "read_library"]
 
 Key = tuple[str, str]
-"""A file's path within the library, and the SHA-256 of its octets."""
+"""A file's path within the library, and the SHA-256 of its content."""
 
-# Installed beside the library, or made from it, but no part of it.
+# Installed beside the library or generated from it, but not part of it.
 _OUTSIDE = {"site-packages", "dist-packages", "__pycache__"}
 
 
@@ -28,12 +28,12 @@ class Page:
 
     @property
     def key(self) -> Key:
-        """What tells it from every other file, and from a damaged copy of itself."""
+        """Identifies the file and its content."""
         return self.path, self.sha256
 
 
 def digest(body: bytes | memoryview) -> str:
-    """SHA-256 in hexadecimal digits."""
+    """SHA-256 of the content, in hexadecimal."""
     return hashlib.sha256(body).hexdigest()
 
 
@@ -43,7 +43,7 @@ def read_library(limit: int | None = None) -> list[Page]:
     pages = []
     for file in sorted(root.rglob("*")):
         inside = file.relative_to(root)
-        # `config-*` holds what C programs are linked with: the whole interpreter once more, as an archive.
+        # `config-*` contains the interpreter as a library for C programs.
         if _OUTSIDE.intersection(inside.parts) or inside.parts[0].startswith("config-") or not file.is_file():
             continue
         body = file.read_bytes()

@@ -25,7 +25,7 @@ _STRATEGIES = ("fixed-window", "sliding-window", "gcra")
 
 @dataclass(slots=True)
 class Served(Outcome):
-    """The story of one limit."""
+    """Result of one limit."""
 
     requests: int
     let_in: int
@@ -33,17 +33,17 @@ class Served(Outcome):
     damaged: int
 
     def numbers(self) -> dict[str, int]:
-        """What clients were answered."""
+        """Responses that the clients received."""
         return {"requests": self.requests, "200": self.let_in, "429": self.refused, "damaged": self.damaged}
 
 
 async def run(pages: Sequence[Page], progress: Progress) -> list[Outcome]:
-    """Let 50 clients ask for every file, half of which the limits allow."""
+    """Request every file with 50 clients; the limits allow half of the requests."""
     outcomes: list[Outcome] = []
     with mqcore.Broker(listen=(f"throttr://127.0.0.1:0{_WIDTH}",)) as broker:
         url = broker.listeners[0] + _WIDTH
         for strategy in _STRATEGIES:
-            # Two limiters with a connection each, as two processes of a server would have.
+            # Two limiters with a connection each, like two processes of a server.
             async with RateLimiter(url, on_unavailable="raise") as one, RateLimiter(url, on_unavailable="raise") as two:
                 outcomes.append(await _load(pages, progress, strategy, "broker", [one, two]))
             outcomes.append(await _load(pages, progress, strategy, "local", [RateLimiter.local()]))
@@ -60,7 +60,7 @@ async def _load(
     allowed = max(1, len(pages) // 2)
     name = f"limit-{strategy}-{place}"
     task = progress.add_task(name, total=len(pages))
-    # A month is so long that no bucket refills by one while this runs.
+    # With a period of a month, no bucket refills while this runs.
     limit = Limit(allowed, "30d", strategy)  # type: ignore[arg-type]
     rules = [Rule("/*", limit, key=_everybody, name=name)]
     apps = [RateLimitMiddleware(_library(pages), limiter=limiter, rules=rules) for limiter in limiters]
@@ -78,12 +78,20 @@ async def _load(
 
     await asyncio.gather(*(client(number) for number in range(_CLIENTS)))
     served = Served(
-        name, strategy, f"{allowed} of {len(pages)} are let in", len(pages), statuses[200], statuses[429], damaged
+        name,
+        strategy,
+        f"{allowed} of {len(pages)} requests are allowed",
+        len(pages),
+        statuses[200],
+        statuses[429],
+        damaged,
     )
-    served.require(statuses[200] == min(allowed, len(pages)), f"{statuses[200]} were let in instead of {allowed}")
-    served.require(statuses.total() == len(pages), f"{statuses.total()} answers came to {len(pages)} requests")
-    served.require(statuses[200] + statuses[429] == len(pages), f"other answers came: {dict(statuses)}")
-    served.require(not damaged, f"{damaged} files came damaged")
+    served.require(
+        statuses[200] == min(allowed, len(pages)), f"{statuses[200]} requests were allowed instead of {allowed}"
+    )
+    served.require(statuses.total() == len(pages), f"{statuses.total()} responses to {len(pages)} requests")
+    served.require(statuses[200] + statuses[429] == len(pages), f"other responses: {dict(statuses)}")
+    served.require(not damaged, f"{damaged} files arrived damaged")
     return served
 
 
@@ -96,7 +104,7 @@ def _library(pages: Sequence[Page]) -> Callable[..., Any]:
     bodies = {page.path: page.body for page in pages}
 
     async def app(scope: Any, _receive: Any, send: Any) -> None:
-        # Others get their turn, as they do while a real application works.
+        # Yield to other requests, as a real application does.
         await asyncio.sleep(0)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": bodies[scope["path"].removeprefix("/")]})
@@ -105,7 +113,7 @@ def _library(pages: Sequence[Page]) -> Callable[..., Any]:
 
 
 async def _get(app: RateLimitMiddleware, path: str) -> tuple[int, bytes]:
-    """What a server would do with one request."""
+    """Run the application for one request, like a server."""
     events: list[Any] = []
 
     async def receive() -> dict[str, Any]:

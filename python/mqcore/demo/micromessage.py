@@ -1,5 +1,5 @@
 """The part for MicroMessage2: every file through a queue to one of two receivers that acknowledge in batches, and
-through a topic to two subscribers whose filters share the files among them."""
+through a topic to two subscribers with complementary filters."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _LIMIT = 120.0
-"""Seconds after which anything that was waited for is taken as not coming."""
+"""Seconds to wait for any condition before it counts as failed."""
 
 _WINDOW = 50
-"""Messages that may be unacknowledged."""
+"""Maximum number of unacknowledged messages."""
 
 _PART = 1 << 20
-"""Octets of a frame's payload; larger files come in parts."""
+"""Bytes of a frame's payload; larger files are sent in parts."""
 
 _AHEAD = 4
-"""Files of a topic that are under way: a topic keeps nothing for who does not keep up."""
+"""Files of the topic in flight: a topic stores nothing for slow subscribers."""
 
 _SMALL = 8192
-"""Octets from which on a file is for the subscriber of large ones."""
+"""Minimum bytes of a file for the subscriber of large files."""
 
 _COMMAND, _EXTENSION, _ERROR, _LARGE, _CONTINUED = 1, 2, 4, 8, 16
 
 
 @dataclass(slots=True)
 class Frames(Outcome):
-    """The story of a destination, in frames."""
+    """Result of a destination, in frames."""
 
     published: int = 0
     deliveries: int = 0
@@ -49,7 +49,7 @@ class Frames(Outcome):
     arrived: int = 0
 
     def numbers(self) -> dict[str, int]:
-        """What was counted on the clients' side."""
+        """Counts of the clients."""
         return {
             "published": self.published,
             "deliveries": self.deliveries,
@@ -59,7 +59,7 @@ class Frames(Outcome):
 
 
 class _Peer:
-    """One connection: a handshake, and frames both ways."""
+    """A connection: handshake, then frames in both directions."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -109,7 +109,7 @@ class _Peer:
         return number, properties, payload
 
     async def publish(self, destination: str, properties: str, payload: bytes) -> None:
-        """Send a message, once the window has room for it."""
+        """Send a message once the window has room."""
         while self.unacknowledged >= _WINDOW:
             await self.acknowledged()
         self._sent = self._sent % 65535 + 1
@@ -124,7 +124,7 @@ class _Peer:
         await self._writer.drain()
 
     async def acknowledged(self) -> None:
-        """Receive an acknowledgement of what was sent."""
+        """Receive an acknowledgement."""
         flags, _, _, payload = await self.frame()
         if not flags & _EXTENSION:
             raise ConnectionError(payload.decode(errors="replace"))
@@ -136,7 +136,7 @@ class _Peer:
         self._writer.write(bytes([_EXTENSION, 1, 2]) + struct.pack(">H", number))
 
     async def subscribe(self, destination: str, wanted: str = "") -> None:
-        """Subscribe, with a filter, and return once that holds."""
+        """Subscribe with a filter, and return once the broker has confirmed it."""
         text = f"subscribe;id=demo,destination={quote(destination, safe='')},filter={quote(wanted, safe='')}".encode()
         self._writer.write(bytes([_COMMAND, len(text)]) + text)
         _, _, _, answer = await self.frame()
@@ -150,7 +150,7 @@ class _Peer:
 
 
 async def run(pages: Sequence[Page], progress: Progress) -> list[Outcome]:
-    """Start a broker, and let the files pass."""
+    """Start a broker and send all files."""
     async with mqcore.Broker(listen=["mm2://127.0.0.1:0"]) as broker:
         url = broker.listeners[0]
         shared = Frames("library-batches", "shared", "each file once to one of two, whole")
@@ -177,7 +177,7 @@ async def _pass(
             outcome.deliveries += 1
             handed_out += 1
             fits = not wanted or (wanted.startswith("size<") == (len(body) < _SMALL))
-            outcome.require(fits, f"{head.decode()} came to the wrong subscriber")
+            outcome.require(fits, f"{head.decode()} arrived at the wrong subscriber")
             arrived[json.loads(head), digest(body)] += 1
             progress.advance(task)
             room.release()
@@ -203,7 +203,7 @@ async def _pass(
                 await publisher.acknowledged()
             await done.wait()
     except TimeoutError:
-        outcome.require(False, f"only {arrived.total()} of {len(pages)} files came")
+        outcome.require(False, f"only {arrived.total()} of {len(pages)} files arrived")
     finally:
         for receiver in receivers:
             receiver.cancel()
@@ -213,4 +213,4 @@ async def _pass(
     for end in ended:
         outcome.require(isinstance(end, asyncio.CancelledError), f"a receiver ended: {end!r}")
     outcome.arrived = (arrived & expected(pages)).total()
-    outcome.require(arrived == expected(pages), "files are missing, damaged, or came twice")
+    outcome.require(arrived == expected(pages), "files are missing, damaged or duplicated")

@@ -1,7 +1,7 @@
-"""A consumer in a process of its own that is made to be killed: it settles some messages and then sits on the rest.
+"""A consumer process to be killed: it settles some messages, and keeps further ones unsettled.
 
-Run by the demonstration as ``python -m mqcore.demo.mortal URL QUEUE SETTLE``. It says ``joined``, then the path
-and digest of each message that it acknowledged, then ``holding``; it never ends by itself.
+Run by the demonstration as ``python -m mqcore.demo.mortal URL QUEUE SETTLE``. It prints ``joined``, then the path
+and digest of each acknowledged message, then ``holding``. It runs until it is killed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["main"]
 
 
 async def main(url: str, queue: str, settle: int) -> None:
-    """Acknowledge `settle` messages, and hold whatever comes after them."""
+    """Acknowledge `settle` messages, and keep further ones unsettled."""
     async with mqcore.connect(url, name="mortal") as client, client.queue(queue).consume() as messages:
         print("joined", flush=True)
         settled = 0
         async for message in messages:
             if settled == settle:
-                # Answered on the same connection after the acknowledgements: the broker has them by now.
+                # The broker answers in order, so it has received the acknowledgements now.
                 await client.queue_information(queue)
                 print("holding", flush=True)
                 await asyncio.Event().wait()

@@ -1,5 +1,5 @@
-"""The part for MQKS: every file as one line, shared by two consumers of which one refuses now and then, and the
-document's first dialogue, typed into `nc` where there is one."""
+"""The part for MQKS: every file as one line, shared by two consumers of which one rejects some, and the first
+dialog of the protocol document, typed into `nc` if it is installed."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _LIMIT = 120.0
-"""Seconds after which anything that was waited for is taken as not coming."""
+"""Seconds to wait for any condition before it counts as failed."""
 
 _LINE_MAX = 64 << 20
-"""Octets of a line: the largest file, and a third more because it is written in letters."""
+"""Maximum bytes of a line: the largest file, a third larger because of base64."""
 
 _REFUSED = 10
-"""One delivery of so many is refused once."""
+"""One delivery of this many is rejected once."""
 
 
 @dataclass(slots=True)
 class Lines(Outcome):
-    """The story of a queue, in lines."""
+    """Result of a queue, in lines."""
 
     published: int = 0
     deliveries: int = 0
@@ -41,7 +41,7 @@ class Lines(Outcome):
     arrived: int = 0
 
     def numbers(self) -> dict[str, int]:
-        """What was counted on the clients' side."""
+        """Counts of the clients."""
         return {
             "published": self.published,
             "deliveries": self.deliveries,
@@ -51,7 +51,7 @@ class Lines(Outcome):
 
 
 class _Talker:
-    """Somebody who writes and reads lines: through `nc` where there is one, else through a socket."""
+    """A client that writes and reads lines through `nc` if it is installed, else through a socket."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, nc: asyncio.subprocess.Process | None
@@ -61,7 +61,7 @@ class _Talker:
         self._nc = nc
         self.name = ""
         self.transcript: list[str] = []
-        """Where what is said and heard is written down, by somebody who has a name."""
+        """Log of sent and received lines, for clients with a name."""
 
     @classmethod
     async def connect(cls, host: str, port: int, program: str | None) -> _Talker:
@@ -82,7 +82,7 @@ class _Talker:
         await self._writer.drain()
 
     async def hear(self) -> str:
-        """Read a line; an empty one if nothing more comes."""
+        """Read a line; empty at the end of the connection."""
         line = (await self._reader.readline()).decode().removesuffix("\n")
         self._note("<", line)
         return line
@@ -103,7 +103,7 @@ class _Talker:
 
 
 async def run(pages: Sequence[Page], progress: Progress) -> list[Outcome]:
-    """Start a broker, and let files and people pass."""
+    """Start a broker, send all files, and run the dialog."""
     listen = f"mqks://127.0.0.1:0?line_bytes_max={_LINE_MAX}"
     async with mqcore.Broker(listen=[listen], frame_bytes_max=_LINE_MAX) as broker:
         host, _, port = broker.listeners[0].removeprefix("mqks://").rpartition(":")
@@ -111,7 +111,7 @@ async def run(pages: Sequence[Page], progress: Progress) -> list[Outcome]:
 
 
 async def _library(host: str, port: int, pages: Sequence[Page], progress: Progress) -> Outcome:
-    outcome = Lines("library-lines", "shared", "each file once to one of two, whole, refused or not")
+    outcome = Lines("library-lines", "shared", "each file once to one of two, also after a rejection")
     task = progress.add_task("library-lines", total=len(pages))
     arrived: Counter[Key] = Counter()
     done = asyncio.Event()
@@ -152,7 +152,7 @@ async def _library(host: str, port: int, pages: Sequence[Page], progress: Progre
         try:
             await asyncio.wait_for(done.wait(), _LIMIT)
         except TimeoutError:
-            outcome.require(False, f"only {arrived.total()} of {len(pages)} files came")
+            outcome.require(False, f"only {arrived.total()} of {len(pages)} files arrived")
         await publisher.leave()
     finally:
         for consumer in consumers:
@@ -161,15 +161,15 @@ async def _library(host: str, port: int, pages: Sequence[Page], progress: Progre
     for end in ended:
         outcome.require(isinstance(end, asyncio.CancelledError), f"a consumer ended: {end!r}")
     outcome.arrived = (arrived & expected(pages)).total()
-    outcome.require(arrived == expected(pages), "files are missing, damaged, or came twice")
+    outcome.require(arrived == expected(pages), "files are missing, damaged or duplicated")
     return outcome
 
 
 async def _hello_world(host: str, port: int) -> Outcome:
     """Alice and Bob share a queue, Charlie has one of his own, and Dave greets them."""
     program = shutil.which("nc")
-    people = "typed into nc" if program else "typed into sockets: there is no nc here"
-    outcome = Lines("greetings", people, "one of the two who share it, and the third, are greeted")
+    people = "typed into nc" if program else "written to sockets, because nc is not installed"
+    outcome = Lines("greetings", people, "the greeting reaches one of the two that share a queue, and the third client")
     subscriptions = {
         "Alice": "greetings hi hello",
         "Bob": "greetings hi hello",
@@ -182,18 +182,18 @@ async def _hello_world(host: str, port: int) -> Outcome:
         async with asyncio.timeout(_LIMIT):
             for name, subscription in subscriptions.items():
                 await talkers[name].say(f"{name} consume --confirm {subscription}")
-                outcome.require(await talkers[name].hear() == f"{name} ok ", f"{name} is not served")
+                outcome.require(await talkers[name].hear() == f"{name} ok ", f"{name} got no answer")
             await talkers["Dave"].say("Dave publish --confirm hello world")
             outcome.published += 1
-            outcome.require(await talkers["Dave"].hear() == "Dave ok ", "Dave is not heard")
+            outcome.require(await talkers["Dave"].hear() == "Dave ok ", "Dave got no answer")
             heard = [await talkers["Charlie"].hear()]
             both = {asyncio.create_task(talkers[name].hear()): talkers[name] for name in ("Alice", "Bob")}
             _, silent = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             for waiting in silent:
-                await both[waiting].say("nobody ping else")
-            heard += [line for line in await asyncio.gather(*both) if line != "nobody ok else"]
+                await both[waiting].say("none ping else")
+            heard += [line for line in await asyncio.gather(*both) if line != "none ok else"]
     except TimeoutError:
-        outcome.require(False, "somebody waits for an answer")
+        outcome.require(False, "a client waits for an answer")
         heard = []
     finally:
         for talker in talkers.values():
@@ -201,6 +201,6 @@ async def _hello_world(host: str, port: int) -> Outcome:
     outcome.deliveries = outcome.arrived = len(heard)
     greeting = "{} ok Dave event=hello world"
     shared = [line for line in heard if line in {greeting.format("Alice"), greeting.format("Bob")}]
-    outcome.require(len(shared) == 1, f"Alice and Bob heard {shared}")
-    outcome.require(heard.count(greeting.format("Charlie")) == 1 and len(heard) == 2, f"heard was {heard}")
+    outcome.require(len(shared) == 1, f"Alice and Bob received {shared}")
+    outcome.require(heard.count(greeting.format("Charlie")) == 1 and len(heard) == 2, f"received {heard}")
     return outcome

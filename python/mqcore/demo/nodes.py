@@ -1,4 +1,4 @@
-"""The part for nodes: a broker passes files on to two others; one of them is killed in the middle and comes back."""
+"""The part for nodes: a broker forwards files to two others; one of them is killed and restarted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["run"]
 _QUEUE = "library-nodes/0"
 _WINDOW = 32
 _LOOKS = 3000
-"""Looks, 20 ms apart, after which what is not there is taken as not coming."""
+"""Polls, 20 ms apart, after which missing files count as lost."""
 _PULLED = 256
 
 _SOUTH = """
@@ -38,12 +38,12 @@ url = "tmqp://127.0.0.1:{north}"
 url = "tmqp://127.0.0.1:{archive}"
 send = {{allow = [{{header = "Path", value = "*/*"}}]}}
 """
-"""South passes everything on to north, and to the archive what lies in a package."""
+"""South forwards all files to north, and files in packages to the archive."""
 
 
 @dataclass(slots=True)
 class Copy(Outcome):
-    """What one node has of what was published at another."""
+    """Files at one node that were published at another."""
 
     published: int
     wanted: int
@@ -51,12 +51,12 @@ class Copy(Outcome):
     killed: int
 
     def numbers(self) -> dict[str, int]:
-        """What was published, what of it should be here, what is, and how often this node was killed."""
+        """Numbers of published, expected and received files, and of kills of this node."""
         return {"published": self.published, "wanted": self.wanted, "arrived": self.arrived, "killed": self.killed}
 
 
 async def run(pages: Sequence[Page], progress: Progress) -> list[Outcome]:
-    """Publish at south; kill north once half is published, start it again, and look at what everybody has."""
+    """Publish at south; kill north once half is published, restart it, and check the files of all nodes."""
     with tempfile.TemporaryDirectory(prefix="mqcore-demo-") as name:
         directory = Path(name)
         ports = {"north": _free_port(), "archive": _free_port()}
@@ -88,7 +88,7 @@ async def run(pages: Sequence[Page], progress: Progress) -> list[Outcome]:
 
 
 def _free_port() -> int:
-    """A port for a broker that has to be found again after it was killed."""
+    """A free port for a broker that is restarted at the same address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -110,7 +110,7 @@ async def _publish(url: str, pages: Sequence[Page], progress: Progress, task: ob
 
 
 async def _everything(url: str, wanted: int) -> list[Key]:
-    """Wait until so much is at a node, and take it out, in its order."""
+    """Wait until a node has this many files, and consume them in order."""
     async with mqcore.connect(url, name="auditor") as client:
         queue = client.queue(_QUEUE)
         for _ in range(_LOOKS):
@@ -128,8 +128,8 @@ def _judge(
 ) -> Outcome:
     promise = "each file once, in the order of south" if ordered else "each file once"
     outcome = Copy(name, "pull", promise, len(pages), len(wanted), len(arrived), killed)
-    outcome.require(len(arrived) == len(wanted), f"{len(arrived)} files are here, {len(wanted)} should be")
-    outcome.require(len(set(arrived)) == len(arrived), "files are here more than once")
-    outcome.require(set(arrived) == set(wanted), "files are missing, damaged, or here against the filter")
+    outcome.require(len(arrived) == len(wanted), f"{len(arrived)} files arrived, {len(wanted)} expected")
+    outcome.require(len(set(arrived)) == len(arrived), "files arrived more than once")
+    outcome.require(set(arrived) == set(wanted), "files are missing, damaged, or do not match the filter")
     outcome.require(not ordered or arrived == wanted, "files are out of order")
     return outcome

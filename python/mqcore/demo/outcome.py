@@ -1,4 +1,4 @@
-"""What a queue did, what it had promised, and the table of both."""
+"""Results of queues, and the table that shows them."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ __all__ = ["Outcome", "table"]
 
 @dataclass(slots=True)
 class Outcome(ABC):
-    """One queue's story; each part says which numbers tell it."""
+    """Result of one queue; each part defines its numbers."""
 
     queue: str
     status: str
     promise: str
     """In words."""
     broken: list[str] = field(default_factory=list, kw_only=True)
-    """In which ways the promise was broken; empty if it was kept."""
+    """Failed checks; empty if all passed."""
     transcript: list[str] = field(default_factory=list, kw_only=True)
-    """What was said, line by line, where that is worth reading."""
+    """Log of the conversation, if it is worth reading."""
     data_dir: Path | None = field(default=None, kw_only=True)
-    """What a broker left, with its history; whoever asked for the outcome removes it."""
+    """Data directory of the broker, with its history. The caller removes it."""
 
     @abstractmethod
     def numbers(self) -> dict[str, int]:
-        """What was counted, by the titles of the columns; the same titles for all outcomes of a part."""
+        """Numbers by column title, with the same titles in all outcomes of a part."""
 
     @property
     def kept(self) -> bool:
-        """Whether the promise was kept."""
+        """Whether all checks passed."""
         return not self.broken
 
     def require(self, condition: bool, otherwise: str) -> None:
-        """Note a broken promise."""
+        """Add a failed check."""
         if not condition:
             self.broken.append(otherwise)
 
 
 def table(title: str, outcomes: Sequence[Outcome]) -> Table:
-    """Return the table of what each queue did."""
+    """Return the table of all results."""
     drawn = Table(title=title, title_justify="left", title_style="bold")
     drawn.add_column("queue", no_wrap=True)
     drawn.add_column("status", no_wrap=True)

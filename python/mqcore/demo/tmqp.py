@@ -1,4 +1,4 @@
-"""The part for TMQP/2.0: queues of all seven statuses, a handler in Python, producers, consumers, one of which dies."""
+"""The part for TMQP/2.0: queues of all seven statuses, a Python handler, producers and consumers; one is killed."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ __all__ = ["run"]
 
 _PRODUCERS = 4
 _LIMIT = 120.0
-"""Seconds after which anything that was waited for is taken as not coming."""
+"""Seconds to wait for any condition before it counts as failed."""
 
 
 @dataclass(slots=True)
 class Counted(Outcome):
-    """The story of a queue, in what it counted itself."""
+    """Result of a queue, from its own counters."""
 
     arrived: int
-    """Files that arrived whole, counted once a consumer."""
+    """Files that arrived intact, summed over consumers."""
     stats: QueueStats
 
     def numbers(self) -> dict[str, int]:
-        """What the queue counted, and what arrived."""
+        """Counters of the queue, and arrived files."""
         stats = self.stats
         return {
-            "taken": stats.received,
+            "accepted": stats.received,
             "deliveries": stats.deliveries,
             "acks": stats.acks,
             "nacks": stats.negative_acks,
-            "put back": stats.put_back,
+            "requeued": stats.put_back,
             "dropped": sum(stats.dropped.values()),
             "arrived": self.arrived,
         }
 
 
 class Librarian(mqcore.DeliveryHandler):
-    """Lets a file in only if its octets are those that its label says. All other steps are the policy's."""
+    """Accepts a file only if its content matches its label. The policy decides all other steps."""
 
     def __init__(self) -> None:
         self.latest: dict[str, Key] = {}
-        """The file admitted last, by queue."""
+        """The last accepted file by queue."""
 
     def received_from_producer(
         self, queue: mqcore.QueueView, message: mqcore.Message, producer: mqcore.ClientView
@@ -72,7 +72,7 @@ class Librarian(mqcore.DeliveryHandler):
 
 
 class Hall:
-    """What all scenes share: the broker, its address, the pages, and how to wait."""
+    """Environment of all scenes: broker, address, files, and functions to wait."""
 
     def __init__(self, broker: mqcore.Broker, librarian: Librarian, pages: Sequence[Page], progress: Progress) -> None:
         self.broker = broker
@@ -82,11 +82,11 @@ class Hall:
         self.url = broker.listeners[0]
 
     def stats(self, queue: str) -> QueueStats:
-        """What a queue has counted so far."""
+        """Current counters of a queue."""
         return self.broker.stats().queue(queue)
 
     async def until(self, condition: Callable[[], bool]) -> bool:
-        """Wait until `condition()` is true; return whether it became so in time."""
+        """Wait until `condition()` is true; return false after a timeout."""
         deadline = time.monotonic() + _LIMIT
         while not condition():
             if time.monotonic() > deadline:
@@ -96,7 +96,7 @@ class Hall:
 
 
 class Scene:
-    """One queue and who stands around it."""
+    """A queue with its consumers."""
 
     status: ClassVar[mqcore.QueueStatus]
     promise: ClassVar[str]
@@ -111,7 +111,7 @@ class Scene:
         self.bar = hall.progress.add_task(f"{self.status}: arrive", total=self.wanted())
 
     def wanted(self) -> int:
-        """How many files are to arrive, counted once a consumer."""
+        """Number of expected files, summed over consumers."""
         return len(self.hall.pages)
 
     async def create(self, client: Client) -> None:
@@ -125,14 +125,14 @@ class Scene:
         await client.create_queue(self.queue, options)
 
     async def open(self) -> None:
-        """Let the consumers come, before anything is published."""
+        """Connect the consumers before anything is published."""
 
     async def finish(self) -> Outcome:
-        """Wait for what is still to arrive, and compare it with the promise."""
-        raise AssertionError("every scene has an end of its own")
+        """Wait for the remaining files, and check the result."""
+        raise AssertionError("each scene implements its own end")
 
     async def close(self) -> None:
-        """Send everybody home."""
+        """Disconnect all clients."""
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -143,7 +143,7 @@ class Scene:
         return await self.stack.enter_async_context(mqcore.connect(self.hall.url, name=name))
 
     async def attend(self, name: str, ledger: Counter[Key], refuse: Callable[[Key], bool] = lambda key: False) -> None:
-        """Let a consumer join that writes into its ledger what arrives, and refuses what `refuse` names."""
+        """Add a consumer that records files in its ledger, and rejects those that `refuse` selects."""
         client = await self.enter(name)
         messages = await self.stack.enter_async_context(client.queue(self.queue).consume())
 
@@ -161,7 +161,7 @@ class Scene:
         self.tasks.append(asyncio.create_task(consume()))
 
     def outcome(self, *ledgers: Counter[Key]) -> Counted:
-        """Return the story so far."""
+        """Return the current result."""
         arrived = sum(ledger.total() for ledger in ledgers)
         status = str(self.status)
         return Counted(self.queue, status, self.promise, arrived, self.hall.stats(self.queue))
@@ -172,10 +172,10 @@ def _key(message: Incoming[bytes]) -> Key:
 
 
 class Broadcast(Scene):
-    """Two listen; whoever is slow misses something, and that is counted."""
+    """Two consumers; a slow one misses files, which are counted."""
 
     status = mqcore.QueueStatus.BROADCAST
-    promise = "each file at most once to each of 2; what one missed is counted"
+    promise = "each file at most once to each of 2; missed ones are counted"
 
     async def open(self) -> None:
         self.ledgers: list[Counter[Key]] = [Counter(), Counter()]
@@ -194,13 +194,13 @@ class Broadcast(Scene):
         outcome = self.outcome(*self.ledgers)
         files = expected(self.hall.pages)
         for ledger in self.ledgers:
-            outcome.require(ledger <= files, "something arrived twice, damaged, or was never sent")
+            outcome.require(ledger <= files, "files arrived twice, damaged, or were never sent")
         outcome.require(accounted() == self.wanted(), f"{accounted()} accounted for, not {self.wanted()}")
         return outcome
 
 
 class Push(Scene):
-    """Everybody gets everything."""
+    """Each consumer receives each file."""
 
     status = mqcore.QueueStatus.PUSH
     promise = "each file exactly once to each of 2"
@@ -219,15 +219,15 @@ class Push(Scene):
         outcome = self.outcome(*self.ledgers)
         files = expected(self.hall.pages)
         for ledger in self.ledgers:
-            outcome.require(ledger == files, f"a reader has {ledger.total()} files, or not the right ones")
+            outcome.require(ledger == files, f"a reader has {ledger.total()} files, or wrong ones")
         return outcome
 
 
 class RoundRobin(Scene):
-    """Three share the work; one refuses, one is killed with its hands full."""
+    """Three consumers share the files; one rejects some, one is killed with unsettled files."""
 
     status = mqcore.QueueStatus.ROUND_ROBIN
-    promise = "each file acknowledged exactly once, by one of 3; one is killed, one refuses"
+    promise = "each file acknowledged exactly once, by one of 3; one is killed, one rejects"
     acknowledge = True
 
     async def open(self) -> None:
@@ -247,7 +247,7 @@ class RoundRobin(Scene):
         self.tasks.append(asyncio.create_task(self._watch_it_die()))
 
     def _refuses(self, key: Key) -> bool:
-        """Every tenth, and none twice."""
+        """Every tenth file, none twice."""
         self.turn += 1
         if self.turn % 10 or key in self.refused:
             return False
@@ -259,7 +259,7 @@ class RoundRobin(Scene):
         return (await asyncio.wait_for(self.process.stdout.readline(), _LIMIT)).decode().rstrip("\n")
 
     async def _watch_it_die(self) -> None:
-        """Write down what the third one acknowledges, and kill it once it holds what it will never settle."""
+        """Record the acknowledgements of the third consumer, and kill it once it holds unsettled files."""
         while "\t" in (line := await self._line()):
             path, sha256 = line.split("\t")
             self.killed[path, sha256] += 1
@@ -270,17 +270,19 @@ class RoundRobin(Scene):
 
     async def finish(self) -> Outcome:
         await self.hall.until(lambda: self.hall.stats(self.queue).acks >= self.wanted())
-        # The acknowledgements are counted a moment before the consumer's own ledger is written.
+        # The broker counts an acknowledgement shortly before the consumer records it.
         shared = (self.steady, self.picky, self.killed)
         await self.hall.until(lambda: sum(ledger.total() for ledger in shared) >= self.wanted())
         outcome = self.outcome(*shared)
         stats = outcome.stats
         together = self.steady + self.picky + self.killed
-        outcome.require(together == expected(self.hall.pages), f"{together.total()} files, or not the right ones")
+        outcome.require(together == expected(self.hall.pages), f"{together.total()} files, or wrong ones")
         outcome.require(stats.acks == self.wanted(), f"{stats.acks} acknowledgements for {self.wanted()} files")
-        outcome.require(stats.negative_acks == len(self.refused), "refusals were not counted as such")
-        outcome.require(self.process.returncode not in (0, None), "the third consumer did not die")
-        outcome.require(stats.put_back > len(self.refused), "what the dead one held did not come back")
+        outcome.require(stats.negative_acks == len(self.refused), "rejections were not counted")
+        outcome.require(self.process.returncode not in (0, None), "the third consumer was not killed")
+        outcome.require(
+            stats.put_back > len(self.refused), "unsettled files of the killed consumer were not redelivered"
+        )
         return outcome
 
     async def close(self) -> None:
@@ -291,10 +293,10 @@ class RoundRobin(Scene):
 
 
 class Pull(Scene):
-    """Handed out on demand, a hundred at a time, oldest and newest first in turn."""
+    """Pulls a hundred files at a time, alternating between oldest and newest first."""
 
     status = mqcore.QueueStatus.PULL
-    promise = "each file exactly once, to whoever asks"
+    promise = "each file exactly once, on request"
 
     async def finish(self) -> Outcome:
         ledger: Counter[Key] = Counter()
@@ -305,15 +307,15 @@ class Pull(Scene):
                 ledger.update(map(_key, batch))
                 self.hall.progress.update(self.bar, completed=ledger.total())
         outcome = self.outcome(ledger)
-        outcome.require(ledger == expected(self.hall.pages), f"{ledger.total()} files, or not the right ones")
+        outcome.require(ledger == expected(self.hall.pages), f"{ledger.total()} files, or wrong ones")
         return outcome
 
 
 class Cache(Scene):
-    """Remembers the latest, for everyone."""
+    """Keeps the latest file for all clients."""
 
     status = mqcore.QueueStatus.CACHE
-    promise = "the latest file, to each of 2 who ask, as often as they ask"
+    promise = "the latest file, to each of 2 on every request"
 
     def wanted(self) -> int:
         return 4
@@ -334,7 +336,7 @@ class Cache(Scene):
 
 
 class Paused(Scene):
-    """Nothing moves until it is told to."""
+    """Delivers nothing until its status changes."""
 
     status = mqcore.QueueStatus.PAUSED
     promise = "nothing while paused; then each file exactly once"
@@ -347,21 +349,21 @@ class Paused(Scene):
         stored = self.hall.stats(self.queue)
         waiting = self.outcome(self.ledger)
         waiting.require(stored.normal == self.wanted(), f"{stored.normal} files wait, not {self.wanted()}")
-        waiting.require(stored.deliveries == 0, f"{stored.deliveries} were handed out while paused")
+        waiting.require(stored.deliveries == 0, f"{stored.deliveries} were delivered while paused")
         client = await self.enter("warden")
         await client.update_queue(self.queue, mqcore.QueueOptions(status=mqcore.QueueStatus.PUSH))
         await self.hall.until(lambda: self.ledger.total() >= self.wanted())
         outcome = self.outcome(self.ledger)
         outcome.broken = waiting.broken
-        outcome.require(self.ledger == expected(self.hall.pages), f"{self.ledger.total()} files, or not the right ones")
+        outcome.require(self.ledger == expected(self.hall.pages), f"{self.ledger.total()} files, or wrong ones")
         return outcome
 
 
 class Stopped(Scene):
-    """Takes nothing, and says so."""
+    """Rejects all files."""
 
     status = mqcore.QueueStatus.STOPPED
-    promise = "nothing; each producer is told, each time"
+    promise = "nothing; each publish is rejected"
     refusals = 0
 
     def wanted(self) -> int:
@@ -374,8 +376,8 @@ class Stopped(Scene):
     async def finish(self) -> Outcome:
         outcome = self.outcome(self.ledger)
         outcome.require(outcome.arrived == 0, f"{outcome.arrived} files arrived")
-        outcome.require(outcome.stats.received == 0, f"{outcome.stats.received} files were taken")
-        outcome.require(self.refusals == len(self.hall.pages), f"producers heard {self.refusals} refusals")
+        outcome.require(outcome.stats.received == 0, f"{outcome.stats.received} files were accepted")
+        outcome.require(self.refusals == len(self.hall.pages), f"producers received {self.refusals} rejections")
         return outcome
 
 
@@ -383,7 +385,7 @@ _SCENES: tuple[type[Scene], ...] = (Broadcast, Push, RoundRobin, Pull, Cache, Pa
 
 
 async def run(pages: Sequence[Page], progress: Progress) -> list[Outcome]:
-    """Play all scenes at once: their queues live in one broker, and every producer publishes to all of them."""
+    """Run all scenes at once in one broker; every producer publishes to all queues."""
     broker = mqcore.Broker(listen="tmqp://127.0.0.1:0")
     librarian = Librarian()
     broker.delivery_handlers["librarian"] = librarian
@@ -408,7 +410,7 @@ async def run(pages: Sequence[Page], progress: Progress) -> list[Outcome]:
 
 
 async def _produce(hall: Hall, scenes: Sequence[Scene], share: Sequence[Page], bar: object, number: int) -> None:
-    """One producer: its share of the files to every queue, and one forgery that the handler has to catch."""
+    """A producer: publishes its share of the files to every queue, and one forgery that the handler must reject."""
     async with mqcore.connect(hall.url, name=f"producer-{number}") as client:
         for page in share:
             await asyncio.gather(*(_publish(client, scene, page) for scene in scenes))
@@ -429,4 +431,4 @@ async def _publish(client: Client, scene: Scene, page: Page) -> None:
 async def _forge(client: Client, scene: Scene, page: Page) -> None:
     with contextlib.suppress(errors.Nacked, errors.OperationError):
         await client.publish(scene.queue, page.body + b"#", headers={"Path": page.path, "Sha256": page.sha256})
-        raise RuntimeError(f"a forgery of {page.path} was let into {scene.queue}")
+        raise RuntimeError(f"a forgery of {page.path} was accepted by {scene.queue}")

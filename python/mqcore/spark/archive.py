@@ -57,11 +57,11 @@ def archive(
 ) -> DataFrame:
     """Return a table of the archive as a Parquet relation, with the columns of docs/storage.md.
 
-    It has what one manifest names and nothing else: no half of a round, whatever the broker does meanwhile. What was
-    not carried over yet is missing; ``format("mqcore")`` has that too. `channels` and `dates` (first and last day in
-    UTC, such as ``2026-11-01``) leave out files before Spark sees them.
+    It contains exactly the rows of one manifest, so a running broker does not affect it. Rows that have not been
+    archived yet are missing; ``format("mqcore")`` also reads those. `channels` and `dates` (first and last day in UTC,
+    such as ``2026-11-01``) exclude files before Spark opens them.
 
-    Files that retention removes while a query runs make it fail; run it again then.
+    A query fails if retention removes one of its files; run it again then.
 
     Raises `DataDirMissing` if there is no archive, and `DataDirUnreadable` if its manifest is damaged.
     """

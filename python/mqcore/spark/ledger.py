@@ -2,12 +2,13 @@
 
 ::
 
-    STAGING/<sink>/staged/<batch>-<partition>-<attempt>.arrow   rows of one attempt at one task; nobody counts on them
+    STAGING/<sink>/staged/<batch>-<partition>-<attempt>.arrow   rows of one attempt of a task; not yet committed
     STAGING/<sink>/manifests/<batch>.json                       which of them are the batch, in which order; made once
     STAGING/<sink>/manifests/<batch>.progress                   how many of its rows are published
 
-A batch that Spark repeats may be cut into other tasks than before. So the manifest decides, not the task: whoever makes
-it first has said what the batch is, and each repetition publishes that. Nothing here knows Spark or a broker.
+When Spark repeats a batch, it may split it into other tasks than before. So the manifest defines the batch, not the
+tasks: the first manifest wins, and each repetition publishes its rows. This module depends on neither Spark nor a
+broker.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from mqcore import errors
 __all__ = ["Batch", "Ledger", "Staged", "Stager"]
 
 _FORMAT: Final = "mqcore.sink/1"
-_KEPT: Final = 100
+_KEPT_MANIFESTS: Final = 100
 """Number of manifests of finished batches to keep. Spark repeats only the most recent batches."""
 
 
@@ -53,7 +54,7 @@ class Batch:
     files: tuple[str, ...]
     rows: int
     before: Any
-    """Where the broker's history ended before any row was published; ``None``: nobody asked."""
+    """End of the broker's history before any row was published; ``None`` if it is unknown."""
     published: int
     """Number of rows that are confirmed as published."""
 
@@ -193,7 +194,7 @@ class Ledger:
             if _leading_number(path) <= number:
                 path.unlink(missing_ok=True)
         for path in self._manifests.iterdir():
-            if _leading_number(path) <= number - _KEPT:
+            if _leading_number(path) <= number - _KEPT_MANIFESTS:
                 path.unlink(missing_ok=True)
 
     def _manifest(self, number: int) -> Path:

@@ -1,7 +1,7 @@
-"""The options of the format ``mqcore``: their names, what they may say, and what they say by default.
+"""Options of the data source ``mqcore``: names, values and defaults.
 
-Spark hands options over as text, with names in whatever case. One that is unknown is an error, because a typing error
-would otherwise be a silent default.
+Spark passes options as text, with names in any case. Unknown options are errors, because a typing mistake would
+otherwise silently select the default.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from mqcore import errors
 __all__ = ["EARLIEST", "LATEST", "ReadOptions", "WriteOptions", "byte_count"]
 
 EARLIEST: Final = -2
-"""As a sequence in ``startingOffsets``: whatever there is."""
+"""Sequence in ``startingOffsets`` for the earliest row."""
 LATEST: Final = -1
-"""As a sequence: behind whatever there is when the query begins."""
+"""Sequence for the end of the history when the query starts."""
 
 View = Literal["messages", "steps"]
 Positions = Literal["earliest", "latest"] | dict[int, int]
@@ -78,7 +78,7 @@ def _checked(options: Mapping[str, str], known: Iterable[str], where: str) -> di
                 continue
             near = difflib.get_close_matches(key.lower(), names, 1)
             hint = f"did you mean {names[near[0]]}? " if near else ""
-            raise errors.ConfigError(f"{where} knows no option {key!r}; {hint}known are {', '.join(names.values())}")
+            raise errors.ConfigError(f"unknown option {key!r} for {where}; {hint}use {', '.join(names.values())}")
         found[name] = value
     return found
 
@@ -86,7 +86,7 @@ def _checked(options: Mapping[str, str], known: Iterable[str], where: str) -> di
 def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
     text = options.get(name, str(default)).strip().lower()
     if text not in {"true", "false"}:
-        raise errors.ConfigError(f"{name} is true or false, not {options[name]!r}")
+        raise errors.ConfigError(f"{name} must be true or false, not {options[name]!r}")
     return text == "true"
 
 
@@ -98,15 +98,15 @@ def _count(options: Mapping[str, str], name: str, least: int) -> int | None:
     except ValueError:
         count = least - 1
     if count < least:
-        raise errors.ConfigError(f"{name} is a whole number of at least {least}, not {options[name]!r}")
+        raise errors.ConfigError(f"{name} must be an integer of at least {least}, not {options[name]!r}")
     return count
 
 
 def byte_count(name: str, text: str) -> int:
-    """Read octets as Spark writes them: ``64m``, ``1g`` or a plain number. Raises `ConfigError`."""
+    """Parse a size in bytes in Spark's notation: ``64m``, ``1g`` or a plain number. Raises `ConfigError`."""
     match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())
     if match is None or match.group(2) not in _UNITS or int(match.group(1)) == 0:
-        raise errors.ConfigError(f"{name} is a size such as 64m, not {text!r}")
+        raise errors.ConfigError(f"{name} must be a size such as 64m, not {text!r}")
     return int(match.group(1)) * _UNITS[match.group(2)]
 
 
@@ -120,13 +120,13 @@ def _positions(options: Mapping[str, str], name: str, default: Positions) -> Pos
         return {int(shard): _sequence(place) for shard, place in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError, KeyError):
         raise errors.ConfigError(
-            f'{name} is earliest, latest, or a sequence for each shard as JSON, such as {{"0": 1048576, "1": -2}}; '
+            f'{name} must be earliest, latest, or JSON with a sequence per shard such as {{"0": 1048576, "1": -2}}; '
             f"not {text!r}"
         ) from None
 
 
 def _sequence(place: object) -> int:
-    """A sequence alone, or one with its journal as a checkpoint has it."""
+    """Parse a sequence, or a journal and a sequence as in checkpoints."""
     sequence = place["sequence"] if isinstance(place, dict) else place
     if not isinstance(sequence, int) or sequence < EARLIEST:
         raise ValueError(sequence)
@@ -144,7 +144,7 @@ def _moment(options: Mapping[str, str], name: str) -> int | None:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise errors.ConfigError(
-            f"{name} is Unix milliseconds or a time such as 2026-11-21T08:00:00Z, not {text!r}"
+            f"{name} must be Unix milliseconds or a time such as 2026-11-21T08:00:00Z, not {text!r}"
         ) from None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return int(moment.timestamp() * 1_000_000)
@@ -152,7 +152,7 @@ def _moment(options: Mapping[str, str], name: str) -> int | None:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What ``spark.read`` and ``spark.readStream`` were told. Made by `ReadOptions.parse`."""
+    """Options of ``spark.read`` and ``spark.readStream``. Created by `ReadOptions.parse`."""
 
     paths: tuple[str, ...]
     admin: str | None
@@ -174,7 +174,7 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
-        """Read what Spark hands over. Raises `ConfigError` for an unknown option, and for one that cannot be meant."""
+        """Parse Spark's options. Raises `ConfigError` for an unknown option or an invalid value."""
         given = _checked(options, _READ, "reading mqcore")
         paths = _paths(given)
         if bool(paths) == ("admin" in given):
@@ -183,9 +183,9 @@ class ReadOptions:
                 "listens (admin), such as http://HOST:2627"
             )
         if (view := given.get("view", "messages").strip().lower()) not in {"messages", "steps"}:
-            raise errors.ConfigError(f"view is messages or steps, not {given['view']!r}")
+            raise errors.ConfigError(f"view must be messages or steps, not {given['view']!r}")
         if "subscribe" in given and "subscribePattern" in given:
-            raise errors.ConfigError("say subscribe or subscribePattern, not both")
+            raise errors.ConfigError("subscribe and subscribePattern exclude each other; use one of them")
         return cls(
             paths=paths,
             admin=given.get("admin"),
@@ -212,21 +212,23 @@ def _paths(given: Mapping[str, str]) -> tuple[str, ...]:
         try:
             paths = tuple(map(str, json.loads(given["paths"])))
         except ValueError:
-            raise errors.ConfigError(f"paths is a JSON list of paths, not {given['paths']!r}") from None
+            raise errors.ConfigError(f"paths must be a JSON list of paths, not {given['paths']!r}") from None
     else:
         paths = (given["path"],) if "path" in given else ()
     if len(paths) > 1:
-        raise errors.ConfigError("one data directory is read at a time; join several with union")
+        raise errors.ConfigError("a query reads one data directory; combine several queries with union")
     return tuple(local_path("path", path) for path in paths)
 
 
 def local_path(name: str, path: str) -> str:
-    """Return the path that a ``file:`` URL means; other schemes are refused with `ConfigError`."""
+    """Return the path of a ``file:`` URL. Raises `ConfigError` for other schemes."""
     parts = urlsplit(path)
     if parts.scheme == "file":
         return parts.path
     if len(parts.scheme) > 1:
-        raise errors.ConfigError(f"{name} is a directory that every executor sees under the same name, not {path!r}")
+        raise errors.ConfigError(
+            f"{name} must be a directory that every executor can access under the same path, not {path!r}"
+        )
     return str(Path(path).absolute())
 
 
@@ -235,13 +237,13 @@ def _names(given: Mapping[str, str], name: str) -> tuple[str, ...] | None:
         return None
     names = tuple(part.strip() for part in given[name].split(",") if part.strip())
     if not names:
-        raise errors.ConfigError(f"{name} names nothing")
+        raise errors.ConfigError(f"{name} must not be empty")
     return names
 
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """What ``df.write`` and ``writeStream`` were told. Made by `WriteOptions.parse`."""
+    """Options of ``df.write`` and ``writeStream``. Created by `WriteOptions.parse`."""
 
     url: str
     token: str | None
@@ -257,12 +259,14 @@ class WriteOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
-        """Read what Spark hands over. Raises `ConfigError`."""
+        """Parse Spark's options. Raises `ConfigError`."""
         given = _checked(options, _WRITE, "writing to mqcore")
         if "url" not in given:
-            raise errors.ConfigError("url says where the broker listens, such as tmqp://HOST:2622")
+            raise errors.ConfigError(
+                "the option url is missing; set it to the broker's listener, such as tmqp://HOST:2622"
+            )
         if "channel" in given and "queue" in given:
-            raise errors.ConfigError("say channel (and its queue 0) or queue (as in orders/1001), not both")
+            raise errors.ConfigError("channel and queue exclude each other; set channel or queue, not both")
         queue = given.get("queue", f"{given['channel']}/0" if "channel" in given else None)
         staging = given.get("stagingLocation", given.get("checkpointLocation"))
         if staging is None:
@@ -272,17 +276,19 @@ class WriteOptions:
             )
         if ("txnAppId" in given) != ("txnVersion" in given):
             raise errors.ConfigError(
-                "txnAppId and txnVersion belong together: who writes, and which of its writes this is"
+                "txnAppId and txnVersion belong together; set both (writer and number of the write) or none"
             )
         if streaming and "txnAppId" in given:
-            raise errors.ConfigError("a stream counts its batches itself; txnAppId and txnVersion are for df.write")
+            raise errors.ConfigError(
+                "txnAppId and txnVersion are only for df.write; a stream numbers its batches itself"
+            )
         retries = _count(given, "retries", 0)
         try:
             timeout = float(given.get("timeout", "60"))
         except ValueError:
             timeout = 0.0
         if not timeout > 0:
-            raise errors.ConfigError(f"timeout is seconds, more than 0, not {given['timeout']!r}")
+            raise errors.ConfigError(f"timeout must be more than 0 seconds, not {given['timeout']!r}")
         return cls(
             url=given["url"],
             token=given.get("token"),

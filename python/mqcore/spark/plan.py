@@ -156,7 +156,7 @@ class Plan:
             if why is not None and self.options.fail_on_data_loss:
                 raise errors.HistoryLost(
                     f"the history of shard {end.shard} from sequence {sequence} on is lost: {why}. "
-                    "With failOnDataLoss=false reading goes on behind it"
+                    "Set failOnDataLoss=false to continue with the rows after it"
                 )
             found[str(end.shard)] = {"journal": end.journal, "sequence": to}
         return found

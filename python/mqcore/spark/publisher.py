@@ -1,9 +1,10 @@
-"""Publishes what a ledger has promised, in its order and each row once, however often this is begun again.
+"""Publishes the rows of committed batches in order, each row once, also after restarts.
 
-Each row has a name that the promise fixes: sink, batch, row. Rows whose receipts never came, because somebody was
-killed or a connection was lost, are looked for under that name in the broker's history before anything is published
-again. Before that, the broker has to know that whoever published before is gone: it lets in one client of an id at a
-time, and every publisher of a sink has the same id. Whoever is let in reads again how far the others came.
+Each row has a name that the manifest fixes: sink, batch and row number. If the confirmation of a row is missing,
+because a process was killed or a connection was lost, the publisher searches the broker's history for the name before
+it publishes the row again. The previous publisher must be gone by then. All publishers of a sink use the same client
+id, and the broker accepts one client per id at a time. After connecting, a publisher reads the progress of the others
+again.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ _PASSING: Final = (
     errors.RateLimited,
     errors.Nacked,
 )
-"""What may be otherwise the next time."""
+"""Errors after which a retry can succeed."""
 _PAUSE_FIRST: Final = 0.1
 _PAUSE_MAX: Final = 5.0
 _WINDOW_BYTES: Final = 16 << 20
-"""Bodies of a window, about: large rows must not fill the driver's memory."""
+"""Approximate size of the bodies in a window, so that large rows do not fill the driver's memory."""
 
 
 def history_ends(options: WriteOptions) -> list[dict[str, Any]] | None:
-    """Return where the broker's history ends now, as plain values; ``None`` if nobody said where it can be asked."""
+    """Return the end of the broker's history as plain values, or ``None`` without an admin URL."""
     if options.admin is None:
         return None
     origin = Remote(options.admin, options.admin_token)
@@ -56,7 +57,7 @@ def history_ends(options: WriteOptions) -> list[dict[str, Any]] | None:
 
 
 def _pauses(retries: int) -> Iterator[float]:
-    """Seconds to wait before each further attempt."""
+    """Delays between attempts in seconds."""
     pause = _PAUSE_FIRST
     for _ in range(retries):
         yield pause
@@ -65,7 +66,7 @@ def _pauses(retries: int) -> Iterator[float]:
 
 @dataclass
 class _Window:
-    """Rows that are published together."""
+    """Rows that are published and confirmed together."""
 
     first: int
     rows: list[Outgoing]
@@ -79,16 +80,16 @@ class Publisher:
         self._ledger = ledger
         self._client: sync.Client | None = None
         self._floor = 0
-        """Rows before this one are published, whoever did it."""
+        """Number of the first row that is not published yet by any publisher."""
         self._known: set[int] = set()
-        """Rows behind that which the history has all the same."""
+        """Later rows that the history contains nevertheless."""
 
     def publish(self, batch: Batch, *, fresh: bool) -> None:
-        """Publish what is left of a batch, and write down how far it is. A publisher is for one batch.
+        """Publish the remaining rows of a batch, and save the progress. A publisher is for one batch.
 
-        `fresh`: the caller has just made this promise, so nobody can have published any of it. Raises what the broker
-        says to what cannot succeed (`NotFound`, `Unauthorized`, ...), and after `retries` attempts in a row at the same
-        rows what it said last.
+        `fresh`: the caller has just committed the batch, so none of its rows can be published yet. Raises errors that
+        a retry cannot resolve (`NotFound`, `Unauthorized`, ...), and after `retries` failed attempts at the same rows
+        the last error.
         """
         if batch.is_done:
             return
@@ -131,7 +132,7 @@ class Publisher:
             if not left:
                 return
             if unknown:
-                # The broker may let in another publisher now, so nothing is certain when it lets this one in again.
+                # The broker may accept another publisher now, so the progress must be read again after reconnecting.
                 self._close()
                 uncertain = True
             if (pause := next(pauses, None)) is None:
@@ -145,7 +146,7 @@ class Publisher:
         return [row for row in rows if row.number >= self._floor and row.number not in self._known]
 
     def _attempt(self, rows: list[Outgoing]) -> tuple[list[Outgoing], errors.MqcoreError | None, bool]:
-        """Publish rows; return those without a receipt, why, and whether the broker may have some all the same."""
+        """Publish rows; return the unconfirmed ones, the error, and whether the broker may have stored some."""
         client = self._connected()
         left: list[Outgoing] = []
         failure: errors.MqcoreError | None = None
@@ -167,7 +168,7 @@ class Publisher:
                         outcome, errors.TransportError | errors.ConfirmTimeout | errors.RequestTimeout
                     )
             if left:
-                # What follows of the same queue would overtake it.
+                # Later rows of the same queue would overtake it.
                 left += [row for other in _behind(rows, run) for row in other]
                 break
         return left, failure, unknown
@@ -183,7 +184,7 @@ class Publisher:
                 patience=options.timeout,
                 request_timeout=options.timeout,
                 max_outstanding=max(65_536, options.window),
-                # A client that came back by itself would go on beside what another publisher has done meanwhile.
+                # No automatic reconnection: it could run beside another publisher that connected meanwhile.
                 reconnect_attempts=0,
             )
         return self._client
@@ -194,25 +195,25 @@ class Publisher:
             self._client = None
 
     def _look_up(self, batch: Batch) -> None:
-        """Find out which rows are published by now, when nobody else can be publishing any more."""
+        """Find out which rows are published, once no other publisher can be active."""
         client = self._connected()
         self._floor = max(self._floor, self._ledger.published(batch.number))
         if self._options.admin is None or batch.before is None:
             return
         for queue in self._queues(batch):
             try:
-                # Answered behind everything that came before: from here on no earlier message is under way.
+                # The broker answers in order, so after this answer no earlier message is in flight.
                 client.queue_information(queue)
             except errors.NotFound:
                 continue
         origin = Remote(self._options.admin, self._options.admin_token)
         names = _names(origin, batch.before, origin.ends(settled=True), self._name(batch))
         numbers = (int(number) for name in names if (number := name.rpartition("/")[2]).isdecimal())
-        # What is before the floor need not be kept in memory.
+        # Rows before the floor are published, so their names need not be kept.
         self._known = {number for number in numbers if number >= self._floor}
 
     def _queues(self, batch: Batch) -> set[str]:
-        """Where rows go that may be under way: those behind the floor, of whichever window somebody else had."""
+        """Queues of the rows after the floor, which another publisher may have published."""
         if self._options.queue is not None:
             return {self._options.queue}
         tables = self._ledger.rows(batch, self._floor)
@@ -220,7 +221,7 @@ class Publisher:
 
 
 def _names(origin: Remote, before: Sequence[dict[str, Any]], now: Sequence[Ends], prefix: str) -> set[str]:
-    """Return the names of rows that stand in the history between two moments."""
+    """Return the names of rows in the history between two positions."""
     then = {place["shard"]: place for place in before}
     stretches = []
     for end in now:
@@ -243,7 +244,7 @@ def _names(origin: Remote, before: Sequence[dict[str, Any]], now: Sequence[Ends]
 
 
 def _runs(rows: Sequence[Outgoing]) -> list[list[Outgoing]]:
-    """Part rows where queue or priority changes: one call publishes to one queue."""
+    """Split rows where the queue or the priority changes, because one call publishes to one queue."""
     runs: list[list[Outgoing]] = []
     for row in rows:
         if runs and (runs[-1][0].queue, runs[-1][0].high_priority) == (row.queue, row.high_priority):

@@ -69,7 +69,7 @@ def session(
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Make the format ``mqcore`` known to somebody's session, and return it. Twice is fine.
+    """Register the format ``mqcore`` with a session, and return the session. Can be called repeatedly.
 
     Spark finds the format by itself wherever mqcore is installed for its own Python; this is for where it is not.
     """

@@ -1,7 +1,7 @@
-"""The format ``mqcore`` as Spark sees it: schema, batch reader and stream reader, and which writer is for what.
+"""The data source ``mqcore``: schema, batch and stream readers, and writers.
 
-Spark makes these objects in helper processes and pickles them to executors, so they hold plain values only; what is
-open is opened where it is read.
+Spark creates these objects in other processes and pickles them for executors, so they contain plain values only. Each
+process opens the files and connections that it needs.
 """
 
 from __future__ import annotations
@@ -47,32 +47,32 @@ class MqcoreSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name of the format."""
+        """Return the name of the data source."""
         return "mqcore"
 
     def schema(self) -> str:
-        """Return the columns where the user names no schema."""
+        """Return the columns if the user names no schema."""
         return ddl(columns_of(ReadOptions.parse(self.options)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return what reads once."""
+        """Return the reader of a batch query."""
         plan = Plan.of(ReadOptions.parse(self.options), typed(schema))
         return (FilteringReader if _PUSHDOWN_HELPER in sys.modules else Reader)(plan)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (as in Spark)
-        """Return what follows."""
+        """Return the reader of a streaming query."""
         return StreamReader(Plan.of(ReadOptions.parse(self.options), typed(schema)))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return what writes a DataFrame."""
+        """Return the writer of a DataFrame. Raises `ConfigError` for the mode overwrite."""
         from mqcore.spark.sink import BatchWriter
 
         if overwrite:
-            raise errors.ConfigError("a queue cannot be overwritten; write with mode('append')")
+            raise errors.ConfigError("queues cannot be overwritten; use mode('append')")
         return BatchWriter(WriteOptions.parse(self.options, streaming=False), schema.fieldNames())
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 (as in Spark)
-        """Return what writes a stream."""
+        """Return the writer of a streaming query."""
         from mqcore.spark.sink import StreamWriter
 
         return StreamWriter(WriteOptions.parse(self.options, streaming=True), schema.fieldNames())
@@ -84,14 +84,14 @@ def typed(schema: StructType) -> list[tuple[str, str]]:
 
 
 class Part(InputPartition):
-    """What one task reads."""
+    """Input of one task."""
 
     def __init__(self, piece: Piece) -> None:
         self.piece = piece
 
 
 def warm_worker() -> None:
-    """Keep imports out of garbage collection: Spark collects after every task, and each walk would cost 40 ms."""
+    """Exclude imported modules from garbage collection: Spark collects after every task, which would take 40 ms."""
     if not hasattr(sys, "_mqcore_frozen"):
         import gc
 
@@ -101,14 +101,14 @@ def warm_worker() -> None:
 
 
 def rows_of(plan: Plan, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Yield what one task reads. Spark makes one partition without a content where there is nothing to read."""
+    """Yield the rows of one task. Without anything to read, Spark creates one empty partition."""
     warm_worker()
     if isinstance(partition, Part):
         yield from plan.origin().read(plan.request(), partition.piece, plan.options.fail_on_data_loss)
 
 
 class Reader(DataSourceReader):
-    """Reads what there was when the query was planned."""
+    """Reads the history that existed when the query was planned."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -126,7 +126,7 @@ class Reader(DataSourceReader):
 
 
 class FilteringReader(Reader):
-    """Leaves out what filters would leave out, as far as it understands them. Spark applies all of them again."""
+    """Skips rows that supported filters exclude. Spark applies all filters again."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 (as in Spark)
         for wanted in filters:
@@ -135,7 +135,7 @@ class FilteringReader(Reader):
 
 
 def narrow(plan: Plan, wanted: Filter) -> None:
-    """Make a plan read less, but never less than what a filter lets pass."""
+    """Restrict a plan to rows that can match a filter."""
     match wanted:
         case EqualTo((column,), value):
             _equal(plan, column, (value,))
@@ -153,7 +153,7 @@ def _equal(plan: Plan, column: str, values: tuple[Any, ...]) -> None:
     texts = tuple(value for value in values if isinstance(value, str))
     numbers = frozenset(value for value in values if isinstance(value, int))
     if column in {"channel", "queue", "topic"} and len(texts) == len(values):
-        # Two conditions on queues cannot be said at once, and one is enough to read less.
+        # A request can contain one condition on queues. The first one already reduces the input.
         plan.queues = texts if plan.queues is None else plan.queues
     elif column == "kind" and len(texts) == len(values):
         plan.kinds = texts if plan.kinds is None else plan.kinds
@@ -185,7 +185,7 @@ def _microseconds(moment: datetime) -> int:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows the history. Its offsets are in the checkpoint, and nowhere else."""
+    """Follows the history. Only the checkpoint contains its offsets."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -193,7 +193,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Offsets:  # noqa: N802 (as in Spark)
         options, ends = self.plan.options, self.plan.origin().ends()
-        # Whoever names a time wants what happened from then on; elsewhere a stream begins with what is to come.
+        # With startingTimestamp, a stream begins there; otherwise it begins with new rows.
         default: Positions = "latest" if options.since_us is None else "earliest"
         return self.plan.positions(ends, options.starting or default, "startingOffsets")
 

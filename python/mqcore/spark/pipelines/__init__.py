@@ -1,16 +1,17 @@
-"""Ready analyses of what was said through a broker: each reads history, and writes Parquet and one report.
+"""Ready-made analyses of a broker's history: each reads the history and writes Parquet tables and a report.
 
-| name | what it tells |
+| name | result |
 |---|---|
 | `lifecycle` | per queue and minute: rates, latencies, redeliveries, losses |
-| `reconcile` | every message accounted for, or named |
-| `deadletters` | what died and why, and the way back |
-| `limits` | use by key and window, and which quotas would fit |
-| `sessions` | what each client did, and who spoke to whom |
-| `features` | messages with JSON bodies as one flat table, and how it drifts |
-| `compact` | the archive anew, in few large files |
+| `reconcile` | the fate of every message, and a list of unaccounted ones |
+| `deadletters` | dead letters grouped by cause, and a way to publish them again |
+| `limits` | use by key and window, and suggested quotas |
+| `sessions` | activity of each client, and conversations between clients |
+| `features` | messages with JSON bodies as one flat table, and its drift |
+| `compact` | a copy of the archive in few large files |
 
-Reading never consumes; a broker may run on the directory meanwhile. docs/pipelines.md tells tables and columns.
+Pipelines do not consume messages, and a broker can run on the directory meanwhile. docs/pipelines.md describes the
+tables and columns.
 """
 
 from mqcore.spark.pipelines.catalogue import NAMES, Outcome, follow, run

@@ -1,4 +1,4 @@
-"""Which pipelines there are, what each may be told, and how one is run over a data directory."""
+"""Catalog of the pipelines: names, options, and functions that run them over a data directory."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["NAMES", "TELLS", "Outcome", "Progress", "follow", "known", "option_names", "parsed", "run"]
+__all__ = ["DESCRIPTIONS", "NAMES", "Outcome", "Progress", "follow", "known", "option_names", "parsed", "run"]
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Told again and again what is being done, how many tasks of it are finished, and how many are known."""
+"""Callback for progress: current step, finished tasks, known tasks."""
 
-TELLS: Final = {
-    "lifecycle": "per queue and stretch of time: rates, latencies, redeliveries, losses by reason",
-    "reconcile": "every message accounted for: acked, dead, dropped, there; or named",
-    "deadletters": "what died and why, like put to like, with samples; re-drives what is chosen",
-    "limits": "use by client or queue and window, whom a limit would have refused, suggested quotas",
-    "sessions": "what each client did, over all protocols, and who spoke to whom",
+DESCRIPTIONS: Final = {
+    "lifecycle": "per queue and interval: rates, latencies, redeliveries, losses by reason",
+    "reconcile": "fate of every message: acknowledged, dead-lettered, dropped or stored; lists unaccounted ones",
+    "deadletters": "dead letters grouped by cause, with samples; publishes chosen ones again",
+    "limits": "use by client or queue and window, effect of a limit, suggested quotas",
+    "sessions": "activity of each client over all protocols, and conversations between clients",
     "features": "messages with JSON bodies as one flat table: types, null rates, drift against the last run",
-    "compact": "the archive anew, in few large files, without what is too old",
+    "compact": "copy of the archive in few large files, without old rows",
 }
-"""What each pipeline tells."""
-NAMES: Final = tuple(TELLS)
-"""All pipelines."""
+"""Description of each pipeline by name."""
+NAMES: Final = tuple(DESCRIPTIONS)
+"""Names of all pipelines."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a pipeline leaves behind."""
+    """Result of a pipeline."""
 
     name: str
-    said: str
-    """What came of it, in a line."""
+    summary: str
+    """Result in one line."""
     report: Path
-    """A page that needs nothing beside it."""
+    """HTML report, one self-contained file."""
     tables: Mapping[str, Path]
-    """By name the directory with its Parquet files."""
+    """Directories of the Parquet tables by name."""
     figures: Mapping[str, int | float] = field(default_factory=dict)
-    fine: bool = True
-    """Whether there is nothing that somebody should look at."""
+    ok: bool = True
+    """Whether the pipeline found no error."""
 
 
 def known(name: str) -> None:
-    """Raise `ConfigError` unless there is such a pipeline. Needs no Spark."""
+    """Raise `ConfigError` for an unknown pipeline. Does not need Spark."""
     if name not in NAMES:
-        raise errors.ConfigError(f"there is no pipeline {name!r}; there are {', '.join(NAMES)}")
+        raise errors.ConfigError(f"unknown pipeline {name!r}; use one of {', '.join(NAMES)}")
 
 
 def _function(name: str) -> Callable[..., Outcome]:
@@ -65,7 +65,7 @@ def _function(name: str) -> Callable[..., Outcome]:
 
 
 def option_names(name: str) -> dict[str, type]:
-    """Return what a pipeline may be told beside its directories, by name with its type. Raises `ConfigError`."""
+    """Return names and types of a pipeline's options, without its directories. Raises `ConfigError`."""
     import inspect
 
     own = ("spark", "data_dir", "out", "progress")
@@ -75,14 +75,14 @@ def option_names(name: str) -> dict[str, type]:
 
 
 def parsed(names: Sequence[str], given: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Return, by pipeline, the options it has of those that are given as text. Raises `ConfigError` if none has one."""
+    """Parse options given as text, and return those of each pipeline. Raises `ConfigError` for an unknown one."""
     values: dict[str, dict[str, Any]] = {name: {} for name in names}
     every = {name: option_names(name) for name in names}
     for key, text in given.items():
         if not any(key in options for options in every.values()):
             there = sorted({option for options in every.values() for option in options})
             has = f"there is {', '.join(there)}" if there else "there is none"
-            raise errors.ConfigError(f"{', '.join(names)} knows no option {key!r}; {has}")
+            raise errors.ConfigError(f"unknown option {key!r} for {', '.join(names)}; {has}")
         for name, options in every.items():
             if key in options:
                 values[name][key] = _value(key, text, options[key])
@@ -92,12 +92,12 @@ def parsed(names: Sequence[str], given: Mapping[str, str]) -> dict[str, dict[str
 def _value(key: str, text: str, kind: type) -> object:
     if kind is bool:
         if text not in {"true", "false"}:
-            raise errors.ConfigError(f"{key} is true or false, not {text!r}")
+            raise errors.ConfigError(f"{key} must be true or false, not {text!r}")
         return text == "true"
     try:
         return kind(text)
     except ValueError as error:
-        raise errors.ConfigError(f"{key} is a number, not {text!r}") from error
+        raise errors.ConfigError(f"{key} must be a number, not {text!r}") from error
 
 
 def run(
@@ -109,7 +109,7 @@ def run(
     progress: Progress | None = None,
     **options: Any,
 ) -> Outcome:
-    """Run a pipeline by its name; `options` are those of its function.
+    """Run a pipeline by name, with the options of its function.
 
     Raises `ConfigError` for an unknown pipeline or option, `DataDirMissing` and `DataDirUnreadable`.
     """
@@ -118,7 +118,7 @@ def run(
     function = _function(name)
     unknown = set(options) - set(option_names(name))
     if unknown:
-        raise errors.ConfigError(f"the pipeline {name} has no option {min(unknown)!r}")
+        raise errors.ConfigError(f"unknown option {min(unknown)!r} for pipeline {name}")
     with watched(spark, progress) as told:
         return function(spark, data_dir, out, progress=told, **options)
 
@@ -133,10 +133,9 @@ def follow(
     progress: Progress | None = None,
     **options: Any,
 ) -> Iterator[Outcome]:
-    """Run a pipeline, and again whenever the history has grown, at most every `every` seconds; for ever.
+    """Run a pipeline now, and again whenever the history has grown, at most every `every` seconds, without end.
 
-    Each run is one over everything that is kept: a message's fate is known when its life is known from its beginning,
-    which may be long ago. Raises what `run` raises.
+    Each run reads the whole history, because the fate of a message depends on all of its events. Raises like `run`.
     """
     from mqcore.spark.pipelines.history import History
 

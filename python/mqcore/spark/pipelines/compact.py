@@ -1,4 +1,4 @@
-"""``compact``: an archive of many small files anew, in few large ones and without what is too old."""
+"""``compact``: copies an archive of many small files to few large ones, without old rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["compact"]
 _DAY_MS: Final = 86_400_000
 _ROWS: Final = 100
 _PLACE: Final = ("table", "shard", "channel", "queue_id", "date")
-"""Rows of a file agree in these; the archive's directories are made of them."""
+"""Columns with one value per file; the archive's directories are named after them."""
 
 
 def compact(
@@ -41,21 +41,21 @@ def compact(
     keep_days: int = 0,
     progress: Progress = unseen,
 ) -> Outcome:
-    """Write the archive anew, in files of about `target_mb` MB (default 128), into ``OUT/compact/data``.
+    """Copy the archive to ``OUT/compact/data``, in files of about `target_mb` MB (default 128).
 
-    What lies there is an archive like the first one, with a manifest, and is read as one: by
-    ``mqcore.spark.archive``, by ``format("mqcore")`` and by pipelines. Files whose latest row is older than
-    `keep_days` days are left out; 0, the default: none. The broker's own archive is its own, and is not changed:
+    The copy has a manifest: ``mqcore.spark.archive``, ``format("mqcore")`` and pipelines can read it. Files whose
+    latest row is older than `keep_days` days are left out (default 0: none). The broker's own archive is not changed;
     its retention is an option of the broker.
 
-    Raises `ConfigError`, `DataDirMissing` without an archive, and `DataDirUnreadable`, also where rows would be lost.
+    Raises `ConfigError`, `DataDirMissing` without an archive, and `DataDirUnreadable` if files are damaged or rows
+    would be lost.
     """
     if target_mb < 1 or keep_days < 0:
-        raise errors.ConfigError("target_mb is at least 1, keep_days at least 0")
+        raise errors.ConfigError("target_mb must be at least 1, and keep_days at least 0")
     root = Path(local_path("data_dir", str(Path(data_dir).absolute())))
     manifest = newest_manifest(root / "archive")
     if manifest is None:
-        raise errors.DataDirMissing(f"{root} has no archive yet; a broker with history and archive makes one")
+        raise errors.DataDirMissing(f"{root} has no archive; run the broker with history and archive enabled")
     tables = Tables(out, "compact")
     oldest_ms = int(time.time() * 1000) - keep_days * _DAY_MS if keep_days else 0
     kept = [file for file in manifest["files"] if file["max_time_ms"] >= oldest_ms]
@@ -80,16 +80,16 @@ def compact(
         "rows": sum(file["rows"] for file in files),
         "rows_removed": sum(file["rows"] for file in gone),
     }
-    said = (
+    summary = (
         f"{figures['files_before']:,} files of {figures['bytes_before']:,} bytes became {figures['files_after']:,} of "
         f"{figures['bytes_after']:,}; {figures['rows']:,} rows kept, {figures['rows_removed']:,} too old"
     )
     page = _page(root, manifest["files"], files, figures)
-    return Outcome("compact", said, tables.write_page(page.html()), tables.paths, figures)
+    return Outcome("compact", summary, tables.write_page(page.html()), tables.paths, figures)
 
 
 def _packed(files: Iterable[Mapping[str, Any]], target: int, number: int) -> list[dict[str, Any]]:
-    """Which files become one: neighbours of one place, in the order in which they were written, up to the target."""
+    """Group files that become one: consecutive files of a directory, up to the target size."""
     work: list[dict[str, Any]] = []
     open_at: dict[tuple[Any, ...], dict[str, Any]] = {}
     for file in files:
@@ -106,7 +106,7 @@ def _packed(files: Iterable[Mapping[str, Any]], target: int, number: int) -> lis
 
 
 def _run(spark: SparkSession, source: Path, target: Path, work: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Write the files, each in a task of its own; Spark's rows are only what is to be done, and what came of it."""
+    """Write each file in a task of its own. Spark's rows contain only the assignments and the results."""
     if not work:
         return []
     rows = [(index, json.dumps(part)) for index, part in enumerate(work)]
@@ -116,7 +116,7 @@ def _run(spark: SparkSession, source: Path, target: Path, work: Sequence[Mapping
 
 
 def _writer(source: str, target: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What an executor does. It has plain values in it, because it is pickled."""
+    """Return the function for executors. It contains plain values only, because Spark pickles it."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -130,12 +130,12 @@ def _writer(source: str, target: str) -> Callable[[Iterator[pa.RecordBatch]], It
 
 
 def join_files(source: Path, target: Path, part: Mapping[str, Any]) -> dict[str, Any]:
-    """Write one file of several, row for row in their order, and return it as a manifest names it."""
+    """Merge several files into one in order, and return its manifest entry."""
     import pyarrow.parquet as pq
 
     final = target / part["path"]
     final.parent.mkdir(parents=True, exist_ok=True)
-    # An attempt that died may have left one, and another may be writing beside this one.
+    # An attempt that died may have left a file, and another attempt may be writing at the same time.
     unfinished = final.with_name(f".{final.name}-{uuid.uuid4().hex}")
     sources, rows, writer = part["sources"], 0, None
     try:
@@ -154,7 +154,9 @@ def join_files(source: Path, target: Path, part: Mapping[str, Any]) -> dict[str,
         if writer is not None:
             writer.close()
     if rows != sum(file["rows"] for file in sources):
-        raise errors.DataDirUnreadable(f"{part['path']} has {rows} rows, and its sources have others by their manifest")
+        raise errors.DataDirUnreadable(
+            f"{part['path']} has {rows} rows, which differs from the manifest entries of its sources"
+        )
     unfinished.replace(final)
     least = {name: min(file.get(name, 0) for file in sources) for name in ("min_time_ms", "min_number", "min_note")}
     most = {name: max(file.get(name, 0) for file in sources) for name in ("max_time_ms", "max_number", "max_note")}
@@ -170,7 +172,7 @@ def _finish(
     files: list[dict[str, Any]],
     gone: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Write what makes files an archive."""
+    """Write the manifest of the new archive."""
     shards = {shard: dict(reach) for shard, reach in manifest["shards"].items()}
     for file in gone:
         reach = shards[str(file["shard"])]

@@ -1,4 +1,4 @@
-"""``deadletters``: what died and of what, like put to like, with samples; and the way back for some of them."""
+"""``deadletters``: groups dead letters by cause, with samples, and publishes chosen ones again."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["deadletters"]
 _SAMPLES: Final = 3
 _SAMPLE_BYTES: Final = 400
 _CLUSTERS: Final = 200
-"""Clusters that the report shows; the table has all."""
+"""Maximum number of clusters in the report; the table has all."""
 _LIKE: Final = (
-    # Identifiers first, because they have numbers in them.
+    # Identifiers first, because they contain numbers.
     (r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}", "<id>"),
     (r"\b[0-9a-fA-F]*[0-9][0-9a-fA-F]{7,}\b", "<id>"),
     (r"[0-9]+([.,:][0-9]+)*", "#"),
 )
-"""What differs between errors of one kind, and what stands for it."""
+"""Patterns of variable parts in errors of the same kind, and their replacements."""
 _RUN: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -44,24 +44,23 @@ def deadletters(
     admin: str = "",
     progress: Progress = unseen,
 ) -> Outcome:
-    """Put dead letters together by why they died and by the consumer's last words; numbers and ids count as equal.
+    """Group dead letters by reason and by the consumer's last error. Numbers and ids in errors count as equal.
 
-    Tables: ``clusters``, and ``letters`` (a row a dead letter, without its body).
+    Tables: ``clusters``, and ``letters`` (one row per dead letter, without its body).
 
-    `redrive` is the URL of the broker to which letters of `clusters` (names with commas between them, or ``all``)
-    go back: as they were, to the queue they died in. `run` names that, and has to; repeated under the same name it
-    publishes what is left, and no other run publishes any of its letters. With `admin`, the broker's admin side,
-    none is published twice even where a run was killed. Letters stay in the dead-letter queue as well: reading
-    never consumes.
+    `redrive` is the URL of a broker. The pipeline publishes the letters of `clusters` (names separated by commas, or
+    ``all``) to their original queues there. It requires `run`, a name for this action: repeated with the same name, it
+    publishes the remaining letters, and runs with other names skip these letters. With `admin`, the broker's admin URL,
+    no letter is published twice even if a run was killed. The letters also stay in the dead-letter queue.
 
-    Raises `ConfigError`, `DataDirMissing`, `DataDirUnreadable`, and what the broker says to what is published.
+    Raises `ConfigError`, `DataDirMissing`, `DataDirUnreadable`, and errors of publishing.
     """
     if bool(redrive) != bool(run) or bool(redrive) != bool(clusters):
         raise errors.ConfigError(
-            "redrive, clusters and run belong together: to which broker, which letters, and a name"
+            "redrive, clusters and run belong together; set all of them (broker, letters and a name) or none"
         )
     if run and not _RUN.fullmatch(run):
-        raise errors.ConfigError(f"run is up to 64 letters, digits, dots, dashes and underscores, not {run!r}")
+        raise errors.ConfigError(f"run must have 1 to 64 letters, digits, dots, dashes and underscores, not {run!r}")
     history, tables = History.of(spark, data_dir), Tables(out, "deadletters")
     progress("letters", 0, 0)
     letters = tables.write("letters", _letters(history), files=4)
@@ -82,14 +81,14 @@ def deadletters(
         "clusters": len(rows),
         "redriven": redriven,
     }
-    said = f"{total['letters']:,} dead letters of {total['clusters']:,} kinds, {total['there']:,} still there"
+    summary = f"{total['letters']:,} dead letters of {total['clusters']:,} kinds, {total['there']:,} still there"
     if redrive:
-        said += f"; run {run} re-drove {redriven:,}"
-    return Outcome("deadletters", said, tables.write_page(page.html()), tables.paths, total)
+        summary += f"; run {run} published {redriven:,} again"
+    return Outcome("deadletters", summary, tables.write_page(page.html()), tables.paths, total)
 
 
 def _header(name: str) -> Column:
-    """The last header of a name: a letter that died twice has two."""
+    """The last header with a name; a letter that was dead-lettered twice has two."""
     from pyspark.sql import functions as F  # noqa: N812
 
     fitting = F.filter("headers", lambda header: F.lower(header["key"]) == name.lower())
@@ -114,7 +113,7 @@ def _letters(history: History) -> DataFrame:
             _header("Dead-Letter-Attempts").cast("int").alias("attempts"),
         )
     )
-    said = (
+    summary = (
         history.steps("sequence", "kind", "queue", "message_id", "reason")
         .where("kind = 'nacked' and message_id is not null")
         .groupBy(F.lower("queue").alias("died_in"), F.col("message_id").alias("refused"))
@@ -123,7 +122,7 @@ def _letters(history: History) -> DataFrame:
     left = history.steps("shard", "number", "queue", "last").where("last").select("shard", "number").distinct()
     left = left.withColumn("left", F.lit(True))
     known = came.join(
-        said, (F.lower("origin") == F.col("died_in")) & (F.col("message_id") == F.col("refused")), "left"
+        summary, (F.lower("origin") == F.col("died_in")) & (F.col("message_id") == F.col("refused")), "left"
     ).drop("died_in", "refused")
     known = known.join(left, ["shard", "number"], "left")
     like = F.coalesce("error", F.lit(""))
@@ -163,7 +162,7 @@ def _clusters(letters: DataFrame) -> DataFrame:
 
 
 def _samples(history: History, letters: DataFrame) -> dict[str, list[str]]:
-    """Some bodies of each cluster, as far as they are text."""
+    """Sample bodies of each cluster, if they are text."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -185,13 +184,13 @@ def _redrive(
     runs = tables.path("runs")
     chosen = runs / run
     if not chosen.exists():
-        # Written down before anything is published, so that nobody else takes them, and a repetition takes the same.
+        # Saved before publishing, so that no other run takes these letters, and a repetition takes the same ones.
         wanted = letters.where("there and origin is not null")
         if clusters != "all":
             names = [name.strip() for name in clusters.split(",")]
             known = {row["cluster"] for row in letters.select("cluster").distinct().collect()}
             if unknown := [name for name in names if name not in known]:
-                raise errors.ConfigError(f"there is no cluster {unknown[0]!r}; the table clusters has their names")
+                raise errors.ConfigError(f"unknown cluster {unknown[0]!r}; the table clusters lists the names")
             wanted = wanted.where(F.col("cluster").isin(*names))
         wanted = wanted.select("shard", "number", "origin")
         if runs.is_dir() and (others := [str(path) for path in runs.iterdir() if not path.name.startswith(".")]):
@@ -223,7 +222,7 @@ def _page(history: History, rows: list[Any], samples: dict[str, list[str]]) -> P
     letters = sum(row["messages"] for row in rows)
     page.add(tiles(("letters", letters), ("still there", sum(row["there"] for row in rows)), ("kinds", len(rows))))
     named = [(f"{row['origin'] or '?'}: {row['like'] or row['reason'] or '-'}", row["messages"]) for row in rows]
-    page.add(bars("Why they died", "messages", named, otherwise="There are no dead letters."))
+    page.add(bars("Dead letters by cause", "messages", named, otherwise="There are no dead letters."))
     columns = ("cluster", "origin", "reason", "like", "messages", "there", "first", "latest")
     body = [[row[name] if name != "like" else row[name] or "" for name in columns] for row in rows[:_CLUSTERS]]
     page.add(table("Kinds", columns, body, of=len(rows)))

@@ -1,4 +1,4 @@
-"""``features``: messages whose bodies are JSON objects as one flat table, what its columns are like, how they drift."""
+"""``features``: messages with JSON objects as bodies in one flat table, with a profile and the drift of its columns."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "drift_of", "features"]
 
 KINDS: Final = ("object", "json", "text", "octets", "not-kept")
-"""What a body may be: a JSON object, other JSON, other text, no UTF-8, or left out of the history."""
+"""Kinds of bodies: a JSON object, other JSON, other text, bytes that are not UTF-8, or not in the history."""
 
 _OWN: Final = ("queue", "time", "shard", "number", "message_id")
 _MISFIT: Final = "mqcore misfit"
-"""Where Spark puts an object that does not fit the schema. Spark's own name for it may be a name in a body."""
+"""Column for objects that do not match the schema. Spark's default name could be a name in a body."""
 _SAMPLES: Final = 3
 _SAMPLE_CHARACTERS: Final = 200
 _ROWS: Final = 200
 _DAY_US: Final = 86_400_000_000
 
 MEAN_MOVED: Final = 0.5
-"""A mean has drifted if it moved by more of the former standard deviations than this."""
+"""Change of a mean that counts as drift, in previous standard deviations."""
 NULLS_MOVED: Final = 0.1
-"""A null rate has drifted if it moved by more than this."""
+"""Change of a null rate that counts as drift."""
 
 _PROFILE: Final = (
     "column string, type string, rows long, nulls long, null_rate double, mean double, deviation double, "
@@ -56,28 +56,29 @@ def features(
     columns: int = 500,
     progress: Progress = unseen,
 ) -> Outcome:
-    """Make a training table of messages whose bodies are JSON objects: a row a message, a column a value.
+    """Create a table of messages with JSON objects as bodies: one row per message, one column per value.
 
-    `queue`: such as ``orders/1``; by default all. `days`: only what came in so many days before the newest message (0,
-    the default: everything). Names and types are found in `sample` bodies (default 1,000,000), chosen at random where
-    there are more. At most `columns` (default 500) are made, in the order of their names.
+    - `queue`: a queue such as ``orders/1``. Default: all.
+    - `days`: only messages from the last `days` days before the newest message. Default 0: all.
+    - `sample`: number of bodies from which names and types are inferred, chosen at random (default 1,000,000).
+    - `columns`: maximum number of columns, in the order of their names (default 500).
 
-    Values of objects within objects are columns such as ``to_city``; of a list there is its length, ``lines_size``. A
-    type is one that fits all values: whole numbers beside fractions are fractions, numbers beside text are text.
+    Values of nested objects become columns such as ``to_city``, and lists a column with their length, ``lines_size``.
+    Columns have a type that fits all values: integers and fractions become fractions, numbers and text become text.
 
-    Tables: ``features``; ``bodies`` (how many are JSON objects, and what the others are); ``profile`` (a row a column);
-    ``drift`` (what changed since the run before into the same directory; empty the first time).
+    Tables: ``features``; ``bodies`` (numbers of bodies by kind); ``profile`` (one row per column); ``drift`` (changes
+    since the previous run into the same directory; empty the first time).
 
     Raises `ConfigError`, `DataDirMissing` and `DataDirUnreadable`.
     """
     from pyspark import StorageLevel
 
     if days < 0 or sample < 1 or columns < 1:
-        raise errors.ConfigError("days is at least 0, sample and columns are at least 1")
+        raise errors.ConfigError("days must be at least 0, sample and columns at least 1")
     history, tables = History.of(spark, data_dir), Tables(out, "features")
     former = _former(spark, tables)
     with _names_as_they_are(spark):
-        # Read once: bodies may come through Python, and are looked at for names, for values, and for what is no JSON.
+        # Read the bodies once: they may come through Python, and are needed for names, values and kinds.
         messages = _messages(history, queue, days).persist(StorageLevel.DISK_ONLY)
         try:
             progress("bodies", 0, 0)
@@ -96,7 +97,7 @@ def features(
     profile = _profile(found)
     drift = [] if former is None else drift_of(former, profile)
     tables.write("drift", spark.createDataFrame([tuple(row.values()) for row in drift], _DRIFT), files=1)
-    # Last, because the next run is compared with it: a run that breaks off before has left nothing to compare with.
+    # Last, because the next run compares itself with it, so an aborted run must not leave one.
     tables.write("profile", spark.createDataFrame([tuple(row.values()) for row in profile], _PROFILE), files=1)
     progress("report", 0, 0)
     every = sum(row["messages"] for row in bodies)
@@ -110,11 +111,11 @@ def features(
         "drifted": len(drift),
     }
     page = _page(history, figures, bodies, samples, profile, drift, first=former is None)
-    said = (
-        f"{objects:,} rows of {len(profile):,} columns; {every - objects:,} bodies are no JSON objects; "
+    summary = (
+        f"{objects:,} rows of {len(profile):,} columns; {every - objects:,} bodies are not JSON objects; "
         f"{len(drift):,} changes since the last run"
     )
-    return Outcome("features", said, tables.write_page(page.html()), tables.paths, figures)
+    return Outcome("features", summary, tables.write_page(page.html()), tables.paths, figures)
 
 
 @contextmanager
@@ -148,14 +149,14 @@ def _messages(history: History, queue: str, days: int) -> DataFrame:
         latest = newest.agg(F.max(F.unix_micros("time"))).first()
         if latest is not None and latest[0] is not None:
             rows = rows.where(F.unix_micros("time") > latest[0] - days * _DAY_US)
-    octets, text = F.col("body"), F.col("body").cast("string")
-    # Spark's parsers stop at the end of the first value and do not see what follows. In a list in front of something
-    # that nobody can have put into a body, it must be the whole body.
+    raw, text = F.col("body"), F.col("body").cast("string")
+    # Spark's parsers stop at the end of the first value and ignore the rest. In a list before a random value, which no
+    # body contains, the first value must be the whole body.
     end = uuid.uuid4().hex
     listed = F.try_parse_json(F.concat(F.lit("["), text, F.lit(f',"{end}"]')))
     is_json = F.coalesce(F.try_variant_get(listed, "$[1]", "string") == end, F.lit(False))
     what = (
-        F.when(octets.isNull(), "not-kept")
+        F.when(raw.isNull(), "not-kept")
         .when(~F.is_valid_utf8(text), "octets")
         .when(~is_json, "text")
         .when(F.regexp_like(text, F.lit(r"^[ \t\r\n]*\{")), "object")
@@ -178,7 +179,7 @@ def _bodies(messages: DataFrame) -> DataFrame:
 
 
 def _samples(messages: DataFrame) -> list[list[str]]:
-    """Some bodies of each queue that are no JSON objects."""
+    """Samples of bodies that are not JSON objects, per queue."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -189,7 +190,7 @@ def _samples(messages: DataFrame) -> list[list[str]]:
 
 
 def _schema(messages: DataFrame, objects: int, sample: int) -> StructType:
-    """What Spark infers of the bodies, or of a sample of them. What is inferred must fit into the driver."""
+    """Infer the schema of the bodies or of a sample of them. The result must fit into the driver's memory."""
     from pyspark.sql.types import StructType
 
     texts = messages.where("text is not null").select("text")
@@ -202,12 +203,12 @@ def _schema(messages: DataFrame, objects: int, sample: int) -> StructType:
 def _read(schema: StructType) -> Column:
     from pyspark.sql import functions as F  # noqa: N812
 
-    # Everything that comes here is JSON, so only a value of another type can be wrong; that value becomes a null.
+    # All bodies are valid JSON here, so only values of other types can fail. They become null.
     return F.from_json("text", schema, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MISFIT})
 
 
 def _flat(messages: DataFrame, schema: StructType, most: int) -> tuple[DataFrame, int]:
-    """Return the table, and how many columns are left out of it."""
+    """Return the table, and the number of columns left out."""
     from pyspark.sql import functions as F  # noqa: N812
 
     objects = messages.where("text is not null")
@@ -220,7 +221,7 @@ def _flat(messages: DataFrame, schema: StructType, most: int) -> tuple[DataFrame
 
 
 def _columns(value: Column, kind: DataType, name: str) -> list[tuple[str, Column]]:
-    """Names and columns of a value and of what is in it."""
+    """Names and columns of a value and of its nested values."""
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import ArrayType, StructType
 
@@ -236,11 +237,11 @@ def _columns(value: Column, kind: DataType, name: str) -> list[tuple[str, Column
 
 
 def _named(names: Sequence[str]) -> list[str]:
-    """Make names of columns that differ from each other and from the table's own, whatever case they are read in."""
+    """Make column names that are unique regardless of case, also among the table's own columns."""
     taken = set(_OWN)
     found = []
     for wanted in names:
-        # A name may be empty in JSON. Backticks would end the quotes that a name stands in.
+        # Names may be empty in JSON. Backticks would end a quoted name.
         name = wanted.replace("`", "'") or "_"
         while name.lower() in taken:
             name = f"{name}_"
@@ -250,7 +251,7 @@ def _named(names: Sequence[str]) -> list[str]:
 
 
 def _misfits(messages: DataFrame, schema: StructType) -> int:
-    """How many objects have a value that does not fit the type that the sample told."""
+    """Number of objects with a value that does not match the type inferred from the sample."""
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -262,7 +263,7 @@ def _misfits(messages: DataFrame, schema: StructType) -> int:
 
 
 def _profile(found: DataFrame) -> list[dict[str, Any]]:
-    """What each column is like, all of them in one pass."""
+    """Profile all columns in one pass."""
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import NumericType
 
@@ -296,7 +297,7 @@ def _profile(found: DataFrame) -> list[dict[str, Any]]:
 
 
 def drift_of(former: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Compare two profiles: what is gone, new, of another type, and whose null rate or mean moved. Needs no Spark."""
+    """Compare two profiles: removed and new columns, changed types, null rates and means. Does not need Spark."""
     found: list[dict[str, Any]] = []
 
     def told(column: str, what: str, before: str, after: str, moved: float | None = None) -> None:
@@ -324,7 +325,7 @@ def drift_of(former: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any
 
 
 def _deviations(before: Mapping[str, Any], now: Mapping[str, Any]) -> float:
-    """By how many of its former deviations a mean moved; a column that was constant has moved as far as can be."""
+    """Change of a mean in previous standard deviations; infinite if the column was constant before."""
     difference = float(now["mean"]) - float(before["mean"])
     deviation = float(before["deviation"] or 0.0)
     if deviation > 0.0:
@@ -346,9 +347,11 @@ def _page(
     shown = ("messages", "rows", "no_object", "columns", "drifted")
     page.add(tiles(*((name.replace("_", " "), figures[name]) for name in shown)))
     if figures["left_out"]:
-        page.say(f"{figures['left_out']:,} more columns were left out; the option columns says how many there may be.")
+        page.say(f"{figures['left_out']:,} more columns were left out; the option columns sets the maximum.")
     if figures["misfits"]:
-        page.say(f"{figures['misfits']:,} bodies have values that do not fit the types of the sample: nulls here.")
+        page.say(
+            f"{figures['misfits']:,} bodies have values that do not match the types of the sample; they are null here."
+        )
     if not figures["messages"]:
         return page.say("There is no message: nothing was produced, or the broker runs without history.")
     kinds = [(what, sum(row["messages"] for row in bodies if row["what"] == what)) for what in KINDS]
@@ -370,5 +373,5 @@ def _page(
     rows = [[row[name] for name in names] for row in profile[:_ROWS]]
     page.add(table("Columns", [name.replace("_", " ") for name in names], rows, of=len(profile)))
     if samples:
-        page.add(table("Bodies that are no JSON objects", ["queue", "what", "id", "beginning"], samples))
+        page.add(table("Bodies that are not JSON objects", ["queue", "what", "id", "beginning"], samples))
     return page

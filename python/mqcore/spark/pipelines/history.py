@@ -25,35 +25,35 @@ if TYPE_CHECKING:
 __all__ = ["History"]
 
 _POSITION_BITS: Final = 20
-"""A sequence is the number of a note, and in these lower bits the place in it."""
+"""Lower bits of a sequence: the position within a record. The upper bits are the record's number."""
 _STEPS_A_NOTE: Final = 64
 _STEPS_A_TASK: Final = 400_000
-"""Steps that one task groups by message; more do not fit a core's share of a small driver."""
+"""Events that one task groups by message. More do not fit into a core's share of a small driver."""
 _TAIL_NAMES: Final = {"time": "timestamp", "body": "value"}
-"""Columns that the archive and the format ``mqcore`` call differently."""
+"""Columns with different names in the archive and in the format ``mqcore``."""
 
 
 @dataclass(frozen=True)
 class History:
-    """What a data directory told at one moment, made by `History.of`. It stays so while the broker goes on."""
+    """A snapshot of a data directory's history, created by `History.of`. A running broker does not change it."""
 
     spark: SparkSession
     data_dir: str
     cuts: Mapping[int, int]
-    """By shard the sequence at which the archive ends."""
+    """End of the archive by shard, as a sequence."""
     ends: Mapping[int, int]
-    """By shard the sequence behind the last row."""
+    """Sequence after the last row by shard."""
     archived: bool
     missing: int
-    """Notes that were gone before anybody could archive them."""
+    """Number of records that were removed before they were archived."""
     rows: int
-    """About how many steps there are."""
+    """Approximate number of events."""
 
     @classmethod
     def of(cls, spark: SparkSession, data_dir: str | os.PathLike[str]) -> History:
-        """Look at a data directory. Raises `DataDirMissing` and `DataDirUnreadable`."""
+        """Take a snapshot of a data directory. Raises `DataDirMissing` and `DataDirUnreadable`."""
         root = local_path("data_dir", str(Path(data_dir).absolute()))
-        # The manifest first: what is archived later is found by its sequence, wherever it stands by then.
+        # The manifest first: rows that are archived later are found by their sequence in the journal or the archive.
         manifest = newest_manifest(Path(root) / "archive") or {"shards": {}, "files": []}
         ends = Directory(root).ends()
         cuts: dict[int, int] = {}
@@ -77,7 +77,7 @@ class History:
 
     @contextmanager
     def by_message(self) -> Iterator[None]:
-        """Let Spark part rows finely enough for grouping all steps by message, as long as the block runs."""
+        """Give Spark enough partitions for grouping all events by message, while the block runs."""
         conf, key = self.spark.conf, "spark.sql.shuffle.partitions"
         before = conf.get(key)
         conf.set(key, str(max(int(before or 0), min(2048, self.rows // _STEPS_A_TASK))))
@@ -88,15 +88,15 @@ class History:
 
     @property
     def mark(self) -> str:
-        """Two snapshots with the same mark have the same rows."""
+        """Identifier of the snapshot: equal marks mean equal rows."""
         return json.dumps(sorted(self.ends.items()))
 
     def steps(self, *columns: str) -> DataFrame:
-        """Return steps of messages' lives: columns of the archive, and ``sequence``, which orders a shard's rows."""
+        """Return lifecycle events: the columns of the archive, and ``sequence``, which orders the rows of a shard."""
         return self._rows("steps", columns)
 
     def messages(self, *columns: str) -> DataFrame:
-        """Return messages as they came to their queues: columns of the archive, and ``sequence``."""
+        """Return messages as published to their queues: the columns of the archive, and ``sequence``."""
         return self._rows("messages", columns)
 
     def _rows(self, table: Literal["messages", "steps"], columns: tuple[str, ...]) -> DataFrame:
@@ -108,11 +108,11 @@ class History:
         return reduce(lambda left, right: left.unionByName(right), parts)
 
     def _archived(self, table: Literal["messages", "steps"], columns: tuple[str, ...]) -> DataFrame:
-        from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
+        from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
         rows = archive(self.spark, self.data_dir, table)
         rows = rows.withColumn("sequence", F.col("note") * (1 << _POSITION_BITS) + F.col("position"))
-        # The archive may have grown since the snapshot; that part is told by the tail.
+        # The archive may have grown since the snapshot; `_tail` returns those rows.
         cut = F.lit(0).cast("long")
         for shard, sequence in self.cuts.items():
             cut = F.when(F.col("shard") == shard, F.lit(sequence >> _POSITION_BITS)).otherwise(cut)
@@ -126,7 +126,7 @@ class History:
             .option("columns", ",".join(names))
             .option("startingOffsets", json.dumps({str(shard): cut for shard, cut in self.cuts.items()}))
             .option("endingOffsets", json.dumps({str(shard): end for shard, end in self.ends.items()}))
-            # What is gone is counted in `missing`; a report about the rest is better than none.
+            # Removed rows are counted in `missing`. A report about the rest is better than none.
             .option("failOnDataLoss", "false")
             .load(self.data_dir)
         )

@@ -1,4 +1,4 @@
-"""``lifecycle``: per queue and stretch of time, how much came and went, how long it took, and what was lost."""
+"""``lifecycle``: throughput, latencies and losses per queue and interval."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ COUNTED: Final = {
     "dead_lettered": "dead-lettered",
     "replaced": "replaced",
 }
-"""Columns that count steps, and the kind that each counts."""
+"""Columns that count events, and the kind of event that each counts."""
 QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 _LOST: Final = ("dropped", "dead-lettered", "expired")
 _EXACT_MS: Final = 1000
 _POINTS: Final = 240
-"""Points of a curve, at most: more than a page is wide is not seen."""
+"""Maximum points of a curve; the page is not wide enough for more."""
 _CURVES: Final = 6
 _ROWS: Final = 50
 
@@ -50,17 +50,17 @@ def lifecycle(
     interval: int = 60,
     progress: Progress = unseen,
 ) -> Outcome:
-    """Tell per queue and `interval` (seconds, default 60) what happened.
+    """Count events per queue and `interval` (seconds, default 60).
 
-    Tables: ``intervals`` (counts of steps, octets, and quantiles in ms), ``losses`` (what was dropped, dead-lettered or
-    expired, with its reason) and ``latencies`` (how many messages took how long). A delivery's latency is the time from
-    coming to the queue until the first delivery; an acknowledgement's is the time from there until the first
-    acknowledgement, with all attempts in between. Latencies are exact up to a second, and to three digits beyond.
+    Tables: ``intervals`` (numbers of events, bytes, and quantiles in ms), ``losses`` (dropped, dead-lettered and
+    expired messages with reasons) and ``latencies`` (numbers of messages by latency). The latency of a delivery is the
+    time from entering the queue to the first delivery. The latency of an acknowledgement is the time from there to the
+    first acknowledgement, including all attempts. Latencies are exact up to 1 s, and have three digits above.
 
     Raises `ConfigError`, `DataDirMissing` and `DataDirUnreadable`.
     """
     if interval < 1:
-        raise errors.ConfigError(f"interval is whole seconds, at least 1, not {interval}")
+        raise errors.ConfigError(f"interval must be at least 1 second, not {interval}")
     history, tables = History.of(spark, data_dir), Tables(out, "lifecycle")
     progress("latencies", 0, 0)
     with history.by_message():
@@ -73,12 +73,12 @@ def lifecycle(
     queues = _queues(intervals, latencies)
     total = {name: sum(int(row[name] or 0) for row in queues) for name in (*COUNTED, "dropped", "redelivered")}
     page = _page(history, interval, intervals, losses, queues, total)
-    said = (
+    summary = (
         f"{total['produced']:,} messages to {len(queues)} queues, {total['acked']:,} acknowledgements, "
-        f"{total['redelivered']:,} deliveries once more, {total['dropped']:,} dropped, "
+        f"{total['redelivered']:,} redeliveries, {total['dropped']:,} dropped, "
         f"{total['dead_lettered']:,} dead letters"
     )
-    return Outcome("lifecycle", said, tables.write_page(page.html()), tables.paths, total)
+    return Outcome("lifecycle", summary, tables.write_page(page.html()), tables.paths, total)
 
 
 def _start(interval: int) -> Column:
@@ -111,7 +111,7 @@ def _latencies(history: History, interval: int) -> DataFrame:
         F.struct(F.lit("ack").alias("what"), F.col("delivered").alias("from"), F.col("acked").alias("until")),
     )
     took = F.floor(F.greatest(F.col("span.until") - F.col("span.from"), F.lit(0)) / 1000)
-    # Beyond a second three digits are kept, so that months of slow messages do not need a row each.
+    # Three digits above one second, so that months of slow messages do not need one row each.
     digits = F.pow(F.lit(10.0), F.greatest(F.floor(F.log10(F.greatest(took, F.lit(1)).cast("double"))) - 2, F.lit(0)))
     rounded = F.when(took < _EXACT_MS, took).otherwise((F.floor(took / digits) * digits).cast("long"))
     return (
@@ -178,7 +178,7 @@ def _quantiles(latencies: DataFrame, *by: str) -> DataFrame:
 
 
 def _queues(intervals: DataFrame, latencies: DataFrame) -> list[Any]:
-    """What each queue did over all of the time, the busiest first."""
+    """Totals of each queue, busiest first."""
     from pyspark.sql import functions as F  # noqa: N812
 
     counts = (*COUNTED, "dropped", "redelivered", "octets")
@@ -197,15 +197,15 @@ def _page(
         tiles(
             ("produced", total["produced"]),
             ("acked", total["acked"]),
-            ("delivered once more", total["redelivered"]),
+            ("redelivered", total["redelivered"]),
             ("dropped", total["dropped"]),
             ("dead letters", total["dead_lettered"]),
         )
     )
     if not queues:
-        return page.say("There is no history yet: nothing was produced, or the broker runs without history = on.")
+        return page.say("The history is empty: no message was published, or the broker runs without history = on.")
     if history.missing:
-        page.say(f"{history.missing} notes of the history are missing; counts are lower than what happened.")
+        page.say(f"{history.missing} records of the history are missing, so the counts are too low.")
     span = intervals.agg(F.unix_seconds(F.min("start")), F.unix_seconds(F.max("start"))).first()
     assert span is not None
     first, last = int(span[0]), int(span[1])
@@ -232,13 +232,13 @@ def _page(
 
         return [Series(queue, [(moment, value(queue, moment)) for moment in grid]) for queue in busiest]
 
-    page.add(lines("Came to the queues", "messages/s", curves("came", width), times=True))
+    page.add(lines("Published to queues", "messages/s", curves("came", width), times=True))
     page.add(lines("Acknowledged", "messages/s", curves("acked", width), times=True))
-    page.add(lines("Until the first delivery, 99th percentile", "ms", curves("delivery", None), times=True))
-    page.add(lines("From delivery to acknowledgement, 99th percentile", "ms", curves("ack", None), times=True))
+    page.add(lines("Time to the first delivery, 99th percentile", "ms", curves("delivery", None), times=True))
+    page.add(lines("Time from delivery to acknowledgement, 99th percentile", "ms", curves("ack", None), times=True))
     why = losses.where("last or kind = 'dead-lettered'").groupBy("kind", "reason").agg(F.sum("messages").alias("n"))
     reasons = [(f"{row['kind']}: {row['reason'] or '-'}", int(row["n"])) for row in why.orderBy(F.desc("n")).collect()]
-    page.add(bars("Losses by reason", "messages", reasons, otherwise="Nothing was lost."))
+    page.add(bars("Losses by reason", "messages", reasons, otherwise="No message was lost."))
     names = ("queue", "produced", "arrived", "delivered", "acked", "redelivered", "dropped", "dead_lettered")
     quantiles = ("delivery_p50", "delivery_p99", "ack_p50", "ack_p99")
     page.add(

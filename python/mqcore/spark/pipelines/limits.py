@@ -1,4 +1,4 @@
-"""``limits``: who published how much in each window of time, whom a limit would have refused, and which would fit."""
+"""``limits``: publish rates per client or queue, the effect of a limit, and suggested quotas."""
 
 from __future__ import annotations
 
@@ -35,21 +35,22 @@ def limits(
     headroom: float = 1.5,
     progress: Progress = unseen,
 ) -> Outcome:
-    """Tell how much each key published in each window.
+    """Count the published messages of each key in each window.
 
-    `by`: ``client`` (its name, else its id; default), ``id``, or ``queue``. `window` is seconds, default 60.
-    `limit`: messages a window; what is above it would have been refused (0, the default: no such question). The
-    quota that is suggested for a key is the 99th percentile of its windows times `headroom`, default 1.5.
+    - `by`: key of the counts: ``client`` (name, else id; default), ``id`` or ``queue``.
+    - `window`: length of a window in seconds (default 60).
+    - `limit`: messages per window of a hypothetical limit, whose rejections are counted (default 0: none).
+    - `headroom`: factor for suggested quotas, which are the 99th percentile of a key's windows times it (default 1.5).
 
-    Tables: ``windows`` (key, start, messages, octets) and ``keys``. The history has what was taken. What a limit
-    refused at the time never came in, and is counted by the broker's metrics alone.
+    Tables: ``windows`` (key, start, messages, ``octets``: bytes) and ``keys``. The history contains accepted messages
+    only. Messages that a limit rejected appear only in the broker's metrics.
 
     Raises `ConfigError`, `DataDirMissing` and `DataDirUnreadable`.
     """
     if by not in _KEYS:
-        raise errors.ConfigError(f"by is one of {', '.join(_KEYS)}, not {by!r}")
+        raise errors.ConfigError(f"by must be one of {', '.join(_KEYS)}, not {by!r}")
     if window < 1 or limit < 0 or headroom < 1:
-        raise errors.ConfigError("window is at least 1 s, limit at least 0, headroom at least 1")
+        raise errors.ConfigError("window must be at least 1 s, limit at least 0, headroom at least 1")
     history, tables = History.of(spark, data_dir), Tables(out, "limits")
     progress("windows", 0, 0)
     windows = tables.write("windows", _windows(history, by, window), files=4)
@@ -62,11 +63,11 @@ def limits(
         "messages": sum(row["messages"] for row in rows),
         "refused": sum(row["refused"] for row in rows),
     }
-    said = f"{figures['messages']:,} messages of {figures['keys']:,} keys"
+    summary = f"{figures['messages']:,} messages of {figures['keys']:,} keys"
     if limit:
-        said += f"; {limit:,} in {window} s would have refused {figures['refused']:,}"
+        summary += f"; {limit:,} in {window} s would have rejected {figures['refused']:,}"
     page = _page(history, by, window, limit, windows, rows, figures)
-    return Outcome("limits", said, tables.write_page(page.html()), tables.paths, figures)
+    return Outcome("limits", summary, tables.write_page(page.html()), tables.paths, figures)
 
 
 def _windows(history: History, by: str, window: int) -> DataFrame:
@@ -137,7 +138,7 @@ def _page(
     page = Page("Limits", f"{history.data_dir}, by {by} and {window} s")
     page.add(tiles(*figures.items()))
     if not rows:
-        return page.say("There is no history yet: nothing was produced, or the broker runs without history.")
+        return page.say("The history is empty: no message was published, or the broker runs without history.")
     busiest = [row["key"] for row in rows[:_CURVES]]
     span = windows.agg(F.unix_seconds(F.min("start")), F.unix_seconds(F.max("start"))).first()
     assert span is not None
@@ -154,7 +155,14 @@ def _page(
     if limit:
         refused = [(row["key"], row["refused"]) for row in rows if row["refused"]]
         refused.sort(key=lambda pair: -pair[1])
-        page.add(bars("Would have been refused", "messages", refused, otherwise="Nobody would have been refused."))
+        page.add(
+            bars(
+                "Messages that would have been rejected",
+                "messages",
+                refused,
+                otherwise="No message would have been rejected.",
+            )
+        )
     columns = ("key", "windows", "messages", "octets", "most", "p50", "p99", "refused", "suggested")
     page.add(table("Keys", columns, [[row[name] for name in columns] for row in rows[:_ROWS]], of=len(rows)))
     return page

@@ -1,4 +1,4 @@
-"""``reconcile``: whatever came to a queue was acknowledged, died, was dropped, or is there; else it is named."""
+"""``reconcile``: accounts for every message of every queue, and lists unaccounted ones."""
 
 from __future__ import annotations
 
@@ -37,48 +37,48 @@ _KINDS: Final = (
     "produced",
     "arrived",
 )
-"""Kinds that can be the last one of a life; those of everyday first."""
+"""Kinds of final events, most frequent first."""
 _REASONS: Final = ("no-consumer", "slow", "limit", "expired", "refused", "erased", "unreadable")
 _REASONED: Final = ("dropped", "dead-lettered")
 _OTHER: Final = len(_REASONS) + 1
 _NAMED: Final = 1000
-"""Rows of messages that the report names; the table has all."""
+"""Maximum number of messages in the report; the table has all."""
 
 THERE: Final = "there"
 GONE: Final = "gone-at-restart"
-"""Not restored by the start behind its last step: in memory only, or its end came too late to be written down."""
+"""Not restored by the start after its last event: it was in memory only, or its end was not saved in time."""
 
 
 @dataclass
 class Balance:
-    """The accounts of one queue."""
+    """Balance of one queue."""
 
     queue: str
     entered: int = 0
-    """Steps ``produced`` and ``arrived``."""
+    """Number of events ``produced`` and ``arrived``."""
     earlier: int = 0
-    """Messages that were there before the history begins."""
+    """Number of messages from before the beginning of the history."""
     fates: Counter[str] = field(default_factory=Counter)
-    """Last steps by kind, with the reason of those that were dropped or died; and those that are there or gone."""
+    """Numbers of messages by final event (with the reason if dropped or dead-lettered), ``there`` or ``gone``."""
     twice_entered: int = 0
     twice_left: int = 0
     never_entered: int = 0
     went_on: int = 0
-    """Had steps behind their last one."""
+    """Number of messages with events after their final one."""
 
     @property
     def difference(self) -> int:
-        """What entered minus what became of it: 0 if nothing is missing and nothing too many."""
+        """Entered messages minus accounted ones: 0 if none is missing and none is counted twice."""
         return self.entered + self.earlier - self.fates.total()
 
     @property
     def unaccounted(self) -> int:
-        """Messages whose steps contradict each other."""
+        """Number of messages with contradictory events."""
         return self.twice_entered + self.twice_left + self.never_entered + self.went_on
 
     @property
     def group(self) -> dict[str, int]:
-        """Fates by what an operator asks: acked, dead, dropped, there, and what went without an acknowledgement."""
+        """Fates grouped for operators: acked, dead, dropped, there, and sent without acknowledgement."""
         found = {"acked": 0, "sent": 0, "dead": 0, "dropped": 0, "replaced": 0, "gone": 0, "there": 0}
         for fate, count in self.fates.items():
             found[_group(fate)] += count
@@ -104,11 +104,11 @@ def _group(fate: str) -> str:
 def reconcile(
     spark: SparkSession, data_dir: str | os.PathLike[str], out: str | os.PathLike[str], *, progress: Progress = unseen
 ) -> Outcome:
-    """Account for every message that came to a queue.
+    """Account for every message that entered a queue.
 
-    Tables: ``balance`` (a row a queue), ``fates`` (a row a queue and fate) and ``unaccounted`` (a row a message whose
-    steps contradict each other, with its id where a step tells one). The outcome is not `fine` if there is one, if a
-    sum is not zero, or if the history says that steps are missing.
+    Tables: ``balance`` (one row per queue), ``fates`` (one row per queue and fate) and ``unaccounted`` (one row per
+    message with contradictory events, with its id if an event has it). The outcome is not `ok` if there is such a
+    message, if a difference is not zero, or if the history has gaps.
 
     Raises `DataDirMissing` and `DataDirUnreadable`.
     """
@@ -146,21 +146,21 @@ def reconcile(
         "unaccounted": len(suspects),
         "steps_missing": gaps,
     }
-    fine = not (difference or suspects or gaps or history.missing)
-    page = _page(history, balances, suspects, figures, fine)
-    said = (
+    ok = not (difference or suspects or gaps or history.missing)
+    page = _page(history, balances, suspects, figures, ok)
+    summary = (
         f"{figures['entered']:,} messages: {total['acked']:,} acked, {total['sent']:,} sent without, "
         f"{total['dead']:,} dead, "
         f"{total['dropped']:,} dropped, {total['replaced']:,} replaced, {total['gone']:,} gone at a restart, "
         f"{total['there']:,} still there; difference {difference:,}, {len(suspects):,} unaccounted for"
     )
     if gaps or history.missing:
-        said += f"; the history lacks {gaps:,} steps and {history.missing:,} notes"
-    return Outcome("reconcile", said, tables.write_page(page.html()), tables.paths, figures, fine)
+        summary += f"; the history lacks {gaps:,} events and {history.missing:,} records"
+    return Outcome("reconcile", summary, tables.write_page(page.html()), tables.paths, figures, ok)
 
 
 def _shards(history: History) -> tuple[dict[int, int], int]:
-    """By shard the sequence of its last start, and how many steps the history says that it lacks."""
+    """Sequence of the last start by shard, and the number of events that the history reports as missing."""
     from pyspark.sql import functions as F  # noqa: N812
 
     rows = (
@@ -175,7 +175,7 @@ def _shards(history: History) -> tuple[dict[int, int], int]:
 
 
 def _lives(history: History, started: Mapping[int, int]) -> DataFrame:
-    """A row a message. Everything that is aggregated is a number, because Spark sorts where it aggregates text."""
+    """One row per message. All aggregates are numbers, because Spark sorts to aggregate text."""
     from pyspark.sql import functions as F  # noqa: N812
 
     steps = history.steps("shard", "sequence", "kind", "queue", "number", "reason", "last")
@@ -195,7 +195,7 @@ def _lives(history: History, started: Mapping[int, int]) -> DataFrame:
     start = F.lit(-1).cast("long")
     for shard, sequence in started.items():
         start = F.when(F.col("shard") == shard, F.lit(sequence)).otherwise(start)
-    # Its end was written down and not what makes it durable: the start brought it back, and its life went on.
+    # Its final event was saved, but not its settlement: the restart restored it, and further events followed.
     undone = F.coalesce(F.col("first_last") < F.col("latest_restored"), F.lit(False))
     again = (F.col("last_step") > F.col("latest_restored")).cast("long")
     lives = lives.withColumn("left", F.when(undone, again).otherwise(F.col("lasts")))
@@ -215,7 +215,7 @@ def _lives(history: History, started: Mapping[int, int]) -> DataFrame:
 
 
 def _code() -> Column:
-    """A last step as a number: its kind, and its reason where that matters."""
+    """A final event as a number: its kind, and its reason if it matters."""
     from pyspark.sql import functions as F  # noqa: N812
 
     kind = F.lit(len(_KINDS))
@@ -228,7 +228,7 @@ def _code() -> Column:
 
 
 def fate_of(code: int) -> str:
-    """Return what a number of `_code` says."""
+    """Return the text of a number from `_code`."""
     kind, reason = divmod(code, 16)
     name = _KINDS[kind] if kind < len(_KINDS) else "unknown"
     if name not in _REASONED:
@@ -237,7 +237,7 @@ def fate_of(code: int) -> str:
 
 
 def _beginnings(classes: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], int]:
-    """By shard and queue the number of the first message whose coming is told. Retention takes away what is older."""
+    """Number of the first message with a complete history, by shard and queue. Retention removes older events."""
     found: dict[tuple[int, str], int] = {}
     for row in classes:
         if row["entries"]:
@@ -253,7 +253,7 @@ def _suspects(
     history: History,
     progress: Progress,
 ) -> list[dict[str, Any]]:
-    """Name the messages whose steps contradict each other. Lives are read a second time only if there is one."""
+    """List messages with contradictory events. Reads the events a second time only if there is one."""
     from pyspark.sql import functions as F  # noqa: N812
 
     conditions: list[Column] = []
@@ -275,7 +275,7 @@ def _suspects(
         )
     if not conditions:
         return []
-    progress("names of what is unaccounted for", 0, 0)
+    progress("names of unaccounted messages", 0, 0)
     any_of = conditions[0]
     for condition in conditions[1:]:
         any_of = any_of | condition
@@ -311,7 +311,7 @@ def balance(
     beginnings: Mapping[tuple[int, str], int],
     suspects: Mapping[tuple[str, str], int],
 ) -> list[Balance]:
-    """Sum up classes of messages to the accounts of each queue. Nothing here knows Spark."""
+    """Add up classes of messages to the balance of each queue. Does not need Spark."""
     accounts: dict[str, Balance] = {}
     for row in classes:
         account = accounts.setdefault(row["queue"], Balance(row["queue"]))
@@ -330,7 +330,7 @@ def balance(
             case "entered-twice":
                 account.twice_entered += count
             case "never-entered":
-                # Not from before the history: nobody saw it come, and yet it was there.
+                # Not from before the history, yet without an event of entering: contradictory.
                 account.never_entered += count
                 account.earlier -= count
             case _:
@@ -354,23 +354,23 @@ def _write(spark: SparkSession, tables: Tables, balances: list[Balance], suspect
 
 
 def _page(
-    history: History, balances: list[Balance], suspects: list[dict[str, Any]], figures: Mapping[str, int], fine: bool
+    history: History, balances: list[Balance], suspects: list[dict[str, Any]], figures: Mapping[str, int], ok: bool
 ) -> Page:
     page = Page("Reconcile", history.data_dir)
     names = ("entered", "acked", "sent", "dead", "dropped", "there", "difference", "unaccounted")
     page.add(tiles(*((name, figures[name]) for name in names)))
     page.say(
-        "Every message is accounted for: what entered is what became of it."
-        if fine
-        else "Not every message is accounted for; what is wrong stands below.",
-        good=fine,
+        "Every message is accounted for: entered and accounted numbers are equal."
+        if ok
+        else "Not every message is accounted for; see the differences below.",
+        good=ok,
     )
     if figures["steps_missing"] or history.missing:
-        page.say(f"The history lacks {figures['steps_missing']:,} steps and {history.missing:,} notes.")
+        page.say(f"The history lacks {figures['steps_missing']:,} events and {history.missing:,} records.")
     fates: Counter[str] = Counter()
     for account in balances:
         fates.update(account.fates)
-    page.add(bars("What became of them", "messages", fates.most_common(), otherwise="Nothing came to any queue."))
+    page.add(bars("Messages by fate", "messages", fates.most_common(), otherwise="No message entered a queue."))
     groups = ("acked", "sent", "dead", "dropped", "replaced", "gone", "there")
     page.add(
         table(

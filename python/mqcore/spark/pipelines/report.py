@@ -1,4 +1,4 @@
-"""Reports: one page of HTML with curves, bars and tables, complete in itself. Nothing here knows Spark."""
+"""Reports: a self-contained HTML page with curves, bars and tables. Does not need Spark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RIGHT: Final = 12
 _TOP: Final = 12
 _BOTTOM: Final = 30
 _BARS: Final = 24
-"""Bars of a chart, at most; the table has the rest."""
+"""Maximum number of bars in a chart; the table has the rest."""
 _LABEL_MAX: Final = 60
 
 _STYLE: Final = """
@@ -50,7 +50,7 @@ th:first-child, td:first-child, .text { text-align: left; } td.text { max-width:
 
 @dataclass(frozen=True)
 class Series:
-    """A curve: its name, and points from left to right. A value of `None` is a gap."""
+    """A curve: its name and its points from left to right. `None` is a gap."""
 
     name: str
     points: Sequence[tuple[float, float | None]]
@@ -58,19 +58,19 @@ class Series:
 
 @dataclass
 class Page:
-    """A report that is being put together."""
+    """Builder of a report."""
 
     title: str
     about: str
     parts: list[str] = field(default_factory=list)
 
     def add(self, part: str) -> Page:
-        """Add what `tiles`, `lines`, `bars` or `table` returned."""
+        """Add the result of `tiles`, `lines`, `bars` or `table`."""
         self.parts.append(part)
         return self
 
     def say(self, text: str, *, good: bool = False) -> Page:
-        """Add a sentence that must be seen."""
+        """Add a highlighted sentence."""
         return self.add(f'<p class="say{" good" if good else ""}">{html.escape(text)}</p>')
 
     def html(self) -> str:
@@ -87,7 +87,7 @@ class Page:
 
 
 def tiles(*figures: tuple[str, float]) -> str:
-    """Return figures with their names, large."""
+    """Return large figures with their names."""
     cells = (
         f'<div class="tile"><b>{_cell(value)}</b><span>{html.escape(name)}</span></div>' for name, value in figures
     )
@@ -95,7 +95,7 @@ def tiles(*figures: tuple[str, float]) -> str:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, of: int | None = None) -> str:
-    """Return a table. `of`: how many rows there would be."""
+    """Return a table. `of`: total number of rows, if not all are shown."""
     head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
     body = "".join(f"<tr>{''.join(map(_data, row))}</tr>" for row in rows)
     left = f'<p class="soft">{len(rows):,} of {of:,}</p>' if of is not None and of > len(rows) else ""
@@ -103,7 +103,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
 
 
 def bars(title: str, unit: str, values: Sequence[tuple[str, float]], *, otherwise: str) -> str:
-    """Return horizontal bars, largest as given; `otherwise` is said if there are none."""
+    """Return horizontal bars in the given order, or the text `otherwise` if there are none."""
     heading = f"<h2>{html.escape(title)}</h2>"
     if not values:
         return f"{heading}<p>{html.escape(otherwise)}</p>"
@@ -129,7 +129,7 @@ def lines(title: str, unit: str, curves: Sequence[Series], *, times: bool = Fals
     """Return curves in one picture with their legend. `times`: x is Unix seconds."""
     heading = f"<h2>{html.escape(title)}</h2>"
     if not any(value is not None for curve in curves for _, value in curve.points):
-        return f"{heading}<p>There is nothing to show.</p>"
+        return f"{heading}<p>No data.</p>"
     legend = "".join(
         f'<span><i style="background:{_COLOURS[index % len(_COLOURS)]}"></i>{html.escape(_short(curve.name))}</span>'
         for index, curve in enumerate(curves)
@@ -176,7 +176,7 @@ def svg_lines(unit: str, curves: Sequence[Series], *, times: bool = False) -> st
 
 
 def _runs(curve: Series) -> list[list[tuple[float, float]]]:
-    """Stretches of a curve without a gap in them."""
+    """Parts of a curve without gaps."""
     runs: list[list[tuple[float, float]]] = [[]]
     for x, y in curve.points:
         if y is None:
@@ -187,7 +187,7 @@ def _runs(curve: Series) -> list[list[tuple[float, float]]]:
 
 
 def _ticks(most: float) -> list[float]:
-    """Round values from 0 to at least `most`, about five."""
+    """About five round values from 0 to at least `most`."""
     if most <= 0:
         return [0.0, 1.0]
     power = 10.0 ** math.floor(math.log10(most))

@@ -1,4 +1,4 @@
-"""``sessions``: what each client did from its coming to its silence, over all protocols, and who spoke to whom."""
+"""``sessions``: activity of each client over all protocols, and conversations between clients."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def sessions(
     gap: int = 1800,
     progress: Progress = unseen,
 ) -> Outcome:
-    """Put together what a client did, however often it connected and by whichever protocol.
+    """Group the events of each client into sessions, across connections and protocols.
 
-    A client is known by its name, and one without a name by its id. A session ends when nothing is heard of it for
-    `gap` seconds, default 1800.
+    Clients are identified by name, or by id if they have none. A session ends after `gap` seconds without an event
+    (default 1800).
 
-    Tables: ``sessions`` (client, start, end, ids, protocols, queues, and what it did) and ``conversations`` (who
-    delivered to whom through which queue, by which protocols, and how much).
+    Tables: ``sessions`` (client, start, end, ids, protocols, queues and numbers of events) and ``conversations``
+    (producer, consumer, queue, protocols and numbers of messages).
 
     Raises `ConfigError`, `DataDirMissing` and `DataDirUnreadable`.
     """
     if gap < 1:
-        raise errors.ConfigError(f"gap is whole seconds, at least 1, not {gap}")
+        raise errors.ConfigError(f"gap must be at least 1 second, not {gap}")
     history, tables = History.of(spark, data_dir), Tables(out, "sessions")
     progress("sessions", 0, 0)
     found = tables.write("sessions", _sessions(history, gap), files=4)
@@ -49,11 +49,11 @@ def sessions(
     spoken = tables.write("conversations", _conversations(history), files=1)
     progress("report", 0, 0)
     page, figures = _page(history, found, spoken)
-    said = (
+    summary = (
         f"{figures['sessions']:,} sessions of {figures['clients']:,} clients, "
         f"{figures['over several protocols']:,} over several protocols; {figures['conversations']:,} conversations"
     )
-    return Outcome("sessions", said, tables.write_page(page.html()), tables.paths, figures)
+    return Outcome("sessions", summary, tables.write_page(page.html()), tables.paths, figures)
 
 
 def _client(who: str) -> Column:
@@ -86,7 +86,7 @@ def _sessions(history: History, gap: int) -> DataFrame:
         return named.where("client is not null")
 
     every = acts("producer", "produced").unionByName(acts("consumer", "delivered", "acked", "nacked"))
-    # Many steps share a time; shard and sequence make the order the same each time.
+    # Many events share a time; shard and sequence make the order deterministic.
     in_order = Window.partitionBy("client").orderBy("time", "shard", "sequence")
     silence = F.unix_micros("time") - F.lag(F.unix_micros("time")).over(in_order)
     begins = F.when(silence.isNull() | (silence > gap * 1_000_000), 1).otherwise(0)
@@ -139,7 +139,7 @@ def _page(history: History, found: DataFrame, spoken: DataFrame) -> tuple[Page, 
     page.add(tiles(*figures.items()))
     busiest = found.groupBy("client").agg(F.sum(F.col("produced") + F.col("delivered")).alias("n"))
     heard = [(row["client"], row["n"]) for row in busiest.orderBy(F.desc("n"), "client").limit(50).collect()]
-    page.add(bars("Messages produced and received", "messages", heard, otherwise="Nobody did anything."))
+    page.add(bars("Messages produced and received", "messages", heard, otherwise="No client was active."))
     talks: list[Any] = spoken.orderBy(F.desc("messages")).limit(_ROWS).collect()
     columns = ("producer", "from_protocol", "consumer", "to_protocol", "queue", "messages")
     shown = [[row[name] if row[name] is not None else "" for name in columns] for row in talks]

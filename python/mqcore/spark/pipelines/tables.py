@@ -1,4 +1,4 @@
-"""Where a pipeline's tables go: each a directory of Parquet files that is replaced as a whole when it is complete."""
+"""Tables of a pipeline: directories of Parquet files, each replaced as a whole once it is complete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Tables"]
 
 
 class Tables:
-    """The tables of one pipeline, in ``OUT/NAME/TABLE``. The directory is one that driver and executors share."""
+    """The tables of one pipeline, in ``OUT/NAME/TABLE``. Driver and executors must share the directory."""
 
     def __init__(self, out: str | os.PathLike[str], name: str) -> None:
         self.out = Path(local_path("out", str(Path(out).absolute())))
@@ -27,22 +27,22 @@ class Tables:
         self._directory.mkdir(parents=True, exist_ok=True)
 
     def path(self, table: str) -> Path:
-        """Return where a table of this pipeline is, or will be."""
+        """Return the path of a table of this pipeline."""
         return self._directory / table
 
     def write(self, table: str, rows: DataFrame, *, files: int | None = None) -> DataFrame:
-        """Write a table, in `files` files at most, and return it as it stands there: nothing is computed twice."""
+        """Write a table in at most `files` files, and return it as read from them: nothing is computed twice."""
         unfinished = self._directory / f".unfinished-{uuid.uuid4().hex}"
         try:
             (rows if files is None else rows.coalesce(files)).write.parquet(str(unfinished))
             self.put(unfinished, table)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        # With the schema told, Spark need not look at a file before it reads.
+        # With the schema, Spark does not open a file to infer it.
         return rows.sparkSession.read.schema(rows.schema).parquet(str(self.path(table)))
 
     def put(self, unfinished: Path, table: str) -> None:
-        """Put a complete table in the place of the last one. Whoever has that one open keeps its files."""
+        """Replace the previous table. Readers that have the old files open keep them."""
         final = self.path(table)
         final.parent.mkdir(parents=True, exist_ok=True)
         former = self._directory / f".former-{uuid.uuid4().hex}"
@@ -53,7 +53,7 @@ class Tables:
         self.paths[table] = final
 
     def write_page(self, page: str) -> Path:
-        """Write the report, whole or not at all."""
+        """Write the report atomically."""
         unfinished = self.report.with_name(f".{self.report.name}-{uuid.uuid4().hex}")
         unfinished.write_text(page, encoding="utf-8")
         unfinished.replace(self.report)

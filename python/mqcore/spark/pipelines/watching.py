@@ -1,4 +1,4 @@
-"""How far Spark is with the present step of a pipeline, asked while the step runs."""
+"""Progress of the current step of a pipeline, polled from Spark while it runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["unseen", "watched"]
 
 _EVERY: Final = 0.3
-"""Seconds between two looks."""
+"""Seconds between two polls."""
 
 
 def unseen(_what: str, _done: int, _known: int) -> None:
@@ -24,7 +24,7 @@ def unseen(_what: str, _done: int, _known: int) -> None:
 
 @contextmanager
 def watched(spark: SparkSession, progress: Progress | None) -> Iterator[Progress]:
-    """Give a pipeline a function that names its step, and tell `progress` how many tasks of that are done."""
+    """Yield a function with which a pipeline names its step, and call `progress` with the step's finished tasks."""
     if progress is None:
         yield unseen
         return
@@ -42,7 +42,7 @@ def watched(spark: SparkSession, progress: Progress | None) -> Iterator[Progress
             if known:
                 progress(step, done, known)
 
-    # A session of Spark Connect does not tell its tasks: then steps are named, and nothing moves in between.
+    # Spark Connect sessions do not report tasks, so only the names of steps are shown.
     looking = threading.Thread(target=look, name="mqcore-pipeline-progress", daemon=True)
     if hasattr(spark, "_jsc"):
         looking.start()
@@ -55,9 +55,9 @@ def watched(spark: SparkSession, progress: Progress | None) -> Iterator[Progress
 
 
 def _tasks(spark: SparkSession) -> tuple[int, int]:
-    """Tasks of the stages that run now: done, and known."""
+    """Finished and known tasks of the running stages."""
     done = known = 0
-    # The session may be stopped under us, and a bar that stands still is no reason to fail.
+    # The session may be stopped meanwhile. Missing progress must not fail the pipeline.
     with suppress(Exception):
         tracker: Any = spark.sparkContext.statusTracker()
         for stage in tracker.getActiveStageIds():
