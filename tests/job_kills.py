@@ -38,7 +38,6 @@ class Place:
     workers_wanted: int = 2
 
     def __post_init__(self) -> None:
-        print(f"seed {self.seed}")
         self.chance = choices(__name__)
         backend, frontend, admin, publish, subscribe, tmqp = free_ports(6)
         ports = f"?frontend={frontend}&admin={admin}"
