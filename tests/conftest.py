@@ -33,6 +33,7 @@ def pytest_report_header() -> str:
     return f"depth: MQCORE_TEST_DEPTH={DEPTH}; random choices: MQCORE_SEED={SEED}"
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what only the full depth runs, and keep together what shares a session or the machine."""
     left_out = [] if FULL else [item for item in items if item.get_closest_marker("full")]
