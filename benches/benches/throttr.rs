@@ -4,8 +4,8 @@ use std::hash::RandomState;
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use mqcore_limiter::limiter::{Adjust, Config, Limiter};
-use mqcore_limiter::rule::{Algorithm, Mode, Rule};
+use mqcore_limiter::limiter::{Adjust, Limiter, LimiterConfig};
+use mqcore_limiter::rule::{Algorithm, ConsumeMode, Rule};
 use mqcore_limiter::time::{Nanos, Ttl};
 use mqcore_wire::codec::Limits;
 use mqcore_wire::throttr::request::{DECREASE, QUOTA, Request, decode, encode};
@@ -51,7 +51,7 @@ fn codec(criterion: &mut Criterion) {
 
 /// One step on a store of a hundred thousand counters, always on the same one, as a busy client makes it.
 fn store(criterion: &mut Criterion) {
-    let store = Limiter::new(Config::default(), RandomState::new());
+    let store = Limiter::new(LimiterConfig::default(), RandomState::new());
     let hour = Ttl { unit: 6, amount: 1 };
     for number in 0..100_000_u64 {
         store.insert(&number.to_le_bytes(), u64::MAX, 64, hour, Nanos(1));
@@ -75,12 +75,12 @@ fn store(criterion: &mut Criterion) {
             let mut now = 2;
             let half = Rule { cost: limit / 2, ..rule };
             if load == "busy" {
-                store.consume(key.as_bytes(), &half, Mode::Take, 64, Nanos(now)).expect("a fresh key");
+                store.consume(key.as_bytes(), &half, ConsumeMode::Take, 64, Nanos(now)).expect("a fresh key");
             }
             group.bench_function(format!("check/{name}/{load}"), |bencher| {
                 bencher.iter(|| {
                     now += 1_000;
-                    store.consume(black_box(key.as_bytes()), &rule, Mode::Take, 64, Nanos(now))
+                    store.consume(black_box(key.as_bytes()), &rule, ConsumeMode::Take, 64, Nanos(now))
                 });
             });
         }

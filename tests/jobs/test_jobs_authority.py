@@ -73,8 +73,8 @@ def test_clients_with_token_or_password_send_jobs_and_get_results(guarded: Guard
         assert (said.returncode, said.stdout) == (0, "42\n"), said.stderr
 
 
-NOBODY = "wants to know who you are"
-WRONG = "these credentials do not let you in"
+NOBODY = "login required"
+WRONG = "invalid credentials"
 
 
 @pytest.mark.parametrize(("shown", "why"), [(None, NOBODY), ("mqt_0123456789ab_nobodyhasthistoken", WRONG)])

@@ -1,42 +1,42 @@
-//! What can be asked for, whatever the protocol.
+//! The actions that permissions distinguish, independent of the protocol.
 
 use std::fmt;
 
-/// One sort of thing that a client may or may not do.
+/// An action that a client may or may not be allowed to perform.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Action {
     /// Create a channel or a queue.
     Create,
-    /// Become a consumer of a channel.
+    /// Subscribe to a channel as a consumer.
     Join,
     /// Publish to a queue.
     Push,
-    /// Ask a queue for messages.
+    /// Pull messages from a queue.
     Pull,
-    /// Be handed the messages of queues without asking for each.
+    /// Receive pushed messages from queues.
     Receive,
-    /// Send to another client, or answer one.
+    /// Send a direct message to another client, or respond to one.
     Direct,
     /// Publish to a router.
     Route,
     /// Subscribe to events.
     Events,
-    /// Look at what others do, change and remove what others made.
+    /// Inspect the activity of other clients, and change or delete what they created.
     Administer,
     /// Publish to a topic.
     Publish,
     /// Subscribe to a topic.
     Subscribe,
-    /// Use, change or remove a limit.
+    /// Use, change or delete a rate limit.
     Limit,
 }
 
 impl Action {
-    /// How many there are.
+    /// Number of actions.
     pub const COUNT: usize = 12;
 
-    /// All of them, each at the place of its number.
+    /// All actions, in the order of their discriminants.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Create,
         Self::Join,
@@ -52,7 +52,7 @@ impl Action {
         Self::Limit,
     ];
 
-    /// Its word in rules, in the audit log and for authenticators.
+    /// Name used in rules, in the audit log and by authenticators.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -71,7 +71,7 @@ impl Action {
         }
     }
 
-    /// The action of this word.
+    /// Returns the action with this name.
     #[must_use]
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|action| action.as_str() == word)
@@ -89,7 +89,7 @@ mod tests {
     use super::Action;
 
     #[test]
-    fn every_action_stands_at_its_number_and_is_found_by_its_word() {
+    fn actions_are_ordered_by_discriminant_and_found_by_name() {
         for (number, action) in Action::ALL.into_iter().enumerate() {
             assert_eq!(action as usize, number);
             assert_eq!(Action::from_word(action.as_str()), Some(action));

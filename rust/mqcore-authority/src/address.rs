@@ -1,4 +1,4 @@
-//! Ranges of network addresses, such as `10.0.0.0/8`.
+//! Ranges of network addresses, for example `10.0.0.0/8`.
 
 use core::net::IpAddr;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// All addresses that begin with the same bits.
+/// All addresses that share a prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct AddressRange {
@@ -14,15 +14,15 @@ pub struct AddressRange {
     bits: u8,
 }
 
-/// Why a text is no range.
+/// The text is not an address range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no range of addresses; write for example 10.0.0.0/8, 192.168.1.7 or fd00::/8")]
+#[error("{text:?} is not an address range; expected for example 10.0.0.0/8, 192.168.1.7 or fd00::/8")]
 pub struct AddressRangeError {
     text: String,
 }
 
 impl AddressRange {
-    /// Whether `address` lies in it. An IPv4 address that came through IPv6 counts as IPv4.
+    /// Whether the range contains `address`. An IPv4-mapped IPv6 address counts as IPv4.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self.first, address.to_canonical()) {
@@ -36,7 +36,7 @@ impl AddressRange {
 }
 
 fn same_start(one: u128, other: u128, bits: u8) -> bool {
-    // Shifting by all bits is not defined; no bits at all are the same in all addresses.
+    // Shifting by the full width is undefined in Rust; an empty prefix matches every address.
     bits == 0 || (one ^ other) >> (128 - u32::from(bits)) == 0
 }
 
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_holds_what_begins_alike() {
+    fn range_contains_the_addresses_with_its_prefix() {
         assert!(contains("10.0.0.0/8", "10.255.1.2"));
         assert!(!contains("10.0.0.0/8", "11.0.0.1"));
         assert!(contains("192.168.1.7", "192.168.1.7"));
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_range_is_refused() {
+    fn invalid_ranges_are_rejected() {
         for text in ["", "10.0.0.0/33", "10.0.0/8", "fd00::/129", "localhost", "10.0.0.0/-1", "10.0.0.0/x"] {
             assert!(text.parse::<AddressRange>().is_err(), "{text}");
         }

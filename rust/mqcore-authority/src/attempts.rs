@@ -1,46 +1,46 @@
-//! How often one address may have a password checked: each check costs the server a lot and a guesser little.
+//! Rate limit on password checks per address: a check is expensive for the server and cheap for an attacker.
 
 use core::net::IpAddr;
 use std::collections::HashMap;
 
-/// Checks that an address may ask for at once.
+/// Number of checks available to an address at once.
 pub const BURST: u32 = 10;
-/// How long it takes until it may ask for one more, milliseconds.
+/// Time until another check becomes available, in milliseconds.
 pub const REFILL_MS: u64 = 1000;
-/// Addresses that are remembered at most.
+/// Maximum number of addresses remembered.
 pub const ADDRESSES_MAX: usize = 4096;
 
-/// What addresses have used up. A login that succeeds costs nothing.
+/// The checks used by each address. A successful login costs nothing.
 #[derive(Debug, Default)]
-pub struct Attempts {
-    used: HashMap<IpAddr, Used>,
+pub struct LoginAttempts {
+    used: HashMap<IpAddr, UsedChecks>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Used {
+struct UsedChecks {
     checks: u32,
-    /// When `checks` held.
+    /// Time to which `checks` refers, in milliseconds.
     at_ms: u64,
 }
 
-impl Used {
-    /// What is left of it at `now_ms`.
+impl UsedChecks {
+    /// The state at `now_ms`, after refilling.
     fn later(self, now_ms: u64) -> Self {
         let refilled = now_ms.saturating_sub(self.at_ms) / REFILL_MS;
         let checks = self.checks.saturating_sub(u32::try_from(refilled).unwrap_or(u32::MAX));
-        // What is left of a second counts towards the next one.
+        // The remaining fraction of a second counts towards the next check.
         Self { checks, at_ms: self.at_ms + refilled * REFILL_MS }
     }
 }
 
-impl Attempts {
-    /// Takes one check of `address`; false if it has none left.
+impl LoginAttempts {
+    /// Uses one check of `address`. Returns false if none is available.
     pub fn take(&mut self, address: IpAddr, now_ms: u64) -> bool {
         let key = key(address);
         if !self.used.contains_key(&key) {
             self.make_room(now_ms);
         }
-        let used = self.used.entry(key).or_insert(Used { checks: 0, at_ms: now_ms });
+        let used = self.used.entry(key).or_insert(UsedChecks { checks: 0, at_ms: now_ms });
         *used = used.later(now_ms);
         let free = used.checks < BURST;
         if free {
@@ -49,14 +49,14 @@ impl Attempts {
         free
     }
 
-    /// The check of `address` was of a right password: it costs nothing.
+    /// Returns the check of `address` after a successful login.
     pub fn give_back(&mut self, address: IpAddr) {
         if let Some(used) = self.used.get_mut(&key(address)) {
             used.checks = used.checks.saturating_sub(1);
         }
     }
 
-    /// Forgets those that have all their checks again; if there is none, the one that has used the least.
+    /// Removes addresses with all checks available; if there is none, the one that has used the fewest.
     fn make_room(&mut self, now_ms: u64) {
         if self.used.len() < ADDRESSES_MAX {
             return;
@@ -71,7 +71,7 @@ impl Attempts {
     }
 }
 
-/// Whoever has one IPv6 address has the 2^64 around it.
+/// Treats a /64 network as one IPv6 address, because one client usually controls all of it.
 fn key(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6((address.to_bits() & !u128::from(u64::MAX)).into()),
@@ -85,13 +85,13 @@ mod tests {
 
     const HERE: IpAddr = IpAddr::V4(core::net::Ipv4Addr::LOCALHOST);
 
-    fn taken(attempts: &mut Attempts, address: IpAddr, now_ms: u64) -> usize {
+    fn taken(attempts: &mut LoginAttempts, address: IpAddr, now_ms: u64) -> usize {
         (0..100).take_while(|_| attempts.take(address, now_ms)).count()
     }
 
     #[test]
-    fn a_guesser_gets_a_few_checks_and_then_one_a_second() {
-        let mut attempts = Attempts::default();
+    fn burst_is_followed_by_one_check_per_second() {
+        let mut attempts = LoginAttempts::default();
         assert_eq!(taken(&mut attempts, HERE, 0), BURST as usize);
         assert_eq!(taken(&mut attempts, HERE, 999), 0);
         assert_eq!(taken(&mut attempts, HERE, 1000), 1);
@@ -101,8 +101,8 @@ mod tests {
     }
 
     #[test]
-    fn right_passwords_cost_nothing() {
-        let mut attempts = Attempts::default();
+    fn successful_logins_use_no_checks() {
+        let mut attempts = LoginAttempts::default();
         for _ in 0..1000 {
             assert!(attempts.take(HERE, 0));
             attempts.give_back(HERE);
@@ -110,8 +110,8 @@ mod tests {
     }
 
     #[test]
-    fn one_address_uses_up_nothing_of_another_and_a_network_counts_as_one() {
-        let mut attempts = Attempts::default();
+    fn addresses_are_independent_and_an_ipv6_network_counts_as_one() {
+        let mut attempts = LoginAttempts::default();
         taken(&mut attempts, HERE, 0);
         assert!(attempts.take("10.0.0.1".parse().unwrap(), 0));
         taken(&mut attempts, "2001:db8::1".parse().unwrap(), 0);
@@ -121,8 +121,8 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_and_who_has_used_all_is_not_forgotten_for_it() {
-        let mut attempts = Attempts::default();
+    fn memory_is_bounded_and_exhausted_addresses_are_remembered() {
+        let mut attempts = LoginAttempts::default();
         taken(&mut attempts, HERE, 0);
         for address in 0..2 * ADDRESSES_MAX as u32 {
             assert!(attempts.take(IpAddr::V4((0x0a00_0000 + address).into()), 0));

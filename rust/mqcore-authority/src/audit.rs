@@ -1,107 +1,107 @@
-//! One line about one verdict: who, from where, what, and why. No secret is ever part of one.
+//! Records of the audit log: who did what, from where, and why it was denied. A record never contains a secret.
 
 use serde::Serialize;
 
 use crate::action::Action;
-use crate::login::{Identity, Refusal};
+use crate::login::{Identity, LoginRejection};
 
-/// Bytes of what a peer says of itself that are written down, at most.
+/// Maximum size in bytes of a client id in a record.
 const WORD_BYTES_MAX: usize = 255;
 
-/// Which lines are written.
+/// The amount of detail in the audit log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Detail {
-    /// What was denied, and who logged in.
+pub enum AuditDetail {
+    /// Denied actions, and all logins.
     #[default]
     Denied,
-    /// Also what was allowed to those for whom it had to be looked up: those who may do everything are not asked about.
+    /// Also allowed actions that required a check. Identities with all permissions are not checked and not recorded.
     All,
 }
 
-/// What was decided about.
+/// The event that a record describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Subject {
-    /// Somebody came.
+pub enum AuditEvent {
+    /// A login attempt.
     Login,
-    /// Somebody wanted to do something.
+    /// An attempted action.
     Action,
-    /// What a connection rested on is gone.
+    /// The record on which a connection's identity is based was removed or changed.
     Revoked,
-    /// Users and tokens were read again.
+    /// Users and tokens were reloaded.
     Reload,
-    /// Lines before this one were not written, because the disk did not keep up.
+    /// Records before this one were lost because the disk was too slow.
     Lost,
 }
 
-/// How it was decided.
+/// The outcome of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum AuditOutcome {
     /// Yes.
     Allowed,
     /// No.
     Denied,
 }
 
-/// One line. Absent fields are left out.
+/// A record of the audit log. Absent fields are omitted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Line {
-    /// When, Unix milliseconds.
+pub struct AuditRecord {
+    /// Time in milliseconds since the Unix epoch.
     pub time_ms: u64,
-    /// About what.
-    pub event: Subject,
-    /// How it went.
-    pub verdict: Verdict,
-    /// Who it turned out to be; for a refused login, nobody.
+    /// Event.
+    pub event: AuditEvent,
+    /// Outcome.
+    pub verdict: AuditOutcome,
+    /// Name of the identity; absent for a rejected login.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub who: Option<Box<str>>,
-    /// Why it counts as that: `user`, `token`, `anonymous`, `authenticator`, `open`.
+    /// Source of the identity: `user`, `token`, `anonymous`, `authenticator` or `open`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub by: Option<&'static str>,
-    /// The client id, or the one that was wanted.
+    /// Client id, or the requested one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client: Option<Box<str>>,
-    /// The number of the connection.
+    /// Connection number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connection: Option<u64>,
-    /// Where it came from, with its port.
+    /// Peer address with port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// What it speaks.
+    /// Protocol.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub protocol: Option<&'static str>,
-    /// What it wanted to do.
+    /// Requested action.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub action: Option<&'static str>,
-    /// To what.
+    /// Resource of the action.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource: Option<String>,
-    /// The reason, in words.
+    /// Reason, as text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// How many: of connections ended, or of lines lost.
+    /// Number of closed connections or lost records.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
 }
 
-/// Whom a line is about.
+/// The peer that a record describes.
 #[derive(Debug, Clone, Copy)]
-pub struct Speaker<'a> {
-    /// Its client id, if it has or wants one.
+pub struct AuditPeer<'a> {
+    /// Client id, if the peer has or requested one.
     pub client: Option<&'a str>,
-    /// Its connection; admin requests have none.
+    /// Connection number; `None` for admin requests.
     pub connection: Option<u64>,
-    /// Where it comes from.
+    /// Peer address.
     pub address: Option<core::net::SocketAddr>,
-    /// What it speaks.
+    /// Protocol.
     pub protocol: &'static str,
 }
 
-impl Line {
-    /// A line that says nothing yet but when, about what and how.
+impl AuditRecord {
+    /// Creates a record with a time, an event and an outcome.
     #[must_use]
-    pub fn new(time_ms: u64, event: Subject, verdict: Verdict) -> Self {
+    pub fn new(time_ms: u64, event: AuditEvent, verdict: AuditOutcome) -> Self {
         Self {
             time_ms,
             event,
@@ -119,29 +119,29 @@ impl Line {
         }
     }
 
-    /// About a login.
+    /// Creates the record of a login.
     #[must_use]
-    pub fn login(time_ms: u64, speaker: &Speaker<'_>, result: Result<&Identity, Refusal>) -> Self {
-        let verdict = if result.is_ok() { Verdict::Allowed } else { Verdict::Denied };
-        let line = Self::new(time_ms, Subject::Login, verdict).said_by(speaker);
+    pub fn login(time_ms: u64, speaker: &AuditPeer<'_>, result: Result<&Identity, LoginRejection>) -> Self {
+        let verdict = if result.is_ok() { AuditOutcome::Allowed } else { AuditOutcome::Denied };
+        let line = Self::new(time_ms, AuditEvent::Login, verdict).said_by(speaker);
         match result {
             Ok(identity) => line.identified(identity),
             Err(refusal) => Self { why: Some(refusal.to_string()), ..line },
         }
     }
 
-    /// About an action.
+    /// Creates the record of an action. `denied` is the reason if it was denied.
     #[must_use]
     pub fn action(
         time_ms: u64,
-        speaker: &Speaker<'_>,
+        speaker: &AuditPeer<'_>,
         identity: &Identity,
         action: Action,
         resource: &str,
         denied: Option<&str>,
     ) -> Self {
-        let verdict = if denied.is_none() { Verdict::Allowed } else { Verdict::Denied };
-        let line = Self::new(time_ms, Subject::Action, verdict).said_by(speaker).identified(identity);
+        let verdict = if denied.is_none() { AuditOutcome::Allowed } else { AuditOutcome::Denied };
+        let line = Self::new(time_ms, AuditEvent::Action, verdict).said_by(speaker).identified(identity);
         Self {
             action: Some(action.as_str()),
             resource: Some(resource.to_owned()),
@@ -150,7 +150,7 @@ impl Line {
         }
     }
 
-    fn said_by(self, speaker: &Speaker<'_>) -> Self {
+    fn said_by(self, speaker: &AuditPeer<'_>) -> Self {
         Self {
             client: speaker.client.filter(|id| !id.is_empty()).map(cut),
             connection: speaker.connection,
@@ -173,31 +173,32 @@ fn cut(word: &str) -> Box<str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::login::Holder;
+    use crate::login::IdentitySource;
 
-    const SPEAKER: Speaker<'_> =
-        Speaker { client: Some("c-1"), connection: Some(7), address: None, protocol: "tmqp" };
+    const SPEAKER: AuditPeer<'_> =
+        AuditPeer { client: Some("c-1"), connection: Some(7), address: None, protocol: "tmqp" };
 
     #[test]
-    fn a_denial_says_who_wanted_what_and_why_not() {
-        let identity = Identity::trusted(Holder::Open);
-        let line = Line::action(5, &SPEAKER, &identity, Action::Push, "orders/1", Some("no rule allows it"));
-        assert_eq!(line.verdict, Verdict::Denied);
+    fn denied_action_names_identity_action_and_reason() {
+        let identity = Identity::trusted(IdentitySource::Open);
+        let line =
+            AuditRecord::action(5, &SPEAKER, &identity, Action::Push, "orders/1", Some("no rule allows it"));
+        assert_eq!(line.verdict, AuditOutcome::Denied);
         assert_eq!((line.action, line.resource.as_deref()), (Some("push"), Some("orders/1")));
         assert_eq!((line.who.as_deref(), line.connection), (Some("open"), Some(7)));
     }
 
     #[test]
-    fn a_refused_login_names_nobody() {
-        let line = Line::login(5, &SPEAKER, Err(Refusal::WrongPassword));
+    fn rejected_login_names_no_identity() {
+        let line = AuditRecord::login(5, &SPEAKER, Err(LoginRejection::WrongPassword));
         assert_eq!((line.who, line.by), (None, None));
         assert_eq!(line.why.as_deref(), Some("wrong user or password"));
     }
 
     #[test]
-    fn what_peers_say_of_themselves_is_cut() {
+    fn long_client_ids_are_truncated() {
         let long = "€".repeat(500);
-        let speaker = Speaker { client: Some(&long), ..SPEAKER };
-        assert!(Line::login(0, &speaker, Err(Refusal::Busy)).client.unwrap().len() <= 255);
+        let speaker = AuditPeer { client: Some(&long), ..SPEAKER };
+        assert!(AuditRecord::login(0, &speaker, Err(LoginRejection::Busy)).client.unwrap().len() <= 255);
     }
 }

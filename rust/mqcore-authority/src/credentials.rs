@@ -1,22 +1,22 @@
-//! What a peer shows to be let in, read from the one text that most protocols have room for.
+//! Credentials of a peer, parsed from the single text field that most protocols have.
 
 use std::fmt;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-/// Text that must not appear anywhere: its `Debug` shows nothing of it.
+/// Secret text. Its `Debug` output reveals nothing.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Takes the text.
+    /// Wraps a secret.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
-    /// The text, for those who compare it.
+    /// Returns the secret, for comparison.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
@@ -29,27 +29,27 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What a peer shows.
+/// Credentials of a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Credentials {
-    /// Nothing.
+    /// No credentials.
     None,
-    /// A token.
+    /// An access token.
     Token(Secret),
-    /// A user's name and password.
+    /// A user name and a password.
     Password {
-        /// The user.
+        /// User name.
         user: String,
-        /// The password.
+        /// Password.
         password: Secret,
     },
-    /// Something that cannot be read.
+    /// Malformed credentials.
     Unreadable,
 }
 
 impl Credentials {
-    /// Reads a token as peers send it: `Bearer TOKEN` or the token alone; `Basic` and base64 of `user:password`, as HTTP has
-    /// it, or `user:password` itself. No token has a colon.
+    /// Parses credentials as peers send them: `Bearer TOKEN` or the token alone; HTTP's `Basic` with base64 of
+    /// `user:password`, or `user:password` itself. A token never contains a colon.
     #[must_use]
     pub fn read(text: Option<&str>) -> Self {
         let text = text.unwrap_or_default().trim();
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_and_passwords_are_told_apart() {
+    fn tokens_and_passwords_are_distinguished() {
         let token = Credentials::Token(Secret::new("mqt_1_2"));
         assert_eq!(Credentials::read(Some("mqt_1_2")), token);
         assert_eq!(Credentials::read(Some("Bearer mqt_1_2")), token);
@@ -97,14 +97,14 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_not_taken_for_something_else() {
+    fn malformed_credentials_are_not_taken_for_a_token() {
         for text in ["Basic !", "Basic YW5u", "Basic /w=="] {
             assert_eq!(Credentials::read(Some(text)), Credentials::Unreadable, "{text}");
         }
     }
 
     #[test]
-    fn nothing_of_a_secret_is_shown() {
+    fn debug_output_hides_secrets() {
         let shown = format!("{:?}", pair("ann", "hunter2"));
         assert!(shown.contains("ann") && !shown.contains("hunter2"));
     }

@@ -1,11 +1,23 @@
-//! All that one identity may do, resolved once, so that a check costs little.
+//! The permissions of one identity, resolved for fast checks.
+//!
+//! ```
+//! use mqcore_authority::action::Action;
+//! use mqcore_authority::grants::Grants;
+//! use mqcore_authority::resource::Resource;
+//!
+//! let grants = Grants::new(&["push,pull:orders/*".parse()?]);
+//! assert!(grants.allow(Action::Push, &Resource::Queue("orders", 1)));
+//! assert!(!grants.allow(Action::Push, &Resource::Queue("invoices", 1)));
+//! assert!(!grants.allow(Action::Administer, &Resource::Server));
+//! # Ok::<(), mqcore_authority::rule::RuleError>(())
+//! ```
 
 use crate::action::Action;
 use crate::pattern::Pattern;
 use crate::resource::Resource;
 use crate::rule::Rule;
 
-/// Permissions by action. Nothing is allowed that no rule names.
+/// Permissions by action. Everything that no rule allows is denied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grants {
     everything: bool,
@@ -13,25 +25,25 @@ pub struct Grants {
 }
 
 impl Grants {
-    /// Every action on everything.
+    /// Permits every action on every resource.
     #[must_use]
     pub fn everything() -> Self {
         Self::new(&[Rule::everything()])
     }
 
-    /// No action on anything.
+    /// Permits nothing.
     #[must_use]
     pub fn nothing() -> Self {
         Self::new(&[])
     }
 
-    /// What these rules allow together.
+    /// Combines the permissions of these rules.
     #[must_use]
     pub fn new(rules: &[Rule]) -> Self {
         let by_action = Action::ALL.map(|action| {
             let naming = rules.iter().filter(|rule| rule.actions().contains(&action));
             let patterns: Vec<_> = naming.map(|rule| rule.pattern().clone()).collect();
-            // One that covers all makes the others superfluous.
+            // A pattern that matches everything makes the others redundant.
             match patterns.iter().find(|pattern| pattern.is_everything()) {
                 Some(all) => [all.clone()].into(),
                 None => patterns.into_boxed_slice(),
@@ -41,7 +53,7 @@ impl Grants {
         Self { everything, by_action }
     }
 
-    /// Whether there is nothing that could be denied, so that nothing needs to be checked.
+    /// Whether every action on every resource is allowed, so that checks can be skipped.
     #[inline]
     #[must_use]
     pub const fn is_everything(&self) -> bool {
@@ -56,7 +68,7 @@ impl Grants {
             || self.by_action[action as usize].iter().any(|pattern| resource.is_covered_by(pattern))
     }
 
-    /// Whether `action` is allowed on anything at all.
+    /// Whether `action` is allowed on any resource.
     #[must_use]
     pub fn allow_some(&self, action: Action) -> bool {
         !self.by_action[action as usize].is_empty()
@@ -72,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_allowed_that_no_rule_names() {
+    fn actions_without_a_rule_are_denied() {
         let scoped = grants(&["push:orders/*", "pull:orders/7"]);
         assert!(scoped.allow(Action::Push, &Resource::Queue("orders", 1)));
         assert!(scoped.allow(Action::Pull, &Resource::Queue("orders", 7)));
@@ -87,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_only_what_covers_every_action() {
+    fn only_rules_for_every_action_and_resource_grant_everything() {
         assert!(grants(&["*"]).is_everything());
         assert!(grants(&["*", "push:a"]).is_everything());
         assert!(!grants(&["*:orders/*"]).is_everything());
@@ -96,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_add_up_in_any_order() {
+    fn order_of_rules_does_not_matter() {
         let one = grants(&["push:a/*", "push:b/*"]);
         let other = grants(&["push:b/*", "push:a/*"]);
         for channel in ["a", "b", "c"] {

@@ -1,16 +1,16 @@
-//! Bytes as digits, for ids and hashes.
+//! Hexadecimal encoding of ids and hashes.
 
 use std::fmt::Write;
 
-/// Two lower-case digits for each byte.
+/// Encodes bytes as lower-case hexadecimal digits.
 pub(crate) fn encode(bytes: &[u8]) -> String {
     bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        write!(text, "{byte:02x}").expect("text can be written to");
+        write!(text, "{byte:02x}").expect("writing to a String cannot fail");
         text
     })
 }
 
-/// The bytes of lower-case or upper-case digits, if there are exactly `N` of them.
+/// Decodes exactly `2 * N` hexadecimal digits of either case.
 pub(crate) fn decode<const N: usize>(text: &str) -> Option<[u8; N]> {
     let mut bytes = [0; N];
     if text.len() != 2 * N || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn digits_come_back_as_bytes_and_nothing_else_does() {
+    fn digits_survive_a_round_trip_and_anything_else_is_rejected() {
         assert_eq!(encode(&[0, 0xab, 0xff]), "00abff");
         assert_eq!(decode::<3>("00abFF"), Some([0, 0xab, 0xff]));
         for text in ["00abf", "00abff00", "+0abff", "00abfg", "€€"] {

@@ -1,17 +1,18 @@
-//! Who may do what, as plain values: users with passwords, tokens with scopes, patterns, and what is written down about
-//! each verdict. No IO, no clock, no randomness of its own: time and random bytes are arguments.
+//! Authentication and authorization as plain values: users with passwords, tokens with scopes, patterns, and audit records.
 //!
-//! | module | what lives there |
+//! The crate performs no IO and has no clock or source of randomness: the time and random bytes are arguments.
+//!
+//! | module | content |
 //! |---|---|
-//! | `action`, `resource` | what somebody wants to do, and to what |
-//! | `pattern`, `rule`, `grants` | what somebody may do, in words and resolved for quick answers |
-//! | `credentials` | what a peer shows: a token, or a user and a password |
-//! | `password`, `token`, `hexadecimal` | how secrets are made, kept and compared |
+//! | `action`, `resource` | what a client wants to do, and with which resource |
+//! | `pattern`, `rule`, `grants` | permissions: as text, and resolved for fast checks |
+//! | `credentials` | a peer's credentials: a token, or a user name and a password |
+//! | `password`, `token`, `hexadecimal` | how secrets are created, stored and compared |
 //! | `address` | ranges of network addresses |
-//! | `record` | users and tokens as they are stored |
-//! | `login` | from credentials to an identity, or to a refusal |
-//! | `attempts` | how often one address may guess a password |
-//! | `audit` | one line about one verdict |
+//! | `record` | users and tokens, as stored |
+//! | `login` | authentication: from credentials to an identity or a rejection |
+//! | `attempts` | rate limit on password checks per address |
+//! | `audit` | records of the audit log |
 
 pub mod action;
 pub mod address;

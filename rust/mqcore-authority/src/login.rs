@@ -1,4 +1,4 @@
-//! From what a peer shows to who it is, or to a refusal.
+//! Authentication: from a peer's credentials to its identity, or to a rejection.
 
 use core::net::IpAddr;
 use std::fmt;
@@ -11,41 +11,41 @@ use crate::record::{Records, Token, User};
 use crate::rule::Rule;
 use crate::token;
 
-/// What is known of a peer beside what it shows.
+/// A peer that logs in: everything known about it besides its credentials.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Applicant<'a> {
-    /// The client id that it wants.
+    /// Requested client id.
     pub id: Option<&'a str>,
-    /// Its client name.
+    /// Client name.
     pub name: Option<&'a str>,
-    /// Its client type.
+    /// Client type.
     pub kind: Option<&'a str>,
-    /// Where it comes from; `None` within the process.
+    /// Peer address; `None` for a connection within the process.
     pub address: Option<IpAddr>,
-    /// What a verified certificate names it, each with its kind in front: `cn:worker-1`, `dns:worker.example`. Empty
-    /// without one.
+    /// Names from a verified client certificate, each with a prefix for its type: `cn:worker-1`, `dns:worker.example`. Empty
+    /// without a certificate.
     pub certificate: &'a [&'a str],
 }
 
-/// Why somebody counts as somebody.
+/// The source of an identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Holder {
-    /// Nobody has to log in.
+pub enum IdentitySource {
+    /// No login is required.
     Open,
     /// A connection within the process that owns the broker.
     Local,
-    /// Showed nothing, and these rules let such peers in.
+    /// The peer has no credentials; these rules apply to such peers.
     Anonymous(Vec<Rule>),
     /// A user.
     User(Box<User>),
-    /// The bearer of a token.
+    /// The holder of a token.
     Token(Box<Token>),
-    /// An authenticator of the program's own let it in.
+    /// The program's authenticator accepted the peer.
     Authenticator,
 }
 
-impl Holder {
-    /// The word for it in logs.
+impl IdentitySource {
+    /// Name used in logs.
     #[must_use]
     pub const fn as_str(&self) -> &'static str {
         match self {
@@ -59,119 +59,120 @@ impl Holder {
     }
 }
 
-/// Who somebody is, and what follows from it.
+/// An authenticated identity with its permissions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// For people: the user's name, the token's name, or what an authenticator said.
+    /// Display name: the user's name, the token's name, or the name from an authenticator.
     pub name: Box<str>,
-    /// Why.
-    pub holder: Holder,
-    /// What it may do.
+    /// Source of the identity.
+    pub holder: IdentitySource,
+    /// Permissions.
     pub grants: Arc<Grants>,
-    /// When it ends, Unix milliseconds.
+    /// Time of expiry in milliseconds since the Unix epoch; `None`: never.
     pub expires_ms: Option<u64>,
 }
 
 impl Identity {
-    /// Somebody whom nobody asks who it is. It may do everything.
+    /// Creates an identity with all permissions, for a peer that need not log in.
     #[must_use]
-    pub fn trusted(holder: Holder) -> Self {
+    pub fn trusted(holder: IdentitySource) -> Self {
         let name = holder.as_str().into();
         Self { name, holder, grants: Arc::new(Grants::everything()), expires_ms: None }
     }
 
-    /// The rules that it rests on.
+    /// The rules that grant the permissions.
     #[must_use]
     pub fn rules(&self) -> Vec<Rule> {
         match &self.holder {
-            Holder::User(user) => user.allow.clone(),
-            Holder::Token(token) => token.allow.clone(),
-            Holder::Anonymous(rules) => rules.clone(),
-            Holder::Open | Holder::Local | Holder::Authenticator => vec![Rule::everything()],
+            IdentitySource::User(user) => user.allow.clone(),
+            IdentitySource::Token(token) => token.allow.clone(),
+            IdentitySource::Anonymous(rules) => rules.clone(),
+            IdentitySource::Open | IdentitySource::Local | IdentitySource::Authenticator => {
+                vec![Rule::everything()]
+            }
         }
     }
 
-    /// Somebody whom an authenticator let in.
+    /// Creates the identity of a peer that an authenticator accepted.
     #[must_use]
     pub fn named(name: &str, rules: &[Rule]) -> Self {
         let grants = Arc::new(Grants::new(rules));
-        Self { name: name.into(), holder: Holder::Authenticator, grants, expires_ms: None }
+        Self { name: name.into(), holder: IdentitySource::Authenticator, grants, expires_ms: None }
     }
 }
 
-/// Why a peer is not let in. Peers learn only whether they showed nothing, or something that does not count.
+/// Why a login was rejected. The peer only learns whether it sent no credentials or invalid ones; see
+/// [`LoginRejection::for_peer`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refusal {
-    /// It showed nothing.
+pub enum LoginRejection {
+    /// The peer sent no credentials.
     #[error("no credentials")]
     NoCredentials,
-    /// What it showed cannot be read.
-    #[error("unreadable credentials")]
+    /// The credentials are malformed.
+    #[error("malformed credentials")]
     Unreadable,
-    /// No such token, or not its secret.
+    /// The token does not exist, or its secret is wrong.
     #[error("unknown token")]
     UnknownToken,
-    /// The token was good once.
+    /// The token has expired.
     #[error("expired token")]
     ExpiredToken,
-    /// No such user, or not the password. Which of them is not said: whoever reads it could be whoever guesses.
+    /// The user does not exist, or the password is wrong. The text does not distinguish them, so that an attacker learns nothing.
     #[error("wrong user or password")]
     WrongPassword,
-    /// Good credentials, in circumstances in which they do not count.
-    #[error("not with this {0}")]
+    /// The credentials are valid, but restricted to other circumstances.
+    #[error("credentials not valid for this {0}")]
     Restricted(&'static str),
-    /// Its address has guessed too often.
+    /// The address has used up its password checks.
     #[error("too many attempts from this address")]
     TooManyAttempts,
-    /// Too many others are being checked.
+    /// Too many logins are in progress.
     #[error("too many logins at the same time")]
     Busy,
-    /// An authenticator said no.
-    #[error("the authenticator refused")]
+    /// The authenticator rejected the credentials.
+    #[error("rejected by the authenticator")]
     Authenticator,
-    /// An authenticator raised, came too late or answered nonsense.
-    #[error("the authenticator failed")]
+    /// The authenticator raised an exception, exceeded its timeout or returned an invalid value.
+    #[error("authenticator failure")]
     AuthenticatorFailed,
 }
 
-impl Refusal {
-    /// Whether coming back later may help.
+impl LoginRejection {
+    /// Whether a later attempt may succeed.
     #[must_use]
     pub const fn is_temporary(self) -> bool {
         matches!(self, Self::TooManyAttempts | Self::Busy)
     }
 
-    /// What the peer is told.
+    /// The text sent to the peer.
     #[must_use]
     pub const fn for_peer(self) -> &'static str {
         match self {
-            Self::NoCredentials => {
-                "this broker wants to know who you are: show a token, or a user and a password"
-            }
-            Self::TooManyAttempts => "too many attempts from this address; wait a while",
+            Self::NoCredentials => "login required: send a token, or a user name and a password",
+            Self::TooManyAttempts => "too many attempts from this address; wait and try again",
             Self::Busy => "too many logins at the same time; try again",
-            _ => "these credentials do not let you in",
+            _ => "invalid credentials",
         }
     }
 }
 
-/// How far a login is.
+/// The state of a login.
 #[derive(Debug)]
-pub enum Progress {
-    /// It is over.
-    Done(Result<Identity, Refusal>),
-    /// A password has to be checked, which takes long.
+pub enum LoginProgress {
+    /// The login is complete.
+    Done(Result<Identity, LoginRejection>),
+    /// A password must be checked, which takes tens of milliseconds.
     Check(PasswordCheck),
 }
 
-/// A password to be checked. For a user that does not exist there is one too, and nothing that can be seen from outside
-/// differs.
+/// A pending password check. It also exists for an unknown user, so that a peer cannot distinguish the two cases by their
+/// timing.
 pub struct PasswordCheck {
     hash: PasswordHash,
     password: Secret,
-    /// What holds if the password is right.
-    outcome: Result<Identity, Refusal>,
+    /// Result of the login if the password is correct.
+    outcome: Result<Identity, LoginRejection>,
 }
 
 impl fmt::Debug for PasswordCheck {
@@ -181,30 +182,36 @@ impl fmt::Debug for PasswordCheck {
 }
 
 impl PasswordCheck {
-    /// Checks it. Takes tens of milliseconds and as many mebibytes.
+    /// Checks the password. Takes tens of milliseconds and tens of MiB of memory.
     ///
     /// # Errors
-    /// [`Refusal`] for a wrong password, and for a right one that does not count here.
-    pub fn finish(self) -> Result<Identity, Refusal> {
-        if self.hash.verify(self.password.expose()) { self.outcome } else { Err(Refusal::WrongPassword) }
+    /// [`LoginRejection`] if the password is wrong, or correct but restricted to other circumstances.
+    pub fn finish(self) -> Result<Identity, LoginRejection> {
+        if self.hash.verify(self.password.expose()) {
+            self.outcome
+        } else {
+            Err(LoginRejection::WrongPassword)
+        }
     }
 }
 
 impl Records {
-    /// Finds out who `applicant` is. `now_ms` is Unix milliseconds.
+    /// Begins a login. `now_ms` is the time in milliseconds since the Unix epoch.
     #[must_use]
-    pub fn log_in(&self, credentials: &Credentials, applicant: &Applicant<'_>, now_ms: u64) -> Progress {
+    pub fn log_in(&self, credentials: &Credentials, applicant: &Applicant<'_>, now_ms: u64) -> LoginProgress {
         match credentials {
-            Credentials::None => Progress::Done(self.without_credentials(applicant)),
-            Credentials::Unreadable => Progress::Done(Err(Refusal::Unreadable)),
-            Credentials::Token(secret) => Progress::Done(self.by_token(secret.expose(), applicant, now_ms)),
+            Credentials::None => LoginProgress::Done(self.without_credentials(applicant)),
+            Credentials::Unreadable => LoginProgress::Done(Err(LoginRejection::Unreadable)),
+            Credentials::Token(secret) => {
+                LoginProgress::Done(self.by_token(secret.expose(), applicant, now_ms))
+            }
             Credentials::Password { user, password } => {
-                Progress::Check(self.by_password(user, password.clone(), applicant))
+                LoginProgress::Check(self.by_password(user, password.clone(), applicant))
             }
         }
     }
 
-    fn without_credentials(&self, applicant: &Applicant<'_>) -> Result<Identity, Refusal> {
+    fn without_credentials(&self, applicant: &Applicant<'_>) -> Result<Identity, LoginRejection> {
         let certified = |user: &&User| {
             let wanted = user.certificate.as_ref();
             wanted.is_some_and(|wanted| {
@@ -215,77 +222,82 @@ impl Records {
             return admit_user(user, applicant);
         }
         if self.is_empty() {
-            return Ok(Identity::trusted(Holder::Open));
+            return Ok(Identity::trusted(IdentitySource::Open));
         }
         if self.anonymous.is_empty() {
-            return Err(Refusal::NoCredentials);
+            return Err(LoginRejection::NoCredentials);
         }
         Ok(Identity {
             name: "anonymous".into(),
-            holder: Holder::Anonymous(self.anonymous.clone()),
+            holder: IdentitySource::Anonymous(self.anonymous.clone()),
             grants: Arc::new(Grants::new(&self.anonymous)),
             expires_ms: None,
         })
     }
 
-    fn by_token(&self, text: &str, applicant: &Applicant<'_>, now_ms: u64) -> Result<Identity, Refusal> {
-        let (id, secret) = token::split(text).ok_or(Refusal::UnknownToken)?;
+    fn by_token(
+        &self,
+        text: &str,
+        applicant: &Applicant<'_>,
+        now_ms: u64,
+    ) -> Result<Identity, LoginRejection> {
+        let (id, secret) = token::split(text).ok_or(LoginRejection::UnknownToken)?;
         let found = self.tokens.iter().find(|token| token.id == id);
-        let token = found.filter(|token| token.hash.is_of(secret)).ok_or(Refusal::UnknownToken)?;
+        let token = found.filter(|token| token.hash.is_of(secret)).ok_or(LoginRejection::UnknownToken)?;
         if token.expires_ms.is_some_and(|expires| expires <= now_ms) {
-            return Err(Refusal::ExpiredToken);
+            return Err(LoginRejection::ExpiredToken);
         }
         check(&token.restrict, applicant)?;
         Ok(Identity {
             name: token.name.as_str().into(),
             grants: Arc::new(Grants::new(&token.allow)),
             expires_ms: token.expires_ms,
-            holder: Holder::Token(Box::new(token.clone())),
+            holder: IdentitySource::Token(Box::new(token.clone())),
         })
     }
 
     fn by_password(&self, name: &str, password: Secret, applicant: &Applicant<'_>) -> PasswordCheck {
         let user = self.users.iter().find(|user| user.name == name);
         let known = user.and_then(|user| Some((user.password.clone()?, admit_user(user, applicant))));
-        let (hash, outcome) = known.unwrap_or_else(|| (self.decoy(), Err(Refusal::WrongPassword)));
+        let (hash, outcome) = known.unwrap_or_else(|| (self.decoy(), Err(LoginRejection::WrongPassword)));
         PasswordCheck { hash, password, outcome }
     }
 
-    /// A hash that costs as much as that of any user. Should somebody's own password open it, nobody is let in by it.
+    /// Returns a hash at least as expensive as any user's. Its password is useless, because the result is always a rejection.
     fn decoy(&self) -> PasswordHash {
         let hashes = self.users.iter().filter_map(|user| user.password.as_ref());
         hashes.max_by_key(|hash| hash.cost()).cloned().unwrap_or_else(PasswordHash::decoy)
     }
 
-    /// Whether what `identity` rests on is still as it was: its record, unchanged, and its time.
+    /// Whether an identity is still valid: it has not expired, and its user or token has not changed.
     #[must_use]
     pub fn uphold(&self, identity: &Identity, now_ms: u64) -> bool {
         let in_time = identity.expires_ms.is_none_or(|expires| expires > now_ms);
         in_time
             && match &identity.holder {
-                Holder::Local | Holder::Authenticator => true,
-                Holder::Open => self.is_empty(),
-                Holder::Anonymous(rules) => self.anonymous == *rules,
-                Holder::User(user) => self.users.iter().any(|known| known == &**user),
-                Holder::Token(token) => self.tokens.iter().any(|known| known == &**token),
+                IdentitySource::Local | IdentitySource::Authenticator => true,
+                IdentitySource::Open => self.is_empty(),
+                IdentitySource::Anonymous(rules) => self.anonymous == *rules,
+                IdentitySource::User(user) => self.users.iter().any(|known| known == &**user),
+                IdentitySource::Token(token) => self.tokens.iter().any(|known| known == &**token),
             }
     }
 }
 
-fn admit_user(user: &User, applicant: &Applicant<'_>) -> Result<Identity, Refusal> {
+fn admit_user(user: &User, applicant: &Applicant<'_>) -> Result<Identity, LoginRejection> {
     check(&user.restrict, applicant)?;
     Ok(Identity {
         name: user.name.as_str().into(),
         grants: Arc::new(Grants::new(&user.allow)),
-        holder: Holder::User(Box::new(user.clone())),
+        holder: IdentitySource::User(Box::new(user.clone())),
         expires_ms: None,
     })
 }
 
-fn check(restrict: &crate::record::Restrictions, applicant: &Applicant<'_>) -> Result<(), Refusal> {
+fn check(restrict: &crate::record::Restrictions, applicant: &Applicant<'_>) -> Result<(), LoginRejection> {
     match restrict.violated(applicant.id, applicant.name, applicant.kind, applicant.address) {
         None => Ok(()),
-        Some(what) => Err(Refusal::Restricted(what)),
+        Some(what) => Err(LoginRejection::Restricted(what)),
     }
 }
 
@@ -324,10 +336,10 @@ mod tests {
         text: &str,
         applicant: &Applicant<'_>,
         now_ms: u64,
-    ) -> Result<Identity, Refusal> {
+    ) -> Result<Identity, LoginRejection> {
         match records.log_in(&Credentials::read(Some(text)), applicant, now_ms) {
-            Progress::Done(result) => result,
-            Progress::Check(check) => check.finish(),
+            LoginProgress::Done(result) => result,
+            LoginProgress::Check(check) => check.finish(),
         }
     }
 
@@ -335,55 +347,55 @@ mod tests {
         Applicant { id: None, name: None, kind: Some("robot"), address: None, certificate: &[] };
 
     #[test]
-    fn a_token_lets_in_until_it_expires_and_where_it_counts() {
+    fn token_is_valid_until_it_expires_and_within_its_restrictions() {
         let (records, token) = records();
         let identity = log_in(&records, &token, &ROBOT, 999).unwrap();
         assert_eq!((&*identity.name, identity.holder.as_str()), ("deploy", "token"));
         assert!(identity.grants.allow(Action::Push, &Resource::Queue("orders", 1)));
         assert!(!identity.grants.allow(Action::Pull, &Resource::Queue("orders", 1)));
-        assert_eq!(log_in(&records, &token, &ROBOT, 1000), Err(Refusal::ExpiredToken));
+        assert_eq!(log_in(&records, &token, &ROBOT, 1000), Err(LoginRejection::ExpiredToken));
         let human = Applicant { kind: Some("human"), ..ROBOT };
-        assert_eq!(log_in(&records, &token, &human, 0), Err(Refusal::Restricted("client type")));
+        assert_eq!(log_in(&records, &token, &human, 0), Err(LoginRejection::Restricted("client type")));
         let other = format!("{token}x");
-        assert_eq!(log_in(&records, &other, &ROBOT, 0), Err(Refusal::UnknownToken));
-        assert_eq!(log_in(&records, "mqt_ffffffffffff_x", &ROBOT, 0), Err(Refusal::UnknownToken));
-        assert_eq!(log_in(&records, "anything", &ROBOT, 0), Err(Refusal::UnknownToken));
+        assert_eq!(log_in(&records, &other, &ROBOT, 0), Err(LoginRejection::UnknownToken));
+        assert_eq!(log_in(&records, "mqt_ffffffffffff_x", &ROBOT, 0), Err(LoginRejection::UnknownToken));
+        assert_eq!(log_in(&records, "anything", &ROBOT, 0), Err(LoginRejection::UnknownToken));
     }
 
     #[test]
-    fn a_password_lets_its_user_in_and_a_stranger_is_checked_as_long() {
+    fn password_check_takes_equally_long_for_unknown_users() {
         let (records, _) = records();
         assert_eq!(&*log_in(&records, "ann:correct horse", &ROBOT, 0).unwrap().name, "ann");
-        assert_eq!(log_in(&records, "ann:wrong horse", &ROBOT, 0), Err(Refusal::WrongPassword));
+        assert_eq!(log_in(&records, "ann:wrong horse", &ROBOT, 0), Err(LoginRejection::WrongPassword));
         // The decoy is the hash of a real user, but its password opens nothing under another name.
-        assert_eq!(log_in(&records, "bob:correct horse", &ROBOT, 0), Err(Refusal::WrongPassword));
+        assert_eq!(log_in(&records, "bob:correct horse", &ROBOT, 0), Err(LoginRejection::WrongPassword));
         let stranger = records.log_in(&Credentials::read(Some("bob:x")), &ROBOT, 0);
-        assert!(matches!(stranger, Progress::Check(_)));
+        assert!(matches!(stranger, LoginProgress::Check(_)));
     }
 
     #[test]
-    fn without_credentials_nobody_gets_in_unless_rules_say_so() {
+    fn peers_without_credentials_are_rejected_unless_anonymous_rules_exist() {
         let (mut records, _) = records();
-        assert_eq!(log_in(&records, "", &ROBOT, 0), Err(Refusal::NoCredentials));
+        assert_eq!(log_in(&records, "", &ROBOT, 0), Err(LoginRejection::NoCredentials));
         records.anonymous = vec!["pull:public/*".parse().unwrap()];
         let identity = log_in(&records, "", &ROBOT, 0).unwrap();
         assert!(identity.grants.allow(Action::Pull, &Resource::Queue("public", 1)));
         assert!(!identity.grants.allow(Action::Push, &Resource::Queue("public", 1)));
-        // Wrong credentials never count as none.
-        assert_eq!(log_in(&records, "nonsense", &ROBOT, 0), Err(Refusal::UnknownToken));
+        // Invalid credentials are never treated as missing ones.
+        assert_eq!(log_in(&records, "nonsense", &ROBOT, 0), Err(LoginRejection::UnknownToken));
     }
 
     #[test]
-    fn a_certificate_is_as_good_as_a_password() {
+    fn certificate_can_replace_the_password() {
         let (records, _) = records();
         let applicant = Applicant { certificate: &["dns:laptop", "cn:ann"], ..ROBOT };
         assert_eq!(&*log_in(&records, "", &applicant, 0).unwrap().name, "ann");
         let applicant = Applicant { certificate: &["cn:annabel", "dns:cn:ann"], ..ROBOT };
-        assert_eq!(log_in(&records, "", &applicant, 0), Err(Refusal::NoCredentials));
+        assert_eq!(log_in(&records, "", &applicant, 0), Err(LoginRejection::NoCredentials));
     }
 
     #[test]
-    fn an_identity_falls_with_what_it_rests_on() {
+    fn identity_is_invalid_after_its_record_changed_or_expired() {
         let (records, token) = records();
         let bearer = log_in(&records, &token, &ROBOT, 0).unwrap();
         let user = log_in(&records, "ann:correct horse", &ROBOT, 0).unwrap();
@@ -395,19 +407,19 @@ mod tests {
         assert!(changed.uphold(&user, 0));
         changed.remove_user("ann").unwrap();
         assert!(!changed.uphold(&user, 0));
-        let open = Identity::trusted(Holder::Open);
+        let open = Identity::trusted(IdentitySource::Open);
         assert!(Records::default().uphold(&open, 0) && !records.uphold(&open, 0));
-        assert!(records.uphold(&Identity::trusted(Holder::Local), 0));
+        assert!(records.uphold(&Identity::trusted(IdentitySource::Local), 0));
     }
 
     #[test]
-    fn what_peers_are_told_does_not_tell_them_what_was_wrong() {
+    fn rejection_text_does_not_reveal_the_reason() {
         let told = [
-            Refusal::UnknownToken,
-            Refusal::ExpiredToken,
-            Refusal::WrongPassword,
-            Refusal::Restricted("address"),
+            LoginRejection::UnknownToken,
+            LoginRejection::ExpiredToken,
+            LoginRejection::WrongPassword,
+            LoginRejection::Restricted("address"),
         ];
-        assert!(told.iter().all(|refusal| refusal.for_peer() == Refusal::Authenticator.for_peer()));
+        assert!(told.iter().all(|refusal| refusal.for_peer() == LoginRejection::Authenticator.for_peer()));
     }
 }

@@ -1,4 +1,4 @@
-//! Passwords: hashed with Argon2id, never kept.
+//! Passwords, hashed with Argon2id and never stored in clear text.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,48 +8,48 @@ use argon2::password_hash::{PasswordHasher, PasswordVerifier};
 use argon2::{Argon2, Params};
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a password at most: enough for any sentence, and nobody can make the server hash a book.
+/// Maximum size of a password in bytes. Limits the cost of hashing.
 pub const PASSWORD_BYTES_MAX: usize = 1024;
-/// Bytes of a password at least, when one is set.
+/// Minimum size of a new password in bytes.
 pub const PASSWORD_BYTES_MIN: usize = 8;
-/// Memory that checking one password may take, KiB. More is refused when it is stored, not when somebody logs in.
+/// Maximum memory for one password check, in KiB. Checked when a hash is stored, not when a user logs in.
 const MEMORY_KIB_MAX: u32 = 1024 * 1024;
-/// Passes over that memory at most.
+/// Maximum number of passes over that memory.
 const PASSES_MAX: u32 = 64;
 
-/// The hash of a password with its salt and its costs, in PHC form: `$argon2id$v=19$m=19456,t=2,p=1$...`.
+/// A password hash with its salt and cost parameters, in PHC format: `$argon2id$v=19$m=19456,t=2,p=1$...`.
 ///
-/// `Debug` and `Display`, which the store needs, are not the same: logs show nothing of it.
+/// `Debug` reveals nothing, unlike `as_str`, which the store uses.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct PasswordHash(Box<str>);
 
-/// Why something is no password, or no hash of one.
+/// Why a password or a hash is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PasswordError {
-    /// Too short to be one.
-    #[error("a password has at least {PASSWORD_BYTES_MIN} bytes")]
+    /// The password is too short.
+    #[error("a password must have at least {PASSWORD_BYTES_MIN} bytes")]
     TooShort,
-    /// Too long to be hashed.
-    #[error("a password has at most {PASSWORD_BYTES_MAX} bytes")]
+    /// The password is too long.
+    #[error("a password must have at most {PASSWORD_BYTES_MAX} bytes")]
     TooLong,
-    /// Not what `PasswordHash::of` makes.
+    /// The hash has another format or excessive cost parameters.
     #[error(
-        "this is no Argon2id hash in PHC form ($argon2id$v=19$m=...,t=...,p=...$salt$hash) of bearable cost"
+        "expected an Argon2id hash in PHC format ($argon2id$v=19$m=...,t=...,p=...$salt$hash) with at most 1 GiB and 64 passes"
     )]
     NoHash,
-    /// The algorithm failed, for want of memory.
+    /// Hashing failed, for lack of memory.
     #[error("the password could not be hashed")]
     Failed,
 }
 
 impl PasswordHash {
-    /// Hashes `password` with the algorithm's own defaults (19 MiB, 2 passes). `salt` are fresh random bytes. Takes tens of
+    /// Hashes `password` with Argon2's default parameters (19 MiB, 2 passes). `salt` must be fresh random bytes. Takes tens of
     /// milliseconds.
     ///
     /// # Errors
-    /// [`PasswordError`] for a password that is too short or too long.
+    /// [`PasswordError`] if the password is too short or too long, or hashing fails.
     pub fn of(password: &str, salt: [u8; 16]) -> Result<Self, PasswordError> {
         match password.len() {
             0..PASSWORD_BYTES_MIN => return Err(PasswordError::TooShort),
@@ -62,7 +62,7 @@ impl PasswordHash {
         Ok(Self(hash.to_string().into()))
     }
 
-    /// Whether `password` is the one. Takes as long as `of` did, whatever the answer.
+    /// Whether `password` matches. Takes as long as hashing, whatever the result.
     #[must_use]
     pub fn verify(&self, password: &str) -> bool {
         password.len() <= PASSWORD_BYTES_MAX
@@ -70,19 +70,19 @@ impl PasswordHash {
                 .is_ok_and(|hash| Argon2::default().verify_password(password.as_bytes(), &hash).is_ok())
     }
 
-    /// Memory times passes: what checking it costs, for comparing.
+    /// Cost of a check for comparison: memory times passes.
     pub(crate) fn cost(&self) -> u64 {
         let params = phc::PasswordHash::new(&self.0).ok().and_then(|hash| Params::try_from(&hash).ok());
         params.map_or(0, |params| u64::from(params.m_cost()) * u64::from(params.t_cost()))
     }
 
-    /// The text that is stored.
+    /// The hash in PHC format.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// A hash of no password, to be checked against where there is no user: so that this takes as long.
+    /// A hash without a known password, checked for unknown users so that this takes equally long.
     pub(crate) fn decoy() -> Self {
         Self("$argon2id$v=19$m=19456,t=2,p=1$bm9ib2R5IGhhcyB0aGlzMQ$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA".into())
     }
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_password_is_known_again_and_no_other() {
+    fn only_the_same_password_matches_its_hash() {
         let hash = PasswordHash::of("correct horse", *b"0123456789abcdef").unwrap();
         assert!(hash.verify("correct horse"));
         assert!(!hash.verify("correct horsf"));
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_has_the_decoy_and_it_costs_as_much_as_a_real_one() {
+    fn decoy_costs_as_much_as_a_real_hash_and_never_matches() {
         let decoy: PasswordHash = PasswordHash::decoy().as_str().parse().unwrap();
         assert!(!decoy.verify("nobody has this1"));
         assert_eq!(decoy.cost(), PasswordHash::of("12345678", [1; 16]).unwrap().cost());
@@ -144,13 +144,13 @@ mod tests {
     }
 
     #[test]
-    fn passwords_have_a_least_and_a_greatest_length() {
+    fn password_length_is_limited() {
         assert_eq!(PasswordHash::of("1234567", [0; 16]), Err(PasswordError::TooShort));
         assert_eq!(PasswordHash::of(&"x".repeat(1025), [0; 16]), Err(PasswordError::TooLong));
     }
 
     #[test]
-    fn hashes_of_other_sorts_and_of_unbearable_cost_are_refused() {
+    fn other_algorithms_and_excessive_costs_are_rejected() {
         let salted = "c29tZXNhbHRzb21lc2FsdA$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
         for text in [
             "",

@@ -1,64 +1,64 @@
-//! Patterns with `*`, matched against the names of resources.
+//! Patterns with `*` wildcards, matched against resource names.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a pattern at most.
+/// Maximum size of a pattern in bytes.
 pub const PATTERN_BYTES_MAX: usize = 512;
 
-/// Text in which each `*` stands for any bytes, none and `/` among them. Nothing else is special.
+/// A pattern in which each `*` matches any bytes, including none and `/`. No other character is special.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Pattern(Box<str>);
 
-/// Why a text is no pattern.
+/// Why a text is not a valid pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PatternError {
-    /// It would match nothing that has a name.
-    #[error("a pattern is empty; * stands for everything")]
+    /// The pattern is empty and would match no name.
+    #[error("a pattern must not be empty; * matches everything")]
     Empty,
-    /// Longer than any name.
-    #[error("a pattern has {0} bytes, at most {PATTERN_BYTES_MAX} are allowed")]
+    /// The pattern is longer than any name.
+    #[error("a pattern of {0} bytes exceeds the limit of {PATTERN_BYTES_MAX} bytes")]
     TooLong(usize),
-    /// No name has one.
-    #[error("a pattern contains the control character {0:?}")]
+    /// The pattern contains a control character, which no name contains.
+    #[error("a pattern must not contain the control character {0:?}")]
     Control(char),
 }
 
 impl Pattern {
-    /// The text.
+    /// Returns the pattern as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Whether it matches everything.
+    /// Whether the pattern matches every name.
     #[must_use]
     pub fn is_everything(&self) -> bool {
         self.0.bytes().all(|byte| byte == b'*')
     }
 
-    /// Whether it matches `text`, with respect to case.
+    /// Whether the pattern matches `text`, case-sensitively.
     #[must_use]
     pub fn matches(&self, text: &[u8]) -> bool {
         glob(self.0.as_bytes(), text, |pattern, byte| pattern == byte)
     }
 
-    /// Whether it matches `text`, ASCII case apart.
+    /// Whether the pattern matches `text`, ignoring ASCII case.
     #[must_use]
     pub fn matches_folded(&self, text: &[u8]) -> bool {
         glob(self.0.as_bytes(), text, |pattern, byte| pattern.eq_ignore_ascii_case(&byte))
     }
 }
 
-/// Greedy with one step back, so that no pattern, however many stars it has, takes more than the product of the two
-/// lengths.
+/// Greedy matching that backtracks to the last star only, so the time is at most proportional to the product of the two
+/// lengths, whatever the pattern.
 fn glob(pattern: &[u8], text: &[u8], same: impl Fn(u8, u8) -> bool) -> bool {
     let (mut at, mut position) = (0, 0);
-    // Behind the last star: where the pattern goes on, and up to where that star reaches.
+    // Position after the last star, and how far that star extends.
     let mut resume = None;
     while position < text.len() {
         match pattern.get(at) {
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_stands_for_anything_and_everything_else_for_itself() {
+    fn star_matches_anything_and_other_characters_match_themselves() {
         for (pattern, text) in [
             ("*", ""),
             ("*", "a/b"),
@@ -159,20 +159,20 @@ mod tests {
     }
 
     #[test]
-    fn case_is_forgotten_only_where_asked() {
+    fn case_is_ignored_only_on_request() {
         let pattern: Pattern = "Orders/*".parse().unwrap();
         assert!(pattern.matches_folded(b"oRDERS/1"));
         assert!(!pattern.matches(b"orders/1"));
     }
 
     #[test]
-    fn what_can_match_no_name_is_no_pattern() {
+    fn patterns_that_match_no_name_are_rejected() {
         assert_eq!("".parse::<Pattern>(), Err(PatternError::Empty));
         assert_eq!("a\nb".parse::<Pattern>(), Err(PatternError::Control('\n')));
         assert_eq!("x".repeat(513).parse::<Pattern>(), Err(PatternError::TooLong(513)));
     }
 
-    /// The definition, slow and plain.
+    /// The definition of matching, as a slow recursive function.
     fn naive(pattern: &[u8], text: &[u8]) -> bool {
         match pattern.split_first() {
             None => text.is_empty(),
@@ -185,7 +185,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_quick_answer_is_that_of_the_definition(pattern in "[ab*/]{1,8}", text in "[ab/]{0,10}") {
+        fn matching_agrees_with_its_definition(pattern in "[ab*/]{1,8}", text in "[ab/]{0,10}") {
             prop_assert_eq!(matches(&pattern, &text), naive(pattern.as_bytes(), text.as_bytes()));
         }
     }

@@ -1,4 +1,4 @@
-//! Users and tokens as they are stored, and what they may be.
+//! Users and tokens as stored, and their limits.
 
 use core::net::IpAddr;
 
@@ -10,71 +10,71 @@ use crate::pattern::Pattern;
 use crate::rule::Rule;
 use crate::token::TokenHash;
 
-/// Users, and tokens, at most.
+/// Maximum number of users, and of tokens.
 pub const RECORDS_MAX: usize = 10_000;
-/// Rules, patterns or address ranges of one record at most.
+/// Maximum number of rules, patterns or address ranges in one record.
 pub const LIST_MAX: usize = 256;
-/// Bytes of the name of a user or a token at most.
+/// Maximum size in bytes of the name of a user or token.
 pub const NAME_BYTES_MAX: usize = 64;
 
-/// Under which circumstances credentials count. An empty list restricts nothing; of a list, one must match.
+/// Conditions on the use of credentials. An empty list restricts nothing; otherwise one entry of each list must match.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Restrictions {
-    /// Client ids that the peer may take.
+    /// Permitted client ids.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub client_ids: Vec<Pattern>,
-    /// Client names that it may take.
+    /// Permitted client names.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub client_names: Vec<Pattern>,
-    /// Client types that it may have.
+    /// Permitted client types.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub client_types: Vec<Pattern>,
-    /// Where it may come from.
+    /// Permitted peer addresses.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<AddressRange>,
 }
 
-/// A person, or a program with a password.
+/// A user: a person, or a program with a password.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct User {
-    /// Unique among users.
+    /// Name, unique among users.
     pub name: String,
-    /// The hash of the password; without one, nobody logs in with a password.
+    /// Password hash; without one, the user cannot log in with a password.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub password: Option<PasswordHash>,
-    /// A name in a client certificate that is as good as the password: `cn:worker-1`, `dns:*.workers.example`.
+    /// Name in a client certificate that replaces the password: `cn:worker-1`, `dns:*.workers.example`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<Pattern>,
-    /// What the user may do.
+    /// Permissions.
     pub allow: Vec<Rule>,
-    /// Under which circumstances.
+    /// Conditions.
     #[serde(default)]
     pub restrict: Restrictions,
 }
 
-/// A word that lets a program in.
+/// An access token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Token {
-    /// Unique; a part of the token itself.
+    /// Unique id, which is part of the token's text.
     pub id: String,
-    /// For people.
+    /// Display name.
     pub name: String,
-    /// The hash of the secret.
+    /// Hash of the secret.
     pub hash: TokenHash,
-    /// What its bearer may do.
+    /// Permissions.
     pub allow: Vec<Rule>,
-    /// From when on it is worth nothing, Unix milliseconds; `None`: it lasts.
+    /// Time of expiry in milliseconds since the Unix epoch; `None`: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_ms: Option<u64>,
-    /// Under which circumstances it counts.
+    /// Conditions.
     #[serde(default)]
     pub restrict: Restrictions,
 }
 
-/// All that is known about who may do what.
+/// All users and tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Records {
@@ -82,53 +82,53 @@ pub struct Records {
     pub users: Vec<User>,
     /// Tokens.
     pub tokens: Vec<Token>,
-    /// What peers without credentials may do. Empty: they are refused.
+    /// Permissions of peers without credentials. Empty: such peers are rejected.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub anonymous: Vec<Rule>,
 }
 
-/// Why records cannot be used together, or one of them not at all.
+/// Why records are invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// A name that cannot be one.
+    /// Invalid name.
     #[error(
-        "{name:?} cannot be the name of a user or a token: 1 to {NAME_BYTES_MAX} bytes, no ':', no control characters"
+        "{name:?} is not a valid name of a user or token: expected 1 to {NAME_BYTES_MAX} bytes without ':' and control characters"
     )]
     Name {
         /// The name.
         name: String,
     },
-    /// An id that no token can have.
-    #[error("{id:?} is no id of a token: letters and digits, at most {NAME_BYTES_MAX}")]
+    /// Invalid token id.
+    #[error("{id:?} is not a valid token id: expected at most {NAME_BYTES_MAX} letters and digits")]
     Id {
         /// The id.
         id: String,
     },
-    /// Two of one name.
-    #[error("there is {what} already")]
+    /// The name or id already exists.
+    #[error("{what} already exists")]
     Exists {
         /// For example `a user "ann"`.
         what: String,
     },
-    /// None of that name.
-    #[error("there is no {what}")]
+    /// The name or id does not exist.
+    #[error("{what} does not exist")]
     Missing {
         /// For example `user "ann"`.
         what: String,
     },
-    /// More than can be kept.
-    #[error("{what}: at most {most} are allowed")]
+    /// A limit is exceeded.
+    #[error("too many {what}: at most {most} are allowed")]
     TooMany {
-        /// Of what.
+        /// Limited items.
         what: &'static str,
-        /// How many there may be.
+        /// Maximum number.
         most: usize,
     },
 }
 
 impl Restrictions {
-    /// What is not as it must be; `None` if all is.
+    /// Returns the name of the first violated condition, or `None`.
     pub(crate) fn violated(
         &self,
         id: Option<&str>,
@@ -162,16 +162,16 @@ impl Restrictions {
 }
 
 impl Records {
-    /// Whether nobody was ever named who could log in: then a broker that listens on loopback lets everybody do everything.
+    /// Whether no one can log in. A broker that listens on loopback then allows everything to all clients.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.users.is_empty() && self.tokens.is_empty() && self.anonymous.is_empty()
     }
 
-    /// Whether all of it can be kept and used.
+    /// Validates all records.
     ///
     /// # Errors
-    /// [`RecordError`] for the first thing that is wrong.
+    /// [`RecordError`] for the first problem.
     pub fn check(&self) -> Result<(), RecordError> {
         at_most("users", self.users.len(), RECORDS_MAX)?;
         at_most("tokens", self.tokens.len(), RECORDS_MAX)?;
@@ -198,10 +198,10 @@ impl Records {
         Ok(())
     }
 
-    /// Both together: what a configuration says and what a store has.
+    /// Combines the records of the configuration with those of a store.
     ///
     /// # Errors
-    /// [`RecordError`] if they name the same user or token.
+    /// [`RecordError`] if both contain the same user or token, or a limit is exceeded.
     pub fn joined(mut self, other: Self) -> Result<Self, RecordError> {
         self.users.extend(other.users);
         self.tokens.extend(other.tokens);
@@ -213,16 +213,16 @@ impl Records {
     /// Adds a user.
     ///
     /// # Errors
-    /// [`RecordError`] if there is one of that name, or the record cannot be kept.
+    /// [`RecordError`] if the name exists, or the record is invalid.
     pub fn add_user(&mut self, user: User) -> Result<(), RecordError> {
         self.users.push(user);
         self.check().inspect_err(|_| drop(self.users.pop()))
     }
 
-    /// Replaces the password of a user.
+    /// Sets the password of a user.
     ///
     /// # Errors
-    /// [`RecordError::Missing`] if there is none of that name.
+    /// [`RecordError::Missing`] if the user does not exist.
     pub fn set_password(&mut self, name: &str, password: PasswordHash) -> Result<(), RecordError> {
         let user = self.users.iter_mut().find(|user| user.name == name);
         user.ok_or_else(|| no_user(name))?.password = Some(password);
@@ -232,7 +232,7 @@ impl Records {
     /// Removes a user.
     ///
     /// # Errors
-    /// [`RecordError::Missing`] if there is none of that name.
+    /// [`RecordError::Missing`] if the user does not exist.
     pub fn remove_user(&mut self, name: &str) -> Result<(), RecordError> {
         let at = self.users.iter().position(|user| user.name == name).ok_or_else(|| no_user(name))?;
         self.users.remove(at);
@@ -242,16 +242,16 @@ impl Records {
     /// Adds a token.
     ///
     /// # Errors
-    /// [`RecordError`] if there is one of that id, or the record cannot be kept.
+    /// [`RecordError`] if the id exists, or the record is invalid.
     pub fn add_token(&mut self, token: Token) -> Result<(), RecordError> {
         self.tokens.push(token);
         self.check().inspect_err(|_| drop(self.tokens.pop()))
     }
 
-    /// Removes the token of this id.
+    /// Removes the token with this id.
     ///
     /// # Errors
-    /// [`RecordError::Missing`] if there is none.
+    /// [`RecordError::Missing`] if the token does not exist.
     pub fn remove_token(&mut self, id: &str) -> Result<(), RecordError> {
         let missing = || RecordError::Missing { what: format!("token with the id {id:?}") };
         let at = self.tokens.iter().position(|token| token.id == id).ok_or_else(missing)?;
@@ -268,7 +268,7 @@ fn at_most(what: &'static str, given: usize, most: usize) -> Result<(), RecordEr
     if given > most { Err(RecordError::TooMany { what, most }) } else { Ok(()) }
 }
 
-/// A colon ends a name where it stands before a password.
+/// A name must not contain a colon, which separates it from the password in credentials.
 fn check_name(name: &str) -> Result<(), RecordError> {
     let fits = (1..=NAME_BYTES_MAX).contains(&name.len());
     if fits && !name.contains(|character: char| character == ':' || character.is_control()) {
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_taken_once_and_a_refused_record_leaves_nothing() {
+    fn names_are_unique_and_a_rejected_record_is_not_stored() {
         let mut records = Records::default();
         assert!(records.is_empty());
         records.add_user(user("ann")).unwrap();
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn of_each_list_of_restrictions_one_must_match() {
+    fn one_entry_of_each_restriction_must_match() {
         let restrict = Restrictions {
             client_names: vec!["worker-*".parse().unwrap(), "boss".parse().unwrap()],
             addresses: vec!["10.0.0.0/8".parse().unwrap()],

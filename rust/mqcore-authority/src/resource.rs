@@ -1,45 +1,45 @@
-//! What an action is about, and what it is called.
+//! The resources that permissions cover, and their names.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use crate::pattern::Pattern;
 
-/// Bytes of a resource's name that are shown in logs, at most.
+/// Maximum size in bytes of a resource name in logs.
 const SHOWN_BYTES_MAX: usize = 300;
 
-/// The thing that somebody wants to act on.
+/// A resource on which a client wants to act.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Resource<'a> {
-    /// The broker as a whole: only a pattern that is `*` covers it.
+    /// The broker as a whole, covered only by the pattern `*`.
     Server,
-    /// A channel by itself. Covered by its name, and by `NAME/*`.
+    /// A channel itself. Covered by its name and by `NAME/*`.
     Channel(&'a str),
-    /// A channel with every queue of it. Covered by `NAME/*`, not by its name alone.
+    /// A channel with all its queues. Covered by `NAME/*`, but not by its name alone.
     AllQueues(&'a str),
-    /// One queue, `channel/id`. Queue 0 is also covered by the channel's name, which is its plain name.
+    /// A queue, `channel/id`. Queue 0 is also covered by the channel's name, because that is its short name.
     Queue(&'a str, u16),
-    /// A client by its id.
+    /// A client, by id.
     ClientId(&'a str),
-    /// Clients by their name, written `@name:NAME`.
+    /// Clients with this name, written `@name:NAME`.
     ClientName(&'a str),
-    /// Clients by their type, written `@type:TYPE`.
+    /// Clients of this type, written `@type:TYPE`.
     ClientType(&'a str),
     /// A router.
     Router(&'a str),
     /// A topic.
     Topic(&'a [u8]),
-    /// Every topic whose name begins so. Covered by what covers all of them.
+    /// All topics with this prefix. Covered by a pattern that covers each of them.
     TopicsFrom(&'a [u8]),
-    /// The key of a limit.
+    /// The key of a rate limit.
     LimitKey(&'a [u8]),
-    /// A page of the admin side, with its leading slash.
+    /// A path of the admin interface, with its leading slash.
     Page(&'a str),
 }
 
 impl Resource<'_> {
-    /// Whether `pattern` covers it. Channels are looked up without respect to case, so their names are matched so; all
-    /// other names are matched as they are.
+    /// Whether `pattern` covers this resource. Channel names ignore case, like channels themselves; all other names are
+    /// case-sensitive.
     #[must_use]
     pub fn is_covered_by(&self, pattern: &Pattern) -> bool {
         if pattern.is_everything() {
@@ -51,8 +51,8 @@ impl Resource<'_> {
             Self::Channel(name) => pattern.matches_folded(name.as_bytes()) || covers_all(pattern, name),
             Self::AllQueues(name) => covers_all(pattern, name),
             Self::Queue(name, id) => {
-                // Most names are short, so the address needs no allocation.
-                let mut address = Text::<320>::default();
+                // Most names are short, so the address rarely needs an allocation.
+                let mut address = InlineText::<320>::default();
                 address.push(name.as_bytes());
                 address.push(b"/");
                 address.push(decimal(id, &mut [0; 5]));
@@ -64,35 +64,35 @@ impl Resource<'_> {
             Self::ClientType(kind) => matches(&format!("@type:{kind}")),
             Self::Router(name) | Self::Page(name) => matches(name),
             Self::Topic(name) | Self::LimitKey(name) => pattern.matches(name),
-            // What matches the beginning matches all that begins so, if a star follows.
+            // A pattern that matches the prefix and ends with a star matches every topic with this prefix.
             Self::TopicsFrom(prefix) => pattern.as_str().ends_with('*') && pattern.matches(prefix),
         }
     }
 }
 
-/// Whether every queue that a channel can have is covered: then also the address without digits is.
+/// Whether all possible queues of a channel are covered. Then the address without digits is covered, too.
 fn covers_all(pattern: &Pattern, channel: &str) -> bool {
-    let mut prefix = Text::<320>::default();
+    let mut prefix = InlineText::<320>::default();
     prefix.push(channel.as_bytes());
     prefix.push(b"/");
-    // Only what ends in a star can cover ids of any length.
+    // Only a pattern that ends with a star covers ids of any length.
     pattern.as_str().ends_with('*') && pattern.matches_folded(prefix.as_slice())
 }
 
-/// A few bytes on the stack; names of channels are limited to fewer. What does not fit goes to the heap.
-struct Text<const N: usize> {
+/// A byte buffer on the stack that spills to the heap if needed. Channel names normally fit.
+struct InlineText<const N: usize> {
     inline: [u8; N],
     length: usize,
     spilled: Vec<u8>,
 }
 
-impl<const N: usize> Default for Text<N> {
+impl<const N: usize> Default for InlineText<N> {
     fn default() -> Self {
         Self { inline: [0; N], length: 0, spilled: Vec::new() }
     }
 }
 
-impl<const N: usize> Text<N> {
+impl<const N: usize> InlineText<N> {
     fn push(&mut self, bytes: &[u8]) {
         if self.spilled.is_empty() && self.length + bytes.len() <= N {
             self.inline[self.length..self.length + bytes.len()].copy_from_slice(bytes);
@@ -122,7 +122,7 @@ fn decimal(mut number: u16, buffer: &mut [u8; 5]) -> &[u8] {
     }
 }
 
-/// As patterns and people write it; long names cut, because peers choose them.
+/// Formats the name as in patterns. Long names are truncated, because peers choose them.
 impl fmt::Display for Resource<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_is_covered_by_its_name_and_by_all_its_queues() {
+    fn channel_is_covered_by_its_name_and_by_all_its_queues() {
         assert!(covered("orders", Resource::Channel("Orders")));
         assert!(covered("orders/*", Resource::Channel("orders")));
         assert!(!covered("orders/1*", Resource::Channel("orders")));
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_is_covered_by_its_address_and_queue_zero_by_its_plain_name() {
+    fn queue_is_covered_by_its_address_and_queue_zero_by_the_channel_name() {
         assert!(covered("orders/1001", Resource::Queue("ORDERS", 1001)));
         assert!(covered("orders/*", Resource::Queue("orders", 65_535)));
         assert!(covered("orders", Resource::Queue("orders", 0)));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_covered_by_what_they_are_addressed_by() {
+    fn clients_are_covered_by_their_form_of_address() {
         assert!(covered("worker-*", Resource::ClientId("worker-1")));
         assert!(!covered("worker-*", Resource::ClientName("worker-1")));
         assert!(covered("@name:worker-*", Resource::ClientName("worker-1")));
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn topics_of_one_beginning_are_covered_by_what_covers_them_all() {
+    fn topic_prefix_is_covered_by_a_pattern_for_all_its_topics() {
         assert!(covered("news.*", Resource::Topic(b"news.sport")));
         assert!(covered("news.*", Resource::TopicsFrom(b"news.")));
         assert!(covered("n*", Resource::TopicsFrom(b"news.")));
@@ -206,14 +206,14 @@ mod tests {
     }
 
     #[test]
-    fn a_name_longer_than_any_channels_is_matched_whole() {
+    fn name_longer_than_the_inline_buffer_is_matched_completely() {
         let long = "n".repeat(1000);
         assert!(covered("n*/7", Resource::Queue(&long, 7)));
         assert!(!covered("n*/8", Resource::Queue(&long, 7)));
     }
 
     #[test]
-    fn what_is_shown_of_a_name_is_bounded() {
+    fn displayed_name_is_truncated() {
         assert!(Resource::LimitKey(&[b'k'; 5000]).to_string().len() < 400);
         assert_eq!(Resource::Queue("orders", 7).to_string(), "orders/7");
     }

@@ -1,4 +1,4 @@
-//! One permission in words: `push,pull:orders/*`.
+//! Permission rules in text form: `push,pull:orders/*`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use crate::action::Action;
 use crate::pattern::{Pattern, PatternError};
 
-/// Actions, and the pattern of what they are allowed on. Written `ACTIONS:PATTERN`, `ACTIONS` for everything, or `*`.
+/// Actions and the pattern of resources on which they are allowed. Written `ACTIONS:PATTERN`, `ACTIONS` for all resources,
+/// or `*`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Rule {
@@ -16,22 +17,22 @@ pub struct Rule {
     pattern: Pattern,
 }
 
-/// Why a text is no rule.
+/// Why a text is not a valid rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuleError {
-    /// A word that is no action.
-    #[error("{word:?} is no action; there are: {}, and * for all of them", words())]
+    /// An unknown action.
+    #[error("{word:?} is not an action; expected one of {}, or * for all of them", words())]
     Action {
-        /// The word.
+        /// Name as given.
         word: String,
     },
-    /// The part behind the colon is no pattern.
+    /// The part after the colon is not a valid pattern.
     #[error("{rule:?}: {source}")]
     Pattern {
-        /// The whole rule.
+        /// Complete rule.
         rule: String,
-        /// What is wrong.
+        /// Reason.
         source: PatternError,
     },
 }
@@ -41,19 +42,19 @@ fn words() -> String {
 }
 
 impl Rule {
-    /// Everything, everywhere.
+    /// Permits every action on every resource.
     #[must_use]
     pub fn everything() -> Self {
         Self { actions: Action::ALL.to_vec(), pattern: "*".parse().expect("a star is a pattern") }
     }
 
-    /// What may be done, each once.
+    /// Permitted actions, without duplicates.
     #[must_use]
     pub fn actions(&self) -> &[Action] {
         &self.actions
     }
 
-    /// To what.
+    /// Pattern of the resources.
     #[must_use]
     pub fn pattern(&self) -> &Pattern {
         &self.pattern
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_is_written_as_it_is_read() {
+    fn rule_survives_a_round_trip_in_normal_form() {
         assert_eq!(written("*"), "*");
         assert_eq!(written("*:*"), "*");
         assert_eq!(written("pull , push:orders/*"), "push,pull:orders/*");
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_rule_says_what_is_wrong() {
+    fn invalid_rule_names_the_problem() {
         assert!(matches!("dance".parse::<Rule>(), Err(RuleError::Action { .. })));
         assert!(matches!("push,:a".parse::<Rule>(), Err(RuleError::Action { .. })));
         assert!(matches!("".parse::<Rule>(), Err(RuleError::Action { .. })));

@@ -1,7 +1,7 @@
-//! Tokens: long random words that programs show. Shown to people once, kept as hashes.
+//! Access tokens: long random strings. A token is shown once when it is created; only its hash is stored.
 //!
-//! A token is `mqt_ID_SECRET`: the id finds its record, the secret has 256 random bits. Nobody can guess those, so that a
-//! quick hash is enough.
+//! A token has the form `mqt_ID_SECRET`. The id finds its record. The secret has 256 random bits and cannot be guessed, so a
+//! fast hash is sufficient.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,9 +14,9 @@ use subtle::ConstantTimeEq;
 
 use crate::hexadecimal;
 
-/// What every token begins with, so that people and scanners know one when they see it.
+/// Prefix of every token, by which people and secret scanners recognize it.
 pub const PREFIX: &str = "mqt_";
-/// Random bytes that a token is made of.
+/// Number of random bytes in a token.
 pub const ENTROPY_BYTES: usize = 38;
 
 const ID_BYTES: usize = 6;
@@ -26,39 +26,39 @@ const ID_BYTES: usize = 6;
 #[serde(try_from = "String", into = "String")]
 pub struct TokenHash([u8; 32]);
 
-/// A text that is no hash.
+/// The text is not a token hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the hash of a token is 64 hexadecimal digits")]
+#[error("a token hash must have 64 hexadecimal digits")]
 pub struct TokenHashError;
 
-/// A new token.
+/// A newly created token.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Minted {
-    /// Its id: twelve hexadecimal digits.
+pub struct NewToken {
+    /// Id: twelve hexadecimal digits.
     pub id: String,
-    /// The whole of it, to be shown once.
+    /// Complete token, to be shown once.
     pub text: String,
-    /// What is kept.
+    /// Hash to store.
     pub hash: TokenHash,
 }
 
-impl fmt::Debug for Minted {
+impl fmt::Debug for NewToken {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("Minted").field("id", &self.id).finish_non_exhaustive()
     }
 }
 
-/// Makes a token of fresh random bytes.
+/// Creates a token from fresh random bytes.
 #[must_use]
-pub fn mint(entropy: [u8; ENTROPY_BYTES]) -> Minted {
+pub fn mint(entropy: [u8; ENTROPY_BYTES]) -> NewToken {
     let (id, secret) = entropy.split_at(ID_BYTES);
     let id = hexadecimal::encode(id);
     let secret = URL_SAFE_NO_PAD.encode(secret);
     let hash = TokenHash::of(&secret);
-    Minted { text: format!("{PREFIX}{id}_{secret}"), id, hash }
+    NewToken { text: format!("{PREFIX}{id}_{secret}"), id, hash }
 }
 
-/// The id and the secret of a token; `None` if it is none.
+/// Splits a token into id and secret; `None` if it is not a token.
 pub(crate) fn split(text: &str) -> Option<(&str, &str)> {
     text.strip_prefix(PREFIX)?.split_once('_').filter(|(id, secret)| !id.is_empty() && !secret.is_empty())
 }
@@ -68,7 +68,7 @@ impl TokenHash {
         Self(Sha256::digest(secret.as_bytes()).into())
     }
 
-    /// Whether it is the hash of `secret`, in a time that says nothing about where they differ.
+    /// Whether this is the hash of `secret`. Compares in constant time.
     pub(crate) fn is_of(&self, secret: &str) -> bool {
         Self::of(secret).0.ct_eq(&self.0).into()
     }
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_found_by_its_id_and_known_by_its_secret() {
+    fn token_is_found_by_its_id_and_verified_by_its_secret() {
         let minted = mint([7; ENTROPY_BYTES]);
         assert!(minted.text.starts_with("mqt_070707070707_"));
         let (id, secret) = split(&minted.text).unwrap();
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_may_hold_the_separator() {
+    fn secret_may_contain_the_separator() {
         let minted = mint([0xff; ENTROPY_BYTES]);
         assert!(minted.text.ends_with("___w") || minted.text.matches('_').count() > 2);
         let (id, secret) = split(&minted.text).unwrap();
@@ -127,14 +127,14 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_look_like_a_token_is_none() {
+    fn text_of_another_form_is_not_a_token() {
         for text in ["", "mqt_", "mqt_abc", "mqt__x", "mqt_x_", "MQT_a_b", "Bearer mqt_a_b"] {
             assert_eq!(split(text), None, "{text}");
         }
     }
 
     #[test]
-    fn neither_a_new_token_nor_its_hash_shows_its_secret() {
+    fn debug_output_hides_the_secret_and_its_hash() {
         let minted = mint([9; ENTROPY_BYTES]);
         let shown = format!("{minted:?} {:?}", minted.hash);
         assert!(!shown.contains(split(&minted.text).unwrap().1));

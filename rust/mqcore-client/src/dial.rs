@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{Buf, BytesMut};
-use mqcore_tls::failure::{Failure, FailureReason};
+use mqcore_tls::failure::{FailureReason, HandshakeFailure};
 use mqcore_wire::micromessage::extension::Agreement;
 use mqcore_wire::tmqp::hello::{self, AnswerError, Hello};
 use mqcore_wire::tmqp::operation::{ACCEPTED, status};
@@ -178,7 +178,7 @@ async fn shake_hands(
 /// What an error of the handshake's octets means.
 pub(crate) fn broken(address: &Arc<str>, error: &io::Error) -> ClientError {
     // A server tells only now what it thinks of the client's certificate.
-    match Failure::of_conversation(error) {
+    match HandshakeFailure::of_conversation(error) {
         Some(failure) => tls_failed(address, failure),
         None => connect_failed(address, error.to_string()),
     }
@@ -233,10 +233,10 @@ fn is_tls_alert(input: &[u8]) -> bool {
 fn tls_wanted(address: &Arc<str>) -> ClientError {
     let scheme = address.split_once("://").map_or("tmqp", |(scheme, _)| scheme);
     let words = format!("that port speaks TLS; write {scheme}s:// in front of the address");
-    tls_failed(address, Failure { reason: FailureReason::TlsWanted, words })
+    tls_failed(address, HandshakeFailure { reason: FailureReason::TlsWanted, words })
 }
 
-fn tls_failed(address: &Arc<str>, failure: Failure) -> ClientError {
+fn tls_failed(address: &Arc<str>, failure: HandshakeFailure) -> ClientError {
     ClientError::Tls { address: address.clone(), reason: failure.reason, words: failure.words.into() }
 }
 

@@ -3,8 +3,8 @@
 use std::io;
 use std::sync::Mutex;
 
-use mqcore_tls::client::{ClientTls, Loaded};
-use mqcore_tls::failure::Failure;
+use mqcore_tls::client::{ClientTls, LoadedClientTls};
+use mqcore_tls::failure::HandshakeFailure;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
@@ -29,7 +29,7 @@ pub(crate) struct Route {
 struct RouteTls {
     settings: ClientTls,
     /// Replaced when a certificate was what a handshake failed on: its file may have been renewed.
-    loaded: Mutex<Loaded>,
+    loaded: Mutex<LoadedClientTls>,
 }
 
 impl Routes {
@@ -111,7 +111,7 @@ impl RouteTls {
         match TlsConnector::from(loaded.config).connect(name, stream).await {
             Ok(stream) => Ok(Stream::Tls(Box::new(stream))),
             Err(error) => {
-                let Failure { reason, words } = Failure::of_handshake(&error);
+                let HandshakeFailure { reason, words } = HandshakeFailure::of_handshake(&error);
                 if reason.is_about_certificates() {
                     self.read_again();
                 }

@@ -1,16 +1,16 @@
-//! Which messages go to a master, and which a master takes: rules as data.
+//! Link filters: rules that determine which messages a link forwards upstream, and which an upstream broker accepts.
 
 use mqcore_wire::tmqp::header::pairs;
 use mqcore_wire::tmqp::{Frame, Kind};
 
-/// What sort of frame a rule is about.
+/// The kind of frame to which a rule applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ForwardKind {
     /// A message for a queue.
     Queue,
     /// A message for a router.
     Router,
-    /// A message from client to client.
+    /// A direct message from one client to another.
     Direct,
     /// An acknowledgement.
     Acknowledge,
@@ -19,10 +19,10 @@ pub enum ForwardKind {
 }
 
 impl ForwardKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 5] = [Self::Queue, Self::Router, Self::Direct, Self::Acknowledge, Self::Response];
 
-    /// The kind of a frame, if frames of that sort are passed on at all: operations, pulls and events are not.
+    /// Returns the kind of a frame, or `None` for frames that are never forwarded: operations, pulls and events.
     #[must_use]
     pub const fn of(kind: Kind) -> Option<Self> {
         match kind {
@@ -35,7 +35,7 @@ impl ForwardKind {
         }
     }
 
-    /// The word in configurations.
+    /// Name used in the configuration.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -47,30 +47,30 @@ impl ForwardKind {
         }
     }
 
-    /// The kind of this word.
+    /// Returns the kind with this name.
     #[must_use]
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.as_str() == word)
     }
 }
 
-/// A text with `*` for any run of characters.
+/// A pattern in which `*` matches any number of characters.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pattern(Box<str>);
+pub struct WildcardPattern(Box<str>);
 
-impl Pattern {
-    /// Takes a pattern as it was written.
+impl WildcardPattern {
+    /// Creates a pattern.
     #[must_use]
     pub fn new(text: &str) -> Self {
         Self(text.into())
     }
 
-    /// Whether all of `text` fits. ASCII case does not matter, as channels are found without respect to it.
+    /// Whether the whole of `text` matches. ASCII case is ignored, as in channel names.
     #[must_use]
     pub fn matches(&self, text: &str) -> bool {
         let (pattern, text) = (self.0.as_bytes(), text.as_bytes());
         let (mut at, mut from) = (0, 0);
-        // Where the last `*` stands, and how much of the text it has swallowed so far.
+        // Position of the last `*`, and the end of the text that it matches so far.
         let mut star: Option<(usize, usize)> = None;
         while from < text.len() {
             match pattern.get(at) {
@@ -94,47 +94,47 @@ impl Pattern {
     }
 }
 
-/// One rule. Everything it names must hold; what it does not name does not matter.
+/// A filter rule. All given conditions must hold.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Rule {
-    /// Sorts of frames; empty: any.
+pub struct FilterRule {
+    /// Kinds of frames; empty: any.
     pub kinds: Vec<ForwardKind>,
-    /// The channel of a queue message or of the acknowledgement of one.
-    pub channel: Option<Pattern>,
-    /// The queue's id; only of queue messages and their acknowledgements.
+    /// Channel of a queue message, or of its acknowledgement.
+    pub channel: Option<WildcardPattern>,
+    /// Queue id of a queue message, or of its acknowledgement.
     pub queue: Option<u16>,
-    /// The router; only of router messages.
-    pub router: Option<Pattern>,
-    /// The id of the client that produced it.
-    pub client_id: Option<Pattern>,
-    /// Its name. A master does not learn it: a rule that names one never matches there.
-    pub client_name: Option<Pattern>,
-    /// Its type. As for the name.
-    pub client_type: Option<Pattern>,
-    /// The name of the node that sends; only a master knows it.
-    pub node: Option<Pattern>,
-    /// A header, and what its value must be.
-    pub header: Option<(Box<str>, Pattern)>,
+    /// Router of a router message.
+    pub router: Option<WildcardPattern>,
+    /// Client id of the producer.
+    pub client_id: Option<WildcardPattern>,
+    /// Client name of the producer. Upstream brokers do not receive it, so such a rule never matches there.
+    pub client_name: Option<WildcardPattern>,
+    /// Client type of the producer. Upstream brokers do not receive it either.
+    pub client_type: Option<WildcardPattern>,
+    /// Name of the forwarding node. Known to upstream brokers only.
+    pub node: Option<WildcardPattern>,
+    /// Header name, and the pattern for its value.
+    pub header: Option<(Box<str>, WildcardPattern)>,
 }
 
-/// Who produced a frame, as far as that is known.
+/// The producer of a frame, as far as it is known.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Sender<'a> {
-    /// The client's id.
+pub struct FrameProducer<'a> {
+    /// Client id.
     pub id: &'a str,
-    /// Its name.
+    /// Client name.
     pub name: Option<&'a str>,
-    /// Its type.
+    /// Client type.
     pub kind: Option<&'a str>,
-    /// The node that it came through, where it did not come from the client itself.
+    /// Node that forwarded the frame, unless it came from the client directly.
     pub node: Option<&'a str>,
 }
 
-impl Rule {
-    fn matches(&self, kind: ForwardKind, frame: &Frame<'_>, sender: &Sender<'_>) -> bool {
+impl FilterRule {
+    fn matches(&self, kind: ForwardKind, frame: &Frame<'_>, sender: &FrameProducer<'_>) -> bool {
         let of_queue =
             kind == ForwardKind::Queue || (kind == ForwardKind::Acknowledge && !frame.high_priority);
-        let fits = |pattern: &Option<Pattern>, text: Option<&str>| {
+        let fits = |pattern: &Option<WildcardPattern>, text: Option<&str>| {
             pattern.as_ref().is_none_or(|pattern| text.is_some_and(|text| pattern.matches(text)))
         };
         let target = str::from_utf8(frame.target).ok();
@@ -155,20 +155,20 @@ impl Rule {
     }
 }
 
-/// Rules that let through and rules that hold back. The default lets everything through.
+/// A link filter. The default passes every frame.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Filter {
-    /// If there are any, one of them must match.
-    pub allow: Vec<Rule>,
-    /// None of them may match.
-    pub deny: Vec<Rule>,
+pub struct LinkFilter {
+    /// If not empty, at least one of these rules must match.
+    pub allow: Vec<FilterRule>,
+    /// None of these rules may match.
+    pub deny: Vec<FilterRule>,
 }
 
-impl Filter {
-    /// Whether a frame goes through.
+impl LinkFilter {
+    /// Whether a frame passes.
     #[must_use]
-    pub fn passes(&self, kind: ForwardKind, frame: &Frame<'_>, sender: &Sender<'_>) -> bool {
-        let any = |rules: &[Rule]| rules.iter().any(|rule| rule.matches(kind, frame, sender));
+    pub fn passes(&self, kind: ForwardKind, frame: &Frame<'_>, sender: &FrameProducer<'_>) -> bool {
+        let any = |rules: &[FilterRule]| rules.iter().any(|rule| rule.matches(kind, frame, sender));
         (self.allow.is_empty() || any(&self.allow)) && !any(&self.deny)
     }
 }
@@ -177,17 +177,17 @@ impl Filter {
 mod tests {
     use super::*;
 
-    fn passes(filter: &Filter, frame: &Frame<'_>) -> bool {
-        let sender = Sender { id: "c-1", name: Some("Shop"), kind: Some("web"), node: None };
-        filter.passes(ForwardKind::of(frame.kind).expect("a kind that is passed on"), frame, &sender)
+    fn passes(filter: &LinkFilter, frame: &Frame<'_>) -> bool {
+        let sender = FrameProducer { id: "c-1", name: Some("Shop"), kind: Some("web"), node: None };
+        filter.passes(ForwardKind::of(frame.kind).expect("the kind is forwarded"), frame, &sender)
     }
 
-    fn allow(rule: Rule) -> Filter {
-        Filter { allow: vec![rule], deny: Vec::new() }
+    fn allow(rule: FilterRule) -> LinkFilter {
+        LinkFilter { allow: vec![rule], deny: Vec::new() }
     }
 
     #[test]
-    fn a_star_stands_for_any_run_of_characters() {
+    fn star_matches_any_number_of_characters() {
         for (pattern, text, expected) in [
             ("*", "", true),
             ("orders", "ORDERS", true),
@@ -198,39 +198,39 @@ mod tests {
             ("a**", "a", true),
             ("", "a", false),
         ] {
-            assert_eq!(Pattern::new(pattern).matches(text), expected, "{pattern} on {text}");
+            assert_eq!(WildcardPattern::new(pattern).matches(text), expected, "{pattern} on {text}");
         }
         let (pattern, text) = ("*a".repeat(500), "a".repeat(499));
-        assert!(!Pattern::new(&pattern).matches(&text), "and it takes no exponential time to say so");
+        assert!(!WildcardPattern::new(&pattern).matches(&text), "matching takes no exponential time");
     }
 
     #[test]
-    fn every_part_of_a_rule_must_hold() {
+    fn all_conditions_of_a_rule_must_hold() {
         let frame = Frame {
             content_type: 7,
             target: b"Orders",
             headers: b"Region:eu-1\r\n",
             ..Frame::new(Kind::QUEUE)
         };
-        let rule = Rule {
+        let rule = FilterRule {
             kinds: vec![ForwardKind::Queue],
-            channel: Some(Pattern::new("ord*")),
+            channel: Some(WildcardPattern::new("ord*")),
             queue: Some(7),
-            client_id: Some(Pattern::new("c-*")),
-            client_name: Some(Pattern::new("shop")),
-            client_type: Some(Pattern::new("web")),
-            header: Some(("region".into(), Pattern::new("eu-*"))),
-            ..Rule::default()
+            client_id: Some(WildcardPattern::new("c-*")),
+            client_name: Some(WildcardPattern::new("shop")),
+            client_type: Some(WildcardPattern::new("web")),
+            header: Some(("region".into(), WildcardPattern::new("eu-*"))),
+            ..FilterRule::default()
         };
         assert!(passes(&allow(rule.clone()), &frame));
         let broken = [
-            Rule { kinds: vec![ForwardKind::Router], ..rule.clone() },
-            Rule { channel: Some(Pattern::new("x")), ..rule.clone() },
-            Rule { queue: Some(8), ..rule.clone() },
-            Rule { client_name: Some(Pattern::new("x")), ..rule.clone() },
-            Rule { node: Some(Pattern::new("*")), ..rule.clone() },
-            Rule { router: Some(Pattern::new("*")), ..rule.clone() },
-            Rule { header: Some(("region".into(), Pattern::new("us-*"))), ..rule },
+            FilterRule { kinds: vec![ForwardKind::Router], ..rule.clone() },
+            FilterRule { channel: Some(WildcardPattern::new("x")), ..rule.clone() },
+            FilterRule { queue: Some(8), ..rule.clone() },
+            FilterRule { client_name: Some(WildcardPattern::new("x")), ..rule.clone() },
+            FilterRule { node: Some(WildcardPattern::new("*")), ..rule.clone() },
+            FilterRule { router: Some(WildcardPattern::new("*")), ..rule.clone() },
+            FilterRule { header: Some(("region".into(), WildcardPattern::new("us-*"))), ..rule },
         ];
         for rule in broken {
             assert!(!passes(&allow(rule.clone()), &frame), "{rule:?}");
@@ -238,22 +238,26 @@ mod tests {
     }
 
     #[test]
-    fn what_is_denied_stays_whatever_is_allowed() {
-        let channel = |name| Rule { channel: Some(Pattern::new(name)), ..Rule::default() };
-        let filter = Filter { allow: vec![channel("a*")], deny: vec![channel("*-private")] };
+    fn deny_rules_take_precedence_over_allow_rules() {
+        let channel =
+            |name| FilterRule { channel: Some(WildcardPattern::new(name)), ..FilterRule::default() };
+        let filter = LinkFilter { allow: vec![channel("a*")], deny: vec![channel("*-private")] };
         let to = |target| Frame { target, ..Frame::new(Kind::QUEUE) };
         assert!(passes(&filter, &to(b"a-1")));
         assert!(!passes(&filter, &to(b"a-private")));
         assert!(!passes(&filter, &to(b"b")));
-        assert!(passes(&Filter::default(), &to(b"b")));
+        assert!(passes(&LinkFilter::default(), &to(b"b")));
     }
 
     #[test]
-    fn a_rule_about_channels_is_not_about_clients_of_that_name() {
-        let rule = Rule { channel: Some(Pattern::new("x")), ..Rule::default() };
+    fn channel_rule_does_not_match_client_names() {
+        let rule = FilterRule { channel: Some(WildcardPattern::new("x")), ..FilterRule::default() };
         let direct = Frame { target: b"x", ..Frame::new(Kind::DIRECT) };
         assert!(!passes(&allow(rule.clone()), &direct));
         let acknowledged = Frame { target: b"x", high_priority: true, ..Frame::new(Kind::ACKNOWLEDGE) };
-        assert!(!passes(&allow(rule), &acknowledged), "high priority: of a direct message");
+        assert!(
+            !passes(&allow(rule), &acknowledged),
+            "high priority marks the acknowledgement of a direct message"
+        );
     }
 }

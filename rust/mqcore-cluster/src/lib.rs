@@ -1,22 +1,23 @@
-//! Nodes that pass on to each other what clients produced: state machines without IO, time is an argument.
+//! Links between brokers: state machines without IO, with the time as an argument.
 //!
-//! A *slave* dials its *masters* and sends them what its clients produced. What it took for a master it numbers and keeps in
-//! an [`log::OutgoingLog`] until that master confirmed it; a [`link::Link`] decides when to dial, what to send and when to give
-//! a connection up. The master counts what arrives with [`receipts::Receipts`], confirms from the front on, and recognises
-//! what comes a second time by its number (`mqcore_broker::model::intake`). So a message arrives once, in order, however often either side
-//! is killed, as far as both keep what they promised to keep.
+//! TMQP calls the two sides of a link *slave* and *master*; this crate and its documentation call them *downstream* and
+//! *upstream* broker where no wire term is quoted. The downstream broker connects to its upstream brokers and forwards what
+//! its clients published. It numbers the forwarded messages and keeps them in an [`log::OutgoingLog`] until the upstream
+//! broker confirms them. A [`link::Link`] decides when to connect, what to send and when to give up a connection. The upstream
+//! broker tracks arriving messages with [`receipts::Receipts`], confirms them in order, and recognizes duplicates by their
+//! numbers (`mqcore_broker::model::intake`). Each message thus arrives once and in order, even if either side is killed, as
+//! far as both sides preserve what they promised to store.
 //!
-//! | module | what lives there |
+//! | module | content |
 //! |---|---|
-//! | [`filter`] | which messages go to a master, and which a master takes |
-//! | [`log`] | what was taken for masters and is not confirmed |
-//! | [`link`] | one connection to a master, from the dialling side |
-//! | [`receipts`] | what came over one connection from a slave, and how much of it is confirmed |
-//! | [`message`] | what nodes tell each other beside the messages themselves |
+//! | [`filter`] | which messages a link forwards, and which an upstream broker accepts |
+//! | [`log`] | messages taken for upstream brokers and not confirmed yet |
+//! | [`link`] | one connection to an upstream broker, on the connecting side |
+//! | [`receipts`] | messages received over one connection, and how far they are confirmed |
+//! | [`message`] | control messages between nodes |
 //!
-//! Numbers and confirmations "up to and including" are also what replication by consensus needs: an entry is committed once a majority
-//! confirmed up to it. It would be further kinds of [`message::LinkMessage`] over the same links.
-
+//! Numbering and cumulative confirmations are also the basis of consensus replication, in which an entry is committed once a
+//! majority has confirmed it. It could be added as further kinds of [`message::LinkMessage`].
 pub mod filter;
 pub mod link;
 pub mod log;

@@ -1,35 +1,35 @@
-//! One connection to a master, from the dialling side: when to dial, what to send, when to give up.
+//! One connection to an upstream broker, on the connecting side: when to connect, what to send, when to give up.
 //!
-//! The owner does what [`Link::poll`] says, tells what came of it, and looks again at [`Link::next_timeout`]. It writes messages
-//! while [`Link::may_send`] says so.
+//! The owner performs the actions that [`Link::poll`] returns, reports their results, and polls again at
+//! [`Link::next_timeout`]. It sends messages while [`Link::may_send`] permits it.
 //!
 //! ```text
 //!            dial            connected            accepted
 //!   Waiting ------> Dialing ----------> Greeting ----------> Open
 //!      ^               |                   |                   |
-//!      +---------------+-------------------+-------------------+   lost, refused, or silent for too long
+//!      +---------------+-------------------+-------------------+   lost, rejected or timed out
 //! ```
 
 use std::collections::VecDeque;
 
-/// Times of a link, in milliseconds, and its bounds.
+/// Timeouts of a link in milliseconds, and its limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkOptions {
-    /// The shortest pause before dialling again; it doubles up to the longest. Default 500 (the document's reconnect wait).
+    /// Shortest delay before reconnecting. It doubles up to the longest one. Default 500, as the document specifies.
     pub reconnect_ms: u64,
-    /// The longest pause. Default 30,000.
+    /// Longest delay before reconnecting. Default 30,000.
     pub reconnect_max_ms: u64,
-    /// How long dialling and the handshake may take, each. Default 10,000.
+    /// Time limit for connecting and for the handshake, each. Default 10,000.
     pub handshake_ms: u64,
-    /// How long a master may go without confirming anything of what it was sent, before the connection is given up: it may be half
-    /// open, and a new one finds out. Default 30,000.
-    pub patience_ms: u64,
-    /// A master from which nothing came for this long is pinged, and given up if as long again nothing comes.
+    /// Time without a confirmation of sent messages after which the connection is closed, because it may be half open.
+    /// Default 30,000.
+    pub confirm_timeout_ms: u64,
+    /// Idle time after which the upstream broker is pinged. It is disconnected after the same time without a response.
     /// Default 15,000.
     pub ping_ms: u64,
-    /// Messages that may be unconfirmed. Default 16,384.
+    /// Maximum number of unconfirmed messages. Default 16,384.
     pub window: usize,
-    /// Bytes that may be unconfirmed. One message may exceed it. Default 16 MiB.
+    /// Maximum size of unconfirmed messages in bytes. A single message may exceed it. Default 16 MiB.
     pub window_bytes: u64,
 }
 
@@ -39,7 +39,7 @@ impl Default for LinkOptions {
             reconnect_ms: 500,
             reconnect_max_ms: 30_000,
             handshake_ms: 10_000,
-            patience_ms: 30_000,
+            confirm_timeout_ms: 30_000,
             ping_ms: 15_000,
             window: 16_384,
             window_bytes: 16 << 20,
@@ -47,72 +47,72 @@ impl Default for LinkOptions {
     }
 }
 
-/// How far a link is.
+/// The state of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkState {
-    /// No connection; the next attempt is at this time.
+    /// Not connected; the next attempt is scheduled.
     Waiting {
-        /// Milliseconds.
+        /// Time of the next attempt in milliseconds.
         until: u64,
     },
-    /// A connection is being made.
+    /// Connecting.
     Dialing,
-    /// It is there, and Hello was said.
+    /// Connected; waiting for the response to Hello.
     Greeting,
-    /// Messages go.
+    /// Established.
     Open,
 }
 
-/// What the owner has to do.
+/// An action that the owner must perform.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
-    /// Make a connection; then tell [`Link::connected`] or [`Link::lost`].
+pub enum LinkAction {
+    /// Connect, then call [`Link::connected`] or [`Link::lost`].
     Dial,
-    /// Close the connection, or stop trying to make it. The link knows already that it is gone.
+    /// Close the connection, or abort connecting. The link is already in its next state.
     Close(LostReason),
-    /// Write a PING.
+    /// Send a PING.
     Ping,
 }
 
-/// Why a connection was given up from this side.
+/// Why this side closed a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LostReason {
-    /// Dialling or the handshake took too long.
+    /// Connecting or the handshake took too long.
     Handshake,
-    /// Nothing was confirmed for too long.
+    /// No confirmation arrived in time.
     Unconfirmed,
-    /// Nothing came although a ping was sent.
+    /// No response to a ping arrived in time.
     Silent,
 }
 
-/// One link. Time is Unix milliseconds, and never runs backwards.
+/// A link. Times are in milliseconds since the Unix epoch and must not decrease.
 #[derive(Debug)]
 pub struct Link {
     options: LinkOptions,
     state: LinkState,
-    /// When this state began.
+    /// Beginning of the current state.
     since: u64,
-    /// Attempts since the last one that got as far as `Open` and confirmed something.
+    /// Failed attempts since the last connection with a confirmation.
     failures: u32,
-    /// Whether the master confirms numbers. One that does not is asked by PING whether it has read so far.
+    /// Whether the upstream broker confirms by number. Otherwise a PING finds out how far it has read.
     numbered: bool,
-    /// Sent and not confirmed on this connection: number and bytes.
+    /// Numbers and sizes of the messages sent on this connection and not confirmed yet.
     sent: VecDeque<(u64, u32)>,
     sent_bytes: u64,
-    /// Confirmed so far, over all connections.
+    /// Last confirmed number, over all connections.
     confirmed: u64,
-    /// When something was confirmed last, or the first of what is unconfirmed was sent.
+    /// Time of the last confirmation, or when the first of the unconfirmed messages was sent.
     progress: u64,
     heard: u64,
     pinged: Option<u64>,
-    /// What a PONG will confirm, where the master knows no numbers.
+    /// Number that the next PONG confirms, if the upstream broker does not confirm by number.
     barrier: Option<u64>,
     chance: u64,
 }
 
 impl Link {
-    /// A link that dials at once. `confirmed`: up to where the master confirmed before this process. `seed` makes pauses differ from
-    /// those of other nodes.
+    /// Creates a link that connects immediately. `confirmed` is the last number confirmed before this process started. `seed`
+    /// makes the reconnect delays differ from those of other nodes.
     #[must_use]
     pub fn new(options: LinkOptions, confirmed: u64, seed: u64, now: u64) -> Self {
         Self {
@@ -132,44 +132,44 @@ impl Link {
         }
     }
 
-    /// How far it is.
+    /// Current state.
     #[must_use]
     pub const fn state(&self) -> LinkState {
         self.state
     }
 
-    /// Up to where the master confirmed.
+    /// Last number that the upstream broker confirmed.
     #[must_use]
     pub const fn confirmed(&self) -> u64 {
         self.confirmed
     }
 
-    /// Whether the master knows numbers; meant while the link is open.
+    /// Whether the upstream broker confirms by number. Only meaningful while the link is open.
     #[must_use]
     pub const fn is_numbered(&self) -> bool {
         self.numbered
     }
 
-    /// What is to be done now. To be called until it answers `None`.
-    pub fn poll(&mut self, now: u64) -> Option<Action> {
+    /// Returns the next action. Call it until it returns `None`.
+    pub fn poll(&mut self, now: u64) -> Option<LinkAction> {
         match self.state {
             LinkState::Waiting { until } if now >= until => {
                 self.enter(LinkState::Dialing, now);
-                Some(Action::Dial)
+                Some(LinkAction::Dial)
             }
             LinkState::Dialing | LinkState::Greeting if now >= self.since + self.options.handshake_ms => {
                 self.lost(now);
-                Some(Action::Close(LostReason::Handshake))
+                Some(LinkAction::Close(LostReason::Handshake))
             }
             LinkState::Open => self.poll_open(now),
             _ => None,
         }
     }
 
-    fn poll_open(&mut self, now: u64) -> Option<Action> {
-        if !self.sent.is_empty() && now >= self.progress + self.options.patience_ms {
+    fn poll_open(&mut self, now: u64) -> Option<LinkAction> {
+        if !self.sent.is_empty() && now >= self.progress + self.options.confirm_timeout_ms {
             self.lost(now);
-            return Some(Action::Close(LostReason::Unconfirmed));
+            return Some(LinkAction::Close(LostReason::Unconfirmed));
         }
         if !self.numbered
             && self.barrier.is_none()
@@ -177,30 +177,33 @@ impl Link {
         {
             self.barrier = Some(*number);
             self.pinged.get_or_insert(now);
-            return Some(Action::Ping);
+            return Some(LinkAction::Ping);
         }
         match self.pinged {
             Some(since) if now >= since + self.options.ping_ms => {
                 self.lost(now);
-                Some(Action::Close(LostReason::Silent))
+                Some(LinkAction::Close(LostReason::Silent))
             }
             None if now >= self.heard + self.options.ping_ms => {
                 self.pinged = Some(now);
-                Some(Action::Ping)
+                Some(LinkAction::Ping)
             }
             _ => None,
         }
     }
 
-    /// When [`Link::poll`] wants to be called; `u64::MAX` for never.
+    /// Time of the next call to [`Link::poll`]; `u64::MAX` for never.
     #[must_use]
     pub fn next_timeout(&self) -> u64 {
         match self.state {
             LinkState::Waiting { until } => until,
             LinkState::Dialing | LinkState::Greeting => self.since + self.options.handshake_ms,
             LinkState::Open => {
-                let unconfirmed =
-                    if self.sent.is_empty() { u64::MAX } else { self.progress + self.options.patience_ms };
+                let unconfirmed = if self.sent.is_empty() {
+                    u64::MAX
+                } else {
+                    self.progress + self.options.confirm_timeout_ms
+                };
                 unconfirmed.min(self.pinged.unwrap_or(self.heard) + self.options.ping_ms)
             }
         }
@@ -211,14 +214,14 @@ impl Link {
         self.since = now;
     }
 
-    /// The connection is there: the owner says Hello.
+    /// Reports that the connection is established and the owner has sent Hello.
     pub fn connected(&mut self, now: u64) {
         if self.state == LinkState::Dialing {
             self.enter(LinkState::Greeting, now);
         }
     }
 
-    /// The master took this node in.
+    /// Reports that the upstream broker accepted this node.
     pub fn accepted(&mut self, numbered: bool, now: u64) {
         if self.state != LinkState::Greeting {
             return;
@@ -233,7 +236,7 @@ impl Link {
         self.enter(LinkState::Open, now);
     }
 
-    /// The connection ended, could not be made, or the master refused. What was sent and not confirmed will be sent again.
+    /// Reports that the connection ended, could not be established, or was rejected. Unconfirmed messages will be resent.
     pub fn lost(&mut self, now: u64) {
         if matches!(self.state, LinkState::Waiting { .. }) {
             return;
@@ -243,12 +246,12 @@ impl Link {
         let doubled = self.options.reconnect_ms.saturating_mul(1 << self.failures.min(16));
         let longest = doubled.min(self.options.reconnect_max_ms).max(1);
         self.failures = self.failures.saturating_add(1);
-        // Between half of it and all: nodes that lost the same master do not come back as one.
+        // A random delay between one half and all of it, so that nodes do not reconnect to the same broker at once.
         let pause = longest / 2 + self.draw() % (longest / 2 + 1);
         self.enter(LinkState::Waiting { until: now + pause }, now);
     }
 
-    /// SplitMix64.
+    /// Next SplitMix64 number.
     fn draw(&mut self) -> u64 {
         self.chance = self.chance.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.chance;
@@ -257,7 +260,7 @@ impl Link {
         mixed ^ (mixed >> 31)
     }
 
-    /// The number behind which the next message is to be found, if one may be sent.
+    /// Returns the number after which the next message to send follows, if another message may be sent.
     #[must_use]
     pub fn may_send(&self) -> Option<u64> {
         let room = self.sent.len() < self.options.window && self.sent_bytes < self.options.window_bytes;
@@ -265,7 +268,7 @@ impl Link {
             .then(|| self.sent.back().map_or(self.confirmed, |(number, _)| *number))
     }
 
-    /// A message was written.
+    /// Reports that a message was sent.
     pub fn sent(&mut self, number: u64, bytes: u32, now: u64) {
         if self.sent.is_empty() {
             self.progress = now;
@@ -274,7 +277,7 @@ impl Link {
         self.sent_bytes += u64::from(bytes);
     }
 
-    /// Something came.
+    /// Reports that anything was received.
     pub fn heard(&mut self, now: u64) {
         self.heard = now;
         if self.barrier.is_none() {
@@ -282,9 +285,9 @@ impl Link {
         }
     }
 
-    /// The master confirmed up to and including `through`. Answers whether that was news.
+    /// Handles a confirmation up to and including `through`. Returns whether it is new.
     pub fn confirm(&mut self, through: u64, now: u64) -> bool {
-        // Never beyond what was sent: a number out of thin air must not lose messages.
+        // Limited to what was sent: an invalid confirmation must not lose messages.
         let through = through.min(self.sent.back().map_or(0, |(number, _)| *number));
         if self.state != LinkState::Open || through <= self.confirmed {
             return false;
@@ -302,7 +305,8 @@ impl Link {
         true
     }
 
-    /// A PONG came. A master that knows no numbers has by then read what was sent before the PING: up to this number, if that is news.
+    /// Handles a PONG. An upstream broker that does not confirm by number has then read everything sent before the PING. Returns
+    /// the newly confirmed number, if any.
     pub fn pong(&mut self, now: u64) -> Option<u64> {
         self.pinged = None;
         let through = self.barrier.take()?;
@@ -316,7 +320,7 @@ mod tests {
 
     fn open(numbered: bool) -> Link {
         let mut link = Link::new(LinkOptions { window: 3, ..LinkOptions::default() }, 0, 1, 0);
-        assert_eq!(link.poll(0), Some(Action::Dial));
+        assert_eq!(link.poll(0), Some(LinkAction::Dial));
         link.connected(0);
         link.accepted(numbered, 0);
         assert_eq!(link.state(), LinkState::Open);
@@ -324,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_confirmed_is_sent_again_from_its_first_on() {
+    fn unconfirmed_messages_are_resent_after_reconnecting() {
         let mut link = open(true);
         for number in [2, 5, 6] {
             assert!(link.may_send().is_some());
@@ -336,14 +340,14 @@ mod tests {
         link.lost(2);
         assert_eq!((link.may_send(), link.confirmed()), (None, 5));
         let until = link.next_timeout();
-        assert_eq!(link.poll(until), Some(Action::Dial));
+        assert_eq!(link.poll(until), Some(LinkAction::Dial));
         link.connected(until);
         link.accepted(true, until);
         assert_eq!(link.may_send(), Some(5));
     }
 
     #[test]
-    fn a_master_cannot_confirm_what_it_never_got() {
+    fn confirmation_is_limited_to_sent_messages() {
         let mut link = open(true);
         link.sent(4, 1, 0);
         assert!(link.confirm(u64::MAX, 0));
@@ -352,11 +356,11 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_to_their_longest_and_differ() {
+    fn reconnect_delays_grow_to_their_maximum_and_differ() {
         let mut link = Link::new(LinkOptions::default(), 0, 7, 0);
         let (mut now, mut pauses) = (0, Vec::new());
         for _ in 0..12 {
-            assert_eq!(link.poll(now), Some(Action::Dial));
+            assert_eq!(link.poll(now), Some(LinkAction::Dial));
             link.lost(now);
             pauses.push(link.next_timeout() - now);
             now = link.next_timeout();
@@ -368,33 +372,33 @@ mod tests {
     }
 
     #[test]
-    fn a_half_open_connection_is_given_up() {
+    fn half_open_connection_is_closed() {
         let mut link = open(true);
         link.sent(1, 1, 10);
-        assert_eq!(link.poll(15_000), Some(Action::Ping));
+        assert_eq!(link.poll(15_000), Some(LinkAction::Ping));
         link.heard(15_001);
         assert_eq!(link.next_timeout(), 30_001);
-        assert_eq!(link.poll(30_010), Some(Action::Close(LostReason::Unconfirmed)));
+        assert_eq!(link.poll(30_010), Some(LinkAction::Close(LostReason::Unconfirmed)));
         let mut link = open(true);
-        assert_eq!(link.poll(15_000), Some(Action::Ping));
+        assert_eq!(link.poll(15_000), Some(LinkAction::Ping));
         assert_eq!(link.poll(29_999), None);
-        assert_eq!(link.poll(30_000), Some(Action::Close(LostReason::Silent)));
+        assert_eq!(link.poll(30_000), Some(LinkAction::Close(LostReason::Silent)));
         let mut link = Link::new(LinkOptions::default(), 0, 1, 0);
         link.poll(0);
-        assert_eq!(link.poll(10_000), Some(Action::Close(LostReason::Handshake)));
+        assert_eq!(link.poll(10_000), Some(LinkAction::Close(LostReason::Handshake)));
     }
 
     #[test]
-    fn a_master_without_numbers_is_asked_whether_it_has_read_so_far() {
+    fn broker_without_numbers_confirms_by_pong() {
         let mut link = open(false);
         link.sent(1, 1, 0);
         link.sent(2, 1, 0);
-        assert_eq!(link.poll(1), Some(Action::Ping));
+        assert_eq!(link.poll(1), Some(LinkAction::Ping));
         link.sent(3, 1, 1);
         assert_eq!(link.poll(1), None);
         link.heard(2);
         assert_eq!(link.pong(2), Some(2));
-        assert_eq!(link.poll(2), Some(Action::Ping), "the third is asked about next");
+        assert_eq!(link.poll(2), Some(LinkAction::Ping), "the third message needs another ping");
         assert_eq!(link.pong(3), Some(3));
         assert_eq!((link.poll(3), link.confirmed()), (None, 3));
     }

@@ -1,63 +1,63 @@
-//! What was taken for masters and is not confirmed by all of them, in order.
+//! Messages taken for upstream brokers that not all of them have confirmed, in order.
 //!
-//! The log is the index. Whoever owns it may keep payloads elsewhere too (a journal); then those that do not fit the cache
-//! are let go here and read back when they are sent.
+//! The log is an index. Its owner may also store the payloads in a journal; payloads that do not fit the cache are then
+//! dropped here, and read back when they are sent.
 
 use std::collections::BTreeMap;
 
-/// A set of masters, one bit each, by their place in the configuration.
+/// A set of upstream brokers, one bit each, by their index in the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Masters(pub u32);
+pub struct UpstreamSet(pub u32);
 
-/// Masters of one node at most.
-pub const MASTERS_MAX: usize = 32;
+/// Maximum number of upstream brokers of one node.
+pub const UPSTREAMS_MAX: usize = 32;
 
-impl Masters {
-    /// Just this one.
+impl UpstreamSet {
+    /// Creates a set with one broker.
     #[must_use]
     pub const fn one(index: usize) -> Self {
         Self(1 << index)
     }
 
-    /// Adds one.
+    /// Adds a broker.
     pub fn insert(&mut self, index: usize) {
         self.0 |= 1 << index;
     }
 
-    /// Takes one out.
+    /// Removes a broker.
     pub fn remove(&mut self, index: usize) {
         self.0 &= !(1 << index);
     }
 
-    /// Whether this one is in it.
+    /// Whether the set contains a broker.
     #[must_use]
     pub const fn contains(self, index: usize) -> bool {
         self.0 & (1 << index) != 0
     }
 
-    /// Whether none is.
+    /// Whether the set is empty.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 }
 
-/// Bounds of a log.
+/// Limits of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogOptions {
-    /// Whether messages are kept for a master that is away. Default no: they are dropped, and counted.
+    /// Whether messages are stored for a broker that is disconnected. Default false: they are dropped and counted.
     pub keep: bool,
-    /// Bytes of payloads at most. With `keep`, the oldest are dropped beyond it, and counted; without, producers wait
-    /// ([`OutgoingLog::has_room`]). Default 1 GiB with `keep`, else 64 MiB.
+    /// Maximum size of all payloads in bytes. With `keep`, the oldest are dropped beyond it and counted; without, producers
+    /// wait ([`OutgoingLog::has_room`]). Default 1 GiB with `keep`, otherwise 64 MiB.
     pub bytes_max: u64,
-    /// With `keep`: milliseconds after which a message is dropped, and counted. `None`: never. Default `None`.
+    /// With `keep`: age in milliseconds at which a message is dropped and counted. `None`: never. Default `None`.
     pub age_max_ms: Option<u64>,
-    /// Bytes of payloads held in memory at most, where the owner has them elsewhere too. Default 8 MiB.
+    /// Maximum size in bytes of payloads in memory, if the owner also stores them elsewhere. Default 8 MiB.
     pub cache_bytes_max: u64,
 }
 
 impl LogOptions {
-    /// The defaults with or without keeping.
+    /// Returns the defaults with or without `keep`.
     #[must_use]
     pub const fn new(keep: bool) -> Self {
         let bytes_max = if keep { 1 << 30 } else { 64 << 20 };
@@ -65,64 +65,64 @@ impl LogOptions {
     }
 }
 
-/// What was not passed on to a master, by reason.
+/// Numbers of messages dropped for one upstream broker, by reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Dropped {
-    /// It was away, and messages are not kept.
+pub struct DropCounts {
+    /// The broker was disconnected, and messages are not stored.
     pub away: u64,
-    /// It was away, and more was kept than may be.
+    /// The broker was disconnected, and the size limit was exceeded.
     pub full: u64,
-    /// It was away, and they became too old.
+    /// The broker was disconnected, and the age limit was exceeded.
     pub old: u64,
 }
 
-/// A message on its way.
+/// An outgoing message.
 #[derive(Debug)]
-pub struct Outgoing<P> {
-    /// Who has not confirmed it.
-    pub waiting: Masters,
-    /// Bytes of the payload.
+pub struct OutgoingMessage<P> {
+    /// Brokers that have not confirmed the message.
+    pub waiting: UpstreamSet,
+    /// Size of the payload in bytes.
     pub bytes: u32,
-    /// When it was taken, Unix milliseconds.
+    /// Time of its arrival, in milliseconds since the Unix epoch.
     pub taken_ms: u64,
-    /// `None`: the owner has it elsewhere.
+    /// Payload; `None` if it is only in the owner's storage.
     pub payload: Option<P>,
 }
 
 #[derive(Debug, Default)]
-struct Target {
+struct UpstreamBacklog {
     here: bool,
     messages: u64,
     bytes: u64,
     confirmed: u64,
-    dropped: Dropped,
+    dropped: DropCounts,
 }
 
-/// Everything on its way to any master. Numbers ascend over all masters together, so each sees some of them.
+/// All outgoing messages. All upstream brokers share one sequence of numbers, so each sees some of them.
 #[derive(Debug)]
 pub struct OutgoingLog<P> {
     options: LogOptions,
     next: u64,
-    entries: BTreeMap<u64, Outgoing<P>>,
-    targets: Vec<Target>,
+    entries: BTreeMap<u64, OutgoingMessage<P>>,
+    targets: Vec<UpstreamBacklog>,
     bytes: u64,
-    /// With `keep`: the owner's journal has everything below this number. What it does not have yet is not sent, because its
-    /// number might be given again after a crash.
+    /// With `keep`: all numbers below this one are in the owner's journal. Later messages are not sent yet, because their
+    /// numbers might be assigned again after a crash.
     committed: u64,
     cached: u64,
-    /// No payload below this number is in the cache.
+    /// The cache contains no payload below this number.
     cached_from: u64,
 }
 
 impl<P: Clone> OutgoingLog<P> {
-    /// An empty log that goes on with the number `next`, for so many masters, all of them away.
+    /// Creates an empty log for `masters` brokers, all disconnected. The first message gets the number `next`.
     ///
     /// # Panics
-    /// With more than [`MASTERS_MAX`] masters: the configuration is checked before.
+    /// If there are more than [`UPSTREAMS_MAX`] brokers; the configuration is validated earlier.
     #[must_use]
     pub fn new(options: LogOptions, masters: usize, next: u64) -> Self {
-        assert!(masters <= MASTERS_MAX, "a configuration names at most {MASTERS_MAX} masters");
-        let targets = (0..masters).map(|_| Target::default()).collect();
+        assert!(masters <= UPSTREAMS_MAX, "a configuration names at most {UPSTREAMS_MAX} upstream brokers");
+        let targets = (0..masters).map(|_| UpstreamBacklog::default()).collect();
         let next = next.max(1);
         let committed = if options.keep { next } else { u64::MAX };
         Self {
@@ -137,24 +137,24 @@ impl<P: Clone> OutgoingLog<P> {
         }
     }
 
-    /// Numbers below `next` were given before, and are not given again.
+    /// Declares that the numbers below `next` are already used.
     pub fn skip_to(&mut self, next: u64) {
         self.next = self.next.max(next);
         self.committed = self.committed.max(self.next);
     }
 
-    /// Everything that was taken so far is in the owner's journal, and may be sent.
+    /// Declares that all messages taken so far are in the owner's journal and may be sent.
     pub fn commit(&mut self) {
         self.committed = self.committed.max(self.next);
     }
 
-    /// A message that was there when the owner started.
-    pub fn restore(&mut self, number: u64, waiting: Masters, bytes: u32, taken_ms: u64) {
+    /// Adds a message that the owner recovered at start.
+    pub fn restore(&mut self, number: u64, waiting: UpstreamSet, bytes: u32, taken_ms: u64) {
         self.skip_to(number + 1);
-        self.insert(number, Outgoing { waiting, bytes, taken_ms, payload: None });
+        self.insert(number, OutgoingMessage { waiting, bytes, taken_ms, payload: None });
     }
 
-    fn insert(&mut self, number: u64, entry: Outgoing<P>) {
+    fn insert(&mut self, number: u64, entry: OutgoingMessage<P>) {
         let bytes = u64::from(entry.bytes);
         for (index, target) in self.targets.iter_mut().enumerate() {
             if entry.waiting.contains(index) {
@@ -169,20 +169,21 @@ impl<P: Clone> OutgoingLog<P> {
         self.entries.insert(number, entry);
     }
 
-    /// Whether another message may be taken now. Always, where messages are kept: there the oldest go instead.
+    /// Whether another message may be taken now. Always true with `keep`, because the oldest messages are dropped instead.
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.options.keep || self.bytes < self.options.bytes_max
     }
 
-    /// Takes a message for these masters; its number, and for whom it really is. `None`: for nobody, all of them are away.
+    /// Takes a message for these brokers. Returns its number, and the brokers for which it was taken. `None`: all of them are
+    /// disconnected.
     pub fn take(
         &mut self,
-        mut masters: Masters,
+        mut masters: UpstreamSet,
         payload: P,
         bytes: u32,
         now_ms: u64,
-    ) -> Option<(u64, Masters)> {
+    ) -> Option<(u64, UpstreamSet)> {
         if !self.options.keep {
             for (index, target) in self.targets.iter_mut().enumerate() {
                 if masters.contains(index) && !target.here {
@@ -196,11 +197,14 @@ impl<P: Clone> OutgoingLog<P> {
         }
         let number = self.next;
         self.next += 1;
-        self.insert(number, Outgoing { waiting: masters, bytes, taken_ms: now_ms, payload: Some(payload) });
+        self.insert(
+            number,
+            OutgoingMessage { waiting: masters, bytes, taken_ms: now_ms, payload: Some(payload) },
+        );
         Some((number, masters))
     }
 
-    /// Lets go of payloads that do not fit the cache, oldest first. Only for an owner that has them elsewhere too.
+    /// Drops the oldest payloads that do not fit the cache. Only for owners that also store them elsewhere.
     pub fn trim_cache(&mut self) {
         while self.cached > self.options.cache_bytes_max {
             let Some((number, entry)) = self.entries.range_mut(self.cached_from..).next() else { return };
@@ -211,14 +215,14 @@ impl<P: Clone> OutgoingLog<P> {
         }
     }
 
-    /// The first message for a master behind the number `after` that may be sent.
+    /// Returns the first message for a broker after the number `after` that may be sent.
     #[must_use]
-    pub fn next_for(&self, master: usize, after: u64) -> Option<(u64, &Outgoing<P>)> {
+    pub fn next_for(&self, master: usize, after: u64) -> Option<(u64, &OutgoingMessage<P>)> {
         let mut rest = self.entries.range(after + 1..self.committed.max(after + 1));
         rest.find(|(_, entry)| entry.waiting.contains(master)).map(|(number, entry)| (*number, entry))
     }
 
-    /// A master confirmed everything up to and including `through`. Answers with the numbers that nobody waits for any more.
+    /// Handles a confirmation up to and including `through`. Returns the numbers that all brokers have now confirmed.
     pub fn confirm(&mut self, master: usize, through: u64) -> Vec<u64> {
         let Some(target) = self.targets.get_mut(master) else { return Vec::new() };
         let from = target.confirmed + 1;
@@ -226,12 +230,13 @@ impl<P: Clone> OutgoingLog<P> {
         if through < from {
             return Vec::new();
         }
-        let waits = |(number, entry): (&u64, &Outgoing<P>)| entry.waiting.contains(master).then_some(*number);
+        let waits =
+            |(number, entry): (&u64, &OutgoingMessage<P>)| entry.waiting.contains(master).then_some(*number);
         let confirmed: Vec<_> = self.entries.range(from..=through).filter_map(waits).collect();
         self.release(master, &confirmed)
     }
 
-    /// Takes a master off these messages; answers with those that nobody waits for any more.
+    /// Removes a broker from these messages. Returns the numbers that no other broker waits for.
     fn release(&mut self, master: usize, numbers: &[u64]) -> Vec<u64> {
         let mut settled = Vec::new();
         for number in numbers {
@@ -252,7 +257,7 @@ impl<P: Clone> OutgoingLog<P> {
         settled
     }
 
-    /// Drops, oldest first, what is beyond the bounds of keeping. Answers with the numbers that are gone.
+    /// Drops the oldest messages that exceed the limits. Returns their numbers.
     pub fn enforce(&mut self, now_ms: u64) -> Vec<u64> {
         let mut gone = Vec::new();
         if !self.options.keep {
@@ -276,27 +281,27 @@ impl<P: Clone> OutgoingLog<P> {
         gone
     }
 
-    /// A master is there, or away. What was taken before for one that goes stays: it is sent again.
+    /// Reports that a broker connected or disconnected. Messages already taken for it remain and are resent.
     pub fn set_here(&mut self, master: usize, here: bool) {
         if let Some(target) = self.targets.get_mut(master) {
             target.here = here;
         }
     }
 
-    /// Up to where a master has confirmed.
+    /// Last number that a broker confirmed.
     #[must_use]
     pub fn confirmed(&self, master: usize) -> u64 {
         self.targets.get(master).map_or(0, |target| target.confirmed)
     }
 
-    /// Messages that a master has not confirmed, their bytes, and what was dropped for it.
+    /// Returns the number of unconfirmed messages of a broker, their size in bytes, and what was dropped for it.
     #[must_use]
-    pub fn backlog(&self, master: usize) -> (u64, u64, Dropped) {
+    pub fn backlog(&self, master: usize) -> (u64, u64, DropCounts) {
         let target = &self.targets[master];
         (target.messages, target.bytes, target.dropped)
     }
 
-    /// The number that the next message will get.
+    /// Number that the next message will get.
     #[must_use]
     pub const fn next_number(&self) -> u64 {
         self.next
@@ -311,56 +316,56 @@ mod tests {
         OutgoingLog::new(options, 2, 1)
     }
 
-    const BOTH: Masters = Masters(3);
+    const BOTH: UpstreamSet = UpstreamSet(3);
 
     #[test]
-    fn a_message_stays_until_all_its_masters_confirmed() {
+    fn message_is_released_when_all_brokers_confirmed_it() {
         let mut log = log(LogOptions::new(true));
         assert_eq!(log.take(BOTH, "a", 1, 0), Some((1, BOTH)));
-        assert_eq!(log.take(Masters::one(1), "b", 1, 0), Some((2, Masters::one(1))));
-        assert!(log.next_for(0, 0).is_none(), "its number could be given again after a crash");
+        assert_eq!(log.take(UpstreamSet::one(1), "b", 1, 0), Some((2, UpstreamSet::one(1))));
+        assert!(log.next_for(0, 0).is_none(), "its number could be assigned again after a crash");
         log.commit();
         assert_eq!(log.next_for(0, 0).map(|(number, _)| number), Some(1));
         assert_eq!(log.next_for(0, 1).map(|(number, _)| number), None);
         assert_eq!(log.next_for(1, 1).map(|(number, _)| number), Some(2));
         assert_eq!(log.confirm(1, 2), [2]);
-        assert_eq!(log.confirm(1, 1), [], "an old word changes nothing");
+        assert_eq!(log.confirm(1, 1), [], "an old confirmation changes nothing");
         assert_eq!(log.confirm(0, 9), [1]);
         assert_eq!(
             (log.backlog(0), log.backlog(1)),
-            ((0, 0, Dropped::default()), (0, 0, Dropped::default()))
+            ((0, 0, DropCounts::default()), (0, 0, DropCounts::default()))
         );
         assert_eq!(log.next_number(), 3);
     }
 
     #[test]
-    fn without_keeping_a_master_that_is_away_gets_nothing_and_that_is_counted() {
+    fn without_storage_messages_for_disconnected_brokers_are_dropped_and_counted() {
         let mut log = log(LogOptions { bytes_max: 2, ..LogOptions::new(false) });
         assert_eq!(log.take(BOTH, "a", 1, 0), None);
         log.set_here(0, true);
-        assert_eq!(log.take(BOTH, "b", 2, 0), Some((1, Masters::one(0))));
-        assert!(!log.has_room(), "producers wait for a master that is there");
+        assert_eq!(log.take(BOTH, "b", 2, 0), Some((1, UpstreamSet::one(0))));
+        assert!(!log.has_room(), "producers wait for a connected broker");
         assert_eq!((log.backlog(0).2.away, log.backlog(1).2.away), (1, 2));
         log.set_here(0, false);
-        assert!(log.next_for(0, 0).is_some(), "what was taken for it is sent when it is back");
+        assert!(log.next_for(0, 0).is_some(), "messages taken earlier are sent after it reconnects");
     }
 
     #[test]
-    fn keeping_is_bounded_by_size_and_age_and_drops_are_counted() {
+    fn storage_is_bounded_by_size_and_age_and_drops_are_counted() {
         let options = LogOptions { bytes_max: 3, age_max_ms: Some(10), ..LogOptions::new(true) };
         let mut log = log(options);
         for now in [0, 1, 5, 6] {
             log.take(BOTH, "x", 1, now);
         }
-        assert_eq!(log.enforce(6), [1], "four bytes are one too many");
+        assert_eq!(log.enforce(6), [1], "four bytes exceed the limit by one");
         assert_eq!(log.enforce(11), [2]);
         assert_eq!(log.enforce(14), []);
-        let dropped = Dropped { away: 0, full: 1, old: 1 };
+        let dropped = DropCounts { away: 0, full: 1, old: 1 };
         assert_eq!((log.backlog(0), log.backlog(1)), ((2, 2, dropped), (2, 2, dropped)));
     }
 
     #[test]
-    fn the_cache_lets_go_of_the_oldest_payloads_only() {
+    fn cache_drops_the_oldest_payloads_first() {
         let mut log = log(LogOptions { cache_bytes_max: 2, ..LogOptions::new(true) });
         log.restore(7, BOTH, 1, 0);
         for payload in ["a", "b", "c"] {
@@ -371,7 +376,7 @@ mod tests {
         let payloads: Vec<_> =
             (7..=10).map(|n| log.next_for(0, n - 1).and_then(|(_, e)| e.payload)).collect();
         assert_eq!(payloads, [None, None, Some("b"), Some("c")]);
-        assert_eq!(log.confirm(0, 8), [], "the other one still waits");
+        assert_eq!(log.confirm(0, 8), [], "the other broker has not confirmed them");
         assert_eq!(log.confirm(1, 10), [7, 8]);
     }
 }

@@ -1,42 +1,42 @@
-//! What nodes tell each other beside the messages that they pass on.
+//! Control messages between nodes.
 //!
-//! The frames that are passed on are those of the clients, hop count apart. Their numbers travel beside them, in frames of
-//! type 0x00: those mean nothing to a peer that does not know them, which ignores them.
+//! Forwarded frames are the clients' frames with a reduced hop count. Their numbers are sent separately, in frames of type
+//! 0x00, which peers without this extension ignore.
 
 use mqcore_wire::tmqp::{Frame, Kind, encode};
 
-/// The `Client-Type` of a node that dials.
+/// `Client-Type` of a node that connects.
 pub const CLIENT_TYPE: &str = "server";
-/// The property of a Hello, and the header of its answer, that says: numbers are understood here. Its value is [`VERSION`].
+/// Property of a Hello, and header of its response, that announces support for numbers. Its value is [`VERSION`].
 pub const VERSION_KEY: &str = "Mqcore-Node";
-/// The one version there is.
+/// The only version.
 pub const VERSION: &str = "1";
-/// The property of a Hello that gives the epoch of the numbers, decimal.
+/// Property of a Hello with the epoch of the numbers, in decimal.
 pub const EPOCH_KEY: &str = "Mqcore-Node-Epoch";
-/// The property of a Hello that gives the host of the dialling node.
+/// Property of a Hello with the host of the connecting node.
 pub const HOST_KEY: &str = "Mqcore-Node-Host";
-/// The header of an answer to Hello: the name of the node that answers.
+/// Header of the response to Hello with the name of the responding node.
 pub const NAME_KEY: &str = "Mqcore-Node-Name";
-/// The header of an answer to Hello: the id of the node that answers.
+/// Header of the response to Hello with the id of the responding node.
 pub const ID_KEY: &str = "Mqcore-Node-Id";
 
-/// The target of the frames that carry numbers.
+/// Target of the frames with numbers.
 const TARGET: &[u8] = b"mqcore-node";
 const POSITION: u16 = 1;
 const CONFIRM: u16 = 2;
 
-/// What one node tells another.
+/// A control message between nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LinkMessage {
-    /// From a slave: the next frame that is passed on has this number, and each one behind it the next.
+    /// From downstream: the next forwarded frame has this number, and the following ones ascend by one.
     Position(u64),
-    /// From a master: everything up to and including this number is where it belongs, as safe as the queue keeps it.
+    /// From upstream: all frames up to and including this number are stored as safely as their queues require.
     Confirm(u64),
 }
 
 impl LinkMessage {
-    /// Appends the frame.
+    /// Appends the message as a frame.
     pub fn encode(self, output: &mut Vec<u8>) {
         let (content_type, number) = match self {
             Self::Position(number) => (POSITION, number),
@@ -46,7 +46,7 @@ impl LinkMessage {
         encode(&Frame { content_type, target: TARGET, payload, ..Frame::new(Kind::OTHER) }, output);
     }
 
-    /// Reads a frame; `None`: it is nothing of this kind, and to be ignored like every frame of type 0x00.
+    /// Parses a frame. `None`: it is not a control message, and must be ignored like all frames of type 0x00.
     #[must_use]
     pub fn read(frame: &Frame<'_>) -> Option<Self> {
         if frame.kind != Kind::OTHER || frame.target != TARGET {
@@ -69,11 +69,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_come_back_as_they_were() {
+    fn control_messages_survive_a_round_trip() {
         for message in [LinkMessage::Position(1), LinkMessage::Confirm(u64::MAX)] {
             let mut bytes = Vec::new();
             message.encode(&mut bytes);
-            let (frame, size) = decode(&bytes, &Limits::default()).expect("a frame").expect("whole");
+            let (frame, size) =
+                decode(&bytes, &Limits::default()).expect("a valid frame").expect("a complete frame");
             assert_eq!((LinkMessage::read(&frame), size), (Some(message), bytes.len()));
             assert_eq!(LinkMessage::read(&Frame { payload: b"short", ..frame }), None);
             assert_eq!(LinkMessage::read(&Frame { target: b"x", ..frame }), None);

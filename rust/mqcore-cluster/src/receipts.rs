@@ -1,45 +1,46 @@
-//! What came over one connection from a slave, and how much of it is confirmed.
+//! Frames received over one connection from a downstream broker, and how far they are confirmed.
 //!
-//! Queues confirm in any order; a slave is told only "everything up to here".
+//! Queues confirm in any order, but the confirmation sent to the downstream broker is cumulative.
 
 use std::collections::VecDeque;
 
-/// Frames of one connection that may be unconfirmed. A slave of ours keeps far below ([`crate::link::LinkOptions::window`]).
+/// Maximum number of unconfirmed frames on one connection. mqcore's own links stay far below it
+/// ([`crate::link::LinkOptions::window`]).
 pub const OPEN_MAX: usize = 1 << 17;
 
-/// A slave sent more than [`OPEN_MAX`] frames ahead of what was confirmed, or numbers that do not ascend.
+/// A violation of the link protocol by the downstream broker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReceiptError {
-    /// It does not wait for confirmations.
-    #[error("a node sent {OPEN_MAX} frames beyond what was confirmed")]
+    /// The downstream broker does not wait for confirmations.
+    #[error("a node sent more than {OPEN_MAX} unconfirmed frames")]
     TooManyOpen,
 }
 
-/// The frames of one connection, in their order.
+/// The frames of one connection, in order.
 #[derive(Debug, Default)]
 pub struct Receipts {
-    /// Number, and how many parts of it are not done yet.
+    /// Numbers, and how many parts of each are pending.
     open: VecDeque<(u64, u32)>,
-    /// The highest number that came.
+    /// Highest number received.
     last: u64,
     told: u64,
 }
 
 impl Receipts {
-    /// Nothing came yet.
+    /// Creates an empty tracker.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A frame of this number came, which makes so many parts (a message and its copies); none is fine.
+    /// Records a frame that consists of `parts` parts: a message and its copies, possibly none.
     ///
     /// # Errors
-    /// [`ReceiptError`]: end the connection.
+    /// [`ReceiptError`] if too many frames are unconfirmed; close the connection.
     pub fn arrived(&mut self, number: u64, parts: u32) -> Result<(), ReceiptError> {
         if number <= self.last {
-            // Once more on the same connection: its first arrival is confirmed, or will be.
+            // A duplicate on the same connection: its first arrival is or will be confirmed.
             return Ok(());
         }
         if self.open.len() >= OPEN_MAX {
@@ -50,7 +51,7 @@ impl Receipts {
         Ok(())
     }
 
-    /// One part of a frame is done.
+    /// Records that one part of a frame is stored.
     pub fn done(&mut self, number: u64) {
         if let Ok(at) = self.open.binary_search_by_key(&number, |(number, _)| *number) {
             let (_, parts) = &mut self.open[at];
@@ -58,7 +59,7 @@ impl Receipts {
         }
     }
 
-    /// What may be told now: everything up to and including this number is done. `None` if that was told before.
+    /// Returns the number up to which all frames are stored, or `None` if that was already confirmed.
     pub fn confirm(&mut self) -> Option<u64> {
         let mut through = self.told;
         while let Some((number, 0)) = self.open.front().copied() {
@@ -68,7 +69,7 @@ impl Receipts {
         (through > std::mem::replace(&mut self.told, through)).then_some(through)
     }
 
-    /// Frames that are not confirmed.
+    /// Number of unconfirmed frames.
     #[must_use]
     pub fn open(&self) -> usize {
         self.open.len()
@@ -80,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_has_nothing_open_before_it_is_confirmed() {
+    fn confirmation_covers_only_frames_without_pending_predecessors() {
         let mut receipts = Receipts::new();
         for (number, parts) in [(3, 1), (4, 2), (7, 1), (8, 0)] {
             receipts.arrived(number, parts).expect("few");
@@ -91,13 +92,13 @@ mod tests {
         assert_eq!(receipts.confirm(), None);
         receipts.done(3);
         assert_eq!(receipts.confirm(), Some(3));
-        assert_eq!(receipts.confirm(), None, "said once");
+        assert_eq!(receipts.confirm(), None, "confirmed only once");
         receipts.done(4);
-        assert_eq!(receipts.confirm(), Some(8), "what makes nothing is done at once");
+        assert_eq!(receipts.confirm(), Some(8), "a frame without parts is complete immediately");
     }
 
     #[test]
-    fn a_slave_that_waits_for_nothing_is_told_off() {
+    fn too_many_unconfirmed_frames_are_an_error() {
         let mut receipts = Receipts::new();
         for number in 1..=OPEN_MAX as u64 {
             receipts.arrived(number, 1).expect("within the bound");

@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use mqcore_broker::model::intake::{Arrival, Intake, IntakeProgress, Ticket};
-use mqcore_cluster::filter::{Filter, ForwardKind, Pattern, Rule, Sender};
-use mqcore_cluster::link::{Action, Link, LinkOptions, LinkState};
-use mqcore_cluster::log::{LogOptions, Masters, OutgoingLog};
+use mqcore_cluster::filter::{FilterRule, ForwardKind, FrameProducer, LinkFilter, WildcardPattern};
+use mqcore_cluster::link::{Link, LinkAction, LinkOptions, LinkState};
+use mqcore_cluster::log::{LogOptions, OutgoingLog, UpstreamSet};
 use mqcore_cluster::receipts::Receipts;
 use mqcore_wire::tmqp::{Frame, Kind};
 
@@ -64,7 +64,7 @@ struct Message {
 const CHANNELS: [&str; 3] = ["alpha", "beta", "gamma"];
 
 enum LogRecord {
-    Put(u64, Masters, Message),
+    Put(u64, UpstreamSet, Message),
     Settle(u64),
 }
 
@@ -94,8 +94,8 @@ struct Node {
     name: Arc<str>,
     masters: Vec<usize>,
     /// What is sent to each of them.
-    sends: Vec<Filter>,
-    accepts: Filter,
+    sends: Vec<LinkFilter>,
+    accepts: LinkFilter,
     keep: bool,
     starts: u64,
     log: Journal<LogRecord>,
@@ -152,15 +152,19 @@ const OPTIONS: LinkOptions = LinkOptions {
     reconnect_ms: 50,
     reconnect_max_ms: 500,
     handshake_ms: 1_000,
-    patience_ms: 2_000,
+    confirm_timeout_ms: 2_000,
     ping_ms: 1_000_000,
     window: 16,
     window_bytes: 1 << 20,
 };
 
-fn passes(filter: &Filter, message: &Message, node: &str) -> bool {
+fn passes(filter: &LinkFilter, message: &Message, node: &str) -> bool {
     let frame = Frame { target: CHANNELS[message.channel].as_bytes(), ..Frame::new(Kind::QUEUE) };
-    filter.passes(ForwardKind::Queue, &frame, &Sender { id: "c", node: Some(node), ..Sender::default() })
+    filter.passes(
+        ForwardKind::Queue,
+        &frame,
+        &FrameProducer { id: "c", node: Some(node), ..FrameProducer::default() },
+    )
 }
 
 impl World {
@@ -373,7 +377,7 @@ impl World {
         let Some(process) = &mut node.process else { return };
         node.serial += 1;
         let message = Message { born: index, serial: node.serial, channel };
-        let mut masters = Masters::default();
+        let mut masters = UpstreamSet::default();
         for (link, filter) in node.sends.iter().enumerate() {
             if passes(filter, &message, "") {
                 masters.insert(link);
@@ -463,14 +467,14 @@ impl World {
         for (link, (state, connection)) in process.links.iter_mut().enumerate() {
             while let Some(action) = state.poll(now) {
                 match action {
-                    Action::Dial => dials.push(link),
-                    Action::Close(_) => {
+                    LinkAction::Dial => dials.push(link),
+                    LinkAction::Close(_) => {
                         if let Some(connection) = connection.take() {
                             self.connections[connection].open = false;
                         }
                         process.log.set_here(link, false);
                     }
-                    Action::Ping => {}
+                    LinkAction::Ping => {}
                 }
             }
             while let (Some(after), Some(connection)) = (state.may_send(), *connection) {
@@ -697,15 +701,15 @@ const FAULTS_END: u64 = 6_000;
 /// By then everything must have arrived.
 const GIVE_UP: u64 = 120_000;
 
-fn some_filter(chance: &mut Chance) -> Filter {
-    let rule = |chance: &mut Chance| Rule {
-        channel: Some(Pattern::new(CHANNELS[chance.below(3) as usize])),
-        ..Rule::default()
+fn some_filter(chance: &mut Chance) -> LinkFilter {
+    let rule = |chance: &mut Chance| FilterRule {
+        channel: Some(WildcardPattern::new(CHANNELS[chance.below(3) as usize])),
+        ..FilterRule::default()
     };
     match chance.below(4) {
-        0 => Filter { allow: vec![rule(chance)], deny: Vec::new() },
-        1 => Filter { allow: Vec::new(), deny: vec![rule(chance)] },
-        _ => Filter::default(),
+        0 => LinkFilter { allow: vec![rule(chance)], deny: Vec::new() },
+        1 => LinkFilter { allow: Vec::new(), deny: vec![rule(chance)] },
+        _ => LinkFilter::default(),
     }
 }
 

@@ -1,12 +1,12 @@
-//! Places by number, in chunks: growing copies nothing that is there.
+//! Numbered places for values, allocated in chunks. Growing does not move existing values.
 
-/// Places in a chunk.
+/// Number of places per chunk.
 const CHUNK: usize = 256;
 
-/// The number of no place.
+/// Denotes no place.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// Values that stay where they are. A free place holds the default, unless somebody wrote there since.
+/// Values at fixed places. A free place holds the default value, unless it was overwritten since.
 #[derive(Debug)]
 pub(crate) struct Arena<T> {
     chunks: Vec<Vec<T>>,
@@ -18,12 +18,12 @@ impl<T: Default> Arena<T> {
         Self { chunks: Vec::new(), free: Vec::new() }
     }
 
-    /// Stores a value and answers with its place.
+    /// Stores a value and returns its place.
     pub(crate) fn insert(&mut self, value: T) -> u32 {
         self.insert_over(|_| value)
     }
 
-    /// The same for a value that takes something over from what the free place holds.
+    /// Stores a value computed from the content of the free place that it will use. Returns the place.
     pub(crate) fn insert_over(&mut self, make: impl FnOnce(&T) -> T) -> u32 {
         if let Some(place) = self.free.pop() {
             let value = make(self.get(place));
@@ -43,7 +43,7 @@ impl<T: Default> Arena<T> {
         (full * CHUNK + self.chunks[full].len() - 1) as u32
     }
 
-    /// Frees a place and answers with what was there.
+    /// Frees a place and returns its content.
     pub(crate) fn remove(&mut self, place: u32) -> T {
         self.free.push(place);
         std::mem::take(self.get_mut(place))
@@ -59,7 +59,7 @@ impl<T: Default> Arena<T> {
         &mut self.chunks[place as usize / CHUNK][place as usize % CHUNK]
     }
 
-    /// Makes sure that a place exists that another arena has given out.
+    /// Extends the arena so that it contains a place that another arena has assigned.
     pub(crate) fn reach(&mut self, place: u32) {
         let (chunk, within) = (place as usize / CHUNK, place as usize % CHUNK);
         while self.chunks.len() <= chunk {
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_used_again_and_values_stay_where_they_are() {
+    fn freed_places_are_reused_and_values_do_not_move() {
         let mut arena = Arena::new();
         let places: Vec<u32> = (0..1000_u64).map(|value| arena.insert(value)).collect();
         assert!(places.iter().zip(0..).all(|(place, value)| *arena.get(*place) == value));
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arena_beside_another_reaches_its_places() {
+    fn parallel_arena_extends_to_places_of_another_one() {
         let mut beside: Arena<u64> = Arena::new();
         beside.reach(600);
         *beside.get_mut(600) = 5;

@@ -1,79 +1,80 @@
-//! What persistence needs: what has changed since it asked last, and how a store is filled with what was kept.
+//! Persistence: the changes since the last fetch, and the entries to restore.
 
 use crate::time::Nanos;
 
-/// A counter or buffer with everything that makes it one, so that it can be put back as it was.
+/// A counter or buffer with all its properties, so that it can be restored.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept {
-    /// Its number: no two of a store have the same, and later ones are larger.
+pub struct PersistentEntry {
+    /// Unique number within a store. Later entries have larger numbers.
     pub sequence: u64,
-    /// Its key.
+    /// Key.
     pub key: Box<[u8]>,
-    /// The unit of its time to live.
+    /// Unit of the time to live.
     pub unit: u8,
-    /// When it expires.
+    /// Time of expiry.
     pub deadline: Nanos,
-    /// What it holds.
-    pub content: Content,
+    /// Content.
+    pub content: PersistentContent,
 }
 
-/// What an entry holds.
+/// The content of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Content {
-    /// A quota, and the bits of its width.
+pub enum PersistentContent {
+    /// A quota and its width.
     Counter {
-        /// What is left.
+        /// Remaining quota.
         quota: u64,
-        /// 8, 16, 32 or 64: where it wraps.
+        /// Width in bits, at which the counter wraps around: 8, 16, 32 or 64.
         bits: u8,
     },
-    /// Bytes.
+    /// Bytes of a buffer.
     Buffer(Box<[u8]>),
     /// A sliding window.
     Sliding {
-        /// When its current period began.
+        /// Beginning of the current period.
         start: Nanos,
-        /// Nanoseconds of a period.
+        /// Length of a period in nanoseconds.
         period: u64,
-        /// The limit that was last applied.
+        /// Limit that was applied last.
         limit: u64,
-        /// Taken in the current period.
+        /// Consumption in the current period.
         current: u64,
-        /// Taken in the one before.
+        /// Consumption in the previous period.
         previous: u64,
     },
-    /// A bucket.
+    /// A token bucket.
     Bucket {
-        /// The moment that `missing` is about.
+        /// Time to which `missing` refers.
         at: Nanos,
-        /// Nanoseconds in which it refills.
+        /// Nanoseconds in which the whole bucket refills.
         period: u64,
-        /// What it holds when it is full.
+        /// Capacity in tokens.
         limit: u64,
-        /// What was missing, in units of the `period`-th part of one.
+        /// Missing tokens, in units of 1/`period` token.
         missing: u128,
     },
 }
 
-/// One difference from what was fetched before.
+/// A difference from the last fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change {
-    /// This is new, or different from what was fetched under its number.
-    Put(Kept),
-    /// What was fetched under this number is gone.
+pub enum EntryChange {
+    /// An entry is new, or differs from the one fetched with this number.
+    Put(PersistentEntry),
+    /// The entry fetched with this number was removed.
     Remove(u64),
 }
 
-impl Kept {
-    /// The same, so many nanoseconds earlier: on a clock that shows less than the one by which it was kept.
+impl PersistentEntry {
+    /// Shifts all times back by `nanos`, for a clock that is behind the one with which the entry was stored.
     #[must_use]
     pub fn earlier(mut self, nanos: u64) -> Self {
         if self.deadline != Nanos::NEVER {
             self.deadline = self.deadline.before(nanos);
         }
         match &mut self.content {
-            Content::Counter { .. } | Content::Buffer(_) => {}
-            Content::Sliding { start: moment, .. } | Content::Bucket { at: moment, .. } => {
+            PersistentContent::Counter { .. } | PersistentContent::Buffer(_) => {}
+            PersistentContent::Sliding { start: moment, .. }
+            | PersistentContent::Bucket { at: moment, .. } => {
                 *moment = moment.before(nanos);
             }
         }

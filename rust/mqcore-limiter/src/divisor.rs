@@ -1,11 +1,11 @@
-//! Dividing by the same number again and again, exactly, without a division.
+//! Exact repeated division by the same number, without a division instruction.
 
-/// A number with its reciprocal. Whoever divides by it multiplies instead: what would take a hundred cycles for a dividend
-/// of 128 bits takes ten. After Möller and Granlund, "Improved division by invariant integers".
+/// A divisor with its reciprocal, so that division becomes multiplication: 10 cycles instead of 100 for a 128-bit dividend.
+/// The algorithm is from Möller and Granlund, "Improved division by invariant integers".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Divisor {
     number: u64,
-    /// `(2^128 - 1) / d - 2^64`, where `d` is the number shifted until its highest bit is set; 0 for the number 0.
+    /// `(2^128 - 1) / d - 2^64`, where `d` is the number shifted left until its highest bit is set; 0 for the number 0.
     reciprocal: u64,
 }
 
@@ -13,7 +13,7 @@ impl Divisor {
     pub(crate) const fn new(number: u64) -> Self {
         let reciprocal = match number {
             0 => 0,
-            // Without its highest bit, which is always set.
+            // The cast drops the highest bit, which is always set.
             number => (u128::MAX / (number << number.leading_zeros()) as u128) as u64,
         };
         Self { number, reciprocal }
@@ -24,10 +24,10 @@ impl Divisor {
         self.number
     }
 
-    /// Quotient and whether there is a remainder; `None` if the number is 0 or the quotient has more than 64 bits.
+    /// Returns the quotient and whether there is a remainder, or `None` if the number is 0 or the quotient exceeds 64 bits.
     #[inline]
     const fn divide(self, dividend: u128) -> Option<(u64, bool)> {
-        // Also for 0: nothing is below it.
+        // This includes a divisor of 0.
         if (dividend >> 64) as u64 >= self.number {
             return None;
         }
@@ -38,7 +38,7 @@ impl Divisor {
         let estimate = (self.reciprocal as u128 * high as u128).wrapping_add(dividend);
         let mut quotient = ((estimate >> 64) as u64).wrapping_add(1);
         let mut remainder = low.wrapping_sub(quotient.wrapping_mul(divisor));
-        // One too many, as the remainder tells, in about half of all cases; too few almost never.
+        // The estimate is one too large in about half of all cases, which the remainder reveals, and too small almost never.
         if remainder > estimate as u64 {
             quotient = quotient.wrapping_sub(1);
             remainder = remainder.wrapping_add(divisor);
@@ -50,7 +50,7 @@ impl Divisor {
         Some((quotient, remainder > 0))
     }
 
-    /// `dividend / number` rounded down; the largest number if it is more, or if the number is 0.
+    /// `dividend / number` rounded down, saturated at `u64::MAX`, also for the number 0.
     #[inline]
     pub(crate) const fn floor(self, dividend: u128) -> u64 {
         match self.divide(dividend) {
@@ -59,7 +59,7 @@ impl Divisor {
         }
     }
 
-    /// `dividend / number` rounded up; the largest number if it is more, or if the number is 0.
+    /// `dividend / number` rounded up, saturated at `u64::MAX`, also for the number 0.
     #[inline]
     pub(crate) const fn ceil(self, dividend: u128) -> u64 {
         match self.divide(dividend) {
@@ -89,7 +89,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(mqcore_testkit::by_depth(2_000, 20_000)))]
 
         #[test]
-        fn a_divisor_divides_as_division_does(number_ in number(), high in number(), low in number()) {
+        fn divisor_agrees_with_plain_division(number_ in number(), high in number(), low in number()) {
             let divisor = Divisor::new(number_);
             let products = [
                 u128::from(high) << 64 | u128::from(low),

@@ -1,14 +1,14 @@
-//! What is kept of a counter: one cache line.
+//! An entry of the store, which takes one cache line.
 
 use crate::arena::NONE;
 use crate::time::Nanos;
 
-/// Bytes of a key that fit into an entry.
+/// Maximum size in bytes of a key stored inside an entry.
 pub(crate) const SHORT_KEY: usize = 16;
 
-/// What an entry is.
+/// The kind of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Kind {
+pub(crate) enum EntryKind {
     /// The place is free.
     #[default]
     Free,
@@ -22,14 +22,14 @@ pub(crate) enum Kind {
     Bucket,
 }
 
-/// Neighbours in a doubly linked list of entries.
+/// Adjacent entries in a doubly linked list.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Links {
+pub(crate) struct ListLinks {
     pub(crate) previous: u32,
     pub(crate) next: u32,
 }
 
-impl Default for Links {
+impl Default for ListLinks {
     fn default() -> Self {
         Self { previous: NONE, next: NONE }
     }
@@ -42,36 +42,36 @@ pub(crate) struct Entry {
     pub(crate) deadline: Nanos,
     /// Ascends with each creation in the whole store.
     pub(crate) sequence: u64,
-    /// In the slot of the wheel, or among those that are due.
-    pub(crate) wheel: Links,
-    /// In the order of creation.
-    pub(crate) order: Links,
-    /// The key, if it is short; otherwise the first four bytes say where it is.
+    /// List of the wheel's slot, or of the due entries.
+    pub(crate) wheel: ListLinks,
+    /// List in order of creation.
+    pub(crate) order: ListLinks,
+    /// A short key; otherwise the first four bytes are the place of the key.
     pub(crate) key: [u8; SHORT_KEY],
-    /// The slot of the wheel.
+    /// Slot of the wheel.
     pub(crate) slot: u16,
     pub(crate) key_bytes: u8,
-    pub(crate) kind: Kind,
-    /// The unit of the time to live.
+    pub(crate) kind: EntryKind,
+    /// Unit of the time to live.
     pub(crate) unit: u8,
-    /// Bits of the value: where a counter wraps.
+    /// Width of a counter in bits, at which it wraps around.
     pub(crate) bits: u8,
-    /// Where it stands with whoever keeps it.
-    pub(crate) marks: Marks,
+    /// State of the entry with regard to persistence.
+    pub(crate) marks: PersistenceMarks,
 }
 
-/// What persistence has to remember of an entry, as bits: an entry is a cache line, and has no room for flags.
+/// The state of an entry with regard to persistence, as bits so that the entry fits into a cache line.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Marks(u8);
+pub(crate) struct PersistenceMarks(u8);
 
-impl Marks {
+impl PersistenceMarks {
     pub(crate) const NONE: Self = Self(0);
-    /// It was made to be kept.
+    /// The entry is persistent.
     pub(crate) const KEPT: Self = Self(1);
-    /// Its place stands in the list of changes. Stays with the place when the entry goes, so that no place stands there
-    /// twice, however often it is used again before anybody fetches.
+    /// The place is in the list of changes. The mark stays with the place when the entry is removed, so that a reused place
+    /// is listed only once per fetch.
     pub(crate) const LISTED: Self = Self(2);
-    /// A change of it has been fetched before, so its removal has to be told.
+    /// A change of the entry was fetched, so its removal must be reported.
     pub(crate) const FETCHED: Self = Self(4);
 
     #[inline]
@@ -89,7 +89,7 @@ impl Marks {
         Self(self.0 & !mark.0)
     }
 
-    /// This one mark, if it is set.
+    /// Returns this mark alone, if it is set.
     #[inline]
     pub(crate) const fn only(self, mark: Self) -> Self {
         Self(self.0 & mark.0)
@@ -99,7 +99,7 @@ impl Marks {
 const _: () = assert!(size_of::<Entry>() == 64, "an entry is one cache line");
 
 impl Entry {
-    /// Where its key is, if that is too long for an entry.
+    /// Returns the place of the key if it is too long for the entry.
     #[inline]
     pub(crate) fn long_key(&self) -> Option<u32> {
         let [a, b, c, d, ..] = self.key;

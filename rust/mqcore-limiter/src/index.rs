@@ -1,30 +1,30 @@
-//! From hashes to places, in tables that split when they are full: extendible hashing.
+//! Index from hashes to places: extendible hashing, with tables that split when they are full.
 //!
-//! A single table of millions would have to be copied as a whole to grow, while everybody waits. Here a full table is
-//! split in two, and only the directory of tables doubles, which has a number for every thousand entries.
+//! Growing a single table with millions of entries would copy all of it while other threads wait. Here a full table is split
+//! in two, and only the directory of tables doubles. It has one number per thousand entries.
 
 use hashbrown::HashTable;
 
-/// Entries at which a table is split: what hashbrown keeps in 1024 buckets.
+/// Number of entries at which a table is split: the capacity of 1024 hashbrown buckets.
 const TABLE_MAX: usize = 896;
 
-/// Bits of the hash that choose a table: above those that choose a bucket, below those that choose a shard.
+/// The bits of the hash that select a table are above those that select a bucket and below those that select a shard.
 const DIRECTORY_SHIFT: u32 = 20;
 const DEPTH_MAX: u8 = 26;
 
-/// Places by the hash of what is there.
+/// Maps hashes to places.
 #[derive(Debug)]
-pub(crate) struct Index {
-    /// By the low `depth` bits of [`table_bits`]: which table.
+pub(crate) struct HashIndex {
+    /// Table numbers, by the low `depth` bits of [`table_bits`].
     directory: Vec<u32>,
-    tables: Vec<Table>,
+    tables: Vec<IndexTable>,
     depth: u8,
 }
 
 #[derive(Debug, Default)]
-struct Table {
+struct IndexTable {
     places: HashTable<u32>,
-    /// Bits that all of its hashes have in common.
+    /// Number of bits that all hashes of the table share.
     depth: u8,
 }
 
@@ -33,9 +33,9 @@ const fn table_bits(hash: u64) -> usize {
     (hash >> DIRECTORY_SHIFT) as usize
 }
 
-impl Index {
+impl HashIndex {
     pub(crate) fn new() -> Self {
-        Self { directory: vec![0], tables: vec![Table::default()], depth: 0 }
+        Self { directory: vec![0], tables: vec![IndexTable::default()], depth: 0 }
     }
 
     #[inline]
@@ -43,13 +43,13 @@ impl Index {
         self.directory[table_bits(hash) & (self.directory.len() - 1)] as usize
     }
 
-    /// The place with this hash that `is` recognises.
+    /// Returns the place with this hash for which `is` returns true.
     #[inline]
     pub(crate) fn find(&self, hash: u64, mut is: impl FnMut(u32) -> bool) -> Option<u32> {
         self.tables[self.table(hash)].places.find(hash, |place| is(*place)).copied()
     }
 
-    /// Adds a place that is not there yet. `hash_of` tells the hashes of places that are.
+    /// Adds a new place. `hash_of` returns the hash of an existing place.
     pub(crate) fn insert(&mut self, hash: u64, place: u32, hash_of: impl Fn(u32) -> u64) {
         loop {
             let number = self.table(hash);
@@ -63,7 +63,7 @@ impl Index {
         self.tables[number].places.insert_unique(hash, place, |place| hash_of(*place));
     }
 
-    /// Removes a place that is there.
+    /// Removes an existing place.
     pub(crate) fn remove(&mut self, hash: u64, place: u32) {
         let number = self.table(hash);
         if let Ok(found) = self.tables[number].places.find_entry(hash, |known| *known == place) {
@@ -72,7 +72,7 @@ impl Index {
     }
 
     fn split(&mut self, number: usize, hash_of: &impl Fn(u32) -> u64) {
-        let Table { places, depth } = std::mem::take(&mut self.tables[number]);
+        let IndexTable { places, depth } = std::mem::take(&mut self.tables[number]);
         if depth == self.depth {
             self.directory.extend_from_within(..);
             self.depth += 1;
@@ -87,8 +87,8 @@ impl Index {
             halves[side].insert_unique(hash, place, |place| hash_of(*place));
         }
         let [low, high] = halves;
-        self.tables[number] = Table { places: low, depth: depth + 1 };
-        self.tables.push(Table { places: high, depth: depth + 1 });
+        self.tables[number] = IndexTable { places: low, depth: depth + 1 };
+        self.tables.push(IndexTable { places: high, depth: depth + 1 });
         for (bits, entry) in self.directory.iter_mut().enumerate() {
             if *entry as usize == number && bits & bit != 0 {
                 *entry = sibling;
@@ -104,10 +104,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_put_in_is_found_however_often_tables_split() {
+    fn inserted_places_are_found_after_tables_split() {
         let hasher = RandomState::new();
         let hash_of = |place: u32| hasher.hash_one(place);
-        let mut index = Index::new();
+        let mut index = HashIndex::new();
         for place in 0..20_000 {
             index.insert(hash_of(place), place, hash_of);
         }
@@ -122,10 +122,10 @@ mod tests {
     }
 
     #[test]
-    fn no_table_grows_beyond_its_size_before_it_splits() {
+    fn tables_split_before_they_exceed_their_capacity() {
         let hasher = RandomState::new();
         let hash_of = |place: u32| hasher.hash_one(place);
-        let mut index = Index::new();
+        let mut index = HashIndex::new();
         for place in 0..30_000 {
             index.insert(hash_of(place), place, hash_of);
         }

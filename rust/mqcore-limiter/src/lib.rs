@@ -1,24 +1,24 @@
-//! Counters and buffers that expire: a store that many threads share, and the rules by which quotas are spent.
+//! A rate limiter: expiring counters and buffers in a store shared by many threads, and the rules by which quotas are spent.
 //!
-//! No socket, no file, no clock: the time is an argument of every call, in nanoseconds of a clock that never runs
-//! backwards. What a value is good for, and on which wire it travels, is not known here.
+//! The crate uses no socket, file or clock. Each call takes the current time as an argument, in nanoseconds of a monotonic
+//! clock. The store does not depend on what a value means or which protocol carries it.
 //!
-//! The store is split into [`limiter::SHARDS`] parts by the hash of the key, each behind a lock that is held for one
-//! step. Nothing that happens under a lock grows with what is stored: tables split when they are full instead of being
-//! copied as a whole, entries live in small chunks, and what has expired is taken away a bounded number at a time. An
-//! entry whose deadline has come is gone for everybody in that moment, whether it was taken away yet or not.
+//! The store is split into [`limiter::SHARDS`] shards by the hash of the key, each behind a lock that is held for one step.
+//! The time under a lock does not grow with the number of entries: full hash tables are split instead of copied, entries
+//! live in small chunks, and a bounded number of expired entries is removed at a time. An entry whose deadline has passed is
+//! invisible from that moment, whether or not it was already removed.
 //!
-//! | module | what lives there |
+//! | module | content |
 //! |---|---|
-//! | [`limiter`] | the store as its users see it |
+//! | [`limiter`] | the store's public interface |
 //! | [`rule`] | fixed window, sliding window and GCRA as pure functions |
-//! | [`listing`] | everything that is stored, in the order in which it came, without stopping anybody |
-//! | [`change`] | what persistence needs: what has changed, and how it is put back |
-//! | [`record`] | an entry as bytes, to be kept anywhere |
+//! | [`listing`] | iteration over all entries in order of creation, without blocking other threads |
+//! | [`change`] | changes for persistence, and the entries to restore |
+//! | [`record`] | the binary format of a persisted entry |
 //! | [`time`] | nanoseconds, and times to live with their unit |
-//! | `divisor` | exact division by the same number again and again |
-//! | `shard` | one part of the store |
-//! | `arena`, `index`, `wheel`, `entry`, `uses` | what a part is made of |
+//! | `divisor` | exact repeated division by the same number |
+//! | `shard` | one shard of the store |
+//! | `arena`, `index`, `wheel`, `entry`, `uses` | the data structures of a shard |
 
 pub mod change;
 pub mod limiter;
@@ -31,6 +31,7 @@ mod arena;
 mod divisor;
 mod entry;
 mod index;
+mod listed;
 mod shard;
 mod uses;
 mod wheel;

@@ -1,80 +1,100 @@
-//! The store as its users see it: shared by threads, each call one atomic step.
+//! The store's public interface. Threads share it, and each call is one atomic step.
+//!
+//! ```
+//! use std::hash::RandomState;
+//!
+//! use mqcore_limiter::limiter::{Limiter, LimiterConfig};
+//! use mqcore_limiter::rule::{Algorithm, ConsumeMode, Rule};
+//! use mqcore_limiter::time::{Nanos, Ttl};
+//!
+//! let limiter = Limiter::new(LimiterConfig::default(), RandomState::new());
+//! let minute = Ttl { unit: 5, amount: 1 };
+//! let rule = Rule { algorithm: Algorithm::FixedWindow, limit: 2, cost: 1, period: minute };
+//! let now = Nanos(1);
+//!
+//! assert!(limiter.consume(b"user:7", &rule, ConsumeMode::Take, 64, now)?.allowed);
+//! assert!(limiter.consume(b"user:7", &rule, ConsumeMode::Take, 64, now)?.allowed);
+//! let decision = limiter.consume(b"user:7", &rule, ConsumeMode::Take, 64, now)?;
+//! assert!(!decision.allowed);
+//! assert_eq!(decision.retry_after, minute.nanos());
+//! # Ok::<(), mqcore_limiter::rule::RuleError>(())
+//! ```
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::change::{Change, Kept};
+use crate::change::{EntryChange, PersistentEntry};
 use crate::listing::Listing;
-use crate::rule::{Mode, Rule, RuleError, Verdict};
-use crate::shard::{Hashed, Pending, Shard, Terms, entry_bytes};
+use crate::rule::{ConsumeMode, LimitDecision, Rule, RuleError};
+use crate::shard::{HashedKey, NewEntry, PendingDecision, Shard, entry_bytes};
 use crate::time::{Nanos, Ttl};
 
-pub use crate::shard::{Adjust, Counter, Made, Totals};
-pub use crate::uses::Uses;
+pub use crate::shard::{Adjust, CounterView, EntryProperties, StoreTotals};
+pub use crate::uses::Usage;
 
-/// Parts of a store. Few for a fuzzer, whose scripts make one store each and list it again and again: what they look for does
-/// not depend on how many there are, and how many scripts it plays in a second does.
+/// Number of shards of a store. A fuzzer gets few, because its scripts create and list many stores, and their findings do not
+/// depend on the number.
 #[allow(unexpected_cfgs, reason = "cargo-fuzz sets it")]
 pub const SHARDS: usize = if cfg!(fuzzing) { 4 } else { 64 };
 
-/// Bytes of a key at most.
+/// Maximum size of a key in bytes.
 pub const KEY_BYTES_MAX: usize = 255;
 
-/// Keys that one call can spend from.
+/// Maximum number of keys in one [`Limiter::consume_all`].
 pub const RULES_MAX: usize = 32;
 
-/// Entries that are evicted for one call at most. A buffer for which this makes no room is refused.
+/// Maximum number of entries evicted by one call. A buffer that still does not fit is rejected.
 const EVICTED_MAX: usize = 128;
 
-/// Expired entries that are looked at when one is created: more than come in, so that a store that nobody else sweeps
-/// does not fill up with them.
+/// Number of expired entries examined per creation. More than one, so that a store without other sweeps does not fill up with
+/// expired entries.
 const SWEPT_PER_CREATION: usize = 4;
 
-/// Steps for which one caller keeps the lock of a shard at most: a few microseconds.
+/// Maximum number of steps for which one caller holds the lock of a shard: a few microseconds.
 const RUN_STEPS_MAX: usize = 64;
 
-/// What a store is made with.
+/// Configuration of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Config {
-    /// Entries at most; at this number a new one takes the place of the one that expires soonest. Default 16,777,216.
+pub struct LimiterConfig {
+    /// Maximum number of entries. When it is reached, a new entry evicts the one that expires soonest. Default 16,777,216.
     pub keys_max: u64,
-    /// Bytes at most: 120 an entry, long keys and buffers besides. Default 2 GiB.
+    /// Maximum memory in bytes: 120 per entry, plus long keys and buffers. Default 2 GiB.
     pub bytes_max: u64,
-    /// Whether reads and writes of each entry are counted, which costs 40 bytes an entry. Default yes.
+    /// Whether to count reads and writes of each entry, which costs 40 bytes per entry. Default true.
     pub metrics: bool,
 }
 
-impl Default for Config {
+impl Default for LimiterConfig {
     fn default() -> Self {
         Self { keys_max: 1 << 24, bytes_max: 2 << 30, metrics: true }
     }
 }
 
-/// A store. Cheap to share: `Arc<Limiter>`.
+/// A store of counters and buffers. Share it as `Arc<Limiter>`.
 #[derive(Debug)]
 pub struct Limiter {
     shards: Box<[Padded]>,
     hasher: RandomState,
-    config: Config,
+    config: LimiterConfig,
     keys: AtomicU64,
     bytes: AtomicU64,
     sequence: AtomicU64,
 }
 
-/// Locks of two shards are not in one cache line.
+/// Keeps the locks of two shards out of the same cache line.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Padded(Mutex<Shard>);
 
-/// What GET tells.
+/// The result of [`Limiter::get`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Buffer<'a> {
-    /// The unit of the time to live.
+pub struct BufferView<'a> {
+    /// Unit of the time to live.
     pub unit: u8,
-    /// When it expires.
+    /// Time of expiry.
     pub deadline: Nanos,
-    /// What it holds; nothing for a counter.
+    /// Content; empty for a counter.
     pub value: &'a [u8],
 }
 
@@ -83,16 +103,16 @@ const fn shard_of(hash: u64) -> usize {
     (hash >> 48) as usize % SHARDS
 }
 
-/// Where a counter wraps at most.
+/// Limits the width of a counter to 64 bits.
 #[inline]
-const fn clamp_bits(made: Made) -> Made {
-    Made { bits: if made.bits == 0 || made.bits > 64 { 64 } else { made.bits }, ..made }
+const fn clamp_bits(made: EntryProperties) -> EntryProperties {
+    EntryProperties { bits: if made.bits == 0 || made.bits > 64 { 64 } else { made.bits }, ..made }
 }
 
 impl Limiter {
-    /// An empty store. `seed` keys the hashes: with one that nobody outside can know, nobody can choose keys that meet.
+    /// Creates an empty store. `seed` keys the hashes; with a secret seed, clients cannot choose colliding keys.
     #[must_use]
-    pub fn new(config: Config, seed: RandomState) -> Self {
+    pub fn new(config: LimiterConfig, seed: RandomState) -> Self {
         let shard = |_| Padded(Mutex::new(Shard::new(seed.clone(), config.metrics)));
         Self {
             shards: (0..SHARDS).map(shard).collect(),
@@ -104,28 +124,28 @@ impl Limiter {
         }
     }
 
-    /// What it was made with.
+    /// The configuration of this store.
     #[must_use]
-    pub const fn config(&self) -> &Config {
+    pub const fn config(&self) -> &LimiterConfig {
         &self.config
     }
 
-    /// No step that could panic leaves a shard half-changed on purpose, so a poisoned lock is still taken.
+    /// A shard stays consistent after a panic, so a poisoned lock is still usable.
     pub(crate) fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
         self.shards[shard].0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     #[inline]
-    fn hashed<'a>(&self, key: &'a [u8]) -> Hashed<'a> {
+    fn hashed<'a>(&self, key: &'a [u8]) -> HashedKey<'a> {
         debug_assert!(key.len() <= KEY_BYTES_MAX);
         let mut hasher = self.hasher.build_hasher();
         hasher.write(key);
-        Hashed { key, hash: hasher.finish() }
+        HashedKey { key, hash: hasher.finish() }
     }
 
-    /// Runs one step on the shard of a key, and keeps the totals of all shards in step with it.
+    /// Runs one step on the shard of a key, and updates the totals of the store.
     #[inline]
-    fn with<T>(&self, key: &[u8], step: impl FnOnce(&mut Shard, Hashed<'_>) -> T) -> T {
+    fn with<T>(&self, key: &[u8], step: impl FnOnce(&mut Shard, HashedKey<'_>) -> T) -> T {
         let hashed = self.hashed(key);
         let mut shard = self.lock(shard_of(hashed.hash));
         self.counted(&mut shard, |shard| step(shard, hashed))
@@ -144,14 +164,14 @@ impl Limiter {
         result
     }
 
-    /// Whether `keys` more entries of `bytes` in all would be too much.
+    /// Whether `keys` more entries of `bytes` in total would exceed a limit.
     fn is_full(&self, keys: u64, bytes: u64) -> bool {
         self.keys.load(Ordering::Relaxed).saturating_add(keys) > self.config.keys_max
             || self.bytes.load(Ordering::Relaxed).saturating_add(bytes) > self.config.bytes_max
     }
 
-    /// Makes room for what is to come: expired entries go first, then those that expire soonest, in this shard and, when
-    /// it has none, in others. Entries in `keep` stay. False if there still is none.
+    /// Makes room for new entries by removing expired entries first and then those that expire soonest, from this shard and, if
+    /// it has none, from others. Never removes the entries in `keep`. Returns false if the store is still full.
     fn make_room(&self, shard: &mut Shard, keys: u64, bytes: u64, keep: &[u32], now: Nanos) -> bool {
         self.counted(shard, |shard| shard.sweep(now, SWEPT_PER_CREATION));
         for _ in 0..EVICTED_MAX {
@@ -165,7 +185,7 @@ impl Limiter {
         !self.is_full(keys, bytes)
     }
 
-    /// Never waits: whoever holds the lock of one shard must not wait for that of another.
+    /// Never waits for a lock: a thread that holds the lock of one shard must not wait for another.
     fn evict_elsewhere(&self, now: Nanos) -> bool {
         self.shards.iter().any(|shard| match shard.0.try_lock() {
             Ok(mut shard) => self.counted(&mut shard, |shard| shard.evict(&[], now)),
@@ -173,11 +193,11 @@ impl Limiter {
         })
     }
 
-    /// Begins several steps of one caller.
+    /// Begins a run of several steps by one caller.
     #[inline]
     #[must_use]
-    pub const fn run(&self) -> Run<'_> {
-        Run { store: self, held: None, steps: 0 }
+    pub const fn run(&self) -> StepRun<'_> {
+        StepRun { store: self, held: None, steps: 0 }
     }
 
     #[inline]
@@ -187,9 +207,16 @@ impl Limiter {
 
     // --- counters and buffers -----------------------------------------------------------------------------------
 
-    /// Creates a counter of so many bits. False, and no change, if the key is taken. One that expires at once is not
-    /// even stored.
-    pub fn insert(&self, key: &[u8], quota: u64, made: impl Into<Made>, ttl: Ttl, now: Nanos) -> bool {
+    /// Creates a counter. Returns false, without a change, if the key exists. A counter that would expire immediately is not
+    /// stored.
+    pub fn insert(
+        &self,
+        key: &[u8],
+        quota: u64,
+        made: impl Into<EntryProperties>,
+        ttl: Ttl,
+        now: Nanos,
+    ) -> bool {
         let hashed = self.hashed(key);
         let mut shard = self.lock(shard_of(hashed.hash));
         if let Some(place) = self.counted(&mut shard, |shard| shard.find(hashed, now)) {
@@ -199,37 +226,37 @@ impl Limiter {
         let deadline = now.after(ttl.nanos());
         if deadline > now {
             self.make_room(&mut shard, 1, entry_bytes(key), &[], now);
-            let terms = Terms { made: clamp_bits(made.into()), unit: ttl.unit, deadline };
+            let terms = NewEntry { made: clamp_bits(made.into()), unit: ttl.unit, deadline };
             let sequence = self.next_sequence();
             self.counted(&mut shard, |shard| shard.insert(hashed, quota, terms, sequence, now));
         }
         true
     }
 
-    /// Reads a counter. A buffer reads as one of nothing.
+    /// Reads a counter. A buffer reads as a counter with quota 0.
     #[must_use]
-    pub fn query(&self, key: &[u8], now: Nanos) -> Option<Counter> {
+    pub fn query(&self, key: &[u8], now: Nanos) -> Option<CounterView> {
         self.with(key, |shard, key| shard.query(key, now))
     }
 
-    /// Changes a quota. False, and no change, if there is no counter or it would go below zero.
+    /// Changes a quota. Returns false, without a change, if the counter does not exist or would become negative.
     pub fn adjust_quota(&self, key: &[u8], adjust: Adjust, by: u64, now: Nanos) -> bool {
         self.with(key, |shard, key| shard.adjust_quota(key, adjust, by, now))
     }
 
-    /// Changes a time to live, in the unit that the entry was created with. A deadline that has passed by that is one: the
-    /// entry is gone at once. False if there is none, or if it belongs to a sliding window or bucket.
+    /// Changes a time to live, in the unit with which the entry was created. If the new deadline has passed, the entry expires
+    /// immediately. Returns false if the entry does not exist, or is a sliding window or bucket.
     pub fn adjust_ttl(&self, key: &[u8], adjust: Adjust, by: u64, now: Nanos) -> bool {
         self.with(key, |shard, key| shard.adjust_ttl(key, adjust, by, now))
     }
 
-    /// Removes a counter or buffer. False if there is none.
+    /// Deletes a counter or buffer. Returns false if it does not exist.
     pub fn purge(&self, key: &[u8], now: Nanos) -> bool {
         self.with(key, |shard, key| shard.purge(key, now))
     }
 
-    /// Creates a buffer, to be `kept` or not, or replaces its value, unit and deadline. False, and no change, if a counter
-    /// has the key, or if the ceilings leave no room for it.
+    /// Creates a buffer, persistent if `kept`, or replaces its value, unit and deadline. Returns false, without a change, if the
+    /// key belongs to a counter or the store has no room.
     pub fn set(&self, key: &[u8], value: &[u8], kept: bool, ttl: Ttl, now: Nanos) -> bool {
         let hashed = self.hashed(key);
         let mut shard = self.lock(shard_of(hashed.hash));
@@ -246,39 +273,39 @@ impl Limiter {
                 return false;
             }
         }
-        let terms = Terms { made: Made { bits: 64, kept }, unit: ttl.unit, deadline };
+        let terms = NewEntry { made: EntryProperties { bits: 64, kept }, unit: ttl.unit, deadline };
         let sequence = self.next_sequence();
         self.counted(&mut shard, |shard| shard.set(hashed, value, terms, sequence, now))
     }
 
-    /// Reads a buffer, under its shard's lock: `read` should only copy. A counter reads as one that holds nothing.
-    pub fn get<T>(&self, key: &[u8], now: Nanos, read: impl FnOnce(Option<Buffer<'_>>) -> T) -> T {
+    /// Reads a buffer under its shard's lock, so `read` should only copy. A counter reads as an empty buffer.
+    pub fn get<T>(&self, key: &[u8], now: Nanos, read: impl FnOnce(Option<BufferView<'_>>) -> T) -> T {
         self.with(key, |shard, key| {
             let found = shard.get(key, now);
-            read(found.map(|(unit, deadline, value)| Buffer { unit, deadline, value }))
+            read(found.map(|(unit, deadline, value)| BufferView { unit, deadline, value }))
         })
     }
 
-    /// How often an entry was used, by whole minutes; zeros without metrics.
+    /// Returns the usage of an entry, by full minutes; zeros without metrics.
     #[must_use]
-    pub fn stat(&self, key: &[u8], now: Nanos) -> Option<Uses> {
+    pub fn stat(&self, key: &[u8], now: Nanos) -> Option<Usage> {
         self.with(key, |shard, key| shard.stat(key, now))
     }
 
     // --- rules --------------------------------------------------------------------------------------------------
 
-    /// Applies a rule to a key: creates, checks and subtracts in one step. `made` is what an entry gets that this creates.
+    /// Applies a rule to a key: creates, checks and subtracts in one step. `made` applies to an entry that this call creates.
     ///
     /// # Errors
-    /// [`RuleError`]; nothing has changed then.
+    /// [`RuleError`] if the rule cannot be applied. Nothing has changed then.
     pub fn consume(
         &self,
         key: &[u8],
         rule: &Rule,
-        mode: Mode,
-        made: impl Into<Made>,
+        mode: ConsumeMode,
+        made: impl Into<EntryProperties>,
         now: Nanos,
-    ) -> Result<Verdict, RuleError> {
+    ) -> Result<LimitDecision, RuleError> {
         let made = clamp_bits(made.into());
         self.with(key, |shard, key| self.consume_in(shard, key, rule, mode, made, now))
     }
@@ -287,12 +314,12 @@ impl Limiter {
     fn consume_in(
         &self,
         shard: &mut Shard,
-        key: Hashed<'_>,
+        key: HashedKey<'_>,
         rule: &Rule,
-        mode: Mode,
-        made: Made,
+        mode: ConsumeMode,
+        made: EntryProperties,
         now: Nanos,
-    ) -> Result<Verdict, RuleError> {
+    ) -> Result<LimitDecision, RuleError> {
         let pending = shard.judge(key, rule, mode, now)?;
         if pending.after.is_some() && pending.place.or(pending.expired).is_none() {
             self.make_room(shard, 1, entry_bytes(key.key), &[], now);
@@ -301,39 +328,41 @@ impl Limiter {
         Ok(pending.verdict)
     }
 
-    /// Applies a rule to each of several keys: all of them, or none if one refuses. Appends a verdict for each to
-    /// `verdicts`, and answers whether all allowed it. If one refused, the others tell what they would have allowed.
+    /// Applies a rule to each of several keys: to all of them, or to none if one denies the request.
+    ///
+    /// Appends a decision for each key to `verdicts` and returns whether all allowed the request. If one denied it, the others
+    /// report what they would have allowed.
     ///
     /// # Errors
-    /// [`RuleError`]; nothing has changed and nothing was appended then.
+    /// [`RuleError`] if a rule cannot be applied. Nothing has changed and nothing was appended then.
     pub fn consume_all(
         &self,
         requests: &[(&[u8], Rule)],
-        mode: Mode,
-        made: impl Into<Made>,
+        mode: ConsumeMode,
+        made: impl Into<EntryProperties>,
         now: Nanos,
-        verdicts: &mut Vec<Verdict>,
+        verdicts: &mut Vec<LimitDecision>,
     ) -> Result<bool, RuleError> {
         let made = clamp_bits(made.into());
         if requests.len() > RULES_MAX {
             return Err(RuleError::TooMany { max: RULES_MAX });
         }
-        let hashed: Vec<Hashed<'_>> = requests.iter().map(|(key, _)| self.hashed(key)).collect();
+        let hashed: Vec<HashedKey<'_>> = requests.iter().map(|(key, _)| self.hashed(key)).collect();
         let twice =
-            |(index, key): (usize, &Hashed<'_>)| hashed[..index].iter().any(|other| other.key == key.key);
+            |(index, key): (usize, &HashedKey<'_>)| hashed[..index].iter().any(|other| other.key == key.key);
         if hashed.iter().enumerate().any(twice) {
             return Err(RuleError::KeyTwice);
         }
-        // Everybody takes locks in the same order.
+        // All threads take locks in the same order, which prevents deadlocks.
         let mut locked: Vec<(usize, MutexGuard<'_, Shard>)> = Vec::with_capacity(requests.len());
         let mut order: Vec<usize> = hashed.iter().map(|key| shard_of(key.hash)).collect();
         order.sort_unstable();
         order.dedup();
         locked.extend(order.into_iter().map(|shard| (shard, self.lock(shard))));
-        // Each was put there above.
+        // Every shard was inserted above, so the search always succeeds.
         let place = |shard: usize| locked.binary_search_by_key(&shard, |(number, _)| *number).unwrap_or(0);
         let places: Vec<usize> = hashed.iter().map(|key| place(shard_of(key.hash))).collect();
-        let mut pending: Vec<Pending> = Vec::with_capacity(requests.len());
+        let mut pending: Vec<PendingDecision> = Vec::with_capacity(requests.len());
         for ((key, place), (_, rule)) in hashed.iter().zip(&places).zip(requests) {
             let shard = &mut *locked[*place].1;
             pending.push(self.counted(shard, |shard| shard.judge(*key, rule, mode, now))?);
@@ -350,10 +379,10 @@ impl Limiter {
             }
             self.make_room_after(&mut locked, &touched, now);
         } else {
-            // Those that would have allowed it tell what is there without it.
+            // The keys that would have allowed the request report their state without it.
             for (index, (key, (_, rule))) in hashed.iter().zip(requests).enumerate() {
                 if pending[index].after.is_some() {
-                    pending[index] = locked[places[index]].1.judge(*key, rule, Mode::DryRun, now)?;
+                    pending[index] = locked[places[index]].1.judge(*key, rule, ConsumeMode::DryRun, now)?;
                 }
             }
         }
@@ -361,7 +390,7 @@ impl Limiter {
         Ok(allowed)
     }
 
-    /// What several keys have grown by is made up for in their shards, without touching these keys themselves.
+    /// Evicts entries to compensate for the growth of several keys, without evicting these keys.
     fn make_room_after(
         &self,
         locked: &mut [(usize, MutexGuard<'_, Shard>)],
@@ -380,33 +409,37 @@ impl Limiter {
 
     // --- housekeeping -------------------------------------------------------------------------------------------
 
-    /// Takes away what has expired in one of the [`SHARDS`], looking at `budget` entries at most. True if there may be
-    /// more. Nobody has to call it for correct answers; it gives memory back.
+    /// Removes expired entries from one of the [`SHARDS`], examining at most `budget` entries. Returns true if there may be
+    /// more.
+    ///
+    /// Sweeping only releases memory; answers are correct without it.
     pub fn sweep(&self, shard: usize, now: Nanos, budget: usize) -> bool {
         let mut shard = self.lock(shard % SHARDS);
         self.counted(&mut shard, |shard| shard.sweep(now, budget))
     }
 
-    /// How much is stored. Entries whose time has come count until they were taken away.
+    /// Sums up the contents of all shards. Expired entries count until they are removed.
     #[must_use]
-    pub fn totals(&self) -> Totals {
-        (0..SHARDS).map(|shard| self.lock(shard).totals).fold(Totals::default(), |sum, part| Totals {
-            counters: sum.counters + part.counters,
-            buffers: sum.buffers + part.buffers,
-            buffer_bytes: sum.buffer_bytes + part.buffer_bytes,
-            bytes: sum.bytes + part.bytes,
-            expired: sum.expired + part.expired,
-            evicted: sum.evicted + part.evicted,
+    pub fn totals(&self) -> StoreTotals {
+        (0..SHARDS).map(|shard| self.lock(shard).totals).fold(StoreTotals::default(), |sum, part| {
+            StoreTotals {
+                counters: sum.counters + part.counters,
+                buffers: sum.buffers + part.buffers,
+                buffer_bytes: sum.buffer_bytes + part.buffer_bytes,
+                bytes: sum.bytes + part.bytes,
+                expired: sum.expired + part.expired,
+                evicted: sum.evicted + part.evicted,
+            }
         })
     }
 
-    /// How many entries there are, without waiting for any lock.
+    /// Number of entries, without taking a lock.
     #[must_use]
     pub fn keys(&self) -> u64 {
         self.keys.load(Ordering::Relaxed)
     }
 
-    /// Begins to walk through everything that is stored now.
+    /// Begins an iteration over all entries that exist now.
     #[must_use]
     pub fn list(self: &Arc<Self>) -> Listing {
         Listing::new(Arc::clone(self), self.sequence.load(Ordering::Relaxed).saturating_sub(1))
@@ -414,52 +447,53 @@ impl Limiter {
 
     // --- persistence --------------------------------------------------------------------------------------------
 
-    /// From now on changes of entries that were made to be kept are there for [`Limiter::fetch_changes`], beginning with
-    /// everything that is there and was not restored.
+    /// Starts recording the changes of persistent entries for [`Limiter::fetch_changes`], beginning with all entries that exist
+    /// and were not restored.
     pub fn watch_changes(&self) {
         (0..SHARDS).for_each(|shard| self.lock(shard).watch_changes());
     }
 
-    /// Ends that: nobody will fetch changes any more.
+    /// Stops recording changes.
     pub fn forget_changes(&self) {
         (0..SHARDS).for_each(|shard| self.lock(shard).forget_changes());
     }
 
-    /// How many changes of one of the [`SHARDS`] wait to be fetched, at most. Never more than there are entries in it and
-    /// were fetched of it.
+    /// Upper bound on the number of unfetched changes in one of the [`SHARDS`]. It never exceeds the number of entries in the
+    /// shard plus those fetched from it.
     #[must_use]
     pub fn unfetched(&self, shard: usize) -> usize {
         self.lock(shard % SHARDS).unfetched()
     }
 
-    /// Gives out up to `max` changes of one of the [`SHARDS`], of each entry the latest state once; fewer if they are of
-    /// long buffers. False when there are no more. Runs under the shard's lock.
-    pub fn fetch_changes(&self, shard: usize, max: usize, give: impl FnMut(Change)) -> bool {
+    /// Passes up to `max` changes of one of the [`SHARDS`] to `give`, with the latest state of each entry once; fewer if they
+    /// contain long buffers. Returns false when there are no more. Runs under the shard's lock.
+    pub fn fetch_changes(&self, shard: usize, max: usize, give: impl FnMut(EntryChange)) -> bool {
         self.lock(shard % SHARDS).fetch_changes(max, give)
     }
 
-    /// Puts back what was kept. To be done in the order of the sequences, before anything else is stored. False if its
-    /// time has come or its key is taken.
-    pub fn restore(&self, kept: &Kept, now: Nanos) -> bool {
+    /// Restores a persisted entry. Call it in the order of the sequences, before anything else is stored. Returns false if the
+    /// entry has expired or its key exists.
+    pub fn restore(&self, kept: &PersistentEntry, now: Nanos) -> bool {
         self.sequence.fetch_max(kept.sequence.saturating_add(1), Ordering::Relaxed);
         self.with(&kept.key, |shard, key| shard.restore(key, kept, now))
     }
 }
 
-/// Steps that one caller makes one behind the other, as a connection does whose peer asks for many things at once. The lock
-/// of a shard is kept from one to the next for as long as they fall on that shard, a few microseconds at most: a hundred
-/// requests for one counter that everybody counts with take it once or twice, and its memory changes cores as seldom.
+/// Consecutive steps by one caller, for example a connection whose peer pipelines requests.
 ///
-/// Whoever has one reaches the store through [`Run::store`] only: the store itself would wait for the lock that is held here.
+/// The lock of a shard is kept between steps that use the same shard, for a few microseconds at most. A hundred requests for
+/// one shared counter thus take the lock once or twice, and the counter's cache line rarely changes cores.
+///
+/// The owner of a run must access the store through [`StepRun::store`] only; calling the store directly would deadlock.
 #[derive(Debug)]
-pub struct Run<'a> {
+pub struct StepRun<'a> {
     store: &'a Limiter,
     held: Option<(usize, MutexGuard<'a, Shard>)>,
     steps: usize,
 }
 
-impl<'a> Run<'a> {
-    /// Lets go, and answers with the store for everything that is no step here.
+impl<'a> StepRun<'a> {
+    /// Releases the lock and returns the store, for calls that are not steps of this run.
     #[inline]
     pub fn store(&mut self) -> &'a Limiter {
         (self.held, self.steps) = (None, 0);
@@ -467,7 +501,7 @@ impl<'a> Run<'a> {
     }
 
     #[inline]
-    fn step<T>(&mut self, key: &[u8], step: impl FnOnce(&Limiter, &mut Shard, Hashed<'_>) -> T) -> T {
+    fn step<T>(&mut self, key: &[u8], step: impl FnOnce(&Limiter, &mut Shard, HashedKey<'_>) -> T) -> T {
         let store = self.store;
         let hashed = store.hashed(key);
         let number = shard_of(hashed.hash);
@@ -479,37 +513,37 @@ impl<'a> Run<'a> {
         store.counted(shard, |shard| step(store, shard, hashed))
     }
 
-    /// As [`Limiter::query`].
+    /// The same as [`Limiter::query`].
     #[inline]
     #[must_use]
-    pub fn query(&mut self, key: &[u8], now: Nanos) -> Option<Counter> {
+    pub fn query(&mut self, key: &[u8], now: Nanos) -> Option<CounterView> {
         self.step(key, |_, shard, key| shard.query(key, now))
     }
 
-    /// As [`Limiter::adjust_quota`].
+    /// The same as [`Limiter::adjust_quota`].
     #[inline]
     pub fn adjust_quota(&mut self, key: &[u8], adjust: Adjust, by: u64, now: Nanos) -> bool {
         self.step(key, |_, shard, key| shard.adjust_quota(key, adjust, by, now))
     }
 
-    /// As [`Limiter::adjust_ttl`].
+    /// The same as [`Limiter::adjust_ttl`].
     pub fn adjust_ttl(&mut self, key: &[u8], adjust: Adjust, by: u64, now: Nanos) -> bool {
         self.step(key, |_, shard, key| shard.adjust_ttl(key, adjust, by, now))
     }
 
-    /// As [`Limiter::consume`].
+    /// The same as [`Limiter::consume`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Limiter::consume`].
     #[inline]
     pub fn consume(
         &mut self,
         key: &[u8],
         rule: &Rule,
-        mode: Mode,
-        made: impl Into<Made>,
+        mode: ConsumeMode,
+        made: impl Into<EntryProperties>,
         now: Nanos,
-    ) -> Result<Verdict, RuleError> {
+    ) -> Result<LimitDecision, RuleError> {
         let made = clamp_bits(made.into());
         self.step(key, |store, shard, key| store.consume_in(shard, key, rule, mode, made, now))
     }

@@ -1,60 +1,60 @@
-//! How a quota is spent: fixed window, sliding window and GCRA, as pure functions of a state and a moment.
+//! Rate limit algorithms: fixed window, sliding window and GCRA, as pure functions of a state and a time.
 
 use crate::divisor::Divisor;
 use crate::time::{Nanos, Ttl};
 
-/// How taking is limited.
+/// A rate limit algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Algorithm {
-    /// The first that is taken opens a period, in which `limit` may be taken. The state is an ordinary counter of what is
-    /// left. Up to twice the limit fits around the border of two periods.
+    /// The first request opens a period in which `limit` may be consumed. The state is an ordinary counter of the remaining
+    /// quota. Up to twice the limit may be consumed around the boundary of two periods.
     FixedWindow,
-    /// What was taken in the period before counts in proportion to how much of it lies in the last `period`.
+    /// Consumption in the previous period counts in proportion to its overlap with the last `period`.
     SlidingWindow,
-    /// A bucket of `limit` that refills evenly, all of it in a period; the generic cell rate algorithm. For a bucket of
-    /// `burst` that refills `rate` each second, the limit is `burst` and the period `burst / rate` seconds.
+    /// The generic cell rate algorithm: a bucket of `limit` tokens that refills evenly within one period. For a bucket of
+    /// `burst` tokens that refills at `rate` tokens per second, use limit `burst` and period `burst / rate` seconds.
     Gcra,
 }
 
-/// What is asked for, and under which limit.
+/// A rate limit and the requested cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rule {
-    /// How.
+    /// Algorithm.
     pub algorithm: Algorithm,
-    /// How much may be taken in a period.
+    /// Maximum consumption per period.
     pub limit: u64,
-    /// How much is asked for.
+    /// Requested amount.
     pub cost: u64,
-    /// How long a period is, and in which unit that is told.
+    /// Length of a period, with the unit in which remaining times are reported.
     pub period: Ttl,
 }
 
-/// What becomes of what is asked for.
+/// The effect of a request on the quota.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Mode {
-    /// It is taken, if there is enough.
+pub enum ConsumeMode {
+    /// Subtracts the cost if enough quota is available.
     Take,
-    /// Nothing is; tells whether one could be.
+    /// Subtracts nothing; reports whether a cost of 1 would be allowed.
     Peek,
-    /// Nothing is; tells what [`Mode::Take`] would.
+    /// Subtracts nothing; reports what [`ConsumeMode::Take`] would return.
     DryRun,
-    /// It is given back; no more than was taken.
+    /// Returns the cost to the quota, but not more than was consumed.
     Refund,
 }
 
-/// What came of it.
+/// The decision on one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Verdict {
-    /// Whether there was enough.
+pub struct LimitDecision {
+    /// Whether enough quota was available.
     pub allowed: bool,
-    /// The limit.
+    /// Limit in force.
     pub limit: u64,
-    /// What can be taken now.
+    /// Quota available now.
     pub remaining: u64,
-    /// Nanoseconds after which there is enough if nobody else takes anything: 0 if there is, the largest number if
-    /// there never will be.
+    /// Nanoseconds until enough quota is available if no other request consumes it: 0 if it is available now, `u64::MAX` if
+    /// it never will be.
     pub retry_after: u64,
-    /// Nanoseconds after which everything can be taken again if nobody takes anything.
+    /// Nanoseconds until the full limit is available if no request consumes quota.
     pub reset_after: u64,
 }
 
@@ -62,63 +62,63 @@ pub struct Verdict {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuleError {
-    /// A period of nothing.
+    /// The period is 0.
     #[error("the period of a limit must be longer than 0")]
     NoPeriod,
-    /// The key is taken by a buffer or by another algorithm.
-    #[error("the key holds something that this algorithm does not count with; purge it, or use another key")]
+    /// The key belongs to a buffer, or to a counter of another algorithm.
+    #[error("the key belongs to a buffer or to another algorithm; purge it, or use another key")]
     OtherKind,
     /// One request names a key twice.
-    #[error("a key can stand only once in a request for several")]
+    #[error("a request must not name a key twice")]
     KeyTwice,
-    /// One request names too many.
-    #[error("a request can name at most {max} keys")]
+    /// One request names too many keys.
+    #[error("a request names at most {max} keys")]
     TooMany {
-        /// How many it can.
+        /// Maximum number of keys.
         max: usize,
     },
 }
 
-/// A window that slides.
+/// State of a sliding window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Sliding {
     pub(crate) start: Nanos,
-    /// Nanoseconds; never 0.
+    /// In nanoseconds; never 0.
     pub(crate) period: Divisor,
     pub(crate) limit: u64,
     pub(crate) current: u64,
     pub(crate) previous: u64,
 }
 
-/// A bucket that refills. Packed, because a cell of the store has 64 bytes.
+/// State of a token bucket. Packed, because a cell of the store has 64 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(Rust, packed(8))]
 pub(crate) struct Bucket {
     pub(crate) at: Nanos,
-    /// Nanoseconds; never 0.
+    /// In nanoseconds; never 0.
     pub(crate) period: Divisor,
     pub(crate) limit: Divisor,
-    /// What was missing at that moment, in units of the `period`-th part of one: what comes back in a nanosecond is
-    /// exactly `limit` of them.
+    /// Missing tokens at the time `at`, in units of 1/`period` token. In these units, exactly `limit` are refilled per
+    /// nanosecond.
     pub(crate) missing: u128,
 }
 
-/// What a rule has to remember of a key.
+/// The state of a key under a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum RuleState {
     Fixed { left: u64, deadline: Nanos },
     Sliding(Sliding),
     Bucket(Bucket),
 }
 
-/// What a state tells to whoever asks at a moment.
-pub(crate) struct Judged {
-    pub(crate) verdict: Verdict,
-    /// `None`: nothing changes. Otherwise the new state, and when it is as good as none.
-    pub(crate) after: Option<(State, Nanos)>,
+/// The decision of a rule, and the state that results from it.
+pub(crate) struct Evaluation {
+    pub(crate) verdict: LimitDecision,
+    /// New state, and the deadline after which it equals no state; `None`: nothing changes.
+    pub(crate) after: Option<(RuleState, Nanos)>,
 }
 
-/// The product of two numbers always fits.
+/// The product of two 64-bit numbers, which always fits.
 #[inline]
 const fn product(a: u64, b: u64) -> u128 {
     a as u128 * b as u128
@@ -129,7 +129,7 @@ impl Sliding {
         Self { start, period: Divisor::new(period), limit, current: 0, previous: 0 }
     }
 
-    /// What counts at `now` of what was taken, having turned to the period that `now` lies in.
+    /// Advances to the period that contains `now`, and to the current rule's period and limit.
     #[inline]
     fn turned(mut self, now: Nanos, period: u64, limit: u64) -> Self {
         let since = now.since(self.start);
@@ -140,20 +140,20 @@ impl Sliding {
             self.start = self.start.after(periods.saturating_mul(self.period.number()));
         }
         if self.period.number() != period {
-            // Another period begins now, with what counts so far.
+            // A new period length begins now, with the consumption that counts so far.
             self = Self { current: self.used(now), ..Self::new(now, period, limit) };
         }
         self.limit = limit;
         self
     }
 
-    /// Nanoseconds until the period is over.
+    /// Nanoseconds until the end of the period.
     #[inline]
     fn left(&self, now: Nanos) -> u64 {
         self.period.number().saturating_sub(now.since(self.start))
     }
 
-    /// Rounded up, so that never more than the limit is let through.
+    /// Consumption that counts at `now`. Rounded up, so that the limit is never exceeded.
     #[inline]
     pub(crate) fn used(&self, now: Nanos) -> u64 {
         let of_previous = match self.previous {
@@ -163,7 +163,7 @@ impl Sliding {
         self.current.saturating_add(of_previous)
     }
 
-    /// When nothing of it counts any more.
+    /// Time from which no consumption counts any more.
     #[inline]
     pub(crate) fn deadline(&self) -> Nanos {
         self.start.after(self.period.number()).after(self.period.number())
@@ -173,7 +173,7 @@ impl Sliding {
         let Some(room) = self.limit.checked_sub(cost) else { return u64::MAX };
         let period = self.period.number();
         let left = self.left(now);
-        // How long it takes from the beginning of a period until only `room` of `taken` before it counts.
+        // Nanoseconds from the beginning of a period until at most `room` of the previous period's `taken` counts.
         let until = |taken: u64, room: u64| match taken {
             0 => 0,
             taken => period.saturating_sub(Divisor::new(taken).floor(product(room, period))),
@@ -221,7 +221,7 @@ impl Bucket {
         self
     }
 
-    /// What is missing in parts of another period, rounded up.
+    /// Converts the missing amount to another period, rounded up.
     fn converted(&self, period: u64) -> u128 {
         let (missing, parts) = (self.missing, u128::from(self.period.number()));
         let (whole, rest) = (missing / parts, missing % parts);
@@ -234,13 +234,13 @@ impl Bucket {
         self.missing.saturating_sub(product(now.since(self.at), self.limit.number()))
     }
 
-    /// What can be taken.
+    /// Available tokens.
     #[inline]
     pub(crate) fn remaining(&self, missing: u128) -> u64 {
         self.period.floor(product(self.limit.number(), self.period.number()).saturating_sub(missing))
     }
 
-    /// How long it takes to refill so much.
+    /// Nanoseconds until this amount is refilled.
     #[inline]
     fn time_for(&self, missing: u128) -> u64 {
         if missing == 0 { 0 } else { self.limit.ceil(missing) }
@@ -256,8 +256,8 @@ impl Bucket {
     }
 }
 
-impl State {
-    /// What nobody has taken anything of yet.
+impl RuleState {
+    /// The state of an unused key.
     fn fresh(rule: &Rule, now: Nanos) -> Self {
         let (period, limit) = (rule.period.nanos(), rule.limit);
         match rule.algorithm {
@@ -267,7 +267,7 @@ impl State {
         }
     }
 
-    /// What can be taken.
+    /// Available quota.
     #[inline]
     fn there(&self, now: Nanos) -> u64 {
         match self {
@@ -277,7 +277,7 @@ impl State {
         }
     }
 
-    /// When `cost` can be taken, which cannot be now.
+    /// Nanoseconds until `cost` is available, given that it is not available now.
     fn retry_after(&self, cost: u64, limit: u64, now: Nanos) -> u64 {
         match self {
             Self::Fixed { deadline, .. } if cost <= limit => deadline.since(now),
@@ -287,7 +287,7 @@ impl State {
         }
     }
 
-    /// When everything can be taken again, and when this is as good as none.
+    /// Nanoseconds until the full limit is available, and the deadline after which the state equals none.
     #[inline]
     fn ends(&self, limit: u64, now: Nanos) -> (u64, Nanos) {
         match self {
@@ -325,45 +325,49 @@ impl State {
 }
 
 impl Rule {
+    /// Validates the rule.
+    ///
     /// # Errors
-    /// [`RuleError::NoPeriod`].
+    /// [`RuleError::NoPeriod`] if the period is 0.
     #[inline]
     pub(crate) fn check(&self) -> Result<(), RuleError> {
         if self.period.nanos() == 0 { Err(RuleError::NoPeriod) } else { Ok(()) }
     }
 
-    /// Judges by what is known of the key; `known` belongs to the same algorithm.
+    /// Evaluates the rule. `known` is the key's state, of the same algorithm.
     #[inline]
-    pub(crate) fn judge(&self, known: Option<State>, mode: Mode, now: Nanos) -> Judged {
+    pub(crate) fn judge(&self, known: Option<RuleState>, mode: ConsumeMode, now: Nanos) -> Evaluation {
         let mut state = match known {
-            None => State::fresh(self, now),
-            Some(State::Sliding(sliding)) => {
-                State::Sliding(sliding.turned(now, self.period.nanos(), self.limit))
+            None => RuleState::fresh(self, now),
+            Some(RuleState::Sliding(sliding)) => {
+                RuleState::Sliding(sliding.turned(now, self.period.nanos(), self.limit))
             }
-            Some(State::Bucket(bucket)) => State::Bucket(bucket.turned(now, self.period.nanos(), self.limit)),
+            Some(RuleState::Bucket(bucket)) => {
+                RuleState::Bucket(bucket.turned(now, self.period.nanos(), self.limit))
+            }
             Some(fixed) => fixed,
         };
         let cost = match mode {
-            Mode::Take | Mode::DryRun => self.cost,
-            Mode::Peek => 1,
-            Mode::Refund => 0,
+            ConsumeMode::Take | ConsumeMode::DryRun => self.cost,
+            ConsumeMode::Peek => 1,
+            ConsumeMode::Refund => 0,
         };
         let there = state.there(now);
         let allowed = cost <= there;
         let retry_after = if allowed { 0 } else { state.retry_after(cost, self.limit, now) };
         let (changes, remaining) = match mode {
-            Mode::Take if allowed && cost > 0 => {
+            ConsumeMode::Take if allowed && cost > 0 => {
                 state.take(cost);
                 (true, there - cost)
             }
-            Mode::Refund if known.is_some() && self.cost > 0 => {
+            ConsumeMode::Refund if known.is_some() && self.cost > 0 => {
                 state.refund(self.cost, self.limit);
                 (true, state.there(now))
             }
             _ => (false, there),
         };
         let (reset_after, deadline) = state.ends(self.limit, now);
-        let verdict = Verdict { allowed, limit: self.limit, remaining, retry_after, reset_after };
-        Judged { verdict, after: changes.then_some((state, deadline)) }
+        let verdict = LimitDecision { allowed, limit: self.limit, remaining, retry_after, reset_after };
+        Evaluation { verdict, after: changes.then_some((state, deadline)) }
     }
 }

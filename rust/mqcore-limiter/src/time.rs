@@ -1,35 +1,35 @@
-//! Moments and times to live.
+//! Points in time and times to live.
 
-/// A moment: nanoseconds since some fixed one, on a clock that never runs backwards.
+/// A point in time: nanoseconds since a fixed origin, on a monotonic clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Nanos(pub u64);
 
 impl Nanos {
-    /// So late that it never comes.
+    /// A time that never comes.
     pub const NEVER: Self = Self(u64::MAX);
 
-    /// This much later, at most [`Nanos::NEVER`].
+    /// Adds `nanos`, saturated at [`Nanos::NEVER`].
     #[inline]
     #[must_use]
     pub const fn after(self, nanos: u64) -> Self {
         Self(self.0.saturating_add(nanos))
     }
 
-    /// This much earlier, at least the first moment of all.
+    /// Subtracts `nanos`, saturated at 0.
     #[inline]
     #[must_use]
     pub const fn before(self, nanos: u64) -> Self {
         Self(self.0.saturating_sub(nanos))
     }
 
-    /// Nanoseconds from `earlier` to this moment; 0 if it is not earlier.
+    /// Nanoseconds from `earlier` to this time; 0 if `earlier` is later.
     #[inline]
     #[must_use]
     pub const fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// The number of the minute that this moment lies in.
+    /// Number of the minute that contains this time.
     #[inline]
     #[must_use]
     pub const fn minute(self) -> u32 {
@@ -37,17 +37,17 @@ impl Nanos {
     }
 }
 
-/// A time to live, in the unit in which it was said and will be told.
+/// A time to live, in the unit that the client chose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ttl {
-    /// 1 ns, 2 us, 3 ms, 4 s, 5 min, 6 h. Others are kept and mean seconds.
+    /// Time unit: 1 ns, 2 us, 3 ms, 4 s, 5 min, 6 h. Other values are preserved and mean seconds.
     pub unit: u8,
-    /// How many of them.
+    /// Number of units.
     pub amount: u64,
 }
 
 impl Ttl {
-    /// Nanoseconds of one unit.
+    /// Nanoseconds per unit.
     #[inline]
     #[must_use]
     pub const fn unit_nanos(unit: u8) -> u64 {
@@ -61,15 +61,15 @@ impl Ttl {
         }
     }
 
-    /// All of it in nanoseconds; the largest number if it is more.
+    /// The time in nanoseconds, saturated at `u64::MAX`.
     #[inline]
     #[must_use]
     pub const fn nanos(self) -> u64 {
         self.amount.saturating_mul(Self::unit_nanos(self.unit))
     }
 
-    /// What is left at `now` of a time to live in `unit` that ends at `deadline`, rounded down. The moment that is now
-    /// counts as past already: what was given 60 s has 59 whole ones left from then on.
+    /// Remaining time until `deadline` in units of `unit`, rounded down. The current nanosecond counts as elapsed: a new time
+    /// to live of 60 s has 59 full seconds left.
     #[inline]
     #[must_use]
     pub const fn remaining(unit: u8, deadline: Nanos, now: Nanos) -> Self {

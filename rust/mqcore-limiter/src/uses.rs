@@ -1,8 +1,8 @@
-//! How often an entry was read and written, by whole minutes.
+//! Usage counts of an entry, by full minutes.
 
-/// Numbers of one entry. What happens counts from the end of its minute on.
+/// Usage counters of one entry. An access is reported from the end of its minute on.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct UseCounts {
+pub(crate) struct UsageCounter {
     total_reads: u64,
     total_writes: u64,
     minute: u32,
@@ -12,20 +12,20 @@ pub(crate) struct UseCounts {
     last_writes: u32,
 }
 
-/// How often something was read and written.
+/// Usage of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Uses {
-    /// Reads in the last whole minute.
+pub struct Usage {
+    /// Reads in the last full minute.
     pub reads_per_minute: u64,
-    /// Writes in the last whole minute.
+    /// Writes in the last full minute.
     pub writes_per_minute: u64,
-    /// Reads up to the end of it.
+    /// Total reads up to the end of the last full minute.
     pub reads: u64,
-    /// Writes up to the end of it.
+    /// Total writes up to the end of the last full minute.
     pub writes: u64,
 }
 
-impl UseCounts {
+impl UsageCounter {
     pub(crate) fn new(minute: u32) -> Self {
         Self { minute, ..Self::default() }
     }
@@ -48,9 +48,9 @@ impl UseCounts {
         self.writes = self.writes.saturating_add(writes);
     }
 
-    pub(crate) fn read(&mut self, minute: u32) -> Uses {
+    pub(crate) fn read(&mut self, minute: u32) -> Usage {
         self.turn(minute);
-        Uses {
+        Usage {
             reads_per_minute: u64::from(self.last_reads),
             writes_per_minute: u64::from(self.last_writes),
             reads: self.total_reads,
@@ -64,12 +64,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_minute_counts_when_it_is_over_and_only_the_last_one_per_minute() {
-        let mut counts = UseCounts::new(3);
+    fn accesses_are_reported_after_their_minute_and_per_minute_for_the_last_one_only() {
+        let mut counts = UsageCounter::new(3);
         counts.count(3, 5, 2);
-        assert_eq!(counts.read(3), Uses::default());
-        let after = Uses { reads_per_minute: 5, writes_per_minute: 2, reads: 5, writes: 2 };
+        assert_eq!(counts.read(3), Usage::default());
+        let after = Usage { reads_per_minute: 5, writes_per_minute: 2, reads: 5, writes: 2 };
         assert_eq!(counts.read(4), after);
-        assert_eq!(counts.read(6), Uses { reads: 5, writes: 2, ..Uses::default() });
+        assert_eq!(counts.read(6), Usage { reads: 5, writes: 2, ..Usage::default() });
     }
 }

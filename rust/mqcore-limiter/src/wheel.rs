@@ -1,13 +1,13 @@
-//! Which entries are due next: a hierarchical timing wheel whose lists run through the entries themselves.
+//! A hierarchical timing wheel that finds the entries due next. Its lists run through the entries themselves.
 //!
-//! Eight levels of 64 slots. A slot of the lowest level is a *tick*, about a millisecond; of each further level, 64 times
-//! as much. An entry waits in the lowest level whose current round its deadline lies in, and moves down when its slot
-//! comes up. Taking something in or out, and finding the next slot, is a handful of steps whatever is stored.
+//! There are eight levels of 64 slots. A slot of the lowest level is one *tick*, about a millisecond; each further level is
+//! 64 times coarser. An entry waits in the lowest level whose current round contains its deadline, and moves down when its
+//! slot comes up. Insertion, removal and finding the next slot take a few steps, however many entries there are.
 //!
-//! The wheel only decides when memory is given back. Whether an entry still counts is decided by its deadline.
+//! The wheel only determines when memory is released. The deadline alone determines whether an entry is valid.
 
 use crate::arena::{Arena, NONE};
-use crate::entry::{Entry, Links};
+use crate::entry::{Entry, ListLinks};
 use crate::time::Nanos;
 
 /// A tick is 2^20 ns.
@@ -16,18 +16,18 @@ const SLOT_BITS: u32 = 6;
 const SLOTS: usize = 1 << SLOT_BITS;
 const LEVELS: usize = 8;
 
-/// Entries of one list that are compared to find which of them is due first.
+/// Maximum number of entries of one list that are compared to find the one due first.
 const COMPARED_MAX: usize = 32;
 
 #[derive(Debug)]
 pub(crate) struct Wheel {
-    /// Everything up to this tick has left its slot.
+    /// All slots up to this tick have come up.
     elapsed: u64,
     /// Bit `n`: slot `n` of the level is not empty.
     occupied: [u64; LEVELS],
-    /// First entries, by level and slot; empty until there is one, so that a store of few entries is small.
+    /// First entries, by level and slot. Empty until the first insertion, so that a small store uses little memory.
     heads: Vec<u32>,
-    /// The first of those that left their slot because its time came, and were not looked at yet.
+    /// First of the entries whose slot came up and that were not examined yet.
     due: u32,
 }
 
@@ -42,7 +42,7 @@ impl Wheel {
         Self { elapsed: 0, occupied: [0; LEVELS], heads: Vec::new(), due: NONE }
     }
 
-    /// Takes an entry in that is in no list.
+    /// Inserts an entry that is in no list.
     pub(crate) fn insert(&mut self, place: u32, entries: &mut Arena<Entry>) {
         let tick = tick(entries.get(place).deadline);
         if tick <= self.elapsed {
@@ -60,32 +60,32 @@ impl Wheel {
         push_front(place, first, entries);
     }
 
-    /// Where a tick belongs that is to come.
+    /// Slot of a future tick.
     #[inline]
     fn slot_of(&self, tick: u64) -> usize {
-        // The highest bit in which both differ lies in the digit that the slot is chosen by.
+        // The highest differing bit is in the digit that selects the slot.
         let level = ((63 - (self.elapsed ^ tick).leading_zeros()) / SLOT_BITS) as usize;
         let digit = (tick >> (level as u32 * SLOT_BITS)) as usize % SLOTS;
         level * SLOTS + digit
     }
 
-    /// Puts an entry, whose deadline has changed, where it belongs now. Mostly it is there: a bucket that is asked a
-    /// million times a second moves on by a slot a thousand times.
+    /// Moves an entry whose deadline changed to its new slot. Usually it stays: a bucket used a million times a second changes
+    /// its slot a thousand times.
     #[inline]
     pub(crate) fn move_to_deadline(&mut self, place: u32, entries: &mut Arena<Entry>) {
         let entry = entries.get(place);
         let tick = tick(entry.deadline);
-        // What is due still names the slot that it left; that one is not chosen again before everything due is gone.
+        // A due entry still names the slot that it left. That slot is not used again before all due entries are processed.
         if tick <= self.elapsed || self.slot_of(tick) != usize::from(entry.slot) {
             self.remove(place, entries);
             self.insert(place, entries);
         }
     }
 
-    /// Takes an entry out.
+    /// Removes an entry from its list.
     pub(crate) fn remove(&mut self, place: u32, entries: &mut Arena<Entry>) {
         let entry = entries.get_mut(place);
-        let Links { previous, next } = std::mem::take(&mut entry.wheel);
+        let ListLinks { previous, next } = std::mem::take(&mut entry.wheel);
         let slot = usize::from(entry.slot);
         if next != NONE {
             entries.get_mut(next).wheel.previous = previous;
@@ -102,8 +102,8 @@ impl Wheel {
         }
     }
 
-    /// Looks at up to `budget` entries whose slot has come up by `now`, and answers with one that has expired. Taking
-    /// entries to lower levels costs budget too. `None`: the budget is used up, or nothing more is due.
+    /// Examines up to `budget` entries whose slot has come up by `now`, and returns one that has expired. Moving entries to
+    /// lower levels also uses the budget. `None`: the budget is used up, or nothing more is due.
     pub(crate) fn next_expired(
         &mut self,
         now: Nanos,
@@ -116,7 +116,7 @@ impl Wheel {
                 match self.next_slot() {
                     Some((slot, begins)) if begins <= now => self.come_up(slot, begins),
                     _ => {
-                        // No slot begins before `now`, so nobody changes places by that.
+                        // No occupied slot begins before `now`, so this moves no entry.
                         self.elapsed = self.elapsed.max(now);
                         return None;
                     }
@@ -133,19 +133,19 @@ impl Wheel {
         None
     }
 
-    /// Whether anything waits to be looked at by `now`.
+    /// Whether any entry must be examined by `now`.
     pub(crate) fn is_due(&self, now: Nanos) -> bool {
         let now = now.0 >> TICK_BITS;
         self.due != NONE || self.next_slot().is_some_and(|(_, begins)| begins <= now)
     }
 
-    /// Of the entries that are due first one that is due first of these, apart from those in `keep`: exactly so up to a few
-    /// entries in a slot, and within a sixty-fourth of how far they are away beyond that.
+    /// Returns the entry that is due first, except those in `keep`. The result is exact for up to a few entries per slot.
+    /// Otherwise its deadline is within 1/64 of the time until the earliest deadline.
     pub(crate) fn soonest(&self, keep: &[u32], entries: &Arena<Entry>) -> Option<u32> {
         if let Some(place) = soonest_of(self.due, keep, entries) {
             return Some(place);
         }
-        // What waits on a lower level is due before everything on a higher one.
+        // Entries on a lower level are due before all entries on a higher one.
         for level in 0..LEVELS {
             let mut occupied = self.occupied[level];
             while occupied != 0 {
@@ -160,7 +160,7 @@ impl Wheel {
         None
     }
 
-    /// The slot that comes up next, and the tick at which it does. On each level only slots ahead are occupied.
+    /// The next slot to come up and its tick. On each level, only slots in the future are occupied.
     fn next_slot(&self) -> Option<(usize, u64)> {
         let level = self.occupied.iter().position(|occupied| *occupied != 0)?;
         let digit = self.occupied[level].trailing_zeros() as usize;
@@ -169,7 +169,7 @@ impl Wheel {
         Some((level * SLOTS + digit, round + ((digit as u64) << shift)))
     }
 
-    /// All of a slot becomes due at once, however much it is.
+    /// Makes all entries of a slot due at once, in constant time.
     fn come_up(&mut self, slot: usize, begins: u64) {
         self.elapsed = begins;
         self.due = std::mem::replace(&mut self.heads[slot], NONE);
@@ -178,7 +178,7 @@ impl Wheel {
 }
 
 fn push_front(place: u32, first: u32, entries: &mut Arena<Entry>) {
-    entries.get_mut(place).wheel = Links { previous: NONE, next: first };
+    entries.get_mut(place).wheel = ListLinks { previous: NONE, next: first };
     if first != NONE {
         entries.get_mut(first).wheel.previous = place;
     }
@@ -233,14 +233,14 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_never_expires_stays() {
+    fn entry_without_expiry_stays() {
         let mut timed = Timed::new();
         timed.add(u64::MAX);
         assert!(timed.expire(u64::MAX - 1, 1000).is_empty());
     }
 
     #[test]
-    fn many_that_are_due_at_once_are_taken_in_bounded_steps() {
+    fn entries_due_at_once_expire_in_bounded_steps() {
         let mut timed = Timed::new();
         for _ in 0..10_000 {
             timed.add(5_000_000_000);
@@ -260,7 +260,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn everything_expires_within_two_ticks_and_nothing_early(
+        fn entries_expire_within_two_ticks_of_their_deadline_and_never_early(
             deadlines in proptest::collection::vec(prop_oneof![0_u64..5_000_000, 0_u64..4_000_000_000_000, any::<u64>()], 1..60),
             steps in proptest::collection::vec((1_u64..3_000_000_000_000, 1_usize..40), 1..60),
             taken_out in proptest::collection::vec(any::<proptest::sample::Index>(), 0..10),

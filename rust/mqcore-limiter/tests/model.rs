@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::hash::RandomState;
 use std::sync::Arc;
 
-use mqcore_limiter::limiter::{Adjust, Config, Limiter, Made, SHARDS};
-use mqcore_limiter::rule::{Algorithm, Mode, Rule, RuleError};
+use mqcore_limiter::limiter::{Adjust, EntryProperties, Limiter, LimiterConfig, SHARDS};
+use mqcore_limiter::rule::{Algorithm, ConsumeMode, Rule, RuleError};
 use mqcore_limiter::time::{Nanos, Ttl};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -227,7 +227,7 @@ proptest! {
 
     #[test]
     fn the_store_answers_as_the_model_does(steps in vec(step(), 1..120), sweeps in any::<bool>()) {
-        let store = Arc::new(Limiter::new(Config::default(), RandomState::new()));
+        let store = Arc::new(Limiter::new(LimiterConfig::default(), RandomState::new()));
         let mut model = Model::default();
         let mut now = 1_u64;
         for step in steps {
@@ -250,7 +250,7 @@ proptest! {
 
     #[test]
     fn what_was_kept_comes_back_as_it_was(steps in vec(step(), 1..80)) {
-        let store = Arc::new(Limiter::new(Config::default(), RandomState::new()));
+        let store = Arc::new(Limiter::new(LimiterConfig::default(), RandomState::new()));
         store.watch_changes();
         let mut now = 1_u64;
         let mut kept = BTreeMap::new();
@@ -262,7 +262,7 @@ proptest! {
             }
         }
         fetch(&store, &mut kept);
-        let again = Arc::new(Limiter::new(Config::default(), RandomState::new()));
+        let again = Arc::new(Limiter::new(LimiterConfig::default(), RandomState::new()));
         for record in kept.values() {
             again.restore(record, Nanos(now));
         }
@@ -277,14 +277,14 @@ proptest! {
         asks in vec((0_u64..400_000_000, 0_u64..4), 1..50),
     ) {
         let period = 1_000_000_000;
-        let store = Limiter::new(Config::default(), RandomState::new());
+        let store = Limiter::new(LimiterConfig::default(), RandomState::new());
         let of = |cost| Rule { algorithm, limit, cost, period: Ttl { unit: 1, amount: period } };
         let mut past: Vec<(u64, u64)> = Vec::new();
         // What would be said later: by a store of its own, because no store sees time run backwards.
-        let later = |past: &[(u64, u64)], cost: u64, mode: Mode, at: u64| {
-            let store = Limiter::new(Config::default(), RandomState::new());
+        let later = |past: &[(u64, u64)], cost: u64, mode: ConsumeMode, at: u64| {
+            let store = Limiter::new(LimiterConfig::default(), RandomState::new());
             for (at, cost) in past {
-                store.consume(b"key", &of(*cost), Mode::Take, 64, Nanos(*at)).unwrap();
+                store.consume(b"key", &of(*cost), ConsumeMode::Take, 64, Nanos(*at)).unwrap();
             }
             store.consume(b"key", &of(cost), mode, 64, Nanos(at)).unwrap()
         };
@@ -292,8 +292,8 @@ proptest! {
         let mut taken: Vec<(u64, u64)> = Vec::new();
         for (pause, cost) in asks {
             now += pause;
-            let would = store.consume(b"key", &of(cost), Mode::DryRun, 64, Nanos(now)).unwrap();
-            let verdict = store.consume(b"key", &of(cost), Mode::Take, 64, Nanos(now)).unwrap();
+            let would = store.consume(b"key", &of(cost), ConsumeMode::DryRun, 64, Nanos(now)).unwrap();
+            let verdict = store.consume(b"key", &of(cost), ConsumeMode::Take, 64, Nanos(now)).unwrap();
             past.push((now, cost));
             prop_assert_eq!((would.allowed, would.retry_after), (verdict.allowed, verdict.retry_after));
             prop_assert!(verdict.remaining <= limit);
@@ -302,12 +302,12 @@ proptest! {
                 prop_assert_eq!(verdict.retry_after, 0);
             } else if verdict.retry_after < u64::MAX {
                 let then = now + verdict.retry_after;
-                prop_assert!(later(&past, cost, Mode::DryRun, then).allowed, "{:?} at {}", verdict, now);
-                prop_assert!(!later(&past, cost, Mode::DryRun, then - 1).allowed, "{:?} is too late", verdict);
+                prop_assert!(later(&past, cost, ConsumeMode::DryRun, then).allowed, "{:?} at {}", verdict, now);
+                prop_assert!(!later(&past, cost, ConsumeMode::DryRun, then - 1).allowed, "{:?} is too late", verdict);
             } else {
                 prop_assert!(cost > limit);
             }
-            prop_assert_eq!(later(&past, 0, Mode::Peek, now + verdict.reset_after).remaining, limit);
+            prop_assert_eq!(later(&past, 0, ConsumeMode::Peek, now + verdict.reset_after).remaining, limit);
             // A fixed window and a bucket let through twice as much around a border; a sliding one assumes that what was
             // taken in the window before was spread evenly.
             let recent: u64 = taken.iter().filter(|(at, _)| now - at < period).map(|(_, cost)| cost).sum();
@@ -386,22 +386,22 @@ proptest! {
             now += ((u128::from(pause) * u128::from(period)) >> 33) as u64;
             let cost = ((u128::from(cost) * u128::from(limit)) >> 32) as u64 + cost % 2;
             let of = |algorithm| Rule { algorithm, limit, cost, period: Ttl { unit: 1, amount: period } };
-            let verdict = store.consume(b"bucket", &of(Algorithm::Gcra), Mode::Take, 64, Nanos(now)).unwrap();
+            let verdict = store.consume(b"bucket", &of(Algorithm::Gcra), ConsumeMode::Take, 64, Nanos(now)).unwrap();
             let told = (verdict.allowed, verdict.remaining, verdict.retry_after, verdict.reset_after);
             prop_assert_eq!(told, bucket.take(limit, cost, period, now));
             let sliding = of(Algorithm::SlidingWindow);
-            let verdict = store.consume(b"window", &sliding, Mode::Take, 64, Nanos(now)).unwrap();
+            let verdict = store.consume(b"window", &sliding, ConsumeMode::Take, 64, Nanos(now)).unwrap();
             prop_assert_eq!((verdict.allowed, verdict.remaining), window.take(limit, cost, period, now));
         }
     }
 }
 
-fn fetch(store: &Limiter, kept: &mut BTreeMap<u64, mqcore_limiter::change::Kept>) {
-    use mqcore_limiter::change::Change;
+fn fetch(store: &Limiter, kept: &mut BTreeMap<u64, mqcore_limiter::change::PersistentEntry>) {
+    use mqcore_limiter::change::EntryChange;
     for shard in 0..SHARDS {
         while store.fetch_changes(shard, 2, |change| match change {
-            Change::Put(record) => drop(kept.insert(record.sequence, record)),
-            Change::Remove(sequence) => assert!(kept.remove(&sequence).is_some(), "it was never told"),
+            EntryChange::Put(record) => drop(kept.insert(record.sequence, record)),
+            EntryChange::Remove(sequence) => assert!(kept.remove(&sequence).is_some(), "it was never told"),
         }) {}
     }
 }
@@ -418,12 +418,12 @@ fn everything(store: &Arc<Limiter>, now: u64) -> Vec<Seen> {
         .collect()
 }
 
-const fn kept(bits: u8) -> Made {
-    Made { bits, kept: true }
+const fn kept(bits: u8) -> EntryProperties {
+    EntryProperties { bits, kept: true }
 }
 
 fn store() -> Arc<Limiter> {
-    Arc::new(Limiter::new(Config::default(), RandomState::new()))
+    Arc::new(Limiter::new(LimiterConfig::default(), RandomState::new()))
 }
 
 const SECONDS: u8 = 4;
@@ -441,23 +441,23 @@ fn a_fixed_window_holds_to_the_unit_and_opens_again_at_its_end() {
     let store = store();
     let rule = rule(Algorithm::FixedWindow, 3, 1, 10);
     for left in [2, 1, 0] {
-        let verdict = store.consume(b"user", &rule, Mode::Take, 64, at(1)).unwrap();
+        let verdict = store.consume(b"user", &rule, ConsumeMode::Take, 64, at(1)).unwrap();
         assert_eq!((verdict.allowed, verdict.limit, verdict.remaining), (true, 3, left));
     }
-    let refused = store.consume(b"user", &rule, Mode::Take, 64, at(4)).unwrap();
+    let refused = store.consume(b"user", &rule, ConsumeMode::Take, 64, at(4)).unwrap();
     assert_eq!((refused.allowed, refused.remaining), (false, 0));
     assert_eq!((refused.retry_after, refused.reset_after), (7_000_000_000, 7_000_000_000));
-    assert!(store.consume(b"user", &rule, Mode::Take, 64, at(11)).unwrap().allowed);
+    assert!(store.consume(b"user", &rule, ConsumeMode::Take, 64, at(11)).unwrap().allowed);
 }
 
 #[test]
 fn a_fixed_window_is_an_ordinary_counter() {
     let store = store();
     let rule = rule(Algorithm::FixedWindow, 10, 4, 60);
-    store.consume(b"user", &rule, Mode::Take, 16, at(1)).unwrap();
+    store.consume(b"user", &rule, ConsumeMode::Take, 16, at(1)).unwrap();
     assert_eq!(store.query(b"user", at(1)).unwrap().quota, 6);
     assert!(store.adjust_quota(b"user", Adjust::Decrease, 5, at(1)));
-    let verdict = store.consume(b"user", &rule, Mode::Take, 16, at(1)).unwrap();
+    let verdict = store.consume(b"user", &rule, ConsumeMode::Take, 16, at(1)).unwrap();
     assert_eq!((verdict.allowed, verdict.remaining), (false, 1));
 }
 
@@ -465,8 +465,8 @@ fn a_fixed_window_is_an_ordinary_counter() {
 fn a_sliding_window_counts_the_window_before_in_proportion() {
     let store = store();
     let rule = rule(Algorithm::SlidingWindow, 10, 10, 10);
-    assert!(store.consume(b"user", &rule, Mode::Take, 64, at(100)).unwrap().allowed);
-    let peek = |now| store.consume(b"user", &rule, Mode::Peek, 64, now).unwrap().remaining;
+    assert!(store.consume(b"user", &rule, ConsumeMode::Take, 64, at(100)).unwrap().allowed);
+    let peek = |now| store.consume(b"user", &rule, ConsumeMode::Peek, 64, now).unwrap().remaining;
     assert_eq!([peek(at(105)), peek(at(110)), peek(at(115)), peek(at(118)), peek(at(120))], [0, 0, 5, 8, 10]);
 }
 
@@ -475,12 +475,12 @@ fn a_bucket_refills_evenly_and_allows_its_whole_limit_at_once() {
     let store = store();
     let one = rule(Algorithm::Gcra, 10, 1, 10);
     let all = rule(Algorithm::Gcra, 10, 10, 10);
-    assert!(store.consume(b"user", &all, Mode::Take, 64, at(1)).unwrap().allowed);
-    let refused = store.consume(b"user", &one, Mode::Take, 64, at(1)).unwrap();
+    assert!(store.consume(b"user", &all, ConsumeMode::Take, 64, at(1)).unwrap().allowed);
+    let refused = store.consume(b"user", &one, ConsumeMode::Take, 64, at(1)).unwrap();
     assert_eq!((refused.allowed, refused.retry_after), (false, 1_000_000_000));
     assert_eq!(refused.reset_after, 10_000_000_000);
-    assert!(store.consume(b"user", &one, Mode::Take, 64, at(2)).unwrap().allowed);
-    assert_eq!(store.consume(b"user", &one, Mode::Peek, 64, at(7)).unwrap().remaining, 5);
+    assert!(store.consume(b"user", &one, ConsumeMode::Take, 64, at(2)).unwrap().allowed);
+    assert_eq!(store.consume(b"user", &one, ConsumeMode::Peek, 64, at(7)).unwrap().remaining, 5);
 }
 
 #[test]
@@ -488,7 +488,7 @@ fn a_bucket_whose_rule_changes_keeps_what_was_taken() {
     let store = store();
     let take = |limit, cost, seconds, now| {
         let verdict =
-            store.consume(b"user", &rule(Algorithm::Gcra, limit, cost, seconds), Mode::Take, 64, now);
+            store.consume(b"user", &rule(Algorithm::Gcra, limit, cost, seconds), ConsumeMode::Take, 64, now);
         let verdict = verdict.unwrap();
         (verdict.allowed, verdict.remaining, verdict.reset_after / 1_000_000_000)
     };
@@ -506,11 +506,11 @@ fn what_was_taken_can_be_given_back_and_no_more() {
     for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::Gcra] {
         let store = store();
         let five = rule(algorithm, 10, 5, 60);
-        store.consume(b"user", &five, Mode::Take, 64, at(1)).unwrap();
+        store.consume(b"user", &five, ConsumeMode::Take, 64, at(1)).unwrap();
         let back = rule(algorithm, 10, 3, 60);
-        assert_eq!(store.consume(b"user", &back, Mode::Refund, 64, at(1)).unwrap().remaining, 8);
-        assert_eq!(store.consume(b"user", &five, Mode::Refund, 64, at(1)).unwrap().remaining, 10);
-        let nobody = store.consume(b"nobody", &back, Mode::Refund, 64, at(1)).unwrap();
+        assert_eq!(store.consume(b"user", &back, ConsumeMode::Refund, 64, at(1)).unwrap().remaining, 8);
+        assert_eq!(store.consume(b"user", &five, ConsumeMode::Refund, 64, at(1)).unwrap().remaining, 10);
+        let nobody = store.consume(b"nobody", &back, ConsumeMode::Refund, 64, at(1)).unwrap();
         assert_eq!(nobody.remaining, 10);
         assert_eq!(store.query(b"nobody", at(1)), None);
     }
@@ -520,7 +520,7 @@ fn what_was_taken_can_be_given_back_and_no_more() {
 fn looking_takes_nothing_and_creates_nothing() {
     for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::Gcra] {
         let store = store();
-        for mode in [Mode::Peek, Mode::DryRun] {
+        for mode in [ConsumeMode::Peek, ConsumeMode::DryRun] {
             let verdict = store.consume(b"user", &rule(algorithm, 2, 2, 60), mode, 64, at(1)).unwrap();
             assert_eq!(
                 (verdict.allowed, verdict.remaining, verdict.reset_after),
@@ -529,7 +529,8 @@ fn looking_takes_nothing_and_creates_nothing() {
             );
         }
         assert_eq!(store.keys(), 0);
-        let never = store.consume(b"user", &rule(algorithm, 2, 3, 60), Mode::DryRun, 64, at(1)).unwrap();
+        let never =
+            store.consume(b"user", &rule(algorithm, 2, 3, 60), ConsumeMode::DryRun, 64, at(1)).unwrap();
         assert_eq!((never.allowed, never.retry_after), (false, u64::MAX));
     }
 }
@@ -541,34 +542,40 @@ fn several_keys_are_spent_together_or_not_at_all() {
     let mut verdicts = Vec::new();
     let both = [(&b"user"[..], user), (&b"tenant"[..], tenant)];
     for _ in 0..2 {
-        assert_eq!(store.consume_all(&both, Mode::Take, 64, at(1), &mut verdicts), Ok(true));
+        assert_eq!(store.consume_all(&both, ConsumeMode::Take, 64, at(1), &mut verdicts), Ok(true));
     }
     verdicts.clear();
-    assert_eq!(store.consume_all(&both, Mode::Take, 64, at(1), &mut verdicts), Ok(false));
+    assert_eq!(store.consume_all(&both, ConsumeMode::Take, 64, at(1), &mut verdicts), Ok(false));
     assert_eq!(
         verdicts.iter().map(|verdict| (verdict.allowed, verdict.remaining)).collect::<Vec<_>>(),
         [(false, 0), (true, 1)]
     );
     let twice = [(&b"user"[..], user), (&b"user"[..], user)];
-    assert_eq!(store.consume_all(&twice, Mode::Take, 64, at(1), &mut verdicts), Err(RuleError::KeyTwice));
+    assert_eq!(
+        store.consume_all(&twice, ConsumeMode::Take, 64, at(1), &mut verdicts),
+        Err(RuleError::KeyTwice)
+    );
 }
 
 #[test]
 fn a_rule_does_not_touch_what_another_kind_holds() {
     let store = store();
     store.set(b"buffer", b"value", false, Ttl { unit: SECONDS, amount: 60 }, at(1));
-    store.consume(b"bucket", &rule(Algorithm::Gcra, 3, 1, 60), Mode::Take, 64, at(1)).unwrap();
+    store.consume(b"bucket", &rule(Algorithm::Gcra, 3, 1, 60), ConsumeMode::Take, 64, at(1)).unwrap();
     let fixed = rule(Algorithm::FixedWindow, 3, 1, 60);
     for key in [&b"buffer"[..], b"bucket"] {
-        assert_eq!(store.consume(key, &fixed, Mode::Take, 64, at(1)), Err(RuleError::OtherKind));
+        assert_eq!(store.consume(key, &fixed, ConsumeMode::Take, 64, at(1)), Err(RuleError::OtherKind));
         let mut none = Vec::new();
         let requests = [(&b"fresh"[..], fixed), (key, fixed)];
-        assert_eq!(store.consume_all(&requests, Mode::Take, 64, at(1), &mut none), Err(RuleError::OtherKind));
+        assert_eq!(
+            store.consume_all(&requests, ConsumeMode::Take, 64, at(1), &mut none),
+            Err(RuleError::OtherKind)
+        );
         assert!(none.is_empty());
     }
     assert_eq!(store.query(b"fresh", at(1)), None);
     let instant = Rule { period: Ttl { unit: SECONDS, amount: 0 }, ..fixed };
-    assert_eq!(store.consume(b"fresh", &instant, Mode::Take, 64, at(1)), Err(RuleError::NoPeriod));
+    assert_eq!(store.consume(b"fresh", &instant, ConsumeMode::Take, 64, at(1)), Err(RuleError::NoPeriod));
     assert!(!store.insert(b"bucket", 1, 64, Ttl { unit: SECONDS, amount: 1 }, at(1)));
     assert!(!store.adjust_quota(b"bucket", Adjust::Patch, 9, at(1)));
     assert!(!store.adjust_ttl(b"bucket", Adjust::Patch, 9, at(1)));
@@ -577,7 +584,7 @@ fn a_rule_does_not_touch_what_another_kind_holds() {
 
 #[test]
 fn at_the_ceiling_the_entry_that_expires_soonest_makes_room() {
-    let config = Config { keys_max: 100, ..Config::default() };
+    let config = LimiterConfig { keys_max: 100, ..LimiterConfig::default() };
     let store = Arc::new(Limiter::new(config, RandomState::new()));
     for number in 0..100_u64 {
         assert!(store.insert(
@@ -605,7 +612,7 @@ fn at_the_ceiling_the_entry_that_expires_soonest_makes_room() {
 
 #[test]
 fn the_ceiling_on_octets_holds_for_buffers_and_one_that_is_too_large_is_refused() {
-    let config = Config { bytes_max: 1 << 20, ..Config::default() };
+    let config = LimiterConfig { bytes_max: 1 << 20, ..LimiterConfig::default() };
     let store = Arc::new(Limiter::new(config, RandomState::new()));
     let ttl = Ttl { unit: SECONDS, amount: 60 };
     for number in 0..1000_u32 {
@@ -623,7 +630,9 @@ fn the_ceiling_on_octets_holds_for_buffers_and_one_that_is_too_large_is_refused(
 fn sixty_four_threads_drain_a_counter_to_the_last_unit_and_not_beyond() {
     let store = store();
     store.insert(b"counter", 1_000_000, 64, Ttl { unit: SECONDS, amount: 3600 }, at(1));
-    store.consume(b"window", &rule(Algorithm::FixedWindow, 100_000, 1, 3600), Mode::Peek, 64, at(1)).unwrap();
+    store
+        .consume(b"window", &rule(Algorithm::FixedWindow, 100_000, 1, 3600), ConsumeMode::Peek, 64, at(1))
+        .unwrap();
     let drained: u64 = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..64)
             .map(|_| {
@@ -653,7 +662,7 @@ fn steps_of_runs_are_as_exact_as_steps_of_the_store_and_lock_nobody_out() {
             for number in 0..50_000_u32 {
                 granted.0 += u64::from(run.adjust_quota(b"counter", Adjust::Decrease, 1, at(2)));
                 granted.1 +=
-                    u64::from(run.consume(b"window", &window, Mode::Take, 64, at(2)).unwrap().allowed);
+                    u64::from(run.consume(b"window", &window, ConsumeMode::Take, 64, at(2)).unwrap().allowed);
                 if number % 100 == thread as u32 {
                     // Through the run, a step that takes the same lock waits for nobody.
                     assert!(run.query(b"counter", at(2)).is_some());
@@ -687,7 +696,8 @@ fn threads_that_spend_from_several_keys_neither_overspend_nor_wait_for_each_othe
                     let mut verdicts = Vec::new();
                     (0..1000)
                         .filter(|_| {
-                            store.consume_all(&requests, Mode::Take, 64, at(1), &mut verdicts) == Ok(true)
+                            store.consume_all(&requests, ConsumeMode::Take, 64, at(1), &mut verdicts)
+                                == Ok(true)
                         })
                         .count() as u64
                 })
@@ -697,7 +707,7 @@ fn threads_that_spend_from_several_keys_neither_overspend_nor_wait_for_each_othe
     });
     assert_eq!(granted, 5_000);
     for (key, rule) in [(b"a", rules[0]), (b"b", rules[1]), (b"c", rules[2])] {
-        assert_eq!(store.consume(key, &rule, Mode::Peek, 64, at(1)).unwrap().remaining, 0);
+        assert_eq!(store.consume(key, &rule, ConsumeMode::Peek, 64, at(1)).unwrap().remaining, 0);
     }
 }
 
@@ -728,7 +738,7 @@ fn what_a_rule_makes_of_an_expired_entry_is_a_new_one() {
     for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::Gcra] {
         let store = store();
         let take = |key: &[u8], now| {
-            store.consume(key, &rule(algorithm, 5, 1, 10), Mode::Take, 64, now).unwrap().remaining
+            store.consume(key, &rule(algorithm, 5, 1, 10), ConsumeMode::Take, 64, now).unwrap().remaining
         };
         assert_eq!((take(b"first", at(1)), take(b"second", at(1)), take(b"first", at(1))), (4, 4, 3));
         let mut under_way = store.list();
@@ -750,7 +760,7 @@ fn the_end_of_a_kept_entry_is_told_before_what_comes_after_it() {
     let mut told = BTreeMap::new();
     let per_second = rule(Algorithm::Gcra, 5, 1, 1);
     for second in 1..20 {
-        store.consume(b"user", &per_second, Mode::Take, kept(64), at(second)).unwrap();
+        store.consume(b"user", &per_second, ConsumeMode::Take, kept(64), at(second)).unwrap();
         fetch(&store, &mut told);
         assert_eq!(told.len(), 1, "the one before is gone");
     }
@@ -780,7 +790,7 @@ fn what_nobody_wants_kept_is_never_told_to_whoever_keeps_the_rest() {
     store.insert(b"kept", 1, kept(16), ttl, at(1));
     store.insert(b"other", 1, 16, ttl, at(1));
     store.set(b"buffer", b"value", false, ttl, at(1));
-    store.consume(b"bucket", &rule(Algorithm::Gcra, 3, 1, 60), Mode::Take, 64, at(1)).unwrap();
+    store.consume(b"bucket", &rule(Algorithm::Gcra, 3, 1, 60), ConsumeMode::Take, 64, at(1)).unwrap();
     store.adjust_quota(b"other", Adjust::Increase, 1, at(1));
     let mut told = BTreeMap::new();
     fetch(&store, &mut told);

@@ -13,7 +13,9 @@ use mqcore_server::config::{
     ListenerTls,
 };
 use mqcore_server::net::guard::Limit;
-use mqcore_server::nodes::config::{Filter, ForwardKind, MasterConfig, NodeConfig, Pattern, Rule};
+use mqcore_server::nodes::config::{
+    FilterRule, ForwardKind, LinkFilter, MasterConfig, NodeConfig, WildcardPattern,
+};
 use mqcore_wire::codec::Limits;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -99,21 +101,21 @@ fn master(master: &Bound<'_, PyAny>) -> PyResult<MasterConfig> {
     Ok(MasterConfig { token: token.or(parsed.token), send, ..parsed })
 }
 
-fn node_filter(filter: &Bound<'_, PyAny>) -> PyResult<Filter> {
-    let rules = |name: &str| -> PyResult<Vec<Rule>> {
+fn node_filter(filter: &Bound<'_, PyAny>) -> PyResult<LinkFilter> {
+    let rules = |name: &str| -> PyResult<Vec<FilterRule>> {
         filter.getattr(name)?.try_iter()?.map(|rule| node_rule(&rule?)).collect()
     };
-    Ok(Filter { allow: rules("allow")?, deny: rules("deny")? })
+    Ok(LinkFilter { allow: rules("allow")?, deny: rules("deny")? })
 }
 
-fn node_rule(rule: &Bound<'_, PyAny>) -> PyResult<Rule> {
-    let pattern = |name: &str| -> PyResult<Option<Pattern>> {
-        Ok(field::<Option<String>>(rule, name)?.as_deref().map(Pattern::new))
+fn node_rule(rule: &Bound<'_, PyAny>) -> PyResult<FilterRule> {
+    let pattern = |name: &str| -> PyResult<Option<WildcardPattern>> {
+        Ok(field::<Option<String>>(rule, name)?.as_deref().map(WildcardPattern::new))
     };
     let kinds: Vec<String> = field(rule, "kinds")?;
     let header: Option<String> = field(rule, "header")?;
     let value: String = field(rule, "value")?;
-    Ok(Rule {
+    Ok(FilterRule {
         kinds: kinds.iter().filter_map(|word| ForwardKind::from_word(word)).collect(),
         channel: pattern("channel")?,
         queue: field(rule, "queue")?,
@@ -122,7 +124,7 @@ fn node_rule(rule: &Bound<'_, PyAny>) -> PyResult<Rule> {
         client_name: pattern("client_name")?,
         client_type: pattern("client_type")?,
         node: pattern("node")?,
-        header: header.map(|name| (name.into(), Pattern::new(&value))),
+        header: header.map(|name| (name.into(), WildcardPattern::new(&value))),
     })
 }
 

@@ -7,8 +7,8 @@ use std::hash::RandomState;
 use std::sync::Arc;
 use std::time::Instant;
 
-use mqcore_limiter::limiter::{Config, KEY_BYTES_MAX, Limiter};
-use mqcore_limiter::rule::{Algorithm, Mode, Rule, Verdict as CoreVerdict};
+use mqcore_limiter::limiter::{KEY_BYTES_MAX, Limiter, LimiterConfig};
+use mqcore_limiter::rule::{Algorithm, ConsumeMode, LimitDecision as CoreVerdict, Rule};
 use mqcore_limiter::time::{Nanos, Ttl};
 use mqcore_wire::throttr::answer::Verdict as WireVerdict;
 use pyo3::prelude::*;
@@ -121,7 +121,7 @@ impl Store {
         Nanos(u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
-    fn apply(&self, key: &Bound<'_, PyAny>, rule: &Rule, mode: Mode) -> PyResult<Verdict> {
+    fn apply(&self, key: &Bound<'_, PyAny>, rule: &Rule, mode: ConsumeMode) -> PyResult<Verdict> {
         let octets = octets(key)?;
         let verdict = self.limiter.consume(octets, rule, mode, BITS, self.now());
         verdict.map(Verdict::of).map_err(error::rule)
@@ -154,12 +154,12 @@ fn algorithm(number: u8) -> PyResult<Algorithm> {
     }
 }
 
-fn mode(number: u8) -> PyResult<Mode> {
+fn mode(number: u8) -> PyResult<ConsumeMode> {
     match number {
-        0 => Ok(Mode::Take),
-        1 => Ok(Mode::Peek),
-        2 => Ok(Mode::DryRun),
-        3 => Ok(Mode::Refund),
+        0 => Ok(ConsumeMode::Take),
+        1 => Ok(ConsumeMode::Peek),
+        2 => Ok(ConsumeMode::DryRun),
+        3 => Ok(ConsumeMode::Refund),
         _ => Err(InvalidArgument::new_err("there are the modes 0 to 3")),
     }
 }
@@ -180,7 +180,7 @@ impl LimitStore {
     #[new]
     #[pyo3(signature = (keys_max, bytes_max))]
     fn new(keys_max: u64, bytes_max: u64) -> Self {
-        let config = Config { keys_max, bytes_max, metrics: false };
+        let config = LimiterConfig { keys_max, bytes_max, metrics: false };
         let limiter = Limiter::new(config, RandomState::new());
         Self(Arc::new(Store { limiter, began: Instant::now() }))
     }
@@ -228,7 +228,7 @@ impl LimitRule {
     /// Takes `cost` from the quota of `key`, if there is enough.
     #[pyo3(signature = (key, cost=1))]
     fn check(&self, key: &Bound<'_, PyAny>, cost: u64) -> PyResult<Verdict> {
-        self.store.apply(key, &Rule { cost, ..self.rule }, Mode::Take)
+        self.store.apply(key, &Rule { cost, ..self.rule }, ConsumeMode::Take)
     }
 
     /// The same in another mode.

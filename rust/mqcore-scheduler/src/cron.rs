@@ -1,9 +1,20 @@
-//! Cron expressions, and the moments that they name in a zone.
+//! Cron expressions, and the times that they match in a time zone.
 //!
-//! The grammar and the rules for days when clocks are turned are those of Debian's cron, with seconds and a few words
-//! beyond it. An expression of five fields with neither minutes nor hours beginning with a star names times of the day: each
-//! happens once a day, the first time that a clock shows it; times that are skipped happen when the clocks go on. Every other
-//! expression follows the clocks as they run: what is shown twice happens twice, what is not shown does not happen.
+//! The syntax and the rules for daylight saving time are those of Debian's cron, with seconds and some extensions. A
+//! five-field expression in which neither minute nor hour begins with a star names *times of day*. Each runs once per day,
+//! at its first occurrence if the clock shows it twice, and at the end of the gap if the clock skips it. All other expressions
+//! follow the clock: they run twice at times shown twice, and not at all at skipped times.
+//!
+//! ```
+//! use jiff::tz::TimeZone;
+//! use mqcore_scheduler::cron::Cron;
+//!
+//! let weekdays_at_nine = Cron::parse("0 9 * * MON-FRI")?;
+//! let friday_noon_ms = 1_767_960_000_000; // 2026-01-09 12:00 UTC
+//! let monday_nine_ms = 1_768_208_400_000; // 2026-01-12 09:00 UTC
+//! assert_eq!(weekdays_at_nine.next(friday_noon_ms, &TimeZone::UTC), Some(monday_nine_ms));
+//! # Ok::<(), mqcore_scheduler::cron::CronError>(())
+//! ```
 
 use std::fmt;
 
@@ -11,9 +22,9 @@ use jiff::civil::{Date, DateTime, Time};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan};
 
-/// Bytes of an expression at most.
+/// Maximum size of an expression in bytes.
 pub const TEXT_BYTES_MAX: usize = 512;
-/// Years in which a moment is looked for. Leap days on one day of the week are at most forty years apart.
+/// Number of years to search for a match. A leap day on a given weekday recurs after at most forty years.
 const YEARS_MAX: i16 = 50;
 
 const MONTHS: [&str; 12] =
@@ -29,33 +40,33 @@ const NICKNAMES: [(&str, &str); 7] = [
     ("@HOURLY", "0 * * * *"),
 ];
 
-/// Why an expression means nothing.
+/// Why a cron expression is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CronError {
-    /// It is too long to be meant.
-    #[error("a cron expression has at most {TEXT_BYTES_MAX} bytes")]
+    /// The expression is too long.
+    #[error("a cron expression must have at most {TEXT_BYTES_MAX} bytes")]
     TooLong,
-    /// Too few fields, or too many.
-    #[error("a cron expression has five fields, or six with seconds in front; this one has {0}")]
+    /// The number of fields is wrong.
+    #[error("a cron expression must have five fields, or six with seconds first; this one has {0}")]
     Fields(usize),
-    /// A field cannot be read.
-    #[error("{text:?} is no {field} of a cron expression: expected {expected}")]
+    /// A field is invalid.
+    #[error("{text:?} is not a valid {field} in a cron expression: expected {expected}")]
     Field {
-        /// What the field is for.
+        /// Name of the field.
         field: &'static str,
-        /// What it says.
+        /// Value as given.
         text: String,
-        /// What it could say.
+        /// Accepted values.
         expected: &'static str,
     },
-    /// None of its months has such a day.
-    #[error("none of the months has a day {0}")]
+    /// None of the selected months has such a day.
+    #[error("none of the selected months has a day {0}")]
     NoSuchDay(u8),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum CronFieldKind {
     Second,
     Minute,
     Hour,
@@ -64,10 +75,10 @@ enum Kind {
     Weekday,
 }
 
-impl Kind {
+impl CronFieldKind {
     const ALL: [Self; 6] = [Self::Second, Self::Minute, Self::Hour, Self::Day, Self::Month, Self::Weekday];
 
-    /// The smallest and the largest number. Sunday is 0, and 7.
+    /// Smallest and largest number. Sunday is both 0 and 7.
     const fn range(self) -> (u8, u8) {
         match self {
             Self::Second | Self::Minute => (0, 59),
@@ -108,9 +119,9 @@ impl Kind {
         number.filter(|number| (low..=high).contains(number)).ok_or_else(|| self.error(text))
     }
 
-    /// Reads a field: terms between commas.
-    fn parse(self, text: &str) -> Result<Field, CronError> {
-        let mut field = Field::default();
+    /// Parses a field: comma-separated terms.
+    fn parse(self, text: &str) -> Result<CronField, CronError> {
+        let mut field = CronField::default();
         for term in text.split(',') {
             let term = self.term(term)?;
             field.bits |= term.bits;
@@ -123,24 +134,24 @@ impl Kind {
         Ok(field)
     }
 
-    fn term(self, text: &str) -> Result<Field, CronError> {
-        let bits = |bits| Ok(Field { bits, ..Field::default() });
+    fn term(self, text: &str) -> Result<CronField, CronError> {
+        let bits = |bits| Ok(CronField { bits, ..CronField::default() });
         let (low, high) = self.range();
         if text == "*" {
             return bits(span(low, high));
         }
         match self {
-            Self::Day if text == "L" => return Ok(Field { last: true, ..Field::default() }),
-            Self::Day if text == "LW" => return Ok(Field { last_weekday: true, ..Field::default() }),
+            Self::Day if text == "L" => return Ok(CronField { last: true, ..CronField::default() }),
+            Self::Day if text == "LW" => return Ok(CronField { last_weekday: true, ..CronField::default() }),
             Self::Weekday => {
                 if let Some(day) = text.strip_suffix('L') {
                     let day = plain(day).ok_or_else(|| self.error(text)).and_then(|_| self.number(day))?;
-                    return Ok(Field::nth(day, LAST));
+                    return Ok(CronField::nth(day, LAST));
                 }
                 if let Some((day, nth)) = text.split_once('#') {
                     let nth = plain(nth).filter(|nth| (1..=5).contains(nth));
                     let nth = nth.ok_or_else(|| self.error(text))?;
-                    return Ok(Field::nth(self.number(day)?, nth as usize - 1));
+                    return Ok(CronField::nth(self.number(day)?, nth as usize - 1));
                 }
             }
             _ => {}
@@ -152,7 +163,7 @@ impl Kind {
                 return if items.nth == [0; 6] { Ok(items) } else { Err(self.error(text)) };
             }
             let from = items.bits.trailing_zeros() as u8;
-            // One number with a step goes on to the end of the range.
+            // A single number with a step extends to the end of the range.
             let all = if items.bits.count_ones() == 1 { span(from, high) } else { items.bits };
             let step = usize::try_from(step).unwrap_or(usize::MAX);
             let kept = (0..64).filter(|bit| all & (1 << bit) != 0).step_by(step);
@@ -166,7 +177,7 @@ impl Kind {
     }
 }
 
-/// Digits and nothing else.
+/// Parses a text that consists of digits only.
 fn plain(text: &str) -> Option<u32> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().unwrap_or(u32::MAX))
@@ -176,20 +187,20 @@ const fn span(low: u8, high: u8) -> u64 {
     (u64::MAX >> (63 - (high - low))) << low
 }
 
-/// The place of the last one of a month in [`Field::nth`].
+/// Index of "last of the month" in [`CronField::nth`].
 const LAST: usize = 5;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Field {
+struct CronField {
     bits: u64,
-    /// The last day of the month, and its last day from Monday to Friday.
+    /// The last day of the month, and its last working day.
     last: bool,
     last_weekday: bool,
-    /// Days of the week of which one of the month is meant: the first, ..., the fifth, the last.
+    /// Weekdays that apply once per month: the first, ..., the fifth, the last.
     nth: [u8; 6],
 }
 
-impl Field {
+impl CronField {
     fn nth(day: u8, place: usize) -> Self {
         let mut nth = [0; 6];
         nth[place] = 1 << day;
@@ -197,28 +208,28 @@ impl Field {
     }
 }
 
-/// An expression that was read.
+/// A parsed cron expression.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cron {
     text: Box<str>,
     seconds: u64,
     minutes: u64,
     hours: u64,
-    days: Field,
+    days: CronField,
     months: u64,
-    weekdays: Field,
-    /// The day of the month and the day of the week must both fit, not just one of them.
+    weekdays: CronField,
+    /// Whether both day of the month and weekday must match, instead of either.
     both: bool,
-    /// It names times of the day, which happen once whatever the clocks do.
+    /// Whether the expression names times of day, which run once whatever the clock does.
     fixed: bool,
 }
 
 impl Cron {
-    /// Reads five fields (minute, hour, day of the month, month, day of the week), six with seconds in front, or one of
-    /// `@yearly`, `@monthly`, `@weekly`, `@daily`, `@hourly`. Case does not matter.
+    /// Parses five fields (minute, hour, day of the month, month, weekday), six with seconds first, or a nickname:
+    /// `@yearly`, `@monthly`, `@weekly`, `@daily` or `@hourly`. Case is ignored.
     ///
     /// # Errors
-    /// [`CronError`], which names the field.
+    /// [`CronError`] names the invalid field.
     pub fn parse(text: &str) -> Result<Self, CronError> {
         if text.len() > TEXT_BYTES_MAX {
             return Err(CronError::TooLong);
@@ -231,8 +242,8 @@ impl Cron {
             parts.insert(0, "0");
         }
         let parts: [&str; 6] = parts.try_into().map_err(|parts: Vec<_>| CronError::Fields(parts.len()))?;
-        let mut fields = [Field::default(); 6];
-        for ((field, kind), part) in fields.iter_mut().zip(Kind::ALL).zip(parts) {
+        let mut fields = [CronField::default(); 6];
+        for ((field, kind), part) in fields.iter_mut().zip(CronFieldKind::ALL).zip(parts) {
             *field = kind.parse(part)?;
         }
         let [seconds, minutes, hours, days, months, weekdays] = fields;
@@ -252,7 +263,7 @@ impl Cron {
         Ok(cron)
     }
 
-    /// The thirtieth of February would be looked for in vain.
+    /// Rejects dates that never exist, such as February 30.
     fn check_days(&self) -> Result<(), CronError> {
         let first = self.days.bits.trailing_zeros() as u8;
         let longest = (1..=12_u8).filter(|month| self.months & (1 << month) != 0).map(|month| match month {
@@ -267,14 +278,14 @@ impl Cron {
         Ok(())
     }
 
-    /// The expression, with one space between its fields.
+    /// Returns the expression with single spaces between its fields.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The first moment after `after_ms` (milliseconds since the epoch) that it names in this zone. `None`: there is none in
-    /// the next fifty years.
+    /// Returns the first matching time after `after_ms` in this zone, both in milliseconds since the Unix epoch. `None`: there is
+    /// none within the next fifty years.
     #[must_use]
     pub fn next(&self, after_ms: u64, zone: &TimeZone) -> Option<u64> {
         let after = Timestamp::from_second(i64::try_from(after_ms / 1000).ok()?).ok()?;
@@ -282,7 +293,7 @@ impl Cron {
         u64::try_from(found?.as_millisecond()).ok()
     }
 
-    /// Times of the day. What clocks show twice counts the first time, what they skip when they go on.
+    /// Times of day: a time shown twice counts at its first occurrence, a skipped time at the end of the gap.
     fn next_fixed(&self, after: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
         let start = zone.to_datetime(after);
         let mut shown = start.checked_add(1.second()).ok()?;
@@ -290,7 +301,7 @@ impl Cron {
             shown = self.next_shown(shown, start.year() + YEARS_MAX)?;
             let moment = match zone.to_ambiguous_timestamp(shown).compatible() {
                 Ok(moment) if zone.to_datetime(moment) == shown => moment,
-                // The clocks do not show it: it happens when the gap is over.
+                // The clock skips this time, so it runs at the end of the gap.
                 Ok(moment) => zone.preceding(moment.checked_add(1.second()).ok()?).next()?.timestamp(),
                 Err(_) => return None,
             };
@@ -301,7 +312,7 @@ impl Cron {
         }
     }
 
-    /// As clocks run: from one change of the offset to the next they show every second once.
+    /// Follows the clock: between two changes of the offset, it shows every second exactly once.
     fn next_running(&self, after: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
         let mut from = after.checked_add(1.second()).ok()?;
         let last_year = zone.to_datetime(after).year() + YEARS_MAX;
@@ -317,7 +328,7 @@ impl Cron {
         }
     }
 
-    /// The first date and time from `from` on that fits, as a calendar has them.
+    /// Returns the first matching calendar date and time from `from` on.
     fn next_shown(&self, from: DateTime, last_year: i16) -> Option<DateTime> {
         let from = if from.subsec_nanosecond() == 0 {
             from
@@ -344,7 +355,7 @@ impl Cron {
         }
     }
 
-    /// The first time of a day from `from` on.
+    /// Returns the first matching time of a day from `from` on.
     fn next_time(&self, from: Time) -> Option<Time> {
         let (hour, minute, second) = (from.hour() as u8, from.minute() as u8, from.second() as u8);
         let found = at_or_after(self.hours, hour)?;
@@ -401,7 +412,7 @@ impl fmt::Display for Cron {
     }
 }
 
-/// The first number from `from` on that is in the set.
+/// Returns the smallest number in the set that is at least `from`.
 fn at_or_after(bits: u64, from: u8) -> Option<u8> {
     let rest = if from < 64 { bits >> from << from } else { 0 };
     (rest != 0).then(|| rest.trailing_zeros() as u8)

@@ -1,15 +1,15 @@
-//! What is to happen again and again, by interval or by cron, and when it is due.
+//! Recurring schedules by interval or cron expression.
 //!
-//! No socket, no file, no clock: the time is an argument of every call, in milliseconds since the Unix epoch, and zones come from
-//! a database that the caller has opened. What happens when something is due is not known here.
+//! The crate uses no socket, file or clock. Each call takes the current time as an argument, in milliseconds since the Unix
+//! epoch, and the caller provides the time zone database. The caller determines the effect of a run.
 //!
-//! | module | what lives there |
+//! | module | content |
 //! |---|---|
-//! | [`cron`] | cron expressions, and the moments that they name in a zone |
-//! | [`plan`] | when something is due, how often, and what becomes of what was missed |
-//! | [`scheduler`] | a million entries, and which of them are due |
-//! | [`clock`] | whether the system's clock was set |
-//! | [`record`] | an entry as bytes, to be kept anywhere |
+//! | [`cron`] | cron expressions, and the times that they match in a zone |
+//! | [`plan`] | when an entry is due, how often, and what happens to missed runs |
+//! | [`scheduler`] | up to a million entries, and which of them are due |
+//! | [`clock`] | detects when the system clock is set |
+//! | [`record`] | the binary format of a persisted entry |
 
 pub mod clock;
 pub mod cron;

@@ -1,4 +1,4 @@
-//! When something is due, how often, and what becomes of what was missed.
+//! Plans: when an entry is due, how often, and what happens to missed runs.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -7,34 +7,34 @@ use jiff::tz::{TimeZone, TimeZoneDatabase};
 
 use crate::cron::{Cron, CronError};
 
-/// The shortest interval, in milliseconds.
+/// Shortest interval in milliseconds.
 pub const INTERVAL_MS_MIN: u64 = 10;
-/// The longest interval, in milliseconds: a hundred years.
+/// Longest interval in milliseconds: a hundred years.
 pub const INTERVAL_MS_MAX: u64 = 100 * 366 * 24 * 3600 * 1000;
-/// How late, in milliseconds, what is due may be and still happen with [`CatchUp::None`].
+/// Maximum delay in milliseconds with which a run still happens under [`CatchUp::None`].
 pub const LATE_MS_MAX: u64 = 60_000;
-/// How far back, in milliseconds, [`CatchUp::All`] goes.
+/// Maximum age in milliseconds of missed runs that [`CatchUp::All`] makes up for.
 pub const CATCH_UP_MS_MAX: u64 = 7 * 24 * 3600 * 1000;
 
-/// Why a plan cannot be made.
+/// Why a plan is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// The expression cannot be read.
+    /// The cron expression is invalid.
     #[error(transparent)]
     Cron(#[from] CronError),
-    /// Nobody knows the zone.
-    #[error("{0:?} is no time zone of the IANA database, such as Europe/Berlin")]
+    /// The time zone is unknown.
+    #[error("{0:?} is not a time zone of the IANA database, such as Europe/Berlin")]
     Zone(Box<str>),
     /// The interval is too short or too long.
-    #[error("an interval is {INTERVAL_MS_MIN} ms at least and a hundred years at most, not {0} ms")]
+    #[error("an interval must be between {INTERVAL_MS_MIN} ms and a hundred years, not {0} ms")]
     Interval(u64),
-    /// There is no moment that the expression names.
-    #[error("the cron expression {0:?} names no moment in the next fifty years")]
+    /// The expression never matches.
+    #[error("the cron expression {0:?} matches no time within the next fifty years")]
     Never(Box<str>),
 }
 
-/// A cron expression in a zone. Shared by all plans that say the same.
+/// A cron expression in a time zone. Shared by all plans with the same expression and zone.
 #[derive(Debug)]
 pub struct CronInZone {
     cron: Cron,
@@ -43,10 +43,10 @@ pub struct CronInZone {
 }
 
 impl CronInZone {
-    /// Reads an expression and looks a zone up. The empty name is UTC.
+    /// Parses an expression and looks up a zone. An empty zone name means UTC.
     ///
     /// # Errors
-    /// [`PlanError`].
+    /// [`PlanError`] if the expression is invalid or the zone is unknown.
     pub fn new(text: &str, zone: &str, zones: &TimeZoneDatabase) -> Result<Self, PlanError> {
         let cron = Cron::parse(text)?;
         let found = match zone {
@@ -57,19 +57,19 @@ impl CronInZone {
         Ok(Self { cron, name, zone: found })
     }
 
-    /// The expression.
+    /// Returns the expression.
     #[must_use]
     pub fn text(&self) -> &str {
         self.cron.text()
     }
 
-    /// The zone's name.
+    /// Returns the name of the zone.
     #[must_use]
     pub fn zone(&self) -> &str {
         &self.name
     }
 
-    /// The first moment after `after_ms`.
+    /// Returns the first matching time after `after_ms`, both in milliseconds since the Unix epoch.
     #[must_use]
     pub fn next(&self, after_ms: u64) -> Option<u64> {
         self.cron.next(after_ms, &self.zone)
@@ -84,26 +84,26 @@ impl PartialEq for CronInZone {
 
 impl Eq for CronInZone {}
 
-/// When something is due.
+/// How an entry recurs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum When {
-    /// Every so many milliseconds.
+pub enum Recurrence {
+    /// At an interval in milliseconds.
     Every(u64),
-    /// At the moments of a cron expression.
+    /// At the times of a cron expression.
     Cron(Arc<CronInZone>),
 }
 
-impl When {
-    /// An interval in milliseconds.
+impl Recurrence {
+    /// Creates an interval in milliseconds.
     ///
     /// # Errors
-    /// [`PlanError::Interval`].
+    /// [`PlanError::Interval`] if it is out of range.
     pub fn every(interval_ms: u64) -> Result<Self, PlanError> {
         let allowed = (INTERVAL_MS_MIN..=INTERVAL_MS_MAX).contains(&interval_ms);
         if allowed { Ok(Self::Every(interval_ms)) } else { Err(PlanError::Interval(interval_ms)) }
     }
 
-    /// The first due time after one that was.
+    /// Returns the due time that follows `due_ms`.
     #[must_use]
     pub fn after(&self, due_ms: u64) -> Option<u64> {
         match self {
@@ -112,7 +112,7 @@ impl When {
         }
     }
 
-    /// The first due time that is not before `from_ms`, where `due_ms`, which is earlier, is one.
+    /// Returns the first due time that is at least `from_ms`, given an earlier due time `due_ms`.
     #[must_use]
     pub fn from(&self, due_ms: u64, from_ms: u64) -> Option<u64> {
         match self {
@@ -124,10 +124,10 @@ impl When {
         }
     }
 
-    /// The last due time up to `now_ms`, where `due_ms`, which is not later, is one.
+    /// Returns the last due time that is at most `now_ms`, given a due time `due_ms` that is not later.
     #[must_use]
     pub fn latest(&self, due_ms: u64, now_ms: u64) -> u64 {
-        /// How far back a cron expression is looked for first, in milliseconds, and how much further each time.
+        /// How far back to search for a cron match first, in milliseconds, and the factor for each further attempt.
         const LOOK_BACK_MS: u64 = 1000;
         const FURTHER: u64 = 32;
         match self {
@@ -153,23 +153,23 @@ fn last_until(cron: &CronInZone, mut due_ms: u64, now_ms: u64) -> u64 {
     due_ms
 }
 
-/// What becomes of due times that were missed: of those whose successor is due as well.
+/// Policy for missed runs. A run is missed if its successor is also due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum CatchUp {
-    /// They are left out; so is the last one if it is more than a minute late.
+    /// Skip them, and also the last one if it is more than a minute late.
     None,
-    /// They are left out, and the last one happens however late it is.
+    /// Skip them, but run the last one, however late it is.
     #[default]
     Latest,
-    /// All of them happen, if they are not older than a week.
+    /// Run all of them that are at most a week old.
     All,
 }
 
 impl CatchUp {
-    /// All of them.
+    /// All policies.
     pub const EVERY: [Self; 3] = [Self::None, Self::Latest, Self::All];
 
-    /// As people write it.
+    /// Name used in options.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -179,48 +179,48 @@ impl CatchUp {
         }
     }
 
-    /// What [`CatchUp::as_str`] wrote.
+    /// Parses the name returned by [`CatchUp::as_str`].
     #[must_use]
     pub fn from_text(text: &str) -> Option<Self> {
         Self::EVERY.into_iter().find(|catch_up| catch_up.as_str() == text)
     }
 }
 
-/// What is planned for an entry.
+/// The plan of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// When it is due.
-    pub when: When,
-    /// What becomes of what was missed.
+    /// How the entry recurs.
+    pub when: Recurrence,
+    /// Policy for missed runs.
     pub catch_up: CatchUp,
-    /// It is due at once, too, and its interval begins then.
+    /// Whether the first run is immediate, so that the interval begins now.
     pub at_once: bool,
-    /// How often in all. `None`: without end.
+    /// Total number of runs. `None`: no limit.
     pub runs: Option<NonZeroU32>,
 }
 
 impl Plan {
-    /// When it is due first.
+    /// Computes the first due time.
     ///
     /// # Errors
-    /// [`PlanError::Never`].
-    pub fn begin(&self, now_ms: u64) -> Result<State, PlanError> {
+    /// [`PlanError::Never`] if the cron expression never matches, [`PlanError::Interval`] if the due time overflows.
+    pub fn begin(&self, now_ms: u64) -> Result<PlanProgress, PlanError> {
         let first = if self.at_once { Some(now_ms) } else { self.when.after(now_ms) };
         let due_ms = first.ok_or_else(|| match &self.when {
-            When::Cron(cron) => PlanError::Never(cron.text().into()),
-            When::Every(interval) => PlanError::Interval(*interval),
+            Recurrence::Cron(cron) => PlanError::Never(cron.text().into()),
+            Recurrence::Every(interval) => PlanError::Interval(*interval),
         })?;
-        Ok(State { due_ms, fence: 0, left: self.runs })
+        Ok(PlanProgress { due_ms, fence: 0, left: self.runs })
     }
 }
 
-/// How far an entry is.
+/// The progress of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct State {
-    /// When it is due next, in milliseconds since the epoch.
+pub struct PlanProgress {
+    /// Next due time, in milliseconds since the Unix epoch.
     pub due_ms: u64,
-    /// How often it happened. The number of the next time is one more.
+    /// Number of runs so far. It serves as fencing token: the next run has this number plus one.
     pub fence: u64,
-    /// How often it happens still. `None`: without end.
+    /// Number of remaining runs. `None`: no limit.
     pub left: Option<NonZeroU32>,
 }

@@ -1,4 +1,4 @@
-//! An entry as bytes, to be kept anywhere: what is planned, and how far it is.
+//! The binary format of a persisted entry: its plan and its progress.
 //!
 //! All numbers are little-endian.
 //!
@@ -11,34 +11,36 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use crate::plan::{CatchUp, CronInZone, Plan, PlanError, State, When};
+use crate::plan::{CatchUp, CronInZone, Plan, PlanError, PlanProgress, Recurrence};
 use crate::scheduler::EntryId;
 
 const VERSION: u8 = 1;
 
-/// Why bytes are no record.
+/// Why a record is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum RecordError {
-    /// Written by a later version.
-    #[error("a schedule of version {0} cannot be read by this version, which knows {VERSION}")]
+pub enum ScheduleDecodeError {
+    /// A newer version wrote the record.
+    #[error(
+        "a schedule has format version {0}, but this version supports only {VERSION}; use a newer mqcore"
+    )]
     Version(u8),
-    /// Not written by this crate.
+    /// The bytes are not a valid record.
     #[error("malformed schedule: {0}")]
     Malformed(&'static str),
-    /// What it says cannot be planned: a zone is not known any more.
-    #[error("a schedule cannot go on: {0}")]
+    /// The plan is not valid any more, for example because its time zone was removed.
+    #[error("a stored schedule cannot be resumed: {0}")]
     Plan(#[from] PlanError),
 }
 
-/// Makes, or finds, a cron expression (the first text) in a zone (the second).
+/// Callback that creates or finds a cron expression (first argument) in a zone (second argument).
 pub type FindCron<'a> = dyn FnMut(&str, &str) -> Result<Arc<CronInZone>, PlanError> + 'a;
 
-/// Appends who an entry is and what is planned.
+/// Appends the id and the plan of an entry.
 pub fn encode_plan(id: &EntryId, plan: &Plan, output: &mut Vec<u8>) {
     let (how, interval, text, zone) = match &plan.when {
-        When::Every(interval) => (0, *interval, "", ""),
-        When::Cron(cron) => (1, 0, cron.text(), cron.zone()),
+        Recurrence::Every(interval) => (0, *interval, "", ""),
+        Recurrence::Cron(cron) => (1, 0, cron.text(), cron.zone()),
     };
     let catch_up = CatchUp::EVERY.iter().position(|known| *known == plan.catch_up).unwrap_or_default();
     output.extend_from_slice(&[VERSION, how, catch_up as u8, plan.at_once.into()]);
@@ -51,16 +53,15 @@ pub fn encode_plan(id: &EntryId, plan: &Plan, output: &mut Vec<u8>) {
     output.extend_from_slice(zone.as_bytes());
 }
 
-/// Reads what [`encode_plan`] wrote; answers with what stands behind it, too. The part of a plan that many
-/// share comes from `cron`.
+/// Decodes what [`encode_plan`] wrote, and also returns the remaining input. `cron` provides shared cron expressions.
 ///
 /// # Errors
-/// [`RecordError`].
+/// [`ScheduleDecodeError`] if the input is malformed, of a newer version, or its plan is invalid.
 pub fn decode_plan<'a>(
     input: &'a [u8],
     cron: &mut FindCron<'_>,
-) -> Result<(EntryId, Plan, &'a [u8]), RecordError> {
-    let mut reader = Reader(input);
+) -> Result<(EntryId, Plan, &'a [u8]), ScheduleDecodeError> {
+    let mut reader = RecordReader(input);
     reader.version()?;
     let [how, catch_up, at_once] = reader.take()?;
     let runs = NonZeroU32::new(u32::from_le_bytes(reader.take()?));
@@ -71,17 +72,17 @@ pub fn decode_plan<'a>(
     let text = reader.text(text_len)?;
     let zone = reader.text(zone_len.into())?;
     let when = match how {
-        0 => When::every(interval)?,
-        1 => When::Cron(cron(text, zone)?),
-        _ => return Err(RecordError::Malformed("when it is due")),
+        0 => Recurrence::every(interval)?,
+        1 => Recurrence::Cron(cron(text, zone)?),
+        _ => return Err(ScheduleDecodeError::Malformed("unknown kind of recurrence")),
     };
     let catch_up = CatchUp::EVERY.get(usize::from(catch_up)).copied();
-    let catch_up = catch_up.ok_or(RecordError::Malformed("what becomes of what was missed"))?;
+    let catch_up = catch_up.ok_or(ScheduleDecodeError::Malformed("unknown catch-up policy"))?;
     Ok((id, Plan { when, catch_up, at_once: at_once != 0, runs }, reader.0))
 }
 
-impl State {
-    /// Twenty-one bytes.
+impl PlanProgress {
+    /// Encodes the progress in 21 bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; 21] {
         let mut output = [VERSION; 21];
@@ -91,12 +92,12 @@ impl State {
         output
     }
 
-    /// Reads what [`State::encode`] wrote.
+    /// Decodes what [`PlanProgress::encode`] wrote.
     ///
     /// # Errors
-    /// [`RecordError`].
-    pub fn decode(input: &[u8]) -> Result<Self, RecordError> {
-        let mut reader = Reader(input);
+    /// [`ScheduleDecodeError`] if the input is malformed or of a newer version.
+    pub fn decode(input: &[u8]) -> Result<Self, ScheduleDecodeError> {
+        let mut reader = RecordReader(input);
         reader.version()?;
         let due_ms = u64::from_le_bytes(reader.take()?);
         let fence = u64::from_le_bytes(reader.take()?);
@@ -104,26 +105,27 @@ impl State {
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+struct RecordReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
-    fn version(&mut self) -> Result<(), RecordError> {
+impl<'a> RecordReader<'a> {
+    fn version(&mut self) -> Result<(), ScheduleDecodeError> {
         match self.take()? {
             [VERSION] => Ok(()),
-            [version] => Err(RecordError::Version(version)),
+            [version] => Err(ScheduleDecodeError::Version(version)),
         }
     }
 
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], RecordError> {
-        let (taken, rest) = self.0.split_first_chunk().ok_or(RecordError::Malformed("it ends too early"))?;
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], ScheduleDecodeError> {
+        let (taken, rest) =
+            self.0.split_first_chunk().ok_or(ScheduleDecodeError::Malformed("unexpected end"))?;
         self.0 = rest;
         Ok(*taken)
     }
 
-    fn text(&mut self, len: usize) -> Result<&'a str, RecordError> {
+    fn text(&mut self, len: usize) -> Result<&'a str, ScheduleDecodeError> {
         let (taken, rest) =
-            self.0.split_at_checked(len).ok_or(RecordError::Malformed("it ends too early"))?;
+            self.0.split_at_checked(len).ok_or(ScheduleDecodeError::Malformed("unexpected end"))?;
         self.0 = rest;
-        std::str::from_utf8(taken).map_err(|_| RecordError::Malformed("a text is not UTF-8"))
+        std::str::from_utf8(taken).map_err(|_| ScheduleDecodeError::Malformed("invalid UTF-8"))
     }
 }

@@ -1,7 +1,7 @@
-//! A million entries, and which of them are due.
+//! A set of up to a million entries, and which of them are due.
 //!
-//! Entries are found by who they are, and stand in a heap by when they are due. An entry that goes leaves its place in the
-//! heap behind, which is passed over when it comes up; when half of the heap is such places, it is made anew.
+//! Entries are indexed by id and ordered by due time in a heap. A removed entry leaves its item in the heap, which is skipped
+//! when it comes up. When half of the heap consists of such items, the heap is rebuilt.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,9 +11,9 @@ use std::num::NonZeroU32;
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 
-use crate::plan::{CATCH_UP_MS_MAX, CatchUp, LATE_MS_MAX, Plan, State, When};
+use crate::plan::{CATCH_UP_MS_MAX, CatchUp, LATE_MS_MAX, Plan, PlanProgress, Recurrence};
 
-/// Who an entry is: a hash of what it does.
+/// Id of an entry: a hash of what it does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EntryId(pub [u8; 20]);
 
@@ -23,12 +23,12 @@ impl std::fmt::Display for EntryId {
     }
 }
 
-/// A text that is no [`EntryId`].
+/// The text is not an [`EntryId`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the id of a schedule has 40 hexadecimal digits")]
+#[error("the id of a schedule must have 40 hexadecimal digits")]
 pub struct EntryIdError;
 
-/// Reads what [`EntryId`] is displayed as.
+/// Parses the `Display` form of an [`EntryId`].
 impl std::str::FromStr for EntryId {
     type Err = EntryIdError;
 
@@ -47,54 +47,70 @@ impl std::str::FromStr for EntryId {
     }
 }
 
-/// One entry.
+/// A scheduled entry.
 #[derive(Debug, Clone)]
-pub struct Entry<T> {
-    /// Who it is.
+pub struct ScheduleEntry<T> {
+    /// Id.
     pub id: EntryId,
-    /// What is planned.
+    /// Plan.
     pub plan: Plan,
-    /// How far it is.
-    pub state: State,
-    /// What its owner knows of it.
+    /// Progress.
+    pub state: PlanProgress,
+    /// Data of the owner.
     pub what: T,
 }
 
-/// Something happens.
+/// A run that is due.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Firing<T> {
-    /// Whose.
+    /// Id of the entry.
     pub id: EntryId,
-    /// What its owner knows of it.
+    /// Data of the owner.
     pub what: T,
-    /// When it was due, in milliseconds since the epoch.
+    /// Due time, in milliseconds since the Unix epoch.
     pub due_ms: u64,
-    /// Its number; ascends without gaps.
+    /// Number of the run, ascending without gaps.
     pub fence: u64,
-    /// How far the entry is behind it. `None`: this was the last time, and the entry is gone.
-    pub state: Option<State>,
+    /// Progress after this run. `None`: this was the last run, and the entry was removed.
+    pub state: Option<PlanProgress>,
 }
 
 #[derive(Debug)]
-struct Slot<T> {
-    /// Grows with each entry that the slot has had, and each time that one of them got another place in the heap.
+struct EntrySlot<T> {
+    /// Incremented for each new entry in the slot, and each time its entry moves in the heap.
     serial: u32,
-    entry: Option<Entry<T>>,
+    entry: Option<ScheduleEntry<T>>,
 }
 
-/// What comes up when: the due time, the slot, and its serial.
-type Place = Reverse<(u64, u32, u32)>;
+/// An item of the heap: due time, slot, and the slot's serial.
+type HeapItem = Reverse<(u64, u32, u32)>;
 
-/// All entries.
+/// All entries of one owner.
+///
+/// ```
+/// use mqcore_scheduler::plan::{CatchUp, Plan, Recurrence};
+/// use mqcore_scheduler::scheduler::{EntryId, ScheduleEntry, Scheduler};
+///
+/// let plan =
+///     Plan { when: Recurrence::every(1000)?, catch_up: CatchUp::default(), at_once: false, runs: None };
+/// let mut scheduler = Scheduler::default();
+/// scheduler.insert(ScheduleEntry { id: EntryId([1; 20]), state: plan.begin(0)?, plan, what: "report" });
+///
+/// let mut firings = Vec::new();
+/// scheduler.take_due(1000, 10, &mut firings);
+/// assert_eq!((firings[0].what, firings[0].due_ms, firings[0].fence), ("report", 1000, 1));
+/// assert_eq!(scheduler.next_due(), Some(2000));
+/// # Ok::<(), mqcore_scheduler::plan::PlanError>(())
+/// ```
 #[derive(Debug)]
 pub struct Scheduler<T> {
-    slots: Vec<Slot<T>>,
+    slots: Vec<EntrySlot<T>>,
     free: Vec<u32>,
-    /// Slots by who is in them.
+    /// Slots by the id of their entry.
     index: HashTable<u32>,
     hasher: RandomState,
-    heap: BinaryHeap<Place>,
-    /// Due times that were left out, and how often the broker found such.
+    heap: BinaryHeap<HeapItem>,
+    /// How often missed runs were skipped.
     skipped: u64,
 }
 
@@ -112,19 +128,19 @@ impl<T> Default for Scheduler<T> {
 }
 
 impl<T: Clone> Scheduler<T> {
-    /// How many entries there are.
+    /// Number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.index.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.index.is_empty()
     }
 
-    /// How often due times of an entry were left out because they had been missed.
+    /// How often missed runs of an entry were skipped.
     #[must_use]
     pub const fn skipped(&self) -> u64 {
         self.skipped
@@ -136,21 +152,21 @@ impl<T: Clone> Scheduler<T> {
         self.index.find(self.hasher.hash_one(id), is_it).copied()
     }
 
-    /// An entry.
+    /// Returns an entry.
     #[must_use]
-    pub fn get(&self, id: &EntryId) -> Option<&Entry<T>> {
+    pub fn get(&self, id: &EntryId) -> Option<&ScheduleEntry<T>> {
         self.slots[self.find(id)? as usize].entry.as_ref()
     }
 
-    /// Adds an entry, in the place of the one of its id, which is handed back.
+    /// Adds an entry and returns the one with the same id that it replaces.
     ///
     /// # Panics
-    /// With more than 4,294,967,295 entries; owners limit them far below that.
-    pub fn insert(&mut self, entry: Entry<T>) -> Option<Entry<T>> {
+    /// If there are more than 4,294,967,295 entries; owners limit them far below that.
+    pub fn insert(&mut self, entry: ScheduleEntry<T>) -> Option<ScheduleEntry<T>> {
         let before = self.remove(&entry.id);
         let slot = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { serial: 0, entry: None });
-            u32::try_from(self.slots.len() - 1).expect("owners limit entries")
+            self.slots.push(EntrySlot { serial: 0, entry: None });
+            u32::try_from(self.slots.len() - 1).expect("owners limit the number of entries")
         });
         let hash = self.hasher.hash_one(entry.id);
         let place = &mut self.slots[slot as usize];
@@ -164,8 +180,8 @@ impl<T: Clone> Scheduler<T> {
         before
     }
 
-    /// Takes an entry out.
-    pub fn remove(&mut self, id: &EntryId) -> Option<Entry<T>> {
+    /// Removes and returns an entry.
+    pub fn remove(&mut self, id: &EntryId) -> Option<ScheduleEntry<T>> {
         let slots = &self.slots;
         let is_it = |slot: &u32| slots[*slot as usize].entry.as_ref().is_some_and(|entry| entry.id == *id);
         let found = self.index.find_entry(self.hasher.hash_one(id), is_it).ok()?;
@@ -178,7 +194,7 @@ impl<T: Clone> Scheduler<T> {
         entry
     }
 
-    /// Makes the heap anew, without the places of entries that are gone.
+    /// Rebuilds the heap without the items of removed entries.
     fn tidy(&mut self) {
         let slots = &self.slots;
         self.heap.retain(|Reverse((_, slot, serial))| {
@@ -188,13 +204,13 @@ impl<T: Clone> Scheduler<T> {
         self.heap.shrink_to(2 * self.index.len());
     }
 
-    /// When the next entry is due, in milliseconds since the epoch. May be too early, if that entry is gone.
+    /// Returns the next due time in milliseconds since the Unix epoch. It may be too early if that entry was removed.
     #[must_use]
     pub fn next_due(&self) -> Option<u64> {
         self.heap.peek().map(|Reverse((due, _, _))| *due)
     }
 
-    /// Tells what happens up to now, the earliest first, at most `max` times. Entries go on to their next due time.
+    /// Appends up to `max` runs that are due at `now_ms`, earliest first, and advances their entries to the next due time.
     pub fn take_due(&mut self, now_ms: u64, max: usize, firings: &mut Vec<Firing<T>>) {
         let until = firings.len() + max;
         while firings.len() < until
@@ -218,17 +234,18 @@ impl<T: Clone> Scheduler<T> {
         }
     }
 
-    /// The clock was set back to `now_ms`. Intervals go on from there: what is due later than its interval is due after that.
-    /// Moments that a cron expression names have been already, and do not happen twice: they wait until the clock has come to
-    /// where it was.
+    /// Handles a system clock that was set back to `now_ms`.
+    ///
+    /// Intervals continue from the new time: an entry is due after at most one interval. Cron times that already passed do not
+    /// run again: their entries wait until the clock reaches the old time.
     pub fn set_back(&mut self, now_ms: u64) {
         for (number, slot) in (0..).zip(&mut self.slots) {
             let Some(entry) = &mut slot.entry else { continue };
-            let When::Every(interval) = &entry.plan.when else { continue };
+            let Recurrence::Every(interval) = &entry.plan.when else { continue };
             let latest = now_ms.saturating_add(*interval);
             if entry.state.due_ms > latest {
                 entry.state.due_ms = latest;
-                // Its place of before is passed over when it comes up.
+                // The old heap item is skipped when it comes up.
                 slot.serial = slot.serial.wrapping_add(1);
                 self.heap.push(Reverse((latest, number, slot.serial)));
             }
@@ -238,15 +255,15 @@ impl<T: Clone> Scheduler<T> {
         }
     }
 
-    /// All entries, in no order.
-    pub fn iter(&self) -> impl Iterator<Item = &Entry<T>> {
+    /// Iterates over all entries in arbitrary order.
+    pub fn iter(&self) -> impl Iterator<Item = &ScheduleEntry<T>> {
         self.slots.iter().filter_map(|slot| slot.entry.as_ref())
     }
 
-    /// The `max` entries that are due next, the next one first.
+    /// Returns the `max` entries that are due next, in order.
     #[must_use]
-    pub fn upcoming(&self, max: usize) -> Vec<&Entry<T>> {
-        let order = |entry: &&Entry<T>| (entry.state.due_ms, entry.id);
+    pub fn upcoming(&self, max: usize) -> Vec<&ScheduleEntry<T>> {
+        let order = |entry: &&ScheduleEntry<T>| (entry.state.due_ms, entry.id);
         let mut all: Vec<_> = self.iter().collect();
         if max < all.len() {
             if max > 0 {
@@ -259,9 +276,9 @@ impl<T: Clone> Scheduler<T> {
     }
 }
 
-impl<T: Clone> Entry<T> {
-    /// Its due time has come: tells whether it happens, and whether due times are left out. It is due at `u64::MAX` if this was
-    /// the last time.
+impl<T: Clone> ScheduleEntry<T> {
+    /// Advances an entry whose due time has come. Returns the run, if any, and whether missed runs were skipped. After the last
+    /// run, the due time is `u64::MAX`.
     fn advance(&mut self, now_ms: u64) -> (Option<Firing<T>>, bool) {
         let Plan { when, catch_up, .. } = &self.plan;
         let due = self.state.due_ms;

@@ -4,10 +4,10 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use jiff::tz::TimeZoneDatabase;
-use mqcore_scheduler::clock::{ClockWatch, Step};
-use mqcore_scheduler::plan::{CatchUp, CronInZone, Plan, PlanError, State, When};
-use mqcore_scheduler::record::{RecordError, decode_plan, encode_plan};
-use mqcore_scheduler::scheduler::{Entry, EntryId, EntryIdError, Firing, Scheduler};
+use mqcore_scheduler::clock::{ClockStep, ClockWatch};
+use mqcore_scheduler::plan::{CatchUp, CronInZone, Plan, PlanError, PlanProgress, Recurrence};
+use mqcore_scheduler::record::{ScheduleDecodeError, decode_plan, encode_plan};
+use mqcore_scheduler::scheduler::{EntryId, EntryIdError, Firing, ScheduleEntry, Scheduler};
 use proptest::prelude::*;
 
 const START: u64 = 1_800_000_000_000;
@@ -19,19 +19,19 @@ fn id(number: u32) -> EntryId {
     EntryId(id)
 }
 
-fn plan(when: When, catch_up: CatchUp) -> Plan {
+fn plan(when: Recurrence, catch_up: CatchUp) -> Plan {
     Plan { when, catch_up, at_once: false, runs: None }
 }
 
-fn hourly() -> When {
+fn hourly() -> Recurrence {
     let zones = TimeZoneDatabase::bundled();
-    When::Cron(Arc::new(CronInZone::new("0 * * * *", "Europe/Berlin", &zones).expect("a plan")))
+    Recurrence::Cron(Arc::new(CronInZone::new("0 * * * *", "Europe/Berlin", &zones).expect("a plan")))
 }
 
 fn with(plan: Plan) -> Scheduler<u32> {
     let state = plan.begin(START).expect("it begins");
     let mut scheduler = Scheduler::default();
-    assert!(scheduler.insert(Entry { id: id(1), plan, state, what: 7 }).is_none());
+    assert!(scheduler.insert(ScheduleEntry { id: id(1), plan, state, what: 7 }).is_none());
     scheduler
 }
 
@@ -60,7 +60,7 @@ fn the_id_of_an_entry_is_read_as_it_is_written_and_nothing_else_is_one() {
 
 #[test]
 fn an_interval_keeps_its_grid_however_late_it_is_looked_at() {
-    let mut scheduler = with(Plan { at_once: true, ..plan(When::Every(1000), CatchUp::Latest) });
+    let mut scheduler = with(Plan { at_once: true, ..plan(Recurrence::Every(1000), CatchUp::Latest) });
     assert_eq!(scheduler.next_due(), Some(START));
     assert_eq!(times(&mut scheduler, START + 300), [0]);
     assert_eq!(times(&mut scheduler, START + 999), [0_u64; 0]);
@@ -71,7 +71,7 @@ fn an_interval_keeps_its_grid_however_late_it_is_looked_at() {
 
 #[test]
 fn what_was_missed_is_left_out_or_happens_as_is_planned() {
-    for when in [When::Every(HOUR), hourly()] {
+    for when in [Recurrence::Every(HOUR), hourly()] {
         let later = START + 5 * HOUR + 2_000;
         let mut none = with(plan(when.clone(), CatchUp::None));
         let first = none.next_due().expect("one") - START;
@@ -100,9 +100,9 @@ fn the_last_of_many_missed_moments_is_found_without_walking_through_all() {
     let each_second = CronInZone::new("* * * * * *", "UTC", &zones).expect("a plan");
     let yearly = CronInZone::new("0 0 1 1 *", "UTC", &zones).expect("a plan");
     let later = START + 20 * 366 * 24 * HOUR + 500;
-    let latest = When::Cron(Arc::new(each_second)).latest(START, later);
+    let latest = Recurrence::Cron(Arc::new(each_second)).latest(START, later);
     assert_eq!(latest, later - 500);
-    let when = When::Cron(Arc::new(yearly));
+    let when = Recurrence::Cron(Arc::new(yearly));
     let first = when.after(START).expect("a new year");
     let latest = when.latest(first, later);
     assert!(latest <= later && when.after(latest).expect("another") > later);
@@ -114,11 +114,11 @@ fn a_clock_that_was_set_is_told_from_one_that_goes_on_or_is_pushed_a_little() {
     assert_eq!(watch.look(START, 5), None);
     assert_eq!(watch.look(START + 60_000, 60_005), None);
     assert_eq!(watch.look(START + 60_900, 60_006), None, "pushed");
-    assert_eq!(watch.look(START + HOUR + 60_900, 60_006), Some(Step::Forward(HOUR)));
+    assert_eq!(watch.look(START + HOUR + 60_900, 60_006), Some(ClockStep::Forward(HOUR)));
     assert_eq!(watch.look(START + HOUR + 60_910, 60_016), None);
-    assert_eq!(watch.look(START + 60_920, 60_026), Some(Step::Back(HOUR)));
-    assert_eq!(watch.look(START - HOUR + 60_920, 60_026), Some(Step::Back(HOUR)));
-    assert_eq!(watch.look(0, 60_036), Some(Step::Back(START - HOUR + 60_930)));
+    assert_eq!(watch.look(START + 60_920, 60_026), Some(ClockStep::Back(HOUR)));
+    assert_eq!(watch.look(START - HOUR + 60_920, 60_026), Some(ClockStep::Back(HOUR)));
+    assert_eq!(watch.look(0, 60_036), Some(ClockStep::Back(START - HOUR + 60_930)));
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn a_clock_that_is_set_forward_lets_what_was_jumped_over_happen_as_is_planned() 
     for (catch_up, expected) in
         [(CatchUp::None, vec![]), (CatchUp::Latest, vec![5]), (CatchUp::All, vec![1, 2, 3, 4, 5])]
     {
-        let mut scheduler = with(plan(When::Every(HOUR), catch_up));
+        let mut scheduler = with(plan(Recurrence::Every(HOUR), catch_up));
         let hours: Vec<u64> = expected.iter().map(|hour| hour * HOUR).collect();
         assert_eq!(times(&mut scheduler, START + 1000), [0_u64; 0]);
         assert_eq!(times(&mut scheduler, START + 5 * HOUR + HOUR / 2), hours, "{catch_up:?}");
@@ -137,7 +137,7 @@ fn a_clock_that_is_set_forward_lets_what_was_jumped_over_happen_as_is_planned() 
 #[test]
 fn a_clock_that_is_set_back_lets_no_moment_happen_twice_and_intervals_go_on() {
     let mut cron = with(plan(hourly(), CatchUp::All));
-    let mut every = with(plan(When::Every(HOUR), CatchUp::All));
+    let mut every = with(plan(Recurrence::Every(HOUR), CatchUp::All));
     let before = times(&mut cron, START + 5 * HOUR);
     assert_eq!(times(&mut every, START + 5 * HOUR).len(), 5);
     let back = START + 2 * HOUR + 123;
@@ -163,11 +163,11 @@ proptest! {
         turns in proptest::collection::vec((0..3_u8, 0..200_000_u64), 1..60),
     ) {
         let zones = TimeZoneDatabase::bundled();
-        let minutes = When::Cron(Arc::new(CronInZone::new("* * * * *", "UTC", &zones).expect("a plan")));
+        let minutes = Recurrence::Cron(Arc::new(CronInZone::new("* * * * *", "UTC", &zones).expect("a plan")));
         let mut scheduler = with(plan(minutes, CatchUp::All));
-        let beat = plan(When::Every(7_000), CatchUp::All);
+        let beat = plan(Recurrence::Every(7_000), CatchUp::All);
         let state = beat.begin(START).expect("it begins");
-        scheduler.insert(Entry { id: id(2), plan: beat, state, what: 8 });
+        scheduler.insert(ScheduleEntry { id: id(2), plan: beat, state, what: 8 });
         let mut now = START;
         let (mut last_moment, mut fences) = (0, [0_u64; 3]);
         for (how, by) in turns {
@@ -197,7 +197,7 @@ proptest! {
 #[test]
 fn runs_are_counted_down_and_the_last_one_ends_the_entry() {
     let runs = NonZeroU32::new(3);
-    let mut scheduler = with(Plan { runs, ..plan(When::Every(10), CatchUp::All) });
+    let mut scheduler = with(Plan { runs, ..plan(Recurrence::Every(10), CatchUp::All) });
     let firings = due(&mut scheduler, START + 1000);
     let fences: Vec<_> = firings.iter().map(|firing| (firing.due_ms - START, firing.fence)).collect();
     assert_eq!(fences, [(10, 1), (20, 2), (30, 3)]);
@@ -209,10 +209,11 @@ fn runs_are_counted_down_and_the_last_one_ends_the_entry() {
 
 #[test]
 fn an_equal_entry_takes_the_place_of_the_one_before() {
-    let mut scheduler = with(plan(When::Every(1000), CatchUp::All));
-    let faster = plan(When::Every(100), CatchUp::All);
+    let mut scheduler = with(plan(Recurrence::Every(1000), CatchUp::All));
+    let faster = plan(Recurrence::Every(100), CatchUp::All);
     let state = faster.begin(START).expect("it begins");
-    let before = scheduler.insert(Entry { id: id(1), plan: faster, state, what: 8 }).expect("there was one");
+    let before =
+        scheduler.insert(ScheduleEntry { id: id(1), plan: faster, state, what: 8 }).expect("there was one");
     assert_eq!((before.what, scheduler.len()), (7, 1));
     assert_eq!(due(&mut scheduler, START + 1000).len(), 10);
     assert!(scheduler.remove(&id(1)).is_some() && scheduler.remove(&id(1)).is_none());
@@ -223,9 +224,9 @@ fn an_equal_entry_takes_the_place_of_the_one_before() {
 fn entries_that_come_and_go_leave_nothing_behind() {
     let mut scheduler = Scheduler::default();
     for round in 0..100_000_u32 {
-        let plan = plan(When::Every(HOUR), CatchUp::All);
+        let plan = plan(Recurrence::Every(HOUR), CatchUp::All);
         let state = plan.begin(START + u64::from(round)).expect("it begins");
-        scheduler.insert(Entry { id: id(round % 10), plan, state, what: round });
+        scheduler.insert(ScheduleEntry { id: id(round % 10), plan, state, what: round });
     }
     assert_eq!(scheduler.len(), 10);
     let shown = format!("{scheduler:?}").len();
@@ -236,8 +237,8 @@ fn entries_that_come_and_go_leave_nothing_behind() {
 
 #[test]
 fn what_nobody_can_mean_is_refused() {
-    assert!(matches!(When::every(9), Err(PlanError::Interval(9))));
-    assert!(matches!(When::every(u64::MAX), Err(PlanError::Interval(_))));
+    assert!(matches!(Recurrence::every(9), Err(PlanError::Interval(9))));
+    assert!(matches!(Recurrence::every(u64::MAX), Err(PlanError::Interval(_))));
     let zones = TimeZoneDatabase::bundled();
     for zone in ["Mars/Olympus", "../etc/passwd", "local", "Europe/Berlin\0"] {
         let plan = CronInZone::new("* * * * *", zone, &zones);
@@ -246,7 +247,7 @@ fn what_nobody_can_mean_is_refused() {
 }
 
 fn plans() -> impl Strategy<Value = Plan> {
-    let when = prop_oneof![(10_u64..5_000).prop_map(When::Every), Just(hourly())];
+    let when = prop_oneof![(10_u64..5_000).prop_map(Recurrence::Every), Just(hourly())];
     let catch_up = prop_oneof![Just(CatchUp::None), Just(CatchUp::Latest), Just(CatchUp::All)];
     (when, catch_up, any::<bool>(), 0_u32..50).prop_map(|(when, catch_up, at_once, runs)| Plan {
         when,
@@ -265,7 +266,7 @@ proptest! {
         let mut scheduler = Scheduler::default();
         for (number, plan) in plans.iter().enumerate() {
             let state = plan.begin(START).expect("it begins");
-            scheduler.insert(Entry { id: id(number as u32), plan: plan.clone(), state, what: number });
+            scheduler.insert(ScheduleEntry { id: id(number as u32), plan: plan.clone(), state, what: number });
         }
         let mut now = START;
         let mut last: Vec<Option<(u64, u64)>> = vec![None; plans.len()];
@@ -303,8 +304,8 @@ proptest! {
             prop_assert!(decode_plan(&octets[..cut], &mut find).is_err());
         }
         octets[0] = 2;
-        prop_assert_eq!(decode_plan(&octets, &mut find).err(), Some(RecordError::Version(2)));
-        let state = State { due_ms, fence, left: NonZeroU32::new(left) };
-        prop_assert_eq!(State::decode(&state.encode()), Ok(state));
+        prop_assert_eq!(decode_plan(&octets, &mut find).err(), Some(ScheduleDecodeError::Version(2)));
+        let state = PlanProgress { due_ms, fence, left: NonZeroU32::new(left) };
+        prop_assert_eq!(PlanProgress::decode(&state.encode()), Ok(state));
     }
 }

@@ -32,7 +32,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// The store of a server that is about to start.
 pub(crate) fn store(config: &Config) -> Arc<Limiter> {
     let mut uses = config.limit_uses().peekable();
-    let config = limiter::Config {
+    let config = limiter::LimiterConfig {
         keys_max: config.limiter_keys_max,
         bytes_max: config.limiter_bytes_max,
         metrics: uses.peek().is_none() || uses.any(|limits| limits.metrics),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use mqcore_broker::model::id::QueueAddress;
 use mqcore_broker::model::message::Message;
 use mqcore_broker::model::options::{ChannelOptions, QueueOptions, Status};
-use mqcore_cluster::filter::{Filter, Pattern, Rule};
+use mqcore_cluster::filter::{FilterRule, LinkFilter, WildcardPattern};
 use mqcore_server::config::{Config, ConfigError, Protocol};
 use mqcore_server::handler::NoHandlers;
 use mqcore_server::nodes::config::{MasterConfig, NodeConfig};
@@ -208,12 +208,12 @@ async fn without_keeping_what_is_published_while_a_master_is_away_stays_here() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn filters_of_both_sides_and_the_token_are_kept() {
-    let rule = |channel| Rule { channel: Some(Pattern::new(channel)), ..Rule::default() };
-    let accept = Filter { allow: Vec::new(), deny: vec![rule("refused-there")] };
+    let rule = |channel| FilterRule { channel: Some(WildcardPattern::new(channel)), ..FilterRule::default() };
+    let accept = LinkFilter { allow: Vec::new(), deny: vec![rule("refused-there")] };
     let token = Some("secret".to_owned());
     let master = start(config(None, NodeConfig { accept, token, ..named("up") })).await;
     let mut node = slave_of("down", &[address(&master)]);
-    node.masters[0].send = Filter { allow: Vec::new(), deny: vec![rule("kept-here")] };
+    node.masters[0].send = LinkFilter { allow: Vec::new(), deny: vec![rule("kept-here")] };
     let stranger = start(config(None, node.clone())).await;
     until("it was tried", async || !stranger.survey().await.nodes.is_empty()).await;
     node.masters[0].token = Some("secret".into());

@@ -11,7 +11,7 @@ use mqcore_server::handler::NoHandlers;
 use mqcore_server::server::{Server, StartError};
 use mqcore_tls::client::ClientTls;
 use mqcore_tls::error::TlsConfigError;
-use mqcore_tls::failure::{Failure, FailureReason};
+use mqcore_tls::failure::{FailureReason, HandshakeFailure};
 use mqcore_wire::codec::Limits;
 use mqcore_wire::tmqp::hello::{self, Hello};
 use mqcore_wire::tmqp::operation::{self, Operation};
@@ -104,7 +104,10 @@ fn address(server: &Server) -> SocketAddr {
     server.listeners()[0].address.socket().expect("it is TCP")
 }
 
-async fn dial(server: &Server, tls: &mqcore_tls::client::Loaded) -> std::io::Result<TlsStream<TcpStream>> {
+async fn dial(
+    server: &Server,
+    tls: &mqcore_tls::client::LoadedClientTls,
+) -> std::io::Result<TlsStream<TcpStream>> {
     let stream = TcpStream::connect(address(server)).await?;
     let name = tls.server_name("localhost").expect("a name");
     timeout(PATIENCE, TlsConnector::from(Arc::clone(&tls.config)).connect(name, stream))
@@ -298,10 +301,10 @@ async fn a_client_without_the_certificate_that_is_required_learns_why_it_is_refu
     let bare = authority.client().load().expect("sound files");
     // With TLS 1.3 a client is done before the server has looked, so it hears of it when it reads.
     let failure = match dial(&server, &bare).await {
-        Err(error) => Failure::of_handshake(&error),
+        Err(error) => HandshakeFailure::of_handshake(&error),
         Ok(mut stream) => {
             let error = stream.read_u8().await.expect_err("it is refused");
-            Failure::of_conversation(&error).unwrap_or_else(|| panic!("{error}"))
+            HandshakeFailure::of_conversation(&error).unwrap_or_else(|| panic!("{error}"))
         }
     };
     assert_eq!(failure.reason, FailureReason::CertificateRequired);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use mqcore_cluster::filter::Filter;
+use mqcore_cluster::filter::LinkFilter;
 
 /// What a broker is among nodes.
 #[derive(Clone, Default)]
@@ -16,9 +16,9 @@ pub struct NodeTerms {
     /// What they have to say then; `None`: nothing.
     pub token: Option<String>,
     /// Which of their frames are taken.
-    pub accept: Filter,
+    pub accept: LinkFilter,
     /// What is passed on, for each master in the order of the configuration.
-    pub sends: Vec<Filter>,
+    pub sends: Vec<LinkFilter>,
 }
 
 impl fmt::Debug for NodeTerms {

@@ -1,4 +1,4 @@
-//! What a certificate says: whom it is for, which one it is, and until when it is valid.
+//! The content of a certificate: subject, names, fingerprint and validity.
 
 use std::fmt::Write as _;
 
@@ -9,41 +9,41 @@ use x509_cert::der::asn1::OctetString;
 use x509_cert::ext::pkix::SubjectAltName;
 use x509_cert::ext::pkix::name::GeneralName;
 
-/// A certificate, read and not judged.
+/// A parsed certificate that has not been verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Certificate {
-    /// The common name of its subject; empty if it has none.
+    /// Common name of the subject; empty if there is none.
     pub subject: String,
-    /// Its alternative names, each with its kind: `dns:host`, `email:a@b`, `uri:spiffe://x/y`, `ip:192.0.2.7`.
+    /// Alternative names with a prefix for their type: `dns:host`, `email:a@b`, `uri:spiffe://x/y`, `ip:192.0.2.7`.
     pub names: Vec<String>,
-    /// SHA-256 of the whole certificate, 64 lower-case hexadecimal digits.
+    /// SHA-256 of the certificate, as 64 lower-case hexadecimal digits.
     pub fingerprint: String,
-    /// The first second of its validity, Unix time.
+    /// First second of validity, in Unix time.
     pub not_before: u64,
-    /// The last second of its validity, Unix time.
+    /// Last second of validity, in Unix time.
     pub not_after: u64,
 }
 
-/// Bytes that are no certificate.
+/// The bytes are not a valid certificate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("it is no X.509 certificate: {0}")]
-pub struct NoCertificate(String);
+#[error("not a valid X.509 certificate: {0}")]
+pub struct InvalidCertificate(String);
 
 impl Certificate {
-    /// Reads the DER form.
+    /// Parses a certificate in DER format.
     ///
     /// # Errors
     ///
-    /// [`NoCertificate`] says what is wrong with it.
-    pub fn read(der: &[u8]) -> Result<Self, NoCertificate> {
-        // The raw profile: judging is the verifier's business, and old certificates have strange serial numbers.
+    /// [`InvalidCertificate`] with the reason.
+    pub fn read(der: &[u8]) -> Result<Self, InvalidCertificate> {
+        // The lenient profile: verification happens elsewhere, and old certificates have unusual serial numbers.
         let parsed =
-            CertificateInner::<Raw>::from_der(der).map_err(|error| NoCertificate(error.to_string()))?;
+            CertificateInner::<Raw>::from_der(der).map_err(|error| InvalidCertificate(error.to_string()))?;
         let content = parsed.tbs_certificate();
         let names = match content.get_extension::<SubjectAltName>() {
             Ok(Some((_, names))) => names.0.iter().filter_map(spelled).collect(),
             Ok(None) => Vec::new(),
-            Err(error) => return Err(NoCertificate(error.to_string())),
+            Err(error) => return Err(InvalidCertificate(error.to_string())),
         };
         let subject = content.subject().common_name().ok().flatten();
         let validity = content.validity();
@@ -56,19 +56,19 @@ impl Certificate {
         })
     }
 
-    /// Seconds until it expires, at `now` (Unix time); negative once it has.
+    /// Seconds until expiry at `now`, in Unix time; negative after expiry.
     pub fn expires_in(&self, now: u64) -> i64 {
         seconds_between(now, self.not_after)
     }
 }
 
-/// From one moment to another, in seconds.
+/// Returns the seconds from one time to another.
 pub fn seconds_between(from: u64, to: u64) -> i64 {
     let cut = |moment: u64| i64::try_from(moment).unwrap_or(i64::MAX);
     cut(to) - cut(from)
 }
 
-/// An alternative name with its kind in front; `None` for kinds that nobody asks for.
+/// Formats an alternative name with its type; `None` for types that are not supported.
 fn spelled(name: &GeneralName) -> Option<String> {
     match name {
         GeneralName::DnsName(host) => Some(format!("dns:{}", host.as_str())),
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_certificate_are_an_error_and_no_panic() {
+    fn malformed_certificates_are_rejected_without_a_panic() {
         let key = KeyPair::generate().unwrap();
         let sound = CertificateParams::new(["a".to_owned()]).unwrap().self_signed(&key).unwrap();
         let der = sound.der();
@@ -131,7 +131,7 @@ mod tests {
             assert!(Certificate::read(&der[..cut]).is_err(), "{cut} bytes of a certificate");
             let mut flipped = der.to_vec();
             flipped[cut] ^= 0x55;
-            // Some bytes may be anything; none may be a panic.
+            // Some bytes may have any value; none may cause a panic.
             let _ = Certificate::read(&flipped);
         }
     }

@@ -1,4 +1,4 @@
-//! Whom a client trusts, and what it proves.
+//! TLS configuration of a client: trusted authorities and the client's own certificate.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,37 +12,36 @@ use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use crate::error::TlsConfigError;
 use crate::{VERSIONS, files, provider};
 
-/// What a client needs for TLS. Files are PEM. `ClientTls::default()` trusts whom the system trusts.
+/// TLS settings of a client. Files are in PEM format. The default trusts the system's authorities.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ClientTls {
-    /// The authorities to trust, instead of the system's.
+    /// File with the trusted authorities. Default: the system's.
     pub ca: Option<PathBuf>,
-    /// What the client proves itself with, and behind it what leads to an authority.
+    /// File with the client's certificate, followed by its intermediate certificates. Default: none.
     pub cert: Option<PathBuf>,
-    /// The private key of `cert`. Default: in the same file.
+    /// File with the private key of `cert`. Default: the same file.
     pub key: Option<PathBuf>,
-    /// The name that the server's certificate must be for. Default the host of the address.
+    /// Name that the server's certificate must contain. Default: the host of the address.
     pub server_name: Option<String>,
-    /// Takes whatever certificate comes: what is said is hidden from who listens, and open to who pretends to be the
-    /// server.
+    /// Accepts any server certificate. Traffic is encrypted, but the client cannot detect an impostor. Default: false.
     pub dangerously_accept_any_certificate: bool,
 }
 
-/// What was read from the files. Cloning shares it, also the memory of earlier sessions.
+/// Loaded TLS settings of a client. Clones share them, including the cache of TLS sessions.
 #[derive(Debug, Clone)]
-pub struct Loaded {
-    /// For handshakes.
+pub struct LoadedClientTls {
+    /// Configuration for handshakes.
     pub config: Arc<ClientConfig>,
     server_name: Option<ServerName<'static>>,
 }
 
 impl ClientTls {
-    /// Reads the files, once for all connections of a client.
+    /// Loads the files. One call suffices for all connections of a client.
     ///
     /// # Errors
     ///
-    /// [`TlsConfigError`] names the file and what is wrong with it.
-    pub fn load(&self) -> Result<Loaded, TlsConfigError> {
+    /// [`TlsConfigError`] names the file and the problem.
+    pub fn load(&self) -> Result<LoadedClientTls, TlsConfigError> {
         let provider = provider();
         let builder =
             ClientConfig::builder_with_provider(Arc::clone(&provider)).with_protocol_versions(&VERSIONS)?;
@@ -73,16 +72,16 @@ impl ClientTls {
             }
         };
         let server_name = self.server_name.as_deref().map(parse_server_name).transpose()?;
-        Ok(Loaded { config: Arc::new(config), server_name })
+        Ok(LoadedClientTls { config: Arc::new(config), server_name })
     }
 }
 
-impl Loaded {
-    /// The name that the certificate of the server at `host` must be for.
+impl LoadedClientTls {
+    /// Returns the name that the certificate of the server at `host` must contain.
     ///
     /// # Errors
     ///
-    /// [`TlsConfigError::BadServerName`] if `host` can be no such name, and no other was given.
+    /// [`TlsConfigError::BadServerName`] if `host` cannot be such a name and no other name was configured.
     pub fn server_name(&self, host: &str) -> Result<ServerName<'static>, TlsConfigError> {
         match &self.server_name {
             Some(name) => Ok(name.clone()),
@@ -106,7 +105,7 @@ fn system_authorities() -> Result<RootCertStore, TlsConfigError> {
     Ok(store)
 }
 
-/// Believes everybody; checks only that the peer has the key of what it shows.
+/// Accepts every certificate, and only verifies that the server has its private key.
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
 

@@ -1,4 +1,4 @@
-//! What is wrong with the certificates and keys that somebody named. Each text says which file, and what to do.
+//! Errors in configured certificates and keys. Each message names the file and the next step.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,89 +7,89 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsConfigError {
-    /// The system does not give the file.
+    /// The file cannot be read.
     #[error("cannot read the {what} {}: {source}", path.display())]
     Unreadable {
-        /// What it should have been: `certificate`, `key`, `client authorities`, `authorities`.
+        /// Expected content: `certificate`, `key`, `client authorities` or `authorities`.
         what: &'static str,
-        /// Where it should have been.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The file has no certificate in it.
-    #[error("there is no certificate in the {what} {}: expected PEM, -----BEGIN CERTIFICATE-----", path.display())]
+    /// The file contains no certificate.
+    #[error("no certificate in the {what} {}: expected PEM with -----BEGIN CERTIFICATE-----", path.display())]
     NoCertificate {
-        /// What it should have been.
+        /// Expected content.
         what: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// The file has no private key in it.
-    #[error("there is no private key in {}: expected PEM, -----BEGIN PRIVATE KEY-----", path.display())]
+    /// The file contains no private key.
+    #[error("no private key in {}: expected PEM with -----BEGIN PRIVATE KEY-----", path.display())]
     NoKey {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// The private key is locked.
+    /// The private key is encrypted.
     #[error(
-        "the key {} is encrypted with a password, and nobody could be asked for it; decrypt it with \
+        "the key {} is encrypted with a password, which the broker cannot ask for; decrypt it with \
          'openssl pkey' and protect the file instead",
         path.display()
     )]
     EncryptedKey {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// The PEM is broken.
-    #[error("the {what} {} is broken: {why}", path.display())]
+    /// The file is malformed.
+    #[error("the {what} {} is malformed: {why}", path.display())]
     Broken {
-        /// What it should have been.
+        /// Expected content.
         what: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason.
         why: String,
     },
-    /// The key is of a sort that is not supported.
-    #[error("the key {} cannot be used: {why}; RSA of 2048 bits or more, P-256, P-384 and Ed25519 can", path.display())]
+    /// The type of key is not supported.
+    #[error("unsupported key {}: {why}; use RSA of at least 2048 bits, P-256, P-384 or Ed25519", path.display())]
     UnusableKey {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason.
         why: String,
     },
-    /// Key and certificate are not of one pair.
+    /// The key does not belong to the certificate.
     #[error(
-        "the key {} does not belong to the first certificate in {}; a chain begins with the certificate of the key",
+        "the key {} does not belong to the first certificate in {}; a chain must begin with the certificate of the key",
         key.display(),
         certificate.display()
     )]
     Mismatch {
-        /// The file with the certificate.
+        /// File with the certificate.
         certificate: PathBuf,
-        /// The file with the key.
+        /// File with the key.
         key: PathBuf,
     },
-    /// A client has a certificate without a key, or the other way round.
-    #[error("a certificate and its key belong together: {missing} is missing")]
+    /// A certificate without a key, or a key without a certificate.
+    #[error("a client certificate needs both a certificate and a key: '{missing}' is missing")]
     Incomplete {
-        /// `cert` or `key`.
+        /// Missing option: `cert` or `key`.
         missing: &'static str,
     },
-    /// The system has no list of authorities.
-    #[error("this system has no list of trusted authorities ({why}); name a file with 'ca'")]
+    /// The system has no trusted authorities.
+    #[error("the system has no trusted authorities ({why}); specify a file with 'ca'")]
     NoSystemAuthorities {
-        /// What was found instead.
+        /// Reason.
         why: String,
     },
-    /// A server name that is none.
-    #[error("{name:?} is no name that a certificate could be for; give a host name or an address")]
+    /// The server name is invalid.
+    #[error("{name:?} cannot be the name in a certificate; specify a host name or an IP address")]
     BadServerName {
-        /// What was given.
+        /// Name as given.
         name: String,
     },
-    /// The library refuses the combination.
-    #[error("TLS cannot be set up so: {0}")]
+    /// The TLS library rejected the configuration.
+    #[error("invalid TLS configuration: {0}")]
     Refused(#[from] rustls::Error),
 }

@@ -1,40 +1,40 @@
-//! Why a client's handshake failed: a closed set for programs, and words for people.
+//! Why a client's TLS handshake failed: a reason for programs, and a message for people.
 
 use std::io;
 
 use rustls::{AlertDescription, CertificateError, Error, InvalidMessage, PeerIncompatible};
 
-/// Why the peers did not come to terms on TLS.
+/// A failed TLS handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
-    /// What sort it is of.
+pub struct HandshakeFailure {
+    /// Reason.
     pub reason: FailureReason,
-    /// What happened and what to do, to be read behind the name of the server.
+    /// Message with the next step, to be written after the name of the server.
     pub words: String,
 }
 
-/// What sort of failure it was.
+/// The reason of a failed TLS handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FailureReason {
-    /// The server's certificate is of an authority that the client does not trust.
+    /// An authority that the client does not trust issued the server's certificate.
     UnknownAuthority,
     /// The server's certificate has expired.
     Expired,
     /// The server's certificate is not valid yet.
     NotYetValid,
-    /// The server's certificate is for another name.
+    /// The server's certificate contains another name.
     WrongName,
-    /// The server's certificate is unsound in another way.
+    /// The server's certificate is invalid for another reason.
     BadCertificate,
-    /// The server wants a certificate, and the client showed none.
+    /// The server requires a client certificate, and the client sent none.
     CertificateRequired,
-    /// The server does not take the client's certificate.
+    /// The server rejected the client's certificate.
     CertificateRefused,
-    /// The peer speaks something else.
+    /// The peer does not speak TLS.
     NotTls,
-    /// The peer speaks TLS, and the client does not.
+    /// The peer requires TLS, and the client does not use it.
     TlsWanted,
-    /// The two have no version of TLS, or nothing else that is needed, in common.
+    /// Client and server have no TLS version, cipher or other required parameter in common.
     NothingInCommon,
     /// The peer closed the connection during the handshake.
     Closed,
@@ -43,7 +43,7 @@ pub enum FailureReason {
 }
 
 impl FailureReason {
-    /// One word for programs.
+    /// Name used in the API and in logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::UnknownAuthority => "unknown-authority",
@@ -61,7 +61,7 @@ impl FailureReason {
         }
     }
 
-    /// Whether a certificate is what it failed on, the server's or the client's.
+    /// Whether the reason concerns a certificate of the server or of the client.
     pub const fn is_about_certificates(self) -> bool {
         matches!(
             self,
@@ -76,21 +76,21 @@ impl FailureReason {
     }
 }
 
-impl Failure {
-    /// Why a handshake ended with `error`.
+impl HandshakeFailure {
+    /// Classifies the error that ended a handshake.
     pub fn of_handshake(error: &io::Error) -> Self {
         match Self::of_conversation(error) {
             Some(failure) => failure,
             None if error.kind() == io::ErrorKind::UnexpectedEof => Self::new(
                 FailureReason::Closed,
-                "it closed the connection during the TLS handshake; does that port speak TLS?",
+                "the server closed the connection during the TLS handshake; check that the port speaks TLS",
             ),
-            None => Self::new(FailureReason::Closed, format!("the TLS handshake broke off: {error}")),
+            None => Self::new(FailureReason::Closed, format!("TLS handshake aborted: {error}")),
         }
     }
 
-    /// Why a connection ended with `error` after the handshake, if TLS is the reason. A server that judges a client's
-    /// certificate tells the result so late.
+    /// Classifies the error that ended an established connection, if TLS is the reason. With TLS 1.3, a server rejects a client
+    /// certificate only after the client has completed the handshake.
     pub fn of_conversation(error: &io::Error) -> Option<Self> {
         let error = error.get_ref()?.downcast_ref::<Error>()?;
         Some(match error {
@@ -100,15 +100,14 @@ impl Failure {
                 InvalidMessage::InvalidContentType | InvalidMessage::UnknownProtocolVersion,
             ) => Self::new(
                 FailureReason::NotTls,
-                "that port does not speak TLS; write the address without the 's'",
+                "the port does not speak TLS; remove the 's' from the scheme of the address",
             ),
             Error::PeerIncompatible(PeerIncompatible::ServerDoesNotSupportTls12Or13) => {
-                Self::new(FailureReason::NothingInCommon, "it speaks nothing newer than TLS 1.1")
+                Self::new(FailureReason::NothingInCommon, "the server supports nothing newer than TLS 1.1")
             }
-            Error::PeerIncompatible(why) => Self::new(
-                FailureReason::NothingInCommon,
-                format!("there is no common ground for TLS: {why:?}"),
-            ),
+            Error::PeerIncompatible(why) => {
+                Self::new(FailureReason::NothingInCommon, format!("no TLS parameters in common: {why:?}"))
+            }
             other => Self::new(FailureReason::Other, format!("TLS failed: {other}")),
         })
     }
@@ -118,79 +117,81 @@ impl Failure {
     }
 }
 
-fn of_certificate(why: &CertificateError) -> Failure {
+fn of_certificate(why: &CertificateError) -> HandshakeFailure {
     match why {
-        CertificateError::UnknownIssuer => Failure::new(
+        CertificateError::UnknownIssuer => HandshakeFailure::new(
             FailureReason::UnknownAuthority,
-            "its certificate was issued by no authority that this client trusts; name the right one with 'ca', unless \
-             somebody else answers in its place",
+            "its certificate was issued by an authority that this client does not trust; specify the authority with 'ca', or \
+             check that no other host answers at this address",
         ),
-        CertificateError::Expired => Failure::new(FailureReason::Expired, "its certificate has expired"),
+        CertificateError::Expired => {
+            HandshakeFailure::new(FailureReason::Expired, "its certificate has expired")
+        }
         CertificateError::ExpiredContext { time, not_after } => {
             let since = ago(time.as_secs().saturating_sub(not_after.as_secs()));
-            Failure::new(FailureReason::Expired, format!("its certificate expired {since} ago"))
+            HandshakeFailure::new(FailureReason::Expired, format!("its certificate expired {since} ago"))
         }
-        CertificateError::NotValidYet => Failure::new(
+        CertificateError::NotValidYet => HandshakeFailure::new(
             FailureReason::NotYetValid,
-            "its certificate is not valid yet; are the clocks right?",
+            "its certificate is not valid yet; check the clocks",
         ),
         CertificateError::NotValidYetContext { time, not_before } => {
             let until = ago(not_before.as_secs().saturating_sub(time.as_secs()));
-            let words =
-                format!("its certificate is not valid before {until} from now; are the clocks right?");
-            Failure::new(FailureReason::NotYetValid, words)
+            let words = format!("its certificate becomes valid in {until}; check the clocks");
+            HandshakeFailure::new(FailureReason::NotYetValid, words)
         }
         CertificateError::NotValidForName => {
-            Failure::new(FailureReason::WrongName, "its certificate is for another name")
+            HandshakeFailure::new(FailureReason::WrongName, "its certificate contains another name")
         }
         CertificateError::NotValidForNameContext { expected, presented } => {
-            let presented = if presented.is_empty() { "no name at all".into() } else { presented.join(", ") };
+            let presented = if presented.is_empty() { "no name".into() } else { presented.join(", ") };
             let expected = expected.to_str();
             let words = format!(
-                "its certificate is not for {expected} but for {presented}; connect by that name, or give the right \
-                 one as 'server_name'"
+                "its certificate is valid for {presented}, not for {expected}; connect by that name, or set \
+                 'server_name'"
             );
-            Failure::new(FailureReason::WrongName, words)
+            HandshakeFailure::new(FailureReason::WrongName, words)
         }
-        other => {
-            Failure::new(FailureReason::BadCertificate, format!("its certificate is not taken: {other}"))
-        }
+        other => HandshakeFailure::new(
+            FailureReason::BadCertificate,
+            format!("invalid server certificate: {other}"),
+        ),
     }
 }
 
-fn of_alert(alert: AlertDescription) -> Failure {
+fn of_alert(alert: AlertDescription) -> HandshakeFailure {
     let refused = |why: &str| {
-        Failure::new(
+        HandshakeFailure::new(
             FailureReason::CertificateRefused,
-            format!("it refused this client's certificate: {why}"),
+            format!("the server rejected the client certificate: {why}"),
         )
     };
     match alert {
-        AlertDescription::CertificateRequired => Failure::new(
+        AlertDescription::CertificateRequired => HandshakeFailure::new(
             FailureReason::CertificateRequired,
-            "it wants a certificate of this client, and none was given; name one with 'cert' and 'key'",
+            "the server requires a client certificate; specify one with 'cert' and 'key'",
         ),
-        AlertDescription::UnknownCA => refused("it does not know the authority that issued it"),
-        AlertDescription::CertificateExpired => refused("it has expired"),
-        AlertDescription::CertificateRevoked => refused("it was revoked"),
+        AlertDescription::UnknownCA => refused("issued by an authority that the server does not trust"),
+        AlertDescription::CertificateExpired => refused("expired"),
+        AlertDescription::CertificateRevoked => refused("revoked"),
         AlertDescription::BadCertificate
         | AlertDescription::CertificateUnknown
         | AlertDescription::UnsupportedCertificate
-        | AlertDescription::AccessDenied => refused("it does not say why"),
+        | AlertDescription::AccessDenied => refused("no reason given"),
         AlertDescription::ProtocolVersion
         | AlertDescription::HandshakeFailure
-        | AlertDescription::InsufficientSecurity => Failure::new(
+        | AlertDescription::InsufficientSecurity => HandshakeFailure::new(
             FailureReason::NothingInCommon,
-            format!("there is no common ground for TLS: {alert:?}"),
+            format!("no TLS parameters in common: {alert:?}"),
         ),
         AlertDescription::UnrecognisedName => {
-            Failure::new(FailureReason::WrongName, "it does not know the name by which it was called")
+            HandshakeFailure::new(FailureReason::WrongName, "the server does not know the requested name")
         }
-        other => Failure::new(FailureReason::Other, format!("it ended TLS: {other:?}")),
+        other => HandshakeFailure::new(FailureReason::Other, format!("the server ended TLS: {other:?}")),
     }
 }
 
-/// A span of time as somebody would say it.
+/// Formats a duration in a suitable unit.
 fn ago(seconds: u64) -> String {
     match seconds {
         0..=119 => format!("{seconds} seconds"),
@@ -205,13 +206,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_are_said_in_the_unit_that_people_use() {
+    fn durations_are_formatted_in_a_suitable_unit() {
         let said = [5, 120, 7200, 172_800].map(ago);
         assert_eq!(said, ["5 seconds", "2 minutes", "2 hours", "2 days"]);
     }
 
     #[test]
-    fn only_failures_about_certificates_are_called_so() {
+    fn only_certificate_reasons_are_about_certificates() {
         assert!(FailureReason::CertificateRequired.is_about_certificates());
         assert!(!FailureReason::NotTls.is_about_certificates());
         assert!(!FailureReason::Closed.is_about_certificates());

@@ -8,7 +8,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::error::TlsConfigError;
 
-/// All certificates of a file, in its order; at least one.
+/// Reads all certificates of a file in order; at least one.
 pub(crate) fn certificates(
     what: &'static str,
     path: &Path,
@@ -23,7 +23,7 @@ pub(crate) fn certificates(
     Ok(certificates)
 }
 
-/// The first private key of a file.
+/// Reads the first private key of a file.
 pub(crate) fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsConfigError> {
     let pem = read("key", path)?;
     match PrivateKeyDer::from_pem_slice(&pem) {
@@ -39,19 +39,19 @@ pub(crate) fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsConfigError>
     }
 }
 
-/// The authorities of a file.
+/// Reads the authorities of a file.
 pub(crate) fn authorities(what: &'static str, path: &Path) -> Result<RootCertStore, TlsConfigError> {
     let mut store = RootCertStore::empty();
     for certificate in certificates(what, path)? {
         store.add(certificate).map_err(|error| {
-            let why = format!("a certificate in it is no authority's: {error}");
+            let why = format!("it contains a certificate that is not an authority: {error}");
             TlsConfigError::Broken { what, path: path.into(), why }
         })?;
     }
     Ok(store)
 }
 
-/// Whether others than the owner and the group may read a file.
+/// Whether a file is readable by users other than its owner and group.
 #[cfg(unix)]
 pub(crate) fn is_open_to_others(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
@@ -59,7 +59,7 @@ pub(crate) fn is_open_to_others(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o007 != 0)
 }
 
-/// Whether others than the owner and the group may read a file: not known here.
+/// Whether a file is readable by users other than its owner and group. Unknown on this system.
 #[cfg(not(unix))]
 pub(crate) fn is_open_to_others(_path: &Path) -> bool {
     false

@@ -1,17 +1,15 @@
-//! Certificates, keys and trust: from the files that somebody named to what a handshake needs, and from a handshake
-//! that failed to the reason in words.
+//! TLS configuration: loads certificates, keys and trusted authorities from files, and explains failed handshakes.
 //!
-//! | module | what lives there |
+//! | module | content |
 //! |---|---|
-//! | [`listener`] | what a listener proves, and whom it asks to prove something |
-//! | [`client`] | whom a client trusts, and what it proves |
-//! | [`certificate`] | what a certificate says |
-//! | [`refusal`] | why a listener ended a handshake |
+//! | [`listener`] | settings of a listener: its certificate, and client certificates |
+//! | [`client`] | settings of a client: trusted authorities, and its certificate |
+//! | [`certificate`] | content of a certificate |
+//! | [`refusal`] | why a listener rejected a handshake |
 //! | [`failure`] | why a client's handshake failed |
-//! | [`error`] | what is wrong with the files |
+//! | [`error`] | errors in the files |
 //!
-//! TLS 1.3 and 1.2, nothing older. No socket is opened here and no clock is read, but for the one inside the
-//! verification of certificates.
+//! TLS 1.3 and 1.2 are supported. The crate opens no sockets, and reads no clock except during certificate verification.
 
 pub mod certificate;
 pub mod client;
@@ -27,10 +25,10 @@ use std::sync::Arc;
 use rustls::SupportedProtocolVersion;
 use rustls::crypto::CryptoProvider;
 
-/// What is spoken, the newest first.
+/// Supported TLS versions, newest first.
 const VERSIONS: [&SupportedProtocolVersion; 2] = [&rustls::version::TLS13, &rustls::version::TLS12];
 
-/// The cryptography: named here, because a default of the process would be whatever another library chose.
+/// The cryptography provider. It is explicit because another library may set the process-wide default.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }

@@ -1,4 +1,4 @@
-//! What a listener proves, and whom it asks to prove something.
+//! TLS configuration of a listener: its certificate, and whether clients need one.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -14,31 +14,45 @@ use crate::certificate::Certificate;
 use crate::error::TlsConfigError;
 use crate::{VERSIONS, files, provider};
 
-/// The files of a listener, in PEM.
+/// TLS settings of a listener. Files are in PEM format.
+///
+/// ```no_run
+/// use mqcore_tls::listener::{ClientCertificates, ListenerTls};
+///
+/// let tls = ListenerTls {
+///     cert: "/etc/mqcore/server.pem".into(),
+///     key: Some("/etc/mqcore/server.key".into()),
+///     client_ca: None,
+///     client_cert: ClientCertificates::default(),
+/// };
+/// let loaded = tls.load(&[])?;
+/// println!("{} expires at {}", loaded.certificate.subject, loaded.not_after);
+/// # Ok::<(), mqcore_tls::error::TlsConfigError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenerTls {
-    /// Its certificate, and behind it those that lead to an authority.
+    /// File with the listener's certificate, followed by its intermediate certificates.
     pub cert: PathBuf,
-    /// The private key. Default: in the same file.
+    /// File with the private key. Default: the same file.
     pub key: Option<PathBuf>,
-    /// The authorities whose certificates clients may show. Default none: clients are not asked for any.
+    /// File with the authorities of client certificates. Default: none, so clients are not asked for a certificate.
     pub client_ca: Option<PathBuf>,
-    /// Whether clients have to. Without effect if there is no `client_ca`.
+    /// Whether a client certificate is required. No effect without `client_ca`.
     pub client_cert: ClientCertificates,
 }
 
-/// Whether clients have to show a certificate.
+/// Whether clients must have a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ClientCertificates {
-    /// Without one they are refused. The default.
+    /// Clients without a certificate are rejected. The default.
     #[default]
     Required,
-    /// They are asked for one; what they show has to be sound.
+    /// Clients may omit the certificate, but a certificate must be valid.
     Optional,
 }
 
 impl ClientCertificates {
-    /// Reads `required` or `optional`.
+    /// Parses `required` or `optional`.
     pub fn from_text(text: &str) -> Option<Self> {
         match text {
             "required" => Some(Self::Required),
@@ -47,7 +61,7 @@ impl ClientCertificates {
         }
     }
 
-    /// The word that [`ClientCertificates::from_text`] reads.
+    /// Returns the text that [`ClientCertificates::from_text`] parses.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Required => "required",
@@ -56,55 +70,59 @@ impl ClientCertificates {
     }
 }
 
-/// What was read from the files.
+/// Loaded TLS settings of a listener.
 #[derive(Debug, Clone)]
-pub struct Loaded {
-    /// For handshakes.
+pub struct LoadedListenerTls {
+    /// Configuration for handshakes.
     pub config: Arc<ServerConfig>,
-    /// The listener's own certificate.
+    /// The listener's certificate.
     pub certificate: Certificate,
-    /// The last second at which the whole chain is valid, Unix time.
+    /// Last second at which the whole chain is valid, in Unix time.
     pub not_after: u64,
-    /// What works and should not stay so.
-    pub cautions: Vec<Caution>,
+    /// Problems that do not prevent operation but should be fixed.
+    pub warnings: Vec<TlsWarning>,
 }
 
-/// Something that works and should not stay so.
+/// A problem that does not prevent operation but should be fixed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Caution {
-    /// Everybody on the machine may read the key.
+pub enum TlsWarning {
+    /// The key file is readable by all users of the machine.
     KeyOpenToOthers(PathBuf),
 }
 
-impl fmt::Display for Caution {
+impl fmt::Display for TlsWarning {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::KeyOpenToOthers(path) => {
                 let path = path.display();
-                write!(formatter, "everybody on this machine may read the key {path}; chmod 600 {path}")
+                write!(
+                    formatter,
+                    "the key {path} is readable by all users of this machine; run chmod 600 {path}"
+                )
             }
         }
     }
 }
 
 impl ListenerTls {
-    /// Reads the files. `protocols` are names for ALPN, the best first: none as a rule.
+    /// Loads the files. `protocols` are names for ALPN in order of preference, normally none.
     ///
     /// # Errors
     ///
-    /// [`TlsConfigError`] names the file and what is wrong with it.
-    pub fn load(&self, protocols: &[&[u8]]) -> Result<Loaded, TlsConfigError> {
+    /// [`TlsConfigError`] names the file and the problem.
+    pub fn load(&self, protocols: &[&[u8]]) -> Result<LoadedListenerTls, TlsConfigError> {
         let chain = files::certificates("certificate", &self.cert)?;
         let (certificate, not_after) = self.describe(&chain)?;
         let key_path = self.key.as_ref().unwrap_or(&self.cert);
         let key = files::key(key_path)?;
         let provider = provider();
-        // Once more what `with_single_cert` does below, to tell a useless key from one of another certificate.
+        // `with_single_cert` below repeats this check. It is done here to distinguish an unusable key from one of another
+        // certificate.
         let unusable =
             |error: Error| TlsConfigError::UnusableKey { path: key_path.clone(), why: error.to_string() };
         let signing = provider.key_provider.load_private_key(key.clone_key()).map_err(unusable)?;
         match CertifiedKey::new(chain.clone(), signing).keys_match() {
-            // Unknown: some keys cannot tell.
+            // Unknown: some kinds of keys do not support the comparison.
             Ok(()) | Err(Error::InconsistentKeys(InconsistentKeys::Unknown)) => {}
             Err(_) => {
                 return Err(TlsConfigError::Mismatch {
@@ -133,19 +151,19 @@ impl ListenerTls {
             }
         };
         let mut config = builder.with_single_cert(chain, key)?;
-        // What lets a client take up an earlier session travels with the client, sealed: nothing is kept here, and
-        // nothing that was agreed under other files is taken up under these.
+        // Clients keep the encrypted session tickets, so the listener stores no sessions. A new ticketer makes tickets issued
+        // under the previous files invalid.
         config.ticketer = Ticketer::new()?;
         config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
-        let cautions = if files::is_open_to_others(key_path) {
-            vec![Caution::KeyOpenToOthers(key_path.clone())]
+        let warnings = if files::is_open_to_others(key_path) {
+            vec![TlsWarning::KeyOpenToOthers(key_path.clone())]
         } else {
             Vec::new()
         };
-        Ok(Loaded { config: Arc::new(config), certificate, not_after, cautions })
+        Ok(LoadedListenerTls { config: Arc::new(config), certificate, not_after, warnings })
     }
 
-    /// The first certificate, and the moment at which the first of all expires.
+    /// Returns the first certificate, and the earliest expiry time in the chain.
     fn describe(
         &self,
         chain: &[rustls_pki_types::CertificateDer<'_>],

@@ -1,48 +1,48 @@
-//! Why a listener ended a handshake: a closed set for counters, and words for the log.
+//! Why a listener rejected a TLS handshake: a reason for metrics, and a message for the log.
 
 use std::borrow::Cow;
 use std::io;
 
 use rustls::{AlertDescription, CertificateError, Error, InvalidMessage, PeerIncompatible};
 
-/// How many of the peer's first bytes tell what it speaks: up to the version in a hello.
+/// Number of a peer's first bytes that identify its protocol: up to the version in a ClientHello.
 pub const FIRST_BYTES: usize = 11;
 
-/// How many of them are shown.
+/// Number of these bytes that are logged.
 const SHOWN_BYTES: usize = 8;
 
-/// Why a handshake was ended.
+/// The reason for which a listener rejected a handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Refusal {
-    /// The peer speaks something else.
+pub enum HandshakeRejection {
+    /// The peer does not speak TLS.
     NotTls,
-    /// It offers nothing newer than TLS 1.1.
+    /// The peer supports nothing newer than TLS 1.1.
     OldVersion,
-    /// The two have no cipher, group or signature in common.
+    /// Peer and listener have no cipher, group or signature algorithm in common.
     NothingInCommon,
-    /// It sent what TLS does not allow.
+    /// The peer violated the TLS protocol.
     Malformed,
-    /// It has no certificate, and has to.
+    /// The peer sent no certificate, although one is required.
     NoCertificate,
-    /// Its certificate is of an authority that this listener does not know.
+    /// An authority that the listener does not trust issued the peer's certificate.
     UnknownAuthority,
-    /// Its certificate has expired.
+    /// The peer's certificate has expired.
     ExpiredCertificate,
-    /// Its certificate is unsound in another way.
+    /// The peer's certificate is invalid for another reason.
     BadCertificate,
-    /// It does not want to speak with this listener: it does not trust our certificate, for example.
+    /// The peer ended the handshake, for example because it does not trust the listener's certificate.
     Declined,
-    /// It took too long.
+    /// The handshake took too long.
     Timeout,
-    /// It went away.
+    /// The peer closed the connection.
     Closed,
-    /// Too many were under way, and it was the oldest.
+    /// Too many handshakes were in progress, and this was the oldest.
     Limit,
 }
 
-impl Refusal {
-    /// All of them, in the order of their numbers.
+impl HandshakeRejection {
+    /// All reasons, in the order of their discriminants.
     pub const ALL: [Self; 12] = [
         Self::NotTls,
         Self::OldVersion,
@@ -58,7 +58,7 @@ impl Refusal {
         Self::Limit,
     ];
 
-    /// Its name in metrics and in the log.
+    /// Name used in metrics and in the log.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::NotTls => "not-tls",
@@ -76,81 +76,90 @@ impl Refusal {
         }
     }
 
-    /// Why the handshake ended with `error`, whose peer began with `first`: the reason, and the whole of it in words.
+    /// Classifies the error that ended a handshake. `first` are the peer's first bytes. Returns the reason and a log message.
     pub fn of(error: &io::Error, first: &[u8]) -> (Self, Cow<'static, str>) {
         match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
             Some(error) => of_protocol(error, first),
             None if error.kind() == io::ErrorKind::UnexpectedEof => {
-                (Self::Closed, "it went away in the middle of the handshake".into())
+                (Self::Closed, "the peer closed the connection during the handshake".into())
             }
-            None => (Self::Closed, format!("the connection broke: {error}").into()),
+            None => (Self::Closed, format!("connection error: {error}").into()),
         }
     }
 }
 
-fn of_protocol(error: &Error, first: &[u8]) -> (Refusal, Cow<'static, str>) {
+fn of_protocol(error: &Error, first: &[u8]) -> (HandshakeRejection, Cow<'static, str>) {
     match error {
-        // The first bytes tell more than the library's complaint about them.
+        // The first bytes say more than the library's error.
         Error::InvalidMessage(
             InvalidMessage::InvalidContentType | InvalidMessage::UnknownProtocolVersion,
         ) if !begins_like_tls(first) => {
             if begins_like_ssl2(first) {
                 return (
-                    Refusal::OldVersion,
-                    "it begins with a hello of SSL 2; TLS 1.2 or newer is needed".into(),
+                    HandshakeRejection::OldVersion,
+                    "the peer sent a hello of SSL 2; TLS 1.2 or newer is required".into(),
                 );
             }
             let begin = first[..first.len().min(SHOWN_BYTES)].escape_ascii();
-            (Refusal::NotTls, format!("it does not speak TLS: it begins with \"{begin}\"").into())
+            (
+                HandshakeRejection::NotTls,
+                format!("the peer does not speak TLS: its first bytes are \"{begin}\"").into(),
+            )
         }
         Error::PeerIncompatible(
             PeerIncompatible::Tls12NotOffered
             | PeerIncompatible::Tls12NotOfferedOrEnabled
             | PeerIncompatible::SupportedVersionsExtensionRequired,
         ) => old_version(),
-        // What else an old hello lacks is found before its version is looked at.
+        // rustls may report another deficiency of an old hello before it checks the version.
         Error::PeerIncompatible(_) if is_old_hello(first) => old_version(),
         Error::PeerIncompatible(why) => {
-            (Refusal::NothingInCommon, format!("there is no common ground: {why:?}").into())
+            (HandshakeRejection::NothingInCommon, format!("no TLS parameters in common: {why:?}").into())
         }
         Error::NoCertificatesPresented => (
-            Refusal::NoCertificate,
-            "it shows no certificate, and this listener requires one (client_cert=required)".into(),
+            HandshakeRejection::NoCertificate,
+            "the peer sent no certificate, and this listener requires one (client_cert=required)".into(),
         ),
         Error::InvalidCertificate(why) => of_certificate(why),
-        Error::AlertReceived(alert) => (Refusal::Declined, declined(*alert)),
-        other => (Refusal::Malformed, other.to_string().into()),
+        Error::AlertReceived(alert) => (HandshakeRejection::Declined, declined(*alert)),
+        other => (HandshakeRejection::Malformed, other.to_string().into()),
     }
 }
 
-fn old_version() -> (Refusal, Cow<'static, str>) {
-    (Refusal::OldVersion, "it offers nothing newer than TLS 1.1; TLS 1.2 or newer is needed".into())
+fn old_version() -> (HandshakeRejection, Cow<'static, str>) {
+    (
+        HandshakeRejection::OldVersion,
+        "the peer supports nothing newer than TLS 1.1; TLS 1.2 or newer is required".into(),
+    )
 }
 
-fn of_certificate(why: &CertificateError) -> (Refusal, Cow<'static, str>) {
+fn of_certificate(why: &CertificateError) -> (HandshakeRejection, Cow<'static, str>) {
     match why {
         CertificateError::UnknownIssuer => (
-            Refusal::UnknownAuthority,
-            "its certificate was issued by none of the authorities in client_ca".into(),
+            HandshakeRejection::UnknownAuthority,
+            "the peer's certificate was not issued by an authority in client_ca".into(),
         ),
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-            (Refusal::ExpiredCertificate, "its certificate has expired".into())
+            (HandshakeRejection::ExpiredCertificate, "the peer's certificate has expired".into())
         }
-        other => (Refusal::BadCertificate, format!("its certificate is not taken: {other}").into()),
+        other => (HandshakeRejection::BadCertificate, format!("invalid peer certificate: {other}").into()),
     }
 }
 
 fn declined(alert: AlertDescription) -> Cow<'static, str> {
     match alert {
         AlertDescription::UnknownCA => {
-            "it does not trust our certificate: it knows no authority that issued it".into()
+            "the peer does not trust the authority that issued the listener's certificate".into()
         }
-        AlertDescription::CertificateExpired => "it says that our certificate has expired".into(),
+        AlertDescription::CertificateExpired => {
+            "the peer reports that the listener's certificate has expired".into()
+        }
         AlertDescription::BadCertificate | AlertDescription::CertificateUnknown => {
-            "it does not take our certificate; is it for the name by which we are called?".into()
+            "the peer rejected the listener's certificate; check that it contains the name clients connect to"
+                .into()
         }
-        AlertDescription::ProtocolVersion => "it does not speak TLS 1.2 or newer".into(),
-        other => format!("it ended the handshake: {other:?}").into(),
+        AlertDescription::ProtocolVersion => "the peer does not speak TLS 1.2 or newer".into(),
+        other => format!("the peer ended the handshake: {other:?}").into(),
     }
 }
 
@@ -158,12 +167,12 @@ fn begins_like_tls(first: &[u8]) -> bool {
     matches!(first, [0x14..=0x18, 3, ..] | [0x14..=0x18])
 }
 
-/// The hello of SSL 2, in which clients of the last century also offered newer versions.
+/// Recognizes the hello of SSL 2, in which old clients also offered newer versions.
 fn begins_like_ssl2(first: &[u8]) -> bool {
     matches!(first, [0x80..=0xff, _, 1, ..])
 }
 
-/// A ClientHello whose own version, which newer ones leave at TLS 1.2, is older.
+/// Recognizes a ClientHello whose legacy version field is older than TLS 1.2.
 fn is_old_hello(first: &[u8]) -> bool {
     matches!(first, [0x16, 3, _, _, _, 1, _, _, _, 3, 0..=2])
 }

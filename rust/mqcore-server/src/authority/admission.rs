@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
 
 use mqcore_authority::action::Action;
-use mqcore_authority::audit::{Line, Speaker};
+use mqcore_authority::audit::{AuditPeer, AuditRecord};
 use mqcore_authority::credentials::Credentials;
-use mqcore_authority::login::{Applicant, Identity, PasswordCheck, Progress, Refusal};
+use mqcore_authority::login::{Applicant, Identity, LoginProgress, LoginRejection, PasswordCheck};
 use mqcore_authority::resource::Resource;
 use mqcore_broker::model::client::{Client, Introduction, Peer};
 use mqcore_broker::model::id::ConnectionId;
@@ -32,7 +32,7 @@ pub(crate) struct Arrival {
 pub(crate) struct Applied {
     /// To be passed on, without its secrets.
     pub(crate) introduction: Introduction,
-    pub(crate) result: Result<Arc<Identity>, Refusal>,
+    pub(crate) result: Result<Arc<Identity>, LoginRejection>,
 }
 
 /// Finds out who somebody is. Ends after the time that an authenticator has, whatever happens.
@@ -41,14 +41,18 @@ pub(crate) async fn apply(hub: Arc<Hub>, arrival: Arrival) -> Applied {
     let credentials = Credentials::read(introduction.token.take().as_deref());
     let authority = &hub.authority;
     let result = authority.identify(&hub, &origin, &peer, &introduction, credentials).await;
-    let speaker = Speaker {
+    let speaker = AuditPeer {
         client: introduction.id.as_deref(),
         connection: origin.connection,
         address: origin.address,
         protocol: origin.protocol,
     };
     let now_ms = hub.clock.now().0;
-    authority.audit.write(Line::login(now_ms, &speaker, result.as_deref().map_err(|refusal| *refusal)));
+    authority.audit.write(AuditRecord::login(
+        now_ms,
+        &speaker,
+        result.as_deref().map_err(|refusal| *refusal),
+    ));
     let counter =
         if result.is_ok() { &authority.counters.logins } else { &authority.counters.logins_refused };
     counter.add(1);
@@ -63,12 +67,12 @@ impl Authority {
         peer: &Arc<Peer>,
         introduction: &Introduction,
         credentials: Credentials,
-    ) -> Result<Arc<Identity>, Refusal> {
+    ) -> Result<Arc<Identity>, LoginRejection> {
         let guesses = matches!(credentials, Credentials::Password { .. });
         let from = guesser(origin.address);
         let attempts = || self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
         if guesses && !attempts().take(from, hub.clock.now().0) {
-            return Err(Refusal::TooManyAttempts);
+            return Err(LoginRejection::TooManyAttempts);
         }
         let known = self.look_up(hub, origin.address, peer, introduction, &credentials).await;
         let result = match self.port.as_ref().filter(|port| port.authenticates()) {
@@ -90,7 +94,7 @@ impl Authority {
         peer: &Peer,
         introduction: &Introduction,
         credentials: &Credentials,
-    ) -> Result<Arc<Identity>, Refusal> {
+    ) -> Result<Arc<Identity>, LoginRejection> {
         let names = certificate_names(peer);
         let names: Vec<&str> = names.iter().map(|name| &**name).collect();
         let text =
@@ -107,15 +111,15 @@ impl Authority {
         let authenticator = self.port.as_ref().is_some_and(|port| port.authenticates());
         // Where there is no password to be right, checking one would only cost.
         if authenticator && records.users.is_empty() && matches!(credentials, Credentials::Password { .. }) {
-            return Err(Refusal::WrongPassword);
+            return Err(LoginRejection::WrongPassword);
         }
         // The last user is gone, but this broker has asked before and goes on asking.
         if records.is_empty() && !self.is_open() && !authenticator {
-            return Err(Refusal::NoCredentials);
+            return Err(LoginRejection::NoCredentials);
         }
         match records.log_in(credentials, &applicant, hub.clock.now().0) {
-            Progress::Done(result) => result.map(Arc::new),
-            Progress::Check(check) => self.check(hub, check).await.map(Arc::new),
+            LoginProgress::Done(result) => result.map(Arc::new),
+            LoginProgress::Check(check) => self.check(hub, check).await.map(Arc::new),
         }
     }
 
@@ -146,15 +150,15 @@ impl Authority {
     }
 
     /// Checks a password on a thread that may take its time.
-    async fn check(&self, hub: &Hub, check: PasswordCheck) -> Result<Identity, Refusal> {
-        let place = Arc::clone(&self.waiting).try_acquire_owned().map_err(|_| Refusal::Busy)?;
-        let turn = Arc::clone(&self.checks).acquire_owned().await.map_err(|_| Refusal::Busy)?;
+    async fn check(&self, hub: &Hub, check: PasswordCheck) -> Result<Identity, LoginRejection> {
+        let place = Arc::clone(&self.waiting).try_acquire_owned().map_err(|_| LoginRejection::Busy)?;
+        let turn = Arc::clone(&self.checks).acquire_owned().await.map_err(|_| LoginRejection::Busy)?;
         let checked = hub.runtime.spawn_blocking(move || {
             // Held until it is done, also if the peer is gone by then.
             let _held = (place, turn);
             check.finish()
         });
-        checked.await.unwrap_or(Err(Refusal::Busy))
+        checked.await.unwrap_or(Err(LoginRejection::Busy))
     }
 }
 
@@ -162,7 +166,7 @@ impl Authority {
 #[derive(Debug)]
 pub(crate) enum Denial {
     /// It is not known who asks.
-    Unknown(Refusal),
+    Unknown(LoginRejection),
     /// It is, and that is not enough.
     Forbidden,
 }
@@ -194,18 +198,18 @@ pub(crate) async fn admit_request(
     let credentials = Credentials::read(request.authorization);
     // What a browser sends by itself must not change anything: it may do so for another site.
     let identified = if request.changes && !matches!(credentials, Credentials::Token(_)) {
-        Err(Refusal::NoCredentials)
+        Err(LoginRejection::NoCredentials)
     } else {
         let nothing_said = Introduction::default();
         authority.identify(hub, &origin, &peer, &nothing_said, credentials).await
     };
-    let speaker = Speaker { client: None, connection: None, address, protocol: origin.protocol };
+    let speaker = AuditPeer { client: None, connection: None, address, protocol: origin.protocol };
     let now_ms = hub.clock.now().0;
     let identity = match identified {
         Ok(identity) => identity,
         Err(refusal) => {
             authority.counters.logins_refused.add(1);
-            authority.audit.write(Line::login(now_ms, &speaker, Err(refusal)));
+            authority.audit.write(AuditRecord::login(now_ms, &speaker, Err(refusal)));
             return Err(Denial::Unknown(refusal));
         }
     };
@@ -214,7 +218,14 @@ pub(crate) async fn admit_request(
     if !allowed || request.changes {
         let why = (!allowed).then_some("no rule allows it, or the authorizer says no");
         let shown = Resource::Page(page).to_string();
-        authority.audit.write(Line::action(now_ms, &speaker, &identity, Action::Administer, &shown, why));
+        authority.audit.write(AuditRecord::action(
+            now_ms,
+            &speaker,
+            &identity,
+            Action::Administer,
+            &shown,
+            why,
+        ));
     }
     if allowed {
         return Ok(());
@@ -237,16 +248,17 @@ async fn ask(
     peer: &Arc<Peer>,
     introduction: &Introduction,
     credentials: Credentials,
-    known: Result<Arc<Identity>, Refusal>,
-) -> Result<Arc<Identity>, Refusal> {
+    known: Result<Arc<Identity>, LoginRejection>,
+) -> Result<Arc<Identity>, LoginRejection> {
     // "Nobody has to log in" is no knowledge about anybody.
-    let known =
-        known.ok().filter(|identity| !matches!(identity.holder, mqcore_authority::login::Holder::Open));
+    let known = known
+        .ok()
+        .filter(|identity| !matches!(identity.holder, mqcore_authority::login::IdentitySource::Open));
     let (token, login) = match credentials {
         Credentials::Token(token) => (Some(token), None),
         Credentials::Password { user, password } => (None, Some((user, password))),
         Credentials::None => (None, None),
-        Credentials::Unreadable => return Err(Refusal::Unreadable),
+        Credentials::Unreadable => return Err(LoginRejection::Unreadable),
     };
     let view = LoginView {
         protocol,
@@ -263,10 +275,10 @@ async fn ask(
     port.ask(vec![AuthorityQuestion { about: About::Login(Box::new(view)), reply }]);
     match tokio::time::timeout(port.timeout(), answer).await {
         Ok(Ok(AuthorityAnswer::Identity { name, allow })) => Ok(Arc::new(Identity::named(&name, &allow))),
-        Ok(Ok(AuthorityAnswer::Known)) => known.ok_or(Refusal::Authenticator),
-        Ok(Ok(AuthorityAnswer::Denied)) => Err(Refusal::Authenticator),
+        Ok(Ok(AuthorityAnswer::Known)) => known.ok_or(LoginRejection::Authenticator),
+        Ok(Ok(AuthorityAnswer::Denied)) => Err(LoginRejection::Authenticator),
         Ok(Ok(AuthorityAnswer::Allowed | AuthorityAnswer::Failed) | Err(_)) | Err(_) => {
-            Err(Refusal::AuthenticatorFailed)
+            Err(LoginRejection::AuthenticatorFailed)
         }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
-use mqcore_authority::audit::{Line, Subject, Verdict};
+use mqcore_authority::audit::{AuditEvent, AuditOutcome, AuditRecord};
 
 /// Lines that may wait to be written.
 const LINES_MAX: usize = 8192;
@@ -32,7 +32,7 @@ pub enum AuditTarget {
 /// The sending side.
 #[derive(Debug)]
 pub(crate) struct Audit {
-    lines: Option<SyncSender<Line>>,
+    lines: Option<SyncSender<AuditRecord>>,
     lost: Arc<AtomicU64>,
     /// Lost since the start, for the metrics.
     lost_ever: AtomicU64,
@@ -62,7 +62,7 @@ impl Audit {
     }
 
     /// Has a line written, sooner or later. Never waits.
-    pub(crate) fn write(&self, line: Line) {
+    pub(crate) fn write(&self, line: AuditRecord) {
         let Some(lines) = &self.lines else { return };
         if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = lines.try_send(line) {
             self.lost.fetch_add(1, Ordering::Relaxed);
@@ -87,7 +87,7 @@ impl Output for io::Stderr {
 }
 
 /// Ends when nobody can send any more.
-fn write_lines(inbox: &Receiver<Line>, mut output: Box<dyn Output>, lost: &AtomicU64) {
+fn write_lines(inbox: &Receiver<AuditRecord>, mut output: Box<dyn Output>, lost: &AtomicU64) {
     let mut octets = Vec::new();
     while let Ok(first) = inbox.recv() {
         let mut taken = 0;
@@ -95,7 +95,7 @@ fn write_lines(inbox: &Receiver<Line>, mut output: Box<dyn Output>, lost: &Atomi
         while let Some(line) = next.take() {
             let missing = lost.swap(0, Ordering::Relaxed);
             if missing > 0 {
-                let mut gap = Line::new(line.time_ms, Subject::Lost, Verdict::Denied);
+                let mut gap = AuditRecord::new(line.time_ms, AuditEvent::Lost, AuditOutcome::Denied);
                 gap.count = Some(missing);
                 push(&gap, &mut octets);
             }
@@ -113,7 +113,7 @@ fn write_lines(inbox: &Receiver<Line>, mut output: Box<dyn Output>, lost: &Atomi
     }
 }
 
-fn push(line: &Line, octets: &mut Vec<u8>) {
+fn push(line: &AuditRecord, octets: &mut Vec<u8>) {
     // Numbers and text cannot fail to become JSON.
     if serde_json::to_writer(&mut *octets, line).is_ok() {
         octets.push(b'\n');
@@ -173,8 +173,8 @@ fn open_to_append(path: &Path) -> io::Result<(File, u64)> {
 mod tests {
     use super::*;
 
-    fn line(time_ms: u64) -> Line {
-        Line::new(time_ms, Subject::Action, Verdict::Denied)
+    fn line(time_ms: u64) -> AuditRecord {
+        AuditRecord::new(time_ms, AuditEvent::Action, AuditOutcome::Denied)
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use mqcore_authority::audit::Detail;
+use mqcore_authority::audit::AuditDetail;
 use mqcore_authority::record::{Records, Token, User};
 use mqcore_authority::rule::Rule;
 use serde::Deserialize;
@@ -21,7 +21,7 @@ pub struct AuthorityConfig {
     /// Where audit lines go. Default `audit.jsonl` in the data directory; without one, standard error.
     pub audit: Option<AuditTarget>,
     /// Which lines are written. Default what was denied, and logins.
-    pub audit_detail: Detail,
+    pub audit_detail: AuditDetail,
 }
 
 /// Settings as a configuration has them, all optional.
@@ -51,6 +51,6 @@ pub fn settings(text: &str) -> Result<AuthorityConfig, StoreError> {
         "off" => AuditTarget::Off,
         path => AuditTarget::File(path.into()),
     });
-    let audit_detail = if settings.audit_allowed { Detail::All } else { Detail::Denied };
+    let audit_detail = if settings.audit_allowed { AuditDetail::All } else { AuditDetail::Denied };
     Ok(AuthorityConfig { records, store: settings.store, audit, audit_detail })
 }

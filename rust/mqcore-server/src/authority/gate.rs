@@ -12,8 +12,8 @@ use std::task::{Context, Poll};
 
 use hashbrown::HashMap;
 use mqcore_authority::action::Action;
-use mqcore_authority::audit::Detail;
-use mqcore_authority::login::{Holder, Identity, Refusal};
+use mqcore_authority::audit::AuditDetail;
+use mqcore_authority::login::{Identity, IdentitySource, LoginRejection};
 use mqcore_broker::model::client::{Client, Introduction, Peer};
 use mqcore_broker::model::command::Command;
 use mqcore_broker::model::effect::Event;
@@ -90,7 +90,7 @@ impl Gate {
                 && connection.is_none_or(|connection| authority.enter_unauthenticated(connection)));
         let state = if free { State::Open } else { State::Stranger };
         if local {
-            let identity = Arc::new(Identity::trusted(Holder::Local));
+            let identity = Arc::new(Identity::trusted(IdentitySource::Local));
             if let Some(connection) = connection {
                 authority.enter(connection, &identity, 0);
             }
@@ -179,7 +179,7 @@ impl Gate {
                 self.held.push_front((VecDeque::from([Command::Introduce(Box::new(introduction))]), 0));
                 self.state = known(identity, &hub.authority);
             }
-            Ok(_) => self.turn_away(Refusal::UnknownToken, steps),
+            Ok(_) => self.turn_away(LoginRejection::UnknownToken, steps),
             Err(refusal) => self.turn_away(refusal, steps),
         }
     }
@@ -192,7 +192,7 @@ impl Gate {
         Some(Arc::new(LimitKeys::new(identity, authorizer, Arc::clone(client), self.origin, Arc::clone(hub))))
     }
 
-    fn turn_away(&mut self, refusal: Refusal, steps: &mut Vec<Step>) {
+    fn turn_away(&mut self, refusal: LoginRejection, steps: &mut Vec<Step>) {
         let kind = if refusal.is_temporary() { RejectionKind::Busy } else { RejectionKind::Unauthorized };
         steps.push(Step::Tell(Event::Refused(Rejection::new(kind, refusal.for_peer()))));
         self.shut();
@@ -215,7 +215,7 @@ impl Gate {
                         Some(Command::Introduce(introduction)) if introduction.node.is_some() => {
                             if hub.nodes.as_ref().is_none_or(|nodes| nodes.terms.token.is_none()) {
                                 // Clients have to log in here, so nodes have to as well.
-                                return self.turn_away(Refusal::UnknownToken, steps);
+                                return self.turn_away(LoginRejection::UnknownToken, steps);
                             }
                             commands_of_node(&mut self.held, introduction, octets);
                             self.state = State::Open;
@@ -265,7 +265,7 @@ fn became(steps: &[Step]) -> Option<Arc<Client>> {
 
 fn known(identity: Arc<Identity>, authority: &Authority) -> State {
     let authorizer = authority.authorizer().cloned();
-    if identity.grants.is_everything() && authorizer.is_none() && authority.detail == Detail::Denied {
+    if identity.grants.is_everything() && authorizer.is_none() && authority.detail == AuditDetail::Denied {
         return State::Open;
     }
     State::Known(Box::new(Known {
@@ -281,13 +281,13 @@ fn known(identity: Arc<Identity>, authority: &Authority) -> State {
 /// Where nobody has to log in, administrators are those of this machine; else those who may administer anything.
 fn is_admin(identity: &Identity, client: &Client) -> bool {
     match identity.holder {
-        Holder::Open => client.admin,
+        IdentitySource::Open => client.admin,
         _ => identity.grants.allow_some(Action::Administer),
     }
 }
 
 fn refuse_stranger(command: Command, hub: &Hub, steps: &mut Vec<Step>) {
-    let rejection = Rejection::new(RejectionKind::Unauthorized, Refusal::NoCredentials.for_peer());
+    let rejection = Rejection::new(RejectionKind::Unauthorized, LoginRejection::NoCredentials.for_peer());
     hub.authority.counters.actions_denied.add(1);
     demand::refuse(command, rejection, hub.shards.len(), &mut |event| steps.push(Step::Tell(event)));
 }
@@ -415,7 +415,7 @@ impl Known {
     }
 
     fn write_allowed(&self, command: &Command, origin: &Origin, client: &Client, hub: &Hub) {
-        if hub.authority.detail == Detail::All {
+        if hub.authority.detail == AuditDetail::All {
             demand::demands(command, &mut |action, resource| {
                 write(hub, origin, client, &self.identity, (action, &resource.to_string()), None);
             });

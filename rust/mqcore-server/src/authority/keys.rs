@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hashbrown::HashMap;
 use mqcore_authority::action::Action;
-use mqcore_authority::audit::Detail;
+use mqcore_authority::audit::AuditDetail;
 use mqcore_authority::login::Identity;
 use mqcore_authority::resource::Resource;
 use mqcore_broker::model::client::Client;
@@ -140,7 +140,7 @@ impl Permissions for LimitKeys {
                 self.hub.authority.counters.actions_denied.add(1);
                 self.note(action, &resource, Some("the authorizer says no"));
             }
-            Permission::Granted if self.hub.authority.detail == Detail::All => {
+            Permission::Granted if self.hub.authority.detail == AuditDetail::All => {
                 self.note(action, &resource, None);
             }
             Permission::Granted | Permission::Undecided => {}

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
-use mqcore_authority::attempts::Attempts;
-use mqcore_authority::audit::{Detail, Line, Subject, Verdict};
-use mqcore_authority::login::{Holder, Identity};
+use mqcore_authority::attempts::LoginAttempts;
+use mqcore_authority::audit::{AuditDetail, AuditEvent, AuditOutcome, AuditRecord};
+use mqcore_authority::login::{Identity, IdentitySource};
 use mqcore_authority::record::Records;
 use mqcore_broker::model::id::ConnectionId;
 use tokio::sync::Semaphore;
@@ -50,7 +50,7 @@ pub(crate) struct Authority {
     /// was told to ask must not stop asking because its last user was removed.
     pub(super) open: AtomicBool,
     pub(super) port: Option<Arc<dyn AuthorityPort>>,
-    pub(super) attempts: Mutex<Attempts>,
+    pub(super) attempts: Mutex<LoginAttempts>,
     pub(super) checks: Arc<Semaphore>,
     pub(super) waiting: Arc<Semaphore>,
     /// Who is behind each connection for which it matters.
@@ -58,7 +58,7 @@ pub(crate) struct Authority {
     /// Connections accepted without credentials because there was no user yet. They are closed when one is created.
     unauthenticated: Mutex<HashSet<ConnectionId, foldhash::fast::RandomState>>,
     pub(super) audit: Audit,
-    pub(super) detail: Detail,
+    pub(super) detail: AuditDetail,
     pub(crate) counters: AuthorityCounters,
 }
 
@@ -201,7 +201,9 @@ impl Authority {
     /// Whether what an identity rests on still holds. "Nobody has to log in" ends for good with the first user.
     pub(super) fn upholds(&self, identity: &Identity, now_ms: u64) -> bool {
         match identity.holder {
-            Holder::Open => self.is_open() || self.port.as_ref().is_some_and(|port| port.authenticates()),
+            IdentitySource::Open => {
+                self.is_open() || self.port.as_ref().is_some_and(|port| port.authenticates())
+            }
             _ => self.records().uphold(identity, now_ms),
         }
     }
@@ -221,7 +223,7 @@ impl Authority {
                 self.open.store(false, Ordering::SeqCst);
             }
             *self.records.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(records);
-            self.audit.write(Line::new(now_ms, Subject::Reload, Verdict::Allowed));
+            self.audit.write(AuditRecord::new(now_ms, AuditEvent::Reload, AuditOutcome::Allowed));
         }
         Ok(changed)
     }
@@ -237,14 +239,14 @@ impl Authority {
         let unauthenticated = self.unauthenticated();
         let falls = |connection: &&ConnectionId| match present.get(*connection).map(|identity| &**identity) {
             None => !open && unauthenticated.contains(*connection),
-            Some(Identity { holder: Holder::Open, .. }) => {
+            Some(Identity { holder: IdentitySource::Open, .. }) => {
                 !open && !self.port.as_ref().is_some_and(|port| port.authenticates())
             }
             Some(identity) => !records.uphold(identity, now_ms),
         };
         let fallen: Vec<ConnectionId> = connections.iter().filter(falls).copied().collect();
         for connection in &fallen {
-            let mut line = Line::new(now_ms, Subject::Revoked, Verdict::Denied);
+            let mut line = AuditRecord::new(now_ms, AuditEvent::Revoked, AuditOutcome::Denied);
             line.connection = Some(connection.0);
             if let Some(identity) = present.get(connection) {
                 line.who = Some(identity.name.clone());

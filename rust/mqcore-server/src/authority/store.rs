@@ -9,7 +9,7 @@ use mqcore_authority::password::{PasswordError, PasswordHash};
 pub use mqcore_authority::record::RecordError;
 use mqcore_authority::record::{Records, Restrictions, Token, User};
 use mqcore_authority::rule::Rule;
-use mqcore_authority::token::{self, Minted};
+use mqcore_authority::token::{self, NewToken};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -201,7 +201,7 @@ impl Store {
     /// [`StoreError`]; the file is then as it was.
     pub fn add_token(&self, request: &str) -> Result<(String, String), StoreError> {
         let TokenRequest { name, allow, expires_ms, restrict } = parsed(request)?;
-        let Minted { id, text, hash } = token::mint(random::<{ token::ENTROPY_BYTES }>()?);
+        let NewToken { id, text, hash } = token::mint(random::<{ token::ENTROPY_BYTES }>()?);
         let record = Token { id: id.clone(), name, hash, allow, expires_ms, restrict };
         self.change(|records| Ok(records.add_token(record)?))?;
         Ok((id, text))

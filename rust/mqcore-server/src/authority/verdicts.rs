@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mqcore_authority::action::Action;
-use mqcore_authority::audit::{Line, Speaker};
+use mqcore_authority::audit::{AuditPeer, AuditRecord};
 use mqcore_authority::login::Identity;
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::time::Timestamp;
@@ -44,13 +44,13 @@ pub(super) fn write(
     (action, resource): (Action, &str),
     denied: Option<&str>,
 ) {
-    let speaker = Speaker {
+    let speaker = AuditPeer {
         client: Some(&client.id),
         connection: origin.connection,
         address: origin.address,
         protocol: origin.protocol,
     };
-    let line = Line::action(hub.clock.now().0, &speaker, identity, action, resource, denied);
+    let line = AuditRecord::action(hub.clock.now().0, &speaker, identity, action, resource, denied);
     hub.authority.audit.write(line);
 }
 

@@ -19,7 +19,7 @@ use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::FileStorage;
-use mqcore_limiter::change::Change;
+use mqcore_limiter::change::EntryChange;
 use mqcore_limiter::limiter::{Limiter, SHARDS};
 use mqcore_limiter::record;
 use mqcore_limiter::time::Nanos;
@@ -46,7 +46,7 @@ pub(crate) struct LimitJournal {
     places: HashMap<u64, u64, foldhash::fast::RandomState>,
     next: u64,
     /// Fetched from the store and not taken by the journal yet.
-    pending: VecDeque<Change>,
+    pending: VecDeque<EntryChange>,
     /// Puts that others have taken the place of.
     replaced: Vec<u64>,
     /// Scratch: one entry as octets.
@@ -182,15 +182,15 @@ impl LimitJournal {
     fn drain(&mut self, saved: &mut u64) -> Result<bool, JournalError> {
         let changed = !self.pending.is_empty() || !self.replaced.is_empty();
         let removed = self.pending.iter().filter_map(|change| match change {
-            Change::Remove(sequence) => self.places.get(sequence).copied(),
-            Change::Put(_) => None,
+            EntryChange::Remove(sequence) => self.places.get(sequence).copied(),
+            EntryChange::Put(_) => None,
         });
         let removed: Vec<u64> = removed.collect();
         self.journal.settle(&removed)?;
         while let Some(change) = self.pending.front() {
             match change {
-                Change::Remove(sequence) => drop(self.places.remove(sequence)),
-                Change::Put(kept) => {
+                EntryChange::Remove(sequence) => drop(self.places.remove(sequence)),
+                EntryChange::Put(kept) => {
                     self.octets.clear();
                     record::encode(kept, &mut self.octets);
                     self.journal.put(self.next, 0, &[&self.octets])?;
@@ -312,18 +312,18 @@ fn note(hub: &Hub, outcome: Result<u64, JournalError>) -> bool {
 mod tests {
     use std::hash::RandomState;
 
-    use mqcore_limiter::limiter::{Adjust, Config, Made};
-    use mqcore_limiter::rule::{Algorithm, Mode, Rule};
+    use mqcore_limiter::limiter::{Adjust, EntryProperties, LimiterConfig};
+    use mqcore_limiter::rule::{Algorithm, ConsumeMode, Rule};
     use mqcore_limiter::time::Ttl;
     use tempfile::TempDir;
 
     use super::*;
 
-    const KEPT: Made = Made { bits: 16, kept: true };
+    const KEPT: EntryProperties = EntryProperties { bits: 16, kept: true };
     const START: Nanos = Nanos(1_800_000_000_000_000_000);
 
     fn store() -> Arc<Limiter> {
-        Arc::new(Limiter::new(Config::default(), RandomState::new()))
+        Arc::new(Limiter::new(LimiterConfig::default(), RandomState::new()))
     }
 
     fn seconds(amount: u64) -> Ttl {
@@ -351,7 +351,7 @@ mod tests {
         }
         limiter.set(b"buffer", b"value", true, seconds(100), START);
         let rule = Rule { algorithm: Algorithm::Gcra, limit: 10, cost: 4, period: seconds(1000) };
-        limiter.consume(b"bucket", &rule, Mode::Take, KEPT, START).unwrap();
+        limiter.consume(b"bucket", &rule, ConsumeMode::Take, KEPT, START).unwrap();
         journal.save(&limiter, after(1)).unwrap();
         for number in (0..300_u64).rev() {
             limiter.adjust_quota(&number.to_be_bytes(), Adjust::Increase, 1000, after(1));
@@ -370,7 +370,7 @@ mod tests {
         assert!(again.query(&0_u64.to_be_bytes(), after(60)).is_none());
         let value = again.get(b"buffer", after(31), |found| found.map(|found| found.value.to_vec()));
         assert_eq!(value.as_deref(), Some(&b"value"[..]));
-        let peeked = again.consume(b"bucket", &rule, Mode::Peek, 64, after(100)).unwrap();
+        let peeked = again.consume(b"bucket", &rule, ConsumeMode::Peek, 64, after(100)).unwrap();
         assert_eq!(peeked.remaining, 7);
         drop(journal);
 

@@ -10,7 +10,7 @@ use mqcore_broker::model::command::Command;
 use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_limiter::limiter::Limiter;
-use mqcore_limiter::rule::{Algorithm, Mode, Rule};
+use mqcore_limiter::rule::{Algorithm, ConsumeMode, Rule};
 use mqcore_limiter::time::{Nanos, Ttl};
 
 pub use mqcore_broker::model::rate::{Rate as Limit, RateError as LimitError};
@@ -72,7 +72,7 @@ impl Guard {
 fn spend(limiter: &Limiter, limit: Limit, what: &str, who: &[u8], now: Nanos) -> Option<Rejection> {
     let mut key = [b"\0", what.as_bytes(), b":", who].concat();
     key.truncate(mqcore_limiter::limiter::KEY_BYTES_MAX);
-    let verdict = limiter.consume(&key, &rule(limit), Mode::Take, 64, now).ok()?;
+    let verdict = limiter.consume(&key, &rule(limit), ConsumeMode::Take, 64, now).ok()?;
     if verdict.allowed {
         return None;
     }

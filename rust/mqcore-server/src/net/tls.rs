@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use mqcore_tls::certificate::{Certificate, seconds_between};
 use mqcore_tls::error::TlsConfigError;
-use mqcore_tls::listener::{ListenerTls, Loaded};
-use mqcore_tls::refusal::Refusal;
+use mqcore_tls::listener::{ListenerTls, LoadedListenerTls};
+use mqcore_tls::refusal::HandshakeRejection;
 use tokio::time::Instant;
 
 use crate::net::handshakes::Handshakes;
@@ -36,7 +36,7 @@ pub(crate) struct TlsEndpoint {
     files: ListenerTls,
     protocols: &'static [&'static [u8]],
     /// Replaced as a whole; handshakes under way go on with what they began with.
-    current: RwLock<Arc<Loaded>>,
+    current: RwLock<Arc<LoadedListenerTls>>,
 }
 
 impl fmt::Debug for TlsEndpoint {
@@ -79,14 +79,14 @@ pub(crate) struct TlsCounters {
     pub(crate) full: Counter,
     /// Finished by taking up an earlier session.
     pub(crate) resumed: Counter,
-    refused: [Counter; Refusal::ALL.len()],
+    refused: [Counter; HandshakeRejection::ALL.len()],
     /// Files read again, with success and without.
     pub(crate) reloads: Counter,
     pub(crate) reloads_failed: Counter,
 }
 
 impl TlsCounters {
-    pub(crate) fn refused(&self, reason: Refusal) -> &Counter {
+    pub(crate) fn refused(&self, reason: HandshakeRejection) -> &Counter {
         &self.refused[reason as usize]
     }
 }
@@ -108,7 +108,7 @@ impl Tls {
         url: String,
         files: ListenerTls,
         protocols: &'static [&'static [u8]],
-        loaded: Loaded,
+        loaded: LoadedListenerTls,
     ) -> Arc<TlsEndpoint> {
         self.remark(&url, &loaded);
         let current = RwLock::new(Arc::new(loaded));
@@ -118,15 +118,15 @@ impl Tls {
     }
 
     /// Says what somebody should look after.
-    fn remark(&self, url: &str, loaded: &Loaded) {
-        for caution in &loaded.cautions {
+    fn remark(&self, url: &str, loaded: &LoadedListenerTls) {
+        for caution in &loaded.warnings {
             tracing::warn!(listener = url, "{caution}");
         }
         self.remark_expiry(url, loaded);
     }
 
     /// Warns of a certificate that has expired or is about to.
-    fn remark_expiry(&self, url: &str, loaded: &Loaded) {
+    fn remark_expiry(&self, url: &str, loaded: &LoadedListenerTls) {
         let now = unix_now();
         let left = seconds_between(now, loaded.not_after);
         let days = left / 86_400;
@@ -193,7 +193,13 @@ impl Tls {
     }
 
     /// Counts a handshake that failed and says so, unless very many did just now.
-    pub(crate) fn refuse(&self, endpoint: &TlsEndpoint, peer: SocketAddr, reason: Refusal, words: &str) {
+    pub(crate) fn refuse(
+        &self,
+        endpoint: &TlsEndpoint,
+        peer: SocketAddr,
+        reason: HandshakeRejection,
+        words: &str,
+    ) {
         self.counters.refused(reason).add(1);
         let Some(unsaid) = self.log.next() else { return };
         if unsaid > 0 {
@@ -209,7 +215,7 @@ impl Tls {
 }
 
 impl TlsEndpoint {
-    pub(crate) fn current(&self) -> Arc<Loaded> {
+    pub(crate) fn current(&self) -> Arc<LoadedListenerTls> {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use mqcore_broker::model::client::{Peer, PeerCertificate};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_tls::certificate::Certificate;
-use mqcore_tls::refusal::{FIRST_BYTES, Refusal};
+use mqcore_tls::refusal::{FIRST_BYTES, HandshakeRejection};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
@@ -36,7 +36,7 @@ pub(crate) type Secured = (TlsStream<TcpStream>, Option<Arc<PeerCertificate>>);
 
 /// Why a handshake brought nothing, and what is left to tell the peer with.
 struct Refused {
-    reason: Refusal,
+    reason: HandshakeRejection,
     words: Cow<'static, str>,
     stream: Option<TcpStream>,
 }
@@ -56,7 +56,7 @@ pub(crate) async fn secure(
         biased;
         () = place.lost() => {
             let words = "too many handshakes are under way, and this is the oldest".into();
-            Refused { reason: Refusal::Limit, words, stream: None }
+            Refused { reason: HandshakeRejection::Limit, words, stream: None }
         }
         // The server stops, or too many strangers are there: whoever ordered it counts it.
         () = ordered(outbox) => return None,
@@ -72,7 +72,7 @@ pub(crate) async fn secure(
         () = tokio::time::sleep(patience) => {
             let did = if first.count == 0 { "sent nothing" } else { "did not finish the handshake" };
             let words = format!("it {did} within {patience:?}").into();
-            Refused { reason: Refusal::Timeout, words, stream: None }
+            Refused { reason: HandshakeRejection::Timeout, words, stream: None }
         }
     };
     hub.tls.refuse(endpoint, peer, refused.reason, &refused.words);
@@ -96,7 +96,7 @@ async fn shake_hands(
     first: &mut First,
 ) -> Result<Secured, Refused> {
     let broken = |error: std::io::Error, first: &First, stream| {
-        let (reason, words) = Refusal::of(&error, &first.octets[..first.count]);
+        let (reason, words) = HandshakeRejection::of(&error, &first.octets[..first.count]);
         Refused { reason, words, stream }
     };
     first.count = match stream.peek(&mut first.octets).await {
@@ -114,7 +114,7 @@ async fn shake_hands(
         Err(error) => {
             let words = format!("its certificate cannot be read: {error}").into();
             return Err(Refused {
-                reason: Refusal::BadCertificate,
+                reason: HandshakeRejection::BadCertificate,
                 words,
                 stream: Some(stream.into_inner().0),
             });
@@ -124,7 +124,7 @@ async fn shake_hands(
     if certificate.as_ref().is_some_and(|certificate| certificate.expires_in(unix_now()) < 0) {
         let words = "its certificate has expired since its session began".into();
         let stream = Some(stream.into_inner().0);
-        return Err(Refused { reason: Refusal::ExpiredCertificate, words, stream });
+        return Err(Refused { reason: HandshakeRejection::ExpiredCertificate, words, stream });
     }
     Ok((stream, certificate.map(|certificate| Arc::new(proven(certificate)))))
 }

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-pub use mqcore_cluster::filter::{Filter, ForwardKind, Pattern, Rule};
+pub use mqcore_cluster::filter::{FilterRule, ForwardKind, LinkFilter, WildcardPattern};
 use mqcore_cluster::link::LinkOptions;
-use mqcore_cluster::log::{LogOptions, MASTERS_MAX};
+use mqcore_cluster::log::{LogOptions, UPSTREAMS_MAX};
 use mqcore_tls::client::ClientTls;
 
 use crate::config::address::ListenerUrl;
@@ -23,8 +23,8 @@ pub struct NodeConfig {
     /// What they have to say then. Default nothing; once clients have to log in here, nodes without a token are refused.
     pub token: Option<String>,
     /// What of theirs is taken. Default everything.
-    pub accept: Filter,
-    /// Where this broker passes on what its clients produce. Default nowhere; at most [`MASTERS_MAX`].
+    pub accept: LinkFilter,
+    /// Where this broker passes on what its clients produce. Default nowhere; at most [`UPSTREAMS_MAX`].
     pub masters: Vec<MasterConfig>,
     /// Whether messages are kept in the journal for a master that is away. Needs a data directory. Default no.
     pub keep_messages: bool,
@@ -48,14 +48,14 @@ impl Default for NodeConfig {
             name: String::new(),
             accepts: true,
             token: None,
-            accept: Filter::default(),
+            accept: LinkFilter::default(),
             masters: Vec::new(),
             keep_messages: false,
             keep_bytes_max: LogOptions::new(true).bytes_max,
             keep_age_max: None,
             buffer_bytes_max: LogOptions::new(false).bytes_max,
             reconnect_wait: Duration::from_millis(link.reconnect_ms),
-            confirm_timeout: Duration::from_millis(link.patience_ms),
+            confirm_timeout: Duration::from_millis(link.confirm_timeout_ms),
         }
     }
 }
@@ -63,8 +63,8 @@ impl Default for NodeConfig {
 impl NodeConfig {
     pub(crate) fn check(&self, has_data_dir: bool) -> Result<(), ConfigError> {
         let bad = |what: &'static str, why: String| Err(ConfigError::Node { what, why });
-        if self.masters.len() > MASTERS_MAX {
-            return bad("masters", format!("at most {MASTERS_MAX}, and {} are given", self.masters.len()));
+        if self.masters.len() > UPSTREAMS_MAX {
+            return bad("masters", format!("at most {UPSTREAMS_MAX}, and {} are given", self.masters.len()));
         }
         if self.keep_messages && !has_data_dir {
             return bad("keep_messages", "messages are kept in the data directory, and there is none".into());
@@ -92,7 +92,7 @@ impl NodeConfig {
         LinkOptions {
             reconnect_ms,
             reconnect_max_ms: default.reconnect_max_ms.max(reconnect_ms),
-            patience_ms: (self.confirm_timeout.as_millis() as u64).max(1),
+            confirm_timeout_ms: (self.confirm_timeout.as_millis() as u64).max(1),
             ..default
         }
     }
@@ -108,7 +108,7 @@ pub struct MasterConfig {
     /// What this node has to say there. Default nothing.
     pub token: Option<String>,
     /// What is passed on to it. Default everything.
-    pub send: Filter,
+    pub send: LinkFilter,
 }
 
 impl FromStr for MasterConfig {
@@ -133,7 +133,7 @@ impl FromStr for MasterConfig {
             ..ClientTls::default()
         });
         parsed.finish()?;
-        Ok(Self { address, tls, token, send: Filter::default() })
+        Ok(Self { address, tls, token, send: LinkFilter::default() })
     }
 }
 

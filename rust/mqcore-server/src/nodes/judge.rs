@@ -14,7 +14,7 @@ use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::{Acknowledgement, ClientPattern, Command};
 use mqcore_broker::model::message::{Layout, Message, Properties};
 use mqcore_cluster::filter::ForwardKind;
-use mqcore_cluster::log::Masters;
+use mqcore_cluster::log::UpstreamSet;
 use mqcore_session::forwards::Noted;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
@@ -235,7 +235,7 @@ impl Shown {
     pub(crate) fn add(
         &mut self,
         filters: &NodeFilters,
-        masters: Masters,
+        masters: UpstreamSet,
         command: &Command,
         client: &Arc<Client>,
     ) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use mqcore_broker::model::node::Upstream;
-use mqcore_cluster::link::{Action, Link};
+use mqcore_cluster::link::{Link, LinkAction};
 use mqcore_cluster::message::LinkMessage;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::tmqp::{self, Kind};
@@ -73,7 +73,7 @@ impl MasterTask {
         let mut quiet = false;
         loop {
             match self.link.poll(self.now()) {
-                Some(Action::Dial) => {}
+                Some(LinkAction::Dial) => {}
                 Some(_) => continue,
                 None => {
                     let until = self.instant(self.link.next_timeout());
@@ -194,9 +194,9 @@ impl MasterTask {
             }
             while let Some(action) = self.link.poll(self.now()) {
                 match action {
-                    Action::Ping => talk.output.extend_from_slice(&tmqp::PING),
-                    Action::Close(reason) => return Some(format!("given up: {reason:?}")),
-                    Action::Dial => {}
+                    LinkAction::Ping => talk.output.extend_from_slice(&tmqp::PING),
+                    LinkAction::Close(reason) => return Some(format!("given up: {reason:?}")),
+                    LinkAction::Dial => {}
                 }
             }
             let room = talk.output.len() < CHUNK_BYTES && !talk.exhausted && talk.asked.is_none();

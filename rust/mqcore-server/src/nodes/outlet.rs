@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use mqcore_cluster::log::{Dropped, LogOptions, Masters, OutgoingLog};
+use mqcore_cluster::log::{DropCounts, LogOptions, OutgoingLog, UpstreamSet};
 use mqcore_journal::error::JournalError;
 use mqcore_session::forwards::Noted;
 use tokio::sync::{Notify, oneshot};
@@ -269,7 +269,7 @@ impl Keeper {
     }
 
     /// False: the disk is full, try again later.
-    fn put(&mut self, masters: Masters, frame: &[u8], now_ms: u64) -> bool {
+    fn put(&mut self, masters: UpstreamSet, frame: &[u8], now_ms: u64) -> bool {
         let number = self.log.next_number();
         if self.keeps && !self.failed {
             if self.full_until.is_some_and(|until| Instant::now() < until) {
@@ -392,7 +392,7 @@ impl Keeper {
 
     fn show(&self) {
         for (master, backlog) in self.shared.backlogs.iter().enumerate() {
-            let (messages, bytes, Dropped { away, full, old }) = self.log.backlog(master);
+            let (messages, bytes, DropCounts { away, full, old }) = self.log.backlog(master);
             backlog.messages.store(messages, Ordering::Relaxed);
             backlog.bytes.store(bytes, Ordering::Relaxed);
             for (shown, dropped) in backlog.dropped.iter().zip([away, full, old]) {

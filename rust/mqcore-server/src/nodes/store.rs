@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use mqcore_cluster::log::{MASTERS_MAX, Masters};
+use mqcore_cluster::log::{UPSTREAMS_MAX, UpstreamSet};
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
@@ -29,7 +29,7 @@ pub(crate) struct Identity {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kept {
     pub(crate) number: u64,
-    pub(crate) masters: Masters,
+    pub(crate) masters: UpstreamSet,
     pub(crate) bytes: u32,
     pub(crate) taken_ms: u64,
 }
@@ -81,7 +81,7 @@ impl Store {
             Some(epoch) if keeps => epoch,
             before => now_ms.max(before.unwrap_or(0) + 1),
         };
-        let known = (0..MASTERS_MAX).map(|slot| text(&format!("master {slot}"))).collect();
+        let known = (0..UPSTREAMS_MAX).map(|slot| text(&format!("master {slot}"))).collect();
         let slots = allot(known, masters);
         journal.define(b"id", id.as_bytes()).map_err(failed)?;
         journal.define(b"epoch", epoch.to_string().as_bytes()).map_err(failed)?;
@@ -123,8 +123,8 @@ impl Store {
     }
 
     /// The masters that slots stand for, as the configuration counts them.
-    fn configured(&self, slots: u32) -> Masters {
-        let mut masters = Masters::default();
+    fn configured(&self, slots: u32) -> UpstreamSet {
+        let mut masters = UpstreamSet::default();
         for (index, slot) in self.slots.iter().enumerate() {
             if slots & (1 << slot) != 0 {
                 masters.insert(index);
@@ -137,7 +137,7 @@ impl Store {
     pub(crate) fn put(
         &mut self,
         number: u64,
-        masters: Masters,
+        masters: UpstreamSet,
         taken_ms: u64,
         frame: &[u8],
     ) -> Result<(), JournalError> {
@@ -184,7 +184,7 @@ fn allot(known: Vec<Option<String>>, masters: &[MasterConfig]) -> Vec<usize> {
             continue;
         }
         let taken = |slot: usize| slots.contains(&Some(slot));
-        let free = (0..MASTERS_MAX).filter(|slot| !taken(*slot));
+        let free = (0..UPSTREAMS_MAX).filter(|slot| !taken(*slot));
         slots[index] = free.min_by_key(|slot| (known[*slot].is_some(), *slot));
     }
     slots.into_iter().map(|slot| slot.unwrap_or_default()).collect()
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_master_keeps_its_slot_wherever_it_stands_in_the_configuration() {
-        let mut known = vec![None; MASTERS_MAX];
+        let mut known = vec![None; UPSTREAMS_MAX];
         known[0] = Some("a:1".to_owned());
         known[2] = Some("b:1".to_owned());
         assert_eq!(allot(known.clone(), &masters(&["new:1", "b:1", "a:1"])), [1, 2, 0]);

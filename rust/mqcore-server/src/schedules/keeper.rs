@@ -14,8 +14,8 @@ use mqcore_journal::error::JournalError;
 use mqcore_journal::options::Options;
 use mqcore_journal::snapshot::Snapshot;
 use mqcore_journal::storage::Storage;
-use mqcore_scheduler::plan::{CatchUp, CronInZone, Plan, PlanError, When};
-use mqcore_scheduler::scheduler::{Entry, EntryId, Firing, Scheduler};
+use mqcore_scheduler::plan::{CatchUp, CronInZone, Plan, PlanError, Recurrence};
+use mqcore_scheduler::scheduler::{EntryId, Firing, ScheduleEntry, Scheduler};
 use mqcore_session::schedules::{DEFAULT_QUEUE, Run, ScheduleRequest};
 
 use super::store::{Kept, RunRecord, Store};
@@ -107,17 +107,17 @@ pub(crate) fn wanted(request: &ScheduleRequest, crons: &Crons) -> Result<Wanted,
     let seconds = seconds.filter(|text| !text.is_empty());
     let when = if let Some(millis) = request.interval_ms() {
         let millis = millis.parse().map_err(|_| bad(format!("{millis:?} is no number of milliseconds")))?;
-        When::every(millis).map_err(refused)?
+        Recurrence::every(millis).map_err(refused)?
     } else if let Some(seconds) = seconds.filter(|text| !text.starts_with('-')) {
         let seconds: u64 =
             seconds.parse().map_err(|_| bad(format!("{seconds:?} is no whole number of seconds")))?;
-        When::every(seconds.saturating_mul(1000)).map_err(refused)?
+        Recurrence::every(seconds.saturating_mul(1000)).map_err(refused)?
     } else {
         let text = request.cron.as_deref().map(|cron| str::from_utf8(cron).unwrap_or("\u{fffd}").trim());
         let text = text.filter(|text| !text.is_empty());
         let text = text.ok_or_else(|| bad("a schedule needs an interval or a cron expression".to_owned()))?;
         let zone = request.timezone().unwrap_or_default();
-        When::Cron(crons.find(text, zone, jiff::tz::db()).map_err(refused)?)
+        Recurrence::Cron(crons.find(text, zone, jiff::tz::db()).map_err(refused)?)
     };
     let catch_up = match request.catch_up() {
         None => CatchUp::default(),
@@ -214,7 +214,7 @@ impl<S: Storage> Keeper<S> {
         (keeper.epoch, keeper.next, keeper.store) = (epoch, next, Some(store));
         for kept in schedules {
             let what = What { sequence: kept.sequence, run: kept.run.into() };
-            let entry = Entry { id: kept.id, plan: kept.plan, state: kept.state, what };
+            let entry = ScheduleEntry { id: kept.id, plan: kept.plan, state: kept.state, what };
             // A crash between a schedule and the end of the one before leaves both; the later one holds.
             let before = keeper.scheduler.insert(entry);
             keeper.settled.extend(before.map(|before| before.what.sequence));
@@ -287,7 +287,7 @@ impl<S: Storage> Keeper<S> {
         }
         self.next += 1;
         let what = What { sequence, run };
-        let before = self.scheduler.insert(Entry { id, plan, state, what });
+        let before = self.scheduler.insert(ScheduleEntry { id, plan, state, what });
         self.settled.extend(before.map(|before| before.what.sequence));
         Ok(())
     }
@@ -475,12 +475,12 @@ impl<S: Storage> Keeper<S> {
     }
 }
 
-fn view(entry: &Entry<What>) -> ScheduleView {
+fn view(entry: &ScheduleEntry<What>) -> ScheduleView {
     let (queue, headers, job) = parts(&entry.what.run).unwrap_or_default();
     let text = |octets: &[u8]| String::from_utf8_lossy(octets).into_owned();
     let (interval_ms, cron) = match &entry.plan.when {
-        When::Every(interval) => (Some(*interval), None),
-        When::Cron(cron) => (None, Some((cron.text().to_owned(), cron.zone().to_owned()))),
+        Recurrence::Every(interval) => (Some(*interval), None),
+        Recurrence::Cron(cron) => (None, Some((cron.text().to_owned(), cron.zone().to_owned()))),
     };
     ScheduleView {
         id: entry.id,

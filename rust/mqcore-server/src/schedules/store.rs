@@ -10,7 +10,7 @@ use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::snapshot::Snapshot;
 use mqcore_journal::storage::Storage;
-use mqcore_scheduler::plan::{Plan, State};
+use mqcore_scheduler::plan::{Plan, PlanProgress};
 use mqcore_scheduler::record::{FindCron, decode_plan, encode_plan};
 use mqcore_scheduler::scheduler::EntryId;
 
@@ -29,7 +29,7 @@ pub(crate) struct KeptSchedule {
     pub(crate) sequence: u64,
     pub(crate) id: EntryId,
     pub(crate) plan: Plan,
-    pub(crate) state: State,
+    pub(crate) state: PlanProgress,
     pub(crate) run: Box<[u8]>,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct RunRecord {
     pub(crate) due_ms: u64,
     pub(crate) fence: u64,
     /// How far its schedule is behind it; `None`: it is over.
-    pub(crate) state: Option<State>,
+    pub(crate) state: Option<PlanProgress>,
     /// It goes to the queue `default`, because nobody knew the one that it names.
     pub(crate) fallen_back: bool,
     pub(crate) run: Arc<[u8]>,
@@ -112,7 +112,7 @@ impl<S: Storage> Store<S> {
         sequence: u64,
         id: &EntryId,
         plan: &Plan,
-        state: &State,
+        state: &PlanProgress,
         run: &[u8],
     ) -> Result<(), JournalError> {
         self.scratch.clear();
@@ -124,7 +124,7 @@ impl<S: Storage> Store<S> {
 
     /// Buffers a run.
     pub(crate) fn put_run(&mut self, number: u64, run: &RunRecord) -> Result<(), JournalError> {
-        let over = State { due_ms: u64::MAX, fence: run.fence, left: None };
+        let over = PlanProgress { due_ms: u64::MAX, fence: run.fence, left: None };
         let state = run.state.unwrap_or(over).encode();
         let (schedule, due, fence) =
             (run.schedule.to_le_bytes(), run.due_ms.to_le_bytes(), run.fence.to_le_bytes());
@@ -136,7 +136,7 @@ impl<S: Storage> Store<S> {
     }
 
     /// Buffers how far a schedule is.
-    pub(crate) fn touch(&mut self, sequence: u64, state: &State) -> Result<(), JournalError> {
+    pub(crate) fn touch(&mut self, sequence: u64, state: &PlanProgress) -> Result<(), JournalError> {
         self.journal.touch(sequence, &state.encode())?;
         self.unsynced = true;
         Ok(())
@@ -216,13 +216,14 @@ impl Kept {
         match reader.take()? {
             [SCHEDULE] => {
                 let begun = reader.take::<STATE_BYTES>()?;
-                let state = State::decode(touch.unwrap_or(&begun)).map_err(|error| error.to_string())?;
+                let state =
+                    PlanProgress::decode(touch.unwrap_or(&begun)).map_err(|error| error.to_string())?;
                 let (id, plan, run) = decode_plan(reader.0, cron).map_err(|error| error.to_string())?;
                 self.schedules.push(KeptSchedule { sequence, id, plan, state, run: run.into() });
             }
             [RUN] => {
                 let [fallen_back] = reader.take()?;
-                let state = State::decode(&reader.take::<STATE_BYTES>()?);
+                let state = PlanProgress::decode(&reader.take::<STATE_BYTES>()?);
                 let state = state.map_err(|error| error.to_string())?;
                 let schedule = u64::from_le_bytes(reader.take()?);
                 let id = EntryId(reader.take()?);

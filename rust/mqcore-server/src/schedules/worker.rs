@@ -11,7 +11,7 @@ use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::id::{QueueAddress, RequestId};
 use mqcore_journal::error::JournalError;
 use mqcore_journal::storage::FileStorage;
-use mqcore_scheduler::clock::{ClockWatch, Step};
+use mqcore_scheduler::clock::{ClockStep, ClockWatch};
 use mqcore_scheduler::scheduler::EntryId;
 use tokio::sync::oneshot;
 
@@ -154,11 +154,11 @@ impl Worker {
     fn look_at_clock(&mut self, steady_ms: u64) -> u64 {
         let system_ms = self.hub.clock.system_ms();
         match self.watch.look(system_ms, steady_ms) {
-            Some(Step::Back(by)) => {
+            Some(ClockStep::Back(by)) => {
                 tracing::warn!(by_ms = by, "the system's clock was set back; schedules go by it");
                 self.keeper.set_back(system_ms);
             }
-            Some(Step::Forward(by)) => {
+            Some(ClockStep::Forward(by)) => {
                 tracing::warn!(by_ms = by, "the system's clock was set forward; schedules go by it");
             }
             None => {}

@@ -1,7 +1,7 @@
 //! Binds every address of a configuration, or none.
 
 use mqcore_session::any::ListenerTerms;
-use mqcore_tls::listener::Loaded;
+use mqcore_tls::listener::LoadedListenerTls;
 
 use crate::admin;
 use crate::config::address::{AdminAddress, Listening};
@@ -66,7 +66,7 @@ fn load(
     config: &Config,
     encryption: &Encryption,
     protocols: &[&[u8]],
-) -> Result<Option<(ListenerTls, Loaded)>, StartError> {
+) -> Result<Option<(ListenerTls, LoadedListenerTls)>, StartError> {
     let files = match encryption {
         Encryption::None => return Ok(None),
         Encryption::Shared => config.tls.as_ref().ok_or(ConfigError::NoCertificate)?,

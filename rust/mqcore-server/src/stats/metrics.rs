@@ -10,7 +10,7 @@ use mqcore_broker::model::stats::{DropReason, QueueInformation, RouterCounts, Sh
 use mqcore_limiter::time::Nanos;
 use mqcore_session::any::Protocol;
 use mqcore_session::protocol::MetricFamily;
-use mqcore_tls::refusal::Refusal;
+use mqcore_tls::refusal::HandshakeRejection;
 
 use crate::hub::Hub;
 use crate::net::tls::Tls;
@@ -263,7 +263,7 @@ fn tls(page: &mut Page, tls: &Tls) {
         page.sample("mqcore_tls_handshakes_total", &[("kind", &kind)], count);
     }
     page.family("mqcore_tls_handshakes_refused_total", "counter", "TLS handshakes that failed, by reason.");
-    for reason in Refusal::ALL {
+    for reason in HandshakeRejection::ALL {
         let labels: [(&str, &dyn Display); 1] = [("reason", &reason.as_str())];
         page.sample("mqcore_tls_handshakes_refused_total", &labels, counters.refused(reason).get());
     }

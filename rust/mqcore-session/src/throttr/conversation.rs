@@ -12,8 +12,8 @@ use mqcore_broker::model::id::{ConnectionId, TopicName};
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::model::topic::TopicPattern;
-use mqcore_limiter::limiter::{Adjust, Limiter, Run};
-use mqcore_limiter::rule::{Algorithm, Mode, Rule, Verdict as Ruling};
+use mqcore_limiter::limiter::{Adjust, Limiter, StepRun};
+use mqcore_limiter::rule::{Algorithm, ConsumeMode, LimitDecision as Ruling, Rule};
 use mqcore_limiter::time::{Nanos, Ttl};
 use mqcore_wire::codec::Limits;
 use mqcore_wire::throttr::answer::{self, Verdict};
@@ -203,7 +203,7 @@ impl ThrottrSession {
         request: &Request<'_>,
         size: usize,
         denied: bool,
-        run: &mut Run<'_>,
+        run: &mut StepRun<'_>,
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) -> Taken {
@@ -244,7 +244,7 @@ impl ThrottrSession {
     fn answer(
         &mut self,
         request: &Request<'_>,
-        run: &mut Run<'_>,
+        run: &mut StepRun<'_>,
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) {
@@ -331,7 +331,7 @@ impl ThrottrSession {
     fn answer_rare(
         &mut self,
         request: &Request<'_>,
-        run: &mut Run<'_>,
+        run: &mut StepRun<'_>,
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) {
@@ -402,7 +402,7 @@ impl ThrottrSession {
     fn event_request(
         &mut self,
         inner: &[u8],
-        run: &mut Run<'_>,
+        run: &mut StepRun<'_>,
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) {
@@ -424,7 +424,7 @@ impl ThrottrSession {
     }
 
     #[inline]
-    fn query(&self, key: &[u8], run: &mut Run<'_>, output: &mut Vec<u8>) {
+    fn query(&self, key: &[u8], run: &mut StepRun<'_>, output: &mut Vec<u8>) {
         match run.query(key, self.now) {
             Some(found) => {
                 let remaining = Ttl::remaining(found.unit, found.deadline, self.now);
@@ -447,7 +447,7 @@ impl ThrottrSession {
     }
 
     #[inline]
-    fn update(&self, attribute: u8, change: u8, value: u64, key: &[u8], run: &mut Run<'_>) -> bool {
+    fn update(&self, attribute: u8, change: u8, value: u64, key: &[u8], run: &mut StepRun<'_>) -> bool {
         let Some(adjust) = listener::adjust(change) else { return false };
         match attribute {
             request::QUOTA if self.terms.saturate && adjust == Adjust::Increase => {
@@ -459,7 +459,7 @@ impl ThrottrSession {
         }
     }
 
-    fn consume(&self, mode: u8, rule: &request::Rule<'_>, run: &mut Run<'_>) -> Verdict {
+    fn consume(&self, mode: u8, rule: &request::Rule<'_>, run: &mut StepRun<'_>) -> Verdict {
         let (Some(mode), Some(applied)) = (mode_of(mode), rule_of(rule)) else { return Verdict::IMPOSSIBLE };
         let ruling = run.consume(rule.key, &applied, mode, self.terms.made(), self.now);
         ruling.map_or(Verdict::IMPOSSIBLE, verdict)
@@ -834,12 +834,12 @@ const fn to_wire(ttl: Ttl) -> wire::Ttl {
     wire::Ttl { unit: ttl.unit, amount: ttl.amount }
 }
 
-const fn mode_of(code: u8) -> Option<Mode> {
+const fn mode_of(code: u8) -> Option<ConsumeMode> {
     match code {
-        request::TAKE => Some(Mode::Take),
-        request::PEEK => Some(Mode::Peek),
-        request::DRY_RUN => Some(Mode::DryRun),
-        request::REFUND => Some(Mode::Refund),
+        request::TAKE => Some(ConsumeMode::Take),
+        request::PEEK => Some(ConsumeMode::Peek),
+        request::DRY_RUN => Some(ConsumeMode::DryRun),
+        request::REFUND => Some(ConsumeMode::Refund),
         _ => None,
     }
 }

@@ -1,6 +1,6 @@
 //! The options of a listener: `throttr://127.0.0.1:9000?value=uint16&protocol=7.1&metrics=on&overflow=wrap&persist=off`.
 
-use mqcore_limiter::limiter::{Adjust, Made};
+use mqcore_limiter::limiter::{Adjust, EntryProperties};
 use mqcore_wire::throttr::{Dialect, Family, Width};
 
 use crate::listener::{BadOption, ListenerOptions};
@@ -59,8 +59,8 @@ impl ThrottrTerms {
     }
 
     /// What an entry gets that is made here.
-    pub(super) const fn made(&self) -> Made {
-        Made { bits: 8 * self.dialect.width.bytes() as u8, kept: self.persist }
+    pub(super) const fn made(&self) -> EntryProperties {
+        EntryProperties { bits: 8 * self.dialect.width.bytes() as u8, kept: self.persist }
     }
 }
 
@@ -89,7 +89,7 @@ mod tests {
             ThrottrTerms::default().with("value", "uint64").and_then(|terms| terms.with("protocol", "7.3"));
         let terms = terms.and_then(|terms| terms.with("metrics", "off")).unwrap();
         assert_eq!((terms.dialect.width, terms.dialect.family), (Width::U64, Family::V73));
-        assert!(!terms.metrics && terms.made() == Made { bits: 64, kept: false });
+        assert!(!terms.metrics && terms.made() == EntryProperties { bits: 64, kept: false });
         assert!(terms.with("persist", "on").unwrap().made().kept);
         for (name, value) in [
             ("value", "uint128"),

@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use mqcore_broker::model::id::ConnectionId;
-use mqcore_limiter::limiter::Uses as Counts;
-use mqcore_limiter::listing::{Listed, Listing};
+use mqcore_limiter::limiter::Usage as Counts;
+use mqcore_limiter::listing::{ListedEntry, Listing};
 use mqcore_limiter::time::Nanos;
 use mqcore_wire::throttr::answer::{
     self, CHANNELS_RECORD_BYTES, ConnectionRecord, FRAGMENT_BYTES, STATS_RECORD_BYTES, Uses,
@@ -39,7 +39,7 @@ pub(super) struct Keys {
     number: u64,
     fragments: u64,
     /// What did not fit into the fragment before.
-    next: Option<Listed>,
+    next: Option<ListedEntry>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +56,7 @@ struct Counting {
 }
 
 impl What {
-    fn weight(self, listed: &Listed, dialect: Dialect) -> usize {
+    fn weight(self, listed: &ListedEntry, dialect: Dialect) -> usize {
         match self {
             Self::List => answer::list_weight(listed.key.len(), dialect),
             Self::Stats => STATS_RECORD_BYTES + listed.key.len(),
@@ -178,7 +178,7 @@ impl Keys {
 
     fn write(
         &self,
-        records: &[Listed],
+        records: &[ListedEntry],
         directory: &ThrottrShared,
         terms: &ThrottrTerms,
         output: &mut Vec<u8>,

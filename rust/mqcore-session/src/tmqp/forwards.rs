@@ -7,8 +7,8 @@ use mqcore_broker::model::command::Command;
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::message::Message;
 use mqcore_broker::model::time::Timestamp;
-use mqcore_cluster::filter::{ForwardKind, Sender};
-use mqcore_cluster::log::Masters;
+use mqcore_cluster::filter::{ForwardKind, FrameProducer};
+use mqcore_cluster::log::UpstreamSet;
 use mqcore_wire::tmqp::{self, Frame, Kind, header};
 
 use super::frame::pattern_text;
@@ -23,7 +23,7 @@ pub struct Forwards {
     ids: MessageIds,
     octets: Vec<u8>,
     /// For whom, and where in `octets` each ends.
-    frames: Vec<(Masters, usize)>,
+    frames: Vec<(UpstreamSet, usize)>,
 }
 
 impl Forwards {
@@ -47,7 +47,7 @@ impl Forwards {
     /// A message without an id gets one: each node would make another.
     ///
     /// For whom it was noted; for nobody, if it was not.
-    pub fn note(&mut self, terms: &NodeTerms, client: &Client, command: &mut Command) -> Masters {
+    pub fn note(&mut self, terms: &NodeTerms, client: &Client, command: &mut Command) -> UpstreamSet {
         match command {
             Command::Publish { queue, message } if message.producer().is_some() => {
                 *message = self.identified(message);
@@ -90,7 +90,7 @@ impl Forwards {
                 };
                 self.push(terms, client, &frame)
             }
-            _ => Masters::default(),
+            _ => UpstreamSet::default(),
         }
     }
 
@@ -99,11 +99,12 @@ impl Forwards {
     }
 
     /// Names of other protocols may be longer than a frame can say; such a message stays here.
-    fn push(&mut self, terms: &NodeTerms, client: &Client, frame: &Frame<'_>) -> Masters {
+    fn push(&mut self, terms: &NodeTerms, client: &Client, frame: &Frame<'_>) -> UpstreamSet {
         let (id, name) = (&*client.id, client.name.as_deref());
-        let masters = masters(terms, frame, &Sender { id, name, kind: client.kind.as_deref(), node: None });
+        let masters =
+            masters(terms, frame, &FrameProducer { id, name, kind: client.kind.as_deref(), node: None });
         if frame.hops == 0 || masters.is_empty() || frame.check().is_err() {
-            return Masters::default();
+            return UpstreamSet::default();
         }
         tmqp::encode(frame, &mut self.octets);
         self.frames.push((masters, self.octets.len()));
@@ -115,12 +116,12 @@ impl Forwards {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Noted {
     octets: Vec<u8>,
-    frames: Vec<(Masters, usize)>,
+    frames: Vec<(UpstreamSet, usize)>,
 }
 
 impl Noted {
     /// For whom, and the octets of each that is for anybody.
-    pub fn iter(&self) -> impl Iterator<Item = (Masters, &[u8])> {
+    pub fn iter(&self) -> impl Iterator<Item = (UpstreamSet, &[u8])> {
         let begins = std::iter::once(0).chain(self.frames.iter().map(|(_, end)| *end));
         let frames = begins.zip(&self.frames);
         frames
@@ -175,8 +176,8 @@ fn without_copies(headers: &[u8]) -> Cow<'_, [u8]> {
 }
 
 /// The upstream brokers whose filters let a frame pass.
-fn masters(terms: &NodeTerms, frame: &Frame<'_>, sender: &Sender<'_>) -> Masters {
-    let mut masters = Masters::default();
+fn masters(terms: &NodeTerms, frame: &Frame<'_>, sender: &FrameProducer<'_>) -> UpstreamSet {
+    let mut masters = UpstreamSet::default();
     if let Some(kind) = ForwardKind::of(frame.kind) {
         for (index, filter) in terms.sends.iter().enumerate() {
             if filter.passes(kind, frame, sender) {

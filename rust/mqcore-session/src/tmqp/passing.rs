@@ -7,7 +7,7 @@ use mqcore_broker::model::command::{Acknowledgement, Command, MessageId, Nack, P
 use mqcore_broker::model::id::{QueueAddress, RouterName, Tag};
 use mqcore_broker::model::intake::Ticket;
 use mqcore_broker::model::message::{Layout, Message};
-use mqcore_cluster::filter::{ForwardKind, Sender};
+use mqcore_cluster::filter::{ForwardKind, FrameProducer};
 use mqcore_cluster::message::LinkMessage;
 use mqcore_cluster::receipts::Receipts;
 use mqcore_wire::tmqp::header::{self, key};
@@ -85,7 +85,7 @@ impl Passing {
         let mut arrived = Arrived { frame, octets, number: self.next, parts: 0 };
         self.next = self.next.saturating_add(1);
         let source = str::from_utf8(frame.source).unwrap_or_default();
-        let sender = Sender { id: source, node: Some(&self.name), ..Sender::default() };
+        let sender = FrameProducer { id: source, node: Some(&self.name), ..FrameProducer::default() };
         if frame.hops > 0 && terms.accept.passes(kind, &frame, &sender) {
             arrived.frame.hops -= 1;
             self.take(kind, &mut arrived, names, commands);

@@ -6,8 +6,8 @@ use mqcore_broker::model::command::{Command, PassedOn};
 use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
-use mqcore_cluster::filter::{Filter, ForwardKind, Pattern, Rule};
-use mqcore_cluster::log::Masters;
+use mqcore_cluster::filter::{FilterRule, ForwardKind, LinkFilter, WildcardPattern};
+use mqcore_cluster::log::UpstreamSet;
 use mqcore_cluster::message::{ID_KEY, LinkMessage, VERSION_KEY};
 use mqcore_session::forwards::Forwards;
 use mqcore_session::node::NodeTerms;
@@ -136,8 +136,12 @@ fn what_a_node_passes_on_keeps_its_source_and_is_confirmed_up_to_what_is_done() 
 
 #[test]
 fn what_a_master_does_not_take_is_confirmed_at_once() {
-    let rule = Rule { channel: Some(Pattern::new("ch")), node: Some(Pattern::new("nm")), ..Rule::default() };
-    let accept = Filter { allow: vec![rule], deny: Vec::new() };
+    let rule = FilterRule {
+        channel: Some(WildcardPattern::new("ch")),
+        node: Some(WildcardPattern::new("nm")),
+        ..FilterRule::default()
+    };
+    let accept = LinkFilter { allow: vec![rule], deny: Vec::new() };
     let (mut talk, _) = linked(NodeTerms { accept, ..terms() }, NUMBERED.to_vec());
     let (commands, output) = talk.hear(&encoded(&to_queue("other")));
     assert!(commands.is_empty());
@@ -185,7 +189,7 @@ fn noted(
     talk: &mut Talk,
     terms: &NodeTerms,
     frames: &[Frame<'_>],
-) -> (Vec<Command>, Vec<(Masters, Vec<u8>)>) {
+) -> (Vec<Command>, Vec<(UpstreamSet, Vec<u8>)>) {
     let octets: Vec<u8> = frames.iter().flat_map(|frame| encoded(frame)).collect();
     let (mut commands, _) = talk.hear(&octets);
     let mut forwards = Forwards::new(ConnectionId(1), talk.now);
@@ -201,14 +205,16 @@ fn noted(
 
 #[test]
 fn what_a_client_asks_for_goes_to_the_masters_that_the_filters_say_with_its_id_as_source() {
-    let own = Rule {
-        client_name: Some(Pattern::new("nm")),
-        channel: Some(Pattern::new("own*")),
-        ..Rule::default()
+    let own = FilterRule {
+        client_name: Some(WildcardPattern::new("nm")),
+        channel: Some(WildcardPattern::new("own*")),
+        ..FilterRule::default()
     };
-    let queues =
-        Filter { allow: vec![Rule { kinds: vec![ForwardKind::Queue], ..Rule::default() }], deny: vec![own] };
-    let terms = NodeTerms { sends: vec![Filter::default(), queues], ..terms() };
+    let queues = LinkFilter {
+        allow: vec![FilterRule { kinds: vec![ForwardKind::Queue], ..FilterRule::default() }],
+        deny: vec![own],
+    };
+    let terms = NodeTerms { sends: vec![LinkFilter::default(), queues], ..terms() };
     let of_client = |target| Frame { source: b"", ..to_queue(target) };
     let direct = Frame { id: b"", target: b"@name:x", ..Frame::new(Kind::DIRECT) };
     let spent = Frame { hops: 1, ..of_client("ch") };
@@ -242,7 +248,7 @@ fn what_a_client_asks_for_goes_to_the_masters_that_the_filters_say_with_its_id_a
 
 #[test]
 fn a_message_gets_the_same_id_here_and_on_every_master_and_its_copies_are_noted_once() {
-    let terms = NodeTerms { sends: vec![Filter::default()], ..terms() };
+    let terms = NodeTerms { sends: vec![LinkFilter::default()], ..terms() };
     let headers = b"A:b\r\nCC:other;5;copy\r\n";
     let without_id = Frame { id: b"", source: b"", headers, ..to_queue("ch") };
     let (commands, noted) = noted(&mut Talk::open(), &terms, &[without_id]);
@@ -263,7 +269,7 @@ fn a_message_gets_the_same_id_here_and_on_every_master_and_its_copies_are_noted_
 
 #[test]
 fn what_another_broker_passed_on_is_not_passed_on_again() {
-    let terms = NodeTerms { sends: vec![Filter::default()], ..terms() };
+    let terms = NodeTerms { sends: vec![LinkFilter::default()], ..terms() };
     for properties in [NUMBERED.to_vec(), Vec::new()] {
         let (mut talk, _) = linked(terms.clone(), properties);
         assert!(talk.session.is_node());

@@ -19,7 +19,7 @@ use mqcore_broker::model::message::Message;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::model::topic::TopicPattern;
-use mqcore_limiter::limiter::{Config, Limiter};
+use mqcore_limiter::limiter::{Limiter, LimiterConfig};
 use mqcore_limiter::time::Nanos;
 use mqcore_session::permission::{Permission, Permissions, Wanted};
 use mqcore_session::session::{Session, SessionConfig};
@@ -216,7 +216,7 @@ struct Side {
 
 impl Side {
     fn new(choice: u8, seed: &RandomState, by_octets: bool) -> Self {
-        let limiter = Arc::new(Limiter::new(Config::default(), seed.clone()));
+        let limiter = Arc::new(Limiter::new(LimiterConfig::default(), seed.clone()));
         let directory = Arc::new(ThrottrShared::new(limiter, 0, Nanos(START), seed.clone()));
         let family = if choice & 4 == 0 { Family::V71 } else { Family::V73 };
         let terms = ThrottrTerms {
