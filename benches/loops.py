@@ -1,6 +1,6 @@
 """Raw loops of a producer and a consumer, each a process of its own, for benches whose broker runs in Python.
 
-They write and read large pieces whose octets are made once, so that the broker is what is measured. The producer stays
+They write and read large pieces whose bytes are made once, so that the broker is what is measured. The producer stays
 at most `AHEAD` messages ahead of the consumer, so that nothing has to be dropped.
 """
 
@@ -27,7 +27,7 @@ HELLO, JOIN = 101, 601
 def frame(
     kind: int, content_type: int, *, target: bytes = b"", wants_response: bool = False, body: bytes = b""
 ) -> bytes:
-    """One frame whose payload length fits one octet."""
+    """One frame whose payload length fits one byte."""
     second = wants_response << 7 | 16
     head = bytes((kind, second, 4, 0, len(target))) + struct.pack("<H", content_type) + bytes((len(body),))
     return head + b"0001" + target + body
@@ -39,7 +39,7 @@ def publication(kind: int, target: bytes) -> bytes:
 
 
 def frame_size(octets: bytes) -> int:
-    """How many octets the frame at the front has, if its payload length fits one octet."""
+    """How many bytes the frame at the front has, if its payload length fits one byte."""
     header = 2 + int.from_bytes(octets[8 + sum(octets[2:5]) :][:2], "little") if octets[1] & 0x20 else 0
     return 8 + sum(octets[2:5]) + header + octets[7]
 

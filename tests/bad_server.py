@@ -37,7 +37,7 @@ async def playing(play: Play, scheme: str) -> AsyncIterator[str]:
 
 
 def saying(octets: bytes, *, after: int = 1, stays: bool = False) -> Play:
-    """Say these octets once so many have come, and close, or stay and be silent."""
+    """Say these bytes once so many have come, and close, or stay and be silent."""
 
     async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(after)

@@ -1,4 +1,4 @@
-"""A raw ZMTP connection that speaks eMQP: octets out, messages in, without libzmq between."""
+"""A raw ZMTP connection that speaks eMQP: bytes out, messages in, without libzmq between."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class EventmqPeer:
         self.socket.close()
 
     def send_octets(self, octets: bytes) -> None:
-        """Send octets as they are."""
+        """Send bytes as they are."""
         self.socket.sendall(octets)
 
     def send(self, *parts: bytes) -> None:

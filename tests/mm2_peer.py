@@ -1,4 +1,4 @@
-"""A raw MicroMessage2 connection: frames out, frames in, octet by octet and without any code of the broker's."""
+"""A raw MicroMessage2 connection: frames out, frames in, byte by byte and without any code of the broker's."""
 
 from __future__ import annotations
 
@@ -134,11 +134,11 @@ class MM2Peer:
         self.close()
 
     def send(self, *octets: bytes) -> None:
-        """Send octets as they are."""
+        """Send bytes as they are."""
         self.socket.sendall(b"".join(octets))
 
     def read(self, size: int) -> bytes:
-        """Receive exactly so many octets. Raises `Cut` if the other side closes before."""
+        """Receive exactly so many bytes. Raises `Cut` if the other side closes before."""
         while len(self._read) < size:
             try:
                 part = self.socket.recv(1 << 20)

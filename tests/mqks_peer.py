@@ -1,4 +1,4 @@
-"""A raw MQKS connection: lines out, lines in, octets as they are."""
+"""A raw MQKS connection: lines out, lines in, bytes as they are."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class MqksPeer:
         self.socket.shutdown(socket.SHUT_WR)
 
     def send_octets(self, octets: bytes) -> None:
-        """Send octets as they are."""
+        """Send bytes as they are."""
         self.socket.sendall(octets)
 
     def send(self, *lines: str) -> None:
@@ -85,7 +85,7 @@ class MqksPeer:
             return found
 
     def is_cut(self) -> bool:
-        """Whether the other side closes without another octet."""
+        """Whether the other side closes without another byte."""
         return self.rest() == [] and not self._read
 
     def until_now(self) -> list[bytes]:

@@ -9,7 +9,7 @@ from typing import Self
 
 
 class TcpProxy:
-    """Passes octets both ways between clients and one address, until it is told otherwise."""
+    """Passes bytes both ways between clients and one address, until it is told otherwise."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)

@@ -1,7 +1,7 @@
 """Peers without good credentials that send anything: in every protocol they get refusals, and change nothing.
 
-Octets are random, or almost right: whole conversations of somebody who may do everything, with credentials that are
-almost good, cut, doubled, put in another order and with single octets changed.
+Bytes are random, or almost right: whole conversations of somebody who may do everything, with credentials that are
+almost good, cut, doubled, put in another order and with single bytes changed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Place:
         return host, int(port)
 
     def say(self, where: tuple[str, int], octets: bytes, *, stays: bool = False) -> bytes:
-        """Send octets and nothing more; everything that comes back until the other side closes.
+        """Send bytes and nothing more; everything that comes back until the other side closes.
 
         `stays`: be there for a moment, because sessions of some protocols ask nobody about a peer that has gone.
         """
@@ -70,7 +70,7 @@ class Place:
         return bytes(answer)
 
     def answers(self, where: tuple[str, int], octets: bytes, until: Callable[[bytes], bool]) -> bool:
-        """Send octets and stay until what came back satisfies `until`; False if the other side closes before."""
+        """Send bytes and stay until what came back satisfies `until`; False if the other side closes before."""
         answer = b""
         with socket.create_connection(where, timeout=10) as stream:
             stream.sendall(octets)
@@ -392,7 +392,7 @@ def test_eventmq_accepts_a_valid_token_and_rejects_others(place: Place) -> None:
 
 
 def hears(peer: zmtp.EventmqPeer, until: bytes | None) -> bytes:
-    """What comes until these octets have, or until the other side closes."""
+    """What comes until these bytes have, or until the other side closes."""
     said = b""
     while until is None or until not in said:
         part = peer.socket.recv(1 << 16)

@@ -323,7 +323,7 @@ def hello_of(version: bytes) -> bytes:
         (hello_of(b"\x03\x02"), "old-version"),
         (hello_of(b"\x03\x01"), "old-version"),
         (hello_of(b"\x03\x00"), "old-version"),
-        # SSL 2: length, ClientHello, version 2.0, one cipher, no session, a challenge of 16 octets.
+        # SSL 2: length, ClientHello, version 2.0, one cipher, no session, a challenge of 16 bytes.
         (bytes.fromhex("802b0100020012000000100100800700c0030080010080060040040080020080") + bytes(16), "old-version"),
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "not-tls"),
         (b"\x16\x03\x01\x00\x04\xff\xff\xff\xff", "malformed"),

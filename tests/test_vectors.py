@@ -1,4 +1,4 @@
-"""The vectors of tests/vectors, through the codec that Python sees: each whole, an octet at a time, and with
+"""The vectors of tests/vectors, through the codec that Python sees: each whole, a byte at a time, and with
 a tail."""
 
 from __future__ import annotations

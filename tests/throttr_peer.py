@@ -28,7 +28,7 @@ class Cut(Exception):
 
 
 class ThrottrPeer:
-    """One connection to a Throttr listener, that speaks octets."""
+    """One connection to a Throttr listener, that speaks bytes."""
 
     def __init__(self, address: tuple[str, int] | str, width: int = 2) -> None:
         family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
@@ -56,11 +56,11 @@ class ThrottrPeer:
         self.close()
 
     def send(self, octets: bytes) -> None:
-        """Send octets as they are."""
+        """Send bytes as they are."""
         self.socket.sendall(octets)
 
     def read(self, size: int) -> bytes:
-        """Receive exactly so many octets. Raises `Cut` if the other side closes before."""
+        """Receive exactly so many bytes. Raises `Cut` if the other side closes before."""
         octets = bytearray()
         while len(octets) < size:
             part = self.socket.recv(min(size - len(octets), 1 << 20))
@@ -70,7 +70,7 @@ class ThrottrPeer:
         return bytes(octets)
 
     def ask(self, octets: bytes, size: int) -> bytes:
-        """Send a request and receive an answer of so many octets."""
+        """Send a request and receive an answer of so many bytes."""
         self.send(octets)
         return self.read(size)
 
@@ -91,7 +91,7 @@ class ThrottrPeer:
             self.socket.settimeout(10)
 
     def is_cut(self) -> bool:
-        """Whether the other side closes without another octet."""
+        """Whether the other side closes without another byte."""
         try:
             return self.socket.recv(1) == b""
         except ConnectionResetError:
@@ -383,7 +383,7 @@ def derive(dialogue: Dialogue, width: str) -> Dialogue:
 
 
 def _emit(parts: list[Part], size: int) -> tuple[bytes, bytes, dict[int, int]]:
-    """Octets and mask in another width, and where each part went."""
+    """Bytes and mask in another width, and where each part went."""
     octets, masks, moved, before = b"", b"", {}, 0
     for part, mask, is_value in parts:
         moved[before] = len(octets)

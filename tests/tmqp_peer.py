@@ -1,6 +1,6 @@
 """A TMQP/2.0 peer made of a socket and thirty lines of codec, written from the protocol's text alone.
 
-Tests that look at octets use this one, so that a mistake in our codec cannot hide behind the same mistake in the test.
+Tests that look at bytes use this one, so that a mistake in our codec cannot hide behind the same mistake in the test.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PONG_FRAME = bytes.fromhex("8aff000000000000")
 
 @dataclass(kw_only=True)
 class RawFrame:
-    """One frame, its texts as octets."""
+    """One frame, its texts as bytes."""
 
     kind: int
     id: bytes = b""
@@ -48,7 +48,7 @@ class RawFrame:
         return next((value for name, value in self.headers if name.lower() == key.lower()), None)
 
     def encode(self) -> bytes:
-        """The octets of this frame."""
+        """The bytes of this frame."""
         text = "".join(f"{key}:{value}\r\n" for key, value in self.headers).encode()
         first = self.first_acquirer << 7 | self.high_priority << 6 | self.kind
         second = self.pending_response << 7 | self.pending_acknowledge << 6 | bool(text) << 5 | self.hops
@@ -171,7 +171,7 @@ class TmqpPeer:
         return frame
 
     def read(self, size: int) -> bytes:
-        """Read exactly `size` octets. Raises `PeerClosed` if the broker closes before."""
+        """Read exactly `size` bytes. Raises `PeerClosed` if the broker closes before."""
         parts = bytearray()
         while len(parts) < size:
             part = self.socket.recv(size - len(parts))

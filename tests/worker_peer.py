@@ -1,4 +1,4 @@
-"""A TMQP peer that does a client's everyday work, over the octets of `tmqp_peer`: join, publish, acknowledge, ping."""
+"""A TMQP peer that does a client's everyday work, over the bytes of `tmqp_peer`: join, publish, acknowledge, ping."""
 
 from __future__ import annotations
 

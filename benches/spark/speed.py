@@ -4,7 +4,7 @@
     python benches/spark/speed.py [--messages 2000000] [--only reading,stream,archive,latency,sink] [--runs 3]
 
 One session of ``local[2]``; every scan ends in Spark's ``noop`` sink, which makes every row. A figure is the best of
-the runs. Bodies are JSON of some 540 octets, no two alike. Two million messages need some 6 GB of disk. `--keep` makes
+the runs. Bodies are JSON of some 540 bytes, no two alike. Two million messages need some 6 GB of disk. `--keep` makes
 all that is read in a directory and leaves it there; what is there already is not made again.
 """
 
@@ -169,7 +169,7 @@ def scan(rows: Any) -> None:
 
 
 def size(path: Path) -> str:
-    """Octets of a directory in words."""
+    """Bytes of a directory in words."""
     return f"{sum(file.stat().st_size for file in path.rglob('*') if file.is_file()) / 1e6:,.0f} MB"
 
 
@@ -183,7 +183,7 @@ def reading(bench: Bench) -> None:
     bench.step("writing the same rows as Parquet and as JSON lines")
     rows.write.mode("ignore").option("compression", "zstd").parquet(str(place / "zstd"))
     rows.write.mode("ignore").option("compression", "none").parquet(str(place / "plain"))
-    # Octets in JSON are base64. Bodies that are text can stand there as text; then they need not be octets here either.
+    # Bytes in JSON are base64. Bodies that are text can stand there as text; then they need not be bytes here either.
     text = rows.selectExpr("string(key) key", "string(value) value", *rows.columns[2:])
     rows.write.mode("ignore").json(str(place / "lines-octets"))
     text.write.mode("ignore").json(str(place / "lines-text"))

@@ -145,7 +145,7 @@ def to_all(world: World, sender: str, receiver: str) -> None:
 
 
 def untouched(world: World, sender: str, receiver: str) -> None:
-    """The octets of a body are those that were published."""
+    """The bytes of a body are those that were published."""
     place = world.topic()
     party = receiver_of(world, receiver, place)
     every = bytes(sorted(PARTIES[sender].octets & PARTIES[receiver].octets))

@@ -1,4 +1,4 @@
-"""ZMTP as workers and clients speak it: the octets, and connections to peers that are none."""
+"""ZMTP as workers and clients speak it: the bytes, and connections to peers that are none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A raw TMQP client for conformance tests: it keeps the octets of what it reads, and knows when all has arrived.
+"""A raw TMQP client for conformance tests: it keeps the bytes of what it reads, and knows when all has arrived.
 
 Nothing here waits for a time to pass. `Client.arrived` asks the broker a question about the channel instead: its answer
 comes from the part of the broker that hands out the channel's messages, behind everything that was said before.
@@ -51,7 +51,7 @@ _VECTORS = Path(__file__).parent.parent / "vectors" / "tmqp.jsonl"
 
 
 def vector(name: str) -> bytes:
-    """The octets of a vector of `tests/vectors/tmqp.jsonl`."""
+    """The bytes of a vector of `tests/vectors/tmqp.jsonl`."""
     for line in _VECTORS.read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
         if entry["name"] == name:

@@ -309,7 +309,7 @@ def test_the_journal_of_schedules_is_listed_and_verified(tmp_path: Path) -> None
     assert json.loads(run("ls", "--json").stdout)["schedules"] == 2
     verified = run("verify")
     assert (verified.returncode, "2 schedules" in verified.stdout) == (0, True)
-    # One octet in the middle of what was saved.
+    # One byte in the middle of what was saved.
     file = tmp_path / "schedules" / f"{beside[0].number:010}.segment"
     octets = bytearray(file.read_bytes())
     octets[octets.index(b"night")] ^= 1

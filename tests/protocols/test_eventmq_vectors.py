@@ -1,6 +1,6 @@
 """Everything recorded between the original and its peers, said again over sockets: by hand, and through libzmq.
 
-What the broker has read is known from its own counter of octets, because libzmq does not tell when it has written.
+What the broker has read is known from its own counter of bytes, because libzmq does not tell when it has written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PROBES = [vector for vector in VECTORS if vector["kind"] == "probe"]
 
 
 class Peer(Protocol):
-    """One connection, whichever way its octets come about."""
+    """One connection, whichever way its bytes come about."""
 
     def send(self, *parts: bytes) -> None: ...
 
@@ -43,7 +43,7 @@ class Peer(Protocol):
 
 
 class OctetPeer:
-    """Octets by hand."""
+    """Bytes by hand."""
 
     def __init__(self, url: str, kind: str, identity: bytes) -> None:
         self._peer = EventmqPeer(url, kind.encode(), identity)
@@ -122,7 +122,7 @@ class World:
         return int(found[1])
 
     def read(self) -> int:
-        """Octets that the broker has read from peers of EventMQ."""
+        """Bytes that the broker has read from peers of EventMQ."""
         return self.number('mqcore_received_bytes_total{protocol="emqp"}')
 
     def mistakes(self) -> int:

@@ -1,4 +1,4 @@
-"""What an MM2 listener does with octets that nobody should send, and with peers that do not acknowledge or read."""
+"""What an MM2 listener does with bytes that nobody should send, and with peers that do not acknowledge or read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MicroMessage2 as its document tells it: each demand, and each example octet by octet, by a raw peer of a listener."""
+"""MicroMessage2 as its document tells it: each demand, and each example byte by byte, by a raw peer of a listener."""
 
 from __future__ import annotations
 
@@ -333,7 +333,7 @@ def test_an_early_acknowledgement_makes_room_for_as_many(broker: TestBroker, con
 
 
 def test_the_acknowledgement_of_the_document_covers_1_to_4(broker: TestBroker, connect: Connect) -> None:
-    """`2 3 2 0 4`: an extension frame, of the third extension, of two octets, up to number 4."""
+    """`2 3 2 0 4`: an extension frame, of the third extension, of two bytes, up to number 4."""
     peer = connect("json;dotnet", "batch-ack;pub-sub;x-mqcore")
     peer.ask(subscribe("commands", name="s"))
     sender = connect("")

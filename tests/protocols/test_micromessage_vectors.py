@@ -1,4 +1,4 @@
-"""Every vector of MicroMessage2, offered to a real listener whole, octet by octet and with others behind it."""
+"""Every vector of MicroMessage2, offered to a real listener whole, byte by byte and with others behind it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an MQKS listener does with octets and requests that nobody should send, and with peers that do not read."""
+"""What an MQKS listener does with bytes and requests that nobody should send, and with peers that do not read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Octets that no client should send, peers that do not read, and what others notice of them: nothing."""
+"""Bytes that no client should send, peers that do not read, and what others notice of them: nothing."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_many_requests_of_every_kind_are_answered_in_one_stream(connect: Connect
     many.send(many.insert(b"key", 7, 60))
     many.read(1)
     sender.start()
-    # The quota of 7 is used up on the way; what is refused is one octet, as what is allowed.
+    # The quota of 7 is used up on the way; what is refused is one byte, as what is allowed.
     many.read(sizes * 1000)
     sender.join()
     assert many.read(17)[1:] == many.whoami()

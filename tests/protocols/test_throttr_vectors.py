@@ -18,7 +18,7 @@ ALL = list(dialogues())
 
 YES, NO = b"\x01", b"\x00"
 
-# By name: which step is answered otherwise, how, and which octets of that are compared.
+# By name: which step is answered otherwise, how, and which bytes of that are compared.
 CHOICES: dict[str, dict[int, tuple[bytes, bytes]]] = {
     # An expired name is free at once.
     "insert_ttl_zero": {2: (YES, b"\xff"), 3: (bytes.fromhex("010500043b00"), bytes.fromhex("ffffffff0000"))},
@@ -38,7 +38,7 @@ CHOICES: dict[str, dict[int, tuple[bytes, bytes]]] = {
     "update_ttl_change_3": {1: (NO, b"\xff")},
     # Milliseconds are milliseconds.
     "insert_query_milliseconds": {1: (bytes.fromhex("01070003ffff"), bytes.fromhex("ffffffff0000"))},
-    # One refusal is one octet.
+    # One refusal is one byte.
     "stat_missing": {0: (NO, b"\xff")},
     "expired_key_leaves_list": {3: (NO, b"\xff")},
     # Subscribing twice is subscribing.

@@ -145,7 +145,7 @@ def served_process(start_process: Callable[..., ServedProcess]) -> ServedProcess
 def test_a_frame_that_announces_more_than_the_limit_closes_its_connection_at_once(
     broker: mqcore.Broker, bystander: Client, connect: Connect, length: bytes
 ) -> None:
-    """Nothing is reserved for it, and no octet of it is waited for."""
+    """Nothing is reserved for it, and no byte of it is waited for."""
     liar = connect("liar")
     liar.socket.sendall(head(length=length))
     assert liar.is_closed_within(5)
@@ -174,7 +174,7 @@ def test_a_frame_as_large_as_the_limit_is_delivered_and_one_larger_is_not(
     producer.create_queue()
     consumer.join()
     frame = RawFrame(kind=QUEUE, id=b"m", target=b"ch", content_type=1)
-    # Fixed part, four octets of length, id and target.
+    # Fixed part, four bytes of length, id and target.
     room = 100_000 - 8 - 4 - 1 - 2
     frame.payload = bytes(room)
     producer.send(frame)
@@ -301,7 +301,7 @@ def test_refusals_are_counted(broker: mqcore.Broker, bystander: Client, connect:
 def test_random_bytes_after_the_handshake_harm_only_their_sender(
     bystander: Client, connect: Connect, seed: int
 ) -> None:
-    """Half of them pure noise, half of them frames with a few octets changed."""
+    """Half of them pure noise, half of them frames with a few bytes changed."""
     dice = random.Random(seed)
     noisy = connect(f"noisy-{seed}")
     if seed % 2:
@@ -439,7 +439,7 @@ def test_events_cannot_be_forged_through_names(bystander: Client, connect: Conne
 
 
 def test_a_thousand_copies_are_not_made(bystander: Client, connect: Connect) -> None:
-    """More than a fixed number of CC headers, or more octets than a frame may have, are refused with one answer."""
+    """More than a fixed number of CC headers, or more bytes than a frame may have, are refused with one answer."""
     client = connect("cli")
     client.create_queue("ch", 1, Status=PULLED)
     client.create_queue("copies", 1, Status=PULLED)

@@ -68,7 +68,7 @@ def test_a_client_joins_without_an_answer(producer: Client, connect: Connect) ->
 
 
 def test_a_client_joins_with_an_answer(producer: Client, consumer: Client, numbers: dict[str, int]) -> None:
-    """Twino case 17, in the octets of vector V11."""
+    """Twino case 17, in the bytes of vector V11."""
     producer.create_channel()
     consumer.send(
         RawFrame(

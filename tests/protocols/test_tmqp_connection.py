@@ -23,7 +23,7 @@ from tmqp_peer import ACCEPTED, HELLO, PING_FRAME, PONG_FRAME, PREAMBLE, SERVER,
 
 
 def hello(body: bytes, **fields: object) -> bytes:
-    """The octets of a Hello frame with this body."""
+    """The bytes of a Hello frame with this body."""
     values: dict[str, object] = {"first_acquirer": True, "content_type": HELLO, "id": b"id-001", "payload": body}
     return RawFrame(kind=SERVER, **values | fields).encode()  # type: ignore[arg-type]
 
@@ -220,7 +220,7 @@ def test_a_handshake_that_stops_half_way_is_closed_in_time(
 
 
 def test_an_idle_client_that_answers_pings_stays(start_broker: StartBroker, connect: Connect) -> None:
-    """Twino case 4: ten intervals long, and the ping has the original's octets."""
+    """Twino case 4: ten intervals long, and the ping has the original's bytes."""
     broker = start_broker(ping_interval=0.1, pong_timeout=2.0)
     client = connect("idle", to=broker)
     for _ in range(10):
@@ -260,14 +260,14 @@ def test_clients_that_talk_are_not_pinged(start_broker: StartBroker, connect: Co
 
 
 def test_slow_writer_stays_connected_while_bytes_arrive(start_broker: StartBroker, connect: Connect) -> None:
-    """Twino cases 103 and 108: a frame that takes many intervals, an octet at a time."""
+    """Twino cases 103 and 108: a frame that takes many intervals, a byte at a time."""
     broker = start_broker(ping_interval=0.2, pong_timeout=1.0)
     client = connect("slow", to=broker)
     watch = connect("watch", to=broker)
     frame = RawFrame(kind=SERVER, id=b"L", content_type=CLIENT_LIST, pending_response=True).encode()
     for octet in frame:
         client.socket.sendall(bytes((octet,)))
-        # A round trip and a ping of the other client: time passes, and the broker has read the octet.
+        # A round trip and a ping of the other client: time passes, and the broker has read the byte.
         assert watch.read(8) == PING_FRAME
         watch.socket.sendall(PONG_FRAME)
     assert client.receive().id == b"L"

@@ -30,7 +30,7 @@ def receiver(connect: Connect) -> Client:
 
 
 def test_a_direct_message_arrives_with_its_senders_id(producer: Client, receiver: Client) -> None:
-    """Twino case 10, in the octets of vector V38."""
+    """Twino case 10, in the bytes of vector V38."""
     producer.send(
         RawFrame(
             kind=DIRECT, id=b"D1", source=b"prod", target=b"c1", content_type=5, pending_acknowledge=True, payload=b"hi"
@@ -54,7 +54,7 @@ def test_a_direct_message_arrives_with_its_senders_id(producer: Client, receiver
 
 
 def test_the_acknowledgement_of_a_direct_message_reaches_its_sender(producer: Client, receiver: Client) -> None:
-    """Twino cases 11, 13 and 14, in the octets of vector V39: high priority is what tells it."""
+    """Twino cases 11, 13 and 14, in the bytes of vector V39: high priority is what tells it."""
     message = vector("V38")[8:10]
     producer.send(
         RawFrame(kind=DIRECT, id=message, target=b"c1", content_type=5, pending_acknowledge=True, high_priority=True)

@@ -1,4 +1,4 @@
-"""What survives the way through the broker, octet by octet: bodies, headers, names, hops; and how frames may arrive."""
+"""What survives the way through the broker, byte by byte: bodies, headers, names, hops; and how frames may arrive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations of the other files once more, through TLS: the protocol is the same to the octet."""
+"""Conversations of the other files once more, through TLS: the protocol is the same to the byte."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def bodies(frames: list[RawFrame]) -> list[bytes]:
     return [frame.payload for frame in frames]
 
 
-# --- octets --------------------------------------------------------------------------------------------------
+# --- bytes --------------------------------------------------------------------------------------------------
 
 
 def test_pulled_messages_and_the_end_match_the_bytes_of_the_original(producer: Client, connect: Connect) -> None:

@@ -32,7 +32,7 @@ def publish_vector(producer: Client, message: bytes, body: bytes = b"hello", **f
     producer.publish("ch-push", 1, body, message_id=message, **fields)
 
 
-# --- octets --------------------------------------------------------------------------------------------------
+# --- bytes --------------------------------------------------------------------------------------------------
 
 
 def test_deliveries_match_the_bytes_of_the_original(producer: Client, joined: list[Client]) -> None:

@@ -52,7 +52,7 @@ def numbers(request: pytest.FixtureRequest) -> dict[str, int]:
 
 @pytest.fixture(params=["header", "body"])
 def queue_id(request: pytest.FixtureRequest) -> Any:
-    """Both ways to name a queue: the document's header, and the program's body of two octets."""
+    """Both ways to name a queue: the document's header, and the program's body of two bytes."""
     if request.param == "header":
         return lambda number: {"headers": {"Queue-Id": str(number)}}
     return lambda number: {"body": number.to_bytes(2, "little")}
@@ -480,7 +480,7 @@ def test_a_missing_dead_letter_queue_is_no_way_out_and_no_crash(
 
 
 def test_messages_of_three_kinds_are_preloaded_and_arrive_in_order(producer: Client, connect: Connect) -> None:
-    """Twino case 34: JSON, text and octets, in a queue each, for two consumers each."""
+    """Twino case 34: JSON, text and bytes, in a queue each, for two consumers each."""
     contents = {
         1: [json.dumps({"Number": number}).encode() for number in range(50)],
         2: [f"text {number} ş".encode() for number in range(50)],
@@ -653,7 +653,7 @@ def test_a_copy_carries_its_own_channel_and_queue(producer: Client, connect: Con
 def test_copy_without_other_headers_matches_the_bytes_of_the_original_in_its_own_queue(
     producer: Client, connect: Connect
 ) -> None:
-    """Vector V45, in which only the octets of the target are corrected: both names are as long."""
+    """Vector V45, in which only the bytes of the target are corrected: both names are as long."""
     consumer = connect("c2")
     producer.create_queue("ch-pull", 1)
     producer.create_queue("ch-push", 1)

@@ -161,7 +161,7 @@ def test_a_publish_to_a_router_that_does_not_exist_is_acknowledged_negatively(co
     octets = vector("V41")
     client.send(RawFrame(kind=ROUTER, id=octets[8:10], target=b"zzz", pending_acknowledge=True))
     client.receive()
-    # The original sets no bit of the first octet; only whether it is an acknowledgement counts there.
+    # The original sets no bit of the first byte; only whether it is an acknowledgement counts there.
     assert client.octets == octets
     client.send(RawFrame(kind=ROUTER, id=b"S4", target=b"zzz", pending_response=True))
     answer = client.receive()
